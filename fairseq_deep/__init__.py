@@ -1,0 +1,19 @@
+"""fairseq_deep: deep Transformers for machine translation, as a fairseq plugin.
+
+Importing the package registers everything with fairseq, so ``--user-dir fairseq_deep`` is all it takes.
+"""
+
+from .compat import FAIRSEQ_ERROR
+
+__version__ = "0.1.0"
+
+if FAIRSEQ_ERROR is None:
+    from .architectures import list_archs
+else:
+
+    def list_archs():
+        """Raise: without fairseq there are no architectures."""
+        raise ImportError("fairseq cannot be imported: `fairseq-deep doctor` tells why") from FAIRSEQ_ERROR
+
+
+__all__ = ["__version__", "list_archs"]

@@ -1,0 +1,11 @@
+"""How the layers of a stack are connected (``--layer-agg``): one file per method, each knows torch alone."""
+
+import importlib
+import pkgutil
+
+from .base import AGGREGATORS, Aggregator
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["AGGREGATORS", "Aggregator"]

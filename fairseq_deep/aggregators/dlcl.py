@@ -1,0 +1,181 @@
+"""Dynamic Linear Combination of Layers (DLCL).
+
+Learning Deep Transformer Models for Machine Translation, Wang et al., ACL 2019, Section 3.
+
+The input of layer l+1 combines the outputs y_0 ... y_l of all layers below (y_0: the embedding output):
+
+    pre-norm   G(y_0, ..., y_l) = sum_k W^(l+1)_k LN(y_k)       Eq. (8)
+    post-norm  G(y_0, ..., y_l) = LN( sum_k W^(l+1)_k y_k )     Eq. (9)
+
+Names here: ``weight[l, k]`` is W^(l+1)_k, for k <= l; row L makes the output of the stack. The entries above the
+diagonal exist, as in the authors' code and their parameter counts, but are never used. Following that code, y_0 is
+not normalised: in pre-norm LN_k acts on y_k for k >= 1, and in post-norm the first combination has no norm, so that
+x_1 = weight[0, 0] * y_0.
+"""
+
+from typing import Dict, List, Optional
+
+import torch
+from torch import Tensor, nn
+
+from ..registry import UsageError
+from .base import AGGREGATORS, Aggregator
+from .weighted_sum import weighted_sum
+
+
+def _weight_type(value: str) -> str:
+    """The value of ``--dlcl-weight-type``, checked."""
+    kind, _, groups = value.partition("_")
+    if value in ("scalar", "vector") or (kind == "scalar" and groups.isdigit() and int(groups) > 0):
+        return value
+    raise UsageError(f"--dlcl-weight-type {value} is unknown: use scalar, scalar_N (N weights an entry) or vector")
+
+
+@AGGREGATORS.register("dlcl")
+class Dlcl(Aggregator):
+    """DLCL for one stack. The state is the list of entries h_0 ... h_l that combinations read.
+
+    Args:
+        num_layers, dim, pre_norm: see :class:`Aggregator`
+        init: start of W: ``avg`` (row l is 1/(l+1)) or ``one``; inside the window and the lower triangle only
+        fixed: W is not learned (ablations "fix 1/N" and "fix 1" of Table 6; also the dense residual average and sum)
+        weight_type: weights of an entry: ``scalar``; ``scalar_N``, where feature i uses weight i mod N; ``vector``,
+            one for each feature
+        normalize: softmax over a row's weights
+        dropout: probability of dropout on each combination
+        window: a combination reads the last *window* entries only (a true mask: the others get no gradient)
+        no_norm: no LN on the entries (ablation "- layer norm." of Table 6; pre-norm only)
+
+    Shapes:
+        weight: (L+1) x (L+1), or (L+1) x (L+1) x n with n > 1 weights an entry
+
+    Raises:
+        UsageError: a value is out of range, N does not divide *dim*, or *no_norm* in a post-norm stack
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        dim: int,
+        pre_norm: bool,
+        init: str = "avg",
+        fixed: bool = False,
+        weight_type: str = "scalar",
+        normalize: bool = False,
+        dropout: float = 0.0,
+        window: Optional[int] = None,
+        no_norm: bool = False,
+    ):
+        super().__init__(num_layers, dim, pre_norm)
+        if init not in ("avg", "one"):
+            raise UsageError(f"--dlcl-init {init} is unknown: use avg or one")
+        if window is not None and window < 1:
+            raise UsageError(f"--dlcl-window {window} leaves nothing to combine: use 1 or more, or leave it out")
+        if not 0.0 <= dropout < 1.0:
+            raise UsageError(f"--dlcl-dropout {dropout} is not a probability: use a value from 0 up to, not including, 1")
+        if no_norm and not pre_norm:
+            raise UsageError("--dlcl-no-norm needs a pre-norm stack: in post-norm the norm is the layer's own (Eq. 9)")
+        self.init = init
+        self.normalize = normalize
+        self.window = num_layers + 1 if window is None else min(window, num_layers + 1)
+        self.groups = self._num_weights(_weight_type(weight_type), dim)
+        square = (num_layers + 1, num_layers + 1)
+        weight = torch.empty(square if self.groups == 1 else (*square, self.groups))
+        if fixed:
+            self.register_buffer("weight", weight)
+        else:
+            self.weight = nn.Parameter(weight)
+        self.layer_norms = nn.ModuleList([] if no_norm else [nn.LayerNorm(dim) for _ in range(num_layers)])
+        self.dropout = nn.Dropout(dropout)
+        self.reset_parameters()
+
+    @staticmethod
+    def _num_weights(weight_type: str, dim: int) -> int:
+        if weight_type == "vector":
+            return dim
+        groups = int(weight_type.partition("_")[2] or 1)
+        if dim % groups:
+            raise UsageError(f"--dlcl-weight-type {weight_type}: {groups} does not divide the width {dim} of the stack")
+        return groups
+
+    @staticmethod
+    def add_args(parser) -> None:
+        parser.add_argument("--dlcl-init", metavar="INIT", help="start of the DLCL weights: avg (1/(l+1)) or one")
+        parser.add_argument("--dlcl-fixed", action="store_true", help="keep the DLCL weights at their start values")
+        parser.add_argument(
+            "--dlcl-weight-type",
+            metavar="TYPE",
+            type=_weight_type,
+            help="weights of a DLCL entry: scalar, scalar_N (feature i uses weight i mod N) or vector",
+        )
+        parser.add_argument("--dlcl-normalize", action="store_true", help="softmax over the DLCL weights of a row")
+        parser.add_argument("--dlcl-dropout", type=float, metavar="P", help="dropout on each DLCL combination")
+        parser.add_argument("--dlcl-window", type=int, metavar="N", help="combine only the last N layer outputs")
+        parser.add_argument("--dlcl-no-norm", action="store_true", help="no norm on what DLCL combines (pre-norm only)")
+
+    def reset_parameters(self) -> None:
+        """Set W to its start values, zero outside the window and above the diagonal."""
+        size = self.num_layers + 1
+        mask = torch.ones(size, size).tril().triu(1 - self.window)
+        start = mask / mask.sum(dim=1, keepdim=True) if self.init == "avg" else mask
+        with torch.no_grad():
+            self.weight.copy_(start if self.weight.dim() == 2 else start.unsqueeze(-1).expand_as(self.weight))
+
+    def row_weights(self, layer: int) -> Tensor:
+        """Weights (entries x n) with which the combination before *layer* reads the entries of its window.
+
+        In fp32 at least, whatever the precision of the model: a softmax or a sum over 31 entries in fp16 is not exact
+        enough.
+        """
+        row = self.weight[layer, max(0, layer + 1 - self.window) : layer + 1]
+        if row.dtype == torch.float16 or row.dtype == torch.bfloat16:
+            row = row.float()
+        if self.normalize:
+            row = torch.softmax(row, dim=0)
+        return row.reshape(row.size(0), self.groups)
+
+    def start(self, x: Tensor) -> List[Tensor]:
+        return [x.contiguous()]  # x is a transposed view: without this, each backward of a sum would copy it
+
+    def read(self, state: List[Tensor], layer: int) -> Tensor:
+        x = weighted_sum(self.row_weights(layer), state)
+        if not self.pre_norm and layer > 0:
+            x = self._norm(x, layer - 1)
+        return self.dropout(x)
+
+    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+        entry = self._norm(output, layer) if self.pre_norm else output
+        return (state + [entry])[-self.window :]
+
+    def finish(self, state: List[Tensor]) -> Tensor:
+        return self.read(state, self.num_layers)
+
+    def _norm(self, x: Tensor, index: int) -> Tensor:
+        # a loop, since TorchScript takes no variable index into a ModuleList; without norms it does nothing
+        for i, layer_norm in enumerate(self.layer_norms):
+            if i == index:
+                x = layer_norm(x)
+        return x
+
+    def weight_matrix(self) -> Tensor:
+        """The weights in use as (L+1) x (L+1) x n, zero where nothing is read: for logs and plots."""
+        size = self.num_layers + 1
+        matrix = torch.zeros(size, size, self.groups)
+        with torch.no_grad():
+            for layer in range(size):
+                row = self.row_weights(layer)
+                matrix[layer, layer + 1 - row.size(0) : layer + 1] = row
+        return matrix
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+        """Rename the keys of the original DLCL code: W with a third dimension of 1, norms numbered from 1."""
+        weight = state_dict.get(f"{name}.weight")
+        if weight is not None and weight.dim() == 3 and self.groups == 1 and weight.size(2) == 1:
+            state_dict[f"{name}.weight"] = weight.squeeze(2)
+        if f"{name}.layer_norms.{self.num_layers}.weight" not in state_dict:
+            return
+        for index in range(self.num_layers):
+            for part in ("weight", "bias"):
+                old = f"{name}.layer_norms.{index + 1}.{part}"
+                if old in state_dict:
+                    state_dict[f"{name}.layer_norms.{index}.{part}"] = state_dict.pop(old)

@@ -1,0 +1,27 @@
+"""Plain stack: each layer reads the output of the layer below, x_{l+1} = y_l.
+
+The residual connections are inside the layers. Learning Deep Transformer Models for Machine Translation
+(Wang et al., 2019), Section 3, calls it the special case W^(l+1)_l = 1, all other weights 0, of DLCL.
+"""
+
+from typing import List
+
+from torch import Tensor
+
+from .base import AGGREGATORS, Aggregator
+
+
+@AGGREGATORS.register("residual")
+class Residual(Aggregator):
+    """Pass each layer's output on to the next; no parameters, any number of layers may be dropped."""
+
+    needs_every_layer = False
+
+    def read(self, state: List[Tensor], layer: int) -> Tensor:
+        return state[0]
+
+    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+        return [output]
+
+    def finish(self, state: List[Tensor]) -> Tensor:
+        return state[0]

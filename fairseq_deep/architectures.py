@@ -1,0 +1,169 @@
+"""The named architectures (``--arch``): one table, and the loop that registers it with fairseq.
+
+Names follow ``transformer_<method>[_postnorm]_<N>l[<M>l][_<size>]``: N encoder layers, M decoder layers, M written
+only where it is not 6. A row presets flags; a flag on the command line beats its preset.
+
+W19: Learning Deep Transformer Models for Machine Translation, Wang et al., 2019. Its BLEU scores are tokenised,
+En-De newstest2014 (Tables 1, 2 and 6), and its vocabulary is taken as 34,040 entries, shared by both sides.
+"""
+
+import argparse
+import types
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional
+
+from fairseq.data import Dictionary
+from fairseq.models import register_model_architecture
+from fairseq.models.transformer import base_architecture
+
+from .compat import skip_initialisation
+from .models.deep_transformer import DeepTransformerModel
+from .registry import UsageError, nearest
+
+# width, feed-forward width, attention heads, dropout
+SIZES = {
+    "base": (512, 2048, 8, 0.1),
+    "big": (1024, 4096, 16, 0.3),
+    "iwslt": (512, 1024, 4, 0.3),
+    "small": (256, 512, 4, 0.1),
+    "tiny": (32, 64, 2, 0.1),
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One row of the table.
+
+    Attributes:
+        name: the value of ``--arch``
+        norm: "pre" or "post"
+        layer_agg: how layers are connected
+        encoder_layers, decoder_layers: depth
+        size: a key of ``SIZES``, for the decoder and, unless *encoder_size* says otherwise, the encoder
+        bleu: what the paper reports, or None
+        encoder_size: a key of ``SIZES`` where the encoder's differs
+        paper: key of the paper, or "-" for a size that is ours
+        vocab: entries of the paper's vocabulary
+    """
+
+    name: str
+    norm: str
+    layer_agg: str
+    encoder_layers: int
+    decoder_layers: int
+    size: str
+    bleu: Optional[float] = None
+    encoder_size: Optional[str] = None
+    paper: str = "W19"
+    vocab: int = 34040
+
+    def presets(self) -> Dict[str, Any]:
+        """The flags that the row presets."""
+        presets: Dict[str, Any] = {"layer_agg": self.layer_agg}
+        for side, size in (("encoder", self.encoder_size or self.size), ("decoder", self.size)):
+            dim, ffn, heads, _ = SIZES[size]
+            presets[f"{side}_embed_dim"] = dim
+            presets[f"{side}_ffn_embed_dim"] = ffn
+            presets[f"{side}_attention_heads"] = heads
+            presets[f"{side}_normalize_before"] = self.norm == "pre"
+        presets["encoder_layers"] = self.encoder_layers
+        presets["decoder_layers"] = self.decoder_layers
+        presets["dropout"] = SIZES[self.size][3]
+        # Section 4.2: the pre-norm systems add dropout on attention and feed-forward
+        presets["attention_dropout"] = presets["activation_dropout"] = 0.1 if self.norm == "pre" else 0.0
+        return presets
+
+    def apply(self, args: argparse.Namespace) -> None:
+        """Fill what *args* leaves open: fairseq's architecture function."""
+        self._scale_with_user(args)
+        for flag, value in self.presets().items():
+            if getattr(args, flag, None) is None:
+                setattr(args, flag, value)
+        base_architecture(args)
+
+    @staticmethod
+    def _scale_with_user(args: argparse.Namespace) -> None:
+        """A width given for the encoder holds for the decoder too, as in fairseq's own architectures."""
+        for flag in ("embed_dim", "ffn_embed_dim"):
+            width = getattr(args, f"encoder_{flag}", None)
+            if width is not None and getattr(args, f"decoder_{flag}", None) is None:
+                setattr(args, f"decoder_{flag}", width)
+
+
+def _table() -> List[Architecture]:
+    rows = [
+        Architecture("transformer_prenorm_6l_big_encoder", "pre", "residual", 6, 6, "base", 27.59, "big"),
+        Architecture("transformer_prenorm_6l_big", "pre", "residual", 6, 6, "big", 28.7),
+        Architecture("transformer_postnorm_6l_big", "post", "residual", 6, 6, "big", 28.8),
+        Architecture("transformer_dlcl_12l_big", "pre", "dlcl", 12, 6, "big", 29.17),
+    ]
+    # (method, norm, aggregation, {encoder depth: BLEU})
+    base = [
+        ("prenorm", "pre", "residual", {6: 27.1, 16: 28.0, 20: 28.9}, (6, 12, 16, 18, 20, 24, 25, 30, 35, 40, 48, 60)),
+        ("postnorm", "post", "residual", {6: 27.5}, (6, 12, 16, 18, 20, 24, 25, 30)),
+        ("dlcl", "pre", "dlcl", {6: 27.3, 16: 28.2, 20: 28.80, 30: 29.3}, (6, 12, 16, 18, 20, 24, 25, 30, 35, 40, 48, 60)),
+        ("dlcl_postnorm", "post", "dlcl", {6: 27.6, 16: 28.4, 25: 29.2}, (6, 16, 20, 25, 30)),
+    ]
+    for method, norm, layer_agg, bleu, depths in base:
+        for depth in depths:
+            name = f"transformer_{method}_{depth}l"
+            rows.append(Architecture(name, norm, layer_agg, depth, 6, "base", bleu.get(depth)))
+        for depth in (6, 12, 20):
+            name = f"transformer_{method}_{depth}l_iwslt"
+            rows.append(Architecture(name, norm, layer_agg, depth, 6, "iwslt", paper="-"))
+        rows.append(Architecture(f"transformer_{method}_3l3l_small", norm, layer_agg, 3, 3, "small", paper="-"))
+        rows.append(Architecture(f"transformer_{method}_2l2l_tiny", norm, layer_agg, 2, 2, "tiny", paper="-"))
+    return rows
+
+
+ARCHITECTURES: Dict[str, Architecture] = {row.name: row for row in _table()}
+
+# the bare model, with fairseq's defaults, for those who set each flag themselves
+register_model_architecture("deep_transformer", "deep_transformer")(base_architecture)
+
+for _row in ARCHITECTURES.values():
+    register_model_architecture("deep_transformer", _row.name)(_row.apply)
+
+
+def list_archs() -> List[str]:
+    """Names of all architectures of this package, as ``--arch`` takes them."""
+    return sorted(ARCHITECTURES)
+
+
+def get_architecture(name: str) -> Architecture:
+    """The row called *name*.
+
+    Raises:
+        UsageError: there is none; the message names the nearest
+    """
+    if name not in ARCHITECTURES:
+        raise UsageError(f"unknown architecture {name}{nearest(name, ARCHITECTURES)}: see fairseq-deep archs")
+    return ARCHITECTURES[name]
+
+
+def build_architecture(name: str, dictionary: Dictionary, **flags: Any) -> DeepTransformerModel:
+    """The model called *name* outside of fairseq's command line, freshly initialised.
+
+    Args:
+        name: an architecture
+        dictionary: fairseq's dictionary, of both languages
+        flags: model flags, with underscores; they beat the presets
+    """
+    args = argparse.Namespace(arch=name, **flags)
+    get_architecture(name).apply(args)
+    task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    return DeepTransformerModel.build_model(args, task)
+
+
+def count_parameters(name: str) -> int:
+    """Number of parameters of *name* at the paper's vocabulary, with embeddings shared wherever the widths allow."""
+    row = get_architecture(name)
+    dictionary = Dictionary()
+    for index in range(row.vocab - len(dictionary)):
+        dictionary.add_symbol(str(index))
+    shared = row.encoder_size is None
+    with skip_initialisation():
+        model = build_architecture(
+            name, dictionary, share_all_embeddings=shared, share_decoder_input_output_embed=True
+        )
+    return sum(parameter.numel() for parameter in model.parameters())

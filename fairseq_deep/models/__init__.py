@@ -1,0 +1,1 @@
+"""The fairseq model ``deep_transformer``: encoder, decoder, arguments."""

@@ -1,0 +1,127 @@
+"""The decoder: embedding, layers connected by an aggregator, final norm, output projection."""
+
+from typing import Dict, List, Optional
+
+from fairseq.models.transformer import TransformerDecoderBase
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
+from torch import Tensor
+
+from ..layers import wrap_layer
+from .building import build_aggregator, keep_final_norm
+
+
+class DeepTransformerDecoder(TransformerDecoderBase):
+    """fairseq's decoder with an aggregator between its layers (fairseq's own: they carry no dead weights).
+
+    The aggregator combines the layers of one position, so that incremental decoding needs no state for it.
+
+    Attributes:
+        layers: the M decoder layers
+        history: the aggregator that connects them
+    """
+
+    def __init__(self, cfg, dictionary, embed_tokens, no_encoder_attn=False, output_projection=None):
+        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
+        self.history = build_aggregator(cfg, "decoder", self.num_layers, cfg.decoder.embed_dim)
+
+    def build_decoder_layer(self, cfg, no_encoder_attn=False):
+        return wrap_layer(TransformerDecoderLayerBase(cfg, no_encoder_attn), cfg)
+
+    def embed(self, tokens, positions: Optional[Tensor]):
+        """Embedding output y_0 (T x B x C) of *tokens* (B x T) at *positions* (B x T x C)."""
+        x = self.embed_scale * self.embed_tokens(tokens.contiguous())
+        if self.quant_noise is not None:
+            x = self.quant_noise(x)
+        if self.project_in_dim is not None:
+            x = self.project_in_dim(x)
+        if positions is not None:
+            x = x + positions
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        return self.dropout_module(x).transpose(0, 1)
+
+    def extract_features_scriptable(
+        self,
+        prev_output_tokens,
+        encoder_out: Optional[Dict[str, List[Tensor]]],
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        full_context_alignment: bool = False,
+        alignment_layer: Optional[int] = None,
+        alignment_heads: Optional[int] = None,
+    ):
+        """Features of a batch; the contract is that of fairseq's ``TransformerDecoderBase.extract_features``.
+
+        Args:
+            prev_output_tokens: B x T; with *incremental_state* only the last column is computed
+            encoder_out: the encoder's dictionary
+            incremental_state: the attentions' caches
+            full_context_alignment: let positions see later ones
+            alignment_layer: layer whose attention to the source is returned (default: the last)
+            alignment_heads: number of heads to average it over (default: all)
+
+        Returns:
+            B x T x C, and a dictionary with ``attn`` [B x T x S] and ``inner_states`` y_0 ... y_M
+        """
+        if alignment_layer is None:
+            alignment_layer = self.num_layers - 1
+        enc: Optional[Tensor] = None
+        enc_padding: Optional[Tensor] = None
+        if encoder_out is not None and len(encoder_out["encoder_out"]) > 0:
+            enc = encoder_out["encoder_out"][0]
+        if encoder_out is not None and len(encoder_out["encoder_padding_mask"]) > 0:
+            enc_padding = encoder_out["encoder_padding_mask"][0]
+
+        positions: Optional[Tensor] = None
+        if self.embed_positions is not None:
+            positions = self.embed_positions(prev_output_tokens, incremental_state=incremental_state)
+        if incremental_state is not None:
+            prev_output_tokens = prev_output_tokens[:, -1:]
+            if positions is not None:
+                positions = positions[:, -1:]
+        x = self.embed(prev_output_tokens, positions)
+
+        padding: Optional[Tensor] = None
+        if self.cross_self_attention or bool(prev_output_tokens.eq(self.padding_idx).any()):
+            padding = prev_output_tokens.eq(self.padding_idx)
+        future_mask: Optional[Tensor] = None
+        if incremental_state is None and not full_context_alignment:
+            future_mask = self.buffered_future_mask(x)
+            if padding is not None:
+                # left padding leaves rows with nothing to attend to: finite values there make them no NaN
+                future_mask = future_mask.clamp(min=-1e4)
+
+        attn: Optional[Tensor] = None
+        states: List[Optional[Tensor]] = [x]
+        history = self.history.start(x)
+        for index, layer in enumerate(self.layers):
+            wants_attn = index == alignment_layer
+            x, layer_attn, _ = layer(
+                self.history.read(history, index),
+                enc,
+                enc_padding,
+                incremental_state,
+                self_attn_mask=future_mask,
+                self_attn_padding_mask=padding,
+                need_attn=wants_attn,
+                need_head_weights=wants_attn,
+            )
+            history = self.history.write(history, index, x)
+            states.append(x)
+            if layer_attn is not None and wants_attn:
+                attn = layer_attn.float().to(x)
+        x = self.history.finish(history)
+
+        if attn is not None:
+            if alignment_heads is not None:
+                attn = attn[:alignment_heads]
+            attn = attn.mean(dim=0)
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        x = x.transpose(0, 1)  # T x B x C -> B x T x C
+        if self.project_out_dim is not None:
+            x = self.project_out_dim(x)
+        return x, {"attn": [attn], "inner_states": states}
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
+        keep_final_norm(state_dict, name)
+        return super().upgrade_state_dict_named(state_dict, name)

@@ -1,0 +1,127 @@
+"""The model ``deep_transformer``: fairseq's Transformer on the axes of this package.
+
+``--layer-agg`` says how layers are connected. Depth, width, norm placement and everything else are fairseq's own
+flags. Named architectures (``architectures.py``) are presets of these flags, and a flag beats a preset.
+"""
+
+import argparse
+from typing import Dict, List, Optional
+
+from fairseq.models import register_model
+from fairseq.models.transformer import TransformerConfig, TransformerModel
+from torch import Tensor
+
+from ..aggregators import AGGREGATORS
+from ..registry import UsageError
+from .decoder import DeepTransformerDecoder
+from .encoder import DeepTransformerEncoder
+
+
+@register_model("deep_transformer")
+class DeepTransformerModel(TransformerModel):
+    """Transformer with a choice of connections between its layers.
+
+    Attributes:
+        encoder: :class:`DeepTransformerEncoder`
+        decoder: :class:`DeepTransformerDecoder`
+    """
+
+    @classmethod
+    def add_args(cls, parser) -> None:
+        """Add fairseq's Transformer flags and those of this package, without defaults."""
+        super().add_args(parser)
+        names = ", ".join(AGGREGATORS.names())
+        for flag, stack in (("--layer-agg", "both stacks"), ("--encoder-layer-agg", "the encoder"),
+                            ("--decoder-layer-agg", "the decoder")):
+            parser.add_argument(
+                flag, metavar="NAME", type=AGGREGATORS.check, help=f"how the layers of {stack} are connected: {names}"
+            )
+        for name in AGGREGATORS.names():
+            AGGREGATORS.get(name).add_args(parser)
+
+    @classmethod
+    def build_model(cls, args, task):
+        """Build the model; the contract is fairseq's.
+
+        Raises:
+            UsageError: flags that clash
+        """
+        check_args(args, task)
+        return super().build_model(args, task)
+
+    @classmethod
+    def build_encoder(cls, args, src_dict, embed_tokens):
+        return DeepTransformerEncoder(TransformerConfig.from_namespace(args), src_dict, embed_tokens)
+
+    @classmethod
+    def build_decoder(cls, args, tgt_dict, embed_tokens):
+        cfg = TransformerConfig.from_namespace(args)
+        return DeepTransformerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+    def load_state_dict(
+        self,
+        state_dict: Dict[str, Tensor],
+        strict: bool = True,
+        model_cfg: Optional[object] = None,
+        args: Optional[argparse.Namespace] = None,
+    ):
+        """Load a checkpoint of this package, of fairseq's ``transformer`` or of the original DLCL code.
+
+        Raises:
+            UsageError: the checkpoint is of another vocabulary or another architecture
+        """
+        if strict and not self._prunes(model_cfg):
+            self.upgrade_state_dict(state_dict)
+            check_state_dict(self.state_dict(), state_dict)
+        return super().load_state_dict(state_dict, strict, model_cfg, args)
+
+    @staticmethod
+    def _prunes(model_cfg) -> bool:
+        """Whether fairseq will drop layers of the checkpoint (``--encoder-layers-to-keep``)."""
+        sides = ("encoder_layers_to_keep", "decoder_layers_to_keep")
+        return model_cfg is not None and any(getattr(model_cfg, name, None) for name in sides)
+
+
+def check_args(args, task) -> None:
+    """Refuse flags that contradict each other or the data, each with one line."""
+    for side in ("encoder", "decoder"):
+        dim, heads = getattr(args, f"{side}_embed_dim", None), getattr(args, f"{side}_attention_heads", None)
+        if dim and heads and dim % heads:
+            raise UsageError(
+                f"--{side}-embed-dim {dim} is not divisible by --{side}-attention-heads {heads}: change one of them"
+            )
+    if getattr(args, "share_all_embeddings", False):
+        if task.source_dictionary != task.target_dictionary:
+            raise UsageError(
+                "--share-all-embeddings needs one dictionary for both languages: "
+                "binarise with fairseq-preprocess --joined-dictionary, or leave the flag out"
+            )
+        if getattr(args, "encoder_embed_dim", None) != getattr(args, "decoder_embed_dim", None):
+            raise UsageError(
+                "--share-all-embeddings needs equal widths: make --encoder-embed-dim and --decoder-embed-dim equal, "
+                "or use --share-decoder-input-output-embed"
+            )
+
+
+def check_state_dict(own: Dict[str, Tensor], loaded: Dict[str, Tensor]) -> None:
+    """Refuse *loaded* if its names or shapes are not those of *own*."""
+    for key in own:
+        if key.endswith("embed_tokens.weight") and key in loaded and own[key].shape != loaded[key].shape:
+            (rows, dim), (loaded_rows, loaded_dim) = own[key].shape, loaded[key].shape
+            if dim == loaded_dim:
+                raise UsageError(
+                    f"the checkpoint has a vocabulary of {loaded_rows} entries for {key}, the data has {rows}: "
+                    "use the dictionary that the model was trained with"
+                )
+    differences: List[str] = [f"it lacks {key}" for key in own if key not in loaded]
+    differences += [f"it has {key}, which the model has not" for key in loaded if key not in own]
+    differences += [
+        f"{key} is {tuple(loaded[key].shape)}, in the model {tuple(own[key].shape)}"
+        for key in own
+        if key in loaded and own[key].shape != loaded[key].shape
+    ]
+    if differences:
+        raise UsageError(
+            f"the checkpoint is of another architecture ({differences[0]}; {len(differences)} differences): "
+            "give the --arch and the flags that it was trained with, or another --save-dir"
+        )

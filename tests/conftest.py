@@ -1,0 +1,55 @@
+"""What the tests share: a small vocabulary, small models of every architecture, small batches."""
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_deep.architectures import ARCHITECTURES, build_architecture
+
+VOCAB = 40
+
+
+def tiny_flags(name):
+    """Flags that make the architecture *name* narrow; its depth and structure stay."""
+    flags = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+    for side, dim in (("encoder", 16), ("decoder", 24 if ARCHITECTURES[name].encoder_size else 16)):
+        flags.update({f"{side}_embed_dim": dim, f"{side}_ffn_embed_dim": 32, f"{side}_attention_heads": 2})
+    return flags
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(7)
+
+
+@pytest.fixture(scope="session")
+def dictionary():
+    symbols = Dictionary()
+    for index in range(VOCAB - len(symbols)):
+        symbols.add_symbol(f"w{index}")
+    return symbols
+
+
+@pytest.fixture
+def build(dictionary):
+    """build(name, **flags): a narrow model of the architecture *name* without dropout."""
+    return lambda name, **flags: build_architecture(name, dictionary, **{**tiny_flags(name), **flags})
+
+
+def make_batch(dictionary, lengths=(5, 7, 3), target_lengths=(4, 6, 6), left_pad=True):
+    """Random sentence pairs: source (padded on the left unless told otherwise), its lengths, target input."""
+    longest = max(lengths)
+    source = torch.full((len(lengths), longest), dictionary.pad())
+    for row, length in enumerate(lengths):
+        words = torch.randint(dictionary.nspecial, len(dictionary), (length,))
+        source[row, longest - length if left_pad else 0 :][:length] = words
+    target = torch.full((len(target_lengths), max(target_lengths)), dictionary.pad())
+    for row, length in enumerate(target_lengths):
+        target[row, 0] = dictionary.eos()
+        target[row, 1:length] = torch.randint(dictionary.nspecial, len(dictionary), (length - 1,))
+    return source, torch.tensor(lengths), target
+
+
+@pytest.fixture
+def batch(dictionary):
+    return make_batch(dictionary)

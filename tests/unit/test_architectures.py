@@ -1,0 +1,216 @@
+"""What must hold for every architecture, at tiny width and full depth."""
+
+import copy
+
+import pytest
+import torch
+
+from fairseq_deep.architectures import ARCHITECTURES, count_parameters, list_archs
+from tests.conftest import make_batch
+
+every_architecture = pytest.mark.parametrize("name", list_archs())
+
+# exact counts at the paper's vocabulary of 34,040: rows of the project's table of counts
+PARAMETERS = {
+    "transformer_postnorm_6l": 61566976,
+    "transformer_prenorm_6l": 61569024,
+    "transformer_postnorm_6l_big": 211214336,
+    "transformer_prenorm_6l_big": 211218432,
+    "transformer_postnorm_20l": 105700352,
+    "transformer_prenorm_12l": 80483328,
+    "transformer_prenorm_16l": 93092864,
+    "transformer_prenorm_18l": 99397632,
+    "transformer_prenorm_20l": 105702400,
+    "transformer_prenorm_24l": 118311936,
+    "transformer_prenorm_25l": 121464320,
+    "transformer_prenorm_30l": 137226240,
+    "transformer_prenorm_35l": 152988160,
+    "transformer_prenorm_40l": 168750080,
+    "transformer_prenorm_48l": 193969152,
+    "transformer_prenorm_60l": 231797760,
+    "transformer_dlcl_postnorm_6l": 61579362,
+    "transformer_dlcl_postnorm_16l": 93113682,
+    "transformer_dlcl_postnorm_25l": 121494741,
+    "transformer_dlcl_6l": 61581410,
+    "transformer_dlcl_12l": 80501978,
+    "transformer_dlcl_16l": 93115730,
+    "transformer_dlcl_18l": 99422618,
+    "transformer_dlcl_20l": 105729514,
+    "transformer_dlcl_24l": 118343330,
+    "transformer_dlcl_25l": 121496789,
+    "transformer_dlcl_30l": 137264114,
+    "transformer_dlcl_35l": 153031489,
+    "transformer_dlcl_40l": 168798914,
+    "transformer_dlcl_48l": 194026898,
+    "transformer_dlcl_60l": 231869114,
+    "transformer_dlcl_12l_big": 286832858,
+}
+
+
+def features(model, source, lengths, target):
+    return model(source, lengths, target)[0]
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_parameter_count_is_the_papers(name):
+    assert count_parameters(name) == PARAMETERS[name]
+
+
+def test_postnorm_models_have_one_final_norm_less():
+    for name, row in ARCHITECTURES.items():
+        twin = name.replace("_postnorm", "_prenorm") if row.layer_agg == "residual" else name.replace("_postnorm", "")
+        if row.norm == "post" and row.size == "base":
+            assert count_parameters(twin) - count_parameters(name) == 2 * 2 * 512
+
+
+@pytest.mark.parametrize(
+    "flags, count",
+    [
+        ({"decoder_layer_agg": "residual"}, 137257921),
+        ({"encoder_layers": 20, "dlcl_no_norm": True}, 105702890),
+        ({"dlcl_weight_type": "vector"}, 137780224),
+        ({"dlcl_fixed": True}, 137264114 - 31 * 31 - 7 * 7),
+    ],
+    ids=["encoder only", "no history norm", "vector weights", "fixed weights"],
+)
+def test_parameter_count_of_the_ablations(flags, count):
+    from fairseq.data import Dictionary
+
+    from fairseq_deep.architectures import build_architecture
+
+    dictionary = Dictionary()
+    for index in range(34040 - len(dictionary)):
+        dictionary.add_symbol(str(index))
+    model = build_architecture("transformer_dlcl_30l", dictionary, share_all_embeddings=True, **flags)
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+
+
+@every_architecture
+def test_every_parameter_gets_a_finite_gradient(name, build, batch):
+    model = build(name).train()
+    output = features(model, *batch)
+    assert output.isfinite().all()
+    torch.nn.functional.cross_entropy(output.flatten(0, 1), torch.randint(40, (output[..., 0].numel(),))).backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.isfinite().all(), key
+        # a key bias shifts all scores of a query alike, so that its gradient is rounding only
+        assert parameter.grad.any() or key.endswith("k_proj.bias"), key
+
+
+@every_architecture
+def test_a_loaded_model_gives_the_same_output(name, build, batch, tmp_path):
+    model, other = build(name).eval(), build(name).eval()
+    assert not torch.equal(features(model, *batch), features(other, *batch))
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    other.load_state_dict(torch.load(tmp_path / "model.pt"))
+    assert torch.equal(features(model, *batch), features(other, *batch))
+
+
+@every_architecture
+def test_incremental_decoding_equals_full_decoding(name, build, dictionary):
+    """Also when the beam, here three hypotheses of one sentence, is reordered in the middle."""
+    model = build(name).eval()
+    source, lengths, target = make_batch(dictionary, lengths=(5,), target_lengths=(6, 6, 6))
+    source, lengths = source.repeat(3, 1), lengths.repeat(3)
+    order = torch.tensor([2, 0, 0])
+    with torch.no_grad():
+        encoder_out = model.encoder(source, lengths)
+        state = {}
+        for step in range(1, 4):
+            model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)
+        model.decoder.reorder_incremental_state_scripting(state, order)
+        target = target[order]
+        full = model.decoder(target, encoder_out=encoder_out)[0]
+        for step in range(4, 7):
+            last = model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)[0]
+            torch.testing.assert_close(last[:, -1], full[:, step - 1], rtol=1e-4, atol=1e-5)
+
+
+@every_architecture
+def test_padding_and_batch_composition_change_nothing(name, build, dictionary):
+    model = build(name).eval()
+    source, lengths, target = make_batch(dictionary)
+    pad = dictionary.pad()
+    with torch.no_grad():
+        together = features(model, source, lengths, target)
+        for row in range(len(source)):
+            words, outputs = source[row][source[row] != pad], target[row][target[row] != pad]
+            alone = features(model, words[None], lengths[row : row + 1], outputs[None])[0]
+            torch.testing.assert_close(together[row, : len(outputs)], alone, rtol=1e-4, atol=1e-5)
+            padding = torch.full((2,), pad)
+            right = features(model, torch.cat([words, padding])[None], lengths[row : row + 1], outputs[None])[0]
+            torch.testing.assert_close(right, alone, rtol=1e-4, atol=1e-5)
+            left = features(model, words[None], lengths[row : row + 1], torch.cat([padding, outputs])[None])[0]
+            torch.testing.assert_close(left[2:], alone, rtol=1e-4, atol=1e-5)
+
+
+@every_architecture
+def test_activation_checkpointing_changes_nothing(name, build, batch):
+    results = []
+    for recompute in (False, True):
+        torch.manual_seed(3)
+        model = build(name, checkpoint_activations=recompute, dropout=0.1, dlcl_dropout=0.1).train()
+        output = features(model, *batch)
+        output.square().mean().backward()
+        results.append([output, *(parameter.grad for parameter in model.parameters())])
+    for plain, recomputed in zip(*results):
+        torch.testing.assert_close(recomputed, plain, rtol=1e-4, atol=1e-5)
+
+
+@every_architecture
+def test_half_precision_is_finite_and_near(name, build, batch):
+    model = build(name).eval()
+    half = copy.deepcopy(model).bfloat16()
+    exact, rough = features(model, *batch), features(half, *batch)
+    assert rough.dtype == torch.bfloat16
+    # far below the spread of the outputs, at any depth
+    assert (rough.float() - exact).abs().mean() < 0.1 * exact.std()
+
+
+@every_architecture
+def test_torchscript_agrees(name, build, batch):
+    """Depth is cut, since scripting unrolls the layers: three say as much as thirty."""
+    model = build(name, encoder_layers=3, decoder_layers=2).eval()
+    scripted = torch.jit.script(model)
+    with torch.no_grad():
+        torch.testing.assert_close(scripted(*batch)[0], features(model, *batch), rtol=1e-4, atol=1e-5)
+
+
+@every_architecture
+def test_a_flag_beats_its_preset(name):
+    from fairseq import options
+
+    chosen = {
+        "encoder_layers": 3,
+        "decoder_layers": 5,
+        "encoder_embed_dim": 48,
+        "decoder_embed_dim": 32,
+        "encoder_ffn_embed_dim": 72,
+        "decoder_ffn_embed_dim": 56,
+        "encoder_attention_heads": 6,
+        "decoder_attention_heads": 2,
+        "dropout": 0.25,
+        "attention_dropout": 0.35,
+        "activation_dropout": 0.45,
+        "layer_agg": "residual" if ARCHITECTURES[name].layer_agg != "residual" else "dlcl",
+    }
+    presets = ARCHITECTURES[name].presets()
+    unset = {"encoder_normalize_before", "decoder_normalize_before"}  # fairseq has no flag that says no
+    assert set(presets) - unset == set(chosen)
+    line = ["data", "--arch", name, "--encoder-normalize-before", "--decoder-normalize-before"]
+    for flag, value in chosen.items():
+        line += [f"--{flag.replace('_', '-')}", str(value)]
+    args = options.parse_args_and_arch(options.get_training_parser(), input_args=line)
+    assert {flag: getattr(args, flag) for flag in chosen} == chosen
+    assert args.encoder_normalize_before and args.decoder_normalize_before
+    plain = options.parse_args_and_arch(options.get_training_parser(), input_args=["data", "--arch", name])
+    assert {flag: getattr(plain, flag) for flag in presets} == presets
+
+
+def test_a_width_for_the_encoder_holds_for_the_decoder():
+    from fairseq import options
+
+    line = ["data", "--arch", "transformer_dlcl_30l", "--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "96"]
+    args = options.parse_args_and_arch(options.get_training_parser(), input_args=line)
+    assert (args.decoder_embed_dim, args.decoder_ffn_embed_dim) == (64, 96)
