@@ -8,6 +8,8 @@ En-De newstest2014 (Tables 1, 2 and 6), and its vocabulary is taken as 34,040 en
 """
 
 import argparse
+import functools
+import logging
 import types
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional
@@ -18,7 +20,10 @@ from fairseq.models.transformer import base_architecture
 
 from .compat import skip_initialisation
 from .models.deep_transformer import DeepTransformerModel
+from .models.legacy import ALIASES, translate_flags
 from .registry import UsageError, nearest
+
+logger = logging.getLogger(__name__)
 
 # width, feed-forward width, attention heads, dropout
 SIZES = {
@@ -123,6 +128,20 @@ register_model_architecture("deep_transformer", "deep_transformer")(base_archite
 
 for _row in ARCHITECTURES.values():
     register_model_architecture("deep_transformer", _row.name)(_row.apply)
+
+
+def _apply_alias(alias: str, args: argparse.Namespace) -> None:
+    name, flags = ALIASES[alias]
+    logger.warning("architecture %s is called %s here", alias, name)
+    translate_flags(args)
+    for flag, value in flags.items():
+        if getattr(args, flag, None) is None:
+            setattr(args, flag, value)
+    ARCHITECTURES[name].apply(args)
+
+
+for _alias in ALIASES:
+    register_model_architecture("deep_transformer", _alias)(functools.partial(_apply_alias, _alias))
 
 
 def list_archs() -> List[str]:

@@ -80,8 +80,10 @@ class DeepTransformerDecoder(TransformerDecoderBase):
                 positions = positions[:, -1:]
         x = self.embed(prev_output_tokens, positions)
 
+        # where no position sees later ones, padding on the right needs no mask
         padding: Optional[Tensor] = None
-        if self.cross_self_attention or bool(prev_output_tokens.eq(self.padding_idx).any()):
+        visible = prev_output_tokens if full_context_alignment else prev_output_tokens[:, :1]
+        if self.cross_self_attention or bool(visible.eq(self.padding_idx).any()):
             padding = prev_output_tokens.eq(self.padding_idx)
         future_mask: Optional[Tensor] = None
         if incremental_state is None and not full_context_alignment:

@@ -1,0 +1,103 @@
+"""Mistakes end with one line that names the problem and the cure."""
+
+import types
+
+import pytest
+from fairseq import options
+from fairseq.data import Dictionary
+
+from fairseq_deep.architectures import build_architecture, get_architecture
+from fairseq_deep.models.deep_transformer import DeepTransformerModel
+from fairseq_deep.registry import Registry, UsageError
+
+
+def one_line(error):
+    text = str(error.value)
+    assert text.startswith("fairseq_deep: ")
+    assert "\n" not in text
+    return text
+
+
+def parse(*flags):
+    return options.parse_args_and_arch(options.get_training_parser(), input_args=["data", *flags])
+
+
+@pytest.mark.parametrize("flag", ["--layer-agg", "--encoder-layer-agg", "--decoder-layer-agg"])
+def test_unknown_aggregator_names_the_nearest(flag):
+    with pytest.raises(UsageError) as error:
+        parse("--arch", "transformer_dlcl_30l", flag, "dclc")
+    assert "did you mean dlcl?" in one_line(error)
+    assert "residual" in one_line(error)
+
+
+def test_unknown_weight_type():
+    with pytest.raises(UsageError) as error:
+        parse("--arch", "transformer_dlcl_30l", "--dlcl-weight-type", "scalar_x")
+    assert "scalar_N" in one_line(error)
+
+
+def test_unknown_architecture_names_the_nearest():
+    with pytest.raises(UsageError) as error:
+        get_architecture("transformer_dclc_30l")
+    assert "did you mean transformer_dlcl_30l?" in one_line(error)
+
+
+@pytest.mark.parametrize(
+    "name, flags, words",
+    [
+        ("transformer_dlcl_6l", {"encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop"),
+        ("transformer_dlcl_6l", {"decoder_layerdrop": 0.1}, "leave out --decoder-layerdrop"),
+        ("transformer_dlcl_postnorm_6l", {"dlcl_no_norm": True}, "--dlcl-no-norm needs a pre-norm stack"),
+        ("transformer_dlcl_6l", {"dlcl_weight_type": "scalar_3"}, "does not divide the width 16"),
+        ("transformer_dlcl_6l", {"dlcl_init": "zero"}, "--dlcl-init zero"),
+        ("transformer_dlcl_6l", {"encoder_attention_heads": 3}, "--encoder-embed-dim 16 is not divisible"),
+        (
+            "transformer_dlcl_6l",
+            {"decoder_embed_dim": 8, "share_all_embeddings": True},
+            "--share-all-embeddings needs equal widths",
+        ),
+    ],
+)
+def test_flags_that_clash(build, name, flags, words):
+    with pytest.raises(UsageError) as error:
+        build(name, **flags)
+    assert words in one_line(error)
+
+
+def test_layerdrop_is_fine_in_a_plain_stack(build):
+    build("transformer_dlcl_6l", encoder_layerdrop=0.1, encoder_layer_agg="residual")
+
+
+def test_shared_embeddings_of_two_dictionaries(build, dictionary):
+    task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=Dictionary())
+    args = build("transformer_dlcl_2l2l_tiny").args
+    args.share_all_embeddings = True
+    with pytest.raises(UsageError) as error:
+        DeepTransformerModel.build_model(args, task)
+    assert "--joined-dictionary" in one_line(error)
+
+
+def test_a_checkpoint_of_another_vocabulary(build):
+    other = Dictionary()
+    other.add_symbol("w")
+    theirs = build_architecture("transformer_dlcl_2l2l_tiny", other)
+    with pytest.raises(UsageError) as error:
+        build_architecture("transformer_dlcl_2l2l_tiny", Dictionary()).load_state_dict(theirs.state_dict())
+    assert "vocabulary of 5 entries" in one_line(error)
+    assert "has 4" in one_line(error)
+
+
+@pytest.mark.parametrize("flags", [{"encoder_layers": 3}, {"layer_agg": "residual"}, {"encoder_ffn_embed_dim": 8}])
+def test_a_checkpoint_of_another_architecture(build, flags):
+    model = build("transformer_dlcl_2l2l_tiny")
+    with pytest.raises(UsageError) as error:
+        model.load_state_dict(build("transformer_dlcl_2l2l_tiny", **flags).state_dict())
+    assert "another architecture" in one_line(error)
+
+
+def test_a_name_is_registered_once():
+    registry = Registry("--axis")
+    registry.register("x")(int)
+    registry.register("x")(int)  # a module that is imported twice
+    with pytest.raises(ValueError, match="already registered"):
+        registry.register("x")(str)
