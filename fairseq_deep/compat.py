@@ -1,8 +1,8 @@
 """The one place that knows about versions of fairseq and torch: features are tested, version numbers never."""
 
+import argparse
+import contextlib
 from typing import Any, Dict, Optional
-
-import torch
 
 FAIRSEQ_ERROR: Optional[BaseException] = None
 """Why fairseq cannot be imported, or None if it can."""
@@ -16,18 +16,23 @@ except Exception as error:  # an incompatible fairseq fails in many ways; `fairs
 def load_checkpoint(path: str) -> Dict[str, Any]:
     """A fairseq checkpoint as the dictionary that was saved, on the CPU.
 
-    Loaded safely (no code of the file is run) wherever fairseq is the one that ``third_party/fairseq`` builds;
-    otherwise as that fairseq itself would.
+    No code of the file is run wherever fairseq is the one that ``third_party/fairseq`` builds, or torch is 2.4 or
+    newer; with an older torch under another fairseq it is loaded as that fairseq itself would.
     """
+    import torch
+
     try:
         from fairseq.safe_load import load
     except ImportError:
-        return torch.load(path, map_location="cpu")
+        if not hasattr(torch.serialization, "safe_globals"):
+            return torch.load(path, map_location="cpu")
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
     return load(path, map_location="cpu")
 
 
 def skip_initialisation() -> Any:
     """A context in which modules are built without memory, where torch has one (2.0 on); else a no-op."""
-    import contextlib
+    import torch
 
     return torch.device("meta") if hasattr(torch, "set_default_device") else contextlib.nullcontext()

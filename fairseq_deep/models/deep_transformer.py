@@ -9,6 +9,7 @@ from typing import Dict, List, Optional
 
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from ..aggregators import AGGREGATORS
@@ -46,6 +47,8 @@ class DeepTransformerModel(TransformerModel):
         Raises:
             UsageError: flags that clash
         """
+        if OmegaConf.is_config(args):  # from fairseq-hydra-train: fairseq would lose the flags that it does not know
+            args = argparse.Namespace(**OmegaConf.to_container(args, resolve=True))
         check_args(args, task)
         return super().build_model(args, task)
 

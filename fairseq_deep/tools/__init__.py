@@ -1,0 +1,53 @@
+"""The command ``fairseq-deep``: one module per sub-command (listed in `main.py`), and what they share."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+
+
+class UserError(Exception):
+    """A mistake in the input: `main` prints it as one line and exits with code 2."""
+
+
+def format_table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), indent: str = "") -> str:
+    """Lay out `rows` in aligned columns; those whose index is in `right` are aligned to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths))
+        ]
+        lines.append((indent + "  ".join(cells)).rstrip())
+    return "\n".join(lines)
+
+
+def check_output_path(path: str) -> None:
+    """Raise `UserError` if a file cannot be written at `path`, before any long work is done for it."""
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise UserError(f"cannot write {path}: there is no folder {folder}; create it first")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UserError(f"cannot write {path}: it exists and is not a regular file; give another name")
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"cannot write {path}: the folder {folder} is not writable")
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[str]:
+    """Yield a temporary name beside `path`; rename it to `path` on success, remove it on any error."""
+    temporary = f"{path}.tmp{os.getpid()}"
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)
+
+
+def write_text(path: str, text: str) -> None:
+    """Write `text` to `path` as UTF-8, whole or not at all."""
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)

@@ -1,0 +1,85 @@
+"""list the named architectures: paper, norm, aggregation, depth, size, parameters, reported BLEU"""
+
+import argparse
+import difflib
+import fnmatch
+import json
+import re
+from typing import Any
+
+from fairseq_deep.tools import UserError, format_table
+
+HEADER = ("name", "paper", "norm", "aggregation", "depth", "size", "parameters", "BLEU")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the pattern and ``--json``."""
+    parser.add_argument("pattern", nargs="?", default="*", help="shell wildcard in quotes, such as 'transformer_dlcl*'")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the architectures that match the pattern."""
+    names = select_names(_known_names(), args.pattern)
+    records = [_record(name) for name in names]
+    if args.json:
+        print(json.dumps(records, indent=2))
+        return 0
+    rows = [HEADER] + [
+        (
+            record["name"],
+            record["paper"] or "-",
+            record["norm"],
+            record["layer_agg"],
+            f"{record['encoder_layers']}/{record['decoder_layers']}",
+            record["size"] if record["encoder_size"] is None else f"{record['encoder_size']}/{record['size']}",
+            f"{record['parameters']:,}",
+            "-" if record["bleu"] is None else f"{record['bleu']:g}",
+        )
+        for record in records
+    ]
+    print(format_table(rows, right=(4, 6, 7)))
+    print(
+        f"{len(records)} architecture{'s' if len(records) > 1 else ''}; depth, size: encoder/decoder; "
+        "parameters: at the paper's vocabulary; BLEU: as the paper reports"
+    )
+    return 0
+
+
+def select_names(known: list[str], pattern: str) -> list[str]:
+    """Return the names in `known` that match the shell wildcard `pattern`, in natural order.
+
+    Raises:
+        UserError: nothing matches; the message names the nearest architectures.
+    """
+    names = sorted(fnmatch.filter(known, pattern), key=natural_key)
+    if not names:
+        near = difflib.get_close_matches(re.sub(r"[*?\[\]]", "", pattern), known, n=3, cutoff=0.4)
+        hint = f"nearest: {', '.join(near)}" if near else "'fairseq-deep archs' lists all"
+        raise UserError(f"no architecture matches '{pattern}'; {hint}")
+    return names
+
+
+def natural_key(name: str) -> list[Any]:
+    """Return a sort key under which ``_6l`` comes before ``_20l``."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def _known_names() -> list[str]:
+    import fairseq_deep
+    from fairseq_deep import compat
+
+    if compat.FAIRSEQ_ERROR is not None:
+        raise UserError(f"fairseq cannot be imported ({compat.FAIRSEQ_ERROR}); 'fairseq-deep doctor' names the cure")
+    return fairseq_deep.list_archs()
+
+
+def _record(name: str) -> dict[str, Any]:
+    from fairseq_deep.architectures import ARCHITECTURES, count_parameters
+
+    arch = ARCHITECTURES[name]
+    fields = ("name", "paper", "norm", "layer_agg", "encoder_layers", "decoder_layers")
+    fields += ("encoder_size", "size", "vocab", "bleu")
+    record = {field: getattr(arch, field) for field in fields}
+    record["parameters"] = count_parameters(name)
+    return record

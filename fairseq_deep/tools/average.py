@@ -1,0 +1,240 @@
+"""average checkpoints of one run (the last or the best N, or those given)
+
+Each parameter becomes its mean over the checkpoints, summed in float64 whatever the stored precision and cast back to
+it. One checkpoint at a time is in memory beside the sums. Configuration and task state are those of the last input.
+"""
+
+import argparse
+import os
+import re
+import sys
+from typing import Any, NamedTuple, Optional
+
+from fairseq_deep import compat
+from fairseq_deep.tools import UserError, check_output_path, replacing
+
+_EPOCH = re.compile(r"checkpoint(\d+)\.pt")
+_UPDATE = re.compile(r"checkpoint_(\d+)_(\d+)\.pt")
+_BEST = re.compile(r"checkpoint\.best_(.+)_(-?\d+(?:\.\d+)?)\.pt")
+_HIGHER_IS_BETTER = re.compile(r"bleu|chrf|accuracy|comet|meteor|\b(acc|f1)\b")
+_LOWER_IS_BETTER = re.compile(r"loss|ppl|perplexity|error|\b(ter|wer|cer)\b")
+# Buffers without a mean: a version number, and a tensor that fairseq never initialises (it may hold NaN).
+_NOT_AVERAGED = ("version", "_float_tensor")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of checkpoints and the output."""
+    choice = parser.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--inputs", nargs="+", metavar="FILE", help="the checkpoints")
+    choice.add_argument("--last", type=_count, metavar="N", help="the newest N epoch checkpoints (checkpointE.pt)")
+    choice.add_argument("--last-updates", type=_count, metavar="N", help="the newest N update ones (checkpoint_E_U.pt)")
+    choice.add_argument("--best", type=_count, metavar="N", help="the best N (checkpoint.best_METRIC_VALUE.pt)")
+    parser.add_argument("--dir", metavar="DIR", help="where --last, --last-updates and --best look")
+    parser.add_argument("--output", required=True, metavar="FILE", help="the averaged checkpoint to write")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Choose the checkpoints, average them and write the result."""
+    if (args.dir is None) == (args.inputs is None):
+        raise UserError("--last, --last-updates and --best need --dir DIR; --inputs names its files itself")
+    paths = args.inputs or _select(args)
+    _check_paths(paths, args.output)
+    state, size = average(paths)
+    dropped = state.pop("last_optimizer_state", None) is not None
+    _save(state, args.output)
+    names = ", ".join(args.inputs or map(os.path.basename, paths))
+    note = "; without the optimizer state" if dropped else ""
+    number = f"{len(paths)} checkpoint{'s' if len(paths) > 1 else ''}"
+    print(f"averaged {number} ({names}; {size:,} values{note}) -> {args.output}")
+    return 0
+
+
+def average(paths: list[str]) -> tuple[dict[str, Any], int]:
+    """Return the last checkpoint with the mean model of all, and the number of averaged values.
+
+    Raises:
+        UserError: a file is no checkpoint, holds NaN or Inf, or differs from the first in keys, shapes or ties.
+    """
+    mean = RunningMean()
+    state = None
+    for index, path in enumerate(paths, 1):
+        state = None  # frees the previous checkpoint before the next is read
+        if sys.stderr.isatty():
+            print(f"[{index}/{len(paths)}] {path}", file=sys.stderr)
+        state = _load(path)
+        mean.add(path, state["model"])
+    mean.write_to(state["model"])
+    extra = state.setdefault("extra_state", {})
+    for stale in ("ema", "ema_fp32_params"):
+        extra.pop(stale, None)
+    extra["averaged_from"] = [os.path.basename(path) for path in paths]
+    return state, mean.size
+
+
+class Slot(NamedTuple):
+    """What the checkpoints must agree on for one key of the model."""
+
+    shape: str
+    averaged: bool
+    owner: str  # the first key with the same memory: the key itself, unless it is tied to another one
+
+
+class RunningMean:
+    """Mean of the models of several checkpoints, added one by one.
+
+    Tensors that share memory (tied embeddings) are summed once and stay tied.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first_path = ""
+        self.layout: dict[str, Slot] = {}
+        self.sums: dict[str, Any] = {}
+
+    @property
+    def size(self) -> int:
+        """Number of averaged values."""
+        return sum(total.numel() for total in self.sums.values())
+
+    def add(self, path: str, model: dict[str, Any]) -> None:
+        """Add the tensors of `model`, which was read from `path`."""
+        import torch
+
+        layout = _layout(model)
+        if self.count == 0:
+            self.first_path, self.layout = path, layout
+        self._check_same(path, layout)
+        for key, slot in layout.items():
+            if slot.averaged and slot.owner == key:
+                value = model[key].double()
+                if not torch.isfinite(value).all():
+                    raise UserError(f"{path} holds NaN or Inf in {key}; leave this checkpoint out")
+                # The first sum must be a copy: double() returns a float64 tensor itself.
+                self.sums[key] = self.sums[key].add_(value) if self.count else value.clone()
+        self.count += 1
+
+    def write_to(self, model: dict[str, Any]) -> None:
+        """Put the means into `model` (the last one added), in its own precision; what has no mean stays."""
+        means = {key: (total / self.count).to(model[key].dtype) for key, total in self.sums.items()}
+        for key, slot in self.layout.items():
+            if slot.averaged:
+                model[key] = means[slot.owner]
+
+    def _check_same(self, path: str, layout: dict[str, Slot]) -> None:
+        for key in [*self.layout, *layout]:
+            first, this = self.layout.get(key), layout.get(key)
+            if first == this:
+                continue
+            if this is None:
+                problem = f"{key} is missing in it"
+            elif first is None:
+                problem = f"{key} is only in it"
+            elif first.shape != this.shape:
+                problem = f"{key} is {this.shape} in it and {first.shape} there"
+            else:
+                problem = f"{key} differs in its type, or in what it is tied to"
+            raise UserError(f"{path} does not fit {self.first_path}: {problem}; average checkpoints of one run")
+
+
+def _layout(model: dict[str, Any]) -> dict[str, Slot]:
+    import torch
+
+    owners: dict[tuple, str] = {}
+    layout = {}
+    for key, value in model.items():
+        if not torch.is_tensor(value):
+            layout[key] = Slot("no tensor", False, key)
+            continue
+        memory = (value.data_ptr(), value.dtype, value.shape, value.stride()) if value.numel() else (key,)
+        averaged = value.is_floating_point() and key.rpartition(".")[2] not in _NOT_AVERAGED
+        layout[key] = Slot("x".join(map(str, value.shape)) or "scalar", averaged, owners.setdefault(memory, key))
+    return layout
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
+    return int(text)
+
+
+def _select(args: argparse.Namespace) -> list[str]:
+    if not os.path.isdir(args.dir):
+        raise UserError(f"there is no folder {args.dir}")
+    if args.last:
+        found, number, kind = _by_number(args.dir, _EPOCH), args.last, "epoch checkpoints (checkpointE.pt)"
+    elif args.last_updates:
+        found, number, kind = _by_number(args.dir, _UPDATE), args.last_updates, "update checkpoints (checkpoint_E_U.pt)"
+    else:
+        found, number, kind = _by_value(args.dir), args.best, "best checkpoints (checkpoint.best_METRIC_VALUE.pt)"
+    if len(found) < number:
+        names = ", ".join(os.path.basename(path) for path in found) or "none"
+        raise UserError(f"{args.dir} has {len(found)} of the {number} {kind}: {names}; ask for fewer")
+    return found[-number:]
+
+
+def _by_number(folder: str, pattern: re.Pattern) -> list[str]:
+    """Return the files whose name is `pattern`, by its last number: the newest comes last."""
+    matches = [match for match in map(pattern.fullmatch, os.listdir(folder)) if match]
+    return [os.path.join(folder, match[0]) for match in sorted(matches, key=lambda match: int(match.groups()[-1]))]
+
+
+def _by_value(folder: str) -> list[str]:
+    """Return the best checkpoints by the value in their names: the best comes last."""
+    matches = [match for match in map(_BEST.fullmatch, sorted(os.listdir(folder))) if match]
+    metrics = sorted({match[1] for match in matches})
+    if len(metrics) > 1:
+        raise UserError(f"{folder} has best checkpoints by different metrics ({', '.join(metrics)}); use --inputs")
+    if not matches:
+        return []
+    higher = _higher_is_better(os.path.join(folder, matches[0][0]), metrics[0])
+    matches.sort(key=lambda match: float(match[2]), reverse=not higher)
+    return [os.path.join(folder, match[0]) for match in matches]
+
+
+def _higher_is_better(path: str, metric: str) -> bool:
+    """Return the direction of `metric`: as the run was configured or, in old checkpoints, by its name."""
+    state = _load(path)
+    config: Any = (state.get("cfg") or {}).get("checkpoint") or state.get("args")
+    if isinstance(config, argparse.Namespace):
+        config = vars(config)
+    saved: Optional[bool] = (config or {}).get("maximize_best_checkpoint_metric")
+    words = metric.lower().replace("_", " ")
+    by_name = True if _HIGHER_IS_BETTER.search(words) else False if _LOWER_IS_BETTER.search(words) else None
+    if saved is None and by_name is None:
+        raise UserError(f"cannot tell whether a high or a low {metric} is better; name the checkpoints with --inputs")
+    if saved is not None and by_name is not None and saved != by_name:
+        direction = "high" if saved else "low"
+        print(f"fairseq-deep average: warning: the run was told that a {direction} {metric} is better", file=sys.stderr)
+    return by_name if saved is None else saved
+
+
+def _check_paths(paths: list[str], output: str) -> None:
+    seen: dict[str, str] = {}
+    for path in paths:
+        if not os.path.isfile(path):
+            raise UserError(f"there is no checkpoint {path}")
+        if seen.setdefault(os.path.realpath(path), path) != path or paths.count(path) > 1:
+            raise UserError(f"{path} is given twice (same file as {seen[os.path.realpath(path)]}); name it once")
+        if os.path.realpath(path) == os.path.realpath(output):
+            raise UserError(f"--output {output} is one of the inputs; give another name")
+    check_output_path(output)
+
+
+def _load(path: str) -> dict[str, Any]:
+    try:
+        state = compat.load_checkpoint(path)
+    except Exception as error:  # whatever a damaged or refused file raises ends in one line
+        raise UserError(f"cannot load {path}: {error}") from error
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise UserError(f"{path} is not a fairseq checkpoint (it has no 'model')")
+    return state
+
+
+def _save(state: dict[str, Any], output: str) -> None:
+    import torch
+
+    try:
+        with replacing(output) as temporary:
+            torch.save(state, temporary)
+    except RuntimeError as error:  # what torch raises on a full disk
+        raise UserError(f"cannot write {output}: {error}") from error

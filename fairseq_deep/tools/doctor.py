@@ -1,0 +1,341 @@
+"""show the versions, and what works on this machine, what does not, and why
+
+Features are tried rather than guessed from version numbers: fairseq 0.12.2, its main branch and our build of it give
+the same ``fairseq.__version__``. Exit code 0: translation models can be trained here; 1: they cannot.
+"""
+
+import argparse
+import contextlib
+import importlib
+import importlib.metadata
+import inspect
+import io
+import json
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Optional
+
+from fairseq_deep.tools import format_table
+
+SET_UP = "pip install -r requirements.txt"
+BF16_CAPABILITY = 8  # major compute capability of the first GPUs with bf16
+EXTENSIONS = ("fairseq.data.data_utils_fast", "fairseq.data.token_block_utils_fast", "fairseq.libbleu")
+
+
+@dataclass
+class Check:
+    """One line of the report. `state`: ok, warn (works, with a catch), no (does not, can be done without), FAIL."""
+
+    name: str
+    state: str
+    value: str
+    reason: str = ""
+    cure: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json``."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; return 0 if translation models can be trained here, else 1."""
+    checks = [check for group in GROUPS for check in _guarded(group)]
+    failed = [check.name for check in checks if check.state == "FAIL"]
+    if args.json:
+        print(json.dumps({"training_works": not failed, "checks": [asdict(check) for check in checks]}, indent=2))
+        return 1 if failed else 0
+    print(format_table([(check.name, check.state, check.value) for check in checks]))
+    for check in checks:
+        if check.reason:
+            print(f"\n{check.name}: {check.reason}" + (f"\n  cure: {check.cure}" if check.cure else ""))
+    print("\n" + (f"Training does not work here: {', '.join(failed)}." if failed else "Training works here."))
+    return 1 if failed else 0
+
+
+def _guarded(group) -> Iterator[Check]:
+    """Run one group of checks; a check that breaks is a finding, not the end of the report."""
+    try:
+        yield from group()
+    except Exception as error:
+        name = group.__name__.strip("_").replace("_", " ")
+        yield Check(name, "warn", "cannot be examined", f"{type(error).__name__}: {_first_line(error)}", SET_UP)
+
+
+def _python() -> Iterator[Check]:
+    version = platform.python_version()
+    if (3, 9) <= sys.version_info[:2] <= (3, 12):
+        yield Check("Python", "ok", f"{version} ({sys.executable})")
+    else:
+        yield Check("Python", "warn", version, "tested on 3.9 to 3.12 only", "make the environment with one of those")
+    yield Check("platform", "ok", platform.platform())
+
+
+def _machine() -> Iterator[Check]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Check("cores", "ok", str(cores))
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+        yield Check("memory", "ok", f"{gib:.1f} GiB")
+    free = shutil.disk_usage(".").free / 2**30
+    if free < 2:
+        reason = "a checkpoint of a 30-layer base model takes 1.6 GB, a run keeps several"
+        yield Check("free disk", "warn", f"{free:.1f} GiB", reason, "free some space, or write to another disk")
+    else:
+        yield Check("free disk", "ok", f"{free:.1f} GiB in {os.getcwd()}")
+
+
+def _compiler() -> Iterator[Check]:
+    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    if compiler:
+        yield Check("compiler", "ok", compiler)
+    else:
+        cure = "apt-get install g++ (Debian), xcode-select --install (macOS)"
+        yield Check("compiler", "no", "none found", "fairseq's extensions cannot be built (again) here", cure)
+
+
+def _torch() -> Iterator[Check]:
+    torch, error = _try_import("torch")
+    if error:
+        yield Check("torch", "FAIL", "cannot be imported", error, SET_UP)
+        return
+    yield Check("torch", "ok", f"{torch.__version__} ({torch.get_num_threads()} threads)")
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            device = torch.cuda.get_device_properties(index)
+            bf16 = "bf16" if device.major >= BF16_CAPABILITY else "no bf16"
+            yield Check(f"GPU {index}", "ok", f"{device.name}, {device.total_memory / 2**30:.0f} GiB, {bf16}")
+    elif torch.version.cuda:
+        reason = f"torch is built for CUDA {torch.version.cuda} but sees no device"
+        yield Check("GPU", "no", "none usable", reason, "check nvidia-smi, the driver and CUDA_VISIBLE_DEVICES")
+    elif shutil.which("nvidia-smi"):
+        cure = "install the CUDA build of torch that pytorch.org names for this driver"
+        yield Check("GPU", "no", "not usable", "this machine has an NVIDIA driver, but torch is a CPU build", cure)
+    else:
+        yield Check("GPU", "no", "none (CPU build of torch)")
+
+
+def _numpy() -> Iterator[Check]:
+    numpy, error = _try_import("numpy")
+    if error:
+        yield Check("numpy", "FAIL", "cannot be imported", error, SET_UP)
+    else:
+        dataset, missing = _try_import("fairseq.data.language_pair_dataset")
+        uses_compat = not missing and "np.compat.long" in inspect.getsource(dataset)
+        if uses_compat and not hasattr(getattr(numpy, "compat", None), "long"):
+            reason = "with this fairseq, --num-batch-buckets and language models need numpy.compat, gone from numpy 2"
+            yield Check("numpy", "warn", numpy.__version__, reason, f"pip install 'numpy<2', or {SET_UP}")
+        else:
+            yield Check("numpy", "ok", numpy.__version__)
+
+
+def _fairseq() -> Iterator[Check]:
+    fairseq, error = _try_import("fairseq")
+    if error:
+        reason = error
+        if sys.version_info >= (3, 11) and "mutable default" in error:
+            reason += "; stock fairseq 0.12.2 and its hydra do not import on Python 3.11 and newer"
+        yield Check("fairseq", "FAIL", "cannot be imported", reason, f"{SET_UP} (brings fairseq 0.12.2+deep1)")
+        return
+    version, kind = _fairseq_kind()
+    yield Check("fairseq", "ok", f"{version}, {kind} ({os.path.dirname(fairseq.__file__)})")
+    broken = {name: error for name in EXTENSIONS for error in [_try_import(name)[1]] if error}
+    if broken:
+        names = ", ".join(name.rpartition(".")[2] for name in broken)
+        yield Check("extensions", "FAIL", f"missing: {names}", "; ".join(broken.values()), f"a C++ compiler, {SET_UP}")
+        return
+    yield Check("extensions", "ok", ", ".join(name.rpartition(".")[2] for name in EXTENSIONS))
+
+
+def _fairseq_kind() -> tuple[str, str]:
+    """Return fairseq's version and which of its releases it is.
+
+    The encoder layers of release 0.12.2 hold a second, dead copy of their weights; those of the main branch do not.
+    """
+    from fairseq.models.transformer import TransformerConfig
+    from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+
+    try:
+        version = importlib.metadata.version("fairseq")
+    except importlib.metadata.PackageNotFoundError:
+        version = sys.modules["fairseq"].__version__
+    config = TransformerConfig()
+    config.encoder.embed_dim, config.encoder.ffn_embed_dim, config.encoder.attention_heads = 4, 4, 1
+    layer = TransformerEncoderLayerBase(config)
+    if not hasattr(layer, "in_proj_weight"):
+        return version, "main branch"
+    return version, "our build" if "+deep" in version else "stock release"
+
+
+class _Planted:
+    """Unpickling it calls a (harmless) function, as a malicious checkpoint would."""
+
+    def __reduce__(self):
+        return os.getpid, ()
+
+
+def _checkpoints() -> Iterator[Check]:
+    """Let fairseq load a checkpoint as it writes them, then one with planted code."""
+    torch, error = _try_import("torch")
+    if error or _try_import("fairseq.checkpoint_utils")[1]:
+        return
+
+    with tempfile.TemporaryDirectory() as folder:
+        good, bad = os.path.join(folder, "good.pt"), os.path.join(folder, "bad.pt")
+        content = {"cfg": {"model": argparse.Namespace(arch="x")}, "extra_state": {"train_iterator": None}}
+        content["optimizer_history"] = [{"optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}]
+        torch.save(content, good)
+        torch.save({**content, "planted": _Planted()}, bad)
+        error, refusal = _load_error(good), _load_error(bad)
+    if error:
+        reason = f"fairseq does not load its own checkpoints with torch {torch.__version__}, so that no run can resume"
+        yield Check("checkpoints", "FAIL", "refused", f"{reason} ({error})", f"{SET_UP} (brings fairseq 0.12.2+deep1)")
+    elif not refusal:
+        reason = "this fairseq runs code that is hidden in a checkpoint"
+        yield Check("checkpoints", "warn", "loaded, unsafely", reason, f"load only your own, or {SET_UP}")
+    else:
+        yield Check("checkpoints", "ok", "loaded safely")
+
+
+def _load_error(path: str) -> str:
+    from fairseq import checkpoint_utils
+
+    try:
+        checkpoint_utils.load_checkpoint_to_cpu(path)
+    except Exception as error:
+        return _first_line(error)
+    return ""
+
+
+def _last_batch() -> Iterator[Check]:
+    """Batch 9 sentences by at most 8: fairseq's main branch drops the ninth."""
+    np, error = _try_import("numpy")
+    data_utils, other_error = _try_import("fairseq.data.data_utils")
+    if error or other_error or _try_import(EXTENSIONS[0])[1]:
+        return
+    lengths = np.ones(9, dtype=np.int64)
+    batches = data_utils.batch_by_size(
+        np.arange(9), lambda index: 1, num_tokens_vec=lengths, max_sentences=8, required_batch_size_multiple=8
+    )
+    kept = sum(len(batch) for batch in batches)
+    if kept == 9:
+        yield Check("last batch", "ok", "kept")
+    else:
+        reason = "this fairseq drops a last batch whose size is not a multiple of 8: sentences are not translated"
+        cure = f"--required-batch-size-multiple 1 in every command, or {SET_UP} (brings fairseq 0.12.2+deep1)"
+        yield Check("last batch", "warn", f"{9 - kept} of 9 sentences dropped", reason, cure)
+
+
+def _plugin() -> Iterator[Check]:
+    """Import the package through ``--user-dir`` in a fresh process, as fairseq-train does."""
+    import fairseq_deep
+
+    folder = os.path.abspath(fairseq_deep.__path__[0])
+    program = (
+        "import argparse, sys; from fairseq import utils; from fairseq.models import ARCH_MODEL_NAME_REGISTRY as names;"
+        "utils.import_user_module(argparse.Namespace(user_dir=sys.argv[1]));"
+        "print('registered', sum(model == 'deep_transformer' != arch for arch, model in names.items()))"
+    )
+    result = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, timeout=300)
+    last = (result.stdout.strip().splitlines() or [""])[-1]
+    number = int(last.rpartition(" ")[2]) if result.returncode == 0 and last.startswith("registered ") else 0
+    if number:
+        yield Check("--user-dir", "ok", f"{number} architectures ({folder})")
+    else:
+        reason = (result.stderr.strip().splitlines() or ["no architecture was registered"])[-1]
+        yield Check("--user-dir", "FAIL", "cannot be imported", reason, SET_UP)
+
+
+def _console_scripts() -> Iterator[Check]:
+    script, folder = shutil.which("fairseq-train"), os.path.dirname(sys.executable)
+    cure = f"export PATH={folder}:$PATH"
+    if script is None:
+        yield Check("fairseq-train", "warn", "not on PATH", "the environment is not active", cure)
+    elif os.path.realpath(os.path.dirname(script)) != os.path.realpath(folder):
+        yield Check("fairseq-train", "warn", script, f"it is of another environment than {sys.executable}", cure)
+    else:
+        yield Check("fairseq-train", "ok", script)
+
+
+def _precision() -> Iterator[Check]:
+    """Say which of fairseq's reduced-precision flags are usable here."""
+    torch, error = _try_import("torch")
+    options, other_error = _try_import("fairseq.options")
+    if error or other_error:
+        return
+    cuda = torch.cuda.is_available()
+    if cuda:
+        yield Check("--fp16", "ok", "usable")
+        yield Check("--amp", "ok", "usable (fp16)")
+    else:
+        cure = "train in fp32" + (", or with --memory-efficient-fp16" if _cpu_computes(torch, torch.float16) else "")
+        yield Check("--fp16", "no", "not usable", "fairseq's --fp16 needs a CUDA device", cure)
+        yield Check("--amp", "ok", "runs, without effect on a CPU")
+    if "args.tpu = True" in inspect.getsource(options):
+        reason = "this fairseq takes --bf16 for a request for a TPU"
+        yield Check("--bf16", "no", "not usable", reason, f"{SET_UP} (brings fairseq 0.12.2+deep1)")
+    elif cuda and torch.cuda.get_device_properties(0).major < BF16_CAPABILITY:
+        yield Check("--bf16", "no", "not usable", "this GPU only emulates bf16", "use --fp16")
+    elif not cuda and not _cpu_computes(torch, torch.bfloat16):
+        yield Check("--bf16", "no", "not usable", "this torch has no bf16 on a CPU", "train in fp32")
+    else:
+        yield Check("--bf16", "ok", "usable" if cuda else "usable (slow on a CPU)")
+
+
+def _cpu_computes(torch, dtype) -> bool:
+    try:
+        matrix = torch.ones(8, 8, dtype=dtype, requires_grad=True)
+        torch.nn.functional.layer_norm(matrix @ matrix, (8,)).softmax(-1).sum().backward()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _text_tools() -> Iterator[Check]:
+    purposes = {
+        "sacrebleu": "fairseq-deep score",
+        "subword-nmt": "BPE",
+        "sacremoses": "tokenising and detokenising",
+    }
+    for package, purpose in purposes.items():
+        try:
+            yield Check(package, "ok", importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            yield Check(package, "no", "not installed", f"needed for {purpose}", f"pip install {package}")
+
+
+def _try_import(name: str) -> tuple[Optional[object], str]:
+    """Return a module and "", or None and why it cannot be imported. What it prints is swallowed."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            logging.getLogger("fairseq").setLevel(logging.ERROR)
+            return importlib.import_module(name), ""
+    except Exception as error:
+        return None, f"{type(error).__name__}: {_first_line(error)}"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+GROUPS = (
+    _python,
+    _machine,
+    _torch,
+    _numpy,
+    _fairseq,
+    _checkpoints,
+    _last_batch,
+    _plugin,
+    _console_scripts,
+    _precision,
+    _text_tools,
+    _compiler,
+)

@@ -1,0 +1,54 @@
+"""Console scripts run as a user runs them, on a small made-up language pair."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+PACKAGE = Path(__file__).parents[1] / "fairseq_deep"
+
+
+def run(*command, stdin=None, check=True, cwd=None):
+    """Run a console script of this environment with one thread; on failure, show what it printed."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONWARNINGS": "ignore"}
+    line = [str(part) for part in command]
+    done = subprocess.run(line, input=stdin, capture_output=True, text=True, env=env, timeout=300, cwd=cwd)
+    if check and done.returncode:
+        raise AssertionError(f"{' '.join(line)} exited {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+    return done
+
+
+def write_pairs(path, count, rng):
+    """*count* random digit strings (path.src) and their reversals (path.tgt)."""
+    with open(f"{path}.src", "w") as source, open(f"{path}.tgt", "w") as target:
+        for _ in range(count):
+            digits = [str(rng.randrange(10)) for _ in range(rng.randrange(3, 9))]
+            print(*digits, file=source)
+            print(*reversed(digits), file=target)
+
+
+NARROW = ["--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "32", "--encoder-attention-heads", "2",
+          "--decoder-attention-heads", "2", "--share-all-embeddings"]  # fmt: skip
+
+
+def train_command(data, save_dir, *flags, arch="transformer_dlcl_2l2l_tiny", launcher=()):
+    """A stock-style command line with the plugin added to it."""
+    return [
+        *launcher, *([BIN / "fairseq-train"] if launcher else ["fairseq-train"]), data,
+        "--user-dir", PACKAGE, "--arch", arch, *NARROW,
+        "--optimizer", "adam", "--lr", "2e-3", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "4",
+        "--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1", "--max-tokens", "400", "--seed", "5",
+        "--save-dir", save_dir, "--cpu", "--log-format", "json", "--log-interval", "1", *flags,
+    ]  # fmt: skip
+
+
+def losses(done):
+    """The training loss after each update, {update: loss}, from the json log."""
+    found = {}
+    for text in re.findall(r"train_inner \| (\{.*\})", done.stdout + done.stderr):
+        entry = json.loads(text)
+        found[int(entry["num_updates"])] = float(entry["loss"])
+    return found

@@ -1,0 +1,157 @@
+"""From text to a score through fairseq's own console scripts, with the plugin's flags added."""
+
+import re
+
+import pytest
+import torch
+
+from tests.commands import BIN, PACKAGE, losses, run, train_command
+
+UPDATES = 12
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    """A checkpoint folder of a 30-layer model, and what training printed."""
+    folder = tmp_path_factory.mktemp("trained")
+    done = run(*train_command(data, folder, "--max-epoch", "3", arch="transformer_dlcl_30l"))
+    return folder, done
+
+
+def hypotheses(done):
+    return [line.split("\t")[2] for line in sorted(done.stdout.splitlines()) if re.match(r"H-\d+\t", line)]
+
+
+def test_training_learns_and_writes_checkpoints(trained):
+    folder, done = trained
+    values = list(losses(done).values())
+    assert len(values) >= 9
+    assert values[-1] < values[0]
+    assert {path.name for path in folder.iterdir()} >= {"checkpoint_last.pt", "checkpoint_best.pt", "checkpoint3.pt"}
+    state = torch.load(folder / "checkpoint_last.pt", weights_only=False)
+    assert state["model"]["encoder.history.weight"].shape == (31, 31)
+
+
+@pytest.mark.parametrize("flags", [(), ("--checkpoint-activations",)], ids=["plain", "recompute"])
+def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(data, tmp_path, flags):
+    whole = losses(run(*train_command(data, tmp_path / "whole", "--max-update", UPDATES, *flags)))
+    first = losses(run(*train_command(data, tmp_path / "parts", "--max-update", UPDATES // 2, *flags)))
+    second = losses(run(*train_command(data, tmp_path / "parts", "--max-update", UPDATES, *flags)))
+    assert set(whole) == set(range(1, UPDATES + 1))
+    assert max(first) == UPDATES // 2 and min(second) == UPDATES // 2 + 1
+    assert {**first, **second} == whole
+
+
+def test_activation_checkpointing_trains_to_the_same_losses(data, tmp_path):
+    plain = losses(run(*train_command(data, tmp_path / "a", "--max-update", "6", "--dropout", "0.1")))
+    saved = run(*train_command(data, tmp_path / "b", "--max-update", "6", "--dropout", "0.1", "--checkpoint-activations"))
+    assert losses(saved) == pytest.approx(plain, abs=2e-3)
+
+
+@pytest.mark.parametrize("backend", ["legacy_ddp", "pytorch_ddp"])
+def test_two_processes_equal_one_with_twice_the_accumulation(data, tmp_path, backend):
+    exact = ["--max-update", "5", "--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "0"]
+    alone = losses(run(*train_command(data, tmp_path / "one", *exact, "--update-freq", "2")))
+    launcher = ["torchrun", "--nproc_per_node", "2", "--master_port", "29637"]
+    flags = ["--distributed-backend", "gloo", "--ddp-backend", backend]
+    both = run(*train_command(data, tmp_path / "two", *exact, *flags, launcher=launcher))
+    assert set(losses(both)) == set(alone) == set(range(1, 6))
+    assert losses(both) == pytest.approx(alone, abs=2e-3)
+
+
+@pytest.mark.parametrize("flags", [["--amp"], ["--memory-efficient-fp16"], ["--bf16"]], ids=lambda flags: flags[0][2:])
+def test_reduced_precision_trains_on_the_cpu(data, tmp_path, flags):
+    done = losses(run(*train_command(data, tmp_path, "--max-update", "4", *flags, arch="transformer_dlcl_20l")))
+    exact = losses(run(*train_command(data, tmp_path / "fp32", "--max-update", "4", arch="transformer_dlcl_20l")))
+    assert set(done) == {1, 2, 3, 4}
+    assert done == pytest.approx(exact, rel=0.05)
+
+
+def test_generate_with_one_model_and_with_an_ensemble(data, trained):
+    folder, _ = trained
+    common = [data, "--user-dir", PACKAGE, "--beam", "4", "--cpu", "--max-len-b", "10"]
+    single = run("fairseq-generate", *common, "--path", folder / "checkpoint_last.pt")
+    assert len(hypotheses(single)) == 30
+    pair = f"{folder / 'checkpoint2.pt'}:{folder / 'checkpoint3.pt'}"
+    assert len(hypotheses(run("fairseq-generate", *common, "--path", pair))) == 30
+
+
+def test_average_generate_and_score(data, trained, tmp_path):
+    folder, _ = trained
+    run("fairseq-deep", "average", "--last", "2", "--dir", folder, "--output", tmp_path / "average.pt")
+    done = run("fairseq-generate", data, "--user-dir", PACKAGE, "--path", tmp_path / "average.pt", "--beam", "2", "--cpu")
+    (tmp_path / "out").write_text(done.stdout)
+    scored = run("fairseq-deep", "score", "--generate-output", tmp_path / "out", "--hypotheses", tmp_path / "sys",
+                 "--references", tmp_path / "ref")  # fmt: skip
+    again = run("fairseq-deep", "score", "--sys", tmp_path / "sys", "--ref", tmp_path / "ref")
+    assert re.search(r"^BLEU = \d+\.\d\d$", scored.stdout, re.M)
+    assert scored.stdout.splitlines()[-1] == again.stdout.splitlines()[-1]
+    assert len((tmp_path / "sys").read_text().splitlines()) == 30
+
+
+def test_interactive_keeps_order_and_empty_lines(data, trained):
+    folder, _ = trained
+    lines = ["1 2 3", "", "4 5 6 7", ""]
+    done = run("fairseq-interactive", data, "--user-dir", PACKAGE, "--path", folder / "checkpoint_last.pt", "--cpu",
+               "--buffer-size", "2", "-s", "src", "-t", "tgt", stdin="".join(f"{line}\n" for line in lines))  # fmt: skip
+    sources = {int(m[1]): m[2] for m in re.finditer(r"^S-(\d+)\t(.*)$", done.stdout, re.M)}
+    assert [sources.get(index, "") for index in range(4)] == lines
+    assert len(hypotheses(done)) == 4
+
+
+def test_validate(data, trained):
+    folder, _ = trained
+    done = run("fairseq-validate", data, "--user-dir", PACKAGE, "--path", folder / "checkpoint_last.pt", "--task",
+               "translation", "--max-tokens", "400", "--cpu")  # fmt: skip
+    assert "loss" in done.stdout + done.stderr
+
+
+def test_from_pretrained_translates(data, trained):
+    folder, _ = trained
+    program = (
+        "from fairseq_deep.models.deep_transformer import DeepTransformerModel as M\n"
+        f"m = M.from_pretrained({str(folder)!r}, 'checkpoint_last.pt', data_name_or_path={str(data)!r})\n"
+        "print('TRANSLATION', m.translate('1 2 3'))"
+    )
+    assert "TRANSLATION" in run(BIN / "python", "-c", program).stdout
+
+
+def test_hydra_train_keeps_the_plugins_flags(data, trained, tmp_path):
+    model = "{_name: transformer_dlcl_2l2l_tiny, encoder_layers: 4, decoder_layer_agg: residual, dlcl_weight_type: scalar_2}"
+    run("fairseq-hydra-train", "task=translation", f"task.data={data}", "task.source_lang=src", "task.target_lang=tgt",
+        "criterion=cross_entropy", "optimizer=adam", "lr_scheduler=fixed", "optimization.lr=[0.001]",
+        "optimization.max_update=2", "dataset.max_tokens=400", "common.cpu=true", f"common.user_dir={PACKAGE}",
+        f"checkpoint.save_dir={tmp_path}", f"hydra.run.dir={tmp_path}/run", f"+model={model}")  # fmt: skip
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)["model"]
+    assert state["encoder.history.weight"].shape == (5, 5, 2)
+    assert "decoder.history.weight" not in state
+    done = run("fairseq-generate", data, "--user-dir", PACKAGE, "--path", tmp_path / "checkpoint_last.pt", "--cpu")
+    assert len(hypotheses(done)) == 30
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--layer-agg", "dclc"], "did you mean dlcl?"),
+        (["--encoder-layerdrop", "0.1"], "leave out --encoder-layerdrop"),
+        (["--dlcl-weight-type", "scalar_3"], "does not divide the width"),
+        (["--dlcl-window", "0"], "--dlcl-window 0"),
+    ],
+)
+def test_wrong_flags_end_fairseq_train_with_one_line(data, tmp_path, flags, words):
+    done = run(*train_command(data, tmp_path / "none", *flags), check=False)
+    assert done.returncode not in (0, None)
+    last = [line for line in done.stderr.splitlines() if line.startswith("fairseq_deep: ")]
+    assert len(last) == 1 and words in last[0]
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "none").glob("*.pt"))
+
+
+def test_a_checkpoint_of_another_architecture_ends_training_with_one_line(data, trained):
+    folder, _ = trained
+    before = {path.name: path.stat().st_mtime for path in folder.iterdir()}
+    done = run(*train_command(data, folder, arch="transformer_prenorm_6l"), check=False)
+    assert done.returncode not in (0, None)
+    assert "another architecture" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert {path.name: path.stat().st_mtime for path in folder.iterdir()} == before

@@ -1,0 +1,34 @@
+"""A small model really learns: it reverses digit strings that it has never seen."""
+
+import random
+import re
+
+import pytest
+
+from tests.commands import PACKAGE, run, train_command, write_pairs
+
+
+@pytest.mark.parametrize("arch", ["transformer_dlcl_2l2l_tiny", "transformer_dlcl_postnorm_2l2l_tiny"])
+def test_reversal_is_learned_whatever_the_seed(arch, tmp_path):
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")  # shown when the test fails
+    rng = random.Random(seed)
+    for split, count in (("train", 4000), ("valid", 100)):
+        write_pairs(tmp_path / split, count, rng)
+    data = tmp_path / "bin"
+    run("fairseq-preprocess", "-s", "src", "-t", "tgt", "--trainpref", tmp_path / "train", "--validpref",
+        tmp_path / "valid", "--destdir", data, "--joined-dictionary")  # fmt: skip
+    flags = ["--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "128", "--encoder-attention-heads", "4",
+             "--decoder-attention-heads", "4", "--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "0",
+             "--criterion", "cross_entropy", "--adam-betas", "(0.9, 0.98)", "--lr", "3e-3", "--warmup-updates", "100",
+             "--max-tokens", "1500", "--max-update", "700", "--seed", seed, "--log-interval", "100"]  # fmt: skip
+    command = train_command(data, tmp_path / "model", *flags, arch=arch)
+    del command[command.index("--label-smoothing") : command.index("--label-smoothing") + 2]
+    log = run(*command).stdout
+    assert min(float(value) for value in re.findall(r'"valid_ppl": "([0-9.]+)"', log)) <= 1.1
+
+    done = run("fairseq-generate", data, "--user-dir", PACKAGE, "--gen-subset", "valid", "--beam", "1", "--cpu",
+               "--path", tmp_path / "model" / "checkpoint_best.pt")  # fmt: skip
+    pairs = {kind: dict(re.findall(rf"^{kind}-(\d+)\t(?:.*\t)?(.*)$", done.stdout, re.M)) for kind in "TH"}
+    assert len(pairs["T"]) == 100
+    assert sum(pairs["H"][key] == pairs["T"][key] for key in pairs["T"]) >= 90

@@ -1,0 +1,164 @@
+"""The command itself, and its sub-commands path and archs."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import fairseq_deep
+from fairseq_deep import compat
+from fairseq_deep.tools import UserError, archs, check_output_path, format_table, main, replacing, write_text
+from fairseq_deep.tools.main import COMMANDS
+
+
+def call(*arguments, stdin=None):
+    """Run the real command in a process of its own."""
+    command = [sys.executable, "-m", "fairseq_deep", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment, timeout=300)
+
+
+def test_path_prints_the_folder_and_nothing_else():
+    result = call("path")
+    assert (result.returncode, result.stdout) == (0, os.path.abspath(fairseq_deep.__path__[0]) + "\n")
+
+
+def test_every_command_is_in_the_help_with_one_line(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main.main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert stop.value.code == 0
+    for module in COMMANDS:
+        assert module.__name__.rpartition(".")[2] in text
+        assert module.__doc__.splitlines()[0] in text
+
+
+def test_no_command_prints_the_help_and_fails(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main.main([])
+    captured = capsys.readouterr()
+    assert stop.value.code == 2 and captured.out == "" and "average" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start"),
+    [
+        (["avrage"], "fairseq-deep: argument COMMAND: invalid choice: 'avrage'"),
+        (["archs", "--jsn"], "fairseq-deep archs: unrecognised arguments: --jsn"),
+        (["score", "--sys"], "fairseq-deep score: argument --sys: expected one argument"),
+        (["average", "--last", "0", "--dir", ".", "--output", "x"], "fairseq-deep average: argument --last: must be"),
+        (["average", "--last", "two", "--dir", ".", "--output", "x"], "fairseq-deep average: argument --last: must be"),
+        (["average", "--output", "x"], "fairseq-deep average: one of the arguments --inputs"),
+    ],
+)
+def test_wrong_arguments_take_one_line_and_exit_code_2(arguments, start, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main.main(arguments)
+    captured = capsys.readouterr()
+    assert stop.value.code == 2 and captured.out == ""
+    assert captured.err.startswith(start) and captured.err.count("\n") == 1
+
+
+def test_user_error_becomes_one_line(monkeypatch, capsys):
+    def run(args):
+        raise UserError("first\nsecond")
+
+    monkeypatch.setattr("fairseq_deep.tools.path.run", run)
+    assert main.main(["path"]) == 2
+    assert capsys.readouterr().err == "fairseq-deep path: first second\n"
+
+
+def test_interrupt_is_one_line(monkeypatch, capsys):
+    def run(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fairseq_deep.tools.path.run", run)
+    assert main.main(["path"]) == 130
+    assert capsys.readouterr().err == "fairseq-deep path: interrupted\n"
+
+
+def test_table_is_aligned():
+    assert format_table([("a", "10", "x"), ("bbb", "2", "")], right=(1,)) == "a    10  x\nbbb   2"
+
+
+def test_failed_writing_leaves_the_old_file_and_no_other(tmp_path):
+    target = tmp_path / "out"
+    target.write_text("old")
+    with pytest.raises(ValueError, match="midway"), replacing(str(target)) as temporary:
+        with open(temporary, "w") as file:
+            file.write("half")
+        raise ValueError("midway")
+    assert target.read_text() == "old" and os.listdir(tmp_path) == ["out"]
+    write_text(str(target), "new\n")
+    assert target.read_bytes() == b"new\n" and os.listdir(tmp_path) == ["out"]
+
+
+def test_output_path_is_checked_beforehand(tmp_path):
+    check_output_path(str(tmp_path / "new"))
+    with pytest.raises(UserError, match="there is no folder"):
+        check_output_path(str(tmp_path / "missing" / "new"))
+    with pytest.raises(UserError, match="not a regular file"):
+        check_output_path(str(tmp_path))
+
+
+def test_archs_selects_by_wildcard_in_natural_order():
+    known = ["t_dlcl_30l", "t_dlcl_6l", "t_post_6l", "t_dlcl_16l"]
+    assert archs.select_names(known, "t_dlcl*") == ["t_dlcl_6l", "t_dlcl_16l", "t_dlcl_30l"]
+    with pytest.raises(UserError, match="no architecture matches 't_dlcl_31l'; nearest: t_dlcl_30l"):
+        archs.select_names(known, "t_dlcl_31l")
+    with pytest.raises(UserError, match="lists all"):
+        archs.select_names(known, "zzz")
+
+
+def test_archs_table_of_a_known_row():
+    result = call("archs", "transformer_dlcl_30l")
+    lines = result.stdout.splitlines()
+    assert result.returncode == 0, result.stderr
+    assert lines[0].split() == "name paper norm aggregation depth size parameters BLEU".split()
+    assert lines[1].split() == "transformer_dlcl_30l W19 pre dlcl 30/6 base 137,264,114 29.3".split()
+    assert len(lines) == 3
+
+
+def test_archs_json_has_every_row_with_its_size(monkeypatch, capsys):
+    from fairseq_deep import architectures
+
+    # Counting each architecture takes long, and has its own test.
+    monkeypatch.setattr(architectures, "count_parameters", lambda name: len(name))
+    assert main.main(["archs", "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert [record["name"] for record in records] == sorted(fairseq_deep.list_archs(), key=archs.natural_key)
+    for record in records:
+        assert record["parameters"] == len(record["name"])
+        assert record["norm"] in ("pre", "post") and record["encoder_layers"] >= 1
+    by_name = {record["name"]: record for record in records}
+    assert by_name["transformer_dlcl_30l"]["bleu"] == 29.3
+    assert by_name["transformer_dlcl_6l_iwslt"]["bleu"] is None
+
+
+def test_archs_without_fairseq_names_the_doctor(monkeypatch, capsys):
+    monkeypatch.setattr(compat, "FAIRSEQ_ERROR", ImportError("no fairseq here"))
+    assert main.main(["archs"]) == 2
+    error = capsys.readouterr().err
+    assert "no fairseq here" in error and "fairseq-deep doctor" in error and error.count("\n") == 1
+
+
+def test_archs_into_a_closed_pipe_is_silent():
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "fairseq_deep", "archs", "*tiny"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process.stdout.close()
+    error = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=300) == 141 and "Traceback" not in error and "BrokenPipe" not in error
+
+
+def test_path_and_doctor_run_without_fairseq(monkeypatch, tmp_path):
+    (tmp_path / "fairseq").mkdir()
+    (tmp_path / "fairseq" / "__init__.py").write_text("raise ImportError('broken on purpose')\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert call("path").stdout == os.path.abspath(fairseq_deep.__path__[0]) + "\n"
+    result = call("doctor")
+    assert result.returncode == 1 and "broken on purpose" in result.stdout and "Traceback" not in result.stderr
+    assert "Training does not work here: fairseq" in result.stdout
