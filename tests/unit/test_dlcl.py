@@ -155,7 +155,8 @@ def saved_storages(function):
     kept = {}
 
     def pack(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        storage = tensor.storage() if not hasattr(tensor, "untyped_storage") else tensor.untyped_storage()  # torch 1.13
+        kept[storage.data_ptr()] = storage
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
