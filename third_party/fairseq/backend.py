@@ -1,0 +1,140 @@
+"""PEP 517 backend: builds fairseq 0.12.2 from its published sdist with the source edits of `edits.py`.
+
+The sdist comes from the package index that pip is configured for, or from the file that FAIRSEQ_SDIST names.
+Whatever goes wrong ends the build with one line that names the problem and the cure.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from pathlib import Path
+
+from edits import EditError, apply_edits
+
+VERSION = "0.12.2"
+SHA256 = "34f1b18426bf3844714534162f065ab733e049597476daa35fffb4d06a92b524"
+HERE = Path(__file__).resolve().parent
+
+PYTHON_MIN, PYTHON_END = (3, 9), (3, 13)
+BUILD_BYTES = 200e6  # unpacked sdist, objects and wheel
+INSTALLED_BYTES = 150e6  # fairseq and its small dependencies
+TORCH_BYTES = 1.35e9  # torch for CPU
+
+
+def get_requires_for_build_wheel(config_settings=None):
+    return []
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    """Build the edited fairseq into `wheel_directory`; return the name of the wheel."""
+    check_machine()
+    with tempfile.TemporaryDirectory(prefix="fairseq-build-") as tmp:
+        source = unpack(find_sdist(Path(tmp)), Path(tmp))
+        try:
+            apply_edits(source)
+        except EditError as error:
+            stop(f"{error}; use the fairseq {VERSION} sdist from the package index")
+        shutil.copy(HERE / "safe_load.py", source / "fairseq" / "safe_load.py")
+        wheel = run_setup(source, Path(tmp) / "dist")
+        shutil.copy(wheel, wheel_directory)
+        return wheel.name
+
+
+def build_sdist(sdist_directory, config_settings=None):
+    stop("only wheels are built here; run: pip wheel third_party/fairseq")
+
+
+def stop(message):
+    """End the build with one line (pip shows it in its error box)."""
+    sys.exit(f"fairseq build: {message}")
+
+
+def check_machine():
+    """Stop unless Python, the compiler and the free space suffice."""
+    if not PYTHON_MIN <= sys.version_info[:2] < PYTHON_END:
+        stop(f"Python {sys.version.split()[0]} is not supported; use Python 3.9, 3.10, 3.11 or 3.12")
+    if sys.platform != "win32":
+        check_compiler()
+    check_space(tempfile.gettempdir(), BUILD_BYTES, "set TMPDIR to a larger disk")
+    packages = sysconfig.get_paths()["purelib"]
+    torch_there = os.path.isdir(os.path.join(packages, "torch"))
+    needed = INSTALLED_BYTES + (0 if torch_there else TORCH_BYTES)
+    check_space(packages, needed, "make room or put the environment elsewhere")
+
+
+def check_compiler():
+    configured = os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++"
+    if not any(shutil.which(name) for name in (configured.split()[0], "c++", "g++", "clang++")):
+        stop("no C++ compiler found; install one (Debian/Ubuntu: apt install g++) or set CXX")
+    header = os.path.join(sysconfig.get_paths()["include"], "Python.h")
+    if not os.path.exists(header):
+        stop(f"{header} is missing; install Python's headers (Debian/Ubuntu: apt install python3-dev)")
+
+
+def check_space(folder, needed, cure):
+    folder = Path(folder)
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        stop(f"{folder} has {free / 1e9:.2f} GB free and {needed / 1e9:.2f} GB are needed; {cure}")
+
+
+def find_sdist(tmp):
+    """The checked sdist: the file that FAIRSEQ_SDIST names, else a download by pip."""
+    named = os.environ.get("FAIRSEQ_SDIST")
+    if not named:
+        return download(tmp)
+    try:
+        digest = hashlib.sha256(Path(named).read_bytes()).hexdigest()
+    except OSError as error:
+        stop(f"cannot read FAIRSEQ_SDIST={named}: {error.strerror}")
+    if digest != SHA256:
+        stop(f"{named} is damaged or not fairseq {VERSION}: sha256 is {digest}, expected {SHA256}")
+    return Path(named)
+
+
+def download(tmp):
+    # With the hash in a requirements file pip checks the archive before it runs anything that is inside.
+    wanted = tmp / "wanted.txt"
+    wanted.write_text(f"fairseq=={VERSION} --hash=sha256:{SHA256}\n")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-build-isolation", "--no-binary", "fairseq"]
+    command += ["--require-hashes", "--disable-pip-version-check", "-r", str(wanted), "-d", str(tmp / "sdist")]
+    done = subprocess.run(command, env=clean_environment(), cwd=tmp, capture_output=True, text=True)
+    found = list((tmp / "sdist").glob("fairseq-*.tar.gz"))
+    if done.returncode == 0 and found:
+        return found[0]
+    output = done.stdout + done.stderr
+    if "DO NOT MATCH THE HASHES" in output:
+        got = [line.split()[-1] for line in output.splitlines() if line.strip().startswith("Got ")]
+        stop(f"the download is damaged: sha256 is {' '.join(got)}, expected {SHA256}; try again")
+    lines = output.strip().splitlines() or [f"status {done.returncode}"]
+    reason = [line for line in lines if line.startswith("ERROR")] or lines
+    stop(f"pip cannot download fairseq=={VERSION} ({reason[-1]}); or set FAIRSEQ_SDIST to its .tar.gz")
+
+
+def clean_environment():
+    """The environment without what the outer build set for itself: an inner build or pip call would act on it."""
+    drop = ("_PYPROJECT_HOOKS_", "PEP517_", "PIP_BUILD_", "PIP_REQ_TRACKER", "PIP_CONSTRAINT")
+    return {name: value for name, value in os.environ.items() if not name.startswith(drop)}
+
+
+def unpack(sdist, tmp):
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp / "source")  # its content is known: the sha256 was checked
+    return tmp / "source" / f"fairseq-{VERSION}"
+
+
+def run_setup(source, dist):
+    command = [sys.executable, "setup.py", "bdist_wheel", "--dist-dir", str(dist)]
+    done = subprocess.run(command, env=clean_environment(), cwd=source, capture_output=True, text=True)
+    wheels = list(dist.glob("fairseq-*.whl"))
+    if done.returncode or not wheels:
+        print(done.stdout, done.stderr, sep="\n")
+        stop("compiling fairseq failed, see the compiler's messages above")
+    return wheels[0]

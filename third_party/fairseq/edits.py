@@ -1,0 +1,174 @@
+"""The source edits that make fairseq 0.12.2 run on today's Python, torch and numpy.
+
+Every edit says how often its text must occur. A mismatch means that the source is not the one these edits were written
+for, so the build stops and names the edit, and nothing is built from a half-edited tree.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Edit(NamedTuple):
+    """Replace `old` by `new` exactly `count` times in `file`; with `regex`, both are `re.sub` patterns."""
+
+    file: str
+    old: str
+    new: str
+    count: int
+    why: str
+    regex: bool = False
+
+
+class EditError(Exception):
+    """An edit did not match as often as it must."""
+
+
+HYDRA_WARNINGS = "hydra 1.3 prints 24 lines at every start about calls that it still supports"
+LONG = "numpy 2 has no np.compat.long"
+MUTABLE = "Python 3.11 refuses a dataclass instance as a default"
+IMPORT_TORCH = "\nimport torch\n"
+IMPORT_SAFE_LOAD = "\nimport torch\nfrom fairseq import safe_load\n"
+SAFE_LOAD = "torch >= 2.6 refuses these files, and older torch runs what is hidden in them"
+REQUIREMENTS = "releases that can be installed and imported today; audio is not used"
+
+# What follows shadows `eval` in a file whose options may come from a checkpoint.
+FIRST_IMPORT = r"\A((?:(?!import |from ).*\n)*)(?=import |from )"
+SAFE_EVAL = r"\1from fairseq.safe_load import evaluate as eval\n"
+EVAL_FILES = """
+criterions/ctc.py data/audio/raw_audio_dataset.py models/fconv.py models/fconv_lm.py models/fconv_self_att.py
+models/hubert/hubert.py models/lightconv_lm.py models/speech_to_text/s2t_wav_transformer.py models/transformer_lm.py
+models/wav2vec/wav2vec.py models/wav2vec/wav2vec2.py optim/adafactor.py optim/adam.py optim/adamax.py
+optim/cpu_adam.py optim/fused_lamb.py utils.py
+""".split()
+
+EDITS = [
+    Edit(
+        "fairseq/dataclass/configs.py",
+        r"^(    \w+: (\w+Config) = )\2\(\)$",
+        r"\1field(default_factory=\2)",
+        11,
+        MUTABLE,
+        regex=True,
+    ),
+    Edit(
+        "fairseq/models/transformer/transformer_config.py",
+        r"^(    \w+: (\w+Config) = )\2\(\)$",
+        r"\1field(default_factory=\2)",
+        2,
+        MUTABLE,
+        regex=True,
+    ),
+    Edit(
+        "fairseq/models/transformer/transformer_config.py",
+        "field(default=QuantNoiseConfig())",
+        "field(default_factory=QuantNoiseConfig)",
+        1,
+        MUTABLE,
+    ),
+    Edit(
+        "fairseq/dataclass/initialize.py",
+        "v = FairseqConfig.__dataclass_fields__[k].default",
+        "v = getattr(FairseqConfig(), k)",
+        1,
+        "a field with a factory has no default to store",
+    ),
+    Edit("fairseq/dataclass/utils.py", "\nimport re\n", "\nimport re\nimport warnings\n", 1, HYDRA_WARNINGS),
+    Edit(
+        "fairseq/dataclass/utils.py",
+        "    with initialize(",
+        "    with warnings.catch_warnings(record=True), initialize(",
+        1,
+        HYDRA_WARNINGS,
+    ),
+    Edit("fairseq/checkpoint_utils.py", IMPORT_TORCH, IMPORT_SAFE_LOAD, 1, SAFE_LOAD),
+    Edit("fairseq/checkpoint_utils.py", "torch.load(", "safe_load.load(", 2, SAFE_LOAD),
+    Edit("fairseq/distributed/utils.py", IMPORT_TORCH, IMPORT_SAFE_LOAD, 1, SAFE_LOAD),
+    Edit("fairseq/distributed/utils.py", "torch.load(", "safe_load.load(", 1, SAFE_LOAD),
+    Edit(
+        "fairseq/modules/transformer_layer.py",
+        "self.can_use_fastpath = (\n",
+        "self.can_use_fastpath = False and (\n",
+        1,
+        "the fast path of post-norm layers fails on left padding and expects batch-first input",
+    ),
+    Edit(
+        "fairseq_cli/score.py",
+        "corpus_bleu(fdsys, [fdref])",
+        r'corpus_bleu([s.rstrip("\n") for s in fdsys], [[r.rstrip("\n") for r in fdref]])',
+        1,
+        "sacrebleu >= 2 takes lists, not open files",
+    ),
+    Edit(
+        "fairseq_cli/score.py",
+        "bleu.Scorer(dict.pad(), dict.eos(), dict.unk())",
+        "bleu.Scorer(bleu.BleuConfig(pad=dict.pad(), eos=dict.eos(), unk=dict.unk()))",
+        1,
+        "--sentence-bleu called the scorer with arguments that it no longer takes",
+    ),
+    Edit("fairseq/data/token_block_dataset.py", "np.compat.long", "np.int64", 1, LONG),
+    Edit("fairseq/data/language_pair_dataset.py", "np.compat.long", "np.int64", 1, LONG),
+    Edit("fairseq/data/data_utils.py", r"\bnp\.int\b", "int", 1, "numpy >= 1.24 has no np.int", regex=True),
+    Edit("fairseq/modules/dynamic_crf_layer.py", 'np.float("inf")', 'float("inf")', 1, "numpy >= 1.24 has no np.float"),
+    Edit(
+        "fairseq/models/distributed_fairseq_model.py",
+        "device_ids=[args.device_id],\n            output_device=args.device_id,",
+        'device_ids=[args.device_id] if device.type == "cuda" else None,\n'
+        '            output_device=args.device_id if device.type == "cuda" else None,',
+        1,
+        "DistributedDataParallel on the CPU refuses device ids",
+    ),
+    Edit(
+        "fairseq/options.py",
+        "    if args.bf16:\n        args.tpu = True\n",
+        "",
+        1,
+        "--bf16 took every machine for a TPU",
+    ),
+    Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep1"', 1, "say that this is edited"),
+    Edit("setup.py", "from torch.utils import cpp_extension", "raise ImportError", 1, "the sdist lacks their sources"),
+    Edit("setup.py", r"^        setup_requires=\[[^]]*\],\n", "", 1, "pyproject.toml names them", regex=True),
+    Edit("setup.py", r"^        (dependency_links|test_suite)=.*\n", "", 2, "setuptools dropped them", regex=True),
+    Edit(
+        "setup.py",
+        '"hydra-core>=1.0.7,<1.1",\n            "omegaconf<2.1",',
+        '"hydra-core>=1.3.2,<1.4",\n            "omegaconf>=2.2,<2.4",',
+        1,
+        REQUIREMENTS,
+    ),
+    Edit("setup.py", '"sacrebleu>=1.4.12"', '"sacrebleu>=2"', 1, REQUIREMENTS),
+    Edit("setup.py", '"torch",', '"torch>=1.13",', 1, REQUIREMENTS),
+    Edit("setup.py", '            "torchaudio>=0.8.0",\n', "", 1, REQUIREMENTS),
+    Edit("setup.py", "zip_safe=False,", 'zip_safe=False,\n        python_requires=">=3.9,<3.13",', 1, REQUIREMENTS),
+]
+EDITS += [
+    Edit(f"fairseq/{file}", FIRST_IMPORT, SAFE_EVAL, 1, "eval would run what a checkpoint's options say", regex=True)
+    for file in EVAL_FILES
+]
+
+
+def apply_edits(root: Path, edits: list[Edit] = EDITS) -> None:
+    """Apply `edits` to the source tree `root`; nothing is written unless all of them match.
+
+    Raises:
+        EditError: a file is missing, or an edit does not match exactly as often as it must
+    """
+    texts: dict[str, str] = {}
+    for number, edit in enumerate(edits, 1):
+        if edit.file not in texts:
+            try:
+                texts[edit.file] = (root / edit.file).read_text(encoding="utf-8")
+            except OSError:
+                raise EditError(f"edit {number}: {edit.file} is missing") from None
+        pattern = re.compile(edit.old if edit.regex else re.escape(edit.old), re.MULTILINE)
+        found = len(pattern.findall(texts[edit.file]))
+        if found != edit.count:
+            raise EditError(
+                f"edit {number} ({edit.why}) must match {edit.count} times in {edit.file} but matches {found} times"
+            )
+        new = edit.new
+        texts[edit.file] = pattern.sub(new if edit.regex else lambda match, new=new: new, texts[edit.file])
+    for name, text in texts.items():
+        (root / name).write_text(text, encoding="utf-8")
