@@ -1,0 +1,150 @@
+"""Check a folder of parallel text and copy it, one clean sentence a line.
+
+Training and validation pairs with an empty side are dropped; test lines are all kept, in order.  White space of any
+kind becomes one blank, so that no reader splits a line where another does not.
+"""
+
+import argparse
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import sys
+from itertools import zip_longest
+
+BAD_INPUT = 65
+SPLITS = ("train", "valid", "test")
+
+
+def die(message):
+    """End with one line on stderr and the exit status that the recipe knows as bad input."""
+    print("error: " + " ".join(str(message).splitlines()), file=sys.stderr)
+    sys.exit(BAD_INPUT)
+
+
+def run(main):
+    """Run a helper's ``main``; Ctrl-C ends it without a traceback."""
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def find_text(folder, name):
+    """Return the path of ``name`` or ``name.gz`` in ``folder``."""
+    for path in (os.path.join(folder, name), os.path.join(folder, name + ".gz")):
+        if os.path.isfile(path):
+            return path
+    die(f"{os.path.join(folder, name)} is missing (plain or .gz)")
+
+
+def read_lines(path):
+    """Yield the lines of a UTF-8 text, plain or gzip, with every run of white space made one blank."""
+    opener = gzip.open if path.endswith(".gz") else open
+    number = 0
+    try:
+        with opener(path, "rb") as stream:
+            for line in stream:
+                number += 1
+                yield " ".join(line.decode("utf-8").split())
+    except UnicodeDecodeError:
+        die(f"{path}, line {number}: not UTF-8; convert the file with iconv")
+    except (EOFError, OSError) as problem:
+        die(f"{path} cannot be read after line {number}: {problem}; get the file again")
+
+
+def copy_pairs(paths, targets, keep_empty):
+    """Copy two aligned texts; return (pairs written, pairs dropped)."""
+    counts, written, dropped = [0, 0], 0, 0
+    with open(targets[0], "w", encoding="utf-8") as left, open(targets[1], "w", encoding="utf-8") as right:
+        for pair in zip_longest(*map(read_lines, paths)):
+            counts = [n + (line is not None) for n, line in zip(counts, pair)]
+            if counts[0] != counts[1]:
+                continue
+            if keep_empty or all(pair):
+                print(pair[0], file=left)
+                print(pair[1], file=right)
+                written += 1
+            else:
+                dropped += 1
+    if counts[0] != counts[1]:
+        die(f"{paths[0]} has {counts[0]} lines but {paths[1]} has {counts[1]}: line n of both must be a pair")
+    return written, dropped
+
+
+def sha256(path):
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+class replaced_folder:
+    """``with replaced_folder(out) as tmp``: fill ``tmp``, which becomes ``out`` only if nothing went wrong."""
+
+    def __init__(self, out):
+        self.out, self.tmp = out, out + ".new"
+
+    def __enter__(self):
+        shutil.rmtree(self.tmp, ignore_errors=True)
+        os.makedirs(self.tmp)
+        return self.tmp
+
+    def __exit__(self, kind, *_):
+        if kind is None:
+            shutil.rmtree(self.out, ignore_errors=True)
+            os.rename(self.tmp, self.out)
+        else:
+            shutil.rmtree(self.tmp, ignore_errors=True)
+
+
+def describe(folder, langs, counts, route):
+    """Write ``data.json`` (route, pairs, checksums) into ``folder`` and print the counts."""
+    sets = {}
+    for split, (written, dropped) in counts.items():
+        sums = {lang: sha256(os.path.join(folder, f"{split}.{lang}")) for lang in langs}
+        sets[split] = {"pairs": written, "dropped": dropped, "sha256": sums}
+        note = f"  ({dropped:,} with an empty side dropped)" if dropped else ""
+        print(f"  {split:5} {written:>9,} pairs{note}")
+    with open(os.path.join(folder, "data.json"), "w", encoding="utf-8") as stream:
+        json.dump({"route": route, "sets": sets}, stream, indent=1)
+
+
+def copy_corpus(data, out, langs, route):
+    counts = {}
+    with replaced_folder(out) as tmp:
+        for split in SPLITS:
+            paths = [find_text(data, f"{split}.{lang}") for lang in langs]
+            targets = [os.path.join(tmp, f"{split}.{lang}") for lang in langs]
+            counts[split] = copy_pairs(paths, targets, keep_empty=split == "test")
+            if not counts[split][0]:
+                die(f"{paths[0]} and {paths[1]} hold no sentence pair: {split} data is needed")
+        describe(tmp, langs, counts, route)
+
+
+def longest_sentence(folder, langs):
+    """Length in tokens, end symbol included, of the longest sentence of train and valid."""
+    paths = [os.path.join(folder, f"{split}.{lang}") for split in SPLITS[:2] for lang in langs]
+    return 1 + max(len(line.split()) for path in paths for line in read_lines(path))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--source-lang", required=True)
+    parser.add_argument("--target-lang", required=True)
+    parser.add_argument("--data", help="folder with {train,valid,test}.LANG, plain or .gz")
+    parser.add_argument("--out", help="folder to write")
+    parser.add_argument("--route", default="", help="where the text came from, for the record")
+    parser.add_argument("--longest", metavar="FOLDER", help="only print the length of the longest sentence in FOLDER")
+    args = parser.parse_args()
+    langs = (args.source_lang, args.target_lang)
+    if args.longest:
+        print(longest_sentence(args.longest, langs))
+    else:
+        copy_corpus(args.data, args.out, langs, args.route)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,84 @@
+# shellcheck shell=bash disable=SC2154,SC2034  # options and settings are shared between the sourced files
+# Stages 1 to 3: get and check the text, tokenise and cut it into sub-words, binarise it.
+
+resolve_route() {
+  local given=0
+  [[ -n $data ]] && given=$((given + 1))
+  [[ -n $data_tar ]] && given=$((given + 1))
+  $demo && given=$((given + 1))
+  ((given <= 1)) || die "--data, --data-tar and --demo exclude each other: give one"
+  route=download
+  $demo && route=demo
+  [[ -n $data_tar ]] && route=tar
+  [[ -n $data ]] && route=folder
+  if [[ $max_words == auto ]]; then
+    max_words=250
+    [[ $route != download ]] || max_words=$download_max_words
+  fi
+  [[ $route != tar || -f $data_tar ]] || die "--data-tar $data_tar: no such file"
+  [[ $route != folder ]] || check_folder
+}
+
+check_folder() {
+  local split lang
+  [[ -d $data ]] || die "--data $data: no such folder"
+  for split in train valid test; do
+    for lang in "$source_lang" "$target_lang"; do
+      [[ -f $data/$split.$lang || -f $data/$split.$lang.gz ]] ||
+        die "$data/$split.$lang is missing: --data needs {train,valid,test}.{$source_lang,$target_lang}, plain or .gz"
+    done
+  done
+}
+
+data_fingerprint() {
+  case $route in
+    folder) (cd "$data" && cksum {train,valid,test}.{"$source_lang","$target_lang"}{,.gz} 2>/dev/null || true) ;;
+    tar) cksum <"$data_tar" ;;
+    demo) cksum <"$examples/demo/make_corpus.py" ;;
+    download) say "$data_url" ;;
+  esac
+}
+
+stage_1() {
+  local langs=(--source-lang "$source_lang" --target-lang "$target_lang")
+  case $route in
+    demo)
+      run python3 "$examples/demo/make_corpus.py" --out "$exp/corpus"
+      show python3 "$common/corpus.py" "${langs[@]}" --data "$exp/corpus" --out "$exp/text/raw" --route demo
+      ;;
+    folder)
+      show python3 "$common/corpus.py" "${langs[@]}" --data "$data" --out "$exp/text/raw" --route "$data"
+      ;;
+    tar)
+      show python3 "$common/wmt16_tar.py" "${langs[@]}" --tar "$data_tar" --out "$exp/text" --sha256 "$data_sha256" \
+        --lines "$data_lines"
+      ;;
+    download)
+      show python3 "$common/$downloader" "${langs[@]}" --url "$data_url" --checksums "$checksums" \
+        --archives "$exp/download" --out "$exp/corpus"
+      show python3 "$common/corpus.py" "${langs[@]}" --data "$exp/corpus" --out "$exp/text/raw" --route download
+      ;;
+  esac
+}
+
+stage_2() {
+  if [[ $route == tar ]]; then
+    say "  the archive holds sub-words already: nothing to do"
+    return
+  fi
+  need "$exp/text/raw"
+  local -a cased=()
+  $lowercase && cased=(--lowercase)
+  show python3 "$common/subwords.py" --source-lang "$source_lang" --target-lang "$target_lang" --text "$exp/text/raw" \
+    --out "$exp/text/bpe" --merges "$bpe_merges" --max-words "$max_words" --workers "$workers" "${cased[@]}"
+}
+
+stage_3() {
+  local prefix=$exp/text/bpe
+  need "$prefix"
+  run_quietly rm -rf "$exp/data-bin.new"
+  run fairseq-preprocess --source-lang "$source_lang" --target-lang "$target_lang" --joined-dictionary \
+    --trainpref "$prefix/train" --validpref "$prefix/valid" --testpref "$prefix/test" \
+    --thresholdsrc "$vocab_threshold" --thresholdtgt "$vocab_threshold" --workers "$workers" --destdir "$exp/data-bin.new"
+  rename "$exp/data-bin.new" "$exp/data-bin"
+}

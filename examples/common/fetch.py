@@ -1,0 +1,133 @@
+"""Download archives so that a broken connection costs nothing and a broken file is noticed.
+
+A file grows as ``NAME.part`` and gets its name only when its length, its checksum (where one is given) and its archive
+structure are right.
+"""
+
+import gzip
+import os
+import shutil
+import tarfile
+import time
+import urllib.error
+import urllib.request
+import zlib
+
+from corpus import die, sha256
+
+TRIES = 4
+BLOCK = 1 << 20
+PARTIAL, RANGE_PAST_END = 206, 416
+
+
+def read_checksums(path):
+    """Return ``{name: sha256}`` of a file in the form of sha256sum; nothing for an empty path."""
+    if not path:
+        return {}
+    try:
+        with open(path, encoding="utf-8") as stream:
+            fields = [line.split() for line in stream if line.strip()]
+    except OSError as problem:
+        die(f"--checksums {path}: {problem.strerror}")
+    if any(len(pair) != 2 for pair in fields):
+        die(f"--checksums {path}: every line must be 'SHA256  NAME'")
+    return {os.path.basename(name.lstrip("*")): digest.lower() for digest, name in fields}
+
+
+def fetch(url, folder, checksums):
+    """Return the path of the archive at ``url`` in ``folder``, downloaded unless a sound copy is there."""
+    name = url.rsplit("/", 1)[-1]
+    path = os.path.join(folder, name)
+    os.makedirs(folder, exist_ok=True)
+    if not os.path.exists(path):
+        part = path + ".part"
+        print(f"  fetching {url}", flush=True)
+        download(url, part)
+        problem = find_fault(part, checksums.get(name))
+        if problem:
+            os.remove(part)
+            die(f"{url}: {problem}; nothing was kept, run the same command again or give another --data-url")
+        os.rename(part, path)
+    return path
+
+
+def download(url, part):
+    """Fetch ``url`` into ``part``, going on where an earlier attempt ended; several tries."""
+    for attempt in range(1, TRIES + 1):
+        try:
+            stream_to_file(url, part)
+            return
+        except urllib.error.HTTPError as problem:
+            if problem.code == RANGE_PAST_END:
+                return
+            reason = f"HTTP {problem.code} {problem.reason}"
+            if problem.code < 500:
+                break
+        except (OSError, ValueError) as problem:
+            reason = str(getattr(problem, "reason", problem))
+            if url.startswith("file:"):
+                break
+        if attempt < TRIES:
+            print(f"  {reason}; trying again", flush=True)
+            time.sleep(2**attempt)
+    die(
+        f"cannot fetch {url}: {reason}; run the same command again (it goes on where it stopped),"
+        " or use --data DIR or --data-tar FILE"
+    )
+
+
+def stream_to_file(url, part):
+    done = os.path.getsize(part) if os.path.exists(part) and not url.startswith("file:") else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        goes_on = done and response.status == PARTIAL
+        done = done if goes_on else 0
+        total = int(response.headers.get("Content-Length") or 0) + done
+        with open(part, "ab" if goes_on else "wb") as stream:
+            done = copy_with_progress(response, stream, done, total)
+    if total and done < total:
+        raise OSError(f"the connection ended after {done:,} of {total:,} bytes")
+
+
+def copy_with_progress(response, stream, done, total):
+    shown = time.time()
+    for block in iter(lambda: response.read(BLOCK), b""):
+        stream.write(block)
+        done += len(block)
+        if time.time() - shown >= 10:
+            shown = time.time()
+            print(f"  {done / 1e6:,.0f} of {total / 1e6:,.0f} MB", flush=True)
+    return done
+
+
+def find_fault(path, expected=None):
+    """Say what is wrong with an archive: empty, another checksum, not a whole tar file; ``None`` if it is sound."""
+    if not os.path.getsize(path):
+        return "the file is empty"
+    if expected and sha256(path) != expected.lower():
+        return f"sha256 is {sha256(path)}, not {expected.lower()}"
+    try:
+        with gzip.open(path) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
+            for _ in archive:
+                pass
+            while stream.read(BLOCK):  # gzip's own checksum comes last
+                pass
+    except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as problem:
+        return f"not a whole tar.gz archive ({problem})"
+    return None
+
+
+def extract(archive, members, folder):
+    """Extract single files; ``members`` maps a new name to the end of the name inside the archive.
+
+    Returns the names that the archive does not hold.
+    """
+    missing = dict(members)
+    with tarfile.open(archive) as stream:
+        for entry in stream:
+            for name, wanted in list(missing.items()):
+                if entry.isfile() and ("/" + entry.name).endswith("/" + wanted):
+                    with open(os.path.join(folder, name), "wb") as target:
+                        shutil.copyfileobj(stream.extractfile(entry), target)
+                    del missing[name]
+    return list(missing)

@@ -1,0 +1,135 @@
+# shellcheck shell=bash disable=SC2154,SC2034  # options and settings are shared between the sourced files
+# Stages 4 to 7: train, average checkpoints, translate, score.
+
+build_train_command() {
+  local device=(--distributed-world-size "$ngpu")
+  ((ngpu > 0)) || device=(--cpu)
+  [[ $precision == fp32 ]] || device+=("--$precision")
+  train_command=(fairseq-train "$exp/data-bin" --user-dir "$root/fairseq_deep" --task translation
+    --source-lang "$source_lang" --target-lang "$target_lang" --arch "$arch" "${conf_flags[@]}"
+    --max-tokens "$max_tokens" --update-freq "$update_freq" --seed "$seed" "${device[@]}"
+    --save-dir "$exp/checkpoints" --log-format json "${smoke_flags[@]}" "${extra_flags[@]}")
+}
+
+# The value that fairseq-train will see: the last one given.
+train_value() {
+  local flag=$1 value='' i
+  for ((i = 0; i < ${#train_command[@]}; i++)); do
+    case ${train_command[i]} in
+      "$flag") value=${train_command[i + 1]-} ;;
+      "$flag="*) value=${train_command[i]#*=} ;;
+    esac
+  done
+  printf %s "$value"
+}
+
+# What a training run may not change half-way, recorded when it begins.
+run_record() {
+  say "$arch"
+  say "$devices $max_tokens $update_freq"
+  say "${stage_keys[3]}"
+}
+
+refuse_changed_run() {
+  ((stage <= 4)) && [[ -f $exp/checkpoints/checkpoint_last.pt && -f $exp/trained-with.txt ]] || return 0
+  local -a before now old
+  mapfile -t before <"$exp/trained-with.txt"
+  mapfile -t now < <(run_record)
+  [[ ${before[0]} == "${now[0]}" ]] || die "$exp holds a ${before[0]} model, not a $arch one: use another --exp"
+  [[ ${before[2]} == "${now[2]}" ]] ||
+    die "$exp holds a model trained on other data, or text cut in another way: use another --exp," \
+      "or delete $exp/checkpoints to train anew"
+  [[ ${before[1]} == "${now[1]}" ]] || $force_batch || {
+    read -r -a old <<<"${before[1]}"
+    die "$exp was trained with ${old[0]} device(s) x ${old[1]} tokens x update-freq ${old[2]}," \
+      "now it would be $devices x $max_tokens x $update_freq: go on with the same, use another --exp," \
+      "or change it on purpose with --force-batch true"
+  }
+}
+
+stage_4() {
+  need "$exp/data-bin"
+  local progress_flags=(--mode train --jsonl "$exp/train.jsonl" --max-epoch "$(train_value --max-epoch)"
+    --max-update "$(train_value --max-update)" --stop-hours "$(train_value --stop-time-hours)")
+  if ! $dry_run; then
+    check_lengths
+    run_record >"$exp/trained-with.txt"
+    quote "${train_command[@]}" >"$exp/train.sh"
+  fi
+  run "${train_command[@]}"
+  $dry_run || [[ -f $exp/checkpoints/checkpoint_last.pt ]] || {
+    say "fairseq-train ended without a checkpoint" >>"$log"
+    return 1
+  }
+}
+
+# fairseq stops in the middle of loading on a sentence longer than the batch.
+check_lengths() {
+  local longest
+  longest=$(python3 "$common/corpus.py" --longest "$exp/text/bpe" --source-lang "$source_lang" --target-lang "$target_lang")
+  ((longest <= max_tokens)) || {
+    printf 'error: the longest sentence has %s sub-words, more than --max-tokens %s: raise it, or set --max-words lower\n' \
+      "$longest" "$max_tokens" >&2
+    return "$exit_bad_input"
+  }
+}
+
+count_epoch_checkpoints() {
+  local files=("$exp"/checkpoints/checkpoint[0-9]*.pt)
+  [[ -e ${files[0]} ]] && printf %s "${#files[@]}" || printf 0
+}
+
+stage_5() {
+  need "$exp/checkpoints/checkpoint_last.pt"
+  local wanted=$average found=$average
+  $dry_run || found=$(count_epoch_checkpoints)
+  ((wanted <= found)) || wanted=$found
+  if ((wanted <= 1)); then
+    say "  one checkpoint, nothing to average: taking the last one"
+    run_quietly cp "$exp/checkpoints/checkpoint_last.pt" "$exp/averaged.pt"
+    return
+  fi
+  ((wanted == average)) || say "  only $wanted checkpoints exist: averaging these"
+  run fairseq-deep average --last "$wanted" --dir "$exp/checkpoints" --output "$exp/averaged.pt"
+}
+
+stage_6() {
+  need "$exp/averaged.pt"
+  need "$exp/data-bin"
+  local subset device=()
+  ((ngpu > 0)) || device=(--cpu)
+  for subset in ${subsets//,/ }; do
+    local progress_flags=(--mode generate --total "$exp/text/bpe/$subset.$source_lang" --out "$exp/generate-$subset.txt")
+    run fairseq-generate "$exp/data-bin" --user-dir "$root/fairseq_deep" --task translation \
+      --source-lang "$source_lang" --target-lang "$target_lang" --path "$exp/averaged.pt" --gen-subset "$subset" \
+      --beam "$beam" --lenpen "$lenpen" --max-len-a "$max_len_a" --max-len-b "$max_len_b" --batch-size "$gen_batch" \
+      --remove-bpe "${device[@]}"
+  done
+}
+
+# sacreBLEU against the plain reference where there is one; the other two measures compare tokens with tokens.
+stage_7() {
+  local subset plain reference output cased=()
+  $lowercase && cased=(--lowercase)
+  for subset in ${subsets//,/ }; do
+    output=$exp/generate-$subset.txt
+    need "$output"
+    plain=$exp/text/raw/$subset.$target_lang
+    reference=(--references "$exp/$subset.ref.$target_lang")
+    if $dry_run && [[ $route != tar ]] || [[ -f $plain ]]; then reference+=(--ref "$plain"); fi
+    run fairseq-deep score --generate-output "$output" --detokenize "$target_lang" "${cased[@]}" \
+      --hypotheses "$exp/$subset.hyp.$target_lang" "${reference[@]}" --json "$exp/score-$subset.json"
+    run fairseq-deep score --generate-output "$output" --tokenized "${cased[@]}" --json "$exp/score-$subset-tokenized.json"
+    run fairseq-deep score --generate-output "$output" --compound-split "${cased[@]}" \
+      --json "$exp/score-$subset-compound-split.json"
+  done
+}
+
+report_result() {
+  local log=$exp/logs/result.log
+  show python3 "$common/report.py" result --exp "$exp" --subsets "$subsets" \
+    --source-lang "$source_lang" --target-lang "$target_lang" \
+    --set task="$task" --set arch="$arch" --set conf="$conf" --set precision="$precision" --set seed="$seed" \
+    --set devices="$devices $device_name" --set max_tokens="$max_tokens" --set update_freq="$update_freq" \
+    --set tokens_per_update="$product" --set beam="$beam" --set lenpen="$lenpen" --set averaged="$average" --set smoke="$smoke"
+}

@@ -1,0 +1,183 @@
+# shellcheck shell=bash disable=SC2154  # options and settings are shared between the sourced files
+# The option parser of the recipes. `option NAME TYPE DEFAULT HELP` defines the variable NAME and with it the option --name;
+# conf files (one option a line) hold options of the recipe and flags of fairseq-train, told apart by name.
+
+declare -a option_names=() conf_names=() conf_flags=() extra_flags=()
+declare -A option_type=() option_help=() option_given=() conf_value=()
+
+die() {
+  printf 'error: %s\n' "$*" >&2
+  exit 2
+}
+
+# TYPE is str, int, num, bool, auto (a whole number or "auto") or choices such as a|b.
+option() {
+  option_names+=("$1")
+  option_type[$1]=$2
+  option_help[$1]=$4
+  printf -v "$1" %s "$3"
+}
+
+flag_of() { printf -- '--%s' "${1//_/-}"; }
+
+usage() {
+  local name value
+  printf 'usage: %s [options] [-- flags for fairseq-train]\n\noptions, with their present values:\n' "${0##*/}"
+  for name in "${option_names[@]}"; do
+    value=${!name}
+    printf '  %-19s %s [%s]\n' "$(flag_of "$name")" "${option_help[$name]}" "${value:-none}"
+  done
+}
+
+# Levenshtein distance, one row at a time.
+distance() {
+  local a=$1 b=$2 i j cost above diagonal best
+  local -a row
+  for ((j = 0; j <= ${#b}; j++)); do row[j]=$j; done
+  for ((i = 1; i <= ${#a}; i++)); do
+    diagonal=${row[0]}
+    row[0]=$i
+    for ((j = 1; j <= ${#b}; j++)); do
+      cost=1
+      [[ ${a:i-1:1} == "${b:j-1:1}" ]] && cost=0
+      above=${row[j]}
+      best=$((diagonal + cost))
+      ((above + 1 < best)) && best=$((above + 1))
+      ((row[j - 1] + 1 < best)) && best=$((row[j - 1] + 1))
+      row[j]=$best
+      diagonal=$above
+    done
+  done
+  printf %s "${row[${#b}]}"
+}
+
+nearest() {
+  local wanted=$1 word d best='' best_d=999
+  shift
+  for word in "$@"; do
+    d=$(distance "$wanted" "$word")
+    ((d < best_d)) && best=$word best_d=$d
+  done
+  printf %s "$best"
+}
+
+check_value() {
+  local flag=$1 type=$2 value=$3
+  case $type in
+    str) ;;
+    int) [[ $value =~ ^[0-9]+$ ]] || die "$flag takes a whole number, not '$value'" ;;
+    num) [[ $value =~ ^[0-9]+(\.[0-9]+)?$ ]] || die "$flag takes a number, not '$value'" ;;
+    bool) [[ $value == true || $value == false ]] || die "$flag takes true or false, not '$value'" ;;
+    auto) [[ $value == auto || $value =~ ^[0-9]+$ ]] || die "$flag takes a whole number or auto, not '$value'" ;;
+    *) [[ "|$type|" == *"|$value|"* && -n $value ]] || die "$flag takes ${type//|/, }, not '$value'" ;;
+  esac
+}
+
+set_option() {
+  check_value "$(flag_of "$1")" "${option_type[$1]}" "$2"
+  printf -v "$1" %s "$2"
+}
+
+unknown_option() {
+  local -a flags=()
+  local name
+  for name in "${option_names[@]}"; do flags+=("$(flag_of "$name")"); done
+  die "unknown option '$1': did you mean $(nearest "$1" "${flags[@]}")?" \
+    "(--help lists all; flags of fairseq-train go after a lone --)"
+}
+
+# parse_options ORIGIN ARG...: only options whose ORIGIN is "user" are protected from conf files.
+parse_options() {
+  local origin=$1 flag name value
+  shift
+  while (($#)); do
+    flag=${1%%=*}
+    [[ $1 == -- ]] && { extra_flags+=("${@:2}"); return; }
+    [[ $1 == -h ]] && flag=--help
+    [[ $flag == --* ]] || die "unexpected argument '$1': options start with --"
+    name=${flag#--}
+    name=${name//-/_}
+    [[ -n ${option_type[$name]-} ]] || unknown_option "$flag"
+    if [[ $1 == *=* ]]; then
+      value=${1#*=}
+    elif [[ ${option_type[$name]} == bool && (-z ${2-} || $2 == -*) ]]; then
+      value=true
+    else
+      (($# > 1)) && [[ $2 != --* ]] || die "$flag needs a value"
+      value=$2
+      shift
+    fi
+    shift
+    set_option "$name" "$value"
+    [[ $origin == user ]] && option_given[$name]=1
+  done
+  return 0
+}
+
+conf_folders() { printf '%s\n' "$examples/$task/conf" "$examples/demo"; }
+
+find_conf() {
+  local name=$1 folder file
+  local -a known=()
+  while read -r folder; do
+    [[ -f $folder/$name.args ]] && { printf %s "$folder/$name.args"; return; }
+    for file in "$folder"/*.args; do
+      file=${file##*/}
+      known+=("${file%.args}")
+    done
+  done < <(conf_folders)
+  [[ $name == */* && -f $name ]] && { printf %s "$name"; return; }
+  die "unknown --conf '$name': did you mean $(nearest "$name" "${known[@]}")? (known: ${known[*]}; or the path of a file)"
+}
+
+# load_conf NAME,NAME: a line is "--name value"; a --conf line includes another file at that place.
+load_conf() {
+  local -a names
+  local name file
+  IFS=, read -r -a names <<<"$1"
+  for name in "${names[@]}"; do
+    file=$(find_conf "$name") || exit 2
+    load_conf_file "$file"
+  done
+}
+
+load_conf_file() {
+  local line flag value name
+  while IFS= read -r line || [[ -n $line ]]; do
+    read -r flag value <<<"$line"
+    [[ -z $flag || $flag == \#* ]] && continue
+    [[ $flag == --* ]] || die "$1: '$line' is not an option: a line is '--name value'"
+    name=${flag#--}
+    name=${name//-/_}
+    if [[ $name == conf ]]; then
+      load_conf "$value"
+    elif [[ -n ${option_type[$name]-} ]]; then
+      [[ -n ${option_given[$name]-} ]] || set_option "$name" "${value:-true}"
+    else
+      [[ -n ${conf_value[$flag]+set} ]] || conf_names+=("$flag")
+      conf_value[$flag]=$value
+    fi
+  done <"$1"
+}
+
+# The flags of all conf files, each once, with the value that came last.
+collect_conf_flags() {
+  local flag
+  for flag in "${conf_names[@]}"; do
+    conf_flags+=("$flag")
+    [[ -z ${conf_value[$flag]} ]] || conf_flags+=("${conf_value[$flag]}")
+  done
+}
+
+# Flags that the recipe itself passes to fairseq-train may not be given a second time after the lone --.
+check_extra_flags() {
+  local word name managed=' save_dir user_dir log_format cpu fp16 bf16 amp distributed_world_size '
+  for word in "${extra_flags[@]}"; do
+    [[ $word == --* ]] || continue
+    word=${word%%=*}
+    name=${word#--}
+    name=${name//-/_}
+    [[ -z ${option_type[$name]-} ]] || die "$word is an option of this script: give it before the lone --"
+    [[ $managed != *" $name "* ]] || die "$word is set by this script: see --exp, --precision and --ngpu"
+  done
+}

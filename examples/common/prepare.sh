@@ -1,0 +1,131 @@
+# shellcheck shell=bash disable=SC2154,SC2034  # options and settings are shared between the sourced files
+# From options to settings, the plan that is printed first, and the experiment folder.
+
+cores() { nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || printf 1; }
+
+resolve_settings() {
+  progress_flags=()
+  smoke_flags=()
+  $demo && [[ -z ${option_given[conf]-} ]] && conf=demo
+  load_conf "$examples/common/common.args"
+  load_conf "$conf"
+  collect_conf_flags
+  check_extra_flags
+  $help && return
+  [[ -n $arch ]] || die "--arch is missing: none of the conf files '$conf' names one"
+  ((stage <= stop_stage && stop_stage <= 7)) || die "--stage $stage, --stop-stage $stop_stage: stages run from 0 to 7"
+  [[ $workers == auto ]] && workers=$(cores)
+  resolve_exp
+  resolve_route
+  resolve_devices
+  resolve_batch
+  $smoke && smoke_flags=(--max-update 20 --log-interval 5)
+  build_train_command
+  compute_keys
+  refuse_changed_run
+}
+
+# fairseq splits paths at ':' and prefixes at ','.
+resolve_exp() {
+  local name=$task-${conf//[,\/]/-}
+  $demo && name=demo
+  $smoke && name+=-smoke
+  [[ $exp == auto ]] && exp=$root/exp/$name
+  [[ $exp == /* ]] || exp=$PWD/$exp
+  exp=${exp%/}
+  [[ $exp != *[:,]* ]] || die "--exp $exp: fairseq cannot take ':' or ',' in a path; choose another folder"
+  [[ ! -e $exp || -d $exp ]] || die "--exp $exp is a file: choose another folder"
+}
+
+free_gb() {
+  local folder=$exp
+  while [[ ! -d $folder ]]; do folder=$(dirname "$folder"); done
+  df -Pk "$folder" | awk 'NR == 2 { printf "%d", $4 / 1048576 }'
+}
+
+stage_0() {
+  local -a check_arch=()
+  [[ -z ${option_given[arch]-} ]] || check_arch=(--arch "$arch")
+  run fairseq-deep doctor
+  show python3 "$common/report.py" env --root "$root" --gpus "$ngpu" "${check_arch[@]}" --out "$exp/env.txt"
+}
+
+used_gb() {
+  local used
+  used=$(du -sk "$exp" 2>/dev/null | cut -f 1)
+  printf %s $((${used:-0} / 1048576))
+}
+
+print_plan() {
+  local note=''
+  ((product == batch_tokens)) || note=", the job has $(commas "$batch_tokens")"
+  say "recipe   $task, $source_lang to $target_lang, $arch, conf ${conf:-none}, $precision"
+  say "folder   $exp"
+  say "data     $(data_words)"
+  say "batch    $(batch_words "$update_freq")$note"
+  say "disk     about $disk_gb GB; $(free_gb) GB free"
+  say "time     $(time_words)"
+}
+
+data_words() {
+  case $route in
+    demo) printf 'the built-in corpus' ;;
+    folder) printf '%s' "$data" ;;
+    tar) printf '%s' "$data_tar" ;;
+    download) printf 'fetched and rebuilt from its public parts%s' "${data_url:+ at $data_url}" ;;
+  esac
+}
+
+# Arithmetic only: what the speed will be, the first lines of progress say.
+time_words() {
+  local hours total=$updates
+  hours=$(train_value --stop-time-hours)
+  ((total > 0)) && ! $smoke || total=$(train_value --max-update)
+  if [[ -n $hours ]]; then
+    awk -v h="$hours" 'BEGIN { printf "training ends after %.0f minutes at the latest", 60 * h }'
+  elif [[ -n $total ]]; then
+    awk -v u="$total" -v p="$product" 'BEGIN { t = u * p / 1e6
+      printf "%d updates = %.0f million tokens: %.1f h at 100,000 tokens/s, %.0f h at 10,000", u, t, t / 360, t / 36 }'
+  else
+    printf 'training ends after %s epochs; every line of progress says how much is left' "$(train_value --max-epoch)"
+  fi
+}
+
+# prepare_experiment ARG...: the folder, the command that made it, and how to go on.
+prepare_experiment() {
+  (($(free_gb) + $(used_gb) >= disk_gb)) || die "$exp: $(free_gb) GB free, about $disk_gb GB needed:" \
+    "choose a larger disk with --exp, or lower --disk-gb if you know better"
+  mkdir -p "$exp/logs" || die "cannot write to $exp: choose another folder with --exp"
+  ((stage == 0)) || forget "$stage"
+  if ((ngpu == 0)); then export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(cores)}; fi
+  write_command "$exp/cmd.sh" "$@"
+  write_resume_command "$@"
+}
+
+write_command() {
+  local file=$1
+  shift
+  {
+    say '#!/usr/bin/env bash'
+    quote cd "$PWD"
+    [[ -z ${FAIRSEQ_DEEP_ENV-} ]] || quote export "FAIRSEQ_DEEP_ENV=$FAIRSEQ_DEEP_ENV"
+    quote "$(cd "$(dirname "$0")" && pwd)/${0##*/}" "$@"
+  } >"$file.new"
+  chmod +x "$file.new"
+  mv "$file.new" "$file"
+}
+
+# The same without --stage and --stop-stage: the markers know what is done.
+write_resume_command() {
+  local -a kept=()
+  while (($#)); do
+    case $1 in
+      --) break ;;
+      --stage | --stop-stage | --stop_stage) shift ;;
+      --stage=* | --stop-stage=* | --stop_stage=*) ;;
+      *) kept+=("$1") ;;
+    esac
+    shift
+  done
+  write_command "$exp/resume.sh" "${kept[@]}" "$@"
+}

@@ -1,0 +1,222 @@
+"""Run a command with all its output in a log, and show how far it is: one short line every few seconds.
+
+``--mode train`` reads fairseq's JSON lines and keeps them in ``--jsonl``; ``--mode generate`` counts translations and
+keeps them in ``--out`` if none is missing; any other command gets a sign of life.  The exit status is 1 if the command
+failed, so that it is never taken for the recipe's own status of bad input.
+"""
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+JSON_LINE = re.compile(r"\| INFO \| (train_inner|train|valid)\b\S* \| (\{.*\})\s*$")
+
+
+def clock(seconds):
+    seconds = max(0, int(seconds))
+    if seconds >= 3600:
+        return f"{seconds // 3600} h {seconds % 3600 // 60:02} min"
+    return f"{seconds // 60} min {seconds % 60:02} s"
+
+
+class Plain:
+    """A sign of life for commands that have no progress of their own."""
+
+    def __init__(self, args):
+        self.every, self.begun, self.last = args.every, time.time(), ""
+        self.due = self.begun + args.every
+
+    def read(self, line):
+        self.last = line.strip() or self.last
+
+    def tick(self):
+        if time.time() >= self.due:
+            self.due = time.time() + self.every
+            say(f"{clock(time.time() - self.begun)}: {self.last[:90]}")
+
+    def finish(self, ok):
+        pass
+
+
+class Train(Plain):
+    """Epoch, update, loss and the time left of fairseq-train with ``--log-format json``."""
+
+    def __init__(self, args):
+        super().__init__(args)
+        self.limits = {"update": args.max_epoch, "num_updates": args.max_update}
+        self.stop_hours = args.stop_hours
+        self.jsonl = open(args.jsonl, "a", encoding="utf-8")
+        self.first = None
+        self.session = round(self.begun)
+
+    def read(self, line):
+        super().read(line)
+        match = JSON_LINE.search(line)
+        if not match:
+            return
+        kind, stats = match.group(1), json.loads(match.group(2))
+        record = {"kind": kind, "time": round(time.time(), 1), "session": self.session, **stats}
+        self.jsonl.write(json.dumps(record) + "\n")
+        self.jsonl.flush()
+        if kind == "valid":
+            best = stats.get("valid_best_loss", stats["valid_loss"])
+            loss, ppl = stats["valid_loss"], stats["valid_ppl"]
+            say(f"epoch {stats['epoch']:>3}  valid: loss {loss}  ppl {ppl}  best loss {best}")
+        elif kind == "train_inner":
+            self.show(stats)
+
+    def show(self, stats):
+        self.first = self.first or (time.time(), stats)
+        if time.time() < self.due - (self.every if self.first[1] is stats else 0):
+            return
+        self.due = time.time() + self.every
+        left = self.seconds_left(stats)
+        speed = f"{float(stats['wps']):,.0f} words/s" if stats.get("wps") else ""
+        place = f"epoch {stats['epoch']:>3}  update {stats['num_updates']:>6}"
+        left = f"left {clock(left)}" if left is not None else ""
+        say(f"{place}  loss {stats['loss']:>6}  ppl {stats['ppl']:>8}  {speed:>16}  {left}".rstrip())
+
+    def seconds_left(self, stats):
+        """The nearest of the limits, at the mean pace since the first line."""
+        begun, first = self.first
+        guesses = []
+        for key, limit in self.limits.items():
+            done = float(stats[key]) - float(first[key])
+            if limit and done > 0:
+                guesses.append((limit - float(stats[key])) * (time.time() - begun) / done)
+        if self.stop_hours:
+            guesses.append(self.begun + self.stop_hours * 3600 - time.time())
+        return min(guesses) if guesses else None
+
+    def tick(self):
+        if self.first is None and time.time() >= self.due:
+            self.due = time.time() + self.every
+            say(f"{clock(time.time() - self.begun)}: loading the data, first updates")
+
+    def finish(self, ok):
+        self.jsonl.close()
+
+
+class Generate(Plain):
+    """Counts translations; a run that lost a sentence is a failed run, and empty lines stay empty."""
+
+    def __init__(self, args):
+        super().__init__(args)
+        with open(args.total, encoding="utf-8") as stream:
+            self.empty = [not line.strip() for line in stream]
+        self.out = args.out
+        self.stream = open(args.out + ".new", "w", encoding="utf-8")
+        self.seen = set()
+
+    def read(self, line):
+        super().read(line)
+        kind, tab, rest = line.partition("\t")
+        match = re.fullmatch(r"([STHDP])-(\d+)", kind)
+        if match:
+            letter, index = match.group(1), int(match.group(2))
+            if letter == "H":
+                self.seen.add(index)
+            if self.empty[index] and letter in "HD":
+                line = f"{kind}{tab}{rest.partition(tab)[0].strip()}{tab}\n"
+        self.stream.write(line)
+
+    def tick(self):
+        if time.time() >= self.due:
+            self.due = time.time() + self.every
+            say(f"{len(self.seen):,} of {len(self.empty):,} sentences translated")
+
+    def finish(self, ok):
+        self.stream.close()
+        if ok and len(self.seen) != len(self.empty):
+            return f"only {len(self.seen)} of {len(self.empty)} sentences were translated"
+        if ok:
+            os.replace(self.out + ".new", self.out)
+        else:
+            os.remove(self.out + ".new")
+
+
+def say(text):
+    print(f"  {text}", flush=True)
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def keep_ticking(watch, stop, child, owner):
+    """Show progress every second; end ``child`` when the script that wants it is gone."""
+    while not stop.wait(1):
+        watch.tick()
+        if owner and not is_alive(owner):
+            child.terminate()
+
+
+def follow(watch, command, log, owner=None):
+    """Run ``command``, feed ``watch`` and ``log``; return the exit status."""
+    try:
+        child = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace"
+        )
+    except OSError as problem:
+        log.write(f"{command[0]}: {problem.strerror}\n")
+        return 127
+    # The terminal sends Ctrl-C to the command as well; it ends, and then so do we.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    stop = threading.Event()
+    ticker = threading.Thread(target=keep_ticking, args=(watch, stop, child, owner), daemon=True)
+    ticker.start()
+    for line in child.stdout:
+        log.write(line)
+        log.flush()
+        watch.read(line)
+    status = child.wait()
+    stop.set()
+    ticker.join()
+    return status
+
+
+def number(text):
+    return float(text) if text else None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mode", choices=("plain", "train", "generate"), default="plain")
+    parser.add_argument("--log", required=True)
+    parser.add_argument("--owner", type=int, help="process without which the command is to end")
+    parser.add_argument("--every", type=float, default=10, help="seconds between two lines")
+    parser.add_argument("--jsonl", help="train: file to append fairseq's records to")
+    for flag in ("--max-epoch", "--max-update", "--stop-hours"):
+        parser.add_argument(flag, type=number, help="train: where it ends")
+    parser.add_argument("--total", help="generate: the text that is translated")
+    parser.add_argument("--out", help="generate: file for the translations")
+    parser.add_argument("command", nargs="+")
+    args = parser.parse_args()
+    watch = {"plain": Plain, "train": Train, "generate": Generate}[args.mode](args)
+    with open(args.log, "a", encoding="utf-8") as log:
+        status = follow(watch, args.command, log, args.owner)
+        problem = watch.finish(status == 0)
+        if status < 0 and not problem:
+            problem = f"ended by signal {-status} (out of memory?)"
+        if problem:
+            log.write(problem + "\n")
+    if status in (-signal.SIGINT, -signal.SIGTERM, 130, 143):
+        return 130
+    return 1 if status or problem else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""What a run was made with (``env``) and what came out of it (``result``)."""
+
+import argparse
+import difflib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import time
+
+from corpus import die, run
+
+PACKAGES = ("fairseq-deep", "fairseq", "torch", "numpy", "sacrebleu", "sacremoses", "subword-nmt")
+PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
+
+
+def version(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def commit(root):
+    """Return the commit of the repository, marked if files differ from it."""
+
+    def git(*words):
+        return subprocess.run(["git", "-C", root, *words], capture_output=True, text=True)
+
+    try:
+        head = git("rev-parse", "--short=12", "HEAD")
+        if head.returncode:
+            return "unknown"
+        return head.stdout.strip() + (" + local changes" if git("status", "--porcelain").stdout.strip() else "")
+    except OSError:
+        return "unknown"
+
+
+def cpu_name():
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as stream:
+            return next(line.split(":", 1)[1].strip() for line in stream if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def hardware(gpus):
+    if not gpus:
+        return f"{os.cpu_count()} cores, {cpu_name()}"
+    import torch
+
+    seen = torch.cuda.device_count()
+    if seen < gpus:
+        die(f"torch {torch.__version__} sees {seen} of {gpus} GPUs: install torch for your CUDA, or use --ngpu {seen}")
+    return f"{gpus} x {torch.cuda.get_device_name(0)}"
+
+
+def write_text(path, text):
+    with open(path + ".new", "w", encoding="utf-8") as stream:
+        stream.write(text)
+    os.replace(path + ".new", path)
+
+
+def check_arch(name):
+    """Refuse an architecture that neither fairseq nor this package knows."""
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    import fairseq_deep  # noqa: F401  registers its architectures
+
+    if name not in ARCH_MODEL_REGISTRY:
+        near = difflib.get_close_matches(name, ARCH_MODEL_REGISTRY, 1, 0)
+        die(f"unknown --arch {name}: did you mean {near[0]}? (fairseq-deep archs lists them)")
+
+
+def environment(args):
+    if args.arch:
+        check_arch(args.arch)
+    facts = {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
+    facts.update(commit=commit(args.root), system=platform.platform(), hardware=hardware(args.gpus))
+    write_text(args.out, "".join(f"{key:13} {value}\n" for key, value in facts.items()))
+
+
+def read_environment(exp):
+    try:
+        with open(os.path.join(exp, "env.txt"), encoding="utf-8") as stream:
+            return dict(line.rstrip("\n").split(None, 1) for line in stream)
+    except OSError:
+        return {}
+
+
+def read_json(path):
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return json.load(stream)
+    except OSError:
+        return {}
+
+
+def training_facts(exp):
+    """Updates, epochs, best validation perplexity and hours over all sessions, from ``train.jsonl``; parameters."""
+    facts, sessions = {}, {}
+    path = os.path.join(exp, "train.jsonl")
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as stream:
+            for record in map(json.loads, stream):
+                sessions[record["session"]] = record["time"] - record["session"]
+                if record["kind"] == "valid":
+                    ppl = float(record["valid_ppl"])
+                    facts.update(epochs=record["epoch"], updates=int(record["valid_num_updates"]), valid_ppl=ppl)
+                    facts["best_valid_ppl"] = min(ppl, facts.get("best_valid_ppl", ppl))
+        facts["train_hours"] = round(sum(sessions.values()) / 3600, 4)
+    log, counts = os.path.join(exp, "logs", "4-train.log"), []
+    if os.path.exists(log):
+        with open(log, encoding="utf-8", errors="replace") as stream:
+            counts = PARAMETERS.findall(stream.read())
+    facts["parameters"] = int(counts[-1].replace(",", "")) if counts else None
+    return facts
+
+
+def read_scores(exp, subset):
+    measures = {"sacrebleu": "", "tokenised": "-tokenized", "compound_split": "-compound-split"}
+    return {name: read_json(os.path.join(exp, f"score-{subset}{suffix}.json")) for name, suffix in measures.items()}
+
+
+def typed(text):
+    """Turn the text of a number or a truth value into one."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def read_data(exp):
+    for folder in ("raw", "bpe"):
+        data = read_json(os.path.join(exp, "text", folder, "data.json"))
+        if data:
+            return data
+    return {}
+
+
+def collect(args):
+    """Return the record of the run: what a table of results needs comes first, the details after it."""
+    scores = {subset: read_scores(args.exp, subset) for subset in args.subsets.split(",")}
+    test = scores.get("test", {})
+    if not test.get("sacrebleu"):
+        die(f"{args.exp}/score-test.json is missing: run again with --stage 7")
+    env, data = read_environment(args.exp), read_data(args.exp)
+    record = {
+        "bleu": round(test["sacrebleu"]["bleu"], 2),
+        "signature": test["sacrebleu"]["signature"],
+        "tokenised_bleu": round(test["tokenised"].get("bleu", 0.0), 2),
+        "compound_split_bleu": round(test["compound_split"].get("bleu", 0.0), 2),
+        **training_facts(args.exp),
+        "hardware": env.get("hardware"),
+        "commit": env.get("commit"),
+        "pairs": {split: facts["pairs"] for split, facts in data.get("sets", {}).items()},
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    record.update((key, typed(value)) for key, value in (pair.split("=", 1) for pair in args.set))
+    return {**record, "environment": env, "data": data, "scores": scores}
+
+
+def text_lines(path):
+    with open(path, encoding="utf-8") as stream:
+        return stream.read().split("\n")
+
+
+def samples(exp, source_lang, target_lang, count=3):
+    """Choose a few short translations, evenly over the test set: (source, ours, reference)."""
+    source = os.path.join(exp, "text", "raw", f"test.{source_lang}")
+    if not os.path.exists(source):
+        source = os.path.join(exp, "text", "bpe", f"test.{source_lang}")
+    files = [source, *(os.path.join(exp, f"test.{kind}.{target_lang}") for kind in ("hyp", "ref"))]
+    short = [row for row in zip(*map(text_lines, files)) if row[0] and max(map(len, row)) <= 110]
+    chosen = [short[len(short) * k // count] for k in range(min(count, len(short)))]
+    return [tuple(text.replace("@@ ", "") for text in row) for row in chosen]
+
+
+def table_rows(exp, record, target_lang):
+    scores = record["scores"]["test"]
+    updates, epochs, minutes = record.get("updates", 0), record.get("epochs", 0), 60 * record.get("train_hours", 0)
+    rows = [
+        ("parameters", f"{record['parameters']:,}" if record["parameters"] else "unknown"),
+        ("training", f"{updates:,} updates to epoch {epochs}, {minutes:.1f} minutes"),
+        ("valid ppl", f"{record.get('valid_ppl', '-')} (best {record.get('best_valid_ppl', '-')})"),
+        ("hardware", record["hardware"] or "unknown"),
+        ("sacreBLEU", f"{record['bleu']:.2f}  {record['signature']}"),
+    ]
+    for key, label in (("tokenised", "tokenised"), ("compound_split", "comp. split")):
+        if scores[key]:
+            rows.append((label, f"{scores[key]['bleu']:.2f}  (not comparable with the line above)"))
+    files = (("output", f"test.hyp.{target_lang}"), ("model", "averaged.pt"), ("record", "RESULT.json"))
+    return rows + [(label, os.path.join(exp, name)) for label, name in files]
+
+
+def print_table(args, record):
+    print()
+    for source, ours, reference in samples(args.exp, args.source_lang, args.target_lang):
+        print(f"  {args.source_lang:11} {source}\n  {'ours':11} {ours}\n  {'reference':11} {reference}\n")
+    for label, value in table_rows(args.exp, record, args.target_lang):
+        print(f"  {label:11} {value}")
+    print(f"BLEU = {record['bleu']:.2f}")
+
+
+def result(args):
+    record = collect(args)
+    write_text(os.path.join(args.exp, "RESULT.json"), json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    print_table(args, record)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    env = commands.add_parser("env")
+    env.add_argument("--root", required=True, help="repository")
+    env.add_argument("--arch", help="architecture to check the name of")
+    env.add_argument("--gpus", type=int, default=0)
+    env.add_argument("--out", required=True)
+    env.set_defaults(command=environment)
+    res = commands.add_parser("result")
+    res.add_argument("--exp", required=True)
+    res.add_argument("--subsets", default="test")
+    res.add_argument("--source-lang", required=True)
+    res.add_argument("--target-lang", required=True)
+    res.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    res.set_defaults(command=result)
+    args = parser.parse_args()
+    args.command(args)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,133 @@
+# shellcheck shell=bash disable=SC2154,SC2034  # options and settings are shared between the sourced files
+# Running things: commands with log and progress, stages with markers, the experiment folder.
+
+stage_names=(set-up data text binarise train average generate score)
+exit_bad_input=65
+
+quote() {
+  local line
+  printf -v line '%q ' "$@"
+  printf '%s\n' "${line% }"
+}
+
+say() { printf '%s\n' "$*"; }
+
+# run CMD...: its output goes to the log of the stage, signs of life come here; --dry-run only shows the command.
+run() {
+  if $dry_run; then
+    quote "$@"
+  else
+    python3 "$common/progress.py" --log "$log" --owner $$ "${progress_flags[@]}" -- "$@"
+  fi
+}
+
+# show CMD...: a helper of ours whose few lines are meant for the screen as well as for the log.
+show() {
+  if $dry_run; then quote "$@"; else "$@" | tee -a "$log"; fi
+}
+
+need() {
+  $dry_run || [[ -e $1 ]] || {
+    printf 'error: stage %s needs %s: run the earlier stages first (leave --stage out)\n' "$current" "$1" >&2
+    return "$exit_bad_input"
+  }
+}
+
+# What a stage depends on; a marker with another key does not count.
+stage_parts() {
+  case $1 in
+    0) say "$root" "$(uname -n)" "$ngpu" "${FAIRSEQ_DEEP_ENV-}" "$arch" "$(cksum <"$root/requirements.txt")" ;;
+    1) say "$source_lang-$target_lang" "$route" "$data_tar" "$data_sha256" "$data_lines" "$(data_fingerprint)" ;;
+    2) say "$bpe_merges" "$max_words" "$lowercase" ;;
+    3) say "$vocab_threshold" ;;
+    4)
+      say "$arch" "$devices" "$max_tokens" "$update_freq" "$precision" "$seed"
+      say "${conf_flags[@]}" "${smoke_flags[@]}" "${extra_flags[@]}"
+      ;;
+    5) say "$average" ;;
+    6) say "$beam" "$lenpen" "$gen_batch" "$max_len_a" "$max_len_b" "$subsets" ;;
+    7) say score ;;
+  esac
+}
+
+compute_keys() {
+  local n previous=''
+  stage_keys=()
+  for n in "${!stage_names[@]}"; do
+    stage_keys[n]=$( (say "$previous"; stage_parts "$n") | cksum)
+    ((n == 0)) || previous=${stage_keys[n]}
+  done
+}
+
+is_done() { [[ -f $exp/.done.$1 && $(<"$exp/.done.$1") == "${stage_keys[$1]}" ]]; }
+
+# forget N: stage N and what was made from its result count as not done; nothing is made from stage 0.
+forget() {
+  local n last=$((${#stage_names[@]} - 1))
+  (($1 > 0)) || last=0
+  for ((n = $1; n <= last; n++)); do rm -f "$exp/.done.$n"; done
+}
+
+last_words() {
+  local words
+  words=$(grep -a -v '^[[:space:]]*$' "$log" 2>/dev/null | tail -n 1 | cut -c 1-300)
+  printf %s "${words:-no output}"
+}
+
+stopped() {
+  printf 'stopped in stage %s (%s); to go on: %q\n' "$current" "${stage_names[current]}" "$exp/resume.sh" >&2
+  exit 130
+}
+
+stage_failed() {
+  (($1 == exit_bad_input)) && exit 2
+  (($1 == 130)) && stopped
+  printf 'error: stage %s (%s) failed: %s; log: %q; to go on once it is cured: %q\n' \
+    "$current" "${stage_names[current]}" "$(last_words)" "$log" "$exp/resume.sh" >&2
+  exit 1
+}
+
+run_stage() {
+  local status begun=$SECONDS
+  current=$1
+  trap stopped INT
+  log=$exp/logs/$1-${stage_names[$1]}.log
+  if ! $dry_run && is_done "$1"; then
+    say "stage $1 ${stage_names[$1]}: already done"
+    return
+  fi
+  say "stage $1 ${stage_names[$1]}"
+  $dry_run || forget "$1"
+  set +e
+  (
+    set -e
+    "stage_$1"
+  )
+  status=$?
+  set -e
+  ((status == 0)) || stage_failed "$status"
+  $dry_run && return
+  say "${stage_keys[$1]}" >"$exp/.done.$1"
+  say "  done in $(duration $((SECONDS - begun)))"
+}
+
+duration() {
+  local s=$1
+  if ((s >= 3600)); then
+    printf '%d h %02d min' $((s / 3600)) $((s % 3600 / 60))
+  elif ((s >= 60)); then
+    printf '%d min %02d s' $((s / 60)) $((s % 60))
+  else
+    printf '%d s' "$s"
+  fi
+}
+
+# rename NEW OLD-PLACE: put a finished folder or file in place of an earlier one.
+rename() {
+  run_quietly rm -rf "$2"
+  run_quietly mv "$1" "$2"
+}
+
+run_quietly() {
+  if $dry_run; then quote "$@"; else "$@"; fi
+}

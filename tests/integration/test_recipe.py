@@ -1,0 +1,301 @@
+"""The recipe at work: data checks, stages that resume, and one small job from text to BLEU."""
+
+import gzip
+import json
+import os
+import random
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MAIN = ROOT / "run_wmt16_ende.sh"
+CORPUS = ROOT / "examples/common/corpus.py"
+LANGS = ("en", "de")
+WORDS = dict(
+    pair.split(":") for pair in "the:das house:Haus is:ist green:grün not:nicht old:alt we:wir see:sehen".split()
+)
+
+
+@pytest.fixture
+def tools(tmp_path):
+    """A folder for PATH with this Python first and, where it is not installed, ``fairseq-deep``."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("python", "python3"):
+        write_program(folder / name, f'exec {sys.executable} "$@"')
+    if not shutil.which("fairseq-deep", path=str(Path(sys.executable).parent)):
+        write_program(
+            folder / "fairseq-deep", f'PYTHONPATH={shlex.quote(str(ROOT))} exec {sys.executable} -m fairseq_deep "$@"'
+        )
+    return folder
+
+
+def write_program(path, body):
+    path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IEXEC)
+
+
+def environment(tools):
+    path = os.pathsep.join((str(tools), str(Path(sys.executable).parent), os.environ["PATH"]))
+    return {
+        **os.environ,
+        "PATH": path,
+        "FAIRSEQ_DEEP_ENV": "current",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
+def recipe(tools, exp, *words, **how):
+    command = [str(MAIN), "--exp", str(exp), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(tools), timeout=300, **how)
+
+
+def write_pairs(folder, split, pairs):
+    folder.mkdir(exist_ok=True, parents=True)
+    for lang, side in zip(LANGS, zip(*pairs)):
+        (folder / f"{split}.{lang}").write_text("".join(line + "\n" for line in side), encoding="utf-8")
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """200 word-for-word pairs for training, with two broken ones; a test set with an empty line."""
+    folder, rng = tmp_path / "parallel text", random.Random(5)
+    draw = lambda: " ".join(rng.choice(list(WORDS)) for _ in range(rng.randint(3, 7)))  # noqa: E731
+    pairs = [(en, " ".join(map(WORDS.get, en.split()))) for en in (draw() for _ in range(220))]
+    write_pairs(folder, "train", [*pairs[:200], ("", "leer"), ("empty", " ")])
+    write_pairs(folder, "valid", pairs[200:210])
+    write_pairs(folder, "test", [*pairs[210:213], ("", "leer"), *pairs[213:220]])
+    return folder
+
+
+def check(data, out, *words):
+    command = [sys.executable, str(CORPUS), "--source-lang", "en", "--target-lang", "de", "--data", data, "--out", out]
+    return subprocess.run([*map(str, command), *words], capture_output=True, text=True, timeout=60)
+
+
+def assert_refused(done, *parts, status=65):
+    """One line on stderr, and nothing that looks like a result."""
+    assert done.returncode == status, done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    for part in parts:
+        assert part in done.stderr
+
+
+class TestCorpus:
+    def test_empty_training_pairs_go_and_empty_test_lines_stay(self, corpus, tmp_path):
+        plain = (corpus / "train.de").read_bytes()
+        (corpus / "train.de").unlink()
+        with gzip.open(corpus / "train.de.gz", "wb") as stream:
+            stream.write(plain)
+        done = check(corpus, tmp_path / "out")
+        assert done.returncode == 0, done.stderr
+        assert "2 with an empty side dropped" in done.stdout
+        sizes = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / "out").glob("*.??")}
+        assert sizes == {"train.en": 200, "train.de": 200, "valid.en": 10, "valid.de": 10, "test.en": 11, "test.de": 11}
+        assert (tmp_path / "out/test.en").read_text().split("\n")[3] == ""
+        facts = json.loads((tmp_path / "out/data.json").read_text())
+        assert facts["sets"]["train"]["pairs"] == 200 and facts["sets"]["train"]["dropped"] == 2
+
+    def test_white_space_that_splits_lines_elsewhere_becomes_a_blank(self, corpus, tmp_path):
+        write_pairs(corpus, "test", [("a\u2028b\x85c\rd", "x\x0cy"), ("e", "z")])
+        assert check(corpus, tmp_path / "out").returncode == 0
+        assert (tmp_path / "out/test.en").read_text().split("\n") == ["a b c d", "e", ""]
+
+    def test_misaligned_files_are_named_with_their_counts(self, corpus, tmp_path):
+        with (corpus / "train.en").open("a") as stream:
+            stream.write("one more\nand more\n")
+        assert_refused(check(corpus, tmp_path / "out"), "train.en has 204 lines", "train.de has 202")
+        assert not list(tmp_path.glob("out*"))
+
+    @pytest.mark.parametrize("split", ["train", "valid", "test"])
+    def test_empty_data_is_refused(self, corpus, tmp_path, split):
+        for lang in LANGS:
+            (corpus / f"{split}.{lang}").write_bytes(b"")
+        assert_refused(check(corpus, tmp_path / "out"), f"{split}.en", "no sentence pair")
+        assert not list(tmp_path.glob("out*"))
+
+    def test_other_encodings_are_refused_with_the_line(self, corpus, tmp_path):
+        (corpus / "valid.de").write_bytes(b"gut\n" * 4 + "schön\n".encode("latin-1") + b"gut\n" * 5)
+        assert_refused(check(corpus, tmp_path / "out"), "valid.de, line 5", "UTF-8")
+
+    def test_a_cut_off_gzip_file_is_refused(self, corpus, tmp_path):
+        whole = gzip.compress(random.Random(1).randbytes(5000).hex().encode())
+        (corpus / "train.de").unlink()
+        (corpus / "train.de.gz").write_bytes(whole[:2000])
+        assert_refused(check(corpus, tmp_path / "out"), "train.de.gz", "get the file again")
+
+
+# A stand-in for every program of stages 0 and 3 to 7: it records its call and leaves what the next stage needs.
+STUB = r"""
+name=${0##*/}
+printf '%s\n' "$name $*" >>"$CALLS"
+argument() {
+  local flag=$1 previous='' word
+  shift
+  for word; do
+    [[ $previous == "$flag" ]] && printf %s "$word"
+    previous=$word
+  done
+}
+case $name in
+  fairseq-preprocess) mkdir -p "$(argument --destdir "$@")" ;;
+  fairseq-train)
+    folder=$(argument --save-dir "$@")
+    mkdir -p "$folder"
+    touch "$folder/checkpoint_last.pt" "$folder/checkpoint1.pt" "$folder/checkpoint2.pt"
+    [[ ! -e $CALLS.hang ]] || { echo $$ >"$CALLS.hanging"; exec sleep 300; }
+    [[ ! -e $CALLS.fail ]] || { echo "ValueError: planted"; exit 1; } ;;
+  fairseq-generate) for ((i = 0; i < 11; i++)); do printf 'S-%d\ta\nT-%d\tb\nH-%d\t-0.1\tb\n' $i $i $i; done ;;
+  fairseq-deep)
+    [[ $1 == average ]] && touch "$(argument --output "$@")"
+    [[ $1 == score ]] && printf '{"bleu": 12.34, "signature": "s"}' >"$(argument --json "$@")"
+    [[ $* == *--hypotheses* ]] || exit 0
+    printf 'b\n' >"$(argument --hypotheses "$@")"
+    printf 'b\n' >"$(argument --references "$@")" ;;
+esac
+"""
+
+
+@pytest.fixture
+def stubs(tools, tmp_path, monkeypatch):
+    """Replace fairseq's programs by ``STUB``; return the file with the calls."""
+    for name in ("fairseq-preprocess", "fairseq-train", "fairseq-generate", "fairseq-deep"):
+        write_program(tools / name, STUB)
+    write_program(tools / "python", "exit 0")  # asked only whether fairseq can be imported
+    calls = tmp_path / "calls"
+    calls.touch()
+    monkeypatch.setenv("CALLS", str(calls))
+    return calls
+
+
+def programs(calls):
+    """The programs called so far, in order; the list starts anew."""
+    called = [line.split() for line in calls.read_text().splitlines()]
+    calls.write_text("")
+    return [" ".join(words[: 2 if words[0] == "fairseq-deep" else 1]) for words in called]
+
+
+def assert_gone(pid, seconds=30):
+    """The process ends by itself: a training run must not outlive the script and meet its successor."""
+    end = time.time() + seconds
+    while time.time() < end:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"process {pid} still runs")
+
+
+SMALL = ("--conf", "mini", "--bpe-merges", "50", "--workers", "1")
+
+
+class TestStages:
+    def test_done_stages_are_skipped_and_changed_ones_run_again(self, tools, stubs, corpus, tmp_path):
+        exp = tmp_path / "exp"
+        done = recipe(tools, exp, "--data", corpus, *SMALL)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "BLEU = 12.34"
+        score = ["fairseq-deep score"] * 3
+        tail = ["fairseq-deep average", "fairseq-generate", *score]
+        assert programs(stubs) == ["fairseq-deep doctor", "fairseq-preprocess", "fairseq-train", *tail]
+        assert recipe(tools, exp, "--data", corpus, *SMALL).stdout.count("already done") == 8
+        assert programs(stubs) == []
+        recipe(tools, exp, "--data", corpus, *SMALL, "--beam", "2")
+        assert programs(stubs) == ["fairseq-generate", *score]
+        recipe(tools, exp, "--data", corpus, *SMALL, "--beam", "2", "--stage", "5", "--stop-stage", "5")
+        assert programs(stubs) == ["fairseq-deep average"]
+
+    def test_a_killed_run_goes_on_where_it_was(self, tools, stubs, corpus, tmp_path):
+        exp = tmp_path / "exp with blanks"
+        hang, hanging = Path(f"{stubs}.hang"), Path(f"{stubs}.hanging")
+        hang.touch()
+        command = [str(MAIN), "--exp", "exp with blanks", "--data", corpus.name, *SMALL]
+        child = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment(tools),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        end = time.time() + 120
+        while not (hanging.exists() and hanging.read_text()) and time.time() < end:
+            assert child.poll() is None
+            time.sleep(0.05)
+        child.kill()
+        child.wait()
+        assert_gone(int(hanging.read_text()))
+        assert programs(stubs) == ["fairseq-deep doctor", "fairseq-preprocess", "fairseq-train"]
+        hang.unlink()
+        resume = [str(exp / "resume.sh")]
+        done = subprocess.run(resume, env=environment(tools), capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert programs(stubs)[:2] == ["fairseq-train", "fairseq-deep average"]
+
+    def test_a_failed_stage_ends_with_one_line(self, tools, stubs, corpus, tmp_path):
+        Path(f"{stubs}.fail").touch()
+        done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL)
+        assert_refused(done, "stage 4 (train) failed", "ValueError: planted", "4-train.log", "resume.sh", status=1)
+        assert not (tmp_path / "exp/averaged.pt").exists()
+
+    def test_a_lost_translation_fails_the_stage(self, tools, stubs, corpus, tmp_path):
+        write_pairs(corpus, "test", [("a", "b")] * 12)
+        done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL)
+        assert_refused(done, "stage 6 (generate) failed", "only 11 of 12 sentences", status=1)
+
+    def test_another_batch_another_model_or_other_data_are_refused_on_resume(self, tools, stubs, corpus, tmp_path):
+        words = (tools, tmp_path / "exp", "--data", corpus, *SMALL)
+        assert recipe(*words).returncode == 0
+        programs(stubs)
+        assert_refused(recipe(*words, "--max-tokens", "1024"), "1 device(s) x 2048 tokens x update-freq 1", status=2)
+        assert_refused(recipe(*words, "--arch", "transformer_dlcl_6l"), "transformer_dlcl_12l", status=2)
+        assert_refused(recipe(*words, "--bpe-merges", "40"), "other data", status=2)
+        assert programs(stubs) == []
+        assert recipe(*words, "--max-tokens", "1024", "--force-batch", "true").returncode == 0
+        assert programs(stubs)[0] == "fairseq-train"
+
+    def test_a_later_stage_alone_says_what_is_missing(self, tools, stubs, corpus, tmp_path):
+        done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL, "--stage", "6")
+        assert_refused(done, "stage 6 needs", "averaged.pt", status=2)
+
+    def test_bad_text_stops_before_anything_is_written(self, tools, stubs, corpus, tmp_path):
+        (corpus / "valid.de").write_text("zu kurz\n")
+        done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL)
+        assert_refused(done, "valid.en has 10 lines", "valid.de has 1", status=2)
+        assert not (tmp_path / "exp/text/raw").exists() and programs(stubs) == ["fairseq-deep doctor"]
+
+    def test_too_little_disk_and_a_batch_below_the_longest_sentence(self, tools, stubs, corpus, tmp_path):
+        exp = tmp_path / "exp"
+        assert_refused(recipe(tools, exp, "--data", corpus, *SMALL, "--disk-gb", "99999999"), "GB free", status=2)
+        assert not exp.exists()
+        done = recipe(tools, exp, "--data", corpus, *SMALL, "--max-tokens", "4", "--batch-tokens", "4")
+        assert_refused(done, "longest sentence", "--max-tokens 4", status=2)
+
+
+def test_from_text_to_bleu(tools, corpus, tmp_path):
+    """Every stage with the real programs and a tiny model, in a folder with blanks and from elsewhere."""
+    exp = tmp_path / "small job"
+    words = "--conf mini --arch transformer_dlcl_2l2l_tiny --bpe-merges 60 --smoke --workers 1 --".split()
+    model = "--encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --decoder-layers 2".split()
+    done = recipe(tools, exp, "--data", corpus.name, *words, *model, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr + done.stdout
+    record = json.loads((exp / "RESULT.json").read_text())
+    assert done.stdout.splitlines()[-1] == f"BLEU = {record['bleu']:.2f}"
+    assert "tok:13a" in record["signature"] and record["updates"] == 20 and record["parameters"] > 1000
+    assert record["pairs"] == {"train": 200, "valid": 10, "test": 11} and record["smoke"] is True
+    translations = (exp / "test.hyp.de").read_text().split("\n")
+    assert len(translations) == 12 and translations[3] == ""
+    assert all(json.loads(line)["kind"] for line in (exp / "train.jsonl").read_text().splitlines())
+    assert (exp / "env.txt").read_text().startswith("python ")
+    assert (
+        "BLEU = "
+        in subprocess.run([str(exp / "resume.sh")], env=environment(tools), capture_output=True, text=True).stdout
+    )

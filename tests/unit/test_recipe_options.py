@@ -1,0 +1,179 @@
+"""The options of the recipes: what is accepted, what is refused, and what the real job would run (--dry-run)."""
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fairseq_deep import list_archs
+
+ROOT = Path(__file__).resolve().parents[2]
+MAIN = ROOT / "run_wmt16_ende.sh"
+IWSLT = ROOT / "examples/iwslt14_deen/run.sh"
+CONFS = sorted((ROOT / "examples").glob("*/conf/*.args")) + [ROOT / "examples/demo/demo.args"]
+
+
+def run(*words, script=MAIN, env=(), cwd=None):
+    environment = {**os.environ, **dict(env)}
+    command = [str(script), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=60)
+
+
+def dry(tmp_path, *words, **how):
+    """The lines of a dry run in a folder that must stay away."""
+    exp = tmp_path / "exp folder"
+    done = run("--dry-run", "--exp", exp, "--ngpu", "8", *words, **how)
+    assert done.returncode == 0, done.stderr
+    assert not exp.exists()
+    return done.stdout.splitlines()
+
+
+def command(lines, name):
+    """The words of the first command called ``name``."""
+    return next(words for words in map(shlex.split, (x for x in lines if x.startswith(name))) if words[0] == name)
+
+
+def value(words, flag):
+    """The value that argparse would take: the last one."""
+    return words[len(words) - words[::-1].index(flag)]
+
+
+def refused(*words, **how):
+    """The one line that a refused command prints."""
+    done = run(*words, **how)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: ")
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    "words, parts",
+    [
+        (["--max-token", "5"], ["--max-token'", "--max-tokens"]),
+        (["--dryrun"], ["--dryrun'", "--dry-run"]),
+        (["--conf", "dlcl30l"], ["'dlcl30l'", "dlcl_30l"]),
+        (["--smoke", "maybe"], ["--smoke takes true or false", "'maybe'"]),
+        (["--ngpu", "two"], ["--ngpu", "'two'"]),
+        (["--max-tokens", "-5"], ["--max-tokens", "'-5'"]),
+        (["--lenpen", "x"], ["--lenpen", "'x'"]),
+        (["--precision", "fp15"], ["--precision takes fp32, fp16, bf16, amp"]),
+        (["--exp"], ["--exp needs a value"]),
+        (["--exp", "--demo"], ["--exp needs a value"]),
+        (["demo"], ["'demo'", "start with --"]),
+        (["--stage", "5", "--stop-stage", "4"], ["stages run from 0 to 7"]),
+        (["--exp", "a:b"], ["':'"]),
+        (["--data", "/no/such/folder"], ["/no/such/folder", "no such folder"]),
+        (["--data-tar", "/no/such.tar.gz"], ["/no/such.tar.gz", "no such file"]),
+        (["--data", "/tmp", "--demo"], ["exclude each other"]),
+        (["--ngpu", "0", "--precision", "fp16"], ["--precision fp16 needs a GPU", "bf16"]),
+        (["--", "--max-tokens", "9"], ["--max-tokens", "before the lone --"]),
+        (["--", "--save-dir=x"], ["--save-dir", "--exp"]),
+    ],
+)
+def test_bad_options_get_one_line(words, parts):
+    line = refused("--ngpu", "8", *words)
+    for part in parts:
+        assert part in line
+
+
+def test_help_shows_the_present_values():
+    text = run("--help", "--beam", "7", "--conf", "base_prenorm").stdout
+    assert re.search(r"^  --beam +beam width \[7\]$", text, re.MULTILINE)
+    assert re.search(r"--batch-tokens .*\[32768\]", text)
+    assert re.search(r"--bpe-merges .*\[32000\]", text)
+    assert "[1.0]" in next(x for x in run("--help", script=IWSLT).stdout.splitlines() if "--lenpen" in x)
+
+
+def test_the_real_job_has_the_numbers_of_the_paper(tmp_path):
+    lines = dry(tmp_path)
+    train = command(lines, "fairseq-train")
+    paper = {
+        "--arch": "transformer_dlcl_30l",
+        "--adam-betas": "(0.9, 0.997)",
+        "--adam-eps": "1e-8",
+        "--lr": "0.002",
+        "--warmup-updates": "16000",
+        "--warmup-init-lr": "1e-07",
+        "--dropout": "0.1",
+        "--attention-dropout": "0.1",
+        "--activation-dropout": "0.1",
+        "--label-smoothing": "0.1",
+        "--max-tokens": "4096",
+        "--update-freq": "2",
+        "--max-epoch": "20",
+        "--keep-last-epochs": "5",
+        "--weight-decay": "0.0",
+        "--clip-norm": "0.0",
+        "--lr-scheduler": "inverse_sqrt",
+        "--optimizer": "adam",
+        "--criterion": "label_smoothed_cross_entropy",
+    }
+    assert {flag: value(train, flag) for flag in paper} == paper
+    assert "--share-all-embeddings" in train and "--fp16" not in train and "--max-update" not in train
+    generate = command(lines, "fairseq-generate")
+    assert [value(generate, flag) for flag in ("--beam", "--lenpen", "--batch-size")] == ["4", "0.6", "32"]
+    assert "--remove-bpe" in generate
+    binarise = command(lines, "fairseq-preprocess")
+    assert (value(binarise, "--thresholdsrc"), value(binarise, "--thresholdtgt")) == ("5", "5")
+    assert "--joined-dictionary" in binarise
+    assert any("average --last 5" in line for line in lines)
+
+
+def test_post_norm_job(tmp_path):
+    train = command(dry(tmp_path, "--conf", "dlcl_postnorm_25l"), "fairseq-train")
+    assert value(train, "--arch") == "transformer_dlcl_postnorm_25l"
+    assert value(train, "--adam-betas") == "(0.9, 0.98)"
+    assert value(train, "--attention-dropout") == "0.0" and value(train, "--lr") == "0.002"
+
+
+@pytest.mark.parametrize(
+    "ngpu, max_tokens, freq", [(8, 4096, 2), (4, 4096, 4), (1, 4096, 16), (0, 4096, 16), (8, 2048, 4)]
+)
+def test_update_freq_keeps_the_product(tmp_path, ngpu, max_tokens, freq):
+    lines = dry(tmp_path, "--ngpu", ngpu, "--max-tokens", max_tokens)
+    assert value(command(lines, "fairseq-train"), "--update-freq") == str(freq)
+    assert any("= 65,536 tokens per update" in line for line in lines)
+
+
+def test_another_product_is_refused_unless_forced(tmp_path):
+    line = refused("--ngpu", "3", "--dry-run")
+    assert "61,440" in line and "65,536" in line and "--force-batch true" in line
+    assert "65,536" in refused("--ngpu", "8", "--update-freq", "1", "--dry-run")
+    lines = dry(tmp_path, "--ngpu", "3", "--force-batch", "true")
+    assert value(command(lines, "fairseq-train"), "--update-freq") == "5"
+
+
+def test_the_command_line_beats_a_conf_file_and_later_files_beat_earlier_ones(tmp_path):
+    own = tmp_path / "own.args"
+    own.write_text("# mine\n--lr 0.5\n--beam 9\n--seed 11\n")
+    lines = dry(tmp_path, "--conf", f"dlcl_30l,{own}", "--seed", "3")
+    train = command(lines, "fairseq-train")
+    assert (value(train, "--lr"), value(train, "--seed")) == ("0.5", "3")
+    assert train.count("--lr") == 1
+    assert value(command(lines, "fairseq-generate"), "--beam") == "9"
+
+
+def test_flags_after_the_lone_dashes_come_last(tmp_path):
+    train = command(dry(tmp_path, "--", "--lr", "1e-3", "--adam-betas", "(0.9, 0.9)"), "fairseq-train")
+    assert train[-4:] == ["--lr", "1e-3", "--adam-betas", "(0.9, 0.9)"]
+
+
+@pytest.mark.parametrize("conf", CONFS, ids=lambda path: f"{path.parent.parent.name}-{path.stem}")
+def test_every_conf_file_is_short_and_makes_a_job(tmp_path, conf):
+    script = IWSLT if "iwslt14" in str(conf) else MAIN
+    whole = [] if "--arch" in conf.read_text() else ["--arch", "transformer_dlcl_30l"]
+    train = command(dry(tmp_path, "--conf", conf.stem, "--force-batch", *whole, script=script), "fairseq-train")
+    assert value(train, "--arch") in list_archs()
+    assert len(conf.read_text().splitlines()) <= 25
+
+
+def test_any_working_folder_and_relative_paths_with_blanks(tmp_path):
+    folder = tmp_path / "odd $folder 'x'"
+    folder.mkdir()
+    lines = run("--dry-run", "--ngpu", "8", "--exp", "my exp", cwd=folder).stdout.splitlines()
+    assert value(command(lines, "fairseq-train"), "--save-dir") == str(folder / "my exp" / "checkpoints")
+    assert os.listdir(folder) == []
