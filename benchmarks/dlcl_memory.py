@@ -103,8 +103,9 @@ def main():
     print(f"{options.layers} + 6 layers, width {options.dim}, batch {shape[0]} x {shape[1]} tokens\n")
     print(f"{'model':<22}{'saved MiB':>12}{'x plain':>10}{'step s':>10}{'x plain':>10}")
     plain = None
-    for label, name in (("plain pre-norm", "transformer_prenorm_30l"), ("DLCL, stacked history", "transformer_dlcl_30l"),
-                        ("DLCL, ours", "transformer_dlcl_30l")):
+    plain_name, dlcl_name = "transformer_prenorm_30l", "transformer_dlcl_30l"
+    rows = (("plain pre-norm", plain_name), ("DLCL, stacked history", dlcl_name), ("DLCL, ours", dlcl_name))
+    for label, name in rows:
         model = build(name, options, dictionary)
         if "stacked" in label:
             model.encoder.history.__class__ = model.decoder.history.__class__ = StackedDlcl

@@ -102,11 +102,12 @@ def _table() -> List[Architecture]:
         Architecture("transformer_postnorm_6l_big", "post", "residual", 6, 6, "big", 28.8),
         Architecture("transformer_dlcl_12l_big", "pre", "dlcl", 12, 6, "big", 29.17),
     ]
-    # (method, norm, aggregation, {encoder depth: BLEU})
+    deep = (6, 12, 16, 18, 20, 24, 25, 30)
+    # (method, norm, aggregation, {encoder depth: BLEU}, encoder depths)
     base = [
-        ("prenorm", "pre", "residual", {6: 27.1, 16: 28.0, 20: 28.9}, (6, 12, 16, 18, 20, 24, 25, 30, 35, 40, 48, 60)),
-        ("postnorm", "post", "residual", {6: 27.5}, (6, 12, 16, 18, 20, 24, 25, 30)),
-        ("dlcl", "pre", "dlcl", {6: 27.3, 16: 28.2, 20: 28.80, 30: 29.3}, (6, 12, 16, 18, 20, 24, 25, 30, 35, 40, 48, 60)),
+        ("prenorm", "pre", "residual", {6: 27.1, 16: 28.0, 20: 28.9}, (*deep, 35, 40, 48, 60)),
+        ("postnorm", "post", "residual", {6: 27.5}, deep),
+        ("dlcl", "pre", "dlcl", {6: 27.3, 16: 28.2, 20: 28.8, 30: 29.3}, (*deep, 35, 40, 48, 60)),
         ("dlcl_postnorm", "post", "dlcl", {6: 27.6, 16: 28.4, 25: 29.2}, (6, 16, 20, 25, 30)),
     ]
     for method, norm, layer_agg, bleu, depths in base:

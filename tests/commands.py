@@ -13,7 +13,8 @@ PACKAGE = Path(__file__).parents[1] / "fairseq_deep"
 
 def run(*command, stdin=None, check=True, cwd=None):
     """Run a console script of this environment with one thread; on failure, show what it printed."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONWARNINGS": "ignore"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
     line = [str(part) for part in command]
     done = subprocess.run(line, input=stdin, capture_output=True, text=True, env=env, timeout=300, cwd=cwd)
     if check and done.returncode:
@@ -28,6 +29,13 @@ def write_pairs(path, count, rng):
             digits = [str(rng.randrange(10)) for _ in range(rng.randrange(3, 9))]
             print(*digits, file=source)
             print(*reversed(digits), file=target)
+
+
+def binarise(folder, splits):
+    """Binarised form, in folder/bin, of the pairs folder/SPLIT.src and folder/SPLIT.tgt."""
+    prefixes = [part for split in splits for part in (f"--{split}pref", folder / split)]
+    run("fairseq-preprocess", "-s", "src", "-t", "tgt", *prefixes, "--destdir", folder / "bin", "--joined-dictionary")
+    return folder / "bin"
 
 
 NARROW = ["--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "32", "--encoder-attention-heads", "2",

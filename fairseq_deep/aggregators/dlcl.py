@@ -72,7 +72,7 @@ class Dlcl(Aggregator):
         if window is not None and window < 1:
             raise UsageError(f"--dlcl-window {window} leaves nothing to combine: use 1 or more, or leave it out")
         if not 0.0 <= dropout < 1.0:
-            raise UsageError(f"--dlcl-dropout {dropout} is not a probability: use a value from 0 up to, not including, 1")
+            raise UsageError(f"--dlcl-dropout {dropout} is not a probability: use a value from 0 to below 1")
         if no_norm and not pre_norm:
             raise UsageError("--dlcl-no-norm needs a pre-norm stack: in post-norm the norm is the layer's own (Eq. 9)")
         self.init = init

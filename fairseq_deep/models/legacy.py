@@ -37,14 +37,15 @@ def translate_flags(args: argparse.Namespace) -> None:
     all entries, so its weights need no window here. With normalised weights it was a true mask, as ours is.
     """
     normalize = getattr(args, "normalize_learned_weight", False)
+    learned = getattr(args, "encoder_learnable", True) or getattr(args, "decoder_learnable", True)
     window = getattr(args, "history_window_size", -1)
     ours = {
         "dlcl_init": getattr(args, "init_value", None),
         "dlcl_weight_type": getattr(args, "weight_type", None),
         "dlcl_dropout": getattr(args, "history_dropout", None),
-        "dlcl_normalize": normalize or None,
+        "dlcl_normalize": True if normalize else None,
         "dlcl_window": window if normalize and window > 0 else None,
-        "dlcl_fixed": not (getattr(args, "encoder_learnable", True) or getattr(args, "decoder_learnable", True)) or None,
+        "dlcl_fixed": None if learned else True,
         "activation_dropout": getattr(args, "relu_dropout", None),
     }
     for flag, value in ours.items():

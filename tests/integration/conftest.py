@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.commands import run, write_pairs
+from tests.commands import binarise, write_pairs
 
 
 @pytest.fixture(scope="session")
@@ -14,6 +14,4 @@ def data(tmp_path_factory):
     rng = random.Random(11)
     for split, count in (("train", 300), ("valid", 40), ("test", 30)):
         write_pairs(folder / split, count, rng)
-    run("fairseq-preprocess", "-s", "src", "-t", "tgt", "--trainpref", folder / "train", "--validpref", folder / "valid",
-        "--testpref", folder / "test", "--destdir", folder / "bin", "--joined-dictionary")  # fmt: skip
-    return folder / "bin"
+    return binarise(folder, ("train", "valid", "test"))

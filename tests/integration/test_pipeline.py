@@ -43,9 +43,10 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(data, tmp_path, fl
 
 
 def test_activation_checkpointing_trains_to_the_same_losses(data, tmp_path):
-    plain = losses(run(*train_command(data, tmp_path / "a", "--max-update", "6", "--dropout", "0.1")))
-    saved = run(*train_command(data, tmp_path / "b", "--max-update", "6", "--dropout", "0.1", "--checkpoint-activations"))
-    assert losses(saved) == pytest.approx(plain, abs=2e-3)
+    flags = ["--max-update", "6", "--dropout", "0.1"]
+    plain = losses(run(*train_command(data, tmp_path / "a", *flags)))
+    recomputed = losses(run(*train_command(data, tmp_path / "b", *flags, "--checkpoint-activations")))
+    assert recomputed == pytest.approx(plain, abs=2e-3)
 
 
 @pytest.mark.parametrize("backend", ["legacy_ddp", "pytorch_ddp"])
@@ -79,7 +80,7 @@ def test_generate_with_one_model_and_with_an_ensemble(data, trained):
 def test_average_generate_and_score(data, trained, tmp_path):
     folder, _ = trained
     run("fairseq-deep", "average", "--last", "2", "--dir", folder, "--output", tmp_path / "average.pt")
-    done = run("fairseq-generate", data, "--user-dir", PACKAGE, "--path", tmp_path / "average.pt", "--beam", "2", "--cpu")
+    done = run("fairseq-generate", data, "--user-dir", PACKAGE, "--path", tmp_path / "average.pt", "--cpu")
     (tmp_path / "out").write_text(done.stdout)
     scored = run("fairseq-deep", "score", "--generate-output", tmp_path / "out", "--hypotheses", tmp_path / "sys",
                  "--references", tmp_path / "ref")  # fmt: skip
@@ -93,7 +94,7 @@ def test_interactive_keeps_order_and_empty_lines(data, trained):
     folder, _ = trained
     lines = ["1 2 3", "", "4 5 6 7", ""]
     done = run("fairseq-interactive", data, "--user-dir", PACKAGE, "--path", folder / "checkpoint_last.pt", "--cpu",
-               "--buffer-size", "2", "-s", "src", "-t", "tgt", stdin="".join(f"{line}\n" for line in lines))  # fmt: skip
+               "--buffer-size", "2", "-s", "src", "-t", "tgt", stdin="\n".join(lines) + "\n")  # fmt: skip
     sources = {int(m[1]): m[2] for m in re.finditer(r"^S-(\d+)\t(.*)$", done.stdout, re.M)}
     assert [sources.get(index, "") for index in range(4)] == lines
     assert len(hypotheses(done)) == 4
@@ -117,11 +118,12 @@ def test_from_pretrained_translates(data, trained):
 
 
 def test_hydra_train_keeps_the_plugins_flags(data, trained, tmp_path):
-    model = "{_name: transformer_dlcl_2l2l_tiny, encoder_layers: 4, decoder_layer_agg: residual, dlcl_weight_type: scalar_2}"
+    flags = "encoder_layers: 4, decoder_layer_agg: residual, dlcl_weight_type: scalar_2"
     run("fairseq-hydra-train", "task=translation", f"task.data={data}", "task.source_lang=src", "task.target_lang=tgt",
         "criterion=cross_entropy", "optimizer=adam", "lr_scheduler=fixed", "optimization.lr=[0.001]",
         "optimization.max_update=2", "dataset.max_tokens=400", "common.cpu=true", f"common.user_dir={PACKAGE}",
-        f"checkpoint.save_dir={tmp_path}", f"hydra.run.dir={tmp_path}/run", f"+model={model}")  # fmt: skip
+        f"checkpoint.save_dir={tmp_path}", f"hydra.run.dir={tmp_path}/run",
+        "+model={_name: transformer_dlcl_2l2l_tiny, " + flags + "}")  # fmt: skip
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)["model"]
     assert state["encoder.history.weight"].shape == (5, 5, 2)
     assert "decoder.history.weight" not in state

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.commands import PACKAGE, run, train_command, write_pairs
+from tests.commands import PACKAGE, binarise, run, train_command, write_pairs
 
 
 @pytest.mark.parametrize("arch", ["transformer_dlcl_2l2l_tiny", "transformer_dlcl_postnorm_2l2l_tiny"])
@@ -15,13 +15,11 @@ def test_reversal_is_learned_whatever_the_seed(arch, tmp_path):
     rng = random.Random(seed)
     for split, count in (("train", 4000), ("valid", 100)):
         write_pairs(tmp_path / split, count, rng)
-    data = tmp_path / "bin"
-    run("fairseq-preprocess", "-s", "src", "-t", "tgt", "--trainpref", tmp_path / "train", "--validpref",
-        tmp_path / "valid", "--destdir", data, "--joined-dictionary")  # fmt: skip
-    flags = ["--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "128", "--encoder-attention-heads", "4",
-             "--decoder-attention-heads", "4", "--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "0",
-             "--criterion", "cross_entropy", "--adam-betas", "(0.9, 0.98)", "--lr", "3e-3", "--warmup-updates", "100",
-             "--max-tokens", "1500", "--max-update", "700", "--seed", seed, "--log-interval", "100"]  # fmt: skip
+    data = binarise(tmp_path, ("train", "valid"))
+    flags = ["--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "128", "--encoder-attention-heads", "4"]
+    flags += ["--decoder-attention-heads", "4", "--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "0"]
+    flags += ["--criterion", "cross_entropy", "--adam-betas", "(0.9, 0.98)", "--lr", "3e-3", "--warmup-updates", "100"]
+    flags += ["--max-tokens", "1500", "--max-update", "700", "--seed", seed, "--log-interval", "100"]
     command = train_command(data, tmp_path / "model", *flags, arch=arch)
     del command[command.index("--label-smoothing") : command.index("--label-smoothing") + 2]
     log = run(*command).stdout

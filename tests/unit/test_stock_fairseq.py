@@ -30,7 +30,8 @@ def test_weights_of_fairseqs_transformer_give_its_output(norm, build, dictionary
 
 
 def test_our_encoder_layers_carry_no_dead_weights(build):
-    keys = {key.split(".layers.0.")[1] for key in build("transformer_prenorm_6l").state_dict() if "encoder.layers.0." in key}
+    state = build("transformer_prenorm_6l").state_dict()
+    keys = {key.split(".layers.0.")[1] for key in state if "encoder.layers.0." in key}
     modules = ["self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj", "self_attn.out_proj", "self_attn_layer_norm"]
     modules += ["fc1", "fc2", "final_layer_norm"]
     assert keys == {f"{module}.{part}" for module in modules for part in ("weight", "bias")}

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Everything that must hold before a change goes in: ruff, shellcheck and all tests. Arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=examples/common/env.sh
+. examples/common/env.sh
+ensure_env dev
+export OMP_NUM_THREADS=1
+
+echo "ruff"
+ruff check .
+echo "shellcheck"
+find . \( -name .git -o -name .venv -o -name exp \) -prune -o \( -name '*.sh' -o -path ./.ci/run \) -print0 |
+  xargs -0 shellcheck -x
+echo "pytest"
+exec python -m pytest -q -n 2 "$@"
