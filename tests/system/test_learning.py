@@ -17,8 +17,9 @@ def test_reversal_is_learned_whatever_the_seed(arch, tmp_path):
         write_pairs(tmp_path / split, count, rng)
     data = binarise(tmp_path, ("train", "valid"))
     flags = ["--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "128", "--encoder-attention-heads", "4"]
-    flags += ["--decoder-attention-heads", "4", "--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "0"]
-    flags += ["--criterion", "cross_entropy", "--adam-betas", "(0.9, 0.98)", "--lr", "3e-3", "--warmup-updates", "100"]
+    flags += ["--decoder-attention-heads", "4", "--dropout", "0", "--attention-dropout", "0"]
+    flags += ["--activation-dropout", "0", "--criterion", "cross_entropy", "--adam-betas", "(0.9, 0.98)"]
+    flags += ["--lr", "3e-3", "--warmup-updates", "100"]
     flags += ["--max-tokens", "1500", "--max-update", "700", "--seed", seed, "--log-interval", "100"]
     command = train_command(data, tmp_path / "model", *flags, arch=arch)
     del command[command.index("--label-smoothing") : command.index("--label-smoothing") + 2]
