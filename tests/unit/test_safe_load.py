@@ -8,7 +8,6 @@ import io
 import os
 import pickle
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,8 @@ from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.logging import meters
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import OmegaConf
+
+from tests.commands import run
 
 TESTS = Path(__file__).resolve().parents[1]
 STOCK = TESTS / "data" / "stock_fairseq_0.12.2.pt"  # written by fairseq 0.12.2 as published, torch 1.13.1
@@ -234,7 +235,7 @@ def letters(tmp_path_factory):
 
 def interactive(data, checkpoint):
     command = ["fairseq-interactive", data, "--path", checkpoint, "--cpu", "--beam", "2", "-s", "en", "-t", "de"]
-    return subprocess.run([str(part) for part in command], input="a b c\n", capture_output=True, text=True)
+    return run(*command, stdin="a b c\n", check=False)
 
 
 def test_command_translates_with_the_checkpoint_of_stock_fairseq(letters):
