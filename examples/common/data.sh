@@ -34,7 +34,7 @@ data_fingerprint() {
   case $route in
     folder) (cd "$data" && cksum {train,valid,test}.{"$source_lang","$target_lang"}{,.gz} 2>/dev/null || true) ;;
     tar) cksum <"$data_tar" ;;
-    demo) cksum <"$examples/demo/make_corpus.py" ;;
+    demo) cat "$examples"/demo/make_corpus.py "$examples"/demo/grammar/*.py | cksum ;;
     download) say "$data_url" ;;
   esac
 }
