@@ -22,6 +22,17 @@ def aggregator_options(cfg, name: str) -> Dict[str, Any]:
     return {option: value for option, value in values.items() if value is not None}
 
 
+def check_options(cfg) -> None:
+    """Refuse options of an aggregator that neither stack uses: without a word they would do nothing."""
+    used = {aggregator_name(cfg, side) for side in ("encoder", "decoder")}
+    for name in AGGREGATORS.names():
+        given = [] if name in used else [option for option, value in aggregator_options(cfg, name).items() if value]
+        if given:
+            raise UsageError(
+                f"--{name}-{given[0].replace('_', '-')} does nothing without --layer-agg {name}: add that or leave it out"
+            )
+
+
 def build_aggregator(cfg, side: str, num_layers: int, dim: int) -> Aggregator:
     """The aggregator of one stack.
 
@@ -32,13 +43,13 @@ def build_aggregator(cfg, side: str, num_layers: int, dim: int) -> Aggregator:
         dim: its width
 
     Raises:
-        UsageError: the aggregator needs every layer and *cfg* drops some, or one of its options is wrong
+        UsageError: the aggregator needs every layer and *cfg* drops or adds some, or one of its options is wrong
     """
     name = aggregator_name(cfg, side)
     aggregator = AGGREGATORS.get(name)
     if aggregator.needs_every_layer:
-        for flag in (f"{side}_layerdrop", "base_layers") if side == "decoder" else (f"{side}_layerdrop",):
-            if getattr(cfg, flag, 0):
+        for flag in (f"{side}_layerdrop", f"{side}_layers_to_keep") + (("base_layers",) if side == "decoder" else ()):
+            if getattr(cfg, flag, None):
                 raise UsageError(
                     f"--layer-agg {name} needs each layer of the {side} at its place: "
                     f"leave out --{flag.replace('_', '-')}, or use --{side}-layer-agg residual"

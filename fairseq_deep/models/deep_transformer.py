@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..aggregators import AGGREGATORS
 from ..registry import UsageError
+from .building import check_options
 from .decoder import DeepTransformerDecoder
 from .encoder import DeepTransformerEncoder
 
@@ -87,6 +88,7 @@ class DeepTransformerModel(TransformerModel):
 
 def check_args(args, task) -> None:
     """Refuse flags that contradict each other or the data, each with one line."""
+    check_options(args)
     for side in ("encoder", "decoder"):
         dim, heads = getattr(args, f"{side}_embed_dim", None), getattr(args, f"{side}_attention_heads", None)
         if dim and heads and dim % heads:

@@ -150,7 +150,7 @@ def test_activation_checkpointing_changes_nothing(name, build, batch):
     results = []
     for recompute in (False, True):
         torch.manual_seed(3)
-        model = build(name, checkpoint_activations=recompute, dropout=0.1, dlcl_dropout=0.1).train()
+        model = build(name, checkpoint_activations=recompute, dropout=0.1).train()
         output = features(model, *batch)
         output.square().mean().backward()
         results.append([output, *(parameter.grad for parameter in model.parameters())])

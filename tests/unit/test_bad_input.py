@@ -47,6 +47,8 @@ def test_unknown_architecture_names_the_nearest():
     [
         ("transformer_dlcl_6l", {"encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop"),
         ("transformer_dlcl_6l", {"decoder_layerdrop": 0.1}, "leave out --decoder-layerdrop"),
+        ("transformer_dlcl_6l", {"encoder_layers_to_keep": "0,2"}, "leave out --encoder-layers-to-keep"),
+        ("transformer_prenorm_6l", {"dlcl_window": 2}, "--dlcl-window does nothing without --layer-agg dlcl"),
         ("transformer_dlcl_postnorm_6l", {"dlcl_no_norm": True}, "--dlcl-no-norm needs a pre-norm stack"),
         ("transformer_dlcl_6l", {"dlcl_weight_type": "scalar_3"}, "does not divide the width 16"),
         ("transformer_dlcl_6l", {"dlcl_init": "zero"}, "--dlcl-init zero"),
@@ -66,6 +68,12 @@ def test_flags_that_clash(build, name, flags, words):
 
 def test_layerdrop_is_fine_in_a_plain_stack(build):
     build("transformer_dlcl_6l", encoder_layerdrop=0.1, encoder_layer_agg="residual")
+
+
+def test_options_of_the_aggregator_of_one_side(build):
+    model = build("transformer_prenorm_6l", decoder_layer_agg="dlcl", dlcl_weight_type="vector")
+    assert model.decoder.history.weight.shape == (7, 7, 16)
+    assert not list(model.encoder.history.parameters())
 
 
 def test_shared_embeddings_of_two_dictionaries(build, dictionary):
