@@ -28,9 +28,8 @@ def check_options(cfg) -> None:
     for name in AGGREGATORS.names():
         given = [] if name in used else [option for option, value in aggregator_options(cfg, name).items() if value]
         if given:
-            raise UsageError(
-                f"--{name}-{given[0].replace('_', '-')} does nothing without --layer-agg {name}: add that or leave it out"
-            )
+            flag = f"--{name}-{given[0].replace('_', '-')}"
+            raise UsageError(f"{flag} does nothing without --layer-agg {name}: add that, or leave it out")
 
 
 def build_aggregator(cfg, side: str, num_layers: int, dim: int) -> Aggregator:
