@@ -3,7 +3,7 @@
 Three models on the same batch: the plain pre-norm stack, DLCL with the sum over a stacked history (as the equation
 reads, and as the original code has it), and DLCL as this package computes it.
 
-    python benchmarks/dlcl_memory.py [--device cuda] [--dtype bf16] [--sentences 128 --length 32]
+    python benchmarks/dlcl_memory.py [--device cuda] [--dtype bfloat16] [--sentences 128 --length 32]
 """
 
 import argparse
@@ -80,7 +80,7 @@ def step_seconds(run, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--vocab", type=int, default=1000)

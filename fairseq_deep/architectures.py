@@ -45,10 +45,10 @@ class Architecture:
         layer_agg: how layers are connected
         encoder_layers, decoder_layers: depth
         size: a key of ``SIZES``, for the decoder and, unless *encoder_size* says otherwise, the encoder
-        bleu: what the paper reports, or None
+        bleu: what the paper prints (a score, or "failed"), or None
         encoder_size: a key of ``SIZES`` where the encoder's differs
-        paper: key of the paper, or "-" for a size that is ours
-        vocab: entries of the paper's vocabulary
+        paper: key of the paper that has this system, or "-"
+        vocab: entries of the vocabulary that parameters are counted with: the paper's
     """
 
     name: str
@@ -57,9 +57,9 @@ class Architecture:
     encoder_layers: int
     decoder_layers: int
     size: str
-    bleu: Optional[float] = None
+    bleu: Optional[str] = None
     encoder_size: Optional[str] = None
-    paper: str = "W19"
+    paper: str = "-"
     vocab: int = 34040
 
     def presets(self) -> Dict[str, Any]:
@@ -80,45 +80,56 @@ class Architecture:
 
     def apply(self, args: argparse.Namespace) -> None:
         """Fill what *args* leaves open: fairseq's architecture function."""
-        self._scale_with_user(args)
+        self._follow_user(args)
         for flag, value in self.presets().items():
             if getattr(args, flag, None) is None:
                 setattr(args, flag, value)
         base_architecture(args)
 
     @staticmethod
-    def _scale_with_user(args: argparse.Namespace) -> None:
-        """A width given for the encoder holds for the decoder too, as in fairseq's own architectures."""
-        for flag in ("embed_dim", "ffn_embed_dim"):
-            width = getattr(args, f"encoder_{flag}", None)
-            if width is not None and getattr(args, f"decoder_{flag}", None) is None:
-                setattr(args, f"decoder_{flag}", width)
+    def _follow_user(args: argparse.Namespace) -> None:
+        """What a flag says for another too, as in fairseq: widths of the encoder, and the old name of a dropout."""
+        for flag, follower in (
+            ("encoder_embed_dim", "decoder_embed_dim"),
+            ("encoder_ffn_embed_dim", "decoder_ffn_embed_dim"),
+            ("relu_dropout", "activation_dropout"),
+        ):
+            value = getattr(args, flag, None)
+            if value is not None and getattr(args, follower, None) is None:
+                setattr(args, follower, value)
+
+
+# Tables 1 to 4 and 6 of W19: {method: {encoder depth: BLEU as printed, or None where only Zh-En is reported}}
+_W19 = {
+    "prenorm": {6: "27.1", 16: "28.0", 20: "28.9", 25: None},
+    "postnorm": {6: "27.5", 16: "failed", 20: "failed"},
+    "dlcl": {6: "27.3", 16: "28.2", 20: "28.80", 25: None, 30: "29.3"},
+    "dlcl_postnorm": {6: "27.6", 16: "28.4", 25: "29.2"},
+}
 
 
 def _table() -> List[Architecture]:
     rows = [
-        Architecture("transformer_prenorm_6l_big_encoder", "pre", "residual", 6, 6, "base", 27.59, "big"),
-        Architecture("transformer_prenorm_6l_big", "pre", "residual", 6, 6, "big", 28.7),
-        Architecture("transformer_postnorm_6l_big", "post", "residual", 6, 6, "big", 28.8),
-        Architecture("transformer_dlcl_12l_big", "pre", "dlcl", 12, 6, "big", 29.17),
+        Architecture("transformer_prenorm_6l_big_encoder", "pre", "residual", 6, 6, "base", "27.59", "big", "W19"),
+        Architecture("transformer_prenorm_6l_big", "pre", "residual", 6, 6, "big", "28.7", paper="W19"),
+        Architecture("transformer_postnorm_6l_big", "post", "residual", 6, 6, "big", "28.8", paper="W19"),
+        Architecture("transformer_dlcl_12l_big", "pre", "dlcl", 12, 6, "big", "29.17", paper="W19"),
     ]
-    deep = (6, 12, 16, 18, 20, 24, 25, 30)
-    # (method, norm, aggregation, {encoder depth: BLEU}, encoder depths)
-    base = [
-        ("prenorm", "pre", "residual", {6: 27.1, 16: 28.0, 20: 28.9}, (*deep, 35, 40, 48, 60)),
-        ("postnorm", "post", "residual", {6: 27.5}, deep),
-        ("dlcl", "pre", "dlcl", {6: 27.3, 16: 28.2, 20: 28.8, 30: 29.3}, (*deep, 35, 40, 48, 60)),
-        ("dlcl_postnorm", "post", "dlcl", {6: 27.6, 16: 28.4, 25: 29.2}, (6, 16, 20, 25, 30)),
-    ]
-    for method, norm, layer_agg, bleu, depths in base:
-        for depth in depths:
+    depths = (6, 12, 16, 18, 20, 24, 25, 30)
+    for method, norm, layer_agg, base_depths in (
+        ("prenorm", "pre", "residual", (*depths, 35, 40, 48, 60)),
+        ("postnorm", "post", "residual", depths),
+        ("dlcl", "pre", "dlcl", (*depths, 35, 40, 48, 60)),
+        ("dlcl_postnorm", "post", "dlcl", depths),
+    ):
+        for depth in base_depths:
+            bleu, paper = _W19[method].get(depth), "W19" if depth in _W19[method] else "-"
             name = f"transformer_{method}_{depth}l"
-            rows.append(Architecture(name, norm, layer_agg, depth, 6, "base", bleu.get(depth)))
+            rows.append(Architecture(name, norm, layer_agg, depth, 6, "base", bleu, paper=paper))
         for depth in (6, 12, 20):
-            name = f"transformer_{method}_{depth}l_iwslt"
-            rows.append(Architecture(name, norm, layer_agg, depth, 6, "iwslt", paper="-"))
-        rows.append(Architecture(f"transformer_{method}_3l3l_small", norm, layer_agg, 3, 3, "small", paper="-"))
-        rows.append(Architecture(f"transformer_{method}_2l2l_tiny", norm, layer_agg, 2, 2, "tiny", paper="-"))
+            rows.append(Architecture(f"transformer_{method}_{depth}l_iwslt", norm, layer_agg, depth, 6, "iwslt"))
+        rows.append(Architecture(f"transformer_{method}_3l3l_small", norm, layer_agg, 3, 3, "small"))
+        rows.append(Architecture(f"transformer_{method}_2l2l_tiny", norm, layer_agg, 2, 2, "tiny"))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""The one place that knows about versions of fairseq and torch: features are tested, version numbers never."""
+"""What depends on the versions of fairseq and torch: features are tested, not version numbers."""
 
 import argparse
 import contextlib

@@ -113,6 +113,20 @@ class Dlcl(Aggregator):
         parser.add_argument("--dlcl-window", type=int, metavar="N", help="combine only the last N layer outputs")
         parser.add_argument("--dlcl-no-norm", action="store_true", help="no norm on what DLCL combines (pre-norm only)")
 
+    def _apply(self, fn, *args, **kwargs):
+        """Leave W in fp32 when the model is converted to half precision.
+
+        A gradient of W sums over all positions and features, so that it is the largest of the model and the first to
+        overflow in fp16; and a softmax or a sum over 31 entries wants exact weights.
+        """
+        exact = self.weight.data
+        super()._apply(fn, *args, **kwargs)
+        if self.weight.dtype in (torch.float16, torch.bfloat16):
+            self.weight.data = exact.to(self.weight.device)
+            if self.weight.grad is not None:
+                self.weight.grad.data = self.weight.grad.data.float()
+        return self
+
     def reset_parameters(self) -> None:
         """Set W to its start values, zero outside the window and above the diagonal."""
         size = self.num_layers + 1
@@ -122,14 +136,8 @@ class Dlcl(Aggregator):
             self.weight.copy_(start if self.weight.dim() == 2 else start.unsqueeze(-1).expand_as(self.weight))
 
     def row_weights(self, layer: int) -> Tensor:
-        """Weights (entries x n) with which the combination before *layer* reads the entries of its window.
-
-        In fp32 at least, whatever the precision of the model: a softmax or a sum over 31 entries in fp16 is not exact
-        enough.
-        """
+        """Weights (entries x n) with which the combination before *layer* reads the entries of its window."""
         row = self.weight[layer, max(0, layer + 1 - self.window) : layer + 1]
-        if row.dtype == torch.float16 or row.dtype == torch.bfloat16:
-            row = row.float()
         if self.normalize:
             row = torch.softmax(row, dim=0)
         return row.reshape(row.size(0), self.groups)

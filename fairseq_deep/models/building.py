@@ -23,13 +23,28 @@ def aggregator_options(cfg, name: str) -> Dict[str, Any]:
 
 
 def check_options(cfg) -> None:
-    """Refuse options of an aggregator that neither stack uses: without a word they would do nothing."""
-    used = {aggregator_name(cfg, side) for side in ("encoder", "decoder")}
+    """Refuse what an aggregator cannot do, before fairseq builds anything.
+
+    Raises:
+        UsageError: an option of an aggregator that neither stack uses, so that it would silently do nothing, or a flag
+            that drops or adds layers in a stack whose aggregator needs each at its place
+    """
+    sides = {side: aggregator_name(cfg, side) for side in ("encoder", "decoder")}
     for name in AGGREGATORS.names():
-        given = [] if name in used else [option for option, value in aggregator_options(cfg, name).items() if value]
+        options = {} if name in sides.values() else aggregator_options(cfg, name)
+        given = [option.replace("_", "-") for option, value in options.items() if value is not False]
         if given:
-            flag = f"--{name}-{given[0].replace('_', '-')}"
-            raise UsageError(f"{flag} does nothing without --layer-agg {name}: add that, or leave it out")
+            raise UsageError(
+                f"--{name}-{given[0]} does nothing without --layer-agg {name}: add that, or leave the option out"
+            )
+    for side, name in sides.items():
+        flags = [f"{side}_layerdrop", f"{side}_layers_to_keep"] + (["base_layers"] if side == "decoder" else [])
+        for flag in flags if AGGREGATORS.get(name).needs_every_layer else []:
+            if getattr(cfg, flag, None):
+                raise UsageError(
+                    f"--layer-agg {name} needs each layer of the {side} at its place: "
+                    f"leave out --{flag.replace('_', '-')}, or use --{side}-layer-agg residual"
+                )
 
 
 def build_aggregator(cfg, side: str, num_layers: int, dim: int) -> Aggregator:
@@ -42,19 +57,11 @@ def build_aggregator(cfg, side: str, num_layers: int, dim: int) -> Aggregator:
         dim: its width
 
     Raises:
-        UsageError: the aggregator needs every layer and *cfg* drops or adds some, or one of its options is wrong
+        UsageError: an option of the aggregator is wrong
     """
     name = aggregator_name(cfg, side)
-    aggregator = AGGREGATORS.get(name)
-    if aggregator.needs_every_layer:
-        for flag in (f"{side}_layerdrop", f"{side}_layers_to_keep") + (("base_layers",) if side == "decoder" else ()):
-            if getattr(cfg, flag, None):
-                raise UsageError(
-                    f"--layer-agg {name} needs each layer of the {side} at its place: "
-                    f"leave out --{flag.replace('_', '-')}, or use --{side}-layer-agg residual"
-                )
     pre_norm = getattr(cfg, side).normalize_before
-    return aggregator(num_layers, dim, pre_norm, **aggregator_options(cfg, name))
+    return AGGREGATORS.get(name)(num_layers, dim, pre_norm, **aggregator_options(cfg, name))
 
 
 def keep_final_norm(state_dict: Dict[str, Tensor], name: str) -> None:

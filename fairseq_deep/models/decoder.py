@@ -1,6 +1,6 @@
 """The decoder: embedding, layers connected by an aggregator, final norm, output projection."""
 
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Tuple
 
 from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
@@ -39,6 +39,23 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
         return self.dropout_module(x).transpose(0, 1)
+
+    def masks(
+        self, tokens, x: Tensor, causal: bool, full_context_alignment: bool
+    ) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+        """Masks of self-attention: padding (B x T) and, where *causal*, later positions (T x T); None masks nothing."""
+        padding: Optional[Tensor] = None
+        future_mask: Optional[Tensor] = None
+        # where no position sees later ones, padding on the right needs no mask
+        visible = tokens if full_context_alignment else tokens[:, :1]
+        if self.cross_self_attention or bool(visible.eq(self.padding_idx).any()):
+            padding = tokens.eq(self.padding_idx)
+        if causal:
+            future_mask = self.buffered_future_mask(x)
+            if padding is not None:
+                # left padding leaves rows with nothing to attend to: with finite values they do not become NaN
+                future_mask = future_mask.clamp(min=-1e4)
+        return padding, future_mask
 
     def extract_features_scriptable(
         self,
@@ -79,18 +96,8 @@ class DeepTransformerDecoder(TransformerDecoderBase):
             if positions is not None:
                 positions = positions[:, -1:]
         x = self.embed(prev_output_tokens, positions)
-
-        # where no position sees later ones, padding on the right needs no mask
-        padding: Optional[Tensor] = None
-        visible = prev_output_tokens if full_context_alignment else prev_output_tokens[:, :1]
-        if self.cross_self_attention or bool(visible.eq(self.padding_idx).any()):
-            padding = prev_output_tokens.eq(self.padding_idx)
-        future_mask: Optional[Tensor] = None
-        if incremental_state is None and not full_context_alignment:
-            future_mask = self.buffered_future_mask(x)
-            if padding is not None:
-                # left padding leaves rows with nothing to attend to: finite values there make them no NaN
-                future_mask = future_mask.clamp(min=-1e4)
+        causal = incremental_state is None and not full_context_alignment
+        padding, future_mask = self.masks(prev_output_tokens, x, causal, full_context_alignment)
 
         attn: Optional[Tensor] = None
         states: List[Optional[Tensor]] = [x]

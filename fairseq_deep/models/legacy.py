@@ -46,7 +46,6 @@ def translate_flags(args: argparse.Namespace) -> None:
         "dlcl_normalize": True if normalize else None,
         "dlcl_window": window if normalize and window > 0 else None,
         "dlcl_fixed": None if learned else True,
-        "activation_dropout": getattr(args, "relu_dropout", None),
     }
     for flag, value in ours.items():
         if value is not None and getattr(args, flag, None) is None:

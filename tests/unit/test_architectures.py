@@ -1,11 +1,15 @@
 """What must hold for every architecture, at tiny width and full depth."""
 
 import copy
+import types
 
 import pytest
 import torch
+from fairseq import options
+from fairseq.data import Dictionary
 
-from fairseq_deep.architectures import ARCHITECTURES, count_parameters, list_archs
+from fairseq_deep.architectures import ARCHITECTURES, build_architecture, count_parameters, list_archs
+from fairseq_deep.models.deep_transformer import DeepTransformerModel
 from tests.conftest import make_batch
 
 every_architecture = pytest.mark.parametrize("name", list_archs())
@@ -47,6 +51,11 @@ PARAMETERS = {
 }
 
 
+def parse(*flags):
+    """What fairseq-train makes of a command line."""
+    return options.parse_args_and_arch(options.get_training_parser(), input_args=["data", *flags])
+
+
 def features(model, source, lengths, target):
     return model(source, lengths, target)[0]
 
@@ -74,10 +83,6 @@ def test_postnorm_models_have_one_final_norm_less():
     ids=["encoder only", "no history norm", "vector weights", "fixed weights"],
 )
 def test_parameter_count_of_the_ablations(flags, count):
-    from fairseq.data import Dictionary
-
-    from fairseq_deep.architectures import build_architecture
-
     dictionary = Dictionary()
     for index in range(34040 - len(dictionary)):
         dictionary.add_symbol(str(index))
@@ -151,8 +156,12 @@ def test_activation_checkpointing_changes_nothing(name, build, batch):
     for recompute in (False, True):
         torch.manual_seed(3)
         model = build(name, checkpoint_activations=recompute, dropout=0.1).train()
+        calls = []
+        for stack in (model.encoder, model.decoder):
+            stack.layers[-1].fc1.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         output = features(model, *batch)
         output.square().mean().backward()
+        assert len(calls) == (4 if recompute else 2), "each layer runs again in the backward pass"
         results.append([output, *(parameter.grad for parameter in model.parameters())])
     for plain, recomputed in zip(*results):
         torch.testing.assert_close(recomputed, plain, rtol=1e-4, atol=1e-5)
@@ -178,9 +187,87 @@ def test_torchscript_agrees(name, build, batch):
 
 
 @every_architecture
-def test_a_flag_beats_its_preset(name):
-    from fairseq import options
+def test_autocast_changes_little(name, build, batch):
+    """As under --amp, where layer outputs, norms and the embedding come in different types."""
+    model = build(name).train()
+    results = []
+    for enabled in (False, True):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            output = features(model, *batch)
+        output.float().square().mean().backward()
+        results.append((output.float(), [parameter.grad for parameter in model.parameters()]))
+    (exact, exact_grads), (rough, rough_grads) = results
+    assert not torch.equal(exact, rough)
+    assert (rough - exact).abs().mean() < 0.1 * exact.std()
+    assert all(grad is not None and grad.isfinite().all() for grad in rough_grads)
+    for got, want in zip(rough_grads, exact_grads):
+        assert got.dtype == want.dtype
 
+
+# what the papers' presets are: (dropout, attention dropout, activation dropout), widths and heads, depth, norm
+LITERAL_PRESETS = {
+    "transformer_postnorm_6l": ((0.1, 0.0, 0.0), (512, 2048, 8), (6, 6), False, "residual", "27.5"),
+    "transformer_postnorm_20l": ((0.1, 0.0, 0.0), (512, 2048, 8), (20, 6), False, "residual", "failed"),
+    "transformer_prenorm_6l": ((0.1, 0.1, 0.1), (512, 2048, 8), (6, 6), True, "residual", "27.1"),
+    "transformer_prenorm_20l": ((0.1, 0.1, 0.1), (512, 2048, 8), (20, 6), True, "residual", "28.9"),
+    "transformer_postnorm_6l_big": ((0.3, 0.0, 0.0), (1024, 4096, 16), (6, 6), False, "residual", "28.8"),
+    "transformer_prenorm_6l_big": ((0.3, 0.1, 0.1), (1024, 4096, 16), (6, 6), True, "residual", "28.7"),
+    "transformer_dlcl_postnorm_6l": ((0.1, 0.0, 0.0), (512, 2048, 8), (6, 6), False, "dlcl", "27.6"),
+    "transformer_dlcl_postnorm_25l": ((0.1, 0.0, 0.0), (512, 2048, 8), (25, 6), False, "dlcl", "29.2"),
+    "transformer_dlcl_6l": ((0.1, 0.1, 0.1), (512, 2048, 8), (6, 6), True, "dlcl", "27.3"),
+    "transformer_dlcl_30l": ((0.1, 0.1, 0.1), (512, 2048, 8), (30, 6), True, "dlcl", "29.3"),
+    "transformer_dlcl_12l_big": ((0.3, 0.1, 0.1), (1024, 4096, 16), (12, 6), True, "dlcl", "29.17"),
+    "transformer_dlcl_3l3l_small": ((0.1, 0.1, 0.1), (256, 512, 4), (3, 3), True, "dlcl", None),
+}
+
+
+@pytest.mark.parametrize("name", LITERAL_PRESETS)
+def test_presets_are_the_published_ones(name):
+    dropouts, size, depth, pre_norm, layer_agg, bleu = LITERAL_PRESETS[name]
+    args = parse("--arch", name)
+    assert (args.dropout, args.attention_dropout, args.activation_dropout) == dropouts
+    for side in ("encoder", "decoder"):
+        got = [getattr(args, f"{side}_{flag}") for flag in ("embed_dim", "ffn_embed_dim", "attention_heads")]
+        assert tuple(got) == size
+        assert getattr(args, f"{side}_normalize_before") is pre_norm
+    assert (args.encoder_layers, args.decoder_layers) == depth
+    assert args.layer_agg == layer_agg
+    assert args.activation_fn == "relu"
+    assert ARCHITECTURES[name].bleu == bleu
+
+
+def test_the_big_encoder_is_on_one_side_only():
+    args = parse("--arch", "transformer_prenorm_6l_big_encoder")
+    assert (args.encoder_embed_dim, args.encoder_ffn_embed_dim, args.encoder_attention_heads) == (1024, 4096, 16)
+    assert (args.decoder_embed_dim, args.decoder_ffn_embed_dim, args.decoder_attention_heads) == (512, 2048, 8)
+
+
+@pytest.mark.parametrize(
+    "flags, check",
+    [
+        (["--dlcl-init", "one"], lambda h: h.weight[2].tolist()[:4] == [1, 1, 1, 0]),
+        (["--dlcl-fixed"], lambda h: not h.weight.requires_grad and "weight" in dict(h.named_buffers())),
+        (["--dlcl-weight-type", "scalar_4"], lambda h: h.groups == 4),
+        (["--dlcl-normalize"], lambda h: h.normalize),
+        (["--dlcl-dropout", "0.3"], lambda h: h.dropout.p == 0.3),
+        (["--dlcl-window", "2"], lambda h: h.window == 2),
+        (["--dlcl-no-norm"], lambda h: not len(h.layer_norms)),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_dlcl_flags_reach_both_stacks(flags, check, dictionary):
+    args = parse("--arch", "transformer_dlcl_6l", "--encoder-embed-dim", "16", *flags)
+    plain = parse("--arch", "transformer_dlcl_6l", "--encoder-embed-dim", "16")
+    task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    for parsed, expected in ((args, True), (plain, False)):
+        model = DeepTransformerModel.build_model(parsed, task)
+        for stack in (model.encoder, model.decoder):
+            assert bool(check(stack.history)) is expected
+
+
+@every_architecture
+def test_a_flag_beats_its_preset(name):
     chosen = {
         "encoder_layers": 3,
         "decoder_layers": 5,
@@ -198,19 +285,18 @@ def test_a_flag_beats_its_preset(name):
     presets = ARCHITECTURES[name].presets()
     unset = {"encoder_normalize_before", "decoder_normalize_before"}  # fairseq has no flag that says no
     assert set(presets) - unset == set(chosen)
-    line = ["data", "--arch", name, "--encoder-normalize-before", "--decoder-normalize-before"]
+    line = ["--arch", name, "--encoder-normalize-before", "--decoder-normalize-before"]
     for flag, value in chosen.items():
         line += [f"--{flag.replace('_', '-')}", str(value)]
-    args = options.parse_args_and_arch(options.get_training_parser(), input_args=line)
+    args = parse(*line)
     assert {flag: getattr(args, flag) for flag in chosen} == chosen
     assert args.encoder_normalize_before and args.decoder_normalize_before
-    plain = options.parse_args_and_arch(options.get_training_parser(), input_args=["data", "--arch", name])
+    plain = parse("--arch", name)
     assert {flag: getattr(plain, flag) for flag in presets} == presets
 
 
-def test_a_width_for_the_encoder_holds_for_the_decoder():
-    from fairseq import options
-
-    line = ["data", "--arch", "transformer_dlcl_30l", "--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "96"]
-    args = options.parse_args_and_arch(options.get_training_parser(), input_args=line)
-    assert (args.decoder_embed_dim, args.decoder_ffn_embed_dim) == (64, 96)
+def test_flags_that_speak_for_another():
+    """As in fairseq: a width of the encoder holds for the decoder, --relu-dropout is the old --activation-dropout."""
+    args = parse("--arch", "transformer_dlcl_30l", "--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "96",
+                 "--relu-dropout", "0.3")  # fmt: skip
+    assert (args.decoder_embed_dim, args.decoder_ffn_embed_dim, args.activation_dropout) == (64, 96, 0.3)

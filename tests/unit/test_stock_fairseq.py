@@ -10,23 +10,80 @@ from fairseq.models.transformer import TransformerModel, base_architecture
 from tests.conftest import make_batch, tiny_flags
 
 
-@pytest.mark.parametrize("norm", ["prenorm", "postnorm"])
-def test_weights_of_fairseqs_transformer_give_its_output(norm, build, dictionary):
-    name = f"transformer_{norm}_6l"
-    pre_norm = norm == "prenorm"
-    args = argparse.Namespace(
-        encoder_normalize_before=pre_norm, decoder_normalize_before=pre_norm, share_all_embeddings=True,
-        **tiny_flags(name)
-    )  # fmt: skip
-    base_architecture(args)
-    task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    stock = TransformerModel.build_model(args, task).train()
-    model = build(name, share_all_embeddings=True)
-    model.load_state_dict(stock.state_dict())
+@pytest.fixture(params=["prenorm", "postnorm"])
+def twins(request, build, dictionary):
+    """twins(**flags): fairseq's own transformer, and ours with its weights."""
+
+    def make(**flags):
+        name = f"transformer_{request.param}_6l"
+        flags = {**tiny_flags(name), "share_all_embeddings": True, **flags}
+        pre_norm = request.param == "prenorm"
+        args = argparse.Namespace(encoder_normalize_before=pre_norm, decoder_normalize_before=pre_norm, **flags)
+        base_architecture(args)
+        task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+        stock = TransformerModel.build_model(args, task)
+        model = build(name, **flags)
+        model.load_state_dict(stock.state_dict())
+        return stock, model
+
+    return make
+
+
+def run(model, batch, **options):
+    torch.manual_seed(3)
+    return model.train()(*batch, **options)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"layernorm_embedding": True},
+        {"no_scale_embedding": True, "encoder_learned_pos": True, "decoder_learned_pos": True},
+        {"activation_fn": "gelu", "no_token_positional_embeddings": True},
+    ],
+    ids=lambda flags: "-".join(flags) or "plain",
+)
+def test_weights_of_fairseqs_transformer_give_its_output(twins, dictionary, flags):
+    stock, model = twins(**flags)
+    batch = make_batch(dictionary)
+    words = batch[2].ne(dictionary.pad())  # what stands at padding is nobody's business
+    torch.testing.assert_close(run(model, batch)[0][words], run(stock, batch)[0][words])
+
+
+def test_dropout_is_where_fairseq_has_it(twins, dictionary):
+    """With the same seed the same units are dropped, in the same order: without padding, all of the output is equal."""
+    stock, model = twins(dropout=0.2, attention_dropout=0.3, activation_dropout=0.1)
+    batch = make_batch(dictionary, lengths=(5, 5, 5), target_lengths=(6, 6, 6))
+    assert not torch.equal(run(model, batch)[0], model.eval()(*batch)[0])
+    torch.testing.assert_close(run(model, batch)[0], run(stock, batch)[0])
+
+
+def test_hidden_states_and_attention_are_fairseqs(twins, dictionary):
+    stock, model = twins()
     source, lengths, target = make_batch(dictionary)
-    expected, actual = stock(source, lengths, target)[0], model(source, lengths, target)[0]
-    words = target.ne(dictionary.pad())  # what stands at padding is nobody's business
-    torch.testing.assert_close(actual[words], expected[words])
+    words = target.ne(dictionary.pad())
+    encoded = [m.eval().encoder(source, lengths, return_all_hiddens=True) for m in (stock, model)]
+    theirs, ours = (out["encoder_states"] for out in encoded)
+    assert len(ours) == 7
+    real = source.ne(dictionary.pad()).T
+    for expected, actual in zip(theirs, ours):
+        torch.testing.assert_close(actual[real], expected[real])
+    assert not ours[0][~real].any(), "embeddings of padding are zero"
+    extras = [m.decoder(target, encoder_out=out)[1] for m, out in zip((stock, model), encoded)]
+    torch.testing.assert_close(extras[1]["attn"][0][words], extras[0]["attn"][0][words])
+    assert len(extras[1]["inner_states"]) == 7
+
+
+def test_full_context_alignment_sees_later_words(twins, dictionary):
+    stock, model = twins()
+    source, lengths, target = make_batch(dictionary)
+    words = target.ne(dictionary.pad())
+    outputs = []
+    for m in (stock.eval(), model.eval()):
+        outputs.append(m.decoder(target, encoder_out=m.encoder(source, lengths), full_context_alignment=True)[0])
+    torch.testing.assert_close(outputs[1][words], outputs[0][words])
+    assert not torch.allclose(outputs[1][words], model(source, lengths, target)[0][words])
 
 
 def test_our_encoder_layers_carry_no_dead_weights(build):
