@@ -80,5 +80,6 @@ stage_3() {
   run fairseq-preprocess --source-lang "$source_lang" --target-lang "$target_lang" --joined-dictionary \
     --trainpref "$prefix/train" --validpref "$prefix/valid" --testpref "$prefix/test" \
     --thresholdsrc "$vocab_threshold" --thresholdtgt "$vocab_threshold" --workers "$workers" --destdir "$exp/data-bin.new"
-  rename "$exp/data-bin.new" "$exp/data-bin"
+  run_quietly rm -rf "$exp/data-bin"
+  run_quietly mv "$exp/data-bin.new" "$exp/data-bin"
 }

@@ -1,23 +1,28 @@
-"""Download archives so that a broken connection costs nothing and a broken file is noticed.
+"""Download archives so that a broken connection costs nothing and a broken file is noticed, and rebuild a corpus.
 
 A file grows as ``NAME.part`` and gets its name only when its length, its checksum (where one is given) and its archive
 structure are right.
 """
 
+import argparse
 import gzip
+import html
 import os
+import re
 import shutil
 import tarfile
+import tempfile
 import time
 import urllib.error
 import urllib.request
 import zlib
 
-from corpus import die, sha256
+from corpus import die, read_lines, replaced_folder, sha256
 
 TRIES = 4
 BLOCK = 1 << 20
 PARTIAL, RANGE_PAST_END = 206, 416
+SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 
 
 def read_checksums(path):
@@ -131,3 +136,39 @@ def extract(archive, members, folder):
                         shutil.copyfileobj(stream.extractfile(entry), target)
                     del missing[name]
     return list(missing)
+
+
+def read_segments(path):
+    """Return the segments of an SGM or XML evaluation set, one line each."""
+    return [" ".join(html.unescape(text).split()) for text in SEGMENT.findall("\n".join(read_lines(path)))]
+
+
+def write_lines(path, lines):
+    with open(path, "w", encoding="utf-8") as stream:
+        stream.writelines(line + "\n" for line in lines)
+
+
+def rebuild(description, urls, build):
+    """The program that rebuilds a German-English corpus from archives.
+
+    ``urls`` maps a key of ours to the home of an archive.  ``build(archives, langs, work, out)`` gets the paths of the
+    archives by key, and writes {train,valid,test}.LANG to ``out``, with the folder ``work`` for what it extracts.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--source-lang", required=True)
+    parser.add_argument("--target-lang", required=True)
+    parser.add_argument("--archives", required=True, help="folder to keep the archives in")
+    parser.add_argument("--out", required=True, help="folder to write {train,valid,test}.{de,en} to")
+    parser.add_argument("--url", default="", help="folder that holds all archives, instead of their homes")
+    parser.add_argument("--checksums", default="", help="file of sha256 sums")
+    args = parser.parse_args()
+    langs = (args.source_lang, args.target_lang)
+    if sorted(langs) != ["de", "en"]:
+        die(f"this corpus is German-English, not {langs[0]}-{langs[1]}: give your own text with --data")
+    checksums = read_checksums(args.checksums)
+    if args.url:
+        urls = {key: f"{args.url.rstrip('/')}/{url.rsplit('/', 1)[-1]}" for key, url in urls.items()}
+    archives = {key: fetch(url, args.archives, checksums) for key, url in urls.items()}
+    print("  unpacking", flush=True)
+    with replaced_folder(args.out) as out, tempfile.TemporaryDirectory(dir=out) as work:
+        build(archives, langs, work, out)

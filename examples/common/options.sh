@@ -10,7 +10,7 @@ die() {
   exit 2
 }
 
-# TYPE is str, int, num, bool, auto (a whole number or "auto") or choices such as a|b.
+# TYPE is str, int, num, bool, auto (a whole number or "auto") or choices such as a|b. An empty HELP keeps it out of --help.
 option() {
   option_names+=("$1")
   option_type[$1]=$2
@@ -25,40 +25,16 @@ usage() {
   printf 'usage: %s [options] [-- flags for fairseq-train]\n\noptions, with their present values:\n' "${0##*/}"
   for name in "${option_names[@]}"; do
     value=${!name}
-    printf '  %-19s %s [%s]\n' "$(flag_of "$name")" "${option_help[$name]}" "${value:-none}"
+    [[ -z ${option_help[$name]} ]] || printf '  %-19s %s [%s]\n' "$(flag_of "$name")" "${option_help[$name]}" "${value:-none}"
   done
 }
 
-# Levenshtein distance, one row at a time.
-distance() {
-  local a=$1 b=$2 i j cost above diagonal best
-  local -a row
-  for ((j = 0; j <= ${#b}; j++)); do row[j]=$j; done
-  for ((i = 1; i <= ${#a}; i++)); do
-    diagonal=${row[0]}
-    row[0]=$i
-    for ((j = 1; j <= ${#b}; j++)); do
-      cost=1
-      [[ ${a:i-1:1} == "${b:j-1:1}" ]] && cost=0
-      above=${row[j]}
-      best=$((diagonal + cost))
-      ((above + 1 < best)) && best=$((above + 1))
-      ((row[j - 1] + 1 < best)) && best=$((row[j - 1] + 1))
-      row[j]=$best
-      diagonal=$above
-    done
-  done
-  printf %s "${row[${#b}]}"
-}
-
-nearest() {
-  local wanted=$1 word d best='' best_d=999
-  shift
-  for word in "$@"; do
-    d=$(distance "$wanted" "$word")
-    ((d < best_d)) && best=$word best_d=$d
-  done
-  printf %s "$best"
+# A question that names the word most like the first one; nothing if none is like it or there is no python3.
+did_you_mean() {
+  local near
+  near=$(python3 -I -c 'import difflib, sys; print(*difflib.get_close_matches(sys.argv[1], sys.argv[2:], 1))' "$@" 2>/dev/null) ||
+    near=''
+  printf %s "${near:+: did you mean $near?}"
 }
 
 check_value() {
@@ -82,8 +58,8 @@ unknown_option() {
   local -a flags=()
   local name
   for name in "${option_names[@]}"; do flags+=("$(flag_of "$name")"); done
-  die "unknown option '$1': did you mean $(nearest "$1" "${flags[@]}")?" \
-    "(--help lists all; flags of fairseq-train go after a lone --)"
+  die "unknown option '$1'$(did_you_mean "$1" "${flags[@]}")" \
+    "(--help lists them; flags of fairseq-train go after a lone --)"
 }
 
 # parse_options ORIGIN ARG...: only options whose ORIGIN is "user" are protected from conf files.
@@ -114,20 +90,18 @@ parse_options() {
   return 0
 }
 
-conf_folders() { printf '%s\n' "$examples/$task/conf" "$examples/demo"; }
-
 find_conf() {
   local name=$1 folder file
   local -a known=()
-  while read -r folder; do
+  for folder in "$examples/$task/conf" "$examples/demo"; do
     [[ -f $folder/$name.args ]] && { printf %s "$folder/$name.args"; return; }
     for file in "$folder"/*.args; do
       file=${file##*/}
       known+=("${file%.args}")
     done
-  done < <(conf_folders)
+  done
   [[ $name == */* && -f $name ]] && { printf %s "$name"; return; }
-  die "unknown --conf '$name': did you mean $(nearest "$name" "${known[@]}")? (known: ${known[*]}; or the path of a file)"
+  die "unknown --conf '$name'$(did_you_mean "$name" "${known[@]}") (known: ${known[*]}; or the path of a file)"
 }
 
 # load_conf NAME,NAME: a line is "--name value"; a --conf line includes another file at that place.

@@ -4,7 +4,7 @@
 #   0 set-up   1 data   2 text   3 binarise   4 train   5 average   6 generate   7 score
 
 if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
-  printf 'error: bash 4.4 or newer is needed, this is %s\n' "$BASH_VERSION" >&2
+  printf 'error: bash 4.4 or newer is needed, this is %s: install it (macOS: brew install bash)\n' "$BASH_VERSION" >&2
   exit 2
 fi
 
@@ -20,7 +20,7 @@ done
 
 option help bool false "show this text and stop"
 option dry_run bool false "print every command and change nothing"
-option demo bool false "the small built-in corpus and model, on any machine"
+option demo bool false "the small built-in corpus and model, no GPU needed"
 option exp str auto "folder of the experiment; auto: exp/TASK-CONF beside this script"
 option data str '' "folder with parallel text {train,valid,test}.{SRC,TGT}, plain or .gz"
 option data_tar str '' "Google's pre-processed wmt16_en_de.tar.gz"
@@ -28,11 +28,6 @@ option data_sha256 str '' "sha256 that --data-tar must have"
 option data_lines str train=4400000-4600000,valid=3000,test=3003 "line counts that --data-tar must have (empty: any)"
 option data_url str "${WMT_URL:-}" "folder, also file://, to take all archives from instead of their home"
 option checksums str '' "file of sha256 sums ('SUM  NAME') that the archives must have"
-option task str '' "folder under examples/ with the conf files"
-option source_lang str en "language to translate from"
-option target_lang str de "language to translate to"
-option downloader str '' "program in examples/common that fetches the corpus when no data is given"
-option download_max_words int 250 "--max-words for the fetched corpus"
 option conf str '' "flag files conf/NAME.args, in order, separated by commas"
 option arch str '' "architecture (fairseq-deep archs lists them)"
 option ngpu auto auto "GPUs to use; 0: the CPU; auto: all that are visible"
@@ -53,12 +48,19 @@ option lenpen num 0.6 "length penalty"
 option max_len_a num 0 "longest output: a x source length + b"
 option max_len_b int 200 "the b of it"
 option gen_batch int 32 "sentences per batch when translating"
-option updates int 0 "updates that the job takes, for the estimate of its time (0: from --max-update)"
 option workers auto auto "processes for text work; auto: the number of cores"
 option disk_gb int 20 "free space asked for before the start, in GB"
 option smoke bool false "a few updates only, to see that every stage works"
 option stage int 0 "first stage to run, again even if it was done"
 option stop_stage int 7 "last stage to run"
+
+# What a run_*.sh script or a conf file sets.
+option task str '' ''              # folder under examples/ with the conf files
+option source_lang str en ''
+option target_lang str de ''
+option downloader str '' ''        # program in examples/common that fetches the corpus when no data is given
+option download_max_words int 250 ''  # --max-words for the fetched corpus
+option updates int 0 ''            # updates that the job takes, for the estimate of its time; 0: from --max-update
 
 main() {
   parse_options default "${defaults[@]}"

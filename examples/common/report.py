@@ -1,7 +1,6 @@
 """What a run was made with (``env``) and what came out of it (``result``)."""
 
 import argparse
-import difflib
 import importlib.metadata
 import json
 import os
@@ -11,6 +10,9 @@ import subprocess
 import time
 
 from corpus import die, run
+
+from fairseq_deep.registry import nearest
+from fairseq_deep.tools import UserError, write_text
 
 PACKAGES = ("fairseq-deep", "fairseq", "torch", "numpy", "sacrebleu", "sacremoses", "subword-nmt")
 PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
@@ -57,21 +59,12 @@ def hardware(gpus):
     return f"{gpus} x {torch.cuda.get_device_name(0)}"
 
 
-def write_text(path, text):
-    with open(path + ".new", "w", encoding="utf-8") as stream:
-        stream.write(text)
-    os.replace(path + ".new", path)
-
-
 def check_arch(name):
     """Refuse an architecture that neither fairseq nor this package knows."""
     from fairseq.models import ARCH_MODEL_REGISTRY
 
-    import fairseq_deep  # noqa: F401  registers its architectures
-
     if name not in ARCH_MODEL_REGISTRY:
-        near = difflib.get_close_matches(name, ARCH_MODEL_REGISTRY, 1, 0)
-        die(f"unknown --arch {name}: did you mean {near[0]}? (fairseq-deep archs lists them)")
+        die(f"unknown --arch {name}{nearest(name, ARCH_MODEL_REGISTRY)}: fairseq-deep archs lists them")
 
 
 def environment(args):
@@ -227,7 +220,10 @@ def main():
     res.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     res.set_defaults(command=result)
     args = parser.parse_args()
-    args.command(args)
+    try:
+        args.command(args)
+    except UserError as problem:
+        die(problem)
 
 
 if __name__ == "__main__":

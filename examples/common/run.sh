@@ -122,12 +122,6 @@ duration() {
   fi
 }
 
-# rename NEW OLD-PLACE: put a finished folder or file in place of an earlier one.
-rename() {
-  run_quietly rm -rf "$2"
-  run_quietly mv "$1" "$2"
-}
-
 run_quietly() {
   if $dry_run; then quote "$@"; else "$@"; fi
 }

@@ -272,6 +272,11 @@ class TestStages:
         assert_refused(done, "valid.en has 10 lines", "valid.de has 1", status=2)
         assert not (tmp_path / "exp/text/raw").exists() and programs(stubs) == ["fairseq-deep doctor"]
 
+    def test_an_unknown_architecture_is_named_with_the_nearest(self, tools, stubs, corpus, tmp_path):
+        done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL, "--arch", "transformer_dcl_30l")
+        assert_refused(done, "unknown --arch transformer_dcl_30l", "did you mean transformer_dlcl_30l?", status=2)
+        assert not (tmp_path / "exp/env.txt").exists() and programs(stubs) == ["fairseq-deep doctor"]
+
     def test_too_little_disk_and_a_batch_below_the_longest_sentence(self, tools, stubs, corpus, tmp_path):
         exp = tmp_path / "exp"
         assert_refused(recipe(tools, exp, "--data", corpus, *SMALL, "--disk-gb", "99999999"), "GB free", status=2)

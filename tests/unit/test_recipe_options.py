@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -78,6 +79,37 @@ def test_bad_options_get_one_line(words, parts):
     line = refused("--ngpu", "8", *words)
     for part in parts:
         assert part in line
+
+
+def test_the_nearest_name_is_a_help_that_can_be_done_without(tmp_path):
+    assert "did you mean --beam?" in refused("--baem", "5")
+    assert "did you mean" not in refused("--qqqqqqqqqqqq", "5")
+    for name in ("bash", "dirname"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    line = refused("--baem", "5", env={"PATH": str(tmp_path)})
+    assert line.startswith("error: unknown option '--baem' (--help lists them;")
+
+
+def test_settings_of_the_scripts_work_and_are_not_in_the_help(tmp_path):
+    text = run("--help").stdout
+    assert "--beam" in text and "--data-url" in text
+    for flag in ("--task", "--source-lang", "--target-lang", "--downloader", "--download-max-words", "--updates"):
+        assert not re.search(rf"^  {flag} ", text, re.MULTILINE)
+    train = command(dry(tmp_path, "--source-lang", "de", "--target-lang", "en"), "fairseq-train")
+    assert (value(train, "--source-lang"), value(train, "--target-lang")) == ("de", "en")
+
+
+def test_every_file_that_decides_what_is_installed_changes_the_stamp(tmp_path):
+    names = ["requirements.txt", "constraints.txt", "pyproject.toml"]
+    names += [f"third_party/fairseq/{name}" for name in ("backend.py", "edits.py", "safe_load.py", "pyproject.toml")]
+    (tmp_path / "third_party/fairseq").mkdir(parents=True)
+    stamps = set()
+    for name in ["", *names]:
+        for other in names:
+            (tmp_path / other).write_text("changed" if other == name else "as before")
+        script = f". '{ROOT}/examples/common/env.sh'; env_stamp '{tmp_path}'"
+        stamps.add(subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout)
+    assert len(stamps) == len(names) + 1
 
 
 def test_help_shows_the_present_values():
