@@ -1,0 +1,48 @@
+"""fairseq's fp16 optimizer on a model of two precisions: the DLCL weights stay in fp32, all else is fp16."""
+
+import copy
+
+import pytest
+import torch
+from fairseq.optim.fp16_optimizer import FP16Optimizer
+from omegaconf import OmegaConf
+
+from tests.conftest import make_batch
+
+
+def optimizer_for(model, flatten):
+    common = dict(fp16_init_scale=128, fp16_scale_window=None, fp16_scale_tolerance=0.0, threshold_loss_scale=None)
+    common.update(min_loss_scale=1e-4, bf16=False, on_cpu_convert_precision=False, tpu=False, model_parallel_size=1)
+    adam = dict(_name="adam", adam_betas="(0.9, 0.98)", adam_eps=1e-8, weight_decay=0.0, use_old_adam=True)
+    adam.update(fp16_adam_stats=False, tpu=False, lr=[0.001])
+    config = {
+        "common": {**common, "fp16_no_flatten_grads": not flatten},
+        "distributed_training": {"distributed_world_size": 1},
+        "optimization": {"update_freq": [1], "lr": [0.001]},
+        "optimizer": adam,
+    }
+    return FP16Optimizer.build_optimizer(OmegaConf.create(config), list(model.parameters()))
+
+
+@pytest.mark.parametrize("flatten", [True, False], ids=["flat", "separate"])
+def test_a_step_moves_every_parameter_as_in_fp32(build, dictionary, monkeypatch, flatten):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # fairseq asks for it without a GPU, too
+    exact = build("transformer_dlcl_2l2l_tiny").train()
+    model = copy.deepcopy(exact).half()
+    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    assert {name for name, dtype in dtypes.items() if dtype == torch.float32} == {
+        "encoder.history.weight", "decoder.history.weight"
+    }  # fmt: skip
+    batch = make_batch(dictionary, lengths=(5, 5), target_lengths=(6, 6))
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = optimizer_for(model, flatten)
+    optimizer.backward(model(*batch)[0].float().log_softmax(-1)[..., 5].sum().neg())
+    exact(*batch)[0].log_softmax(-1)[..., 5].sum().neg().backward()
+    expected = torch.linalg.vector_norm(torch.cat([parameter.grad.view(-1) for parameter in exact.parameters()]))
+    assert float(optimizer.clip_grad_norm(0.0)) / 128 == pytest.approx(float(expected), rel=0.02)
+    optimizer.multiply_grads(1.0)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == dtypes[name]
+        moved = (parameter.float() - before[name].float()).abs().max()
+        assert parameter.isfinite().all() and moved > 0 or name.endswith("k_proj.bias"), name
