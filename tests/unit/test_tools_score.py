@@ -141,7 +141,7 @@ def test_extreme_tokenised_scores(hypothesis, expected):
 def test_lines_end_at_newlines_alone(tmp_path, capsys):
     lines = ["one\u2028two three four five", "six\u0085seven eight nine ten", "eleven\x0ctwelve \x1cthirteen"]
     for name in ("sys", "ref"):
-        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+        (tmp_path / name).write_bytes(("\n".join(lines) + "\n").encode())
     printed = run(capsys, "--sys", tmp_path / "sys", "--ref", tmp_path / "ref")
     assert ["sentences", "3"] in [line.split() for line in printed]
     assert printed[-1] == "BLEU = 100.00"
