@@ -122,7 +122,7 @@ class Dlcl(Aggregator):
         exact = self.weight.data
         super()._apply(fn, *args, **kwargs)
         if self.weight.dtype in (torch.float16, torch.bfloat16):
-            self.weight.data = exact.to(self.weight.device)
+            self.weight.data = exact.to(self.weight.device, torch.float32)
             if self.weight.grad is not None:
                 self.weight.grad.data = self.weight.grad.data.float()
         return self
@@ -164,16 +164,6 @@ class Dlcl(Aggregator):
             if i == index:
                 x = layer_norm(x)
         return x
-
-    def weight_matrix(self) -> Tensor:
-        """The weights in use as (L+1) x (L+1) x n, zero where nothing is read: for logs and plots."""
-        size = self.num_layers + 1
-        matrix = torch.zeros(size, size, self.groups)
-        with torch.no_grad():
-            for layer in range(size):
-                row = self.row_weights(layer)
-                matrix[layer, layer + 1 - row.size(0) : layer + 1] = row
-        return matrix
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Rename the keys of the original DLCL code: W with a third dimension of 1, norms numbered from 1."""

@@ -39,9 +39,10 @@ def run(args: argparse.Namespace) -> int:
         for record in records
     ]
     print(format_table(rows, right=(4, 6, 7)))
+    vocabularies = [f"{size:,}" for size in sorted({record["vocab"] for record in records})]
     print(
         f"{len(records)} architecture{'s' if len(records) > 1 else ''}; depth, size: encoder/decoder; "
-        "parameters: with a vocabulary of 34,040; BLEU: as the paper prints it"
+        f"parameters: with a vocabulary of {' or '.join(vocabularies)}; BLEU: as the paper prints it"
     )
     return 0
 
