@@ -3,8 +3,10 @@
 Names follow ``transformer_<method>[_postnorm]_<N>l[<M>l][_<size>]``: N encoder layers, M decoder layers, M written
 only where it is not 6. A row presets flags; a flag on the command line beats its preset.
 
-W19: Learning Deep Transformer Models for Machine Translation, Wang et al., 2019. Its BLEU scores are tokenised,
-En-De newstest2014 (Tables 1, 2 and 6), and its vocabulary is taken as 34,040 entries, shared by both sides.
+BLEU scores are tokenised, En-De newstest2014; vocabularies are shared by both sides.
+
+W19: Learning Deep Transformer Models for Machine Translation, Wang et al., 2019 (Tables 1, 2 and 6; 34,040 entries).
+X24: Rewiring the Transformer with Depth-Wise LSTMs, Xu et al., 2024 (Tables 2 to 6; 35,628 entries).
 """
 
 import argparse
@@ -12,13 +14,14 @@ import functools
 import logging
 import types
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from fairseq.data import Dictionary
 from fairseq.models import register_model_architecture
 from fairseq.models.transformer import base_architecture
 
 from .compat import skip_initialisation
+from .models.building import aggregator_name, drop_feed_forward
 from .models.deep_transformer import DeepTransformerModel
 from .models.legacy import ALIASES, translate_flags
 from .registry import UsageError, nearest
@@ -41,7 +44,7 @@ class Architecture:
 
     Attributes:
         name: the value of ``--arch``
-        norm: "pre" or "post"
+        norm: "pre", "post", or "-" where the aggregator has its own
         layer_agg: how layers are connected
         encoder_layers, decoder_layers: depth
         size: a key of ``SIZES``, for the decoder and, unless *encoder_size* says otherwise, the encoder
@@ -49,6 +52,7 @@ class Architecture:
         encoder_size: a key of ``SIZES`` where the encoder's differs
         paper: key of the paper that has this system, or "-"
         vocab: entries of the vocabulary that parameters are counted with: the paper's
+        options: further flags and their values; those of the aggregator hold where it is the row's
     """
 
     name: str
@@ -61,6 +65,7 @@ class Architecture:
     encoder_size: Optional[str] = None
     paper: str = "-"
     vocab: int = 34040
+    options: Tuple[Tuple[str, Any], ...] = ()
 
     def presets(self) -> Dict[str, Any]:
         """The flags that the row presets."""
@@ -70,18 +75,21 @@ class Architecture:
             presets[f"{side}_embed_dim"] = dim
             presets[f"{side}_ffn_embed_dim"] = ffn
             presets[f"{side}_attention_heads"] = heads
-            presets[f"{side}_normalize_before"] = self.norm == "pre"
+            presets[f"{side}_normalize_before"] = self.norm != "post"
         presets["encoder_layers"] = self.encoder_layers
         presets["decoder_layers"] = self.decoder_layers
         presets["dropout"] = SIZES[self.size][3]
-        # Section 4.2: the pre-norm systems add dropout on attention and feed-forward
-        presets["attention_dropout"] = presets["activation_dropout"] = 0.1 if self.norm == "pre" else 0.0
+        # W19, Section 4.2: the pre-norm systems add dropout on attention and feed-forward; so do those of X24
+        presets["attention_dropout"] = presets["activation_dropout"] = 0.0 if self.norm == "post" else 0.1
         return presets
 
     def apply(self, args: argparse.Namespace) -> None:
         """Fill what *args* leaves open: fairseq's architecture function."""
+        drop_feed_forward(args, self.layer_agg)
         self._follow_user(args)
-        for flag, value in self.presets().items():
+        used = {aggregator_name(args, side, self.layer_agg) for side in ("encoder", "decoder")}
+        options = dict(self.options) if self.layer_agg in used else {}
+        for flag, value in {**self.presets(), **options}.items():
             if getattr(args, flag, None) is None:
                 setattr(args, flag, value)
         base_architecture(args)
@@ -95,7 +103,8 @@ class Architecture:
             ("relu_dropout", "activation_dropout"),
         ):
             value = getattr(args, flag, None)
-            if value is not None and getattr(args, follower, None) is None:
+            nothing = value is None or (value == 0 and "ffn" in flag)  # 0: an encoder without feed-forward sub-layers
+            if not nothing and getattr(args, follower, None) is None:
                 setattr(args, follower, value)
 
 
@@ -106,6 +115,53 @@ _W19 = {
     "dlcl": {6: "27.3", 16: "28.2", 20: "28.80", 25: None, 30: "29.3"},
     "dlcl_postnorm": {6: "27.6", 16: "28.4", 25: "29.2"},
 }
+
+
+# (name after "transformer_", depth, size, BLEU as printed, further flags): Tables 2 to 6 of X24
+_X24 = [
+    ("lstm_3l3l", (3, 3), "base", "27.38", {}),
+    ("lstm_6l", (6, 6), "base", "28.53", {}),
+    ("lstm_12l12l", (12, 12), "base", "29.26", {}),
+    ("lstm_18l18l", (18, 18), "base", "29.41", {}),
+    ("lstm_24l24l", (24, 24), "base", "29.18", {}),
+    ("lstm_1layer_6l", (6, 6), "base", "27.84", {"lstm_ffn": 1, "lstm_share": "gate-encdec"}),
+    ("lstm_concat_6l", (6, 6), "base", "28.26", {"lstm_merge": "concat"}),
+    ("lstm_two_6l", (6, 6), "base", "28.81", {"lstm_merge": "two"}),
+    ("lstm_share_all_6l", (6, 6), "base", "26.94", {"lstm_share": "all"}),
+    ("lstm_share_none_6l", (6, 6), "base", "28.25", {"lstm_share": "none"}),
+    ("lstm_6l_big", (6, 6), "big", "29.58", {}),
+    ("lstm_12l_big", (12, 6), "big", None, {}),
+    ("lstm_12l12l_big", (12, 12), "big", "30.69", {}),
+    ("lstm_relative_12l_big", (12, 6), "big", "31.12", {"relative_positions": 16}),
+    (
+        "lstm_1layer_relative_12l_big",
+        (12, 6),
+        "big",
+        "30.83",
+        {"lstm_ffn": 1, "lstm_share": "none", "relative_positions": 16},
+    ),
+    ("rnn_6l", (6, 6), "base", "23.24", {}),
+    ("lstm_6l_iwslt", (6, 6), "iwslt", None, {}),
+    ("lstm_3l3l_small", (3, 3), "small", None, {}),
+    ("lstm_2l2l_tiny", (2, 2), "tiny", None, {}),
+]
+
+
+def _depthwise_rows() -> List[Architecture]:
+    return [
+        Architecture(
+            f"transformer_{name}",
+            "-",
+            name.partition("_")[0],
+            *depth,
+            size,
+            bleu,
+            paper="X24" if bleu else "-",
+            vocab=35628,
+            options=tuple(flags.items()),
+        )
+        for name, depth, size, bleu, flags in _X24
+    ]
 
 
 def _table() -> List[Architecture]:
@@ -130,13 +186,19 @@ def _table() -> List[Architecture]:
             rows.append(Architecture(f"transformer_{method}_{depth}l_iwslt", norm, layer_agg, depth, 6, "iwslt"))
         rows.append(Architecture(f"transformer_{method}_3l3l_small", norm, layer_agg, 3, 3, "small"))
         rows.append(Architecture(f"transformer_{method}_2l2l_tiny", norm, layer_agg, 2, 2, "tiny"))
-    return rows
+    return rows + _depthwise_rows()
 
 
 ARCHITECTURES: Dict[str, Architecture] = {row.name: row for row in _table()}
 
 # the bare model, with fairseq's defaults, for those who set each flag themselves
-register_model_architecture("deep_transformer", "deep_transformer")(base_architecture)
+@register_model_architecture("deep_transformer", "deep_transformer")
+def _bare_architecture(args: argparse.Namespace) -> None:
+    drop_feed_forward(args, "residual")
+    if getattr(args, "encoder_ffn_embed_dim", None) == 0 and getattr(args, "decoder_ffn_embed_dim", None) is None:
+        args.decoder_ffn_embed_dim = 2048  # fairseq's default, and not the encoder's
+    base_architecture(args)
+
 
 for _row in ARCHITECTURES.values():
     register_model_architecture("deep_transformer", _row.name)(_row.apply)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
+from fairseq_deep.aggregators import AGGREGATORS
 from fairseq_deep.architectures import ARCHITECTURES, build_architecture
 
 VOCAB = 40
@@ -12,8 +13,11 @@ VOCAB = 40
 def tiny_flags(name):
     """Flags that make the architecture *name* narrow; its depth and structure stay."""
     flags = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
-    for side, dim in (("encoder", 16), ("decoder", 24 if ARCHITECTURES[name].encoder_size else 16)):
-        flags.update({f"{side}_embed_dim": dim, f"{side}_ffn_embed_dim": 32, f"{side}_attention_heads": 2})
+    row = ARCHITECTURES[name]
+    for side, dim in (("encoder", 16), ("decoder", 24 if row.encoder_size else 16)):
+        flags.update({f"{side}_embed_dim": dim, f"{side}_attention_heads": 2})
+        if not AGGREGATORS.get(row.layer_agg).attention_only:
+            flags[f"{side}_ffn_embed_dim"] = 32
     return flags
 
 

@@ -25,7 +25,8 @@ AGGREGATORS = Registry("--layer-agg")
 class Aggregator(nn.Module):
     """Base of all aggregators; each is made for one stack.
 
-    A command line flag ``--NAME-OPTION`` (NAME: the registered name) sets the constructor's argument OPTION.
+    A command line flag ``--NAME-OPTION`` (NAME: *flag_prefix*, or else the registered name) sets the constructor's
+    argument OPTION.
 
     Args:
         num_layers: number of layers L of the stack
@@ -34,9 +35,14 @@ class Aggregator(nn.Module):
 
     Attributes:
         needs_every_layer: the method counts on each layer being run, so that LayerDrop cannot be used
+        attention_only: the method replaces residual connections and feed-forward sub-layers, so that layers are their
+            attention alone. Then it is also given ``decoder``, ``dropout``, ``activation_dropout`` and ``recompute``.
+        flag_prefix: the NAME of its flags where several methods share them
     """
 
     needs_every_layer = True
+    attention_only = False
+    flag_prefix = ""
 
     def __init__(self, num_layers: int, dim: int, pre_norm: bool):
         super().__init__()
@@ -47,6 +53,9 @@ class Aggregator(nn.Module):
     @staticmethod
     def add_args(parser) -> None:
         """Add the method's flags, without defaults: an architecture's preset must be able to set them."""
+
+    def tie(self, encoder: "Aggregator") -> None:
+        """For the decoder's: take from the encoder's what the method shares between the stacks."""
 
     def start(self, x: Tensor) -> List[Tensor]:
         """State that holds the embedding output *x* (T x B x C)."""

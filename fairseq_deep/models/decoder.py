@@ -4,10 +4,10 @@ from typing import Dict, List, Optional, Tuple
 
 from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..layers import wrap_layer
-from .building import build_aggregator, keep_final_norm
+from ..layers import AttentionDecoderLayer, wrap_layer
+from .building import aggregator_name, aggregator_options, attention_only, build_aggregator, keep_final_norm
 
 
 class DeepTransformerDecoder(TransformerDecoderBase):
@@ -16,16 +16,26 @@ class DeepTransformerDecoder(TransformerDecoderBase):
     The aggregator combines the layers of one position, so that incremental decoding needs no state for it.
 
     Attributes:
-        layers: the M decoder layers
+        layers: the M decoder layers; with ``--lstm-merge two`` their 2M attentions
         history: the aggregator that connects them
     """
 
     def __init__(self, cfg, dictionary, embed_tokens, no_encoder_attn=False, output_projection=None):
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         self.history = build_aggregator(cfg, "decoder", self.num_layers, cfg.decoder.embed_dim)
+        if len(self.layers) > 0 and isinstance(self.layers[0], nn.ModuleList):
+            self.layers = nn.ModuleList(part for layer in self.layers for part in layer)
+            self.num_layers = len(self.layers)
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
-        return wrap_layer(TransformerDecoderLayerBase(cfg, no_encoder_attn), cfg)
+        if not attention_only(cfg, "decoder"):
+            return wrap_layer(TransformerDecoderLayerBase(cfg, no_encoder_attn), cfg)
+        options = aggregator_options(cfg, aggregator_name(cfg, "decoder"))
+        if options.get("merge") == "two":  # the aggregator acts after each attention, so each is a layer of its own
+            halves = ({"attends_to_source": False}, {"attends_to_self": False})
+            return nn.ModuleList(wrap_layer(AttentionDecoderLayer(cfg, **half), cfg) for half in halves)
+        chosen = {option: options[option] for option in ("merge", "attn_residual") if option in options}
+        return wrap_layer(AttentionDecoderLayer(cfg, **chosen), cfg)
 
     def embed(self, tokens, positions: Optional[Tensor]):
         """Embedding output y_0 (T x B x C) of *tokens* (B x T) at *positions* (B x T x C)."""

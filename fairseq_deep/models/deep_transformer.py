@@ -38,8 +38,10 @@ class DeepTransformerModel(TransformerModel):
             parser.add_argument(
                 flag, metavar="NAME", type=AGGREGATORS.check, help=f"how the layers of {stack} are connected: {names}"
             )
-        for name in AGGREGATORS.names():
-            AGGREGATORS.get(name).add_args(parser)
+        for add_flags in {AGGREGATORS.get(name).add_args: None for name in AGGREGATORS.names()}:
+            add_flags(parser)
+        parser.add_argument("--relative-positions", type=int, metavar="K",
+                            help="relative positions in self-attention (keys only), clipped at K; with lstm and rnn")
 
     @classmethod
     def build_model(cls, args, task):
@@ -51,7 +53,9 @@ class DeepTransformerModel(TransformerModel):
         if OmegaConf.is_config(args):  # from fairseq-hydra-train: fairseq would lose the flags that it does not know
             args = argparse.Namespace(**OmegaConf.to_container(args, resolve=True))
         check_args(args, task)
-        return super().build_model(args, task)
+        model = super().build_model(args, task)
+        model.decoder.history.tie(model.encoder.history)
+        return model
 
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens):
@@ -74,10 +78,27 @@ class DeepTransformerModel(TransformerModel):
         Raises:
             UsageError: the checkpoint is of another vocabulary or another architecture
         """
+        for alias, name in self._aliases().items():
+            if alias not in state_dict and name in state_dict:
+                state_dict[alias] = state_dict[name]
         if strict and not self._prunes(model_cfg):
             self.upgrade_state_dict(state_dict)
-            check_state_dict(self.state_dict(), state_dict)
+            check_state_dict(super().state_dict(), state_dict)
         return super().load_state_dict(state_dict, strict, model_cfg, args)
+
+    def state_dict(self, *args, **kwargs):
+        """The parameters by name; what the aggregators of both stacks share is there once, as the encoder's."""
+        state = super().state_dict(*args, **kwargs)
+        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+        for alias in self._aliases():
+            state.pop(prefix + alias, None)
+        return state
+
+    def _aliases(self) -> Dict[str, str]:
+        """Names of parameters in the decoder's aggregator that are the encoder's, and their names there."""
+        names = {id(p): f"encoder.history.{name}" for name, p in self.encoder.history.named_parameters()}
+        own = self.decoder.history.named_parameters()
+        return {f"decoder.history.{name}": names[id(p)] for name, p in own if id(p) in names}
 
     @staticmethod
     def _prunes(model_cfg) -> bool:

@@ -6,8 +6,8 @@ import torch
 from fairseq.models.transformer import TransformerEncoderBase
 from torch import Tensor
 
-from ..layers import EncoderLayer, wrap_layer
-from .building import build_aggregator, keep_final_norm
+from ..layers import AttentionEncoderLayer, EncoderLayer, wrap_layer
+from .building import attention_only, build_aggregator, keep_final_norm
 
 
 class DeepTransformerEncoder(TransformerEncoderBase):
@@ -26,7 +26,8 @@ class DeepTransformerEncoder(TransformerEncoderBase):
         self.history = build_aggregator(cfg, "encoder", self.num_layers, embed_tokens.embedding_dim)
 
     def build_encoder_layer(self, cfg):
-        return wrap_layer(EncoderLayer(cfg), cfg)
+        layer = AttentionEncoderLayer if attention_only(cfg, "encoder") else EncoderLayer
+        return wrap_layer(layer(cfg), cfg)
 
     def forward_scriptable(
         self,

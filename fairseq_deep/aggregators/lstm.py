@@ -1,0 +1,280 @@
+"""Depth-wise LSTM, and the depth-wise RNN that it is compared with.
+
+Rewiring the Transformer with Depth-Wise LSTMs, Xu et al., 2024. An LSTM that runs over the layers, at each position by
+itself, takes the place of residual connections, feed-forward sub-layer and its norm; layers keep their attention alone.
+With A_i the attention output of layer i ("LSTM_in"), [|] concatenation and * the element-wise product:
+
+    c = [Out_{i-1} | A_i]                                         Eq. (1)
+    i, f, o = sigmoid(LN(W_i c)), sigmoid(LN(W_f c)), sigmoid(LN(W_o c))   Eq. (2) to (4)
+    h = GeLU(LN(W_h c))                 1-layer hidden            Eq. (5)
+    h = W_h2 GLU(LN(W_h1 c))            2-layer hidden            Eq. (6)
+    Cell_i = Cell_{i-1} * f + h * i                               Eq. (7)
+    Out_i = Cell_i * o                                            Eq. (8)
+
+and Cell_0 = Out_0 = the embedding output. The biases that the paper prints in Eq. (2) to (6) are left out: its
+parameter counts have none, and before a norm they would nearly do nothing. The depth-wise RNN is Eq. (6), Out_i = h.
+
+Names here: ``gates[.].weight`` is W_i, W_f and W_o one below the other, ``hidden[.].fc1`` and ``fc2`` are W_h1 (or W_h)
+and W_h2. A *step* is one application of the LSTM: one a layer, or two in a decoder of variant (b).
+"""
+
+from typing import List, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ..registry import UsageError
+from .base import AGGREGATORS, Aggregator
+
+SHARE = ("none", "gate", "gate-encdec", "all")
+MERGE = ("add", "concat", "two")
+GLU = ("sigmoid", "gelu", "swish", "relu")
+
+
+class Gates(nn.Module):
+    """Input, forget and output gate, Eq. (2) to (4): one product, then a norm for each gate.
+
+    Args:
+        in_dim: width of c
+        dim: width C of a gate
+        forget_bias: start of the bias of the forget gate's norm
+    """
+
+    def __init__(self, in_dim: int, dim: int, forget_bias: float):
+        super().__init__()
+        self.forget_bias = forget_bias
+        self.weight = nn.Parameter(torch.empty(3 * dim, in_dim))
+        self.norm_weight = nn.Parameter(torch.empty(3, dim))
+        self.norm_bias = nn.Parameter(torch.empty(3, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for matrix in self.weight.chunk(3):
+            nn.init.xavier_uniform_(matrix)
+        nn.init.ones_(self.norm_weight)
+        nn.init.zeros_(self.norm_bias)
+        nn.init.constant_(self.norm_bias[1], self.forget_bias)
+
+    def forward(self, c: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+        """Input, forget and output gate (T x B x C each) for *c* (T x B x in_dim)."""
+        dim = self.norm_weight.size(1)
+        x = F.linear(c, self.weight).view(c.size(0), c.size(1), 3, dim)
+        x = torch.addcmul(self.norm_bias, F.layer_norm(x, (dim,)), self.norm_weight)
+        gates = torch.sigmoid(x).unbind(2)
+        return gates[0], gates[1], gates[2]
+
+
+class Hidden(nn.Module):
+    """The hidden computation of one step, Eq. (5) or (6).
+
+    Args:
+        in_dim: width of c
+        dim: width C of the output
+        hidden: width of W_h1's output, before the GLU halves it; None for the 1-layer form, Eq. (5)
+        glu: the GLU's gate function, of ``GLU``
+        dropout: dropout on the output
+        activation_dropout: dropout on the output of the GLU
+    """
+
+    def __init__(
+        self, in_dim: int, dim: int, hidden: Optional[int], glu: str, dropout: float, activation_dropout: float
+    ):
+        super().__init__()
+        self.glu = glu
+        self.fc1 = nn.Linear(in_dim, hidden or dim, bias=False)
+        self.layer_norm = nn.LayerNorm(hidden or dim)
+        self.fc2 = nn.Linear(hidden // 2, dim, bias=False) if hidden else None
+        self.dropout = nn.Dropout(dropout)
+        self.activation_dropout = nn.Dropout(activation_dropout)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_uniform_(self.fc1.weight)
+        if self.fc2 is not None:
+            nn.init.xavier_uniform_(self.fc2.weight)
+
+    def forward(self, c: Tensor) -> Tensor:
+        """h (T x B x C) for *c* (T x B x in_dim)."""
+        x = self.layer_norm(self.fc1(c))
+        if self.fc2 is None:
+            return self.dropout(F.gelu(x))
+        if self.glu == "sigmoid":
+            x = F.glu(x, dim=-1)
+        else:
+            a, b = x.chunk(2, dim=-1)
+            x = a * (F.gelu(b) if self.glu == "gelu" else F.silu(b) if self.glu == "swish" else F.relu(b))
+        return self.dropout(self.fc2(self.activation_dropout(x)))
+
+
+def _check(
+    ffn: int,
+    hidden: Optional[int],
+    glu: str,
+    merge: str,
+    attn_residual: bool,
+    share: str,
+    forget_bias: float,
+    gated: bool,
+) -> None:
+    """Refuse values out of range and options that contradict each other.
+
+    Raises:
+        UsageError: one of them
+    """
+    shares = SHARE if gated else ("none", "all")
+    limits = (("ffn", ffn, (1, 2)), ("glu", glu, GLU), ("merge", merge, MERGE), ("share", share, shares))
+    for flag, value, values in limits:
+        if value not in values:
+            choices = ", ".join(map(str, values))
+            without = "" if gated else " without gates (--layer-agg rnn)"
+            raise UsageError(f"--lstm-{flag} {value} is unknown{without}: use one of {choices}")
+    if ffn == 1 and hidden is not None:
+        raise UsageError("--lstm-hidden is the width of the 2-layer form: leave it out, or use --lstm-ffn 2")
+    if ffn == 1 and glu != "sigmoid":
+        raise UsageError("--lstm-glu is of the 2-layer form: leave it out, or use --lstm-ffn 2")
+    if hidden is not None and (hidden < 2 or hidden % 2):
+        raise UsageError(f"--lstm-hidden {hidden} cannot be halved by the GLU: use an even number")
+    if merge == "two" and attn_residual:
+        raise UsageError("--lstm-attn-residual does nothing with --lstm-merge two: leave it out, or use another merge")
+    if not gated and forget_bias:
+        raise UsageError("--lstm-forget-bias does nothing in the RNN, which has no gates: use --layer-agg lstm")
+    if gated and merge != "add" and share in ("gate-encdec", "all"):
+        raise UsageError(
+            f"--lstm-merge {merge} gives the decoder gates of its own, which --lstm-share {share} cannot hold: "
+            "use --lstm-share gate or none"
+        )
+
+
+@AGGREGATORS.register("lstm")
+class DepthwiseLstm(Aggregator):
+    """The depth-wise LSTM of one stack. The state is [Out, Cell], after as many steps as were written.
+
+    Args:
+        num_layers, dim, pre_norm: see :class:`Aggregator`; *pre_norm* changes nothing here
+        ffn: layers of the hidden computation: 1, Eq. (5), or 2, Eq. (6)
+        hidden: width of W_h1's output in the 2-layer form, before the GLU halves it; default 4 *dim*
+        glu: gate function of the GLU, of ``GLU``; the paper says "GLU", which is the sigmoid's
+        merge: what makes A_i of a decoder layer's two attention outputs S and X: "add": S + X; "concat": [S | X];
+            "two": variant (b) of the paper, with a step after each of them
+        attn_residual: in the decoder, the query of the attention to the source is S + Out_{i-1} instead of S
+        share: which parameters steps share: "none"; "gate": the gates of all layers of a stack; "gate-encdec": also
+            between encoder and decoder; "all": also the hidden computation within a stack. With "two", the first and
+            the second steps of the layers share among themselves.
+        forget_bias: start of the bias of the forget gate's norm
+        final_norm: a layer norm after the stack
+        decoder: the stack is a decoder, where *merge* applies
+        dropout, activation_dropout: probability of dropout on h and on the output of the GLU
+        recompute: keep only Out, Cell and A_i of each step for the backward pass, which computes the rest again
+
+    Shapes:
+        Out, Cell, A_i: T x B x C; A_i of "concat" T x B x 2C
+
+    Raises:
+        UsageError: a value is out of range, or options contradict each other
+    """
+
+    attention_only = True
+    flag_prefix = "lstm"
+    has_gates = True
+
+    def __init__(
+        self,
+        num_layers: int,
+        dim: int,
+        pre_norm: bool,
+        ffn: int = 2,
+        hidden: Optional[int] = None,
+        glu: str = "sigmoid",
+        merge: str = "add",
+        attn_residual: bool = False,
+        share: Optional[str] = None,
+        forget_bias: float = 0.0,
+        final_norm: bool = False,
+        decoder: bool = False,
+        dropout: float = 0.0,
+        activation_dropout: float = 0.0,
+        recompute: bool = False,
+    ):
+        super().__init__(num_layers, dim, pre_norm)
+        self.share = share or ("gate" if self.has_gates else "none")
+        _check(ffn, hidden, glu, merge, attn_residual, self.share, forget_bias, self.has_gates)
+        self.recompute = recompute
+        in_dim = 3 * dim if decoder and merge == "concat" else 2 * dim
+        width = None if ffn == 1 else hidden or 4 * dim
+        # shared modules: one for each place of a step in its layer
+        places = 2 if decoder and merge == "two" else 1
+        num_gates = num_layers * places if self.share == "none" else places
+        num_hidden = places if self.share == "all" else num_layers * places
+        self.gates = nn.ModuleList(Gates(in_dim, dim, forget_bias) for _ in range(num_gates if self.has_gates else 0))
+        self.hidden = nn.ModuleList(
+            Hidden(in_dim, dim, width, glu, dropout, activation_dropout) for _ in range(num_hidden)
+        )
+        self.final_norm = nn.LayerNorm(dim) if final_norm else None
+
+    @staticmethod
+    def add_args(parser) -> None:
+        def add(flag, help, **options):
+            parser.add_argument(f"--lstm-{flag}", help=f"depth-wise LSTM or RNN: {help}", **options)
+
+        add("ffn", "layers of the hidden computation, 1 (GeLU) or 2 (GLU; the default)", type=int, metavar="N")
+        add("hidden", "width of the 2-layer form before the GLU halves it (default: 4 x width)", type=int, metavar="N")
+        add("glu", f"gate function of the GLU: {', '.join(GLU)}", metavar="KIND")
+        add("merge", "outputs of a decoder layer's attentions: add, concat, or two (a step after each)", metavar="HOW")
+        add("attn-residual", "add a decoder layer's input to the query of its second attention", action="store_true")
+        add("share", f"parameters that layers share: {', '.join(SHARE)} (default: gate; RNN: none)", metavar="WHAT")
+        add("forget-bias", "start of the forget gate's bias (default: 0)", type=float, metavar="X")
+        add("final-norm", "a layer norm after each stack", action="store_true")
+
+    def tie(self, encoder: Aggregator) -> None:
+        if not self.has_gates or self.share not in ("gate-encdec", "all"):
+            return
+        if not isinstance(encoder, DepthwiseLstm) or not encoder.has_gates or encoder.dim != self.dim:
+            raise UsageError(
+                f"--lstm-share {self.share} needs --layer-agg lstm and one width in both stacks: use --lstm-share gate"
+            )
+        self.gates = encoder.gates
+
+    def start(self, x: Tensor) -> List[Tensor]:
+        return [x, x] if len(self.gates) > 0 else [x]
+
+    def read(self, state: List[Tensor], layer: int) -> Tensor:
+        return state[0]
+
+    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+        if self.recompute and self.training:
+            return self._recomputed_step(state, layer, output)
+        return self._step(state, layer, output)
+
+    def finish(self, state: List[Tensor]) -> Tensor:
+        return state[0] if self.final_norm is None else self.final_norm(state[0])
+
+    def _step(self, state: List[Tensor], step: int, attention: Tensor) -> List[Tensor]:
+        """Eq. (1) to (8). Modules are found by a loop, since TorchScript takes no variable index into a ModuleList."""
+        c = torch.cat([state[0], attention], dim=-1)
+        h = attention
+        for index, hidden in enumerate(self.hidden):
+            if index == step % len(self.hidden):
+                h = hidden(c)
+        for index, gates in enumerate(self.gates):
+            if index == step % len(self.gates):
+                input_gate, forget_gate, output_gate = gates(c)
+                cell = state[1] * forget_gate + h * input_gate
+                return [cell * output_gate, cell]
+        return [h]
+
+    @torch.jit.unused
+    def _recomputed_step(self, state: List[Tensor], step: int, attention: Tensor) -> List[Tensor]:
+        # the form that is not re-entrant, since DDP must see the gradient of a shared parameter once
+        return checkpoint(self._step, state, step, attention, use_reentrant=False)
+
+
+@AGGREGATORS.register("rnn")
+class DepthwiseRnn(DepthwiseLstm):
+    """The depth-wise RNN of one stack (Table 2): Out_i = h, without gates. The state is [Out].
+
+    Its arguments are those of :class:`DepthwiseLstm`; *share* is "none" (default) or "all", and *forget_bias* stays 0.
+    """
+
+    has_gates = False
