@@ -38,15 +38,17 @@ def binarise(folder, splits):
     return folder / "bin"
 
 
-NARROW = ["--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "32", "--encoder-attention-heads", "2",
-          "--decoder-attention-heads", "2", "--share-all-embeddings"]  # fmt: skip
+NARROW = ["--encoder-embed-dim", "16", "--encoder-attention-heads", "2", "--decoder-attention-heads", "2",
+          "--share-all-embeddings"]  # fmt: skip
+FEED_FORWARD = ["--encoder-ffn-embed-dim", "32"]
 
 
 def train_command(data, save_dir, *flags, arch="transformer_dlcl_2l2l_tiny", launcher=()):
     """A stock-style command line with the plugin added to it."""
+    narrow = NARROW if arch.startswith(("transformer_lstm", "transformer_rnn")) else NARROW + FEED_FORWARD
     return [
         *launcher, *([BIN / "fairseq-train"] if launcher else ["fairseq-train"]), data,
-        "--user-dir", PACKAGE, "--arch", arch, *NARROW,
+        "--user-dir", PACKAGE, "--arch", arch, *narrow,
         "--optimizer", "adam", "--lr", "2e-3", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "4",
         "--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1", "--max-tokens", "400", "--seed", "5",
         "--save-dir", save_dir, "--cpu", "--log-format", "json", "--log-interval", "1", *flags,

@@ -97,9 +97,10 @@ class Hidden(nn.Module):
 
     def forward(self, c: Tensor) -> Tensor:
         """h (T x B x C) for *c* (T x B x in_dim)."""
-        x = self.layer_norm(self.fc1(c))
+        x = self.layer_norm(self.fc1(c).to(self.layer_norm.weight.dtype))  # autocast leaves them different
         if self.fc2 is None:
-            return self.dropout(F.gelu(x))
+            # flat, because the gradient of torch 1.13's GeLU is wrong on a CPU where what comes back is strided
+            return self.dropout(F.gelu(x.flatten(0, 1)).view(x.shape))
         if self.glu == "sigmoid":
             x = F.glu(x, dim=-1)
         else:
@@ -237,6 +238,7 @@ class DepthwiseLstm(Aggregator):
         self.gates = encoder.gates
 
     def start(self, x: Tensor) -> List[Tensor]:
+        x = x.contiguous()  # a transposed view: without this, all that is computed from it would be strided, too
         return [x, x] if len(self.gates) > 0 else [x]
 
     def read(self, state: List[Tensor], layer: int) -> Tensor:
@@ -262,7 +264,7 @@ class DepthwiseLstm(Aggregator):
                 input_gate, forget_gate, output_gate = gates(c)
                 cell = state[1] * forget_gate + h * input_gate
                 return [cell * output_gate, cell]
-        return [h]
+        return [h.to(state[0].dtype)]  # autocast leaves them different
 
     @torch.jit.unused
     def _recomputed_step(self, state: List[Tensor], step: int, attention: Tensor) -> List[Tensor]:

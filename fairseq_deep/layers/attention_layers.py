@@ -112,7 +112,7 @@ class AttentionDecoderLayer(nn.Module):
                 attn_mask=self_attn_mask,
                 incremental_state=incremental_state,
             )
-            y = self.dropout_module(y)
+            y = self.dropout_module(y).to(x.dtype)  # autocast leaves them different
             outputs.append(y)
             query = x + y if self.attn_residual else y
         if self.encoder_attn is not None and self.encoder_attn_layer_norm is not None and encoder_out is not None:
