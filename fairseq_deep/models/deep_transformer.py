@@ -78,13 +78,11 @@ class DeepTransformerModel(TransformerModel):
         Raises:
             UsageError: the checkpoint is of another vocabulary or another architecture
         """
-        for alias, name in self._aliases().items():
-            if alias not in state_dict and name in state_dict:
-                state_dict[alias] = state_dict[name]
         if strict and not self._prunes(model_cfg):
             self.upgrade_state_dict(state_dict)
-            check_state_dict(super().state_dict(), state_dict)
-        return super().load_state_dict(state_dict, strict, model_cfg, args)
+            check_state_dict(self.state_dict(), state_dict)
+        aliases = {alias: state_dict[name] for alias, name in self._aliases().items() if name in state_dict}
+        return super().load_state_dict({**state_dict, **aliases}, strict, model_cfg, args)
 
     def state_dict(self, *args, **kwargs):
         """The parameters by name; what the aggregators of both stacks share is there once, as the encoder's."""

@@ -41,7 +41,7 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(data, tmp_path):
 
 @pytest.mark.parametrize("backend", ["legacy_ddp", "pytorch_ddp"])
 def test_two_processes_with_recomputed_activations_equal_one_without(data, tmp_path, backend):
-    """DDP counts the gradients of a parameter, and a re-entrant recomputation would hand in those of the gates twice."""
+    """DDP counts the gradients of a parameter; a re-entrant recomputation would hand in those of the gates twice."""
     flags = ("--max-update", "5", *EXACT, *SHARED)
     alone = losses(run(*command(data, tmp_path / "one", *flags, "--update-freq", "2")))
     launcher = ["torchrun", "--standalone", "--nproc_per_node", "2"]

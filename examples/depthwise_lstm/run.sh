@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# One system of the comparison, from text to BLEU; compare.sh calls it for each.
+#
+#   examples/depthwise_lstm/run.sh --data DIR --arch transformer_lstm_12l12l
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+
+# shellcheck disable=SC2034  # read by recipe.sh
+defaults=(
+  --task depthwise_lstm --source-lang en --target-lang de
+  --arch transformer_lstm_6l --conf mini
+  --vocab-threshold 0
+  --average 3 --beam 4 --lenpen 0.6 --max-len-a 1.2 --max-len-b 10
+)
+# shellcheck source=/dev/null
+. "$here/../common/recipe.sh" "$@"
