@@ -20,7 +20,7 @@ from fairseq_deep.aggregators.lstm import DepthwiseLstm
 
 
 class Watch:
-    """Largest magnitudes and non-finite values since the last call of :meth:`line`."""
+    """Largest magnitudes and non-finite values since the last call of :meth:`reset`."""
 
     def __init__(self):
         self.reset()
@@ -70,7 +70,8 @@ class Table(logging.Handler):
 
 
 def main():
-    own, _, extra = " ".join(sys.argv[1:]).partition(" -- ")
+    arguments = sys.argv[1:]
+    split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("data")
     parser.add_argument("--precision", default="bf16", choices=["fp32", "bf16", "fp16"])
@@ -78,17 +79,18 @@ def main():
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=1024)
     parser.add_argument("--every", type=int, default=100, help="updates between two lines")
-    options = parser.parse_args(own.split())
+    options = parser.parse_args(arguments[:split])
     watch = Watch()
     watch.install()
     package = Path(__file__).parents[1] / "fairseq_deep"
     with tempfile.TemporaryDirectory() as folder:
-        flags = f"""{options.data} --user-dir {package} --arch transformer_lstm_24l24l --encoder-embed-dim {options.dim}
+        flags = f"""--arch transformer_lstm_24l24l --encoder-embed-dim {options.dim}
             --encoder-attention-heads 4 --decoder-attention-heads 4 --share-all-embeddings
             --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer adam --adam-betas (0.9,0.98)
             --lr 0.001 --lr-scheduler inverse_sqrt --warmup-updates 600 --max-tokens {options.max_tokens}
             --max-update {options.updates} --seed 1 --save-dir {folder} --no-save --disable-validation
-            --log-format json --log-interval {options.every} {extra}""".split()
+            --log-format json --log-interval {options.every}""".split()
+        flags = [options.data, "--user-dir", str(package), *flags, *arguments[split + 1 :]]
         if options.precision != "fp32":
             flags.append(f"--{options.precision}")
         print(f"torch {torch.__version__}, {options.precision}, 24 + 24 layers, width {options.dim}, "

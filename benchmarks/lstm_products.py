@@ -1,7 +1,9 @@
 """How to multiply in a step of the depth-wise LSTM: four products, one, two, or without the concatenation.
 
     four        W_i c, W_f c, W_o c and W_h1 c, each by itself
-    one         all four matrices below each other, then slices
+    one, cat    all four matrices below each other, then slices; the matrices are parameters of their own (gates are
+                shared, W_h1 is not)
+    one         the same, with the four matrices as one parameter (nothing shared)
     two (ours)  the three gates together, and W_h1 c: each norm gets its input in one piece
     no copy     as two, without [Out | A]: W Out + W' A, each half of the weights a parameter of its own
 
@@ -33,9 +35,14 @@ def four(w):
     return finish(gates, F.layer_norm(F.linear(c, w["fc1"]), (4 * w["dim"],)), w["cell"], w["fc2"])
 
 
-def one(w):
+def one_cat(w):
+    return one(w, torch.cat([w["gates"], w["fc1"]]))
+
+
+def one(w, weight=None):
     c = torch.cat([w["out"], w["attention"]], -1)
-    x, y = F.linear(c, torch.cat([w["gates"], w["fc1"]])).split([3 * w["dim"], 4 * w["dim"]], -1)
+    weight = w["all"] if weight is None else weight
+    x, y = F.linear(c, weight).split([3 * w["dim"], 4 * w["dim"]], -1)
     return finish(three_norms(x, w["dim"]), F.layer_norm(y, (4 * w["dim"],)), w["cell"], w["fc2"])
 
 
@@ -75,10 +82,11 @@ def main():
          for name, shape in shapes.items()}  # fmt: skip
     for name in ("gates", "fc1"):
         w[f"{name}_out"], w[f"{name}_attention"] = (part.contiguous() for part in w[name].chunk(2, -1))
+    w["all"] = torch.cat([w["gates"], w["fc1"]])
     w = {name: value.to(options.device, getattr(torch, options.dtype)).requires_grad_() for name, value in w.items()}
     w["dim"] = dim
 
-    forms = {"four": four, "one": one, "two (ours)": two, "no copy": no_copy}
+    forms = {"four": four, "one, cat": one_cat, "one": one, "two (ours)": two, "no copy": no_copy}
     times = {name: ([], []) for name in forms}
     expected = four(w)
     tolerance = 1e-4 if options.dtype == "float32" else 0.1

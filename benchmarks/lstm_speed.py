@@ -26,11 +26,11 @@ SYSTEMS = (
 
 
 def multiplications(model, length):
-    """Multiply-adds of one position's matrix products in a forward pass, in millions: encoder, decoder, attention."""
+    """Multiply-adds, in millions, of a position's matrix products in a forward pass: encoder, decoder with output."""
     totals = []
     for stack in (model.encoder, model.decoder):
         modules = stack.modules()
-        total = sum(m.weight.numel() for m in modules if isinstance(m, torch.nn.Linear) and m.out_features < 10000)
+        total = sum(m.weight.numel() for m in modules if isinstance(m, torch.nn.Linear))
         gates = getattr(stack.history, "gates", [])
         if len(gates):  # shared: applied once a layer
             total += len(stack.layers) // len(gates) * sum(gate.weight.numel() for gate in gates)

@@ -79,7 +79,8 @@ class Architecture:
         presets["encoder_layers"] = self.encoder_layers
         presets["decoder_layers"] = self.decoder_layers
         presets["dropout"] = SIZES[self.size][3]
-        # W19, Section 4.2: the pre-norm systems add dropout on attention and feed-forward; so do those of X24
+        # W19, Section 4.2: the pre-norm systems add dropout on attention and feed-forward. X24 prints none; the public
+        # settings of its authors' earlier paper (X20) have it, too.
         presets["attention_dropout"] = presets["activation_dropout"] = 0.0 if self.norm == "post" else 0.1
         return presets
 
@@ -87,12 +88,22 @@ class Architecture:
         """Fill what *args* leaves open: fairseq's architecture function."""
         drop_feed_forward(args, self.layer_agg)
         self._follow_user(args)
-        used = {aggregator_name(args, side, self.layer_agg) for side in ("encoder", "decoder")}
-        options = dict(self.options) if self.layer_agg in used else {}
-        for flag, value in {**self.presets(), **options}.items():
+        for flag, value in {**self.presets(), **self._fitting_options(args)}.items():
             if getattr(args, flag, None) is None:
                 setattr(args, flag, value)
         base_architecture(args)
+
+    def _fitting_options(self, args: argparse.Namespace) -> Dict[str, Any]:
+        """The row's options that hold for the aggregators which *args* choose."""
+        sides = {side: aggregator_name(args, side, self.layer_agg) for side in ("encoder", "decoder")}
+        if self.layer_agg not in sides.values():
+            return {}
+        options = dict(self.options)
+        if sides["encoder"] != sides["decoder"]:  # what needs both stacks to be alike
+            options = {f: v for f, v in options.items() if f != "relative_positions" and v != "gate-encdec"}
+        if sides["decoder"] != self.layer_agg:
+            options.pop("lstm_merge", None)
+        return options
 
     @staticmethod
     def _follow_user(args: argparse.Namespace) -> None:

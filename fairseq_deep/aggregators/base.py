@@ -38,11 +38,13 @@ class Aggregator(nn.Module):
         attention_only: the method replaces residual connections and feed-forward sub-layers, so that layers are their
             attention alone. Then it is also given ``decoder``, ``dropout``, ``activation_dropout`` and ``recompute``.
         flag_prefix: the NAME of its flags where several methods share them
+        decoder_options: arguments that do nothing in an encoder
     """
 
     needs_every_layer = True
     attention_only = False
     flag_prefix = ""
+    decoder_options = ()
 
     def __init__(self, num_layers: int, dim: int, pre_norm: bool):
         super().__init__()
@@ -54,8 +56,8 @@ class Aggregator(nn.Module):
     def add_args(parser) -> None:
         """Add the method's flags, without defaults: an architecture's preset must be able to set them."""
 
-    def tie(self, encoder: "Aggregator") -> None:
-        """For the decoder's: take from the encoder's what the method shares between the stacks."""
+    def tie(self, other: "Aggregator") -> None:
+        """Share with *other*, that of the other stack, what the method shares between the stacks."""
 
     def start(self, x: Tensor) -> List[Tensor]:
         """State that holds the embedding output *x* (T x B x C)."""
@@ -68,6 +70,10 @@ class Aggregator(nn.Module):
     def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
         """State after the layer with the 0-based index *layer* has returned *output* (T x B x C)."""
         raise NotImplementedError
+
+    def layer_output(self, state: List[Tensor], output: Tensor) -> Tensor:
+        """What counts as the output y of the last layer that was written, which returned *output* (T x B x C)."""
+        return output
 
     def finish(self, state: List[Tensor]) -> Tensor:
         """Output of the stack (T x B x C), before the final norm of a pre-norm stack."""

@@ -11,13 +11,14 @@ With A_i the attention output of layer i ("LSTM_in"), [|] concatenation and * th
     Cell_i = Cell_{i-1} * f + h * i                               Eq. (7)
     Out_i = Cell_i * o                                            Eq. (8)
 
-and Cell_0 = Out_0 = the embedding output. The biases that the paper prints in Eq. (2) to (6) are left out: its
-parameter counts have none, and before a norm they would nearly do nothing. The depth-wise RNN is Eq. (6), Out_i = h.
+and Cell_0 = Out_0 = the embedding output. The biases that the paper prints in Eq. (2) to (6) are left out, because its
+parameter counts have none. The depth-wise RNN is Eq. (6), Out_i = h.
 
 Names here: ``gates[.].weight`` is W_i, W_f and W_o one below the other, ``hidden[.].fc1`` and ``fc2`` are W_h1 (or W_h)
 and W_h2. A *step* is one application of the LSTM: one a layer, or two in a decoder of variant (b).
 """
 
+import math
 from typing import List, Optional, Tuple
 
 import torch
@@ -131,6 +132,8 @@ def _check(
             choices = ", ".join(map(str, values))
             without = "" if gated else " without gates (--layer-agg rnn)"
             raise UsageError(f"--lstm-{flag} {value} is unknown{without}: use one of {choices}")
+    if not math.isfinite(forget_bias):
+        raise UsageError(f"--lstm-forget-bias {forget_bias} is not a number: leave it out, or use one such as 1")
     if ffn == 1 and hidden is not None:
         raise UsageError("--lstm-hidden is the width of the 2-layer form: leave it out, or use --lstm-ffn 2")
     if ffn == 1 and glu != "sigmoid":
@@ -178,6 +181,7 @@ class DepthwiseLstm(Aggregator):
 
     attention_only = True
     flag_prefix = "lstm"
+    decoder_options = ("merge", "attn_residual")
     has_gates = True
 
     def __init__(
@@ -228,14 +232,14 @@ class DepthwiseLstm(Aggregator):
         add("forget-bias", "start of the forget gate's bias (default: 0)", type=float, metavar="X")
         add("final-norm", "a layer norm after each stack", action="store_true")
 
-    def tie(self, encoder: Aggregator) -> None:
+    def tie(self, other: Aggregator) -> None:
         if not self.has_gates or self.share not in ("gate-encdec", "all"):
             return
-        if not isinstance(encoder, DepthwiseLstm) or not encoder.has_gates or encoder.dim != self.dim:
+        if not isinstance(other, DepthwiseLstm) or not other.has_gates or other.dim != self.dim:
             raise UsageError(
                 f"--lstm-share {self.share} needs --layer-agg lstm and one width in both stacks: use --lstm-share gate"
             )
-        self.gates = encoder.gates
+        self.gates = other.gates
 
     def start(self, x: Tensor) -> List[Tensor]:
         x = x.contiguous()  # a transposed view: without this, all that is computed from it would be strided, too
@@ -248,6 +252,9 @@ class DepthwiseLstm(Aggregator):
         if self.recompute and self.training:
             return self._recomputed_step(state, layer, output)
         return self._step(state, layer, output)
+
+    def layer_output(self, state: List[Tensor], output: Tensor) -> Tensor:
+        return state[0]
 
     def finish(self, state: List[Tensor]) -> Tensor:
         return state[0] if self.final_norm is None else self.final_norm(state[0])

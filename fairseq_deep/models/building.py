@@ -50,6 +50,13 @@ def check_options(cfg) -> None:
                 f"--{_prefix(name)}-{given[0]} does nothing without --layer-agg {name}: "
                 "add that, or leave the option out"
             )
+    for option in AGGREGATORS.get(sides["encoder"]).decoder_options:
+        flag = f"{_prefix(sides['encoder'])}_{option}"
+        if _prefix(sides["decoder"]) != _prefix(sides["encoder"]) and getattr(cfg, flag, None):
+            raise UsageError(
+                f"--{flag.replace('_', '-')} is about the decoder, whose --layer-agg is {sides['decoder']}: "
+                "leave it out"
+            )
     for side, name in sides.items():
         flags = [f"{side}_layerdrop", f"{side}_layers_to_keep"] + (["base_layers"] if side == "decoder" else [])
         for flag in flags if AGGREGATORS.get(name).needs_every_layer else []:
@@ -69,8 +76,8 @@ def check_options(cfg) -> None:
 
 def _check_attention_only(cfg, side: str, name: str) -> None:
     """Refuse what only the layers that the aggregator *name* replaces can do."""
-    flags = ["quant_noise_pq", f"{side}_xformers_att_config"]
-    flags += ["cross_self_attention", "no_cross_attention"] if side == "decoder" else []
+    flags = ["quant_noise_pq", "quant_noise_scalar", f"{side}_xformers_att_config"]
+    flags += ["cross_self_attention", "no_cross_attention", "no_decoder_final_norm"] if side == "decoder" else []
     for flag in flags:
         if getattr(cfg, flag, None):
             raise UsageError(

@@ -125,7 +125,7 @@ class DeepTransformerDecoder(TransformerDecoderBase):
                 need_head_weights=wants_attn,
             )
             history = self.history.write(history, index, x)
-            states.append(x)
+            states.append(self.history.layer_output(history, x))
             if layer_attn is not None and wants_attn:
                 attn = layer_attn.float().to(x)
         x = self.history.finish(history)

@@ -7,6 +7,7 @@ flags. Named architectures (``architectures.py``) are presets of these flags, an
 import argparse
 from typing import Dict, List, Optional
 
+import torch
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from omegaconf import OmegaConf
@@ -54,6 +55,7 @@ class DeepTransformerModel(TransformerModel):
             args = argparse.Namespace(**OmegaConf.to_container(args, resolve=True))
         check_args(args, task)
         model = super().build_model(args, task)
+        model.encoder.history.tie(model.decoder.history)
         model.decoder.history.tie(model.encoder.history)
         return model
 
@@ -80,9 +82,15 @@ class DeepTransformerModel(TransformerModel):
         """
         if strict and not self._prunes(model_cfg):
             self.upgrade_state_dict(state_dict)
-            check_state_dict(self.state_dict(), state_dict)
-        aliases = {alias: state_dict[name] for alias, name in self._aliases().items() if name in state_dict}
-        return super().load_state_dict({**state_dict, **aliases}, strict, model_cfg, args)
+            same = {a for a, name in self._aliases().items() if _equal(state_dict.get(a), state_dict.get(name))}
+            check_state_dict(self.state_dict(), {key: state_dict[key] for key in state_dict if key not in same})
+        return super().load_state_dict(state_dict, strict, model_cfg, args)
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+        for alias, name in self._aliases().items():  # torch asks for the second names, too
+            if prefix + name in state_dict:
+                state_dict[prefix + alias] = state_dict[prefix + name]
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def state_dict(self, *args, **kwargs):
         """The parameters by name; what the aggregators of both stacks share is there once, as the encoder's."""
@@ -103,6 +111,10 @@ class DeepTransformerModel(TransformerModel):
         """Whether fairseq will drop layers of the checkpoint (``--encoder-layers-to-keep``)."""
         sides = ("encoder_layers_to_keep", "decoder_layers_to_keep")
         return model_cfg is not None and any(getattr(model_cfg, name, None) for name in sides)
+
+
+def _equal(first: Optional[Tensor], second: Optional[Tensor]) -> bool:
+    return first is not None and second is not None and torch.equal(first, second)
 
 
 def check_args(args, task) -> None:

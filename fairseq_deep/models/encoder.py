@@ -64,7 +64,7 @@ class DeepTransformerEncoder(TransformerEncoderBase):
             x = layer(self.history.read(history, index), layer_padding)
             history = self.history.write(history, index, x)
             if return_all_hiddens:
-                states.append(x)
+                states.append(self.history.layer_output(history, x))
         x = self.history.finish(history)
         if self.layer_norm is not None:
             x = self.layer_norm(x)

@@ -190,3 +190,33 @@ def test_what_one_stack_cannot_share_it_is_not_asked_to(kind, share):
     shared = share == "all" and kind is DepthwiseLstm
     assert (decoder.gates is encoder.gates) is shared
     assert isinstance(decoder.gates, torch.nn.ModuleList)
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+@pytest.mark.parametrize("share", ["gate-encdec", "all"])
+def test_sharing_between_the_stacks_needs_the_lstm_in_both(build, side, share):
+    with pytest.raises(UsageError) as error:
+        build("transformer_lstm_2l2l_tiny", lstm_share=share, **{f"{side}_layer_agg": "residual"})
+    assert "use --lstm-share gate" in one_line(error)
+
+
+@pytest.mark.parametrize("flags", [{"lstm_merge": "concat"}, {"lstm_attn_residual": True}])
+def test_decoder_options_need_the_lstm_in_the_decoder(build, flags):
+    with pytest.raises(UsageError) as error:
+        build("transformer_lstm_2l2l_tiny", decoder_layer_agg="residual", **flags)
+    assert "is about the decoder" in one_line(error)
+
+
+@pytest.mark.parametrize(
+    "name, flags",
+    [
+        ("transformer_lstm_relative_12l_big", {"decoder_layer_agg": "residual"}),
+        ("transformer_lstm_two_6l", {"decoder_layer_agg": "residual"}),
+        ("transformer_lstm_1layer_6l", {"encoder_layer_agg": "rnn"}),
+        ("transformer_lstm_1layer_6l", {"decoder_layer_agg": "dlcl"}),
+    ],
+)
+def test_presets_that_need_both_stacks_give_way(build, batch, name, flags):
+    """A row's preset is not the user's mistake where the user changes one of the stacks."""
+    model = build(name, **flags, encoder_layers=2, decoder_layers=2)
+    assert model(*batch)[0].isfinite().all()

@@ -202,6 +202,10 @@ def relative_rows(model):
         (["--dropout", "0.2"], every_hidden(lambda h: h.dropout.p == 0.2)),
         (["--activation-dropout", "0.2"], every_hidden(lambda h: h.activation_dropout.p == 0.2)),
         (["--relu-dropout", "0.2"], every_hidden(lambda h: h.activation_dropout.p == 0.2)),
+        (
+            ["--arch", "deep_transformer", "--layer-agg", "lstm", "--relu-dropout", "0.2"],
+            every_hidden(lambda h: h.activation_dropout.p == 0.2),
+        ),
         (["--attention-dropout", "0.2"], lambda m: {a.dropout for a in attentions(m)} == {0.2}),
         (["--checkpoint-activations"], lambda m: all(h.recompute for h in histories(m))),
     ],
@@ -341,3 +345,14 @@ def test_mixed_stacks_train(lstm, other, build, batch):
             assert parameter.grad is not None and parameter.grad.isfinite().all(), name
         optimizer.step()
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_states_of_the_stacks_are_the_outputs_of_their_layers(build, batch):
+    source, lengths, target = batch
+    model = build("transformer_lstm_concat_6l").eval()
+    with torch.no_grad():
+        encoder_out = model.encoder(source, lengths, return_all_hiddens=True)
+        features, extra = model.decoder.extract_features(target, encoder_out=encoder_out)
+    assert torch.equal(encoder_out["encoder_states"][-1], encoder_out["encoder_out"][0])
+    assert torch.equal(extra["inner_states"][-1].transpose(0, 1), features)
+    assert len(encoder_out["encoder_states"]) == len(extra["inner_states"]) == 7

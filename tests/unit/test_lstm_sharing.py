@@ -164,3 +164,18 @@ def test_a_checkpoint_with_another_sharing_is_refused(theirs, ours, build):
     with pytest.raises(UsageError) as error:
         model.load_state_dict(build(TINY, lstm_share=theirs).state_dict(), strict=True)
     assert "another architecture" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("wrap", [torch.nn.DataParallel, lambda model: torch.nn.ModuleDict({"m": model})])
+def test_a_wrapper_loads_its_own_state(wrap, build, batch):
+    first, second = build(TINY, lstm_share="gate-encdec").eval(), build(TINY, lstm_share="gate-encdec").eval()
+    state = wrap(first).state_dict()
+    assert not [name for name in state if ".decoder.history.gates." in name]
+    wrap(second).load_state_dict(state)
+    assert torch.equal(second(*batch)[0], first(*batch)[0])
+
+
+def test_the_state_of_a_scripted_model_loads(build, batch):
+    first, second = build(TINY, lstm_share="gate-encdec").eval(), build(TINY, lstm_share="gate-encdec").eval()
+    second.load_state_dict(torch.jit.script(first).state_dict())
+    assert torch.equal(second(*batch)[0], first(*batch)[0])
