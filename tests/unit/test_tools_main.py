@@ -131,7 +131,7 @@ def test_archs_json_has_every_row_with_its_size(monkeypatch, capsys):
     assert [record["name"] for record in records] == sorted(fairseq_deep.list_archs(), key=archs.natural_key)
     for record in records:
         assert record["parameters"] == len(record["name"])
-        assert record["norm"] in ("pre", "post") and record["encoder_layers"] >= 1
+        assert record["norm"] in ("pre", "post", "-") and record["encoder_layers"] >= 1
     by_name = {record["name"]: record for record in records}
     assert by_name["transformer_dlcl_30l"]["bleu"] == "29.3"
     assert by_name["transformer_dlcl_6l_iwslt"]["bleu"] is None
