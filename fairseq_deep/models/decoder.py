@@ -11,7 +11,9 @@ from .building import aggregator_name, aggregator_options, attention_only, build
 
 
 class DeepTransformerDecoder(TransformerDecoderBase):
-    """fairseq's decoder with an aggregator between its layers (fairseq's own: they carry no dead weights).
+    """fairseq's decoder with an aggregator between its layers.
+
+    The layers are fairseq's own, which carry no dead weights, or attention alone where the aggregator does the rest.
 
     The aggregator combines the layers of one position, so that incremental decoding needs no state for it.
 
