@@ -7,6 +7,10 @@ BLEU scores are tokenised, En-De newstest2014; vocabularies are shared by both s
 
 W19: Learning Deep Transformer Models for Machine Translation, Wang et al., 2019 (Tables 1, 2 and 6; 34,040 entries).
 X24: Rewiring the Transformer with Depth-Wise LSTMs, Xu et al., 2024 (Tables 2 to 6; 35,628 entries).
+X20: Lipschitz Constrained Parameter Initialization for Deep Transformers, Xu et al., 2020 (Tables 3 and 4; counted with
+X24's vocabulary). Its computation order v1 is "postnorm", with a norm on the embedding; v2 is pre-norm.
+Z19: Improving Deep Transformer with Depth-Scaled Initialization and Merged Attention, Zhang et al., 2019 (Table 3;
+55,022 entries of both sides together).
 """
 
 import argparse
@@ -21,7 +25,8 @@ from fairseq.models import register_model_architecture
 from fairseq.models.transformer import base_architecture
 
 from .compat import skip_initialisation
-from .models.building import aggregator_name, drop_feed_forward
+from .models.building import aggregator_name
+from .models.checks import drop_feed_forward
 from .models.deep_transformer import DeepTransformerModel
 from .models.legacy import ALIASES, translate_flags
 from .registry import UsageError, nearest
@@ -96,9 +101,9 @@ class Architecture:
     def _fitting_options(self, args: argparse.Namespace) -> Dict[str, Any]:
         """The row's options that hold for the aggregators which *args* choose."""
         sides = {side: aggregator_name(args, side, self.layer_agg) for side in ("encoder", "decoder")}
-        if self.layer_agg not in sides.values():
-            return {}
         options = dict(self.options)
+        if self.layer_agg not in sides.values():
+            options = {f: v for f, v in options.items() if not f.startswith(("lstm_", "relative_"))}
         if sides["encoder"] != sides["decoder"]:  # what needs both stacks to be alike
             options = {f: v for f, v in options.items() if f != "relative_positions" and v != "gate-encdec"}
         if sides["decoder"] != self.layer_agg:
@@ -158,6 +163,55 @@ _X24 = [
 ]
 
 
+# {(encoder depth, decoder depth): BLEU of v1 and v2 as printed}: Tables 3 and 4 of X20
+_X20 = {
+    (6, 6): ("27.96", "27.38"),
+    (12, 12): ("28.67", "28.13"),
+    (18, 18): ("29.05", "28.67"),
+    (24, 24): ("29.46", "29.20"),
+    (24, 6): ("28.76", None),
+    (6, 24): ("28.63", None),
+}
+
+# {depth of both stacks: (BLEU as printed, dropout, attention dropout)}: Table 3 of Z19
+_Z19 = {
+    6: ("27.50", 0.1, 0.1),
+    12: ("28.27", 0.3, 0.2),
+    18: (None, 0.3, 0.2),
+    20: ("28.42", 0.3, 0.2),
+    30: (None, 0.3, 0.2),
+}
+
+
+def _depth_name(encoder: int, decoder: int) -> str:
+    return f"{encoder}l" if decoder == 6 else f"{encoder}l{decoder}l"
+
+
+def _initialised_rows() -> List[Architecture]:
+    """Plain stacks that differ in how they start and (DeepNet, Admin) in the residual connection that this needs."""
+    rows = []
+    dropouts = (("attention_dropout", 0.1), ("activation_dropout", 0.1))
+    for depth, scores in _X20.items():
+        for order, norm, bleu in (("_postnorm", "post", scores[0]), ("", "pre", scores[1])):
+            options = (("deep_init", "lipschitz"), *dropouts)
+            options += (("layernorm_embedding", True),) if norm == "post" else ()
+            name = f"transformer_lipschitz{order}_{_depth_name(*depth)}"
+            rows.append(
+                Architecture(name, norm, "residual", *depth, "base", bleu, paper="X20", vocab=35628, options=options)
+            )
+    for depth, (bleu, dropout, attention_dropout) in _Z19.items():
+        options = (("deep_init", "ds"), ("dropout", dropout), ("attention_dropout", attention_dropout), dropouts[1])
+        shape = ("post", "residual", depth, depth, "base", bleu)
+        name = f"transformer_ds_{_depth_name(depth, depth)}"
+        rows.append(Architecture(name, *shape, paper="Z19", vocab=55022, options=options))
+    for init in ("deepnet", "admin"):
+        for depth in ((18, 18), (24, 24), (30, 30), (60, 12)):
+            name = f"transformer_{init}_{_depth_name(*depth)}"
+            options = (("deep_init", init), *dropouts)
+            rows.append(Architecture(name, "post", "residual", *depth, "base", options=options))
+    return rows
+
+
 def _depthwise_rows() -> List[Architecture]:
     return [
         Architecture(
@@ -197,7 +251,7 @@ def _table() -> List[Architecture]:
             rows.append(Architecture(f"transformer_{method}_{depth}l_iwslt", norm, layer_agg, depth, 6, "iwslt"))
         rows.append(Architecture(f"transformer_{method}_3l3l_small", norm, layer_agg, 3, 3, "small"))
         rows.append(Architecture(f"transformer_{method}_2l2l_tiny", norm, layer_agg, 2, 2, "tiny"))
-    return rows + _depthwise_rows()
+    return rows + _depthwise_rows() + _initialised_rows()
 
 
 ARCHITECTURES: Dict[str, Architecture] = {row.name: row for row in _table()}

@@ -59,6 +59,10 @@ class Aggregator(nn.Module):
     def tie(self, other: "Aggregator") -> None:
         """Share with *other*, that of the other stack, what the method shares between the stacks."""
 
+    def matrices(self) -> List[Tensor]:
+        """The weight matrices (fan_out x fan_in) that an initialisation may fill; the rest keeps its start values."""
+        return []
+
     def start(self, x: Tensor) -> List[Tensor]:
         """State that holds the embedding output *x* (T x B x C)."""
         return [x]

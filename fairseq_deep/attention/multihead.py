@@ -14,7 +14,7 @@ all heads share: those of the distances -K ... K, clipped, or where no position 
 """
 
 import uuid
-from typing import Dict, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -69,6 +69,7 @@ class MultiheadAttention(nn.Module):
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
         self.dropout = dropout
+        self.retain_dropout = False
         self.q_proj = nn.Linear(dim, dim, bias=bias)
         self.k_proj = nn.Linear(kdim or dim, dim, bias=bias)
         self.v_proj = nn.Linear(kdim or dim, dim, bias=bias)
@@ -120,7 +121,7 @@ class MultiheadAttention(nn.Module):
         key, value, key_padding_mask = self._keys_and_values(query, memory, key_padding_mask, incremental_state)
         q = self._split_heads(self.q_proj(query))
         bias = self._bias(q, key, key_padding_mask, attn_mask)
-        dropout = self.dropout if self.training else 0.0
+        dropout = self.dropout if self.training or self.retain_dropout else 0.0
         weights: Optional[Tensor] = None
         if need_weights:
             x, explicit_weights = _explicit(q, key, value, bias, dropout)
@@ -202,3 +203,18 @@ class MultiheadAttention(nn.Module):
                 reordered[name] = cached.index_select(0, new_order) if cached is not None else None
             incremental_state[self._state] = reordered
         return incremental_state
+
+    def make_generation_fast_(
+        self, name: str, retain_dropout: bool = False, retain_dropout_modules: Optional[List[str]] = None, **kwargs
+    ) -> None:
+        """fairseq's ``--retain-dropout``: keep dropout while translating."""
+        named = retain_dropout_modules is None or "MultiheadAttention" in retain_dropout_modules
+        self.retain_dropout = retain_dropout and named
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+        """Take apart the fused projection of queries, keys and values that old fairseq versions have."""
+        for part in ("weight", "bias"):
+            fused = state_dict.pop(f"{name}.in_proj_{part}", None)
+            if fused is not None:
+                for proj, value in zip(("q_proj", "k_proj", "v_proj"), fused.chunk(3)):
+                    state_dict[f"{name}.{proj}.{part}"] = value

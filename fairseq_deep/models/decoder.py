@@ -6,15 +6,22 @@ from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
-from ..layers import AttentionDecoderLayer, wrap_layer
-from .building import aggregator_name, aggregator_options, attention_only, build_aggregator, keep_final_norm
+from ..aggregators import AGGREGATORS
+from ..layers import AttentionDecoderLayer, DecoderLayer, wrap_layer
+from .building import (
+    aggregator_name,
+    attention_only,
+    build_aggregator,
+    build_init,
+    keep_final_norm,
+    method_options,
+)
 
 
 class DeepTransformerDecoder(TransformerDecoderBase):
-    """fairseq's decoder with an aggregator between its layers.
+    """fairseq's decoder with our layers and an aggregator between them.
 
-    The layers are fairseq's own, which carry no dead weights, or attention alone where the aggregator does the rest.
-
+    Where the aggregator does the rest, a layer is its attentions alone.
     The aggregator combines the layers of one position, so that incremental decoding needs no state for it.
 
     Attributes:
@@ -30,9 +37,11 @@ class DeepTransformerDecoder(TransformerDecoderBase):
             self.num_layers = len(self.layers)
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
-        if not attention_only(cfg, "decoder"):
+        if cfg.cross_self_attention or cfg.decoder.xformers_att_config:  # fairseq's own variants of attention
             return wrap_layer(TransformerDecoderLayerBase(cfg, no_encoder_attn), cfg)
-        options = aggregator_options(cfg, aggregator_name(cfg, "decoder"))
+        if not attention_only(cfg, "decoder"):
+            return wrap_layer(DecoderLayer(cfg, no_encoder_attn, build_init(cfg, "decoder").connection()), cfg)
+        options = method_options(cfg, AGGREGATORS, aggregator_name(cfg, "decoder"))
         if options.get("merge") == "two":  # the aggregator acts after each attention, so each is a layer of its own
             halves = ({"attends_to_source": False}, {"attends_to_self": False})
             return nn.ModuleList(wrap_layer(AttentionDecoderLayer(cfg, **half), cfg) for half in halves)

@@ -1,10 +1,12 @@
 """The model ``deep_transformer``: fairseq's Transformer on the axes of this package.
 
-``--layer-agg`` says how layers are connected. Depth, width, norm placement and everything else are fairseq's own
-flags. Named architectures (``architectures.py``) are presets of these flags, and a flag beats a preset.
+``--layer-agg`` says how layers are connected, ``--deep-init`` how weights start. Depth, width, norm placement and
+everything else are fairseq's own flags. Named architectures (``architectures.py``) are presets of these flags, and a
+flag beats a preset.
 """
 
 import argparse
+import logging
 from typing import Dict, List, Optional
 
 import torch
@@ -14,10 +16,16 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from ..aggregators import AGGREGATORS
+from ..inits import INITS
+from ..inits.walk import initialise
 from ..registry import UsageError
-from .building import check_options
+from .building import SIDES, build_init, init_name
+from .checks import check_options
 from .decoder import DeepTransformerDecoder
+from .depth_log import log_depth
 from .encoder import DeepTransformerEncoder
+
+logger = logging.getLogger(__name__)
 
 
 @register_model("deep_transformer")
@@ -29,18 +37,23 @@ class DeepTransformerModel(TransformerModel):
         decoder: :class:`DeepTransformerDecoder`
     """
 
+    waiting = ()  # what takes back the preparations for a first training batch
+    log_depth_interval = 0
+    num_updates = 0
+
     @classmethod
     def add_args(cls, parser) -> None:
         """Add fairseq's Transformer flags and those of this package, without defaults."""
         super().add_args(parser)
-        names = ", ".join(AGGREGATORS.names())
-        for flag, stack in (("--layer-agg", "both stacks"), ("--encoder-layer-agg", "the encoder"),
-                            ("--decoder-layer-agg", "the decoder")):
-            parser.add_argument(
-                flag, metavar="NAME", type=AGGREGATORS.check, help=f"how the layers of {stack} are connected: {names}"
-            )
-        for add_flags in {AGGREGATORS.get(name).add_args: None for name in AGGREGATORS.names()}:
-            add_flags(parser)
+        for registry, text in ((AGGREGATORS, "how the layers of {} are connected"), (INITS, "how {} starts")):
+            for prefix, stack in (("", "both stacks"), ("encoder-", "the encoder"), ("decoder-", "the decoder")):
+                flag = registry.kind.replace("--", f"--{prefix}")
+                help = f"{text.format(stack)}: {', '.join(registry.names())}"
+                parser.add_argument(flag, metavar="NAME", type=registry.check, help=help)
+            for add_flags in {registry.get(name).add_args: None for name in registry.names()}:
+                add_flags(parser)
+        parser.add_argument("--log-depth-interval", type=int, metavar="N",
+                            help="log gradient norms of all layers and aggregator weights at every N-th update")
         parser.add_argument("--relative-positions", type=int, metavar="K",
                             help="relative positions in self-attention (keys only), clipped at K; with lstm and rnn")
 
@@ -57,7 +70,25 @@ class DeepTransformerModel(TransformerModel):
         model = super().build_model(args, task)
         model.encoder.history.tie(model.decoder.history)
         model.decoder.history.tie(model.encoder.history)
+        cfg = TransformerConfig.from_namespace(args)
+        inits = [build_init(cfg, side) for side in SIDES]
+        pretrained = [side for side in SIDES if getattr(args, f"{side}_embed_path", None)]
+        initialise(model, *inits, keep=[getattr(model, side).embed_tokens.weight for side in pretrained])
+        model.waiting = [cancel for cancel in (init.prepare(getattr(model, init.side)) for init in inits) if cancel]
+        for init in inits:
+            if init.touches:
+                logger.info(f"{init.side}: --deep-init {init_name(cfg, init.side)} {init}".strip())
+        model.log_depth_interval = getattr(args, "log_depth_interval", None) or 0
         return model
+
+    def set_num_updates(self, num_updates):
+        super().set_num_updates(num_updates)
+        self.num_updates = num_updates
+
+    def perform_slowmo(self, optimizer, fp32_params=None):
+        """Log the depth, if it is time. fairseq calls a method of this name after each step, gradients in place."""
+        if self.log_depth_interval and (self.num_updates + 1) % self.log_depth_interval == 0:
+            log_depth(self)
 
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens):
@@ -84,6 +115,8 @@ class DeepTransformerModel(TransformerModel):
             self.upgrade_state_dict(state_dict)
             same = {a for a, name in self._aliases().items() if _equal(state_dict.get(a), state_dict.get(name))}
             check_state_dict(self.state_dict(), {key: state_dict[key] for key in state_dict if key not in same})
+        for cancel in self.waiting:
+            cancel()
         return super().load_state_dict(state_dict, strict, model_cfg, args)
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
@@ -120,6 +153,9 @@ def _equal(first: Optional[Tensor], second: Optional[Tensor]) -> bool:
 def check_args(args, task) -> None:
     """Refuse flags that contradict each other or the data, each with one line."""
     check_options(args)
+    interval = getattr(args, "log_depth_interval", None)
+    if interval is not None and interval < 1:
+        raise UsageError(f"--log-depth-interval {interval} logs nothing: use 1 or more, or leave it out")
     for side in ("encoder", "decoder"):
         dim, heads = getattr(args, f"{side}_embed_dim", None), getattr(args, f"{side}_attention_heads", None)
         if dim and heads and dim % heads:

@@ -7,7 +7,7 @@ from fairseq.models.transformer import TransformerEncoderBase
 from torch import Tensor
 
 from ..layers import AttentionEncoderLayer, EncoderLayer, wrap_layer
-from .building import attention_only, build_aggregator, keep_final_norm
+from .building import attention_only, build_aggregator, build_init, keep_final_norm
 
 
 class DeepTransformerEncoder(TransformerEncoderBase):
@@ -26,8 +26,9 @@ class DeepTransformerEncoder(TransformerEncoderBase):
         self.history = build_aggregator(cfg, "encoder", self.num_layers, embed_tokens.embedding_dim)
 
     def build_encoder_layer(self, cfg):
-        layer = AttentionEncoderLayer if attention_only(cfg, "encoder") else EncoderLayer
-        return wrap_layer(layer(cfg), cfg)
+        if attention_only(cfg, "encoder"):
+            return wrap_layer(AttentionEncoderLayer(cfg), cfg)
+        return wrap_layer(EncoderLayer(cfg, build_init(cfg, "encoder").connection()), cfg)
 
     def forward_scriptable(
         self,

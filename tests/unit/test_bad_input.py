@@ -109,3 +109,10 @@ def test_a_name_is_registered_once():
     registry.register("x")(int)  # a module that is imported twice
     with pytest.raises(ValueError, match="already registered"):
         registry.register("x")(str)
+
+
+@pytest.mark.parametrize("interval", [0, -3])
+def test_an_interval_that_logs_nothing(build, interval):
+    with pytest.raises(UsageError) as error:
+        build("transformer_prenorm_6l", log_depth_interval=interval)
+    assert f"--log-depth-interval {interval} logs nothing: use 1 or more" in one_line(error)

@@ -1,0 +1,9 @@
+"""Instruments that show why a deep model trains or does not: gradients, variances, streams. They know torch alone."""
+
+from .gradients import layer_gradient_norms
+from .ratios import sublayer_ratios
+from .record import depth_record
+from .streams import stream_std
+from .weights import WeightMatrix, dlcl_weights
+
+__all__ = ["WeightMatrix", "depth_record", "dlcl_weights", "layer_gradient_norms", "stream_std", "sublayer_ratios"]

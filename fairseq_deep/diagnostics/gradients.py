@@ -1,0 +1,23 @@
+"""Gradient norm of every layer: the quantity of Figures 1 and 4 of Zhang et al., 2019."""
+
+import math
+from typing import Dict, List
+
+from torch import nn
+
+from .parts import part_parameters, tensor_norms
+
+
+def layer_gradient_norms(model: nn.Module) -> Dict[str, List[float]]:
+    """L2 norm over all parameter gradients of each part of *model*, after a backward pass.
+
+    Returns:
+        the norms of the parts that :func:`part_parameters` names
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    values = tensor_norms([parameter.grad for parameter in parameters]).tolist() if parameters else []
+    norms = dict(zip(map(id, parameters), values))
+    return {
+        part: [math.hypot(*(norms.get(id(parameter), 0.0) for parameter in group)) for group in groups]
+        for part, groups in part_parameters(model).items()
+    }

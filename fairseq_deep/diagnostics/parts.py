@@ -1,0 +1,39 @@
+"""The parts of a model that gradient norms are told of, and norms of many tensors at once."""
+
+import contextlib
+from typing import Dict, List
+
+import torch
+from torch import Tensor, nn
+
+from ..inits.walk import all_layers
+
+SIDES = ("encoder", "decoder")
+
+
+def part_parameters(model: nn.Module) -> Dict[str, List[List[nn.Parameter]]]:
+    """The parameters of each part of *model*.
+
+    Returns:
+        "encoder" and "decoder": a list for each layer, from the bottom; "encoder_aggregator", "decoder_aggregator"
+        (where they have parameters) and "embedding": one list each
+    """
+    parts: Dict[str, List[List[nn.Parameter]]] = {}
+    for side in SIDES:
+        stack = getattr(model, side)
+        parts[side] = [list(layer.parameters()) for layer in all_layers(stack)]
+        aggregator = list(stack.history.parameters())
+        if aggregator:
+            parts[f"{side}_aggregator"] = [aggregator]
+    tables = [table for side in SIDES for table in getattr(model, side).embed_tokens.parameters()]
+    parts["embedding"] = [list({id(table): table for table in tables}.values())]
+    return parts
+
+
+def tensor_norms(tensors: List[Tensor]) -> Tensor:
+    """The L2 norm of each of *tensors*, in fp32: in fp16 that of a scaled gradient could overflow."""
+    if all(tensor.dtype == torch.float32 for tensor in tensors):
+        return torch.stack(torch._foreach_norm(tensors))
+    with contextlib.suppress(TypeError):  # an older torch has no such argument
+        return torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32))
+    return torch.stack([torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in tensors])

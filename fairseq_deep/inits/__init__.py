@@ -1,0 +1,11 @@
+"""How a model's weights start (``--deep-init``): one file per method, each knows torch alone."""
+
+import importlib
+import pkgutil
+
+from .base import INITS, PLAIN, Connection, Init, Place
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["INITS", "PLAIN", "Connection", "Init", "Place"]

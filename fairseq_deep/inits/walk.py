@@ -1,0 +1,76 @@
+"""Find the matrices of a finished model, and have each filled by the rule of its stack's method."""
+
+from typing import Iterator, List, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from .base import Init, Place
+
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+
+def all_layers(stack: nn.Module) -> List[nn.Module]:
+    """The layers of *stack*. Iterating over them in training would leave out those that LayerDrop drops."""
+    return [stack.layers[index] for index in range(len(stack.layers))]
+
+
+def layer_matrices(stack: nn.Module) -> Iterator[Tuple[nn.Linear, Place]]:
+    """The attention and feed-forward projections of all layers of *stack*, with their places."""
+    for number, layer in enumerate(all_layers(stack), 1):
+        for part, roles in (("self_attn", _PROJECTIONS), ("encoder_attn", _PROJECTIONS), ("ffn", ("fc1", "fc2"))):
+            owner = layer if part == "ffn" else getattr(layer, part, None)
+            for role in roles:
+                linear = getattr(owner, role, None)
+                if linear is not None:
+                    yield linear, Place(number, part, role)
+
+
+def _fill_layers(stack: nn.Module, init: Init) -> None:
+    for linear, place in layer_matrices(stack):
+        init.matrix(linear.weight, place)
+        if linear.bias is not None:
+            nn.init.zeros_(linear.bias)
+    for module in stack.layers.modules():
+        if getattr(module, "relative_keys", None) is not None:
+            init.relative_keys(module.relative_keys)
+
+
+def _fill_tables(stack: nn.Module, init: Init, filled: set) -> None:
+    for table in (stack.embed_tokens, stack.embed_positions):
+        if not isinstance(table, nn.Embedding):  # sinusoids
+            continue
+        if table.weight.data_ptr() not in filled:
+            init.embedding(table.weight)
+            if table.padding_idx is not None:
+                nn.init.zeros_(table.weight[table.padding_idx])
+        filled.add(table.weight.data_ptr())
+    output = getattr(stack, "output_projection", None)
+    if isinstance(output, nn.Linear) and output.weight.data_ptr() not in filled:
+        init.output(output.weight)
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, encoder_init: Init, decoder_init: Init, keep: Sequence[Tensor] = ()) -> None:
+    """Fill the matrices of *model* in place, and biases with 0.
+
+    A table that both stacks share is filled by the encoder's method. Matrices of an aggregator that both stacks share,
+    too.
+
+    Args:
+        model: a finished model
+        encoder_init, decoder_init: the methods of its stacks
+        keep: tables that hold something already (pretrained embeddings)
+    """
+    filled = {table.data_ptr() for table in keep}
+    for stack, init in ((model.encoder, encoder_init), (model.decoder, decoder_init)):
+        if not init.touches:
+            filled.add(stack.embed_tokens.weight.data_ptr())
+            filled.update(matrix.data_ptr() for matrix in stack.history.matrices())
+            continue
+        _fill_layers(stack, init)
+        for matrix in stack.history.matrices():
+            if matrix.data_ptr() not in filled:
+                init.aggregator_matrix(matrix)
+            filled.add(matrix.data_ptr())
+        _fill_tables(stack, init, filled)

@@ -1,0 +1,66 @@
+"""Residual connections of deep stacks in the plainest form: sub-layer after sub-layer, every formula written out."""
+
+import math
+
+from .naive_dlcl import layer_norm
+from .naive_lstm import attention
+
+
+def deepnet_alpha(side, n, m):
+    return 0.81 * (n**4 * m) ** (1 / 16) if side == "encoder" else (3 * m) ** 0.25
+
+
+def deepnet_beta(side, n, m):
+    return 0.87 / (n**4 * m) ** (1 / 16) if side == "encoder" else 1 / (12 * m) ** 0.25
+
+
+def admin_omega(connections):
+    return math.sqrt((connections + 1) / math.log(connections + 1) - 1)
+
+
+def tfixup_factor(side, n, m):
+    return 0.67 / n**0.25 if side == "encoder" else 1 / (9 * m) ** 0.25
+
+
+def connect(method, factor):
+    """r(x, F(x)) of one sub-layer: its *factor* is alpha (DeepNet), omega (Admin) or a (ReZero)."""
+    return {
+        "plain": lambda x, f: x + f,
+        "deepnet": lambda x, f: factor * x + f,
+        "admin": lambda x, f: factor * x + f,
+        "rezero": lambda x, f: x + factor * f,
+    }[method]
+
+
+def run_sublayers(x, sublayers, pre_norm):
+    """Output of the triples (F, r, LN or None) in *sublayers*, one on top of the other."""
+    for function, residual, norm in sublayers:
+        normalise = (lambda y: y) if norm is None else (lambda y, norm=norm: layer_norm(y, *norm))
+        x = residual(x, function(normalise(x))) if pre_norm else normalise(residual(x, function(x)))
+    return x
+
+
+def attention_function(projections, num_heads, visible, memory=None):
+    """F of an attention sub-layer; see :func:`naive_lstm.attention`."""
+    return lambda x: attention(x, x if memory is None else memory, projections, num_heads, visible)[0]
+
+
+def feed_forward_function(w_1, b_1, w_2, b_2):
+    """F of a feed-forward sub-layer."""
+
+    def function(x):
+        hidden = x @ w_1.T + b_1
+        return (hidden * (hidden > 0)) @ w_2.T + b_2
+
+    return function
+
+
+def profile(x, sublayers):
+    """omega of each of the pairs (F, LN) in *sublayers*: its square is the variance of what the last one added up."""
+    omegas, omega = [], 1.0
+    for function, norm in sublayers:
+        omegas.append(omega)
+        kept, added = omega * x, function(x)
+        x = layer_norm(kept + added, *norm)
+        omega = math.sqrt(sum(float(((part - part.mean()) ** 2).mean()) for part in (kept, added)))
+    return omegas
