@@ -3,6 +3,9 @@
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fairseq_deep import compat
 
 
 class UserError(Exception):
@@ -51,3 +54,37 @@ def write_text(path: str, text: str) -> None:
     """Write `text` to `path` as UTF-8, whole or not at all."""
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
         file.write(text)
+
+
+def load_checkpoint(path: str) -> dict[str, Any]:
+    """Return the fairseq checkpoint at `path`, or raise `UserError` if it is none or cannot be read."""
+    try:
+        state = compat.load_checkpoint(path)
+    except Exception as error:  # whatever a damaged or refused file raises ends in one line
+        raise UserError(f"cannot load {path}: {error}") from error
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise UserError(f"{path} is not a fairseq checkpoint (it has no 'model')")
+    return state
+
+
+def model_flags(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the flags that the model of a checkpoint was built with."""
+    flags = (state.get("cfg") or {}).get("model") or state.get("args") or {}
+    return dict(flags if hasattr(flags, "keys") else vars(flags))
+
+
+def save_checkpoint(state: dict[str, Any], path: str) -> None:
+    """Write a checkpoint, whole or not at all."""
+    import torch
+
+    try:
+        with replacing(path) as temporary:
+            torch.save(state, temporary)
+    except RuntimeError as error:  # what torch raises on a full disk
+        raise UserError(f"cannot write {path}: {error}") from error
+
+
+def check_fairseq() -> None:
+    """Raise `UserError` if fairseq cannot be imported."""
+    if compat.FAIRSEQ_ERROR is not None:
+        raise UserError(f"fairseq cannot be imported ({compat.FAIRSEQ_ERROR}); 'fairseq-deep doctor' names the cure")

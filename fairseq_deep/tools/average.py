@@ -10,8 +10,7 @@ import re
 import sys
 from typing import Any, NamedTuple, Optional
 
-from fairseq_deep import compat
-from fairseq_deep.tools import UserError, check_output_path, replacing
+from fairseq_deep.tools import UserError, check_output_path, load_checkpoint, save_checkpoint
 
 _EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 _UPDATE = re.compile(r"checkpoint_(\d+)_(\d+)\.pt")
@@ -41,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     _check_paths(paths, args.output)
     state, size = average(paths)
     dropped = state.pop("last_optimizer_state", None) is not None
-    _save(state, args.output)
+    save_checkpoint(state, args.output)
     names = ", ".join(args.inputs or map(os.path.basename, paths))
     note = "; without the optimizer state" if dropped else ""
     number = f"{len(paths)} checkpoint{'s' if len(paths) > 1 else ''}"
@@ -61,7 +60,7 @@ def average(paths: list[str]) -> tuple[dict[str, Any], int]:
         state = None  # frees the previous checkpoint before the next is read
         if sys.stderr.isatty():
             print(f"[{index}/{len(paths)}] {path}", file=sys.stderr)
-        state = _load(path)
+        state = load_checkpoint(path)
         mean.add(path, state["model"])
     mean.write_to(state["model"])
     extra = state.setdefault("extra_state", {})
@@ -193,7 +192,7 @@ def _by_value(folder: str) -> list[str]:
 
 def _higher_is_better(path: str, metric: str) -> bool:
     """Return the direction of `metric`: as the run was configured or, in old checkpoints, by its name."""
-    state = _load(path)
+    state = load_checkpoint(path)
     config: Any = (state.get("cfg") or {}).get("checkpoint") or state.get("args")
     if isinstance(config, argparse.Namespace):
         config = vars(config)
@@ -218,23 +217,3 @@ def _check_paths(paths: list[str], output: str) -> None:
         if os.path.realpath(path) == os.path.realpath(output):
             raise UserError(f"--output {output} is one of the inputs; give another name")
     check_output_path(output)
-
-
-def _load(path: str) -> dict[str, Any]:
-    try:
-        state = compat.load_checkpoint(path)
-    except Exception as error:  # whatever a damaged or refused file raises ends in one line
-        raise UserError(f"cannot load {path}: {error}") from error
-    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise UserError(f"{path} is not a fairseq checkpoint (it has no 'model')")
-    return state
-
-
-def _save(state: dict[str, Any], output: str) -> None:
-    import torch
-
-    try:
-        with replacing(output) as temporary:
-            torch.save(state, temporary)
-    except RuntimeError as error:  # what torch raises on a full disk
-        raise UserError(f"cannot write {output}: {error}") from error

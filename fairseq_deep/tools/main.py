@@ -5,14 +5,15 @@ its help. To add one, write the module and list it in `COMMANDS`.
 """
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn, Optional
 
-from fairseq_deep.tools import UserError, archs, average, doctor, path, score
+from fairseq_deep.tools import UserError, archs, average, diagnose, doctor, export, path, plot, score
 
-COMMANDS = (path, archs, doctor, average, score)
+COMMANDS = (path, archs, doctor, average, score, diagnose, plot, export)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -36,7 +37,9 @@ def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     if args.command is None:
         parser.print_help(sys.stderr)
         sys.exit(2)
-    if unknown:
+    if hasattr(args, "fairseq_flags"):  # the sub-command hands to fairseq what it does not know itself
+        args.fairseq_flags = unknown
+    elif unknown:
         commands.choices[args.command].error(f"unrecognised arguments: {' '.join(unknown)}")
     return args
 
@@ -44,6 +47,7 @@ def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run ``fairseq-deep`` with `argv` (default: those of the process) and return its exit code."""
     args = parse(argv)
+    logging.getLogger("fairseq_deep").setLevel(logging.ERROR)  # what models tell while they are built is for training
     try:
         code = args.run(args)
         sys.stdout.flush()

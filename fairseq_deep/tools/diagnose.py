@@ -1,0 +1,201 @@
+"""measure gradients, variances and streams of a fresh or trained model on a real batch
+
+Gradient norm of every layer (Fig. 1 of Zhang et al., 2019); Var(r), beta_LN, beta_RC and beta of every sub-layer (their
+Table 1), where layers have residual connections; and the standard deviation of every residual stream. The loss is the
+cross entropy, a mean over target tokens; no optimiser step is taken, and everything is in fp32.
+"""
+
+import argparse
+import json
+import logging
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from fairseq_deep.tools import UserError, check_fairseq, check_output_path, figures, format_table, write_text
+from fairseq_deep.tools.measuring import RATIOS, SIDES, fresh, mean_of, measure, trained
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add data, models, measuring conditions and outputs; fairseq's flags are taken as they come."""
+    parser.add_argument("data", metavar="DATA_BIN", help="binarised data; it comes before fairseq's flags")
+    parser.add_argument(
+        "--arch", action="append", default=[], metavar="NAME",
+        help="a fresh model; may be repeated, and in quotes have fairseq's flags for itself: 'NAME --deep-init ds'",
+    )  # fmt: skip
+    parser.add_argument("--path", action="append", default=[], metavar="FILE", help="a trained one (may be repeated)")
+    parser.add_argument("--tokens", type=_positive, default=3000, metavar="N", help="target tokens (default: 3000)")
+    parser.add_argument("--split", default="train", help="of the data (default: train)")
+    parser.add_argument("--seeds", type=_positive, default=1, metavar="N", help="mean over seeds 1 ... N (default: 1)")
+    parser.add_argument("--eval-mode", action="store_true", help="without dropout")
+    parser.add_argument("--per-layer", action="store_true", help="print the ratios of each layer, not their means")
+    parser.add_argument("--json", metavar="FILE", help="write everything, with each seed, as JSON")
+    parser.add_argument("--plot", metavar="FILE", help="draw the gradient norms: .png, .svg or .pdf")
+    # what this parser does not know is fairseq's: see `main.parse`
+    parser.set_defaults(fairseq_flags=[])
+    parser.epilog = "All other flags are fairseq-train's (--deep-init ds, --encoder-layers 12, --cpu, ...) for --arch."
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure each model; print, write and draw the results."""
+    _check(args)
+    logging.getLogger("fairseq").setLevel(logging.WARNING)  # it tells each dictionary and data set that it loads
+    subjects = [fresh(name, args.data, args.fairseq_flags) for name in args.arch]
+    subjects += [trained(path, args.data, "--cpu" in args.fairseq_flags) for path in args.path]
+    results = [measure(subject, args.split, args.tokens, args.seeds, not args.eval_mode) for subject in subjects]
+    batch = results[0]["batch"]
+    print(
+        f"{batch['sentences']} sentences of {args.split}, {batch['target_tokens']:,} target tokens; "
+        f"{'eval' if args.eval_mode else 'train'} mode; {args.seeds} seed{'s' if args.seeds > 1 else ''}"
+    )
+    for result in results:
+        print(f"\n{_report(result, args.per_layer)}")
+    if len(results) > 1:
+        print(f"\n{_comparison(results)}")
+    if args.json is not None:
+        write_text(args.json, json.dumps(_finite(_record(args, results)), indent=1) + "\n")
+    if args.plot is not None:
+        figures.save_figure(_draw(results), args.plot)
+    written = [path for path in (args.json, args.plot) if path is not None]
+    if written:
+        print("\n->", ", ".join(written))
+    return 0
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
+    return int(text)
+
+
+def _check(args: argparse.Namespace) -> None:
+    check_fairseq()
+    if not args.arch and not args.path:
+        raise UserError("nothing to measure: give --arch NAME or --path CHECKPOINT")
+    extra = [flag for flag in args.fairseq_flags if flag != "--cpu"]
+    if extra and not args.arch:
+        raise UserError(f"{extra[0]} is not known; fairseq's flags are for --arch: a checkpoint has its own")
+    if not os.path.isdir(args.data):
+        cure = "give the folder that fairseq-preprocess wrote, before fairseq's flags"
+        raise UserError(f"there is no folder {args.data}; {cure}")
+    if args.json is not None:
+        check_output_path(args.json)
+    if args.plot is not None:
+        figures.check_picture(args.plot)
+
+
+def sublayer_means(sublayers: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the ratios of each kind of sub-layer, averaged over layers, as in Table 1."""
+    rows = []
+    for side in SIDES:
+        for part in dict.fromkeys(entry["part"] for entry in sublayers[side]):
+            entries = [entry for entry in sublayers[side] if entry["part"] == part]
+            numbers = mean_of([{name: entry[name] for name in RATIOS} for entry in entries])
+            rows.append({"side": side, "part": part, "layer": None, **numbers})
+    return rows
+
+
+def _report(result: dict[str, Any], per_layer: bool) -> str:
+    mean = result["mean"]
+    norms, stds = mean["gradient_norm"], mean["stream_std"]
+    rows = [("layer", "encoder gradient", "std", "decoder gradient", "std")]
+    rows.append(("embedding", _number(norms["embedding"]), _at(stds["encoder"], 0), "", _at(stds["decoder"], 0)))
+    for layer in range(max(len(norms[side]) for side in SIDES)):
+        cells = [text for side in SIDES for text in (_at(norms[side], layer), _at(stds[side], layer + 1))]
+        rows.append((str(layer + 1), *cells))
+    if any(f"{side}_aggregator" in norms for side in SIDES):
+        values = [norms.get(f"{side}_aggregator") for side in SIDES]
+        rows.append(("aggregator", _number(values[0]), "", _number(values[1]), ""))
+    rows.append(("last/first", _number(_spread(norms["encoder"])), "", _number(_spread(norms["decoder"])), ""))
+    head = f"{result['name']}: {result['parameters']:,} parameters, loss {mean['loss']:.3f}"
+    text = f"{head}\n{format_table(rows, right=range(1, 5), indent='  ')}"
+    if mean["sublayers"] is None:
+        return f"{text}\n  no residual connections, and so no Var(r) and beta"
+    missing = [f"\n  the {side} has no residual connections" for side in SIDES if not mean["sublayers"][side]]
+    return f"{text}\n\n{_ratio_table(mean['sublayers'], per_layer)}{''.join(missing)}"
+
+
+def _ratio_table(sublayers: dict[str, Any], per_layer: bool) -> str:
+    entries = [{"side": side, **entry} for side in SIDES for entry in sublayers[side]]
+    rows = [("sub-layer", "layer", "Var(r)", "beta_LN", "beta_RC", "beta")]
+    for entry in (entries if per_layer else []) + sublayer_means(sublayers):
+        layer = "mean" if entry["layer"] is None else str(entry["layer"])
+        numbers = [_number(entry[name]) for name in RATIOS]
+        rows.append((f"{entry['side']} {entry['part']}", layer, *numbers))
+    return format_table(rows, right=range(1, 6), indent="  ")
+
+
+def _comparison(results: list[dict[str, Any]]) -> str:
+    rows = [("gradient norm", "encoder first", "last", "last/first", "decoder first", "last", "last/first")]
+    for result in results:
+        cells = [result["name"]]
+        for side in SIDES:
+            norms = result["mean"]["gradient_norm"][side]
+            cells += [_at(norms, 0), _at(norms, len(norms) - 1), _number(_spread(norms))]
+        rows.append(tuple(cells))
+    return format_table(rows, right=range(1, 7))
+
+
+def _spread(norms: list[float]) -> Optional[float]:
+    return norms[-1] / norms[0] if norms and norms[0] else None
+
+
+def _at(values: Sequence[float], index: int) -> str:
+    return _number(values[index]) if 0 <= index < len(values) else ""
+
+
+def _number(value: Optional[float]) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if 0.1 <= abs(value) < 1000 or value == 0 else f"{value:.2e}"
+
+
+def _record(args: argparse.Namespace, results: list[dict[str, Any]]) -> dict[str, Any]:
+    import fairseq
+    import torch
+
+    import fairseq_deep
+
+    versions = {"fairseq_deep": fairseq_deep.__version__, "fairseq": fairseq.__version__, "torch": torch.__version__}
+    given = {name: value for name, value in vars(args).items() if name not in ("command", "run")}
+    return {
+        "command": ["fairseq-deep", *sys.argv[1:]],
+        "versions": {**versions, "python": platform.python_version()},
+        "options": given,
+        "models": results,
+    }
+
+
+def _finite(value: Any) -> Any:
+    """`value` with null, which JSON has, for NaN and infinity, which it has not."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and value - value != 0 else value
+
+
+def _draw(results: list[dict[str, Any]]) -> Any:
+    """The figure: gradient norm by layer, a panel for each stack (Fig. 1)."""
+    figure = figures.new_figure(8.4, 3.4 + 0.12 * len(results))
+    panels = figure.subplots(1, 2)
+    for axes, side in zip(panels, SIDES):
+        lines = [result["mean"]["gradient_norm"][side] for result in results]
+        for index, (result, norms) in enumerate(zip(results, lines)):
+            style = {"color": figures.COLOURS[index % len(figures.COLOURS)], "marker": "osv^Dx+"[index % 7]}
+            axes.plot(range(1, len(norms) + 1), norms, label=result["name"], markersize=3.5, linewidth=1.3, **style)
+        positive = [norm for norms in lines for norm in norms if norm > 0]
+        if positive and max(positive) > 20 * min(positive):
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_title(side, fontsize=10)
+        axes.set_xlabel("layer")
+        axes.grid(alpha=0.25)
+    panels[0].set_ylabel("gradient norm")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    return figure

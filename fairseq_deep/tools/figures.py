@@ -1,0 +1,42 @@
+"""What the commands that draw share; matplotlib is imported only when a picture is wanted."""
+
+import os
+from typing import Any
+
+from fairseq_deep.tools import UserError, check_output_path, replacing
+
+FORMATS = ("png", "svg", "pdf")
+# distinct for the colour-blind (Okabe and Ito), most different first
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+
+
+def check_picture(path: str) -> None:
+    """Raise `UserError` if a picture cannot be written at `path`, before any long work is done for it."""
+    if _format(path) not in FORMATS:
+        raise UserError(f"cannot draw {path}: its name must end in {', '.join(f'.{name}' for name in FORMATS)}")
+    check_output_path(path)
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"drawing needs matplotlib ({error}): pip install matplotlib") from error
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure of `width` x `height` inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: Any, path: str) -> None:
+    """Write `figure` to `path`, whole or not at all; the same figure always gives the same file."""
+    import matplotlib
+
+    kind = _format(path)
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fairseq_deep"}), replacing(path) as temporary:
+        figure.savefig(temporary, format=kind, dpi=150, metadata=dates.get(kind))
+
+
+def _format(path: str) -> str:
+    return os.path.splitext(path)[1][1:].lower()

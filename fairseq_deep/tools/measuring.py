@@ -1,0 +1,197 @@
+"""What ``fairseq-deep diagnose`` measures: which model, on which batch, in which form."""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+from fairseq_deep.tools import UserError
+
+SIDES = ("encoder", "decoder")
+RATIOS = ("variance", "beta_ln", "beta_rc", "beta")
+# what would run a layer twice, or not at all
+_WHOLE = {"checkpoint_activations": False, "offload_activations": False, "encoder_layerdrop": 0, "decoder_layerdrop": 0}
+
+
+class Subject(NamedTuple):
+    """A model to be measured: `build` makes it, freshly for each call unless it is trained."""
+
+    name: str
+    task: Any
+    build: Callable[[], Any]
+    cpu: bool
+
+
+def measure(subject: Subject, split: str, tokens: int, seeds: int, train: bool) -> dict[str, Any]:
+    """Return the batch, the results of each of the seeds 1 ... `seeds`, and their mean.
+
+    Raises:
+        UserError: the data cannot be read, or the model not be built or held in memory
+    """
+    import torch
+
+    try:
+        sample = _batch(subject.task, split, tokens)
+        runs = []
+        for seed in range(1, seeds + 1):
+            if sys.stderr.isatty():
+                print(f"{subject.name}, seed {seed} of {seeds}", file=sys.stderr)
+            torch.manual_seed(seed)
+            model = subject.build()
+            model.train(train)
+            runs.append({"seed": seed, **_measure_once(model, sample, subject.cpu)})
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error):
+            raise UserError(f"{subject.name} does not fit into memory: use fewer --tokens, or --cpu") from error
+        raise
+    batch = {"sentences": len(sample["target"]), "target_tokens": int(sample["ntokens"])}
+    mean = mean_of([{key: value for key, value in run.items() if key != "seed"} for run in runs])
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {"name": subject.name, "parameters": parameters, "batch": batch, "mean": mean, "seeds": runs}
+
+
+def _measure_once(model: Any, sample: dict[str, Any], cpu: bool) -> dict[str, Any]:
+    import torch
+    from fairseq.utils import move_to_cuda
+
+    from fairseq_deep.diagnostics import layer_gradient_norms, stream_std, sublayer_ratios
+
+    if torch.cuda.is_available() and not cpu:
+        model, sample = model.cuda(), move_to_cuda(sample)
+    inputs, pad = sample["net_input"], model.encoder.padding_idx
+    losses = []
+
+    def loss() -> Any:
+        output = model(**inputs)
+        scores = model.get_normalized_probs(output, log_probs=True, sample=sample)
+        target = model.get_targets(sample, output)
+        value = torch.nn.functional.nll_loss(scores.flatten(0, 1).float(), target.flatten(), ignore_index=pad)
+        losses.append(float(value.detach()))
+        return value
+
+    model.zero_grad()
+    sublayers = None
+    if any(hasattr(layer, "residual") for side in SIDES for layer in getattr(model, side).layers):
+        padding = {"encoder": inputs["src_tokens"].eq(pad), "decoder": inputs["prev_output_tokens"].eq(pad)}
+        ratios = sublayer_ratios(model, padding, loss)
+        fields = ("layer", "part", *RATIOS)
+        sublayers = {side: [{name: getattr(r, name) for name in fields} for r in ratios[side]] for side in SIDES}
+    else:
+        loss().backward()
+    norms = layer_gradient_norms(model)
+    return {
+        "loss": losses[0],
+        "gradient_norm": {part: values if part in SIDES else values[0] for part, values in norms.items()},
+        "sublayers": sublayers,
+        "stream_std": stream_std(model, inputs, pad),
+    }
+
+
+def fresh(name: str, data: str, flags: Sequence[str]) -> Subject:
+    """The model that ``fairseq-train DATA FLAGS --arch NAME`` would start from; `name` may have flags of its own.
+
+    Raises:
+        UserError: what is given is wrong
+    """
+    from fairseq import options, tasks
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    arch, *own = _or_user_error(f"wrong flags in {name}", lambda: shlex.split(name)) or [""]
+    _check_arch(arch)
+    parser = options.get_training_parser()
+    parser.error = _refuse_flag
+    line = [data, "--arch", arch, *flags, *own]
+    args = _or_user_error("wrong flags", lambda: options.parse_args_and_arch(parser, line))
+    vars(args).update(_WHOLE)
+    cfg = convert_namespace_to_omegaconf(args)
+    task = _or_user_error(f"cannot read {data}", lambda: tasks.setup_task(cfg.task))
+
+    def build() -> Any:
+        return _or_user_error(f"cannot build {arch}", lambda: task.build_model(cfg.model))
+
+    return Subject(name, task, build, args.cpu)
+
+
+def trained(path: str, data: str, cpu: bool) -> Subject:
+    """The model of the checkpoint at `path`.
+
+    Raises:
+        UserError: it cannot be loaded, or is not one of this package
+    """
+    from fairseq.checkpoint_utils import load_model_ensemble_and_task
+
+    from fairseq_deep.models.deep_transformer import DeepTransformerModel
+
+    if not os.path.isfile(path):
+        raise UserError(f"there is no checkpoint {path}")
+    overrides = {"data": data, **_WHOLE}
+    (model,), _, task = _or_user_error(
+        f"cannot load {path}", lambda: load_model_ensemble_and_task([path], arg_overrides=overrides)
+    )
+    if not isinstance(model, DeepTransformerModel):
+        raise UserError(f"{path} is a {type(model).__name__}: only models of this package can be measured")
+    return Subject(path, task, lambda: model, cpu)
+
+
+def _check_arch(arch: str) -> None:
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    from fairseq_deep.models.deep_transformer import DeepTransformerModel
+    from fairseq_deep.registry import nearest
+
+    found = ARCH_MODEL_REGISTRY.get(arch)
+    if found is None or not issubclass(found, DeepTransformerModel):
+        known = [name for name, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, DeepTransformerModel)]
+        cure = f"{nearest(arch, known)}; 'fairseq-deep archs' lists them"
+        raise UserError(f"{arch} is no architecture of this package{cure}")
+
+
+def _refuse_flag(message: str) -> None:
+    raise UserError(f"{message} (neither this command nor fairseq-train has it, or its value is wrong)")
+
+
+def _or_user_error(problem: str, action: Callable[[], Any]) -> Any:
+    """Return what `action` returns; whatever fairseq raises about its input becomes one line."""
+    from fairseq_deep.registry import UsageError
+
+    try:
+        return action()
+    except UserError:
+        raise
+    except UsageError as error:
+        raise UserError(str(error).partition(": ")[2]) from error
+    except Exception as error:
+        raise UserError(f"{problem}: {error or type(error).__name__}") from error
+
+
+def _batch(task: Any, split: str, tokens: int) -> dict[str, Any]:
+    """About so many target tokens of `split`, the same in each call: neighbours in fairseq's order by length.
+
+    They come from the middle, with as many target tokens in shorter sentences as in longer ones: an ordinary training
+    batch. Sentences of any length together would be padding for the most part.
+    """
+    import numpy
+    from fairseq.data.data_utils import numpy_seed
+
+    _or_user_error(f"cannot read the split {split}", lambda: task.load_dataset(split))
+    dataset = task.dataset(split)
+    if getattr(dataset, "tgt_sizes", None) is None or len(dataset) == 0:
+        raise UserError(f"the split {split} has no sentence pairs: give data of --task translation")
+    with numpy_seed(1):  # the order of equally long ones is random
+        order = dataset.ordered_indices()
+    lengths = numpy.asarray(dataset.tgt_sizes)[order]
+    sums = numpy.cumsum(lengths)
+    first = int(numpy.searchsorted(sums, max(0, sums[-1] - tokens) / 2))
+    last = int(numpy.searchsorted(sums, sums[first] - lengths[first] + tokens))
+    return dataset.collater([dataset[int(index)] for index in order[first : last + 1]])
+
+
+def mean_of(values: list[Any]) -> Any:
+    """Element by element, the mean of results of one form; what is equal in all stays as it is."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {key: mean_of([value[key] for value in values]) for key in first}
+    if isinstance(first, list):
+        return [mean_of(list(group)) for group in zip(*values)]
+    return first if all(value == first for value in values) else sum(values) / len(values)

@@ -1,0 +1,119 @@
+"""``fairseq-deep export``: a plain model becomes a checkpoint that fairseq reads without this package."""
+
+import sys
+
+import pytest
+import torch
+
+from tests.commands import PACKAGE, run, train_command
+from tests.integration.test_pipeline import hypotheses
+
+DEPTH = ("--encoder-layers", "2", "--decoder-layers", "3", "--max-update", "6")
+# stock fairseq, in a process that cannot import this package
+STOCK = """
+import sys
+sys.modules["fairseq_deep"] = None
+from fairseq_cli.generate import cli_main
+cli_main()
+"""
+
+
+def generate(data, path, *flags, stock=False):
+    words = [data, "--path", path, "--cpu", "--beam", "3", "--max-len-b", "12", *flags]
+    return run(*([sys.executable, "-c", STOCK] if stock else ["fairseq-generate"]), *words)
+
+
+def export(checkpoint, output):
+    return run("fairseq-deep", "export", checkpoint, "--output", output, check=False)
+
+
+@pytest.mark.parametrize(
+    "arch, flags",
+    [
+        ("transformer_lipschitz_postnorm_6l", ()),
+        ("transformer_lipschitz_6l", ()),
+        ("transformer_ds_6l", ("--ds-init-alpha", "0.5")),
+        ("transformer_prenorm_6l", ()),
+        ("transformer_postnorm_6l", ("--deep-init", "depth-scaled", "--encoder-learned-pos")),
+    ],
+)
+def test_stock_fairseq_generates_the_same_from_the_exported_model(data, tmp_path, arch, flags):
+    run(*train_command(data, tmp_path, *DEPTH, *flags, arch=arch))
+    ours, stock = tmp_path / "checkpoint_last.pt", tmp_path / "stock.pt"
+    done = export(ours, stock)
+    assert done.returncode == 0 and done.stdout.strip().endswith("a fairseq transformer")
+    expected = hypotheses(generate(data, ours, "--user-dir", PACKAGE))
+    assert len(expected) == 30
+    assert hypotheses(generate(data, stock, stock=True)) == expected
+    with pytest.raises(AssertionError, match="fairseq_deep|deep_transformer|transformer_"):
+        generate(data, ours, stock=True)
+
+
+@pytest.mark.parametrize(
+    "arch, flags, problem",
+    [
+        ("transformer_deepnet_18l18l", (), "layers of --deep-init deepnet (encoder)"),
+        ("transformer_admin_18l18l", (), "layers of --deep-init admin (encoder)"),
+        ("transformer_postnorm_6l", ("--decoder-deep-init", "rezero"), "layers of --deep-init rezero (decoder)"),
+        ("transformer_postnorm_6l", ("--deep-init", "tfixup"), "layers of --deep-init tfixup (encoder)"),
+        ("transformer_dlcl_6l", (), "--layer-agg dlcl (encoder)"),
+        ("transformer_prenorm_6l", ("--decoder-layer-agg", "dlcl"), "--layer-agg dlcl (decoder)"),
+    ],
+)
+def test_what_fairseq_has_not_is_refused(data, tmp_path, arch, flags, problem):
+    run(*train_command(data, tmp_path, "--max-update", "1", *DEPTH[:4], *flags, arch=arch))
+    done = export(tmp_path / "checkpoint_last.pt", tmp_path / "out.pt")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert problem in done.stderr and not (tmp_path / "out.pt").exists()
+
+
+def test_a_model_of_fairseq_and_no_model_are_refused(data, tmp_path):
+    command = train_command(data, tmp_path, "--max-update", "1", *DEPTH[:4], arch="transformer")
+    run(*command)
+    done = export(tmp_path / "checkpoint_last.pt", tmp_path / "out.pt")
+    assert done.returncode == 2 and "not one of this package: it needs no export" in done.stderr
+    (tmp_path / "no.pt").write_text("nothing")
+    assert "cannot load" in export(tmp_path / "no.pt", tmp_path / "out.pt").stderr
+    assert "there is no folder" in export(tmp_path / "no.pt", tmp_path / "nowhere/out.pt").stderr
+
+
+def test_the_optimizer_state_stays_behind_and_the_input_as_it_was(data, tmp_path):
+    run(*train_command(data, tmp_path, *DEPTH, arch="transformer_ds_6l"))
+    before = (tmp_path / "checkpoint_last.pt").read_bytes()
+    export(tmp_path / "checkpoint_last.pt", tmp_path / "out.pt")
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == before
+    state = torch.load(tmp_path / "out.pt", weights_only=False)
+    assert "last_optimizer_state" not in state
+    flags = vars(state["cfg"]["model"])
+    assert flags["arch"] == "transformer" and not any(name.startswith(("deep_init", "ds_init")) for name in flags)
+
+
+def test_a_checkpoint_of_the_original_code_is_exported_whole(data, tmp_path):
+    """Its version number makes fairseq drop the final norms; ours are there, and so they are in what we write."""
+    run(*train_command(data, tmp_path, *DEPTH, arch="transformer_prenorm_6l"))
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
+    state["cfg"]["model"].arch = "transformer_prenorm_wmt_en_de"
+    del state["cfg"]["model"].layer_agg, state["cfg"]["model"]._name
+    for name in ("encoder", "decoder"):
+        state["model"][f"{name}.version"] = torch.Tensor([1])
+    torch.save(state, tmp_path / "old.pt")
+    assert export(tmp_path / "old.pt", tmp_path / "stock.pt").returncode == 0
+    expected = hypotheses(generate(data, tmp_path / "checkpoint_last.pt", "--user-dir", PACKAGE))
+    assert hypotheses(generate(data, tmp_path / "stock.pt", stock=True)) == expected
+
+    state["cfg"]["model"].arch = "dlcl_transformer_prenorm_wmt_en_de"
+    torch.save(state, tmp_path / "dlcl.pt")
+    done = export(tmp_path / "dlcl.pt", tmp_path / "no.pt")
+    assert done.returncode == 2 and "--layer-agg dlcl (encoder)" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_the_flags_of_hydra_name_the_model_otherwise(data, tmp_path):
+    run(*train_command(data, tmp_path, *DEPTH, arch="transformer_ds_6l"))
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
+    flags = {**vars(state["cfg"]["model"]), "_name": "transformer_ds_6l"}
+    del flags["arch"]
+    state["cfg"]["model"] = flags
+    torch.save(state, tmp_path / "hydra.pt")
+    assert export(tmp_path / "hydra.pt", tmp_path / "stock.pt").returncode == 0
+    expected = hypotheses(generate(data, tmp_path / "checkpoint_last.pt", "--user-dir", PACKAGE))
+    assert hypotheses(generate(data, tmp_path / "stock.pt", stock=True)) == expected
