@@ -125,19 +125,26 @@ def draw(records, path):
     """Fig. 4 of Zhang et al., 2019: gradient norms of the first and last layers while the first seeds train."""
     systems = list(dict.fromkeys(record["system"] for record in records))
     layers = records[0]["layers"]
-    figure = figures.new_figure(2.6 * len(systems), 3.2)
-    for panel, system in zip(figure.subplots(1, len(systems), sharey=True, squeeze=False)[0], systems):
+    columns = min(4, len(systems))
+    rows = math.ceil(len(systems) / columns)
+    figure = figures.new_figure(2.4 * columns, 2.2 * rows + 0.4)
+    panels = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    for panel in panels[len(systems) :]:
+        panel.remove()
+    for panel, system in zip(panels, systems):
         run = next(record for record in records if (record["system"], record["layers"]) == (system, layers))
         for colour, part in zip(figures.COLOURS, ("enc_1", f"enc_{layers}", "dec_1", f"dec_{layers}")):
             curve = run["gradients"][part]
             panel.plot(list(curve), list(curve.values()), color=colour, linewidth=1.2, label=part.replace("_", " "))
         panel.set_yscale("log")
         panel.set_title(f"{system}, {layers} layers", fontsize=9)
-        panel.set_xlabel("update")
+        panel.tick_params(labelsize=7)
+        panel.minorticks_off()
         panel.grid(alpha=0.25)
-    figure.axes[0].set_ylabel("gradient norm")
+    figure.supylabel("gradient norm", fontsize=9)
+    figure.supxlabel("update", fontsize=9)
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=8, frameon=False)
     figures.save_figure(figure, str(path))
 
 
