@@ -3,14 +3,7 @@
 Names follow ``transformer_<method>[_postnorm]_<N>l[<M>l][_<size>]``: N encoder layers, M decoder layers, M written
 only where it is not 6. A row presets flags; a flag on the command line beats its preset.
 
-BLEU scores are tokenised, En-De newstest2014; vocabularies are shared by both sides.
-
-W19: Learning Deep Transformer Models for Machine Translation, Wang et al., 2019 (Tables 1, 2 and 6; 34,040 entries).
-X24: Rewiring the Transformer with Depth-Wise LSTMs, Xu et al., 2024 (Tables 2 to 6; 35,628 entries).
-X20: Lipschitz Constrained Parameter Initialization for Deep Transformers, Xu et al., 2020 (Tables 3 and 4; counted with
-X24's vocabulary). Its computation order v1 is "postnorm", with a norm on the embedding; v2 is pre-norm.
-Z19: Improving Deep Transformer with Depth-Scaled Initialization and Merged Attention, Zhang et al., 2019 (Table 3;
-55,022 entries of both sides together).
+Depths, options and scores of the papers' systems: ``papers.py``.
 """
 
 import argparse
@@ -24,11 +17,13 @@ from fairseq.data import Dictionary
 from fairseq.models import register_model_architecture
 from fairseq.models.transformer import base_architecture
 
+from .attention import DECODER_ATTENTIONS
 from .compat import skip_initialisation
 from .models.building import aggregator_name
 from .models.checks import drop_feed_forward
 from .models.deep_transformer import DeepTransformerModel
 from .models.legacy import ALIASES, translate_flags
+from .papers import W19, X20, X24, Z19, Z19_MATT
 from .registry import UsageError, nearest
 
 logger = logging.getLogger(__name__)
@@ -106,8 +101,11 @@ class Architecture:
             options = {f: v for f, v in options.items() if not f.startswith(("lstm_", "relative_"))}
         if sides["encoder"] != sides["decoder"]:  # what needs both stacks to be alike
             options = {f: v for f, v in options.items() if f != "relative_positions" and v != "gate-encdec"}
-        if sides["decoder"] != self.layer_agg:
+        kind = DECODER_ATTENTIONS.get(getattr(args, "decoder_attn", None) or "self")
+        if sides["decoder"] != self.layer_agg or kind.parallel:
             options.pop("lstm_merge", None)
+        if kind.positions != "self":
+            options.pop("relative_positions", None)
         return options
 
     @staticmethod
@@ -124,65 +122,6 @@ class Architecture:
                 setattr(args, follower, value)
 
 
-# Tables 1 to 4 and 6 of W19: {method: {encoder depth: BLEU as printed, or None where only Zh-En is reported}}
-_W19 = {
-    "prenorm": {6: "27.1", 16: "28.0", 20: "28.9", 25: None},
-    "postnorm": {6: "27.5", 16: "failed", 20: "failed"},
-    "dlcl": {6: "27.3", 16: "28.2", 20: "28.80", 25: None, 30: "29.3"},
-    "dlcl_postnorm": {6: "27.6", 16: "28.4", 25: "29.2"},
-}
-
-
-# (name after "transformer_", depth, size, BLEU as printed, further flags): Tables 2 to 6 of X24
-_X24 = [
-    ("lstm_3l3l", (3, 3), "base", "27.38", {}),
-    ("lstm_6l", (6, 6), "base", "28.53", {}),
-    ("lstm_12l12l", (12, 12), "base", "29.26", {}),
-    ("lstm_18l18l", (18, 18), "base", "29.41", {}),
-    ("lstm_24l24l", (24, 24), "base", "29.18", {}),
-    ("lstm_1layer_6l", (6, 6), "base", "27.84", {"lstm_ffn": 1, "lstm_share": "gate-encdec"}),
-    ("lstm_concat_6l", (6, 6), "base", "28.26", {"lstm_merge": "concat"}),
-    ("lstm_two_6l", (6, 6), "base", "28.81", {"lstm_merge": "two"}),
-    ("lstm_share_all_6l", (6, 6), "base", "26.94", {"lstm_share": "all"}),
-    ("lstm_share_none_6l", (6, 6), "base", "28.25", {"lstm_share": "none"}),
-    ("lstm_6l_big", (6, 6), "big", "29.58", {}),
-    ("lstm_12l_big", (12, 6), "big", None, {}),
-    ("lstm_12l12l_big", (12, 12), "big", "30.69", {}),
-    ("lstm_relative_12l_big", (12, 6), "big", "31.12", {"relative_positions": 16}),
-    (
-        "lstm_1layer_relative_12l_big",
-        (12, 6),
-        "big",
-        "30.83",
-        {"lstm_ffn": 1, "lstm_share": "none", "relative_positions": 16},
-    ),
-    ("rnn_6l", (6, 6), "base", "23.24", {}),
-    ("lstm_6l_iwslt", (6, 6), "iwslt", None, {}),
-    ("lstm_3l3l_small", (3, 3), "small", None, {}),
-    ("lstm_2l2l_tiny", (2, 2), "tiny", None, {}),
-]
-
-
-# {(encoder depth, decoder depth): BLEU of v1 and v2 as printed}: Tables 3 and 4 of X20
-_X20 = {
-    (6, 6): ("27.96", "27.38"),
-    (12, 12): ("28.67", "28.13"),
-    (18, 18): ("29.05", "28.67"),
-    (24, 24): ("29.46", "29.20"),
-    (24, 6): ("28.76", None),
-    (6, 24): ("28.63", None),
-}
-
-# {depth of both stacks: (BLEU as printed, dropout, attention dropout)}: Table 3 of Z19
-_Z19 = {
-    6: ("27.50", 0.1, 0.1),
-    12: ("28.27", 0.3, 0.2),
-    18: (None, 0.3, 0.2),
-    20: ("28.42", 0.3, 0.2),
-    30: (None, 0.3, 0.2),
-}
-
-
 def _depth_name(encoder: int, decoder: int) -> str:
     return f"{encoder}l" if decoder == 6 else f"{encoder}l{decoder}l"
 
@@ -191,7 +130,7 @@ def _initialised_rows() -> List[Architecture]:
     """Plain stacks that differ in how they start and (DeepNet, Admin) in the residual connection that this needs."""
     rows = []
     dropouts = (("attention_dropout", 0.1), ("activation_dropout", 0.1))
-    for depth, scores in _X20.items():
+    for depth, scores in X20.items():
         for order, norm, bleu in (("_postnorm", "post", scores[0]), ("", "pre", scores[1])):
             options = (("deep_init", "lipschitz"), *dropouts)
             options += (("layernorm_embedding", True),) if norm == "post" else ()
@@ -199,11 +138,18 @@ def _initialised_rows() -> List[Architecture]:
             rows.append(
                 Architecture(name, norm, "residual", *depth, "base", bleu, paper="X20", vocab=35628, options=options)
             )
-    for depth, (bleu, dropout, attention_dropout) in _Z19.items():
+    for depth, (bleu, dropout, attention_dropout) in Z19.items():
         options = (("deep_init", "ds"), ("dropout", dropout), ("attention_dropout", attention_dropout), dropouts[1])
         shape = ("post", "residual", depth, depth, "base", bleu)
         name = f"transformer_ds_{_depth_name(depth, depth)}"
         rows.append(Architecture(name, *shape, paper="Z19", vocab=55022, options=options))
+    for name, depth, size, bleu, dropout, attention_dropout in Z19_MATT:
+        options = (("dropout", dropout), ("attention_dropout", attention_dropout), dropouts[1])
+        options += (("decoder_attn", "merged"),)
+        options += (("deep_init", "ds"),) if name.startswith("ds_") else ()
+        shape = ("post", "residual", depth, depth, size, bleu)
+        paper = "-" if size == "iwslt" else "Z19"
+        rows.append(Architecture(f"transformer_{name}", *shape, paper=paper, vocab=55022, options=options))
     for init in ("deepnet", "admin"):
         for depth in ((18, 18), (24, 24), (30, 30), (60, 12)):
             name = f"transformer_{init}_{_depth_name(*depth)}"
@@ -225,7 +171,7 @@ def _depthwise_rows() -> List[Architecture]:
             vocab=35628,
             options=tuple(flags.items()),
         )
-        for name, depth, size, bleu, flags in _X24
+        for name, depth, size, bleu, flags in X24
     ]
 
 
@@ -244,7 +190,7 @@ def _table() -> List[Architecture]:
         ("dlcl_postnorm", "post", "dlcl", depths),
     ):
         for depth in base_depths:
-            bleu, paper = _W19[method].get(depth), "W19" if depth in _W19[method] else "-"
+            bleu, paper = W19[method].get(depth), "W19" if depth in W19[method] else "-"
             name = f"transformer_{method}_{depth}l"
             rows.append(Architecture(name, norm, layer_agg, depth, 6, "base", bleu, paper=paper))
         for depth in (6, 12, 20):

@@ -20,6 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .beams import kept_sentences, same_sentences
+from .cache import append, select
+
 
 def _explicit(
     q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], dropout: float
@@ -27,8 +30,8 @@ def _explicit(
     scores = torch.matmul(q * q.size(-1) ** -0.5, k.transpose(-2, -1))
     if bias is not None:
         scores = scores + bias
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
-    return torch.matmul(F.dropout(weights.to(q.dtype), dropout), v), weights
+    weights = torch.softmax(scores if scores.dtype == torch.float64 else scores.float(), dim=-1)
+    return torch.matmul(F.dropout(weights.to(q.dtype), dropout), v), weights.float()
 
 
 if hasattr(F, "scaled_dot_product_attention"):  # torch 2.0
@@ -40,6 +43,32 @@ else:
 
     def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], dropout: float) -> Tensor:
         return _explicit(q, k, v, bias, dropout)[0]
+
+
+@torch.no_grad()
+def join_linear(parts: List[nn.Linear]) -> nn.Linear:
+    """One matrix product for several of the same input: its output has theirs one after the other.
+
+    The parts keep their weights, as views of the whole.
+    """
+    first = parts[0]
+    bias = first.bias is not None
+    joined = nn.Linear(first.in_features, sum(part.out_features for part in parts), bias=bias)
+    joined = joined.to(first.weight).requires_grad_(False)
+    start = 0
+    for part in parts:
+        rows = slice(start, start + part.out_features)
+        start = rows.stop
+        for whole, own in ((joined.weight, part.weight), (joined.bias, part.bias)):
+            if own is not None:
+                whole[rows] = own
+                own.data = whole[rows]
+    return joined
+
+
+def _leave_out_joined(module: nn.Module, state: Dict[str, Tensor], prefix: str, metadata) -> None:
+    for part in ("weight", "bias"):
+        state.pop(f"{prefix}qkv_proj.{part}", None)
 
 
 class MultiheadAttention(nn.Module):
@@ -74,6 +103,8 @@ class MultiheadAttention(nn.Module):
         self.k_proj = nn.Linear(kdim or dim, dim, bias=bias)
         self.v_proj = nn.Linear(kdim or dim, dim, bias=bias)
         self.out_proj = nn.Linear(dim, dim, bias=bias)
+        self.of_memory = kdim is not None
+        self.qkv_proj: Optional[nn.Linear] = None  # in generation, the three in one
         self.relative_keys: Optional[nn.Parameter] = None
         self.farthest = 0
         if relative_positions is not None:
@@ -103,6 +134,7 @@ class MultiheadAttention(nn.Module):
         attn_mask: Optional[Tensor] = None,
         incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
         need_weights: bool = False,
+        added: Optional[Tensor] = None,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Attend.
 
@@ -114,72 +146,126 @@ class MultiheadAttention(nn.Module):
             incremental_state: caches of all attentions. Self-attention appends to its keys and values; those of a
                 memory are computed at the first step.
             need_weights: also return the attention weights
+            added: T x B x C, added to what the heads give before the output projection
 
         Returns:
             T x B x C, and the weights (H x B x T x S, fp32) or None
         """
-        key, value, key_padding_mask = self._keys_and_values(query, memory, key_padding_mask, incremental_state)
-        q = self._split_heads(self.q_proj(query))
-        bias = self._bias(q, key, key_padding_mask, attn_mask)
+        if memory is None:
+            q, key, value, padding = self._own(query, key_padding_mask, incremental_state)
+            bias = self._bias(q, key, self._padding_bias(padding, q), attn_mask)
+        else:
+            q = self.q_proj(query)
+            key, value, bias = self._of_memory(q, memory, key_padding_mask, incremental_state)
+            q = self._split_heads(q, key.size(0))
+            bias = self._bias(q, key, bias, attn_mask)
         dropout = self.dropout if self.training or self.retain_dropout else 0.0
         weights: Optional[Tensor] = None
-        if need_weights:
+        # for the few queries of a decoding step, plain products are faster on a CPU
+        if need_weights or (incremental_state is not None and not q.is_cuda):
             x, explicit_weights = _explicit(q, key, value, bias, dropout)
-            weights = explicit_weights.transpose(0, 1)
+            if need_weights:
+                weights = self._per_hypothesis(explicit_weights, query.size(0)).permute(2, 0, 1, 3, 4).flatten(1, 2)
         else:
             x = _attend(q, key, value, bias, dropout)
-        x = x.permute(2, 0, 1, 3).reshape(query.shape)  # B x H x T x D -> T x B x C
+        x = self._per_hypothesis(x, query.size(0)).permute(3, 0, 1, 2, 4).reshape(query.shape)
+        if added is not None:
+            x = x + added
         return self.out_proj(x), weights
 
-    def _split_heads(self, x: Tensor) -> Tensor:
-        """T x B x C -> B x H x T x D."""
-        return x.view(x.size(0), x.size(1), self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+    def _split_heads(self, x: Tensor, sources: int) -> Tensor:
+        """T x B x C -> sources x H x (B/sources * T) x D: hypotheses of one source are queries to the same keys."""
+        x = x.view(x.size(0), sources, -1, self.num_heads, self.head_dim)
+        return x.permute(1, 3, 2, 0, 4).flatten(2, 3)
 
-    def _keys_and_values(
+    def _per_hypothesis(self, x: Tensor, length: int) -> Tensor:
+        """sources x H x (beam * T) x D -> sources x beam x H x T x D."""
+        return x.view(x.size(0), x.size(1), -1, length, x.size(3)).transpose(1, 2)
+
+    def _own(
         self,
         query: Tensor,
-        memory: Optional[Tensor],
+        padding: Optional[Tensor],
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]],
+    ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
+        """Queries, and keys and values (B x H x S x D) of all positions so far, with their padding (B x S)."""
+        length, batch = query.size(0), query.size(1)
+        if self.qkv_proj is not None:
+            qkv = self.qkv_proj(query).view(length, batch, 3, self.num_heads, self.head_dim).permute(2, 1, 3, 0, 4)
+            q, kv = qkv[0], qkv[1:]
+        else:
+            q = self._split_heads(self.q_proj(query), batch)
+            k, v = self._split_heads(self.k_proj(query), batch), self._split_heads(self.v_proj(query), batch)
+            if incremental_state is None:
+                return q, k, v, padding
+            kv = torch.stack([k, v])
+        if incremental_state is not None:
+            old: Dict[str, Optional[Tensor]] = {"key_value": None, "buffer": None, "spare": None, "padding": None}
+            if self._state in incremental_state:
+                old = incremental_state[self._state]
+            padding = self._all_padding(old["key_value"], old["padding"], kv, padding)
+            kv, buffer = append(old["key_value"], old["buffer"], kv)
+            state: Dict[str, Optional[Tensor]] = {
+                "key_value": kv, "buffer": buffer, "spare": old["spare"], "padding": padding,
+            }  # fmt: skip
+            incremental_state[self._state] = state
+        return q, kv[0], kv[1], padding
+
+    def _all_padding(
+        self, past: Optional[Tensor], past_padding: Optional[Tensor], new: Tensor, padding: Optional[Tensor]
+    ) -> Optional[Tensor]:
+        """Padding (B x S) of the positions *past* and *new* (2 x B x H x T x D); None if nothing is."""
+        if past is None or (past_padding is None and padding is None):
+            return padding
+        if past_padding is None:
+            past_padding = torch.zeros(past.size(1), past.size(3), dtype=torch.bool, device=new.device)
+        if padding is None:
+            padding = torch.zeros(new.size(1), new.size(3), dtype=torch.bool, device=new.device)
+        return torch.cat([past_padding, padding], dim=1)
+
+    def _of_memory(
+        self,
+        q: Tensor,
+        memory: Tensor,
         padding: Optional[Tensor],
         incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]],
     ) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
-        """Keys and values (B x H x S x D) of all positions so far, and their padding (B x S)."""
-        old_key: Optional[Tensor] = None
-        old_value: Optional[Tensor] = None
-        old_padding: Optional[Tensor] = None
+        """Keys and values (sources x H x S x D) of the memory, and what padding adds to the scores.
+
+        They are computed at the first step of incremental decoding.
+        """
         if incremental_state is not None and self._state in incremental_state:
             saved = incremental_state[self._state]
-            old_key, old_value, old_padding = saved["prev_key"], saved["prev_value"], saved["prev_key_padding_mask"]
-        if memory is not None and old_key is not None and old_value is not None:
-            return old_key, old_value, old_padding
-
-        source = query if memory is None else memory
-        key, value = self._split_heads(self.k_proj(source)), self._split_heads(self.v_proj(source))
-        if old_key is not None and old_value is not None:
-            if old_padding is not None or padding is not None:
-                new = key.new_zeros(key.size(0), key.size(2), dtype=torch.bool) if padding is None else padding
-                if old_padding is None:
-                    old_padding = torch.zeros(old_key.size(0), old_key.size(2), dtype=torch.bool, device=key.device)
-                padding = torch.cat([old_padding, new], dim=1)
-            key, value = torch.cat([old_key, key], dim=2), torch.cat([old_value, value], dim=2)
+            key, value = saved["source_key"], saved["source_value"]
+            if key is not None and value is not None:
+                return key, value, saved["source_bias"]
+        sources = memory.size(1)
+        key = self._split_heads(self.k_proj(memory), sources)
+        value = self._split_heads(self.v_proj(memory), sources)
+        bias = self._padding_bias(padding, q)
         if incremental_state is not None:
-            incremental_state[self._state] = {
-                "prev_key": key,
-                "prev_value": value,
-                "prev_key_padding_mask": padding,
-            }
-        return key, value, padding
+            key, value = key.contiguous(), value.contiguous()
+            beam = torch.empty(q.size(1) // max(sources, 1), 0)  # a size, which no device has to be asked for
+            state: Dict[str, Optional[Tensor]] = {
+                "source_key": key, "source_value": value, "source_bias": bias, "beam": beam,
+            }  # fmt: skip
+            incremental_state[self._state] = state
+        return key, value, bias
+
+    def _padding_bias(self, padding: Optional[Tensor], q: Tensor) -> Optional[Tensor]:
+        """What hides the keys under *padding* (B x S) from all queries: B x 1 x 1 x S."""
+        if padding is None:
+            return None
+        hidden = torch.zeros(padding.shape, dtype=q.dtype, device=q.device).masked_fill(padding, float("-inf"))
+        return hidden.view(hidden.size(0), 1, 1, hidden.size(1))
 
     def _bias(
-        self, q: Tensor, key: Tensor, padding: Optional[Tensor], attn_mask: Optional[Tensor]
+        self, q: Tensor, key: Tensor, bias: Optional[Tensor], attn_mask: Optional[Tensor]
     ) -> Optional[Tensor]:
-        """What is added to the scores, broadcastable to B x H x T x S."""
-        bias: Optional[Tensor] = None
+        """What is added to the scores, broadcastable to B x H x T x S: *bias*, the mask, and relative positions."""
         if attn_mask is not None:
-            bias = attn_mask.to(q.dtype)
-        if padding is not None:
-            hidden = torch.zeros(padding.shape, dtype=q.dtype, device=q.device).masked_fill(padding, float("-inf"))
-            hidden = hidden.view(hidden.size(0), 1, 1, hidden.size(1))
-            bias = hidden if bias is None else hidden + bias
+            mask = attn_mask.to(q.dtype)
+            bias = mask if bias is None else bias + mask
         relative_keys = self.relative_keys
         if relative_keys is not None:
             last = key.size(2) - 1  # with a cache, the queries are the last positions
@@ -197,11 +283,31 @@ class MultiheadAttention(nn.Module):
         self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
     ) -> Dict[str, Dict[str, Optional[Tensor]]]:
         """Take over the caches of the hypotheses *new_order* (B), as fairseq's beam search asks for."""
-        if self._state in incremental_state:
-            reordered: Dict[str, Optional[Tensor]] = {}
-            for name, cached in incremental_state[self._state].items():
-                reordered[name] = cached.index_select(0, new_order) if cached is not None else None
-            incremental_state[self._state] = reordered
+        if self._state not in incremental_state:
+            return incremental_state
+        saved = incremental_state[self._state]
+        reordered: Dict[str, Optional[Tensor]] = {}
+        own, size = "key_value" in saved, saved["beam"] if "beam" in saved else None
+        if own:
+            kv, padding = saved["key_value"], saved["padding"]
+            if kv is not None:
+                kv, buffer, spare = select(kv, saved["buffer"], saved["spare"], new_order)
+                reordered["key_value"], reordered["buffer"], reordered["spare"] = kv, buffer, spare
+            reordered["padding"] = padding.index_select(0, new_order) if padding is not None else None
+        elif size is not None:
+            key, value, bias = saved["source_key"], saved["source_value"], saved["source_bias"]
+            beam = size.size(0)
+            order = kept_sentences(new_order, beam)
+            if order is None:  # from now on, each hypothesis has its own
+                order, size = torch.div(new_order, beam, rounding_mode="floor"), torch.empty(1, 0)
+            if key is None or value is None or same_sentences(order, key.size(0)):
+                saved["beam"] = size
+                return incremental_state
+            reordered["source_key"] = key.index_select(0, order)
+            reordered["source_value"] = value.index_select(0, order)
+            reordered["source_bias"] = bias.index_select(0, order) if bias is not None else None
+            reordered["beam"] = size
+        incremental_state[self._state] = reordered
         return incremental_state
 
     def make_generation_fast_(
@@ -210,6 +316,10 @@ class MultiheadAttention(nn.Module):
         """fairseq's ``--retain-dropout``: keep dropout while translating."""
         named = retain_dropout_modules is None or "MultiheadAttention" in retain_dropout_modules
         self.retain_dropout = retain_dropout and named
+        if self.q_proj is not None and not self.of_memory:
+            self.qkv_proj = join_linear([self.q_proj, self.k_proj, self.v_proj])
+            self.idle = ("q_proj", "k_proj", "v_proj")
+            self._register_state_dict_hook(_leave_out_joined)
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Take apart the fused projection of queries, keys and values that old fairseq versions have."""

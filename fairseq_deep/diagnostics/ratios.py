@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from ..inits.walk import all_layers
 from ..registry import UsageError
 
-_PARTS = {"encoder": ("self", "ffn"), "decoder": ("self", "cross", "ffn")}
-_NORMS = {"self": "self_attn_layer_norm", "cross": "encoder_attn_layer_norm", "ffn": "final_layer_norm"}
+_SIDES = ("encoder", "decoder")
 
 
 @dataclass
@@ -39,8 +38,8 @@ class Ratios:
 class _Probe:
     """Keeps z, r and o of each sub-layer of one layer while it runs, with their gradients."""
 
-    def __init__(self, layer: nn.Module, parts):
-        self.parts = parts
+    def __init__(self, layer: nn.Module):
+        self.parts = [part for part, _ in layer.sublayers]
         self.post_norm = not layer.normalize_before and isinstance(layer.final_layer_norm, nn.LayerNorm)
         self.inputs: List[Tensor] = []
         self.sums: List[Tensor] = []
@@ -48,7 +47,7 @@ class _Probe:
         self.handles = [layer.register_forward_pre_hook(self._layer_input)]
         self.handles.append(layer.residual.register_forward_hook(self._sum))
         if self.post_norm:
-            self.handles += [getattr(layer, _NORMS[part]).register_forward_hook(self._output) for part in parts]
+            self.handles += [getattr(layer, norm).register_forward_hook(self._output) for _, norm in layer.sublayers]
 
     @staticmethod
     def _keep(x: Tensor, kept: List[Tensor]) -> Tensor:
@@ -89,10 +88,6 @@ class _Probe:
         return found
 
 
-def _has(layer: nn.Module, part: str) -> bool:
-    return part != "cross" or layer.encoder_attn is not None
-
-
 def sublayer_ratios(
     model: nn.Module, padding: Dict[str, Tensor], run: Callable[[], Tensor]
 ) -> Dict[str, List[Ratios]]:
@@ -110,16 +105,15 @@ def sublayer_ratios(
     Raises:
         UsageError: there is nothing to measure
     """
-    probes: Dict[str, List[_Probe]] = {side: [] for side in _PARTS}
-    stacks = {side: all_layers(getattr(model, side)) for side in _PARTS}
+    probes: Dict[str, List[_Probe]] = {side: [] for side in _SIDES}
+    stacks = {side: all_layers(getattr(model, side)) for side in _SIDES}
     measured = {side: layers for side, layers in stacks.items() if all(hasattr(x, "residual") for x in layers)}
     if not any(measured.values()):
         raise UsageError("no residual connections to measure: use a plain or DLCL stack")
     try:
         for side, layers in measured.items():
             for layer in layers:
-                parts = _PARTS[side]
-                probes[side].append(_Probe(layer, [part for part in parts if _has(layer, part)]))
+                probes[side].append(_Probe(layer))
         run().backward()
         return {
             side: [

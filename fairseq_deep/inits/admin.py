@@ -4,8 +4,8 @@ Understanding the Difficulty of Training Transformers, Liu et al., EMNLP 2020:
 
     x_{i+1} = LN(omega_i * x_i + F_i(x_i)),   omega_i a learned vector
 
-for the residual connections i = 1 ... n of a stack (n = 2N in the encoder, 3M in the decoder). Either all omega start
-at a value in closed form, by how the output may change with the depth n:
+for the residual connections i = 1 ... n of a stack (n = 2N in the encoder, 3M in the decoder, 2M with merged
+attentions). Either all omega start at a value in closed form, by how the output may change with the depth n:
 
     O(log n)   sqrt((n + 1) / ln(n + 1) - 1)        O(1)   sqrt(n)        O(n)   1
 
@@ -39,7 +39,7 @@ class Admin(Xavier):
     """Xavier matrices, omega in closed form or profiled.
 
     Args:
-        side, encoder_layers, decoder_layers: see :class:`Init`
+        side, encoder_layers, decoder_layers, decoder_sublayers: see :class:`Init`
         start: of omega: "logn", "1", "n", or "profile"
 
     Raises:
@@ -49,15 +49,15 @@ class Admin(Xavier):
     norms = ("post",)
     without_residual = False
     flag_prefix = "admin"
-    counts_cross_attention = True
 
-    def __init__(self, side: str, encoder_layers: int, decoder_layers: int, start: str = "logn"):
-        super().__init__(side, encoder_layers, decoder_layers)
+    def __init__(
+        self, side: str, encoder_layers: int, decoder_layers: int, decoder_sublayers: int = 3, start: str = "logn"
+    ):
+        super().__init__(side, encoder_layers, decoder_layers, decoder_sublayers)
         self.start = str(start)  # from a configuration file, 1 is a number
         if self.start not in STARTS:
             raise UsageError(f"--admin-start {start} is unknown: use one of {', '.join(STARTS)}")
-        connections = 2 * encoder_layers if side == "encoder" else 3 * decoder_layers
-        self.omega = omega(self.start, connections)
+        self.omega = omega(self.start, self.connections)
 
     @staticmethod
     def add_args(parser) -> None:

@@ -40,7 +40,7 @@ class Place:
     Attributes:
         layer: number of its layer in the stack, from 1
         part: "self_attn", "encoder_attn" or "ffn"
-        role: "q_proj", "k_proj", "v_proj", "out_proj", "fc1" or "fc2"
+        role: "q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2" or (of an average attention) "gate"
     """
 
     layer: int
@@ -56,12 +56,14 @@ class Init:
     Args:
         side: "encoder" or "decoder"
         encoder_layers, decoder_layers: depth of both stacks
+        decoder_sublayers: residual connections of a decoder layer
 
     Attributes:
+        connections: residual connections of the stack
         touches: it fills anything at all
         norms: the norm placements that it can be used with; "none": it is made for layers without norms
         without_residual: it can be used where an aggregator replaces the residual connections
-        counts_cross_attention: its constants are made for decoders with attention to the source
+        three_sublayers: its constants are made for decoder layers with two attentions
         counts_layers: layers compute with a constant of the depth, so that none can be dropped from a trained model
         flag_prefix: see above
     """
@@ -69,21 +71,22 @@ class Init:
     touches = True
     norms = ("pre", "post")
     without_residual = False
-    counts_cross_attention = False
+    three_sublayers = False
     counts_layers = False
     flag_prefix = ""
 
-    def __init__(self, side: str, encoder_layers: int, decoder_layers: int):
+    def __init__(self, side: str, encoder_layers: int, decoder_layers: int, decoder_sublayers: int = 3):
         self.side = side
         self.encoder_layers = encoder_layers
         self.decoder_layers = decoder_layers
+        self.connections = 2 * encoder_layers if side == "encoder" else decoder_sublayers * decoder_layers
 
     @staticmethod
     def add_args(parser) -> None:
         """Add the method's flags, without defaults: an architecture's preset must be able to set them."""
 
     def __str__(self) -> str:
-        given = ("side", "encoder_layers", "decoder_layers")
+        given = ("side", "encoder_layers", "decoder_layers", "connections")
         own = {name: value for name, value in vars(self).items() if name not in given}
         texts = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in own.items()}
         return ", ".join(f"{name} {text}" for name, text in texts.items())

@@ -25,11 +25,11 @@ class DeepNet(Init):
     """
 
     norms = ("post",)
-    counts_cross_attention = True
+    three_sublayers = True
     counts_layers = True
 
-    def __init__(self, side: str, encoder_layers: int, decoder_layers: int):
-        super().__init__(side, encoder_layers, decoder_layers)
+    def __init__(self, side: str, encoder_layers: int, decoder_layers: int, decoder_sublayers: int = 3):
+        super().__init__(side, encoder_layers, decoder_layers, decoder_sublayers)
         if side == "encoder":
             depth = encoder_layers**4 * decoder_layers
             self.alpha, self.beta = 0.81 * depth ** (1 / 16), 0.87 * depth ** (-1 / 16)
@@ -40,4 +40,4 @@ class DeepNet(Init):
         return Connection("constant", self.alpha)
 
     def matrix(self, weight: Tensor, place: Place) -> None:
-        nn.init.xavier_normal_(weight, gain=1.0 if place.role in ("q_proj", "k_proj") else self.beta)
+        nn.init.xavier_normal_(weight, gain=1.0 if place.role in ("q_proj", "k_proj", "gate") else self.beta)

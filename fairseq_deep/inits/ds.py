@@ -25,7 +25,7 @@ class DepthScaled(Xavier):
     """Xavier, with the bounds of layer l multiplied by alpha l^(-exponent).
 
     Args:
-        side, encoder_layers, decoder_layers: see :class:`Init`
+        side, encoder_layers, decoder_layers, decoder_sublayers: see :class:`Init`
         alpha: factor on all layers, in (0, 1]
         exponent: 0.25 (the released code), 0.5 (Eq. 15), or any value from 0 on
 
@@ -36,8 +36,16 @@ class DepthScaled(Xavier):
     without_residual = False
     flag_prefix = "ds_init"
 
-    def __init__(self, side: str, encoder_layers: int, decoder_layers: int, alpha: float = 1.0, exponent: float = 0.25):
-        super().__init__(side, encoder_layers, decoder_layers)
+    def __init__(
+        self,
+        side: str,
+        encoder_layers: int,
+        decoder_layers: int,
+        decoder_sublayers: int = 3,
+        alpha: float = 1.0,
+        exponent: float = 0.25,
+    ):
+        super().__init__(side, encoder_layers, decoder_layers, decoder_sublayers)
         if not 0.0 < alpha <= 1.0:
             raise UsageError(f"--ds-init-alpha {alpha} is out of range: use a value above 0, up to 1")
         if not 0.0 <= exponent < math.inf:
@@ -66,7 +74,7 @@ class ResidualScaled(Xavier):
     connections of the stack.
 
     Args:
-        side, encoder_layers, decoder_layers: see :class:`Init`
+        side, encoder_layers, decoder_layers, decoder_sublayers: see :class:`Init`
         kind: "marian" or "gpt2"
 
     Raises:
@@ -75,14 +83,14 @@ class ResidualScaled(Xavier):
 
     without_residual = False
     flag_prefix = "depth_scaled"
-    counts_cross_attention = True
 
-    def __init__(self, side: str, encoder_layers: int, decoder_layers: int, kind: str = "marian"):
-        super().__init__(side, encoder_layers, decoder_layers)
+    def __init__(
+        self, side: str, encoder_layers: int, decoder_layers: int, decoder_sublayers: int = 3, kind: str = "marian"
+    ):
+        super().__init__(side, encoder_layers, decoder_layers, decoder_sublayers)
         if kind not in ("marian", "gpt2"):
             raise UsageError(f"--depth-scaled-kind {kind} is unknown: use marian or gpt2")
         self.kind = kind
-        self.connections = 2 * encoder_layers if side == "encoder" else 3 * decoder_layers
 
     @staticmethod
     def add_args(parser) -> None:
@@ -92,5 +100,5 @@ class ResidualScaled(Xavier):
         if self.kind == "marian":
             nn.init.xavier_uniform_(weight, gain=place.layer**-0.5)
         else:
-            ends = place.role in ("out_proj", "fc2")
+            ends = place.role == "out_proj" or (place.part, place.role) == ("ffn", "fc2")
             nn.init.normal_(weight, std=0.02 * (self.connections**-0.5 if ends else 1.0))

@@ -22,7 +22,7 @@ class TFixup(Xavier):
 
     norms = ("none",)
     without_residual = False
-    counts_cross_attention = True
+    three_sublayers = True
 
     def connection(self) -> Connection:
         return Connection(layer_norm=False)
@@ -30,6 +30,8 @@ class TFixup(Xavier):
     def gain(self, place: Place) -> float:
         if place.role in ("q_proj", "k_proj"):
             return 0.5**0.5  # as of fairseq's start, in both attentions
+        if place.role == "gate":
+            return 1.0
         return 0.67 * self.encoder_layers**-0.25 if self.side == "encoder" else (9 * self.decoder_layers) ** -0.25
 
     def embedding(self, weight: Tensor) -> None:

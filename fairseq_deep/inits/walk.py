@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from .base import Init, Place
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+_ROLES = {"self_attn": (*_PROJECTIONS, "gate", "fc1", "fc2"), "encoder_attn": _PROJECTIONS, "ffn": ("fc1", "fc2")}
 
 
 def all_layers(stack: nn.Module) -> List[nn.Module]:
@@ -18,7 +19,7 @@ def all_layers(stack: nn.Module) -> List[nn.Module]:
 def layer_matrices(stack: nn.Module) -> Iterator[Tuple[nn.Linear, Place]]:
     """The attention and feed-forward projections of all layers of *stack*, with their places."""
     for number, layer in enumerate(all_layers(stack), 1):
-        for part, roles in (("self_attn", _PROJECTIONS), ("encoder_attn", _PROJECTIONS), ("ffn", ("fc1", "fc2"))):
+        for part, roles in _ROLES.items():
             owner = layer if part == "ffn" else getattr(layer, part, None)
             for role in roles:
                 linear = getattr(owner, role, None)

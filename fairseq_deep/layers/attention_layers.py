@@ -15,18 +15,9 @@ import torch
 from fairseq.modules import FairseqDropout, LayerNorm
 from torch import Tensor, nn
 
-from ..attention import MultiheadAttention
-
-
-def _self_attention(cfg, stack, causal: bool) -> MultiheadAttention:
-    return MultiheadAttention(
-        stack.embed_dim,
-        stack.attention_heads,
-        dropout=cfg.attention_dropout,
-        bias=False,
-        relative_positions=getattr(cfg, "relative_positions", None),
-        causal=causal,
-    )
+from .base_layer import build_self_attention
+from .parallel_attention import ParallelAttention
+from .target_attention import build_source_attention, build_target_attention
 
 
 class AttentionEncoderLayer(nn.Module):
@@ -38,7 +29,7 @@ class AttentionEncoderLayer(nn.Module):
 
     def __init__(self, cfg):
         super().__init__()
-        self.self_attn = _self_attention(cfg, cfg.encoder, causal=False)
+        self.self_attn = build_self_attention(cfg, cfg.encoder, causal=False, bias=False)
         self.self_attn_layer_norm = LayerNorm(cfg.encoder.embed_dim, export=cfg.export)
         self.dropout_module = FairseqDropout(cfg.dropout, module_name="TransformerEncoderLayer")
 
@@ -76,12 +67,10 @@ class AttentionDecoderLayer(nn.Module):
         self.self_attn = self.self_attn_layer_norm = None
         self.encoder_attn = self.encoder_attn_layer_norm = None
         if attends_to_self:
-            self.self_attn = _self_attention(cfg, cfg.decoder, causal=True)
+            self.self_attn = build_target_attention(cfg, bias=False)
             self.self_attn_layer_norm = LayerNorm(dim, export=cfg.export)
         if attends_to_source:
-            self.encoder_attn = MultiheadAttention(
-                dim, cfg.decoder.attention_heads, kdim=cfg.encoder.embed_dim, dropout=cfg.attention_dropout, bias=False
-            )
+            self.encoder_attn = build_source_attention(cfg, bias=False)
             self.encoder_attn_layer_norm = LayerNorm(dim, export=cfg.export)
         self.dropout_module = FairseqDropout(cfg.dropout, module_name="TransformerDecoderLayer")
 
@@ -127,3 +116,40 @@ class AttentionDecoderLayer(nn.Module):
         if len(outputs) == 1:
             return outputs[0], attn, None
         return torch.cat(outputs, dim=-1) if self.concat else outputs[0] + outputs[1], attn, None
+
+
+class ParallelAttentionDecoderLayer(ParallelAttention):
+    """Both attentions of the normalised input as one, with dropout: A = MATT(LN(Out_{i-1})).
+
+    Args:
+        cfg: fairseq's ``TransformerConfig``
+    """
+
+    def __init__(self, cfg):
+        super().__init__()
+        self.set_attentions(build_source_attention(cfg, bias=False), build_target_attention(cfg, bias=False))
+        self.encoder_attn_layer_norm = LayerNorm(cfg.decoder.embed_dim, export=cfg.export)
+        self.dropout_module = FairseqDropout(cfg.dropout, module_name="TransformerDecoderLayer")
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_out: Optional[Tensor] = None,
+        encoder_padding_mask: Optional[Tensor] = None,
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        self_attn_mask: Optional[Tensor] = None,
+        self_attn_padding_mask: Optional[Tensor] = None,
+        need_attn: bool = False,
+        need_head_weights: bool = False,
+    ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
+        """Run the layer; see :meth:`AttentionDecoderLayer.forward`."""
+        x, attn = self.attend(
+            self.encoder_attn_layer_norm(x),
+            encoder_out,
+            encoder_padding_mask,
+            incremental_state,
+            self_attn_mask,
+            self_attn_padding_mask,
+            need_attn or need_head_weights,
+        )
+        return self.dropout_module(x), attn, None

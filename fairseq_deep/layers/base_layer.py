@@ -1,9 +1,11 @@
-"""What encoder and decoder layers share: self-attention, feed-forward sub-layer, norms, dropout, residual connections.
+"""What encoder and decoder layers share: feed-forward sub-layer, norms, dropout, residual connections.
 
 fairseq's own layers are not used: release 0.12.2 keeps a second, unused copy of each matrix of an encoder layer among
 its parameters and switches to a batch-first fast path that only fairseq's own loop feeds correctly; and neither has a
 place for the residual connections of ``connection.py``. Parameter names are fairseq's.
 """
+
+from typing import List, Tuple
 
 from fairseq import utils
 from fairseq.modules import FairseqDropout, LayerNorm
@@ -16,16 +18,28 @@ from .connection import ResidualConnection
 
 
 def build_attention(cfg, stack, **options) -> MultiheadAttention:
-    """Attention of a layer of *stack* (``cfg.encoder`` or ``cfg.decoder``)."""
+    """Attention of a layer of *stack* (``cfg.encoder`` or ``cfg.decoder``) to what *options* say."""
     attention = MultiheadAttention(stack.embed_dim, stack.attention_heads, dropout=cfg.attention_dropout, **options)
     for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
         quant_noise(getattr(attention, name), cfg.quant_noise.pq, cfg.quant_noise.pq_block_size)
     return attention
 
 
+def build_self_attention(cfg, stack, causal: bool, **options) -> MultiheadAttention:
+    """Self-attention of a layer of *stack*; *causal*: positions see no later ones."""
+    relative = getattr(cfg, "relative_positions", None)
+    return build_attention(cfg, stack, relative_positions=relative, causal=causal, **options)
+
+
 def build_norm(cfg, dim: int, connection: Connection) -> nn.Module:
     """A layer norm, or nothing where the initialisation does without."""
     return LayerNorm(dim, export=cfg.export) if connection.layer_norm else nn.Identity()
+
+
+SELF = ("self", "self_attn_layer_norm")
+CROSS = ("cross", "encoder_attn_layer_norm")
+MERGED = ("merged", "encoder_attn_layer_norm")
+FFN = ("ffn", "final_layer_norm")
 
 
 class BaseLayer(nn.Module):
@@ -38,21 +52,18 @@ class BaseLayer(nn.Module):
         cfg: fairseq's ``TransformerConfig``
         stack: its part for this side
         module_name: the name that ``--retain-dropout-modules`` knows
-        sublayers: number of residual connections
-        connection: what they are
-        causal: self-attention sees no later positions
+        sublayers: what its sub-layers are, each with the name of its norm
+        connection: their residual connections
     """
 
-    def __init__(self, cfg, stack, module_name: str, sublayers: int, connection: Connection, causal: bool):
+    def __init__(self, cfg, stack, module_name: str, sublayers: List[Tuple[str, str]], connection: Connection):
         super().__init__()
         noise, block = cfg.quant_noise.pq, cfg.quant_noise.pq_block_size
         dim = stack.embed_dim
         self.embed_dim = dim
         self.normalize_before = stack.normalize_before
-        self.last = sublayers - 1
-        relative = getattr(cfg, "relative_positions", None)
-        self.self_attn = build_attention(cfg, stack, relative_positions=relative, causal=causal)
-        self.self_attn_layer_norm = build_norm(cfg, dim, connection)
+        self.sublayers = sublayers
+        self.last = len(sublayers) - 1
         self.dropout_module = FairseqDropout(cfg.dropout, module_name=module_name)
         self.activation_fn = utils.get_activation_fn(cfg.activation_fn)
         # relu_dropout is what models of old fairseq versions call it
@@ -62,7 +73,7 @@ class BaseLayer(nn.Module):
         self.fc1 = quant_noise(nn.Linear(dim, stack.ffn_embed_dim), noise, block)
         self.fc2 = quant_noise(nn.Linear(stack.ffn_embed_dim, dim), noise, block)
         self.final_layer_norm = build_norm(cfg, dim, connection)
-        self.residual = ResidualConnection(connection, dim, sublayers)
+        self.residual = ResidualConnection(connection, dim, len(sublayers))
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The feed-forward sub-layer, with its residual connection and norm (T x B x C)."""

@@ -1,15 +1,19 @@
-"""Transformer decoder layer (Attention Is All You Need, Vaswani et al., 2017)."""
+"""Transformer decoder layers (Attention Is All You Need, Vaswani et al., 2017), with two attentions or merged ones."""
 
 from typing import Dict, Optional, Tuple
 
 from torch import Tensor
 
 from ..inits import PLAIN, Connection
-from .base_layer import BaseLayer, build_attention, build_norm
+from .base_layer import CROSS, FFN, MERGED, SELF, BaseLayer, build_norm
+from .parallel_attention import ParallelAttention
+from .target_attention import build_source_attention, build_target_attention
 
 
 class DecoderLayer(BaseLayer):
     """Self-attention, attention to the source and feed-forward, each with dropout, residual connection and layer norm.
+
+    With ``--decoder-attn average`` the first is average attention.
 
     Args:
         cfg: fairseq's ``TransformerConfig``
@@ -18,11 +22,13 @@ class DecoderLayer(BaseLayer):
     """
 
     def __init__(self, cfg, no_encoder_attn: bool = False, connection: Connection = PLAIN):
-        sublayers = 2 if no_encoder_attn else 3
-        super().__init__(cfg, cfg.decoder, "TransformerDecoderLayer", sublayers, connection, causal=True)
+        sublayers = [SELF, FFN] if no_encoder_attn else [SELF, CROSS, FFN]
+        super().__init__(cfg, cfg.decoder, "TransformerDecoderLayer", sublayers, connection)
+        self.self_attn = build_target_attention(cfg)
+        self.self_attn_layer_norm = build_norm(cfg, self.embed_dim, connection)
         self.encoder_attn = self.encoder_attn_layer_norm = None
         if not no_encoder_attn:
-            self.encoder_attn = build_attention(cfg, cfg.decoder, kdim=cfg.encoder.embed_dim)
+            self.encoder_attn = build_source_attention(cfg)
             self.encoder_attn_layer_norm = build_norm(cfg, self.embed_dim, connection)
 
     def forward(
@@ -78,4 +84,47 @@ class DecoderLayer(BaseLayer):
             x = self.residual(residual, self.dropout_module(x), 1)
             if not self.normalize_before:
                 x = self.encoder_attn_layer_norm(x)
+        return self.feed_forward(x), attn, None
+
+
+class ParallelDecoderLayer(ParallelAttention, BaseLayer):
+    """Both attentions as one sub-layer, then feed-forward, each with dropout, residual connection and layer norm.
+
+    Args:
+        cfg: fairseq's ``TransformerConfig``
+        connection: the residual connections
+    """
+
+    def __init__(self, cfg, connection: Connection = PLAIN):
+        super().__init__(cfg, cfg.decoder, "TransformerDecoderLayer", [MERGED, FFN], connection)
+        self.set_attentions(build_source_attention(cfg), build_target_attention(cfg))
+        self.encoder_attn_layer_norm = build_norm(cfg, self.embed_dim, connection)
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_out: Optional[Tensor] = None,
+        encoder_padding_mask: Optional[Tensor] = None,
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        self_attn_mask: Optional[Tensor] = None,
+        self_attn_padding_mask: Optional[Tensor] = None,
+        need_attn: bool = False,
+        need_head_weights: bool = False,
+    ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
+        """Run the layer; see :meth:`DecoderLayer.forward`."""
+        residual = x
+        if self.normalize_before:
+            x = self.encoder_attn_layer_norm(x)
+        x, attn = self.attend(
+            x,
+            encoder_out,
+            encoder_padding_mask,
+            incremental_state,
+            self_attn_mask,
+            self_attn_padding_mask,
+            need_attn or need_head_weights,
+        )
+        x = self.residual(residual, self.dropout_module(x), 0)
+        if not self.normalize_before:
+            x = self.encoder_attn_layer_norm(x)
         return self.feed_forward(x), attn, None

@@ -5,7 +5,7 @@ from typing import Dict, Optional
 from torch import Tensor
 
 from ..inits import PLAIN, Connection
-from .base_layer import BaseLayer
+from .base_layer import FFN, SELF, BaseLayer, build_norm, build_self_attention
 
 # the unused copies in the encoder layers of fairseq 0.12.2
 _DUPLICATES = [f"{matrix}_{part}" for matrix in ("in_proj", "out_proj", "fc1", "fc2") for part in ("weight", "bias")]
@@ -20,7 +20,9 @@ class EncoderLayer(BaseLayer):
     """
 
     def __init__(self, cfg, connection: Connection = PLAIN):
-        super().__init__(cfg, cfg.encoder, "TransformerEncoderLayer", 2, connection, causal=False)
+        super().__init__(cfg, cfg.encoder, "TransformerEncoderLayer", [SELF, FFN], connection)
+        self.self_attn = build_self_attention(cfg, cfg.encoder, causal=False)
+        self.self_attn_layer_norm = build_norm(cfg, self.embed_dim, connection)
 
     def forward(self, x: Tensor, encoder_padding_mask: Optional[Tensor]) -> Tensor:
         """Run the layer.

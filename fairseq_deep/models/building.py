@@ -8,9 +8,12 @@ from torch import Tensor
 
 from ..aggregators import AGGREGATORS, Aggregator
 from ..inits import INITS, Init
+from ..layers import decoder_attention
 from ..registry import Registry
 
 SIDES = ("encoder", "decoder")
+# arguments of methods that are no options: where they stand
+_SHAPE = ("self", "num_layers", "dim", "pre_norm", "side", "encoder_layers", "decoder_layers", "decoder_sublayers")
 
 
 def aggregator_name(cfg, side: str, default: str = "residual") -> str:
@@ -35,7 +38,7 @@ def flag_prefix(registry: Registry, name: str) -> str:
 
 def method_options(cfg, registry: Registry, name: str) -> Dict[str, Any]:
     """The constructor arguments of the method *name* that its flags have set."""
-    known = list(inspect.signature(registry.get(name).__init__).parameters)[4:]  # after self and the stack's shape
+    known = [option for option in inspect.signature(registry.get(name).__init__).parameters if option not in _SHAPE]
     values = {option: getattr(cfg, f"{flag_prefix(registry, name)}_{option}", None) for option in known}
     return {option: value for option, value in values.items() if value is not None}
 
@@ -71,7 +74,9 @@ def build_init(cfg, side: str) -> Init:
         UsageError: an option of it is wrong
     """
     name = init_name(cfg, side)
-    return INITS.get(name)(side, cfg.encoder.layers, cfg.decoder.layers, **method_options(cfg, INITS, name))
+    sublayers = 2 if cfg.no_cross_attention or decoder_attention(cfg).parallel else 3
+    options = method_options(cfg, INITS, name)
+    return INITS.get(name)(side, cfg.encoder.layers, cfg.decoder.layers, sublayers, **options)
 
 
 def keep_final_norm(state_dict: Dict[str, Tensor], name: str) -> None:

@@ -3,7 +3,9 @@
 from typing import Any, Iterable
 
 from ..aggregators import AGGREGATORS
+from ..attention import DECODER_ATTENTIONS
 from ..inits import INITS
+from ..layers import decoder_attention
 from ..registry import Registry, UsageError
 from .building import SIDES, aggregator_name, attention_only, flag_prefix, init_name, method_options
 
@@ -29,6 +31,7 @@ def check_options(cfg) -> None:
                 f"--{flag.replace('_', '-')} is about the decoder, whose --layer-agg is {sides['decoder']}: "
                 "leave it out"
             )
+    _check_decoder_attention(cfg, sides["decoder"])
     for side, name in sides.items():
         flags = [f"{side}_layerdrop", f"{side}_layers_to_keep"] + (["base_layers"] if side == "decoder" else [])
         for flag in flags if AGGREGATORS.get(name).needs_every_layer else []:
@@ -60,6 +63,30 @@ def _check_attention_only(cfg, side: str, name: str) -> None:
     relative = getattr(cfg, "relative_positions", None)
     if relative is not None and relative < 1:
         raise UsageError(f"--relative-positions {relative} leaves no distance: use 1 or more, or leave it out")
+
+
+def _check_decoder_attention(cfg, layer_agg: str) -> None:
+    """Refuse what is about attentions that the decoder has not."""
+    name = getattr(cfg, "decoder_attn", None) or "self"
+    kind = DECODER_ATTENTIONS.get(name)
+    if kind.positions != "average" and getattr(cfg, "average_ffn", False):
+        raise UsageError("--average-ffn does nothing without --decoder-attn average or merged-average: leave it out")
+    if name == "self":
+        return
+    refused = ["cross_self_attention", "decoder_xformers_att_config"]
+    refused += ["no_cross_attention", "lstm_merge", "lstm_attn_residual"] if kind.parallel else []
+    refused += ["relative_positions"] if kind.positions != "self" else []
+    for flag in refused:
+        if getattr(cfg, flag, None):
+            raise UsageError(f"--{flag.replace('_', '-')} is not made for --decoder-attn {name}: leave one of them out")
+    widths = [getattr(cfg, f"{side}_embed_dim", None) for side in SIDES]
+    if kind.positions is None and None not in widths and widths[0] != widths[1]:
+        raise UsageError(
+            f"--decoder-attn {name} has one matrix for the values of both sides: make --encoder-embed-dim and "
+            f"--decoder-embed-dim equal ({widths[0]} and {widths[1]}), or use merged-average"
+        )
+    if getattr(cfg, "average_ffn", False) and AGGREGATORS.get(layer_agg).attention_only:
+        raise UsageError(f"--average-ffn needs a feed-forward width: leave it out with --layer-agg {layer_agg}")
 
 
 def _check_unused(cfg, registry: Registry, chosen: Iterable[str]) -> None:
@@ -98,8 +125,10 @@ def _check_init(cfg, side: str, layer_agg: str, name: str) -> None:
         )
     if "none" in init.norms and getattr(cfg, "layernorm_embedding", False):
         raise UsageError(f"--layernorm-embedding adds a norm where --deep-init {name} does without: leave it out")
-    if init.counts_cross_attention and side == "decoder" and getattr(cfg, "no_cross_attention", False):
-        raise UsageError(f"--no-cross-attention leaves out what --deep-init {name} counts: use xavier, lipschitz or ds")
+    merged = decoder_attention(cfg).parallel
+    if init.three_sublayers and side == "decoder" and (merged or getattr(cfg, "no_cross_attention", False)):
+        flag = f"--decoder-attn {cfg.decoder_attn}" if merged else "--no-cross-attention"
+        raise UsageError(f"--deep-init {name} counts three sub-layers, {flag} has two: use ds or lipschitz")
     for flag in ("cross_self_attention", "decoder_xformers_att_config") if init.touches and side == "decoder" else ():
         if getattr(cfg, flag, None):
             raise UsageError(f"--{flag.replace('_', '-')} has no rule in --deep-init {name}: leave one of them out")

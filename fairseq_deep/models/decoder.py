@@ -7,7 +7,14 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
 from ..aggregators import AGGREGATORS
-from ..layers import AttentionDecoderLayer, DecoderLayer, wrap_layer
+from ..layers import (
+    AttentionDecoderLayer,
+    DecoderLayer,
+    ParallelAttentionDecoderLayer,
+    ParallelDecoderLayer,
+    decoder_attention,
+    wrap_layer,
+)
 from .building import (
     aggregator_name,
     attention_only,
@@ -27,11 +34,13 @@ class DeepTransformerDecoder(TransformerDecoderBase):
     Attributes:
         layers: the M decoder layers; with ``--lstm-merge two`` their 2M attentions
         history: the aggregator that connects them
+        need_attn: return attention weights where no *alignment_layer* is named; off in generation without alignments
     """
 
     def __init__(self, cfg, dictionary, embed_tokens, no_encoder_attn=False, output_projection=None):
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         self.history = build_aggregator(cfg, "decoder", self.num_layers, cfg.decoder.embed_dim)
+        self.need_attn = True
         if len(self.layers) > 0 and isinstance(self.layers[0], nn.ModuleList):
             self.layers = nn.ModuleList(part for layer in self.layers for part in layer)
             self.num_layers = len(self.layers)
@@ -39,14 +48,24 @@ class DeepTransformerDecoder(TransformerDecoderBase):
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         if cfg.cross_self_attention or cfg.decoder.xformers_att_config:  # fairseq's own variants of attention
             return wrap_layer(TransformerDecoderLayerBase(cfg, no_encoder_attn), cfg)
+        parallel = decoder_attention(cfg).parallel
         if not attention_only(cfg, "decoder"):
-            return wrap_layer(DecoderLayer(cfg, no_encoder_attn, build_init(cfg, "decoder").connection()), cfg)
+            connection = build_init(cfg, "decoder").connection()
+            if parallel:
+                return wrap_layer(ParallelDecoderLayer(cfg, connection), cfg)
+            return wrap_layer(DecoderLayer(cfg, no_encoder_attn, connection), cfg)
+        if parallel:
+            return wrap_layer(ParallelAttentionDecoderLayer(cfg), cfg)
         options = method_options(cfg, AGGREGATORS, aggregator_name(cfg, "decoder"))
         if options.get("merge") == "two":  # the aggregator acts after each attention, so each is a layer of its own
             halves = ({"attends_to_source": False}, {"attends_to_self": False})
             return nn.ModuleList(wrap_layer(AttentionDecoderLayer(cfg, **half), cfg) for half in halves)
         chosen = {option: options[option] for option in ("merge", "attn_residual") if option in options}
         return wrap_layer(AttentionDecoderLayer(cfg, **chosen), cfg)
+
+    def make_generation_fast_(self, need_attn: bool = False, **kwargs) -> None:
+        """What fairseq tells before it generates: whether alignments are wanted."""
+        self.need_attn = bool(need_attn)
 
     def embed(self, tokens, positions: Optional[Tensor]):
         """Embedding output y_0 (T x B x C) of *tokens* (B x T) at *positions* (B x T x C)."""
@@ -101,7 +120,7 @@ class DeepTransformerDecoder(TransformerDecoderBase):
             B x T x C, and a dictionary with ``attn`` [B x T x S] and ``inner_states`` y_0 ... y_M
         """
         if alignment_layer is None:
-            alignment_layer = self.num_layers - 1
+            alignment_layer = self.num_layers - 1 if self.need_attn else -1
         enc: Optional[Tensor] = None
         enc_padding: Optional[Tensor] = None
         if encoder_out is not None and len(encoder_out["encoder_out"]) > 0:

@@ -16,6 +16,8 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from ..aggregators import AGGREGATORS
+from ..attention import DECODER_ATTENTIONS
+from ..decoding import pack_linear
 from ..inits import INITS
 from ..inits.walk import initialise
 from ..registry import UsageError
@@ -52,6 +54,10 @@ class DeepTransformerModel(TransformerModel):
                 parser.add_argument(flag, metavar="NAME", type=registry.check, help=help)
             for add_flags in {registry.get(name).add_args: None for name in registry.names()}:
                 add_flags(parser)
+        parser.add_argument("--decoder-attn", metavar="NAME", type=DECODER_ATTENTIONS.check,
+                            help=f"attentions of the decoder: {', '.join(DECODER_ATTENTIONS.names())}")
+        parser.add_argument("--average-ffn", action="store_true",
+                            help="--decoder-attn average and merged-average: a feed-forward network on the mean")
         parser.add_argument("--log-depth-interval", type=int, metavar="N",
                             help="log gradient norms of all layers and aggregator weights at every N-th update")
         parser.add_argument("--relative-positions", type=int, metavar="K",
@@ -80,6 +86,11 @@ class DeepTransformerModel(TransformerModel):
                 logger.info(f"{init.side}: --deep-init {init_name(cfg, init.side)} {init}".strip())
         model.log_depth_interval = getattr(args, "log_depth_interval", None) or 0
         return model
+
+    def prepare_for_inference_(self, cfg):
+        """fairseq calls it before it generates."""
+        super().prepare_for_inference_(cfg)
+        pack_linear(self)
 
     def set_num_updates(self, num_updates):
         super().set_num_updates(num_updates)

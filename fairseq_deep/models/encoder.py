@@ -6,6 +6,7 @@ import torch
 from fairseq.models.transformer import TransformerEncoderBase
 from torch import Tensor
 
+from ..attention.beams import hypotheses_per_sentence, kept_sentences, same_sentences
 from ..layers import AttentionEncoderLayer, EncoderLayer, wrap_layer
 from .building import attention_only, build_aggregator, build_init, keep_final_norm
 
@@ -19,11 +20,14 @@ class DeepTransformerEncoder(TransformerEncoderBase):
     Attributes:
         layers: the L encoder layers
         history: the aggregator that connects them
+        shares_sources: the decoder takes one source for all hypotheses of a sentence
     """
 
     def __init__(self, cfg, dictionary, embed_tokens):
         super().__init__(cfg, dictionary, embed_tokens)
         self.history = build_aggregator(cfg, "encoder", self.num_layers, embed_tokens.embedding_dim)
+        # fairseq's own decoder layers want a source for each hypothesis
+        self.shares_sources = not (cfg.cross_self_attention or cfg.decoder.xformers_att_config)
 
     def build_encoder_layer(self, cfg):
         if attention_only(cfg, "encoder"):
@@ -81,6 +85,39 @@ class DeepTransformerEncoder(TransformerEncoderBase):
             "src_tokens": nothing,
             "src_lengths": [lengths],
         }
+
+    def reorder_encoder_out(self, encoder_out: Dict[str, List[Tensor]], new_order):
+        """The output for the hypotheses *new_order*; where a sentence has several, it stays there once.
+
+        Its key "beam" then holds an empty tensor with as many rows as a sentence has hypotheses.
+        """
+        if not self.shares_sources or len(encoder_out["encoder_out"]) == 0:
+            return self._select(encoder_out, new_order, 1)
+        count = encoder_out["encoder_out"][0].size(1)
+        if "beam" not in encoder_out:
+            beam = hypotheses_per_sentence(new_order, count)
+            if beam == 1:
+                return self._select(encoder_out, new_order, 1)
+            order = torch.arange(count, device=new_order.device)
+        else:
+            beam = encoder_out["beam"][0].size(0)
+            sentences = kept_sentences(new_order, beam)
+            if sentences is None:
+                return self._select(encoder_out, torch.div(new_order, beam, rounding_mode="floor"), 1)
+            order = sentences
+        return self._select(encoder_out, order, beam)
+
+    def _select(self, encoder_out: Dict[str, List[Tensor]], order: Tensor, beam: int) -> Dict[str, List[Tensor]]:
+        """The entries of the sentences *order*, marked as those of *beam* hypotheses each."""
+        unchanged = len(encoder_out["encoder_out"]) > 0 and same_sentences(order, encoder_out["encoder_out"][0].size(1))
+        selected: Dict[str, List[Tensor]] = {}
+        for name, values in encoder_out.items():
+            if name != "beam":
+                dim = 1 if name in ("encoder_out", "encoder_states") else 0
+                selected[name] = values if unchanged else [value.index_select(dim, order) for value in values]
+        if beam > 1:
+            selected["beam"] = [torch.empty(beam, 0)]
+        return selected
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
         keep_final_norm(state_dict, name)

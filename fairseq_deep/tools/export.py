@@ -101,6 +101,9 @@ def check_plain(path: str, flags: argparse.Namespace) -> None:
     if found is None or not issubclass(found, DeepTransformerModel):
         raise UserError(f"{path} is a model {flags.arch}, not one of this package: it needs no export")
     ARCH_CONFIG_REGISTRY[flags.arch](flags)  # checkpoints of the original DLCL code say less
+    attention = getattr(flags, "decoder_attn", None) or "self"
+    if attention != "self":
+        raise UserError(f"{path} has --decoder-attn {attention}, which fairseq's transformer has not")
     for side in SIDES:
         name = aggregator_name(flags, side)
         if name != "residual":

@@ -57,6 +57,7 @@ def test_stock_fairseq_generates_the_same_from_the_exported_model(data, tmp_path
         ("transformer_postnorm_6l", ("--decoder-deep-init", "rezero"), "layers of --deep-init rezero (decoder)"),
         ("transformer_postnorm_6l", ("--deep-init", "tfixup"), "layers of --deep-init tfixup (encoder)"),
         ("transformer_dlcl_6l", (), "--layer-agg dlcl (encoder)"),
+        ("transformer_ds_matt_12l12l", (), "--decoder-attn merged"),
         ("transformer_prenorm_6l", ("--decoder-layer-agg", "dlcl"), "--layer-agg dlcl (decoder)"),
     ],
 )

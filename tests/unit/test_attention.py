@@ -192,7 +192,7 @@ def test_incremental_equals_full(padding, clip, start):
     torch.testing.assert_close(stepped[real], full[real], **NEAR)
     (key, cache), = caches.items()
     assert key.endswith("attn_state")
-    assert cache["prev_key"].shape == cache["prev_value"].shape == (B, H, T, C // H)
+    assert cache["key_value"].shape == (2, B, H, T, C // H)
 
 
 def test_incremental_attention_to_a_memory_computes_its_keys_once():

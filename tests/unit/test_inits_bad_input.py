@@ -97,8 +97,8 @@ def without(*methods, **flags):
             for method in ("tfixup", "rezero")
         ),
         *(
-            (POST, {"deep_init": method, "no_cross_attention": True}, f"what --deep-init {method} counts", "xavier")
-            for method in ("deepnet", "admin", "tfixup", "depth-scaled")
+            (POST, {"deep_init": method, "no_cross_attention": True}, f"--deep-init {method} counts three", "use ds or")
+            for method in ("deepnet", "tfixup")
         ),
         # other layers, and depths that are not those of the training
         *(

@@ -266,7 +266,10 @@ def test_presets_are_the_published_ones(name):
     assert args.layer_agg == "residual"
     assert (bool(args.encoder_normalize_before), bool(args.decoder_normalize_before)) == (pre_norm, pre_norm)
     assert bool(args.layernorm_embedding) is (method == "lipschitz" and not pre_norm)
-    dropouts = (0.1, 0.1, 0.1) if name == "transformer_ds_6l" else DROPOUTS.get(method, (0.3, 0.2, 0.1))
+    dropouts = (0.1, 0.1, 0.1) if name.endswith("_6l") else DROPOUTS.get(method, (0.3, 0.2, 0.1))
+    if "_matt_" in name:
+        assert args.decoder_attn == "merged"
+        dropouts = {"big": (0.3, 0.1, 0.1), "iwslt": (0.5, 0.3, 0.1)}.get(name.split("_")[-1], dropouts)
     assert (args.dropout, args.attention_dropout, args.activation_dropout) == dropouts
 
 

@@ -251,7 +251,7 @@ def test_retained_dropout_is_fairseqs(side, kept):
             if hasattr(module, "make_generation_fast_"):
                 module.make_generation_fast_(name=name, retain_dropout=True, retain_dropout_modules=modules)
     x, options = inputs(side)
-    assert_same(stock, ours, x, options)
+    torch.testing.assert_close(run(ours, x, options)[0].double(), run(stock, x, options)[0].double(), **NEAR)
     again = torch.equal(run(ours, x, options)[0], run(ours, x, options, seed=4)[0])
     assert again is (kept == "other")
 

@@ -1,0 +1,123 @@
+"""Linear layers for decoding on a CPU, where matrix products are most of the time.
+
+Packed: in fp32, with weights laid out once as oneDNN's products want them, instead of for each product.
+
+bf16 and int8 (``--decode-precision``): the decoder's weights, with the output projection, are stored in that type, and
+inputs are converted for each product; everything between the products stays in fp32, the encoder and the embeddings
+too. int8 is
+
+    y = s_x s_w (x_q W_q^T) + b
+
+with one scale s_w for each row of W, from its largest |w|, and one scale s_x for each input tensor.
+"""
+
+import warnings
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+PRECISIONS = ("fp32", "bf16", "int8")
+
+
+def _pack(weight: Tensor) -> Optional[Tensor]:
+    """oneDNN's form of *weight*, or None where this torch or this machine has none."""
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        torch.ops.mkldnn._linear_pointwise(weight[:1] * 0, packed, None, "none", [], "")
+    except (AttributeError, RuntimeError):
+        return None
+    return packed
+
+
+class PackedLinear(nn.Linear):
+    """A linear layer that multiplies by a packed copy of its weight while that is on a CPU in fp32.
+
+    Args:
+        linear: the layer; its weight must not change any more
+    """
+
+    def __init__(self, linear: nn.Linear):
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self._packed = None
+        self._apply(lambda tensor: tensor)
+
+    def _apply(self, fn, *args, **kwargs):
+        super()._apply(fn, *args, **kwargs)  # may move it to a GPU, or to another type
+        fits = self.weight.device.type == "cpu" and self.weight.dtype == torch.float32
+        self._packed = _pack(self.weight.detach()) if fits else None
+        return self
+
+    def __getstate__(self):
+        return {**self.__dict__, "_packed": None}  # such a tensor can be neither copied nor pickled
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._packed is None or torch.is_grad_enabled():
+            return super().forward(x)
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+
+
+class BfloatLinear(nn.Module):
+    """A linear layer whose product is in bf16; input and output as before."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.linear = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None)
+        self.linear.load_state_dict(linear.state_dict())
+        self.linear.to(torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.to(torch.bfloat16)).to(x.dtype)
+
+
+class Int8Linear(nn.Module):
+    """A linear layer whose product is in int8; input and output in fp32."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        weight = linear.weight.detach().float()
+        scales = (weight.abs().amax(dim=1) / 127).clamp(min=1e-8)
+        bias = None if linear.bias is None else linear.bias.detach().float()
+        with warnings.catch_warnings():  # torch announces a successor of its quantised tensors
+            warnings.simplefilter("ignore")
+            zeros = torch.zeros(len(weight), dtype=torch.long)
+            rows = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+            self.packed = torch.ops.quantized.linear_prepack(rows, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # 7 bits of the input: without VNNI, sums of 8-bit products can overflow the 16 bits of a CPU's registers
+        return torch.ops.quantized.linear_dynamic(x, self.packed, reduce_range=True)
+
+
+def pack_linear(model: nn.Module) -> int:
+    """Pack the linear layers of *model*, in place, if they are on a CPU in fp32; return their number."""
+    probe = _pack(torch.zeros(2, 2))
+    return 0 if probe is None else _replace(model, PackedLinear, (nn.Linear,))
+
+
+def reduce_precision(decoder: nn.Module, precision: str) -> int:
+    """Replace the linear layers of *decoder*, which can then translate and no more.
+
+    Args:
+        decoder: on the CPU, in fp32
+        precision: one of ``PRECISIONS``
+
+    Returns:
+        number of layers replaced
+    """
+    kind = {"fp32": None, "bf16": BfloatLinear, "int8": Int8Linear}[precision]
+    return 0 if kind is None else _replace(decoder, kind, (PackedLinear, nn.Linear))
+
+
+def _replace(module: nn.Module, kind, old) -> int:
+    count = 0
+    for name, child in module.named_children():
+        if type(child) in old and name not in getattr(module, "idle", ()):
+            if child.weight.device.type == "cpu" and child.weight.dtype == torch.float32:
+                setattr(module, name, kind(child))
+                count += 1
+        elif not isinstance(child, (BfloatLinear, Int8Linear)):
+            count += _replace(child, kind, old)
+    return count

@@ -1,0 +1,52 @@
+"""fairseq's translation task with the choices of this package for decoding (``--task deep_translation``)."""
+
+import logging
+from dataclasses import dataclass, field
+
+import torch
+from fairseq.dataclass import ChoiceEnum
+from fairseq.tasks import register_task
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+from .decoding import PRECISIONS, reduce_precision
+from .registry import UsageError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class DeepTranslationConfig(TranslationConfig):
+    """The flags of fairseq's translation task, and those of this one."""
+
+    decode_precision: ChoiceEnum(PRECISIONS) = field(
+        default="fp32", metadata={"help": "the decoder's matrix products when translating on a CPU: fp32, bf16 or int8"}
+    )
+
+
+@register_task("deep_translation", dataclass=DeepTranslationConfig)
+class DeepTranslationTask(TranslationTask):
+    """Translation with ``--decode-precision``, of models that were trained for fairseq's ``translation``, too."""
+
+    def build_generator(self, models, args, **options):
+        """fairseq's generator, over decoders of the chosen precision.
+
+        Raises:
+            UsageError: the models are not on a CPU in fp32
+        """
+        for model in models:
+            self._reduce(model)
+        return super().build_generator(models, args, **options)
+
+    def _reduce(self, model) -> None:
+        precision = str(self.cfg.decode_precision)
+        if precision == "fp32" or getattr(model, "decode_precision", None) == precision:
+            return
+        weight = next(model.decoder.parameters())
+        if weight.is_cuda or weight.dtype != torch.float32:
+            raise UsageError(
+                f"--decode-precision {precision} is made for a CPU and a model in fp32: "
+                "add --cpu and leave out --fp16, or leave this out"
+            )
+        count = reduce_precision(model.decoder, precision)
+        model.decode_precision = precision
+        logger.info(f"{count} linear layers of the decoder in {precision}")

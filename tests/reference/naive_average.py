@@ -1,0 +1,58 @@
+"""Average and merged attention (Zhang et al., 2018, 2019) in the plainest form, with the matrix M_a that averages."""
+
+import torch
+
+from .naive_lstm import attention, sigmoid
+
+
+def average_mask(words, causal=True):
+    """M_a (B x T x T) for *words* (B x T, true where there is one): each row sums to 1, those of padding to 0."""
+    size = words.size(1)
+    mask = torch.zeros(len(words), size, size, dtype=torch.float64)
+    for b in range(len(words)):
+        for i in range(size):
+            seen = [j for j in range(size) if words[b, j] and (j <= i or not causal)]
+            for j in seen if words[b, i] else []:
+                mask[b, i, j] = 1 / len(seen)
+    return mask
+
+
+def mean(x, mask):
+    """M_a x of *x* (T x B x C)."""
+    return torch.stack([mask[b].to(x) @ x[:, b] for b in range(x.size(1))], dim=1)
+
+
+def average_attention(x, mask, gate, ffn=None):
+    """h of *x*; gate: (W, b); ffn: (W_1, b_1, W_2, b_2) or None."""
+    g = mean(x, mask)
+    if ffn is not None:
+        w_1, b_1, w_2, b_2 = ffn
+        hidden = g @ w_1.T + b_1
+        g = (hidden * (hidden > 0)) @ w_2.T + b_2
+    weight, bias = gate
+    gates = sigmoid(torch.cat([x, g], dim=-1) @ weight.T + bias)
+    width = x.size(-1)
+    return gates[..., :width] * x + gates[..., width:] * g
+
+
+def merged(x, memory, projections, num_heads, visible, mask):
+    """MATT(x), Eq. (17): heads of the memory and M_a (x W_v + b_v), together through W_o.
+
+    projections, visible: see :func:`naive_lstm.attention`.
+    """
+    heads = {**projections, "out": (torch.eye(x.size(-1)).to(x), None)}
+    o, _ = attention(x, memory, heads, num_heads, visible)
+    (w_v, b_v), (w_o, b_o) = projections["v"], projections["out"]
+    values = x @ w_v.T if b_v is None else x @ w_v.T + b_v
+    output = (o + mean(values, mask)) @ w_o.T
+    return output if b_o is None else output + b_o
+
+
+def merged_self(x, memory, own, projections, num_heads, visible, earlier):
+    """Row 6 of Table 3: self-attention with the projections *own*, beside attention to the memory."""
+    return attention(x, x, own, num_heads, earlier)[0] + attention(x, memory, projections, num_heads, visible)[0]
+
+
+def merged_average(x, memory, average, projections, num_heads, visible):
+    """Row 7 of Table 3: average attention, the function *average* of x, beside attention to the memory."""
+    return average(x) + attention(x, memory, projections, num_heads, visible)[0]

@@ -1,0 +1,141 @@
+"""Linear layers for decoding: packed, bf16, int8, against their equations; what is replaced and what is not."""
+
+import copy
+import pickle
+import types
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from fairseq_deep.decoding import linear as layers
+from fairseq_deep.decoding import pack_linear, reduce_precision
+from fairseq_deep.registry import UsageError
+from fairseq_deep.task import DeepTranslationConfig, DeepTranslationTask
+
+GENERATION = OmegaConf.create({"generation": {"beam": 4, "print_alignment": None}})
+SHAPES = [(1, 1, 8, 8), (3, 5, 16, 33), (1, 128, 40, 7)]
+packs = pytest.mark.skipif(layers._pack(torch.zeros(2, 2)) is None, reason="this torch has no packed products")
+
+
+def case(shape, bias=True):
+    length, batch, inputs, outputs = shape
+    return nn.Linear(inputs, outputs, bias=bias).eval(), torch.randn(length, batch, inputs)
+
+
+@packs
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_packed_weights_give_the_same_product(shape, bias):
+    linear, x = case(shape, bias)
+    packed = layers.PackedLinear(linear)
+    with torch.no_grad():
+        assert packed._packed is not None
+        torch.testing.assert_close(packed(x), linear(x), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(packed(x.transpose(0, 1)), linear(x.transpose(0, 1)), rtol=1e-5, atol=1e-5)
+
+
+@packs
+def test_the_packed_copy_is_of_fp32_on_a_cpu_alone():
+    linear, x = case(SHAPES[1])
+    packed = layers.PackedLinear(linear)
+    packed.bfloat16()
+    assert packed._packed is None
+    with torch.no_grad():
+        torch.testing.assert_close(packed(x.bfloat16()), linear(x.bfloat16()))
+        packed.float()
+        assert packed._packed is not None
+        torch.testing.assert_close(packed(x), linear(x), rtol=1e-5, atol=1e-5)
+
+
+@packs
+def test_gradients_flow_where_they_are_recorded():
+    linear, x = case(SHAPES[1])
+    layers.PackedLinear(linear)(x.requires_grad_()).sum().backward()
+    assert x.grad is not None and linear.weight.grad is not None
+
+
+@packs
+def test_a_packed_layer_can_be_copied_and_pickled():
+    linear, x = case(SHAPES[1])
+    packed = layers.PackedLinear(linear)
+    with torch.no_grad():
+        for other in (copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))):
+            torch.testing.assert_close(other(x), linear(x), rtol=1e-5, atol=1e-5)
+
+
+def naive_int8(linear, x):
+    """y = s_x s_w (x_q W_q^T) + b: W in 8 bits by row, x in 7 bits between its smallest and its largest value."""
+    weight = linear.weight.detach().double()
+    scale = weight.abs().amax(1) / 127
+    rows = (weight / scale.unsqueeze(1)).round()
+    low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
+    step = (high - low) / 127
+    zero = round(-low / step)
+    whole = (x.double() / step).round().add(zero).clamp(0, 127) - zero
+    return (whole @ rows.t()) * step * scale + (0.0 if linear.bias is None else linear.bias.detach().double())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_int8_follows_its_equation(shape, bias):
+    linear, x = case(shape, bias)
+    with torch.no_grad():
+        linear.weight[0] *= 30  # a row of its own size must not spoil the others
+        y, expected = layers.Int8Linear(linear)(x), naive_int8(linear, x)
+        spread = linear.weight.norm(dim=1)  # of outputs to inputs of size 1
+        # a value half-way between two steps may be rounded either way
+        assert float(((y - expected).abs() / spread).max()) < 0.05
+        assert float(((y - linear(x)).abs() / spread).mean()) < 0.05
+
+
+def test_bf16_rounds_weights_and_inputs():
+    linear, x = case(SHAPES[1])
+    with torch.no_grad():
+        y = layers.BfloatLinear(linear)(x)
+        assert y.dtype == torch.float32
+        exact = x.bfloat16().double() @ linear.weight.bfloat16().double().t() + linear.bias.bfloat16().double()
+        torch.testing.assert_close(y.double(), exact, rtol=0.01, atol=0.01)
+        assert not torch.equal(y, linear(x))
+
+
+def linears(module, kind):
+    return [name for name, child in module.named_modules() if type(child) is kind]
+
+
+@pytest.mark.parametrize("name", ["transformer_postnorm_2l2l_tiny", "transformer_dlcl_2l2l_tiny"])
+def test_inference_packs_both_stacks_and_precision_is_the_decoders(build, batch, name):
+    model = build(name, share_all_embeddings=True).eval()
+    with torch.no_grad():
+        expected = model(*batch)[0]
+        table = model.encoder.embed_tokens.weight.clone()
+        model.prepare_for_inference_(GENERATION)
+        torch.testing.assert_close(model(*batch)[0], expected, rtol=1e-4, atol=1e-5)
+        count = reduce_precision(model.decoder, "int8")
+        assert count == len(linears(model.decoder, layers.Int8Linear)) > 10
+        assert "output_projection" in linears(model.decoder, layers.Int8Linear)
+        assert not linears(model.encoder, layers.Int8Linear)
+        left = linears(model.decoder, nn.Linear) + linears(model.decoder, layers.PackedLinear)
+        joined = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # which are one matrix now
+        assert [name for name in left if not name.endswith(joined)] == []
+        assert torch.equal(model.encoder.embed_tokens.weight, table)
+        actual = model(*batch)[0]
+        assert not torch.equal(actual, expected)
+        assert float((actual - expected).abs().mean()) < 0.1 * float(expected.std())
+
+
+def test_fp32_and_other_devices_are_left_alone(build):
+    model = build("transformer_postnorm_2l2l_tiny")
+    assert reduce_precision(model.decoder, "fp32") == 0
+    model.half()
+    assert pack_linear(model) == 0 and not linears(model, layers.PackedLinear)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_a_model_in_half_precision_is_refused(build, dictionary, precision):
+    cfg = DeepTranslationConfig(decode_precision=precision)
+    task = DeepTranslationTask(cfg, dictionary, dictionary)
+    model = build("transformer_postnorm_2l2l_tiny").half()
+    with pytest.raises(UsageError, match=f"{precision} is made for a CPU and a model in fp32: add --cpu"):
+        task.build_generator([model], types.SimpleNamespace())

@@ -1,0 +1,233 @@
+"""fairseq's generators on our decoders: the hypotheses of fairseq's own transformer, and those of no cache at all."""
+
+import argparse
+import types
+
+import pytest
+import torch
+from fairseq import search
+from fairseq.models.transformer import TransformerModel, base_architecture
+from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
+
+from tests.conftest import make_batch, tiny_flags
+from tests.unit.test_merged import KINDS, STACKS, every_combination
+
+NEAR = {"rtol": 1e-4, "atol": 1e-4}
+LENGTHS = (7, 3, 5, 2, 6)
+
+
+@pytest.fixture
+def twins(build, dictionary):
+    """twins(norm, seed): fairseq's own transformer with random weights, and ours with those."""
+
+    def make(norm="prenorm", seed=1):
+        torch.manual_seed(seed)
+        name = f"transformer_{norm}_6l"
+        pre_norm = norm == "prenorm"
+        flags = {**tiny_flags(name), "encoder_layers": 2, "decoder_layers": 3}
+        args = argparse.Namespace(encoder_normalize_before=pre_norm, decoder_normalize_before=pre_norm, **flags)
+        base_architecture(args)
+        task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+        stock = TransformerModel.build_model(args, task).eval()
+        strengthen(stock)
+        model = build(name, **flags).eval()
+        model.load_state_dict(stock.state_dict())
+        return stock, model
+
+    return make
+
+
+def strengthen(model):
+    """Give matrices weights that make words and sources matter."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.4)
+
+
+class Restless(search.BeamSearch):
+    """Beam search that adds something of each sentence, step and word to the scores.
+
+    Models with random weights repeat themselves; this makes hypotheses differ, change places, and end at all steps.
+    """
+
+    def __init__(self, words):
+        super().__init__(words)
+        self.noise = 4 * torch.randn(50, 60, len(words), generator=torch.Generator().manual_seed(5))
+        self.noise[:, :, words.eos()] += 4.0
+
+    def step(self, step, lprobs, scores, prev_output_tokens=None, original_batch_idxs=None):
+        lprobs = lprobs + self.noise[original_batch_idxs, step].unsqueeze(1).to(lprobs)
+        return super().step(step, lprobs, scores, prev_output_tokens, original_batch_idxs)
+
+
+def make_sample(dictionary, lengths=LENGTHS):
+    source, lengths, _ = make_batch(dictionary, lengths=lengths)
+    source[:, -1] = dictionary.eos()
+    return {"id": torch.arange(len(lengths)), "net_input": {"src_tokens": source, "src_lengths": lengths}}
+
+
+def generate(models, dictionary, sample, kind=SequenceGenerator, strategy=Restless, incremental=True, **options):
+    torch.manual_seed(3)  # for sampling
+    models = models if isinstance(models, list) else [models]
+    given = {name: options.pop(name) for name in ("prefix_tokens",) if name in options}
+    options = {"beam_size": 4, "max_len_b": 18, **options}
+    generator = kind(models, dictionary, search_strategy=strategy(dictionary), **options)
+    generator.model.has_incremental = incremental
+    return generator.generate(models, sample, **given)
+
+
+def prepare(model, **flags):
+    """What ``fairseq-generate`` does with a model that it has loaded."""
+    model.prepare_for_inference_(argparse.Namespace(generation=argparse.Namespace(**flags)))
+
+
+def assert_same(actual, expected, attention=True):
+    """The same hypotheses of each sentence in the same order, with scores and, unless told otherwise, attention."""
+    assert len(actual) == len(expected) > 0
+    for ours, theirs in zip(actual, expected):
+        assert [hypothesis["tokens"].tolist() for hypothesis in ours] == [h["tokens"].tolist() for h in theirs]
+        for got, want in zip(ours, theirs):
+            for name in ("score", "positional_scores", *(["attention"] if attention else [])):
+                assert got[name].numel() > 0 or name != "attention"
+                torch.testing.assert_close(got[name], want[name], **NEAR)
+
+
+both_norms = pytest.mark.parametrize("norm", ["prenorm", "postnorm"])
+seeds = pytest.mark.parametrize("seed", [1, 2, 3, 4])
+
+
+@both_norms
+@seeds
+def test_beam_search_finds_what_fairseqs_transformer_does(norm, seed, twins, dictionary):
+    """With attention as the model is, and without as ``fairseq-generate`` prepares it."""
+    (stock, model), sample = twins(norm, seed), make_sample(dictionary)
+    expected = generate(stock, dictionary, sample)
+    assert_lively(expected)
+    assert_same(generate(model, dictionary, sample), expected)
+    for one in (stock, model):
+        prepare(one)
+    assert_same(generate(model, dictionary, sample), expected, attention=False)
+    assert generate(model, dictionary, sample)[0][0]["attention"].numel() == 0
+
+
+def assert_lively(hypotheses, beam=4):
+    """Sentences end at different steps, so that they leave the batch one after the other, and differ in their words."""
+    lengths = [sorted(len(hypothesis["tokens"]) for hypothesis in sentence) for sentence in hypotheses]
+    assert all(len(sentence) == beam for sentence in lengths)
+    assert len({sentence[-1] for sentence in lengths}) > 2 and max(lengths)[-1] > 5
+    words = {tuple(hypothesis["tokens"].tolist()) for sentence in hypotheses for hypothesis in sentence}
+    assert len(words) > 0.9 * beam * len(hypotheses)
+
+
+@both_norms
+def test_one_model_with_beams_of_different_sizes(norm, twins, dictionary):
+    (stock, model), sample = twins(norm), make_sample(dictionary)
+    for beam in (4, 1, 3, 8, 1):
+        assert_same(generate(model, dictionary, sample, beam_size=beam),
+                    generate(stock, dictionary, sample, beam_size=beam))  # fmt: skip
+    for lengths in ((4,), (2, 2), (9, 1, 1, 3)):
+        sample = make_sample(dictionary, lengths)
+        assert_same(generate(model, dictionary, sample), generate(stock, dictionary, sample))
+
+
+def test_generators_of_two_beams_take_turns(twins, dictionary):
+    """Nothing of a search stays on the model."""
+    (stock, model), sample = twins(), make_sample(dictionary)
+    generators = {
+        beam: SequenceGenerator([model], dictionary, beam_size=beam, max_len_b=12, search_strategy=Restless(dictionary))
+        for beam in (4, 2)
+    }
+    for beam in (4, 2, 4, 2):
+        expected = generate(stock, dictionary, sample, beam_size=beam, max_len_b=12)
+        assert_same(generators[beam].generate([model], sample), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"no_repeat_ngram_size": 2},
+        {"min_len": 6},
+        {"len_penalty": 0.5, "normalize_scores": False},
+        {"temperature": 1.7, "unk_penalty": 1.0},
+        {"match_source_len": True},
+        {"strategy": lambda words: search.DiverseBeamSearch(words, 2, 0.5)},
+        {"strategy": lambda words: search.DiverseSiblingsSearch(words, 0.3)},
+        {"strategy": lambda words: search.Sampling(words)},
+        {"strategy": lambda words: search.Sampling(words, sampling_topk=5)},
+        {"strategy": lambda words: search.Sampling(words, sampling_topp=0.8), "beam_size": 1},
+    ],
+    ids=["ngrams", "min", "penalty", "temperature", "length", "diverse", "siblings", "sampling", "topk", "topp"],
+)
+def test_other_searches(options, twins, dictionary):
+    (stock, model), sample = twins(seed=2), make_sample(dictionary)
+    assert_same(generate(model, dictionary, sample, **options), generate(stock, dictionary, sample, **options))
+
+
+def test_an_ensemble(twins, dictionary):
+    """Of two of ours, and of one of fairseq's and one of ours."""
+    pairs, sample = [twins("prenorm", 1), twins("postnorm", 2)], make_sample(dictionary)
+    (first, ours), (second, others) = pairs
+    expected = generate([first, second], dictionary, sample)
+    assert_same(generate([ours, others], dictionary, sample), expected)
+    assert_same(generate([first, others], dictionary, sample), expected)
+    assert_same(generate([ours, others], dictionary, sample, beam_size=1),
+                generate([first, second], dictionary, sample, beam_size=1))  # fmt: skip
+
+
+def test_prefixes(twins, dictionary):
+    """Of different lengths, padded on the right; one of them ends the sentence."""
+    (stock, model), sample = twins(), make_sample(dictionary)
+    prefix = torch.randint(4, 40, (5, 3))
+    prefix[0, 1:], prefix[1, 2], prefix[2, 1], prefix[2, 2] = dictionary.pad(), dictionary.pad(), 2, dictionary.pad()
+    results = [generate(one, dictionary, sample, prefix_tokens=prefix) for one in (model, stock)]
+    assert_same(*results)
+    for row, sentence in zip(prefix.tolist(), results[0]):
+        words = [word for word in row if word != dictionary.pad()]
+        assert all(hypothesis["tokens"].tolist()[: len(words)] == words for hypothesis in sentence)
+
+
+@pytest.mark.parametrize("how", ["hard", "soft"])
+@pytest.mark.parametrize("full_context", [False, True], ids=["", "full_context"])
+def test_alignments_are_fairseqs(how, full_context, twins, dictionary):
+    (stock, model), sample = twins(), make_sample(dictionary)
+    results = []
+    for one in (model, stock):
+        one.full_context_alignment = full_context
+        prepare(one, print_alignment=True)
+        results.append(generate(one, dictionary, sample, SequenceGeneratorWithAlignment, print_alignment=how))
+    pairs = [pair for sentences in zip(*results) for pair in zip(*sentences)]
+    assert len(pairs) == 20
+    for got, want in pairs:
+        assert torch.equal(got["tokens"], want["tokens"])
+        if how == "hard":
+            assert got["alignment"] and got["alignment"] == want["alignment"]
+        else:  # as text
+            ours, theirs = (torch.tensor([list(map(float, row)) for row in one["alignment"]]) for one in (got, want))
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
+
+
+@every_combination
+def test_caches_and_shared_sources_change_no_hypothesis(kind, stack, build, dictionary):
+    """Against beam search that computes all positions at each step, of sources that each hypothesis has for itself."""
+    name, flags = STACKS[stack]
+    model = build(name, decoder_layers=3, **flags, **KINDS[kind]).eval()
+    strengthen(model.decoder.layers)
+    sample = make_sample(dictionary)
+    model.encoder.shares_sources = False
+    expected = generate(model, dictionary, sample, incremental=False)
+    assert_lively(expected)
+    model.encoder.shares_sources = True
+    assert_same(generate(model, dictionary, sample), expected)
+    prepare(model)
+    assert_same(generate(model, dictionary, sample), expected, attention=False)
+
+
+@pytest.mark.parametrize("kind", ["self", "merged", "average", "merged-self", "merged-average"])
+def test_a_scripted_generator(kind, build, dictionary):
+    """As fairseq's own models can be."""
+    model, sample = build("transformer_postnorm_2l2l_tiny", **KINDS[kind]).eval(), make_sample(dictionary)
+    strengthen(model)
+    generator = SequenceGenerator([model], dictionary, beam_size=3, max_len_b=8)
+    expected = generator.generate([model], sample)
+    assert_same(torch.jit.script(generator)({"net_input": sample["net_input"]}), expected)
