@@ -4,6 +4,7 @@ The systems take turns, so that whatever else the machine does hits all of them 
 fairseq's beam search with a fixed number of steps.
 
     python benchmarks/lstm_speed.py [--device cuda --dtype float16] [--sentences 32 --length 26] [--rounds 5]
+    python benchmarks/lstm_speed.py --systems transformer_postnorm_6l transformer_matt_6l     # any others
 """
 
 import argparse
@@ -43,7 +44,7 @@ def build(name, options, dictionary):
     torch.manual_seed(1)
     flags = {f"{side}_layers": options.layers for side in ("encoder", "decoder")}
     flags["encoder_embed_dim"] = options.dim
-    if "prenorm" in name:
+    if not name.startswith(("transformer_lstm", "transformer_rnn")):
         flags["encoder_ffn_embed_dim"] = 4 * options.dim
     model = build_architecture(name, dictionary, share_all_embeddings=True, **flags)
     return model.to(options.device, getattr(torch, options.dtype))
@@ -101,7 +102,9 @@ def main():
     parser.add_argument("--sentences", type=int, default=32)
     parser.add_argument("--length", type=int, default=26)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--systems", nargs="+", metavar="ARCH", help="architectures in place of those of the LSTM")
     options = parser.parse_args()
+    systems = SYSTEMS if options.systems is None else [(name.partition("_")[2], name) for name in options.systems]
 
     dictionary = Dictionary()
     for index in range(options.vocab - len(dictionary)):
@@ -111,7 +114,7 @@ def main():
     lengths = torch.full((options.sentences,), options.length, device=options.device)
     sample = {"net_input": {"src_tokens": tokens, "src_lengths": lengths, "prev_output_tokens": tokens}}
 
-    models = [build(name, options, dictionary) for _, name in SYSTEMS]
+    models = [build(name, options, dictionary) for _, name in systems]
     steps = [training_step(model, torch.optim.Adam(model.parameters(), 1e-4), tokens, lengths) for model in models]
     decodes = [generation(model, dictionary, sample, options) for model in models]
     print(f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {options.dtype}")
@@ -120,7 +123,7 @@ def main():
     print(f"{'':18}{'multiply-adds (M)':>20}{'training step':>24}{'generation':>24}")
     print(f"{'':18}{'encoder':>10}{'decoder':>10}{'s':>12}{'speed':>12}{'s':>12}{'speed':>12}")
     trained, decoded = measure(options, steps), measure(options, decodes)
-    for (label, _), model, step, decode in zip(SYSTEMS, models, trained, decoded):
+    for (label, _), model, step, decode in zip(systems, models, trained, decoded):
         encoder, decoder = multiplications(model, options.length)
         print(f"{label:18}{encoder:10.2f}{decoder:10.2f}{step:12.3f}{trained[0] / step:12.3f}"
               f"{decode:12.3f}{decoded[0] / decode:12.3f}")  # fmt: skip

@@ -2,11 +2,12 @@
 # Stages 4 to 7: train, average checkpoints, translate, score.
 
 build_train_command() {
-  local device=(--distributed-world-size "$ngpu")
+  local device=(--distributed-world-size "$ngpu") share=--share-all-embeddings
+  [[ $embeddings == all ]] || share=--share-decoder-input-output-embed
   ((ngpu > 0)) || device=(--cpu)
   [[ $precision == fp32 ]] || device+=("--$precision")
   train_command=(fairseq-train "$exp/data-bin" --user-dir "$root/fairseq_deep" --task translation
-    --source-lang "$source_lang" --target-lang "$target_lang" --arch "$arch" "${conf_flags[@]}"
+    --source-lang "$source_lang" --target-lang "$target_lang" --arch "$arch" "$share" "${conf_flags[@]}"
     --max-tokens "$max_tokens" --update-freq "$update_freq" --seed "$seed" "${device[@]}"
     --save-dir "$exp/checkpoints" --log-format json "${smoke_flags[@]}" "${extra_flags[@]}")
 }
@@ -96,11 +97,12 @@ stage_5() {
 stage_6() {
   need "$exp/averaged.pt"
   need "$exp/data-bin"
-  local subset device=()
+  local subset device=() task_flags=(--task translation)
   ((ngpu > 0)) || device=(--cpu)
+  [[ $decode_precision == fp32 ]] || task_flags=(--task deep_translation --decode-precision "$decode_precision")
   for subset in ${subsets//,/ }; do
     local progress_flags=(--mode generate --total "$exp/text/bpe/$subset.$source_lang" --out "$exp/generate-$subset.txt")
-    run fairseq-generate "$exp/data-bin" --user-dir "$root/fairseq_deep" --task translation \
+    run fairseq-generate "$exp/data-bin" --user-dir "$root/fairseq_deep" "${task_flags[@]}" \
       --source-lang "$source_lang" --target-lang "$target_lang" --path "$exp/averaged.pt" --gen-subset "$subset" \
       --beam "$beam" --lenpen "$lenpen" --max-len-a "$max_len_a" --max-len-b "$max_len_b" --batch-size "$gen_batch" \
       --remove-bpe "${device[@]}"

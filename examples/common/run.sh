@@ -41,11 +41,11 @@ stage_parts() {
     2) say "$bpe_merges" "$max_words" "$lowercase" ;;
     3) say "$vocab_threshold" ;;
     4)
-      say "$arch" "$devices" "$max_tokens" "$update_freq" "$precision" "$seed"
+      say "$arch" "$devices" "$max_tokens" "$update_freq" "$precision" "$seed" "$embeddings"
       say "${conf_flags[@]}" "${smoke_flags[@]}" "${extra_flags[@]}"
       ;;
     5) say "$average" ;;
-    6) say "$beam" "$lenpen" "$gen_batch" "$max_len_a" "$max_len_b" "$subsets" ;;
+    6) say "$beam" "$lenpen" "$gen_batch" "$max_len_a" "$max_len_b" "$decode_precision" "$subsets" ;;
     7) say score ;;
   esac
 }

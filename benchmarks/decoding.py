@@ -1,0 +1,123 @@
+"""Decoding: ours against stock fairseq's transformer with the same weights, merged attention against self-attention.
+
+The systems take turns in fairseq's beam search with a fixed number of steps. Stock and ours have the same weights, and
+must give the same hypotheses.
+
+    python benchmarks/decoding.py [--dim 256 --layers 6 --vocabulary 8000] [--sentences 32 --length 26] [--rounds 5]
+    python benchmarks/decoding.py --device cuda --dtype float16 --systems stock ours merged
+"""
+
+import argparse
+import copy
+import statistics
+import time
+import types
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models.transformer import TransformerModel, base_architecture
+from fairseq.sequence_generator import SequenceGenerator
+from omegaconf import OmegaConf
+
+from fairseq_deep.architectures import build_architecture
+from fairseq_deep.decoding import reduce_precision
+from fairseq_deep.tools import format_table
+
+PRECISIONS = ("stock", "ours", "ours-bf16", "ours-int8", "merged", "merged-int8")
+SYSTEMS = (*PRECISIONS, "merged-self", "merged-average", "average")
+
+
+def build(system, stock, flags, dictionary):
+    name, _, precision = system.partition("-")
+    if system == "stock":
+        return copy.deepcopy(stock)
+    attention = system if system.startswith("merged") and precision in ("self", "average") else name
+    attention = {"ours": "self"}.get(attention, attention)
+    torch.manual_seed(1)
+    model = build_architecture("transformer_postnorm_6l", dictionary, decoder_attn=attention, **flags)
+    if attention == "self":
+        model.load_state_dict(stock.state_dict())
+    return model
+
+
+def prepare(model, system, options):
+    model = model.to(options.device, getattr(torch, options.dtype)).eval()
+    model.prepare_for_inference_(OmegaConf.create({"generation": {"beam": options.beam, "print_alignment": None}}))
+    for precision in ("bf16", "int8"):
+        if system.endswith(precision):
+            reduce_precision(model.decoder, precision)
+    return model
+
+
+def batch(dictionary, options):
+    """Sentences of a third to all of the length, with padding on the left."""
+    source = torch.randint(dictionary.nspecial, len(dictionary), (options.sentences, options.length))
+    source[:, -1] = dictionary.eos()
+    for row, pad in enumerate(torch.randint(0, max(options.length // 3, 1), (options.sentences,)).tolist()):
+        source[row, :pad] = dictionary.pad()
+    source = source.to(options.device)
+    lengths = source.ne(dictionary.pad()).sum(1)
+    return {"net_input": {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": source}}
+
+
+def timed(generate, device):
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    result = generate()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    return seconds, [hypothesis["tokens"].tolist() for sentence in result for hypothesis in sentence]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    numbers = {"dim": 256, "layers": 6, "vocabulary": 8000, "sentences": 32, "length": 26, "beam": 4, "rounds": 5}
+    for name, value in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=PRECISIONS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    dictionary = Dictionary()
+    for index in range(options.vocabulary - len(dictionary)):
+        dictionary.add_symbol(str(index))
+    flags = {f"{side}_layers": options.layers for side in ("encoder", "decoder")}
+    for side in ("encoder", "decoder"):
+        flags.update({f"{side}_embed_dim": options.dim, f"{side}_ffn_embed_dim": 4 * options.dim})
+        flags[f"{side}_attention_heads"] = options.dim // 64
+    flags["share_all_embeddings"] = True
+    torch.manual_seed(1)
+    args = argparse.Namespace(**flags)
+    base_architecture(args)
+    task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    stock = TransformerModel.build_model(args, task)
+    models = {name: prepare(build(name, stock, flags, dictionary), name, options) for name in options.systems}
+    search = {"beam_size": options.beam, "max_len_a": 0, "max_len_b": options.length, "min_len": options.length}
+    generators = {name: SequenceGenerator([model], dictionary, **search) for name, model in models.items()}
+    sample = batch(dictionary, options)
+    times, outputs = {name: [] for name in models}, {}
+    for round in range(options.rounds + 1):
+        for name, generator in generators.items():
+            seconds, outputs[name] = timed(lambda g=generator, m=models[name]: g.generate([m], sample), options.device)
+            if round:  # the first warms up
+                times[name].append(seconds)
+    report(times, outputs, options)
+
+
+def report(times, outputs, options):
+    first = next(iter(times))
+    rows = [("system", "seconds", "ms a step", f"speed, {first} = 1", f"hypotheses of {first}")]
+    for name, values in times.items():
+        median = statistics.median(values)
+        speed = statistics.median(base / value for base, value in zip(times[first], values))
+        same = sum(a == b for a, b in zip(outputs[first], outputs[name])) / len(outputs[first])
+        rows.append((name, f"{median:.3f}", f"{1000 * median / options.length:.1f}", f"{speed:.3f}", f"{same:.1%}"))
+    print(format_table(rows, right=range(1, 5)))
+
+
+if __name__ == "__main__":
+    main()
