@@ -23,8 +23,8 @@ from fairseq_deep.architectures import build_architecture
 from fairseq_deep.decoding import reduce_precision
 from fairseq_deep.tools import format_table
 
-PRECISIONS = ("stock", "ours", "ours-bf16", "ours-int8", "merged", "merged-int8")
-SYSTEMS = (*PRECISIONS, "merged-self", "merged-average", "average")
+DEFAULT_SYSTEMS = ("stock", "ours", "ours-bf16", "ours-int8", "merged", "merged-int8")
+SYSTEMS = (*DEFAULT_SYSTEMS, "merged-self", "merged-average", "average")
 
 
 def build(system, stock, flags, dictionary):
@@ -79,7 +79,7 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=PRECISIONS)
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=DEFAULT_SYSTEMS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dictionary = Dictionary()

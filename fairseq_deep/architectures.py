@@ -17,8 +17,10 @@ from fairseq.data import Dictionary
 from fairseq.models import register_model_architecture
 from fairseq.models.transformer import base_architecture
 
+from .aggregators import AGGREGATORS
 from .attention import DECODER_ATTENTIONS
 from .compat import skip_initialisation
+from .inits import INITS
 from .models.building import aggregator_name
 from .models.checks import drop_feed_forward
 from .models.deep_transformer import DeepTransformerModel
@@ -101,6 +103,9 @@ class Architecture:
             options = {f: v for f, v in options.items() if not f.startswith(("lstm_", "relative_"))}
         if sides["encoder"] != sides["decoder"]:  # what needs both stacks to be alike
             options = {f: v for f, v in options.items() if f != "relative_positions" and v != "gate-encdec"}
+        if "deep_init" in options and any(AGGREGATORS.get(name).attention_only for name in sides.values()):
+            if not INITS.get(options["deep_init"]).without_residual:
+                del options["deep_init"]
         kind = DECODER_ATTENTIONS.get(getattr(args, "decoder_attn", None) or "self")
         if sides["decoder"] != self.layer_agg or kind.parallel:
             options.pop("lstm_merge", None)
@@ -146,7 +151,7 @@ def _initialised_rows() -> List[Architecture]:
     for name, depth, size, bleu, dropout, attention_dropout in Z19_MATT:
         options = (("dropout", dropout), ("attention_dropout", attention_dropout), dropouts[1])
         options += (("decoder_attn", "merged"),)
-        options += (("deep_init", "ds"),) if name.startswith("ds_") else ()
+        options += (("deep_init", "ds" if name.startswith("ds_") else "xavier"),)
         shape = ("post", "residual", depth, depth, size, bleu)
         paper = "-" if size == "iwslt" else "Z19"
         rows.append(Architecture(f"transformer_{name}", *shape, paper=paper, vocab=55022, options=options))

@@ -38,9 +38,12 @@ class DeepTranslationTask(TranslationTask):
         return super().build_generator(models, args, **options)
 
     def _reduce(self, model) -> None:
-        precision = str(self.cfg.decode_precision)
-        if precision == "fp32" or getattr(model, "decode_precision", None) == precision:
+        precision, present = str(self.cfg.decode_precision), getattr(model, "decode_precision", "fp32")
+        # fairseq builds a generator for --eval-bleu, too, of the model that it is about to train
+        if precision == present or not getattr(model, "_is_generation_fast", False):
             return
+        if present != "fp32":
+            raise UsageError(f"the model is in --decode-precision {present} by now: load it again for {precision}")
         weight = next(model.decoder.parameters())
         if weight.is_cuda or weight.dtype != torch.float32:
             raise UsageError(

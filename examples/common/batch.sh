@@ -27,6 +27,9 @@ resolve_devices() {
   device_name=CPU
   ((ngpu == 1)) && device_name=GPU
   ((ngpu > 1)) && device_name=GPUs
+  if ((ngpu > 0)) && [[ $decode_precision != fp32 ]]; then
+    die "--decode-precision $decode_precision is made for the CPU: leave it out, or use --ngpu 0"
+  fi
   if ((ngpu == 0 && stage <= 4)) && [[ $precision == fp16 ]]; then
     die "--precision fp16 needs a GPU: fairseq has no fp16 training on the CPU; use fp32 or bf16"
   fi

@@ -1,13 +1,16 @@
 # shellcheck shell=bash disable=SC2154,SC2034  # options and settings are shared between the sourced files
 # Stages 4 to 7: train, average checkpoints, translate, score.
 
+share_flag() {
+  if [[ $embeddings == all ]]; then say --share-all-embeddings; else say --share-decoder-input-output-embed; fi
+}
+
 build_train_command() {
-  local device=(--distributed-world-size "$ngpu") share=--share-all-embeddings
-  [[ $embeddings == all ]] || share=--share-decoder-input-output-embed
+  local device=(--distributed-world-size "$ngpu")
   ((ngpu > 0)) || device=(--cpu)
   [[ $precision == fp32 ]] || device+=("--$precision")
   train_command=(fairseq-train "$exp/data-bin" --user-dir "$root/fairseq_deep" --task translation
-    --source-lang "$source_lang" --target-lang "$target_lang" --arch "$arch" "$share" "${conf_flags[@]}"
+    --source-lang "$source_lang" --target-lang "$target_lang" --arch "$arch" "$(share_flag)" "${conf_flags[@]}"
     --max-tokens "$max_tokens" --update-freq "$update_freq" --seed "$seed" "${device[@]}"
     --save-dir "$exp/checkpoints" --log-format json "${smoke_flags[@]}" "${extra_flags[@]}")
 }
@@ -29,6 +32,7 @@ run_record() {
   say "$arch"
   say "$devices $max_tokens $update_freq"
   say "${stage_keys[3]}"
+  [[ $embeddings == all ]] || say "embeddings: $embeddings"
 }
 
 refuse_changed_run() {
@@ -40,6 +44,8 @@ refuse_changed_run() {
   [[ ${before[2]} == "${now[2]}" ]] ||
     die "$exp holds a model trained on other data, or text cut in another way: use another --exp," \
       "or delete $exp/checkpoints to train anew"
+  [[ ${before[3]-} == "${now[3]-}" ]] ||
+    die "$exp holds a model with other --embeddings: use another --exp, or the same"
   [[ ${before[1]} == "${now[1]}" ]] || $force_batch || {
     read -r -a old <<<"${before[1]}"
     die "$exp was trained with ${old[0]} device(s) x ${old[1]} tokens x update-freq ${old[2]}," \

@@ -152,6 +152,8 @@ check_extra_flags() {
     name=${word#--}
     name=${name//-/_}
     [[ -z ${option_type[$name]-} ]] || die "$word is an option of this script: give it before the lone --"
+    [[ $name != share_all_embeddings && $name != share_decoder_input_output_embed ]] ||
+      die "$word is set by this script: see --embeddings"
     [[ $managed != *" $name "* ]] || die "$word is set by this script: see --exp, --precision and --ngpu"
   done
 }

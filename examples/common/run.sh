@@ -41,11 +41,14 @@ stage_parts() {
     2) say "$bpe_merges" "$max_words" "$lowercase" ;;
     3) say "$vocab_threshold" ;;
     4)
-      say "$arch" "$devices" "$max_tokens" "$update_freq" "$precision" "$seed" "$embeddings"
-      say "${conf_flags[@]}" "${smoke_flags[@]}" "${extra_flags[@]}"
+      say "$arch" "$devices" "$max_tokens" "$update_freq" "$precision" "$seed"
+      say "$(share_flag)" "${conf_flags[@]}" "${smoke_flags[@]}" "${extra_flags[@]}"
       ;;
     5) say "$average" ;;
-    6) say "$beam" "$lenpen" "$gen_batch" "$max_len_a" "$max_len_b" "$decode_precision" "$subsets" ;;
+    6)
+      say "$beam" "$lenpen" "$gen_batch" "$max_len_a" "$max_len_b" "$subsets"
+      [[ $decode_precision == fp32 ]] || say "$decode_precision"
+      ;;
     7) say score ;;
   esac
 }

@@ -11,9 +11,10 @@ A running sum makes it O(T) in training, and one vector of state in decoding.
 """
 
 import uuid
-from typing import Dict, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -95,7 +96,8 @@ class AverageAttention(nn.Module):
         self.fc1 = self.fc2 = None
         if ffn_dim is not None:
             self.fc1, self.fc2 = nn.Linear(dim, ffn_dim), nn.Linear(ffn_dim, dim)
-        self.activation_dropout = nn.Dropout(dropout)
+        self.dropout = dropout
+        self.retain_dropout = False
         self.gate = nn.Linear(2 * dim, 2 * dim)
         nn.init.xavier_uniform_(self.gate.weight)
         nn.init.zeros_(self.gate.bias)
@@ -125,6 +127,14 @@ class AverageAttention(nn.Module):
         causal = attn_mask is not None or incremental_state is not None
         mean = self.mean(query, key_padding_mask, causal, incremental_state)
         if self.fc1 is not None and self.fc2 is not None:
-            mean = self.fc2(self.activation_dropout(torch.relu(self.fc1(mean))))
+            kept = self.training or self.retain_dropout
+            mean = self.fc2(F.dropout(torch.relu(self.fc1(mean)), self.dropout, kept))
         input_gate, forget_gate = torch.sigmoid(self.gate(torch.cat([query, mean], dim=-1))).chunk(2, dim=-1)
         return input_gate * query + forget_gate * mean, None
+
+    def make_generation_fast_(
+        self, name: str, retain_dropout: bool = False, retain_dropout_modules: Optional[List[str]] = None, **kwargs
+    ) -> None:
+        """fairseq's ``--retain-dropout``: keep dropout while translating."""
+        named = retain_dropout_modules is None or "AverageAttention" in retain_dropout_modules
+        self.retain_dropout = retain_dropout and named

@@ -66,6 +66,13 @@ def join_linear(parts: List[nn.Linear]) -> nn.Linear:
     return joined
 
 
+def _put_in_joined(state: Dict[str, Tensor], prefix: str, *args) -> None:
+    for part in ("weight", "bias"):
+        own = [state.get(f"{prefix}{name}_proj.{part}") for name in "qkv"]
+        if all(value is not None for value in own):
+            state[f"{prefix}qkv_proj.{part}"] = torch.cat(own)
+
+
 def _leave_out_joined(module: nn.Module, state: Dict[str, Tensor], prefix: str, metadata) -> None:
     for part in ("weight", "bias"):
         state.pop(f"{prefix}qkv_proj.{part}", None)
@@ -104,6 +111,7 @@ class MultiheadAttention(nn.Module):
         self.v_proj = nn.Linear(kdim or dim, dim, bias=bias)
         self.out_proj = nn.Linear(dim, dim, bias=bias)
         self.of_memory = kdim is not None
+        self.idle: Tuple[str, ...] = ()  # matrices that generation does not use: they have become parts of qkv_proj
         self.qkv_proj: Optional[nn.Linear] = None  # in generation, the three in one
         self.relative_keys: Optional[nn.Parameter] = None
         self.farthest = 0
@@ -190,7 +198,7 @@ class MultiheadAttention(nn.Module):
     ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
         """Queries, and keys and values (B x H x S x D) of all positions so far, with their padding (B x S)."""
         length, batch = query.size(0), query.size(1)
-        if self.qkv_proj is not None:
+        if self.qkv_proj is not None and not torch.is_grad_enabled():
             qkv = self.qkv_proj(query).view(length, batch, 3, self.num_heads, self.head_dim).permute(2, 1, 3, 0, 4)
             q, kv = qkv[0], qkv[1:]
         else:
@@ -316,10 +324,13 @@ class MultiheadAttention(nn.Module):
         """fairseq's ``--retain-dropout``: keep dropout while translating."""
         named = retain_dropout_modules is None or "MultiheadAttention" in retain_dropout_modules
         self.retain_dropout = retain_dropout and named
-        if self.q_proj is not None and not self.of_memory:
-            self.qkv_proj = join_linear([self.q_proj, self.k_proj, self.v_proj])
-            self.idle = ("q_proj", "k_proj", "v_proj")
-            self._register_state_dict_hook(_leave_out_joined)
+        parts = [self.q_proj, self.k_proj, self.v_proj]
+        if self.of_memory or self.qkv_proj is not None or not all(type(part) is nn.Linear for part in parts):
+            return
+        self.qkv_proj = join_linear(parts)
+        self.idle = ("q_proj", "k_proj", "v_proj")
+        self._register_state_dict_hook(_leave_out_joined)
+        self._register_load_state_dict_pre_hook(_put_in_joined)
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Take apart the fused projection of queries, keys and values that old fairseq versions have."""

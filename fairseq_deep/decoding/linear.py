@@ -15,6 +15,7 @@ import warnings
 from typing import Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 PRECISIONS = ("fp32", "bf16", "int8")
@@ -34,28 +35,36 @@ class PackedLinear(nn.Linear):
     """A linear layer that multiplies by a packed copy of its weight while that is on a CPU in fp32.
 
     Args:
-        linear: the layer; its weight must not change any more
+        linear: the layer; its weight must not change any more, but by loading another
     """
 
     def __init__(self, linear: nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
-        self._packed = None
-        self._apply(lambda tensor: tensor)
+        self._packed: Optional[Tensor] = None
+        self._repack()
 
     def _apply(self, fn, *args, **kwargs):
         super()._apply(fn, *args, **kwargs)  # may move it to a GPU, or to another type
+        self._repack()
+        return self
+
+    def _load_from_state_dict(self, *args, **kwargs):
+        super()._load_from_state_dict(*args, **kwargs)
+        self._repack()
+
+    def _repack(self) -> None:
         fits = self.weight.device.type == "cpu" and self.weight.dtype == torch.float32
         self._packed = _pack(self.weight.detach()) if fits else None
-        return self
 
     def __getstate__(self):
         return {**self.__dict__, "_packed": None}  # such a tensor can be neither copied nor pickled
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._packed is None or torch.is_grad_enabled():
-            return super().forward(x)
+        plain = x.dtype != torch.float32 or torch.is_autocast_cpu_enabled() or torch.is_grad_enabled()
+        if self._packed is None or plain:
+            return F.linear(x, self.weight, self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
 
 
@@ -67,6 +76,15 @@ class BfloatLinear(nn.Module):
         self.linear = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None)
         self.linear.load_state_dict(linear.state_dict())
         self.linear.to(torch.bfloat16)
+
+    @property
+    def weight(self) -> Tensor:
+        """As fairseq's own attention wants it where it does not decode step by step."""
+        return self.linear.weight.float()
+
+    @property
+    def bias(self) -> Optional[Tensor]:
+        return None if self.linear.bias is None else self.linear.bias.float()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x.to(torch.bfloat16)).to(x.dtype)
@@ -85,6 +103,15 @@ class Int8Linear(nn.Module):
             zeros = torch.zeros(len(weight), dtype=torch.long)
             rows = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
             self.packed = torch.ops.quantized.linear_prepack(rows, bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """As fairseq's own attention wants it where it does not decode step by step."""
+        return torch.ops.quantized.linear_unpack(self.packed)[0].dequantize()
+
+    @property
+    def bias(self) -> Optional[Tensor]:
+        return torch.ops.quantized.linear_unpack(self.packed)[1]
 
     def forward(self, x: Tensor) -> Tensor:
         # 7 bits of the input: without VNNI, sums of 8-bit products can overflow the 16 bits of a CPU's registers

@@ -45,6 +45,7 @@ class ParallelAttention(nn.Module):
         need_weights: bool,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Sum of both attentions of *x* (T x B x C), and the weights of that to the source or None."""
+        assert encoder_out is not None, "merged attention needs a source"
         added: Optional[Tensor] = None
         if self.mean is not None:
             causal = self_attn_mask is not None or incremental_state is not None

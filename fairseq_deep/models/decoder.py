@@ -34,7 +34,7 @@ class DeepTransformerDecoder(TransformerDecoderBase):
     Attributes:
         layers: the M decoder layers; with ``--lstm-merge two`` their 2M attentions
         history: the aggregator that connects them
-        need_attn: return attention weights where no *alignment_layer* is named; off in generation without alignments
+        need_attn: return attention weights where no *alignment_layer* is named, in the steps of generation, too
     """
 
     def __init__(self, cfg, dictionary, embed_tokens, no_encoder_attn=False, output_projection=None):
@@ -120,7 +120,8 @@ class DeepTransformerDecoder(TransformerDecoderBase):
             B x T x C, and a dictionary with ``attn`` [B x T x S] and ``inner_states`` y_0 ... y_M
         """
         if alignment_layer is None:
-            alignment_layer = self.num_layers - 1 if self.need_attn else -1
+            wanted = self.need_attn or incremental_state is None
+            alignment_layer = self.num_layers - 1 if wanted else -1
         enc: Optional[Tensor] = None
         enc_padding: Optional[Tensor] = None
         if encoder_out is not None and len(encoder_out["encoder_out"]) > 0:

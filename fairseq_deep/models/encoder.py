@@ -86,7 +86,8 @@ class DeepTransformerEncoder(TransformerEncoderBase):
             "src_lengths": [lengths],
         }
 
-    def reorder_encoder_out(self, encoder_out: Dict[str, List[Tensor]], new_order):
+    @torch.jit.export
+    def reorder_encoder_out(self, encoder_out: Dict[str, List[Tensor]], new_order: Tensor):
         """The output for the hypotheses *new_order*; where a sentence has several, it stays there once.
 
         Its key "beam" then holds an empty tensor with as many rows as a sentence has hypotheses.

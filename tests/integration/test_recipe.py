@@ -258,6 +258,7 @@ class TestStages:
         assert_refused(recipe(*words, "--max-tokens", "1024"), "1 device(s) x 2048 tokens x update-freq 1", status=2)
         assert_refused(recipe(*words, "--arch", "transformer_dlcl_6l"), "transformer_dlcl_12l", status=2)
         assert_refused(recipe(*words, "--bpe-merges", "40"), "other data", status=2)
+        assert_refused(recipe(*words, "--embeddings", "target"), "other --embeddings", status=2)
         assert programs(stubs) == []
         assert recipe(*words, "--max-tokens", "1024", "--force-batch", "true").returncode == 0
         assert programs(stubs)[0] == "fairseq-train"

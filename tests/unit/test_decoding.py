@@ -137,5 +137,97 @@ def test_a_model_in_half_precision_is_refused(build, dictionary, precision):
     cfg = DeepTranslationConfig(decode_precision=precision)
     task = DeepTranslationTask(cfg, dictionary, dictionary)
     model = build("transformer_postnorm_2l2l_tiny").half()
+    model.prepare_for_inference_(GENERATION)
     with pytest.raises(UsageError, match=f"{precision} is made for a CPU and a model in fp32: add --cpu"):
         task.build_generator([model], types.SimpleNamespace())
+
+
+def test_a_model_that_is_about_to_be_trained_keeps_its_matrices(build, dictionary):
+    """fairseq builds a generator of it for ``--eval-bleu``."""
+    task = DeepTranslationTask(DeepTranslationConfig(decode_precision="int8"), dictionary, dictionary)
+    model = build("transformer_postnorm_2l2l_tiny")
+    count = len(linears(model.decoder, nn.Linear))
+    task.build_generator([model], types.SimpleNamespace())
+    assert len(linears(model.decoder, nn.Linear)) == count > 10
+    model.prepare_for_inference_(GENERATION)
+    task.build_generator([model], types.SimpleNamespace())
+    assert linears(model.decoder, layers.Int8Linear)
+    other = DeepTranslationTask(DeepTranslationConfig(decode_precision="bf16"), dictionary, dictionary)
+    with pytest.raises(UsageError, match="in --decode-precision int8 by now: load it again"):
+        other.build_generator([model], types.SimpleNamespace())
+
+
+def test_weights_can_be_loaded_into_a_prepared_model(build, batch):
+    model, other = build("transformer_postnorm_2l2l_tiny").eval(), build("transformer_postnorm_2l2l_tiny").eval()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        expected = other(*batch)[0]
+        model.prepare_for_inference_(GENERATION)
+        assert model.state_dict().keys() == other.state_dict().keys()
+        model.load_state_dict(other.state_dict())
+        torch.testing.assert_close(model(*batch)[0], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(in_steps(model, batch), in_steps(other, batch), rtol=1e-4, atol=1e-5)
+
+
+def in_steps(model, batch):
+    source, lengths, target = batch
+    memory, state = model.encoder(source, lengths), {}
+    steps = range(1, target.size(1) + 1)
+    return torch.cat([model.decoder(target[:, :t], encoder_out=memory, incremental_state=state)[0] for t in steps], 1)
+
+
+def test_a_prepared_model_runs_under_autocast(build, batch):
+    model = build("transformer_postnorm_2l2l_tiny").eval()
+    model.prepare_for_inference_(GENERATION)
+    with torch.no_grad():
+        expected = in_steps(model, batch)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            actual = in_steps(model, batch).float()
+    assert float((actual - expected).abs().max()) < 0.1 * float(expected.std())
+
+
+def test_matrices_of_another_kind_are_not_joined(build, batch):
+    """Those of ``--quant-noise-scalar`` quantise themselves."""
+
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model = build("transformer_postnorm_2l2l_tiny").eval()
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        layer.self_attn.v_proj.__class__ = Doubled
+    with torch.no_grad():
+        expected = in_steps(model, batch)
+        model.prepare_for_inference_(GENERATION)
+        torch.testing.assert_close(in_steps(model, batch), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_whole_sentences_have_attention_weights_whatever_generation_wants(build, batch):
+    """fairseq's scorer adds up those of an ensemble."""
+    model = build("transformer_postnorm_2l2l_tiny").eval()
+    model.prepare_for_inference_(GENERATION)
+    source, lengths, target = batch
+    memory = model.encoder(source, lengths)
+    assert model.decoder(target, encoder_out=memory)[1]["attn"][0] is not None
+    assert model.decoder(target, encoder_out=memory, incremental_state={})[1]["attn"][0] is None
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_fairseqs_own_layers_take_the_precision(build, batch, precision):
+    """Where they do not decode in steps, they read the weights."""
+    model = build("transformer_postnorm_2l2l_tiny", cross_self_attention=True).eval()
+    with torch.no_grad():
+        expected = model(*batch)[0]
+        assert reduce_precision(model.decoder, precision) > 10
+        actual = model(*batch)[0]
+    assert float((actual - expected).abs().mean()) < 0.1 * float(expected.std())
+
+
+def test_a_scripted_encoder_reorders(build, batch):
+    model = build("transformer_postnorm_2l2l_tiny").eval()
+    memory = model.encoder(*batch[:2])
+    order = torch.tensor([0, 0, 1, 1, 2, 2])
+    scripted = torch.jit.script(model).encoder.reorder_encoder_out(memory, order)
+    assert scripted["beam"][0].size(0) == 2
+    torch.testing.assert_close(scripted["encoder_out"][0], memory["encoder_out"][0])

@@ -106,7 +106,7 @@ def test_presets_are_the_published_ones(name, depth, dropout, attention_dropout,
     assert attention_dropout is None or args.attention_dropout == attention_dropout
     assert (args.encoder_embed_dim, args.decoder_embed_dim) == (width, width)
     assert (args.decoder_attn, args.layer_agg) == ("merged", "residual")
-    assert getattr(args, "deep_init", None) == ("ds" if "_ds_" in name else None)
+    assert getattr(args, "deep_init", None) == ("ds" if "_ds_" in name else "xavier")
     assert not args.encoder_normalize_before and not args.decoder_normalize_before
     assert ARCHITECTURES[name].bleu == bleu
 
@@ -114,6 +114,7 @@ def test_presets_are_the_published_ones(name, depth, dropout, attention_dropout,
 @pytest.mark.parametrize("name", MATT)
 def test_a_flag_beats_the_preset(name):
     assert parse("--arch", name).decoder_attn == "merged"
+    assert getattr(parse("--arch", name, "--layer-agg", "lstm"), "deep_init", None) in (None, "xavier")
     assert parse("--arch", name, "--decoder-attn", "average").decoder_attn == "average"
     assert parse("--arch", name, "--layer-agg", "dlcl").decoder_attn == "merged", "another axis"
 

@@ -72,6 +72,8 @@ def refused(*words, **how):
         (["--data-tar", "/no/such.tar.gz"], ["/no/such.tar.gz", "no such file"]),
         (["--data", "/tmp", "--demo"], ["exclude each other"]),
         (["--ngpu", "0", "--precision", "fp16"], ["--precision fp16 needs a GPU", "bf16"]),
+        (["--ngpu", "8", "--decode-precision", "int8"], ["--decode-precision int8 is made for the CPU", "--ngpu 0"]),
+        (["--", "--share-all-embeddings"], ["--share-all-embeddings is set by this script", "see --embeddings"]),
         (["--", "--max-tokens", "9"], ["--max-tokens", "before the lone --"]),
         (["--", "--save-dir=x"], ["--save-dir", "--exp"]),
     ],
@@ -170,6 +172,14 @@ def test_update_freq_keeps_the_product(tmp_path, ngpu, max_tokens, freq):
     lines = dry(tmp_path, "--ngpu", ngpu, "--max-tokens", max_tokens)
     assert value(command(lines, "fairseq-train"), "--update-freq") == str(freq)
     assert any("= 65,536 tokens per update" in line for line in lines)
+
+
+def test_tables_and_precision_of_decoding(tmp_path):
+    lines = dry(tmp_path, "--conf", "ds_matt_12l12l", "--ngpu", "0", "--decode-precision", "int8")
+    train, generate = command(lines, "fairseq-train"), command(lines, "fairseq-generate")
+    assert "--share-decoder-input-output-embed" in train and "--share-all-embeddings" not in train
+    assert (value(generate, "--task"), value(generate, "--decode-precision")) == ("deep_translation", "int8")
+    assert (value(generate, "--max-len-a"), value(generate, "--max-len-b")) == ("1", "50")
 
 
 def test_another_product_is_refused_unless_forced(tmp_path):
