@@ -57,3 +57,10 @@ def make_batch(dictionary, lengths=(5, 7, 3), target_lengths=(4, 6, 6), left_pad
 @pytest.fixture
 def batch(dictionary):
     return make_batch(dictionary)
+
+
+def reorder_all(module, state, order):
+    """What fairseq's incremental decoder does when beam search asks for a new order."""
+    for part in module.modules():
+        if hasattr(part, "reorder_incremental_state"):
+            assert part.reorder_incremental_state(state, order) is state

@@ -1,7 +1,8 @@
 """What layers attend with: each knows torch alone."""
 
 from .average import AverageAttention, RunningMean
+from .beams import Ancestry
 from .decoder import DECODER_ATTENTIONS
 from .multihead import MultiheadAttention
 
-__all__ = ["DECODER_ATTENTIONS", "AverageAttention", "MultiheadAttention", "RunningMean"]
+__all__ = ["DECODER_ATTENTIONS", "Ancestry", "AverageAttention", "MultiheadAttention", "RunningMean"]

@@ -1,13 +1,17 @@
-"""Keys and values that grow by one position a step, and whose hypotheses beam search reorders in between.
+"""What attentions keep between the steps of incremental decoding: keys and values of the target, and of the source.
 
-Both are done in place, in two buffers with room to grow: a step copies what is new, and a new order copies each kept
-hypothesis once. A cache is the first positions of its buffer. While gradients are recorded, tensors are made anew.
+Those of the target grow by one position a step. They do so in place, in a buffer with room to grow, of which a cache is
+the first positions; while gradients are recorded, tensors are made anew. fairseq's beam search finds the methods
+``reorder_incremental_state`` of all modules by itself.
 """
 
-from typing import Optional, Tuple
+import uuid
+from typing import Dict, Optional, Tuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from .beams import kept_sentences, same_sentences, select_hypotheses
 
 
 def append(cache: Optional[Tensor], buffer: Optional[Tensor], new: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
@@ -24,14 +28,155 @@ def append(cache: Optional[Tensor], buffer: Optional[Tensor], new: Tensor) -> Tu
     return buffer[:, :, :, :length], buffer
 
 
-def select(
-    cache: Tensor, buffer: Optional[Tensor], spare: Optional[Tensor], order: Tensor
-) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
-    """The hypotheses *order* of *cache* (2 x B x H x T x D), the buffer that now holds them, and the other one."""
+def select(cache: Tensor, buffer: Optional[Tensor], order: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
+    """The entries *order* of *cache* (2 x B x H x T x D), and a buffer that holds them."""
     if torch.is_grad_enabled() or buffer is None:
-        return cache.index_select(1, order), None, None
-    if spare is None or spare.size(3) != buffer.size(3) or spare.size(1) != order.numel():
-        spare = buffer.new_empty(buffer.size(0), order.numel(), buffer.size(2), buffer.size(3), buffer.size(4))
-    selected = spare[:, :, :, : cache.size(3)]
+        return cache.index_select(1, order), None
+    buffer = buffer.new_empty(buffer.size(0), order.numel(), buffer.size(2), buffer.size(3), buffer.size(4))
+    selected = buffer[:, :, :, : cache.size(3)]
     torch.index_select(cache, 1, order, out=selected)
-    return selected, spare, buffer if buffer.size(1) == order.numel() else None
+    return selected, buffer
+
+
+def of_each_hypothesis(cache: Tensor, mask: Tensor) -> Tuple[Tensor, Tensor]:
+    """A cache of each hypothesis (2 x B x H x T x D) and its padding (B x T) from that of all hypotheses of a sentence.
+
+    Args:
+        cache: 2 x sentences x H x (T * beam) x D
+        mask: what :class:`Ancestry` gave for it
+    """
+    sentences, beam = mask.size(0), mask.size(2)
+    seen, slots = mask.view(sentences, beam, -1, beam).max(dim=3)  # sentences x beam x T
+    index = (torch.arange(slots.size(2), device=slots.device) * beam + slots).view(1, sentences, 1, -1, 1)
+    own = cache.gather(3, index.expand(2, -1, cache.size(2), -1, cache.size(4)))
+    own = own.view(2, sentences, cache.size(2), beam, -1, cache.size(4)).transpose(2, 3).flatten(1, 2)
+    return own, seen.flatten(0, 1) < 0
+
+
+class TargetCache(nn.Module):
+    """Keys and values of the target's positions so far, of each hypothesis, or of all of a sentence together."""
+
+    def __init__(self):
+        super().__init__()
+        self._state = f"{uuid.uuid4()}.target"
+
+    def forward(
+        self,
+        incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
+        new: Tensor,
+        padding: Optional[Tensor],
+        beams: Optional[Tensor],
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """Append *new*.
+
+        Args:
+            incremental_state: where they are kept
+            new: keys and values, 2 x B x H x N x D; with *beams*, B are the sentences and N the hypotheses of one
+            padding: B x N, true where *new* is padding; None if nothing is, or with *beams*, which hides it
+            beams: what :class:`Ancestry` gave for this step; None if each hypothesis has keys of its own
+
+        Returns:
+            all of them, 2 x B x H x T x D, and their padding, B x T or None
+        """
+        cache: Optional[Tensor] = None
+        buffer: Optional[Tensor] = None
+        if self._state in incremental_state:
+            saved = incremental_state[self._state]
+            cache, buffer = saved["cache"], saved["buffer"]
+            padding = self._all_padding(cache, saved["padding"], new, padding)
+        cache, buffer = append(cache, buffer, new)
+        state: Dict[str, Optional[Tensor]] = {"cache": cache, "buffer": buffer, "padding": padding, "beams": beams}
+        incremental_state[self._state] = state
+        return cache, padding
+
+    def _all_padding(
+        self, past: Optional[Tensor], past_padding: Optional[Tensor], new: Tensor, padding: Optional[Tensor]
+    ) -> Optional[Tensor]:
+        """Padding (B x T) of the positions *past* and *new* (2 x B x H x T x D); None if nothing is."""
+        if past is None or (past_padding is None and padding is None):
+            return padding
+        if past_padding is None:
+            past_padding = torch.zeros(past.size(1), past.size(3), dtype=torch.bool, device=new.device)
+        if padding is None:
+            padding = torch.zeros(new.size(1), new.size(3), dtype=torch.bool, device=new.device)
+        return torch.cat([past_padding, padding], dim=1)
+
+    @torch.jit.export
+    def reorder_incremental_state(
+        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
+    ) -> Dict[str, Dict[str, Optional[Tensor]]]:
+        """Take over the hypotheses *new_order* (B)."""
+        if self._state not in incremental_state:
+            return incremental_state
+        saved = incremental_state[self._state]
+        order, beams = new_order, saved["beams"]
+        if beams is not None:
+            sentences = kept_sentences(new_order, beams.size(2))
+            if sentences is not None:
+                order, saved["beams"] = sentences, select_hypotheses(beams.squeeze(1), new_order).unsqueeze(1)
+            else:  # from now on, each hypothesis has its own
+                self._take_apart(saved)
+        cache, padding = saved["cache"], saved["padding"]
+        if cache is not None and not same_sentences(order, cache.size(1)):
+            saved["cache"], saved["buffer"] = select(cache, saved["buffer"], order)
+            saved["padding"] = padding.index_select(0, order) if padding is not None else None
+        return incremental_state
+
+    def _take_apart(self, saved: Dict[str, Optional[Tensor]]) -> None:
+        cache, beams = saved["cache"], saved["beams"]
+        assert cache is not None and beams is not None
+        saved["cache"], saved["padding"] = of_each_hypothesis(cache, beams)
+        saved["buffer"], saved["beams"] = None, None
+
+
+class SourceCache(nn.Module):
+    """Keys and values of the source, of which each has the same number of hypotheses, its beam."""
+
+    def __init__(self):
+        super().__init__()
+        self._state = f"{uuid.uuid4()}.source"
+
+    def forward(
+        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]
+    ) -> Optional[Tuple[Tensor, Tensor, Optional[Tensor]]]:
+        """Keys and values (sources x H x S x D), and what is added to the scores; None if they are not there yet."""
+        if self._state in incremental_state:
+            saved = incremental_state[self._state]
+            key, value = saved["key"], saved["value"]
+            if key is not None and value is not None:
+                return key, value, saved["bias"]
+        return None
+
+    def keep(
+        self,
+        incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
+        key: Tensor,
+        value: Tensor,
+        bias: Optional[Tensor],
+        beam: int,
+    ) -> None:
+        """Keep what :meth:`forward` gives."""
+        size = torch.empty(beam, 0)  # a size, which no device has to be asked for
+        state: Dict[str, Optional[Tensor]] = {"key": key, "value": value, "bias": bias, "beam": size}
+        incremental_state[self._state] = state
+
+    @torch.jit.export
+    def reorder_incremental_state(
+        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
+    ) -> Dict[str, Dict[str, Optional[Tensor]]]:
+        """Take over the sources of the hypotheses *new_order* (B)."""
+        if self._state not in incremental_state:
+            return incremental_state
+        saved = incremental_state[self._state]
+        key, value, bias, size = saved["key"], saved["value"], saved["bias"], saved["beam"]
+        if key is None or value is None or size is None:
+            return incremental_state
+        beam = size.size(0)
+        order = kept_sentences(new_order, beam)
+        if order is None:  # from now on, each hypothesis has its own
+            order, beam = torch.div(new_order, beam, rounding_mode="floor"), 1
+        if not same_sentences(order, key.size(0)):
+            key, value = key.index_select(0, order), value.index_select(0, order)
+            bias = bias.index_select(0, order) if bias is not None else None
+        self.keep(incremental_state, key, value, bias, beam)
+        return incremental_state

@@ -13,15 +13,13 @@ Names here: ``q_proj``, ``k_proj``, ``v_proj``, ``out_proj`` as in fairseq; ``re
 all heads share: those of the distances -K ... K, clipped, or where no position sees later ones, of -(K+1) ... 0.
 """
 
-import uuid
 from typing import Dict, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .beams import kept_sentences, same_sentences
-from .cache import append, select
+from .cache import SourceCache, TargetCache
 
 
 def _explicit(
@@ -120,7 +118,8 @@ class MultiheadAttention(nn.Module):
             self.farthest = relative_positions + 1 if causal else relative_positions
             rows = self.farthest + 1 + (0 if causal else self.farthest)
             self.relative_keys = nn.Parameter(torch.empty(rows, self.head_dim))
-        self._state = f"{uuid.uuid4()}.attn_state"
+        self.own_cache = None if self.of_memory else TargetCache()
+        self.memory_cache = SourceCache() if self.of_memory else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -150,7 +149,8 @@ class MultiheadAttention(nn.Module):
             query: T x B x C
             memory: S x B x kdim; None for self-attention
             key_padding_mask: B x S, true where the keys are padding
-            attn_mask: T x S, added to the scores
+            attn_mask: T x S, added to the scores; or in a step of incremental decoding what :class:`Ancestry` gives,
+                which hides padding, too: then keys and values are kept for all hypotheses of a sentence together
             incremental_state: caches of all attentions. Self-attention appends to its keys and values; those of a
                 memory are computed at the first step.
             need_weights: also return the attention weights
@@ -160,7 +160,8 @@ class MultiheadAttention(nn.Module):
             T x B x C, and the weights (H x B x T x S, fp32) or None
         """
         if memory is None:
-            q, key, value, padding = self._own(query, key_padding_mask, incremental_state)
+            beams = attn_mask if attn_mask is not None and attn_mask.dim() == 4 else None
+            q, key, value, padding = self._own(query, key_padding_mask, incremental_state, beams)
             bias = self._bias(q, key, self._padding_bias(padding, q), attn_mask)
         else:
             q = self.q_proj(query)
@@ -195,11 +196,18 @@ class MultiheadAttention(nn.Module):
         query: Tensor,
         padding: Optional[Tensor],
         incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]],
+        beams: Optional[Tensor],
     ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
-        """Queries, and keys and values (B x H x S x D) of all positions so far, with their padding (B x S)."""
+        """Queries, and keys and values (B x H x S x D) of all positions so far, with their padding (B x S).
+
+        With *beams*, B are the sentences, and the queries and a position's keys those of all hypotheses.
+        """
         length, batch = query.size(0), query.size(1)
+        if beams is not None:
+            batch, padding = beams.size(0), None
         if self.qkv_proj is not None and not torch.is_grad_enabled():
-            qkv = self.qkv_proj(query).view(length, batch, 3, self.num_heads, self.head_dim).permute(2, 1, 3, 0, 4)
+            qkv = self.qkv_proj(query).view(length, batch, -1, 3, self.num_heads, self.head_dim)
+            qkv = qkv.permute(3, 1, 4, 2, 0, 5).flatten(3, 4)
             q, kv = qkv[0], qkv[1:]
         else:
             q = self._split_heads(self.q_proj(query), batch)
@@ -207,29 +215,9 @@ class MultiheadAttention(nn.Module):
             if incremental_state is None:
                 return q, k, v, padding
             kv = torch.stack([k, v])
-        if incremental_state is not None:
-            old: Dict[str, Optional[Tensor]] = {"key_value": None, "buffer": None, "spare": None, "padding": None}
-            if self._state in incremental_state:
-                old = incremental_state[self._state]
-            padding = self._all_padding(old["key_value"], old["padding"], kv, padding)
-            kv, buffer = append(old["key_value"], old["buffer"], kv)
-            state: Dict[str, Optional[Tensor]] = {
-                "key_value": kv, "buffer": buffer, "spare": old["spare"], "padding": padding,
-            }  # fmt: skip
-            incremental_state[self._state] = state
+        if incremental_state is not None and self.own_cache is not None:
+            kv, padding = self.own_cache(incremental_state, kv, padding, beams)
         return q, kv[0], kv[1], padding
-
-    def _all_padding(
-        self, past: Optional[Tensor], past_padding: Optional[Tensor], new: Tensor, padding: Optional[Tensor]
-    ) -> Optional[Tensor]:
-        """Padding (B x S) of the positions *past* and *new* (2 x B x H x T x D); None if nothing is."""
-        if past is None or (past_padding is None and padding is None):
-            return padding
-        if past_padding is None:
-            past_padding = torch.zeros(past.size(1), past.size(3), dtype=torch.bool, device=new.device)
-        if padding is None:
-            padding = torch.zeros(new.size(1), new.size(3), dtype=torch.bool, device=new.device)
-        return torch.cat([past_padding, padding], dim=1)
 
     def _of_memory(
         self,
@@ -242,22 +230,17 @@ class MultiheadAttention(nn.Module):
 
         They are computed at the first step of incremental decoding.
         """
-        if incremental_state is not None and self._state in incremental_state:
-            saved = incremental_state[self._state]
-            key, value = saved["source_key"], saved["source_value"]
-            if key is not None and value is not None:
-                return key, value, saved["source_bias"]
+        if incremental_state is not None and self.memory_cache is not None:
+            saved = self.memory_cache(incremental_state)
+            if saved is not None:
+                return saved
         sources = memory.size(1)
         key = self._split_heads(self.k_proj(memory), sources)
         value = self._split_heads(self.v_proj(memory), sources)
         bias = self._padding_bias(padding, q)
-        if incremental_state is not None:
+        if incremental_state is not None and self.memory_cache is not None:
             key, value = key.contiguous(), value.contiguous()
-            beam = torch.empty(q.size(1) // max(sources, 1), 0)  # a size, which no device has to be asked for
-            state: Dict[str, Optional[Tensor]] = {
-                "source_key": key, "source_value": value, "source_bias": bias, "beam": beam,
-            }  # fmt: skip
-            incremental_state[self._state] = state
+            self.memory_cache.keep(incremental_state, key, value, bias, q.size(1) // max(sources, 1))
         return key, value, bias
 
     def _padding_bias(self, padding: Optional[Tensor], q: Tensor) -> Optional[Tensor]:
@@ -276,47 +259,16 @@ class MultiheadAttention(nn.Module):
             bias = mask if bias is None else bias + mask
         relative_keys = self.relative_keys
         if relative_keys is not None:
-            last = key.size(2) - 1  # with a cache, the queries are the last positions
-            keys = torch.arange(last + 1, device=q.device)
-            queries = torch.arange(last + 1 - q.size(2), last + 1, device=q.device)
+            beam = attn_mask.size(2) if attn_mask is not None and attn_mask.dim() == 4 else 1
+            last = key.size(2) // beam - 1  # with a cache, the queries are the last positions
+            keys = torch.arange(last + 1, device=q.device).repeat_interleave(beam)
+            queries = torch.arange(last + 1 - q.size(2) // beam, last + 1, device=q.device)
             rows = (keys - queries.unsqueeze(1)).clamp(-self.farthest, relative_keys.size(0) - 1 - self.farthest)
             scores = torch.matmul(q * self.head_dim**-0.5, relative_keys.t().to(q.dtype))
-            index = (rows + self.farthest).expand(q.size(0), q.size(1), -1, -1)
+            index = (rows + self.farthest).expand(q.size(0), q.size(1), q.size(2), -1)
             relative = scores.gather(3, index)
             bias = relative if bias is None else relative + bias
         return bias
-
-    @torch.jit.export
-    def reorder_incremental_state(
-        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
-    ) -> Dict[str, Dict[str, Optional[Tensor]]]:
-        """Take over the caches of the hypotheses *new_order* (B), as fairseq's beam search asks for."""
-        if self._state not in incremental_state:
-            return incremental_state
-        saved = incremental_state[self._state]
-        reordered: Dict[str, Optional[Tensor]] = {}
-        own, size = "key_value" in saved, saved["beam"] if "beam" in saved else None
-        if own:
-            kv, padding = saved["key_value"], saved["padding"]
-            if kv is not None:
-                kv, buffer, spare = select(kv, saved["buffer"], saved["spare"], new_order)
-                reordered["key_value"], reordered["buffer"], reordered["spare"] = kv, buffer, spare
-            reordered["padding"] = padding.index_select(0, new_order) if padding is not None else None
-        elif size is not None:
-            key, value, bias = saved["source_key"], saved["source_value"], saved["source_bias"]
-            beam = size.size(0)
-            order = kept_sentences(new_order, beam)
-            if order is None:  # from now on, each hypothesis has its own
-                order, size = torch.div(new_order, beam, rounding_mode="floor"), torch.empty(1, 0)
-            if key is None or value is None or same_sentences(order, key.size(0)):
-                saved["beam"] = size
-                return incremental_state
-            reordered["source_key"] = key.index_select(0, order)
-            reordered["source_value"] = value.index_select(0, order)
-            reordered["source_bias"] = bias.index_select(0, order) if bias is not None else None
-            reordered["beam"] = size
-        incremental_state[self._state] = reordered
-        return incremental_state
 
     def make_generation_fast_(
         self, name: str, retain_dropout: bool = False, retain_dropout_modules: Optional[List[str]] = None, **kwargs

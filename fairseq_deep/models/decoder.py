@@ -7,6 +7,7 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
 from ..aggregators import AGGREGATORS
+from ..attention import Ancestry, MultiheadAttention
 from ..layers import (
     AttentionDecoderLayer,
     DecoderLayer,
@@ -41,6 +42,8 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         self.history = build_aggregator(cfg, "decoder", self.num_layers, cfg.decoder.embed_dim)
         self.need_attn = True
+        shares = any(isinstance(part, MultiheadAttention) and not part.of_memory for part in self.layers.modules())
+        self.ancestry = Ancestry() if shares else None
         if len(self.layers) > 0 and isinstance(self.layers[0], nn.ModuleList):
             self.layers = nn.ModuleList(part for layer in self.layers for part in layer)
             self.num_layers = len(self.layers)
@@ -138,7 +141,9 @@ class DeepTransformerDecoder(TransformerDecoderBase):
                 positions = positions[:, -1:]
         x = self.embed(prev_output_tokens, positions)
         causal = incremental_state is None and not full_context_alignment
-        padding, future_mask = self.masks(prev_output_tokens, x, causal, full_context_alignment)
+        padding, mask = self.masks(prev_output_tokens, x, causal, full_context_alignment)
+        if self.ancestry is not None and incremental_state is not None and enc is not None:
+            mask = self.ancestry(incremental_state, enc.size(1), x, padding)
 
         attn: Optional[Tensor] = None
         states: List[Optional[Tensor]] = [x]
@@ -150,7 +155,7 @@ class DeepTransformerDecoder(TransformerDecoderBase):
                 enc,
                 enc_padding,
                 incremental_state,
-                self_attn_mask=future_mask,
+                self_attn_mask=mask,
                 self_attn_padding_mask=padding,
                 need_attn=wants_attn,
                 need_head_weights=wants_attn,

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_deep.attention import MultiheadAttention
+from tests.conftest import reorder_all
 from tests.reference.naive_lstm import attention as naive_attention
 from tests.reference.naive_lstm import relative_vector
 from tests.unit.test_dlcl import randomise
@@ -191,8 +192,8 @@ def test_incremental_equals_full(padding, clip, start):
     real = slice(None) if padding is None else ~padding.T
     torch.testing.assert_close(stepped[real], full[real], **NEAR)
     (key, cache), = caches.items()
-    assert key.endswith("attn_state")
-    assert cache["key_value"].shape == (2, B, H, T, C // H)
+    assert key.endswith("target")
+    assert cache["cache"].shape == (2, B, H, T, C // H)
 
 
 def test_incremental_attention_to_a_memory_computes_its_keys_once():
@@ -223,7 +224,7 @@ def test_caches_follow_a_scrambled_beam(kdim, padding):
 
     for i in range(half):
         attend(i, memory, padding)
-    assert module.reorder_incremental_state(caches, order) is caches
+    reorder_all(module, caches, order)
     assert torch.equal(caches.pop("another")["prev_key"], torch.arange(3)), "other caches are left alone"
     query[:half] = query[:half, order]
     if padding is not None:
@@ -238,7 +239,9 @@ def test_attentions_have_caches_of_their_own():
     one, other, caches = make().eval(), make().eval(), {}
     query = torch.randn(1, B, C, **DOUBLE)
     one(query, incremental_state=caches)
-    assert other.reorder_incremental_state(dict(caches), torch.tensor([0, 0, 0])).keys() == caches.keys()
+    kept = {key: dict(cache) for key, cache in caches.items()}
+    reorder_all(other, caches, torch.tensor([0, 0, 0]))
+    assert caches == kept
     torch.testing.assert_close(other(query, incremental_state=caches)[0], other(query)[0])
     assert len(caches) == 2
 

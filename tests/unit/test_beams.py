@@ -4,11 +4,12 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
-from fairseq_deep.attention import MultiheadAttention
+from fairseq_deep.attention import Ancestry, MultiheadAttention
 from fairseq_deep.attention.beams import hypotheses_per_sentence, kept_sentences, same_sentences
-from fairseq_deep.attention.cache import append, select
-from tests.conftest import make_batch
+from fairseq_deep.attention.cache import TargetCache, append, select
+from tests.conftest import make_batch, reorder_all
 from tests.unit.test_dlcl import randomise
 
 C, H, KDIM, S = 8, 2, 6, 5
@@ -71,7 +72,7 @@ def keys_and_values(length, batch):
 @with_and_without_grad
 def test_a_cache_is_what_was_appended_and_selected(grad):
     """Over many steps and orders, some of which make it smaller or larger, against torch.cat alone."""
-    expected, cache, buffer, spare = keys_and_values(0, 6), None, None, None
+    expected, cache, buffer = keys_and_values(0, 6), None, None
     with torch.set_grad_enabled(grad):
         for step in range(100):
             new = keys_and_values(1 + 3 * (step % 7 == 5), expected.size(1))
@@ -81,23 +82,22 @@ def test_a_cache_is_what_was_appended_and_selected(grad):
             if step % 3:
                 size = {20: 4, 40: 3, 70: 5}.get(step, cache.size(1))
                 order = torch.randint(cache.size(1), (size,))
-                cache, buffer, spare = select(cache, buffer, spare, order)
+                cache, buffer = select(cache, buffer, order)
                 expected = expected[:, order]
                 assert torch.equal(cache, expected)
-            assert (buffer is None) is grad and (spare is None or not grad)
+            assert (buffer is None) is grad
             assert buffer is None or buffer.data_ptr() == cache.data_ptr() and buffer.size(3) >= cache.size(3)
-            assert spare is None or spare.data_ptr() != buffer.data_ptr()
 
 
 def test_a_cache_can_change_between_recording_gradients_and_not():
-    expected, cache, buffer, spare = keys_and_values(0, 2), None, None, None
+    expected, cache, buffer = keys_and_values(0, 2), None, None
     for step in range(60):
         with torch.set_grad_enabled(step % 5 == 0):
             new, order = keys_and_values(1, 2), torch.tensor([1, step % 2])
             cache, buffer = append(cache, buffer, new)
             expected = torch.cat([expected, new], dim=3)
             if step % 3:
-                cache, buffer, spare = select(cache, buffer, spare, order)
+                cache, buffer = select(cache, buffer, order)
                 expected = expected[:, order]
             assert torch.equal(cache, expected)
 
@@ -105,14 +105,12 @@ def test_a_cache_can_change_between_recording_gradients_and_not():
 @torch.no_grad()
 def test_a_cache_grows_in_place():
     """New memory only now and then, and never more than twice what is needed, or 32 positions."""
-    cache, buffer, spare, places = None, None, None, set()
+    cache, buffer, places = None, None, set()
     for _ in range(256):
         cache, buffer = append(cache, buffer, keys_and_values(1, 2))
         assert buffer.size(3) <= max(32, 2 * cache.size(3))
-        for _ in range(2):
-            places.add(buffer.data_ptr())
-            cache, buffer, spare = select(cache, buffer, spare, torch.tensor([1, 0]))
-    assert cache.size(3) == 256 and len(places) <= 2 * 4
+        places.add(buffer.data_ptr())
+    assert cache.size(3) == 256 and len(places) <= 4
 
 
 def test_gradients_pass_through_a_cache():
@@ -120,7 +118,7 @@ def test_gradients_pass_through_a_cache():
     first, second = (keys_and_values(1, 2).requires_grad_() for _ in range(2))
     cache, buffer = append(None, None, first)
     cache, buffer = append(cache, buffer, second)
-    cache, _, _ = select(cache, buffer, None, torch.tensor([1, 1]))
+    cache, _ = select(cache, buffer, torch.tensor([1, 1]))
     cache.sum().backward()
     for step in (first, second):
         assert step.grad[:, 0].eq(0).all() and step.grad[:, 1].eq(2).all()
@@ -240,15 +238,15 @@ PAIRED = [[0, 2], [1, 0], [1, 1], [0, 0]]  # of two sentences: what is left is o
 EVERY = {"groups": (3, IN_GROUPS), "torn": (3, TORN), "one each": (3, ONE_EACH), "paired": (2, PAIRED)}
 
 
-@pytest.mark.parametrize("kind", ["own", "relative", "memory"])
+@pytest.mark.parametrize("kind", ["own", "relative", "together", "together-relative", "memory"])
 @pytest.mark.parametrize("orders", EVERY)
 @pytest.mark.parametrize("joined", [False, True], ids=["", "joined"])
 @with_and_without_grad
 def test_attention_in_steps_equals_attention_from_scratch(kind, orders, joined, grad):
-    """Two hypotheses a sentence at first; after each step a new order."""
+    """Two hypotheses a sentence at first; after each step a new order. "together": of all hypotheses of a sentence."""
     sentences, orders = EVERY[orders]
     module = MultiheadAttention(C, H, kdim=KDIM if kind == "memory" else None, causal=True,
-                                relative_positions=2 if kind == "relative" else None)  # fmt: skip
+                                relative_positions=2 if "relative" in kind else None)  # fmt: skip
     module = randomise(module).double().eval()
     fast = copy.deepcopy(module)
     if joined:
@@ -258,20 +256,72 @@ def test_attention_in_steps_equals_attention_from_scratch(kind, orders, joined, 
     padding = torch.zeros(sentences, S, dtype=torch.bool)
     padding[-1, -2:] = True
     padding, owner = padding if kind == "memory" else None, torch.arange(sentences).repeat_interleave(2)
-    queries, state = torch.zeros(0, len(owner), C, **DOUBLE), {}
+    queries, state, ancestry = torch.zeros(0, len(owner), C, **DOUBLE), {}, Ancestry()
     with torch.set_grad_enabled(grad):
         for order in [*orders, None]:
             new = torch.randn(1, len(owner), C, **DOUBLE)
             queries = torch.cat([queries, new])
-            output, weights = fast(new, memory, padding, incremental_state=state, need_weights=len(queries) % 2 == 0)
+            beams = ancestry(state, sentences, new, None) if "together" in kind else None
+            need_weights = len(queries) % 2 == 0 and beams is None
+            output, weights = fast(new, memory, padding, beams, state, need_weights)
             mask = torch.full((len(queries),) * 2, float("-inf"), **DOUBLE).triu(1) if memory is None else None
             whole = (None, None) if memory is None else (memory[:, owner], padding[owner])
             expected, expected_weights = module(queries, *whole, mask, need_weights=True)
             torch.testing.assert_close(output[0], expected[-1], **NEAR)
-            assert (weights is None) is (len(queries) % 2 == 1)
+            assert (weights is None) is not need_weights
             if weights is not None:
                 torch.testing.assert_close(weights[:, :, 0], expected_weights[:, :, -1, : weights.size(3)], **NEAR)
             if order is not None:
                 order = torch.tensor(order)
                 owner, queries = owner[order], queries[:, order]
-                fast.reorder_incremental_state(state, order)
+                reorder_all(nn.ModuleList([fast, ancestry]), state, order)
+
+
+SCRAMBLED = [[1, 1, 0, 3, 5, 4, 8, 8, 8], [0, 1, 2, 5, 3, 3, 6, 7, 8], [2, 0, 0, 7, 7, 6], [3, 4, 5], [2, 2, 1]]
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["", "torn"])
+def test_a_hypothesis_sees_its_ancestors_and_no_padding(torn):
+    """Three sentences with three hypotheses each; each key is the step and the hypothesis that made it."""
+    state, both = {}, nn.ModuleList([Ancestry(), TargetCache()])
+    ancestry, cache = both
+    ancestors = [[] for _ in range(9)]
+    for step, order in enumerate([*SCRAMBLED[:2], [0, 4, 2, 1], [1, 1, 3]] if torn else SCRAMBLED):
+        count, padded = len(ancestors), {0, step} if step in (1, 2) else set()
+        padding = torch.tensor([[row in padded] for row in range(count)]) if padded else None
+        keys = torch.stack([torch.full((count,), step), torch.arange(count)], dim=1).double()
+        beams = ancestry(state, 3, torch.zeros(1, count, C, **DOUBLE), padding)
+        assert (beams is None) is (torn and step > 2)
+        rows = count if beams is None else count // 3
+        new = keys.view(1, rows, 1, -1, 2).expand(2, -1, -1, -1, -1)
+        held, hidden = cache(state, new, padding if beams is None else None, beams)
+        ancestors = [[*own, None if row in padded else (step, row)] for row, own in enumerate(ancestors)]
+        for row, own in enumerate(ancestors):
+            if beams is None:
+                seen = held[0, row, 0][torch.ones(step + 1, dtype=torch.bool) if hidden is None else ~hidden[row]]
+            else:
+                seen = held[0, row // 3, 0][beams[row // 3, 0, row % 3] == 0]
+            assert [tuple(key) for key in seen.int().tolist()] == [key for key in own if key is not None]
+        reorder_all(both, state, torch.tensor(order))
+        ancestors = [list(ancestors[row]) for row in order]
+
+
+@torch.no_grad()
+def test_a_new_order_copies_no_keys_unless_a_sentence_has_ended():
+    state, both = {}, nn.ModuleList([Ancestry(), TargetCache()])
+    places = []
+    for order in ([1, 0, 3, 3], [0, 0, 2, 3], [2, 3], [1, 0]):
+        count = 4 if len(places) < 3 else 2
+        beams = both[0](state, 2, torch.zeros(1, count, C), None)
+        cache, _ = both[1](state, torch.randn(2, count // 2, H, 2, C // H), None, beams)
+        places.append(cache.data_ptr())
+        reorder_all(both, state, torch.tensor(order))
+    assert places[0] == places[1] == places[2] != places[3]
+
+
+def test_one_hypothesis_a_sentence_needs_no_ancestry():
+    for sentences, count in ((3, 3), (2, 3), (0, 0), (4, 2)):
+        ancestry, state = Ancestry(), {}
+        assert ancestry(state, sentences, torch.zeros(1, count, C), None) is None
+        reorder_all(ancestry, state, torch.arange(count))
+        assert ancestry(state, sentences, torch.zeros(1, count, C), None) is None

@@ -112,10 +112,13 @@ def test_left_padding_in_steps(kind, stack, model_of, dictionary):
         torch.testing.assert_close(last[words, -1], full[words, step - 1], **NEAR)
 
 
-def numbers(state, beginning):
-    """Entries that *state* holds under names with this beginning."""
-    saved = [(name, tensor) for cache in state.values() for name, tensor in cache.items()]
-    return sum(tensor.numel() for name, tensor in saved if tensor is not None and name.startswith(beginning))
+def numbers(state, kind, names):
+    """Entries that caches of *kind* hold under *names*."""
+    saved = [cache[name] for key, cache in state.items() if key.endswith(kind) for name in names]
+    return sum(tensor.numel() for tensor in saved if tensor is not None)
+
+
+HELD = (("running_sum", ("total", "count")), ("target", ("cache",)), ("source", ("key", "value", "bias")))
 
 
 @pytest.mark.parametrize("kind, stack", [pair for pair in COMBINATIONS if pair[1] in ("postnorm", "lstm")])
@@ -127,7 +130,7 @@ def test_the_state_of_averages_does_not_grow(kind, stack, model_of, dictionary):
     encoder_out, state, sizes = model.encoder(source, lengths), {}, []
     for step in range(1, 41):
         scores(model, target[:, :step], encoder_out, incremental_state=state)
-        sizes.append([numbers(state, names) for names in (("total", "count"), "key_value", "source_")])
+        sizes.append([numbers(state, *held) for held in HELD])
     sums = 0 if "self" in kind else 3 * 3 * (16 + 1)
     assert {size[0] for size in sizes} == {sums}
     assert {size[2] for size in sizes} == {3 * 2 * source.numel() * 16 + 3 * source.numel()}
