@@ -21,7 +21,7 @@ def append(cache: Optional[Tensor], buffer: Optional[Tensor], new: Tensor) -> Tu
     past = 0 if cache is None else cache.size(3)
     length = past + new.size(3)
     if buffer is None or buffer.size(3) < length:
-        buffer = new.new_empty(new.size(0), new.size(1), new.size(2), max(2 * length, 32), new.size(4))
+        buffer = new.new_empty(new.size(0), new.size(1), new.size(2), max(2 * length, 64), new.size(4))
         if cache is not None:
             buffer[:, :, :, :past].copy_(cache)
     buffer[:, :, :, past:length].copy_(new)
