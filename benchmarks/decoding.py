@@ -1,7 +1,7 @@
 """Decoding: ours against stock fairseq's transformer with the same weights, merged attention against self-attention.
 
 The systems take turns in fairseq's beam search with a fixed number of steps. Stock and ours have the same weights, and
-must give the same hypotheses.
+must give the same hypotheses. What has a precision in its name is as --task deep_translation builds it.
 
     python benchmarks/decoding.py [--dim 256 --layers 6 --vocabulary 8000] [--sentences 32 --length 26] [--rounds 5]
     python benchmarks/decoding.py --device cuda --dtype float16 --systems stock ours merged
@@ -21,9 +21,10 @@ from omegaconf import OmegaConf
 
 from fairseq_deep.architectures import build_architecture
 from fairseq_deep.decoding import reduce_precision
+from fairseq_deep.search import BeamSearch
 from fairseq_deep.tools import format_table
 
-DEFAULT_SYSTEMS = ("stock", "ours", "ours-bf16", "ours-int8", "merged", "merged-int8")
+DEFAULT_SYSTEMS = ("stock", "ours", "ours-fp32", "ours-bf16", "ours-int8", "merged", "merged-fp32", "merged-int8")
 SYSTEMS = (*DEFAULT_SYSTEMS, "merged-self", "merged-average", "average")
 
 
@@ -98,6 +99,9 @@ def main():
     models = {name: prepare(build(name, stock, flags, dictionary), name, options) for name in options.systems}
     search = {"beam_size": options.beam, "max_len_a": 0, "max_len_b": options.length, "min_len": options.length}
     generators = {name: SequenceGenerator([model], dictionary, **search) for name, model in models.items()}
+    for name, generator in generators.items():
+        if name.endswith(("fp32", "bf16", "int8")):
+            generator.search = BeamSearch(dictionary)
     sample = batch(dictionary, options)
     times, outputs = {name: [] for name in models}, {}
     for round in range(options.rounds + 1):

@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from fairseq_deep.attention import MultiheadAttention, RunningMean
+from fairseq_deep.attention import Ancestry, MultiheadAttention, RunningMean
 from fairseq_deep.decoding import pack_linear
 from fairseq_deep.tools import figures, format_table
 
@@ -22,7 +22,7 @@ POSITIONS = (16, 32, 64, 128, 256, 512)
 class MergedPart(torch.nn.Module):
     """The mean of the target's values: one product and a running sum."""
 
-    def __init__(self, dim):
+    def __init__(self, dim, sentences):
         super().__init__()
         self.v_proj = torch.nn.Linear(dim, dim)
         self.mean = RunningMean()
@@ -35,18 +35,22 @@ class MergedPart(torch.nn.Module):
 
 
 class SelfPart(torch.nn.Module):
-    """Queries, keys, values, attention, output projection."""
+    """Queries, keys, values, attention, output projection, and the mask that all layers of a decoder share."""
 
-    def __init__(self, dim):
+    def __init__(self, dim, sentences):
         super().__init__()
+        self.sentences = sentences
+        self.ancestry = Ancestry()
         self.attention = MultiheadAttention(dim, dim // 64, causal=True)
         self.attention.make_generation_fast_("self_attn")
 
     def forward(self, x, state):
-        return self.attention(x, incremental_state=state)[0]
+        mask = self.ancestry(state, self.sentences, x, None)
+        return self.attention(x, attn_mask=mask, incremental_state=state)[0]
 
     def reorder(self, state, order):
-        self.attention.reorder_incremental_state(state, order)
+        self.ancestry.reorder_incremental_state(state, order)
+        self.attention.own_cache.reorder_incremental_state(state, order)
 
 
 def step_times(part, options):
@@ -77,7 +81,7 @@ def main():
     results = {}
     with torch.no_grad():
         for name, kind in (("self-attention", SelfPart), ("merged attention", MergedPart)):
-            part = torch.nn.Sequential(kind(options.dim)).to(options.device).eval()
+            part = torch.nn.Sequential(kind(options.dim, options.sentences)).to(options.device).eval()
             pack_linear(part)
             step_times(part[0], options)  # warm up
             results[name] = step_times(part[0], options)

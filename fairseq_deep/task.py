@@ -4,12 +4,14 @@ import logging
 from dataclasses import dataclass, field
 
 import torch
+from fairseq import search
 from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from .decoding import PRECISIONS, reduce_precision
 from .registry import UsageError
+from .search import BeamSearch
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +30,17 @@ class DeepTranslationTask(TranslationTask):
     """Translation with ``--decode-precision``, of models that were trained for fairseq's ``translation``, too."""
 
     def build_generator(self, models, args, **options):
-        """fairseq's generator, over decoders of the chosen precision.
+        """fairseq's generator, over decoders of the chosen precision, with our beam search in place of fairseq's.
 
         Raises:
             UsageError: the models are not on a CPU in fp32
         """
         for model in models:
             self._reduce(model)
-        return super().build_generator(models, args, **options)
+        generator = super().build_generator(models, args, **options)
+        if type(getattr(generator, "search", None)) is search.BeamSearch:
+            generator.search = BeamSearch(self.target_dictionary)
+        return generator
 
     def _reduce(self, model) -> None:
         precision, present = str(self.cfg.decode_precision), getattr(model, "decode_precision", "fp32")

@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "fairseq_deep"
 LEVELS = {"registry": 0, "compat": 0, "aggregators": 1, "attention": 1, "inits": 1, "layers": 2, "models": 3}
-LEVELS.update(papers=0, decoding=1, task=4, diagnostics=2, architectures=4, tools=5)
+LEVELS.update(papers=0, search=1, decoding=1, task=4, diagnostics=2, architectures=4, tools=5)
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
