@@ -281,8 +281,12 @@ SCRAMBLED = [[1, 1, 0, 3, 5, 4, 8, 8, 8], [0, 1, 2, 5, 3, 3, 6, 7, 8], [2, 0, 0,
 
 
 @pytest.mark.parametrize("torn", [False, True], ids=["", "torn"])
-def test_a_hypothesis_sees_its_ancestors_and_no_padding(torn):
-    """Three sentences with three hypotheses each; each key is the step and the hypothesis that made it."""
+@pytest.mark.parametrize("twice", [False, True], ids=["", "twice"])
+def test_a_hypothesis_sees_its_ancestors_and_no_padding(torn, twice):
+    """Three sentences with three hypotheses each; each key is the step and the hypothesis that made it.
+
+    "torn" ends with orders that take sentences apart; "twice" has a second order after each.
+    """
     state, both = {}, nn.ModuleList([Ancestry(), TargetCache()])
     ancestry, cache = both
     ancestors = [[] for _ in range(9)]
@@ -302,8 +306,10 @@ def test_a_hypothesis_sees_its_ancestors_and_no_padding(torn):
             else:
                 seen = held[0, row // 3, 0][beams[row // 3, 0, row % 3] == 0]
             assert [tuple(key) for key in seen.int().tolist()] == [key for key in own if key is not None]
-        reorder_all(both, state, torch.tensor(order))
-        ancestors = [list(ancestors[row]) for row in order]
+        orders = [order, list(range(len(order)))[::-1]] if twice else [order]
+        for order in orders:
+            reorder_all(both, state, torch.tensor(order))
+            ancestors = [list(ancestors[row]) for row in order]
 
 
 @torch.no_grad()
@@ -320,8 +326,28 @@ def test_a_new_order_copies_no_keys_unless_a_sentence_has_ended():
 
 
 def test_one_hypothesis_a_sentence_needs_no_ancestry():
-    for sentences, count in ((3, 3), (2, 3), (0, 0), (4, 2)):
+    for sentences, count in ((3, 3), (2, 3), (2, 5), (0, 0), (4, 2)):
         ancestry, state = Ancestry(), {}
         assert ancestry(state, sentences, torch.zeros(1, count, C), None) is None
         reorder_all(ancestry, state, torch.arange(count))
         assert ancestry(state, sentences, torch.zeros(1, count, C), None) is None
+
+
+@torch.no_grad()
+def test_padding_in_a_step_is_seen_by_no_later_one(build, dictionary):
+    """As if each hypothesis had a source of its own."""
+    source, lengths, _ = make_batch(dictionary)
+    model = build("transformer_postnorm_2l2l_tiny").eval()
+    target, outputs = torch.randint(4, 40, (6, 5)), []
+    target[[1, 4], [2, 1]] = dictionary.pad()
+    for shares in (True, False):
+        model.encoder.shares_sources, words, state = shares, target, {}
+        out = reorder(model.encoder, model.encoder(source, lengths), [0, 0, 1, 1, 2, 2])
+        for step in range(1, 6):
+            outputs.append(model.decoder(words[:, :step], encoder_out=out, incremental_state=state)[0])
+            order = torch.tensor([1, 0, 2, 3, 4, 4])
+            model.decoder.reorder_incremental_state_scripting(state, order)
+            out, words = model.encoder.reorder_encoder_out(out, order), words[order]
+    together, alone = outputs[:5], outputs[5:]
+    for got, want in zip(together, alone):
+        torch.testing.assert_close(got, want, **NEAR)
