@@ -285,7 +285,7 @@ SCRAMBLED = [[1, 1, 0, 3, 5, 4, 8, 8, 8], [0, 1, 2, 5, 3, 3, 6, 7, 8], [2, 0, 0,
 def test_a_hypothesis_sees_its_ancestors_and_no_padding(torn, twice):
     """Three sentences with three hypotheses each; each key is the step and the hypothesis that made it.
 
-    "torn" ends with orders that take sentences apart; "twice" has a second order after each.
+    "torn" ends with orders that take sentences apart; "twice" has another order before each.
     """
     state, both = {}, nn.ModuleList([Ancestry(), TargetCache()])
     ancestry, cache = both
@@ -306,7 +306,7 @@ def test_a_hypothesis_sees_its_ancestors_and_no_padding(torn, twice):
             else:
                 seen = held[0, row // 3, 0][beams[row // 3, 0, row % 3] == 0]
             assert [tuple(key) for key in seen.int().tolist()] == [key for key in own if key is not None]
-        orders = [order, list(range(len(order)))[::-1]] if twice else [order]
+        orders = [list(range(count))[::-1], order] if twice else [order]
         for order in orders:
             reorder_all(both, state, torch.tensor(order))
             ancestors = [list(ancestors[row]) for row in order]
