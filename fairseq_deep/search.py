@@ -4,6 +4,8 @@ The 2k best of a step are among the 2k best words of each hypothesis, and those 
 the largest maxima. Maxima are quick to find; a sort of all words of all hypotheses is not.
 """
 
+import copy
+
 import torch
 from fairseq import search
 
@@ -11,7 +13,12 @@ BLOCK = 64  # the fastest of 16 ... 250, with 8,000 and with 32,000 words
 
 
 class BeamSearch(search.BeamSearch):
-    """fairseq's beam search, with the same candidates up to ties."""
+    """fairseq's beam search, with the same candidates up to ties. In TorchScript it is fairseq's."""
+
+    def __prepare_scriptable__(self):
+        stock = copy.copy(self)
+        stock.__class__ = search.BeamSearch
+        return stock
 
     def step(self, step, lprobs, scores, prev_output_tokens=None, original_batch_idxs=None):
         """The contract is fairseq's: scores, words and ranks of the 2k best candidates of each sentence.
@@ -24,7 +31,7 @@ class BeamSearch(search.BeamSearch):
         """
         sentences, beam, words = lprobs.shape
         blocks = words // BLOCK
-        if lprobs.is_cuda or blocks <= 4 * beam:
+        if lprobs.device.type != "cpu" or blocks <= 4 * beam:
             return super().step(step, lprobs, scores, prev_output_tokens, original_batch_idxs)
         whole = lprobs[:, :, : blocks * BLOCK].view(sentences, beam, blocks, BLOCK)
         best = whole.amax(dim=3).topk(2 * beam, dim=2).indices

@@ -14,6 +14,8 @@ from typing import Dict, Optional
 import torch
 from torch import Tensor, nn
 
+LARGEST_BEAM = 32  # above, so many multiplications take longer than copies of the keys
+
 
 def hypotheses_per_sentence(new_order: Tensor, sentences: int) -> int:
     """The beam k if *new_order* (B) is 0 k times, 1 k times, ...: k hypotheses of each sentence; else 1."""
@@ -37,7 +39,8 @@ def kept_sentences(new_order: Tensor, beam: int) -> Optional[Tensor]:
 
 def same_sentences(sentences: Tensor, count: int) -> bool:
     """Whether *sentences* are all of *count*, in order."""
-    return sentences.numel() == count and torch.equal(sentences, torch.arange(count).to(sentences))
+    in_order = torch.arange(count, dtype=sentences.dtype, device=sentences.device)
+    return sentences.numel() == count and torch.equal(sentences, in_order)
 
 
 def select_hypotheses(grouped: Tensor, new_order: Tensor) -> Tensor:
@@ -52,6 +55,7 @@ class Ancestry(nn.Module):
     def __init__(self):
         super().__init__()
         self._state = f"{uuid.uuid4()}.slots"
+        self.largest_beam = LARGEST_BEAM
 
     def forward(
         self,
@@ -70,11 +74,11 @@ class Ancestry(nn.Module):
 
         Returns:
             sentences x 1 x beam x (T * beam), in the type of *query*: 0 where a hypothesis sees a key, -inf where not;
-            None if each hypothesis has keys of its own
+            None if each hypothesis has keys of its own, as with beams above ``LARGEST_BEAM``
         """
         if self._state not in incremental_state:
             beam = query.size(1) // max(sentences, 1)
-            shared = beam > 1 and beam * sentences == query.size(1)
+            shared = 1 < beam <= self.largest_beam and beam * sentences == query.size(1)
             start = torch.empty(sentences, beam, 0, dtype=torch.long, device=query.device) if shared else None
             incremental_state[self._state] = {"slots": start}
         saved = incremental_state[self._state]

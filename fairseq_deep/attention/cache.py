@@ -84,6 +84,8 @@ class TargetCache(nn.Module):
             saved = incremental_state[self._state]
             cache, buffer = saved["cache"], saved["buffer"]
             padding = self._all_padding(cache, saved["padding"], new, padding)
+        if beams is not None:  # those of a hypothesis that is out may be NaN, which no mask hides from the others
+            new = torch.nan_to_num(new, 0.0, 0.0, 0.0)
         cache, buffer = append(cache, buffer, new)
         state: Dict[str, Optional[Tensor]] = {"cache": cache, "buffer": buffer, "padding": padding, "beams": beams}
         incremental_state[self._state] = state

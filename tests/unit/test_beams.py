@@ -325,8 +325,26 @@ def test_a_new_order_copies_no_keys_unless_a_sentence_has_ended():
     assert places[0] == places[1] == places[2] != places[3]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")], ids=str)
+@with_and_without_grad
+def test_a_hypothesis_that_is_not_finite_harms_no_other(value, grad):
+    """Beam search drops it, and goes on with the others."""
+    module = randomise(MultiheadAttention(C, H, causal=True)).eval()
+    queries, outputs = torch.randn(3, 1, 4, C), []
+    queries[0, 0, 1] = value
+    with torch.set_grad_enabled(grad):
+        for together in (True, False):
+            ancestry, state = Ancestry(), {}
+            for query in queries:
+                beams = ancestry(state, 2, query, None) if together else None
+                outputs.append(module(query, None, None, beams, state)[0])
+                reorder_all(nn.ModuleList([ancestry, module]), state, torch.tensor([0, 0, 3, 2]))
+    for got, want in zip(outputs[:3], outputs[3:]):
+        torch.testing.assert_close(got, want, equal_nan=True, **NEAR)
+
+
 def test_one_hypothesis_a_sentence_needs_no_ancestry():
-    for sentences, count in ((3, 3), (2, 3), (2, 5), (0, 0), (4, 2)):
+    for sentences, count in ((3, 3), (2, 3), (2, 5), (0, 0), (4, 2), (2, 66)):
         ancestry, state = Ancestry(), {}
         assert ancestry(state, sentences, torch.zeros(1, count, C), None) is None
         reorder_all(ancestry, state, torch.arange(count))

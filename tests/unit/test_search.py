@@ -63,6 +63,15 @@ def test_long_rows_are_not_sorted(monkeypatch):
     assert sorted_at_once == [8 * BLOCK, 4 * 8 * BLOCK]
 
 
+def test_other_devices_and_scripts_keep_fairseqs():
+    dictionary = a_dictionary(2000)
+    ours, lprobs = BeamSearch(dictionary), torch.randn(3, 4, 2000)
+    assert [part.device.type for part in ours.step(0, lprobs.to("meta"), None)] == ["meta"] * 3
+    scripted = torch.jit.script(ours)
+    for got, want in zip(scripted.step(0, lprobs, None, None, None), ours.step(0, lprobs, None)):
+        assert torch.equal(got, want)
+
+
 def test_the_task_replaces_plain_beam_search_alone(build, dictionary):
     task = DeepTranslationTask(DeepTranslationConfig(), dictionary, dictionary)
     model = build("transformer_postnorm_2l2l_tiny").eval()
