@@ -8,7 +8,7 @@ from torch import nn
 
 from fairseq_deep.attention import Ancestry, MultiheadAttention
 from fairseq_deep.attention.beams import hypotheses_per_sentence, kept_sentences, same_sentences
-from fairseq_deep.attention.cache import TargetCache, append, select
+from fairseq_deep.attention.cache import append, select
 from tests.conftest import make_batch, reorder_all
 from tests.unit.test_dlcl import randomise
 
@@ -275,97 +275,3 @@ def test_attention_in_steps_equals_attention_from_scratch(kind, orders, joined, 
                 order = torch.tensor(order)
                 owner, queries = owner[order], queries[:, order]
                 reorder_all(nn.ModuleList([fast, ancestry]), state, order)
-
-
-SCRAMBLED = [[1, 1, 0, 3, 5, 4, 8, 8, 8], [0, 1, 2, 5, 3, 3, 6, 7, 8], [2, 0, 0, 7, 7, 6], [3, 4, 5], [2, 2, 1]]
-
-
-@pytest.mark.parametrize("torn", [False, True], ids=["", "torn"])
-@pytest.mark.parametrize("twice", [False, True], ids=["", "twice"])
-def test_a_hypothesis_sees_its_ancestors_and_no_padding(torn, twice):
-    """Three sentences with three hypotheses each; each key is the step and the hypothesis that made it.
-
-    "torn" ends with orders that take sentences apart; "twice" has another order before each.
-    """
-    state, both = {}, nn.ModuleList([Ancestry(), TargetCache()])
-    ancestry, cache = both
-    ancestors = [[] for _ in range(9)]
-    for step, order in enumerate([*SCRAMBLED[:2], [0, 4, 2, 1], [1, 1, 3]] if torn else SCRAMBLED):
-        count, padded = len(ancestors), {0, step} if step in (1, 2) else set()
-        padding = torch.tensor([[row in padded] for row in range(count)]) if padded else None
-        keys = torch.stack([torch.full((count,), step), torch.arange(count)], dim=1).double()
-        beams = ancestry(state, 3, torch.zeros(1, count, C, **DOUBLE), padding)
-        assert (beams is None) is (torn and step > 2)
-        rows = count if beams is None else count // 3
-        new = keys.view(1, rows, 1, -1, 2).expand(2, -1, -1, -1, -1)
-        held, hidden = cache(state, new, padding if beams is None else None, beams)
-        ancestors = [[*own, None if row in padded else (step, row)] for row, own in enumerate(ancestors)]
-        for row, own in enumerate(ancestors):
-            if beams is None:
-                seen = held[0, row, 0][torch.ones(step + 1, dtype=torch.bool) if hidden is None else ~hidden[row]]
-            else:
-                seen = held[0, row // 3, 0][beams[row // 3, 0, row % 3] == 0]
-            assert [tuple(key) for key in seen.int().tolist()] == [key for key in own if key is not None]
-        orders = [list(range(count))[::-1], order] if twice else [order]
-        for order in orders:
-            reorder_all(both, state, torch.tensor(order))
-            ancestors = [list(ancestors[row]) for row in order]
-
-
-@torch.no_grad()
-def test_a_new_order_copies_no_keys_unless_a_sentence_has_ended():
-    state, both = {}, nn.ModuleList([Ancestry(), TargetCache()])
-    places = []
-    for order in ([1, 0, 3, 3], [0, 0, 2, 3], [2, 3], [1, 0]):
-        count = 4 if len(places) < 3 else 2
-        beams = both[0](state, 2, torch.zeros(1, count, C), None)
-        cache, _ = both[1](state, torch.randn(2, count // 2, H, 2, C // H), None, beams)
-        places.append(cache.data_ptr())
-        reorder_all(both, state, torch.tensor(order))
-    assert places[0] == places[1] == places[2] != places[3]
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")], ids=str)
-@with_and_without_grad
-def test_a_hypothesis_that_is_not_finite_harms_no_other(value, grad):
-    """Beam search drops it, and goes on with the others."""
-    module = randomise(MultiheadAttention(C, H, causal=True)).eval()
-    queries, outputs = torch.randn(3, 1, 4, C), []
-    queries[0, 0, 1] = value
-    with torch.set_grad_enabled(grad):
-        for together in (True, False):
-            ancestry, state = Ancestry(), {}
-            for query in queries:
-                beams = ancestry(state, 2, query, None) if together else None
-                outputs.append(module(query, None, None, beams, state)[0])
-                reorder_all(nn.ModuleList([ancestry, module]), state, torch.tensor([0, 0, 3, 2]))
-    for got, want in zip(outputs[:3], outputs[3:]):
-        torch.testing.assert_close(got, want, equal_nan=True, **NEAR)
-
-
-def test_one_hypothesis_a_sentence_needs_no_ancestry():
-    for sentences, count in ((3, 3), (2, 3), (2, 5), (0, 0), (4, 2), (2, 66)):
-        ancestry, state = Ancestry(), {}
-        assert ancestry(state, sentences, torch.zeros(1, count, C), None) is None
-        reorder_all(ancestry, state, torch.arange(count))
-        assert ancestry(state, sentences, torch.zeros(1, count, C), None) is None
-
-
-@torch.no_grad()
-def test_padding_in_a_step_is_seen_by_no_later_one(build, dictionary):
-    """As if each hypothesis had a source of its own."""
-    source, lengths, _ = make_batch(dictionary)
-    model = build("transformer_postnorm_2l2l_tiny").eval()
-    target, outputs = torch.randint(4, 40, (6, 5)), []
-    target[[1, 4], [2, 1]] = dictionary.pad()
-    for shares in (True, False):
-        model.encoder.shares_sources, words, state = shares, target, {}
-        out = reorder(model.encoder, model.encoder(source, lengths), [0, 0, 1, 1, 2, 2])
-        for step in range(1, 6):
-            outputs.append(model.decoder(words[:, :step], encoder_out=out, incremental_state=state)[0])
-            order = torch.tensor([1, 0, 2, 3, 4, 4])
-            model.decoder.reorder_incremental_state_scripting(state, order)
-            out, words = model.encoder.reorder_encoder_out(out, order), words[order]
-    together, alone = outputs[:5], outputs[5:]
-    for got, want in zip(together, alone):
-        torch.testing.assert_close(got, want, **NEAR)
