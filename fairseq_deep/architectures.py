@@ -17,13 +17,11 @@ from fairseq.data import Dictionary
 from fairseq.models import register_model_architecture
 from fairseq.models.transformer import base_architecture
 
-from .aggregators import AGGREGATORS
-from .attention import DECODER_ATTENTIONS
 from .compat import skip_initialisation
-from .inits import INITS
-from .models.building import aggregator_name
-from .models.checks import drop_feed_forward
+from .models.checks import check_flags
+from .models.description import AXES, SIDES, describe, method_name
 from .models.deep_transformer import DeepTransformerModel
+from .models.idle_flags import settle_idle_flags
 from .models.legacy import ALIASES, translate_flags
 from .papers import W19, X20, X24, Z19, Z19_MATT
 from .registry import UsageError, nearest
@@ -54,7 +52,8 @@ class Architecture:
         encoder_size: a key of ``SIZES`` where the encoder's differs
         paper: key of the paper that has this system, or "-"
         vocab: entries of the vocabulary that parameters are counted with: the paper's
-        options: further flags and their values; those of the aggregator hold where it is the row's
+        options: further flags and their values; one that is about another method and does not go with the aggregator or the
+            attention that the user asks for is left out
     """
 
     name: str
@@ -88,30 +87,27 @@ class Architecture:
 
     def apply(self, args: argparse.Namespace) -> None:
         """Fill what *args* leaves open: fairseq's architecture function."""
-        drop_feed_forward(args, self.layer_agg)
+        settle_idle_flags(args, self.layer_agg)
         self._follow_user(args)
-        for flag, value in {**self.presets(), **self._fitting_options(args)}.items():
+        fixed, yielding = {**self.presets()}, {}
+        changed = self._changed_by(args)
+        for flag, value in self.options:
+            (yielding if changed and flag not in fixed and flag not in AXES else fixed)[flag] = value
+        for flag, value in fixed.items():
             if getattr(args, flag, None) is None:
+                setattr(args, flag, value)
+        for flag, value in yielding.items():
+            if getattr(args, flag, None) is None and _fits(args, flag, value):
                 setattr(args, flag, value)
         base_architecture(args)
 
-    def _fitting_options(self, args: argparse.Namespace) -> Dict[str, Any]:
-        """The row's options that hold for the aggregators which *args* choose."""
-        sides = {side: aggregator_name(args, side, self.layer_agg) for side in ("encoder", "decoder")}
-        options = dict(self.options)
-        if self.layer_agg not in sides.values():
-            options = {f: v for f, v in options.items() if not f.startswith(("lstm_", "relative_"))}
-        if sides["encoder"] != sides["decoder"]:  # what needs both stacks to be alike
-            options = {f: v for f, v in options.items() if f != "relative_positions" and v != "gate-encdec"}
-        if "deep_init" in options and any(AGGREGATORS.get(name).attention_only for name in sides.values()):
-            if not INITS.get(options["deep_init"]).without_residual:
-                del options["deep_init"]
-        kind = DECODER_ATTENTIONS.get(getattr(args, "decoder_attn", None) or "self")
-        if sides["decoder"] != self.layer_agg or kind.parallel:
-            options.pop("lstm_merge", None)
-        if kind.positions != "self":
-            options.pop("relative_positions", None)
-        return options
+    def _changed_by(self, args: argparse.Namespace) -> bool:
+        """Whether the user asks for another aggregator or another attention than the row has."""
+        attention = getattr(args, "decoder_attn", None)
+        sides = [method_name(args, side, "layer_agg", self.layer_agg) for side in SIDES]
+        return any(name != self.layer_agg for name in sides) or attention not in (
+            None, dict(self.options).get("decoder_attn", "self")
+        )  # fmt: skip
 
     @staticmethod
     def _follow_user(args: argparse.Namespace) -> None:
@@ -125,6 +121,21 @@ class Architecture:
             nothing = value is None or (value == 0 and "ffn" in flag)  # 0: an encoder without feed-forward sub-layers
             if not nothing and getattr(args, follower, None) is None:
                 setattr(args, follower, value)
+
+
+def _fits(args: argparse.Namespace, flag: str, value: Any) -> bool:
+    """Whether a row's option goes with what the user asked for: it is left out if it alone would be refused."""
+    return _refusal(args, {flag: value}) is None or _refusal(args, {}) is not None
+
+
+def _refusal(args: argparse.Namespace, more: Dict[str, Any]) -> Optional[str]:
+    flags = argparse.Namespace(**{**vars(args), **more})
+    base_architecture(flags)
+    try:
+        check_flags(flags, describe(flags))
+    except UsageError as error:
+        return str(error)
+    return None
 
 
 def _depth_name(encoder: int, decoder: int) -> str:
@@ -210,7 +221,7 @@ ARCHITECTURES: Dict[str, Architecture] = {row.name: row for row in _table()}
 # the bare model, with fairseq's defaults, for those who set each flag themselves
 @register_model_architecture("deep_transformer", "deep_transformer")
 def _bare_architecture(args: argparse.Namespace) -> None:
-    drop_feed_forward(args, "residual")
+    settle_idle_flags(args, "residual")
     if getattr(args, "encoder_ffn_embed_dim", None) == 0 and getattr(args, "decoder_ffn_embed_dim", None) is None:
         args.decoder_ffn_embed_dim = 2048  # fairseq's default, and not the encoder's
     base_architecture(args)

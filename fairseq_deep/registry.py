@@ -5,7 +5,10 @@ Each method registers itself where it is defined, so adding a method changes no 
 """
 
 import difflib
-from typing import Any, Callable, Dict, Iterable, List
+import inspect
+from typing import Any, Callable, Dict, Iterable, List, Optional
+
+from .stack import Choice, Stack
 
 
 class UsageError(SystemExit):
@@ -24,6 +27,43 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """" (did you mean X?)" for the closest of *names*, or an empty string when none is close."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+class Method:
+    """What methods of all axes have: flags, and what they say of themselves before they are built.
+
+    A method is built from the description of its stack and its own options. A command line flag ``--PREFIX-OPTION``
+    (PREFIX: *flag_prefix*, or else the registered name) sets the constructor's argument OPTION.
+
+    Attributes:
+        flag_prefix: the PREFIX of its flags where it is not the name, or several methods share them
+        paper: whose method it is, with the year, for lists; "" if nobody's
+    """
+
+    flag_prefix = ""
+    paper = ""
+
+    @staticmethod
+    def add_args(parser) -> None:
+        """Add the method's flags, without defaults: an architecture's preset must be able to set them."""
+
+    @classmethod
+    def around(cls, options: Dict[str, Any]) -> Optional[str]:
+        """The name of the method of the same axis that this one is built around; it gets it as *inner*."""
+        return None
+
+    @classmethod
+    def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+        """Refuse what the method cannot do.
+
+        Args:
+            stack: the stack that it was chosen for
+            other: the other stack
+            options: its own
+
+        Raises:
+            UsageError: one line with the flags and the cure
+        """
 
 
 class Registry:
@@ -53,6 +93,10 @@ class Registry:
 
         return add
 
+    def knows(self, entry: Any) -> bool:
+        """Whether the class *entry* is one of the registered."""
+        return any(known is entry for known in self._entries.values())
+
     def names(self) -> List[str]:
         return sorted(self._entries)
 
@@ -67,6 +111,25 @@ class Registry:
                 f"unknown {self.kind} {name}{nearest(name, self._entries)}; choose from {', '.join(self.names())}"
             )
         return self._entries[name]
+
+    def prefix(self, name: str) -> str:
+        """What the flags of the method *name* begin with."""
+        return (self.get(name).flag_prefix or name).replace("-", "_")
+
+    def options(self, flags: Any, name: str) -> Dict[str, Any]:
+        """The options of the method *name* that *flags* have set."""
+        prefix, method = self.prefix(name), self.get(name)
+        known = [option for option in inspect.signature(method.__init__).parameters if option not in ("self", "stack")]
+        values = {option: getattr(flags, f"{prefix}_{option}", None) for option in known}
+        return {option: value for option, value in values.items() if value is not None}
+
+    def choose(self, flags: Any, name: str) -> Choice:
+        """The method *name* with the options that *flags* have set, and the one that it is built around."""
+        method, options = self.get(name), self.options(flags, name)
+        inner = method.around(options)
+        if inner is not None:
+            options["inner"] = self.choose(flags, inner)
+        return Choice(name, method, options)
 
     def check(self, name: str) -> str:
         """*name* itself if it is registered: the ``type=`` of a command line flag."""

@@ -6,6 +6,8 @@ from fairseq.data import Dictionary
 
 from fairseq_deep.aggregators import AGGREGATORS
 from fairseq_deep.architectures import ARCHITECTURES, build_architecture
+from fairseq_deep.attention import Ancestry
+from fairseq_deep.attention.beams import read_order
 
 VOCAB = 40
 
@@ -16,7 +18,7 @@ def tiny_flags(name):
     row = ARCHITECTURES[name]
     for side, dim in (("encoder", 16), ("decoder", 24 if row.encoder_size else 16)):
         flags.update({f"{side}_embed_dim": dim, f"{side}_attention_heads": 2})
-        if not AGGREGATORS.get(row.layer_agg).attention_only:
+        if AGGREGATORS.get(row.layer_agg).layout(side, dict(row.options)).feed_forward:
             flags[f"{side}_ffn_embed_dim"] = 32
     return flags
 
@@ -60,7 +62,12 @@ def batch(dictionary):
 
 
 def reorder_all(module, state, order):
-    """What fairseq's incremental decoder does when beam search asks for a new order."""
-    for part in module.modules():
+    """What the decoder does when beam search asks for a new order."""
+    parts = list(module.modules())
+    ancestry = [part for part in parts if isinstance(part, Ancestry)]
+    decided = ancestry[0].reorder(state, order) if ancestry else read_order(order, len(order), 1)
+    for part in parts:
         if hasattr(part, "reorder_incremental_state"):
             assert part.reorder_incremental_state(state, order) is state
+        elif hasattr(part, "follow") and decided is not None:
+            part.follow(state, decided)

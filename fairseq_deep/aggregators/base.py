@@ -11,50 +11,67 @@
 The state is a list of tensors that lives for one forward pass. It is passed, never kept on the module, so nothing
 has to be cleared, nested calls and activation recomputation are safe, and incremental decoding, which runs over
 time while the state runs over depth, needs no cache for it. A list of tensors is also all that TorchScript needs.
+
+What a layer is, an aggregator says with its :class:`~fairseq_deep.stack.Layout`:
+
+- usually a whole layer with its residual connections;
+- without residual connections or feed-forward sub-layer, where the aggregator does their work;
+- with ``split``, a *bare sub-layer* F(LN(x)) or F(x): the loop runs over sub-layers, and the aggregator owns all additions;
+- with ``calls = k``, an encoder layer that is evaluated k times for one output, between ``read`` and ``write``::
+
+      outputs = []
+      for _ in range(k):
+          outputs.append(layer(aggregator.point(x, outputs)))
+      y = aggregator.combine(x, outputs)
 """
 
-from typing import List
+from typing import Any, Dict, List, Optional, Tuple
 
 from torch import Tensor, nn
 
-from ..registry import Registry
+from ..registry import Method, Registry
+from ..stack import Layout, Stack
 
 AGGREGATORS = Registry("--layer-agg")
 
 
-class Aggregator(nn.Module):
+class Aggregator(nn.Module, Method):
     """Base of all aggregators; each is made for one stack.
 
-    A command line flag ``--NAME-OPTION`` (NAME: *flag_prefix*, or else the registered name) sets the constructor's
-    argument OPTION.
-
     Args:
-        num_layers: number of layers L of the stack
-        dim: width C of the stack
-        pre_norm: the layers normalise their input (with a final norm after the stack), not their output
+        stack: the stack
 
     Attributes:
+        num_layers: how often it is read and written: the number of layers L, or of modules where layers are split
+        dim: width C of the stack
+        pre_norm: the layers normalise their input (with a final norm after the stack), not their output
+        calls: evaluations of a layer; see :class:`Layout`
         needs_every_layer: the method counts on each layer being run, so that LayerDrop cannot be used
-        attention_only: the method replaces residual connections and feed-forward sub-layers, so that layers are their
-            attention alone. Then it is also given ``decoder``, ``dropout``, ``activation_dropout`` and ``recompute``.
-        flag_prefix: the NAME of its flags where several methods share them
-        decoder_options: arguments that do nothing in an encoder
+        encoder_only: it cannot be chosen for a decoder alone; where both stacks have it, the decoder's does without
+            what only an encoder can do
+        idle_flags: flags of fairseq that mean nothing in a stack with this method: {flag: (value that says so, what is
+            told who gives another)}; "{side}_..." is about the stack, others are idle if both stacks have the method
+        unsupported_flags: flags of fairseq that cannot be used with the method
+        decoder_flags: those of them that are about a decoder only
     """
 
     needs_every_layer = True
-    attention_only = False
-    flag_prefix = ""
-    decoder_options = ()
+    encoder_only = False
+    idle_flags: Dict[str, Tuple[Any, str]] = {}
+    unsupported_flags: Tuple[str, ...] = ()
+    decoder_flags: Tuple[str, ...] = ()
 
-    def __init__(self, num_layers: int, dim: int, pre_norm: bool):
+    def __init__(self, stack: Stack):
         super().__init__()
-        self.num_layers = num_layers
-        self.dim = dim
-        self.pre_norm = pre_norm
+        self.num_layers = stack.steps
+        self.dim = stack.dim
+        self.pre_norm = stack.pre_norm
+        self.calls = 1
 
-    @staticmethod
-    def add_args(parser) -> None:
-        """Add the method's flags, without defaults: an architecture's preset must be able to set them."""
+    @classmethod
+    def layout(cls, side: str, options: Dict[str, Any]) -> Layout:
+        """What the method with *options* makes of the layers of a stack on *side*."""
+        return Layout()
 
     def tie(self, other: "Aggregator") -> None:
         """Share with *other*, that of the other stack, what the method shares between the stacks."""
@@ -63,6 +80,14 @@ class Aggregator(nn.Module):
         """The weight matrices (fan_out x fan_in) that an initialisation may fill; the rest keeps its start values."""
         return []
 
+    def weights(self) -> Optional[Tensor]:
+        """Weights of sums over layers, (sums x entries) or (sums x entries x n), for plots; None if there are none."""
+        return None
+
+    def record(self) -> Dict[str, Tensor]:
+        """Scalars for the training log (0-dimensional tensors, by name)."""
+        return {}
+
     def start(self, x: Tensor) -> List[Tensor]:
         """State that holds the embedding output *x* (T x B x C)."""
         return [x]
@@ -70,6 +95,14 @@ class Aggregator(nn.Module):
     def read(self, state: List[Tensor], layer: int) -> Tensor:
         """Input (T x B x C) of the layer with the 0-based index *layer*."""
         raise NotImplementedError
+
+    def point(self, x: Tensor, outputs: List[Tensor]) -> Tensor:
+        """Where the layer with the input *x* is evaluated after it gave *outputs*; only with more than one call."""
+        return x
+
+    def combine(self, x: Tensor, outputs: List[Tensor]) -> Tensor:
+        """The output of the layer with the input *x*, which gave *outputs*; only with more than one call."""
+        return outputs[-1]
 
     def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
         """State after the layer with the 0-based index *layer* has returned *output* (T x B x C)."""

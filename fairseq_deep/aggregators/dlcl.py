@@ -19,8 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from ..registry import UsageError
+from ..stack import Stack
 from .base import AGGREGATORS, Aggregator
+from .bands import bands
 from .weighted_sum import weighted_sum
+
+
+STARTS = ("avg", "one", "last")
 
 
 def _weight_type(value: str) -> str:
@@ -31,13 +36,31 @@ def _weight_type(value: str) -> str:
     raise UsageError(f"--dlcl-weight-type {value} is unknown: use scalar, scalar_N (N weights an entry) or vector")
 
 
+def used_weights(weight: Tensor, normalize: bool = False, window: Optional[int] = None) -> Tensor:
+    """The weights that the sums use, (L+1) x (L+1) x n in fp32: row l reads entry k, 0 where it does not.
+
+    Args:
+        weight: the parameter, (L+1) x (L+1) or (L+1) x (L+1) x n
+        normalize, window: see :class:`Dlcl`
+    """
+    weight = weight.detach().float().reshape(*weight.shape[:2], -1)
+    size = len(weight)
+    used = torch.ones(size, size, dtype=torch.bool, device=weight.device).tril().triu(1 - (window or size))
+    used = used.unsqueeze(-1)
+    if normalize:
+        weight = torch.softmax(weight.masked_fill(~used, float("-inf")), dim=1)
+    return weight.masked_fill(~used, 0.0)
+
+
 @AGGREGATORS.register("dlcl")
 class Dlcl(Aggregator):
     """DLCL for one stack. The state is the list of entries h_0 ... h_l that combinations read.
 
     Args:
-        num_layers, dim, pre_norm: see :class:`Aggregator`
-        init: start of W: ``avg`` (row l is 1/(l+1)) or ``one``; inside the window and the lower triangle only
+        stack: see :class:`Aggregator`
+        init: start of W: ``avg`` (row l is 1/(l+1)), ``one``, or ``last`` (1 for the newest entry, 0 for the others, so
+            that the stack starts as the plain one: DenseFormer, Pagliardini et al., 2024, which is this with *no_norm*);
+            inside the window and the lower triangle only
         fixed: W is not learned (ablations "fix 1/N" and "fix 1" of Table 6; also the dense residual average and sum)
         weight_type: weights of an entry: ``scalar``; ``scalar_N``, where feature i uses weight i mod N; ``vector``,
             one for each feature
@@ -50,14 +73,12 @@ class Dlcl(Aggregator):
         weight: (L+1) x (L+1), or (L+1) x (L+1) x n with n > 1 weights an entry
 
     Raises:
-        UsageError: a value is out of range, N does not divide *dim*, or *no_norm* in a post-norm stack
+        UsageError: a value is out of range, N does not divide the width, or *no_norm* in a post-norm stack
     """
 
     def __init__(
         self,
-        num_layers: int,
-        dim: int,
-        pre_norm: bool,
+        stack: Stack,
         init: str = "avg",
         fixed: bool = False,
         weight_type: str = "scalar",
@@ -66,14 +87,15 @@ class Dlcl(Aggregator):
         window: Optional[int] = None,
         no_norm: bool = False,
     ):
-        super().__init__(num_layers, dim, pre_norm)
-        if init not in ("avg", "one"):
-            raise UsageError(f"--dlcl-init {init} is unknown: use avg or one")
+        super().__init__(stack)
+        num_layers, dim = self.num_layers, self.dim
+        if init not in STARTS:
+            raise UsageError(f"--dlcl-init {init} is unknown: use one of {', '.join(STARTS)}")
         if window is not None and window < 1:
             raise UsageError(f"--dlcl-window {window} leaves nothing to combine: use 1 or more, or leave it out")
         if not 0.0 <= dropout < 1.0:
             raise UsageError(f"--dlcl-dropout {dropout} is not a probability: use a value from 0 to below 1")
-        if no_norm and not pre_norm:
+        if no_norm and not self.pre_norm:
             raise UsageError("--dlcl-no-norm needs a pre-norm stack: in post-norm the norm is the layer's own (Eq. 9)")
         self.init = init
         self.normalize = normalize
@@ -100,7 +122,7 @@ class Dlcl(Aggregator):
 
     @staticmethod
     def add_args(parser) -> None:
-        parser.add_argument("--dlcl-init", metavar="INIT", help="start of the DLCL weights: avg (1/(l+1)) or one")
+        parser.add_argument("--dlcl-init", metavar="INIT", help="start of the DLCL weights: avg (1/(l+1)), one or last")
         parser.add_argument("--dlcl-fixed", action="store_true", help="keep the DLCL weights at their start values")
         parser.add_argument(
             "--dlcl-weight-type",
@@ -131,9 +153,15 @@ class Dlcl(Aggregator):
         """Set W to its start values, zero outside the window and above the diagonal."""
         size = self.num_layers + 1
         mask = torch.ones(size, size).tril().triu(1 - self.window)
-        start = mask / mask.sum(dim=1, keepdim=True) if self.init == "avg" else mask
+        start = {"avg": mask / mask.sum(dim=1, keepdim=True), "one": mask, "last": torch.eye(size)}[self.init]
         with torch.no_grad():
             self.weight.copy_(start if self.weight.dim() == 2 else start.unsqueeze(-1).expand_as(self.weight))
+
+    def weights(self) -> Tensor:
+        return used_weights(self.weight, self.normalize, self.window)
+
+    def record(self) -> Dict[str, Tensor]:
+        return bands(self.weights())
 
     def row_weights(self, layer: int) -> Tensor:
         """Weights (entries x n) with which the combination before *layer* reads the entries of its window."""
@@ -164,16 +192,3 @@ class Dlcl(Aggregator):
             if i == index:
                 x = layer_norm(x)
         return x
-
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """Rename the keys of the original DLCL code: W with a third dimension of 1, norms numbered from 1."""
-        weight = state_dict.get(f"{name}.weight")
-        if weight is not None and weight.dim() == 3 and self.groups == 1 and weight.size(2) == 1:
-            state_dict[f"{name}.weight"] = weight.squeeze(2)
-        if f"{name}.layer_norms.{self.num_layers}.weight" not in state_dict:
-            return
-        for index in range(self.num_layers):
-            for part in ("weight", "bias"):
-                old = f"{name}.layer_norms.{index + 1}.{part}"
-                if old in state_dict:
-                    state_dict[f"{name}.layer_norms.{index}.{part}"] = state_dict.pop(old)

@@ -19,7 +19,7 @@ and W_h2. A *step* is one application of the LSTM: one a layer, or two in a deco
 """
 
 import math
-from typing import List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..registry import UsageError
+from ..stack import Layout, Stack
 from .base import AGGREGATORS, Aggregator
 
 SHARE = ("none", "gate", "gate-encdec", "all")
@@ -156,7 +157,8 @@ class DepthwiseLstm(Aggregator):
     """The depth-wise LSTM of one stack. The state is [Out, Cell], after as many steps as were written.
 
     Args:
-        num_layers, dim, pre_norm: see :class:`Aggregator`; *pre_norm* changes nothing here
+        stack: see :class:`Aggregator`; its norm placement changes nothing here, its dropout acts on h, its activation
+            dropout on the output of the GLU
         ffn: layers of the hidden computation: 1, Eq. (5), or 2, Eq. (6)
         hidden: width of W_h1's output in the 2-layer form, before the GLU halves it; default 4 *dim*
         glu: gate function of the GLU, of ``GLU``; the paper says "GLU", which is the sigmoid's
@@ -168,9 +170,8 @@ class DepthwiseLstm(Aggregator):
             the second steps of the layers share among themselves.
         forget_bias: start of the bias of the forget gate's norm
         final_norm: a layer norm after the stack
-        decoder: the stack is a decoder, where *merge* applies
-        dropout, activation_dropout: probability of dropout on h and on the output of the GLU
-        recompute: keep only Out, Cell and A_i of each step for the backward pass, which computes the rest again
+
+    With recomputation, only Out, Cell and A_i of each step are kept for the backward pass, which computes the rest again.
 
     Shapes:
         Out, Cell, A_i: T x B x C; A_i of "concat" T x B x 2C
@@ -179,16 +180,20 @@ class DepthwiseLstm(Aggregator):
         UsageError: a value is out of range, or options contradict each other
     """
 
-    attention_only = True
     flag_prefix = "lstm"
-    decoder_options = ("merge", "attn_residual")
+    paper = "Xu 2024"
+    idle_flags = {
+        "{side}_ffn_embed_dim": (0, "has no feed-forward sub-layer: use --lstm-hidden instead"),
+        "{side}_normalize_before": (False, "has its own norms: use --lstm-final-norm for more"),
+        "activation_fn": ("gelu", "has its own: use --lstm-ffn and --lstm-glu"),
+    }
+    unsupported_flags = ("quant_noise_pq", "quant_noise_scalar", "{side}_xformers_att_config")
+    decoder_flags = ("cross_self_attention", "no_cross_attention", "no_decoder_final_norm")
     has_gates = True
 
     def __init__(
         self,
-        num_layers: int,
-        dim: int,
-        pre_norm: bool,
+        stack: Stack,
         ffn: int = 2,
         hidden: Optional[int] = None,
         glu: str = "sigmoid",
@@ -197,24 +202,20 @@ class DepthwiseLstm(Aggregator):
         share: Optional[str] = None,
         forget_bias: float = 0.0,
         final_norm: bool = False,
-        decoder: bool = False,
-        dropout: float = 0.0,
-        activation_dropout: float = 0.0,
-        recompute: bool = False,
     ):
-        super().__init__(num_layers, dim, pre_norm)
+        super().__init__(stack)
+        dim = self.dim
         self.share = share or ("gate" if self.has_gates else "none")
         _check(ffn, hidden, glu, merge, attn_residual, self.share, forget_bias, self.has_gates)
-        self.recompute = recompute
-        in_dim = 3 * dim if decoder and merge == "concat" else 2 * dim
+        self.recompute = stack.recompute
+        in_dim = 3 * dim if stack.side == "decoder" and merge == "concat" else 2 * dim
         width = None if ffn == 1 else hidden or 4 * dim
         # shared modules: one for each place of a step in its layer
-        places = 2 if decoder and merge == "two" else 1
-        num_gates = num_layers * places if self.share == "none" else places
-        num_hidden = places if self.share == "all" else num_layers * places
+        num_gates = stack.steps if self.share == "none" else stack.modules_per_layer
+        num_hidden = stack.modules_per_layer if self.share == "all" else stack.steps
         self.gates = nn.ModuleList(Gates(in_dim, dim, forget_bias) for _ in range(num_gates if self.has_gates else 0))
         self.hidden = nn.ModuleList(
-            Hidden(in_dim, dim, width, glu, dropout, activation_dropout) for _ in range(num_hidden)
+            Hidden(in_dim, dim, width, glu, stack.dropout, stack.activation_dropout) for _ in range(num_hidden)
         )
         self.final_norm = nn.LayerNorm(dim) if final_norm else None
 
@@ -232,14 +233,44 @@ class DepthwiseLstm(Aggregator):
         add("forget-bias", "start of the forget gate's bias (default: 0)", type=float, metavar="X")
         add("final-norm", "a layer norm after each stack", action="store_true")
 
+    @classmethod
+    def layout(cls, side: str, options: Dict[str, Any]) -> Layout:
+        # in variant (b) the LSTM acts after each attention
+        split = side == "decoder" and options.get("merge") == "two"
+        return Layout(residual=False, feed_forward=False, attention_bias=False, split=split)
+
+    @classmethod
+    def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+        decoder = stack if stack.side == "decoder" else other
+        for option in ("merge", "attn_residual"):
+            flag = f"--lstm-{option.replace('_', '-')}"
+            if options.get(option) and not issubclass(decoder.aggregator.method, DepthwiseLstm):
+                raise UsageError(
+                    f"{flag} is about the decoder, whose --layer-agg is {decoder.aggregator.name}: leave it out"
+                )
+            if options.get(option) and decoder.parallel_attention:
+                raise UsageError(
+                    f"{flag} is not made for --decoder-attn {decoder.attention.name}: leave one of them out"
+                )
+        share = options.get("share")
+        if cls.has_gates and share in ("gate-encdec", "all"):
+            same = issubclass(other.aggregator.method, DepthwiseLstm) and other.aggregator.method.has_gates
+            if not same or other.dim != stack.dim:
+                raise UsageError(
+                    f"--lstm-share {share} needs --layer-agg lstm and one width in both stacks: use --lstm-share gate"
+                )
+
     def tie(self, other: Aggregator) -> None:
-        if not self.has_gates or self.share not in ("gate-encdec", "all"):
-            return
-        if not isinstance(other, DepthwiseLstm) or not other.has_gates or other.dim != self.dim:
-            raise UsageError(
-                f"--lstm-share {self.share} needs --layer-agg lstm and one width in both stacks: use --lstm-share gate"
-            )
-        self.gates = other.gates
+        if self.has_gates and self.share in ("gate-encdec", "all"):
+            self.gates = other.gates
+
+    def record(self) -> Dict[str, Tensor]:
+        """L2 norm over the matrices of each gate."""
+        found = {}
+        for index, name in enumerate(("input_gate", "forget_gate", "output_gate") if self.has_gates else ()):
+            matrices = [gates.weight.chunk(3)[index].float() for gates in self.gates]
+            found[name] = torch.stack([torch.linalg.vector_norm(matrix) for matrix in matrices]).norm()
+        return found
 
     def matrices(self) -> List[Tensor]:
         hidden = [linear.weight for part in self.hidden for linear in (part.fc1, part.fc2) if linear is not None]

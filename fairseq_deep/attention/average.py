@@ -110,6 +110,7 @@ class AverageAttention(nn.Module):
         attn_mask: Optional[Tensor] = None,
         incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
         need_weights: bool = False,
+        beam_mask: Optional[Tensor] = None,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Average; the contract is that of self-attention in :class:`MultiheadAttention`.
 
@@ -120,6 +121,7 @@ class AverageAttention(nn.Module):
             attn_mask: None lets positions see later ones (there is no other mask than the causal one)
             incremental_state: see :class:`RunningMean`
             need_weights: not used, there are none
+            beam_mask: not used: each hypothesis keeps a sum of its own
 
         Returns:
             T x B x C, and None

@@ -9,7 +9,7 @@ position t of the hypothesis that had rank s is in slot s of t. What a new order
 """
 
 import uuid
-from typing import Dict, Optional
+from typing import Dict, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -27,34 +27,56 @@ def hypotheses_per_sentence(new_order: Tensor, sentences: int) -> int:
     return 1
 
 
-def kept_sentences(new_order: Tensor, beam: int) -> Optional[Tensor]:
-    """The sentences (B / beam) to which the hypotheses *new_order* (B) belong; None if their groups are torn apart."""
+class Order(NamedTuple):
+    """What a new order of hypotheses does to what is kept of them; decided once, for all caches.
+
+    Attributes:
+        hypotheses: the hypotheses that are taken over (B)
+        sources: the sources that are kept: one a sentence, or where sentences are torn apart, one a hypothesis
+        same_hypotheses, same_sources: these are all that there were, in order
+        slots: where keys of the target are kept together: the slots (sentences x beam x T) before the new order
+        torn: hypotheses of a sentence do not stay together
+    """
+
+    hypotheses: Tensor
+    sources: Tensor
+    same_hypotheses: bool
+    same_sources: bool
+    slots: Optional[Tensor]
+    torn: bool
+
+
+def read_order(new_order: Tensor, sentences: int, beam: int, slots: Optional[Tensor] = None) -> Order:
+    """What *new_order* (B) does where each of so many *sentences* has *beam* hypotheses.
+
+    The device is asked once.
+    """
+    owners = torch.div(new_order, beam, rounding_mode="floor")
+    numbers = torch.arange(new_order.numel(), dtype=new_order.dtype, device=new_order.device)
+    in_order = new_order.eq(numbers).all().long()
     if new_order.numel() % beam != 0:
-        return None
-    groups = torch.div(new_order, beam, rounding_mode="floor").view(-1, beam)
-    if not torch.equal(groups, groups[:, :1].expand_as(groups)):
-        return None
-    return groups[:, 0]
-
-
-def same_sentences(sentences: Tensor, count: int) -> bool:
-    """Whether *sentences* are all of *count*, in order."""
-    in_order = torch.arange(count, dtype=sentences.dtype, device=sentences.device)
-    return sentences.numel() == count and torch.equal(sentences, in_order)
-
-
-def select_hypotheses(grouped: Tensor, new_order: Tensor) -> Tensor:
-    """The hypotheses *new_order* of *grouped* (sentences x beam x N), where no sentence is torn apart."""
-    beam, length = grouped.size(1), grouped.size(2)
-    return grouped.view(-1, length).index_select(0, new_order).view(-1, beam, length)
+        return Order(new_order, owners, False, False, slots, True)
+    groups = owners.view(-1, beam)
+    kept = groups[:, 0]
+    whole, kept_in_order = groups.eq(groups[:, :1]).all().long(), kept.eq(numbers[: kept.numel()]).all().long()
+    facts = int(whole + 2 * in_order + 4 * kept_in_order)
+    same_hypotheses = facts & 2 > 0 and new_order.numel() == sentences * beam
+    if facts & 1 == 0:
+        return Order(new_order, owners, same_hypotheses, False, slots, True)
+    return Order(new_order, kept, same_hypotheses, facts & 4 > 0 and kept.numel() == sentences, slots, False)
 
 
 class Ancestry(nn.Module):
-    """In which slots the keys and values of a hypothesis are, so that no new order has to copy them."""
+    """Which hypotheses belong to a sentence, and in which slots their keys and values are, so that no order copies them.
 
-    def __init__(self):
+    Args:
+        shares: there is self-attention, whose keys and values can be kept together
+    """
+
+    def __init__(self, shares: bool = True):
         super().__init__()
         self._state = f"{uuid.uuid4()}.slots"
+        self.shares = shares
         self.largest_beam = LARGEST_BEAM
 
     def forward(
@@ -77,10 +99,7 @@ class Ancestry(nn.Module):
             None if each hypothesis has keys of its own, as with beams above ``LARGEST_BEAM``
         """
         if self._state not in incremental_state:
-            beam = query.size(1) // max(sentences, 1)
-            shared = 1 < beam <= self.largest_beam and beam * sentences == query.size(1)
-            start = torch.empty(sentences, beam, 0, dtype=torch.long, device=query.device) if shared else None
-            incremental_state[self._state] = {"slots": start}
+            incremental_state[self._state] = self._first(sentences, query)
         saved = incremental_state[self._state]
         slots = saved["slots"]
         if slots is None:
@@ -95,15 +114,32 @@ class Ancestry(nn.Module):
         mask = torch.zeros(sentences, beam, slots.size(2), beam, dtype=query.dtype, device=query.device)
         return mask.masked_fill(slots.unsqueeze(3) != ranks, float("-inf")).view(sentences, 1, beam, -1)
 
+    def _first(self, sentences: int, query: Tensor) -> Dict[str, Optional[Tensor]]:
+        """The state before the first position: the hypotheses of each sentence, and their slots where they share them."""
+        rows = query.size(1)
+        if sentences < 1 or rows % sentences != 0:
+            sentences = rows
+        beam = max(rows // max(sentences, 1), 1)
+        shared = self.shares and 1 < beam <= self.largest_beam
+        slots = torch.empty(sentences, beam, 0, dtype=torch.long, device=query.device) if shared else None
+        hypotheses = torch.arange(rows, device=query.device).view(sentences, beam)
+        state: Dict[str, Optional[Tensor]] = {"slots": slots, "hypotheses": hypotheses}
+        return state
+
     @torch.jit.export
-    def reorder_incremental_state(
-        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
-    ) -> Dict[str, Dict[str, Optional[Tensor]]]:
-        """Take over the slots of the hypotheses *new_order* (B)."""
-        if self._state in incremental_state:
-            slots = incremental_state[self._state]["slots"]
-            if slots is not None:
-                beam = slots.size(1)
-                torn = kept_sentences(new_order, beam) is None
-                incremental_state[self._state]["slots"] = None if torn else select_hypotheses(slots, new_order)
-        return incremental_state
+    def reorder(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor) -> Optional[Order]:
+        """Take over the hypotheses *new_order* (B), and tell what that does to the caches; None before the first step."""
+        if self._state not in incremental_state:
+            return None
+        saved = incremental_state[self._state]
+        hypotheses, slots = saved["hypotheses"], saved["slots"]
+        assert hypotheses is not None
+        beam = hypotheses.size(1)
+        order = read_order(new_order, hypotheses.size(0), beam, slots)
+        numbers = torch.arange(new_order.numel(), device=new_order.device)
+        saved["hypotheses"] = numbers.view(-1, 1 if order.torn else beam)
+        if slots is not None:
+            length = slots.size(2)
+            taken = slots.view(-1, length).index_select(0, new_order).view(-1, beam, length) if not order.torn else None
+            saved["slots"] = taken
+        return order

@@ -1,8 +1,8 @@
 """What attentions keep between the steps of incremental decoding: keys and values of the target, and of the source.
 
 Those of the target grow by one position a step. They do so in place, in a buffer with room to grow, of which a cache is
-the first positions; while gradients are recorded, tensors are made anew. fairseq's beam search finds the methods
-``reorder_incremental_state`` of all modules by itself.
+the first positions; while gradients are recorded, tensors are made anew. What a new order of hypotheses does to them is
+decided once for all (:class:`~fairseq_deep.attention.beams.Order`).
 """
 
 import uuid
@@ -11,7 +11,7 @@ from typing import Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from .beams import kept_sentences, same_sentences, select_hypotheses
+from .beams import Order
 
 
 def append(cache: Optional[Tensor], buffer: Optional[Tensor], new: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
@@ -38,19 +38,19 @@ def select(cache: Tensor, buffer: Optional[Tensor], order: Tensor) -> Tuple[Tens
     return selected, buffer
 
 
-def of_each_hypothesis(cache: Tensor, mask: Tensor) -> Tuple[Tensor, Tensor]:
+def of_each_hypothesis(cache: Tensor, slots: Tensor) -> Tuple[Tensor, Tensor]:
     """A cache of each hypothesis (2 x B x H x T x D) and its padding (B x T) from that of all hypotheses of a sentence.
 
     Args:
         cache: 2 x sentences x H x (T * beam) x D
-        mask: what :class:`Ancestry` gave for it
+        slots: sentences x beam x T: where a hypothesis has its key of a position, -1 where that is padding
     """
-    sentences, beam = mask.size(0), mask.size(2)
-    seen, slots = mask.view(sentences, beam, -1, beam).max(dim=3)  # sentences x beam x T
-    index = (torch.arange(slots.size(2), device=slots.device) * beam + slots).view(1, sentences, 1, -1, 1)
+    sentences, beam, length = slots.size(0), slots.size(1), slots.size(2)
+    index = torch.arange(length, device=slots.device) * beam + slots.clamp(min=0)
+    index = index.view(1, sentences, 1, -1, 1)
     own = cache.gather(3, index.expand(2, -1, cache.size(2), -1, cache.size(4)))
     own = own.view(2, sentences, cache.size(2), beam, -1, cache.size(4)).transpose(2, 3).flatten(1, 2)
-    return own, seen.flatten(0, 1) < 0
+    return own, slots.flatten(0, 1) < 0
 
 
 class TargetCache(nn.Module):
@@ -65,15 +65,15 @@ class TargetCache(nn.Module):
         incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
         new: Tensor,
         padding: Optional[Tensor],
-        beams: Optional[Tensor],
+        shared: bool,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Append *new*.
 
         Args:
             incremental_state: where they are kept
-            new: keys and values, 2 x B x H x N x D; with *beams*, B are the sentences and N the hypotheses of one
-            padding: B x N, true where *new* is padding; None if nothing is, or with *beams*, which hides it
-            beams: what :class:`Ancestry` gave for this step; None if each hypothesis has keys of its own
+            new: keys and values, 2 x B x H x N x D; *shared*: B are the sentences and N the hypotheses of one
+            padding: B x N, true where *new* is padding; None if nothing is, or *shared*, where a mask hides it
+            shared: those of all hypotheses of a sentence are kept together, as :class:`Ancestry` has it for this step
 
         Returns:
             all of them, 2 x B x H x T x D, and their padding, B x T or None
@@ -84,10 +84,10 @@ class TargetCache(nn.Module):
             saved = incremental_state[self._state]
             cache, buffer = saved["cache"], saved["buffer"]
             padding = self._all_padding(cache, saved["padding"], new, padding)
-        if beams is not None:  # those of a hypothesis that is out may be NaN, which no mask hides from the others
+        if shared:  # those of a hypothesis that is out may be NaN, which no mask hides from the others
             new = torch.nan_to_num(new, 0.0, 0.0, 0.0)
         cache, buffer = append(cache, buffer, new)
-        state: Dict[str, Optional[Tensor]] = {"cache": cache, "buffer": buffer, "padding": padding, "beams": beams}
+        state: Dict[str, Optional[Tensor]] = {"cache": cache, "buffer": buffer, "padding": padding}
         incremental_state[self._state] = state
         return cache, padding
 
@@ -104,31 +104,24 @@ class TargetCache(nn.Module):
         return torch.cat([past_padding, padding], dim=1)
 
     @torch.jit.export
-    def reorder_incremental_state(
-        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
-    ) -> Dict[str, Dict[str, Optional[Tensor]]]:
-        """Take over the hypotheses *new_order* (B)."""
+    def follow(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], order: Order) -> None:
+        """Take over the hypotheses of *order*."""
         if self._state not in incremental_state:
-            return incremental_state
+            return
         saved = incremental_state[self._state]
-        order, beams = new_order, saved["beams"]
-        if beams is not None:
-            sentences = kept_sentences(new_order, beams.size(2))
-            if sentences is not None:
-                order, saved["beams"] = sentences, select_hypotheses(beams.squeeze(1), new_order).unsqueeze(1)
-            else:  # from now on, each hypothesis has its own
-                self._take_apart(saved)
-        cache, padding = saved["cache"], saved["padding"]
-        if cache is not None and not same_sentences(order, cache.size(1)):
-            saved["cache"], saved["buffer"] = select(cache, saved["buffer"], order)
-            saved["padding"] = padding.index_select(0, order) if padding is not None else None
-        return incremental_state
-
-    def _take_apart(self, saved: Dict[str, Optional[Tensor]]) -> None:
-        cache, beams = saved["cache"], saved["beams"]
-        assert cache is not None and beams is not None
-        saved["cache"], saved["padding"] = of_each_hypothesis(cache, beams)
-        saved["buffer"], saved["beams"] = None, None
+        cache, buffer, padding = saved["cache"], saved["buffer"], saved["padding"]
+        assert cache is not None
+        slots, rows, same = order.slots, order.hypotheses, order.same_hypotheses
+        if slots is not None and order.torn:  # from now on, each hypothesis has its own
+            cache, padding = of_each_hypothesis(cache, slots)
+            buffer = None
+        elif slots is not None:
+            rows, same = order.sources, order.same_sources
+        if not same:
+            cache, buffer = select(cache, buffer, rows)
+            padding = padding.index_select(0, rows) if padding is not None else None
+        state: Dict[str, Optional[Tensor]] = {"cache": cache, "buffer": buffer, "padding": padding}
+        incremental_state[self._state] = state
 
 
 class SourceCache(nn.Module):
@@ -155,30 +148,17 @@ class SourceCache(nn.Module):
         key: Tensor,
         value: Tensor,
         bias: Optional[Tensor],
-        beam: int,
     ) -> None:
         """Keep what :meth:`forward` gives."""
-        size = torch.empty(beam, 0)  # a size, which no device has to be asked for
-        state: Dict[str, Optional[Tensor]] = {"key": key, "value": value, "bias": bias, "beam": size}
+        state: Dict[str, Optional[Tensor]] = {"key": key, "value": value, "bias": bias}
         incremental_state[self._state] = state
 
     @torch.jit.export
-    def reorder_incremental_state(
-        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
-    ) -> Dict[str, Dict[str, Optional[Tensor]]]:
-        """Take over the sources of the hypotheses *new_order* (B)."""
-        if self._state not in incremental_state:
-            return incremental_state
-        saved = incremental_state[self._state]
-        key, value, bias, size = saved["key"], saved["value"], saved["bias"], saved["beam"]
-        if key is None or value is None or size is None:
-            return incremental_state
-        beam = size.size(0)
-        order = kept_sentences(new_order, beam)
-        if order is None:  # from now on, each hypothesis has its own
-            order, beam = torch.div(new_order, beam, rounding_mode="floor"), 1
-        if not same_sentences(order, key.size(0)):
-            key, value = key.index_select(0, order), value.index_select(0, order)
-            bias = bias.index_select(0, order) if bias is not None else None
-        self.keep(incremental_state, key, value, bias, beam)
-        return incremental_state
+    def follow(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], order: Order) -> None:
+        """Take over the sources of *order*."""
+        saved = self.forward(incremental_state)
+        if saved is not None and not order.same_sources:
+            key, value, bias = saved
+            bias = bias.index_select(0, order.sources) if bias is not None else None
+            key, value = key.index_select(0, order.sources), value.index_select(0, order.sources)
+            self.keep(incremental_state, key, value, bias)

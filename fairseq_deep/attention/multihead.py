@@ -5,12 +5,13 @@ Attention Is All You Need, Vaswani et al., 2017, Section 3.2:
     head = softmax(q k^T / sqrt(D)) v          Eq. (1), for each of H heads of width D = C / H
 
 Self-Attention with Relative Position Representations, Shaw et al., 2018, adds a learned vector to each key (its Eq. 4;
-not to the values, which the parameter counts of Xu et al., 2024, leave out):
+and, if asked to, to each value, Eq. 3; the parameter counts of Xu et al., 2024, have keys only):
 
-    score(i, j) = q_i (k_j + a_(j - i))^T / sqrt(D)
+    score(i, j) = q_i (k_j + a_(j - i))^T / sqrt(D),    head_i = sum_j w_ij (v_j + b_(j - i))
 
-Names here: ``q_proj``, ``k_proj``, ``v_proj``, ``out_proj`` as in fairseq; ``relative_keys`` holds the vectors a, which
-all heads share: those of the distances -K ... K, clipped, or where no position sees later ones, of -(K+1) ... 0.
+Names here: ``q_proj``, ``k_proj``, ``v_proj``, ``out_proj`` as in fairseq; ``relative_keys`` holds the vectors a and
+``relative_values`` the vectors b, which all heads share: those of the distances -K ... K, clipped, or where no position
+sees later ones, of -(K+1) ... 0.
 """
 
 from typing import Dict, List, Optional, Tuple
@@ -19,17 +20,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..stack import Stack
 from .cache import SourceCache, TargetCache
 
 
-def _explicit(
-    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], dropout: float
-) -> Tuple[Tensor, Tensor]:
+def _weights(q: Tensor, k: Tensor, bias: Optional[Tensor]) -> Tensor:
+    """Attention weights, in fp32 at least."""
     scores = torch.matmul(q * q.size(-1) ** -0.5, k.transpose(-2, -1))
     if bias is not None:
         scores = scores + bias
-    weights = torch.softmax(scores if scores.dtype == torch.float64 else scores.float(), dim=-1)
-    return torch.matmul(F.dropout(weights.to(q.dtype), dropout), v), weights.float()
+    return torch.softmax(scores if scores.dtype == torch.float64 else scores.float(), dim=-1)
 
 
 if hasattr(F, "scaled_dot_product_attention"):  # torch 2.0
@@ -40,7 +40,7 @@ if hasattr(F, "scaled_dot_product_attention"):  # torch 2.0
 else:
 
     def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], dropout: float) -> Tensor:
-        return _explicit(q, k, v, bias, dropout)[0]
+        return torch.matmul(F.dropout(_weights(q, k, bias).to(q.dtype), dropout), v)
 
 
 @torch.no_grad()
@@ -86,6 +86,7 @@ class MultiheadAttention(nn.Module):
         dropout: probability of dropout on the attention weights
         bias: whether the four projections have one
         relative_positions: the clipping distance K of relative positions (self-attention only); None for none
+        relative_values: they have vectors for the values, too
         causal: no position sees later ones, so that only they need relative positions
     """
 
@@ -97,6 +98,7 @@ class MultiheadAttention(nn.Module):
         dropout: float = 0.0,
         bias: bool = True,
         relative_positions: Optional[int] = None,
+        relative_values: bool = False,
         causal: bool = False,
     ):
         super().__init__()
@@ -112,12 +114,15 @@ class MultiheadAttention(nn.Module):
         self.idle: Tuple[str, ...] = ()  # matrices that generation does not use: they have become parts of qkv_proj
         self.qkv_proj: Optional[nn.Linear] = None  # in generation, the three in one
         self.relative_keys: Optional[nn.Parameter] = None
+        self.relative_values: Optional[nn.Parameter] = None
         self.farthest = 0
         if relative_positions is not None:
             # K+2 vectors where none looks ahead: the last is of all that is farther than K
             self.farthest = relative_positions + 1 if causal else relative_positions
             rows = self.farthest + 1 + (0 if causal else self.farthest)
             self.relative_keys = nn.Parameter(torch.empty(rows, self.head_dim))
+            if relative_values:
+                self.relative_values = nn.Parameter(torch.empty(rows, self.head_dim))
         self.own_cache = None if self.of_memory else TargetCache()
         self.memory_cache = SourceCache() if self.of_memory else None
         self.reset_parameters()
@@ -130,8 +135,9 @@ class MultiheadAttention(nn.Module):
         nn.init.xavier_uniform_(self.out_proj.weight)
         if self.out_proj.bias is not None:
             nn.init.zeros_(self.out_proj.bias)
-        if self.relative_keys is not None:
-            nn.init.xavier_uniform_(self.relative_keys)
+        for vectors in (self.relative_keys, self.relative_values):
+            if vectors is not None:
+                nn.init.xavier_uniform_(vectors)
 
     def forward(
         self,
@@ -142,6 +148,7 @@ class MultiheadAttention(nn.Module):
         incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
         need_weights: bool = False,
         added: Optional[Tensor] = None,
+        beam_mask: Optional[Tensor] = None,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Attend.
 
@@ -149,38 +156,68 @@ class MultiheadAttention(nn.Module):
             query: T x B x C
             memory: S x B x kdim; None for self-attention
             key_padding_mask: B x S, true where the keys are padding
-            attn_mask: T x S, added to the scores; or in a step of incremental decoding what :class:`Ancestry` gives,
-                which hides padding, too: then keys and values are kept for all hypotheses of a sentence together
+            attn_mask: T x S, added to the scores
             incremental_state: caches of all attentions. Self-attention appends to its keys and values; those of a
                 memory are computed at the first step.
             need_weights: also return the attention weights
             added: T x B x C, added to what the heads give before the output projection
+            beam_mask: (self-attention, in a step of incremental decoding) what :class:`Ancestry` gives, which hides
+                padding, too: then keys and values are kept for all hypotheses of a sentence together
 
         Returns:
             T x B x C, and the weights (H x B x T x S, fp32) or None
         """
+        beam = 1
         if memory is None:
-            beams = attn_mask if attn_mask is not None and attn_mask.dim() == 4 else None
-            q, key, value, padding = self._own(query, key_padding_mask, incremental_state, beams)
-            bias = self._bias(q, key, self._padding_bias(padding, q), attn_mask)
+            beam = 1 if beam_mask is None else beam_mask.size(2)
+            q, key, value, padding = self._own(query, key_padding_mask, incremental_state, beam_mask)
+            bias = self._padding_bias(padding, q) if beam_mask is None else beam_mask.to(q.dtype)
         else:
             q = self.q_proj(query)
             key, value, bias = self._of_memory(q, memory, key_padding_mask, incremental_state)
             q = self._split_heads(q, key.size(0))
-            bias = self._bias(q, key, bias, attn_mask)
-        dropout = self.dropout if self.training or self.retain_dropout else 0.0
-        weights: Optional[Tensor] = None
-        # for the few queries of a decoding step, plain products are faster on a CPU
-        if need_weights or (incremental_state is not None and not q.is_cuda):
-            x, explicit_weights = _explicit(q, key, value, bias, dropout)
-            if need_weights:
-                weights = self._per_hypothesis(explicit_weights, query.size(0)).permute(2, 0, 1, 3, 4).flatten(1, 2)
-        else:
-            x = _attend(q, key, value, bias, dropout)
+        if attn_mask is not None:
+            bias = attn_mask.to(q.dtype) if bias is None else bias + attn_mask.to(q.dtype)
+        distances: Optional[Tensor] = None
+        if self.relative_keys is not None:
+            distances = self._distances(q.size(2), key.size(2), beam, q.device)
+            relative = self._relative_scores(q, distances)
+            bias = relative if bias is None else relative + bias
+        x, weights = self._heads(q, key, value, bias, distances, need_weights, incremental_state is not None)
         x = self._per_hypothesis(x, query.size(0)).permute(3, 0, 1, 2, 4).reshape(query.shape)
+        if weights is not None:
+            weights = self._per_hypothesis(weights, query.size(0)).permute(2, 0, 1, 3, 4).flatten(1, 2)
         if added is not None:
             x = x + added
         return self.out_proj(x), weights
+
+    def _heads(
+        self,
+        q: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Optional[Tensor],
+        distances: Optional[Tensor],
+        need_weights: bool,
+        decoding: bool,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """Outputs of the heads (B x H x T x D), and their weights (B x H x T x S) if they are needed."""
+        dropout = self.dropout if self.training or self.retain_dropout else 0.0
+        relative_values = self.relative_values
+        # for the few queries of a decoding step, plain products are faster on a CPU
+        if not need_weights and relative_values is None and (not decoding or q.is_cuda):
+            return _attend(q, key, value, bias, dropout), None
+        weights = _weights(q, key, bias)
+        dropped = F.dropout(weights.to(q.dtype), dropout)
+        x = torch.matmul(dropped, value)
+        if relative_values is not None and distances is not None:
+            # the weights of all keys at one distance share its vector
+            index = distances.expand(q.size(0), q.size(1), q.size(2), -1)
+            shares = torch.zeros(
+                q.size(0), q.size(1), q.size(2), relative_values.size(0), dtype=dropped.dtype, device=q.device
+            )
+            x = x + torch.matmul(shares.scatter_add(3, index, dropped), relative_values.to(q.dtype))
+        return x, weights.float() if need_weights else None
 
     def _split_heads(self, x: Tensor, sources: int) -> Tensor:
         """T x B x C -> sources x H x (B/sources * T) x D: hypotheses of one source are queries to the same keys."""
@@ -196,15 +233,15 @@ class MultiheadAttention(nn.Module):
         query: Tensor,
         padding: Optional[Tensor],
         incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]],
-        beams: Optional[Tensor],
+        beam_mask: Optional[Tensor],
     ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
         """Queries, and keys and values (B x H x S x D) of all positions so far, with their padding (B x S).
 
-        With *beams*, B are the sentences, and the queries and a position's keys those of all hypotheses.
+        With *beam_mask*, B are the sentences, and the queries and a position's keys those of all hypotheses.
         """
         length, batch = query.size(0), query.size(1)
-        if beams is not None:
-            batch, padding = beams.size(0), None
+        if beam_mask is not None:
+            batch, padding = beam_mask.size(0), None
         if self.qkv_proj is not None and not torch.is_grad_enabled():
             qkv = self.qkv_proj(query).view(length, batch, -1, 3, self.num_heads, self.head_dim)
             qkv = qkv.permute(3, 1, 4, 2, 0, 5).flatten(3, 4)
@@ -216,7 +253,7 @@ class MultiheadAttention(nn.Module):
                 return q, k, v, padding
             kv = torch.stack([k, v])
         if incremental_state is not None and self.own_cache is not None:
-            kv, padding = self.own_cache(incremental_state, kv, padding, beams)
+            kv, padding = self.own_cache(incremental_state, kv, padding, beam_mask is not None)
         return q, kv[0], kv[1], padding
 
     def _of_memory(
@@ -240,7 +277,7 @@ class MultiheadAttention(nn.Module):
         bias = self._padding_bias(padding, q)
         if incremental_state is not None and self.memory_cache is not None:
             key, value = key.contiguous(), value.contiguous()
-            self.memory_cache.keep(incremental_state, key, value, bias, q.size(1) // max(sources, 1))
+            self.memory_cache.keep(incremental_state, key, value, bias)
         return key, value, bias
 
     def _padding_bias(self, padding: Optional[Tensor], q: Tensor) -> Optional[Tensor]:
@@ -250,25 +287,21 @@ class MultiheadAttention(nn.Module):
         hidden = torch.zeros(padding.shape, dtype=q.dtype, device=q.device).masked_fill(padding, float("-inf"))
         return hidden.view(hidden.size(0), 1, 1, hidden.size(1))
 
-    def _bias(
-        self, q: Tensor, key: Tensor, bias: Optional[Tensor], attn_mask: Optional[Tensor]
-    ) -> Optional[Tensor]:
-        """What is added to the scores, broadcastable to B x H x T x S: *bias*, the mask, and relative positions."""
-        if attn_mask is not None:
-            mask = attn_mask.to(q.dtype)
-            bias = mask if bias is None else bias + mask
+    def _distances(self, queries: int, keys: int, beam: int, device: torch.device) -> Tensor:
+        """Which vector belongs to a query and a key (T x S): that of their distance. A position has *beam* keys."""
+        last = keys // beam - 1  # with a cache, the queries are the last positions
+        of_key = torch.arange(last + 1, device=device).repeat_interleave(beam)
+        of_query = torch.arange(last + 1 - queries // beam, last + 1, device=device)
+        vectors = 0 if self.relative_keys is None else self.relative_keys.size(0)
+        distances = (of_key - of_query.unsqueeze(1)).clamp(-self.farthest, vectors - 1 - self.farthest)
+        return distances + self.farthest
+
+    def _relative_scores(self, q: Tensor, distances: Tensor) -> Tensor:
+        """What relative positions add to the scores: B x H x T x S."""
         relative_keys = self.relative_keys
-        if relative_keys is not None:
-            beam = attn_mask.size(2) if attn_mask is not None and attn_mask.dim() == 4 else 1
-            last = key.size(2) // beam - 1  # with a cache, the queries are the last positions
-            keys = torch.arange(last + 1, device=q.device).repeat_interleave(beam)
-            queries = torch.arange(last + 1 - q.size(2) // beam, last + 1, device=q.device)
-            rows = (keys - queries.unsqueeze(1)).clamp(-self.farthest, relative_keys.size(0) - 1 - self.farthest)
-            scores = torch.matmul(q * self.head_dim**-0.5, relative_keys.t().to(q.dtype))
-            index = (rows + self.farthest).expand(q.size(0), q.size(1), q.size(2), -1)
-            relative = scores.gather(3, index)
-            bias = relative if bias is None else relative + bias
-        return bias
+        assert relative_keys is not None
+        scores = torch.matmul(q * self.head_dim**-0.5, relative_keys.t().to(q.dtype))
+        return scores.gather(3, distances.expand(q.size(0), q.size(1), q.size(2), -1))
 
     def make_generation_fast_(
         self, name: str, retain_dropout: bool = False, retain_dropout_modules: Optional[List[str]] = None, **kwargs
@@ -284,10 +317,15 @@ class MultiheadAttention(nn.Module):
         self._register_state_dict_hook(_leave_out_joined)
         self._register_load_state_dict_pre_hook(_put_in_joined)
 
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """Take apart the fused projection of queries, keys and values that old fairseq versions have."""
-        for part in ("weight", "bias"):
-            fused = state_dict.pop(f"{name}.in_proj_{part}", None)
-            if fused is not None:
-                for proj, value in zip(("q_proj", "k_proj", "v_proj"), fused.chunk(3)):
-                    state_dict[f"{name}.{proj}.{part}"] = value
+
+def self_attention(stack: Stack, causal: bool, bias: bool = True) -> MultiheadAttention:
+    """Self-attention of a layer of *stack*; *causal*: positions see no later ones."""
+    return MultiheadAttention(
+        stack.dim,
+        stack.heads,
+        dropout=stack.attention_dropout,
+        bias=bias,
+        relative_positions=stack.relative_positions,
+        relative_values=stack.relative_values,
+        causal=causal,
+    )

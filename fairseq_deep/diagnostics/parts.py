@@ -6,7 +6,7 @@ from typing import Dict, List
 import torch
 from torch import Tensor, nn
 
-from ..inits.walk import all_layers
+from ..inits.walk import layer_modules
 
 SIDES = ("encoder", "decoder")
 
@@ -16,13 +16,18 @@ def part_parameters(model: nn.Module) -> Dict[str, List[List[nn.Parameter]]]:
 
     Returns:
         "encoder" and "decoder": a list for each layer, from the bottom; "encoder_aggregator", "decoder_aggregator"
-        (where they have parameters) and "embedding": one list each
+        (with the memory's, where there are
+        parameters) and "embedding": one list each
     """
     parts: Dict[str, List[List[nn.Parameter]]] = {}
     for side in SIDES:
         stack = getattr(model, side)
-        parts[side] = [list(layer.parameters()) for layer in all_layers(stack)]
+        parts[side] = [
+            [parameter for module in modules for parameter in module.parameters()] for modules in layer_modules(stack)
+        ]
         aggregator = list(stack.history.parameters())
+        if getattr(stack, "memory", None) is not None:
+            aggregator += list(stack.memory.parameters())
         if aggregator:
             parts[f"{side}_aggregator"] = [aggregator]
     tables = [table for side in SIDES for table in getattr(model, side).embed_tokens.parameters()]

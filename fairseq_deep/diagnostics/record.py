@@ -1,17 +1,14 @@
 """What a training run records about depth: each layer's share of the gradient, and what its aggregators hold."""
 
 import math
-from typing import Dict, List
+from typing import Dict
 
 import torch
 from torch import Tensor, nn
 
-from ..aggregators.lstm import DepthwiseLstm
 from .parts import part_parameters, tensor_norms
-from .weights import WeightMatrix, dlcl_weights
 
 SIDES = {"enc": "encoder", "dec": "decoder"}
-GATES = ("input", "forget", "output")
 
 
 @torch.no_grad()
@@ -28,37 +25,31 @@ def depth_record(model: nn.Module) -> Dict[str, float]:
         - "enc_1" ..., "dec_1" ..., "embed": shares of the layers and of the embeddings; "ratio_enc", "ratio_dec": that
           of the first layer over that of the last. They are left out where a gradient is not finite (fairseq skips
           that update, too) and where none is left.
-        - "dlcl_enc_newest" ...: see :meth:`WeightMatrix.bands`
-        - "lstm_enc_input_gate", "..._forget_gate", "..._output_gate": L2 norm over a gate's matrices of the stack
+        - "dlcl_enc_newest", "lstm_dec_forget_gate" ...: what the methods show (``record``), by method and stack
     """
     parameters = [p for p in model.parameters() if p.grad is not None]
-    matrices = dlcl_weights(model)
-    gates = _gate_matrices(model)
+    shown = _shown(model)
     vectors = [tensor_norms([p.grad for p in parameters])] if parameters else []
-    vectors += [matrix.values.flatten() for matrix in matrices.values()]
-    vectors += [tensor_norms(weights) for weights in gates.values()]
+    vectors += [value.float().reshape(1) for value in shown.values()]
     if not vectors:
         return {}
-    values = torch.cat([vector.to(vectors[0].device) for vector in vectors]).cpu()
-    pieces = iter(values.split([len(vector) for vector in vectors]))
-
-    norms = dict(zip(map(id, parameters), next(pieces).tolist())) if parameters else {}
-    record = _shares(model, norms)
-    for side, matrix in matrices.items():
-        matrix = WeightMatrix(next(pieces).view(matrix.values.shape), matrix.per_entry)
-        record.update({f"dlcl_{side[:3]}_{band}": mean for band, mean in matrix.bands().items()})
-    for name in gates:
-        record[name] = math.hypot(*next(pieces).tolist())
+    values = torch.cat([vector.to(vectors[0].device) for vector in vectors]).cpu().tolist()
+    record = _shares(model, dict(zip(map(id, parameters), values)))
+    record.update(zip(shown, values[len(parameters) :]))
     return record
 
 
-def _gate_matrices(model: nn.Module) -> Dict[str, List[Tensor]]:
+def _shown(model: nn.Module) -> Dict[str, Tensor]:
+    """What the aggregators and the memory of *model* show, by name."""
     found = {}
     for short, side in SIDES.items():
-        history = getattr(model, side).history
-        if isinstance(history, DepthwiseLstm) and history.has_gates:
-            for index, gate in enumerate(GATES):
-                found[f"lstm_{short}_{gate}_gate"] = [gates.weight.chunk(3)[index] for gates in history.gates]
+        stack = getattr(model, side)
+        methods = {stack.stack.aggregator.name: stack.history}
+        memory = getattr(stack, "memory", None)
+        if memory is not None:
+            methods["memory"] = memory
+        for name, method in methods.items():
+            found.update({f"{name}_{short}_{key}": value for key, value in method.record().items()})
     return found
 
 

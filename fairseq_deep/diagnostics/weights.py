@@ -11,7 +11,8 @@ from typing import Dict, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from ..aggregators.dlcl import Dlcl
+from ..aggregators.bands import bands
+from ..aggregators.dlcl import used_weights
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,7 @@ class WeightMatrix:
 
         A band without an entry, in a stack of one layer, is left out; the embedding is also in one of the others.
         """
-        size = self.values.abs()
-        count = len(size)
-        older = torch.ones(count, count, dtype=torch.bool, device=size.device).tril(-2)
-        bands = {"newest": size.diagonal(), "previous": size.diagonal(-1), "older": size[older]}
-        bands["embedding"] = size[:, 0]
-        return {name: float(values.mean()) for name, values in bands.items() if values.numel()}
+        return {name: float(value) for name, value in bands(self.values).items()}
 
 
 def dlcl_weights(
@@ -50,25 +46,18 @@ def dlcl_weights(
     """The matrices of the stacks, "encoder" and "decoder", that have one.
 
     Args:
-        source: a model of this package, or its ``state_dict`` (that of the original DLCL code, too)
+        source: a model of this package (any whose aggregators show weights), or a ``state_dict`` of DLCL (also that of the
+            original code)
         normalize, window: ``--dlcl-normalize`` and ``--dlcl-window`` of the model, which a ``state_dict`` does not tell
     """
     found = {}
     for side in ("encoder", "decoder"):
         if isinstance(source, nn.Module):
-            history = getattr(source, side).history
-            if isinstance(history, Dlcl):
-                found[side] = _matrix(history.weight, history.normalize, history.window)
-        elif f"{side}.history.weight" in source:
-            found[side] = _matrix(source[f"{side}.history.weight"], normalize, window)
+            weights = getattr(source, side).history.weights()
+        else:
+            weight = source.get(f"{side}.history.weight")
+            weights = None if weight is None else used_weights(weight, normalize, window)
+        if weights is not None:
+            weights = weights.reshape(*weights.shape[:2], -1)
+            found[side] = WeightMatrix(weights.mean(dim=2), weights.size(2))
     return found
-
-
-def _matrix(weight: Tensor, normalize: bool, window: Optional[int]) -> WeightMatrix:
-    weight = weight.detach().float().reshape(*weight.shape[:2], -1)  # (L+1) x (L+1) x n
-    size = len(weight)
-    used = torch.ones(size, size, dtype=torch.bool, device=weight.device).tril().triu(1 - (window or size))
-    used = used.unsqueeze(-1)
-    if normalize:
-        weight = torch.softmax(weight.masked_fill(~used, float("-inf")), dim=1)
-    return WeightMatrix(weight.masked_fill(~used, 0.0).mean(dim=2), weight.size(2))

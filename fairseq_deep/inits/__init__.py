@@ -3,9 +3,9 @@
 import importlib
 import pkgutil
 
-from .base import INITS, PLAIN, Connection, Init, Place
+from .base import INITS, Init, Place
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["INITS", "PLAIN", "Connection", "Init", "Place"]
+__all__ = ["INITS", "Init", "Place"]

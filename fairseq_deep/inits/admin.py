@@ -14,13 +14,15 @@ Matrices are Xavier's.
 """
 
 import math
-from typing import Callable, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..registry import UsageError
-from .base import INITS, Connection
+from ..residuals import ResidualConnection
+from ..stack import Stack
+from .base import INITS
 from .walk import all_layers
 from .xavier import Xavier
 
@@ -34,26 +36,40 @@ def omega(start: str, connections: int) -> float:
     return math.sqrt(connections) if start == "1" else 1.0
 
 
+class WeightedConnection(ResidualConnection):
+    """r = omega * x + F(x).
+
+    Shapes:
+        weight: sub-layers x C, omega
+    """
+
+    def __init__(self, stack: Stack, number: int, start: float):
+        super().__init__(stack, number)
+        self.weight = nn.Parameter(torch.full((self.sublayers, stack.dim), start))
+
+    def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
+        return self.weight[sublayer] * x + output
+
+
 @INITS.register("admin")
 class Admin(Xavier):
     """Xavier matrices, omega in closed form or profiled.
 
     Args:
-        side, encoder_layers, decoder_layers, decoder_sublayers: see :class:`Init`
+        stack: see :class:`Init`
         start: of omega: "logn", "1", "n", or "profile"
 
     Raises:
         UsageError: the start is none of them
     """
 
+    paper = "Liu 2020"
     norms = ("post",)
     without_residual = False
-    flag_prefix = "admin"
+    connects = True
 
-    def __init__(
-        self, side: str, encoder_layers: int, decoder_layers: int, decoder_sublayers: int = 3, start: str = "logn"
-    ):
-        super().__init__(side, encoder_layers, decoder_layers, decoder_sublayers)
+    def __init__(self, stack: Stack, start: str = "logn"):
+        super().__init__(stack)
         self.start = str(start)  # from a configuration file, 1 is a number
         if self.start not in STARTS:
             raise UsageError(f"--admin-start {start} is unknown: use one of {', '.join(STARTS)}")
@@ -66,16 +82,19 @@ class Admin(Xavier):
             help="Admin: omega for outputs that change by O(log n) (logn, the default), O(1) (1), O(n) (n), or profile",
         )  # fmt: skip
 
-    def connection(self) -> Connection:
-        return Connection("vector", self.omega)
+    @classmethod
+    def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+        if str(options.get("start")) == "profile" and stack.layerdrop:
+            raise UsageError(
+                f"--admin-start profile needs every layer of the {stack.side}: leave out --{stack.side}-layerdrop"
+            )
+
+    def connection(self, number: int) -> ResidualConnection:
+        return WeightedConnection(self.stack, number, self.omega)
 
     def prepare(self, stack: nn.Module) -> Optional[Callable[[], None]]:
         if self.start != "profile":
             return None
-        if getattr(stack.layers, "p", 0.0):  # fairseq's LayerDrop
-            raise UsageError(
-                f"--admin-start profile needs every layer of the {self.side}: leave out --{self.side}-layerdrop"
-            )
         return Profiler([layer.residual for layer in all_layers(stack)]).remove
 
 
@@ -86,7 +105,7 @@ class Profiler:
     did not get to the end (fairseq skips one that does not fit into memory) is followed by a new start.
 
     Args:
-        connections: the stack's :class:`ResidualConnection` modules, from the bottom
+        connections: the stack's :class:`WeightedConnection` modules, from the bottom
 
     Raises:
         UsageError: (at the first batch) the model is in half precision, where the optimizer has copied omega before
@@ -100,7 +119,7 @@ class Profiler:
     def _set(self, connection: nn.Module, inputs) -> None:
         if not connection.training:
             return
-        x, output, sublayer = inputs
+        x, output, sublayer = inputs[:3]
         if connection.weight.dtype != torch.float32:
             raise UsageError(
                 "--admin-start profile needs fp32 for its first update: train with --max-update 1 first, "

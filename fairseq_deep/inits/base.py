@@ -1,4 +1,4 @@
-"""What an initialisation is: a rule for each matrix of a finished model, and the residual connection that it needs.
+"""The contract of an initialisation: a rule for each matrix of a finished model, and the connections that it needs.
 
 :func:`fairseq_deep.inits.walk.initialise` finds the matrices and tells where they stand. It visits the attention
 and feed-forward matrices of all layers, and the embeddings. Norms start at 1 and 0 by themselves, and aggregators have
@@ -10,27 +10,11 @@ from typing import Callable, Optional
 
 from torch import Tensor, nn
 
-from ..registry import Registry
+from ..registry import Method, Registry
+from ..residuals import ResidualConnection
+from ..stack import Stack
 
 INITS = Registry("--deep-init")
-
-
-@dataclass(frozen=True)
-class Connection:
-    """The residual connections that a method needs; see :mod:`fairseq_deep.layers.connection`.
-
-    Attributes:
-        kind: "plain", "constant", "vector" or "gate"
-        value: start of its factor
-        layer_norm: layers have norms
-    """
-
-    kind: str = "plain"
-    value: float = 1.0
-    layer_norm: bool = True
-
-
-PLAIN = Connection()
 
 
 @dataclass(frozen=True)
@@ -39,8 +23,9 @@ class Place:
 
     Attributes:
         layer: number of its layer in the stack, from 1
-        part: "self_attn", "encoder_attn" or "ffn"
-        role: "q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2" or (of an average attention) "gate"
+        part: "self_attn", "encoder_attn", "ffn" or "residual"
+        role: "q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", (of an average attention) "gate", or what the
+            residual connection calls it
     """
 
     layer: int
@@ -48,52 +33,47 @@ class Place:
     role: str
 
 
-class Init:
+class Init(Method):
     """Base of all methods: the start of one stack.
 
-    A command line flag ``--PREFIX-OPTION`` (PREFIX: *flag_prefix*) sets the constructor's argument OPTION.
-
     Args:
-        side: "encoder" or "decoder"
-        encoder_layers, decoder_layers: depth of both stacks
-        decoder_sublayers: residual connections of a decoder layer
+        stack: the stack
 
     Attributes:
-        connections: residual connections of the stack
+        stack: see above
         touches: it fills anything at all
-        norms: the norm placements that it can be used with; "none": it is made for layers without norms
+        norms: the norm placements that it can be used with, of "pre" and "post"
+        layer_norm: layers have norms
         without_residual: it can be used where an aggregator replaces the residual connections
+        connects: it needs residual connections of its own, see :meth:`connection`
         three_sublayers: its constants are made for decoder layers with two attentions
         counts_layers: layers compute with a constant of the depth, so that none can be dropped from a trained model
-        flag_prefix: see above
     """
 
     touches = True
     norms = ("pre", "post")
+    layer_norm = True
     without_residual = False
+    connects = False
     three_sublayers = False
     counts_layers = False
-    flag_prefix = ""
 
-    def __init__(self, side: str, encoder_layers: int, decoder_layers: int, decoder_sublayers: int = 3):
-        self.side = side
-        self.encoder_layers = encoder_layers
-        self.decoder_layers = decoder_layers
-        self.connections = 2 * encoder_layers if side == "encoder" else decoder_sublayers * decoder_layers
-
-    @staticmethod
-    def add_args(parser) -> None:
-        """Add the method's flags, without defaults: an architecture's preset must be able to set them."""
+    def __init__(self, stack: Stack):
+        self.stack = stack
 
     def __str__(self) -> str:
-        given = ("side", "encoder_layers", "decoder_layers", "connections")
-        own = {name: value for name, value in vars(self).items() if name not in given}
+        own = {name: value for name, value in vars(self).items() if name != "stack"}
         texts = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in own.items()}
         return ", ".join(f"{name} {text}" for name, text in texts.items())
 
-    def connection(self) -> Connection:
-        """The residual connections of the stack's layers."""
-        return PLAIN
+    @property
+    def connections(self) -> int:
+        """Number of residual connections of the stack."""
+        return self.stack.layers * len(self.stack.sublayers)
+
+    def connection(self, number: int) -> Optional[ResidualConnection]:
+        """The residual connections of the layer with that *number* (from 1); None: those that ``--residual`` chooses."""
+        return None
 
     def matrix(self, weight: Tensor, place: Place) -> None:
         """Fill *weight* (fan_out x fan_in) in place."""

@@ -12,7 +12,20 @@ gain 1.
 
 from torch import Tensor, nn
 
-from .base import INITS, Connection, Init, Place
+from ..residuals import ResidualConnection
+from ..stack import Stack
+from .base import INITS, Init, Place
+
+
+class ScaledConnection(ResidualConnection):
+    """r = alpha x + F(x)."""
+
+    def __init__(self, stack: Stack, number: int, alpha: float):
+        super().__init__(stack, number)
+        self.alpha = alpha
+
+    def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
+        return self.alpha * x + output
 
 
 @INITS.register("deepnet")
@@ -24,20 +37,22 @@ class DeepNet(Init):
         beta: gain of the scaled matrices
     """
 
+    paper = "Wang 2022"
     norms = ("post",)
+    connects = True
     three_sublayers = True
     counts_layers = True
 
-    def __init__(self, side: str, encoder_layers: int, decoder_layers: int, decoder_sublayers: int = 3):
-        super().__init__(side, encoder_layers, decoder_layers, decoder_sublayers)
-        if side == "encoder":
-            depth = encoder_layers**4 * decoder_layers
-            self.alpha, self.beta = 0.81 * depth ** (1 / 16), 0.87 * depth ** (-1 / 16)
+    def __init__(self, stack: Stack):
+        super().__init__(stack)
+        n, m = stack.encoder_layers, stack.decoder_layers
+        if stack.side == "encoder":
+            self.alpha, self.beta = 0.81 * (n**4 * m) ** (1 / 16), 0.87 * (n**4 * m) ** (-1 / 16)
         else:
-            self.alpha, self.beta = (3 * decoder_layers) ** (1 / 4), (12 * decoder_layers) ** (-1 / 4)
+            self.alpha, self.beta = (3 * m) ** (1 / 4), (12 * m) ** (-1 / 4)
 
-    def connection(self) -> Connection:
-        return Connection("constant", self.alpha)
+    def connection(self, number: int) -> ResidualConnection:
+        return ScaledConnection(self.stack, number, self.alpha)
 
     def matrix(self, weight: Tensor, place: Place) -> None:
         nn.init.xavier_normal_(weight, gain=1.0 if place.role in ("q_proj", "k_proj", "gate") else self.beta)

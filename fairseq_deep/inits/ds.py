@@ -1,6 +1,6 @@
-"""Depth-scaled initialisation (DS-Init), and the schemes in which it has its relatives.
+"""Depth-scaled initialisation (DS-Init).
 
-Improving Deep Transformer with Depth-Scaled Initialization and Merged Attention, Zhang et al., EMNLP 2019, Section 4:
+Improving Deep Transformer with Depth-Scaled Initialization and Merged Attention, Zhang et al., EMNLP 2019, Section 5:
 
     W ~ U(-gamma alpha / sqrt(l), gamma alpha / sqrt(l))      Eq. (15)
 
@@ -13,9 +13,8 @@ different. So the exponent is 0.25 unless ``--ds-init-exponent 0.5`` asks for Eq
 
 import math
 
-from torch import Tensor, nn
-
 from ..registry import UsageError
+from ..stack import Stack
 from .base import INITS, Place
 from .xavier import Xavier
 
@@ -25,7 +24,7 @@ class DepthScaled(Xavier):
     """Xavier, with the bounds of layer l multiplied by alpha l^(-exponent).
 
     Args:
-        side, encoder_layers, decoder_layers, decoder_sublayers: see :class:`Init`
+        stack: see :class:`Init`
         alpha: factor on all layers, in (0, 1]
         exponent: 0.25 (the released code), 0.5 (Eq. 15), or any value from 0 on
 
@@ -35,17 +34,10 @@ class DepthScaled(Xavier):
 
     without_residual = False
     flag_prefix = "ds_init"
+    paper = "Zhang 2019"
 
-    def __init__(
-        self,
-        side: str,
-        encoder_layers: int,
-        decoder_layers: int,
-        decoder_sublayers: int = 3,
-        alpha: float = 1.0,
-        exponent: float = 0.25,
-    ):
-        super().__init__(side, encoder_layers, decoder_layers, decoder_sublayers)
+    def __init__(self, stack: Stack, alpha: float = 1.0, exponent: float = 0.25):
+        super().__init__(stack)
         if not 0.0 < alpha <= 1.0:
             raise UsageError(f"--ds-init-alpha {alpha} is out of range: use a value above 0, up to 1")
         if not 0.0 <= exponent < math.inf:
@@ -63,42 +55,3 @@ class DepthScaled(Xavier):
 
     def gain(self, place: Place) -> float:
         return super().gain(place) * self.alpha * place.layer**-self.exponent
-
-
-@INITS.register("depth-scaled")
-class ResidualScaled(Xavier):
-    """The schemes of other tool kits.
-
-    ``marian``: Xavier, the bounds of layer l divided by sqrt(l), queries, keys and values as matrices of their own.
-    ``gpt2``: N(0, 0.02^2), and the matrices that end a sub-layer divided by the square root of the number of residual
-    connections of the stack.
-
-    Args:
-        side, encoder_layers, decoder_layers, decoder_sublayers: see :class:`Init`
-        kind: "marian" or "gpt2"
-
-    Raises:
-        UsageError: the kind is neither
-    """
-
-    without_residual = False
-    flag_prefix = "depth_scaled"
-
-    def __init__(
-        self, side: str, encoder_layers: int, decoder_layers: int, decoder_sublayers: int = 3, kind: str = "marian"
-    ):
-        super().__init__(side, encoder_layers, decoder_layers, decoder_sublayers)
-        if kind not in ("marian", "gpt2"):
-            raise UsageError(f"--depth-scaled-kind {kind} is unknown: use marian or gpt2")
-        self.kind = kind
-
-    @staticmethod
-    def add_args(parser) -> None:
-        parser.add_argument("--depth-scaled-kind", metavar="KIND", help="--deep-init depth-scaled: marian or gpt2")
-
-    def matrix(self, weight: Tensor, place: Place) -> None:
-        if self.kind == "marian":
-            nn.init.xavier_uniform_(weight, gain=place.layer**-0.5)
-        else:
-            ends = place.role == "out_proj" or (place.part, place.role) == ("ffn", "fc2")
-            nn.init.normal_(weight, std=0.02 * (self.connections**-0.5 if ends else 1.0))

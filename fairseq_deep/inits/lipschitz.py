@@ -21,6 +21,7 @@ from .base import INITS, Init, Place
 class Lipschitz(Init):
     """Matrices within +-sqrt(1/fan_in), embeddings within +-sqrt(2/(C + V)); those of an aggregator too."""
 
+    paper = "Xu 2020"
     without_residual = True
 
     def matrix(self, weight: Tensor, place: Place) -> None:

@@ -16,15 +16,22 @@ def all_layers(stack: nn.Module) -> List[nn.Module]:
     return [stack.layers[index] for index in range(len(stack.layers))]
 
 
+def layer_modules(stack: nn.Module) -> List[List[nn.Module]]:
+    """The modules of each layer of *stack*: one, or where layers are split, those of its sub-layers."""
+    modules, count = all_layers(stack), stack.stack.modules_per_layer
+    return [modules[start : start + count] for start in range(0, len(modules), count)]
+
+
 def layer_matrices(stack: nn.Module) -> Iterator[Tuple[nn.Linear, Place]]:
     """The attention and feed-forward projections of all layers of *stack*, with their places."""
-    for number, layer in enumerate(all_layers(stack), 1):
-        for part, roles in _ROLES.items():
-            owner = layer if part == "ffn" else getattr(layer, part, None)
-            for role in roles:
-                linear = getattr(owner, role, None)
-                if linear is not None:
-                    yield linear, Place(number, part, role)
+    for number, modules in enumerate(layer_modules(stack), 1):
+        for module in modules:
+            for part, roles in _ROLES.items():
+                owner = module if part == "ffn" else getattr(module, part, None)
+                for role in roles:
+                    linear = getattr(owner, role, None)
+                    if linear is not None:
+                        yield linear, Place(number, part, role)
 
 
 def _fill_layers(stack: nn.Module, init: Init) -> None:
@@ -32,9 +39,14 @@ def _fill_layers(stack: nn.Module, init: Init) -> None:
         init.matrix(linear.weight, place)
         if linear.bias is not None:
             nn.init.zeros_(linear.bias)
+    for number, modules in enumerate(layer_modules(stack), 1):
+        for connection in [module.residual for module in modules if hasattr(module, "residual")]:
+            for role, matrix in connection.matrices().items():
+                init.matrix(matrix, Place(number, "residual", role))
     for module in stack.layers.modules():
-        if getattr(module, "relative_keys", None) is not None:
-            init.relative_keys(module.relative_keys)
+        for vectors in (getattr(module, "relative_keys", None), getattr(module, "relative_values", None)):
+            if vectors is not None:
+                init.relative_keys(vectors)
 
 
 def _fill_tables(stack: nn.Module, init: Init, filled: set) -> None:

@@ -1,18 +1,26 @@
 """Encoder and decoder layers, with the names of fairseq's own so that their checkpoints are the same."""
 
-from .attention_layers import AttentionDecoderLayer, AttentionEncoderLayer, ParallelAttentionDecoderLayer
+from .bare import (
+    AttentionDecoderLayer,
+    AttentionEncoderLayer,
+    DecoderFeedForward,
+    EncoderFeedForward,
+    ParallelAttentionDecoderLayer,
+)
 from .decoder_layer import DecoderLayer, ParallelDecoderLayer
 from .encoder_layer import EncoderLayer
-from .target_attention import decoder_attention
+from .stock import StockDecoderLayer
 from .wrapping import wrap_layer
 
 __all__ = [
     "AttentionDecoderLayer",
     "AttentionEncoderLayer",
+    "DecoderFeedForward",
     "DecoderLayer",
+    "EncoderFeedForward",
     "EncoderLayer",
     "ParallelAttentionDecoderLayer",
     "ParallelDecoderLayer",
-    "decoder_attention",
+    "StockDecoderLayer",
     "wrap_layer",
 ]

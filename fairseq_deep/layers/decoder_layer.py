@@ -4,10 +4,11 @@ from typing import Dict, Optional, Tuple
 
 from torch import Tensor
 
-from ..inits import PLAIN, Connection
-from .base_layer import CROSS, FFN, MERGED, SELF, BaseLayer, build_norm
+from ..residuals import ResidualConnection
+from ..stack import Stack
+from .base_layer import BaseLayer, build_norm, has_norms
 from .parallel_attention import ParallelAttention
-from .target_attention import build_source_attention, build_target_attention
+from .target_attention import source_attention, target_attention
 
 
 class DecoderLayer(BaseLayer):
@@ -16,20 +17,18 @@ class DecoderLayer(BaseLayer):
     With ``--decoder-attn average`` the first is average attention.
 
     Args:
-        cfg: fairseq's ``TransformerConfig``
-        no_encoder_attn: leave out the attention to the source
-        connection: the residual connections
+        stack: the decoder
+        residual: the residual connections of its sub-layers; None: plain ones
     """
 
-    def __init__(self, cfg, no_encoder_attn: bool = False, connection: Connection = PLAIN):
-        sublayers = [SELF, FFN] if no_encoder_attn else [SELF, CROSS, FFN]
-        super().__init__(cfg, cfg.decoder, "TransformerDecoderLayer", sublayers, connection)
-        self.self_attn = build_target_attention(cfg)
-        self.self_attn_layer_norm = build_norm(cfg, self.embed_dim, connection)
+    def __init__(self, stack: Stack, residual: Optional[ResidualConnection] = None):
+        super().__init__(stack, residual)
+        self.self_attn = target_attention(stack)
+        self.self_attn_layer_norm = build_norm(stack, has_norms(stack))
         self.encoder_attn = self.encoder_attn_layer_norm = None
-        if not no_encoder_attn:
-            self.encoder_attn = build_source_attention(cfg)
-            self.encoder_attn_layer_norm = build_norm(cfg, self.embed_dim, connection)
+        if stack.cross_attention:
+            self.encoder_attn = source_attention(stack)
+            self.encoder_attn_layer_norm = build_norm(stack, has_norms(stack))
 
     def forward(
         self,
@@ -41,6 +40,7 @@ class DecoderLayer(BaseLayer):
         self_attn_padding_mask: Optional[Tensor] = None,
         need_attn: bool = False,
         need_head_weights: bool = False,
+        beam_mask: Optional[Tensor] = None,
     ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
         """Run the layer; the contract is that of fairseq's ``TransformerDecoderLayerBase``.
 
@@ -52,11 +52,12 @@ class DecoderLayer(BaseLayer):
             self_attn_mask: T x T, added to the scores
             self_attn_padding_mask: B x T
             need_attn, need_head_weights: return the weights of the attention to the source
+            beam_mask: in a decoding step, which keys hypotheses see, where they keep them together (:class:`Ancestry`)
 
         Returns:
             T x B x C, the weights of the attention to the source (H x B x T x S) or None, and None
         """
-        residual = x
+        bottom = x
         if self.normalize_before:
             x = self.self_attn_layer_norm(x)
         x, _ = self.self_attn(
@@ -64,8 +65,9 @@ class DecoderLayer(BaseLayer):
             key_padding_mask=self_attn_padding_mask,
             attn_mask=self_attn_mask,
             incremental_state=incremental_state,
+            beam_mask=beam_mask,
         )
-        x = self.residual(residual, self.dropout_module(x), 0)
+        x = self.residual(bottom, self.dropout_module(x), 0, bottom)
         if not self.normalize_before:
             x = self.self_attn_layer_norm(x)
 
@@ -81,24 +83,24 @@ class DecoderLayer(BaseLayer):
                 incremental_state=incremental_state,
                 need_weights=need_attn or need_head_weights,
             )
-            x = self.residual(residual, self.dropout_module(x), 1)
+            x = self.residual(residual, self.dropout_module(x), 1, bottom)
             if not self.normalize_before:
                 x = self.encoder_attn_layer_norm(x)
-        return self.feed_forward(x), attn, None
+        return self.feed_forward(x, bottom), attn, None
 
 
 class ParallelDecoderLayer(ParallelAttention, BaseLayer):
     """Both attentions as one sub-layer, then feed-forward, each with dropout, residual connection and layer norm.
 
     Args:
-        cfg: fairseq's ``TransformerConfig``
-        connection: the residual connections
+        stack: the decoder
+        residual: the residual connections of its sub-layers; None: plain ones
     """
 
-    def __init__(self, cfg, connection: Connection = PLAIN):
-        super().__init__(cfg, cfg.decoder, "TransformerDecoderLayer", [MERGED, FFN], connection)
-        self.set_attentions(build_source_attention(cfg), build_target_attention(cfg))
-        self.encoder_attn_layer_norm = build_norm(cfg, self.embed_dim, connection)
+    def __init__(self, stack: Stack, residual: Optional[ResidualConnection] = None):
+        super().__init__(stack, residual)
+        self.set_attentions(source_attention(stack), target_attention(stack))
+        self.encoder_attn_layer_norm = build_norm(stack, has_norms(stack))
 
     def forward(
         self,
@@ -110,9 +112,10 @@ class ParallelDecoderLayer(ParallelAttention, BaseLayer):
         self_attn_padding_mask: Optional[Tensor] = None,
         need_attn: bool = False,
         need_head_weights: bool = False,
+        beam_mask: Optional[Tensor] = None,
     ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
         """Run the layer; see :meth:`DecoderLayer.forward`."""
-        residual = x
+        bottom = x
         if self.normalize_before:
             x = self.encoder_attn_layer_norm(x)
         x, attn = self.attend(
@@ -123,8 +126,9 @@ class ParallelDecoderLayer(ParallelAttention, BaseLayer):
             self_attn_mask,
             self_attn_padding_mask,
             need_attn or need_head_weights,
+            beam_mask,
         )
-        x = self.residual(residual, self.dropout_module(x), 0)
+        x = self.residual(bottom, self.dropout_module(x), 0, bottom)
         if not self.normalize_before:
             x = self.encoder_attn_layer_norm(x)
-        return self.feed_forward(x), attn, None
+        return self.feed_forward(x, bottom), attn, None

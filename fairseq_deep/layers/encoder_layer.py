@@ -4,25 +4,24 @@ from typing import Dict, Optional
 
 from torch import Tensor
 
-from ..inits import PLAIN, Connection
-from .base_layer import FFN, SELF, BaseLayer, build_norm, build_self_attention
-
-# the unused copies in the encoder layers of fairseq 0.12.2
-_DUPLICATES = [f"{matrix}_{part}" for matrix in ("in_proj", "out_proj", "fc1", "fc2") for part in ("weight", "bias")]
+from ..attention import self_attention
+from ..residuals import ResidualConnection
+from ..stack import Stack
+from .base_layer import BaseLayer, build_norm, has_norms, noisy
 
 
 class EncoderLayer(BaseLayer):
     """Self-attention and feed-forward sub-layers, each with dropout, residual connection and layer norm.
 
     Args:
-        cfg: fairseq's ``TransformerConfig``
-        connection: the residual connections
+        stack: the encoder
+        residual: the residual connections of its sub-layers; None: plain ones
     """
 
-    def __init__(self, cfg, connection: Connection = PLAIN):
-        super().__init__(cfg, cfg.encoder, "TransformerEncoderLayer", [SELF, FFN], connection)
-        self.self_attn = build_self_attention(cfg, cfg.encoder, causal=False)
-        self.self_attn_layer_norm = build_norm(cfg, self.embed_dim, connection)
+    def __init__(self, stack: Stack, residual: Optional[ResidualConnection] = None):
+        super().__init__(stack, residual)
+        self.self_attn = noisy(self_attention(stack, causal=False), stack)
+        self.self_attn_layer_norm = build_norm(stack, has_norms(stack))
 
     def forward(self, x: Tensor, encoder_padding_mask: Optional[Tensor]) -> Tensor:
         """Run the layer.
@@ -34,21 +33,14 @@ class EncoderLayer(BaseLayer):
         Returns:
             T x B x C
         """
-        residual = x
+        bottom = x
         if self.normalize_before:
             x = self.self_attn_layer_norm(x)
         x, _ = self.self_attn(x, key_padding_mask=encoder_padding_mask)
-        x = self.residual(residual, self.dropout_module(x), 0)
+        x = self.residual(bottom, self.dropout_module(x), 0, bottom)
         if not self.normalize_before:
             x = self.self_attn_layer_norm(x)
-        return self.feed_forward(x)
+        return self.feed_forward(x, bottom)
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """Rename the numbered norms of old fairseq versions and drop the unused copies of release 0.12.2."""
-        for old, new in (("0", "self_attn_layer_norm"), ("1", "final_layer_norm")):
-            for part in ("weight", "bias"):
-                key = f"{name}.layer_norms.{old}.{part}"
-                if key in state_dict:
-                    state_dict[f"{name}.{new}.{part}"] = state_dict.pop(key)
-        for duplicate in _DUPLICATES:
-            state_dict.pop(f"{name}.{duplicate}", None)
+        """Nothing to rename here (``models/checkpoints.py``); fairseq's encoder calls it."""

@@ -1,6 +1,6 @@
 """Both attentions of a decoder layer as one sub-layer.
 
-Improving Deep Transformer with Depth-Scaled Initialization and Merged Attention, Zhang et al., EMNLP 2019, Section 5:
+Improving Deep Transformer with Depth-Scaled Initialization and Merged Attention, Zhang et al., EMNLP 2019, Section 6:
 
     SAAN(S) = [M_a (S W_v)] W_o             Eq. (16)     M_a: mean over each position and those before it
     MATT(S) = SAAN(S) + ATT(S, H_L)         Eq. (17)     W_v and W_o are those of the attention to the source
@@ -43,6 +43,7 @@ class ParallelAttention(nn.Module):
         self_attn_mask: Optional[Tensor],
         self_attn_padding_mask: Optional[Tensor],
         need_weights: bool,
+        beam_mask: Optional[Tensor] = None,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Sum of both attentions of *x* (T x B x C), and the weights of that to the source or None."""
         assert encoder_out is not None, "merged attention needs a source"
@@ -65,6 +66,7 @@ class ParallelAttention(nn.Module):
                 key_padding_mask=self_attn_padding_mask,
                 attn_mask=self_attn_mask,
                 incremental_state=incremental_state,
+                beam_mask=beam_mask,
             )
             y = y + own.to(y.dtype)
         return y, attn

@@ -1,169 +1,168 @@
-"""Refuse flags that contradict each other, before anything is built."""
+"""Refuse flags of fairseq that contradict the chosen methods or each other, before anything is built."""
 
-from typing import Any, Iterable
+from typing import Any, Dict
 
-from ..aggregators import AGGREGATORS
-from ..attention import DECODER_ATTENTIONS
-from ..inits import INITS
-from ..layers import decoder_attention
-from ..registry import Registry, UsageError
-from .building import SIDES, aggregator_name, attention_only, flag_prefix, init_name, method_options
+from ..registry import UsageError
+from ..stack import Stack
 
 
-def check_options(cfg) -> None:
-    """Refuse what an aggregator cannot do, before fairseq builds anything.
+def check_flags(flags: Any, stacks: Dict[str, Stack]) -> None:
+    """Refuse what the methods of *stacks* cannot do with fairseq's own flags.
 
     Raises:
-        UsageError: an option of an aggregator that neither stack uses, so that it would silently do nothing, or a flag
-            that means nothing, or cannot be, in a stack with its aggregator
+        UsageError: one line that names the flags and the cure
     """
-    sides = {side: aggregator_name(cfg, side) for side in SIDES}
-    inits = {side: init_name(cfg, side) for side in SIDES}
-    _check_unused(cfg, AGGREGATORS, sides.values())
-    _check_unused(cfg, INITS, inits.values())
-    if getattr(cfg, "encoder_xformers_att_config", None):
+    if _given(flags, "encoder_xformers_att_config"):
         raise UsageError("--encoder-xformers-att-config is not made for the layers of this package: leave it out")
-    for option in AGGREGATORS.get(sides["encoder"]).decoder_options:
-        prefix = flag_prefix(AGGREGATORS, sides["encoder"])
-        flag = f"{prefix}_{option}"
-        if flag_prefix(AGGREGATORS, sides["decoder"]) != prefix and getattr(cfg, flag, None):
-            raise UsageError(
-                f"--{flag.replace('_', '-')} is about the decoder, whose --layer-agg is {sides['decoder']}: "
-                "leave it out"
-            )
-    _check_decoder_attention(cfg, sides["decoder"])
-    for side, name in sides.items():
-        flags = [f"{side}_layerdrop", f"{side}_layers_to_keep"] + (["base_layers"] if side == "decoder" else [])
-        for flag in flags if AGGREGATORS.get(name).needs_every_layer else []:
-            if getattr(cfg, flag, None):
+    decoder = stacks["decoder"]
+    for side, stack in stacks.items():
+        _check_aggregator(flags, stack)
+        _check_relative(flags, stack)
+        _check_residual(stack)
+        _check_init(flags, stack)
+    _check_attention(flags, decoder)
+    _check_memory(flags, stacks["encoder"], decoder)
+
+
+def _given(flags: Any, name: str) -> bool:
+    return bool(getattr(flags, name, None))
+
+
+def _dashed(flag: str) -> str:
+    return f"--{flag.replace('_', '-')}"
+
+
+def _stock_attention(flags: Any) -> str:
+    """The flag that asks for fairseq's own decoder layers; "" if there is none."""
+    asked = [flag for flag in ("cross_self_attention", "decoder_xformers_att_config") if _given(flags, flag)]
+    return asked[0] if asked else ""
+
+
+def _check_aggregator(flags: Any, stack: Stack) -> None:
+    name, method, side = stack.aggregator.name, stack.aggregator.method, stack.side
+    if method.needs_every_layer:
+        for flag in (f"{side}_layerdrop", f"{side}_layers_to_keep", *(["base_layers"] if side == "decoder" else [])):
+            if _given(flags, flag):
                 raise UsageError(
                     f"--layer-agg {name} needs each layer of the {side} at its place: "
-                    f"leave out --{flag.replace('_', '-')}, or use --{side}-layer-agg residual"
+                    f"leave out {_dashed(flag)}, or use --{side}-layer-agg residual"
                 )
-        _check_init(cfg, side, name, inits[side])
-        if AGGREGATORS.get(name).attention_only:
-            _check_attention_only(cfg, side, name)
-        elif getattr(cfg, "relative_positions", None) is not None:
+    if method.encoder_only and side == "decoder" and _given(flags, "decoder_layer_agg"):
+        raise UsageError(f"--decoder-layer-agg {name} is made for encoders: use --encoder-layer-agg {name}")
+    unsupported = [flag.format(side=side) for flag in method.unsupported_flags]
+    for flag in unsupported + list(method.decoder_flags if side == "decoder" else ()):
+        if _given(flags, flag):
             raise UsageError(
-                f"--relative-positions is not made for the {side}'s --layer-agg {name}: "
-                "leave it out, or use --layer-agg lstm"
-            )
-
-
-def _check_attention_only(cfg, side: str, name: str) -> None:
-    """Refuse what only the layers that the aggregator *name* replaces can do."""
-    flags = ["quant_noise_pq", "quant_noise_scalar", f"{side}_xformers_att_config"]
-    flags += ["cross_self_attention", "no_cross_attention", "no_decoder_final_norm"] if side == "decoder" else []
-    for flag in flags:
-        if getattr(cfg, flag, None):
-            raise UsageError(
-                f"--{flag.replace('_', '-')} is not made for the layers of --layer-agg {name}: "
+                f"{_dashed(flag)} is not made for the layers of --layer-agg {name}: "
                 f"leave it out, or use --{side}-layer-agg residual"
             )
-    relative = getattr(cfg, "relative_positions", None)
-    if relative is not None and relative < 1:
-        raise UsageError(f"--relative-positions {relative} leaves no distance: use 1 or more, or leave it out")
+    if (stack.layout.split or not stack.layout.residual) and side == "decoder" and _stock_attention(flags):
+        raise UsageError(
+            f"{_dashed(_stock_attention(flags))} is not made for the layers of --layer-agg {name}: leave one of them out"
+        )
 
 
-def _check_decoder_attention(cfg, layer_agg: str) -> None:
+def _check_relative(flags: Any, stack: Stack) -> None:
+    distance = stack.relative_positions
+    if distance is None:
+        if stack.relative_values:
+            raise UsageError("--relative-values needs a distance: add --relative-positions K, or leave it out")
+        return
+    if distance < 1:
+        raise UsageError(f"--relative-positions {distance} leaves no distance: use 1 or more, or leave it out")
+    if stack.side == "decoder" and not stack.attention.method.relative:
+        raise UsageError(
+            f"--relative-positions is not made for --decoder-attn {stack.attention.name}: leave one of them out"
+        )
+    if stack.side == "decoder" and _stock_attention(flags):
+        raise UsageError(f"--relative-positions is not made for {_dashed(_stock_attention(flags))}: leave one out")
+
+
+def _check_residual(stack: Stack) -> None:
+    name, norm = stack.residual.name, "pre" if stack.pre_norm else "post"
+    if name == "plain":
+        return
+    if not stack.layout.residual:
+        raise UsageError(
+            f"--residual {name} has nothing to connect: --layer-agg {stack.aggregator.name} replaces residual "
+            f"connections ({stack.side}); leave one of them out"
+        )
+    if stack.init.method.connects or not stack.init.method.layer_norm:
+        raise UsageError(
+            f"--deep-init {stack.init.name} has residual connections of its own ({stack.side}): "
+            f"leave out --residual {name}, or use --deep-init xavier"
+        )
+    if norm not in stack.residual.method.norms:
+        other = "transformer_postnorm" if norm == "pre" else "transformer_prenorm"
+        raise UsageError(
+            f"--residual {name} is made for {stack.residual.method.norms[0]}-norm stacks ({stack.side}): "
+            f"use a {other} architecture, or another --residual"
+        )
+
+
+def _check_attention(flags: Any, stack: Stack) -> None:
     """Refuse what is about attentions that the decoder has not."""
-    name = getattr(cfg, "decoder_attn", None) or "self"
-    kind = DECODER_ATTENTIONS.get(name)
-    if kind.positions != "average" and getattr(cfg, "average_ffn", False):
-        raise UsageError("--average-ffn does nothing without --decoder-attn average or merged-average: leave it out")
+    name = stack.attention.name
     if name == "self":
         return
-    refused = ["cross_self_attention", "decoder_xformers_att_config"]
-    refused += ["no_cross_attention", "lstm_merge", "lstm_attn_residual"] if kind.parallel else []
-    refused += ["relative_positions"] if kind.positions != "self" else []
-    for flag in refused:
-        if getattr(cfg, flag, None):
-            raise UsageError(f"--{flag.replace('_', '-')} is not made for --decoder-attn {name}: leave one of them out")
-    widths = [getattr(cfg, f"{side}_embed_dim", None) for side in SIDES]
-    if kind.positions is None and None not in widths and widths[0] != widths[1]:
-        raise UsageError(
-            f"--decoder-attn {name} has one matrix for the values of both sides: make --encoder-embed-dim and "
-            f"--decoder-embed-dim equal ({widths[0]} and {widths[1]}), or use merged-average"
-        )
-    if getattr(cfg, "average_ffn", False) and AGGREGATORS.get(layer_agg).attention_only:
-        raise UsageError(f"--average-ffn needs a feed-forward width: leave it out with --layer-agg {layer_agg}")
+    flag = _stock_attention(flags) or ("no_cross_attention" if stack.parallel_attention else "")
+    if flag and _given(flags, flag):
+        raise UsageError(f"{_dashed(flag)} is not made for --decoder-attn {name}: leave one of them out")
 
 
-def _check_unused(cfg, registry: Registry, chosen: Iterable[str]) -> None:
-    """Refuse options of methods that neither stack uses."""
-    used = {flag_prefix(registry, name) for name in chosen}
-    for name in registry.names():
-        prefix = flag_prefix(registry, name)
-        options = {} if prefix in used else method_options(cfg, registry, name)
-        given = [option for option, value in options.items() if value is not False]
-        if given:
-            flag = f"{prefix}_{given[0]}".replace("_", "-")
+def _check_memory(flags: Any, encoder: Stack, decoder: Stack) -> None:
+    name = decoder.memory.name
+    if name == "last":
+        return
+    for flag in ("encoder_layerdrop", "encoder_layers_to_keep", "decoder_layerdrop", "decoder_layers_to_keep",
+                 "base_layers", "no_cross_attention", "cross_self_attention"):  # fmt: skip
+        if _given(flags, flag):
             raise UsageError(
-                f"--{flag} does nothing without {registry.kind} {name}: add that, or leave the option out"
+                f"--decoder-memory {name} needs each layer at its place, and an attention to the source: "
+                f"leave out {_dashed(flag)}, or use --decoder-memory last"
             )
+    for stack in (encoder, decoder):
+        if stack.layers < 1:
+            raise UsageError(f"--decoder-memory {name} reads a layer of each stack: use --{stack.side}-layers 1 or more")
 
 
-def _check_init(cfg, side: str, layer_agg: str, name: str) -> None:
+def _check_init(flags: Any, stack: Stack) -> None:
     """Refuse an initialisation that is not made for the stack."""
-    init = INITS.get(name)
-    norm = "pre" if getattr(cfg, f"{side}_normalize_before", False) else "post"
-    if AGGREGATORS.get(layer_agg).attention_only:
-        if not init.without_residual:
+    name, method, side, layer_agg = stack.init.name, stack.init.method, stack.side, stack.aggregator.name
+    if not stack.layout.residual:
+        if not method.without_residual:
             raise UsageError(
                 f"--deep-init {name} is about residual connections, which --layer-agg {layer_agg} replaces ({side}): "
                 "use xavier or lipschitz"
             )
-    elif "none" in init.norms and layer_agg != "residual":
+    elif not method.layer_norm and layer_agg != "residual":
         raise UsageError(
             f"--deep-init {name} is made for stacks without norms: use --{side}-layer-agg residual, not {layer_agg}"
         )
-    elif norm == "pre" and "pre" not in init.norms:
-        kind = "stacks without norms" if "none" in init.norms else "post-norm"
+    elif stack.pre_norm and "pre" not in method.norms:
+        kind = "post-norm" if method.layer_norm else "stacks without norms"
         raise UsageError(
             f"--deep-init {name} is made for {kind} ({side}): use a transformer_postnorm architecture, "
             f"without --{side}-normalize-before"
         )
-    if "none" in init.norms and getattr(cfg, "layernorm_embedding", False):
+    if not method.layer_norm and _given(flags, "layernorm_embedding"):
         raise UsageError(f"--layernorm-embedding adds a norm where --deep-init {name} does without: leave it out")
-    merged = decoder_attention(cfg).parallel
-    if init.three_sublayers and side == "decoder" and (merged or getattr(cfg, "no_cross_attention", False)):
-        flag = f"--decoder-attn {cfg.decoder_attn}" if merged else "--no-cross-attention"
+    if method.three_sublayers and side == "decoder" and (stack.parallel_attention or not stack.cross_attention):
+        flag = f"--decoder-attn {stack.attention.name}" if stack.parallel_attention else "--no-cross-attention"
         raise UsageError(f"--deep-init {name} counts three sub-layers, {flag} has two: use ds or lipschitz")
-    for flag in ("cross_self_attention", "decoder_xformers_att_config") if init.touches and side == "decoder" else ():
-        if getattr(cfg, flag, None):
-            raise UsageError(f"--{flag.replace('_', '-')} has no rule in --deep-init {name}: leave one of them out")
-    if init.touches and side == "decoder" and getattr(cfg, "base_layers", 0):
-        raise UsageError(f"--base-layers has no rule in --deep-init {name}: leave one of them out")
-    if init.counts_layers and getattr(cfg, f"{side}_layers_to_keep", None):
+    if method.touches:
+        _check_rules(flags, stack)
+
+
+def _check_rules(flags: Any, stack: Stack) -> None:
+    """Refuse matrices and depths that an initialisation has no rule for."""
+    name, side = stack.init.name, stack.side
+    if side == "decoder":
+        for flag in ("cross_self_attention", "decoder_xformers_att_config", "base_layers"):
+            if _given(flags, flag):
+                raise UsageError(f"{_dashed(flag)} has no rule in --deep-init {name}: leave one of them out")
+    if stack.init.method.counts_layers and _given(flags, f"{side}_layers_to_keep"):
         raise UsageError(f"--{side}-layers-to-keep changes the depth that --deep-init {name} counts: leave it out")
-    for stack in SIDES if init.touches else ():
-        if getattr(cfg, f"{stack}_layers", None) == 0:
-            raise UsageError(f"--{stack}-layers 0 leaves --deep-init {name} without a depth: use 1 or more")
-
-
-def drop_feed_forward(args, layer_agg: str) -> None:
-    """Set what means nothing in a stack of attention layers to a value that says so, before presets fill *args*.
-
-    It is called again on the flags of a checkpoint, and then finds its own values.
-
-    Args:
-        args: flags as the user gave them
-        layer_agg: the aggregator if no flag names one
-
-    Raises:
-        UsageError: the user gave one of those flags
-    """
-    alone = [side for side in SIDES if attention_only(args, side, layer_agg)]
-    for side in alone:
-        name = aggregator_name(args, side, layer_agg)
-        _settle(args, f"{side}_ffn_embed_dim", 0, f"{name} has no feed-forward sub-layer: use --lstm-hidden instead")
-        _settle(args, f"{side}_normalize_before", False, f"{name} has its own norms: use --lstm-final-norm for more")
-    if len(alone) == len(SIDES):
-        name = aggregator_name(args, "encoder", layer_agg)
-        _settle(args, "activation_fn", "gelu", f"{name} has its own: use --lstm-ffn and --lstm-glu")
-
-
-def _settle(args, flag: str, value: Any, cure: str) -> None:
-    if getattr(args, flag, None) not in (None, value):
-        raise UsageError(f"--{flag.replace('_', '-')} does nothing: --layer-agg {cure}")
-    setattr(args, flag, value)
+    for other in ("encoder", "decoder"):
+        if getattr(flags, f"{other}_layers", None) == 0:
+            raise UsageError(f"--{other}-layers 0 leaves --deep-init {name} without a depth: use 1 or more")

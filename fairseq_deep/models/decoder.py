@@ -3,27 +3,12 @@
 from typing import Dict, List, Optional, Tuple
 
 from fairseq.models.transformer import TransformerDecoderBase
-from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
-from ..aggregators import AGGREGATORS
 from ..attention import Ancestry, MultiheadAttention
-from ..layers import (
-    AttentionDecoderLayer,
-    DecoderLayer,
-    ParallelAttentionDecoderLayer,
-    ParallelDecoderLayer,
-    decoder_attention,
-    wrap_layer,
-)
-from .building import (
-    aggregator_name,
-    attention_only,
-    build_aggregator,
-    build_init,
-    keep_final_norm,
-    method_options,
-)
+from ..layers import StockDecoderLayer, wrap_layer
+from .checkpoints import keep_final_norm
+from .layer_building import build_layer
 
 
 class DeepTransformerDecoder(TransformerDecoderBase):
@@ -33,38 +18,42 @@ class DeepTransformerDecoder(TransformerDecoderBase):
     The aggregator combines the layers of one position, so that incremental decoding needs no state for it.
 
     Attributes:
-        layers: the M decoder layers; with ``--lstm-merge two`` their 2M attentions
+        stack: its description
+        init: how its weights start
+        layers: the M decoder layers, or the modules of their sub-layers
         history: the aggregator that connects them
+        ancestry: which hypotheses belong together in beam search
         need_attn: return attention weights where no *alignment_layer* is named, in the steps of generation, too
     """
 
     def __init__(self, cfg, dictionary, embed_tokens, no_encoder_attn=False, output_projection=None):
+        self.stack = cfg.stacks["decoder"]
+        self.init = self.stack.init.build(self.stack)
+        self._next_layer = 0
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
-        self.history = build_aggregator(cfg, "decoder", self.num_layers, cfg.decoder.embed_dim)
-        self.need_attn = True
-        shares = any(isinstance(part, MultiheadAttention) and not part.of_memory for part in self.layers.modules())
-        self.ancestry = Ancestry() if shares else None
-        if len(self.layers) > 0 and isinstance(self.layers[0], nn.ModuleList):
+        if self.stack.layout.split:
             self.layers = nn.ModuleList(part for layer in self.layers for part in layer)
             self.num_layers = len(self.layers)
+        self.modules_per_layer = self.stack.modules_per_layer
+        self.source_offset = self._source_offset()
+        self.history = self.stack.aggregator.build(self.stack)
+        if not self.stack.layout.final_norm:
+            self.layer_norm = None
+        self.need_attn = True
+        shares = any(isinstance(part, MultiheadAttention) and not part.of_memory for part in self.layers.modules())
+        self.ancestry = Ancestry(shares)
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         if cfg.cross_self_attention or cfg.decoder.xformers_att_config:  # fairseq's own variants of attention
-            return wrap_layer(TransformerDecoderLayerBase(cfg, no_encoder_attn), cfg)
-        parallel = decoder_attention(cfg).parallel
-        if not attention_only(cfg, "decoder"):
-            connection = build_init(cfg, "decoder").connection()
-            if parallel:
-                return wrap_layer(ParallelDecoderLayer(cfg, connection), cfg)
-            return wrap_layer(DecoderLayer(cfg, no_encoder_attn, connection), cfg)
-        if parallel:
-            return wrap_layer(ParallelAttentionDecoderLayer(cfg), cfg)
-        options = method_options(cfg, AGGREGATORS, aggregator_name(cfg, "decoder"))
-        if options.get("merge") == "two":  # the aggregator acts after each attention, so each is a layer of its own
-            halves = ({"attends_to_source": False}, {"attends_to_self": False})
-            return nn.ModuleList(wrap_layer(AttentionDecoderLayer(cfg, **half), cfg) for half in halves)
-        chosen = {option: options[option] for option in ("merge", "attn_residual") if option in options}
-        return wrap_layer(AttentionDecoderLayer(cfg, **chosen), cfg)
+            return wrap_layer(StockDecoderLayer(cfg, no_encoder_attn), cfg)
+        self._next_layer += 1
+        parts = [wrap_layer(part, cfg) for part in build_layer(self.stack, self.init, self._next_layer)]
+        return nn.ModuleList(parts) if self.stack.layout.split else parts[0]
+
+    def _source_offset(self) -> int:
+        """Index within a layer's modules of the one that attends to the source."""
+        names = self.stack.sublayers if self.stack.layout.split else ()
+        return max([names.index(name) for name in ("cross", "merged") if name in names], default=0)
 
     def make_generation_fast_(self, need_attn: bool = False, **kwargs) -> None:
         """What fairseq tells before it generates: whether alignments are wanted."""
@@ -124,13 +113,17 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         """
         if alignment_layer is None:
             wanted = self.need_attn or incremental_state is None
-            alignment_layer = self.num_layers - 1 if wanted else -1
+            alignment_layer = self.num_layers // self.modules_per_layer - 1 if wanted else -1
+        aligned = alignment_layer * self.modules_per_layer + self.source_offset if alignment_layer >= 0 else -1
         enc: Optional[Tensor] = None
         enc_padding: Optional[Tensor] = None
         if encoder_out is not None and len(encoder_out["encoder_out"]) > 0:
             enc = encoder_out["encoder_out"][0]
         if encoder_out is not None and len(encoder_out["encoder_padding_mask"]) > 0:
             enc_padding = encoder_out["encoder_padding_mask"][0]
+        memories: List[Tensor] = []
+        if encoder_out is not None and "encoder_memories" in encoder_out:
+            memories = encoder_out["encoder_memories"]
 
         positions: Optional[Tensor] = None
         if self.embed_positions is not None:
@@ -142,26 +135,30 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         x = self.embed(prev_output_tokens, positions)
         causal = incremental_state is None and not full_context_alignment
         padding, mask = self.masks(prev_output_tokens, x, causal, full_context_alignment)
-        if self.ancestry is not None and incremental_state is not None and enc is not None:
-            mask = self.ancestry(incremental_state, enc.size(1), x, padding)
+        beam_mask: Optional[Tensor] = None
+        if incremental_state is not None:
+            sources = enc.size(1) if enc is not None else x.size(1)
+            beam_mask = self.ancestry(incremental_state, sources, x, padding)
 
         attn: Optional[Tensor] = None
         states: List[Optional[Tensor]] = [x]
         history = self.history.start(x)
         for index, layer in enumerate(self.layers):
-            wants_attn = index == alignment_layer
+            wants_attn = index == aligned
             x, layer_attn, _ = layer(
                 self.history.read(history, index),
-                enc,
+                enc if len(memories) == 0 else memories[index // self.modules_per_layer],
                 enc_padding,
                 incremental_state,
                 self_attn_mask=mask,
                 self_attn_padding_mask=padding,
                 need_attn=wants_attn,
                 need_head_weights=wants_attn,
+                beam_mask=beam_mask,
             )
             history = self.history.write(history, index, x)
-            states.append(self.history.layer_output(history, x))
+            if (index + 1) % self.modules_per_layer == 0:
+                states.append(self.history.layer_output(history, x))
             if layer_attn is not None and wants_attn:
                 attn = layer_attn.float().to(x)
         x = self.history.finish(history)
@@ -176,6 +173,17 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
         return x, {"attn": [attn], "inner_states": states}
+
+    def reorder_incremental_state_scripting(
+        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
+    ):
+        """Take over the hypotheses *new_order* (B); what that does to the caches is decided once for all of them."""
+        order = self.ancestry.reorder(incremental_state, new_order)
+        for module in self.modules():
+            if hasattr(module, "reorder_incremental_state"):
+                module.reorder_incremental_state(incremental_state, new_order)
+            elif hasattr(module, "follow") and order is not None:
+                module.follow(incremental_state, order)
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
         keep_final_norm(state_dict, name)

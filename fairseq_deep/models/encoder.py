@@ -4,11 +4,12 @@ from typing import Dict, List, Optional
 
 import torch
 from fairseq.models.transformer import TransformerEncoderBase
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..attention.beams import hypotheses_per_sentence, kept_sentences, same_sentences
-from ..layers import AttentionEncoderLayer, EncoderLayer, wrap_layer
-from .building import attention_only, build_aggregator, build_init, keep_final_norm
+from ..attention.beams import hypotheses_per_sentence, read_order
+from ..layers import wrap_layer
+from .checkpoints import keep_final_norm
+from .layer_building import build_layer
 
 
 class DeepTransformerEncoder(TransformerEncoderBase):
@@ -18,21 +19,36 @@ class DeepTransformerEncoder(TransformerEncoderBase):
     between its versions and has no place for an aggregator, so the loop is ours.
 
     Attributes:
-        layers: the L encoder layers
+        stack: its description
+        init: how its weights start
+        layers: the L encoder layers, or the modules of their sub-layers
         history: the aggregator that connects them
+        memory: what makes the decoder layers' own memories; None where all attend to the encoder's output
         shares_sources: the decoder takes one source for all hypotheses of a sentence
     """
 
     def __init__(self, cfg, dictionary, embed_tokens):
+        self.stack, decoder = cfg.stacks["encoder"], cfg.stacks["decoder"]
+        self.init = self.stack.init.build(self.stack)
+        self._next_layer = 0
         super().__init__(cfg, dictionary, embed_tokens)
-        self.history = build_aggregator(cfg, "encoder", self.num_layers, embed_tokens.embedding_dim)
+        if self.stack.layout.split:
+            self.layers = nn.ModuleList(part for layer in self.layers for part in layer)
+            self.num_layers = len(self.layers)
+        self.history = self.stack.aggregator.build(self.stack)
+        self.calls = self.history.calls
+        self.modules_per_layer = self.stack.modules_per_layer
+        self.memory = None if decoder.memory.name == "last" else decoder.memory.build(self.stack, decoder)
+        self.memory_normalises = self.memory is not None and self.memory.normalises
+        if not self.stack.layout.final_norm:
+            self.layer_norm = None
         # fairseq's own decoder layers want a source for each hypothesis
         self.shares_sources = not (cfg.cross_self_attention or cfg.decoder.xformers_att_config)
 
     def build_encoder_layer(self, cfg):
-        if attention_only(cfg, "encoder"):
-            return wrap_layer(AttentionEncoderLayer(cfg), cfg)
-        return wrap_layer(EncoderLayer(cfg, build_init(cfg, "encoder").connection()), cfg)
+        self._next_layer += 1
+        parts = [wrap_layer(part, cfg) for part in build_layer(self.stack, self.init, self._next_layer)]
+        return nn.ModuleList(parts) if self.stack.layout.split else parts[0]
 
     def forward_scriptable(
         self,
@@ -51,7 +67,8 @@ class DeepTransformerEncoder(TransformerEncoderBase):
 
         Returns:
             fairseq's dictionary of lists: ``encoder_out`` [T x B x C], ``encoder_padding_mask`` [B x T],
-            ``encoder_embedding`` [B x T x C], ``encoder_states``, ``src_lengths`` [B x 1], ...
+            ``encoder_embedding`` [B x T x C], ``encoder_states``, ``src_lengths`` [B x 1], ...; and
+            ``encoder_memories`` [T x B x C each], one for each decoder layer, where they have their own
         """
         padding = src_tokens.eq(self.padding_idx)
         layer_padding: Optional[Tensor] = None
@@ -61,64 +78,82 @@ class DeepTransformerEncoder(TransformerEncoderBase):
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)
         x = x.transpose(0, 1)  # B x T x C -> T x B x C
 
-        states: List[Tensor] = []
-        if return_all_hiddens:
-            states.append(x)
+        states: List[Tensor] = [x]
         history = self.history.start(x)
         for index, layer in enumerate(self.layers):
-            x = layer(self.history.read(history, index), layer_padding)
+            x = self.history.read(history, index)
+            if self.calls == 1:
+                x = layer(x, layer_padding)
+            else:
+                outputs: List[Tensor] = []
+                for _ in range(self.calls):
+                    outputs.append(layer(self.history.point(x, outputs), layer_padding))
+                x = self.history.combine(x, outputs)
             history = self.history.write(history, index, x)
-            if return_all_hiddens:
+            if (index + 1) % self.modules_per_layer == 0:
                 states.append(self.history.layer_output(history, x))
         x = self.history.finish(history)
+        memories: List[Tensor] = []
+        if self.memory is not None:
+            memories = self.memory(states, history)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
+            if not self.memory_normalises:
+                memories = [self.layer_norm(memory) for memory in memories]
 
         lengths = src_tokens.ne(self.padding_idx).sum(dim=1, dtype=torch.int32).reshape(-1, 1).contiguous()
         nothing: List[Tensor] = []
-        return {
+        encoded = {
             "encoder_out": [x],
             "encoder_padding_mask": [padding],
             "encoder_embedding": [embedding],
-            "encoder_states": states,
+            "encoder_states": states if return_all_hiddens else nothing,
             "fc_results": nothing,
             "src_tokens": nothing,
             "src_lengths": [lengths],
         }
+        if self.memory is not None:
+            encoded["encoder_memories"] = memories
+        return encoded
 
     @torch.jit.export
     def reorder_encoder_out(self, encoder_out: Dict[str, List[Tensor]], new_order: Tensor):
         """The output for the hypotheses *new_order*; where a sentence has several, it stays there once.
 
-        Its key "beam" then holds an empty tensor with as many rows as a sentence has hypotheses.
+        Its key "hypotheses" then holds the numbers of the hypotheses of each sentence (sentences x beam).
         """
         if not self.shares_sources or len(encoder_out["encoder_out"]) == 0:
-            return self._select(encoder_out, new_order, 1)
+            return self._select(encoder_out, new_order)
         count = encoder_out["encoder_out"][0].size(1)
-        if "beam" not in encoder_out:
+        if "hypotheses" not in encoder_out:
             beam = hypotheses_per_sentence(new_order, count)
             if beam == 1:
-                return self._select(encoder_out, new_order, 1)
-            order = torch.arange(count, device=new_order.device)
-        else:
-            beam = encoder_out["beam"][0].size(0)
-            sentences = kept_sentences(new_order, beam)
-            if sentences is None:
-                return self._select(encoder_out, torch.div(new_order, beam, rounding_mode="floor"), 1)
-            order = sentences
-        return self._select(encoder_out, order, beam)
+                return self._select(encoder_out, new_order)
+            return self._grouped(encoder_out, beam)
+        beam = encoder_out["hypotheses"][0].size(1)
+        order = read_order(new_order, count, beam)
+        kept = encoder_out
+        if order.torn or not order.same_sources:
+            kept = self._select(encoder_out, order.sources)
+        return kept if order.torn else self._grouped(kept, beam)
 
-    def _select(self, encoder_out: Dict[str, List[Tensor]], order: Tensor, beam: int) -> Dict[str, List[Tensor]]:
-        """The entries of the sentences *order*, marked as those of *beam* hypotheses each."""
-        unchanged = len(encoder_out["encoder_out"]) > 0 and same_sentences(order, encoder_out["encoder_out"][0].size(1))
+    def _select(self, encoder_out: Dict[str, List[Tensor]], order: Tensor) -> Dict[str, List[Tensor]]:
+        """The entries of the sources *order*."""
         selected: Dict[str, List[Tensor]] = {}
         for name, values in encoder_out.items():
-            if name != "beam":
-                dim = 1 if name in ("encoder_out", "encoder_states") else 0
-                selected[name] = values if unchanged else [value.index_select(dim, order) for value in values]
-        if beam > 1:
-            selected["beam"] = [torch.empty(beam, 0)]
+            if name != "hypotheses":
+                dim = 1 if name in ("encoder_out", "encoder_states", "encoder_memories") else 0
+                selected[name] = [value.index_select(dim, order) for value in values]
         return selected
+
+    def _grouped(self, encoder_out: Dict[str, List[Tensor]], beam: int) -> Dict[str, List[Tensor]]:
+        """The output, marked as that of *beam* hypotheses for each sentence."""
+        source = encoder_out["encoder_out"][0]
+        grouped: Dict[str, List[Tensor]] = {}
+        for name, values in encoder_out.items():
+            grouped[name] = values
+        grouped["hypotheses"] = [torch.arange(source.size(1) * beam, device=source.device).view(-1, beam)]
+        return grouped
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
         keep_final_norm(state_dict, name)

@@ -91,23 +91,25 @@ def check_plain(path: str, flags: argparse.Namespace) -> None:
         UserError: it is no model of this package, or not a plain one
     """
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-    from fairseq.models.transformer import TransformerConfig
 
-    from fairseq_deep.inits import PLAIN
-    from fairseq_deep.models.building import SIDES, aggregator_name, build_init, init_name
     from fairseq_deep.models.deep_transformer import DeepTransformerModel
+    from fairseq_deep.models.description import describe
 
     found = ARCH_MODEL_REGISTRY.get(flags.arch)
     if found is None or not issubclass(found, DeepTransformerModel):
         raise UserError(f"{path} is a model {flags.arch}, not one of this package: it needs no export")
     ARCH_CONFIG_REGISTRY[flags.arch](flags)  # checkpoints of the original DLCL code say less
-    attention = getattr(flags, "decoder_attn", None) or "self"
-    if attention != "self":
-        raise UserError(f"{path} has --decoder-attn {attention}, which fairseq's transformer has not")
-    for side in SIDES:
-        name = aggregator_name(flags, side)
-        if name != "residual":
-            raise UserError(f"{path} has --layer-agg {name} ({side}), which fairseq's transformer has not")
-        if build_init(TransformerConfig.from_namespace(flags), side).connection() != PLAIN:
-            start = init_name(flags, side)
-            raise UserError(f"{path} has layers of --deep-init {start} ({side}), which fairseq's transformer has not")
+    for side, stack in describe(flags).items():
+        init = stack.init.method
+        other_layers = init.connects or not init.layer_norm
+        found = {
+            "--decoder-attn": stack.attention is not None and stack.attention.name != "self" and stack.attention.name,
+            "--decoder-memory": stack.memory is not None and stack.memory.name != "last" and stack.memory.name,
+            "--layer-agg": stack.aggregator.name != "residual" and stack.aggregator.name,
+            "--residual": stack.residual.name != "plain" and stack.residual.name,
+            "layers of --deep-init": other_layers and stack.init.name,
+            "--relative-positions": stack.relative_positions,
+        }
+        for flag, value in found.items():
+            if value:
+                raise UserError(f"{path} has {flag} {value} ({side}), which fairseq's transformer has not")

@@ -31,7 +31,7 @@ def test_a_hypothesis_sees_its_ancestors_and_no_padding(torn, twice):
         assert (beams is None) is (torn and step > 2)
         rows = count if beams is None else count // 3
         new = keys.view(1, rows, 1, -1, 2).expand(2, -1, -1, -1, -1)
-        held, hidden = cache(state, new, padding if beams is None else None, beams)
+        held, hidden = cache(state, new, padding if beams is None else None, beams is not None)
         ancestors = [[*own, None if row in padded else (step, row)] for row, own in enumerate(ancestors)]
         for row, own in enumerate(ancestors):
             if beams is None:
@@ -52,7 +52,7 @@ def test_a_new_order_copies_no_keys_unless_a_sentence_has_ended():
     for order in ([1, 0, 3, 3], [0, 0, 2, 3], [2, 3], [1, 0]):
         count = 4 if len(places) < 3 else 2
         beams = both[0](state, 2, torch.zeros(1, count, C), None)
-        cache, _ = both[1](state, torch.randn(2, count // 2, H, 2, C // H), None, beams)
+        cache, _ = both[1](state, torch.randn(2, count // 2, H, 2, C // H), None, beams is not None)
         places.append(cache.data_ptr())
         reorder_all(both, state, torch.tensor(order))
     assert places[0] == places[1] == places[2] != places[3]
@@ -67,10 +67,11 @@ def test_a_hypothesis_that_is_not_finite_harms_no_other(value, grad):
     queries[0, 0, 1] = value
     with torch.set_grad_enabled(grad):
         for together in (True, False):
-            ancestry, state = Ancestry(), {}
+            ancestry, state = Ancestry(together), {}
             for query in queries:
-                beams = ancestry(state, 2, query, None) if together else None
-                outputs.append(module(query, None, None, beams, state)[0])
+                beams = ancestry(state, 2, query, None)
+                assert (beams is not None) is together
+                outputs.append(module(query, incremental_state=state, beam_mask=beams)[0])
                 reorder_all(nn.ModuleList([ancestry, module]), state, torch.tensor([0, 0, 3, 2]))
     for got, want in zip(outputs[:3], outputs[3:]):
         torch.testing.assert_close(got, want, equal_nan=True, **NEAR)

@@ -1,20 +1,15 @@
 """What must hold for every architecture, at tiny width and full depth."""
 
-import copy
 import types
 
 import pytest
-import torch
 from fairseq import options
 from fairseq.data import Dictionary
 
 from fairseq_deep.aggregators import AGGREGATORS
 from fairseq_deep.architectures import ARCHITECTURES, build_architecture, count_parameters, list_archs
 from fairseq_deep.models.deep_transformer import DeepTransformerModel
-from tests.conftest import make_batch
-
-# a fresh 24-layer depth-wise LSTM amplifies the rounding of fp32 about a hundredfold
-NEAR = {"rtol": 1e-4, "atol": 1e-4}
+from tests.invariances import INVARIANCES
 
 every_architecture = pytest.mark.parametrize("name", list_archs())
 
@@ -60,10 +55,6 @@ def parse(*flags):
     return options.parse_args_and_arch(options.get_training_parser(), input_args=["data", *flags])
 
 
-def features(model, source, lengths, target):
-    return model(source, lengths, target)[0]
-
-
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_parameter_count_is_the_papers(name):
     assert count_parameters(name) == PARAMETERS[name]
@@ -94,140 +85,10 @@ def test_parameter_count_of_the_ablations(flags, count):
     assert sum(parameter.numel() for parameter in model.parameters()) == count
 
 
+@pytest.mark.parametrize("invariance", INVARIANCES)
 @every_architecture
-def test_every_parameter_gets_a_finite_gradient(name, build, batch):
-    model = build(name).train()
-    output = features(model, *batch)
-    assert output.isfinite().all()
-    torch.nn.functional.cross_entropy(output.flatten(0, 1), torch.randint(40, (output[..., 0].numel(),))).backward()
-    for key, parameter in model.named_parameters():
-        assert parameter.grad is not None, key
-        assert parameter.grad.isfinite().all(), key
-        # a key bias shifts all scores of a query alike, so that its gradient is rounding only
-        assert parameter.grad.any() or key.endswith("k_proj.bias"), key
-
-
-@every_architecture
-def test_a_loaded_model_gives_the_same_output(name, build, batch, tmp_path):
-    model, other = build(name).eval(), build(name).eval()
-    assert not torch.equal(features(model, *batch), features(other, *batch))
-    torch.save(model.state_dict(), tmp_path / "model.pt")
-    other.load_state_dict(torch.load(tmp_path / "model.pt"))
-    assert torch.equal(features(model, *batch), features(other, *batch))
-
-
-@every_architecture
-def test_incremental_decoding_equals_full_decoding(name, build, dictionary):
-    """Also when the beam, here three hypotheses of one sentence, is reordered in the middle."""
-    model = build(name).eval()
-    source, lengths, target = make_batch(dictionary, lengths=(5,), target_lengths=(6, 6, 6))
-    source, lengths = source.repeat(3, 1), lengths.repeat(3)
-    order = torch.tensor([2, 0, 0])
-    with torch.no_grad():
-        encoder_out = model.encoder(source, lengths)
-        state = {}
-        for step in range(1, 4):
-            model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)
-        model.decoder.reorder_incremental_state_scripting(state, order)
-        target = target[order]
-        full = model.decoder(target, encoder_out=encoder_out)[0]
-        for step in range(4, 7):
-            last = model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)[0]
-            torch.testing.assert_close(last[:, -1], full[:, step - 1], **NEAR)
-
-
-@every_architecture
-def test_padding_and_batch_composition_change_nothing(name, build, dictionary):
-    model = build(name).eval()
-    source, lengths, target = make_batch(dictionary)
-    pad = dictionary.pad()
-    with torch.no_grad():
-        together = features(model, source, lengths, target)
-        for row in range(len(source)):
-            words, outputs = source[row][source[row] != pad], target[row][target[row] != pad]
-            alone = features(model, words[None], lengths[row : row + 1], outputs[None])[0]
-            torch.testing.assert_close(together[row, : len(outputs)], alone, **NEAR)
-            padding = torch.full((2,), pad)
-            right = features(model, torch.cat([words, padding])[None], lengths[row : row + 1], outputs[None])[0]
-            torch.testing.assert_close(right, alone, **NEAR)
-            left = features(model, words[None], lengths[row : row + 1], torch.cat([padding, outputs])[None])[0]
-            torch.testing.assert_close(left[2:], alone, **NEAR)
-
-
-@every_architecture
-def test_activation_checkpointing_changes_nothing(name, build, batch):
-    results = []
-    for recompute in (False, True):
-        torch.manual_seed(3)
-        model = build(name, checkpoint_activations=recompute, dropout=0.1).train()
-        calls = []
-        for stack in (model.encoder, model.decoder):
-            norm = next(module for module in stack.layers[-1].modules() if isinstance(module, torch.nn.LayerNorm))
-            norm.register_forward_hook(lambda *_, calls=calls: calls.append(1))
-        output = features(model, *batch)
-        output.square().mean().backward()
-        assert len(calls) == (4 if recompute else 2), "each layer runs again in the backward pass"
-        results.append([output, *(parameter.grad for parameter in model.parameters())])
-    for plain, recomputed in zip(*results):
-        torch.testing.assert_close(recomputed, plain, rtol=1e-4, atol=1e-5)
-
-
-def assert_near(model, batch, rough):
-    """*rough* is near to what *model* computes in fp32: far below the spread of the outputs, at any depth.
-
-    A model whose layers amplify every difference (fresh depth-wise LSTMs from 12 layers on) is no nearer than what the
-    rounding of its weights alone changes.
-    """
-    rounded = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in rounded.parameters():
-            parameter.copy_(parameter.bfloat16())
-        exact = features(model, *batch)
-        unavoidable = (features(rounded, *batch) - exact).abs().mean()
-    assert rough.isfinite().all()
-    assert (rough.float() - exact).abs().mean() < max(0.1 * exact.std(), 4 * unavoidable)
-
-
-@every_architecture
-def test_half_precision_is_finite_and_near(name, build, batch):
-    model = build(name).eval()
-    rough = features(copy.deepcopy(model).bfloat16(), *batch)
-    assert rough.dtype == torch.bfloat16
-    assert_near(model, batch, rough)
-
-
-@every_architecture
-def test_torchscript_agrees(name, build, batch):
-    """Depth is cut, since scripting unrolls the layers: three say as much as thirty."""
-    model = build(name, encoder_layers=3, decoder_layers=2).eval()
-    scripted = torch.jit.script(model)
-    source, lengths, target = batch
-    with torch.no_grad():
-        expected = features(model, *batch)
-        torch.testing.assert_close(scripted(*batch)[0], expected, rtol=1e-4, atol=1e-5)
-        # padding on the left of the target, where some rows of self-attention see nothing but padding
-        shifted = torch.cat([torch.full_like(target[:, :2], model.decoder.padding_idx), target[:, :4]], dim=1)
-        left = scripted(source, lengths, shifted)[0]
-        torch.testing.assert_close(left[:, 2:], expected[:, :4], rtol=1e-4, atol=1e-5)
-
-
-@every_architecture
-def test_autocast_changes_little(name, build, batch):
-    """As under --amp, where layer outputs, norms and the embedding come in different types."""
-    model = build(name).train()
-    results = []
-    for enabled in (False, True):
-        model.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            output = features(model, *batch)
-        output.float().square().mean().backward()
-        results.append((output.float(), [parameter.grad for parameter in model.parameters()]))
-    (exact, exact_grads), (rough, rough_grads) = results
-    assert not torch.equal(exact, rough)
-    assert_near(model, batch, rough)
-    assert all(grad is not None and grad.isfinite().all() for grad in rough_grads)
-    for got, want in zip(rough_grads, exact_grads):
-        assert got.dtype == want.dtype
+def test_invariance(name, invariance, build, dictionary):
+    INVARIANCES[invariance](lambda **flags: build(name, **flags), dictionary)
 
 
 # what the papers' presets are: (dropout, attention dropout, activation dropout), widths and heads, depth, norm
@@ -317,9 +178,8 @@ def test_a_flag_beats_its_preset(name):
     assert {flag: getattr(args, flag) for flag in chosen} == chosen
     assert args.encoder_normalize_before and args.decoder_normalize_before
     plain = parse("--arch", name)
-    if AGGREGATORS.get(ARCHITECTURES[name].layer_agg).attention_only:
-        for side in ("encoder", "decoder"):
-            presets.update({f"{side}_ffn_embed_dim": 0, f"{side}_normalize_before": False})
+    for flag, (value, _) in AGGREGATORS.get(ARCHITECTURES[name].layer_agg).idle_flags.items():
+        presets.update({flag.format(side=side): value for side in ("encoder", "decoder")})
     presets.update(ARCHITECTURES[name].options)
     assert {flag: getattr(plain, flag) for flag in presets} == presets
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fairseq_deep.attention import Ancestry, MultiheadAttention
-from fairseq_deep.attention.beams import hypotheses_per_sentence, kept_sentences, same_sentences
+from fairseq_deep.attention.beams import hypotheses_per_sentence, read_order
 from fairseq_deep.attention.cache import append, select
 from tests.conftest import make_batch, reorder_all
 from tests.unit.test_dlcl import randomise
@@ -54,15 +54,30 @@ def test_hypotheses_per_sentence(order, sentences, beam):
         ([2, 0, 0, 1], 1, [2, 0, 0, 1]),
     ],
 )
-def test_kept_sentences(order, beam, sentences):
-    kept = kept_sentences(torch.tensor(order), beam)
-    assert (kept if kept is None else kept.tolist()) == sentences
+def test_an_order_keeps_sentences_or_tears_them_apart(order, beam, sentences):
+    for dtype in (torch.long, torch.int32):
+        new_order = torch.tensor(order, dtype=dtype)
+        read = read_order(new_order, 3, beam)
+        assert read.torn is (sentences is None)
+        # where they are torn apart, each hypothesis has a source of its own
+        assert read.sources.tolist() == ([number // beam for number in order] if read.torn else sentences)
+        assert torch.equal(read.hypotheses, new_order)
 
 
-def test_same_sentences():
-    assert same_sentences(torch.tensor([0, 1, 2]), 3)
-    for other in ([0, 1], [0, 1, 2, 3], [0, 2, 1], [0, 0, 2]):
-        assert not same_sentences(torch.tensor(other), 3)
+def test_an_order_that_changes_nothing():
+    """Three sentences with two hypotheses each."""
+    everything = [0, 1, 2, 3, 4, 5]
+    for order, hypotheses, sources in (
+        (everything, True, True),
+        ([1, 0, 2, 2, 5, 4], False, True),
+        (everything[:4], False, False),
+        ([2, 3, 0, 1, 4, 5], False, False),
+        ([0, 1, 2, 3, 4, 5, 0, 1], False, False),
+        ([0, 1, 4, 3, 2, 5], False, False),  # torn apart
+        ([0, 1, 2], False, False),
+    ):
+        read = read_order(torch.tensor(order), 3, 2)
+        assert (read.same_hypotheses, read.same_sources) == (hypotheses, sources), order
 
 
 def keys_and_values(length, batch):
@@ -127,7 +142,7 @@ def test_gradients_pass_through_a_cache():
 def hypotheses(encoder_out):
     """How many hypotheses the output is for, and its sources."""
     count = encoder_out["encoder_out"][0].size(1)
-    return (encoder_out["beam"][0].size(0) if "beam" in encoder_out else 1) * count, count
+    return (encoder_out["hypotheses"][0].numel() if "hypotheses" in encoder_out else count), count
 
 
 def assert_is(encoder_out, whole, sentences):
@@ -155,7 +170,7 @@ def reorder(encoder, out, order):
 def test_sources_are_kept_once_a_sentence(encoded):
     encoder, whole = encoded
     out = reorder(encoder, whole, [0, 0, 1, 1, 2, 2])
-    assert hypotheses(out) == (6, 3) and "beam" not in whole
+    assert hypotheses(out) == (6, 3) and "hypotheses" not in whole
     assert_is(out, whole, [0, 1, 2])
     assert all(got is want for got, want in zip(out["encoder_out"], whole["encoder_out"])), "nothing is copied"
     out = reorder(encoder, out, [1, 0, 2, 2, 5, 4])
@@ -187,7 +202,7 @@ def test_orders_without_beams(encoded):
         out = reorder(encoder, whole, order)
         assert hypotheses(out) == (len(order), len(order))
         assert_is(out, whole, order)
-        assert "beam" not in out
+        assert "hypotheses" not in out
     out = reorder(encoder, reorder(encoder, whole, [2, 0, 1]), [0, 0, 1, 1, 2, 2])
     assert hypotheses(out) == (6, 3), "a beam can follow"
     assert_is(out, whole, [2, 0, 1])
@@ -238,15 +253,16 @@ PAIRED = [[0, 2], [1, 0], [1, 1], [0, 0]]  # of two sentences: what is left is o
 EVERY = {"groups": (3, IN_GROUPS), "torn": (3, TORN), "one each": (3, ONE_EACH), "paired": (2, PAIRED)}
 
 
-@pytest.mark.parametrize("kind", ["own", "relative", "together", "together-relative", "memory"])
+@pytest.mark.parametrize("kind", ["own", "relative", "values", "together", "together-relative", "together-values", "memory"])
 @pytest.mark.parametrize("orders", EVERY)
 @pytest.mark.parametrize("joined", [False, True], ids=["", "joined"])
 @with_and_without_grad
 def test_attention_in_steps_equals_attention_from_scratch(kind, orders, joined, grad):
     """Two hypotheses a sentence at first; after each step a new order. "together": of all hypotheses of a sentence."""
     sentences, orders = EVERY[orders]
+    relative = 2 if "relative" in kind or "values" in kind else None
     module = MultiheadAttention(C, H, kdim=KDIM if kind == "memory" else None, causal=True,
-                                relative_positions=2 if "relative" in kind else None)  # fmt: skip
+                                relative_positions=relative, relative_values="values" in kind)  # fmt: skip
     module = randomise(module).double().eval()
     fast = copy.deepcopy(module)
     if joined:
@@ -256,14 +272,14 @@ def test_attention_in_steps_equals_attention_from_scratch(kind, orders, joined, 
     padding = torch.zeros(sentences, S, dtype=torch.bool)
     padding[-1, -2:] = True
     padding, owner = padding if kind == "memory" else None, torch.arange(sentences).repeat_interleave(2)
-    queries, state, ancestry = torch.zeros(0, len(owner), C, **DOUBLE), {}, Ancestry()
+    queries, state, ancestry = torch.zeros(0, len(owner), C, **DOUBLE), {}, Ancestry("together" in kind)
     with torch.set_grad_enabled(grad):
         for order in [*orders, None]:
             new = torch.randn(1, len(owner), C, **DOUBLE)
             queries = torch.cat([queries, new])
-            beams = ancestry(state, sentences, new, None) if "together" in kind else None
+            beams = ancestry(state, sentences, new, None)
             need_weights = len(queries) % 2 == 0 and beams is None
-            output, weights = fast(new, memory, padding, beams, state, need_weights)
+            output, weights = fast(new, memory, padding, None, state, need_weights, beam_mask=beams)
             mask = torch.full((len(queries),) * 2, float("-inf"), **DOUBLE).triu(1) if memory is None else None
             whole = (None, None) if memory is None else (memory[:, owner], padding[owner])
             expected, expected_weights = module(queries, *whole, mask, need_weights=True)

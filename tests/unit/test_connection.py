@@ -3,14 +3,20 @@
 import pytest
 import torch
 
-from fairseq_deep.inits import PLAIN, Connection
+from fairseq_deep.inits.admin import WeightedConnection
+from fairseq_deep.inits.deepnet import ScaledConnection
+from fairseq_deep.inits.rezero import GatedConnection
 from fairseq_deep.layers import DecoderLayer, EncoderLayer
-from fairseq_deep.layers.connection import ResidualConnection
-from tests.unit.test_layers import DOUBLE, B, C, T, config, inputs
+from fairseq_deep.residuals.plain import Plain
+from tests.unit.test_layers import DOUBLE, B, C, T, describe_layer, inputs
 
 VALUE = 0.7
-KINDS = {kind: Connection(kind, VALUE) for kind in ("constant", "vector", "gate")}
-KINDS["plain"] = PLAIN
+KINDS = {
+    "plain": (Plain, {}),
+    "constant": (ScaledConnection, {"alpha": VALUE}),
+    "vector": (WeightedConnection, {"start": VALUE}),
+    "gate": (GatedConnection, {}),
+}
 SUBLAYERS = {"encoder": 2, "decoder": 3, "decoder without source": 2}
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -22,21 +28,30 @@ def shapes(kind, sublayers):
     return {"vector": [(sublayers, C)], "gate": [(1,)]}.get(kind, [])
 
 
+def connect(kind, stack):
+    """The connections of a layer of *stack*."""
+    method, options = KINDS[kind]
+    return method(stack, 1, **options)
+
+
+STACKS = {2: describe_layer("encoder"), 3: describe_layer("decoder")}
+
+
 def make(kind, sublayers):
     """Connections with random weights."""
-    residual = ResidualConnection(KINDS[kind], C, sublayers).double()
+    residual = connect(kind, STACKS[sublayers]).double()
     for weight in residual.parameters():
         torch.nn.init.normal_(weight)
     return residual
 
 
 @every_kind
-@pytest.mark.parametrize("sublayers", [1, 2, 3])
+@pytest.mark.parametrize("sublayers", STACKS)
 def test_they_start_with_the_given_value(kind, sublayers):
-    residual = ResidualConnection(KINDS[kind], C, sublayers)
+    residual = connect(kind, STACKS[sublayers])
     assert [tuple(weight.shape) for weight in residual.parameters()] == shapes(kind, sublayers)
     for weight in residual.parameters():
-        assert weight.requires_grad and weight.eq(torch.tensor(VALUE)).all()
+        assert weight.requires_grad and weight.eq(0.0 if kind == "gate" else torch.tensor(VALUE)).all()
 
 
 def equations(kind, residual, index, x, output, slope):
@@ -48,7 +63,7 @@ def equations(kind, residual, index, x, output, slope):
         kept = residual.weight[index].detach()
     elif kind == "gate":
         added *= residual.weight.item()
-    of_weight = None if residual.weight is None else torch.zeros_like(residual.weight)
+    of_weight = torch.zeros_like(residual.weight) if hasattr(residual, "weight") else None
     r, of_x, of_output = (torch.zeros(T, B, C, **DOUBLE) for _ in range(3))
     for t in range(T):
         for b in range(B):
@@ -70,22 +85,21 @@ def test_outputs_and_gradients_equal_the_equations(kind, sublayers, index):
     residual = make(kind, sublayers)
     x, output = (torch.randn(T, B, C, requires_grad=True, **DOUBLE) for _ in range(2))
     slope = torch.randn(T, B, C, **DOUBLE)
-    r = residual(x, output, index)
+    r = residual(x, output, index, x)
     r.backward(slope)
     with torch.no_grad():
         expected, of_x, of_output, of_weight = equations(kind, residual, index, x, output, slope)
     torch.testing.assert_close(r.detach(), expected)
     torch.testing.assert_close(x.grad, of_x)
     torch.testing.assert_close(output.grad, of_output)
-    assert (residual.weight is None) is (of_weight is None)
     if of_weight is not None:
         torch.testing.assert_close(residual.weight.grad, of_weight)
 
 
-def make_layer(layer_kind, connection, **flags):
-    if layer_kind == "encoder":
-        return EncoderLayer(config(**flags), connection).double()
-    return DecoderLayer(config(**flags), layer_kind != "decoder", connection).double()
+def make_layer(layer_kind, kind, **flags):
+    side, _, without_source = layer_kind.partition(" ")
+    stack = describe_layer(side, no_cross_attention=bool(without_source), **flags)
+    return (EncoderLayer if side == "encoder" else DecoderLayer)(stack, connect(kind, stack)).double()
 
 
 def run(layer_kind, layer):
@@ -99,7 +113,7 @@ def run(layer_kind, layer):
 def test_each_sublayer_of_a_layer_has_one(kind, layer_kind):
     """With sub-layers that give nothing, a pre-norm layer is the product of what its connections keep."""
     sublayers = SUBLAYERS[layer_kind]
-    layer = make_layer(layer_kind, KINDS[kind], pre_norm=True)
+    layer = make_layer(layer_kind, kind, pre_norm=True)
     assert [tuple(weight.shape) for weight in layer.residual.parameters()] == shapes(kind, sublayers)
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
@@ -114,8 +128,9 @@ def test_each_sublayer_of_a_layer_has_one(kind, layer_kind):
 @pytest.mark.parametrize("pre_norm", [False, True], ids=["post", "pre"])
 def test_layers_without_norms_have_no_parameters_of_norms(layer_kind, pre_norm):
     """Both placements are then the same layer."""
-    without = make_layer(layer_kind, Connection("gate", 0.0, layer_norm=False), pre_norm=pre_norm)
-    plain = make_layer(layer_kind, PLAIN, pre_norm=pre_norm)
+    without = make_layer(layer_kind, "gate", deep_init="rezero", pre_norm=False)
+    without.normalize_before = pre_norm
+    plain = make_layer(layer_kind, "plain", pre_norm=pre_norm)
     left_out = {name for name, _ in plain.named_parameters()} - {name for name, _ in without.named_parameters()}
     assert left_out == {name for name, _ in plain.named_parameters() if "norm" in name}
     assert len(left_out) == 2 * SUBLAYERS[layer_kind]

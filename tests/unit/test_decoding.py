@@ -229,5 +229,5 @@ def test_a_scripted_encoder_reorders(build, batch):
     memory = model.encoder(*batch[:2])
     order = torch.tensor([0, 0, 1, 1, 2, 2])
     scripted = torch.jit.script(model).encoder.reorder_encoder_out(memory, order)
-    assert scripted["beam"][0].size(0) == 2
+    assert scripted["hypotheses"][0].size(1) == 2
     torch.testing.assert_close(scripted["encoder_out"][0], memory["encoder_out"][0])

@@ -10,6 +10,8 @@ from fairseq_deep.aggregators.dlcl import Dlcl
 from fairseq_deep.aggregators.residual import Residual
 from fairseq_deep.aggregators.weighted_sum import weighted_sum
 from fairseq_deep.registry import UsageError
+from fairseq_deep.models import checkpoints
+from fairseq_deep.stack import Stack
 from tests.conftest import make_batch
 from tests.reference.naive_dlcl import run_stack
 
@@ -45,7 +47,7 @@ def naive(aggregator, y_0, layers, **options):
 @pytest.mark.parametrize("normalize", [False, True], ids=["raw", "softmax"])
 @pytest.mark.parametrize("window", [None, 1, 2])
 def test_forward_and_gradients_equal_the_equation(pre_norm, weight_type, normalize, window):
-    aggregator = Dlcl(L, C, pre_norm, weight_type=weight_type, normalize=normalize, window=window).double()
+    aggregator = Dlcl(Stack(L, C, pre_norm), weight_type=weight_type, normalize=normalize, window=window).double()
     randomise(aggregator)
     layers = make_layers()
     y_0 = torch.randn(T, B, C, dtype=torch.float64, requires_grad=True)
@@ -65,7 +67,7 @@ def test_forward_and_gradients_equal_the_equation(pre_norm, weight_type, normali
 
 def test_no_norm_and_fixed_weights_equal_the_equation():
     for init, value in (("avg", lambda row: 1 / (row + 1)), ("one", lambda row: 1.0)):
-        aggregator = Dlcl(L, C, True, init=init, fixed=True, no_norm=True).double()
+        aggregator = Dlcl(Stack(L, C, True), init=init, fixed=True, no_norm=True).double()
         assert not list(aggregator.parameters())
         layers = make_layers()
         y_0 = torch.randn(T, B, C, dtype=torch.float64)
@@ -78,16 +80,16 @@ def test_no_norm_and_fixed_weights_equal_the_equation():
 
 
 def test_identity_weights_without_norm_are_the_plain_stack():
-    aggregator = Dlcl(L, C, True, no_norm=True)
+    aggregator = Dlcl(Stack(L, C, True), no_norm=True)
     with torch.no_grad():
         aggregator.weight.copy_(torch.eye(L + 1))
     layers = make_layers(torch.float32)
     y_0 = torch.randn(T, B, C)
-    torch.testing.assert_close(run(aggregator, y_0, layers), run(Residual(L, C, True), y_0, layers))
+    torch.testing.assert_close(run(aggregator, y_0, layers), run(Residual(Stack(L, C, True)), y_0, layers))
 
 
 def test_post_norm_starts_with_the_scaled_embedding():
-    aggregator = randomise(Dlcl(L, C, False))
+    aggregator = randomise(Dlcl(Stack(L, C, False)))
     y_0 = torch.randn(T, B, C)
     torch.testing.assert_close(aggregator.read(aggregator.start(y_0), 0), aggregator.weight[0, 0] * y_0)
 
@@ -95,7 +97,7 @@ def test_post_norm_starts_with_the_scaled_embedding():
 @pytest.mark.parametrize("init", ["avg", "one"])
 @pytest.mark.parametrize("window", [None, 1, 3])
 def test_start_weights(init, window):
-    weight = Dlcl(L, C, True, init=init, window=window).weight
+    weight = Dlcl(Stack(L, C, True), init=init, window=window).weight
     for row, column in itertools.product(range(L + 1), repeat=2):
         inside = column <= row and (window is None or column > row - window)
         size = min(row + 1, window or row + 1)
@@ -103,7 +105,7 @@ def test_start_weights(init, window):
 
 
 def test_window_is_a_true_mask():
-    aggregator = randomise(Dlcl(L, C, True, window=2))
+    aggregator = randomise(Dlcl(Stack(L, C, True), window=2))
     layers = make_layers(torch.float32)
     y_0 = torch.randn(T, B, C)
     before = run(aggregator, y_0, layers)
@@ -121,14 +123,14 @@ def test_window_is_a_true_mask():
 
 
 def test_dropout_acts_on_the_combination_in_training_only():
-    aggregator = Dlcl(L, C, True, dropout=0.5)
+    aggregator = Dlcl(Stack(L, C, True), dropout=0.5)
     y_0 = torch.ones(T, B, C)
     assert set(aggregator.read([y_0], 0).unique().tolist()) == {0.0, 2.0}
     assert aggregator.eval().read([y_0], 0).eq(1).all()
 
 
 def test_dropout_follows_the_norm_in_post_norm():
-    aggregator = Dlcl(L, C, False, dropout=0.5)
+    aggregator = Dlcl(Stack(L, C, False), dropout=0.5)
     state = aggregator.write(aggregator.start(torch.randn(T, B, C)), 0, torch.randn(T, B, C))
     dropped = aggregator.read(state, 1)
     kept = dropped != 0
@@ -138,7 +140,7 @@ def test_dropout_follows_the_norm_in_post_norm():
 
 def test_the_gradient_of_half_precision_weights_does_not_overflow():
     """It sums over all positions and features: here 40,000, beyond what fp16 can hold once it is scaled."""
-    aggregator = Dlcl(2, 100, True).half()
+    aggregator = Dlcl(Stack(2, 100, True)).half()
     x = torch.ones(20, 20, 100, dtype=torch.float16)
     (aggregator.read([x], 0).float() * 100.0).sum().backward()
     assert aggregator.weight.grad[0, 0] == 4e6
@@ -150,7 +152,7 @@ def test_the_gradient_of_half_precision_weights_does_not_overflow():
 def test_half_precision_adds_and_normalises_in_fp32(dtype):
     """31 entries: the result is the exact sum rounded once, and so are the gradients of the weights."""
     torch.manual_seed(1)
-    aggregator = Dlcl(30, C, True, normalize=True)
+    aggregator = Dlcl(Stack(30, C, True), normalize=True)
     randomise(aggregator)
     exact_weight = aggregator.weight.detach().clone()
     aggregator.to(dtype)
@@ -205,7 +207,7 @@ def test_memory_grows_with_the_number_of_layers_not_its_square():
         """Entries that a layer adds to a stack of *num_layers* layers that save nothing themselves."""
 
         def total(layers):
-            aggregator = kind(layers, C, True)
+            aggregator = kind(Stack(layers, C))
             y_0 = torch.randn(64, B, C, requires_grad=True)
             return saved_bytes(lambda: run(aggregator, y_0, [lambda x: x * 2.0] * layers), aggregator.parameters())
 
@@ -226,19 +228,19 @@ def test_thirty_layers_save_at_most_a_fifth_more_than_the_plain_stack(build, dic
 
 
 def test_checkpoint_keys_are_the_published_ones():
-    keys = set(Dlcl(2, C, True).state_dict())
+    keys = set(Dlcl(Stack(2, C, True)).state_dict())
     assert keys == {"weight"} | {f"layer_norms.{i}.{part}" for i in range(2) for part in ("weight", "bias")}
-    assert set(Dlcl(2, C, True, fixed=True).state_dict()) == keys
+    assert set(Dlcl(Stack(2, C, True), fixed=True).state_dict()) == keys
 
 
 def test_keys_of_the_original_code_are_renamed():
-    theirs, ours = randomise(Dlcl(L, C, True)), Dlcl(L, C, True)
+    theirs, ours = randomise(Dlcl(Stack(L, C, True))), Dlcl(Stack(L, C, True))
     old = {"encoder.history.weight": theirs.weight.detach().unsqueeze(-1)}
     for index, norm in enumerate(theirs.layer_norms):
         old[f"encoder.history.layer_norms.{index + 1}.weight"] = norm.weight.detach()
         old[f"encoder.history.layer_norms.{index + 1}.bias"] = norm.bias.detach()
     for _ in range(2):  # fairseq may upgrade twice
-        ours.upgrade_state_dict_named(old, "encoder.history")
+        checkpoints.upgrade_dlcl(ours, old, "encoder.history")
     ours.load_state_dict({key[len("encoder.history."):]: value for key, value in old.items()})
     for want, got in zip(theirs.parameters(), ours.parameters()):
         assert torch.equal(want, got)
@@ -258,6 +260,6 @@ def test_keys_of_the_original_code_are_renamed():
 )
 def test_wrong_options_are_refused_in_one_line(options, words):
     with pytest.raises(UsageError) as error:
-        Dlcl(L, C, **{"pre_norm": True, **options})
+        Dlcl(Stack(L, C, options.pop("pre_norm", True)), **options)
     assert words in str(error.value)
     assert "\n" not in str(error.value)

@@ -28,7 +28,7 @@ def without(*methods, **flags):
     name = flag.replace("_", "-")
     for method in methods:
         chosen = {} if method is None else {"deep_init": method}
-        yield POST, {**chosen, flag: value}, f"--{name} does nothing without --deep-init", "or leave the option out"
+        yield POST, {**chosen, flag: value}, f"--{name} does nothing without --deep-init", "or leave it out"
 
 
 @pytest.mark.parametrize(

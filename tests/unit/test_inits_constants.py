@@ -9,7 +9,14 @@ from fairseq_deep.inits import INITS, Place
 from fairseq_deep.inits.admin import Admin, omega
 from fairseq_deep.inits.deepnet import DeepNet
 from fairseq_deep.inits.ds import DepthScaled
-from fairseq_deep.inits.unnormed import TFixup
+from fairseq_deep.inits.tfixup import TFixup
+from fairseq_deep.stack import Stack
+
+
+def stack(side, n, m):
+    """One of the stacks of a model with n encoder and m decoder layers."""
+    layers, other = (n, m) if side == "encoder" else (m, n)
+    return Stack(layers, 16, pre_norm=False, side=side, other_layers=other)
 
 
 @pytest.mark.parametrize(
@@ -24,9 +31,9 @@ from fairseq_deep.inits.unnormed import TFixup
 )
 def test_deepnet_constants(n, m, encoder, decoder):
     for side, (alpha, beta) in (("encoder", encoder), ("decoder", decoder)):
-        init = DeepNet(side, n, m)
+        init = DeepNet(stack(side, n, m))
         assert (init.alpha, init.beta) == (pytest.approx(alpha, abs=5e-5), pytest.approx(beta, abs=5e-5))
-        assert init.connection().value == init.alpha
+        assert init.connection(1).alpha == init.alpha
 
 
 @pytest.mark.parametrize(
@@ -37,9 +44,9 @@ def test_admin_closed_form(connections, value):
     assert omega("logn", connections) == pytest.approx(value, abs=5e-5)
     assert omega("1", connections) == pytest.approx(math.sqrt(connections))
     assert omega("n", connections) == omega("profile", connections) == 1.0
-    assert Admin("encoder", connections // 2, 7).connection().value == pytest.approx(value, abs=5e-5)
+    assert Admin(stack("encoder", connections // 2, 7)).omega == pytest.approx(value, abs=5e-5)
     if connections % 3 == 0:
-        assert Admin("decoder", 7, connections // 3).connection().value == pytest.approx(value, abs=5e-5)
+        assert Admin(stack("decoder", 7, connections // 3)).omega == pytest.approx(value, abs=5e-5)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +55,7 @@ def test_admin_closed_form(connections, value):
 )
 def test_tfixup_factors(n, m, factors):
     """Of the encoder's matrices, the decoder's, and the embedding."""
-    encoder, decoder = TFixup("encoder", n, m), TFixup("decoder", n, m)
+    encoder, decoder = TFixup(stack("encoder", n, m)), TFixup(stack("decoder", n, m))
     for place in (Place(n, "self_attn", "v_proj"), Place(1, "self_attn", "out_proj"), Place(2, "ffn", "fc1")):
         assert encoder.gain(place) == pytest.approx(factors[0], abs=5e-5)
     for place in (Place(m, "self_attn", "v_proj"), Place(1, "encoder_attn", "v_proj"), Place(2, "ffn", "fc2")):
@@ -71,7 +78,7 @@ def test_tfixup_factors(n, m, factors):
 )
 def test_ds_init_multipliers(exponent, multipliers):
     for side in ("encoder", "decoder"):
-        init = DepthScaled(side, 30, 30, exponent=exponent)
+        init = DepthScaled(stack(side, 30, 30), exponent=exponent)
         for layer, value in multipliers.items():
             for place in (Place(layer, "ffn", "fc1"), Place(layer, "encoder_attn", "q_proj")):
                 assert init.gain(place) == pytest.approx(value, abs=5e-5)
@@ -79,7 +86,7 @@ def test_ds_init_multipliers(exponent, multipliers):
 
 
 def test_ds_init_defaults_are_those_of_the_published_measurements():
-    init = DepthScaled("encoder", 6, 6)
+    init = DepthScaled(stack("encoder", 6, 6))
     assert (init.alpha, init.exponent) == (1.0, 0.25)
 
 
@@ -96,8 +103,8 @@ def test_ds_init_defaults_are_those_of_the_published_measurements():
 def test_bounds_at_base_width(role, part, bound):
     fan_out, fan_in = {"fc1": (2048, 512), "fc2": (512, 2048)}.get(role, (512, 512))
     weight = torch.empty(fan_out, fan_in)
-    INITS.get("xavier")("encoder", 6, 6).matrix(weight, Place(1, part, role))
+    INITS.get("xavier")(stack("encoder", 6, 6)).matrix(weight, Place(1, part, role))
     assert float(weight.abs().max()) == pytest.approx(bound, abs=6e-5)
     lipschitz = {512: 0.0442, 2048: 0.0221}[fan_in]
-    INITS.get("lipschitz")("encoder", 6, 6).matrix(weight, Place(1, part, role))
+    INITS.get("lipschitz")(stack("encoder", 6, 6)).matrix(weight, Place(1, part, role))
     assert float(weight.abs().max()) == pytest.approx(lipschitz, abs=6e-5)

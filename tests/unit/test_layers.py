@@ -9,6 +9,8 @@ from fairseq.models.transformer import TransformerConfig, base_architecture
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 
 from fairseq_deep.layers import DecoderLayer, EncoderLayer
+from fairseq_deep.models.checkpoints import upgrade_layers
+from fairseq_deep.models.description import describe
 
 T, S, B, C, E, F = 6, 5, 3, 16, 24, 40  # E: width of a memory that is not the decoder's
 DOUBLE = {"dtype": torch.float64}
@@ -38,23 +40,28 @@ def config(pre_norm=False, encoder_dim=C, **flags):
     return TransformerConfig.from_namespace(args)
 
 
+def describe_layer(side, **flags):
+    """The description of the stack of a layer with the flags of :func:`config`."""
+    return describe(config(**flags))[side]
+
+
 def load(layer, state):
     """Load the *state* of another layer as a whole model would: names and copies of other versions are upgraded."""
-    state = {f"layers.0.{name}": value for name, value in state.items()}
-    for name, module in layer.named_modules(prefix="layers.0"):
-        if hasattr(module, "upgrade_state_dict_named"):
-            module.upgrade_state_dict_named(state, name)
-    layer.load_state_dict({name[len("layers.0.") :]: value for name, value in state.items()}, strict=True)
+    prefix = "encoder.layers.0."
+    state = {prefix + name: value for name, value in state.items()}
+    upgrade_layers(state)
+    layer.load_state_dict({name[len(prefix) :]: value for name, value in state.items()}, strict=True)
 
 
 def twins(side, no_encoder_attn=False, **flags):
     """fairseq's layer with random weights, and ours with those."""
-    cfg = config(**flags)
+    cfg = config(no_cross_attention=no_encoder_attn, **flags)
+    stack = describe(cfg)[side]
     if side == "encoder":
-        stock, ours = TransformerEncoderLayerBase(cfg), EncoderLayer(cfg)
+        stock, ours = TransformerEncoderLayerBase(cfg), EncoderLayer(stack)
         stock.can_use_fastpath = False  # it takes batch x time, which only fairseq's own loop gives it
     else:
-        stock, ours = TransformerDecoderLayerBase(cfg, no_encoder_attn), DecoderLayer(cfg, no_encoder_attn)
+        stock, ours = TransformerDecoderLayerBase(cfg, no_encoder_attn), DecoderLayer(stack)
     with torch.no_grad():
         for parameter in stock.parameters():
             parameter.normal_(std=0.3)

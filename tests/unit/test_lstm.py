@@ -6,11 +6,19 @@ import pytest
 import torch
 
 from fairseq_deep.aggregators.lstm import GLU, DepthwiseLstm, DepthwiseRnn, Gates, Hidden
+from fairseq_deep.stack import Stack
 from tests.reference.naive_lstm import run_decoder, run_encoder
 from tests.unit.test_dlcl import randomise, saved_bytes
 
 T, B, C, L = 5, 3, 7, 3
 DOUBLE = {"dtype": torch.float64}
+
+
+def make(kind, layers, dim, decoder=False, dropout=0.0, activation_dropout=0.0, recompute=False, **options):
+    """The aggregator *kind* of a stack with these numbers."""
+    side = "decoder" if decoder else "encoder"
+    numbers = {"dropout": dropout, "activation_dropout": activation_dropout, "recompute": recompute}
+    return kind(Stack(layers, dim, side=side, layout=kind.layout(side, options), **numbers), **options)
 
 
 def make_attention():
@@ -56,7 +64,7 @@ def named_steps(aggregator, share, places):
     """Those of all steps, for the sharing mode and the number of steps a layer."""
     gated = type(aggregator) is DepthwiseLstm
     steps = []
-    for layer, place in itertools.product(range(aggregator.num_layers), range(places)):
+    for layer, place in itertools.product(range(aggregator.num_layers // places), range(places)):
         own, common = layer * places + place, place
         gates = own if share == "none" else common
         steps.append(named_step(aggregator, gates if gated else None, common if share == "all" else own))
@@ -85,7 +93,7 @@ SHARING = [
 @pytest.mark.parametrize("options", HIDDEN, ids=lambda options: "-".join(map(str, options.values())) or "default")
 @pytest.mark.parametrize("final_norm", [False, True], ids=["", "final_norm"])
 def test_forward_and_gradients_equal_the_equations(decoder, kind, merge, share, options, final_norm):
-    aggregator = kind(L, C, True, merge=merge, share=share, decoder=decoder, final_norm=final_norm, **options).double()
+    aggregator = make(kind, L, C, merge=merge, share=share, decoder=decoder, final_norm=final_norm, **options).double()
     randomise(aggregator)
     modules = [(make_attention(), make_attention()) if decoder else (make_attention(),) for _ in range(L)]
     attentions = modules if decoder else [module for (module,) in modules]
@@ -105,7 +113,7 @@ def test_forward_and_gradients_equal_the_equations(decoder, kind, merge, share, 
 
 def test_defaults_are_the_papers():
     """Two layers, of the width 4C before the GLU; gates shared in a stack, and nothing in an RNN; no final norm."""
-    lstm, rnn = DepthwiseLstm(L, C, True), DepthwiseRnn(L, C, True)
+    lstm, rnn = make(DepthwiseLstm, L, C), make(DepthwiseRnn, L, C)
     for aggregator, gates in ((lstm, 1), (rnn, 0)):
         assert (len(aggregator.gates), len(aggregator.hidden)) == (gates, L)
         assert aggregator.final_norm is None
@@ -120,9 +128,9 @@ def test_defaults_are_the_papers():
 
 def test_output_and_cell_start_as_the_embeddings():
     x = torch.randn(T, B, C)
-    out, cell = DepthwiseLstm(L, C, True).start(x)
+    out, cell = make(DepthwiseLstm, L, C).start(x)
     assert torch.equal(out, x) and torch.equal(cell, x)
-    assert [torch.equal(out, x) for out in DepthwiseRnn(L, C, True).start(x)] == [True]
+    assert [torch.equal(out, x) for out in make(DepthwiseRnn, L, C).start(x)] == [True]
 
 
 def xavier(matrix):
@@ -134,7 +142,7 @@ def xavier(matrix):
 @pytest.mark.parametrize("merge", ["add", "concat", "two"])
 def test_start_values(merge):
     dim = 32
-    aggregator = DepthwiseLstm(2, dim, True, merge=merge, share="none", decoder=True, forget_bias=1.5, final_norm=True)
+    aggregator = make(DepthwiseLstm, 2, dim, merge=merge, share="none", decoder=True, forget_bias=1.5, final_norm=True)
     for gates in aggregator.gates:
         assert all(xavier(matrix) for matrix in gates.weight.split(dim))
         assert gates.norm_weight.eq(1).all()
@@ -148,7 +156,7 @@ def test_start_values(merge):
 
 
 def test_steps_draw_different_start_values():
-    aggregator = DepthwiseLstm(2, 16, True, share="none")
+    aggregator = make(DepthwiseLstm, 2, 16, share="none")
     assert not torch.equal(aggregator.gates[0].weight, aggregator.gates[1].weight)
     assert not torch.equal(aggregator.hidden[0].fc1.weight, aggregator.hidden[1].fc1.weight)
 
@@ -184,7 +192,7 @@ def test_the_one_layer_form_has_dropout_on_h_alone():
 
 def test_dropout_leaves_gates_and_cell_alone():
     """Where h is dropped, Cell is Cell_{i-1} f; elsewhere it has twice the h i of evaluation."""
-    aggregator = DepthwiseLstm(1, 64, True, dropout=0.5)
+    aggregator = make(DepthwiseLstm, 1, 64, dropout=0.5)
     old_out, old_cell, attention = torch.randn(3, T, B, 64)
     out, cell = aggregator.write([old_out, old_cell], 0, attention)
     whole_out, whole_cell = aggregator.eval().write([old_out, old_cell], 0, attention)
@@ -200,7 +208,7 @@ def test_dropout_leaves_gates_and_cell_alone():
 
 def test_both_dropouts_reach_every_hidden_module():
     for kind, ffn in itertools.product((DepthwiseLstm, DepthwiseRnn), (1, 2)):
-        aggregator = kind(L, C, True, ffn=ffn, dropout=0.3, activation_dropout=0.2)
+        aggregator = make(kind, L, C, ffn=ffn, dropout=0.3, activation_dropout=0.2)
         assert [(h.dropout.p, h.activation_dropout.p) for h in aggregator.hidden] == [(0.3, 0.2)] * L
 
 
@@ -218,7 +226,7 @@ def test_recomputation_changes_nothing(kind, merge, share):
     for recompute in (False, True):
         torch.manual_seed(3)
         options = {"dropout": 0.3, "activation_dropout": 0.2, "recompute": recompute}
-        aggregator = kind(L, C, True, merge=merge, share=share, decoder=True, **options).double()
+        aggregator = make(kind, L, C, merge=merge, share=share, decoder=True, **options).double()
         modules = [(make_attention(), make_attention()) for _ in range(L)]
         x = torch.randn(T, B, C, requires_grad=True, **DOUBLE)
         calls = count_calls(aggregator)
@@ -234,7 +242,7 @@ def test_recomputation_changes_nothing(kind, merge, share):
 
 
 def test_without_training_nothing_is_recomputed():
-    aggregator = DepthwiseLstm(L, C, True, recompute=True).eval()
+    aggregator = make(DepthwiseLstm, L, C, recompute=True).eval()
     calls = count_calls(aggregator)
     run(aggregator, torch.randn(T, B, C, requires_grad=True), [torch.nn.Identity()] * L).sum().backward()
     assert len(calls) == L
@@ -246,7 +254,7 @@ def test_recomputation_keeps_out_cell_and_attention_only():
 
     def growth(recompute):
         def total(layers):
-            aggregator = DepthwiseLstm(layers, C, True, recompute=recompute)
+            aggregator = make(DepthwiseLstm, layers, C, recompute=recompute)
             x = torch.randn(32, B, C, requires_grad=True)
             return saved_bytes(lambda: run(aggregator, x, [lambda x: x * 2.0] * layers), aggregator.parameters())
 
@@ -258,7 +266,7 @@ def test_recomputation_keeps_out_cell_and_attention_only():
 
 @pytest.mark.parametrize("kind, entries", [(DepthwiseLstm, 2), (DepthwiseRnn, 1)])
 def test_the_state_does_not_grow_and_is_not_kept(kind, entries):
-    aggregator = kind(L, C, True)
+    aggregator = make(kind, L, C)
     before = {name: set(vars(module)) for name, module in aggregator.named_modules()}
     state = aggregator.start(torch.randn(T, B, C))
     for index in range(L):

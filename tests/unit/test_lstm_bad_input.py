@@ -8,6 +8,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq_deep.aggregators.lstm import DepthwiseLstm, DepthwiseRnn
 from fairseq_deep.architectures import ARCHITECTURES
 from fairseq_deep.registry import UsageError
+from tests.unit.test_lstm import make
 
 TINY = "transformer_lstm_2l2l_tiny"
 RNN = "transformer_rnn_6l"
@@ -87,14 +88,11 @@ def one_line(error):
         (TINY, {"decoder_xformers_att_config": "{}"}, "--decoder-xformers-att-config is not", "leave it out"),
         (TINY, {"relative_positions": 0}, "--relative-positions 0 leaves no distance", "use 1 or more"),
         (RNN, {"relative_positions": -1}, "--relative-positions -1 leaves no distance", "use 1 or more"),
-        *(
-            (TINY, {"relative_positions": 4, f"{side}_layer_agg": "dlcl"}, f"the {side}'s --layer-agg dlcl", "lstm")
-            for side in ("encoder", "decoder")
-        ),
-        ("transformer_prenorm_6l", {"relative_positions": 4}, "--relative-positions is not made", "--layer-agg lstm"),
+        (TINY, {"relative_values": True}, "--relative-values needs a distance", "add --relative-positions K"),
+        (TINY, {"relative_positions": 4, "decoder_attn": "average"}, "--relative-positions is not", "leave one of them"),
         ("transformer_dlcl_6l", {"lstm_ffn": 1}, "--lstm-ffn does nothing without --layer-agg", "add that"),
         ("transformer_dlcl_6l", {"lstm_final_norm": True}, "--lstm-final-norm does nothing without", "leave the"),
-        (TINY, {"dlcl_window": 2}, "--dlcl-window does nothing without --layer-agg dlcl", "leave the option out"),
+        (TINY, {"dlcl_window": 2}, "--dlcl-window does nothing without --layer-agg dlcl", "leave it out"),
         (TINY, {"encoder_attention_heads": 3}, "--encoder-embed-dim 16 is not divisible by", "change one of them"),
     ],
 )
@@ -129,7 +127,7 @@ PLAIN = ("--arch", "transformer_prenorm_6l")
             "--encoder-ffn-embed-dim",
             "--lstm-hidden",
         ),
-        ((*LSTM, "--layer-agg", "lst"), "did you mean lstm?", "choose from dlcl, lstm"),
+        ((*LSTM, "--layer-agg", "lst"), "did you mean lstm?", "choose from "),
     ],
     ids=lambda value: " ".join(value[1:]) if isinstance(value, tuple) else "",
 )
@@ -185,7 +183,7 @@ def test_flags_of_a_checkpoint_are_taken_as_they_are(line):
 @pytest.mark.parametrize("share", ["none", "all"])
 def test_what_one_stack_cannot_share_it_is_not_asked_to(kind, share):
     """RNNs have no gates that encoder and decoder could share, so that tie() is content with anything."""
-    encoder, decoder = (kind(2, 16, True, share=share, decoder=part) for part in (False, True))
+    encoder, decoder = (make(kind, 2, 16, share=share, decoder=part) for part in (False, True))
     decoder.tie(encoder)
     shared = share == "all" and kind is DepthwiseLstm
     assert (decoder.gates is encoder.gates) is shared

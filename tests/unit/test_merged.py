@@ -9,6 +9,7 @@ from fairseq.models.transformer import TransformerConfig, base_architecture
 
 from fairseq_deep.attention import DECODER_ATTENTIONS
 from fairseq_deep.layers import DecoderLayer, ParallelDecoderLayer
+from fairseq_deep.models.description import describe
 from tests.reference import naive_average, naive_connections
 from tests.reference.naive_dlcl import layer_norm, run_stack
 from tests.reference.naive_lstm import attention, run_decoder, run_encoder
@@ -88,7 +89,7 @@ def naive_layer(layer, kind, pre_norm, *context, method="plain"):
     """A whole layer of residual connections as a function of its input."""
     ffn = naive_connections.feed_forward_function(layer.fc1.weight, layer.fc1.bias, layer.fc2.weight, layer.fc2.bias)
     functions = [*attention_functions(layer, kind, *context), ffn]
-    weight = layer.residual.weight  # of Admin for each sub-layer, of ReZero for all
+    weight = getattr(layer.residual, "weight", None)  # of Admin for each sub-layer, of ReZero for all
     factors = [weight[index] if method == "admin" else weight for index in range(len(functions))]
     connections = [naive_connections.connect(method, factor) for factor in factors]
     sublayers = list(zip(functions, connections, [*norms_of(layer, kind), affine(layer.final_layer_norm)]))
@@ -202,8 +203,8 @@ def config(kind, pre_norm=False, encoder_dim=C, **flags):
 
 
 def make_layer(kind, **flags):
-    cfg = config(kind, **flags)
-    return randomise(ParallelDecoderLayer(cfg) if is_parallel(kind) else DecoderLayer(cfg)).double()
+    stack = describe(config(kind, **flags))["decoder"]
+    return randomise(ParallelDecoderLayer(stack) if is_parallel(kind) else DecoderLayer(stack)).double()
 
 
 def layer_inputs(dim=C):

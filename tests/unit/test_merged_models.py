@@ -12,7 +12,7 @@ from fairseq_deep.architectures import ARCHITECTURES, build_architecture, count_
 from fairseq_deep.compat import skip_initialisation
 from fairseq_deep.diagnostics import sublayer_ratios
 from fairseq_deep.registry import UsageError
-from tests.unit.test_architectures import assert_near
+from tests.invariances import assert_near
 from tests.unit.test_lstm_models import tensors_on_modules
 from tests.unit.test_merged import KINDS, STACKS, every_combination, is_parallel, make_layer
 

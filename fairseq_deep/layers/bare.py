@@ -1,37 +1,39 @@
-"""Layers that are their attention alone, for aggregators that replace residual connections and feed-forward sub-layer.
+"""Bare sub-layers: attentions and feed-forward networks without residual connection, for aggregators that do the rest.
 
+F(LN(x)) or F(x), with dropout. Where an aggregator replaces the feed-forward sub-layers, too, a layer is its attentions:
 Rewiring the Transformer with Depth-Wise LSTMs, Xu et al., 2024. With Out_{i-1} the input of the layer, M the encoder's
 output, and LN a layer norm (the paper is silent on where it stands; as in the authors' other models, on the query):
 
     encoder   A = SelfAttention(LN(Out_{i-1}))
     decoder   S = SelfAttention(LN(Out_{i-1})),  X = CrossAttention(LN(S), M),  merged into S + X or [S | X]
 
-The projections have no bias: the printed parameter counts leave no other reading.
+Its projections have no bias: the printed parameter counts leave no other reading.
 """
 
 from typing import Dict, Optional, Tuple
 
 import torch
-from fairseq.modules import FairseqDropout, LayerNorm
 from torch import Tensor, nn
 
-from .base_layer import build_self_attention
+from ..attention import self_attention
+from ..stack import Stack
+from .base_layer import FeedForward, build_dropout, build_norm, noisy
 from .parallel_attention import ParallelAttention
-from .target_attention import build_source_attention, build_target_attention
+from .target_attention import source_attention, target_attention
 
 
 class AttentionEncoderLayer(nn.Module):
-    """Self-attention of the normalised input, with dropout; no residual connection.
+    """Self-attention of the input, with dropout; no residual connection.
 
     Args:
-        cfg: fairseq's ``TransformerConfig``
+        stack: the encoder
     """
 
-    def __init__(self, cfg):
+    def __init__(self, stack: Stack):
         super().__init__()
-        self.self_attn = build_self_attention(cfg, cfg.encoder, causal=False, bias=False)
-        self.self_attn_layer_norm = LayerNorm(cfg.encoder.embed_dim, export=cfg.export)
-        self.dropout_module = FairseqDropout(cfg.dropout, module_name="TransformerEncoderLayer")
+        self.self_attn = noisy(self_attention(stack, causal=False, bias=stack.layout.attention_bias), stack)
+        self.self_attn_layer_norm = build_norm(stack, stack.layout.input_norm)
+        self.dropout_module = build_dropout(stack, stack.dropout)
 
     def forward(self, x: Tensor, encoder_padding_mask: Optional[Tensor]) -> Tensor:
         """Attention output (T x B x C) of *x* (T x B x C), whose padding is true in *encoder_padding_mask* (B x T)."""
@@ -39,14 +41,14 @@ class AttentionEncoderLayer(nn.Module):
         return self.dropout_module(x)
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """Nothing to rename; fairseq's encoder calls it."""
+        """Nothing to rename here; fairseq's encoder calls it."""
 
 
 class AttentionDecoderLayer(nn.Module):
     """Masked self-attention and attention to the source, or one of them, each with dropout.
 
     Args:
-        cfg: fairseq's ``TransformerConfig``
+        stack: the decoder
         merge: "add" or "concat": how the outputs of the two attentions become one
         attn_residual: the second attention's query is S + Out_{i-1} instead of S
         attends_to_self, attends_to_source: which of the two attentions the layer has
@@ -54,25 +56,24 @@ class AttentionDecoderLayer(nn.Module):
 
     def __init__(
         self,
-        cfg,
+        stack: Stack,
         merge: str = "add",
         attn_residual: bool = False,
         attends_to_self: bool = True,
         attends_to_source: bool = True,
     ):
         super().__init__()
-        dim = cfg.decoder.embed_dim
         self.concat = merge == "concat"
         self.attn_residual = attn_residual
         self.self_attn = self.self_attn_layer_norm = None
         self.encoder_attn = self.encoder_attn_layer_norm = None
         if attends_to_self:
-            self.self_attn = build_target_attention(cfg, bias=False)
-            self.self_attn_layer_norm = LayerNorm(dim, export=cfg.export)
+            self.self_attn = target_attention(stack)
+            self.self_attn_layer_norm = build_norm(stack, stack.layout.input_norm)
         if attends_to_source:
-            self.encoder_attn = build_source_attention(cfg, bias=False)
-            self.encoder_attn_layer_norm = LayerNorm(dim, export=cfg.export)
-        self.dropout_module = FairseqDropout(cfg.dropout, module_name="TransformerDecoderLayer")
+            self.encoder_attn = source_attention(stack)
+            self.encoder_attn_layer_norm = build_norm(stack, stack.layout.input_norm)
+        self.dropout_module = build_dropout(stack, stack.dropout)
 
     def forward(
         self,
@@ -84,6 +85,7 @@ class AttentionDecoderLayer(nn.Module):
         self_attn_padding_mask: Optional[Tensor] = None,
         need_attn: bool = False,
         need_head_weights: bool = False,
+        beam_mask: Optional[Tensor] = None,
     ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
         """Run the layer; the contract is that of fairseq's ``TransformerDecoderLayerBase``.
 
@@ -100,6 +102,7 @@ class AttentionDecoderLayer(nn.Module):
                 key_padding_mask=self_attn_padding_mask,
                 attn_mask=self_attn_mask,
                 incremental_state=incremental_state,
+                beam_mask=beam_mask,
             )
             y = self.dropout_module(y).to(x.dtype)  # autocast leaves them different
             outputs.append(y)
@@ -122,14 +125,14 @@ class ParallelAttentionDecoderLayer(ParallelAttention):
     """Both attentions of the normalised input as one, with dropout: A = MATT(LN(Out_{i-1})).
 
     Args:
-        cfg: fairseq's ``TransformerConfig``
+        stack: the decoder
     """
 
-    def __init__(self, cfg):
+    def __init__(self, stack: Stack):
         super().__init__()
-        self.set_attentions(build_source_attention(cfg, bias=False), build_target_attention(cfg, bias=False))
-        self.encoder_attn_layer_norm = LayerNorm(cfg.decoder.embed_dim, export=cfg.export)
-        self.dropout_module = FairseqDropout(cfg.dropout, module_name="TransformerDecoderLayer")
+        self.set_attentions(source_attention(stack), target_attention(stack))
+        self.encoder_attn_layer_norm = build_norm(stack, stack.layout.input_norm)
+        self.dropout_module = build_dropout(stack, stack.dropout)
 
     def forward(
         self,
@@ -141,6 +144,7 @@ class ParallelAttentionDecoderLayer(ParallelAttention):
         self_attn_padding_mask: Optional[Tensor] = None,
         need_attn: bool = False,
         need_head_weights: bool = False,
+        beam_mask: Optional[Tensor] = None,
     ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
         """Run the layer; see :meth:`AttentionDecoderLayer.forward`."""
         x, attn = self.attend(
@@ -151,5 +155,53 @@ class ParallelAttentionDecoderLayer(ParallelAttention):
             self_attn_mask,
             self_attn_padding_mask,
             need_attn or need_head_weights,
+            beam_mask,
         )
         return self.dropout_module(x), attn, None
+
+
+class EncoderFeedForward(FeedForward):
+    """The feed-forward network of an encoder layer; no residual connection.
+
+    Args:
+        stack: the encoder
+    """
+
+    def __init__(self, stack: Stack):
+        super().__init__(stack)
+        self.final_layer_norm = build_norm(stack, stack.layout.input_norm)
+
+    def forward(self, x: Tensor, encoder_padding_mask: Optional[Tensor]) -> Tensor:
+        """FFN of *x* (T x B x C); its padding does not matter."""
+        return self.ffn(self.final_layer_norm(x))
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+        """Nothing to rename here; fairseq's encoder calls it."""
+
+
+class DecoderFeedForward(FeedForward):
+    """The feed-forward network of a decoder layer; no residual connection.
+
+    Args:
+        stack: the decoder
+    """
+
+    def __init__(self, stack: Stack):
+        super().__init__(stack)
+        self.final_layer_norm = build_norm(stack, stack.layout.input_norm)
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_out: Optional[Tensor] = None,
+        encoder_padding_mask: Optional[Tensor] = None,
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        self_attn_mask: Optional[Tensor] = None,
+        self_attn_padding_mask: Optional[Tensor] = None,
+        need_attn: bool = False,
+        need_head_weights: bool = False,
+        beam_mask: Optional[Tensor] = None,
+    ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
+        """FFN of *x* (T x B x C); all else is of the other sub-layers. See :meth:`AttentionDecoderLayer.forward`."""
+        nothing: Optional[Tensor] = None
+        return self.ffn(self.final_layer_norm(x)), nothing, nothing

@@ -1,0 +1,21 @@
+"""The encoder's output for all layers of the decoder.
+
+Attention Is All You Need, Vaswani et al., 2017, Section 3.1.
+"""
+
+from typing import List
+
+from torch import Tensor
+
+from .base import MEMORIES, Memory
+
+
+@MEMORIES.register("last")
+class Last(Memory):
+    """No memories of their own: every layer attends to the encoder's output."""
+
+    paper = "Vaswani 2017"
+
+    def forward(self, outputs: List[Tensor], state: List[Tensor]) -> List[Tensor]:
+        nothing: List[Tensor] = []
+        return nothing

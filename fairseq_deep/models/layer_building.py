@@ -1,0 +1,53 @@
+"""From the description of a stack to the modules of its layers."""
+
+from typing import List
+
+from torch import nn
+
+from ..inits import Init
+from ..layers import (
+    AttentionDecoderLayer,
+    AttentionEncoderLayer,
+    DecoderFeedForward,
+    DecoderLayer,
+    EncoderFeedForward,
+    EncoderLayer,
+    ParallelAttentionDecoderLayer,
+    ParallelDecoderLayer,
+)
+from ..registry import UsageError
+from ..stack import Stack
+
+
+def build_layer(stack: Stack, init: Init, number: int) -> List[nn.Module]:
+    """The modules of the layer with that *number* (from 1): one, or where layers are split, one for each sub-layer."""
+    if stack.layout.residual:
+        own = init.connection(number)
+        residual = stack.residual.build(stack, number) if own is None else own
+        if stack.side == "encoder":
+            return [EncoderLayer(stack, residual)]
+        return [(ParallelDecoderLayer if stack.parallel_attention else DecoderLayer)(stack, residual)]
+    if stack.layout.split:
+        return [_bare_sublayer(stack, name) for name in stack.sublayers]
+    if stack.layout.feed_forward:
+        raise UsageError(
+            f"--layer-agg {stack.aggregator.name} leaves layers with a feed-forward sub-layer and no residual connection: "
+            "its layout must split them"
+        )
+    if stack.side == "encoder":
+        return [AttentionEncoderLayer(stack)]
+    if stack.parallel_attention:
+        return [ParallelAttentionDecoderLayer(stack)]
+    options = stack.aggregator.options
+    merging = {option: options[option] for option in ("merge", "attn_residual") if option in options}
+    return [AttentionDecoderLayer(stack, **merging)]
+
+
+def _bare_sublayer(stack: Stack, name: str) -> nn.Module:
+    if name == "ffn":
+        return (EncoderFeedForward if stack.side == "encoder" else DecoderFeedForward)(stack)
+    if stack.side == "encoder":
+        return AttentionEncoderLayer(stack)
+    if name == "merged":
+        return ParallelAttentionDecoderLayer(stack)
+    return AttentionDecoderLayer(stack, attends_to_self=name == "self", attends_to_source=name == "cross")

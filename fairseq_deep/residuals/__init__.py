@@ -1,0 +1,11 @@
+"""The residual connections of layers (``--residual``): one file per method, each knows torch alone."""
+
+import importlib
+import pkgutil
+
+from .base import RESIDUALS, ResidualConnection
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["RESIDUALS", "ResidualConnection"]

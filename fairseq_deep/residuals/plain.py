@@ -1,0 +1,18 @@
+"""The plain residual connection, r = x + F.
+
+Deep Residual Learning for Image Recognition, He et al., 2016, Eq. (1).
+"""
+
+from torch import Tensor
+
+from .base import RESIDUALS, ResidualConnection
+
+
+@RESIDUALS.register("plain")
+class Plain(ResidualConnection):
+    """x + F(x)."""
+
+    paper = "He 2016"
+
+    def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
+        return x + output

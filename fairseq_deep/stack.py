@@ -1,0 +1,138 @@
+"""What a stack of layers is: one immutable description, which methods and layers are built from.
+
+Flags become descriptions in one place, ``models/description.py``. A description with numbers alone is enough to use a
+method by itself: ``Dlcl(Stack(layers=6, dim=512))``.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, Optional, Tuple
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What an aggregator makes of the layers of its stack.
+
+    Attributes:
+        residual: sub-layers have residual connections; else the aggregator does all additions
+        feed_forward: layers have their feed-forward sub-layer
+        attention_bias: the projections of attentions have biases
+        input_norm: sub-layers without residual connection normalise their input
+        split: each sub-layer is a module of its own, after which the aggregator acts (*bare* sub-layers)
+        final_norm: a pre-norm stack has its norm after the last layer
+        calls: evaluations of a layer for one output; see :meth:`Aggregator.point`
+    """
+
+    residual: bool = True
+    feed_forward: bool = True
+    attention_bias: bool = True
+    input_norm: bool = True
+    split: bool = False
+    final_norm: bool = True
+    calls: int = 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method that was chosen on one axis.
+
+    Attributes:
+        name: as registered
+        method: its class
+        options: the constructor's arguments that its flags set
+    """
+
+    name: str
+    method: Any
+    options: Dict[str, Any] = field(default_factory=dict)
+
+    def build(self, *args) -> Any:
+        """An instance of the method."""
+        return self.method(*args, **self.options)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One stack of a Transformer.
+
+    Attributes:
+        layers: its depth
+        dim: its width C
+        pre_norm: sub-layers normalise their input (with a norm after the stack), not the sum that they end with
+        side: "encoder" or "decoder"
+        ffn_dim, heads: width of the feed-forward sub-layers, number of attention heads
+        other_layers: depth of the other stack; None: the same
+        memory_dim: (decoder) width of what it attends to; None: its own
+        cross_attention: (decoder) layers attend to a source
+        final_norm: a norm after the stack, where that is pre-norm
+        dropout, attention_dropout, activation_dropout: probabilities
+        activation: name of the feed-forward sub-layer's activation function
+        relative_positions: largest distance K of relative positions; None for none
+        relative_values: these have vectors for the values, too
+        recompute: activations are computed again in the backward pass
+        layerdrop: probability with which a layer is left out in training
+        quant_noise: probability and size of blocks of fairseq's quantisation noise
+        export: norms are made for an export
+        layout: what the aggregator makes of the layers
+        aggregator, init, residual, attention, memory: the methods; None where a part is built alone
+    """
+
+    layers: int
+    dim: int
+    pre_norm: bool = True
+    side: str = "encoder"
+    ffn_dim: int = 0
+    heads: int = 1
+    other_layers: Optional[int] = None
+    memory_dim: Optional[int] = None
+    cross_attention: bool = True
+    final_norm: bool = True
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    activation: str = "relu"
+    relative_positions: Optional[int] = None
+    relative_values: bool = False
+    recompute: bool = False
+    layerdrop: float = 0.0
+    quant_noise: Tuple[float, int] = (0.0, 8)
+    export: bool = False
+    layout: Layout = Layout()
+    aggregator: Optional[Choice] = None
+    init: Optional[Choice] = None
+    residual: Optional[Choice] = None
+    attention: Optional[Choice] = None
+    memory: Optional[Choice] = None
+
+    @property
+    def encoder_layers(self) -> int:
+        return self.layers if self.side == "encoder" or self.other_layers is None else self.other_layers
+
+    @property
+    def decoder_layers(self) -> int:
+        return self.layers if self.side == "decoder" or self.other_layers is None else self.other_layers
+
+    @property
+    def parallel_attention(self) -> bool:
+        """Both attentions of a decoder layer are one sub-layer."""
+        return self.attention is not None and self.attention.method.parallel
+
+    @property
+    def sublayers(self) -> Tuple[str, ...]:
+        """The sub-layers of a layer: of "self", "cross", "merged" and "ffn"."""
+        if self.side == "encoder":
+            attentions = ["self"]
+        elif self.parallel_attention:
+            attentions = ["merged"]
+        else:
+            attentions = ["self", "cross"] if self.cross_attention else ["self"]
+        return (*attentions, *(["ffn"] if self.layout.feed_forward else []))
+
+    @property
+    def modules_per_layer(self) -> int:
+        """How many modules make up a layer."""
+        return len(self.sublayers) if self.layout.split else 1
+
+    @property
+    def steps(self) -> int:
+        """How often the aggregator is read and written: once for each module."""
+        return self.layers * self.modules_per_layer

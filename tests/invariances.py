@@ -1,0 +1,186 @@
+"""What must hold for every model, whatever its methods.
+
+Each function takes ``make(**flags)``, which builds a narrow model without dropout, and the vocabulary.
+``INVARIANCES`` has them all by name.
+"""
+
+import copy
+import io
+
+import torch
+
+from tests.conftest import make_batch
+
+# a fresh 24-layer depth-wise LSTM amplifies the rounding of fp32 about a hundredfold
+NEAR = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def features(model, source, lengths, target):
+    return model(source, lengths, target)[0]
+
+
+def every_parameter_gets_a_finite_gradient(make, dictionary):
+    model, batch = make().train(), make_batch(dictionary)
+    output = features(model, *batch)
+    assert output.isfinite().all()
+    words = torch.randint(len(dictionary), (output[..., 0].numel(),))
+    torch.nn.functional.cross_entropy(output.flatten(0, 1), words).backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.isfinite().all(), key
+        # a key bias shifts all scores of a query alike, so that its gradient is rounding only
+        assert parameter.grad.any() or key.endswith("k_proj.bias"), key
+
+
+def a_loaded_model_gives_the_same_output(make, dictionary):
+    model, other, batch = make().eval(), make().eval(), make_batch(dictionary)
+    assert not torch.equal(features(model, *batch), features(other, *batch))
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file))
+    assert torch.equal(features(model, *batch), features(other, *batch))
+
+
+def incremental_decoding_equals_full_decoding(make, dictionary):
+    """Also when the beam, here three hypotheses of one sentence, is reordered in the middle."""
+    model = make().eval()
+    source, lengths, target = make_batch(dictionary, lengths=(5,), target_lengths=(6, 6, 6))
+    source, lengths = source.repeat(3, 1), lengths.repeat(3)
+    order = torch.tensor([2, 0, 0])
+    with torch.no_grad():
+        encoder_out = model.encoder(source, lengths)
+        state = {}
+        for step in range(1, 4):
+            model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)
+        model.decoder.reorder_incremental_state_scripting(state, order)
+        target = target[order]
+        full = model.decoder(target, encoder_out=encoder_out)[0]
+        for step in range(4, 7):
+            last = model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)[0]
+            torch.testing.assert_close(last[:, -1], full[:, step - 1], **NEAR)
+
+
+def hypotheses_that_share_a_source_decode_as_alone(make, dictionary):
+    """As in beam search: two sentences of two hypotheses each, reordered, then one sentence that is left."""
+    model = make().eval()
+    source, lengths, target = make_batch(dictionary, lengths=(5, 3), target_lengths=(5, 5, 5, 5))
+    order = torch.tensor([1, 0, 2, 2])
+    with torch.no_grad():
+        encoder_out = model.encoder(source, lengths)
+        encoder_out, state = model.encoder.reorder_encoder_out(encoder_out, torch.tensor([0, 0, 1, 1])), {}
+        for step in range(1, 3):
+            model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)
+        for new_order in (order, torch.tensor([3, 2])):
+            model.decoder.reorder_incremental_state_scripting(state, new_order)
+            encoder_out = model.encoder.reorder_encoder_out(encoder_out, new_order)
+            target = target[new_order]
+        full = model.decoder(target, encoder_out=model.encoder(source[[1, 1]], lengths[[1, 1]]))[0]
+        for step in range(3, 6):
+            last = model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)[0]
+            torch.testing.assert_close(last[:, -1], full[:, step - 1], **NEAR)
+
+
+def padding_and_batch_composition_change_nothing(make, dictionary):
+    model = make().eval()
+    source, lengths, target = make_batch(dictionary)
+    pad = dictionary.pad()
+    with torch.no_grad():
+        together = features(model, source, lengths, target)
+        for row in range(len(source)):
+            words, outputs = source[row][source[row] != pad], target[row][target[row] != pad]
+            alone = features(model, words[None], lengths[row : row + 1], outputs[None])[0]
+            torch.testing.assert_close(together[row, : len(outputs)], alone, **NEAR)
+            padding = torch.full((2,), pad)
+            right = features(model, torch.cat([words, padding])[None], lengths[row : row + 1], outputs[None])[0]
+            torch.testing.assert_close(right, alone, **NEAR)
+            left = features(model, words[None], lengths[row : row + 1], torch.cat([padding, outputs])[None])[0]
+            torch.testing.assert_close(left[2:], alone, **NEAR)
+
+
+def activation_checkpointing_changes_nothing(make, dictionary):
+    results, batch = [], make_batch(dictionary)
+    for recompute in (False, True):
+        torch.manual_seed(3)
+        model = make(checkpoint_activations=recompute, dropout=0.1).train()
+        calls = []
+        for stack in (model.encoder, model.decoder):
+            dropout = next(module for name, module in stack.layers[-1].named_modules() if name == "dropout_module")
+            dropout.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        output = features(model, *batch)
+        once = len(calls)
+        output.square().mean().backward()
+        assert len(calls) == (2 * once if recompute else once), "each layer runs again in the backward pass"
+        results.append([output, *(parameter.grad for parameter in model.parameters())])
+    for plain, recomputed in zip(*results):
+        torch.testing.assert_close(recomputed, plain, rtol=1e-4, atol=1e-5)
+
+
+def assert_near(model, batch, rough):
+    """*rough* is near to what *model* computes in fp32: far below the spread of the outputs, at any depth.
+
+    A model whose layers amplify every difference (fresh depth-wise LSTMs from 12 layers on) is no nearer than what the
+    rounding of its weights alone changes.
+    """
+    rounded = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in rounded.parameters():
+            parameter.copy_(parameter.bfloat16())
+        exact = features(model, *batch)
+        unavoidable = (features(rounded, *batch) - exact).abs().mean()
+    assert rough.isfinite().all()
+    assert (rough.float() - exact).abs().mean() < max(0.1 * exact.std(), 4 * unavoidable)
+
+
+def half_precision_is_finite_and_near(make, dictionary):
+    model, batch = make().eval(), make_batch(dictionary)
+    rough = features(copy.deepcopy(model).bfloat16(), *batch)
+    assert rough.dtype == torch.bfloat16
+    assert_near(model, batch, rough)
+
+
+def torchscript_agrees(make, dictionary):
+    """Depth is cut, since scripting unrolls the layers: three say as much as thirty."""
+    model = make(encoder_layers=4, decoder_layers=2).eval()
+    scripted = torch.jit.script(model)
+    source, lengths, target = batch = make_batch(dictionary)
+    with torch.no_grad():
+        expected = features(model, *batch)
+        torch.testing.assert_close(scripted(*batch)[0], expected, rtol=1e-4, atol=1e-5)
+        # padding on the left of the target, where some rows of self-attention see nothing but padding
+        shifted = torch.cat([torch.full_like(target[:, :2], model.decoder.padding_idx), target[:, :4]], dim=1)
+        left = scripted(source, lengths, shifted)[0]
+        torch.testing.assert_close(left[:, 2:], expected[:, :4], rtol=1e-4, atol=1e-5)
+
+
+def autocast_changes_little(make, dictionary):
+    """As under --amp, where layer outputs, norms and the embedding come in different types."""
+    model, results, batch = make().train(), [], make_batch(dictionary)
+    for enabled in (False, True):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            output = features(model, *batch)
+        output.float().square().mean().backward()
+        results.append((output.float(), [parameter.grad for parameter in model.parameters()]))
+    (exact, exact_grads), (rough, rough_grads) = results
+    assert not torch.equal(exact, rough)
+    assert_near(model, batch, rough)
+    assert all(grad is not None and grad.isfinite().all() for grad in rough_grads)
+    for got, want in zip(rough_grads, exact_grads):
+        assert got.dtype == want.dtype
+
+
+INVARIANCES = {
+    check.__name__: check
+    for check in (
+        every_parameter_gets_a_finite_gradient,
+        a_loaded_model_gives_the_same_output,
+        incremental_decoding_equals_full_decoding,
+        hypotheses_that_share_a_source_decode_as_alone,
+        padding_and_batch_composition_change_nothing,
+        activation_checkpointing_changes_nothing,
+        half_precision_is_finite_and_near,
+        torchscript_agrees,
+        autocast_changes_little,
+    )
+}
