@@ -19,11 +19,11 @@ from fairseq.models.transformer import base_architecture
 
 from .compat import skip_initialisation
 from .models.checks import check_flags
-from .models.description import AXES, SIDES, describe, method_name
 from .models.deep_transformer import DeepTransformerModel
+from .models.description import AXES, DECODER, SIDED, SIDES, describe, method_name
 from .models.idle_flags import settle_idle_flags
 from .models.legacy import ALIASES, translate_flags
-from .papers import W19, X20, X24, Z19, Z19_MATT
+from .papers import COMPARISON, ORIGINS, W19, X20, X24, Z19, Z19_MATT
 from .registry import UsageError, nearest
 
 logger = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ class Architecture:
         encoder_size: a key of ``SIZES`` where the encoder's differs
         paper: key of the paper that has this system, or "-"
         vocab: entries of the vocabulary that parameters are counted with: the paper's
-        options: further flags and their values; one that is about another method and does not go with the aggregator or the
-            attention that the user asks for is left out
+        options: further flags and their values; those of a method that does not go with the aggregator or the attention
+            that the user asks for are left out
     """
 
     name: str
@@ -67,6 +67,28 @@ class Architecture:
     paper: str = "-"
     vocab: int = 34040
     options: Tuple[Tuple[str, Any], ...] = ()
+
+    @property
+    def methods(self) -> Dict[str, Any]:
+        """The methods of the row other than the plain ones, by name: their classes."""
+        options = {**dict(self.options), "layer_agg": self.layer_agg}
+        axes = {**SIDED, **DECODER}
+        chosen = {axis: options.get(axis, default) for axis, (_, default) in axes.items()}
+        return {name: axes[axis][0].get(name) for axis, name in chosen.items() if name != axes[axis][1]}
+
+    @property
+    def family(self) -> str:
+        """What the row is a case of: its methods, or the norm placement of a plain stack."""
+        names = [name for name in self.methods if name not in ("xavier",)]
+        return "+".join(names) or {"pre": "pre-norm", "post": "post-norm"}[self.norm]
+
+    @property
+    def origin(self) -> str:
+        """Whose system it is, with the year."""
+        name = self.name[len("transformer_") :]
+        papers = [method.paper for key, method in self.methods.items() if method.paper and key != "xavier"]
+        plain = "Wang 2019" if self.norm == "pre" else "Vaswani 2017"
+        return ORIGINS.get(name) or ORIGINS.get(name.partition("_")[0]) or ", ".join(dict.fromkeys(papers)) or plain
 
     def presets(self) -> Dict[str, Any]:
         """The flags that the row presets."""
@@ -191,6 +213,24 @@ def _depthwise_rows() -> List[Architecture]:
     ]
 
 
+def _compared_rows() -> List[Architecture]:
+    """Systems that the papers compare with, and their relatives."""
+    return [
+        Architecture(
+            f"transformer_{name}",
+            norm,
+            layer_agg,
+            *depth,
+            size,
+            bleu,
+            paper=paper,
+            vocab=35628 if paper == "X24" else 34040,
+            options=tuple(flags.items()),
+        )
+        for name, norm, layer_agg, depth, size, bleu, paper, flags in COMPARISON
+    ]
+
+
 def _table() -> List[Architecture]:
     rows = [
         Architecture("transformer_prenorm_6l_big_encoder", "pre", "residual", 6, 6, "base", "27.59", "big", "W19"),
@@ -213,7 +253,7 @@ def _table() -> List[Architecture]:
             rows.append(Architecture(f"transformer_{method}_{depth}l_iwslt", norm, layer_agg, depth, 6, "iwslt"))
         rows.append(Architecture(f"transformer_{method}_3l3l_small", norm, layer_agg, 3, 3, "small"))
         rows.append(Architecture(f"transformer_{method}_2l2l_tiny", norm, layer_agg, 2, 2, "tiny"))
-    return rows + _depthwise_rows() + _initialised_rows()
+    return rows + _depthwise_rows() + _initialised_rows() + _compared_rows()
 
 
 ARCHITECTURES: Dict[str, Architecture] = {row.name: row for row in _table()}

@@ -82,3 +82,53 @@ Z19_MATT = [
     ("matt_6l_iwslt", 6, "iwslt", None, 0.3, 0.1),
     ("ds_matt_12l12l_iwslt", 12, "iwslt", None, 0.5, 0.3),
 ]
+
+# Systems that the papers compare with, and their relatives:
+# (name after "transformer_", norm, aggregator, depth, size, BLEU as printed, whose table prints it, further flags).
+# X24, Table 6, and W19, Tables 1, 2 and 6 (the ablations "fix" of DLCL are the dense residual connections of Britz 2017
+# and Dou 2018). Without a score: no paper here prints one for the system as it is built.
+_RK2 = {"ode_method": "rk2-learned", "ode_history": "dlcl", "relative_values": True}
+COMPARISON = [
+    ("transparent_16l", "post", "residual", (16, 6), "base", "28.39", "X24", {"decoder_memory": "transparent"}),
+    ("layerwise_6l", "post", "residual", (6, 6), "base", None, "-", {"decoder_memory": "layerwise"}),
+    ("msc_18l18l", "post", "msc", (18, 18), "base", None, "-", {"decoder_memory": "msc"}),
+    ("msc_18l18l_big", "post", "msc", (18, 18), "big", "30.56", "X24", {"decoder_memory": "msc"}),
+    ("hierarchical_6l", "post", "hierarchical", (6, 6), "base", "28.63", "X24", {}),
+    ("hierarchical_6l_big", "post", "hierarchical", (6, 6), "big", "29.21", "X24", {}),
+    ("iterative_6l", "post", "iterative", (6, 6), "base", None, "-", {}),
+    ("linear_6l", "post", "linear", (6, 6), "base", None, "-", {}),
+    ("ode_6l", "pre", "ode", (6, 6), "base", None, "-", {"ode_method": "rk2-learned", "ode_history": "dlcl"}),
+    ("ode_rk2_6l", "pre", "ode", (6, 6), "base", None, "-", {"ode_method": "rk2"}),
+    ("ode_rk4_6l", "pre", "ode", (6, 6), "base", None, "-", {"ode_method": "rk4"}),
+    ("ode_ema_6l", "pre", "ode", (6, 6), "base", None, "-", {"ode_method": "ema"}),
+    ("ode_24l", "pre", "ode", (24, 6), "base", "30.29", "X24", {**_RK2, "relative_positions": 8}),
+    ("ode_12l_big", "pre", "ode", (12, 6), "big", "30.77", "X24", {**_RK2, "relative_positions": 16}),
+    ("relative_6l", "post", "residual", (6, 6), "base", None, "-", {"relative_positions": 16, "relative_values": True}),
+    ("relative_6l_big", "post", "residual", (6, 6), "big", "29.2", "W19",
+     {"relative_positions": 8, "relative_values": True}),  # fmt: skip
+    ("sdu_6l", "pre", "residual", (6, 6), "base", "28.22", "X24", {"residual": "sdu"}),
+    ("highway_6l", "pre", "residual", (6, 6), "base", None, "-", {"residual": "highway"}),
+    ("b2t_18l18l", "post", "residual", (18, 18), "base", None, "-", {"residual": "b2t"}),
+    ("peri_18l18l", "pre", "residual", (18, 18), "base", None, "-", {"residual": "peri"}),
+    ("layerscale_18l18l", "pre", "residual", (18, 18), "base", None, "-", {"residual": "layerscale"}),
+    ("branchnorm_18l18l", "post", "residual", (18, 18), "base", None, "-", {"residual": "branchnorm"}),
+    ("dense_20l", "pre", "dlcl", (20, 6), "base", "28.51", "W19", {"dlcl_fixed": True}),
+    ("dense_nonorm_20l", "pre", "dlcl", (20, 6), "base", "28.23", "W19", {"dlcl_fixed": True, "dlcl_no_norm": True}),
+    ("dense_sum_20l", "pre", "dlcl", (20, 6), "base", "28.22", "W19", {"dlcl_fixed": True, "dlcl_init": "one"}),
+    ("denseformer_20l", "pre", "dlcl", (20, 6), "base", None, "-", {"dlcl_init": "last", "dlcl_no_norm": True}),
+    ("routing_6l", "post", "routing", (6, 6), "base", "28.81", "X24", {}),
+    ("routing_6l_big", "post", "routing", (6, 6), "big", "28.97", "X24", {}),
+    ("routing_dynamic_6l", "post", "routing", (6, 6), "base", None, "-", {"routing_kind": "dynamic"}),
+    ("prenorm_12l1l", "pre", "residual", (12, 1), "base", None, "-", {}),
+    ("postnorm_12l1l", "post", "residual", (12, 1), "base", None, "-", {}),
+    ("prenorm_24l2l", "pre", "residual", (24, 2), "base", None, "-", {}),
+    ("dlcl_12l1l", "pre", "dlcl", (12, 1), "base", None, "-", {}),
+]
+# whose systems they are, where that is not told by the methods
+ORIGINS = {
+    "dense": "Britz 2017",
+    "denseformer": "Pagliardini 2024",
+    "relative": "Shaw 2018",
+    "prenorm_12l1l": "Kasai 2021",
+    "postnorm_12l1l": "Kasai 2021",
+}

@@ -106,7 +106,7 @@ def activation_checkpointing_changes_nothing(make, dictionary):
         calls = []
         for stack in (model.encoder, model.decoder):
             dropout = next(module for name, module in stack.layers[-1].named_modules() if name == "dropout_module")
-            dropout.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+            dropout.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         output = features(model, *batch)
         once = len(calls)
         output.square().mean().backward()

@@ -13,8 +13,8 @@ def bands(weights: Tensor) -> Dict[str, Tensor]:
         weights: (L+1) x (L+1) x n, 0 where nothing is read; several weights of an entry are averaged first
 
     Returns:
-        0-dimensional tensors. A band without an entry, in a stack of one layer, is left out; the embedding is also in one
-        of the others.
+        0-dimensional tensors. A band without an entry, in a stack of one layer, is left out; the embedding is also in
+        one of the others.
     """
     size = (weights.mean(dim=2) if weights.dim() == 3 else weights).abs()
     older = torch.ones(size.shape, dtype=torch.bool, device=size.device).tril(-2)

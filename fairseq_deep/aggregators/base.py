@@ -16,7 +16,8 @@ What a layer is, an aggregator says with its :class:`~fairseq_deep.stack.Layout`
 
 - usually a whole layer with its residual connections;
 - without residual connections or feed-forward sub-layer, where the aggregator does their work;
-- with ``split``, a *bare sub-layer* F(LN(x)) or F(x): the loop runs over sub-layers, and the aggregator owns all additions;
+- with ``split``, a *bare sub-layer* F(LN(x)) or F(x): the loop runs over sub-layers, and the aggregator
+  owns all additions;
 - with ``calls = k``, an encoder layer that is evaluated k times for one output, between ``read`` and ``write``::
 
       outputs = []

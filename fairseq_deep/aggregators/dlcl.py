@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from ..registry import UsageError
 from ..stack import Stack
-from .base import AGGREGATORS, Aggregator
 from .bands import bands
+from .base import AGGREGATORS, Aggregator
+from .exact_weight import ExactWeight
 from .weighted_sum import weighted_sum
-
 
 STARTS = ("avg", "one", "last")
 
@@ -53,13 +53,13 @@ def used_weights(weight: Tensor, normalize: bool = False, window: Optional[int] 
 
 
 @AGGREGATORS.register("dlcl")
-class Dlcl(Aggregator):
+class Dlcl(ExactWeight, Aggregator):
     """DLCL for one stack. The state is the list of entries h_0 ... h_l that combinations read.
 
     Args:
         stack: see :class:`Aggregator`
         init: start of W: ``avg`` (row l is 1/(l+1)), ``one``, or ``last`` (1 for the newest entry, 0 for the others, so
-            that the stack starts as the plain one: DenseFormer, Pagliardini et al., 2024, which is this with *no_norm*);
+            that the stack starts as the plain one: with *no_norm* this is DenseFormer, Pagliardini et al., 2024);
             inside the window and the lower triangle only
         fixed: W is not learned (ablations "fix 1/N" and "fix 1" of Table 6; also the dense residual average and sum)
         weight_type: weights of an entry: ``scalar``; ``scalar_N``, where feature i uses weight i mod N; ``vector``,
@@ -75,6 +75,8 @@ class Dlcl(Aggregator):
     Raises:
         UsageError: a value is out of range, N does not divide the width, or *no_norm* in a post-norm stack
     """
+
+    paper = "Wang 2019"
 
     def __init__(
         self,
@@ -134,20 +136,6 @@ class Dlcl(Aggregator):
         parser.add_argument("--dlcl-dropout", type=float, metavar="P", help="dropout on each DLCL combination")
         parser.add_argument("--dlcl-window", type=int, metavar="N", help="combine only the last N layer outputs")
         parser.add_argument("--dlcl-no-norm", action="store_true", help="no norm on what DLCL combines (pre-norm only)")
-
-    def _apply(self, fn, *args, **kwargs):
-        """Leave W in fp32 when the model is converted to half precision.
-
-        A gradient of W sums over all positions and features, so that it is the largest of the model and the first to
-        overflow in fp16; and a softmax or a sum over 31 entries wants exact weights.
-        """
-        exact = self.weight.data
-        super()._apply(fn, *args, **kwargs)
-        if self.weight.dtype in (torch.float16, torch.bfloat16):
-            self.weight.data = exact.to(self.weight.device, torch.float32)
-            if self.weight.grad is not None:
-                self.weight.grad.data = self.weight.grad.data.float()
-        return self
 
     def reset_parameters(self) -> None:
         """Set W to its start values, zero outside the window and above the diagonal."""

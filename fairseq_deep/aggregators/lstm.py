@@ -171,7 +171,8 @@ class DepthwiseLstm(Aggregator):
         forget_bias: start of the bias of the forget gate's norm
         final_norm: a layer norm after the stack
 
-    With recomputation, only Out, Cell and A_i of each step are kept for the backward pass, which computes the rest again.
+    With recomputation, only Out, Cell and A_i of each step are kept for the backward pass, which computes the rest
+    again.
 
     Shapes:
         Out, Cell, A_i: T x B x C; A_i of "concat" T x B x 2C

@@ -1,8 +1,16 @@
-"""What layers attend with: each knows torch alone."""
+"""What layers attend with (``--decoder-attn``): each knows torch alone."""
+
+import importlib
+import pkgutil
 
 from .average import AverageAttention, RunningMean
 from .beams import Ancestry
 from .decoder import DECODER_ATTENTIONS
 from .multihead import MultiheadAttention, self_attention
 
-__all__ = ["DECODER_ATTENTIONS", "Ancestry", "AverageAttention", "MultiheadAttention", "RunningMean", "self_attention"]
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = [
+    "DECODER_ATTENTIONS", "Ancestry", "AverageAttention", "MultiheadAttention", "RunningMean", "self_attention",
+]  # fmt: skip

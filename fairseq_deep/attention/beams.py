@@ -67,7 +67,7 @@ def read_order(new_order: Tensor, sentences: int, beam: int, slots: Optional[Ten
 
 
 class Ancestry(nn.Module):
-    """Which hypotheses belong to a sentence, and in which slots their keys and values are, so that no order copies them.
+    """Which hypotheses belong to a sentence, and in which slots their keys are, so that no order copies them.
 
     Args:
         shares: there is self-attention, whose keys and values can be kept together
@@ -115,7 +115,7 @@ class Ancestry(nn.Module):
         return mask.masked_fill(slots.unsqueeze(3) != ranks, float("-inf")).view(sentences, 1, beam, -1)
 
     def _first(self, sentences: int, query: Tensor) -> Dict[str, Optional[Tensor]]:
-        """The state before the first position: the hypotheses of each sentence, and their slots where they share them."""
+        """The state before the first position: the hypotheses of each sentence, and slots if they share keys."""
         rows = query.size(1)
         if sentences < 1 or rows % sentences != 0:
             sentences = rows
@@ -128,7 +128,7 @@ class Ancestry(nn.Module):
 
     @torch.jit.export
     def reorder(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor) -> Optional[Order]:
-        """Take over the hypotheses *new_order* (B), and tell what that does to the caches; None before the first step."""
+        """Take over the hypotheses *new_order* (B), and tell what that does to caches; None before the first step."""
         if self._state not in incremental_state:
             return None
         saved = incremental_state[self._state]

@@ -8,7 +8,6 @@ is one, and 0 above the diagonal and outside the window.
 from dataclasses import dataclass
 from typing import Dict, Optional, Union
 
-import torch
 from torch import Tensor, nn
 
 from ..aggregators.bands import bands
@@ -46,8 +45,8 @@ def dlcl_weights(
     """The matrices of the stacks, "encoder" and "decoder", that have one.
 
     Args:
-        source: a model of this package (any whose aggregators show weights), or a ``state_dict`` of DLCL (also that of the
-            original code)
+        source: a model of this package whose aggregators show weights, or a ``state_dict`` of DLCL (that of the
+            original code, too)
         normalize, window: ``--dlcl-normalize`` and ``--dlcl-window`` of the model, which a ``state_dict`` does not tell
     """
     found = {}
@@ -55,7 +54,7 @@ def dlcl_weights(
         if isinstance(source, nn.Module):
             weights = getattr(source, side).history.weights()
         else:
-            weight = source.get(f"{side}.history.weight")
+            weight = source.get(f"{side}.history.weight", source.get(f"{side}.history.inner.weight"))
             weights = None if weight is None else used_weights(weight, normalize, window)
         if weights is not None:
             weights = weights.reshape(*weights.shape[:2], -1)

@@ -84,6 +84,11 @@ class Admin(Xavier):
 
     @classmethod
     def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+        if str(options.get("start")) == "profile" and stack.layout.calls > 1:
+            raise UsageError(
+                f"--admin-start profile measures each layer once, --layer-agg {stack.aggregator.name} evaluates it "
+                "more often: use another --admin-start"
+            )
         if str(options.get("start")) == "profile" and stack.layerdrop:
             raise UsageError(
                 f"--admin-start profile needs every layer of the {stack.side}: leave out --{stack.side}-layerdrop"

@@ -72,7 +72,7 @@ class Init(Method):
         return self.stack.layers * len(self.stack.sublayers)
 
     def connection(self, number: int) -> Optional[ResidualConnection]:
-        """The residual connections of the layer with that *number* (from 1); None: those that ``--residual`` chooses."""
+        """The residual connections of the layer *number* (from 1); None: those that ``--residual`` chooses."""
         return None
 
     def matrix(self, weight: Tensor, place: Place) -> None:

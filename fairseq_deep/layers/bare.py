@@ -1,8 +1,9 @@
 """Bare sub-layers: attentions and feed-forward networks without residual connection, for aggregators that do the rest.
 
-F(LN(x)) or F(x), with dropout. Where an aggregator replaces the feed-forward sub-layers, too, a layer is its attentions:
-Rewiring the Transformer with Depth-Wise LSTMs, Xu et al., 2024. With Out_{i-1} the input of the layer, M the encoder's
-output, and LN a layer norm (the paper is silent on where it stands; as in the authors' other models, on the query):
+F(LN(x)) or F(x), with dropout. Where an aggregator replaces the feed-forward sub-layers, too, a layer is its
+attentions: Rewiring the Transformer with Depth-Wise LSTMs, Xu et al., 2024. With Out_{i-1} the input of the layer, M
+the encoder's output, and LN a layer norm (the paper is silent on where it stands; as in the authors' other models, on
+the query):
 
     encoder   A = SelfAttention(LN(Out_{i-1}))
     decoder   S = SelfAttention(LN(Out_{i-1})),  X = CrossAttention(LN(S), M),  merged into S + X or [S | X]

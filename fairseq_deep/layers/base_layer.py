@@ -89,7 +89,7 @@ class BaseLayer(FeedForward):
         self.residual = Plain(stack, 1) if residual is None else residual
 
     def feed_forward(self, x: Tensor, bottom: Tensor) -> Tensor:
-        """The feed-forward sub-layer, with its residual connection and norm (T x B x C); *bottom*: the layer's input."""
+        """The feed-forward sub-layer with its connection and norm (T x B x C); *bottom*: the layer's input."""
         residual = x
         if self.normalize_before:
             x = self.final_layer_norm(x)

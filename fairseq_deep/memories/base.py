@@ -44,7 +44,7 @@ class Memory(nn.Module, Method):
         """What the decoder layers attend to.
 
         Args:
-            outputs: y_0 ... y_L of the encoder, each S x B x C
+            outputs: y_0 ... y_{L-1} of the encoder's layers, and the output y_L of the stack, each S x B x C
             state: what the encoder's aggregator holds at the end
 
         Returns:

@@ -15,7 +15,7 @@ def check_flags(flags: Any, stacks: Dict[str, Stack]) -> None:
     if _given(flags, "encoder_xformers_att_config"):
         raise UsageError("--encoder-xformers-att-config is not made for the layers of this package: leave it out")
     decoder = stacks["decoder"]
-    for side, stack in stacks.items():
+    for stack in stacks.values():
         _check_aggregator(flags, stack)
         _check_relative(flags, stack)
         _check_residual(stack)
@@ -56,10 +56,14 @@ def _check_aggregator(flags: Any, stack: Stack) -> None:
                 f"{_dashed(flag)} is not made for the layers of --layer-agg {name}: "
                 f"leave it out, or use --{side}-layer-agg residual"
             )
-    if (stack.layout.split or not stack.layout.residual) and side == "decoder" and _stock_attention(flags):
+    if stack.layout.calls > 1 and _given(flags, "offload_activations"):
         raise UsageError(
-            f"{_dashed(_stock_attention(flags))} is not made for the layers of --layer-agg {name}: leave one of them out"
+            f"--offload-activations is not made for layers that --layer-agg {name} evaluates more than once: "
+            "use --checkpoint-activations"
         )
+    stock = _stock_attention(flags) if side == "decoder" and not stack.layout.residual else ""
+    if stock:
+        raise UsageError(f"{_dashed(stock)} is not made for the layers of --layer-agg {name}: leave one of them out")
 
 
 def _check_relative(flags: Any, stack: Stack) -> None:
@@ -121,9 +125,14 @@ def _check_memory(flags: Any, encoder: Stack, decoder: Stack) -> None:
                 f"--decoder-memory {name} needs each layer at its place, and an attention to the source: "
                 f"leave out {_dashed(flag)}, or use --decoder-memory last"
             )
+    if encoder.pre_norm and not encoder.layout.final_norm and not decoder.memory.method.normalises:
+        raise UsageError(
+            f"--decoder-memory {name} wants the final norm of a pre-norm encoder, which --layer-agg "
+            f"{encoder.aggregator.name} does without: use a postnorm architecture, or --decoder-memory last"
+        )
     for stack in (encoder, decoder):
         if stack.layers < 1:
-            raise UsageError(f"--decoder-memory {name} reads a layer of each stack: use --{stack.side}-layers 1 or more")
+            raise UsageError(f"--decoder-memory {name} reads layers: use --{stack.side}-layers 1 or more")
 
 
 def _check_init(flags: Any, stack: Stack) -> None:

@@ -2,8 +2,8 @@
 
 ``--layer-agg`` says how layers are connected, ``--residual`` how sub-layers are, ``--decoder-memory`` and
 ``--decoder-attn`` what the decoder attends to and with, ``--deep-init`` how weights start. Depth, width, norm placement
-and everything else are fairseq's own flags. Named architectures (``architectures.py``) are presets of these flags, and a
-flag beats a preset.
+and everything else are fairseq's own flags. Named architectures (``architectures.py``) are presets of these flags, and
+a flag beats a preset.
 """
 
 import argparse

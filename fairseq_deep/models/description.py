@@ -9,7 +9,7 @@ from ..aggregators import AGGREGATORS
 from ..attention import DECODER_ATTENTIONS
 from ..inits import INITS
 from ..memories import MEMORIES
-from ..registry import Registry, UsageError
+from ..registry import UsageError
 from ..residuals import RESIDUALS
 from ..stack import Stack
 
@@ -23,7 +23,7 @@ REGISTRIES = [registry for registry, _ in (*SIDED.values(), *DECODER.values())]
 
 
 def method_name(flags: Any, side: str, axis: str, default: Optional[str] = None) -> str:
-    """The method that *flags* choose for *side* on one of the axes ``SIDED``: its own flag, that of both, or *default*."""
+    """The method that *flags* choose for *side* on an axis of ``SIDED``: its own flag, that of both, or *default*."""
     return getattr(flags, f"{side}_{axis}", None) or getattr(flags, axis, None) or default or SIDED[axis][1]
 
 
@@ -35,7 +35,8 @@ def add_args(parser) -> None:
         for prefix, stack in (("", "both stacks"), ("encoder-", "the encoder"), ("decoder-", "the decoder")):
             parser.add_argument(registry.kind.replace("--", f"--{prefix}"), metavar="NAME", type=registry.check,
                                 help=f"{texts[axis].format(stack)}: {', '.join(registry.names())}")
-    for registry, text in ((DECODER_ATTENTIONS, "attentions of the decoder"), (MEMORIES, "what decoder layers attend to")):
+    decoder_texts = {DECODER_ATTENTIONS: "attentions of the decoder", MEMORIES: "what decoder layers attend to"}
+    for registry, text in decoder_texts.items():
         parser.add_argument(registry.kind, metavar="NAME", type=registry.check,
                             help=f"{text}: {', '.join(registry.names())}")
     for registry in REGISTRIES:

@@ -47,7 +47,10 @@ class DeepTransformerEncoder(TransformerEncoderBase):
 
     def build_encoder_layer(self, cfg):
         self._next_layer += 1
-        parts = [wrap_layer(part, cfg) for part in build_layer(self.stack, self.init, self._next_layer)]
+        parts = [
+            wrap_layer(part, cfg, self.stack.layout.calls)
+            for part in build_layer(self.stack, self.init, self._next_layer)
+        ]
         return nn.ModuleList(parts) if self.stack.layout.split else parts[0]
 
     def forward_scriptable(
@@ -95,7 +98,7 @@ class DeepTransformerEncoder(TransformerEncoderBase):
         x = self.history.finish(history)
         memories: List[Tensor] = []
         if self.memory is not None:
-            memories = self.memory(states, history)
+            memories = self.memory(states[:-1] + [x], history)  # what tops the stack counts as its last layer
         if self.layer_norm is not None:
             x = self.layer_norm(x)
             if not self.memory_normalises:

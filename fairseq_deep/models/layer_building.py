@@ -31,8 +31,8 @@ def build_layer(stack: Stack, init: Init, number: int) -> List[nn.Module]:
         return [_bare_sublayer(stack, name) for name in stack.sublayers]
     if stack.layout.feed_forward:
         raise UsageError(
-            f"--layer-agg {stack.aggregator.name} leaves layers with a feed-forward sub-layer and no residual connection: "
-            "its layout must split them"
+            f"--layer-agg {stack.aggregator.name} has feed-forward sub-layers without residual connection: "
+            "its layout must split layers"
         )
     if stack.side == "encoder":
         return [AttentionEncoderLayer(stack)]

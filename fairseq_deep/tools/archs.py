@@ -1,4 +1,4 @@
-"""list the named architectures: paper, norm, aggregation, depth, size, parameters, reported BLEU"""
+"""list the named architectures: family, whose method, norm, depth, size, parameters, BLEU that a paper reports"""
 
 import argparse
 import difflib
@@ -9,7 +9,7 @@ from typing import Any
 
 from fairseq_deep.tools import UserError, format_table
 
-HEADER = ("name", "paper", "norm", "aggregation", "depth", "size", "parameters", "BLEU")
+HEADER = ("name", "family", "method of", "norm", "depth", "size", "parameters", "BLEU", "in")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,13 +28,14 @@ def run(args: argparse.Namespace) -> int:
     rows = [HEADER] + [
         (
             record["name"],
-            record["paper"] or "-",
+            record["family"],
+            record["origin"],
             record["norm"],
-            record["layer_agg"],
             f"{record['encoder_layers']}/{record['decoder_layers']}",
             record["size"] if record["encoder_size"] is None else f"{record['encoder_size']}/{record['size']}",
             f"{record['parameters']:,}",
             record["bleu"] or "-",
+            record["paper"] or "-",
         )
         for record in records
     ]
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     vocabularies = [f"{size:,}" for size in sorted({record["vocab"] for record in records})]
     print(
         f"{len(records)} architecture{'s' if len(records) > 1 else ''}; depth, size: encoder/decoder; "
-        f"parameters: with a vocabulary of {' or '.join(vocabularies)}; BLEU: as the paper prints it"
+        f"parameters: with a vocabulary of {' or '.join(vocabularies)}; BLEU: the paper's, as it prints it, not ours"
     )
     return 0
 
@@ -79,7 +80,7 @@ def _record(name: str) -> dict[str, Any]:
     from fairseq_deep.architectures import ARCHITECTURES, count_parameters
 
     arch = ARCHITECTURES[name]
-    fields = ("name", "paper", "norm", "layer_agg", "encoder_layers", "decoder_layers")
+    fields = ("name", "family", "origin", "paper", "norm", "layer_agg", "encoder_layers", "decoder_layers")
     fields += ("encoder_size", "size", "vocab", "bleu")
     record = {field: getattr(arch, field) for field in fields}
     record["parameters"] = count_parameters(name)

@@ -253,7 +253,9 @@ PAIRED = [[0, 2], [1, 0], [1, 1], [0, 0]]  # of two sentences: what is left is o
 EVERY = {"groups": (3, IN_GROUPS), "torn": (3, TORN), "one each": (3, ONE_EACH), "paired": (2, PAIRED)}
 
 
-@pytest.mark.parametrize("kind", ["own", "relative", "values", "together", "together-relative", "together-values", "memory"])
+@pytest.mark.parametrize(
+    "kind", ["own", "relative", "values", "together", "together-relative", "together-values", "memory"]
+)
 @pytest.mark.parametrize("orders", EVERY)
 @pytest.mark.parametrize("joined", [False, True], ids=["", "joined"])
 @with_and_without_grad

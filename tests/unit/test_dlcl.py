@@ -9,8 +9,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from fairseq_deep.aggregators.dlcl import Dlcl
 from fairseq_deep.aggregators.residual import Residual
 from fairseq_deep.aggregators.weighted_sum import weighted_sum
-from fairseq_deep.registry import UsageError
 from fairseq_deep.models import checkpoints
+from fairseq_deep.registry import UsageError
 from fairseq_deep.stack import Stack
 from tests.conftest import make_batch
 from tests.reference.naive_dlcl import run_stack

@@ -49,7 +49,9 @@ def test_a_file_imports_from_lower_levels_only(path):
         assert other is None or same_part or other < LEVELS[part], f"{path.name} imports {module}"
 
 
-@pytest.mark.parametrize("folder", ["aggregators", "attention", "decoding", "diagnostics", "inits", "memories", "residuals"])
+@pytest.mark.parametrize(
+    "folder", ["aggregators", "attention", "decoding", "diagnostics", "inits", "memories", "residuals"]
+)
 def test_methods_do_not_know_fairseq(folder):
     files = sorted((PACKAGE / folder).glob("*.py"))
     assert files

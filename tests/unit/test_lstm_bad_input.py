@@ -89,7 +89,7 @@ def one_line(error):
         (TINY, {"relative_positions": 0}, "--relative-positions 0 leaves no distance", "use 1 or more"),
         (RNN, {"relative_positions": -1}, "--relative-positions -1 leaves no distance", "use 1 or more"),
         (TINY, {"relative_values": True}, "--relative-values needs a distance", "add --relative-positions K"),
-        (TINY, {"relative_positions": 4, "decoder_attn": "average"}, "--relative-positions is not", "leave one of them"),
+        (TINY, {"relative_positions": 4, "decoder_attn": "average"}, "--relative-positions is", "leave one of"),
         ("transformer_dlcl_6l", {"lstm_ffn": 1}, "--lstm-ffn does nothing without --layer-agg", "add that"),
         ("transformer_dlcl_6l", {"lstm_final_norm": True}, "--lstm-final-norm does nothing without", "leave the"),
         (TINY, {"dlcl_window": 2}, "--dlcl-window does nothing without --layer-agg dlcl", "leave it out"),

@@ -116,8 +116,8 @@ def test_archs_table_of_a_known_row():
     result = call("archs", "transformer_dlcl_30l")
     lines = result.stdout.splitlines()
     assert result.returncode == 0, result.stderr
-    assert lines[0].split() == "name paper norm aggregation depth size parameters BLEU".split()
-    assert lines[1].split() == "transformer_dlcl_30l W19 pre dlcl 30/6 base 137,264,114 29.3".split()
+    assert lines[0].split() == "name family method of norm depth size parameters BLEU in".split()
+    assert lines[1].split() == "transformer_dlcl_30l dlcl Wang 2019 pre 30/6 base 137,264,114 29.3 W19".split()
     assert len(lines) == 3
 
 
@@ -134,6 +134,14 @@ def test_archs_json_has_every_row_with_its_size(monkeypatch, capsys):
         assert record["norm"] in ("pre", "post", "-") and record["encoder_layers"] >= 1
     by_name = {record["name"]: record for record in records}
     assert by_name["transformer_dlcl_30l"]["bleu"] == "29.3"
+    for name, family, origin in (
+        ("prenorm_6l", "pre-norm", "Wang 2019"),
+        ("ds_matt_6l", "ds+merged", "Zhang 2019"),
+        ("transparent_16l", "transparent", "Bapna 2018"),
+        ("denseformer_20l", "dlcl", "Pagliardini 2024"),
+    ):
+        record = by_name[f"transformer_{name}"]
+        assert (record["family"], record["origin"]) == (family, origin)
     assert by_name["transformer_dlcl_6l_iwslt"]["bleu"] is None
 
 

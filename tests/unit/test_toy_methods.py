@@ -17,7 +17,6 @@ from fairseq_deep.memories import MEMORIES, Memory
 from fairseq_deep.registry import UsageError
 from fairseq_deep.residuals import RESIDUALS, ResidualConnection
 from fairseq_deep.stack import Layout, Stack
-from tests.conftest import make_batch
 from tests.invariances import INVARIANCES
 
 

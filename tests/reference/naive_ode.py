@@ -1,0 +1,62 @@
+"""The ODE Transformer (Li et al., 2022) in the plainest form: each scheme written out, evaluation after evaluation."""
+
+import torch
+
+from .naive_dlcl import combine
+
+
+def step(x, layer, method, identity=False, gate=None, scalars=None, alpha=None):
+    """y for the input *x* (T x B x C) of the function *layer*.
+
+    method: "rk2", "rk3", "rk4", "rk2-learned", "rk2-init", or "ema1" to "ema4": ema with so many evaluations
+    gate: (W, c) of rk2-learned, 1 x 2C and 1; scalars: b_1 and b_2 of rk2-init; alpha: a of ema
+    """
+
+    def change(z):
+        return layer(z) if identity else layer(z) - z
+
+    if method == "ema1":
+        return layer(x)
+    if method in ("rk2", "rk2-learned", "rk2-init", "ema2"):
+        f_1 = change(x)
+        f_2 = change(x + f_1)
+        if method == "rk2":
+            return x + (f_1 + f_2) / 2
+        if method == "rk2-init":
+            return x + scalars[0] * f_1 + scalars[1] * f_2
+        if method == "ema2":
+            return x + alpha * (1 - alpha) * f_1 + alpha * f_2
+        y = torch.zeros_like(x)
+        for t in range(x.size(0)):
+            for b in range(x.size(1)):
+                both = torch.cat([f_1[t, b], f_2[t, b]])
+                g = 1 / (1 + torch.exp(-((gate[0][0] * both).sum() + gate[1][0])))
+                y[t, b] = x[t, b] + g * f_1[t, b] + (1 - g) * f_2[t, b]
+        return y
+    if method in ("rk3", "ema3"):
+        f_1 = change(x)
+        f_2 = change(x + f_1 / 2)
+        f_3 = change(x - f_1 + 2 * f_2)
+        if method == "rk3":
+            return x + (f_1 + 4 * f_2 + f_3) / 6
+        return x + alpha * (1 - alpha) ** 2 * f_1 + alpha * (1 - alpha) * f_2 + alpha * f_3
+    f_1 = change(x)
+    f_2 = change(x + f_1 / 2)
+    f_3 = change(x + f_2 / 2)
+    f_4 = change(x + f_3)
+    if method == "rk4":
+        return x + (f_1 + 2 * f_2 + 2 * f_3 + f_4) / 6
+    decay = 1 - alpha
+    return x + alpha * decay**3 * f_1 + alpha * decay**2 * f_2 + alpha * decay * f_3 + alpha * f_4
+
+
+def run_stack(y_0, layers, method, dlcl=None, **options):
+    """y_0 ... y_L of a stack of functions *layers*, and the stack's output before its final norm.
+
+    dlcl: None for the plain stack, or (W, norms, pre_norm) as :func:`combine` takes them
+    """
+    outputs = [y_0]
+    for layer in layers:
+        x = outputs[-1] if dlcl is None else combine(outputs, *dlcl)
+        outputs.append(step(x, layer, method, **options))
+    return outputs, outputs[-1] if dlcl is None else combine(outputs, *dlcl)
