@@ -107,8 +107,9 @@ COMPARISON = [
     ("relative_6l_big", "post", "residual", (6, 6), "big", "29.2", "W19",
      {"relative_positions": 8, "relative_values": True}),  # fmt: skip
     ("sdu_6l", "pre", "residual", (6, 6), "base", "28.22", "X24", {"residual": "sdu"}),
-    ("highway_6l", "pre", "residual", (6, 6), "base", None, "-", {"residual": "highway"}),
-    ("b2t_18l18l", "post", "residual", (18, 18), "base", None, "-", {"residual": "b2t"}),
+    ("highway_6l", "post", "residual", (6, 6), "base", None, "-", {"residual": "highway"}),
+    ("b2t_18l18l", "post", "residual", (18, 18), "base", None, "-",
+     {"residual": "b2t", "deep_init": "ds", "ds_init_alpha": 18**-0.5, "ds_init_exponent": 0.0}),  # fmt: skip
     ("peri_18l18l", "pre", "residual", (18, 18), "base", None, "-", {"residual": "peri"}),
     ("layerscale_18l18l", "pre", "residual", (18, 18), "base", None, "-", {"residual": "layerscale"}),
     ("branchnorm_18l18l", "post", "residual", (18, 18), "base", None, "-", {"residual": "branchnorm"}),

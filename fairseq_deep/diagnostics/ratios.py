@@ -45,6 +45,7 @@ class _Probe:
         self.sums: List[Tensor] = []
         self.outputs: List[Tensor] = []
         self.handles = [layer.register_forward_pre_hook(self._layer_input)]
+        self.handles.append(layer.residual.register_forward_pre_hook(self._connect))
         self.handles.append(layer.residual.register_forward_hook(self._sum))
         if self.post_norm:
             self.handles += [getattr(layer, norm).register_forward_hook(self._output) for _, norm in layer.sublayers]
@@ -61,7 +62,11 @@ class _Probe:
         return x
 
     def _layer_input(self, layer, inputs):
+        self.bottom = inputs[0]
         return (self._keep(inputs[0], self.inputs), *inputs[1:])
+
+    def _connect(self, residual, inputs):
+        return (*inputs[:3], self.bottom)  # what a connection reads of the layer's input is not its sub-layer's path
 
     def _sum(self, residual, inputs, output):
         output = self._keep(output, self.sums)

@@ -65,7 +65,7 @@ def _fill_tables(stack: nn.Module, init: Init, filled: set) -> None:
 
 @torch.no_grad()
 def initialise(model: nn.Module, encoder_init: Init, decoder_init: Init, keep: Sequence[Tensor] = ()) -> None:
-    """Fill the matrices of *model* in place, and biases with 0.
+    """Fill the matrices of *model* in place, and biases of attentions and feed-forward networks with 0.
 
     A table that both stacks share is filled by the encoder's method. Matrices of an aggregator that both stacks share,
     too.

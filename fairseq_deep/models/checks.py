@@ -18,7 +18,7 @@ def check_flags(flags: Any, stacks: Dict[str, Stack]) -> None:
     for stack in stacks.values():
         _check_aggregator(flags, stack)
         _check_relative(flags, stack)
-        _check_residual(stack)
+        _check_residual(flags, stack)
         _check_init(flags, stack)
     _check_attention(flags, decoder)
     _check_memory(flags, stacks["encoder"], decoder)
@@ -82,10 +82,14 @@ def _check_relative(flags: Any, stack: Stack) -> None:
         raise UsageError(f"--relative-positions is not made for {_dashed(_stock_attention(flags))}: leave one out")
 
 
-def _check_residual(stack: Stack) -> None:
+def _check_residual(flags: Any, stack: Stack) -> None:
     name, norm = stack.residual.name, "pre" if stack.pre_norm else "post"
     if name == "plain":
         return
+    if stack.residual.method.counts_layers and _given(flags, f"{stack.side}_layers_to_keep"):
+        raise UsageError(
+            f"--{stack.side}-layers-to-keep numbers layers anew, which --residual {name} tells apart: leave it out"
+        )
     if not stack.layout.residual:
         raise UsageError(
             f"--residual {name} has nothing to connect: --layer-agg {stack.aggregator.name} replaces residual "

@@ -26,9 +26,11 @@ class ResidualConnection(nn.Module, Method):
     Attributes:
         sublayers: number of sub-layers of the layer
         norms: the norm placements that the method can be used with, of "pre" and "post"
+        counts_layers: layers differ by their number, so that none can be dropped from a trained model
     """
 
     norms: Tuple[str, ...] = ("pre", "post")
+    counts_layers = False
 
     def __init__(self, stack: Stack, number: int):
         super().__init__()
