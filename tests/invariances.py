@@ -20,7 +20,11 @@ def features(model, source, lengths, target):
 
 
 def every_parameter_gets_a_finite_gradient(make, dictionary):
+    """With weights that are not at a special point, as zeros at the start may be."""
     model, batch = make().train(), make_batch(dictionary)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
     output = features(model, *batch)
     assert output.isfinite().all()
     words = torch.randint(len(dictionary), (output[..., 0].numel(),))

@@ -156,11 +156,6 @@ class Ode(Aggregator):
     @classmethod
     def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
         inner = options["inner"]
-        if stack.side == "decoder" and not issubclass(other.aggregator.method, cls):
-            raise UsageError(
-                f"--layer-agg ode does nothing beside --encoder-layer-agg {other.aggregator.name}: "
-                f"leave that out, or use --decoder-layer-agg {inner.name}"
-            )
         inner.method.check(stack, other, inner.options)
         cls._check_identity(stack, bool(options.get("identity")), cls.layout("encoder", options).calls, inner)
 

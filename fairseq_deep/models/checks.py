@@ -16,7 +16,7 @@ def check_flags(flags: Any, stacks: Dict[str, Stack]) -> None:
         raise UsageError("--encoder-xformers-att-config is not made for the layers of this package: leave it out")
     decoder = stacks["decoder"]
     for stack in stacks.values():
-        _check_aggregator(flags, stack)
+        _check_aggregator(flags, stack, stacks["encoder"])
         _check_relative(flags, stack)
         _check_residual(flags, stack)
         _check_init(flags, stack)
@@ -38,7 +38,7 @@ def _stock_attention(flags: Any) -> str:
     return asked[0] if asked else ""
 
 
-def _check_aggregator(flags: Any, stack: Stack) -> None:
+def _check_aggregator(flags: Any, stack: Stack, encoder: Stack) -> None:
     name, method, side = stack.aggregator.name, stack.aggregator.method, stack.side
     if method.needs_every_layer:
         for flag in (f"{side}_layerdrop", f"{side}_layers_to_keep", *(["base_layers"] if side == "decoder" else [])):
@@ -47,8 +47,13 @@ def _check_aggregator(flags: Any, stack: Stack) -> None:
                     f"--layer-agg {name} needs each layer of the {side} at its place: "
                     f"leave out {_dashed(flag)}, or use --{side}-layer-agg residual"
                 )
-    if method.encoder_only and side == "decoder" and _given(flags, "decoder_layer_agg"):
-        raise UsageError(f"--decoder-layer-agg {name} is made for encoders: use --encoder-layer-agg {name}")
+    if method.encoder_only and side == "decoder" and (
+        _given(flags, "decoder_layer_agg") or encoder.aggregator.method is not method
+    ):
+        raise UsageError(
+            f"--layer-agg {name} is made for encoders, not for a decoder alone: "
+            f"use --encoder-layer-agg {name}, or --decoder-layer-agg residual"
+        )
     unsupported = [flag.format(side=side) for flag in method.unsupported_flags]
     for flag in unsupported + list(method.decoder_flags if side == "decoder" else ()):
         if _given(flags, flag):

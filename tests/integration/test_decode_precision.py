@@ -7,8 +7,7 @@ from tests.integration.test_pipeline import hypotheses
 
 ARCHITECTURES = {
     "transformer_dlcl_2l2l_tiny": (),
-    "transformer_lstm_2l2l_tiny": (),
-    "transformer_postnorm_2l2l_tiny": ("--decoder-attn", "merged"),
+    "transformer_lstm_2l2l_tiny": ("--decoder-attn", "merged"),
 }
 
 

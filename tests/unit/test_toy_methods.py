@@ -223,7 +223,7 @@ def test_a_methods_own_dropout_is_its_own(build, dictionary):
         ({"toy_dropout": 0.1}, "--toy-dropout does nothing without --layer-agg toy: add that, or leave it out"),
         ({"toy_start": 0.1}, "--toy-start does nothing without --decoder-memory toy: add that, or leave it out"),
         ({"layer_agg": "toy-bare", "residual": "toy"}, "--residual toy has nothing to connect"),
-        ({"decoder_layer_agg": "toy-calls"}, "--decoder-layer-agg toy-calls is made for encoders"),
+        ({"decoder_layer_agg": "toy-calls"}, "--layer-agg toy-calls is made for encoders"),
         ({"layer_agg": "toy", "encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop"),
         ({"layer_agg": "toy-bare", "deep_init": "ds"}, "--deep-init ds is about residual connections"),
     ],
