@@ -21,7 +21,7 @@ def features(model, source, lengths, target):
 
 def every_parameter_gets_a_finite_gradient(make, dictionary):
     """With weights that are not at a special point, as zeros at the start may be."""
-    model, batch = make().train(), make_batch(dictionary)
+    batch, model = make_batch(dictionary), make().train()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -37,7 +37,7 @@ def every_parameter_gets_a_finite_gradient(make, dictionary):
 
 
 def a_loaded_model_gives_the_same_output(make, dictionary):
-    model, other, batch = make().eval(), make().eval(), make_batch(dictionary)
+    batch, model, other = make_batch(dictionary), make().eval(), make().eval()
     assert not torch.equal(features(model, *batch), features(other, *batch))
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
@@ -137,7 +137,7 @@ def assert_near(model, batch, rough):
 
 
 def half_precision_is_finite_and_near(make, dictionary):
-    model, batch = make().eval(), make_batch(dictionary)
+    batch, model = make_batch(dictionary), make().eval()
     rough = features(copy.deepcopy(model).bfloat16(), *batch)
     assert rough.dtype == torch.bfloat16
     assert_near(model, batch, rough)
@@ -159,7 +159,7 @@ def torchscript_agrees(make, dictionary):
 
 def autocast_changes_little(make, dictionary):
     """As under --amp, where layer outputs, norms and the embedding come in different types."""
-    model, results, batch = make().train(), [], make_batch(dictionary)
+    batch, model, results = make_batch(dictionary), make().train(), []
     for enabled in (False, True):
         model.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):

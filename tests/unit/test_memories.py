@@ -233,7 +233,7 @@ def test_parameters_of_layerwise_memories():
         ({**MSC, "encoder_layer_agg": "dlcl"}, "--layer-agg dlcl of the encoder does not make: add --encoder-"),
         ({"layer_agg": "msc"}, "contexts that --decoder-memory last does not read: add --decoder-memory msc"),
         ({**MSC, **TRANSPARENT}, "contexts that --decoder-memory transparent does not read: add --decoder-memory msc"),
-        ({**ENCODER_MSC, "decoder_layer_agg": "msc"}, "--decoder-layer-agg msc is made for encoders: use --encoder-"),
+        ({**ENCODER_MSC, "decoder_layer_agg": "msc"}, "--layer-agg msc is made for encoders, not for a decoder alone"),
         ({**MSC, "msc_blocks": 0}, "--msc-blocks 0 leaves --layer-agg msc without a block: use 1 or more"),
         ({**MSC, "msc_blocks": -1}, "--msc-blocks -1 leaves"),
         ({**MSC, "msc_blocks": 3}, "--msc-blocks 3 does not divide --encoder-layers 2 into blocks of one size"),
