@@ -121,6 +121,13 @@ COMPARISON = [
     ("routing_6l", "post", "routing", (6, 6), "base", None, "-", {}),
     ("routing_6l_big", "post", "routing", (6, 6), "big", None, "-", {}),
     ("routing_dynamic_6l", "post", "routing", (6, 6), "base", None, "-", {"routing_kind": "dynamic"}),
+    ("mlrf_6l", "pre", "mlrf", (6, 6), "base", None, "-", {"mlrf_kind": "multi-hop"}),
+    ("mlrf_ffn_6l", "pre", "mlrf", (6, 6), "base", None, "-", {"mlrf_kind": "ffn"}),
+    ("residual_dual_6l", "-", "residual-dual", (6, 6), "base", None, "-", {}),
+    ("residual_dual_18l18l", "-", "residual-dual", (18, 18), "base", None, "-", {}),
+    ("attention_residual_6l", "-", "attention-residual", (6, 6), "base", None, "-", {}),
+    ("attention_residual_block_24l24l", "-", "attention-residual", (24, 24), "base", None, "-",
+     {"attention_residual_block": 6}),  # fmt: skip
     ("prenorm_12l1l", "pre", "residual", (12, 1), "base", None, "-", {}),
     ("postnorm_12l1l", "post", "residual", (12, 1), "base", None, "-", {}),
     ("prenorm_24l2l", "pre", "residual", (24, 2), "base", None, "-", {}),
