@@ -2,7 +2,7 @@
 # The option parser of the recipes. `option NAME TYPE DEFAULT HELP` defines the variable NAME and with it the option --name;
 # conf files (one option a line) hold options of the recipe and flags of fairseq-train, told apart by name.
 
-declare -a option_names=() conf_names=() conf_flags=() extra_flags=()
+declare -a option_names=() conf_names=() conf_flags=() extra_flags=() arguments=()
 declare -A option_type=() option_help=() option_given=() conf_value=()
 
 die() {
@@ -22,7 +22,8 @@ flag_of() { printf -- '--%s' "${1//_/-}"; }
 
 usage() {
   local name value
-  printf 'usage: %s [options] [-- flags for fairseq-train]\n\noptions, with their present values:\n' "${0##*/}"
+  printf 'usage: %s [options]%s [-- flags for fairseq-train]\n\noptions, with their present values:\n' \
+    "${0##*/}" "${argument_name:+ $argument_name}"
   for name in "${option_names[@]}"; do
     value=${!name}
     [[ -z ${option_help[$name]} ]] || printf '  %-19s %s [%s]\n' "$(flag_of "$name")" "${option_help[$name]}" "${value:-none}"
@@ -62,7 +63,13 @@ unknown_option() {
     "(--help lists them; flags of fairseq-train go after a lone --)"
 }
 
-# parse_options ORIGIN ARG...: only options whose ORIGIN is "user" are protected from conf files.
+# Whether the bool option before the word $1 stands alone; where a script takes arguments, the word may be one.
+stands_alone() {
+  [[ -z $1 || $1 == -* ]] || [[ -n ${argument_name-} && $1 != true && $1 != false ]]
+}
+
+# parse_options ORIGIN ARG...: only options whose ORIGIN is "user" are protected from conf files. A script that takes
+# arguments, too, says what they are in `argument_name`, and finds them in `arguments`.
 parse_options() {
   local origin=$1 flag name value
   shift
@@ -70,13 +77,14 @@ parse_options() {
     flag=${1%%=*}
     [[ $1 == -- ]] && { extra_flags+=("${@:2}"); return; }
     [[ $1 == -h ]] && flag=--help
+    [[ -z ${argument_name-} || -z $1 || $1 == -* ]] || { arguments+=("$1"); shift; continue; }
     [[ $flag == --* ]] || die "unexpected argument '$1': options start with --"
     name=${flag#--}
     name=${name//-/_}
     [[ -n ${option_type[$name]-} ]] || unknown_option "$flag"
     if [[ $1 == *=* ]]; then
       value=${1#*=}
-    elif [[ ${option_type[$name]} == bool && (-z ${2-} || $2 == -*) ]]; then
+    elif [[ ${option_type[$name]} == bool ]] && stands_alone "${2-}"; then
       value=true
     else
       (($# > 1)) && [[ $2 != --* ]] || die "$flag needs a value"
@@ -101,6 +109,8 @@ find_conf() {
     done
   done
   [[ $name == */* && -f $name ]] && { printf %s "$name"; return; }
+  file=$examples/${name%%/*}/conf/${name#*/}.args  # that of another example
+  [[ $name == */* && -f $file ]] && { printf %s "$file"; return; }
   die "unknown --conf '$name'$(did_you_mean "$name" "${known[@]}") (known: ${known[*]}; or the path of a file)"
 }
 

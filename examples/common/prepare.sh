@@ -45,7 +45,7 @@ free_gb() {
 
 stage_0() {
   local -a check_arch=()
-  [[ -z ${option_given[arch]-} ]] || check_arch=(--arch "$arch")
+  [[ -z ${option_given[arch]-} ]] || $arch_known || check_arch=(--arch "$arch")
   run fairseq-deep doctor
   show python3 "$common/report.py" env --root "$root" --gpus "$ngpu" "${check_arch[@]}" --out "$exp/env.txt"
 }

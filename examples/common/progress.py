@@ -155,15 +155,15 @@ def is_alive(pid):
     return True
 
 
-def keep_ticking(watch, stop, child, owner):
-    """Show progress every second; end ``child`` when the script that wants it is gone."""
+def keep_ticking(watch, stop, child, owners):
+    """Show progress every second; end ``child`` when one of the processes that want it is gone."""
     while not stop.wait(1):
         watch.tick()
-        if owner and not is_alive(owner):
+        if not all(map(is_alive, owners)):
             child.terminate()
 
 
-def follow(watch, command, log, owner=None):
+def follow(watch, command, log, owners=()):
     """Run ``command``, feed ``watch`` and ``log``; return the exit status."""
     try:
         child = subprocess.Popen(
@@ -176,7 +176,7 @@ def follow(watch, command, log, owner=None):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     stop = threading.Event()
-    ticker = threading.Thread(target=keep_ticking, args=(watch, stop, child, owner), daemon=True)
+    ticker = threading.Thread(target=keep_ticking, args=(watch, stop, child, owners), daemon=True)
     ticker.start()
     for line in child.stdout:
         log.write(line)
@@ -192,11 +192,15 @@ def number(text):
     return float(text) if text else None
 
 
+def numbers(text):
+    return [int(part) for part in text.split(",")]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mode", choices=("plain", "train", "generate"), default="plain")
     parser.add_argument("--log", required=True)
-    parser.add_argument("--owner", type=int, help="process without which the command is to end")
+    parser.add_argument("--owner", type=numbers, default=[], help="processes without which the command is to end: N,N")
     parser.add_argument("--every", type=float, default=10, help="seconds between two lines")
     parser.add_argument("--jsonl", help="train: file to append fairseq's records to")
     for flag in ("--max-epoch", "--max-update", "--stop-hours"):

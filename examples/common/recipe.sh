@@ -62,6 +62,7 @@ option source_lang str en ''
 option target_lang str de ''
 option downloader str '' ''        # program in examples/common that fetches the corpus when no data is given
 option download_max_words int 250 ''  # --max-words for the fetched corpus
+option arch_known bool false ''   # who starts this has checked the name of the architecture
 option updates int 0 ''            # updates that the job takes, for the estimate of its time; 0: from --max-update
 
 main() {

@@ -11,9 +11,6 @@ import time
 
 from corpus import die, run
 
-from fairseq_deep.registry import nearest
-from fairseq_deep.tools import UserError, write_text
-
 PACKAGES = ("fairseq-deep", "fairseq", "torch", "numpy", "sacrebleu", "sacremoses", "subword-nmt")
 PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
 
@@ -63,8 +60,20 @@ def check_arch(name):
     """Refuse an architecture that neither fairseq nor this package knows."""
     from fairseq.models import ARCH_MODEL_REGISTRY
 
+    from fairseq_deep.registry import nearest  # which loads fairseq: the other commands do without
+
     if name not in ARCH_MODEL_REGISTRY:
         die(f"unknown --arch {name}{nearest(name, ARCH_MODEL_REGISTRY)}: fairseq-deep archs lists them")
+
+
+def write_text(path, text):
+    """Write ``text`` to ``path``, whole or not at all."""
+    try:
+        with open(path + ".new", "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.replace(path + ".new", path)
+    except OSError as problem:
+        die(f"cannot write {path}: {problem.strerror}")
 
 
 def environment(args):
@@ -220,10 +229,7 @@ def main():
     res.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     res.set_defaults(command=result)
     args = parser.parse_args()
-    try:
-        args.command(args)
-    except UserError as problem:
-        die(problem)
+    args.command(args)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,14 @@ quote() {
 
 say() { printf '%s\n' "$*"; }
 
-# run CMD...: its output goes to the log of the stage, signs of life come here; --dry-run only shows the command.
+# run CMD...: its output goes to the log of the stage, signs of life come here; --dry-run only shows the command. It ends
+# with this script, and with the process RECIPE_OWNER that started several of them.
 run() {
   if $dry_run; then
     quote "$@"
   else
-    python3 "$common/progress.py" --log "$log" --owner $$ "${progress_flags[@]}" -- "$@"
+    python3 "$common/progress.py" --log "$log" --owner "$$${RECIPE_OWNER:+,$RECIPE_OWNER}" \
+      "${progress_flags[@]}" -- "$@"
   fi
 }
 
@@ -36,7 +38,7 @@ need() {
 # What a stage depends on; a marker with another key does not count.
 stage_parts() {
   case $1 in
-    0) say "$root" "$(uname -n)" "$ngpu" "${FAIRSEQ_DEEP_ENV-}" "$arch" "$(cksum <"$root/requirements.txt")" ;;
+    0) say "$root" "$(uname -n)" "$ngpu" "${FAIRSEQ_DEEP_ENV-}" "$($arch_known || say "$arch")" "$(cksum <"$root/requirements.txt")" ;;
     1) say "$source_lang-$target_lang" "$route" "$data_tar" "$data_sha256" "$data_lines" "$(data_fingerprint)" ;;
     2) say "$bpe_merges" "$max_words" "$lowercase" ;;
     3) say "$vocab_threshold" ;;

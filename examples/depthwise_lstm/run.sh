@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One system of the comparison, from text to BLEU; compare.sh calls it for each.
+# One depth-wise LSTM, from text to BLEU; ../compare/run.sh puts several systems side by side.
 #
 #   examples/depthwise_lstm/run.sh --data DIR --arch transformer_lstm_12l12l
 set -euo pipefail

@@ -72,7 +72,7 @@ class AttentionResidual(Aggregator):
         UsageError: a block without sub-layers
     """
 
-    paper = "Kimi 2026"
+    paper = "Kimi Team 2026"
     idle_flags = {"{side}_normalize_before": (True, "always normalises the input of sub-layers: leave it out")}
 
     def __init__(self, stack: Stack, block: int = 1):

@@ -1,0 +1,261 @@
+"""Train systems under equal conditions and put them side by side. ``run.sh`` calls it with its options."""
+
+import argparse
+import fcntl
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+
+import results
+import table
+from corpus import run as run_helper
+from report import read_json
+from systems import check, check_unchanged, read_systems
+from trainings import Run, Stopped, Trainings
+
+from fairseq_deep.tools import UserError, write_text
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+# width, heads, updates, epochs to average
+SIZES = {"mini": (128, 4, 2000, 1), "base": (512, 8, 15000, 3)}
+# what makes no other experiment
+FREE = ("--data", "--data-tar", "--workers", "--force-batch", "--disk-gb")
+
+
+class Failed(UserError):
+    """Some trainings failed; the others are in the table."""
+
+
+def parse(words):
+    """Options before a lone --; after it two lists, each after its length, and the systems."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for flag in ("--exp", "--conf", "--seeds", "--updates", "--width", "--heads", "--ngpu", "--dry-run"):
+        parser.add_argument(flag, required=True)
+    for flag in ("--jobs", "--devices", "--bootstrap"):
+        parser.add_argument(flag, type=int, required=True)
+    parser.add_argument("--table-only")
+    parser.add_argument("--file")
+    middle = words.index("--")
+    args, rest = parser.parse_args(words[:middle]), words[middle + 1 :]
+    args.recipe, rest = rest[1 : 1 + int(rest[0])], rest[1 + int(rest[0]) :]
+    args.flags, args.systems = rest[1 : 1 + int(rest[0])], rest[1 + int(rest[0]) :]
+    args.dry_run, args.table_only = args.dry_run == "true", args.table_only == "true"
+    return args
+
+
+def resolve(args):
+    """Turn texts into numbers, and ``auto`` into what it stands for."""
+    width, heads, updates, average = SIZES[args.conf]
+    args.updates = updates if args.updates == "auto" else int(args.updates)
+    if args.updates < 1:
+        raise UserError("--updates must be at least 1")
+    if args.width != "auto":
+        width, heads = int(args.width), max(1, int(args.width) // 32)
+    args.width, args.heads = width, heads if args.heads == "auto" else int(args.heads)
+    if args.width and (args.heads < 1 or args.width % args.heads):
+        raise UserError(f"--width {args.width} is not divisible by {args.heads} heads: change --width or --heads")
+    if "--average" not in args.recipe:
+        args.recipe += ["--average", str(average)]
+    args.average = int(args.recipe[args.recipe.index("--average") + 1])
+    seeds = args.seeds.split(",")
+    if not all(seed.isascii() and seed.isdigit() for seed in seeds) or len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds takes different whole numbers, such as 1,2,3, not '{args.seeds}'")
+    args.seeds = [int(seed) for seed in seeds]
+    each = max(1, args.devices // args.jobs) if args.devices else 0
+    args.ngpu = each if args.ngpu == "auto" else int(args.ngpu)
+
+
+def conditions(args):
+    """What all systems of one folder have in common, as the user says it."""
+    pairs = dict(zip(args.recipe[::2], args.recipe[1::2]))
+    known = {flag: value for flag, value in pairs.items() if flag not in FREE}
+    known.update({"--updates": args.updates, "--width": args.width, "--heads": args.heads})
+    return {**known, "the flags after the lone --": shlex.join(args.flags)}
+
+
+def check_conditions(exp, now):
+    """Refuse other conditions than those that the folder was begun with; more updates are taken."""
+    old = read_json(os.path.join(exp, "conditions.json"))
+    for name in [*now, *old] if old else []:
+        before, after = old.get(name), now.get(name)
+        if before == after or (name == "--updates" and before < after):
+            continue
+        before, after = ("the default" if value in (None, "") else value for value in (before, after))
+        raise UserError(f"{exp} was begun with another value of {name}: {before}, now {after}: use another --exp")
+
+
+def shared_flags(args):
+    """Flags of fairseq-train for all systems: the width, and what shows a training at equal updates."""
+    every = max(1, min(100, args.updates // 50))
+    flags = ["--max-update", str(args.updates), "--log-interval", str(every)]
+    flags += ["--validate-interval", "1000000", "--validate-interval-updates", str(max(1, args.updates // 20))]
+    flags += ["--keep-last-epochs", str(args.average)] if args.average > 1 else ["--no-epoch-checkpoints"]
+    if args.width:
+        for side in ("encoder", "decoder"):
+            flags += [f"--{side}-embed-dim", str(args.width), f"--{side}-attention-heads", str(args.heads)]
+    return flags + args.flags, every
+
+
+def recipe_command(args, arch, folder, seed, options=(), flags=()):
+    words = [os.path.join(HERE, "one.sh"), *args.recipe, "--ngpu", str(args.ngpu)]
+    return [
+        *words,
+        "--arch",
+        arch,
+        "--arch-known",
+        "true",
+        "--exp",
+        folder,
+        "--seed",
+        str(seed),
+        *options,
+        "--",
+        *flags,
+    ]
+
+
+def plan(args, systems, flags):
+    """All trainings, every system with the first seed, then every system with the second ..."""
+    shared, every = flags
+    runs = []
+    for seed in args.seeds:
+        for system in systems:
+            folder = os.path.join(args.exp, "runs", system.label, f"seed{seed}")
+            depth = ["--log-depth-interval", str(every)] if system.ours else []
+            own = [*shared, *depth, *system.sizes, *system.flags]
+            runs.append(Run(system, seed, folder, recipe_command(args, system.arch, folder, seed, flags=own)))
+    return runs
+
+
+def dry_run(run):
+    """The commands of *run*; what the recipe refuses is refused here, before anything is written."""
+    at = run.command.index("--")
+    done = subprocess.run([*run.command[:at], "--dry-run", *run.command[at:]], capture_output=True, text=True)
+    if done.returncode:
+        raise UserError((done.stderr.strip().splitlines() or ["the recipe failed"])[-1].removeprefix("error: "))
+    return done.stdout
+
+
+def train_command(text):
+    return shlex.split(next(line for line in text.splitlines() if line.startswith("fairseq-train ")))
+
+
+def without_systems(args, systems, flags):
+    """fairseq-train of the first system, without what is its own."""
+    bare = Run(systems[0], args.seeds[0], os.path.join(args.exp, "shared"), [])
+    bare.command = recipe_command(args, systems[0].arch, bare.folder, bare.seed, flags=flags[0])
+    return train_command(dry_run(bare))
+
+
+def prepare_text(args, systems, flags):
+    """Set-up and text, once for all; every training finds them in its own folder."""
+    words = recipe_command(args, systems[0].arch, os.path.join(args.exp, "shared"), 1, ["--stop-stage", "3"], flags[0])
+    done = subprocess.run(words)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+
+
+class locked:
+    """``with locked(folder) as lock``: nobody else trains there. What inherits ``lock`` keeps it until it ends."""
+
+    def __init__(self, folder, patience=30):
+        os.makedirs(folder, exist_ok=True)
+        self.stream = open(os.path.join(folder, ".lock"), "w")
+        for second in range(patience + 1):
+            try:
+                fcntl.flock(self.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:
+                if second == 0:
+                    print("waiting for the run that still works in this folder", flush=True)
+                time.sleep(1)
+        raise UserError(f"{folder} is in use by another run of this command: wait for its end, or use another --exp")
+
+    def __enter__(self):
+        return self.stream.fileno()
+
+    def __exit__(self, *_):
+        self.stream.close()
+
+
+def report(args, systems, runs):
+    """Write table and picture."""
+    rows = results.rows(systems, runs, args.bootstrap)
+    if all(not row["done"] for row in rows):
+        raise UserError(f"no training in {args.exp} has come to its end: there is nothing to put into a table")
+    text = table.write(args.exp, rows, results.facts(rows))
+    print(f"\n{text}")
+    try:
+        import picture
+
+        picture.draw(rows, os.path.join(args.exp, "picture.png"))
+        print(f"-> {args.exp}: table.md, table.csv, table.json, picture.png")
+    except ImportError as error:
+        print(f"-> {args.exp}: table.md, table.csv, table.json; no picture: {error}; pip install matplotlib")
+
+
+def show_plan(args, systems, runs):
+    todo = [run for run in runs if not run.is_done()]
+    width = max(len(system.label) for system in systems)
+    for system in systems:
+        print(f"  {system.label:{width}}  {system.text}")
+    seeds = ", ".join(map(str, args.seeds))
+    left = f"{len(todo)} of {len(runs)} trainings left"
+    print(f"{len(systems)} systems x seeds {seeds}, {args.updates:,} updates each: {left}", flush=True)
+
+
+def main():
+    args = parse(sys.argv[1:])
+    resolve(args)
+    now = conditions(args)
+    check_conditions(args.exp, now)
+    systems, flags = read_systems(args.systems, args.file), shared_flags(args)
+    base = without_systems(args, systems, flags)
+    check(systems, base, args.width)
+    remember = check_unchanged(systems, os.path.join(args.exp, "runs"), read_json, save_json)
+    runs = plan(args, systems, flags)
+    begun = next((run for run in runs if run.has_checkpoint()), None)
+    if begun and not args.table_only:
+        dry_run(begun)  # it knows whether the text is another one
+    show_plan(args, systems, runs)
+    if args.dry_run:
+        for run in runs[: len(systems)]:
+            print(shlex.join(train_command(dry_run(run))))
+        return 0
+    if args.table_only:
+        report(args, systems, runs)
+        return 0
+    with locked(args.exp) as lock:
+        save_json(os.path.join(args.exp, "conditions.json"), now)
+        prepare_text(args, systems, flags)
+        remember()
+        failed = Trainings(runs, args.jobs, args.ngpu, args.devices, lock, os.path.join(args.exp, "shared")).work()
+        report(args, systems, runs)
+    if failed:
+        raise Failed(
+            f"{len(failed)} of {len(runs)} trainings failed: {', '.join(failed)}; the same command tries again"
+        )
+    return 0
+
+
+def save_json(path, value):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def guarded():
+    try:
+        return main()
+    except Stopped as end:
+        print(end, file=sys.stderr)
+        return 130
+    except UserError as problem:
+        print("error: " + " ".join(str(problem).split()), file=sys.stderr)
+        return 1 if isinstance(problem, Failed) else 2
+
+
+if __name__ == "__main__":
+    run_helper(guarded)

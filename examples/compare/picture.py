@@ -1,0 +1,156 @@
+"""The picture of a comparison: the validation loss while the systems train, and BLEU against their size."""
+
+import statistics
+
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from fairseq_deep.tools import figures
+
+STYLES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
+MARKERS = "osv^DXP"
+MANY = 10  # systems; more are drawn one below the other
+
+
+def draw(rows, path):
+    """Draw the systems that have a result, each with a number that both panels and the list share."""
+    shown = [(number, row) for number, row in enumerate(rows, 1) if row["done"]]
+    many = len(shown) > MANY
+    figure = figures.new_figure(13 if many else 12, max(4.6, 1.2 + 0.23 * len(shown)))
+    left, right = figure.subplots(1, 2, width_ratios=[1.25, 1] if many else [1.1, 1])
+    for number, row in shown:
+        _draw_curve(left, number, row, _look(number))
+    _scale_loss(left, [row for _, row in shown])
+    left.margins(x=0.06)  # room for the numbers
+    left.set(xlabel="updates", ylabel="validation loss", title="Validation loss while training")
+    (_rank if many else _scatter)(right, shown)
+    for axes in (left, right):
+        axes.grid(alpha=0.25)
+    figure.draw_without_rendering()  # the numbers go where the lines and points are in the end
+    _number_ends(left, shown)
+    if not many:
+        _number_points(right, shown)
+    seeds = max(len(row["done"]) for _, row in shown)
+    title = f"{seeds} seeds: mean and range" if seeds > 1 else "1 seed"
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False, title=title)
+    figures.save_figure(figure, path)
+
+
+def _scatter(axes, shown):
+    for number, row in shown:
+        _draw_point(axes, row["parameters"], row["bleu"], _look(number), "y")
+    axes.set(xlabel="parameters", ylabel="BLEU", title="BLEU and size")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1e6:g}M"))
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.margins(0.1, 0.12)
+
+
+def _rank(axes, shown):
+    """One line for each system, the best on top: where many have nearly the same size."""
+    ranked = sorted(shown, key=lambda entry: entry[1]["bleu"]["mean"])
+    for place, (number, row) in enumerate(ranked):
+        _draw_point(axes, place, row["bleu"], _look(number), "x")
+    axes.set_yticks(range(len(ranked)), [f"{number}   {row['parameters'] / 1e6:.2f}M" for number, row in ranked])
+    axes.tick_params("y", labelsize=8)
+    axes.set(xlabel="BLEU", title="BLEU and size (system, parameters)")
+    axes.set_ylim(-0.7, len(ranked) - 0.3)
+
+
+def _look(number):
+    """The first system in black; seven colours, which meet new line styles and markers as they come again."""
+    colours = [figures.COLOURS[-1], *figures.COLOURS[:-1]]
+    turn, index = divmod(number - 1, len(colours))
+    style = {"color": colours[index], "linestyle": STYLES[turn % len(STYLES)]}
+    return {**style, "marker": MARKERS[(turn + index) % len(MARKERS)]}
+
+
+def _draw_curve(axes, number, row, look):
+    curves = [row["curve"][seed] for seed in row["done"]]
+    updates = sorted(set.intersection(*map(set, curves)))
+    means = [statistics.fmean(curve[update] for curve in curves) for update in updates]
+    style = {key: look[key] for key in ("color", "linestyle")}
+    width, order = (2.2, 3) if number == 1 else (1.4, 2)
+    axes.plot(updates, means, label=f"{number}  {row['system']}", linewidth=width, zorder=order, **style)
+    if len(curves) > 1:
+        band = [[pick(curve[update] for curve in curves) for update in updates] for pick in (min, max)]
+        axes.fill_between(updates, *band, color=look["color"], alpha=0.15, linewidth=0)
+
+
+def _scale_loss(axes, rows):
+    """Cut off the first, steep part: the differences are at the end."""
+    starts = [max(curve.values()) for row in rows for curve in row["curve"].values()]
+    ends = [min(curve.values()) for row in rows for curve in row["curve"].values()]
+    low, high = min(ends), max(starts)
+    worst = max(ends)
+    top = min(high, worst + 1.0 * (worst - low) + 0.2 * (high - worst))
+    if top > low:
+        axes.set_ylim(low - 0.06 * (top - low), top + 0.04 * (top - low))
+
+
+def _draw_point(axes, place, bleu, look, direction):
+    mean = bleu["mean"]
+    error = {f"{direction}err": [[mean - bleu["min"]], [bleu["max"] - mean]]}
+    x, y = (mean, place) if direction == "x" else (place, mean)
+    style = {"color": look["color"], "marker": look["marker"], "markersize": 6, "capsize": 2.5, "linewidth": 1.2}
+    axes.errorbar(x, y, **error, **style, linestyle="none")
+
+
+def _number_ends(axes, shown):
+    """Put each number beside the end of its curve, as near as the others allow."""
+    ends = []
+    for number, row in shown:
+        update, losses = _end(row)
+        low, high = axes.get_ylim()
+        if low <= losses <= high:
+            ends.append((axes.transData.transform((update, losses))[1], number, update))
+    ends.sort()
+    heights = _apart([at for at, _, _ in ends], 9 * axes.figure.dpi / 72)
+    for height, (_, number, update) in zip(heights, ends):
+        place = axes.transData.inverted().transform((0, height))[1]
+        axes.annotate(
+            str(number), (update, place), xytext=(8, 0), textcoords="offset points", fontsize=8, va="center",
+            color=_look(number)["color"], annotation_clip=False,
+        )  # fmt: skip
+
+
+def _apart(places, gap):
+    """The sorted *places*, pushed apart until each is *gap* from the next."""
+    places = list(places)
+    for _ in range(1000):
+        close = [k for k in range(len(places) - 1) if places[k + 1] - places[k] < gap - 0.1]
+        for k in close:
+            missing = gap - (places[k + 1] - places[k])
+            places[k] -= missing / 2
+            places[k + 1] += missing / 2
+        if not close:
+            break
+    return places
+
+
+def _end(row):
+    """The last update that all seeds have, and the mean loss there."""
+    curves = [row["curve"][seed] for seed in row["done"]]
+    update = max(set.intersection(*map(set, curves)))
+    return update, statistics.fmean(curve[update] for curve in curves)
+
+
+def _number_points(axes, shown):
+    """Put each number beside its point, on the side where no other point or number is near."""
+    taken = [axes.transData.transform((row["parameters"], row["bleu"]["mean"])) for _, row in shown]
+    places = [(11, 0), (-11, 0), (9, 11), (-9, 11), (9, -11), (-9, -11), (22, 0), (-22, 0), (20, 16), (-20, -16)]
+    dots = axes.figure.dpi / 72
+    for index, (number, row) in enumerate(shown):
+        own = taken[index]
+        others = [point for place, point in enumerate(taken) if place != index]
+
+        def room(offset, own=own, others=others):
+            x, y = own[0] + offset[0] * dots, own[1] + offset[1] * dots
+            spots = (max(abs(x - there[0]) / 1.3, abs(y - there[1])) for there in others)
+            return min(min(spots, default=99), 11 * dots) - 0.02 * abs(offset[0])
+
+        best = max(places, key=room)
+        axes.annotate(
+            str(number), (row["parameters"], row["bleu"]["mean"]), xytext=best, textcoords="offset points",
+            ha="center", va="center", fontsize=8,
+        )  # fmt: skip
+        taken.append((own[0] + best[0] * dots, own[1] + best[1] * dots))

@@ -1,0 +1,132 @@
+"""What came out of the trainings of a comparison: figures of each seed, their spread, and the paired bootstrap."""
+
+import json
+import logging
+import os
+import re
+import statistics
+
+from report import read_json
+
+SPEED = re.compile(r"\(([\d.]+) sentences/s, ([\d.]+) tokens/s\)")
+# figures that have a mean and a spread over the seeds
+FIGURES = (
+    "valid_loss", "valid_ppl", "bleu", "difference", "step_seconds", "tokens_per_second", "sentences_per_second",
+    "ratio_encoder", "ratio_decoder",
+)  # fmt: skip
+FACTS = ("tokens_per_update", "updates", "precision", "devices", "hardware", "commit", "date")
+
+
+def rows(systems, runs, resamples):
+    """One record for each system; the first is what the others are compared with.
+
+    Returns:
+        for each system "done" and "failed" (its seeds), "seeds" (figures by seed), "curve" (loss by seed and update),
+        and for each of ``FIGURES`` mean, least, most and standard deviation
+    """
+    found = [_row(system, [run for run in runs if run.system is system]) for system in systems]
+    first = found[0]
+    for row in found[1:]:
+        for seed in [seed for seed in row["done"] if seed in first["done"]]:
+            difference = row["seeds"][seed]["bleu"] - first["seeds"][seed]["bleu"]
+            row["seeds"][seed].update(difference=round(difference, 2))
+    if resamples:
+        _bootstrap(found, resamples)
+    for row in found:
+        for figure in FIGURES:
+            row[figure] = spread([row["seeds"][seed].get(figure) for seed in row["done"]])
+    return found
+
+
+def spread(values):
+    """Mean, least, most and standard deviation (None for one value), or None without values."""
+    values = [value for value in values if value is not None]
+    if not values:
+        return None
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "min": min(values), "max": max(values), "std": deviation}
+
+
+def _row(system, runs):
+    row = {"system": system.label, "command": system.text, "parameters": None, "done": [], "failed": {}, "seeds": {}}
+    row.update(wanted=[run.seed for run in runs], curve={}, folders={})
+    for run in runs:
+        if run.is_done():
+            row["done"].append(run.seed)
+            row["seeds"][run.seed], row["curve"][run.seed] = _figures(run.folder)
+            row["parameters"] = row["parameters"] or row["seeds"][run.seed]["parameters"]
+            row["folders"][run.seed] = run.folder
+        elif os.path.exists(run.failure):
+            with open(run.failure, encoding="utf-8") as stream:
+                row["failed"][run.seed] = stream.read().strip()
+    return row
+
+
+def _figures(folder):
+    result = read_json(os.path.join(folder, "RESULT.json"))
+    with open(os.path.join(folder, "train.jsonl"), encoding="utf-8") as stream:
+        records = [json.loads(line) for line in stream]
+    # of what was done twice, after a stop, the second time counts
+    inner = {int(record["num_updates"]): record for record in records if record["kind"] == "train_inner"}
+    valid = {int(record["valid_num_updates"]): record for record in records if record["kind"] == "valid"}
+    curve = {update: float(valid[update]["valid_loss"]) for update in sorted(valid)}
+    best = min(curve, key=curve.get)
+    with open(os.path.join(folder, "logs", "6-generate.log"), encoding="utf-8", errors="replace") as stream:
+        speeds = SPEED.findall(stream.read())
+    # medians, because the interval in which there is a validation holds it, too; words per batch and per second,
+    # because they have more digits than the updates per second
+    steps = [float(r["wpb"]) / float(r["wps"]) for r in inner.values() if float(r.get("wps", 0)) > 0]
+    figures = {
+        "bleu": result["bleu"],
+        "parameters": result["parameters"],
+        "valid_loss": curve[best],
+        "valid_ppl": float(valid[best]["valid_ppl"]),
+        "step_seconds": _median(steps),
+        "sentences_per_second": float(speeds[-1][0]) if speeds else None,
+        "tokens_per_second": float(speeds[-1][1]) if speeds else None,
+        "ratio_encoder": _median([float(r["ratio_enc"]) for r in inner.values() if "ratio_enc" in r]),
+        "ratio_decoder": _median([float(r["ratio_dec"]) for r in inner.values() if "ratio_dec" in r]),
+    }
+    return {**figures, **{fact: result.get(fact) for fact in (*FACTS, "signature")}}, curve
+
+
+def _median(values):
+    return statistics.median(values) if values else None
+
+
+def _bootstrap(found, resamples):
+    """sacreBLEU's paired bootstrap between the first system and each other, seed by seed: adds "p" to the figures."""
+    from sacrebleu.metrics import BLEU
+    from sacrebleu.significance import PairedTest
+
+    logging.getLogger("sacrebleu").setLevel(logging.ERROR)
+    first = found[0]
+    for seed in first["done"]:
+        others = [row for row in found[1:] if seed in row["done"]]
+        if not others:
+            continue
+        named = [(row["system"], _lines(row["folders"][seed], "hyp")) for row in (first, *others)]
+        references = [_lines(first["folders"][seed], "ref")]
+        signatures, scores = PairedTest(named, {"BLEU": BLEU(force=True)}, references, "bs", resamples)()
+        for row, (_, lines), score in zip(others, named[1:], scores["BLEU"][1:]):
+            # its formula takes twice the same text for a sure difference
+            row["seeds"][seed].update(p=1.0 if lines == named[0][1] else score.p_value)
+        first["seeds"][seed].update(bootstrap=str(signatures["BLEU"]))
+
+
+def _lines(folder, kind):
+    """The detokenised translations or references that were scored."""
+    name = next(name for name in sorted(os.listdir(folder)) if name.startswith(f"test.{kind}."))
+    with open(os.path.join(folder, name), encoding="utf-8") as stream:
+        text = stream.read()
+    return (text[:-1] if text.endswith("\n") else text).split("\n")
+
+
+def facts(found):
+    """What should be the same everywhere: one value each, or all of them where it is not."""
+    figures = [row["seeds"][seed] for row in found for seed in row["done"]]
+    shared = {}
+    for name in (*FACTS, "signature", "bootstrap"):
+        values = dict.fromkeys(str(entry[name]) for entry in figures if entry.get(name) is not None)
+        shared[name] = "; ".join(values)
+    return shared

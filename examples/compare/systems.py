@@ -1,0 +1,191 @@
+"""The systems of a comparison: from what the user wrote to architectures and flags that are known to work."""
+
+import argparse
+import logging
+import os
+import re
+import shlex
+import types
+from dataclasses import dataclass
+
+from fairseq_deep.registry import nearest
+from fairseq_deep.tools import UserError
+
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}")
+# what all systems share, by the name that fairseq gives it
+SHARED = (
+    "data task source_lang target_lang arch user_dir save_dir restore_file train_subset valid_subset max_tokens "
+    "batch_size update_freq max_update max_epoch stop_time_hours patience seed criterion label_smoothing "
+    "share_all_embeddings share_decoder_input_output_embed cpu fp16 bf16 amp distributed_world_size log_format "
+    "log_interval validate_interval validate_interval_updates save_interval"
+).split()
+
+
+@dataclass
+class System:
+    """One line of the table.
+
+    Attributes:
+        label: its name in the table, and its folder
+        arch: name of the architecture
+        flags: the flags of fairseq-train that the user gave it
+        sizes: those that give it the common width, found by ``check``
+        ours: whether the architecture is one of this package
+    """
+
+    label: str
+    arch: str
+    flags: list
+    sizes: tuple = ()
+    ours: bool = True
+
+    @property
+    def text(self):
+        return " ".join([self.arch, *map(shlex.quote, self.flags)])
+
+
+def read_systems(words, path):
+    """The systems of the command line and of the file *path*, in order."""
+    lines = list(words)
+    if path:
+        try:
+            with open(path, encoding="utf-8") as stream:
+                texts = (line.strip() for line in stream)
+                lines += [text for text in texts if text and not text.startswith("#")]
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"--systems {path} cannot be read: {error}") from error
+    if not lines:
+        raise UserError("no system to train: name architectures, as in: run.sh --data DIR prenorm_6l dlcl_6l")
+    known = _known_architectures()
+    systems = [_parse(line, known) for line in lines]
+    for index, system in enumerate(systems):
+        if system.label in [other.label for other in systems[:index]]:
+            raise UserError(f"{system.label} is there twice: name one of them otherwise, as in 'LABEL={system.text}'")
+    return systems
+
+
+def _known_architectures():
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    import fairseq_deep  # noqa: F401  # it registers its own
+
+    return ARCH_MODEL_REGISTRY
+
+
+def _parse(line, known):
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UserError(f"'{line}': {error}") from error
+    label, equals, name = words[0].partition("=") if words else ("", "", "")
+    if not equals:
+        label, name = "", label
+    arch = next((full for full in (name, f"transformer_{name}") if full in known), None)
+    if arch is None:
+        full = name if name.startswith("transformer") else f"transformer_{name}"
+        near = nearest(full, known) or nearest(name, known)
+        raise UserError(f"there is no architecture '{name}'{near}: fairseq-deep archs lists them")
+    short = arch[len("transformer_") :] if arch.startswith("transformer_") else arch
+    if not equals:
+        label = re.sub(r"[^A-Za-z0-9._+-]+", "_", "_".join([short, *(word.lstrip("-") for word in words[1:])]))
+    if not LABEL.fullmatch(label):
+        raise UserError(f"'{label}' cannot name a system: use up to 60 letters, digits and . _ + -, as in 'X={arch}'")
+    if len(words) > 1 and not words[1].startswith("-"):
+        raise UserError(f"'{line}': '{words[1]}' is no flag; put each system in quotes of its own")
+    return System(label, arch, words[1:])
+
+
+def check(systems, command, width):
+    """Parse the flags of all systems as fairseq-train does, and build each model without memory.
+
+    Args:
+        systems: their ``sizes`` and ``ours`` are set
+        command: the command that trains any of them, without flags of a system
+        width: of all, or 0 for each architecture's own
+
+    Raises:
+        UserError: the first thing that is wrong, with the name of the system
+    """
+    from fairseq_deep import list_archs
+
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    package = set(list_archs())
+    words = command[command.index("fairseq-train") + 1 :]
+    for system in systems:
+        system.ours = system.arch in package
+        base = [*words[: words.index("--arch") + 1], system.arch, *words[words.index("--arch") + 2 :]]
+        try:
+            _check_one(system, base, width)
+        except (UserError, SystemExit) as error:  # UsageError is a SystemExit
+            text = re.sub(r"^fairseq_deep: ", "", str(error))
+            raise UserError(f"{system.label}: {text}") from error
+
+
+def _check_one(system, base, width):
+    problem = None
+    # which stacks have feed-forward sub-layers, the models say: they refuse its width where there is none
+    for sides in (("encoder", "decoder"), ("encoder",), ("decoder",), ()) if width else ((),):
+        sizes = [word for side in sides for word in (f"--{side}-ffn-embed-dim", str(4 * width))]
+        try:
+            with_own = _parse_flags([*base, *sizes, *system.flags])
+            _build(system, with_own)
+        except SystemExit as error:
+            problem = error
+            continue
+        _check_equal(_parse_flags(base), with_own)
+        system.sizes = sizes
+        return
+    raise problem
+
+
+def _parse_flags(words):
+    from fairseq import options
+
+    parser = options.get_training_parser()
+
+    def refuse(message):
+        unknown = re.search(r"unrecognized arguments: (\S+)", message)
+        if unknown:
+            flag = unknown[1].partition("=")[0]
+            message = f"unknown flag '{flag}'{nearest(flag, parser._option_string_actions)}"
+        raise UserError(message)
+
+    parser.error = refuse
+    return options.parse_args_and_arch(parser, list(words))
+
+
+def _check_equal(shared, own):
+    for name in SHARED:
+        if getattr(shared, name, None) != getattr(own, name, None):
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"{flag} must be the same for all systems: take it out of this one")
+
+
+def _build(system, args):
+    """Build the model where that costs nothing; fairseq's own models are taken on trust."""
+    if not system.ours:
+        return
+    from fairseq.data import Dictionary
+
+    from fairseq_deep.compat import skip_initialisation
+    from fairseq_deep.models.deep_transformer import DeepTransformerModel
+
+    symbols = Dictionary()
+    task = types.SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols)
+    with skip_initialisation():
+        DeepTransformerModel.build_model(argparse.Namespace(**vars(args)), task)
+
+
+def check_unchanged(systems, folder, load, save):
+    """Refuse a label that stands for another system in *folder*; remember the new ones."""
+    fresh = []
+    for system in systems:
+        path = os.path.join(folder, system.label, "system.json")
+        old = load(path).get("system")
+        if old not in (None, system.text):
+            raise UserError(
+                f"{system.label} was '{old}' in {folder}, now it is '{system.text}': give it another name"
+                f" ('LABEL={system.text}'), or use another --exp"
+            )
+        fresh += [(path, system.text)] if old is None else []
+    return lambda: [save(path, {"system": text}) for path, text in fresh]

@@ -1,0 +1,104 @@
+"""The table of a comparison: ``table.md`` for readers, ``table.csv`` and ``table.json`` for programs."""
+
+import csv
+import io
+import json
+import os
+
+from results import FIGURES
+
+from fairseq_deep.tools import write_text
+
+# column, figure and number format
+COLUMNS = (
+    ("valid loss", "valid_loss", ".3f"),
+    ("BLEU", "bleu", ".2f"),
+    ("difference", "difference", "+.2f"),
+    ("step (s)", "step_seconds", ".3f"),
+    ("decoding (tokens/s)", "tokens_per_second", ".0f"),
+    ("gradient, encoder", "ratio_encoder", ".2f"),
+    ("decoder", "ratio_decoder", ".2f"),
+)
+SPREAD = ("valid_loss", "bleu", "difference")  # the others have their mean alone
+
+
+def write(folder, rows, facts):
+    """Write the three files; return the text of the first."""
+    text = f"{_markdown(rows)}\n\n{_notes(rows, facts)}\n"
+    write_text(os.path.join(folder, "table.md"), text)
+    write_text(os.path.join(folder, "table.csv"), _csv(rows))
+    kept = [{key: value for key, value in row.items() if key != "folders"} for row in rows]
+    write_text(os.path.join(folder, "table.json"), json.dumps({**facts, "systems": kept}, indent=1) + "\n")
+    return text
+
+
+def _markdown(rows):
+    head = ["system", "seeds", "parameters", *(name for name, _, _ in COLUMNS)]
+    head.insert(head.index("difference") + 1, "p of each seed")
+    cells = [head, *map(_cells, rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    lines = ["| " + " | ".join(_align(row, widths)) + " |" for row in cells]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    return "\n".join([lines[0], "| " + " | ".join(rule) + " |", *lines[1:]])
+
+
+def _align(row, widths):
+    return [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]
+
+
+def _cells(row):
+    cells = [row["system"], _seeds(row), f"{row['parameters']:,}" if row["parameters"] else "-"]
+    for _, figure, form in COLUMNS:
+        cells.append(_figure(row[figure], form, figure in SPREAD))
+        if figure == "difference":
+            chances = [row["seeds"][seed].get("p") for seed in row["done"]]
+            cells.append(" ".join(format(p, ".3f") for p in chances if p is not None))
+    return [cell or "-" for cell in cells]
+
+
+def _seeds(row):
+    done, wanted = len(row["done"]), len(row["wanted"])
+    text = str(done) if done == wanted else f"{done} of {wanted}"
+    return f"{text} ({len(row['failed'])} FAILED)" if row["failed"] else text
+
+
+def _figure(value, form, with_spread):
+    if value is None:
+        return "-"
+    mean = format(value["mean"], form)
+    if not with_spread or value["std"] is None:
+        return mean
+    return f"{mean} [{format(value['min'], form)}, {format(value['max'], form)}]"
+
+
+def _notes(rows, facts):
+    low = [row["bleu"]["mean"] for row in rows if row["bleu"]]
+    weak = " Below a BLEU of 1, difference and p say nothing: see the loss." if min(low) < 1 else ""
+    seeds = sorted({seed for row in rows for seed in row["wanted"]})
+    lines = [
+        f"{facts['updates']} updates of {facts['tokens_per_update']} tokens, seeds {', '.join(map(str, seeds))}, "
+        f"{facts['precision']}, {facts['devices']} ({facts['hardware']}), commit {facts['commit']}, {facts['date']}",
+        "Mean over seeds [least, most]. valid loss: the best on the validation set; difference: BLEU less that of "
+        f"{rows[0]['system']} with the same seed; p: paired bootstrap against it; step, decoding: as they ran, beside "
+        f"the others; gradient: norm of the first layer over that of the last, median over the training.{weak}",
+        f"BLEU: {facts['signature']}" + (f"; bootstrap: {facts['bootstrap']}" if facts["bootstrap"] else ""),
+    ]
+    lines += [f"{row['system']}: {row['command']}" for row in rows]
+    lines += [
+        f"FAILED: {row['system']}, seed {seed}: {reason}" for row in rows for seed, reason in row["failed"].items()
+    ]
+    return "\n\n".join([*lines[:3], "\n".join(f"- {line}" for line in lines[3:])])
+
+
+def _csv(rows):
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    parts = ("mean", "min", "max", "std")
+    names = [figure if part == "mean" else f"{figure}_{part}" for figure in FIGURES for part in parts]
+    writer.writerow(["system", "command", "parameters", "seeds_done", "seeds_failed", *names, "p"])
+    for row in rows:
+        figures = [(row[figure] or {}).get(part) for figure in FIGURES for part in parts]
+        chances = " ".join(str(row["seeds"][seed]["p"]) for seed in row["done"] if "p" in row["seeds"][seed])
+        done, failed = (" ".join(map(str, row[key])) for key in ("done", "failed"))
+        writer.writerow([row["system"], row["command"], row["parameters"], done, failed, *figures, chances])
+    return stream.getvalue()

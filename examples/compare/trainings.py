@@ -1,0 +1,248 @@
+"""All trainings of a comparison, some at a time: what is done, what is left, and how long that takes."""
+
+import hashlib
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+
+from progress import clock
+from report import read_json
+
+from fairseq_deep.tools import write_text
+
+UPDATE = re.compile(r"^  epoch +\d+  update +(\d+) ")
+# what does not change the result of a training that is done
+IDLE = ("--data", "--data-tar", "--workers", "--force-batch", "--disk-gb", "--ngpu", "--exp")
+EVERY = 30  # seconds between two lines of progress
+
+
+class Stopped(Exception):
+    """The user stopped the command."""
+
+
+class Run:
+    """One system with one seed, in a folder of the recipe.
+
+    Attributes:
+        begun: when it was started, or None
+        first, last: time and updates of its first and its last sign of life
+        limit: updates that it takes
+    """
+
+    def __init__(self, system, seed, folder, command):
+        self.system, self.seed, self.folder, self.command = system, seed, folder, command
+        self.begun, self.first, self.last, self.limit = None, None, None, 0
+        if "--max-update" in command:
+            self.limit = int(command[command.index("--max-update") + 1])
+
+    @property
+    def name(self):
+        return f"{self.system.label} seed {self.seed}"
+
+    @property
+    def failure(self):
+        """The file that says why it failed."""
+        return os.path.join(self.folder, "failure.txt")
+
+    def key(self):
+        """A sum over the command that matters, so that a training under other settings counts as not done."""
+        words, kept = iter(self.command[1:]), []
+        for word in words:
+            if word in IDLE:
+                next(words)
+            else:
+                kept.append(word)
+        return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
+
+    def finished(self):
+        """What was noted at its end; empty if it has not come to its end with this command."""
+        note = read_json(os.path.join(self.folder, "finished.json"))
+        return note if note.get("key") == self.key() else {}
+
+    def is_done(self):
+        return bool(self.finished())
+
+    def has_checkpoint(self):
+        return os.path.exists(os.path.join(self.folder, "checkpoints", "checkpoint_last.pt"))
+
+    def link(self, shared):
+        """Let the recipe find the common text in the folder, with the markers that say so."""
+        os.makedirs(self.folder, exist_ok=True)
+        for part in ("text", "data-bin"):
+            link = os.path.join(self.folder, part)
+            if not os.path.islink(link):
+                os.symlink(os.path.relpath(os.path.join(shared, part), self.folder), link)
+        for name in (*(f".done.{stage}" for stage in range(4)), "env.txt"):
+            shutil.copyfile(os.path.join(shared, name), os.path.join(self.folder, name))
+
+    def finish(self, seconds):
+        """Note the end, and delete the checkpoints that nothing will need."""
+        folder = os.path.join(self.folder, "checkpoints")
+        for name in os.listdir(folder):
+            if name != "checkpoint_last.pt":
+                os.remove(os.path.join(folder, name))
+        note = {"key": self.key(), "seconds": round(seconds, 1)}
+        write_text(os.path.join(self.folder, "finished.json"), json.dumps(note) + "\n")
+        if os.path.exists(self.failure):
+            os.remove(self.failure)
+
+
+class Trainings:
+    """The queue.
+
+    Args:
+        runs: in order; those that are done are skipped
+        jobs: how many train at the same time
+        gpus: of each training
+        devices: GPUs of the machine
+        lock: open file that every training inherits
+        shared: folder with the common text
+    """
+
+    def __init__(self, runs, jobs, gpus, devices, lock, shared):
+        self.runs, self.jobs, self.lock, self.shared = runs, jobs, lock, shared
+        self.failed, self.children, self.stopping = [], {}, False
+        self.guard = threading.Lock()
+        ids = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(devices)))
+        ids = [part for part in ids.split(",") if part][:devices]
+        self.slots = queue.Queue()
+        for slot in range(jobs):
+            own = ids[slot * gpus : (slot + 1) * gpus] if gpus and len(ids) >= gpus * jobs else ids
+            self.slots.put(",".join(own))
+
+    def work(self):
+        """Train what is left; return the names of those that failed.
+
+        Raises:
+            Stopped: by Ctrl-C or SIGTERM, after everything that was started has ended
+        """
+        todo = [run for run in self.runs if not run.is_done()]
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            self._work_off(todo)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if self.stopping:
+            raise Stopped("stopped; to go on, give the same command again")
+        return [run.name for run in self.runs if run in self.failed]
+
+    def _work_off(self, todo):
+        with ThreadPoolExecutor(self.jobs) as pool:
+            waiting = {pool.submit(self._train, run) for run in todo}
+            due = time.time() + EVERY
+            while waiting:
+                done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                self._look_after_children()
+                if time.time() >= due and not self.stopping:
+                    due = time.time() + EVERY
+                    print(self._progress(), flush=True)
+
+    def _stop(self, *_):
+        self.stopping = True
+
+    def _look_after_children(self):
+        """Let what has ended be gone, since its own children wait for that; end the others if the user says so."""
+        with self.guard:
+            for child in self.children.values():
+                if child.poll() is None and self.stopping:
+                    child.terminate()
+
+    def _train(self, run):
+        slot = self.slots.get()
+        try:
+            if not self.stopping:
+                self._train_on(run, slot)
+        finally:
+            self.slots.put(slot)
+
+    def _train_on(self, run, devices):
+        run.link(self.shared)
+        run.begun = time.time()
+        again = " (goes on)" if run.has_checkpoint() else ""
+        print(f"{run.name}: started{again}", flush=True)
+        environment = {**os.environ, "RECIPE_OWNER": str(os.getpid())}
+        if devices:
+            environment["CUDA_VISIBLE_DEVICES"] = devices
+        with self.guard:
+            if self.stopping:
+                return
+            child = subprocess.Popen(
+                run.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8",
+                errors="replace", env=environment, pass_fds=[self.lock], stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+            self.children[run] = child
+        problem = self._follow(run, child.stdout)
+        status = child.wait()
+        with self.guard:
+            del self.children[run]
+        if self.stopping:
+            return
+        if status:
+            self.failed.append(run)
+            print(f"{run.name}: FAILED: {problem or f'exit status {status}'}", flush=True)
+            write_text(run.failure, (problem or f"exit status {status}") + "\n")
+            return
+        run.finish(time.time() - run.begun)
+        bleu = read_json(os.path.join(run.folder, "RESULT.json")).get("bleu")
+        print(f"{run.name}: done in {clock(time.time() - run.begun)}, BLEU {bleu:.2f}; {self._left()}", flush=True)
+
+    @staticmethod
+    def _follow(run, lines):
+        """Keep what the recipe says, and watch the updates; return the last error."""
+        problem = None
+        with open(os.path.join(run.folder, "recipe.log"), "a", encoding="utf-8") as log:
+            for line in lines:
+                log.write(line)
+                log.flush()
+                found = UPDATE.match(line)
+                if found:
+                    run.last = time.time(), int(found[1])
+                    run.first = run.first or run.last
+                if line.startswith("error: "):
+                    problem = line.strip()[len("error: ") :].partition("; log: ")[0]
+        return problem
+
+    def _progress(self):
+        with self.guard:
+            running = list(self.children)
+        places = [f"{run.name} {run.last[1] if run.last else 0:,} of {run.limit:,} updates" for run in running]
+        return f"{self._left()}: {'; '.join(places)}"
+
+    def _left(self):
+        """How many trainings are left, and for how long."""
+        todo = [run for run in self.runs if not run.is_done() and run not in self.failed]
+        if not todo:
+            return "all done"
+        total = estimate(self.runs, todo)
+        guess = "" if total is None else f", about {clock(total / self.jobs)}"
+        return f"left: {len(todo)} of {len(self.runs)} trainings{guess}"
+
+
+def estimate(runs, todo):
+    """Seconds of work in *todo*, from the same systems with other seeds, else from the mean of what is known."""
+    known, pace = {}, []
+    for run in runs:
+        seconds = run.finished().get("seconds")
+        if seconds is None and run.first and run.last[1] > run.first[1]:
+            seconds = run.limit * (run.last[0] - run.first[0]) / (run.last[1] - run.first[1])
+        if seconds is not None:
+            known.setdefault(run.system.label, []).append(seconds)
+            pace.append(seconds)
+    if not pace:
+        return None
+    total = 0.0
+    for run in todo:
+        guesses = known.get(run.system.label, pace)
+        guess, spent = sum(guesses) / len(guesses), time.time() - run.begun if run.begun else 0.0
+        total += max(guess - spent, guess / 20)  # what takes longer than it should is not at its end
+    return total
