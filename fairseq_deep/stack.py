@@ -17,6 +17,8 @@ class Layout:
         feed_forward: layers have their feed-forward sub-layer
         attention_bias: the projections of attentions have biases
         input_norm: sub-layers without residual connection normalise their input
+        merge: where a decoder layer is its two attentions: "add" their outputs or "concat" them
+        attn_residual: there, the query of the second attention has the layer's input added
         split: each sub-layer is a module of its own, after which the aggregator acts (*bare* sub-layers)
         final_norm: a pre-norm stack has its norm after the last layer
         calls: evaluations of a layer for one output; see :meth:`Aggregator.point`
@@ -26,6 +28,8 @@ class Layout:
     feed_forward: bool = True
     attention_bias: bool = True
     input_norm: bool = True
+    merge: str = "add"
+    attn_residual: bool = False
     split: bool = False
     final_norm: bool = True
     calls: int = 1

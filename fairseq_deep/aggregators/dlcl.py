@@ -18,11 +18,11 @@ from typing import Dict, List, Optional
 import torch
 from torch import Tensor, nn
 
+from ..exact import Exact
 from ..registry import UsageError
 from ..stack import Stack
 from .bands import bands
 from .base import AGGREGATORS, Aggregator
-from .exact_weight import ExactWeight
 from .weighted_sum import weighted_sum
 
 STARTS = ("avg", "one", "last")
@@ -53,7 +53,7 @@ def used_weights(weight: Tensor, normalize: bool = False, window: Optional[int] 
 
 
 @AGGREGATORS.register("dlcl")
-class Dlcl(ExactWeight, Aggregator):
+class Dlcl(Exact, Aggregator):
     """DLCL for one stack. The state is the list of entries h_0 ... h_l that combinations read.
 
     Args:

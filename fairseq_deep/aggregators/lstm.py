@@ -236,9 +236,15 @@ class DepthwiseLstm(Aggregator):
 
     @classmethod
     def layout(cls, side: str, options: Dict[str, Any]) -> Layout:
-        # in variant (b) the LSTM acts after each attention
-        split = side == "decoder" and options.get("merge") == "two"
-        return Layout(residual=False, feed_forward=False, attention_bias=False, split=split)
+        merge = options.get("merge", "add")
+        return Layout(
+            residual=False,
+            feed_forward=False,
+            attention_bias=False,
+            merge="concat" if merge == "concat" else "add",
+            attn_residual=bool(options.get("attn_residual")),
+            split=side == "decoder" and merge == "two",  # variant (b): the LSTM acts after each attention
+        )
 
     @classmethod
     def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:

@@ -24,17 +24,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..exact import Exact
 from ..registry import UsageError
 from ..stack import Stack
 from .base import AGGREGATORS, Aggregator
-from .exact_weight import ExactWeight
 from .weighted_sum import weighted_sum
 
 KINDS = ("mean", "learned", "ffn", "multi-hop")
 WEIGHTS = ("softmax", "linear")
 
 
-class WeightedLayers(ExactWeight, nn.Module):
+class WeightedLayers(Exact, nn.Module):
     """Sum over layers with one weight for each, which start equal.
 
     Args:

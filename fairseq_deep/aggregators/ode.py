@@ -30,6 +30,7 @@ from typing import Any, Dict, List, Optional
 import torch
 from torch import Tensor, nn
 
+from ..exact import Exact
 from ..registry import UsageError, nearest
 from ..stack import Choice, Layout, Stack
 from .base import AGGREGATORS, Aggregator
@@ -75,7 +76,7 @@ def _exact(x: Tensor) -> Tensor:
 
 
 @AGGREGATORS.register("ode")
-class Ode(Aggregator):
+class Ode(Exact, Aggregator):
     """Runge-Kutta steps in an encoder, over the plain stack or over DLCL; a decoder has the inner aggregator alone.
 
     Args:
@@ -175,22 +176,9 @@ class Ode(Aggregator):
         if inner.options.get("no_norm"):
             raise UsageError("--ode-identity needs the norms that --dlcl-no-norm leaves out: leave one of them out")
 
-    def _apply(self, fn, *args, **kwargs):
-        """Leave the coefficients in fp32 when the model is converted to half precision, as DLCL leaves its weights.
-
-        Their gradients sum over all positions and features.
-        """
-        exact = {name: parameter.data for name, parameter in self._coefficients().items()}
-        super()._apply(fn, *args, **kwargs)
-        for name, parameter in self._coefficients().items():
-            if parameter.dtype in (torch.float16, torch.bfloat16):
-                parameter.data = exact[name].to(parameter.device, torch.float32)
-                if parameter.grad is not None:
-                    parameter.grad.data = parameter.grad.data.float()
-        return self
-
-    def _coefficients(self) -> Dict[str, nn.Parameter]:
-        return {name: value for name, value in self.named_parameters() if not name.startswith("inner.")}
+    def exact_tensors(self) -> List[Tensor]:
+        """The coefficients, whose gradients sum over all positions and features; the history has a rule of its own."""
+        return [value for name, value in self.named_parameters() if not name.startswith("inner.")]
 
     def tie(self, other: Aggregator) -> None:
         if isinstance(other, Ode):

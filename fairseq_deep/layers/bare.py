@@ -49,23 +49,14 @@ class AttentionDecoderLayer(nn.Module):
     """Masked self-attention and attention to the source, or one of them, each with dropout.
 
     Args:
-        stack: the decoder
-        merge: "add" or "concat": how the outputs of the two attentions become one
-        attn_residual: the second attention's query is S + Out_{i-1} instead of S
+        stack: the decoder; its layout says how the outputs of two attentions become one
         attends_to_self, attends_to_source: which of the two attentions the layer has
     """
 
-    def __init__(
-        self,
-        stack: Stack,
-        merge: str = "add",
-        attn_residual: bool = False,
-        attends_to_self: bool = True,
-        attends_to_source: bool = True,
-    ):
+    def __init__(self, stack: Stack, attends_to_self: bool = True, attends_to_source: bool = True):
         super().__init__()
-        self.concat = merge == "concat"
-        self.attn_residual = attn_residual
+        self.concat = stack.layout.merge == "concat"
+        self.attn_residual = stack.layout.attn_residual
         self.self_attn = self.self_attn_layer_norm = None
         self.encoder_attn = self.encoder_attn_layer_norm = None
         if attends_to_self:

@@ -15,15 +15,15 @@ from typing import List
 import torch
 from torch import Tensor, nn
 
-from ..aggregators.exact_weight import ExactWeight
 from ..aggregators.weighted_sum import weighted_sum
+from ..exact import Exact
 from ..registry import UsageError
 from ..stack import Stack
 from .base import MEMORIES, Memory
 
 
 @MEMORIES.register("transparent")
-class Transparent(ExactWeight, Memory):
+class Transparent(Exact, Memory):
     """Transparent attention.
 
     Args:

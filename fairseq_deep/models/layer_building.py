@@ -36,11 +36,7 @@ def build_layer(stack: Stack, init: Init, number: int) -> List[nn.Module]:
         )
     if stack.side == "encoder":
         return [AttentionEncoderLayer(stack)]
-    if stack.parallel_attention:
-        return [ParallelAttentionDecoderLayer(stack)]
-    options = stack.aggregator.options
-    merging = {option: options[option] for option in ("merge", "attn_residual") if option in options}
-    return [AttentionDecoderLayer(stack, **merging)]
+    return [(ParallelAttentionDecoderLayer if stack.parallel_attention else AttentionDecoderLayer)(stack)]
 
 
 def _bare_sublayer(stack: Stack, name: str) -> nn.Module:

@@ -10,16 +10,19 @@ post-norm one. T is 4000 here, as many updates as a usual warm-up of the learnin
 Names here: ``scale`` is a_t, ``updates`` is T.
 """
 
+from typing import List
+
 import torch
 from torch import Tensor
 
+from ..exact import Exact
 from ..registry import UsageError
 from ..stack import Stack
 from .base import RESIDUALS, ResidualConnection
 
 
 @RESIDUALS.register("branchnorm")
-class BranchNorm(ResidualConnection):
+class BranchNorm(Exact, ResidualConnection):
     """r = x + a_t F.
 
     a_t is saved with the weights, so that an interrupted run goes on where it was, and a model generates with the a_t
@@ -56,13 +59,8 @@ class BranchNorm(ResidualConnection):
         """Set a_t for the update after *num_updates*; fairseq calls it at the beginning of each."""
         self.scale.clamp_(min=min(1.0, (num_updates + 1) / self.updates))
 
-    def _apply(self, fn, *args, **kwargs):
-        """Leave a_t in fp32 when the model is converted to half precision: bf16 could not count its steps."""
-        exact = self.scale
-        super()._apply(fn, *args, **kwargs)
-        if self.scale.dtype in (torch.float16, torch.bfloat16):
-            self.scale = exact.to(self.scale.device, torch.float32)
-        return self
+    def exact_tensors(self) -> List[Tensor]:
+        return [self.scale]  # bf16 could not count its steps
 
     def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
         return (x + self.scale * output).to(x.dtype)

@@ -17,6 +17,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
+from ..exact import Exact
 from ..registry import UsageError
 from ..stack import Stack
 from .base import RESIDUALS, ResidualConnection
@@ -30,7 +31,7 @@ def default_start(layers: int) -> float:
 
 
 @RESIDUALS.register("layerscale")
-class LayerScale(ResidualConnection):
+class LayerScale(Exact, ResidualConnection):
     """r = x + lambda * F.
 
     Args:
@@ -38,7 +39,7 @@ class LayerScale(ResidualConnection):
         start: of lambda; None: by the depth of the stack
 
     Shapes:
-        weight: sub-layers x C
+        weight: sub-layers x C, in fp32 whatever the model is: fp16 has no normal number below 6e-5
 
     Raises:
         UsageError: the start is not a positive number
@@ -59,16 +60,6 @@ class LayerScale(ResidualConnection):
     def add_args(parser) -> None:
         parser.add_argument("--layerscale-start", type=float, metavar="X",
                             help="LayerScale: start of the factors (default: by the depth, 0.1, 1e-5 or 1e-6)")
-
-    def _apply(self, fn, *args, **kwargs):
-        """Leave lambda in fp32 when the model is converted to half precision: fp16 has no normal number below 6e-5."""
-        exact = self.weight.data
-        super()._apply(fn, *args, **kwargs)
-        if self.weight.dtype in (torch.float16, torch.bfloat16):
-            self.weight.data = exact.to(self.weight.device, torch.float32)
-            if self.weight.grad is not None:
-                self.weight.grad.data = self.weight.grad.data.float()
-        return self
 
     def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
         return (x + self.weight[sublayer] * output).to(x.dtype)

@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "fairseq_deep"
 ORDER = [
-    ["stack", "compat", "papers"],
+    ["stack", "exact", "compat", "papers"],
     ["registry"],
     ["aggregators", "attention", "residuals", "search", "decoding"],
     ["memories", "inits"],

@@ -1,0 +1,28 @@
+"""Tensors that stay exact when their model is converted to half precision."""
+
+from typing import List
+
+import torch
+from torch import Tensor
+
+
+class Exact:
+    """Mixin, left of the module class: leave :meth:`exact_tensors` in fp32 when the model becomes fp16 or bf16.
+
+    A weight of a sum over layers has a gradient that sums over all positions and features, so that it is the largest of
+    the model and the first to overflow in fp16; and a softmax or a sum over 31 entries wants exact weights.
+    """
+
+    def exact_tensors(self) -> List[Tensor]:
+        """The parameters and buffers to keep."""
+        return [self.weight]
+
+    def _apply(self, fn, *args, **kwargs):
+        exact = [tensor.data for tensor in self.exact_tensors()]
+        super()._apply(fn, *args, **kwargs)
+        for tensor, value in zip(self.exact_tensors(), exact):
+            if tensor.dtype in (torch.float16, torch.bfloat16):
+                tensor.data = value.to(tensor.device, torch.float32)
+                if tensor.grad is not None:
+                    tensor.grad.data = tensor.grad.data.float()
+        return self
