@@ -24,6 +24,34 @@ def check_flags(flags: Any, stacks: Dict[str, Stack]) -> None:
     _check_memory(flags, stacks["encoder"], decoder)
 
 
+def check_sizes(args: Any, task: Any) -> None:
+    """Refuse sizes that contradict each other or the dictionaries of *task*.
+
+    Raises:
+        UsageError: one line that names the flags and the cure
+    """
+    interval = getattr(args, "log_depth_interval", None)
+    if interval is not None and interval < 1:
+        raise UsageError(f"--log-depth-interval {interval} logs nothing: use 1 or more, or leave it out")
+    for side in ("encoder", "decoder"):
+        dim, heads = getattr(args, f"{side}_embed_dim", None), getattr(args, f"{side}_attention_heads", None)
+        if dim and heads and dim % heads:
+            raise UsageError(
+                f"--{side}-embed-dim {dim} is not divisible by --{side}-attention-heads {heads}: change one of them"
+            )
+    if getattr(args, "share_all_embeddings", False):
+        if task.source_dictionary != task.target_dictionary:
+            raise UsageError(
+                "--share-all-embeddings needs one dictionary for both languages: "
+                "binarise with fairseq-preprocess --joined-dictionary, or leave the flag out"
+            )
+        if getattr(args, "encoder_embed_dim", None) != getattr(args, "decoder_embed_dim", None):
+            raise UsageError(
+                "--share-all-embeddings needs equal widths: make --encoder-embed-dim and --decoder-embed-dim equal, "
+                "or use --share-decoder-input-output-embed"
+            )
+
+
 def _given(flags: Any, name: str) -> bool:
     return bool(getattr(flags, name, None))
 

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from ..decoding import pack_linear
 from ..inits.walk import initialise
-from ..registry import UsageError
 from .checkpoints import aliases, check_loadable, upgrade
-from .checks import check_flags
+from .checks import check_flags, check_sizes
 from .decoder import DeepTransformerDecoder
 from .depth_log import log_depth
 from .description import SIDES, add_args, describe
@@ -61,7 +60,7 @@ class DeepTransformerModel(TransformerModel):
         # a copy, since what is derived from the flags is no flag
         args = argparse.Namespace(**(args if isinstance(args, dict) else vars(args)))
         base_architecture(args)
-        check_args(args, task)
+        check_sizes(args, task)
         args.stacks = describe(args)
         check_flags(args, args.stacks)
         model = super().build_model(args, task)
@@ -148,27 +147,3 @@ class DeepTransformerModel(TransformerModel):
         """Whether fairseq will drop layers of the checkpoint (``--encoder-layers-to-keep``)."""
         sides = ("encoder_layers_to_keep", "decoder_layers_to_keep")
         return model_cfg is not None and any(getattr(model_cfg, name, None) for name in sides)
-
-
-def check_args(args, task) -> None:
-    """Refuse fairseq's flags that contradict each other or the data, each with one line."""
-    interval = getattr(args, "log_depth_interval", None)
-    if interval is not None and interval < 1:
-        raise UsageError(f"--log-depth-interval {interval} logs nothing: use 1 or more, or leave it out")
-    for side in ("encoder", "decoder"):
-        dim, heads = getattr(args, f"{side}_embed_dim", None), getattr(args, f"{side}_attention_heads", None)
-        if dim and heads and dim % heads:
-            raise UsageError(
-                f"--{side}-embed-dim {dim} is not divisible by --{side}-attention-heads {heads}: change one of them"
-            )
-    if getattr(args, "share_all_embeddings", False):
-        if task.source_dictionary != task.target_dictionary:
-            raise UsageError(
-                "--share-all-embeddings needs one dictionary for both languages: "
-                "binarise with fairseq-preprocess --joined-dictionary, or leave the flag out"
-            )
-        if getattr(args, "encoder_embed_dim", None) != getattr(args, "decoder_embed_dim", None):
-            raise UsageError(
-                "--share-all-embeddings needs equal widths: make --encoder-embed-dim and --decoder-embed-dim equal, "
-                "or use --share-decoder-input-output-embed"
-            )
