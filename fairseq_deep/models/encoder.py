@@ -1,6 +1,6 @@
 """The encoder: embedding, layers connected by an aggregator, final norm."""
 
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Tuple
 
 import torch
 from fairseq.models.transformer import TransformerEncoderBase
@@ -81,20 +81,7 @@ class DeepTransformerEncoder(TransformerEncoderBase):
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)
         x = x.transpose(0, 1)  # B x T x C -> T x B x C
 
-        states: List[Tensor] = [x]
-        history = self.history.start(x)
-        for index, layer in enumerate(self.layers):
-            x = self.history.read(history, index)
-            if self.calls == 1:
-                x = layer(x, layer_padding)
-            else:
-                outputs: List[Tensor] = []
-                for _ in range(self.calls):
-                    outputs.append(layer(self.history.point(x, outputs), layer_padding))
-                x = self.history.combine(x, outputs)
-            history = self.history.write(history, index, x)
-            if (index + 1) % self.modules_per_layer == 0:
-                states.append(self.history.layer_output(history, x))
+        states, history = self.run_layers(x, layer_padding, return_all_hiddens or self.memory is not None)
         x = self.history.finish(history)
         memories: List[Tensor] = []
         if self.memory is not None:
@@ -118,6 +105,32 @@ class DeepTransformerEncoder(TransformerEncoderBase):
         if self.memory is not None:
             encoded["encoder_memories"] = memories
         return encoded
+
+    def run_layers(
+        self, x: Tensor, padding: Optional[Tensor], keeps_states: bool
+    ) -> Tuple[List[Tensor], List[Tensor]]:
+        """y_0 ... y_L if they are to be kept, and what the aggregator holds at the end.
+
+        Args:
+            x: y_0, T x B x C
+            padding: B x T, true where *x* is padding, or None if nothing is
+            keeps_states: return y_0 ... y_L
+        """
+        states: List[Tensor] = [x] if keeps_states else []
+        history = self.history.start(x)
+        for index, layer in enumerate(self.layers):
+            x = self.history.read(history, index)
+            if self.calls == 1:
+                x = layer(x, padding)
+            else:
+                outputs: List[Tensor] = []
+                for _ in range(self.calls):
+                    outputs.append(layer(self.history.point(x, outputs), padding))
+                x = self.history.combine(x, outputs)
+            history = self.history.write(history, index, x)
+            if keeps_states and (index + 1) % self.modules_per_layer == 0:
+                states.append(self.history.layer_output(history, x))
+        return states, history
 
     @torch.jit.export
     def reorder_encoder_out(self, encoder_out: Dict[str, List[Tensor]], new_order: Tensor):
