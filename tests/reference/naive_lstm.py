@@ -70,11 +70,11 @@ def run_decoder(
     return out if final_norm is None else layer_norm(out, *final_norm)
 
 
-def attention(query, memory, projections, num_heads, visible, relative=None):
+def attention(query, memory, projections, num_heads, visible, relative=None, relative_value=None):
     """Output (T x B x C) and weights (H x B x T x S) of multi-head attention of *query* to *memory* (S x B x any).
 
     projections: {"q", "k", "v", "out": (matrix, bias or None)}; visible(b, i, j): whether query i of sentence b may see
-    key j; relative(i, j): the vector that is added to key j for query i, or None.
+    key j; relative(i, j), relative_value(i, j): the vectors that are added to key and value j for query i, or None.
     """
 
     def project(name, x):
@@ -95,7 +95,8 @@ def attention(query, memory, projections, num_heads, visible, relative=None):
                 scores = torch.stack([(q[i, b, part] * key).sum() / math.sqrt(size) for key in keys])
                 weights = scores.exp() / scores.exp().sum()
                 all_weights[head, b, i, seen] = weights.detach()
-                heads.append(sum(weight * v[j, b, part] for weight, j in zip(weights, seen)))
+                own = [v[j, b, part] if relative_value is None else v[j, b, part] + relative_value(i, j) for j in seen]
+                heads.append(sum(weight * value for weight, value in zip(weights, own)))
             sentences.append(torch.cat(heads))
         rows.append(torch.stack(sentences))
     return project("out", torch.stack(rows)), all_weights

@@ -38,12 +38,12 @@ def projections(module):
     return {name: (linear.weight, linear.bias) for name, linear in names.items()}
 
 
-def naive(module, query, memory=None, padding=None, causal=False, relative=None):
+def naive(module, query, memory=None, padding=None, causal=False, relative=None, relative_value=None):
     def visible(b, i, j):
         return not (causal and j > i) and not (padding is not None and padding[b, j])
 
     memory = query if memory is None else memory
-    return naive_attention(query, memory, projections(module), H, visible, relative)
+    return naive_attention(query, memory, projections(module), H, visible, relative, relative_value)
 
 
 def assert_same_gradients(actual, expected, sources, near):
@@ -57,21 +57,25 @@ def assert_same_gradients(actual, expected, sources, near):
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("padding", PADDING)
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
-@pytest.mark.parametrize("clip", [None, 1, 2, 9], ids=lambda clip: f"K={clip}")
+@pytest.mark.parametrize(
+    "clip, values", [(None, False), (1, False), (2, False), (9, False), (1, True), (3, True)], ids=str
+)
 @pytest.mark.parametrize("need_weights", [False, True], ids=["fused", "weights"])
-def test_self_attention_equals_the_equations(bias, padding, causal, clip, need_weights):
-    module = make(bias=bias, relative_positions=clip, causal=causal)
+def test_self_attention_equals_the_equations(bias, padding, causal, clip, values, need_weights):
+    module = make(bias=bias, relative_positions=clip, relative_values=values, causal=causal)
     table, padding = module.relative_keys, padding_mask(padding)
     if clip is not None:
         assert table.shape == (clip + 2 if causal else 2 * clip + 1, C // H)
+    assert (module.relative_values is None) is not values and (not values or module.relative_values.shape == table.shape)
     if causal and padding is not None:
         padding[:, 0] = False  # a first query must see a key
     query = torch.randn(T, B, C, requires_grad=True, **DOUBLE)
     mask = future_mask() if causal else None
     relative = None if clip is None else relative_vector(table, clip, causal)
+    value = relative_vector(module.relative_values, clip, causal) if values else None
 
     actual, weights = module(query, key_padding_mask=padding, attn_mask=mask, need_weights=need_weights)
-    expected, expected_weights = naive(module, query, None, padding, causal, relative)
+    expected, expected_weights = naive(module, query, None, padding, causal, relative, value)
     near = ROUNDED if need_weights else NEAR
     torch.testing.assert_close(actual, expected, **near)
     if need_weights:

@@ -94,14 +94,23 @@ def test_post_norm_starts_with_the_scaled_embedding():
     torch.testing.assert_close(aggregator.read(aggregator.start(y_0), 0), aggregator.weight[0, 0] * y_0)
 
 
-@pytest.mark.parametrize("init", ["avg", "one"])
+@pytest.mark.parametrize("init", ["avg", "one", "last"])
 @pytest.mark.parametrize("window", [None, 1, 3])
 def test_start_weights(init, window):
     weight = Dlcl(Stack(L, C, True), init=init, window=window).weight
     for row, column in itertools.product(range(L + 1), repeat=2):
         inside = column <= row and (window is None or column > row - window)
         size = min(row + 1, window or row + 1)
-        assert weight[row, column].item() == pytest.approx((1 / size if init == "avg" else 1.0) if inside else 0.0)
+        value = {"avg": 1 / size, "one": 1.0, "last": float(row == column)}[init]
+        assert weight[row, column].item() == pytest.approx(value if inside else 0.0)
+
+
+def test_last_without_norms_starts_as_the_plain_stack(build, batch):
+    """DenseFormer."""
+    plain = build("transformer_prenorm_2l2l_tiny").eval()
+    dense = build("transformer_dlcl_2l2l_tiny", dlcl_init="last", dlcl_no_norm=True).eval()
+    dense.load_state_dict({**dense.state_dict(), **plain.state_dict()})
+    torch.testing.assert_close(dense(*batch)[0], plain(*batch)[0])
 
 
 def test_window_is_a_true_mask():
