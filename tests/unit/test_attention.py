@@ -66,7 +66,8 @@ def test_self_attention_equals_the_equations(bias, padding, causal, clip, values
     table, padding = module.relative_keys, padding_mask(padding)
     if clip is not None:
         assert table.shape == (clip + 2 if causal else 2 * clip + 1, C // H)
-    assert (module.relative_values is None) is not values and (not values or module.relative_values.shape == table.shape)
+    assert (module.relative_values is not None) is values
+    assert not values or module.relative_values.shape == table.shape
     if causal and padding is not None:
         padding[:, 0] = False  # a first query must see a key
     query = torch.randn(T, B, C, requires_grad=True, **DOUBLE)
