@@ -69,7 +69,7 @@ def profiled(model, samples):
                 for sample in samples:
                     model(**sample["net_input"])
                 handle.remove()
-                variances = [float((found[-1] * x).var(unbiased=False) + f.var(unbiased=False)) for x, f, _ in seen]
+                variances = [float((found[-1] * x).var(unbiased=False) + f.var(unbiased=False)) for x, f, *_ in seen]
                 assert len(variances) == len(samples)
                 variance = sum(variances) / len(variances)
     return torch.tensor(found)
