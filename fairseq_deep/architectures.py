@@ -17,6 +17,7 @@ from fairseq.data import Dictionary
 from fairseq.models import register_model_architecture
 from fairseq.models.transformer import base_architecture
 
+from .aggregators import AGGREGATORS
 from .compat import skip_initialisation
 from .models.checks import check_flags
 from .models.deep_transformer import DeepTransformerModel
@@ -52,8 +53,8 @@ class Architecture:
         encoder_size: a key of ``SIZES`` where the encoder's differs
         paper: key of the paper that has this system, or "-"
         vocab: entries of the vocabulary that parameters are counted with: the paper's
-        options: further flags and their values; those of a method that does not go with the aggregator or the attention
-            that the user asks for are left out
+        options: further flags and their values; left out are those of a method that the user replaces, and those that
+            do not go with the aggregator or the attention that the user asks for
     """
 
     name: str
@@ -69,12 +70,16 @@ class Architecture:
     options: Tuple[Tuple[str, Any], ...] = ()
 
     @property
+    def chosen(self) -> Dict[str, str]:
+        """The method of the row on each axis."""
+        options = {**dict(self.options), "layer_agg": self.layer_agg}
+        return {axis: options.get(axis, default) for axis, (_, default) in {**SIDED, **DECODER}.items()}
+
+    @property
     def methods(self) -> Dict[str, Any]:
         """The methods of the row other than the plain ones, by name: their classes."""
-        options = {**dict(self.options), "layer_agg": self.layer_agg}
         axes = {**SIDED, **DECODER}
-        chosen = {axis: options.get(axis, default) for axis, (_, default) in axes.items()}
-        return {name: axes[axis][0].get(name) for axis, name in chosen.items() if name != axes[axis][1]}
+        return {name: axes[axis][0].get(name) for axis, name in self.chosen.items() if name != axes[axis][1]}
 
     @property
     def family(self) -> str:
@@ -111,25 +116,42 @@ class Architecture:
         """Fill what *args* leaves open: fairseq's architecture function."""
         settle_idle_flags(args, self.layer_agg)
         self._follow_user(args)
-        fixed, yielding = {**self.presets()}, {}
-        changed = self._changed_by(args)
-        for flag, value in self.options:
-            (yielding if changed and flag not in fixed and flag not in AXES else fixed)[flag] = value
-        for flag, value in fixed.items():
+        for flag, value in self.presets().items():
             if getattr(args, flag, None) is None:
-                setattr(args, flag, value)
-        for flag, value in yielding.items():
-            if getattr(args, flag, None) is None and _fits(args, flag, value):
-                setattr(args, flag, value)
+                setattr(args, flag, dict(self.options).get(flag, value))
+        self._apply_options(args)
         base_architecture(args)
 
-    def _changed_by(self, args: argparse.Namespace) -> bool:
-        """Whether the user asks for another aggregator or another attention than the row has."""
-        attention = getattr(args, "decoder_attn", None)
-        sides = [method_name(args, side, "layer_agg", self.layer_agg) for side in SIDES]
-        return any(name != self.layer_agg for name in sides) or attention not in (
-            None, dict(self.options).get("decoder_attn", "self")
-        )  # fmt: skip
+    def _apply_options(self, args: argparse.Namespace) -> None:
+        """Fill the row's further flags: those of methods that are asked for, and that go with another aggregator."""
+        aggregators = [method_name(args, side, "layer_agg") for side in SIDES]
+        other_aggregator = any(name != self.layer_agg for name in aggregators)
+        other = other_aggregator or args_or(args, "decoder_attn", "self") != self.chosen["decoder_attn"]
+        left = []
+        for flag, value in self.options:
+            if getattr(args, flag, None) is not None or not self._is_asked_for(args, flag):
+                continue
+            if flag in AXES or not (other_aggregator if flag == "deep_init" else other):
+                setattr(args, flag, value)
+            else:
+                left.append((flag, value))
+        for flag, value in left + left:  # twice, since one may need another
+            if getattr(args, flag, None) is None and _fits(args, flag, value):
+                setattr(args, flag, value)
+
+    def _is_asked_for(self, args: argparse.Namespace, flag: str) -> bool:
+        """Whether *flag* is of no method of the row, or of one that *args* do not replace."""
+        names = {axis: [method_name(args, side, axis, self.chosen[axis]) for side in SIDES] for axis in SIDED}
+        names.update({axis: [args_or(args, axis, self.chosen[axis])] for axis in DECODER})
+        for axis, name in self.chosen.items():
+            registry = {**SIDED, **DECODER}[axis][0]
+            option = flag[len(registry.prefix(name)) + 1 :]
+            if flag == f"{registry.prefix(name)}_{option}":
+                of_decoder = option in registry.get(name).decoder_options
+                return names[axis][-1] == name if of_decoder else name in names[axis]
+        # relative positions of layers that an aggregator makes are for its own layers
+        whole = AGGREGATORS.get(self.layer_agg).layout("encoder", {}).residual
+        return whole or not flag.startswith("relative_") or set(names["layer_agg"]) == {self.layer_agg}
 
     @staticmethod
     def _follow_user(args: argparse.Namespace) -> None:
@@ -145,9 +167,15 @@ class Architecture:
                 setattr(args, follower, value)
 
 
+def args_or(args: argparse.Namespace, flag: str, default: Any) -> Any:
+    """The value of *flag*, or *default* where it is not given."""
+    value = getattr(args, flag, None)
+    return default if value is None else value
+
+
 def _fits(args: argparse.Namespace, flag: str, value: Any) -> bool:
     """Whether a row's option goes with what the user asked for: it is left out if it alone would be refused."""
-    return _refusal(args, {flag: value}) is None or _refusal(args, {}) is not None
+    return _refusal(args, {flag: value}) in (None, _refusal(args, {}))
 
 
 def _refusal(args: argparse.Namespace, more: Dict[str, Any]) -> Optional[str]:

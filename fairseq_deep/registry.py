@@ -6,7 +6,7 @@ Each method registers itself where it is defined, so adding a method changes no 
 
 import difflib
 import inspect
-from typing import Any, Callable, Dict, Iterable, List, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from .stack import Choice, Stack
 
@@ -37,10 +37,12 @@ class Method:
 
     Attributes:
         flag_prefix: the PREFIX of its flags where it is not the name, or several methods share them
+        decoder_options: those that are about decoders
         paper: whose method it is, with the year, for lists; "" if nobody's
     """
 
     flag_prefix = ""
+    decoder_options: Tuple[str, ...] = ()
     paper = ""
 
     @staticmethod
@@ -64,6 +66,10 @@ class Method:
         Raises:
             UsageError: one line with the flags and the cure
         """
+
+
+# arguments of methods that are no options: what they are built for
+_PLACES = ("self", "stack", "number", "encoder", "decoder", "inner")
 
 
 class Registry:
@@ -119,7 +125,7 @@ class Registry:
     def options(self, flags: Any, name: str) -> Dict[str, Any]:
         """The options of the method *name* that *flags* have set."""
         prefix, method = self.prefix(name), self.get(name)
-        known = [option for option in inspect.signature(method.__init__).parameters if option not in ("self", "stack")]
+        known = [option for option in inspect.signature(method.__init__).parameters if option not in _PLACES]
         values = {option: getattr(flags, f"{prefix}_{option}", None) for option in known}
         return {option: value for option, value in values.items() if value is not None}
 

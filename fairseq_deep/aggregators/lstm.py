@@ -190,6 +190,7 @@ class DepthwiseLstm(Aggregator):
     }
     unsupported_flags = ("quant_noise_pq", "quant_noise_scalar", "{side}_xformers_att_config")
     decoder_flags = ("cross_self_attention", "no_cross_attention", "no_decoder_final_norm")
+    decoder_options = ("merge", "attn_residual")
     has_gates = True
 
     def __init__(
@@ -249,7 +250,7 @@ class DepthwiseLstm(Aggregator):
     @classmethod
     def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
         decoder = stack if stack.side == "decoder" else other
-        for option in ("merge", "attn_residual"):
+        for option in cls.decoder_options:
             flag = f"--lstm-{option.replace('_', '-')}"
             if options.get(option) and not issubclass(decoder.aggregator.method, DepthwiseLstm):
                 raise UsageError(

@@ -16,8 +16,7 @@ def part_parameters(model: nn.Module) -> Dict[str, List[List[nn.Parameter]]]:
 
     Returns:
         "encoder" and "decoder": a list for each layer, from the bottom; "encoder_aggregator", "decoder_aggregator"
-        (with the memory's, where there are
-        parameters) and "embedding": one list each
+        (with the memory's, where they have any) and "embedding": one list each
     """
     parts: Dict[str, List[List[nn.Parameter]]] = {}
     for side in SIDES:

@@ -105,7 +105,8 @@ def sublayer_ratios(
         run: computes the loss of the batch with *model*
 
     Returns:
-        "encoder" and "decoder": the ratios, layer after layer; empty where an aggregator replaces the connections
+        "encoder" and "decoder": the ratios, layer after layer; empty where an aggregator replaces the connections, or
+        evaluates layers more than once
 
     Raises:
         UsageError: there is nothing to measure
@@ -113,6 +114,7 @@ def sublayer_ratios(
     probes: Dict[str, List[_Probe]] = {side: [] for side in _SIDES}
     stacks = {side: all_layers(getattr(model, side)) for side in _SIDES}
     measured = {side: layers for side, layers in stacks.items() if all(hasattr(x, "residual") for x in layers)}
+    measured = {side: layers for side, layers in measured.items() if getattr(model, side).history.calls == 1}
     if not any(measured.values()):
         raise UsageError("no residual connections to measure: use a plain or DLCL stack")
     try:

@@ -9,7 +9,6 @@ from .bare import (
 )
 from .decoder_layer import DecoderLayer, ParallelDecoderLayer
 from .encoder_layer import EncoderLayer
-from .stock import StockDecoderLayer
 from .wrapping import wrap_layer
 
 __all__ = [
@@ -21,6 +20,5 @@ __all__ = [
     "EncoderLayer",
     "ParallelAttentionDecoderLayer",
     "ParallelDecoderLayer",
-    "StockDecoderLayer",
     "wrap_layer",
 ]

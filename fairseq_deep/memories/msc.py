@@ -182,7 +182,7 @@ class MscMemory(Memory):
         if name != "msc":
             raise UsageError(
                 f"--decoder-memory msc reads contexts that --layer-agg {name} of the encoder does not make: "
-                "add --encoder-layer-agg msc, or leave out --decoder-memory msc"
+                "add --encoder-layer-agg msc, or use --decoder-memory last"
             )
 
     def forward(self, outputs: List[Tensor], state: List[Tensor]) -> List[Tensor]:

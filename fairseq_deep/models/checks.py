@@ -119,6 +119,9 @@ def _check_residual(flags: Any, stack: Stack) -> None:
     name, norm = stack.residual.name, "pre" if stack.pre_norm else "post"
     if name == "plain":
         return
+    stock = _stock_attention(flags) if stack.side == "decoder" else ""
+    if stock:
+        raise UsageError(f"{_dashed(stock)} is not made for --residual {name}: leave it out, or use --residual plain")
     if stack.residual.method.counts_layers and _given(flags, f"{stack.side}_layers_to_keep"):
         raise UsageError(
             f"--{stack.side}-layers-to-keep numbers layers anew, which --residual {name} tells apart: leave it out"
@@ -126,12 +129,12 @@ def _check_residual(flags: Any, stack: Stack) -> None:
     if not stack.layout.residual:
         raise UsageError(
             f"--residual {name} has nothing to connect: --layer-agg {stack.aggregator.name} replaces residual "
-            f"connections ({stack.side}); leave one of them out"
+            f"connections ({stack.side}); use --residual plain, or another --layer-agg"
         )
     if stack.init.method.connects or not stack.init.method.layer_norm:
+        has = "has residual connections of its own" if stack.init.method.connects else "is made for plain ones"
         raise UsageError(
-            f"--deep-init {stack.init.name} has residual connections of its own ({stack.side}): "
-            f"leave out --residual {name}, or use --deep-init xavier"
+            f"--deep-init {stack.init.name} {has} ({stack.side}): use --residual plain, or --deep-init xavier"
         )
     if norm not in stack.residual.method.norms:
         other = "transformer_postnorm" if norm == "pre" else "transformer_prenorm"

@@ -2,11 +2,13 @@
 
 from typing import Dict, List, Optional, Tuple
 
+import torch
 from fairseq.models.transformer import TransformerDecoderBase
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
 from ..attention import Ancestry, MultiheadAttention
-from ..layers import StockDecoderLayer, wrap_layer
+from ..layers import wrap_layer
 from .checkpoints import keep_final_norm
 from .layer_building import build_layer
 
@@ -19,6 +21,7 @@ class DeepTransformerDecoder(TransformerDecoderBase):
 
     Attributes:
         stack: its description
+        stock: the layers are fairseq's own, for the two kinds of attention that ours have not
         init: how its weights start
         layers: the M decoder layers, or the modules of their sub-layers
         history: the aggregator that connects them
@@ -26,8 +29,11 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         need_attn: return attention weights where no *alignment_layer* is named, in the steps of generation, too
     """
 
+    stock: torch.jit.Final[bool]  # a constant, so that TorchScript compiles one of two calls of a layer
+
     def __init__(self, cfg, dictionary, embed_tokens, no_encoder_attn=False, output_projection=None):
         self.stack = cfg.stacks["decoder"]
+        self.stock = bool(cfg.cross_self_attention or cfg.decoder.xformers_att_config)
         self.init = self.stack.init.build(self.stack)
         self._next_layer = 0
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
@@ -44,8 +50,8 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         self.ancestry = Ancestry(shares)
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
-        if cfg.cross_self_attention or cfg.decoder.xformers_att_config:  # fairseq's own variants of attention
-            return wrap_layer(StockDecoderLayer(cfg, no_encoder_attn), cfg)
+        if self.stock:
+            return wrap_layer(TransformerDecoderLayerBase(cfg, no_encoder_attn), cfg)
         self._next_layer += 1
         parts = [wrap_layer(part, cfg) for part in build_layer(self.stack, self.init, self._next_layer)]
         return nn.ModuleList(parts) if self.stack.layout.split else parts[0]
@@ -145,17 +151,30 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         history = self.history.start(x)
         for index, layer in enumerate(self.layers):
             wants_attn = index == aligned
-            x, layer_attn, _ = layer(
-                self.history.read(history, index),
-                enc if len(memories) == 0 else memories[index // self.modules_per_layer],
-                enc_padding,
-                incremental_state,
-                self_attn_mask=mask,
-                self_attn_padding_mask=padding,
-                need_attn=wants_attn,
-                need_head_weights=wants_attn,
-                beam_mask=beam_mask,
-            )
+            x = self.history.read(history, index)
+            if self.stock:
+                x, layer_attn, _ = layer(
+                    x,
+                    enc,
+                    enc_padding,
+                    incremental_state,
+                    self_attn_mask=mask,
+                    self_attn_padding_mask=padding,
+                    need_attn=wants_attn,
+                    need_head_weights=wants_attn,
+                )
+            else:
+                x, layer_attn, _ = layer(
+                    x,
+                    enc if len(memories) == 0 else memories[index // self.modules_per_layer],
+                    enc_padding,
+                    incremental_state,
+                    self_attn_mask=mask,
+                    self_attn_padding_mask=padding,
+                    need_attn=wants_attn,
+                    need_head_weights=wants_attn,
+                    beam_mask=beam_mask,
+                )
             history = self.history.write(history, index, x)
             if (index + 1) % self.modules_per_layer == 0:
                 states.append(self.history.layer_output(history, x))

@@ -1,7 +1,7 @@
 """Models of the original DLCL code (a fork of fairseq 0.5.0): its architecture names and its flags.
 
-The names work as ``--arch`` and, like the flags, in checkpoints. The keys of such checkpoints are renamed where the
-modules are: fused projections and numbered norms by fairseq, what belongs to the history by ``aggregators/dlcl.py``.
+The names work as ``--arch`` and, like the flags, in checkpoints. The keys of such checkpoints are renamed by
+``checkpoints.py``.
 """
 
 import argparse

@@ -39,6 +39,13 @@ CASES = {
     "lstm_merged": alone("lstm", "--decoder-attn", "merged"),
     "lstm_decoder": plain("postnorm", "--decoder-layer-agg", "lstm"),
     "rnn": ["--arch", "transformer_rnn_6l", *NARROW],
+    # rows with another aggregator than theirs: which of the row's options hold is part of a checkpoint
+    "row_concat_rnn": ["--arch", "transformer_lstm_concat_6l", *NARROW, "--layer-agg", "rnn"],
+    "row_1layer_rnn": ["--arch", "transformer_lstm_1layer_6l", *NARROW, "--layer-agg", "rnn"],
+    "row_two_decoder_rnn": ["--arch", "transformer_lstm_two_6l", *NARROW, "--decoder-layer-agg", "rnn"],
+    "row_relative_dlcl": ["--arch", "transformer_lstm_relative_12l_big", *NARROW, "--layer-agg", "dlcl",
+                          "--encoder-ffn-embed-dim", "12"],
+    "row_ds_lstm": ["--arch", "transformer_ds_6l", *NARROW, "--layer-agg", "lstm"],
     "ds_merged": plain("postnorm", "--deep-init", "ds", "--decoder-attn", "merged"),
     "merged_dlcl": plain("dlcl", "--decoder-attn", "merged"),
     "merged_self": plain("postnorm", "--decoder-attn", "merged-self"),

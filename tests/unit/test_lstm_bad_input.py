@@ -91,7 +91,7 @@ def one_line(error):
         (TINY, {"relative_values": True}, "--relative-values needs a distance", "add --relative-positions K"),
         (TINY, {"relative_positions": 4, "decoder_attn": "average"}, "--relative-positions is", "leave one of"),
         ("transformer_dlcl_6l", {"lstm_ffn": 1}, "--lstm-ffn does nothing without --layer-agg", "add that"),
-        ("transformer_dlcl_6l", {"lstm_final_norm": True}, "--lstm-final-norm does nothing without", "leave the"),
+        ("transformer_dlcl_6l", {"lstm_final_norm": True}, "--lstm-final-norm does nothing without", "leave it"),
         (TINY, {"dlcl_window": 2}, "--dlcl-window does nothing without --layer-agg dlcl", "leave it out"),
         (TINY, {"encoder_attention_heads": 3}, "--encoder-embed-dim 16 is not divisible by", "change one of them"),
     ],
