@@ -125,13 +125,15 @@ class Architecture:
     def _apply_options(self, args: argparse.Namespace) -> None:
         """Fill the row's further flags: those of methods that are asked for, and that go with another aggregator."""
         aggregators = [method_name(args, side, "layer_agg") for side in SIDES]
-        other_aggregator = any(name != self.layer_agg for name in aggregators)
-        other = other_aggregator or args_or(args, "decoder_attn", "self") != self.chosen["decoder_attn"]
+        other_attention = args_or(args, "decoder_attn", "self") != self.chosen["decoder_attn"]
+        other = other_attention or any(name != self.layer_agg for name in aggregators)
+        # an initialisation yields to what replaces the residual connections that it is about
+        replaced = not all(AGGREGATORS.get(name).layout("encoder", {}).residual for name in aggregators)
         left = []
         for flag, value in self.options:
             if getattr(args, flag, None) is not None or not self._is_asked_for(args, flag):
                 continue
-            if flag in AXES or not (other_aggregator if flag == "deep_init" else other):
+            if flag in AXES or not other or (flag == "deep_init" and not replaced):
                 setattr(args, flag, value)
             else:
                 left.append((flag, value))

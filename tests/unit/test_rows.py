@@ -42,6 +42,7 @@ def test_options_of_methods_that_are_replaced_are_left_out(row, flags, left_out,
     "row, flags, words",
     [
         ("deepnet_18l18l", {"decoder_attn": "merged"}, "--deep-init deepnet counts three sub-layers"),
+        ("deepnet_18l18l", {"decoder_attn": "merged", "layer_agg": "dlcl"}, "--deep-init deepnet counts three"),
         ("ds_matt_6l", {"deep_init": "deepnet"}, "--decoder-attn merged has two"),
         ("sdu_6l", {"layer_agg": "lstm"}, "use --residual plain"),
         ("msc_18l18l", {"layer_agg": "dlcl"}, "use --decoder-memory last"),
