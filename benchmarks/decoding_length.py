@@ -46,11 +46,12 @@ class SelfPart(torch.nn.Module):
 
     def forward(self, x, state):
         mask = self.ancestry(state, self.sentences, x, None)
-        return self.attention(x, attn_mask=mask, incremental_state=state)[0]
+        return self.attention(x, incremental_state=state, beam_mask=mask)[0]
 
     def reorder(self, state, order):
-        self.ancestry.reorder_incremental_state(state, order)
-        self.attention.own_cache.reorder_incremental_state(state, order)
+        decided = self.ancestry.reorder(state, order)
+        if decided is not None:
+            self.attention.own_cache.follow(state, decided)
 
 
 def step_times(part, options):

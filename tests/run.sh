@@ -13,4 +13,4 @@ echo "shellcheck"
 find . \( -name .git -o -name .venv -o -name exp \) -prune -o \( -name '*.sh' -o -path ./.ci/run \) -print0 |
   xargs -0 shellcheck -x
 echo "pytest"
-exec python -m pytest -q -n 2 "$@"
+exec python -m pytest -q -n 2 --dist worksteal "$@"
