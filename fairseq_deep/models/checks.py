@@ -80,7 +80,7 @@ def _check_aggregator(flags: Any, stack: Stack, encoder: Stack) -> None:
     ):
         raise UsageError(
             f"--layer-agg {name} is made for encoders, not for a decoder alone: "
-            f"use --encoder-layer-agg {name}, or --decoder-layer-agg residual"
+            f"use --encoder-layer-agg {name}, and another --decoder-layer-agg such as residual"
         )
     unsupported = [flag.format(side=side) for flag in method.unsupported_flags]
     for flag in unsupported + list(method.decoder_flags if side == "decoder" else ()):

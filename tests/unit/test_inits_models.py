@@ -247,7 +247,11 @@ def parse(*flags):
 
 
 DROPOUTS = {"lipschitz": (0.1, 0.1, 0.1), "deepnet": (0.1, 0.1, 0.1), "admin": (0.1, 0.1, 0.1)}
-INITIALISED = [name for name, row in ARCHITECTURES.items() if dict(row.options).get("deep_init", "xavier") != "xavier"]
+INITIALISED = [
+    name
+    for name, row in ARCHITECTURES.items()
+    if row.chosen["deep_init"] not in ("fairseq", "xavier") and row.chosen["residual"] == "plain"
+]
 
 
 def test_the_papers_systems_are_there():
