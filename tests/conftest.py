@@ -1,5 +1,7 @@
 """What the tests share: a small vocabulary, small models of every architecture, small batches."""
 
+import logging
+
 import pytest
 import torch
 from fairseq.data import Dictionary
@@ -26,6 +28,16 @@ def tiny_flags(name):
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(7)
+
+
+@pytest.fixture(autouse=True)
+def log_levels():
+    """The tools make loggers quieter; what comes after them is not to notice."""
+    loggers = [logging.getLogger(name) for name in ("fairseq", "fairseq_deep")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels):
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ ORDER = [
     ["memories", "inits"],
     ["layers", "diagnostics"],
     ["models"],
+    ["row"],
     ["architectures", "task"],
     ["tools"],
 ]
