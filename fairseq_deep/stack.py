@@ -67,7 +67,6 @@ class Stack:
         other_layers: depth of the other stack; None: the same
         memory_dim: (decoder) width of what it attends to; None: its own
         cross_attention: (decoder) layers attend to a source
-        final_norm: a norm after the stack, where that is pre-norm
         dropout, attention_dropout, activation_dropout: probabilities
         activation: name of the feed-forward sub-layer's activation function
         relative_positions: largest distance K of relative positions; None for none
@@ -89,7 +88,6 @@ class Stack:
     other_layers: Optional[int] = None
     memory_dim: Optional[int] = None
     cross_attention: bool = True
-    final_norm: bool = True
     dropout: float = 0.0
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0

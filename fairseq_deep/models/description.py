@@ -81,7 +81,6 @@ def _numbers(cfg: TransformerConfig, side: str) -> Stack:
         other_layers=other_depth,
         memory_dim=cfg.encoder.embed_dim,
         cross_attention=not cfg.no_cross_attention,
-        final_norm=own.normalize_before and not (side == "decoder" and cfg.no_decoder_final_norm),
         dropout=cfg.dropout,
         attention_dropout=cfg.attention_dropout,
         # relu_dropout is what models of old fairseq versions call it
