@@ -27,8 +27,16 @@ def stacked_sum(weights, state):
 
 
 class StackedDlcl(Dlcl):
+    """The sums as the equation reads. The state is the list of entries."""
+
+    def start(self, x):
+        return [x.contiguous()]
+
     def read(self, state, layer):
-        return self.dropout(stacked_sum(self.row_weights(layer), state))
+        return self.dropout(stacked_sum(self.weight[layer, : layer + 1], state))
+
+    def write(self, state, layer, output):
+        return state + [self._norm(output, layer)]
 
 
 def build(name, options, dictionary):

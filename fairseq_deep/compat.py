@@ -36,3 +36,20 @@ def skip_initialisation() -> Any:
     import torch
 
     return torch.device("meta") if hasattr(torch, "set_default_device") else contextlib.nullcontext()
+
+
+def is_compiling() -> bool:
+    """Whether torch.compile is tracing the caller; False with a torch that has none."""
+    import torch
+
+    return hasattr(torch, "compiler") and hasattr(torch.compiler, "is_compiling") and torch.compiler.is_compiling()
+
+
+def no_autocast(tensor: Any) -> Any:
+    """A context in which nothing that is computed on *tensor*'s device is lowered to half precision."""
+    import torch
+
+    kind = tensor.device.type
+    if kind == "meta":  # has no autocast, and the context refuses it
+        return contextlib.nullcontext()
+    return torch.autocast(kind, enabled=False)

@@ -18,12 +18,13 @@ from typing import Dict, List, Optional
 import torch
 from torch import Tensor, nn
 
+from ..compat import is_compiling
 from ..exact import Exact
 from ..registry import UsageError
 from ..stack import Stack
 from .bands import bands
 from .base import AGGREGATORS, Aggregator
-from .weighted_sum import weighted_sum
+from .running_sums import first_row, is_row, next_row, single_sum, split
 
 STARTS = ("avg", "one", "last")
 
@@ -54,7 +55,10 @@ def used_weights(weight: Tensor, normalize: bool = False, window: Optional[int] 
 
 @AGGREGATORS.register("dlcl")
 class Dlcl(Exact, Aggregator):
-    """DLCL for one stack. The state is the list of entries h_0 ... h_l that combinations read.
+    """DLCL for one stack.
+
+    In training, the state is [the next combination, a token]: see ``running_sums.py``. Without gradients, and in
+    TorchScript, it is [W, h_k, ..., h_l]: the weights, and the entries that the next combination reads.
 
     Args:
         stack: see :class:`Aggregator`
@@ -151,28 +155,48 @@ class Dlcl(Exact, Aggregator):
     def record(self) -> Dict[str, Tensor]:
         return bands(self.weights())
 
-    def row_weights(self, layer: int) -> Tensor:
-        """Weights (entries x n) with which the combination before *layer* reads the entries of its window."""
-        row = self.weight[layer, max(0, layer + 1 - self.window) : layer + 1]
+    def _sum_weights(self, masked: bool) -> Tensor:
+        """The weights of the sums, n x (L+1) x (L+1) in fp32; *masked*: they are 0 where a sum does not read."""
+        size = self.num_layers + 1
+        weight = self.weight.view(size, size, self.groups).permute(2, 0, 1)
         if self.normalize:
-            row = torch.softmax(row, dim=0)
-        return row.reshape(row.size(0), self.groups)
+            read = torch.ones(size, size, dtype=torch.bool, device=weight.device).tril().triu(1 - self.window)
+            return torch.softmax(weight.masked_fill(read.logical_not(), float("-inf")), dim=2)
+        if masked:
+            weight = weight.tril()
+            weight = weight.triu(1 - self.window) if self.window < size else weight
+        return weight
 
     def start(self, x: Tensor) -> List[Tensor]:
-        return [x.contiguous()]  # x is a transposed view: without this, each backward of a sum would copy it
+        if not torch.jit.is_scripting():
+            if self._learns(x):
+                return first_row(x, self._sum_weights(masked=True), self.window)
+        return [split(self._sum_weights(masked=False), x.dtype), x.contiguous()]
 
     def read(self, state: List[Tensor], layer: int) -> Tensor:
-        x = weighted_sum(self.row_weights(layer), state)
+        if is_row(state):
+            x = state[0]
+        else:
+            x = single_sum(state[0][:, layer, :, layer + 2 - len(state) : layer + 1], state[1:])
         if not self.pre_norm and layer > 0:
             x = self._norm(x, layer - 1)
         return self.dropout(x)
 
     def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
         entry = self._norm(output, layer) if self.pre_norm else output
-        return (state + [entry])[-self.window :]
+        if not torch.jit.is_scripting():
+            if is_row(state):
+                return next_row(state, layer + 1, entry)
+        entries = state[1:] + [entry.to(state[1].dtype).contiguous()]
+        return state[:1] + entries[-self.window :]
 
     def finish(self, state: List[Tensor]) -> Tensor:
         return self.read(state, self.num_layers)
+
+    @torch.jit.unused
+    def _learns(self, x: Tensor) -> bool:
+        """Whether sums keep what gradients need; a compiler finds out by itself."""
+        return torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad) and not is_compiling()
 
     def _norm(self, x: Tensor, index: int) -> Tensor:
         # a loop, since TorchScript takes no variable index into a ModuleList; without norms it does nothing

@@ -120,13 +120,16 @@ def test_weights_are_those_that_the_sums_use(build, flags):
             getattr(model, side).history.weight.normal_()
     stored = dlcl_weights(model.state_dict(), flags.get("dlcl_normalize", False), flags.get("dlcl_window"))
     for side, matrix in dlcl_weights(model).items():
-        history = getattr(model, side).history
+        history = getattr(model, side).history.requires_grad_(False)
         assert torch.equal(stored[side].values, matrix.values) and matrix.per_entry == history.groups
         for layer in range(history.num_layers + 1):
-            used = history.row_weights(layer).detach().mean(1)
-            first = layer + 1 - len(used)
-            torch.testing.assert_close(matrix.values[layer, first : layer + 1], used)
-            assert not matrix.values[layer, :first].any() and not matrix.values[layer, layer + 1 :].any()
+            # with one entry 1 and the others 0, a sum is the weight of that entry
+            for entry in range(history.num_layers + 1):
+                state = history.start(torch.full((1, 1, history.dim), float(entry == 0)))
+                for below in range(layer):
+                    state = state + [torch.full((1, 1, history.dim), float(entry == below + 1))]
+                used = history.read(state[:1] + state[1:][-history.window :], layer)
+                torch.testing.assert_close(matrix.values[layer, entry], used.mean())
 
 
 def test_gates_of_the_lstm(build):
