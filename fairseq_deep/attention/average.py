@@ -111,6 +111,7 @@ class AverageAttention(nn.Module):
         incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
         need_weights: bool = False,
         beam_mask: Optional[Tensor] = None,
+        causal: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Average; the contract is that of self-attention in :class:`MultiheadAttention`.
 
@@ -118,15 +119,16 @@ class AverageAttention(nn.Module):
             query: T x B x C
             memory: None
             key_padding_mask: B x T, true where *query* is padding
-            attn_mask: None lets positions see later ones (there is no other mask than the causal one)
+            attn_mask: any is the causal one
             incremental_state: see :class:`RunningMean`
             need_weights: not used, there are none
             beam_mask: not used: each hypothesis keeps a sum of its own
+            causal: no position sees later ones
 
         Returns:
             T x B x C, and None
         """
-        causal = attn_mask is not None or incremental_state is not None
+        causal = causal or attn_mask is not None or incremental_state is not None
         mean = self.mean(query, key_padding_mask, causal, incremental_state)
         if self.fc1 is not None and self.fc2 is not None:
             kept = self.training or self.retain_dropout

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from ..stack import Stack
 from .cache import SourceCache, TargetCache
+from .masks import future_mask, padding_bias
+from .relative import all_distances, to_distances, to_keys
 
 
 def _weights(q: Tensor, k: Tensor, bias: Optional[Tensor]) -> Tensor:
@@ -34,12 +36,14 @@ def _weights(q: Tensor, k: Tensor, bias: Optional[Tensor]) -> Tensor:
 
 if hasattr(F, "scaled_dot_product_attention"):  # torch 2.0
 
-    def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], dropout: float) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+    def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], dropout: float, causal: bool) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=causal)
 
 else:
 
-    def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], dropout: float) -> Tensor:
+    def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], dropout: float, causal: bool) -> Tensor:
+        if causal:
+            bias = future_mask(q.size(2), k.size(2), q)
         return torch.matmul(F.dropout(_weights(q, k, bias).to(q.dtype), dropout), v)
 
 
@@ -149,20 +153,22 @@ class MultiheadAttention(nn.Module):
         need_weights: bool = False,
         added: Optional[Tensor] = None,
         beam_mask: Optional[Tensor] = None,
+        causal: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Attend.
 
         Args:
             query: T x B x C
             memory: S x B x kdim; None for self-attention
-            key_padding_mask: B x S, true where the keys are padding
-            attn_mask: T x S, added to the scores
+            key_padding_mask: B x S, true where the keys are padding; or what :func:`padding_bias` makes of that
+            attn_mask: added to the scores, T x S or B x 1 x T x S
             incremental_state: caches of all attentions. Self-attention appends to its keys and values; those of a
                 memory are computed at the first step.
             need_weights: also return the attention weights
             added: T x B x C, added to what the heads give before the output projection
             beam_mask: (self-attention, in a step of incremental decoding) what :class:`Ancestry` gives, which hides
                 padding, too: then keys and values are kept for all hypotheses of a sentence together
+            causal: (self-attention) no position sees later ones; without an *attn_mask* that says so
 
         Returns:
             T x B x C, and the weights (H x B x T x S, fp32) or None
@@ -176,14 +182,17 @@ class MultiheadAttention(nn.Module):
             q = self.q_proj(query)
             key, value, bias = self._of_memory(q, memory, key_padding_mask, incremental_state)
             q = self._split_heads(q, key.size(0))
+        decoding = incremental_state is not None
+        if causal and (bias is not None or need_weights or decoding or self.relative_keys is not None):
+            attn_mask, causal = future_mask(q.size(2), key.size(2), q), False
         if attn_mask is not None:
             bias = attn_mask.to(q.dtype) if bias is None else bias + attn_mask.to(q.dtype)
         distances: Optional[Tensor] = None
         if self.relative_keys is not None:
-            distances = self._distances(q.size(2), key.size(2), beam, q.device)
+            distances = self._distances(q.size(2), key.size(2), beam, q.device) if decoding else None
             relative = self._relative_scores(q, distances)
             bias = relative if bias is None else relative + bias
-        x, weights = self._heads(q, key, value, bias, distances, need_weights, incremental_state is not None)
+        x, weights = self._heads(q, key, value, bias, distances, need_weights, decoding, causal)
         x = self._per_hypothesis(x, query.size(0)).permute(3, 0, 1, 2, 4).reshape(query.shape)
         if weights is not None:
             weights = self._per_hypothesis(weights, query.size(0)).permute(2, 0, 1, 3, 4).flatten(1, 2)
@@ -200,17 +209,21 @@ class MultiheadAttention(nn.Module):
         distances: Optional[Tensor],
         need_weights: bool,
         decoding: bool,
+        causal: bool,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Outputs of the heads (B x H x T x D), and their weights (B x H x T x S) if they are needed."""
         dropout = self.dropout if self.training or self.retain_dropout else 0.0
         relative_values = self.relative_values
         # for the few queries of a decoding step, plain products are faster on a CPU
         if not need_weights and relative_values is None and (not decoding or q.is_cuda):
-            return _attend(q, key, value, bias, dropout), None
+            return _attend(q, key, value, bias, dropout, causal), None
         weights = _weights(q, key, bias)
         dropped = F.dropout(weights.to(q.dtype), dropout)
         x = torch.matmul(dropped, value)
-        if relative_values is not None and distances is not None:
+        if relative_values is not None and distances is None:
+            vectors = all_distances(relative_values, self.farthest, q.size(2)).to(q.dtype)
+            x = x + torch.matmul(to_distances(dropped), vectors).permute(1, 2, 0, 3)
+        elif relative_values is not None and distances is not None:
             # the weights of all keys at one distance share its vector
             index = distances.expand(q.size(0), q.size(1), q.size(2), -1)
             shares = torch.zeros(
@@ -281,11 +294,10 @@ class MultiheadAttention(nn.Module):
         return key, value, bias
 
     def _padding_bias(self, padding: Optional[Tensor], q: Tensor) -> Optional[Tensor]:
-        """What hides the keys under *padding* (B x S) from all queries: B x 1 x 1 x S."""
+        """What hides the keys under *padding* from all queries: B x 1 x 1 x S. *padding* may be that already."""
         if padding is None:
             return None
-        hidden = torch.zeros(padding.shape, dtype=q.dtype, device=q.device).masked_fill(padding, float("-inf"))
-        return hidden.view(hidden.size(0), 1, 1, hidden.size(1))
+        return padding_bias(padding, q.dtype) if padding.dim() == 2 else padding.to(q.dtype)
 
     def _distances(self, queries: int, keys: int, beam: int, device: torch.device) -> Tensor:
         """Which vector belongs to a query and a key (T x S): that of their distance. A position has *beam* keys."""
@@ -296,10 +308,13 @@ class MultiheadAttention(nn.Module):
         distances = (of_key - of_query.unsqueeze(1)).clamp(-self.farthest, vectors - 1 - self.farthest)
         return distances + self.farthest
 
-    def _relative_scores(self, q: Tensor, distances: Tensor) -> Tensor:
-        """What relative positions add to the scores: B x H x T x S."""
+    def _relative_scores(self, q: Tensor, distances: Optional[Tensor]) -> Tensor:
+        """What relative positions add to the scores: B x H x T x S; *distances*: those of a decoding step."""
         relative_keys = self.relative_keys
         assert relative_keys is not None
+        if distances is None:
+            vectors = all_distances(relative_keys * self.head_dim**-0.5, self.farthest, q.size(2))
+            return to_keys(torch.matmul(q.permute(2, 0, 1, 3), vectors.t().to(q.dtype)))
         scores = torch.matmul(q * self.head_dim**-0.5, relative_keys.t().to(q.dtype))
         return scores.gather(3, distances.expand(q.size(0), q.size(1), q.size(2), -1))
 

@@ -37,7 +37,7 @@ class AttentionEncoderLayer(nn.Module):
         self.dropout_module = build_dropout(stack, stack.dropout)
 
     def forward(self, x: Tensor, encoder_padding_mask: Optional[Tensor]) -> Tensor:
-        """Attention output (T x B x C) of *x* (T x B x C), whose padding is true in *encoder_padding_mask* (B x T)."""
+        """Attention output (T x B x C) of *x* (T x B x C); the contract is that of :meth:`EncoderLayer.forward`."""
         x, _ = self.self_attn(self.self_attn_layer_norm(x), key_padding_mask=encoder_padding_mask)
         return self.dropout_module(x)
 
@@ -78,6 +78,7 @@ class AttentionDecoderLayer(nn.Module):
         need_attn: bool = False,
         need_head_weights: bool = False,
         beam_mask: Optional[Tensor] = None,
+        causal: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
         """Run the layer; the contract is that of fairseq's ``TransformerDecoderLayerBase``.
 
@@ -95,6 +96,7 @@ class AttentionDecoderLayer(nn.Module):
                 attn_mask=self_attn_mask,
                 incremental_state=incremental_state,
                 beam_mask=beam_mask,
+                causal=causal,
             )
             y = self.dropout_module(y).to(x.dtype)  # autocast leaves them different
             outputs.append(y)
@@ -137,6 +139,7 @@ class ParallelAttentionDecoderLayer(ParallelAttention):
         need_attn: bool = False,
         need_head_weights: bool = False,
         beam_mask: Optional[Tensor] = None,
+        causal: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
         """Run the layer; see :meth:`AttentionDecoderLayer.forward`."""
         x, attn = self.attend(
@@ -148,6 +151,7 @@ class ParallelAttentionDecoderLayer(ParallelAttention):
             self_attn_padding_mask,
             need_attn or need_head_weights,
             beam_mask,
+            causal,
         )
         return self.dropout_module(x), attn, None
 
@@ -193,6 +197,7 @@ class DecoderFeedForward(FeedForward):
         need_attn: bool = False,
         need_head_weights: bool = False,
         beam_mask: Optional[Tensor] = None,
+        causal: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
         """FFN of *x* (T x B x C); all else is of the other sub-layers. See :meth:`AttentionDecoderLayer.forward`."""
         nothing: Optional[Tensor] = None

@@ -41,18 +41,20 @@ class DecoderLayer(BaseLayer):
         need_attn: bool = False,
         need_head_weights: bool = False,
         beam_mask: Optional[Tensor] = None,
+        causal: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
         """Run the layer; the contract is that of fairseq's ``TransformerDecoderLayerBase``.
 
         Args:
             x: T x B x C
             encoder_out: S x B x C of the encoder
-            encoder_padding_mask: B x S
+            encoder_padding_mask: B x S, true where the source is padding, or what :func:`padding_bias` makes of it
             incremental_state: the attentions' caches
             self_attn_mask: T x T, added to the scores
-            self_attn_padding_mask: B x T
+            self_attn_padding_mask: B x T, as that of the source
             need_attn, need_head_weights: return the weights of the attention to the source
             beam_mask: in a decoding step, which keys hypotheses see, where they keep them together (:class:`Ancestry`)
+            causal: no position sees later ones; without a *self_attn_mask* that says so
 
         Returns:
             T x B x C, the weights of the attention to the source (H x B x T x S) or None, and None
@@ -66,6 +68,7 @@ class DecoderLayer(BaseLayer):
             attn_mask=self_attn_mask,
             incremental_state=incremental_state,
             beam_mask=beam_mask,
+            causal=causal,
         )
         x = self.residual(bottom, self.dropout_module(x), 0, bottom)
         if not self.normalize_before:
@@ -113,6 +116,7 @@ class ParallelDecoderLayer(ParallelAttention, BaseLayer):
         need_attn: bool = False,
         need_head_weights: bool = False,
         beam_mask: Optional[Tensor] = None,
+        causal: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
         """Run the layer; see :meth:`DecoderLayer.forward`."""
         bottom = x
@@ -127,6 +131,7 @@ class ParallelDecoderLayer(ParallelAttention, BaseLayer):
             self_attn_padding_mask,
             need_attn or need_head_weights,
             beam_mask,
+            causal,
         )
         x = self.residual(bottom, self.dropout_module(x), 0, bottom)
         if not self.normalize_before:

@@ -28,7 +28,8 @@ class EncoderLayer(BaseLayer):
 
         Args:
             x: T x B x C
-            encoder_padding_mask: B x T, true where *x* is padding, or None if nothing is
+            encoder_padding_mask: B x T, true where *x* is padding, or what :func:`padding_bias` makes of that for all
+                layers; None if nothing is
 
         Returns:
             T x B x C

@@ -44,14 +44,15 @@ class ParallelAttention(nn.Module):
         self_attn_padding_mask: Optional[Tensor],
         need_weights: bool,
         beam_mask: Optional[Tensor] = None,
+        causal: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Sum of both attentions of *x* (T x B x C), and the weights of that to the source or None."""
         assert encoder_out is not None, "merged attention needs a source"
         added: Optional[Tensor] = None
         if self.mean is not None:
-            causal = self_attn_mask is not None or incremental_state is not None
+            averages_before = causal or self_attn_mask is not None or incremental_state is not None
             values = self.encoder_attn.v_proj(x)
-            added = self.mean(values, self_attn_padding_mask, causal, incremental_state)
+            added = self.mean(values, self_attn_padding_mask, averages_before, incremental_state)
         y, attn = self.encoder_attn(
             x,
             encoder_out,
@@ -67,6 +68,7 @@ class ParallelAttention(nn.Module):
                 attn_mask=self_attn_mask,
                 incremental_state=incremental_state,
                 beam_mask=beam_mask,
+                causal=causal,
             )
             y = y + own.to(y.dtype)
         return y, attn

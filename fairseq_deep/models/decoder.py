@@ -8,6 +8,7 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
 from ..attention import Ancestry, MultiheadAttention
+from ..attention.masks import can_ask, check_later, future_mask, padding_bias, product_type
 from ..layers import wrap_layer
 from .checkpoints import keep_final_norm
 from .layer_building import build_layer
@@ -26,6 +27,8 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         layers: the M decoder layers, or the modules of their sub-layers
         history: the aggregator that connects them
         ancestry: which hypotheses belong together in beam search
+        pads_right: targets are padded on the right
+        aligns: training wants attention weights, too
         need_attn: return attention weights where no *alignment_layer* is named, in the steps of generation, too
     """
 
@@ -45,9 +48,12 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         self.history = self.stack.aggregator.build(self.stack)
         if not self.stack.layout.final_norm:
             self.layer_norm = None
+        self.pads_right = getattr(cfg, "left_pad_target", None) is False
+        self.aligns = bool(getattr(cfg, "load_alignments", False))
         self.need_attn = True
         shares = any(isinstance(part, MultiheadAttention) and not part.of_memory for part in self.layers.modules())
         self.ancestry = Ancestry(shares)
+        self.relative = shares and self.stack.relative_positions is not None
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         if self.stock:
@@ -81,19 +87,47 @@ class DeepTransformerDecoder(TransformerDecoderBase):
     def masks(
         self, tokens, x: Tensor, causal: bool, full_context_alignment: bool
     ) -> Tuple[Optional[Tensor], Optional[Tensor]]:
-        """Masks of self-attention: padding (B x T) and, where *causal*, later positions (T x T); None masks nothing."""
+        """Masks of self-attention, None where nothing has to be masked.
+
+        Args:
+            tokens: B x T
+            x: T x B x C
+            causal, full_context_alignment: positions see no later ones, or all; neither in a step of generation
+
+        Returns:
+            for the padding, B x T or what attention makes of it; and for later positions, T x T or, where that hides
+            padding, too, B x 1 x T x T. None of the latter leaves it to the layers to be causal.
+        """
         padding: Optional[Tensor] = None
-        future_mask: Optional[Tensor] = None
-        # where no position sees later ones, padding on the right needs no mask
-        visible = tokens if full_context_alignment else tokens[:, :1]
-        if self.cross_self_attention or bool(visible.eq(self.padding_idx).any()):
+        if causal or full_context_alignment:
+            padding = self._seen_padding(tokens, causal)
+        elif self.cross_self_attention or bool(tokens[:, :1].eq(self.padding_idx).any()):
             padding = tokens.eq(self.padding_idx)
-        if causal:
-            future_mask = self.buffered_future_mask(x)
-            if padding is not None:
-                # left padding leaves rows with nothing to attend to: with finite values they do not become NaN
-                future_mask = future_mask.clamp(min=-1e4)
-        return padding, future_mask
+        if not (causal or full_context_alignment) or not (self.stock or self.ancestry.shares):
+            return padding, None
+        future: Optional[Tensor] = None
+        like = x if self.stock else torch.empty(0, dtype=product_type(x), device=x.device)
+        if causal and (self.stock or padding is not None or self.relative):
+            # left padding leaves rows with nothing to attend to: with finite values they do not become NaN
+            future = future_mask(x.size(0), x.size(0), like, float("-inf") if padding is None else -1e4)
+        if padding is None or self.stock:
+            return padding, future
+        bias = padding_bias(padding, like.dtype)
+        return (bias, None) if future is None else (None, future + bias)
+
+    def _seen_padding(self, tokens, causal: bool) -> Optional[Tensor]:
+        """Padding (B x T) of *tokens*, None if no position that is a word can see any."""
+        padding = tokens.eq(self.padding_idx)
+        if self.cross_self_attention:
+            return padding
+        # where no position sees later ones, padding on the right needs no mask
+        if can_ask(tokens):
+            return padding if bool((padding[:, :1] if causal else padding).any()) else None
+        if not causal or not self.pads_right:
+            return padding
+        if tokens.is_cuda:
+            check_later(padding[:, 0] <= padding[:, -1], "targets are padded on the left: use --left-pad-target")
+        return None
 
     def extract_features_scriptable(
         self,
@@ -111,14 +145,15 @@ class DeepTransformerDecoder(TransformerDecoderBase):
             encoder_out: the encoder's dictionary
             incremental_state: the attentions' caches
             full_context_alignment: let positions see later ones
-            alignment_layer: layer whose attention to the source is returned (default: the last)
+            alignment_layer: layer whose attention to the source is returned (default: the last; in training none,
+                unless the task loads alignments)
             alignment_heads: number of heads to average it over (default: all)
 
         Returns:
             B x T x C, and a dictionary with ``attn`` [B x T x S] and ``inner_states`` y_0 ... y_M
         """
         if alignment_layer is None:
-            wanted = self.need_attn or incremental_state is None
+            wanted = (self.need_attn or incremental_state is None) and (self.aligns or not self.training)
             alignment_layer = self.num_layers // self.modules_per_layer - 1 if wanted else -1
         aligned = alignment_layer * self.modules_per_layer + self.source_offset if alignment_layer >= 0 else -1
         enc: Optional[Tensor] = None
@@ -141,6 +176,8 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         x = self.embed(prev_output_tokens, positions)
         causal = incremental_state is None and not full_context_alignment
         padding, mask = self.masks(prev_output_tokens, x, causal, full_context_alignment)
+        if incremental_state is None and enc is not None and enc_padding is not None and not self.stock:
+            enc_padding = padding_bias(enc_padding, product_type(x))
         beam_mask: Optional[Tensor] = None
         if incremental_state is not None:
             sources = enc.size(1) if enc is not None else x.size(1)
@@ -174,6 +211,7 @@ class DeepTransformerDecoder(TransformerDecoderBase):
                     need_attn=wants_attn,
                     need_head_weights=wants_attn,
                     beam_mask=beam_mask,
+                    causal=causal and mask is None,
                 )
             history = self.history.write(history, index, x)
             if (index + 1) % self.modules_per_layer == 0:

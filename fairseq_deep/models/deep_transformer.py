@@ -61,6 +61,10 @@ class DeepTransformerModel(TransformerModel):
         args = argparse.Namespace(**(args if isinstance(args, dict) else vars(args)))
         base_architecture(args)
         check_sizes(args, task)
+        task_flags = getattr(task, "cfg", None) or getattr(task, "args", None)
+        for flag in ("left_pad_target", "load_alignments"):
+            if hasattr(task_flags, flag):
+                setattr(args, flag, getattr(task_flags, flag))
         args.stacks = describe(args)
         check_flags(args, args.stacks)
         model = super().build_model(args, task)

@@ -7,6 +7,7 @@ from fairseq.models.transformer import TransformerEncoderBase
 from torch import Tensor, nn
 
 from ..attention.beams import hypotheses_per_sentence, read_order
+from ..attention.masks import can_ask, padding_bias, product_type
 from ..layers import wrap_layer
 from .checkpoints import keep_final_norm
 from .layer_building import build_layer
@@ -74,14 +75,14 @@ class DeepTransformerEncoder(TransformerEncoderBase):
             ``encoder_memories`` [T x B x C each], one for each decoder layer, where they have their own
         """
         padding = src_tokens.eq(self.padding_idx)
-        layer_padding: Optional[Tensor] = None
+        hidden: Optional[Tensor] = None
         x, embedding = self.forward_embedding(src_tokens, token_embeddings)
-        if bool(padding.any()):
-            layer_padding = padding
+        if not can_ask(padding) or bool(padding.any()):
+            hidden = padding_bias(padding, product_type(x))
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)
         x = x.transpose(0, 1)  # B x T x C -> T x B x C
 
-        states, history = self.run_layers(x, layer_padding, return_all_hiddens or self.memory is not None)
+        states, history = self.run_layers(x, hidden, return_all_hiddens or self.memory is not None)
         x = self.history.finish(history)
         memories: List[Tensor] = []
         if self.memory is not None:
@@ -113,7 +114,7 @@ class DeepTransformerEncoder(TransformerEncoderBase):
 
         Args:
             x: y_0, T x B x C
-            padding: B x T, true where *x* is padding, or None if nothing is
+            padding: what hides the padding of *x* from attention (B x 1 x 1 x T); None if nothing does
             keeps_states: return y_0 ... y_L
         """
         states: List[Tensor] = [x] if keeps_states else []
