@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..stack import Stack
 from .cache import SourceCache, TargetCache
 from .masks import future_mask, padding_bias
-from .relative import all_distances, to_distances, to_keys
+from .relative import all_distances, relative_scores, relative_values
 
 
 def _weights(q: Tensor, k: Tensor, bias: Optional[Tensor]) -> Tensor:
@@ -34,17 +34,19 @@ def _weights(q: Tensor, k: Tensor, bias: Optional[Tensor]) -> Tensor:
     return torch.softmax(scores if scores.dtype == torch.float64 else scores.float(), dim=-1)
 
 
+def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], dropout: float, causal: bool) -> Tensor:
+    if causal:
+        bias = future_mask(q.size(2), k.size(2), q)
+    return torch.matmul(F.dropout(_weights(q, k, bias).to(q.dtype), dropout), v)
+
+
 if hasattr(F, "scaled_dot_product_attention"):  # torch 2.0
 
     def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], dropout: float, causal: bool) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=causal)
 
 else:
-
-    def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], dropout: float, causal: bool) -> Tensor:
-        if causal:
-            bias = future_mask(q.size(2), k.size(2), q)
-        return torch.matmul(F.dropout(_weights(q, k, bias).to(q.dtype), dropout), v)
+    _attend = _attend_plainly
 
 
 @torch.no_grad()
@@ -213,23 +215,23 @@ class MultiheadAttention(nn.Module):
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Outputs of the heads (B x H x T x D), and their weights (B x H x T x S) if they are needed."""
         dropout = self.dropout if self.training or self.retain_dropout else 0.0
-        relative_values = self.relative_values
+        of_values = self.relative_values
         # for the few queries of a decoding step, plain products are faster on a CPU
-        if not need_weights and relative_values is None and (not decoding or q.is_cuda):
+        if not need_weights and of_values is None and (not decoding or q.is_cuda):
             return _attend(q, key, value, bias, dropout, causal), None
         weights = _weights(q, key, bias)
         dropped = F.dropout(weights.to(q.dtype), dropout)
         x = torch.matmul(dropped, value)
-        if relative_values is not None and distances is None:
-            vectors = all_distances(relative_values, self.farthest, q.size(2)).to(q.dtype)
-            x = x + torch.matmul(to_distances(dropped), vectors).permute(1, 2, 0, 3)
-        elif relative_values is not None and distances is not None:
+        if of_values is not None and distances is None:
+            vectors = all_distances(of_values, self.farthest, q.size(2))
+            x = x + relative_values(dropped, vectors.to(q.dtype))
+        elif of_values is not None and distances is not None:
             # the weights of all keys at one distance share its vector
             index = distances.expand(q.size(0), q.size(1), q.size(2), -1)
             shares = torch.zeros(
-                q.size(0), q.size(1), q.size(2), relative_values.size(0), dtype=dropped.dtype, device=q.device
+                q.size(0), q.size(1), q.size(2), of_values.size(0), dtype=dropped.dtype, device=q.device
             )
-            x = x + torch.matmul(shares.scatter_add(3, index, dropped), relative_values.to(q.dtype))
+            x = x + torch.matmul(shares.scatter_add(3, index, dropped), of_values.to(q.dtype))
         return x, weights.float() if need_weights else None
 
     def _split_heads(self, x: Tensor, sources: int) -> Tensor:
@@ -314,7 +316,7 @@ class MultiheadAttention(nn.Module):
         assert relative_keys is not None
         if distances is None:
             vectors = all_distances(relative_keys * self.head_dim**-0.5, self.farthest, q.size(2))
-            return to_keys(torch.matmul(q.permute(2, 0, 1, 3), vectors.t().to(q.dtype)))
+            return relative_scores(q, vectors.to(q.dtype))
         scores = torch.matmul(q * self.head_dim**-0.5, relative_keys.t().to(q.dtype))
         return scores.gather(3, distances.expand(q.size(0), q.size(1), q.size(2), -1))
 

@@ -32,17 +32,17 @@ def _strides(length: int, batch: int, heads: int) -> List[int]:
     return [heads * 2 * length, 2 * length, batch * heads * 2 * length - 1, 1]
 
 
-def to_keys(distances: Tensor) -> Tensor:
-    """B x H x T (queries) x T (keys) of T x B x H x 2T (distances); a view."""
-    length, batch, heads = distances.size(0), distances.size(1), distances.size(2)
+def relative_scores(q: Tensor, vectors: Tensor) -> Tensor:
+    """Products of queries (B x H x T x D) and the vectors of :func:`all_distances`, for each key: B x H x T x T."""
+    batch, heads, length = q.size(0), q.size(1), q.size(2)
+    scores = torch.matmul(q.permute(2, 0, 1, 3), vectors.t())  # T x B x H x 2T
     # two slices would do, but the backward pass of each writes twice as much
-    return distances.contiguous().as_strided(
-        [batch, heads, length, length], _strides(length, batch, heads), distances.storage_offset() + length
-    )
+    return scores.as_strided([batch, heads, length, length], _strides(length, batch, heads), length)
 
 
-def to_distances(keys: Tensor) -> Tensor:
-    """T x B x H x 2T (distances) of B x H x T (queries) x T (keys): the transpose of :func:`to_keys`."""
-    batch, heads, length = keys.size(0), keys.size(1), keys.size(2)
-    nothing = torch.zeros(length, batch, heads, 2 * length, dtype=keys.dtype, device=keys.device)
-    return torch.as_strided_scatter(nothing, keys, keys.shape, _strides(length, batch, heads), length)
+def relative_values(weights: Tensor, vectors: Tensor) -> Tensor:
+    """Sums of the vectors of :func:`all_distances` by the weights of the keys (B x H x T x T): B x H x T x D."""
+    batch, heads, length = weights.size(0), weights.size(1), weights.size(2)
+    nothing = torch.zeros(length, batch, heads, 2 * length, dtype=weights.dtype, device=weights.device)
+    shares = torch.as_strided_scatter(nothing, weights, weights.shape, _strides(length, batch, heads), length)
+    return torch.matmul(shares, vectors).permute(1, 2, 0, 3)

@@ -85,13 +85,13 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         return self.dropout_module(x).transpose(0, 1)
 
     def masks(
-        self, tokens, x: Tensor, causal: bool, full_context_alignment: bool
+        self, tokens, like: Tensor, causal: bool, full_context_alignment: bool
     ) -> Tuple[Optional[Tensor], Optional[Tensor]]:
         """Masks of self-attention, None where nothing has to be masked.
 
         Args:
             tokens: B x T
-            x: T x B x C
+            like: has the type and the device of what is made
             causal, full_context_alignment: positions see no later ones, or all; neither in a step of generation
 
         Returns:
@@ -101,15 +101,16 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         padding: Optional[Tensor] = None
         if causal or full_context_alignment:
             padding = self._seen_padding(tokens, causal)
-        elif self.cross_self_attention or bool(tokens[:, :1].eq(self.padding_idx).any()):
+        elif self.cross_self_attention or bool(tokens.eq(self.padding_idx).any()):
             padding = tokens.eq(self.padding_idx)
-        if not (causal or full_context_alignment) or not (self.stock or self.ancestry.shares):
-            return padding, None
+        decoding = not causal and not full_context_alignment
+        if decoding or not (self.stock or self.ancestry.shares):
+            return padding, None  # an average counts words
         future: Optional[Tensor] = None
-        like = x if self.stock else torch.empty(0, dtype=product_type(x), device=x.device)
         if causal and (self.stock or padding is not None or self.relative):
             # left padding leaves rows with nothing to attend to: with finite values they do not become NaN
-            future = future_mask(x.size(0), x.size(0), like, float("-inf") if padding is None else -1e4)
+            hidden = float("-inf") if padding is None else -1e4
+            future = future_mask(tokens.size(1), tokens.size(1), like, hidden)
         if padding is None or self.stock:
             return padding, future
         bias = padding_bias(padding, like.dtype)
@@ -175,9 +176,11 @@ class DeepTransformerDecoder(TransformerDecoderBase):
                 positions = positions[:, -1:]
         x = self.embed(prev_output_tokens, positions)
         causal = incremental_state is None and not full_context_alignment
-        padding, mask = self.masks(prev_output_tokens, x, causal, full_context_alignment)
+        full = incremental_state is None and full_context_alignment
+        like = x.new_empty(0, dtype=product_type(x)) if (causal or full) and not self.stock else x
+        padding, mask = self.masks(prev_output_tokens, like, causal, full)
         if incremental_state is None and enc is not None and enc_padding is not None and not self.stock:
-            enc_padding = padding_bias(enc_padding, product_type(x))
+            enc_padding = padding_bias(enc_padding, like.dtype)
         beam_mask: Optional[Tensor] = None
         if incremental_state is not None:
             sources = enc.size(1) if enc is not None else x.size(1)
