@@ -37,9 +37,14 @@ def product_type(x: Tensor) -> torch.dtype:
 
 
 def padding_bias(padding: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores so that keys under *padding* (B x S, true or false) are hidden: B x 1 x 1 x S."""
-    hidden = torch.zeros(padding.shape, dtype=dtype, device=padding.device).masked_fill_(padding, float("-inf"))
-    return hidden.view(hidden.size(0), 1, 1, hidden.size(1))
+    """What is added to scores so that keys under *padding* (B x S, true or false) are hidden: B x 1 x 1 x S.
+
+    Their weights are 0 to the last bit. The values are finite, so that queries with nothing but padding to attend to
+    do not become NaN.
+    """
+    value = -3e4 if dtype == torch.float16 else -1e38
+    bias = torch.zeros(padding.shape, dtype=dtype, device=padding.device).masked_fill_(padding, value)
+    return bias.view(bias.size(0), 1, 1, bias.size(1))
 
 
 def future_mask(queries: int, keys: int, like: Tensor, hidden: float = float("-inf")) -> Tensor:

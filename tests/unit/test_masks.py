@@ -19,7 +19,8 @@ from tests.unit.test_dlcl import randomise
 T, B, C, H = 6, 3, 10, 2
 DOUBLE = {"dtype": torch.float64}
 NEAR = {"rtol": 1e-8, "atol": 1e-10}
-RELATIVE = [{}, {"relative_positions": 2}, {"relative_positions": 9}, {"relative_positions": 2, "relative_values": True}]
+RELATIVE = [{}, {"relative_positions": 2}, {"relative_positions": 9}]
+RELATIVE.append({"relative_positions": 2, "relative_values": True})
 SHALLOW = {"encoder_layers": 4, "decoder_layers": 2}
 ATTENTIONS = ("self", "average", "merged", "merged-self", "merged-average")
 relative_or_not = pytest.mark.parametrize("relative", RELATIVE, ids=lambda r: "-".join(map(str, r.values())) or "plain")
@@ -62,8 +63,9 @@ def test_a_bias_for_all_layers_is_the_padding_mask(relative, need_weights):
     for mask in (padded(left=2), padded(right=3), padded(2, 1), padded()):
         bias = masks.padding_bias(mask, torch.float64)
         assert bias.shape == (B, 1, 1, T)
-        assert torch.equal(bias[:, 0, 0].isinf(), mask)
-        options = [{"key_padding_mask": given, "need_weights": need_weights} for given in (mask, bias, bias.float())]
+        assert torch.equal(bias[:, 0, 0].ne(0), mask)
+        endless = torch.zeros(B, 1, 1, T).masked_fill(mask.view(B, 1, 1, T), float("-inf"))
+        options = [{"key_padding_mask": given, "need_weights": need_weights} for given in (endless, mask, bias)]
         expected, *others = [outcome(module, query, **each) for each in options]
         for actual in others:
             assert_same(actual, expected)
@@ -222,25 +224,28 @@ def test_a_forward_pass_asks_the_device_nothing(dictionary, name, monkeypatch):
 @pytest.mark.parametrize("flags", [{}, {"relative_positions": 2}, {"decoder_attn": "merged-self"}], ids=str)
 @pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
 @pytest.mark.parametrize("pads_right", [True, False])
-def test_masks_are_made_once(dictionary, flags, autocast, pads_right):
-    """Whatever the depth, the same number of operations that only masks need, and no conversion of a mask."""
-    counts = []
+def test_masks_are_made_once(build, batch, never_asks, flags, autocast, pads_right):
+    """Whatever the depth: the same operations that only masks need, and masks of the type that attention takes."""
+    counts, types_of_masks = [], set()
+
+    def note(module, inputs, options):
+        given = [options.get(name) for name in ("key_padding_mask", "attn_mask")]
+        types_of_masks.update(mask.dtype for mask in given if mask is not None)
+
     for depth in (2, 4):
-        name = "transformer_prenorm_6l"
-        with torch.device("meta"):
-            model = build_architecture(
-                name, dictionary, **{**tiny_flags(name), **flags, "encoder_layers": depth, "decoder_layers": depth}
-            )
-        model.to("meta").train().decoder.pads_right = pads_right
-        tokens = torch.empty(2, 5, dtype=torch.long, device="meta")
-        asked = model.encoder.forward_embedding(tokens)[0].dtype  # makes what fairseq keeps of positions
+        model = build("transformer_prenorm_6l", **flags, encoder_layers=depth, decoder_layers=depth).train()
+        model.decoder.pads_right = pads_right
+        for module in model.modules():
+            if isinstance(module, MultiheadAttention):
+                module.register_forward_pre_hook(note, with_kwargs=True)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast), Operations() as operations:
-            model(tokens, None, tokens)
-        assert asked == torch.float32
-        counts.append({name: operations.counts[name] for name in ("zeros", "masked_fill", "masked_fill_", "full", "triu")})
+            model(*batch)
+        made = ("zeros", "masked_fill", "masked_fill_", "triu")
+        counts.append({name: operations.counts[name] for name in made})
     assert counts[0] == counts[1]
-    assert counts[0]["zeros"] == counts[0]["masked_fill_"] == (2 if pads_right else 3)
+    assert counts[0]["masked_fill_"] == (2 if pads_right else 3)
     assert counts[0]["triu"] == (0 if pads_right and "relative_positions" not in flags else 1)
+    assert types_of_masks == {torch.bfloat16 if autocast else torch.float32}
 
 
 @pytest.mark.parametrize("decoder_attn", ATTENTIONS)
@@ -278,11 +283,31 @@ def test_what_the_task_says_is_checked_on_a_gpu(dictionary):
         masks.check_later(torch.tensor([True, False]), "wrong")
 
 
-def test_a_source_of_padding_alone_stays_finite(build, dictionary):
-    """No batch of fairseq has one, but it must not spoil the others."""
-    model = build("transformer_prenorm_6l").eval()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("need_weights", [False, True], ids=["fused", "weights"])
+def test_hidden_keys_have_no_weight_and_hidden_rows_are_finite(dtype, need_weights):
+    """Also with large scores, and with padding that makes a whole sentence."""
+    module = randomise(MultiheadAttention(C, H)).to(dtype)
+    query, mask = 20 * torch.randn(T, B, C, dtype=dtype), padded(2, 3)
+    bias = masks.padding_bias(mask, dtype)
+    endless = torch.zeros_like(bias).masked_fill(mask.view(B, 1, 1, T), float("-inf"))
+    got, want = (module(query, key_padding_mask=each, need_weights=need_weights) for each in (bias, endless))
+    assert torch.equal(got[0], want[0])
+    assert not need_weights or torch.equal(got[1], want[1])
+    mask[1] = True
+    future = masks.future_mask(T, T, query, -1e4)
+    for options in ({}, {"attn_mask": future}):
+        output = module(query, key_padding_mask=mask, need_weights=need_weights, **options)[0]
+        assert output.isfinite().all()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_source_of_padding_alone_spoils_nothing(build, dictionary, training):
+    model = build("transformer_prenorm_6l").train(training)
     source, lengths, target = make_batch(dictionary)
     expected = model(source, lengths, target)[0]
     source[1] = dictionary.pad()
     actual = model(source, lengths, target)[0]
     torch.testing.assert_close(actual[[0, 2]], expected[[0, 2]])
+    actual.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
