@@ -30,6 +30,9 @@ from torch.autograd.function import once_differentiable
 
 from ..compat import no_autocast
 
+# a product of half-precision matrices that is not rounded to their type
+HAS_OUT_DTYPE = "dtype" in torch.ops.aten.bmm.overloads() and torch.version.hip is None  # torch 2.8
+
 
 def is_half(dtype: torch.dtype) -> bool:
     """Whether *dtype* is one of the half-precision types."""
@@ -169,7 +172,7 @@ class Tape:
 def inner_products(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a b^T (groups x R x R) of *a* and *b* (groups x R x M), added up and given in *dtype*."""
     with no_autocast(a):
-        if is_half(a.dtype) and a.device.type != "cpu" and hasattr(torch.ops.aten.bmm, "dtype"):  # torch 2.8
+        if is_half(a.dtype) and a.device.type in ("cuda", "meta") and HAS_OUT_DTYPE:
             return torch.bmm(a, b.transpose(1, 2), out_dtype=torch.float32)
         return torch.bmm(a.to(dtype), b.to(dtype).transpose(1, 2))
 
