@@ -5,8 +5,6 @@ rows of 2T; the scores of the keys are the same numbers seen with rows of 2T-1 (
 2019, Section 3.4.1). So nothing is gathered, and no gradient is scattered: its backward pass is one copy.
 """
 
-from typing import List
-
 import torch
 from torch import Tensor
 
@@ -27,22 +25,20 @@ def all_distances(vectors: Tensor, farthest: int, length: int) -> Tensor:
     return torch.cat([first.expand(max(before, 0), -1), middle, last.expand(max(after, 0), -1)])
 
 
-def _strides(length: int, batch: int, heads: int) -> List[int]:
-    """Strides of B x H x T x T in T x B x H x 2T: a query further, the same key is one distance less."""
-    return [heads * 2 * length, 2 * length, batch * heads * 2 * length - 1, 1]
-
-
 def relative_scores(q: Tensor, vectors: Tensor) -> Tensor:
     """Products of queries (B x H x T x D) and the vectors of :func:`all_distances`, for each key: B x H x T x T."""
     batch, heads, length = q.size(0), q.size(1), q.size(2)
-    scores = torch.matmul(q.permute(2, 0, 1, 3), vectors.t())  # T x B x H x 2T
+    scores = torch.matmul(q.permute(2, 0, 1, 3), vectors.t())  # T x B x H x 2T, as projections lie in memory
+    row = scores.size(3)
+    strides = [heads * row, row, batch * heads * row - 1, 1]  # a query further, the same key is one distance less
     # two slices would do, but the backward pass of each writes twice as much
-    return scores.as_strided([batch, heads, length, length], _strides(length, batch, heads), length)
+    return scores.as_strided([batch, heads, length, length], strides, length)
 
 
 def relative_values(weights: Tensor, vectors: Tensor) -> Tensor:
     """Sums of the vectors of :func:`all_distances` by the weights of the keys (B x H x T x T): B x H x T x D."""
     batch, heads, length = weights.size(0), weights.size(1), weights.size(2)
-    nothing = torch.zeros(length, batch, heads, 2 * length, dtype=weights.dtype, device=weights.device)
-    shares = torch.as_strided_scatter(nothing, weights, weights.shape, _strides(length, batch, heads), length)
-    return torch.matmul(shares, vectors).permute(1, 2, 0, 3)
+    row = 2 * length
+    nothing = torch.zeros(batch, heads, length, row, dtype=weights.dtype, device=weights.device)
+    strides = [heads * length * row, length * row, row - 1, 1]
+    return torch.matmul(torch.as_strided_scatter(nothing, weights, weights.shape, strides, length), vectors)
