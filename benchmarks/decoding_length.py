@@ -19,19 +19,27 @@ from fairseq_deep.tools import figures, format_table
 POSITIONS = (16, 32, 64, 128, 256, 512)
 
 
+def _step(part, x, state):
+    return part.ancestry(state, part.sentences, x, torch.ones(x.size(1), 1, dtype=torch.bool, device=x.device))
+
+
 class MergedPart(torch.nn.Module):
     """The mean of the target's values: one product and a running sum."""
 
     def __init__(self, dim, sentences):
         super().__init__()
+        self.sentences = sentences
+        self.ancestry = Ancestry(attends=False, averages=True)
         self.v_proj = torch.nn.Linear(dim, dim)
         self.mean = RunningMean()
 
     def forward(self, x, state):
-        return self.mean(self.v_proj(x), None, True, state)
+        return self.mean(self.v_proj(x), None, True, state, _step(self, x, state))
 
     def reorder(self, state, order):
-        self.mean.reorder_incremental_state(state, order)
+        decided = self.ancestry.reorder(state, order)
+        if decided is not None:
+            self.mean.follow(state, decided)
 
 
 class SelfPart(torch.nn.Module):
@@ -45,8 +53,7 @@ class SelfPart(torch.nn.Module):
         self.attention.make_generation_fast_("self_attn")
 
     def forward(self, x, state):
-        mask = self.ancestry(state, self.sentences, x, None)
-        return self.attention(x, incremental_state=state, beam_mask=mask)[0]
+        return self.attention(x, incremental_state=state, step=_step(self, x, state))[0]
 
     def reorder(self, state, order):
         decided = self.ancestry.reorder(state, order)

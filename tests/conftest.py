@@ -9,7 +9,7 @@ from fairseq.data import Dictionary
 from fairseq_deep.aggregators import AGGREGATORS
 from fairseq_deep.architectures import ARCHITECTURES, build_architecture
 from fairseq_deep.attention import Ancestry
-from fairseq_deep.attention.beams import read_order
+from fairseq_deep.attention.order import read_order
 
 VOCAB = 40
 
@@ -79,7 +79,5 @@ def reorder_all(module, state, order):
     ancestry = [part for part in parts if isinstance(part, Ancestry)]
     decided = ancestry[0].reorder(state, order) if ancestry else read_order(order, len(order), 1)
     for part in parts:
-        if hasattr(part, "reorder_incremental_state"):
-            assert part.reorder_incremental_state(state, order) is state
-        elif hasattr(part, "follow") and decided is not None:
+        if hasattr(part, "follow") and decided is not None:
             part.follow(state, decided)

@@ -4,7 +4,7 @@ import importlib
 import pkgutil
 
 from .average import AverageAttention, RunningMean
-from .beams import Ancestry
+from .beams import Ancestry, Step
 from .decoder import DECODER_ATTENTIONS
 from .multihead import MultiheadAttention, self_attention
 
@@ -12,5 +12,5 @@ for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
-    "DECODER_ATTENTIONS", "Ancestry", "AverageAttention", "MultiheadAttention", "RunningMean", "self_attention",
+    "DECODER_ATTENTIONS", "Ancestry", "AverageAttention", "MultiheadAttention", "RunningMean", "Step", "self_attention",
 ]  # fmt: skip

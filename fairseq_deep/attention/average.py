@@ -17,12 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .beams import Step
+from .order import Order
+
 
 class RunningMean(nn.Module):
     """Mean over each position and those before it.
 
     Sums are in fp32 at least, so that the mean of a thousand positions in half precision is exact to its last digit.
-    In incremental decoding the state is a sum and a count for each hypothesis, whatever its length.
+    In incremental decoding the state is a sum for each hypothesis, whatever its length.
     """
 
     def __init__(self):
@@ -35,6 +38,7 @@ class RunningMean(nn.Module):
         padding_mask: Optional[Tensor] = None,
         causal: bool = True,
         incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        step: Optional[Step] = None,
     ) -> Tensor:
         """Average.
 
@@ -42,43 +46,51 @@ class RunningMean(nn.Module):
             x: T x B x C
             padding_mask: B x T, true where *x* is padding, which does not count
             causal: positions do not see later ones; else each gets the mean over all
-            incremental_state: what came before *x*, and then with *x*
+            incremental_state: what came before *x* (one position), and then with *x*
+            step: what :class:`Ancestry` gives then, instead of *padding_mask*
 
         Returns:
             T x B x C
         """
+        if incremental_state is not None:
+            assert step is not None, "a step of incremental decoding needs what Ancestry gives"
+            return self._next(x, incremental_state, step)
         wide = x if x.dtype == torch.float64 else x.float()
         if padding_mask is None:
             count = torch.arange(1, x.size(0) + 1, device=x.device, dtype=wide.dtype).view(-1, 1, 1)
-            count = count.expand(-1, x.size(1), 1)
         else:
             words = padding_mask.t().logical_not().unsqueeze(-1)
             wide = wide * words
-            count = words.to(wide.dtype).cumsum(0)
-        total = wide.cumsum(0) if x.size(0) > 1 else wide
-        if incremental_state is not None:
-            if self._state in incremental_state:
-                saved = incremental_state[self._state]
-                old_total, old_count = saved["total"], saved["count"]
-                if old_total is not None and old_count is not None:
-                    total, count = total + old_total, count + old_count
-            state: Dict[str, Optional[Tensor]] = {"total": total[-1].clone(), "count": count[-1].clone()}
-            incremental_state[self._state] = state
+            count = words.to(wide.dtype).cumsum(0).clamp(min=1.0)
+        total = wide.cumsum(0)
         if not causal:
             total, count = total[-1:].expand_as(x), count[-1:]
-        return (total / count.clamp(min=1.0)).to(x.dtype)
+        return (total / count).to(x.dtype)
+
+    def _next(self, x: Tensor, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], step: Step) -> Tensor:
+        """The mean with the position *x* (1 x B x C)."""
+        count = step.count
+        assert count is not None
+        total: Optional[Tensor] = None
+        if self._state in incremental_state:
+            total = incremental_state[self._state]["total"]
+        if total is None:
+            total = torch.zeros(x.shape, dtype=count.dtype, device=x.device)
+        total = torch.addcmul(total, x, step.words)
+        state: Dict[str, Optional[Tensor]] = {"total": total}
+        incremental_state[self._state] = state
+        if torch.is_grad_enabled():
+            return (total / count).to(x.dtype)
+        return torch.div(total, count, out=torch.empty_like(x))
 
     @torch.jit.export
-    def reorder_incremental_state(
-        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
-    ) -> Dict[str, Dict[str, Optional[Tensor]]]:
-        """Take over the sums of the hypotheses *new_order* (B), as fairseq's beam search asks for."""
-        if self._state in incremental_state:
-            reordered: Dict[str, Optional[Tensor]] = {}
-            for name, saved in incremental_state[self._state].items():
-                reordered[name] = saved.index_select(0, new_order) if saved is not None else None
-            incremental_state[self._state] = reordered
-        return incremental_state
+    def follow(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], order: Order) -> None:
+        """Take over the sums of the hypotheses of *order*."""
+        hypotheses = order.hypotheses
+        if self._state in incremental_state and hypotheses is not None:
+            total = incremental_state[self._state]["total"]
+            assert total is not None
+            incremental_state[self._state]["total"] = total.index_select(1, hypotheses)
 
 
 class AverageAttention(nn.Module):
@@ -110,7 +122,7 @@ class AverageAttention(nn.Module):
         attn_mask: Optional[Tensor] = None,
         incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
         need_weights: bool = False,
-        beam_mask: Optional[Tensor] = None,
+        step: Optional[Step] = None,
         causal: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Average; the contract is that of self-attention in :class:`MultiheadAttention`.
@@ -122,19 +134,19 @@ class AverageAttention(nn.Module):
             attn_mask: any is the causal one
             incremental_state: see :class:`RunningMean`
             need_weights: not used, there are none
-            beam_mask: not used: each hypothesis keeps a sum of its own
+            step: see :class:`RunningMean`
             causal: no position sees later ones
 
         Returns:
             T x B x C, and None
         """
         causal = causal or attn_mask is not None or incremental_state is not None
-        mean = self.mean(query, key_padding_mask, causal, incremental_state)
+        mean = self.mean(query, key_padding_mask, causal, incremental_state, step)
         if self.fc1 is not None and self.fc2 is not None:
             kept = self.training or self.retain_dropout
             mean = self.fc2(F.dropout(torch.relu(self.fc1(mean)), self.dropout, kept))
         input_gate, forget_gate = torch.sigmoid(self.gate(torch.cat([query, mean], dim=-1))).chunk(2, dim=-1)
-        return input_gate * query + forget_gate * mean, None
+        return torch.addcmul(input_gate * query, forget_gate, mean), None
 
     def make_generation_fast_(
         self, name: str, retain_dropout: bool = False, retain_dropout_modules: Optional[List[str]] = None, **kwargs

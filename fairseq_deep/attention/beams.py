@@ -1,11 +1,11 @@
 """What the hypotheses of a sentence share in beam search.
 
 Beam search asks for one source a hypothesis; all hypotheses of a sentence have the same. So sources, and the keys and
-values made of them, are kept once a sentence. A hypothesis has the number sentence * beam + rank, and what beam search
-asks for is an order of such numbers.
+values made of them, are kept once a sentence.
 
 Keys and values of the target are kept together, too, for all hypotheses of a sentence, and stay where they were made:
-position t of the hypothesis that had rank s is in slot s of t. What a new order changes is a small table of slots.
+position t of the hypothesis that had rank s is in slot s of t. What a new order changes is a mask: the slots that a
+hypothesis sees are those that the one which it goes on saw.
 """
 
 import uuid
@@ -14,69 +14,40 @@ from typing import Dict, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
+from .cache import append, select
+from .order import Order, read_order
+
 LARGEST_BEAM = 32  # above, so many multiplications take longer than copies of the keys
 
 
-def hypotheses_per_sentence(new_order: Tensor, sentences: int) -> int:
-    """The beam k if *new_order* (B) is 0 k times, 1 k times, ...: k hypotheses of each sentence; else 1."""
-    beam = new_order.numel() // max(sentences, 1)
-    if beam > 1 and beam * sentences == new_order.numel():
-        numbers = torch.arange(new_order.numel(), device=new_order.device)
-        if torch.equal(new_order, torch.div(numbers, beam, rounding_mode="floor").to(new_order)):
-            return beam
-    return 1
-
-
-class Order(NamedTuple):
-    """What a new order of hypotheses does to what is kept of them; decided once, for all caches.
+class Step(NamedTuple):
+    """What all attentions of a decoding step share; B hypotheses, each with one new position.
 
     Attributes:
-        hypotheses: the hypotheses that are taken over (B)
-        sources: the sources that are kept: one a sentence, or where sentences are torn apart, one a hypothesis
-        same_hypotheses, same_sources: these are all that there were, in order
-        slots: where keys of the target are kept together: the slots (sentences x beam x T) before the new order
-        torn: hypotheses of a sentence do not stay together
+        mask: sentences x 1 x beam x (T * beam), in the type of the queries: 0 where a hypothesis sees a key, -inf where
+            not; it hides padding, too. Where each hypothesis has keys of its own, each counts as a sentence.
+        words: 1 x B x 1, true where a hypothesis has a word at the new position
+        count: 1 x B x 1, in fp32 at least: the number of words that it has by now, and at least 1
     """
 
-    hypotheses: Tensor
-    sources: Tensor
-    same_hypotheses: bool
-    same_sources: bool
-    slots: Optional[Tensor]
-    torn: bool
-
-
-def read_order(new_order: Tensor, sentences: int, beam: int, slots: Optional[Tensor] = None) -> Order:
-    """What *new_order* (B) does where each of so many *sentences* has *beam* hypotheses.
-
-    The device is asked once.
-    """
-    owners = torch.div(new_order, beam, rounding_mode="floor")
-    numbers = torch.arange(new_order.numel(), dtype=new_order.dtype, device=new_order.device)
-    in_order = new_order.eq(numbers).all().long()
-    if new_order.numel() % beam != 0:
-        return Order(new_order, owners, False, False, slots, True)
-    groups = owners.view(-1, beam)
-    kept = groups[:, 0]
-    whole, kept_in_order = groups.eq(groups[:, :1]).all().long(), kept.eq(numbers[: kept.numel()]).all().long()
-    facts = int(whole + 2 * in_order + 4 * kept_in_order)
-    same_hypotheses = facts & 2 > 0 and new_order.numel() == sentences * beam
-    if facts & 1 == 0:
-        return Order(new_order, owners, same_hypotheses, False, slots, True)
-    return Order(new_order, kept, same_hypotheses, facts & 4 > 0 and kept.numel() == sentences, slots, False)
+    mask: Optional[Tensor]
+    words: Tensor
+    count: Optional[Tensor]
 
 
 class Ancestry(nn.Module):
     """Which hypotheses belong to a sentence, and in which slots their keys are, so that no order copies them.
 
     Args:
-        shares: there is self-attention, whose keys and values can be kept together
+        attends: there is self-attention, which needs a mask
+        averages: there are means, which need counts
     """
 
-    def __init__(self, shares: bool = True):
+    def __init__(self, attends: bool = True, averages: bool = False):
         super().__init__()
-        self._state = f"{uuid.uuid4()}.slots"
-        self.shares = shares
+        self._state = f"{uuid.uuid4()}.ancestry"
+        self.attends = attends
+        self.averages = averages
         self.largest_beam = LARGEST_BEAM
 
     def forward(
@@ -84,46 +55,59 @@ class Ancestry(nn.Module):
         incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
         sentences: int,
         query: Tensor,
-        padding: Optional[Tensor],
-    ) -> Optional[Tensor]:
+        words: Tensor,
+    ) -> Step:
         """Go one position on.
 
         Args:
-            incremental_state: where the slots are kept
+            incremental_state: where this is kept
             sentences: at the first step, number of sources, of which each has as many hypotheses, its beam
             query: 1 x B x C of the hypotheses
-            padding: B x 1, true where the hypothesis has no word at this position
-
-        Returns:
-            sentences x 1 x beam x (T * beam), in the type of *query*: 0 where a hypothesis sees a key, -inf where not;
-            None if each hypothesis has keys of its own, as with beams above ``LARGEST_BEAM``
+            words: B x 1, true where the hypothesis has a word at this position, false where it has padding
         """
         if self._state not in incremental_state:
             incremental_state[self._state] = self._first(sentences, query)
         saved = incremental_state[self._state]
-        slots = saved["slots"]
-        if slots is None:
-            return None
-        sentences, beam = slots.size(0), slots.size(1)
-        ranks = torch.arange(beam, device=query.device)
-        own = ranks.expand(sentences, beam).unsqueeze(2)
-        if padding is not None:
-            own = own.masked_fill(padding.view(sentences, beam, 1), -1)
-        slots = torch.cat([slots, own], dim=2)
-        saved["slots"] = slots
-        mask = torch.zeros(sentences, beam, slots.size(2), beam, dtype=query.dtype, device=query.device)
-        return mask.masked_fill(slots.unsqueeze(3) != ranks, float("-inf")).view(sentences, 1, beam, -1)
+        mask, own, count = saved["mask"], saved["own"], saved["count"]
+        assert mask is not None and own is not None
+        seen: Optional[Tensor] = None
+        if self.attends:
+            groups, beam = mask.size(0), mask.size(1)
+            slots = own.size(2)
+            new = torch.where(words.view(groups, beam, 1), own[0], own[1]).unsqueeze(2)
+            mask, saved["buffer"] = append(mask, saved["buffer"], new)
+            saved["mask"] = mask
+            seen = mask.view(groups * beam // slots, 1, slots, mask.size(2) * slots)
+        words = words.t().unsqueeze(2)
+        if count is not None:
+            count = count + words
+            saved["count"] = count
+            count = count.clamp(min=1.0)
+        return Step(seen, words, count)
 
     def _first(self, sentences: int, query: Tensor) -> Dict[str, Optional[Tensor]]:
-        """The state before the first position: the hypotheses of each sentence, and slots if they share keys."""
+        """The state before the first position.
+
+        mask: sentences x beam x T x slots, what :class:`Step` has, with one slot where each hypothesis has its own keys
+        own: 2 x slots x slots, the part of it that is new at each step: each hypothesis sees the key that it makes; or,
+            where that is of padding, none
+        """
         rows = query.size(1)
         if sentences < 1 or rows % sentences != 0:
             sentences = rows
         beam = max(rows // max(sentences, 1), 1)
-        shared = self.shares and 1 < beam <= self.largest_beam
-        slots = torch.empty(sentences, beam, 0, dtype=torch.long, device=query.device) if shared else None
-        hypotheses = torch.arange(rows, device=query.device).view(sentences, beam)
-        state: Dict[str, Optional[Tensor]] = {"slots": slots, "hypotheses": hypotheses}
+        slots = beam if self.attends and beam <= self.largest_beam else 1
+        own = torch.full((2, slots, slots), float("-inf"), dtype=query.dtype, device=query.device)
+        own[0].fill_diagonal_(0.0)
+        state: Dict[str, Optional[Tensor]] = {
+            "mask": query.new_empty(sentences, beam, 0, slots),
+            "buffer": None,
+            "own": own,
+            "count": None,
+        }
+        if self.averages:
+            wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+            state["count"] = torch.zeros(1, rows, 1, dtype=wide, device=query.device)
         return state
 
     @torch.jit.export
@@ -132,14 +116,25 @@ class Ancestry(nn.Module):
         if self._state not in incremental_state:
             return None
         saved = incremental_state[self._state]
-        hypotheses, slots = saved["hypotheses"], saved["slots"]
-        assert hypotheses is not None
-        beam = hypotheses.size(1)
-        order = read_order(new_order, hypotheses.size(0), beam, slots)
-        numbers = torch.arange(new_order.numel(), device=new_order.device)
-        saved["hypotheses"] = numbers.view(-1, 1 if order.torn else beam)
-        if slots is not None:
-            length = slots.size(2)
-            taken = slots.view(-1, length).index_select(0, new_order).view(-1, beam, length) if not order.torn else None
-            saved["slots"] = taken
+        mask, buffer, own, count = saved["mask"], saved["buffer"], saved["own"], saved["count"]
+        assert mask is not None and own is not None
+        beam, slots, rows = mask.size(1), own.size(2), new_order.numel()
+        order = read_order(new_order, mask.size(0), beam, mask if slots > 1 else None)
+        if order.hypotheses is None:
+            return order
+        if order.torn:
+            beam = 1
+            if slots > 1:  # from now on, each hypothesis has keys of its own
+                mask, buffer = mask.amax(dim=3, keepdim=True), None
+                saved["own"] = own[:, :1, :1]
+        groups, length = rows // beam, mask.size(2)
+        if length == 0:
+            saved["mask"] = mask.new_empty(groups, beam, 0, mask.size(3))
+        else:
+            flat = buffer.flatten(0, 1) if buffer is not None else None
+            mask, flat = select(mask.flatten(0, 1), flat, 0, new_order)
+            saved["mask"] = mask.view(groups, beam, length, mask.size(2))
+            saved["buffer"] = flat.view(groups, beam, flat.size(1), flat.size(2)) if flat is not None else None
+        if count is not None:
+            saved["count"] = count.index_select(1, new_order)
         return order

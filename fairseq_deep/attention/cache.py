@@ -2,7 +2,8 @@
 
 Those of the target grow by one position a step. They do so in place, in a buffer with room to grow, of which a cache is
 the first positions; while gradients are recorded, tensors are made anew. What a new order of hypotheses does to them is
-decided once for all (:class:`~fairseq_deep.attention.beams.Order`).
+decided once for all (:class:`~fairseq_deep.attention.order.Order`). Those of a hypothesis that is out may be NaN, which
+no mask hides from the others of its sentence: they are kept as 0.
 """
 
 import uuid
@@ -11,46 +12,60 @@ from typing import Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from .beams import Order
+from .order import Order
 
 
-def append(cache: Optional[Tensor], buffer: Optional[Tensor], new: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
-    """*cache* (2 x B x H x T x D) followed by *new* (N positions), and the buffer that holds it."""
+def append(
+    cache: Optional[Tensor], buffer: Optional[Tensor], new: Tensor, finite: bool = False
+) -> Tuple[Tensor, Optional[Tensor]]:
+    """*cache* (... x T x D) followed by *new* (N positions), and the buffer that holds it.
+
+    With *finite*, NaN and infinities of *new* become 0.
+    """
     if torch.is_grad_enabled():
-        return new if cache is None else torch.cat([cache, new], dim=3), None
-    past = 0 if cache is None else cache.size(3)
-    length = past + new.size(3)
-    if buffer is None or buffer.size(3) < length:
-        buffer = new.new_empty(new.size(0), new.size(1), new.size(2), max(2 * length, 64), new.size(4))
+        if finite:
+            new = torch.nan_to_num(new, 0.0, 0.0, 0.0)
+        return new if cache is None else torch.cat([cache, new], dim=-2), None
+    past = 0 if cache is None else cache.size(-2)
+    length = past + new.size(-2)
+    if buffer is None or buffer.size(-2) < length:
+        shape = list(new.shape)
+        shape[-2] = max(2 * length // 64 * 64, 64)  # fused attention wants rows of a mask to begin at even addresses
+        buffer = new.new_empty(shape)
         if cache is not None:
-            buffer[:, :, :, :past].copy_(cache)
-    buffer[:, :, :, past:length].copy_(new)
-    return buffer[:, :, :, :length], buffer
+            buffer.narrow(-2, 0, past).copy_(cache)
+    place = buffer.narrow(-2, past, length - past)
+    if finite:
+        torch.nan_to_num(new, 0.0, 0.0, 0.0, out=place)
+    else:
+        place.copy_(new)
+    return buffer.narrow(-2, 0, length), buffer
 
 
-def select(cache: Tensor, buffer: Optional[Tensor], order: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
-    """The entries *order* of *cache* (2 x B x H x T x D), and a buffer that holds them."""
+def select(cache: Tensor, buffer: Optional[Tensor], dim: int, order: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
+    """The entries *order* in dimension *dim* of *cache* (... x T x D), and a buffer that holds them."""
     if torch.is_grad_enabled() or buffer is None:
-        return cache.index_select(1, order), None
-    buffer = buffer.new_empty(buffer.size(0), order.numel(), buffer.size(2), buffer.size(3), buffer.size(4))
-    selected = buffer[:, :, :, : cache.size(3)]
-    torch.index_select(cache, 1, order, out=selected)
+        return cache.index_select(dim, order), None
+    shape = list(buffer.shape)
+    shape[dim] = order.numel()
+    buffer = buffer.new_empty(shape)
+    selected = buffer.narrow(-2, 0, cache.size(-2))
+    torch.index_select(cache, dim, order, out=selected)
     return selected, buffer
 
 
-def of_each_hypothesis(cache: Tensor, slots: Tensor) -> Tuple[Tensor, Tensor]:
-    """A cache of each hypothesis (2 x B x H x T x D) and its padding (B x T) from that of all hypotheses of a sentence.
+def of_each_hypothesis(cache: Tensor, mask: Tensor) -> Tensor:
+    """A cache of each hypothesis (2 x B x H x T x D) from that of all hypotheses of a sentence.
 
     Args:
         cache: 2 x sentences x H x (T * beam) x D
-        slots: sentences x beam x T: where a hypothesis has its key of a position, -1 where that is padding
+        mask: sentences x beam x T x beam, 0 where a hypothesis has its key of a position
     """
-    sentences, beam, length = slots.size(0), slots.size(1), slots.size(2)
-    index = torch.arange(length, device=slots.device) * beam + slots.clamp(min=0)
+    sentences, beam, length = mask.size(0), mask.size(1), mask.size(2)
+    index = mask.argmax(dim=3) + torch.arange(length, device=mask.device) * beam
     index = index.view(1, sentences, 1, -1, 1)
     own = cache.gather(3, index.expand(2, -1, cache.size(2), -1, cache.size(4)))
-    own = own.view(2, sentences, cache.size(2), beam, -1, cache.size(4)).transpose(2, 3).flatten(1, 2)
-    return own, slots.flatten(0, 1) < 0
+    return own.view(2, sentences, cache.size(2), beam, -1, cache.size(4)).transpose(2, 3).flatten(1, 2)
 
 
 class TargetCache(nn.Module):
@@ -60,48 +75,26 @@ class TargetCache(nn.Module):
         super().__init__()
         self._state = f"{uuid.uuid4()}.target"
 
-    def forward(
-        self,
-        incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
-        new: Tensor,
-        padding: Optional[Tensor],
-        shared: bool,
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+    def forward(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new: Tensor) -> Tensor:
         """Append *new*.
 
         Args:
             incremental_state: where they are kept
-            new: keys and values, 2 x B x H x N x D; *shared*: B are the sentences and N the hypotheses of one
-            padding: B x N, true where *new* is padding; None if nothing is, or *shared*, where a mask hides it
-            shared: those of all hypotheses of a sentence are kept together, as :class:`Ancestry` has it for this step
+            new: keys and values (2 x B x H x N x D) of N positions, or at one position, of the N hypotheses of a
+                sentence
 
         Returns:
-            all of them, 2 x B x H x T x D, and their padding, B x T or None
+            all of them, 2 x B x H x T x D
         """
         cache: Optional[Tensor] = None
         buffer: Optional[Tensor] = None
         if self._state in incremental_state:
             saved = incremental_state[self._state]
             cache, buffer = saved["cache"], saved["buffer"]
-            padding = self._all_padding(cache, saved["padding"], new, padding)
-        if shared:  # those of a hypothesis that is out may be NaN, which no mask hides from the others
-            new = torch.nan_to_num(new, 0.0, 0.0, 0.0)
-        cache, buffer = append(cache, buffer, new)
-        state: Dict[str, Optional[Tensor]] = {"cache": cache, "buffer": buffer, "padding": padding}
+        cache, buffer = append(cache, buffer, new, finite=True)
+        state: Dict[str, Optional[Tensor]] = {"cache": cache, "buffer": buffer}
         incremental_state[self._state] = state
-        return cache, padding
-
-    def _all_padding(
-        self, past: Optional[Tensor], past_padding: Optional[Tensor], new: Tensor, padding: Optional[Tensor]
-    ) -> Optional[Tensor]:
-        """Padding (B x T) of the positions *past* and *new* (2 x B x H x T x D); None if nothing is."""
-        if past is None or (past_padding is None and padding is None):
-            return padding
-        if past_padding is None:
-            past_padding = torch.zeros(past.size(1), past.size(3), dtype=torch.bool, device=new.device)
-        if padding is None:
-            padding = torch.zeros(new.size(1), new.size(3), dtype=torch.bool, device=new.device)
-        return torch.cat([past_padding, padding], dim=1)
+        return cache
 
     @torch.jit.export
     def follow(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], order: Order) -> None:
@@ -109,18 +102,16 @@ class TargetCache(nn.Module):
         if self._state not in incremental_state:
             return
         saved = incremental_state[self._state]
-        cache, buffer, padding = saved["cache"], saved["buffer"], saved["padding"]
+        cache, buffer = saved["cache"], saved["buffer"]
         assert cache is not None
-        slots, rows, same = order.slots, order.hypotheses, order.same_hypotheses
-        if slots is not None and order.torn:  # from now on, each hypothesis has its own
-            cache, padding = of_each_hypothesis(cache, slots)
-            buffer = None
-        elif slots is not None:
-            rows, same = order.sources, order.same_sources
-        if not same:
-            cache, buffer = select(cache, buffer, rows)
-            padding = padding.index_select(0, rows) if padding is not None else None
-        state: Dict[str, Optional[Tensor]] = {"cache": cache, "buffer": buffer, "padding": padding}
+        mask, rows = order.mask, order.hypotheses
+        if mask is not None and order.torn:  # from now on, each hypothesis has its own
+            cache, buffer = of_each_hypothesis(cache, mask), None
+        elif mask is not None:
+            rows = order.sources
+        if rows is not None:
+            cache, buffer = select(cache, buffer, 1, rows)
+        state: Dict[str, Optional[Tensor]] = {"cache": cache, "buffer": buffer}
         incremental_state[self._state] = state
 
 
@@ -156,9 +147,9 @@ class SourceCache(nn.Module):
     @torch.jit.export
     def follow(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], order: Order) -> None:
         """Take over the sources of *order*."""
-        saved = self.forward(incremental_state)
-        if saved is not None and not order.same_sources:
+        saved, sources = self.forward(incremental_state), order.sources
+        if saved is not None and sources is not None:
             key, value, bias = saved
-            bias = bias.index_select(0, order.sources) if bias is not None else None
-            key, value = key.index_select(0, order.sources), value.index_select(0, order.sources)
+            bias = bias.index_select(0, sources) if bias is not None else None
+            key, value = key.index_select(0, sources), value.index_select(0, sources)
             self.keep(incremental_state, key, value, bias)

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..stack import Stack
+from .beams import Step
 from .cache import SourceCache, TargetCache
 from .masks import future_mask, padding_bias
 from .relative import all_distances, relative_scores, relative_values
@@ -47,6 +48,11 @@ if hasattr(F, "scaled_dot_product_attention"):  # torch 2.0
 
 else:
     _attend = _attend_plainly
+
+
+def _fuses_steps(q: Tensor) -> bool:
+    """Whether the fused form is the faster one for the few queries of a decoding step; on a CPU, plain products are."""
+    return q.is_cuda
 
 
 @torch.no_grad()
@@ -154,7 +160,7 @@ class MultiheadAttention(nn.Module):
         incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
         need_weights: bool = False,
         added: Optional[Tensor] = None,
-        beam_mask: Optional[Tensor] = None,
+        step: Optional[Step] = None,
         causal: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Attend.
@@ -168,8 +174,8 @@ class MultiheadAttention(nn.Module):
                 memory are computed at the first step.
             need_weights: also return the attention weights
             added: T x B x C, added to what the heads give before the output projection
-            beam_mask: (self-attention, in a step of incremental decoding) what :class:`Ancestry` gives, which hides
-                padding, too: then keys and values are kept for all hypotheses of a sentence together
+            step: (self-attention, in a step of incremental decoding) what :class:`Ancestry` gives. Its mask stands for
+                *key_padding_mask* and *attn_mask*.
             causal: (self-attention) no position sees later ones; without an *attn_mask* that says so
 
         Returns:
@@ -177,9 +183,10 @@ class MultiheadAttention(nn.Module):
         """
         beam = 1
         if memory is None:
-            beam = 1 if beam_mask is None else beam_mask.size(2)
-            q, key, value, padding = self._own(query, key_padding_mask, incremental_state, beam_mask)
-            bias = self._padding_bias(padding, q) if beam_mask is None else beam_mask.to(q.dtype)
+            mask = None if step is None else step.mask
+            beam = 1 if mask is None else mask.size(2)
+            q, key, value = self._own(query, incremental_state, mask)
+            bias = self._padding_bias(key_padding_mask, q) if mask is None else mask.to(q.dtype)
         else:
             q = self.q_proj(query)
             key, value, bias = self._of_memory(q, memory, key_padding_mask, incremental_state)
@@ -216,8 +223,7 @@ class MultiheadAttention(nn.Module):
         """Outputs of the heads (B x H x T x D), and their weights (B x H x T x S) if they are needed."""
         dropout = self.dropout if self.training or self.retain_dropout else 0.0
         of_values = self.relative_values
-        # for the few queries of a decoding step, plain products are faster on a CPU
-        if not need_weights and of_values is None and (not decoding or q.is_cuda):
+        if not need_weights and of_values is None and (not decoding or _fuses_steps(q)):
             return _attend(q, key, value, bias, dropout, causal), None
         weights = _weights(q, key, bias)
         dropped = F.dropout(weights.to(q.dtype), dropout)
@@ -246,17 +252,14 @@ class MultiheadAttention(nn.Module):
     def _own(
         self,
         query: Tensor,
-        padding: Optional[Tensor],
         incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]],
-        beam_mask: Optional[Tensor],
-    ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
-        """Queries, and keys and values (B x H x S x D) of all positions so far, with their padding (B x S).
+        mask: Optional[Tensor],
+    ) -> Tuple[Tensor, Tensor, Tensor]:
+        """Queries, and keys and values (B x H x S x D) of all positions so far.
 
-        With *beam_mask*, B are the sentences, and the queries and a position's keys those of all hypotheses.
+        With the *mask* of a step, B are the sentences, and the queries and a position's keys those of all hypotheses.
         """
-        length, batch = query.size(0), query.size(1)
-        if beam_mask is not None:
-            batch, padding = beam_mask.size(0), None
+        length, batch = query.size(0), query.size(1) if mask is None else mask.size(0)
         if self.qkv_proj is not None and not torch.is_grad_enabled():
             qkv = self.qkv_proj(query).view(length, batch, -1, 3, self.num_heads, self.head_dim)
             qkv = qkv.permute(3, 1, 4, 2, 0, 5).flatten(3, 4)
@@ -265,11 +268,11 @@ class MultiheadAttention(nn.Module):
             q = self._split_heads(self.q_proj(query), batch)
             k, v = self._split_heads(self.k_proj(query), batch), self._split_heads(self.v_proj(query), batch)
             if incremental_state is None:
-                return q, k, v, padding
+                return q, k, v
             kv = torch.stack([k, v])
         if incremental_state is not None and self.own_cache is not None:
-            kv, padding = self.own_cache(incremental_state, kv, padding, beam_mask is not None)
-        return q, kv[0], kv[1], padding
+            kv = self.own_cache(incremental_state, kv)
+        return q, kv[0], kv[1]
 
     def _of_memory(
         self,

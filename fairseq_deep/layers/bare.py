@@ -16,7 +16,7 @@ from typing import Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from ..attention import self_attention
+from ..attention import Step, self_attention
 from ..stack import Stack
 from .base_layer import FeedForward, build_dropout, build_norm, noisy
 from .parallel_attention import ParallelAttention
@@ -77,7 +77,7 @@ class AttentionDecoderLayer(nn.Module):
         self_attn_padding_mask: Optional[Tensor] = None,
         need_attn: bool = False,
         need_head_weights: bool = False,
-        beam_mask: Optional[Tensor] = None,
+        step: Optional[Step] = None,
         causal: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
         """Run the layer; the contract is that of fairseq's ``TransformerDecoderLayerBase``.
@@ -95,7 +95,7 @@ class AttentionDecoderLayer(nn.Module):
                 key_padding_mask=self_attn_padding_mask,
                 attn_mask=self_attn_mask,
                 incremental_state=incremental_state,
-                beam_mask=beam_mask,
+                step=step,
                 causal=causal,
             )
             y = self.dropout_module(y).to(x.dtype)  # autocast leaves them different
@@ -138,7 +138,7 @@ class ParallelAttentionDecoderLayer(ParallelAttention):
         self_attn_padding_mask: Optional[Tensor] = None,
         need_attn: bool = False,
         need_head_weights: bool = False,
-        beam_mask: Optional[Tensor] = None,
+        step: Optional[Step] = None,
         causal: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
         """Run the layer; see :meth:`AttentionDecoderLayer.forward`."""
@@ -150,7 +150,7 @@ class ParallelAttentionDecoderLayer(ParallelAttention):
             self_attn_mask,
             self_attn_padding_mask,
             need_attn or need_head_weights,
-            beam_mask,
+            step,
             causal,
         )
         return self.dropout_module(x), attn, None
@@ -196,7 +196,7 @@ class DecoderFeedForward(FeedForward):
         self_attn_padding_mask: Optional[Tensor] = None,
         need_attn: bool = False,
         need_head_weights: bool = False,
-        beam_mask: Optional[Tensor] = None,
+        step: Optional[Step] = None,
         causal: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
         """FFN of *x* (T x B x C); all else is of the other sub-layers. See :meth:`AttentionDecoderLayer.forward`."""

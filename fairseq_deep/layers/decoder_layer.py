@@ -4,6 +4,7 @@ from typing import Dict, Optional, Tuple
 
 from torch import Tensor
 
+from ..attention import Step
 from ..residuals import ResidualConnection
 from ..stack import Stack
 from .base_layer import BaseLayer, build_norm, has_norms
@@ -40,7 +41,7 @@ class DecoderLayer(BaseLayer):
         self_attn_padding_mask: Optional[Tensor] = None,
         need_attn: bool = False,
         need_head_weights: bool = False,
-        beam_mask: Optional[Tensor] = None,
+        step: Optional[Step] = None,
         causal: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
         """Run the layer; the contract is that of fairseq's ``TransformerDecoderLayerBase``.
@@ -53,7 +54,7 @@ class DecoderLayer(BaseLayer):
             self_attn_mask: T x T, added to the scores
             self_attn_padding_mask: B x T, as that of the source
             need_attn, need_head_weights: return the weights of the attention to the source
-            beam_mask: in a decoding step, which keys hypotheses see, where they keep them together (:class:`Ancestry`)
+            step: what the attentions of a step of incremental decoding share (:class:`Ancestry`)
             causal: no position sees later ones; without a *self_attn_mask* that says so
 
         Returns:
@@ -67,7 +68,7 @@ class DecoderLayer(BaseLayer):
             key_padding_mask=self_attn_padding_mask,
             attn_mask=self_attn_mask,
             incremental_state=incremental_state,
-            beam_mask=beam_mask,
+            step=step,
             causal=causal,
         )
         x = self.residual(bottom, self.dropout_module(x), 0, bottom)
@@ -115,7 +116,7 @@ class ParallelDecoderLayer(ParallelAttention, BaseLayer):
         self_attn_padding_mask: Optional[Tensor] = None,
         need_attn: bool = False,
         need_head_weights: bool = False,
-        beam_mask: Optional[Tensor] = None,
+        step: Optional[Step] = None,
         causal: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
         """Run the layer; see :meth:`DecoderLayer.forward`."""
@@ -130,7 +131,7 @@ class ParallelDecoderLayer(ParallelAttention, BaseLayer):
             self_attn_mask,
             self_attn_padding_mask,
             need_attn or need_head_weights,
-            beam_mask,
+            step,
             causal,
         )
         x = self.residual(bottom, self.dropout_module(x), 0, bottom)

@@ -16,7 +16,7 @@ from typing import Dict, Optional, Tuple
 
 from torch import Tensor, nn
 
-from ..attention import RunningMean
+from ..attention import RunningMean, Step
 
 
 class ParallelAttention(nn.Module):
@@ -43,7 +43,7 @@ class ParallelAttention(nn.Module):
         self_attn_mask: Optional[Tensor],
         self_attn_padding_mask: Optional[Tensor],
         need_weights: bool,
-        beam_mask: Optional[Tensor] = None,
+        step: Optional[Step] = None,
         causal: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Sum of both attentions of *x* (T x B x C), and the weights of that to the source or None."""
@@ -52,7 +52,7 @@ class ParallelAttention(nn.Module):
         if self.mean is not None:
             averages_before = causal or self_attn_mask is not None or incremental_state is not None
             values = self.encoder_attn.v_proj(x)
-            added = self.mean(values, self_attn_padding_mask, averages_before, incremental_state)
+            added = self.mean(values, self_attn_padding_mask, averages_before, incremental_state, step)
         y, attn = self.encoder_attn(
             x,
             encoder_out,
@@ -67,7 +67,7 @@ class ParallelAttention(nn.Module):
                 key_padding_mask=self_attn_padding_mask,
                 attn_mask=self_attn_mask,
                 incremental_state=incremental_state,
-                beam_mask=beam_mask,
+                step=step,
                 causal=causal,
             )
             y = y + own.to(y.dtype)

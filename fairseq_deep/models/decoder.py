@@ -7,7 +7,7 @@ from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
-from ..attention import Ancestry, MultiheadAttention
+from ..attention import Ancestry, MultiheadAttention, RunningMean, Step
 from ..attention.masks import can_ask, check_later, future_mask, padding_bias, product_type
 from ..layers import wrap_layer
 from .checkpoints import keep_final_norm
@@ -51,9 +51,12 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         self.pads_right = getattr(cfg, "left_pad_target", None) is False
         self.aligns = bool(getattr(cfg, "load_alignments", False))
         self.need_attn = True
-        shares = any(isinstance(part, MultiheadAttention) and not part.of_memory for part in self.layers.modules())
-        self.ancestry = Ancestry(shares)
-        self.relative = shares and self.stack.relative_positions is not None
+        parts = list(self.layers.modules())
+        self.ancestry = Ancestry(
+            attends=any(isinstance(part, MultiheadAttention) and not part.of_memory for part in parts),
+            averages=any(isinstance(part, RunningMean) for part in parts),
+        )
+        self.relative = self.ancestry.attends and self.stack.relative_positions is not None
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         if self.stock:
@@ -104,7 +107,7 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         elif self.cross_self_attention or bool(tokens.eq(self.padding_idx).any()):
             padding = tokens.eq(self.padding_idx)
         decoding = not causal and not full_context_alignment
-        if decoding or not (self.stock or self.ancestry.shares):
+        if decoding or not (self.stock or self.ancestry.attends):
             return padding, None  # an average counts words
         future: Optional[Tensor] = None
         if causal and (self.stock or padding is not None or self.relative):
@@ -176,15 +179,18 @@ class DeepTransformerDecoder(TransformerDecoderBase):
                 positions = positions[:, -1:]
         x = self.embed(prev_output_tokens, positions)
         causal = incremental_state is None and not full_context_alignment
-        full = incremental_state is None and full_context_alignment
-        like = x.new_empty(0, dtype=product_type(x)) if (causal or full) and not self.stock else x
-        padding, mask = self.masks(prev_output_tokens, like, causal, full)
-        if incremental_state is None and enc is not None and enc_padding is not None and not self.stock:
-            enc_padding = padding_bias(enc_padding, like.dtype)
-        beam_mask: Optional[Tensor] = None
-        if incremental_state is not None:
+        padding: Optional[Tensor] = None
+        mask: Optional[Tensor] = None
+        step: Optional[Step] = None
+        if incremental_state is not None and not self.stock:
             sources = enc.size(1) if enc is not None else x.size(1)
-            beam_mask = self.ancestry(incremental_state, sources, x, padding)
+            step = self.ancestry(incremental_state, sources, x, prev_output_tokens.ne(self.padding_idx))
+        else:
+            full = incremental_state is None and full_context_alignment
+            like = x if self.stock else x.new_empty(0, dtype=product_type(x))
+            padding, mask = self.masks(prev_output_tokens, like, causal, full)
+            if enc_padding is not None and not self.stock:
+                enc_padding = padding_bias(enc_padding, like.dtype)
 
         attn: Optional[Tensor] = None
         states: List[Optional[Tensor]] = [x]
@@ -213,7 +219,7 @@ class DeepTransformerDecoder(TransformerDecoderBase):
                     self_attn_padding_mask=padding,
                     need_attn=wants_attn,
                     need_head_weights=wants_attn,
-                    beam_mask=beam_mask,
+                    step=step,
                     causal=causal and mask is None,
                 )
             history = self.history.write(history, index, x)
@@ -240,10 +246,10 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         """Take over the hypotheses *new_order* (B); what that does to the caches is decided once for all of them."""
         order = self.ancestry.reorder(incremental_state, new_order)
         for module in self.modules():
-            if hasattr(module, "reorder_incremental_state"):
-                module.reorder_incremental_state(incremental_state, new_order)
-            elif hasattr(module, "follow") and order is not None:
+            if hasattr(module, "follow") and order is not None:
                 module.follow(incremental_state, order)
+            elif hasattr(module, "reorder_incremental_state"):  # fairseq's own attention
+                module.reorder_incremental_state(incremental_state, new_order)
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
         keep_final_norm(state_dict, name)

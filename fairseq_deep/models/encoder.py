@@ -6,8 +6,8 @@ import torch
 from fairseq.models.transformer import TransformerEncoderBase
 from torch import Tensor, nn
 
-from ..attention.beams import hypotheses_per_sentence, read_order
 from ..attention.masks import can_ask, padding_bias, product_type
+from ..attention.order import hypotheses_per_sentence, read_order
 from ..layers import wrap_layer
 from .checkpoints import keep_final_norm
 from .layer_building import build_layer
@@ -149,9 +149,10 @@ class DeepTransformerEncoder(TransformerEncoderBase):
             return self._grouped(encoder_out, beam)
         beam = encoder_out["hypotheses"][0].size(1)
         order = read_order(new_order, count, beam)
-        kept = encoder_out
-        if order.torn or not order.same_sources:
-            kept = self._select(encoder_out, order.sources)
+        sources = order.sources
+        if sources is None:
+            return encoder_out
+        kept = self._select(encoder_out, sources)
         return kept if order.torn else self._grouped(kept, beam)
 
     def _select(self, encoder_out: Dict[str, List[Tensor]], order: Tensor) -> Dict[str, List[Tensor]]:

@@ -25,19 +25,15 @@ def test_a_hypothesis_sees_its_ancestors_and_no_padding(torn, twice):
     ancestors = [[] for _ in range(9)]
     for step, order in enumerate([*SCRAMBLED[:2], [0, 4, 2, 1], [1, 1, 3]] if torn else SCRAMBLED):
         count, padded = len(ancestors), {0, step} if step in (1, 2) else set()
-        padding = torch.tensor([[row in padded] for row in range(count)]) if padded else None
+        words = torch.tensor([[row not in padded] for row in range(count)])
         keys = torch.stack([torch.full((count,), step), torch.arange(count)], dim=1).double()
-        beams = ancestry(state, 3, torch.zeros(1, count, C, **DOUBLE), padding)
-        assert (beams is None) is (torn and step > 2)
-        rows = count if beams is None else count // 3
-        new = keys.view(1, rows, 1, -1, 2).expand(2, -1, -1, -1, -1)
-        held, hidden = cache(state, new, padding if beams is None else None, beams is not None)
+        mask = ancestry(state, 3, torch.zeros(1, count, C, **DOUBLE), words).mask
+        beam = 1 if torn and step > 2 else 3
+        assert mask.shape == (count // beam, 1, beam, beam * (step + 1))
+        held = cache(state, keys.view(1, -1, 1, beam, 2).expand(2, -1, -1, -1, -1))
         ancestors = [[*own, None if row in padded else (step, row)] for row, own in enumerate(ancestors)]
         for row, own in enumerate(ancestors):
-            if beams is None:
-                seen = held[0, row, 0][torch.ones(step + 1, dtype=torch.bool) if hidden is None else ~hidden[row]]
-            else:
-                seen = held[0, row // 3, 0][beams[row // 3, 0, row % 3] == 0]
+            seen = held[0, row // beam, 0][mask[row // beam, 0, row % beam] == 0]
             assert [tuple(key) for key in seen.int().tolist()] == [key for key in own if key is not None]
         orders = [list(range(count))[::-1], order] if twice else [order]
         for order in orders:
@@ -51,8 +47,8 @@ def test_a_new_order_copies_no_keys_unless_a_sentence_has_ended():
     places = []
     for order in ([1, 0, 3, 3], [0, 0, 2, 3], [2, 3], [1, 0]):
         count = 4 if len(places) < 3 else 2
-        beams = both[0](state, 2, torch.zeros(1, count, C), None)
-        cache, _ = both[1](state, torch.randn(2, count // 2, H, 2, C // H), None, beams is not None)
+        both[0](state, 2, torch.zeros(1, count, C), torch.ones(count, 1, dtype=torch.bool))
+        cache = both[1](state, torch.randn(2, count // 2, H, 2, C // H))
         places.append(cache.data_ptr())
         reorder_all(both, state, torch.tensor(order))
     assert places[0] == places[1] == places[2] != places[3]
@@ -67,22 +63,24 @@ def test_a_hypothesis_that_is_not_finite_harms_no_other(value, grad):
     queries[0, 0, 1] = value
     with torch.set_grad_enabled(grad):
         for together in (True, False):
-            ancestry, state = Ancestry(together), {}
+            ancestry, state = Ancestry(), {}
+            ancestry.largest_beam = 2 if together else 1
             for query in queries:
-                beams = ancestry(state, 2, query, None)
-                assert (beams is not None) is together
-                outputs.append(module(query, incremental_state=state, beam_mask=beams)[0])
+                step = ancestry(state, 2, query, torch.ones(4, 1, dtype=torch.bool))
+                assert step.mask.size(2) == ancestry.largest_beam
+                outputs.append(module(query, incremental_state=state, step=step)[0])
                 reorder_all(nn.ModuleList([ancestry, module]), state, torch.tensor([0, 0, 3, 2]))
     for got, want in zip(outputs[:3], outputs[3:]):
         torch.testing.assert_close(got, want, equal_nan=True, **NEAR)
 
 
-def test_one_hypothesis_a_sentence_needs_no_ancestry():
+def test_one_hypothesis_a_sentence_or_too_many_have_keys_of_their_own():
     for sentences, count in ((3, 3), (2, 3), (2, 5), (0, 0), (4, 2), (2, 66)):
         ancestry, state = Ancestry(), {}
-        assert ancestry(state, sentences, torch.zeros(1, count, C), None) is None
-        reorder_all(ancestry, state, torch.arange(count))
-        assert ancestry(state, sentences, torch.zeros(1, count, C), None) is None
+        for length in (1, 2):
+            step = ancestry(state, sentences, torch.zeros(1, count, C), torch.ones(count, 1, dtype=torch.bool))
+            assert step.mask.shape == (count, 1, 1, length) and step.mask.eq(0).all()
+            reorder_all(ancestry, state, torch.arange(count))
 
 
 @torch.no_grad()

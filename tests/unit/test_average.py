@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_deep.attention import AverageAttention, RunningMean
+from fairseq_deep.attention import Ancestry, AverageAttention, RunningMean
+from tests.conftest import reorder_all
 from tests.reference import naive_average as naive
 from tests.unit.test_dlcl import randomise, saved_bytes
 
@@ -109,30 +111,34 @@ def test_a_row_of_padding_alone_is_finite():
     assert x.grad.eq(0).all()
 
 
-def chunks(sizes):
-    ends = torch.tensor(sizes).cumsum(0).tolist()
-    assert ends[-1] == T
-    return [slice(end - size, end) for size, end in zip(sizes, ends)]
+class Steps:
+    """Runs *module* position by position, with what a decoder's attentions share."""
 
+    def __init__(self, module, state):
+        self.module, self.state, self.ancestry = module, state, Ancestry(attends=False, averages=True)
 
-def in_steps(module, x, mask, sizes, state):
-    """Outputs of pieces of *x*, one after the other; a mask is given only where there is padding."""
-    outputs = []
-    for part in chunks(sizes):
-        new = None if mask is None or not mask[:, part].any() else mask[:, part]
-        out = module(x[part], key_padding_mask=new, incremental_state=state)[0]
-        outputs.append(out)
-    return torch.cat(outputs)
+    def __call__(self, x, mask=None):
+        """Of the position *x* (1 x B x C), which is padding where *mask* (B) is true."""
+        words = torch.ones(x.size(1), 1, dtype=torch.bool) if mask is None else ~mask.unsqueeze(1)
+        step = self.ancestry(self.state, x.size(1), x, words)
+        output = self.module(x, incremental_state=self.state, step=step)
+        return output[0] if isinstance(output, tuple) else output
+
+    def reorder(self, order):
+        reorder_all(nn.ModuleList([self.module, self.ancestry]), self.state, order)
 
 
 @every_padding
 @with_and_without_ffn
-@pytest.mark.parametrize("sizes", [(1,) * T, (3, 1, 1, 2), (T,), (1, 6)], ids=str)
-def test_incremental_equals_full(padding, ffn, sizes):
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+def test_incremental_equals_full(padding, ffn, grad):
     module, mask = randomise(AverageAttention(C, ffn).double()), padding_mask(padding)
     x, words = torch.randn(T, B, C, **DOUBLE), words_of(padding_mask(padding)).T
     full, _ = module(x, key_padding_mask=mask, attn_mask=torch.zeros(T, T))
-    torch.testing.assert_close(in_steps(module, x, mask, sizes, {})[words], full[words])
+    run = Steps(module, {})
+    with torch.set_grad_enabled(grad):
+        steps = torch.cat([run(x[i : i + 1], None if mask is None else mask[:, i]) for i in range(T)])
+    torch.testing.assert_close(steps[words], full[words])
 
 
 @pytest.mark.parametrize("orders", [([2, 0, 0], [1, 1, 2]), ([2, 1], [1]), ([0, 1, 2], [2, 1, 0, 0, 1])], ids=str)
@@ -141,16 +147,15 @@ def test_the_sum_follows_a_scrambled_beam(orders, padding):
     """Also one that shrinks, as sentences end, or grows."""
     module, mask = randomise(AverageAttention(C).double()), padding_mask(padding)
     x, state = torch.randn(T, B, C, **DOUBLE), {"another": {"total": torch.arange(3)}}
-    begin = 0
+    begin, run = 0, Steps(module, state)
     for order, end in zip((None, *orders), (3, 5, T)):
         if order is not None:
             order = torch.tensor(order)
-            assert module.mean.reorder_incremental_state(state, order) is state
+            run.reorder(order)
             x, mask = x[:, order], None if mask is None else mask[order]
         full, _ = module(x, key_padding_mask=mask, attn_mask=torch.zeros(T, T))
         for i in range(begin, end):
-            new = None if mask is None else mask[:, i : i + 1]
-            step, _ = module(x[i : i + 1], key_padding_mask=new, incremental_state=state)
+            step = run(x[i : i + 1], None if mask is None else mask[:, i])
             words = slice(None) if mask is None else ~mask[:, i]
             torch.testing.assert_close(step[0][words], full[i][words])
         begin = end
@@ -159,41 +164,30 @@ def test_the_sum_follows_a_scrambled_beam(orders, padding):
 
 def test_nothing_is_reordered_before_the_first_step():
     state = {}
-    assert RunningMean().reorder_incremental_state(state, torch.tensor([0, 0])) == {}
+    Steps(RunningMean(), state).reorder(torch.tensor([0, 0]))
+    assert state == {}
 
 
 def test_means_have_states_of_their_own():
     one, other, state, x = RunningMean(), RunningMean(), {}, torch.randn(1, B, C)
-    one(x, incremental_state=state)
-    torch.testing.assert_close(other(2 * x, incremental_state=state), 2 * x)
-    assert len(state) == 2
-
-
-def held(state):
-    """Bytes of the storages that *state* keeps alive."""
-    tensors = [tensor for saved in state.values() for tensor in saved.values()]
-    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+    Steps(one, state)(x)
+    torch.testing.assert_close(Steps(other, state)(2 * x), 2 * x)
+    assert len(state) == 2 + 2
 
 
 @pytest.mark.skipif(not hasattr(torch.Tensor, "untyped_storage"), reason="torch 2.0")
 @pytest.mark.parametrize("padding", [False, True], ids=["", "padding"])
 def test_the_state_does_not_grow(padding):
     """One sum and one count a hypothesis, from the first step to the hundredth."""
-    mean, state, sizes = RunningMean(), {}, set()
-    for _ in range(100):
-        mean(torch.randn(1, B, C), torch.zeros(B, 1, dtype=torch.bool) if padding else None, True, state)
-        (saved,) = state.values()
-        assert {name: tensor.shape for name, tensor in saved.items()} == {"total": (B, C), "count": (B, 1)}
-        assert all(tensor.dtype == torch.float32 for tensor in saved.values())
-        sizes.add(held(state))
-    assert max(sizes) <= 4 * (B * C + B)
-
-
-@pytest.mark.skipif(not hasattr(torch.Tensor, "untyped_storage"), reason="torch 2.0")
-def test_the_state_of_a_long_prefix_is_as_small():
-    mean, state = RunningMean(), {}
-    mean(torch.randn(500, B, C), incremental_state=state)
-    assert held(state) <= 4 * (B * C + B)
+    state, sizes = {}, set()
+    run = Steps(RunningMean(), state)
+    for i in range(100):
+        run(torch.randn(1, B, C), torch.tensor([i == 3, False, False]) if padding else None)
+        tensors = {name: tensor for saved in state.values() for name, tensor in saved.items() if tensor is not None}
+        assert tensors["total"].shape == (1, B, C) and tensors["count"].shape == (1, B, 1)
+        assert tensors["total"].dtype == tensors["count"].dtype == torch.float32
+        sizes.add(sum(tensor.untyped_storage().nbytes() for tensor in tensors.values()))
+    assert max(sizes) <= 4 * (B * C + B + 2)
 
 
 def order_number(x):
@@ -213,9 +207,11 @@ def test_half_precision_is_exact_to_its_last_digit(dtype, length, shift, steps):
     """
     x = (torch.randn(length, 2, 64) + shift).to(dtype)
     exact = x.double().cumsum(0) / torch.arange(1, length + 1, **DOUBLE).view(-1, 1, 1)
-    mean, state = RunningMean(), {}
+    mean = RunningMean()
     if steps:
-        actual = torch.cat([mean(x[i : i + 1], None, True, state) for i in range(length)])
+        run = Steps(mean, {})
+        with torch.no_grad():
+            actual = torch.cat([run(x[i : i + 1]) for i in range(length)])
     else:
         actual = mean(x)
     assert actual.dtype == dtype
@@ -236,9 +232,9 @@ def test_padding_in_half_precision(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_wider_types_keep_theirs(dtype):
-    x, state = torch.randn(5, 2, 4, dtype=dtype), {}
-    assert RunningMean()(x, incremental_state=state).dtype == dtype
-    assert {tensor.dtype for saved in state.values() for tensor in saved.values()} == {dtype}
+    x, mean, state = torch.randn(5, 2, 4, dtype=dtype), RunningMean(), {}
+    assert mean(x).dtype == Steps(mean, state)(x[:1]).dtype == dtype
+    assert state[mean._state]["total"].dtype == dtype
 
 
 class Sizes(TorchDispatchMode):

@@ -7,9 +7,11 @@ import pytest
 import torch
 from fairseq import search
 from fairseq.models.transformer import TransformerModel, base_architecture
-from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
+from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
 
+from fairseq_deep.attention import multihead
 from tests.conftest import make_batch, tiny_flags
+from tests.unit.test_beams import Kernels
 from tests.unit.test_merged import KINDS, STACKS, every_combination
 
 NEAR = {"rtol": 1e-4, "atol": 1e-4}
@@ -221,6 +223,54 @@ def test_caches_and_shared_sources_change_no_hypothesis(kind, stack, build, dict
     assert_same(generate(model, dictionary, sample), expected)
     prepare(model)
     assert_same(generate(model, dictionary, sample), expected, attention=False)
+
+
+@every_combination
+def test_the_attention_of_a_gpu_changes_no_hypothesis(kind, stack, build, dictionary, monkeypatch):
+    """In a decoding step, fused attention is for GPUs alone; plain products are faster on a CPU."""
+    name, flags = STACKS[stack]
+    model, sample = build(name, decoder_layers=3, **flags, **KINDS[kind]).eval(), make_sample(dictionary)
+    strengthen(model.decoder.layers)
+    prepare(model)
+    calls, attend = [], multihead._attend
+    monkeypatch.setattr(multihead, "_attend", lambda *args: calls.append(len(args[0])) or attend(*args))
+    expected = generate(model, dictionary, sample)
+    alone = len(calls)
+    monkeypatch.setattr(multihead, "_fuses_steps", lambda q: True)
+    assert_same(generate(model, dictionary, sample), expected, attention=False)
+    assert len(calls) - alone > alone > 0
+
+
+# of a step with 6 layers, and of the order of hypotheses before it; fairseq's own transformer has some 232 in all
+LAUNCHES = {
+    "transformer_prenorm_6l": (104, 5),
+    "transformer_postnorm_6l": (103, 5),
+    "transformer_matt_6l": (91, 11),
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+@torch.no_grad()
+def test_a_step_asks_the_device_once_and_launches_little(name, build, dictionary, monkeypatch):
+    """With attention as on a GPU, without positions, of sentences that go on and caches that have room."""
+    monkeypatch.setattr(multihead, "_fuses_steps", lambda q: True)
+    model = build(name, no_token_positional_embeddings=True).eval()
+    prepare(model)
+    ensemble = EnsembleModel([model])
+    tokens, sample = torch.randint(4, 40, (20, 20)), make_sample(dictionary)
+    encoded = ensemble.forward_encoder(sample["net_input"])
+    encoded = ensemble.reorder_encoder_out(encoded, torch.arange(5).repeat_interleave(4))
+    states, counts = [{}], []
+    for length in range(1, 13):
+        order = torch.arange(5).repeat_interleave(4) * 4 + torch.randint(4, (20,))
+        with Kernels() as reordering:
+            ensemble.reorder_incremental_state(states, order)
+            encoded = ensemble.reorder_encoder_out(encoded, order)
+        with Kernels() as step:
+            model.decoder(tokens[:, :length], encoder_out=encoded[0], incremental_state=states[0])
+        assert step.asked == 0 and reordering.asked == 1
+        counts.append((step.count, reordering.count))
+    assert set(counts[2:]) == {LAUNCHES[name]}
 
 
 @pytest.mark.parametrize("kind", ["self", "merged", "average", "merged-self", "merged-average"])

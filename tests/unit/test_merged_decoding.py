@@ -118,25 +118,26 @@ def numbers(state, kind, names):
     return sum(tensor.numel() for tensor in saved if tensor is not None)
 
 
-HELD = (("running_sum", ("total", "count")), ("target", ("cache",)), ("source", ("key", "value", "bias")))
+AVERAGES = (("running_sum", ("total",)), ("ancestry", ("count",)))
+HELD = (*AVERAGES, ("target", ("cache",)), ("source", ("key", "value", "bias")))
 
 
 @pytest.mark.parametrize("kind, stack", [pair for pair in COMBINATIONS if pair[1] in ("postnorm", "lstm")])
 @torch.no_grad()
 def test_the_state_of_averages_does_not_grow(kind, stack, model_of, dictionary):
-    """One sum of C numbers and a count for each hypothesis and layer; keys and values only of self-attention."""
+    """One sum of C numbers for each hypothesis and layer, one count of its words; keys and values if it attends."""
     model = model_of(kind, stack)
     source, lengths, target = make_batch(dictionary, target_lengths=(40, 40, 40))
     encoder_out, state, sizes = model.encoder(source, lengths), {}, []
     for step in range(1, 41):
         scores(model, target[:, :step], encoder_out, incremental_state=state)
         sizes.append([numbers(state, *held) for held in HELD])
-    sums = 0 if "self" in kind else 3 * 3 * (16 + 1)
-    assert {size[0] for size in sizes} == {sums}
-    assert {size[2] for size in sizes} == {3 * 2 * source.numel() * 16 + 3 * source.numel()}
-    grows = 3 * 3 * 2 * 16 if "self" in kind else 0
-    assert all(saved.get("slots") is None for saved in state.values()), "each sentence has one hypothesis"
-    assert [size[1] for size in sizes] == [grows * step for step in range(1, 41)]
+    averages = "self" not in kind
+    assert {size[0] for size in sizes} == {3 * 3 * 16 if averages else 0}
+    assert {size[1] for size in sizes} == {3 if averages else 0}
+    assert {size[3] for size in sizes} == {3 * 2 * source.numel() * 16 + 3 * source.numel()}
+    grows = 0 if averages else 3 * 3 * 2 * 16
+    assert [size[2] for size in sizes] == [grows * step for step in range(1, 41)]
 
 
 @pytest.mark.parametrize("kind", ["merged", "merged-self", "merged-average", "average"])

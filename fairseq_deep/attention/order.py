@@ -1,0 +1,87 @@
+"""Orders of hypotheses, as beam search asks for them at each step: what they do to what is kept.
+
+A hypothesis has the number sentence * beam + rank. Beam search within fairseq never tears the hypotheses of a sentence
+apart; who calls the model may.
+"""
+
+from typing import NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+
+def hypotheses_per_sentence(new_order: Tensor, sentences: int) -> int:
+    """The beam k if *new_order* (B) is 0 k times, 1 k times, ...: k hypotheses of each sentence; else 1."""
+    beam = new_order.numel() // max(sentences, 1)
+    if beam > 1 and beam * sentences == new_order.numel():
+        numbers = torch.arange(new_order.numel(), device=new_order.device)
+        if torch.equal(new_order, torch.div(numbers, beam, rounding_mode="floor").to(new_order)):
+            return beam
+    return 1
+
+
+class Order(NamedTuple):
+    """What a new order of hypotheses does to what is kept of them; decided once, for all caches.
+
+    Attributes:
+        hypotheses: the hypotheses that are taken over (B); None if these are all that there were, in order
+        sources: the sources that are kept, one a sentence, or where sentences are torn apart, one a hypothesis; None if
+            these are all that there were, in order
+        mask: where keys of the target are kept for all hypotheses of a sentence together: those that each hypothesis
+            sees before the new order (sentences x beam x T x slots)
+        torn: hypotheses of a sentence do not stay together
+    """
+
+    hypotheses: Optional[Tensor]
+    sources: Optional[Tensor]
+    mask: Optional[Tensor]
+    torn: bool
+
+
+def _ask(new_order: Tensor, sentences: int, beam: int) -> Tuple[bool, bool]:
+    """Whether each sentence stays where it is, and whether hypotheses of one are torn apart.
+
+    The device is asked once where sentences go on or end, as in beam search; a second time where they change places.
+    """
+    if new_order.numel() % beam != 0:
+        return False, True
+    owners = torch.div(new_order, beam, rounding_mode="floor").view(-1, beam)
+    if owners.size(0) == sentences:
+        numbers = torch.arange(sentences, device=owners.device).unsqueeze(1)
+        if bool(owners.eq(numbers).all()):
+            return True, False
+    return False, beam > 1 and not bool(owners.eq(owners[:, :1]).all())
+
+
+@torch.jit.unused
+def _remember(new_order: Tensor, sentences: int, beam: int) -> Tuple[bool, bool]:
+    """:func:`_ask`, whose answer stays on the tensor: decoders and encoders are given the same, one after the other."""
+    if new_order.is_inference():  # nothing tells whether it has changed since
+        return _ask(new_order, sentences, beam)
+    question = (sentences, beam, new_order._version)
+    known = getattr(new_order, "_fairseq_deep", None)
+    if known is None or known[0] != question:
+        known = (question, _ask(new_order, sentences, beam))
+        new_order._fairseq_deep = known
+    return known[1]
+
+
+def read_order(new_order: Tensor, sentences: int, beam: int, mask: Optional[Tensor] = None) -> Order:
+    """What *new_order* (B) does where each of so many *sentences* has *beam* hypotheses.
+
+    Args:
+        new_order: the hypotheses that are taken over
+        sentences, beam: how many there are of them before
+        mask: see :class:`Order`
+    """
+    if torch.jit.is_scripting():
+        stays, torn = _ask(new_order, sentences, beam)
+    else:
+        stays, torn = _remember(new_order, sentences, beam)
+    hypotheses: Optional[Tensor] = new_order
+    sources: Optional[Tensor] = None
+    if stays and beam == 1:
+        hypotheses = None
+    if not stays:
+        sources = torch.div(new_order if torn else new_order[::beam], beam, rounding_mode="floor")
+    return Order(hypotheses, sources, mask, torn)
