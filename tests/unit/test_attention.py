@@ -180,7 +180,7 @@ def step_by_step(module, query, start, padding=None, attn_mask=None):
     caches, outputs = {}, []
     for begin, end in [(0, start), *((i, i + 1) for i in range(start, len(query)))]:
         mask = None if attn_mask is None or end - begin == 1 else attn_mask[begin:end, :end]
-        new = None if padding is None or not padding[:, begin:end].any() else padding[:, begin:end]
+        new = None if padding is None else padding[:, :end]
         outputs.append(module(query[begin:end], None, new, mask, incremental_state=caches)[0])
     return torch.cat(outputs), caches
 
@@ -224,7 +224,7 @@ def test_caches_follow_a_scrambled_beam(kdim, padding):
     caches = {"another": {"prev_key": torch.arange(3)}}
 
     def attend(i, memory, padding):
-        new = padding if kdim or padding is None else padding[:, i : i + 1]
+        new = padding if kdim or padding is None else padding[:, : i + 1]
         return module(query[i : i + 1], memory, new, incremental_state=caches)[0]
 
     for i in range(half):
