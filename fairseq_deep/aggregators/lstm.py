@@ -19,7 +19,7 @@ and W_h2. A *step* is one application of the LSTM: one a layer, or two in a deco
 """
 
 import math
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from ..registry import UsageError
 from ..stack import Layout, Stack
 from .base import AGGREGATORS, Aggregator
+from .lstm_cell import lstm_cell, norm_gates
 
 SHARE = ("none", "gate", "gate-encdec", "all")
 MERGE = ("add", "concat", "two")
@@ -59,13 +60,9 @@ class Gates(nn.Module):
         nn.init.zeros_(self.norm_bias)
         nn.init.constant_(self.norm_bias[1], self.forget_bias)
 
-    def forward(self, c: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-        """Input, forget and output gate (T x B x C each) for *c* (T x B x in_dim)."""
-        dim = self.norm_weight.size(1)
-        x = F.linear(c, self.weight).view(c.size(0), c.size(1), 3, dim)
-        x = torch.addcmul(self.norm_bias, F.layer_norm(x, (dim,)), self.norm_weight)
-        gates = torch.sigmoid(x).unbind(2)
-        return gates[0], gates[1], gates[2]
+    def forward(self, c: Tensor) -> Tensor:
+        """What the sigmoids of input, forget and output gate take (T x B x 3 x C) for *c* (T x B x in_dim)."""
+        return norm_gates(F.linear(c, self.weight), self.norm_weight, self.norm_bias)
 
 
 class Hidden(nn.Module):
@@ -311,9 +308,8 @@ class DepthwiseLstm(Aggregator):
                 h = hidden(c)
         for index, gates in enumerate(self.gates):
             if index == step % len(self.gates):
-                input_gate, forget_gate, output_gate = gates(c)
-                cell = state[1] * forget_gate + h * input_gate
-                return [cell * output_gate, cell]
+                out, cell = lstm_cell(gates(c), h, state[1])
+                return [out, cell]
         return [h.to(state[0].dtype)]  # autocast leaves them different
 
     @torch.jit.unused
