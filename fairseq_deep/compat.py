@@ -2,7 +2,8 @@
 
 import argparse
 import contextlib
-from typing import Any, Dict, Optional
+import functools
+from typing import Any, Callable, Dict, Optional
 
 FAIRSEQ_ERROR: Optional[BaseException] = None
 """Why fairseq cannot be imported, or None if it can."""
@@ -53,3 +54,16 @@ def no_autocast(tensor: Any) -> Any:
     if kind == "meta":  # has no autocast, and the context refuses it
         return contextlib.nullcontext()
     return torch.autocast(kind, enabled=False)
+
+
+def autocast_state(device: str) -> Callable[[], Any]:
+    """What enters the autocast that is in force now for *device* ("cuda", "cpu") again, as often as it is called."""
+    import torch
+
+    if hasattr(torch, "get_autocast_dtype"):  # torch 2.4 on
+        enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    elif device == "cpu":
+        enabled, dtype = torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()
+    else:
+        enabled, dtype = torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()
+    return functools.partial(torch.autocast, device, dtype=dtype, enabled=enabled)

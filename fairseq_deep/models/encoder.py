@@ -48,10 +48,7 @@ class DeepTransformerEncoder(TransformerEncoderBase):
 
     def build_encoder_layer(self, cfg):
         self._next_layer += 1
-        parts = [
-            wrap_layer(part, cfg, self.stack.layout.calls)
-            for part in build_layer(self.stack, self.init, self._next_layer)
-        ]
+        parts = [wrap_layer(part, cfg) for part in build_layer(self.stack, self.init, self._next_layer)]
         return nn.ModuleList(parts) if self.stack.layout.split else parts[0]
 
     def forward_scriptable(
