@@ -23,6 +23,7 @@ from .models.legacy import ALIASES, translate_flags
 from .papers import COMPARISON, W19, X20, X24, Z19, Z19_MATT
 from .registry import UsageError, nearest
 from .row import Architecture
+from .training import check_training
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +129,7 @@ ARCHITECTURES: Dict[str, Architecture] = {row.name: row for row in _table()}
 # the bare model, with fairseq's defaults, for those who set each flag themselves
 @register_model_architecture("deep_transformer", "deep_transformer")
 def _bare_architecture(args: argparse.Namespace) -> None:
+    check_training(args)
     settle_idle_flags(args, "residual")
     if getattr(args, "encoder_ffn_embed_dim", None) == 0 and getattr(args, "decoder_ffn_embed_dim", None) is None:
         args.decoder_ffn_embed_dim = 2048  # fairseq's default, and not the encoder's

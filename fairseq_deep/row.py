@@ -12,6 +12,7 @@ from .models.description import AXES, DECODER, SIDED, SIDES, describe, method_na
 from .models.idle_flags import settle_idle_flags
 from .papers import ORIGINS
 from .registry import UsageError
+from .training import check_training
 
 # width, feed-forward width, attention heads, dropout
 SIZES = {
@@ -97,7 +98,8 @@ class Architecture:
         return presets
 
     def apply(self, args: argparse.Namespace) -> None:
-        """Fill what *args* leaves open: fairseq's architecture function."""
+        """Fill what *args* leaves open: fairseq's architecture function, which sees the flags before anything else."""
+        check_training(args)
         settle_idle_flags(args, self.layer_agg)
         self._follow_user(args)
         for flag, value in self.presets().items():

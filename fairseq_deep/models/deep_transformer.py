@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..decoding import pack_linear
 from ..inits.walk import initialise
+from ..training import check_device, check_exact
 from .checkpoints import aliases, check_loadable, upgrade
 from .checks import check_flags, check_sizes
 from .decoder import DeepTransformerDecoder
@@ -70,6 +71,7 @@ class DeepTransformerModel(TransformerModel):
         model = super().build_model(args, task)
         model.encoder.history.tie(model.decoder.history)
         model.decoder.history.tie(model.encoder.history)
+        check_exact(args, model)
         model._initialise(args)
         model.log_depth_interval = getattr(args, "log_depth_interval", None) or 0
         return model
@@ -90,6 +92,11 @@ class DeepTransformerModel(TransformerModel):
         """fairseq calls it before it generates."""
         super().prepare_for_inference_(cfg)
         pack_linear(self)
+
+    def _apply(self, fn, *args, **kwargs):
+        super()._apply(fn, *args, **kwargs)
+        check_device(next(self.parameters()))
+        return self
 
     def set_num_updates(self, num_updates):
         super().set_num_updates(num_updates)

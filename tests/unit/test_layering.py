@@ -12,6 +12,7 @@ ORDER = [
     ["aggregators", "attention", "residuals", "search", "decoding"],
     ["memories", "inits"],
     ["layers", "diagnostics"],
+    ["training"],
     ["models"],
     ["row"],
     ["architectures", "task"],

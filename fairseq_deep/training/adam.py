@@ -1,0 +1,148 @@
+"""Adam for all tensors at once, without apex (``--optimizer fused_adam``).
+
+Adam: A Method for Stochastic Optimization, Kingma and Ba, ICLR 2015; with the weight decay d of Decoupled Weight Decay
+Regularization, Loshchilov and Hutter, ICLR 2019, and eps where fairseq's ``--optimizer adam`` has it:
+
+    m <- b1 m + (1 - b1) g        c1 = 1 - b1^t
+    v <- b2 v + (1 - b2) g^2      c2 = sqrt(1 - b2^t)
+    w <- w - lr d w - lr c2 / c1 m / (sqrt(v) + eps)
+
+torch's kernels add eps to sqrt(v) / c2, which is the same with eps / c2.
+"""
+
+import functools
+import math
+from typing import Any, Dict, Iterator, List, Union
+
+import torch
+from torch import Tensor
+
+from .tensors import HALF, copy_all, in_fp32
+
+CHUNK = 2**25
+"""Elements that are updated at once: what is computed on the way takes no more memory than this."""
+
+
+class FusedAdam(torch.optim.Optimizer):
+    """The update of fairseq's Adam in a few launches, with the same state (``step``, ``exp_avg``, ``exp_avg_sq``).
+
+    torch's fused kernel where the device has one, else its operations on lists. Weights in half precision
+    (``--memory-efficient-fp16``) are updated in fp32 and rounded; their state is in fp32.
+    """
+
+    supports_memory_efficient_fp16 = True
+    supports_flat_params = True
+    supports_step_with_scale = True
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None, scale: Union[float, Tensor] = 1.0):
+        """Update all parameters; their gradients are divided by *scale*."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            alike: Dict[Any, List[Tensor]] = {}
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    key = (weight.device, weight.dtype, self._count(weight, group))
+                    alike.setdefault(key, []).append(weight)
+            for (_, _, step), weights in alike.items():
+                for chunk in _chunks(weights):
+                    self._update(chunk, group, step, scale)
+        return loss
+
+    def _count(self, weight: Tensor, group: Dict[str, Any]) -> int:
+        """The number of the step of *weight*; its state is made here."""
+        if weight.grad.is_sparse:
+            raise RuntimeError("Adam takes no sparse gradients")
+        state, dtype = self.state[weight], torch.float32 if weight.dtype in HALF else weight.dtype
+        if "exp_avg" not in state:
+            state["step"] = 0
+            state["exp_avg"] = torch.zeros_like(weight, dtype=dtype)
+            state["exp_avg_sq"] = torch.zeros_like(weight, dtype=dtype)
+        for name in ("exp_avg", "exp_avg_sq"):  # a loaded state is elsewhere
+            state[name] = state[name].to(weight.device, dtype)
+        state["step"] = int(state.get("step", group.get("step", 0))) + 1  # apex counts in the group
+        return state["step"]
+
+    def _update(self, weights: List[Tensor], group: Dict[str, Any], step: int, scale: Union[float, Tensor]) -> None:
+        half = weights[0].dtype in HALF
+        targets, grads = weights, [weight.grad for weight in weights]
+        if half:
+            targets, grads = in_fp32(weights), in_fp32(grads)
+        exp_avgs = [self.state[weight]["exp_avg"] for weight in weights]
+        exp_avg_sqs = [self.state[weight]["exp_avg_sq"] for weight in weights]
+        update = _fused if has_fused(targets[0].device.type) else _foreach
+        update(targets, grads, exp_avgs, exp_avg_sqs, group, step, scale)
+        if half:
+            copy_all(weights, targets)
+
+
+def _chunks(weights: List[Tensor]) -> Iterator[List[Tensor]]:
+    """*weights* in lists of up to ``CHUNK`` elements, or of one tensor."""
+    chunk: List[Tensor] = []
+    size = 0
+    for weight in weights:
+        if chunk and size + weight.numel() > CHUNK:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(weight)
+        size += weight.numel()
+    yield chunk
+
+
+@functools.cache
+def has_fused(device: str) -> bool:
+    """Whether torch has a fused kernel for *device*: on a GPU from 2.0 on, on a CPU from 2.4 on."""
+    one = [torch.ones(1, device=device)]
+    rates = {"lr": 0.0, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1.0}
+    try:
+        torch._fused_adamw_(one, one, one, one, [], one, **rates, amsgrad=False, maximize=False)
+    except (AttributeError, RuntimeError):
+        return False
+    return True
+
+
+def _fused(weights, grads, exp_avgs, exp_avg_sqs, group, step, scale) -> None:
+    beta1, beta2 = group["betas"]
+    number = functools.partial(torch.full, (), dtype=torch.float32, device=weights[0].device)
+    if torch.is_tensor(scale):
+        divisor = scale.to(weights[0].device, torch.float32)
+    else:
+        divisor = None if scale == 1.0 else number(float(scale))
+    torch._fused_adamw_(
+        weights,
+        grads,
+        exp_avgs,
+        exp_avg_sqs,
+        [],
+        [number(float(step))] * len(weights),
+        lr=group["lr"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"] / math.sqrt(1 - beta2**step),
+        amsgrad=False,
+        maximize=False,
+        grad_scale=divisor,
+    )
+
+
+def _foreach(weights, grads, exp_avgs, exp_avg_sqs, group, step, scale) -> None:
+    beta1, beta2 = group["betas"]
+    if torch.is_tensor(scale) or scale != 1.0:
+        torch._foreach_div_(grads, float(scale))
+    torch._foreach_mul_(exp_avgs, beta1)
+    torch._foreach_add_(exp_avgs, grads, alpha=1 - beta1)
+    torch._foreach_mul_(exp_avg_sqs, beta2)
+    torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
+    denominators = torch._foreach_sqrt(exp_avg_sqs)
+    torch._foreach_add_(denominators, group["eps"])
+    if group["weight_decay"] != 0:
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+    rate = group["lr"] * math.sqrt(1 - beta2**step) / (1 - beta1**step)
+    torch._foreach_addcdiv_(weights, exp_avgs, denominators, -rate)

@@ -1,0 +1,61 @@
+"""What fairseq does with all gradients at once, type by type.
+
+A model in half precision whose weights of sums stay in fp32 (``exact.py``) has gradients of two types. Two places of
+fairseq take the type of the first for that of all: they are replaced here, and do for one type what they did before.
+"""
+
+from typing import Dict, List
+
+import torch
+from fairseq import utils
+from fairseq.distributed import LegacyDistributedDataParallel
+from fairseq.distributed import utils as distributed
+from fairseq.models import distributed_fairseq_model
+from torch import Tensor
+
+
+class DistributedDataParallelByType(LegacyDistributedDataParallel):
+    """``--ddp-backend legacy_ddp`` and ``no_c10d``.
+
+    fairseq copies all gradients into a buffer of the type of the model's first parameter, where a gradient of 1e5 is
+    infinite in fp16. Those of another type get a buffer of their own here.
+    """
+
+    def __init__(self, module, process_group, buffer_size=2**28):
+        super().__init__(module, process_group, buffer_size)
+        first = next(module.parameters()).dtype
+        self.others: Dict[torch.dtype, List[Tensor]] = {}
+        for weight in module.parameters():
+            if weight.dtype != first and weight.requires_grad and not hasattr(weight, "expert"):
+                self.others.setdefault(weight.dtype, []).append(weight)
+        self.per_device_params = [
+            [weight for weight in weights if weight.dtype == first] for weights in self.per_device_params
+        ]
+
+    def all_reduce_grads(self):
+        """Replace each gradient by its mean over the workers."""
+        super().all_reduce_grads()
+        if self.accumulate_grads:
+            return
+        for weights in self.others.values():
+            for weight in weights:
+                if weight.grad is None:
+                    weight.grad = torch.zeros_like(weight)
+            mean = torch.cat([weight.grad.flatten() for weight in weights]).div_(self.world_size)
+            distributed.all_reduce(mean, self.process_group)
+            for weight, part in zip(weights, mean.split([weight.numel() for weight in weights])):
+                weight.grad.copy_(part.view_as(weight))
+
+
+_norm_of_one_type = utils.multi_tensor_total_norm
+
+
+def total_norm(grads: List[Tensor], *args, **kwargs) -> Tensor:
+    """The norm of all *grads*, which apex's kernel would read as if all had the type of the first."""
+    lists = [[grad for grad in grads if grad.dtype == dtype] for dtype in dict.fromkeys(grad.dtype for grad in grads)]
+    parts = [_norm_of_one_type(alike, *args, **kwargs) for alike in lists]
+    return parts[0] if len(parts) == 1 else torch.norm(torch.stack(parts))
+
+
+distributed_fairseq_model.LegacyDistributedDataParallel = DistributedDataParallelByType
+utils.multi_tensor_total_norm = total_norm

@@ -1,0 +1,89 @@
+"""Refuse flags of fairseq's trainer that cannot be right with this package, or on this machine."""
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..exact import Exact
+from ..registry import UsageError
+
+PRECISIONS = ("fp16", "bf16", "amp")
+
+
+def check_training(flags: Any) -> None:
+    """Refuse flags of a command line for training; those of a checkpoint may be another machine's, and are left alone.
+
+    Raises:
+        UsageError: one line that names the flags and the cure
+    """
+    if hasattr(flags, "_name"):  # fairseq marks what comes from a checkpoint or has been looked at
+        return
+    _check_backend(flags)
+    chosen = [f"--{name}" for name in PRECISIONS if getattr(flags, name, False)]
+    if len(chosen) > 1:
+        raise UsageError(f"{' and '.join(chosen)} exclude each other: use one of them")
+    on_cpu = getattr(flags, "cpu", False) or not torch.cuda.is_available()
+    if chosen == ["--fp16"] and on_cpu and not getattr(flags, "tpu", False):
+        _check_fp16_on_cpu(flags)
+
+
+def check_exact(flags: Any, model: nn.Module) -> None:
+    """Refuse to send the gradients of weights that *model* keeps in fp32 in half precision.
+
+    Raises:
+        UsageError: one line that names the flags and the cure
+    """
+    half = getattr(flags, "fp16", False) or getattr(flags, "bf16", False)
+    hook = getattr(flags, "ddp_comm_hook", "none")
+    if half and str(hook) == "fp16" and any(isinstance(part, Exact) for part in model.modules()):
+        raise UsageError(
+            "--ddp-comm-hook fp16 would send gradients in fp16 that this model keeps in fp32, where they overflow: "
+            "leave it out, those of a model in half precision are sent in half precision anyway"
+        )
+
+
+def check_device(weight: Tensor) -> None:
+    """Refuse a model in bf16 on a GPU that has none.
+
+    Args:
+        weight: one of its weights
+
+    Raises:
+        UsageError: one line with the cure
+    """
+    if weight.is_cuda and weight.dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported():
+        raise UsageError("--bf16: this GPU has no bf16 with this torch: use --fp16 or --amp")
+
+
+def _check_backend(flags: Any) -> None:
+    backend = getattr(flags, "ddp_backend", None)
+    if backend == "fully_sharded":
+        raise UsageError(
+            "--ddp-backend fully_sharded is not made for this package: use --ddp-backend pytorch_ddp, "
+            "and to save memory --checkpoint-activations or --memory-efficient-fp16"
+        )
+    workers = max(getattr(flags, "distributed_world_size", None) or 1, int(os.environ.get("WORLD_SIZE", 1)))
+    if backend == "slowmo" and workers > 1 and find_spec("fairscale") is None:
+        raise UsageError("--ddp-backend slowmo needs fairscale: install it, or use --ddp-backend pytorch_ddp")
+
+
+def _check_fp16_on_cpu(flags: Any) -> None:
+    cure = "use --bf16 or --memory-efficient-fp16, or leave it out"
+    if not half_on_cpu():
+        cure = "use --bf16, or leave it out"
+    elif getattr(flags, "memory_efficient_fp16", False) or getattr(flags, "fp16_no_flatten_grads", False):
+        return
+    raise UsageError(f"--fp16 is made for a GPU, and this run has none: {cure}")
+
+
+def half_on_cpu() -> bool:
+    """Whether torch multiplies and normalises in fp16 on a CPU (from 2.2 on, or so)."""
+    x = torch.ones(1, 1, dtype=torch.float16)
+    try:
+        nn.functional.layer_norm(nn.functional.linear(x, x).softmax(-1), (1,))
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,49 @@
+"""``--optimizer fused_adam``: fairseq's Adam, its flags and its checkpoints, in a few launches for all tensors."""
+
+import torch
+from fairseq.optim import FairseqOptimizer, adam, register_optimizer
+from fairseq.optim.adam import FairseqAdamConfig
+
+from ..registry import UsageError
+from .adam import FusedAdam
+from .tensors import norms
+
+
+@register_optimizer("fused_adam", dataclass=FairseqAdamConfig)
+class FairseqAdam(adam.FairseqAdam):
+    """fairseq's ``adam``, also in name: fairseq loads the state of an optimizer only into one of the same class name.
+
+    Raises:
+        UsageError: a flag of fairseq's that asks for another Adam
+    """
+
+    def __init__(self, cfg, params):
+        FairseqOptimizer.__init__(self, cfg)
+        for flag in ("use_old_adam", "fp16_adam_stats"):
+            if getattr(cfg, flag, False):
+                dashed = flag.replace("_", "-")
+                raise UsageError(f"--{dashed} is not made for --optimizer fused_adam: leave it out, or use adam")
+        self._optimizer = FusedAdam(params, **self.optimizer_config)
+
+    def multiply_grads(self, c):
+        grads = [weight.grad for weight in self.params if weight.grad is not None]
+        if grads:
+            torch._foreach_mul_(grads, c.to(grads[0].device) if torch.is_tensor(c) else c)
+
+    @torch.no_grad()
+    def clip_grad_norm(self, max_norm, aggregate_norm_fn=None):
+        """The norm of all gradients, which are scaled down to *max_norm* where it is positive and smaller."""
+        grads = [weight.grad for weight in self.params if weight.grad is not None]
+        if not grads or any(hasattr(weight, "expert") for weight in self.params):
+            return super().clip_grad_norm(max_norm, aggregate_norm_fn)
+        types = dict.fromkeys((grad.device, grad.dtype) for grad in grads)
+        lists = [[grad for grad in grads if (grad.device, grad.dtype) == key] for key in types]
+        parts = [norm.float().to(grads[0].device) for alike in lists for norm in norms(alike)]
+        total = torch.norm(torch.stack(parts))
+        if aggregate_norm_fn is not None:
+            total = aggregate_norm_fn(total)
+        if max_norm > 0:
+            factor = (float(max_norm) / (total + 1e-6)).clamp_(max=1)
+            for alike in lists:
+                torch._foreach_mul_(alike, factor.to(alike[0].device))
+        return total

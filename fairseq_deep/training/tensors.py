@@ -1,0 +1,34 @@
+"""Operations on many tensors at once, where torch has them."""
+
+from typing import List
+
+import torch
+from torch import Tensor
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def copy_all(targets: List[Tensor], sources: List[Tensor]) -> None:
+    """Copy each of *sources* into its target, in a few launches from torch 2.1 on."""
+    if hasattr(torch, "_foreach_copy_"):
+        torch._foreach_copy_(targets, sources)
+    else:
+        for target, source in zip(targets, sources):
+            target.copy_(source)
+
+
+def in_fp32(tensors: List[Tensor]) -> List[Tensor]:
+    """Copies of *tensors* in fp32."""
+    copies = [torch.empty_like(tensor, dtype=torch.float32) for tensor in tensors]
+    copy_all(copies, tensors)
+    return copies
+
+
+def norms(tensors: List[Tensor]) -> List[Tensor]:
+    """The 2-norm of each, in fp32 or better."""
+    if tensors[0].dtype not in HALF:
+        return list(torch._foreach_norm(tensors))
+    try:
+        return list(torch._foreach_norm(tensors, 2, dtype=torch.float32))
+    except TypeError:  # torch before 2.4 sums in fp32, but returns half precision, where a norm overflows
+        return [torch.norm(tensor, dtype=torch.float32) for tensor in tensors]
