@@ -19,7 +19,7 @@ def check_training(flags: Any) -> None:
     Raises:
         UsageError: one line that names the flags and the cure
     """
-    if hasattr(flags, "_name"):  # fairseq marks what comes from a checkpoint or has been looked at
+    if hasattr(flags, "_name") or not hasattr(flags, "ddp_backend"):  # "_name": fairseq is done with the command line
         return
     _check_backend(flags)
     chosen = [f"--{name}" for name in PRECISIONS if getattr(flags, name, False)]

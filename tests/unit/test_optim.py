@@ -1,4 +1,4 @@
-"""``--optimizer fused_adam``: the steps and the checkpoints of fairseq's Adam, in launches that do not grow with the model."""
+"""``--optimizer fused_adam``: the steps and checkpoints of fairseq's Adam, in launches that do not grow with the model."""
 
 import copy
 import io
@@ -88,7 +88,9 @@ def test_chunks_change_nothing(dtype, kernel, monkeypatch):
     train(FusedAdam(whole, **RATES), whole, 3)
     monkeypatch.setattr(fused, "CHUNK", 30)
     update = FusedAdam._update
-    monkeypatch.setattr(FusedAdam, "_update", lambda self, part, *args: sizes.append(len(part)) or update(self, part, *args))
+    monkeypatch.setattr(
+        FusedAdam, "_update", lambda self, part, *rest: sizes.append(len(part)) or update(self, part, *rest)
+    )
     train(FusedAdam(parts, **RATES), parts, 3)
     assert sizes[:3] == [1, 3, 1]  # 35 elements are more than a chunk
     for one, other in zip(whole, parts):
@@ -246,9 +248,8 @@ def test_experts_are_left_to_fairseq():
 
 @pytest.mark.parametrize("flag", ["use_old_adam", "fp16_adam_stats"])
 def test_flags_for_another_adam_are_refused(flag):
-    settings = types.SimpleNamespace(adam_betas="(0.9, 0.98)", adam_eps=1e-8, weight_decay=0.0, lr=[0.1], **{flag: True})
     with pytest.raises(UsageError, match=flag.replace("_", "-")):
-        optim.OPTIMIZER_REGISTRY["fused_adam"](settings, parameters())
+        optim.OPTIMIZER_REGISTRY["fused_adam"](types.SimpleNamespace(**{flag: True}), parameters())
 
 
 class Launches(TorchDispatchMode):
@@ -273,7 +274,8 @@ class Launches(TorchDispatchMode):
 def test_launches_do_not_grow_with_the_number_of_tensors(dtype, form, flatten, most, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     counts = {}
-    for name, shape in (("adam", form if form.__name__ != "FP16Optimizer" else StockFP16Optimizer), ("fused_adam", form)):
+    stock = StockFP16Optimizer if form is FP16Optimizer else form
+    for name, shape in (("adam", stock), ("fused_adam", form)):
         for size in (10, 30):
             weights = [torch.nn.Parameter(torch.ones(3, dtype=dtype)) for _ in range(size)]
             cfg = config(name, "bf16" if dtype == torch.bfloat16 else "fp16", flatten)
