@@ -42,9 +42,8 @@ class FP16Optimizer(optim.FP16Optimizer):
     def zero_grad(self):
         """Clear all gradients; their fp32 copies take no memory until they are needed."""
         if self._at_once:
-            self._multiply_factor = (
-                1.0  # without a loss scale (bf16), fairseq would keep that of an update that takes it
-            )
+            # without a loss scale (bf16) fairseq leaves the factor of an update that has taken it for the next
+            self._multiply_factor = 1.0
             for copy in [] if self.has_flat_params else self.fp32_params:
                 copy.grad = None
         super().zero_grad()

@@ -31,4 +31,4 @@ def norms(tensors: List[Tensor]) -> List[Tensor]:
     try:
         return list(torch._foreach_norm(tensors, 2, dtype=torch.float32))
     except TypeError:  # torch before 2.4 sums in fp32, but returns half precision, where a norm overflows
-        return [torch.norm(tensor, dtype=torch.float32) for tensor in tensors]
+        return [torch.norm(tensor, p=2, dtype=torch.float32) for tensor in tensors]

@@ -1,4 +1,4 @@
-"""Half precision with weights of sums in fp32, over workers; and what a machine or the package cannot do, in one line."""
+"""Half precision with weights of sums in fp32, over workers; what a machine or the package cannot do, in one line."""
 
 import argparse
 import copy
@@ -39,9 +39,9 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 def reduced(rank, backend, dtype):
     """Gradients before and after they are reduced by fairseq's wrapper."""
-    settings = SimpleNamespace(ddp_backend=backend, tpu=False, heartbeat_timeout=-1, device_id=None, ddp_comm_hook="none",
-                               broadcast_buffers=False, bucket_cap_mb=25, find_unused_parameters=True,
-                               gradient_as_bucket_view=False)  # fmt: skip
+    settings = dict(ddp_backend=backend, tpu=False, device_id=None, ddp_comm_hook="none", broadcast_buffers=False)
+    settings.update(bucket_cap_mb=25, find_unused_parameters=True, gradient_as_bucket_view=False, heartbeat_timeout=-1)
+    settings = SimpleNamespace(**settings)
     model = DistributedFairseqModel(settings, TwoTypes(dtype), torch.distributed.group.WORLD, torch.device("cpu"))
     with model.no_sync():
         model(rank).backward()
