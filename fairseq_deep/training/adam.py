@@ -39,7 +39,7 @@ class FusedAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None, scale: Union[float, Tensor] = 1.0):
-        """Update all parameters; their gradients are divided by *scale*."""
+        """Divide all gradients by *scale*, and update the parameters."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -80,6 +80,12 @@ class FusedAdam(torch.optim.Optimizer):
         update(targets, grads, exp_avgs, exp_avg_sqs, group, step, scale)
         if half:
             copy_all(weights, targets)
+            if _scaled(scale):  # what reads gradients after the step finds all of them divided
+                copy_all([weight.grad for weight in weights], grads)
+
+
+def _scaled(scale: Union[float, Tensor]) -> bool:
+    return torch.is_tensor(scale) or scale != 1.0  # a tensor is not asked: it may be on a GPU
 
 
 def _chunks(weights: List[Tensor]) -> Iterator[List[Tensor]]:
@@ -110,10 +116,9 @@ def has_fused(device: str) -> bool:
 def _fused(weights, grads, exp_avgs, exp_avg_sqs, group, step, scale) -> None:
     beta1, beta2 = group["betas"]
     number = functools.partial(torch.full, (), dtype=torch.float32, device=weights[0].device)
-    if torch.is_tensor(scale):
-        divisor = scale.to(weights[0].device, torch.float32)
-    else:
-        divisor = None if scale == 1.0 else number(float(scale))
+    divisor = None
+    if _scaled(scale):
+        divisor = scale.to(weights[0].device, torch.float32) if torch.is_tensor(scale) else number(float(scale))
     torch._fused_adamw_(
         weights,
         grads,
@@ -134,7 +139,7 @@ def _fused(weights, grads, exp_avgs, exp_avg_sqs, group, step, scale) -> None:
 
 def _foreach(weights, grads, exp_avgs, exp_avg_sqs, group, step, scale) -> None:
     beta1, beta2 = group["betas"]
-    if torch.is_tensor(scale) or scale != 1.0:
+    if _scaled(scale):
         torch._foreach_div_(grads, float(scale))
     torch._foreach_mul_(exp_avgs, beta1)
     torch._foreach_add_(exp_avgs, grads, alpha=1 - beta1)

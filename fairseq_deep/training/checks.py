@@ -54,7 +54,9 @@ def check_device(weight: Tensor) -> None:
     Raises:
         UsageError: one line with the cure
     """
-    if weight.is_cuda and weight.dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported():
+    # a tensor may be said to be on a GPU where there is none, to count what would run there
+    on_gpu = weight.is_cuda and torch.cuda.is_available()
+    if on_gpu and weight.dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported():
         raise UsageError("--bf16: this GPU has no bf16 with this torch: use --fp16 or --amp")
 
 

@@ -233,6 +233,7 @@ def test_flags_of_a_checkpoint_are_another_machines():
     (False, torch.bfloat16, False, False),
 ])  # fmt: skip
 def test_bf16_on_a_gpu_without_it(on_gpu, dtype, supported, refused, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: supported)
     weight = SimpleNamespace(is_cuda=on_gpu, dtype=dtype)
     if refused:
