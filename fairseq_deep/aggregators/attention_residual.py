@@ -29,7 +29,7 @@ from .base import AGGREGATORS, Aggregator
 
 def _linear(x: Tensor, weight: Tensor) -> Tensor:
     """The product in the type of *x*; autocast would lower it."""
-    if torch.jit.is_scripting():
+    if torch.jit.is_scripting() or x.is_meta:  # meta has no autocast
         product = F.linear(x, weight)
     else:
         with torch.autocast(x.device.type, enabled=False):
