@@ -24,9 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fairseq_deep
 
 PACKAGE = str(Path(fairseq_deep.__file__).parent)
-MODE_KEY = getattr(getattr(torch._C, "_TorchDispatchModeKey", None), "FAKE", None)
-C10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-GUARDS = (ctypes.c_void_p * 2).in_dll(C10, "_ZN3c104impl26device_guard_impl_registryE")  # of cpu, of cuda
+C10 = Path(torch.__file__).parent / "lib" / "libc10.so"
+AVAILABLE = C10.exists() and hasattr(torch._C, "_set_only_lift_cpu_tensors") and hasattr(torch, "set_autocast_dtype")
 CUDA = "cuda:0"
 # kernels that want one floating type; on a CPU, a norm takes weights of another
 ONE_TYPE = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "native_layer_norm", "_fused_rms_norm", "embedding"}
@@ -109,20 +108,22 @@ class AbsentCuda(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self._mode_key = MODE_KEY  # where FakeTensorMode would be: factories do not look for a GPU
+        # where FakeTensorMode would be: factories do not look for a GPU
+        self._mode_key = torch._C._TorchDispatchModeKey.FAKE
         self.waits = Counter()
+        self.guards = (ctypes.c_void_p * 2).in_dll(ctypes.CDLL(str(C10)), "_ZN3c104impl26device_guard_impl_registryE")
         self.before = []
 
     def __enter__(self):
         # what makes a device current: of cuda there is nothing in a build for CPUs, and that of cpu does nothing
-        self.before.append((GUARDS[1], torch._C._only_lift_cpu_tensors()))
-        GUARDS[1] = GUARDS[0]
+        self.before.append((self.guards[1], torch._C._only_lift_cpu_tensors()))
+        self.guards[1] = self.guards[0]
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor makes them on the CPU, and has them copied
         return super().__enter__()
 
     def __exit__(self, *error):
         super().__exit__(*error)
-        GUARDS[1], only_cpu = self.before.pop()
+        self.guards[1], only_cpu = self.before.pop()
         torch._C._set_only_lift_cpu_tensors(only_cpu)
 
     def take(self, what):
@@ -146,6 +147,7 @@ class AbsentCuda(TorchDispatchMode):
     @contextlib.contextmanager
     def autocast(self, dtype):
         """``torch.autocast("cuda", dtype)``, which does nothing where there is no GPU."""
+        before = torch.get_autocast_dtype("cuda")
         torch.set_autocast_enabled("cuda", True)
         torch.set_autocast_dtype("cuda", dtype)
         try:
@@ -153,6 +155,7 @@ class AbsentCuda(TorchDispatchMode):
         finally:
             torch.clear_autocast_cache()
             torch.set_autocast_enabled("cuda", False)
+            torch.set_autocast_dtype("cuda", before)
 
     def wait(self, operation):
         """Note that *operation* makes the host wait."""
