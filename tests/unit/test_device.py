@@ -11,9 +11,10 @@ import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 
-from fairseq_deep.models.description import DECODER, SIDED
+from fairseq_deep.attention import DECODER_ATTENTIONS
 from tests.conftest import make_batch
 from tests.device import AVAILABLE, AbsentCuda, WaitsOnMeta, tensors_in
+from tests.methods import METHODS, OPTIONS
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="this torch has no modes that stand for a device")
 
@@ -23,60 +24,15 @@ DECODING_WAITS = {"decoder.masks", "beams.read_order", "beams.hypotheses_per_sen
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "autocast": torch.float16}
 DROPOUTS = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
-PRENORM, POSTNORM, LSTM = (f"transformer_{name}_2l2l_tiny" for name in ("prenorm", "postnorm", "lstm"))
-DLCL = "transformer_dlcl_2l2l_tiny"
-NO_FFN = {"encoder_ffn_embed_dim": None, "decoder_ffn_embed_dim": None}
-# what a method cannot be without
-NEEDS = {"msc": {"layer_agg": "msc", "decoder_memory": "msc"}, "lstm": NO_FFN, "rnn": NO_FFN}
-
-
-def methods():
-    """Each method of each axis; of the initialisations, those that change what a layer computes."""
-    for axis, (registry, _) in {**SIDED, **DECODER}.items():
-        for name in registry.names():
-            method = registry.get(name)
-            if axis == "deep_init" and method.layer_norm and not method.connects:
-                continue
-            norms = getattr(method, "norms", ("pre",))
-            yield f"{axis}-{name}", (PRENORM if "pre" in norms else POSTNORM, {axis: name, **NEEDS.get(name, {})})
-
-
-METHODS = dict(methods())
-# what computes otherwise than the method's default does
-OPTIONS = [
-    (DLCL, {"dlcl_weight_type": "vector"}),
-    (DLCL, {"dlcl_weight_type": "scalar_4", "dlcl_dropout": 0.1}),
-    (DLCL, {"dlcl_window": 2, "dlcl_normalize": True}),
-    (DLCL, {"dlcl_fixed": True, "dlcl_no_norm": True}),
-    ("transformer_dlcl_postnorm_2l2l_tiny", {}),
-    (LSTM, {"lstm_merge": "concat", "lstm_attn_residual": True}),
-    (LSTM, {"lstm_merge": "two", "lstm_share": "none", "lstm_final_norm": True}),
-    (LSTM, {"lstm_share": "gate-encdec", "lstm_ffn": 1}),
-    (LSTM, {"lstm_share": "all", "lstm_glu": "gelu"}),
-    (LSTM, {"decoder_attn": "merged"}),
-    (LSTM, {"checkpoint_activations": True}),
-    (PRENORM, {"layer_agg": "mlrf", "mlrf_kind": "ffn"}),
-    (PRENORM, {"layer_agg": "mlrf", "mlrf_kind": "multi-hop"}),
-    (POSTNORM, {"layer_agg": "mlrf", "mlrf_kind": "mean"}),
-    (PRENORM, {"layer_agg": "ode", "ode_method": "rk2-learned"}),
-    (PRENORM, {"layer_agg": "ode", "ode_method": "rk2-init", "checkpoint_activations": True}),
-    (PRENORM, {"layer_agg": "ode", "ode_method": "ema", "ode_history": "dlcl", "ode_identity": True}),
-    (POSTNORM, {"layer_agg": "routing", "routing_kind": "dynamic", "checkpoint_activations": True}),
-    (PRENORM, {"layer_agg": "attention-residual", "attention_residual_block": 2}),
-    (POSTNORM, {"residual": "highway", "highway_form": "attention"}),
-    (PRENORM, {"residual": "sdu", "sdu_activation": "tanh", "sdu_layers": 1}),
-    (PRENORM, {"decoder_attn": "average", "average_ffn": True}),
-    (PRENORM, {"relative_positions": 2, "relative_values": True}),
-    (POSTNORM, {"relative_positions": 2, "decoder_attn": "merged-self", "checkpoint_activations": True}),
-    (PRENORM, {"cross_self_attention": True}),
-    (PRENORM, {"share_all_embeddings": True, "layernorm_embedding": True, "decoder_learned_pos": True}),
-    ("transformer_prenorm_6l_big_encoder", {"encoder_layers": 2, "decoder_layers": 2, "decoder_memory": "layerwise"}),
-]
+PRENORM = "transformer_prenorm_2l2l_tiny"
 CASES = {
     **{f"{name}-{precision}": (*case, precision) for name, case in METHODS.items() for precision in PRECISIONS},
-    **{f"{name}-{'-'.join(map(str, flags.values()))}-{precision}": (name, flags, precision)
-       for name, flags in OPTIONS for precision in ("fp16", "autocast")},
-}  # fmt: skip
+    **{
+        f"{name}-{precision}": (*case, precision)
+        for name, case in OPTIONS.items()
+        for precision in ("fp16", "autocast")
+    },
+}
 
 
 def decode(model, source, lengths, target, orders):
@@ -212,7 +168,7 @@ def test_a_method_on_the_device(case, build, dictionary):
         assert len(tensors_of(device, kept)) > 2
 
 
-@pytest.mark.parametrize("flags", [{"decoder_attn": name} for name in DECODER["decoder_attn"][0].names()]
+@pytest.mark.parametrize("flags", [{"decoder_attn": name} for name in DECODER_ATTENTIONS.names()]
                          + [{"relative_positions": 2}, {"decoder_memory": "transparent"}], ids=str)  # fmt: skip
 @torch.no_grad()
 def test_beam_search_finds_on_the_device_what_it_finds_on_the_cpu(flags, build, dictionary):
@@ -232,9 +188,9 @@ def test_beam_search_finds_on_the_device_what_it_finds_on_the_cpu(flags, build, 
         assert [score for _, score in got] == pytest.approx([score for _, score in want], abs=1e-4)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.endswith("-fp16")])
+@pytest.mark.parametrize("case", [*METHODS, *OPTIONS])
 def test_backward_asks_for_no_values(case, build, dictionary):
-    name, flags, _ = CASES[case]
+    name, flags = {**METHODS, **OPTIONS}[case]
     model = build(name, **DROPOUTS, **flags).train().half().to("meta")
     source, lengths, target = (tensor.to("meta") for tensor in make_batch(dictionary))
     with WaitsOnMeta() as device:

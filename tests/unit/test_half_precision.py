@@ -8,6 +8,10 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 
 from tests.conftest import make_batch
+from tests.methods import METHODS, OPTIONS
+
+# relative error of the whole gradient in fp16; EM routing divides by variances that can be near to nothing
+ERRORS = {"layer_agg-routing": 0.5}
 
 
 def optimizer_for(model, flatten):
@@ -46,3 +50,24 @@ def test_a_step_moves_every_parameter_as_in_fp32(build, dictionary, monkeypatch,
         assert parameter.dtype == dtypes[name]
         moved = (parameter.float() - before[name].float()).abs().max()
         assert parameter.isfinite().all() and moved > 0 or name.endswith("k_proj.bias"), name
+
+
+@pytest.mark.parametrize("case", [*METHODS, *OPTIONS])
+def test_gradients_are_near_to_those_in_fp32(case, build, dictionary):
+    name, flags = {**METHODS, **OPTIONS}[case]
+    exact, batch = build(name, **flags).train(), make_batch(dictionary)
+    with torch.no_grad():
+        for parameter in exact.parameters():  # no gate closed, and what fp16 holds
+            parameter.copy_(parameter.add(0.02 * torch.randn_like(parameter)).half())
+    for module in exact.modules():
+        if isinstance(module, torch.nn.Dropout):  # those that flags of methods ask for, and their defaults
+            module.p = 0.0
+    words, gradients = torch.randint(len(dictionary), (batch[2].numel(),)), []
+    for model in (exact, copy.deepcopy(exact).half()):
+        output = model(*batch)[0]
+        assert output.dtype == model.decoder.output_projection.weight.dtype
+        (128 * torch.nn.functional.cross_entropy(output.float().flatten(0, 1), words)).backward()
+        gradients.append(torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()
+                                    if parameter.requires_grad]))  # fmt: skip
+    assert gradients[1].isfinite().all()
+    assert (gradients[1] - gradients[0]).norm() < ERRORS.get(case, 0.05) * gradients[0].norm()

@@ -1,0 +1,57 @@
+"""Small models of every method, as (architecture, flags), by name; for tests that run them all."""
+
+from fairseq_deep.models.description import DECODER, SIDED
+
+PRENORM, POSTNORM, LSTM = (f"transformer_{name}_2l2l_tiny" for name in ("prenorm", "postnorm", "lstm"))
+DLCL = "transformer_dlcl_2l2l_tiny"
+NO_FFN = {"encoder_ffn_embed_dim": None, "decoder_ffn_embed_dim": None}
+# what a method cannot be without
+NEEDS = {"msc": {"layer_agg": "msc", "decoder_memory": "msc"}, "lstm": NO_FFN, "rnn": NO_FFN}
+
+
+def methods():
+    """Each method of each axis; of the initialisations, those that change what a layer computes."""
+    for axis, (registry, _) in {**SIDED, **DECODER}.items():
+        for name in registry.names():
+            method = registry.get(name)
+            if axis == "deep_init" and method.layer_norm and not method.connects:
+                continue
+            norms = getattr(method, "norms", ("pre",))
+            yield f"{axis}-{name}", (PRENORM if "pre" in norms else POSTNORM, {axis: name, **NEEDS.get(name, {})})
+
+
+METHODS = dict(methods())
+# what computes otherwise than the method's default does
+_OPTIONS = [
+    (DLCL, {"dlcl_weight_type": "vector"}),
+    (DLCL, {"dlcl_weight_type": "scalar_4", "dlcl_dropout": 0.1}),
+    (DLCL, {"dlcl_window": 2, "dlcl_normalize": True}),
+    (DLCL, {"dlcl_fixed": True, "dlcl_no_norm": True}),
+    ("transformer_dlcl_postnorm_2l2l_tiny", {}),
+    (LSTM, {"lstm_merge": "concat", "lstm_attn_residual": True}),
+    (LSTM, {"lstm_merge": "two", "lstm_share": "none", "lstm_final_norm": True}),
+    (LSTM, {"lstm_share": "gate-encdec", "lstm_ffn": 1}),
+    (LSTM, {"lstm_share": "all", "lstm_glu": "gelu"}),
+    (LSTM, {"decoder_attn": "merged"}),
+    (LSTM, {"checkpoint_activations": True}),
+    (PRENORM, {"layer_agg": "mlrf", "mlrf_kind": "ffn"}),
+    (PRENORM, {"layer_agg": "mlrf", "mlrf_kind": "multi-hop"}),
+    (POSTNORM, {"layer_agg": "mlrf", "mlrf_kind": "mean"}),
+    (PRENORM, {"layer_agg": "ode", "ode_method": "rk2-learned"}),
+    (PRENORM, {"layer_agg": "ode", "ode_method": "rk2-init", "checkpoint_activations": True}),
+    (PRENORM, {"layer_agg": "ode", "ode_method": "ema", "ode_history": "dlcl", "ode_identity": True}),
+    (POSTNORM, {"layer_agg": "routing", "routing_kind": "dynamic", "checkpoint_activations": True}),
+    (PRENORM, {"layer_agg": "attention-residual", "attention_residual_block": 2}),
+    (POSTNORM, {"residual": "highway", "highway_form": "attention"}),
+    (PRENORM, {"residual": "sdu", "sdu_activation": "tanh", "sdu_layers": 1}),
+    (PRENORM, {"decoder_attn": "average", "average_ffn": True}),
+    (PRENORM, {"relative_positions": 2, "relative_values": True}),
+    (POSTNORM, {"relative_positions": 2, "decoder_attn": "merged-self", "checkpoint_activations": True}),
+    (PRENORM, {"cross_self_attention": True}),
+    (PRENORM, {"share_all_embeddings": True, "layernorm_embedding": True, "decoder_learned_pos": True}),
+    ("transformer_prenorm_6l_big_encoder", {"encoder_layers": 2, "decoder_layers": 2, "decoder_memory": "layerwise"}),
+]
+OPTIONS = {
+    " ".join([name.split("_")[1], *(f"{flag}={value}" for flag, value in flags.items())]): (name, flags)
+    for name, flags in _OPTIONS
+}
