@@ -12,6 +12,7 @@ import torch
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_deep.attention import DECODER_ATTENTIONS
+from fairseq_deep.diagnostics import depth_record
 from tests.conftest import make_batch
 from tests.device import AVAILABLE, AbsentCuda, WaitsOnMeta, tensors_in
 from tests.methods import METHODS, OPTIONS
@@ -186,6 +187,22 @@ def test_beam_search_finds_on_the_device_what_it_finds_on_the_cpu(flags, build, 
     for got, want in zip(found, expected):
         assert [words for words, _ in got] == [words for words, _ in want]
         assert [score for _, score in got] == pytest.approx([score for _, score in want], abs=1e-4)
+
+
+@pytest.mark.parametrize("case", [*METHODS, *OPTIONS])
+@torch.no_grad()
+def test_a_record_of_depth_is_one_transfer(case, build):
+    name, flags = {**METHODS, **OPTIONS}[case]
+    model, device = build(name, **flags), AbsentCuda()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    expected = depth_record(model)
+    with device:
+        gradients = [device.take(parameter.grad) for parameter in model.parameters()]
+        for parameter, gradient in zip(device.take(model).parameters(), gradients):
+            parameter.grad = gradient
+        assert depth_record(model) == pytest.approx(expected)
+    assert device.waits == {"record.depth_record: copy": 1}
 
 
 @pytest.mark.parametrize("case", [*METHODS, *OPTIONS])
