@@ -6,6 +6,7 @@ waits for nothing. Backward passes, which need a real device, run on tensors wit
 
 import contextlib
 import copy
+import math
 
 import pytest
 import torch
@@ -174,6 +175,7 @@ def test_a_method_on_the_device(case, build, dictionary):
 @torch.no_grad()
 def test_beam_search_finds_on_the_device_what_it_finds_on_the_cpu(flags, build, dictionary):
     model, device = build(PRENORM, **flags).eval(), AbsentCuda()
+    model.make_generation_fast_(need_attn=False)
     source, lengths, _ = make_batch(dictionary)
 
     def translate(model, source, lengths):
@@ -183,7 +185,10 @@ def test_beam_search_finds_on_the_device_what_it_finds_on_the_cpu(flags, build, 
 
     expected = translate(model, source, lengths)
     with device:
-        found = translate(device.take(copy.deepcopy(model)), device.take(source), device.take(lengths))
+        source, lengths = device.take(source), device.take(lengths)
+        found = translate(device.take(copy.deepcopy(model)), source, lengths)
+        rough = translate(device.take(model.half()), source, lengths)
+    assert all(math.isfinite(score) for sentence in rough for _, score in sentence)
     for got, want in zip(found, expected):
         assert [words for words, _ in got] == [words for words, _ in want]
         assert [score for _, score in got] == pytest.approx([score for _, score in want], abs=1e-4)
