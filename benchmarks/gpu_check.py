@@ -1,0 +1,164 @@
+"""Whether models compute on a device what they compute on a CPU: outputs, every gradient, translations, updates.
+
+Each check prints a line as it is done; the exit status is 1 if one fails.
+
+    python benchmarks/gpu_check.py [--device cuda] [--layers 3] [--width 64]
+"""
+
+import argparse
+import copy
+import logging
+import sys
+import time
+import warnings
+
+import torch
+from fairseq import optim
+from fairseq.data import Dictionary
+from fairseq.sequence_generator import SequenceGenerator
+from omegaconf import OmegaConf
+
+from fairseq_deep.architectures import build_architecture
+
+# every method, and what takes a path of its own on a GPU
+MODELS = {
+    "plain pre-norm": ("transformer_prenorm_6l", {}),
+    "plain post-norm": ("transformer_postnorm_6l", {}),
+    "DLCL": ("transformer_dlcl_6l", {}),
+    "DLCL, deep": ("transformer_dlcl_6l", {"encoder_layers": 14}),
+    "DLCL, post-norm": ("transformer_dlcl_postnorm_6l", {}),
+    "DLCL, vector, softmax": ("transformer_dlcl_6l", {"dlcl_weight_type": "vector", "dlcl_normalize": True}),
+    "DLCL, window": ("transformer_dlcl_6l", {"dlcl_window": 2}),
+    "LSTM": ("transformer_lstm_6l", {}),
+    "LSTM, concat": ("transformer_lstm_concat_6l", {}),
+    "merged attention": ("transformer_matt_6l", {}),
+    "average attention": ("transformer_prenorm_6l", {"decoder_attn": "average"}),
+    "relative positions": ("transformer_prenorm_6l", {"relative_positions": 4, "relative_values": True}),
+    "transparent": ("transformer_prenorm_6l", {"decoder_memory": "transparent"}),
+    "ODE": ("transformer_prenorm_6l", {"layer_agg": "ode"}),
+    "recomputation": ("transformer_dlcl_6l", {"checkpoint_activations": True}),
+}
+
+
+NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+
+
+def make_dictionary(words=200):
+    dictionary = Dictionary()
+    for index in range(words - len(dictionary)):
+        dictionary.add_symbol(str(index))
+    return dictionary
+
+
+def make_batch(dictionary, rows=6, longest=11):
+    """Source (padded on the left, as fairseq has it), target (padded on the right)."""
+    source = torch.randint(5, len(dictionary), (rows, longest))
+    target = torch.randint(5, len(dictionary), (rows, longest))
+    source[:, -1] = dictionary.eos()
+    target[:, 0] = dictionary.eos()
+    for row in range(1, rows):
+        source[row, : row + 1] = dictionary.pad()
+        target[row, longest - row :] = dictionary.pad()
+    return source, target
+
+
+def step(model, batch):
+    """The output of a batch, and the gradient of each parameter, both in fp64."""
+    source, target = (part.to(next(model.parameters()).device) for part in batch)
+    model.zero_grad(set_to_none=True)
+    output = model(source, source.ne(1).sum(1), target)[0]
+    output.float().sin().mean().backward() if output.dtype != torch.float64 else output.sin().mean().backward()
+    gradients = {name: part.grad.detach().double().cpu() for name, part in model.named_parameters()}
+    return output.detach().double().cpu(), gradients
+
+
+def distance(ours, theirs):
+    """The largest difference of outputs and gradients, as a share of the largest value of its tensor."""
+    pairs = [(ours[0], theirs[0])] + [(ours[1][name], theirs[1][name]) for name in theirs[1]]
+    floor = max(part.abs().max().item() for part in theirs[1].values()) * 1e-3
+    return max(((a - b).abs().max() / max(b.abs().max().item(), floor)).item() for a, b in pairs)
+
+
+def translations(model, batch, dictionary):
+    """The words of all hypotheses."""
+    model = copy.deepcopy(model).eval()
+    model.prepare_for_inference_(OmegaConf.create({"generation": {"beam": 4, "print_alignment": None}}))
+    source = batch[0].to(next(model.parameters()).device)
+    generator = SequenceGenerator([model], dictionary, beam_size=4, max_len_b=12)
+    found = generator.generate([model], {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(1)}})
+    return [[hypothesis["tokens"].tolist() for hypothesis in sentence] for sentence in found]
+
+
+def updated(model, batch, name, device):
+    """The parameters after three updates with the optimizer *name*."""
+    model = copy.deepcopy(model).float().to(device)
+    flags = {"_name": name, "adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8, "weight_decay": 0.01, "lr": [0.01],
+             "use_old_adam": False, "fp16_adam_stats": False, "tpu": False}  # fmt: skip
+    optimizer = optim.build_optimizer(OmegaConf.create(flags), list(model.parameters()))
+    for _ in range(3):
+        step(model, batch)
+        optimizer.step()
+    return torch.cat([part.detach().cpu().flatten() for part in model.parameters()])
+
+
+def checks(reference, batch, dictionary, device):
+    """(what is compared, the difference, the largest that is right) one by one; *reference* is on the CPU in fp64."""
+    expected = step(reference, batch)
+    yield "fp64: output, all gradients", distance(step(copy.deepcopy(reference).to(device), batch), expected), 1e-9
+    for dtype, limit in ((torch.float32, 2e-3), (torch.bfloat16, 0.5), (torch.float16, 0.2)):
+        if dtype == torch.bfloat16 and device == "cuda" and not torch.cuda.is_bf16_supported():
+            continue
+        name = str(dtype).split(".")[1]
+        yield name, distance(step(copy.deepcopy(reference).to(device, dtype), batch), expected), limit
+    same = translations(reference, batch, dictionary) == translations(
+        copy.deepcopy(reference).to(device), batch, dictionary
+    )
+    yield "beam search, token for token", 0.0 if same else 1.0, 0.0
+    adam, fused = (updated(reference, batch, name, device) for name in ("adam", "fused_adam"))
+    yield "fused_adam = adam", (adam - fused).abs().max().item(), 1e-3
+
+
+def build(name, flags, dictionary, options):
+    torch.manual_seed(1)
+    sizes = {}
+    for side in ("encoder", "decoder"):
+        sizes.update({f"{side}_layers": options.layers, f"{side}_embed_dim": options.width,
+                      f"{side}_attention_heads": 4})  # fmt: skip
+        if "lstm" not in name:
+            sizes[f"{side}_ffn_embed_dim"] = 2 * options.width
+    return build_architecture(name, dictionary, share_all_embeddings=True, **NO_DROPOUT, **{**sizes, **flags}).double()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--only", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="MODEL")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no GPU here: use --device cpu")
+    logging.disable(logging.WARNING)
+    warnings.filterwarnings("ignore")
+    name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    print(f"torch {torch.__version__}, {name}; against fp64 on the CPU\n")
+    print(f"{'model':<24}{'what':<32}{'difference':>12}{'at most':>10}{'seconds':>9}")
+    dictionary, failures = make_dictionary(), 0
+    for label in options.only:
+        arch, flags = MODELS[label]
+        model = build(arch, flags, dictionary, options).train()
+        batch = make_batch(dictionary)
+        start = time.perf_counter()
+        for what, found, limit in checks(model, batch, dictionary, options.device):
+            good = found <= limit  # a NaN is not
+            failures += not good
+            now = time.perf_counter()
+            print(f"{label:<24}{what:<32}{found:>12.1e}{limit:>10.0e}{now - start:>9.1f}{'' if good else '  WRONG'}",
+                  flush=True)  # fmt: skip
+            label, start = "", now
+    print(f"\n{failures} checks failed" if failures else "\nall checks passed")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
