@@ -111,8 +111,8 @@ class DeepTransformerDecoder(TransformerDecoderBase):
             return padding, None  # an average counts words
         future: Optional[Tensor] = None
         if causal and (self.stock or padding is not None or self.relative):
-            # left padding leaves rows with nothing to attend to: with finite values they do not become NaN
-            hidden = float("-inf") if padding is None else -1e4
+            # fairseq's layers hide padding with -inf: rows with nothing else to attend to must not become NaN
+            hidden = -1e4 if self.stock and padding is not None else float("-inf")
             future = future_mask(tokens.size(1), tokens.size(1), like, hidden)
         if padding is None or self.stock:
             return padding, future
