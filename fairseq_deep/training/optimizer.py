@@ -6,7 +6,7 @@ from fairseq.optim.adam import FairseqAdamConfig
 
 from ..registry import UsageError
 from .adam import FusedAdam
-from .tensors import norms
+from .tensors import alike, norms
 
 
 @register_optimizer("fused_adam", dataclass=FairseqAdamConfig)
@@ -26,8 +26,7 @@ class FairseqAdam(adam.FairseqAdam):
         self._optimizer = FusedAdam(params, **self.optimizer_config)
 
     def multiply_grads(self, c):
-        grads = [weight.grad for weight in self.params if weight.grad is not None]
-        if grads:
+        for (grads,) in alike([weight.grad for weight in self.params if weight.grad is not None]):
             torch._foreach_mul_(grads, c.to(grads[0].device) if torch.is_tensor(c) else c)
 
     @torch.no_grad()
@@ -36,14 +35,12 @@ class FairseqAdam(adam.FairseqAdam):
         grads = [weight.grad for weight in self.params if weight.grad is not None]
         if not grads or any(hasattr(weight, "expert") for weight in self.params):
             return super().clip_grad_norm(max_norm, aggregate_norm_fn)
-        types = dict.fromkeys((grad.device, grad.dtype) for grad in grads)
-        lists = [[grad for grad in grads if (grad.device, grad.dtype) == key] for key in types]
-        parts = [norm.float().to(grads[0].device) for alike in lists for norm in norms(alike)]
+        parts = [norm.float().to(grads[0].device) for (part,) in alike(grads) for norm in norms(part)]
         total = torch.norm(torch.stack(parts))
         if aggregate_norm_fn is not None:
             total = aggregate_norm_fn(total)
         if max_norm > 0:
             factor = (float(max_norm) / (total + 1e-6)).clamp_(max=1)
-            for alike in lists:
-                torch._foreach_mul_(alike, factor.to(alike[0].device))
+            for (part,) in alike(grads):
+                torch._foreach_mul_(part, factor.to(part[0].device))
         return total

@@ -1,6 +1,6 @@
 """Operations on many tensors at once, where torch has them."""
 
-from typing import List
+from typing import Any, Dict, Iterator, List
 
 import torch
 from torch import Tensor
@@ -8,13 +8,23 @@ from torch import Tensor
 HALF = (torch.float16, torch.bfloat16)
 
 
+def alike(*lists: List[Tensor]) -> Iterator[List[List[Tensor]]]:
+    """The *lists*, of equal length, in parts of one device and type each: torch takes mixed ones tensor by tensor."""
+    parts: Dict[Any, List[Any]] = {}
+    for entry in zip(*lists):
+        parts.setdefault(tuple((tensor.device, tensor.dtype) for tensor in entry), []).append(entry)
+    for entries in parts.values():
+        yield [list(tensors) for tensors in zip(*entries)]
+
+
 def copy_all(targets: List[Tensor], sources: List[Tensor]) -> None:
     """Copy each of *sources* into its target, in a few launches from torch 2.1 on."""
-    if hasattr(torch, "_foreach_copy_"):
-        torch._foreach_copy_(targets, sources)
-    else:
-        for target, source in zip(targets, sources):
-            target.copy_(source)
+    for to, of in alike(targets, sources):
+        if hasattr(torch, "_foreach_copy_"):
+            torch._foreach_copy_(to, of)
+        else:
+            for target, source in zip(to, of):
+                target.copy_(source)
 
 
 def in_fp32(tensors: List[Tensor]) -> List[Tensor]:

@@ -264,12 +264,15 @@ class Launches(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.names = []
+        self.names, self.mixed = [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
         if not views and not any(word in str(func) for word in ("empty", "detach", "_local_scalar_dense", "profiler")):
             self.names.append(str(func))
+            lists = [arg for arg in args if isinstance(arg, (list, tuple))]
+            if any(len({tensor.dtype for tensor in tensors}) > 1 for tensors in lists):
+                self.mixed.append(str(func))
         return func(*args, **(kwargs or {}))
 
 
@@ -300,3 +303,23 @@ def test_launches_do_not_grow_with_the_number_of_tensors(dtype, form, flatten, m
     assert len(counts["adam", 30]) - len(counts["adam", 10]) >= (2 if flatten else 11) * 20
     # foreach_norm of a list is one, the stack of its results and their norm are two more
     assert len(counts["fused_adam", 30]) == len(counts["fused_adam", 10]) <= most, counts["fused_adam", 30]
+
+
+@pytest.mark.parametrize("dtype, form, flatten", FORMS, ids=["fp16_memory", "bf16_memory", "bf16", "fp16", "fp16_flat"])
+def test_no_operation_gets_tensors_of_two_types(dtype, form, flatten, monkeypatch):
+    """A GPU would take them one by one."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    weights = [*parameters(dtype), *parameters(torch.float32)]  # as with DLCL's W
+    cfg = config("fused_adam", "bf16" if dtype == torch.bfloat16 else "fp16", flatten)
+    optimizer = form.build_optimizer(cfg, weights)
+    with Launches() as launches:
+        optimizer.zero_grad()
+        for weight in weights:
+            weight.grad = weight.data.clone()
+        optimizer._needs_sync = True
+        optimizer.multiply_grads(0.5)
+        optimizer.clip_grad_norm(0.5)
+        optimizer.step()
+        optimizer.multiply_grads(0.5)
+        optimizer._unscale_grads()
+    assert any("_foreach_copy_" in name for name in launches.names) and launches.mixed == []
