@@ -9,7 +9,10 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def alike(*lists: List[Tensor]) -> Iterator[List[List[Tensor]]]:
-    """The *lists*, of equal length, in parts of one device and type each: torch takes mixed ones tensor by tensor."""
+    """The *lists*, of equal length, in parts of one device and one type each.
+
+    On a GPU torch takes mixed lists tensor by tensor, and those that it copies to in the type of the first.
+    """
     parts: Dict[Any, List[Any]] = {}
     for entry in zip(*lists):
         parts.setdefault(tuple((tensor.device, tensor.dtype) for tensor in entry), []).append(entry)

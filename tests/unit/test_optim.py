@@ -307,7 +307,7 @@ def test_launches_do_not_grow_with_the_number_of_tensors(dtype, form, flatten, m
 
 @pytest.mark.parametrize("dtype, form, flatten", FORMS, ids=["fp16_memory", "bf16_memory", "bf16", "fp16", "fp16_flat"])
 def test_no_operation_gets_tensors_of_two_types(dtype, form, flatten, monkeypatch):
-    """A GPU would take them one by one."""
+    """A GPU would take them one by one, or all in the type of the first."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     weights = [*parameters(dtype), *parameters(torch.float32)]  # as with DLCL's W
     cfg = config("fused_adam", "bf16" if dtype == torch.bfloat16 else "fp16", flatten)
