@@ -271,7 +271,7 @@ class Launches(TorchDispatchMode):
         if not views and not any(word in str(func) for word in ("empty", "detach", "_local_scalar_dense", "profiler")):
             self.names.append(str(func))
             lists = [arg for arg in args if isinstance(arg, (list, tuple))]
-            if any(len({tensor.dtype for tensor in tensors}) > 1 for tensors in lists):
+            if any(len({getattr(entry, "dtype", None) for entry in entries}) > 1 for entries in lists):
                 self.mixed.append(str(func))
         return func(*args, **(kwargs or {}))
 
