@@ -1,0 +1,73 @@
+"""Models on the meta device: an architecture of this package, and fairseq's own transformer of the same sizes."""
+
+import argparse
+import types
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.models.transformer import TransformerModel
+
+import fairseq_deep  # noqa: F401  registers the architectures
+from fairseq_deep.registry import UsageError, nearest
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+SAME_IN_STOCK = (
+    *(f"{side}_{name}" for side in ("encoder", "decoder")
+      for name in ("layers", "embed_dim", "attention_heads", "normalize_before", "learned_pos")),
+    "dropout", "attention_dropout", "activation_dropout", "checkpoint_activations", "layernorm_embedding",
+)  # fmt: skip
+
+
+def make_dictionary(words):
+    dictionary = Dictionary()
+    for index in range(words - len(dictionary)):
+        dictionary.add_symbol(str(index))
+    return dictionary
+
+
+def read_flags(arch, flags):
+    """The flags of a model as fairseq would have them after its command line."""
+    if arch not in ARCH_MODEL_REGISTRY:
+        raise UsageError(f"unknown architecture {arch}{nearest(arch, ARCH_MODEL_REGISTRY)}: see fairseq-deep archs")
+    parser = argparse.ArgumentParser(prog=arch)
+    ARCH_MODEL_REGISTRY[arch].add_args(parser)
+    given = {name: value for name, value in vars(parser.parse_args(flags)).items() if value not in (None, False)}
+    args = argparse.Namespace(arch=arch, share_all_embeddings=True, **given)
+    if not hasattr(args, "dropout"):
+        args.dropout = 0.1
+    ARCH_CONFIG_REGISTRY[arch](args)
+    return args
+
+
+def stock_flags(args):
+    """The flags of fairseq's ``transformer`` with the depth, the widths and the norms of *args*."""
+    same = {name: getattr(args, name) for name in SAME_IN_STOCK if hasattr(args, name)}
+    for side in ("encoder", "decoder"):  # a depth-wise LSTM has no feed-forward sub-layers
+        same[f"{side}_ffn_embed_dim"] = getattr(args, f"{side}_ffn_embed_dim", 0) or 4 * same[f"{side}_embed_dim"]
+    stock = argparse.Namespace(arch="transformer", share_all_embeddings=True, **same)
+    ARCH_CONFIG_REGISTRY["transformer"](stock)
+    return stock
+
+
+def build(args, dictionary, dtype, device="meta"):
+    """The model of *args*: on the meta device without values, elsewhere freshly initialised."""
+    cls = TransformerModel if args.arch == "transformer" else ARCH_MODEL_REGISTRY[args.arch]
+    task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    with torch.device(device):
+        model = cls.build_model(args, task)
+    for part in model.modules():
+        if isinstance(getattr(part, "weights", None), torch.Tensor):  # sinusoidal positions are no buffer
+            part.weights = part.weights.to(device)
+    model = model.to(device)
+    return {torch.float16: model.half, torch.bfloat16: model.bfloat16, torch.float32: model.float}[dtype]()
+
+
+def name_of(args):
+    """Depth and norms of fairseq's transformer, for its row."""
+    norms = "pre-norm" if args.encoder_normalize_before else "post-norm"
+    return f"stock {norms} {args.encoder_layers} + {args.decoder_layers}"
+
+
+def count_parameters(model):
+    return sum(parameter.numel() for parameter in model.parameters())
