@@ -1,18 +1,22 @@
-"""What a GPU would do with a model, found without one: kernels, bytes, flops, synchronisations, and a model of the time.
+"""What a GPU would do with a model, found without one: kernels, bytes, flops, synchronisations and a model time.
 
 A training step (forward, loss, backward), an update of the optimizer and a step of beam search run on tensors of the
-meta device, which have shapes and no values; what decides which kernels run is known of all that is small.
+meta device, which have shapes and no values; the few values that decide which kernels run are known.
 
-    python benchmarks/device_model.py --arch transformer_dlcl_30l "transformer_dlcl_30l --dlcl-window 5"
-    python benchmarks/device_model.py --arch transformer_lstm_6l --what decoding --by-line
-"""
+    python benchmarks/device_model.py --arch transformer_prenorm_30l transformer_dlcl_30l "transformer_dlcl_30l --dlcl-window 5"
+    python benchmarks/device_model.py --arch transformer_lstm_6l --what decoding --by-line --json after.json --compare before.json
+    python benchmarks/device_model.py --arch transformer_dlcl_30l --memory
+    python benchmarks/device_model.py --pin      # what tests/unit/test_device_model.py holds against
+"""  # noqa: E501
 
 import argparse
 import json
+import logging
 import shlex
 import sys
+import warnings
 
-from device import decoding, model, optimizer, report, training
+from device import decoding, memory, model, optimizer, pins, report, training
 from device.count import by_line, by_op
 
 from fairseq_deep.registry import UsageError
@@ -25,10 +29,12 @@ PHASES = {
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--arch", nargs="+", required=True, metavar="ARCH",
-                        help="architectures, each with flags of its own if it is quoted with them; flags that are "
-                             "not known here are those of all models")  # fmt: skip
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0],
+        epilog="Flags of models that are not known here go to all of them.",
+    )
+    parser.add_argument("--arch", nargs="+", default=[], metavar="ARCH",
+                        help="architectures; in quotes with flags of its own")  # fmt: skip
     parser.add_argument("--what", nargs="+", choices=list(PHASES), default=list(PHASES))
     parser.add_argument("--against", metavar="ARCH", help="the row that has ratio 1 (default: the first)")
     parser.add_argument("--no-stock", action="store_true", help="no rows for fairseq's own transformer")
@@ -38,77 +44,124 @@ def parse():
     numbers = {"tokens": 4096, "length": 256, "sentences": 32, "beam": 4, "step": 20, "words": 32768}
     for name, value in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=value, help=f"default: {value}")
-    parser.add_argument("--device", choices=list(report.DEVICES), default="A100-80GB")
+    parser.add_argument("--device", nargs="+", choices=list(report.DEVICES), default=["A100", "H100"])
+    parser.add_argument("--memory", action="store_true", help="the largest batches that fit, and nothing else")
     parser.add_argument("--by-op", action="store_true", help="also list the kernels by operation")
     parser.add_argument("--by-line", action="store_true", help="also list the kernels by line of the source")
     parser.add_argument("--json", metavar="FILE", help="also write all figures to FILE")
+    parser.add_argument("--compare", metavar="FILE", help="list the lines whose kernels are not those of this JSON")
+    parser.add_argument("--pin", action="store_true", help="write the counts that the tests hold against")
     return parser.parse_known_args()
 
 
 def make_rows(options, flags):
-    """(name, arguments of a model): the architectures, and before each the stock model of its size if it is new."""
-    rows = []
+    """(name, flags of a model): the architectures, and before each the stock model of its size if it is new."""
+    rows = {}
     for text in options.arch:
         arch, *own = shlex.split(text)
         args = model.read_flags(arch, own + flags)
         stock = model.stock_flags(args)
-        if not options.no_stock and model.name_of(stock) not in dict(rows):
-            rows.append((model.name_of(stock), stock))
-        rows.append((text, args))
+        if not options.no_stock:
+            rows.setdefault(model.name_of(stock), stock)
+        rows[text] = args
     return rows
 
 
-def count(args, options):
-    """A :class:`Counter` for each of what is to be counted, and the number of parameters."""
-    dictionary = model.make_dictionary(options.words)
+def builder(args, dictionary, options):
+    return lambda: model.build(args, dictionary, model.DTYPES[options.precision])
 
-    def fresh():
-        return model.build(args, dictionary, model.DTYPES[options.precision])
 
+def count(fresh, dictionary, options):
+    """A :class:`Counter` for each of what is to be counted."""
     counters = {}
-    if "training" in options.what:
-        counters["training"] = training.count_step(fresh(), dictionary, options.tokens, options.length)
-    if "optimizer" in options.what:
-        counters["optimizer"] = optimizer.count_update(
-            fresh(), options.optimizer, options.precision, options.memory_efficient
-        )
-    if "decoding" in options.what:
-        counters["decoding"] = decoding.count_step(
-            fresh(), dictionary, options.sentences, options.beam, options.step
-        )
-    return counters, model.count_parameters(fresh())
+    for what in options.what:
+        if what == "training":
+            counters[what] = training.count_step(fresh(), dictionary, options.tokens, options.length)
+        elif what == "optimizer":
+            chosen = options.optimizer, options.precision, options.memory_efficient
+            counters[what] = optimizer.count_update(fresh(), *chosen)
+        else:
+            counters[what] = decoding.count_step(fresh(), dictionary, options.sentences, options.beam, options.step)
+    return counters
 
 
-def figures(counters, parameters, options):
-    device = report.DEVICES[options.device]
-    row = {"parameters": parameters}
+def figures(counters, model_, options):
+    """All that the tables print and JSON holds of one row."""
+    row = {"parameters": model.count_parameters(model_)}
     for what, counter in counters.items():
-        row[what] = report.totals(counter, device)
-        row[what]["phases"] = {phase: report.totals(counter, device, [phase]) for phase in PHASES[what]}
+        row[what] = report.totals(counter)
+        row[what]["phases"] = {phase: report.totals(counter, [phase]) for phase in PHASES[what]}
         row[what]["by_line"] = [[*where, *rest] for where, *rest in by_line(counter.kernels)]
         row[what]["by_op"] = [list(group) for group in by_op(counter.kernels)]
         row[what]["syncs_by_line"] = report.sync_lines(counter)
+    if "training" in row:
+        row["training"]["flops_on_paper"] = model.training_flops(model_, options.tokens, options.length)
+    if "decoding" in row:
+        rows = options.sentences * options.beam
+        row["decoding"]["flops_on_paper"] = model.decoding_flops(model_, rows, options.step, decoding.LENGTH)
     return row
+
+
+def fitting_batches(args, fresh, dictionary, options):
+    """The row of the table of memory, with and without recomputation."""
+    row = {}
+    for key, recomputes in (("memory", False), ("memory_recomputed", True)):
+        args.checkpoint_activations = recomputes
+        chosen = options.optimizer, options.precision, options.memory_efficient
+        row[key] = memory.largest_batch(fresh, dictionary, report.CAPACITIES.values(), options.length, *chosen)
+    return row
+
+
+def print_all(results, against, options):
+    if options.memory:
+        report.print_memory(results)
+        return
+    for what in options.what:
+        report.print_totals(what, results, against, PHASES[what], options.device)
+        if what != "optimizer":
+            report.print_floors(what, results, options.device)
+    report.print_syncs(options.what, results)
+    for name, result in results.items():
+        for what in options.what:
+            report.print_groups(f"{name}, {what}", result[what], options)
+
+
+def compare(results, path, options):
+    with open(path, encoding="utf-8") as file:
+        before = json.load(file)["rows"]
+    for name in (name for name in results if name in before):
+        for what in (what for what in options.what if what in before[name]):
+            changes = report.changed_lines(before[name][what]["by_line"], results[name][what]["by_line"])
+            report.print_changes(f"{name}, {what}", changes)
 
 
 def main():
     options, flags = parse()
+    logging.getLogger("fairseq_deep").setLevel(logging.WARNING)
+    warnings.simplefilter("ignore")  # what torch has to say about fairseq's own calls
+    if options.pin:
+        return pins.write()
+    if not options.arch:
+        raise UsageError("name what is to be counted: --arch ARCH ...")
     rows = make_rows(options, flags)
-    results = {}
-    for name, args in rows:
-        results[name] = figures(*count(args, options), options)
-    against = options.against or next(iter(results))
-    if against not in results:
-        raise UsageError(f"--against {against} is no row; they are: {', '.join(results)}")
-    for what in options.what:
-        report.print_totals(what, results, against, PHASES[what])
-    for name, result in results.items():
-        for what in options.what:
-            report.print_details(f"{name}, {what}", result[what], options)
-    print("\n" + report.assumptions(options.device))
+    against = options.against or next(iter(rows))
+    if against not in rows:
+        raise UsageError(f"--against {against} is no row; they are: {', '.join(rows)}")
+    results, dictionary = {}, model.make_dictionary(options.words)
+    for name, args in rows.items():
+        fresh = builder(args, dictionary, options)
+        if options.memory:
+            results[name] = fitting_batches(args, fresh, dictionary, options)
+        else:
+            results[name] = figures(count(fresh, dictionary, options), fresh(), options)
+    print_all(results, against, options)
+    if options.compare:
+        compare(results, options.compare, options)
+    report.print_assumptions(options.device)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"options": {k: v for k, v in vars(options).items()}, "rows": results}, file, indent=1)
+            json.dump({"options": vars(options), "flags": flags, "rows": results}, file, indent=1)
+    return 0
 
 
 if __name__ == "__main__":

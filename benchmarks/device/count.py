@@ -1,8 +1,8 @@
 """Kernels, bytes, flops and host synchronisations of whatever runs on tensors of the meta device.
 
 A kernel is an operation of ATen that is no view, and each copy that CUDA makes first because it cannot take an operand
-as it lies. An operation of lists of tensors is as many kernels as its tensors need. A kernel reads each operand once and
-writes each result once. Flops are those of matrix products and attention.
+as it lies. An operation of lists of tensors is as many kernels as its tensors need. A kernel reads each operand once
+and writes each result once. Flops are those of matrix products and attention.
 """
 
 import collections
@@ -12,12 +12,13 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import fairseq_deep
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import fairseq_deep
+
 from .cuda_paths import cuda_paths
-from .values import Values, on_meta, tensors_in
+from .values import Values, mutated, on_meta, tensors_in
 
 try:
     from torch.utils.flop_counter import flop_registry
@@ -26,7 +27,7 @@ except ImportError:  # before torch 2.1
 
 aten = torch.ops.aten
 TORCH = str(Path(torch.__file__).parent)
-HERE = str(Path(__file__).parent)
+OWN = tuple(str(Path(__file__).with_name(f"{name}.py")) for name in ("count", "cuda_paths", "values"))
 PACKAGE = str(Path(fairseq_deep.__file__).parent)
 ENGINE = tuple(f"{TORCH}/autograd/{name}.py" for name in ("__init__", "graph"))  # what starts a backward pass
 PRODUCTS = {aten.mm: (0, 1), aten.addmm: (1, 2), aten.bmm: (0, 1), aten.baddbmm: (1, 2)}  # their matrices
@@ -41,7 +42,8 @@ WANTS_CONTIGUOUS = {
 ATTENTION_BACKWARD = tuple(
     getattr(aten, f"_scaled_dot_product_{kind}_attention_backward", None) for kind in ("flash", "efficient")
 )
-READS_ROWS = (aten.embedding, aten.index_select, aten.gather, aten.index)  # of their first operand, what they return
+READS_PART = (aten.embedding, aten.index_select, aten.gather, aten.index)  # of the first operand, what they return
+WRITES_PART = (aten.index_put_, aten.scatter_, aten.scatter_add_, aten.index_add_, aten.index_copy_)  # of the first
 WRITES_ONLY = (aten.copy_, aten.fill_, aten.zero_)
 UNSEEN = ("empty", "detach", "_unsafe_view", "_reshape_alias", "lift_fresh", "resize_", "set_", "alias")
 SHAPED_BY_VALUES = (aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.index, aten.index_put_)
@@ -94,6 +96,17 @@ def copied_operands(packet, args):
     return [args[index] for index in WANTS_CONTIGUOUS.get(packet, ()) if not args[index].is_contiguous()]
 
 
+def bytes_moved(func, args, kwargs, given, results):
+    """What a kernel reads and writes."""
+    packet, sizes = func._overloadpacket, [size(tensor) for tensor in given]
+    if packet in READS_PART:
+        return 2 * sum(map(size, results)) + sum(sizes[1:])
+    if packet in WRITES_PART:
+        return 2 * sum(sizes[1:])
+    written = sum(map(size, results)) or sum(size(tensor) for tensor in tensors_in(mutated(func, args, kwargs)))
+    return written + sum(sizes[1:] if packet in WRITES_ONLY else sizes)
+
+
 def list_launches(lists):
     """Kernels of an operation over *lists* of tensors: torch's multi_tensor_apply."""
     limit, launches, tensors, chunks = TENSORS[min(len(lists), 5)], 0, 0, 0
@@ -117,7 +130,7 @@ def caller():
         name = frame.f_code.co_filename
         if name.startswith(PACKAGE):
             return _where(frame)
-        if found is None and not name.startswith((TORCH, HERE, "<")) and not name.endswith("contextlib.py"):
+        if found is None and not name.startswith((TORCH, "<", *OWN)) and not name.endswith("contextlib.py"):
             found = frame
         frame = frame.f_back
     return _where(found) if found is not None else None
@@ -188,7 +201,7 @@ class Counter(TorchDispatchMode):
         where, node = caller(), torch._C._current_autograd_node()
         if where is None and node is not None:
             where = self._made_by.get(node._sequence_nr())
-        where = where or (("", "", ""), 0)
+        where = where or (("autograd", "", ""), 0)
         if torch.is_grad_enabled():
             self._made_by.setdefault(torch.autograd._get_sequence_nr() - 1, where)
         return where
@@ -210,23 +223,13 @@ class Counter(TorchDispatchMode):
         results = tensors_in(out if isinstance(out, (list, tuple)) else [out])
         for operand in copied_operands(packet, args):
             self._kernel("copy of an operand", 2 * size(operand), 0, operand, where)
-        moved = sum(map(size, results))
-        if packet in READS_ROWS:
-            moved += sum(map(size, results)) + sum(map(size, given[1:]))
-        elif packet in WRITES_ONLY:
-            moved += sum(map(size, given[1:]))
-        else:
-            moved += sum(map(size, given))
         flops = flop_registry[packet](*args, **kwargs, out_val=out) if packet in flop_registry else 0
-        first = (given or results)[0]
-        launches = 1
+        moved, launches = bytes_moved(func, args, kwargs, given, results), 1
         if name.startswith(("_foreach", "_fused")):
-            lists = [value for value in [*args, *kwargs.values()] if isinstance(value, (list, tuple))
-                     and tensors_in(value)]  # fmt: skip
-            launches = list_launches([[t for t in tensors_in(value) if on_meta(t)] for value in lists])
-            moved += 0 if results else sum(map(size, tensors_in(args[0])))
+            lists = [tensors_in(value) for value in [*args, *kwargs.values()] if isinstance(value, (list, tuple))]
+            launches = list_launches([tensors for tensors in lists if any(map(on_meta, tensors))])
         for _ in range(launches):
-            self._kernel(name, moved // max(launches, 1), flops // max(launches, 1), first, where)
+            self._kernel(name, moved // launches, flops // launches, (given or results)[0], where)
 
     def _kernel(self, name, moved, flops, tensor, where):
         half = tensor.dtype in (torch.float16, torch.bfloat16)

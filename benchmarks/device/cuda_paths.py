@@ -57,6 +57,13 @@ def _on_meta(special, plain):
     return function
 
 
+def _set_item(tensor, index, value, set_item=torch.Tensor.__setitem__):
+    """On CUDA, torch takes a number as a tensor of the host, with which a mask fills and nobody waits."""
+    if isinstance(value, (bool, int, float)) and tensor.device.type == "meta":
+        value = torch.tensor(value, dtype=tensor.dtype, device="cpu")
+    set_item(tensor, index, value)
+
+
 @contextlib.contextmanager
 def cuda_paths():
     """Within it, tensors on the meta device say that they are on a GPU and are treated as those are."""
@@ -69,5 +76,5 @@ def cuda_paths():
             stack.enter_context(mock.patch.object(F, name, _on_meta(function, getattr(F, name))))
         is_cuda = property(lambda tensor: tensor.device.type in ("cuda", "meta"))
         stack.enter_context(mock.patch.object(torch.Tensor, "is_cuda", is_cuda, create=True))
-        stack.enter_context(mock.patch.object(torch.cuda, "current_device", lambda: None))
+        stack.enter_context(mock.patch.object(torch.Tensor, "__setitem__", _set_item))
         yield

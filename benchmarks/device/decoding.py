@@ -7,6 +7,8 @@ from omegaconf import OmegaConf
 from .count import Counter
 from .training import make_batch
 
+LENGTH = 26  # words of a source
+
 
 class Done(Exception):
     """The step that was to be counted is over."""
@@ -56,7 +58,7 @@ def watch(counter, generator, position):
     generator.search.step = choose(counter, generator.search.step)
 
 
-def count_step(model, dictionary, sentences=32, beam=4, position=20, length=26, prepare=None):
+def count_step(model, dictionary, sentences=32, beam=4, position=20, length=LENGTH, prepare=None):
     """Counts of one decoding step.
 
     Args:

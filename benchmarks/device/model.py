@@ -12,6 +12,8 @@ import fairseq_deep  # noqa: F401  registers the architectures
 from fairseq_deep.registry import UsageError, nearest
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+# look-ups, and what fairseq's own encoder layers hold a second time for inference on a CPU
+NO_PRODUCTS = ("embed_tokens", "embed_positions", "in_proj_weight", "out_proj_weight", "fc1_weight", "fc2_weight")
 SAME_IN_STOCK = (
     *(f"{side}_{name}" for side in ("encoder", "decoder")
       for name in ("layers", "embed_dim", "attention_heads", "normalize_before", "learned_pos")),
@@ -32,7 +34,11 @@ def read_flags(arch, flags):
         raise UsageError(f"unknown architecture {arch}{nearest(arch, ARCH_MODEL_REGISTRY)}: see fairseq-deep archs")
     parser = argparse.ArgumentParser(prog=arch)
     ARCH_MODEL_REGISTRY[arch].add_args(parser)
-    given = {name: value for name, value in vars(parser.parse_args(flags)).items() if value not in (None, False)}
+    given = {
+        name: value
+        for name, value in vars(parser.parse_args(flags)).items()
+        if value is not None and value is not False
+    }
     args = argparse.Namespace(arch=arch, share_all_embeddings=True, **given)
     if not hasattr(args, "dropout"):
         args.dropout = 0.1
@@ -71,3 +77,35 @@ def name_of(args):
 
 def count_parameters(model):
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _matrices(module, *without):
+    """Elements of all matrices of products but those whose name has one of *without*."""
+    return sum(
+        parameter.numel()
+        for name, parameter in module.named_parameters()
+        if parameter.dim() > 1 and not any(part in name for part in (*NO_PRODUCTS, *without))
+    )
+
+
+def _width(model):
+    return model.decoder.embed_tokens.embedding_dim
+
+
+def _projection(model):
+    return model.decoder.embed_tokens.num_embeddings * _width(model)
+
+
+def training_flops(model, tokens, length):
+    """Flops of a training step on paper: 6 a word and parameter, and attention over *length* words."""
+    layers = model.encoder.num_layers + 2 * model.decoder.num_layers
+    attention = 3 * 4 * length * _width(model) * layers
+    return tokens * (6 * (_matrices(model, "output_projection") + _projection(model)) + attention)
+
+
+def decoding_flops(model, hypotheses, step, length):
+    """Flops of a step of decoding on paper; keys and values of the source are there."""
+    cached = ("encoder_attn.k_proj", "encoder_attn.v_proj")
+    attention = 4 * (step + length) * _width(model) * model.decoder.num_layers
+    products = 2 * (_matrices(model.decoder, "output_projection", *cached) + _projection(model))
+    return hypotheses * (products + attention)

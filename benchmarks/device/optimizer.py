@@ -1,5 +1,8 @@
 """What fairseq's optimizer launches at an update, with the copies of parameters that it keeps for a precision."""
 
+import contextlib
+from unittest import mock
+
 import torch
 from fairseq import optim
 from fairseq.dataclass.configs import CommonConfig, DistributedTrainingConfig, OptimizationConfig
@@ -26,14 +29,24 @@ def build(model, name, precision, memory_efficient=False):
     if precision == "fp32":
         return optim.build_optimizer(cfg.optimizer, parameters)
     cls = optim.MemoryEfficientFP16Optimizer if memory_efficient else optim.FP16Optimizer
-    return cls.build_optimizer(cfg, parameters)
+    with on_device(parameters[0].device.index):  # fairseq knows devices by their number, and meta has none
+        return cls.build_optimizer(cfg, parameters)
+
+
+@contextlib.contextmanager
+def on_device(device):
+    """Within it, CUDA seems to be there, and *device* to be in use."""
+    there = mock.patch.object(torch.cuda, "is_available", lambda: True)
+    with there, mock.patch.object(torch.cuda, "current_device", lambda: device):
+        yield
 
 
 def update(optimizer, words):
     """What fairseq's trainer does with the gradients of a batch of so many *words*."""
     optimizer._needs_sync = True  # fp16: as after a backward pass
     optimizer.multiply_grads(1 / words)
-    norm = optimizer.clip_grad_norm(0.0)
+    with on_device(torch.device("meta")):
+        norm = optimizer.clip_grad_norm(0.0)
     if not torch.isfinite(norm).all():
         raise FloatingPointError("gradients are NaN or infinite")
     optimizer.step()
@@ -46,8 +59,7 @@ def count_update(model, name="adam", precision="fp16", memory_efficient=False):
     counter.counts, counter.phase = False, "optimizer"
     with counter:
         optimizer = build(model, name, precision, memory_efficient)
-        for counts in (False, True):
-            counter.counts = counts
+        for counter.counts in (False, True):
             for parameter in model.parameters():
                 parameter.grad = torch.empty_like(parameter)
             update(optimizer, words=4096)
