@@ -16,7 +16,8 @@ import shlex
 import sys
 import warnings
 
-from device import decoding, memory, model, optimizer, pins, report, training
+import torch
+from device import decoding, measure, memory, model, optimizer, pins, report, training
 from device.count import by_line, by_op
 
 from fairseq_deep.registry import UsageError
@@ -28,7 +29,7 @@ PHASES = {
 }
 
 
-def parse():
+def parse(arguments=None):
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0],
         epilog="Flags of models that are not known here go to all of them.",
@@ -46,12 +47,14 @@ def parse():
         parser.add_argument(f"--{name}", type=int, default=value, help=f"default: {value}")
     parser.add_argument("--device", nargs="+", choices=list(report.DEVICES), default=["A100", "H100"])
     parser.add_argument("--memory", action="store_true", help="the largest batches that fit, and nothing else")
+    parser.add_argument("--measure", nargs="?", const="cuda", choices=["cuda", "cpu"],
+                        help="also measure, on this device, and tell how far the model was off")  # fmt: skip
     parser.add_argument("--by-op", action="store_true", help="also list the kernels by operation")
     parser.add_argument("--by-line", action="store_true", help="also list the kernels by line of the source")
     parser.add_argument("--json", metavar="FILE", help="also write all figures to FILE")
     parser.add_argument("--compare", metavar="FILE", help="list the lines whose kernels are not those of this JSON")
     parser.add_argument("--pin", action="store_true", help="write the counts that the tests hold against")
-    return parser.parse_known_args()
+    return parser.parse_known_args(arguments)
 
 
 def make_rows(options, flags):
@@ -112,6 +115,23 @@ def fitting_batches(args, fresh, dictionary, options):
     return row
 
 
+def measured(args, dictionary, options):
+    """Time and launches of each of what is counted, on a real device."""
+    device, row = options.measure, {}
+    dtype = model.DTYPES[options.precision]
+    for what in options.what:
+        built = model.build(args, dictionary, dtype, device)
+        if what == "training":
+            row[what] = measure.measure_training(built, dictionary, device, options.tokens, options.length)
+        elif what == "optimizer":
+            chosen = options.optimizer, options.precision, options.memory_efficient
+            row[what] = measure.measure_update(built, device, *chosen)
+        else:
+            chosen = options.sentences, options.beam, options.step
+            row[what] = measure.measure_decoding(built, dictionary, device, *chosen)
+    return row
+
+
 def print_all(results, against, options):
     if options.memory:
         report.print_memory(results)
@@ -120,6 +140,8 @@ def print_all(results, against, options):
         report.print_totals(what, results, against, PHASES[what], options.device)
         if what != "optimizer":
             report.print_floors(what, results, options.device)
+    if options.measure:
+        report.print_measured(options.what, results, against, measure.device_name(options.measure))
     report.print_syncs(options.what, results)
     for name, result in results.items():
         for what in options.what:
@@ -135,14 +157,16 @@ def compare(results, path, options):
             report.print_changes(f"{name}, {what}", changes)
 
 
-def main():
-    options, flags = parse()
+def main(arguments=None):
+    options, flags = parse(arguments)
     logging.getLogger("fairseq_deep").setLevel(logging.WARNING)
     warnings.simplefilter("ignore")  # what torch has to say about fairseq's own calls
     if options.pin:
         return pins.write()
     if not options.arch:
         raise UsageError("name what is to be counted: --arch ARCH ...")
+    if options.measure == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--measure: torch sees no GPU here; leave it out, or try --measure cpu")
     rows = make_rows(options, flags)
     against = options.against or next(iter(rows))
     if against not in rows:
@@ -154,6 +178,8 @@ def main():
             results[name] = fitting_batches(args, fresh, dictionary, options)
         else:
             results[name] = figures(count(fresh, dictionary, options), fresh(), options)
+        if options.measure:
+            results[name]["measured"] = measured(args, dictionary, options)
     print_all(results, against, options)
     if options.compare:
         compare(results, options.compare, options)

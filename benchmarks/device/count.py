@@ -173,6 +173,9 @@ class Counter(TorchDispatchMode):
         super().__exit__(*error)
         self._paths.__exit__(*error)
 
+    def enter(self, phase):
+        self.phase = phase
+
     def tensor(self, value):
         """*value*, a tensor on the CPU, as one on the device whose values are known."""
         tensor = torch.empty_like(value, device="meta", memory_format=torch.contiguous_format)

@@ -58,6 +58,13 @@ def watch(counter, generator, position):
     generator.search.step = choose(counter, generator.search.step)
 
 
+def prepare_model(model, beam):
+    """What ``fairseq-generate`` does with a model that it has loaded."""
+    model.train()  # else fairseq's own encoder takes a path for CPUs and inference, which is not counted here
+    model.eval()
+    model.prepare_for_inference_(OmegaConf.create({"generation": {"beam": beam, "print_alignment": None}}))
+
+
 def count_step(model, dictionary, sentences=32, beam=4, position=20, length=LENGTH, prepare=None):
     """Counts of one decoding step.
 
@@ -72,9 +79,7 @@ def count_step(model, dictionary, sentences=32, beam=4, position=20, length=LENG
     Returns:
         the :class:`Counter`; its phases are "reorder", "model" and "generator"
     """
-    model.train()  # else fairseq's own encoder takes a path for CPUs and inference, which is not counted here
-    model.eval()
-    model.prepare_for_inference_(OmegaConf.create({"generation": {"beam": beam, "print_alignment": None}}))
+    prepare_model(model, beam)
     generator = SequenceGenerator([model], dictionary, beam_size=beam, max_len_a=0, max_len_b=2 * position + 10)
     if prepare is not None:
         prepare(generator)

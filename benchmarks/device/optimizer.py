@@ -41,11 +41,11 @@ def on_device(device):
         yield
 
 
-def update(optimizer, words):
+def update(optimizer, words, device="meta"):
     """What fairseq's trainer does with the gradients of a batch of so many *words*."""
     optimizer._needs_sync = True  # fp16: as after a backward pass
     optimizer.multiply_grads(1 / words)
-    with on_device(torch.device("meta")):
+    with on_device(torch.device(device)):
         norm = optimizer.clip_grad_norm(0.0)
     if not torch.isfinite(norm).all():
         raise FloatingPointError("gradients are NaN or infinite")

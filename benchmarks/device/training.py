@@ -24,6 +24,20 @@ def make_batch(dictionary, tokens, length):
     return source, previous, target
 
 
+def run_step(model, source, previous, target, padding, call=None, enter=lambda phase: None):
+    """A step on a batch; *enter* is told what begins: "forward", "loss" or "backward"."""
+    enter("forward")
+    lengths = source.ne(padding).sum(1)
+    output = (call or model)(source, lengths, previous)
+    enter("loss")
+    scores = model.get_normalized_probs(output, log_probs=True)
+    scores = scores.view(-1, scores.size(-1))
+    loss, _ = label_smoothed_nll_loss(scores, target.view(-1), 0.1, ignore_index=padding)
+    enter("backward")
+    del output, scores
+    loss.backward()
+
+
 def count_step(model, dictionary, tokens=4096, length=256, call=None, within=None):
     """Counts of a training step.
 
@@ -41,19 +55,10 @@ def count_step(model, dictionary, tokens=4096, length=256, call=None, within=Non
     counter = Counter()
     counter.counts = False
     with counter:
-        source, previous, target = (counter.tensor(part) for part in make_batch(dictionary, tokens, length))
-        lengths = source.ne(dictionary.pad()).sum(1)
-        with torch.no_grad():
-            (call or model)(source, lengths, previous)  # fairseq makes masks and positions once
+        batch = [counter.tensor(part) for part in make_batch(dictionary, tokens, length)]
+        with torch.no_grad():  # fairseq makes masks and positions once
+            (call or model)(batch[0], batch[0].ne(dictionary.pad()).sum(1), batch[1])
         counter.counts = True
         with within or contextlib.nullcontext():
-            counter.phase = "forward"
-            output = (call or model)(source, lengths, previous)
-            counter.phase = "loss"
-            scores = model.get_normalized_probs(output, log_probs=True)
-            scores = scores.view(-1, scores.size(-1))
-            loss, _ = label_smoothed_nll_loss(scores, target.view(-1), 0.1, ignore_index=dictionary.pad())
-            counter.phase = "backward"
-            del output, scores
-            loss.backward()
+            run_step(model, *batch, dictionary.pad(), call, counter.enter)
     return counter

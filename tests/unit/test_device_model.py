@@ -3,7 +3,6 @@
 After a change that is meant: ``python benchmarks/device_model.py --pin``.
 """
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,10 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.device import memory, model, optimizer, pins, report, training
-from benchmarks.device.count import Counter, Kernel, by_op, list_launches
+from fairseq_deep.registry import UsageError
 
-ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import device_model  # noqa: E402
+from device import memory, model, optimizer, pins, report, training  # noqa: E402
+from device.count import Counter, Kernel, by_op, list_launches  # noqa: E402
+
 PINNED = pins.read()
 
 
@@ -248,6 +251,7 @@ def test_the_largest_batch_fits_and_the_next_does_not():
     assert memory.largest_batch(fresh, dictionary, [1e9], length=32)[2] == [0]
 
 
+@pytest.mark.filterwarnings("ignore:amp_C")
 def test_updates_of_the_optimizer():
     """fairseq's Adam: one flat copy in fp16, each parameter by itself in bf16; none of them asks for each parameter."""
     args, dictionary = small("transformer_prenorm_6l")
@@ -290,34 +294,45 @@ def test_a_change_is_named_with_its_line():
     assert report.changed_lines(now, now) == []
 
 
-def command(*arguments):
-    line = [sys.executable, "benchmarks/device_model.py", *arguments]
-    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
+SMALL = [*pins.SMALL, "--decoder-attention-heads", "2", "--words", "1000", "--tokens", "64", "--length", "16"]
+SMALL += ["--sentences", "3", "--step", "4", "--arch", "transformer_prenorm_6l"]
 
 
-def test_the_command(tmp_path):
-    """The tables, stock's row first, and JSON that a later run is compared with."""
-    small_flags = [*pins.SMALL, "--decoder-attention-heads", "2", "--words", "1000", "--tokens", "64", "--length", "16"]
-    path = tmp_path / "counts.json"
-    result = command("--arch", "transformer_prenorm_6l", *small_flags, "--json", str(path), "--step", "5")
-    assert result.returncode == 0, result.stderr
-    tables = result.stdout.strip().split("\n\n")
-    assert [table.split("\n")[1].split("  ")[0] for table in tables[:5]] == ["stock pre-norm 2 + 2"] * 5
-    assert "waits for the device" in result.stdout and "bytes / bandwidth" in result.stdout
-    flags = ["--dropout", "0", "--what", "training", "--no-stock", "--compare", str(path)]
-    result = command("--arch", "transformer_prenorm_6l", *small_flags, *flags)
-    assert result.returncode == 0 and "return self.dropout_module(self.fc2(x))" in result.stdout
+def test_the_tables(tmp_path, capsys):
+    """Stock's row first; kernels by line where asked for; JSON that a later run is compared with."""
+    path = str(tmp_path / "counts.json")
+    assert device_model.main([*SMALL, "--json", path, "--what", "training", "decoding"]) == 0
+    printed = capsys.readouterr().out
+    tables = printed.strip().split("\n\n")
+    assert [table.split("\n")[1].split("  ")[0] for table in tables[:4]] == ["stock pre-norm 2 + 2"] * 4
+    assert "waits for the device" in printed and "bytes / bandwidth" in printed
+    flags = ["--dropout", "0", "--what", "training", "--no-stock", "--compare", path]
+    assert device_model.main([*SMALL, *flags]) == 0
+    assert "return self.dropout_module(self.fc2(x))" in capsys.readouterr().out
+    assert device_model.main([*SMALL, "--no-stock", "--memory", "--device", "V100"]) == 0
+    assert "with recomputation" in capsys.readouterr().out
+
+
+def test_measuring_runs_on_a_cpu(capsys):
+    flags = ["--no-stock", "--measure", "cpu", "--precision", "fp32"]
+    assert device_model.main([*SMALL, *flags]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.split("measured: CPU")[1].split("\n")[1:4]]
+    assert [row[1] for row in rows] == ["training", "optimizer", "decoding"]
+    assert all(float(row[2]) > 0 and int(row[6].replace(",", "")) > 0 for row in rows)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--arch", "transformer_prenrom_6l"], "did you mean transformer_prenorm_6l"),
-        (["--arch", "transformer_prenorm_6l", "--against", "transformer_dlcl_6l"], "is no row"),
-        (["--arch", "transformer_prenorm_6l", "--optimizer", "adma"], "unknown optimizer adma"),
+        ([*SMALL, "--against", "transformer_dlcl_6l"], "is no row"),
+        ([*SMALL, "--optimizer", "adma", "--what", "optimizer"], "unknown optimizer adma"),
         ([], "--arch"),
+        pytest.param(
+            [*SMALL, "--measure"], "sees no GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it does")
+        ),
     ],
 )
 def test_bad_input(arguments, message):
-    result = command(*arguments)
-    assert result.returncode != 0 and message in result.stderr and "Traceback" not in result.stderr
+    with pytest.raises(UsageError, match=message):
+        device_model.main(arguments)
