@@ -46,6 +46,8 @@ def parse(arguments=None):
     for name, value in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=value, help=f"default: {value}")
     parser.add_argument("--device", nargs="+", choices=list(report.DEVICES), default=["A100", "H100"])
+    parser.add_argument("--compile", action="store_true",
+                        help="also training steps as torch.compile makes them")  # fmt: skip
     parser.add_argument("--memory", action="store_true", help="the largest batches that fit, and nothing else")
     parser.add_argument("--measure", nargs="?", const="cuda", choices=["cuda", "cpu"],
                         help="also measure, on this device, and tell how far the model was off")  # fmt: skip
@@ -58,15 +60,17 @@ def parse(arguments=None):
 
 
 def make_rows(options, flags):
-    """(name, flags of a model): the architectures, and before each the stock model of its size if it is new."""
+    """(flags of a model, whether it is compiled) by name; before each architecture stock of that size if new."""
     rows = {}
     for text in options.arch:
         arch, *own = shlex.split(text)
         args = model.read_flags(arch, own + flags)
         stock = model.stock_flags(args)
         if not options.no_stock:
-            rows.setdefault(model.name_of(stock), stock)
-        rows[text] = args
+            rows.setdefault(model.name_of(stock), (stock, False))
+        rows[text] = args, False
+        if options.compile:
+            rows[f"{text}, compiled"] = argparse.Namespace(**{**vars(args), "compile": True}), True
     return rows
 
 
@@ -74,12 +78,12 @@ def builder(args, dictionary, options):
     return lambda: model.build(args, dictionary, model.DTYPES[options.precision])
 
 
-def count(fresh, dictionary, options):
+def count(fresh, dictionary, options, compiles):
     """A :class:`Counter` for each of what is to be counted."""
     counters = {}
     for what in options.what:
         if what == "training":
-            counters[what] = training.count_step(fresh(), dictionary, options.tokens, options.length)
+            counters[what] = training.count_step(fresh(), dictionary, options.tokens, options.length, compiles)
         elif what == "optimizer":
             chosen = options.optimizer, options.precision, options.memory_efficient
             counters[what] = optimizer.count_update(fresh(), *chosen)
@@ -171,13 +175,15 @@ def main(arguments=None):
     against = options.against or next(iter(rows))
     if against not in rows:
         raise UsageError(f"--against {against} is no row; they are: {', '.join(rows)}")
+    if options.compile and options.what != ["training"]:
+        raise UsageError("--compile is of training steps: add --what training")
     results, dictionary = {}, model.make_dictionary(options.words)
-    for name, args in rows.items():
+    for name, (args, compiles) in rows.items():
         fresh = builder(args, dictionary, options)
         if options.memory:
             results[name] = fitting_batches(args, fresh, dictionary, options)
         else:
-            results[name] = figures(count(fresh, dictionary, options), fresh(), options)
+            results[name] = figures(count(fresh, dictionary, options, compiles), fresh(), options)
         if options.measure:
             results[name]["measured"] = measured(args, dictionary, options)
     print_all(results, against, options)

@@ -6,6 +6,7 @@ and writes each result once. Flops are those of matrix products and attention.
 """
 
 import collections
+import contextlib
 import linecache
 import math
 import sys
@@ -27,7 +28,7 @@ except ImportError:  # before torch 2.1
 
 aten = torch.ops.aten
 TORCH = str(Path(torch.__file__).parent)
-OWN = tuple(str(Path(__file__).with_name(f"{name}.py")) for name in ("count", "cuda_paths", "values"))
+OWN = tuple(str(Path(__file__).with_name(f"{name}.py")) for name in ("compiling", "count", "cuda_paths", "values"))
 PACKAGE = str(Path(fairseq_deep.__file__).parent)
 ENGINE = tuple(f"{TORCH}/autograd/{name}.py" for name in ("__init__", "graph"))  # what starts a backward pass
 PRODUCTS = {aten.mm: (0, 1), aten.addmm: (1, 2), aten.bmm: (0, 1), aten.baddbmm: (1, 2)}  # their matrices
@@ -138,13 +139,16 @@ def caller():
 
 def _where(frame):
     code = frame.f_code
-    name = "/".join(Path(code.co_filename).parts[-3:])
-    for root in ("fairseq_deep", "fairseq"):
-        if f"/{root}/" in code.co_filename:
-            name = root + "/" + code.co_filename.rsplit(f"/{root}/", 1)[1]
-            break
     text = linecache.getline(code.co_filename, frame.f_lineno).strip()
-    return (name, getattr(code, "co_qualname", code.co_name), text), frame.f_lineno
+    return (short_path(code.co_filename), getattr(code, "co_qualname", code.co_name), text), frame.f_lineno
+
+
+def short_path(name):
+    """The path of a file from its package on."""
+    for root in ("fairseq_deep", "fairseq"):
+        if f"/{root}/" in name:
+            return root + "/" + name.rsplit(f"/{root}/", 1)[1]
+    return "/".join(Path(name).parts[-3:])
 
 
 class Counter(TorchDispatchMode):
@@ -163,6 +167,16 @@ class Counter(TorchDispatchMode):
         self.kernels, self.syncs, self.values = [], [], Values()
         self._made_by = {}  # nodes of autograd, by number: where the operation stands in the source
         self._paths = None
+
+    @classmethod
+    def ignore_compile_internals(cls):
+        return True  # what compiled code runs is counted; how it is made is not
+
+    @contextlib.contextmanager
+    def paused(self):
+        counts, self.counts = self.counts, False
+        yield
+        self.counts = counts
 
     def __enter__(self):
         self._paths = cuda_paths()

@@ -5,6 +5,7 @@ import contextlib
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
 
+from . import compiling
 from .count import Counter
 
 
@@ -38,14 +39,14 @@ def run_step(model, source, previous, target, padding, call=None, enter=lambda p
     loss.backward()
 
 
-def count_step(model, dictionary, tokens=4096, length=256, call=None, within=None):
-    """Counts of a training step.
+def count_step(model, dictionary, tokens=4096, length=256, compiles=False, within=None):
+    """Counts of a training step; not the first, in which fairseq makes masks and positions.
 
     Args:
         model: on the meta device
         dictionary: of both languages
         tokens, length: target words of the batch, and of a sentence
-        call: what is called in place of *model*, e.g. the compiled model
+        compiles: count what ``torch.compile`` makes of the model, as its ``--compile`` says or else of the whole
         within: a context that the step runs in, inside of the counter
 
     Returns:
@@ -54,10 +55,11 @@ def count_step(model, dictionary, tokens=4096, length=256, call=None, within=Non
     model.train()
     counter = Counter()
     counter.counts = False
-    with counter:
+    with counter, compiling.counted(counter) if compiles else contextlib.nullcontext():
         batch = [counter.tensor(part) for part in make_batch(dictionary, tokens, length)]
-        with torch.no_grad():  # fairseq makes masks and positions once
-            (call or model)(batch[0], batch[0].ne(dictionary.pad()).sum(1), batch[1])
+        call = compiling.compile_model(model) if compiles else model
+        run_step(model, *batch, dictionary.pad(), call)
+        model.zero_grad(set_to_none=True)
         counter.counts = True
         with within or contextlib.nullcontext():
             run_step(model, *batch, dictionary.pad(), call, counter.enter)

@@ -16,7 +16,7 @@ from fairseq_deep.registry import UsageError
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import device_model  # noqa: E402
-from device import memory, model, optimizer, pins, report, training  # noqa: E402
+from device import compiling, memory, model, optimizer, pins, report, training  # noqa: E402
 from device.count import Counter, Kernel, by_op, list_launches  # noqa: E402
 
 PINNED = pins.read()
@@ -200,6 +200,26 @@ def test_backward_belongs_to_the_line_of_its_forward():
     ]  # fmt: skip
 
 
+@pytest.mark.skipif(not compiling.available(), reason="torch has no inductor with rules for a GPU")
+def test_fusion():
+    """A norm before a product, activation, dropout and residual connection behind it: three kernels."""
+
+    def run(x, weight, bias):
+        return x + F.dropout(torch.relu(F.linear(F.layer_norm(x, (64,)), weight, bias)), 0.1)
+
+    counter = Counter()
+    with counter, compiling.counted(counter) as fusion:
+        tensors = [torch.empty(shape, device="meta", requires_grad=True) for shape in ((5, 64), (64, 64), (64,))]
+        compiled = torch.compile(run, dynamic=True)
+        for counter.counts in (False, True):
+            out = compiled(*tensors)
+    assert (fusion.graphs, fusion.unfused, fusion.calls) == (2, 0, 1) and out.shape == (5, 64)
+    ops = [kernel.op for kernel in counter.kernels if kernel.op != "low_out"]  # which is the seed of dropout
+    assert ops == ["fused", "addmm", "fused"]
+    assert sum(kernel.flops for kernel in counter.kernels) == 2 * 5 * 64 * 64
+    assert counter.kernels[0].where[2].startswith("return x + F.dropout")
+
+
 def small(arch, *flags):
     args = model.read_flags(arch, [*pins.SMALL, "--decoder-attention-heads", "2", *flags])
     return args, model.make_dictionary(1000)
@@ -328,6 +348,7 @@ def test_measuring_runs_on_a_cpu(capsys):
         ([*SMALL, "--against", "transformer_dlcl_6l"], "is no row"),
         ([*SMALL, "--optimizer", "adma", "--what", "optimizer"], "unknown optimizer adma"),
         ([], "--arch"),
+        ([*SMALL, "--compile"], "add --what training"),
         pytest.param(
             [*SMALL, "--measure"], "sees no GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it does")
         ),
