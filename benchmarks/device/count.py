@@ -34,7 +34,7 @@ ENGINE = tuple(f"{TORCH}/autograd/{name}.py" for name in ("__init__", "graph")) 
 PRODUCTS = {aten.mm: (0, 1), aten.addmm: (1, 2), aten.bmm: (0, 1), aten.baddbmm: (1, 2)}  # their matrices
 WANTS_CONTIGUOUS = {
     aten.native_layer_norm: (0,),
-    aten.native_layer_norm_backward: (0,),
+    aten.native_layer_norm_backward: (0, 1),
     aten._softmax: (0,),
     aten._log_softmax: (0,),
     aten._softmax_backward_data: (0, 1),
