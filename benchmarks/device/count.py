@@ -240,7 +240,8 @@ class Counter(TorchDispatchMode):
         results = tensors_in(out if isinstance(out, (list, tuple)) else [out])
         for operand in copied_operands(packet, args):
             self._kernel("copy of an operand", 2 * size(operand), 0, operand, where)
-        flops = flop_registry[packet](*args, **kwargs, out_val=out) if packet in flop_registry else 0
+        operands = [part for part in args if not isinstance(part, torch.dtype)]  # the formulas know no out_dtype
+        flops = flop_registry[packet](*operands, **kwargs, out_val=out) if packet in flop_registry else 0
         moved, launches = bytes_moved(func, args, kwargs, given, results), 1
         if name.startswith(("_foreach", "_fused")):
             lists = [tensors_in(value) for value in [*args, *kwargs.values()] if isinstance(value, (list, tuple))]

@@ -59,7 +59,8 @@ def stock_flags(args):
 def build(args, dictionary, dtype, device="meta"):
     """The model of *args*: on the meta device without values, elsewhere freshly initialised."""
     cls = TransformerModel if args.arch == "transformer" else ARCH_MODEL_REGISTRY[args.arch]
-    task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    pads_right = types.SimpleNamespace(left_pad_target=False)
+    task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary, cfg=pads_right)
     with torch.device(device):
         model = cls.build_model(args, task)
     for part in model.modules():

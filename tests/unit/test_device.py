@@ -20,9 +20,8 @@ from tests.methods import METHODS, OPTIONS
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="this torch has no modes that stand for a device")
 
-# where the host waits: in a forward pass, and in a step of decoding
-FORWARD_WAITS = {"encoder.forward_scriptable", "decoder.masks"}
-DECODING_WAITS = {"decoder.masks", "beams.read_order", "beams.hypotheses_per_sentence"}
+# where the host waits in a step of decoding; in a forward pass it never does
+DECODING_WAITS = {"order.read_order", "order.hypotheses_per_sentence"}
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "autocast": torch.float16}
 DROPOUTS = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
@@ -151,19 +150,20 @@ def test_a_method_on_the_device(case, build, dictionary):
 
         output, extra = model(source, lengths, target)
         # positions and masks are copied to the device once
-        assert waits(device, but="copy") <= FORWARD_WAITS
+        assert not waits(device, but="copy")
         assert output.dtype == dtype
-        assert_near(device.give(output), expected, precision)
+        words = batch[2].ne(dictionary.pad())  # what positions with padding give is of no use, and may differ
+        assert_near(device.give(output)[words], expected[words], precision)
         assert len(tensors_of(device, extra)) > 2
         assert precision == "autocast" or extra["inner_states"][-1].dtype == extra["attn"][0].dtype == dtype
 
         model.train()
         assert all(values.isfinite().all() for values in tensors_of(device, model(source, lengths, left)))
-        assert waits(device) <= FORWARD_WAITS
+        assert not waits(device)
 
         model.eval()
         got, kept = decode(model, source, lengths, prefix, orders)
-        assert waits(device) <= FORWARD_WAITS | DECODING_WAITS
+        assert waits(device) <= DECODING_WAITS
         for logits, want in zip(got, steps):
             assert logits.dtype == dtype
             assert_near(device.give(logits), want, precision)
@@ -217,7 +217,7 @@ def test_backward_asks_for_no_values(case, build, dictionary):
     source, lengths, target = (tensor.to("meta") for tensor in make_batch(dictionary))
     with WaitsOnMeta() as device:
         output = model(source, lengths, target)[0]
-        assert waits(device) <= FORWARD_WAITS
+        assert not waits(device)
         output.float().square().mean().backward()
     assert not device.waits
     for key, parameter in model.named_parameters():
