@@ -18,7 +18,7 @@ import warnings
 
 import torch
 from device import decoding, measure, memory, model, optimizer, pins, report, training
-from device.count import by_line, by_op
+from device.count import available, by_line, by_op
 
 from fairseq_deep.registry import UsageError
 
@@ -165,6 +165,8 @@ def main(arguments=None):
     options, flags = parse(arguments)
     logging.getLogger("fairseq_deep").setLevel(logging.WARNING)
     warnings.simplefilter("ignore")  # what torch has to say about fairseq's own calls
+    if not available():
+        raise UsageError(f"torch {torch.__version__} does not tell what a backward pass is of: use torch 2.4 or newer")
     if options.pin:
         return pins.write()
     if not options.arch:

@@ -134,9 +134,13 @@ def print_syncs(whats, results):
     for name, result in results.items():
         for what in whats:
             for phase, line, text, count in result[what]["syncs_by_line"]:
-                lines.setdefault((phase, line, text), []).append(f"{name} {count}")
+                lines.setdefault((phase, line, text), {})[name] = count
     rows = [("waits for the device", "line", "", "how often")]
-    _print([*rows, *((*key, ", ".join(counts)) for key, counts in lines.items())], right=())
+    for key, counts in lines.items():
+        same = len(counts) == len(results) and len(set(counts.values())) == 1
+        often = f"{min(counts.values())} each" if same else ", ".join(f"{n} {name}" for name, n in counts.items())
+        rows.append((*key, often))
+    _print(rows, right=())
 
 
 def print_groups(name, row, options):

@@ -17,9 +17,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import device_model  # noqa: E402
 from device import compiling, memory, model, optimizer, pins, report, training  # noqa: E402
-from device.count import Counter, Kernel, by_op, list_launches  # noqa: E402
+from device.costs import list_launches  # noqa: E402
+from device.count import Counter, Kernel, available, by_op  # noqa: E402
 
 PINNED = pins.read()
+pytestmark = pytest.mark.skipif(not available(), reason="the counter needs torch 2.4")
 
 
 def kernels_of(run, *shapes, dtype=torch.float16, requires_grad=False):
