@@ -136,15 +136,13 @@ def _kernel(node, half):
 
 def _flops(node, origins):
     """Inductor knows those of products; those of attention are the counter's."""
-    from torch._inductor.virtualized import V
-
     packets = [(origin, getattr(origin.target, "overloadpacket", None)) for origin in origins]
     attention = [(origin, packet) for origin, packet in packets if "attention" in str(packet)]
     if not attention:
         return int(node.estimate_flops() or 0)
     (origin, packet), values = attention[0], lambda arg: arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg
     flops = flop_registry[packet](*tree_map(values, origin.args), out_val=origin.meta["val"])
-    return int(V.graph.sizevars.size_hint(flops.node.expr) if isinstance(flops, torch.SymInt) else flops)
+    return int(flops.node.hint if isinstance(flops, torch.SymInt) else flops)
 
 
 def _line_of(trace):

@@ -1,7 +1,9 @@
 """Models on the meta device: an architecture of this package, and fairseq's own transformer of the same sizes."""
 
 import argparse
+import contextlib
 import types
+from unittest import mock
 
 import torch
 from fairseq.data import Dictionary
@@ -61,7 +63,8 @@ def build(args, dictionary, dtype, device="meta"):
     cls = TransformerModel if args.arch == "transformer" else ARCH_MODEL_REGISTRY[args.arch]
     pads_right = types.SimpleNamespace(left_pad_target=False)
     task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary, cfg=pads_right)
-    with torch.device(device):
+    no_apex = mock.patch.object(torch.cuda, "is_available", lambda: False)  # its norms do not run on meta
+    with torch.device(device), no_apex if device == "meta" else contextlib.nullcontext():
         model = cls.build_model(args, task)
     for part in model.modules():
         if isinstance(getattr(part, "weights", None), torch.Tensor):  # sinusoidal positions are no buffer
