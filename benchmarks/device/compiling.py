@@ -131,7 +131,8 @@ def _kernel(node, half):
     name = str(extern).removesuffix(".default").rsplit(".", 1)[-1] if extern else "fused"
     origins = [origin for part in node.get_nodes() for origin in part.node.get_origins()]
     where, line = _line_of(next(filter(None, (origin.meta.get("stack_trace") for origin in origins)), ""))
-    return Kernel(name, int(node.get_read_write_buffers_sizes()), _flops(node, origins), half, "", where, line)
+    flops = _flops(node, origins) if extern else 0
+    return Kernel(name, int(node.get_read_write_buffers_sizes()), flops, half, "", where, line)
 
 
 def _flops(node, origins):

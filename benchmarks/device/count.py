@@ -181,6 +181,8 @@ class Counter(TorchDispatchMode):
         packet, name = func._overloadpacket, func._schema.name.split("::")[1]
         given = tensors_in([*args, *kwargs.values()])
         results = tensors_in(out if isinstance(out, (list, tuple)) else [out])
+        if results and not any(tensor.numel() for tensor in results):
+            return  # nothing to compute, nothing is launched
         for operand in copied_operands(packet, args):
             self._kernel("copy of an operand", 2 * size(operand), 0, operand, where)
         operands = [part for part in args if not isinstance(part, torch.dtype)]  # the formulas know no out_dtype

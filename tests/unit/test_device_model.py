@@ -73,6 +73,10 @@ def test_views_are_no_kernels():
     assert kernels_of(lambda x: x.view(2, 2, 6).transpose(0, 1)[0].unsqueeze(1).expand(2, 5, 6).detach(), (4, 6)) == {}
 
 
+def test_of_nothing_nothing_is_launched():
+    assert kernels_of(lambda x: x @ x + x, (0, 0)) == {}
+
+
 def test_copies_of_operands_are_kernels():
     """cuBLAS takes rows or columns; a norm and a softmax take rows that follow each other."""
     assert kernels_of(lambda x, y: x @ y.t(), (4, 6), (5, 6)) == {"mm": 1}
