@@ -81,6 +81,10 @@ class Aggregator(nn.Module, Method):
         """The weight matrices (fan_out x fan_in) that an initialisation may fill; the rest keeps its start values."""
         return []
 
+    def compiled(self) -> List[nn.Module]:
+        """The modules whose calls in training ``--compile`` compiles: those with many small operations."""
+        return []
+
     def weights(self) -> Optional[Tensor]:
         """Weights of sums over layers, (sums x entries) or (sums x entries x n), for plots; None if there are none."""
         return None

@@ -281,6 +281,9 @@ class DepthwiseLstm(Aggregator):
         hidden = [linear.weight for part in self.hidden for linear in (part.fc1, part.fc2) if linear is not None]
         return [matrix for gates in self.gates for matrix in gates.weight.chunk(3)] + hidden
 
+    def compiled(self) -> List[nn.Module]:
+        return [*self.gates, *self.hidden]
+
     def start(self, x: Tensor) -> List[Tensor]:
         x = x.contiguous()  # a transposed view: without this, all that is computed from it would be strided, too
         return [x, x] if len(self.gates) > 0 else [x]

@@ -77,6 +77,9 @@ class NodeAggregator(Aggregator):
     def matrices(self) -> List[Tensor]:
         return [linear.weight for node in self.nodes for linear in (node.fc1, node.fc2)]
 
+    def compiled(self) -> List[nn.Module]:
+        return list(self.nodes)
+
     def merge(self, inputs: List[Tensor], index: int) -> Tensor:
         """What the node with the 0-based *index* makes of *inputs* (T x B x C each)."""
         x = inputs[0]

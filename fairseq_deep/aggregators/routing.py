@@ -224,6 +224,9 @@ class Routing(Aggregator):
     def matrices(self) -> List[Tensor]:
         return [linear.weight for part in self.maps for linear in (part.fc1, part.fc2, part.vote)]
 
+    def compiled(self) -> List[nn.Module]:
+        return [*self.maps, self.routing]
+
     def read(self, state: List[Tensor], layer: int) -> Tensor:
         return state[-1]
 

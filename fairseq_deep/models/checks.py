@@ -14,6 +14,7 @@ def check_flags(flags: Any, stacks: Dict[str, Stack]) -> None:
     """
     if _given(flags, "encoder_xformers_att_config"):
         raise UsageError("--encoder-xformers-att-config is not made for the layers of this package: leave it out")
+    _check_compile(flags)
     decoder = stacks["decoder"]
     for stack in stacks.values():
         _check_aggregator(flags, stack, stacks["encoder"])
@@ -64,6 +65,16 @@ def _stock_attention(flags: Any) -> str:
     """The flag that asks for fairseq's own decoder layers; "" if there is none."""
     asked = [flag for flag in ("cross_self_attention", "decoder_xformers_att_config") if _given(flags, flag)]
     return asked[0] if asked else ""
+
+
+def _check_compile(flags: Any) -> None:
+    if not _given(flags, "compile"):
+        return
+    for flag in ("quant_noise_pq", "quant_noise_scalar"):
+        if _given(flags, flag):
+            raise UsageError(f"{_dashed(flag)} changes weights in Python, which --compile cannot take: leave one out")
+    if _given(flags, "offload_activations"):
+        raise UsageError("--offload-activations is not made for --compile: use --checkpoint-activations instead")
 
 
 def _check_aggregator(flags: Any, stack: Stack, encoder: Stack) -> None:

@@ -20,6 +20,7 @@ from ..inits.walk import initialise
 from ..training import check_device, check_exact
 from .checkpoints import aliases, check_loadable, upgrade
 from .checks import check_flags, check_sizes
+from .compiling import compile_calls
 from .decoder import DeepTransformerDecoder
 from .depth_log import log_depth
 from .description import SIDES, add_args, describe
@@ -40,6 +41,9 @@ class DeepTransformerModel(TransformerModel):
     waiting = ()  # what takes back the preparations for a first training batch
     log_depth_interval = 0
     num_updates = 0
+    compiles = False  # --compile, from the first training step on
+    compiler = None
+    __jit_ignored_attributes__ = ["compiler"]
 
     @classmethod
     def add_args(cls, parser) -> None:
@@ -48,6 +52,8 @@ class DeepTransformerModel(TransformerModel):
         add_args(parser)
         parser.add_argument("--log-depth-interval", type=int, metavar="N",
                             help="log gradient norms of all layers and aggregator weights at every N-th update")
+        parser.add_argument("--compile", action="store_true",
+                            help="compile layers and aggregators for training (torch.compile, torch 2.5 or newer)")
 
     @classmethod
     def build_model(cls, args, task):
@@ -74,6 +80,7 @@ class DeepTransformerModel(TransformerModel):
         check_exact(args, model)
         model._initialise(args)
         model.log_depth_interval = getattr(args, "log_depth_interval", None) or 0
+        model.compiles = bool(getattr(args, "compile", None))
         return model
 
     def _initialise(self, args) -> None:
@@ -99,11 +106,19 @@ class DeepTransformerModel(TransformerModel):
         return self
 
     def set_num_updates(self, num_updates):
+        """fairseq calls it at the beginning of each training step, and nowhere else."""
         super().set_num_updates(num_updates)
         self.num_updates = num_updates
+        if self.compiles and not any(part._forward_pre_hooks for part in self.modules()):  # of Admin's first batch
+            self.compiles = False
+            stacks = [getattr(self, side) for side in SIDES]
+            layers = [layer for stack in stacks for layer in stack.layers.children()]  # LayerDrop leaves none out here
+            self.compiler = compile_calls(layers + [part for stack in stacks for part in stack.history.compiled()])
 
     def perform_slowmo(self, optimizer, fp32_params=None):
         """Log the depth, if it is time. fairseq calls a method of this name after each step, gradients in place."""
+        if self.compiler is not None:
+            self.compiler.report()
         if self.log_depth_interval and (self.num_updates + 1) % self.log_depth_interval == 0:
             log_depth(self)
 
