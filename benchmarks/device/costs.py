@@ -22,6 +22,8 @@ ATTENTION_BACKWARD = tuple(
 READS_PART = (aten.embedding, aten.index_select, aten.gather, aten.index)  # of the first operand, what they return
 WRITES_PART = (aten.index_put_, aten.scatter_, aten.scatter_add_, aten.index_add_, aten.index_copy_)  # of the first
 WRITES_ONLY = (aten.copy_, aten.fill_, aten.zero_)
+# statistics, then the values; and of the gradients those of input, weight and bias
+LAUNCHES = {aten.native_group_norm: 2, aten.native_group_norm_backward: 3}
 # of one launch over lists of tensors: elements of a chunk, chunks, and tensors by the number of lists
 CHUNK, CHUNKS, TENSORS = 65536, 320, {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 

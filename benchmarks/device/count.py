@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fairseq_deep
 
-from .costs import bytes_moved, copied_operands, list_launches, size
+from .costs import LAUNCHES, bytes_moved, copied_operands, list_launches, size
 from .cuda_paths import cuda_paths
 from .values import Values, on_meta, tensors_in
 
@@ -187,7 +187,7 @@ class Counter(TorchDispatchMode):
             self._kernel("copy of an operand", 2 * size(operand), 0, operand, where)
         operands = [part for part in args if not isinstance(part, torch.dtype)]  # the formulas know no out_dtype
         flops = flop_registry[packet](*operands, **kwargs, out_val=out) if packet in flop_registry else 0
-        moved, launches = bytes_moved(func, args, kwargs, given, results), 1
+        moved, launches = bytes_moved(func, args, kwargs, given, results), LAUNCHES.get(packet, 1)
         if name.startswith(("_foreach", "_fused")):
             lists = [tensors_in(value) for value in [*args, *kwargs.values()] if isinstance(value, (list, tuple))]
             launches = list_launches([tensors for tensors in lists if any(map(on_meta, tensors))])

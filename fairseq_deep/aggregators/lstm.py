@@ -19,7 +19,7 @@ and W_h2. A *step* is one application of the LSTM: one a layer, or two in a deco
 """
 
 import math
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,7 @@ GLU = ("sigmoid", "gelu", "swish", "relu")
 
 
 class Gates(nn.Module):
-    """Input, forget and output gate, Eq. (2) to (4): one product, then a norm for each gate.
+    """Input, forget and output gate, one product, then a norm for each, and the cell that they act on.
 
     Args:
         in_dim: width of c
@@ -60,9 +60,13 @@ class Gates(nn.Module):
         nn.init.zeros_(self.norm_bias)
         nn.init.constant_(self.norm_bias[1], self.forget_bias)
 
-    def forward(self, c: Tensor) -> Tensor:
+    def inputs(self, c: Tensor) -> Tensor:
         """What the sigmoids of input, forget and output gate take (T x B x 3 x C) for *c* (T x B x in_dim)."""
         return norm_gates(F.linear(c, self.weight), self.norm_weight, self.norm_bias)
+
+    def forward(self, c: Tensor, h: Tensor, cell: Tensor) -> Tuple[Tensor, Tensor]:
+        """Out and Cell (T x B x C each), Eq. (7) and (8), for *c*, *h* and the *cell* of the step before."""
+        return lstm_cell(self.inputs(c), h, cell)
 
 
 class Hidden(nn.Module):
@@ -311,7 +315,7 @@ class DepthwiseLstm(Aggregator):
                 h = hidden(c)
         for index, gates in enumerate(self.gates):
             if index == step % len(self.gates):
-                out, cell = lstm_cell(gates(c), h, state[1])
+                out, cell = gates(c, h, state[1])
                 return [out, cell]
         return [h.to(state[0].dtype)]  # autocast leaves them different
 

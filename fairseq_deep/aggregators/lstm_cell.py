@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
+from ..compat import is_compiling
 
 
 def norm_gates(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def norm_gates(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         T x B x 3 x C
     """
     if not torch.jit.is_scripting():
-        if x.device.type != "cpu" and not _compiling():
+        if x.device.type != "cpu" and not is_compiling():
             return _norm_groups(x, weight, bias)
     x = x.view(x.size(0), x.size(1), 3, weight.size(1))
     return torch.addcmul(bias, F.layer_norm(x, (weight.size(1),)), weight)
@@ -83,7 +83,7 @@ def lstm_cell(z: Tensor, h: Tensor, cell: Tensor) -> Tuple[Tensor, Tensor]:
         cell: the cell of the step before, T x B x C
     """
     if not torch.jit.is_scripting():
-        if not _compiling():  # a compiler makes kernels of its own from the formula
+        if not is_compiling():  # a compiler makes kernels of its own from the formula
             return _Cell.apply(z, h, cell)
     out, cell, _ = _forward(z, h, cell)
     return out, cell

@@ -7,15 +7,16 @@ CPU alone, where asking costs nothing; elsewhere, masks are made in any case.
 import torch
 from torch import Tensor
 
-# a graph of torch.compile would break where a value is asked for
-_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
+from ..compat import is_compiling
 
 
 def can_ask(x: Tensor) -> bool:
     """Whether a value of *x* can be read without waiting for a device."""
     if torch.jit.is_scripting():
-        return x.device.type == "cpu"
-    return x.device.type == "cpu" and not _compiling()
+        known = x.device.type == "cpu"
+    else:
+        known = x.device.type == "cpu" and not is_compiling()  # a graph would break where a value is asked for
+    return known
 
 
 if "msg" in torch.ops.aten._assert_async.overloads():  # torch 2.1

@@ -202,7 +202,7 @@ class MultiheadAttention(nn.Module):
             relative = self._relative_scores(q, distances)
             bias = relative if bias is None else relative + bias
         x, weights = self._heads(q, key, value, bias, distances, need_weights, decoding, causal)
-        x = self._per_hypothesis(x, query.size(0)).permute(3, 0, 1, 2, 4).reshape(query.shape)
+        x = self._per_hypothesis(x, query.size(0)).permute(3, 0, 1, 2, 4).reshape(query.shape).contiguous()
         if weights is not None:
             weights = self._per_hypothesis(weights, query.size(0)).permute(2, 0, 1, 3, 4).flatten(1, 2)
         if added is not None:

@@ -123,7 +123,10 @@ def compile_calls(modules: List[nn.Module], backend: str = "inductor") -> Option
         return None
     # gradients of a layer are there when its backward pass ends: DDP need not split graphs to begin early
     torch._dynamo.config.optimize_ddp = False
-    torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
+    for limit in ("recompile_limit", "cache_size_limit"):  # its name, and that in older versions of torch
+        if hasattr(torch._dynamo.config, limit):
+            setattr(torch._dynamo.config, limit, max(VARIANTS, getattr(torch._dynamo.config, limit)))
+            break
     compiler = Compiler(backend, started)
     for module in modules:
         # where nn.Module.compile() puts what it makes of one module: it is neither copied nor saved

@@ -85,7 +85,7 @@ class DeepTransformerDecoder(TransformerDecoderBase):
             x = x + positions
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
-        return self.dropout_module(x).transpose(0, 1)
+        return self.dropout_module(x).transpose(0, 1).contiguous()
 
     def masks(
         self, tokens, like: Tensor, causal: bool, full_context_alignment: bool

@@ -77,7 +77,7 @@ class DeepTransformerEncoder(TransformerEncoderBase):
         if not can_ask(padding) or bool(padding.any()):
             hidden = padding_bias(padding, product_type(x))
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)
-        x = x.transpose(0, 1)  # B x T x C -> T x B x C
+        x = x.transpose(0, 1).contiguous()  # T x B x C; each norm would copy a transposed view, twice
 
         states, history = self.run_layers(x, hidden, return_all_hiddens or self.memory is not None)
         x = self.history.finish(history)

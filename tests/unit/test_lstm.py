@@ -196,7 +196,7 @@ def test_dropout_leaves_gates_and_cell_alone():
     old_out, old_cell, attention = torch.randn(3, T, B, 64)
     out, cell = aggregator.write([old_out, old_cell], 0, attention)
     whole_out, whole_cell = aggregator.eval().write([old_out, old_cell], 0, attention)
-    z = aggregator.gates[0](torch.cat([old_out, attention], dim=-1))
+    z = aggregator.gates[0].inputs(torch.cat([old_out, attention], dim=-1))
     _, forget_gate, output_gate = torch.sigmoid(z).unbind(2)
     carried = old_cell * forget_gate
     dropped = cell == carried

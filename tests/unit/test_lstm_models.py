@@ -259,10 +259,10 @@ def test_activations_stay_in_range_at_the_start(depth, flags, build, dictionary)
 
         history.write = write
 
-        def opened(module, inputs, z):
-            gates.append(torch.sigmoid(z).movedim(2, 0).flatten(1, 2))
+        def opened(module, inputs):
+            gates.append(torch.sigmoid(module.inputs(inputs[0])).movedim(2, 0).flatten(1, 2))
 
-        history.gates[0].register_forward_hook(opened)
+        history.gates[0].register_forward_pre_hook(opened)
     with torch.no_grad():
         model(*make_batch(dictionary, lengths=(12,) * 8, target_lengths=(12,) * 8))
     assert len(states) == depth * (3 if flags.get("lstm_merge") == "two" else 2)
