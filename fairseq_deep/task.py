@@ -23,24 +23,38 @@ class DeepTranslationConfig(TranslationConfig):
     decode_precision: ChoiceEnum(PRECISIONS) = field(
         default="fp32", metadata={"help": "the decoder's matrix products when translating on a CPU: fp32, bf16 or int8"}
     )
+    decode_compile: bool = field(
+        default=False, metadata={"help": "translate with steps that torch.compile has compiled, which takes a minute"}
+    )
 
 
 @register_task("deep_translation", dataclass=DeepTranslationConfig)
 class DeepTranslationTask(TranslationTask):
-    """Translation with ``--decode-precision``, of models that were trained for fairseq's ``translation``, too."""
+    """Translation with ``--decode-precision`` and ``--decode-compile``, of fairseq's models for ``translation``, too."""
 
     def build_generator(self, models, args, **options):
         """fairseq's generator, over decoders of the chosen precision, with our beam search in place of fairseq's.
 
         Raises:
-            UsageError: the models are not on a CPU in fp32
+            UsageError: the models are not on a CPU in fp32, or steps cannot be compiled
         """
         for model in models:
             self._reduce(model)
+            self._compile(model)
         generator = super().build_generator(models, args, **options)
         if type(getattr(generator, "search", None)) is search.BeamSearch:
             generator.search = BeamSearch(self.target_dictionary)
         return generator
+
+    def _compile(self, model) -> None:
+        if not self.cfg.decode_compile or not getattr(model, "_is_generation_fast", False):
+            return
+        if not hasattr(model.decoder, "compile_steps"):
+            raise UsageError("--decode-compile is for models of this package: leave it out")
+        if str(self.cfg.decode_precision) == "int8":
+            raise UsageError("--decode-compile does not know products in int8: leave out one of the two")
+        if model.decoder.compiled is None:
+            model.decoder.compile_steps(dynamic=True)
 
     def _reduce(self, model) -> None:
         precision, present = str(self.cfg.decode_precision), getattr(model, "decode_precision", "fp32")

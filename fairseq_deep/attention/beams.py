@@ -9,7 +9,7 @@ hypothesis sees are those that the one which it goes on saw.
 """
 
 import uuid
-from typing import Dict, NamedTuple, Optional
+from typing import Dict, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,13 @@ class Step(NamedTuple):
             not; it hides padding, too. Where each hypothesis has keys of its own, each counts as a sentence.
         words: 1 x B x 1, true where a hypothesis has a word at the new position
         count: 1 x B x 1, in fp32 at least: the number of words that it has by now, and at least 1
+        place: where the new keys are in caches of a fixed capacity (slots); None where caches grow
     """
 
     mask: Optional[Tensor]
     words: Tensor
     count: Optional[Tensor]
+    place: Optional[Tensor]
 
 
 class Ancestry(nn.Module):
@@ -68,22 +70,28 @@ class Ancestry(nn.Module):
         if self._state not in incremental_state:
             incremental_state[self._state] = self._first(sentences, query)
         saved = incremental_state[self._state]
-        mask, own, count = saved["mask"], saved["own"], saved["count"]
+        mask, own, count, position = saved["mask"], saved["own"], saved["count"], saved["position"]
         assert mask is not None and own is not None
         seen: Optional[Tensor] = None
+        place: Optional[Tensor] = None
         if self.attends:
             groups, beam = mask.size(0), mask.size(1)
             slots = own.size(2)
             new = torch.where(words.view(groups, beam, 1), own[0], own[1]).unsqueeze(2)
-            mask, saved["buffer"] = append(mask, saved["buffer"], new)
-            saved["mask"] = mask
+            if position is None:
+                mask, saved["buffer"] = append(mask, saved["buffer"], new)
+                saved["mask"] = mask
+            else:
+                mask.index_copy_(2, position, new)
+                place = position * slots + torch.arange(slots, device=mask.device)
+                position.add_(1)
             seen = mask.view(groups * beam // slots, 1, slots, mask.size(2) * slots)
         words = words.t().unsqueeze(2)
         if count is not None:
             count = count + words
             saved["count"] = count
             count = count.clamp(min=1.0)
-        return Step(seen, words, count)
+        return Step(seen, words, count, place)
 
     def _first(self, sentences: int, query: Tensor) -> Dict[str, Optional[Tensor]]:
         """The state before the first position.
@@ -91,6 +99,8 @@ class Ancestry(nn.Module):
         mask: sentences x beam x T x slots, what :class:`Step` has, with one slot where each hypothesis has its own keys
         own: 2 x slots x slots, the part of it that is new at each step: each hypothesis sees the key that it makes; or,
             where that is of padding, none
+        position, length: where the next one goes in a mask of a fixed capacity (1), on the device and on the CPU; None
+            where it grows
         """
         rows = query.size(1)
         if sentences < 1 or rows % sentences != 0:
@@ -104,11 +114,40 @@ class Ancestry(nn.Module):
             "buffer": None,
             "own": own,
             "count": None,
+            "position": None,
+            "length": None,
         }
         if self.averages:
             wide = torch.float64 if query.dtype == torch.float64 else torch.float32
             state["count"] = torch.zeros(1, rows, 1, dtype=wide, device=query.device)
         return state
+
+    def has_started(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]) -> bool:
+        """Whether there is a position already."""
+        return self._state in incremental_state
+
+    @torch.jit.unused
+    def go_on(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]) -> Tuple[int, int]:
+        """For how many positions there is room that does not grow, and how many there are with the one to come."""
+        if not self.attends:
+            return 0, 0
+        saved = incremental_state[self._state]
+        mask, length = saved["mask"], saved["length"]
+        # on the CPU, so that nobody waits for a device
+        saved["length"] = torch.tensor(mask.size(2)) + 1 if length is None else length + 1
+        return 0 if length is None else mask.size(2), int(saved["length"])
+
+    @torch.jit.unused
+    def reserve(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], capacity: int) -> int:
+        """Make room for a *capacity* of positions, whether in use or hidden; the number of keys that this is."""
+        saved = incremental_state[self._state]
+        mask, length = saved["mask"], saved["mask"].size(2)
+        room = mask.new_full((mask.size(0), mask.size(1), capacity, mask.size(3)), float("-inf"))
+        room[:, :, :length] = mask
+        if saved["position"] is None:
+            saved["position"] = torch.tensor([length], device=mask.device)
+        saved["mask"], saved["buffer"] = room, None
+        return capacity * mask.size(3)
 
     @torch.jit.export
     def reorder(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor) -> Optional[Order]:
@@ -132,8 +171,11 @@ class Ancestry(nn.Module):
             saved["mask"] = mask.new_empty(groups, beam, 0, mask.size(3))
         else:
             flat = buffer.flatten(0, 1) if buffer is not None else None
-            mask, flat = select(mask.flatten(0, 1), flat, 0, new_order)
-            saved["mask"] = mask.view(groups, beam, length, mask.size(2))
+            chosen, flat = select(mask.flatten(0, 1), flat, 0, new_order)
+            chosen = chosen.view(groups, beam, length, mask.size(3))
+            if saved["position"] is not None and chosen.shape == mask.shape:
+                chosen = mask.copy_(chosen)  # where it is, as a graph of a device wants it
+            saved["mask"] = chosen
             saved["buffer"] = flat.view(groups, beam, flat.size(1), flat.size(2)) if flat is not None else None
         if count is not None:
             saved["count"] = count.index_select(1, new_order)

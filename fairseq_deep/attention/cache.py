@@ -75,26 +75,41 @@ class TargetCache(nn.Module):
         super().__init__()
         self._state = f"{uuid.uuid4()}.target"
 
-    def forward(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new: Tensor) -> Tensor:
+    def forward(
+        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new: Tensor, place: Optional[Tensor] = None
+    ) -> Tensor:
         """Append *new*.
 
         Args:
             incremental_state: where they are kept
             new: keys and values (2 x B x H x N x D) of N positions, or at one position, of the N hypotheses of a
                 sentence
+            place: where to put them in a cache of a fixed capacity (N)
 
         Returns:
-            all of them, 2 x B x H x T x D
+            all of them, 2 x B x H x T x D; with *place*, all that there is room for
         """
         cache: Optional[Tensor] = None
         buffer: Optional[Tensor] = None
         if self._state in incremental_state:
             saved = incremental_state[self._state]
             cache, buffer = saved["cache"], saved["buffer"]
+            if place is not None and cache is not None:
+                return cache.index_copy_(3, place, torch.nan_to_num(new, 0.0, 0.0, 0.0))
         cache, buffer = append(cache, buffer, new, finite=True)
         state: Dict[str, Optional[Tensor]] = {"cache": cache, "buffer": buffer}
         incremental_state[self._state] = state
         return cache
+
+    @torch.jit.export
+    def reserve(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], keys: int) -> None:
+        """Make room for so many *keys*: from now on, this is what the cache has, whether in use or 0."""
+        saved = incremental_state[self._state]
+        cache = saved["cache"]
+        assert cache is not None
+        room = cache.new_zeros(2, cache.size(1), cache.size(2), keys, cache.size(4))
+        room.narrow(3, 0, cache.size(3)).copy_(cache)
+        saved["cache"], saved["buffer"] = room, None
 
     @torch.jit.export
     def follow(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], order: Order) -> None:

@@ -185,7 +185,8 @@ class MultiheadAttention(nn.Module):
         if memory is None:
             mask = None if step is None else step.mask
             beam = 1 if mask is None else mask.size(2)
-            q, key, value = self._own(query, incremental_state, mask)
+            place = None if step is None else step.place
+            q, key, value = self._own(query, incremental_state, mask, place)
             bias = self._padding_bias(key_padding_mask, q) if mask is None else mask.to(q.dtype)
         else:
             q = self.q_proj(query)
@@ -198,7 +199,9 @@ class MultiheadAttention(nn.Module):
             bias = attn_mask.to(q.dtype) if bias is None else bias + attn_mask.to(q.dtype)
         distances: Optional[Tensor] = None
         if self.relative_keys is not None:
-            distances = self._distances(q.size(2), key.size(2), beam, q.device) if decoding else None
+            if decoding:
+                place = None if step is None else step.place
+                distances = self._distances(q.size(2), key.size(2), beam, q.device, place)
             relative = self._relative_scores(q, distances)
             bias = relative if bias is None else relative + bias
         x, weights = self._heads(q, key, value, bias, distances, need_weights, decoding, causal)
@@ -254,10 +257,12 @@ class MultiheadAttention(nn.Module):
         query: Tensor,
         incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]],
         mask: Optional[Tensor],
+        place: Optional[Tensor],
     ) -> Tuple[Tensor, Tensor, Tensor]:
         """Queries, and keys and values (B x H x S x D) of all positions so far.
 
-        With the *mask* of a step, B are the sentences, and the queries and a position's keys those of all hypotheses.
+        With the *mask* and the *place* of a step, B are the sentences, and the queries and a position's keys those of
+        all hypotheses.
         """
         length, batch = query.size(0), query.size(1) if mask is None else mask.size(0)
         if self.qkv_proj is not None and not torch.is_grad_enabled():
@@ -271,7 +276,7 @@ class MultiheadAttention(nn.Module):
                 return q, k, v
             kv = torch.stack([k, v])
         if incremental_state is not None and self.own_cache is not None:
-            kv = self.own_cache(incremental_state, kv)
+            kv = self.own_cache(incremental_state, kv, place)
         return q, kv[0], kv[1]
 
     def _of_memory(
@@ -304,11 +309,17 @@ class MultiheadAttention(nn.Module):
             return None
         return padding_bias(padding, q.dtype) if padding.dim() == 2 else padding.to(q.dtype)
 
-    def _distances(self, queries: int, keys: int, beam: int, device: torch.device) -> Tensor:
-        """Which vector belongs to a query and a key (T x S): that of their distance. A position has *beam* keys."""
-        last = keys // beam - 1  # with a cache, the queries are the last positions
+    def _distances(self, queries: int, keys: int, beam: int, device: torch.device, place: Optional[Tensor]) -> Tensor:
+        """Which vector belongs to a query and a key (T x S): that of their distance. A position has *beam* keys.
+
+        The queries are the last positions, or in a cache of a fixed capacity, where their keys have their *place*.
+        """
+        last = keys // beam - 1
         of_key = torch.arange(last + 1, device=device).repeat_interleave(beam)
-        of_query = torch.arange(last + 1 - queries // beam, last + 1, device=device)
+        if place is None:
+            of_query = torch.arange(last + 1 - queries // beam, last + 1, device=device)
+        else:
+            of_query = torch.div(place[:1], beam, rounding_mode="floor")
         vectors = 0 if self.relative_keys is None else self.relative_keys.size(0)
         distances = (of_key - of_query.unsqueeze(1)).clamp(-self.farthest, vectors - 1 - self.farthest)
         return distances + self.farthest

@@ -1,5 +1,6 @@
-"""Faster decoding of trained models: cheaper matrix products."""
+"""Faster decoding of trained models: cheaper matrix products, compiled steps."""
 
-from .linear import PRECISIONS, pack_linear, reduce_precision
+from .compiled import CompiledSteps
+from .linear import PRECISIONS, pack_linear, reduce_precision, unpack_linear
 
-__all__ = ["PRECISIONS", "pack_linear", "reduce_precision"]
+__all__ = ["PRECISIONS", "CompiledSteps", "pack_linear", "reduce_precision", "unpack_linear"]

@@ -124,6 +124,13 @@ def pack_linear(model: nn.Module) -> int:
     return 0 if probe is None else _replace(model, PackedLinear, (nn.Linear,))
 
 
+def unpack_linear(model: nn.Module) -> None:
+    """Leave the products of *model* to a compiler, which does not know packed weights, and packs them itself."""
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            module._packed = None
+
+
 def reduce_precision(decoder: nn.Module, precision: str) -> int:
     """Replace the linear layers of *decoder*, which can then translate and no more.
 

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from ..attention import Ancestry, MultiheadAttention, RunningMean, Step
 from ..attention.masks import can_ask, check_later, future_mask, padding_bias, product_type
+from ..decoding import CompiledSteps, unpack_linear
 from ..layers import wrap_layer
+from ..registry import UsageError
 from .checkpoints import keep_final_norm
 from .layer_building import build_layer
 
@@ -29,6 +31,7 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         ancestry: which hypotheses belong together in beam search
         pads_right: targets are padded on the right
         aligns: training wants attention weights, too
+        compiled: what runs the steps of incremental decoding, if that is not :meth:`run_step` (:meth:`compile_steps`)
         need_attn: return attention weights where no *alignment_layer* is named, in the steps of generation, too
     """
 
@@ -51,6 +54,7 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         self.pads_right = getattr(cfg, "left_pad_target", None) is False
         self.aligns = bool(getattr(cfg, "load_alignments", False))
         self.need_attn = True
+        self.compiled = None
         parts = list(self.layers.modules())
         self.ancestry = Ancestry(
             attends=any(isinstance(part, MultiheadAttention) and not part.of_memory for part in parts),
@@ -73,6 +77,23 @@ class DeepTransformerDecoder(TransformerDecoderBase):
     def make_generation_fast_(self, need_attn: bool = False, **kwargs) -> None:
         """What fairseq tells before it generates: whether alignments are wanted."""
         self.need_attn = bool(need_attn)
+
+    def compile_steps(self, capacity: Optional[int] = None, **options) -> None:
+        """Decode with steps that ``torch.compile`` takes whole, over caches of a fixed capacity.
+
+        Args:
+            capacity: room for so many target positions, of which more are refused; None doubles it where needed
+            options: of ``torch.compile``
+
+        Raises:
+            UsageError: this torch cannot compile, or the layers are fairseq's own
+        """
+        if self.stock:
+            raise UsageError(
+                "steps of fairseq's own layers cannot be compiled: leave out --cross-self-attention, or this"
+            )
+        self.compiled = CompiledSteps(type(self).run_step, capacity, **options)
+        unpack_linear(self)
 
     def embed(self, tokens, positions: Optional[Tensor]):
         """Embedding output y_0 (T x B x C) of *tokens* (B x T) at *positions* (B x T x C)."""
@@ -174,24 +195,82 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         if self.embed_positions is not None:
             positions = self.embed_positions(prev_output_tokens, incremental_state=incremental_state)
         if incremental_state is not None:
-            prev_output_tokens = prev_output_tokens[:, -1:]
+            words = prev_output_tokens[:, -1:].contiguous()
             if positions is not None:
                 positions = positions[:, -1:]
-        x = self.embed(prev_output_tokens, positions)
-        causal = incremental_state is None and not full_context_alignment
+            state = incremental_state
+            if torch.jit.is_scripting():
+                x, attn, states = self.run_step(state, words, positions, enc, enc_padding, memories, aligned)
+            else:
+                inputs = (state, words, positions, enc, enc_padding, memories, aligned)
+                x, attn, states = self.run_step(*inputs) if self.compiled is None else self.compiled(self, *inputs)
+        else:
+            x = self.embed(prev_output_tokens, positions)
+            causal = not full_context_alignment
+            like = x if self.stock else x.new_empty(0, dtype=product_type(x))
+            padding, mask = self.masks(prev_output_tokens, like, causal, full_context_alignment)
+            if enc_padding is not None and not self.stock:
+                enc_padding = padding_bias(enc_padding, like.dtype)
+            causal = causal and mask is None
+            x, attn, states = self.run_layers(x, enc, enc_padding, memories, None, mask, padding, None, aligned, causal)
+
+        if attn is not None:
+            if alignment_heads is not None:
+                attn = attn[:alignment_heads]
+            attn = attn.mean(dim=0)
+        return x, {"attn": [attn], "inner_states": states}
+
+    def run_step(
+        self,
+        incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
+        words,
+        positions: Optional[Tensor],
+        enc: Optional[Tensor],
+        enc_padding: Optional[Tensor],
+        memories: List[Tensor],
+        aligned: int,
+    ) -> Tuple[Tensor, Optional[Tensor], List[Optional[Tensor]]]:
+        """A step of incremental decoding, which asks the device nothing; see :meth:`run_layers`.
+
+        Args:
+            words: B x 1
+            positions: 1 x 1 x C or B x 1 x C, what is added to their embeddings
+        """
+        x = self.embed(words, positions)
         padding: Optional[Tensor] = None
         mask: Optional[Tensor] = None
         step: Optional[Step] = None
-        if incremental_state is not None and not self.stock:
-            sources = enc.size(1) if enc is not None else x.size(1)
-            step = self.ancestry(incremental_state, sources, x, prev_output_tokens.ne(self.padding_idx))
+        if self.stock:
+            padding, mask = self.masks(words, x, False, False)
         else:
-            full = incremental_state is None and full_context_alignment
-            like = x if self.stock else x.new_empty(0, dtype=product_type(x))
-            padding, mask = self.masks(prev_output_tokens, like, causal, full)
-            if enc_padding is not None and not self.stock:
-                enc_padding = padding_bias(enc_padding, like.dtype)
+            sources = enc.size(1) if enc is not None else x.size(1)
+            step = self.ancestry(incremental_state, sources, x, words.ne(self.padding_idx))
+        return self.run_layers(x, enc, enc_padding, memories, incremental_state, mask, padding, step, aligned)
 
+    def run_layers(
+        self,
+        x: Tensor,
+        enc: Optional[Tensor],
+        enc_padding: Optional[Tensor],
+        memories: List[Tensor],
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]],
+        mask: Optional[Tensor],
+        padding: Optional[Tensor],
+        step: Optional[Step],
+        aligned: int,
+        causal: bool = False,
+    ) -> Tuple[Tensor, Optional[Tensor], List[Optional[Tensor]]]:
+        """Features (B x T x C), weights of the attention to the source (H x B x T x S) or None, and y_0 ... y_M.
+
+        Args:
+            x: y_0, T x B x C
+            enc, enc_padding: the encoder's output (S x B x C) and its padding (B x S)
+            memories: what the layers attend to, where it is not *enc*
+            mask, padding: what :meth:`masks` gives
+            step: in a step of incremental decoding, what the attentions share
+            aligned: index of the module whose attention weights are wanted; -1 for none
+            causal: no position sees later ones, without a *mask* that says so
+        """
         attn: Optional[Tensor] = None
         states: List[Optional[Tensor]] = [x]
         history = self.history.start(x)
@@ -220,7 +299,7 @@ class DeepTransformerDecoder(TransformerDecoderBase):
                     need_attn=wants_attn,
                     need_head_weights=wants_attn,
                     step=step,
-                    causal=causal and mask is None,
+                    causal=causal,
                 )
             history = self.history.write(history, index, x)
             if (index + 1) % self.modules_per_layer == 0:
@@ -229,16 +308,12 @@ class DeepTransformerDecoder(TransformerDecoderBase):
                 attn = layer_attn.float().to(x)
         x = self.history.finish(history)
 
-        if attn is not None:
-            if alignment_heads is not None:
-                attn = attn[:alignment_heads]
-            attn = attn.mean(dim=0)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         x = x.transpose(0, 1)  # T x B x C -> B x T x C
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
-        return x, {"attn": [attn], "inner_states": states}
+        return x, attn, states
 
     def reorder_incremental_state_scripting(
         self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor

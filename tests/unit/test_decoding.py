@@ -157,6 +157,26 @@ def test_a_model_that_is_about_to_be_trained_keeps_its_matrices(build, dictionar
         other.build_generator([model], types.SimpleNamespace())
 
 
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="torch 2.0")
+def test_the_task_compiles_models_that_are_about_to_translate(build, dictionary):
+    def task(**options):
+        return DeepTranslationTask(DeepTranslationConfig(decode_compile=True, **options), dictionary, dictionary)
+
+    model = build("transformer_postnorm_2l2l_tiny")
+    task().build_generator([model], types.SimpleNamespace())
+    assert model.decoder.compiled is None
+    model.prepare_for_inference_(GENERATION)
+    with pytest.raises(UsageError, match="does not know products in int8: leave out one of the two"):
+        task(decode_precision="int8").build_generator([model], types.SimpleNamespace())
+    model = build("transformer_postnorm_2l2l_tiny")
+    model.prepare_for_inference_(GENERATION)
+    task().build_generator([model], types.SimpleNamespace())
+    assert model.decoder.compiled is not None
+    stock = types.SimpleNamespace(_is_generation_fast=True, decoder=types.SimpleNamespace())
+    with pytest.raises(UsageError, match="--decode-compile is for models of this package"):
+        task()._compile(stock)
+
+
 def test_weights_can_be_loaded_into_a_prepared_model(build, batch):
     model, other = build("transformer_postnorm_2l2l_tiny").eval(), build("transformer_postnorm_2l2l_tiny").eval()
     with torch.no_grad():
