@@ -30,7 +30,7 @@ class DeepTranslationConfig(TranslationConfig):
 
 @register_task("deep_translation", dataclass=DeepTranslationConfig)
 class DeepTranslationTask(TranslationTask):
-    """Translation with ``--decode-precision`` and ``--decode-compile``, of fairseq's models for ``translation``, too."""
+    """Translation with ``--decode-precision`` and ``--decode-compile``, also of models trained for ``translation``."""
 
     def build_generator(self, models, args, **options):
         """fairseq's generator, over decoders of the chosen precision, with our beam search in place of fairseq's.
