@@ -10,6 +10,7 @@ import uuid
 from typing import Dict, Optional, Tuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .order import Order
@@ -30,7 +31,7 @@ def append(
     length = past + new.size(-2)
     if buffer is None or buffer.size(-2) < length:
         shape = list(new.shape)
-        shape[-2] = max(2 * length // 64 * 64, 64)  # fused attention wants rows of a mask to begin at even addresses
+        shape[-2] = max(2 * length // 64 * 64, 64)  # fused attention wants rows of a mask to begin at multiples of 16
         buffer = new.new_empty(shape)
         if cache is not None:
             buffer.narrow(-2, 0, past).copy_(cache)
@@ -156,6 +157,8 @@ class SourceCache(nn.Module):
         bias: Optional[Tensor],
     ) -> None:
         """Keep what :meth:`forward` gives."""
+        if bias is not None:  # fused attention copies it at each step if its rows do not begin at multiples of 16
+            bias = F.pad(bias, [0, -bias.size(-1) % 16]).narrow(-1, 0, bias.size(-1))
         state: Dict[str, Optional[Tensor]] = {"key": key, "value": value, "bias": bias}
         incremental_state[self._state] = state
 

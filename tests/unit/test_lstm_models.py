@@ -298,7 +298,7 @@ def test_incremental_decoding_equals_full_decoding_at_24_layers(flags, dtype, ne
             last = model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)[0]
             torch.testing.assert_close(last[:, -1], full[:, step - 1], rtol=near, atol=near)
     kinds = [key.rpartition(".")[2] for key in state]
-    assert sorted(kinds) == ["slots", *["source"] * 24, *["target"] * 24], "of attentions and beam search alone"
+    assert sorted(kinds) == ["ancestry", *["source"] * 24, *["target"] * 24], "of attentions and beam search alone"
 
 
 def tensors_on_modules(model):
