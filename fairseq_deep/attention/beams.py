@@ -85,7 +85,9 @@ class Ancestry(nn.Module):
                 mask.index_copy_(2, position, new)
                 place = position * slots + torch.arange(slots, device=mask.device)
                 position.add_(1)
-            seen = mask.view(groups * beam // slots, 1, slots, mask.size(2) * slots)
+            buffer = saved["buffer"]
+            room = mask if buffer is None else buffer  # of which a part keeps the strides
+            seen = room.view(groups * beam // slots, 1, slots, room.size(2) * slots).narrow(3, 0, mask.size(2) * slots)
         words = words.t().unsqueeze(2)
         if count is not None:
             count = count + words
