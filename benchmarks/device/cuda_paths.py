@@ -18,13 +18,14 @@ def _dropout(x, p=0.5, training=True, inplace=False):
 
 
 def _fused_mask(mask, query, key):
-    """As memory-efficient attention wants it: of the query's type, in rows of 16, expanded."""
+    """As memory-efficient attention wants it: in the query's type, rows starting at multiples of 16, expanded."""
     if mask is None:
         return None
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -math.inf)
-    pad = -mask.size(-1) % 16
-    if pad:
+    aligned = mask.stride(-1) == 1 and all(stride % 16 == 0 for stride in mask.stride()[:-1])
+    if not aligned:
+        pad = -mask.size(-1) % 16
         mask = F.pad(mask, (0, pad))[..., : mask.size(-1)]
     return mask.expand(*query.shape[:-1], key.size(-2))
 

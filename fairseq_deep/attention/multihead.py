@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ..stack import Stack
 from .beams import Step
 from .cache import SourceCache, TargetCache
+from .joined import join_projections
 from .masks import future_mask, padding_bias
 from .relative import all_distances, relative_scores, relative_values
 
@@ -53,39 +54,6 @@ else:
 def _fuses_steps(q: Tensor) -> bool:
     """Whether the fused form is the faster one for the few queries of a decoding step; on a CPU, plain products are."""
     return q.is_cuda
-
-
-@torch.no_grad()
-def join_linear(parts: List[nn.Linear]) -> nn.Linear:
-    """One matrix product for several of the same input: its output has theirs one after the other.
-
-    The parts keep their weights, as views of the whole.
-    """
-    first = parts[0]
-    bias = first.bias is not None
-    joined = nn.Linear(first.in_features, sum(part.out_features for part in parts), bias=bias)
-    joined = joined.to(first.weight).requires_grad_(False)
-    start = 0
-    for part in parts:
-        rows = slice(start, start + part.out_features)
-        start = rows.stop
-        for whole, own in ((joined.weight, part.weight), (joined.bias, part.bias)):
-            if own is not None:
-                whole[rows] = own
-                own.data = whole[rows]
-    return joined
-
-
-def _put_in_joined(state: Dict[str, Tensor], prefix: str, *args) -> None:
-    for part in ("weight", "bias"):
-        own = [state.get(f"{prefix}{name}_proj.{part}") for name in "qkv"]
-        if all(value is not None for value in own):
-            state[f"{prefix}qkv_proj.{part}"] = torch.cat(own)
-
-
-def _leave_out_joined(module: nn.Module, state: Dict[str, Tensor], prefix: str, metadata) -> None:
-    for part in ("weight", "bias"):
-        state.pop(f"{prefix}qkv_proj.{part}", None)
 
 
 class MultiheadAttention(nn.Module):
@@ -343,10 +311,8 @@ class MultiheadAttention(nn.Module):
         parts = [self.q_proj, self.k_proj, self.v_proj]
         if self.of_memory or self.qkv_proj is not None or not all(type(part) is nn.Linear for part in parts):
             return
-        self.qkv_proj = join_linear(parts)
+        self.qkv_proj = join_projections(self)
         self.idle = ("q_proj", "k_proj", "v_proj")
-        self._register_state_dict_hook(_leave_out_joined)
-        self._register_load_state_dict_pre_hook(_put_in_joined)
 
 
 def self_attention(stack: Stack, causal: bool, bias: bool = True) -> MultiheadAttention:
