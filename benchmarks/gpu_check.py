@@ -40,6 +40,7 @@ MODELS = {
 }
 
 
+COMPILED = ("plain pre-norm", "DLCL", "LSTM")
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
 
 
@@ -79,10 +80,12 @@ def distance(ours, theirs):
     return max(((a - b).abs().max() / max(b.abs().max().item(), floor)).item() for a, b in pairs)
 
 
-def translations(model, batch, dictionary):
-    """The words of all hypotheses."""
+def translations(model, batch, dictionary, compiles=False):
+    """The words of all hypotheses; *compiles*: with decoding steps that are compiled."""
     model = copy.deepcopy(model).eval()
     model.prepare_for_inference_(OmegaConf.create({"generation": {"beam": 4, "print_alignment": None}}))
+    if compiles:
+        model.decoder.compile_steps(dynamic=True)
     source = batch[0].to(next(model.parameters()).device)
     generator = SequenceGenerator([model], dictionary, beam_size=4, max_len_b=12)
     found = generator.generate([model], {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(1)}})
@@ -101,7 +104,7 @@ def updated(model, batch, name, device):
     return torch.cat([part.detach().cpu().flatten() for part in model.parameters()])
 
 
-def checks(reference, batch, dictionary, device):
+def checks(reference, batch, dictionary, device, compiles):
     """(what is compared, the difference, the largest that is right) one by one; *reference* is on the CPU in fp64."""
     expected = step(reference, batch)
     yield "fp64: output, all gradients", distance(step(copy.deepcopy(reference).to(device), batch), expected), 1e-9
@@ -114,8 +117,25 @@ def checks(reference, batch, dictionary, device):
         copy.deepcopy(reference).to(device), batch, dictionary
     )
     yield "beam search, token for token", 0.0 if same else 1.0, 0.0
+    if compiles:
+        yield from compiled_checks(reference, batch, dictionary, device)
     adam, fused = (updated(reference, batch, name, device) for name in ("adam", "fused_adam"))
     yield "fused_adam = adam", (adam - fused).abs().max().item(), 1e-3
+
+
+def compiled_checks(reference, batch, dictionary, device):
+    """Training and decoding through torch.compile against both without it, in fp32 on the device."""
+    model = copy.deepcopy(reference).float().to(device)
+    expected, plain = step(model, batch), translations(model, batch, dictionary)
+    trained = copy.deepcopy(model)
+    trained.compiles = True
+    trained.set_num_updates(0)
+    if trained.compiler is None:
+        yield "--compile: no compiler here", 0.0, 0.0
+        return
+    yield "--compile: output, gradients", distance(step(trained, batch), expected), 2e-3
+    same = translations(model, batch, dictionary, compiles=True) == plain
+    yield "--decode-compile: same words", 0.0 if same else 1.0, 0.0
 
 
 def build(name, flags, dictionary, options):
@@ -135,6 +155,8 @@ def main():
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--only", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="MODEL")
+    parser.add_argument("--compile", nargs="*", choices=list(MODELS), default=list(COMPILED), metavar="MODEL",
+                        help="models that are also compiled, which takes a minute each")  # fmt: skip
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no GPU here: use --device cpu")
@@ -149,7 +171,7 @@ def main():
         model = build(arch, flags, dictionary, options).train()
         batch = make_batch(dictionary)
         start = time.perf_counter()
-        for what, found, limit in checks(model, batch, dictionary, options.device):
+        for what, found, limit in checks(model, batch, dictionary, options.device, label in options.compile):
             good = found <= limit  # a NaN is not
             failures += not good
             now = time.perf_counter()

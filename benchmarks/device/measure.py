@@ -58,6 +58,7 @@ def kernels(run, device):
 
 def measure_training(model, dictionary, device, tokens, length):
     model.train()
+    model.set_num_updates(0)  # --compile begins with it
     batch = [part.to(device) for part in training.make_batch(dictionary, tokens, length)]
 
     def run():
