@@ -53,9 +53,7 @@ class _Probe:
     @staticmethod
     def _keep(x: Tensor, kept: List[Tensor]) -> Tensor:
         if not x.requires_grad:
-            raise UsageError(
-                "nothing to measure without gradients: leave out --checkpoint-activations, and call outside no_grad"
-            )
+            raise UsageError("nothing to measure without gradients: call outside no_grad")
         x = x * 1  # a copy whose only use is the sub-layer
         x.retain_grad()
         kept.append(x)
@@ -117,6 +115,8 @@ def sublayer_ratios(
     measured = {side: layers for side, layers in measured.items() if getattr(model, side).history.calls == 1}
     if not any(measured.values()):
         raise UsageError("no residual connections to measure: use a plain or DLCL stack")
+    if any("forward" in vars(layer) for layers in measured.values() for layer in layers):  # see wrap_layer
+        raise UsageError("layers that are computed twice have nothing to measure: leave out --checkpoint-activations")
     try:
         for side, layers in measured.items():
             for layer in layers:

@@ -191,7 +191,7 @@ BAD = {
     "without meaning": (["x=lstm_6l --deep-init ds"], {}, ["x: --deep-init ds is about residual connections"]),
     "no value": (["dlcl_6l --encoder-layers"], {}, ["--encoder-layers: expected one argument"]),
     "own updates": (["a=dlcl_6l --max-update 9"], {}, ["a: --max-update must be the same for all systems"]),
-    "own device": (["a=dlcl_6l --fp16"], {}, ["a: --fp16 must be the same for all systems"]),
+    "own device": (["a=dlcl_6l --bf16"], {}, ["a: --bf16 must be the same for all systems"]),
     "not in quotes": (["dlcl_6l one"], {}, ["'one' is no flag", "quotes"]),
     "open quote": (["dlcl_6l 'one"], {}, ["No closing quotation"]),
     "twice": (["lstm_6l", "transformer_lstm_6l"], {}, ["lstm_6l is there twice"]),

@@ -36,10 +36,11 @@ def test_without_norms_there_is_no_beta_ln(build, batch, method):
 
 
 def test_without_gradients_the_ratios_are_refused_and_no_hook_stays(build, batch):
-    """Recomputed layers run without gradients the first time."""
-    for flags, context in (({"checkpoint_activations": True}, torch.enable_grad()), ({}, torch.no_grad())):
+    """Recomputed layers run a second time, in the backward pass."""
+    recomputed = ({"checkpoint_activations": True}, torch.enable_grad(), "leave out --checkpoint-activations")
+    for flags, context, cure in (recomputed, ({}, torch.no_grad(), "call outside no_grad")):
         model = build(POST, **flags)
         before = hooks(model)
-        with pytest.raises(UsageError, match="leave out --checkpoint-activations"), context:
+        with pytest.raises(UsageError, match=cure), context:
             measure(model, batch)
         assert hooks(model) == before

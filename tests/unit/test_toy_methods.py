@@ -194,7 +194,7 @@ def test_layers_are_counted_as_layers(build, batch):
     model = build("transformer_prenorm_2l2l_tiny", layer_agg="toy-bare").train()
     source, lengths, target = batch
     encoder_out = model.encoder(source, lengths, return_all_hiddens=True)
-    output, extra = model.decoder(target, encoder_out=encoder_out)
+    output, extra = model.decoder(target, encoder_out=encoder_out, alignment_layer=1)
     output.sum().backward()
     assert len(encoder_out["encoder_states"]) == len(extra["inner_states"]) == 3
     assert extra["attn"][0].shape == (*target.shape, source.size(1))
