@@ -57,8 +57,9 @@ def used_weights(weight: Tensor, normalize: bool = False, window: Optional[int] 
 class Dlcl(Exact, Aggregator):
     """DLCL for one stack.
 
-    In training, the state is [the next combination, a token]: see ``running_sums.py``. Without gradients, and in
-    TorchScript, it is [W, h_k, ..., h_l]: the weights, and the entries that the next combination reads.
+    In training, the state is [the next combination, a token], and can be written once: see ``running_sums.py``. Without
+    gradients, and in TorchScript, it is [W, h_k, ..., h_l]: the weights, and the entries that the next combination
+    reads.
 
     Args:
         stack: see :class:`Aggregator`

@@ -14,8 +14,9 @@ The gradients have the same form, with the rows reversed and the weights transpo
 where X_r comes in the order r = R-1, R-2, ..., 0. So the backward pass runs the same code, and one product at its end
 gives the gradients of all weights, in fp32. Autograd keeps h, each entry once.
 
-In half precision the sums use w exactly: w is the sum of two half-precision numbers, and a product with both has two
-rows. Gradients of entries use the first of them, as those of a linear layer use its weight.
+In half precision a sum multiplies with two numbers for each w, its value in that type and what is left of it: 22 bits
+in fp16, 16 in bf16. Products add up in fp32; what is rounded are p_j, the two parts of a sum, and the sum. Gradients of
+entries use the first of the two numbers, as those of a linear layer use its weight.
 
 Shapes: *weights* are groups x R x R, where feature i of an entry has the weight of group i mod groups; the buffer is
 groups x R x M, with M the number of values of a group.
@@ -40,7 +41,7 @@ def is_half(dtype: torch.dtype) -> bool:
 
 
 def split(weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """*weights* (groups x R x K) as a sum of p numbers of *dtype*, groups x R x p x K; p is 2 in half precision."""
+    """*weights* (groups x R x K) as sums of p numbers of *dtype*, groups x R x p x K; p is 2 in half precision."""
     if not is_half(dtype):
         return weights.to(dtype).unsqueeze(2)
     high = weights.to(dtype)
@@ -137,10 +138,10 @@ class Tape:
         self.backward: Optional[RunningSums] = None
         self.entries: List[Tensor] = []
 
-    def append(self, entry: Tensor) -> Tuple[Tensor, Tensor]:
+    def append(self, entry: Tensor, row: int) -> Tuple[Tensor, Tensor]:
         """Take h_r; give x_r, and what the backward pass wants: h_r in the buffer, or at the end the buffer."""
         sums = self.forward
-        assert sums is not None, "the sums of all rows are made"
+        assert sums is not None and sums.count == row, "each row is written once, in their order"
         x = sums.append(entry)
         if sums.count < sums.rows:
             return x, sums.entries[:, sums.count - 1]
@@ -149,7 +150,7 @@ class Tape:
 
     def pull(self, row: int, grad: Tensor, kept: Sequence[Tensor]) -> Tensor:
         """The gradient of h_r for *grad*, that of x_r; *kept* is what :meth:`append` gave if the weights learn."""
-        if self.backward is None or self.backward.rows - self.backward.count != row + 1:  # the top of a backward pass
+        if self.backward is None:
             parts = self.parts[:, : row + 1, :1, : row + 1].flip(1, 3).transpose(1, 3)
             self.backward, self.entries = RunningSums(parts, grad, self.window), []
         self.entries.extend(kept)
@@ -182,7 +183,7 @@ class _Row(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, entry: Tensor, token: Optional[Tensor], weights: Optional[Tensor], tape: Tape, row: int):
-        x, kept = tape.append(entry)
+        x, kept = tape.append(entry, row)
         ctx.tape, ctx.row, ctx.shape, ctx.dtypes = tape, row, x.shape, (entry.dtype, x.dtype)
         ctx.set_materialize_grads(False)
         if tape.learn:
@@ -193,6 +194,8 @@ class _Row(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Optional[Tensor], token: Optional[Tensor]):
         tape: Tape = ctx.tape
+        if token is None:  # no row above has a part: a backward pass begins, and one before may have ended half-way
+            tape.rewind()
         if grad is None:
             grad = tape.parts.new_zeros(ctx.shape, dtype=ctx.dtypes[1])
         pulled = tape.pull(ctx.row, grad, ctx.saved_tensors).to(ctx.dtypes[0])

@@ -58,7 +58,7 @@ def _remember(new_order: Tensor, sentences: int, beam: int) -> Tuple[bool, bool]
     """:func:`_ask`, whose answer stays on the tensor: decoders and encoders are given the same, one after the other."""
     if new_order.is_inference():  # nothing tells whether it has changed since
         return _ask(new_order, sentences, beam)
-    question = (sentences, beam, new_order._version)
+    question = (id(new_order), sentences, beam, new_order._version)  # a copy of the tensor has its attributes, too
     known = getattr(new_order, "_fairseq_deep", None)
     if known is None or known[0] != question:
         known = (question, _ask(new_order, sentences, beam))

@@ -109,7 +109,8 @@ class DeepTransformerModel(TransformerModel):
         """fairseq calls it at the beginning of each training step, and nowhere else."""
         super().set_num_updates(num_updates)
         self.num_updates = num_updates
-        if self.compiles and not any(part._forward_pre_hooks for part in self.modules()):  # of Admin's first batch
+        waits = self.waiting and any(part._forward_pre_hooks for part in self.modules())  # for Admin's first batch
+        if self.compiles and not waits:
             self.compiles = False
             stacks = [getattr(self, side) for side in SIDES]
             layers = [layer for stack in stacks for layer in stack.layers.children()]  # LayerDrop leaves none out here

@@ -26,8 +26,9 @@ class FP16Optimizer(optim.FP16Optimizer):
             super()._sync_fp16_grads_to_fp32()
         elif self._needs_sync:
             if not self.has_flat_params:
-                for copy in self.fp32_params:
-                    copy.grad = torch.empty_like(copy) if copy.grad is None else copy.grad
+                for weight, copy in zip(self.fp16_params, self.fp32_params):
+                    if weight.requires_grad and copy.grad is None:
+                        copy.grad = torch.empty_like(copy)
             weights, grads = self._pairs("grad")
             copy_all(grads, [torch.zeros_like(w) if w.grad is None else w.grad for w in weights])
             self._needs_sync = False
@@ -49,9 +50,10 @@ class FP16Optimizer(optim.FP16Optimizer):
         super().zero_grad()
 
     def _pairs(self, name: str) -> Tuple[List[Tensor], List[Tensor]]:
-        """The weights, and of the fp32 copy of each its *name* ("data", "grad")."""
+        """The weights, and of the fp32 copy of each its *name* ("data", "grad"); as in fairseq, not of frozen ones."""
         if not self.has_flat_params:
-            return list(self.fp16_params), [getattr(copy, name) for copy in self.fp32_params]
+            pairs = [pair for pair in zip(self.fp16_params, self.fp32_params) if pair[0].requires_grad]
+            return [weight for weight, _ in pairs], [getattr(copy, name) for _, copy in pairs]
         weights: List[Tensor] = []
         parts: List[Tensor] = []
         for device, flat in self.fp32_params.items():

@@ -192,6 +192,19 @@ def test_half_precision_trains_as_with_adam(dtype, form, flatten, clip, kernel, 
         assert not torch.equal(mine, start)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_that_are_frozen_later_stay(dtype):
+    optimizer, weights, _ = half_steps(FP16Optimizer, "fused_adam", dtype, 0.0, count=2)
+    weights[0].requires_grad_(False)
+    before = [weight.clone() for weight in weights]
+    for _ in range(3):
+        optimizer.zero_grad()
+        optimizer.backward(sum(weight.float().sum() for weight in weights))
+        optimizer.step()
+    assert torch.equal(weights[0], before[0])
+    assert not torch.equal(weights[1], before[1])
+
+
 @pytest.mark.parametrize("dtype, form, flatten", FORMS, ids=["fp16_memory", "bf16_memory", "bf16", "fp16", "fp16_flat"])
 def test_half_precision_resumes_the_state_of_adam(dtype, form, flatten, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)

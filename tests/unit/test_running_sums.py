@@ -81,6 +81,25 @@ def test_a_graph_can_be_used_again():
     torch.testing.assert_close(first[1], torch.autograd.grad(naive(weights, step, y_0)[-1].sum(), y_0)[0])
 
 
+def test_a_backward_pass_may_begin_where_one_has_ended():
+    """The first stops above row 4, the second begins with it."""
+    weights, y_0 = leaves(9, 9, 1)
+    sums, exact = chained(weights, step, y_0, 9), naive(weights, step, y_0)
+    torch.autograd.grad(sums[-1].sin().sum(), sums[4], retain_graph=True)
+    got = torch.autograd.grad(sums[4].sin().sum(), [weights, y_0])
+    want = torch.autograd.grad(exact[4].sin().sum(), [weights, y_0])
+    torch.testing.assert_close(got[0].tril(), want[0])
+    torch.testing.assert_close(got[1], want[1])
+
+
+def test_a_row_is_written_once():
+    weights, y_0 = leaves(3, 3, 1)
+    state = first_row(y_0, weights, 3)
+    next_row(state, 1, y_0)
+    with pytest.raises(AssertionError, match="written once"):
+        next_row(state, 1, y_0)
+
+
 def test_two_stacks_at_once_do_not_meet():
     weights, y_0 = leaves(9, 9, 1)
     alone = torch.autograd.grad(chained(weights, step, y_0, 9)[-1].sum(), y_0)[0]
