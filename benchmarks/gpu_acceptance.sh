@@ -88,7 +88,7 @@ trainings() {
 
 main() {
   local steps=0
-  local -a failed=() check=(python3 "$here/gpu_check.py" --device "$device")
+  local -a failed=() check=()
   parse_options user "$@"
   if $help; then
     help=false
@@ -104,7 +104,8 @@ main() {
   mkdir -p "$out"
   : >"$out/RESULTS.txt"
   run_step "environment" environment
-  $small && check+=(--layers 2 --width 32 --only "plain pre-norm" DLCL LSTM --compile)
+  check=(python3 "$here/gpu_check.py" --device "$device")
+  if $small; then check+=(--layers 2 --width 32 --only "plain pre-norm" DLCL LSTM --compile); fi
   run_step "correctness" "${check[@]}"
   tables
   trainings
