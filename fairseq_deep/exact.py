@@ -5,6 +5,8 @@ from typing import List
 import torch
 from torch import Tensor
 
+HALF = (torch.float16, torch.bfloat16)
+
 
 class Exact:
     """Mixin, left of the module class: leave :meth:`exact_tensors` in fp32 when the model becomes fp16 or bf16.
@@ -21,7 +23,7 @@ class Exact:
         exact = [tensor.data for tensor in self.exact_tensors()]
         super()._apply(fn, *args, **kwargs)
         for tensor, value in zip(self.exact_tensors(), exact):
-            if tensor.dtype in (torch.float16, torch.bfloat16):
+            if tensor.dtype in HALF:
                 tensor.data = value.to(tensor.device, torch.float32)
                 if tensor.grad is not None:
                     tensor.grad.data = tensor.grad.data.float()

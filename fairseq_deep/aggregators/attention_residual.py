@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..compat import no_autocast
 from ..registry import UsageError
 from ..stack import Layout, Stack
 from .base import AGGREGATORS, Aggregator
@@ -29,10 +30,10 @@ from .base import AGGREGATORS, Aggregator
 
 def _linear(x: Tensor, weight: Tensor) -> Tensor:
     """The product in the type of *x*; autocast would lower it."""
-    if torch.jit.is_scripting() or x.is_meta:  # meta has no autocast
+    if torch.jit.is_scripting():
         product = F.linear(x, weight)
     else:
-        with torch.autocast(x.device.type, enabled=False):
+        with no_autocast(x):
             product = F.linear(x, weight)
     return product
 

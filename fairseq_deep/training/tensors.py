@@ -5,7 +5,7 @@ from typing import Any, Dict, Iterator, List
 import torch
 from torch import Tensor
 
-HALF = (torch.float16, torch.bfloat16)
+from ..exact import HALF
 
 
 def alike(*lists: List[Tensor]) -> Iterator[List[List[Tensor]]]:
