@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 
 from fairseq_deep.architectures import build_architecture
 from fairseq_deep.decoding import reduce_precision
-from fairseq_deep.search import BeamSearch
+from fairseq_deep.generator import Generator
 from fairseq_deep.tools import format_table
 
 DEFAULT_SYSTEMS = ("stock", "ours", "ours-fp32", "ours-bf16", "ours-int8", "merged", "merged-fp32", "merged-int8")
@@ -98,10 +98,10 @@ def main():
     stock = TransformerModel.build_model(args, task)
     models = {name: prepare(build(name, stock, flags, dictionary), name, options) for name in options.systems}
     search = {"beam_size": options.beam, "max_len_a": 0, "max_len_b": options.length, "min_len": options.length}
-    generators = {name: SequenceGenerator([model], dictionary, **search) for name, model in models.items()}
-    for name, generator in generators.items():
-        if name.endswith(("fp32", "bf16", "int8")):
-            generator.search = BeamSearch(dictionary)
+    generators = {}
+    for name, model in models.items():
+        kind = Generator if name.endswith(("fp32", "bf16", "int8")) else SequenceGenerator
+        generators[name] = kind([model], dictionary, **search)
     sample = batch(dictionary, options)
     times, outputs = {name: [] for name in models}, {}
     for round in range(options.rounds + 1):

@@ -4,14 +4,13 @@ import logging
 from dataclasses import dataclass, field
 
 import torch
-from fairseq import search
 from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from .decoding import PRECISIONS, reduce_precision
+from .generator import Generator
 from .registry import UsageError
-from .search import BeamSearch
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +31,8 @@ class DeepTranslationConfig(TranslationConfig):
 class DeepTranslationTask(TranslationTask):
     """Translation with ``--decode-precision`` and ``--decode-compile``, also of models trained for ``translation``."""
 
-    def build_generator(self, models, args, **options):
-        """fairseq's generator, over decoders of the chosen precision, with our beam search in place of fairseq's.
+    def build_generator(self, models, args, seq_gen_cls=None, **options):
+        """A generator over decoders of the chosen precision: ours where nobody asks for another.
 
         Raises:
             UsageError: the models are not on a CPU in fp32, or steps cannot be compiled
@@ -41,10 +40,9 @@ class DeepTranslationTask(TranslationTask):
         for model in models:
             self._reduce(model)
             self._compile(model)
-        generator = super().build_generator(models, args, **options)
-        if type(getattr(generator, "search", None)) is search.BeamSearch:
-            generator.search = BeamSearch(self.target_dictionary)
-        return generator
+        if seq_gen_cls is None and not getattr(args, "print_alignment", False):
+            seq_gen_cls = Generator
+        return super().build_generator(models, args, seq_gen_cls=seq_gen_cls, **options)
 
     def _compile(self, model) -> None:
         if not self.cfg.decode_compile or not getattr(model, "_is_generation_fast", False):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .cache import append, select
-from .order import Order, read_order
+from .order import Order, hypotheses_per_sentence, read_order
 
 LARGEST_BEAM = 32  # above, so many multiplications take longer than copies of the keys
 
@@ -108,13 +108,11 @@ class Ancestry(nn.Module):
         if sentences < 1 or rows % sentences != 0:
             sentences = rows
         beam = max(rows // max(sentences, 1), 1)
-        slots = beam if self.attends and beam <= self.largest_beam else 1
-        own = torch.full((2, slots, slots), float("-inf"), dtype=query.dtype, device=query.device)
-        own[0].fill_diagonal_(0.0)
+        slots = self._slots(beam)
         state: Dict[str, Optional[Tensor]] = {
             "mask": query.new_empty(sentences, beam, 0, slots),
             "buffer": None,
-            "own": own,
+            "own": self._own(slots, query),
             "count": None,
             "position": None,
             "length": None,
@@ -123,6 +121,15 @@ class Ancestry(nn.Module):
             wide = torch.float64 if query.dtype == torch.float64 else torch.float32
             state["count"] = torch.zeros(1, rows, 1, dtype=wide, device=query.device)
         return state
+
+    def _slots(self, beam: int) -> int:
+        """Keys that are kept for a position of a sentence."""
+        return beam if self.attends and beam <= self.largest_beam else 1
+
+    def _own(self, slots: int, like: Tensor) -> Tensor:
+        own = torch.full((2, slots, slots), float("-inf"), dtype=like.dtype, device=like.device)
+        own[0].fill_diagonal_(0.0)
+        return own
 
     def has_started(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]) -> bool:
         """Whether there is a position already."""
@@ -160,6 +167,10 @@ class Ancestry(nn.Module):
         mask, buffer, own, count = saved["mask"], saved["buffer"], saved["own"], saved["count"]
         assert mask is not None and own is not None
         beam, slots, rows = mask.size(1), own.size(2), new_order.numel()
+        if beam == 1 and saved["position"] is None:
+            copies = hypotheses_per_sentence(new_order, mask.size(0))
+            if copies > 1:
+                return self._widen(saved, new_order, copies)
         order = read_order(new_order, mask.size(0), beam, mask if slots > 1 else None)
         if order.hypotheses is None:
             return order
@@ -182,3 +193,15 @@ class Ancestry(nn.Module):
         if count is not None:
             saved["count"] = count.index_select(1, new_order)
         return order
+
+    def _widen(self, saved: Dict[str, Optional[Tensor]], new_order: Tensor, copies: int) -> Order:
+        """Each sentence's one hypothesis becomes so many; all see what it has seen, which is in the first slot."""
+        mask, count = saved["mask"], saved["count"]
+        assert mask is not None
+        groups, length, slots = mask.size(0), mask.size(2), self._slots(copies)
+        wide = torch.full((groups, copies, length, slots), float("-inf"), dtype=mask.dtype, device=mask.device)
+        wide[:, :, :, :1] = mask
+        saved["mask"], saved["buffer"], saved["own"] = wide, None, self._own(slots, mask)
+        if count is not None:
+            saved["count"] = count.index_select(1, new_order)
+        return Order(new_order, None, None, False, slots)

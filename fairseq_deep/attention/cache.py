@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .order import Order
+from .steps import select_sources
 
 
 def append(
@@ -121,7 +122,9 @@ class TargetCache(nn.Module):
         cache, buffer = saved["cache"], saved["buffer"]
         assert cache is not None
         mask, rows = order.mask, order.hypotheses
-        if mask is not None and order.torn:  # from now on, each hypothesis has its own
+        if order.copies > 1:
+            cache, buffer, rows = cache.repeat_interleave(order.copies, dim=3), None, None
+        elif mask is not None and order.torn:  # from now on, each hypothesis has its own
             cache, buffer = of_each_hypothesis(cache, mask), None
         elif mask is not None:
             rows = order.sources
@@ -169,5 +172,6 @@ class SourceCache(nn.Module):
         if saved is not None and sources is not None:
             key, value, bias = saved
             bias = bias.index_select(0, sources) if bias is not None else None
-            key, value = key.index_select(0, sources), value.index_select(0, sources)
+            key = select_sources(key, sources)
+            value = value.index_select(0, sources)
             self.keep(incremental_state, key, value, bias)

@@ -25,6 +25,7 @@ from .beams import Step
 from .cache import SourceCache, TargetCache
 from .joined import join_projections
 from .masks import future_mask, padding_bias
+from .steps import attend_step, by_column
 from .relative import all_distances, relative_scores, relative_values
 
 
@@ -196,6 +197,8 @@ class MultiheadAttention(nn.Module):
         of_values = self.relative_values
         if not need_weights and of_values is None and (not decoding or _fuses_steps(q)):
             return _attend(q, key, value, bias, dropout, causal), None
+        if decoding and not need_weights and of_values is None and dropout == 0.0 and not torch.is_grad_enabled():
+            return attend_step(q, key, value, bias), None
         weights = _weights(q, key, bias)
         dropped = F.dropout(weights.to(q.dtype), dropout)
         x = torch.matmul(dropped, value)
@@ -267,7 +270,7 @@ class MultiheadAttention(nn.Module):
         value = self._split_heads(self.v_proj(memory), sources)
         bias = self._padding_bias(padding, q)
         if incremental_state is not None and self.memory_cache is not None:
-            key, value = key.contiguous(), value.contiguous()
+            key, value = by_column(key), value.contiguous()
             self.memory_cache.keep(incremental_state, key, value, bias)
         return key, value, bias
 

@@ -30,12 +30,14 @@ class Order(NamedTuple):
         mask: where keys of the target are kept for all hypotheses of a sentence together: those that each hypothesis
             sees before the new order (sentences x beam x T x slots)
         torn: hypotheses of a sentence do not stay together
+        copies: so many hypotheses begin as copies of one, whose sentence they share from now on
     """
 
     hypotheses: Optional[Tensor]
     sources: Optional[Tensor]
     mask: Optional[Tensor]
     torn: bool
+    copies: int = 1
 
 
 def _ask(new_order: Tensor, sentences: int, beam: int) -> Tuple[bool, bool]:

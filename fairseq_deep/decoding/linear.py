@@ -1,8 +1,6 @@
 """Linear layers for decoding on a CPU, where matrix products are most of the time.
 
-Packed: in fp32, with weights laid out once as oneDNN's products want them, instead of for each product.
-
-bf16 and int8 (``--decode-precision``): the decoder's weights, with the output projection, are stored in that type, and
+fp32: see ``packed.py``. bf16 and int8 (``--decode-precision``): the decoder's weights, with the output projection, are stored in that type, and
 inputs are converted for each product; everything between the products stays in fp32, the encoder and the embeddings
 too. int8 is
 
@@ -15,57 +13,11 @@ import warnings
 from typing import Optional
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .packed import PackedLinear
+
 PRECISIONS = ("fp32", "bf16", "int8")
-
-
-def _pack(weight: Tensor) -> Optional[Tensor]:
-    """oneDNN's form of *weight*, or None where this torch or this machine has none."""
-    try:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        torch.ops.mkldnn._linear_pointwise(weight[:1] * 0, packed, None, "none", [], "")
-    except (AttributeError, RuntimeError):
-        return None
-    return packed
-
-
-class PackedLinear(nn.Linear):
-    """A linear layer that multiplies by a packed copy of its weight while that is on a CPU in fp32.
-
-    Args:
-        linear: the layer; its weight must not change any more, but by loading another
-    """
-
-    def __init__(self, linear: nn.Linear):
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight, self.bias = linear.weight, linear.bias
-        self._packed: Optional[Tensor] = None
-        self._repack()
-
-    def _apply(self, fn, *args, **kwargs):
-        super()._apply(fn, *args, **kwargs)  # may move it to a GPU, or to another type
-        self._repack()
-        return self
-
-    def _load_from_state_dict(self, *args, **kwargs):
-        super()._load_from_state_dict(*args, **kwargs)
-        self._repack()
-
-    def _repack(self) -> None:
-        fits = self.weight.device.type == "cpu" and self.weight.dtype == torch.float32
-        self._packed = _pack(self.weight.detach()) if fits else None
-
-    def __getstate__(self):
-        return {**self.__dict__, "_packed": None}  # such a tensor can be neither copied nor pickled
-
-    def forward(self, x: Tensor) -> Tensor:
-        plain = x.dtype != torch.float32 or torch.is_autocast_cpu_enabled() or torch.is_grad_enabled()
-        if self._packed is None or plain:
-            return F.linear(x, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
 
 
 class BfloatLinear(nn.Module):
@@ -120,15 +72,14 @@ class Int8Linear(nn.Module):
 
 def pack_linear(model: nn.Module) -> int:
     """Pack the linear layers of *model*, in place, if they are on a CPU in fp32; return their number."""
-    probe = _pack(torch.zeros(2, 2))
-    return 0 if probe is None else _replace(model, PackedLinear, (nn.Linear,))
+    return _replace(model, PackedLinear, (nn.Linear,))
 
 
 def unpack_linear(model: nn.Module) -> None:
     """Leave the products of *model* to a compiler, which does not know packed weights, and packs them itself."""
     for module in model.modules():
         if isinstance(module, PackedLinear):
-            module._packed = None
+            module.products = None
 
 
 def reduce_precision(decoder: nn.Module, precision: str) -> int:

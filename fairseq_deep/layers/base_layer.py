@@ -7,6 +7,7 @@ place for residual connections of another kind. Parameter names are fairseq's.
 
 from typing import Optional
 
+import torch
 from fairseq import utils
 from fairseq.modules import FairseqDropout, LayerNorm
 from fairseq.modules.quant_noise import quant_noise
@@ -58,6 +59,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.embed_dim = stack.dim
         self.dropout_module = build_dropout(stack, stack.dropout)
+        self.relu = stack.activation == "relu"  # which can be done in place where nothing is to be kept
         self.activation_fn = utils.get_activation_fn(stack.activation)
         self.activation_dropout_module = build_dropout(stack, stack.activation_dropout)
         self.fc1 = quant_noise(nn.Linear(stack.dim, stack.ffn_dim), *stack.quant_noise)
@@ -65,7 +67,12 @@ class FeedForward(nn.Module):
 
     def ffn(self, x: Tensor) -> Tensor:
         """The network, with dropout (T x B x C)."""
-        x = self.activation_dropout_module(self.activation_fn(self.fc1(x)))
+        hidden = self.fc1(x)
+        if self.relu and not torch.is_grad_enabled():
+            hidden = torch.relu_(hidden)
+        else:
+            hidden = self.activation_fn(hidden)
+        x = self.activation_dropout_module(hidden)
         return self.dropout_module(self.fc2(x))
 
 

@@ -3,6 +3,7 @@
 Deep Residual Learning for Image Recognition, He et al., 2016, Eq. (1).
 """
 
+import torch
 from torch import Tensor
 
 from .base import RESIDUALS, ResidualConnection
@@ -15,4 +16,6 @@ class Plain(ResidualConnection):
     paper = "He 2016"
 
     def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
-        return x + output
+        if torch.is_grad_enabled() or x.dtype != output.dtype:
+            return x + output
+        return output.add_(x)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import time
 import types
 
 import pytest
@@ -11,12 +12,12 @@ from torch import nn
 
 from fairseq_deep.decoding import linear as layers
 from fairseq_deep.decoding import pack_linear, reduce_precision
+from fairseq_deep.decoding import packed as forms
 from fairseq_deep.registry import UsageError
 from fairseq_deep.task import DeepTranslationConfig, DeepTranslationTask
 
 GENERATION = OmegaConf.create({"generation": {"beam": 4, "print_alignment": None}})
 SHAPES = [(1, 1, 8, 8), (3, 5, 16, 33), (1, 128, 40, 7)]
-packs = pytest.mark.skipif(layers._pack(torch.zeros(2, 2)) is None, reason="this torch has no packed products")
 
 
 def case(shape, bias=True):
@@ -24,39 +25,74 @@ def case(shape, bias=True):
     return nn.Linear(inputs, outputs, bias=bias).eval(), torch.randn(length, batch, inputs)
 
 
-@packs
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_packed_weights_give_the_same_product(shape, bias):
     linear, x = case(shape, bias)
     packed = layers.PackedLinear(linear)
     with torch.no_grad():
-        assert packed._packed is not None
+        assert packed.products is not None
         torch.testing.assert_close(packed(x), linear(x), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(packed(x.transpose(0, 1)), linear(x.transpose(0, 1)), rtol=1e-5, atol=1e-5)
 
 
-@packs
+@pytest.mark.parametrize("name", forms.FORMS)
+@pytest.mark.parametrize("rows", [1, forms.FEW - 1, forms.FEW, 3 * forms.FEW])
+def test_every_form_gives_the_same_product(name, rows, monkeypatch):
+    try:
+        forms.FORMS[name](torch.ones(2, 2))
+    except (AttributeError, RuntimeError):
+        pytest.skip("this torch has none")
+    monkeypatch.setattr(forms, "choose", lambda *shape: forms.Choice(name, name))
+    linear, x = case((1, rows, 24, 40))
+    with torch.no_grad():
+        torch.testing.assert_close(layers.PackedLinear(linear)(x), linear(x), rtol=1e-5, atol=1e-5)
+
+
+def test_the_faster_form_is_chosen_and_what_is_missing_is_not(monkeypatch):
+    def slow(weight):
+        return lambda x, bias: (time.sleep(0.002), x @ weight.t())[1]
+
+    def missing(weight):
+        raise AttributeError("no such operation")
+
+    def fast(weight):
+        return lambda x, bias: x @ weight.t()
+
+    monkeypatch.setattr(forms, "FORMS", {"slow": slow, "missing": missing, "fast": fast})
+    forms.choose.cache_clear()
+    assert forms.choose(8, 8, 1) == ("fast", "fast")
+    monkeypatch.setattr(forms, "FORMS", {"fast": fast, "slow": slow})
+    assert forms.choose(8, 8, 2) == ("fast", "fast")
+    forms.choose.cache_clear()
+
+
+def test_a_view_of_many_rows_is_one_product():
+    """torch would make a product for each row of a B x 1 x C view."""
+    linear, x = case((1, 60, 16, 33))
+    with torch.no_grad():
+        y = layers.PackedLinear(linear)(x.transpose(0, 1))
+        torch.testing.assert_close(y, linear(x).transpose(0, 1), rtol=1e-5, atol=1e-5)
+
+
 def test_the_packed_copy_is_of_fp32_on_a_cpu_alone():
     linear, x = case(SHAPES[1])
     packed = layers.PackedLinear(linear)
     packed.bfloat16()
-    assert packed._packed is None
+    assert packed.products is None
     with torch.no_grad():
         torch.testing.assert_close(packed(x.bfloat16()), linear(x.bfloat16()))
         packed.float()
-        assert packed._packed is not None
+        assert packed.products is not None
         torch.testing.assert_close(packed(x), linear(x), rtol=1e-5, atol=1e-5)
 
 
-@packs
 def test_gradients_flow_where_they_are_recorded():
     linear, x = case(SHAPES[1])
     layers.PackedLinear(linear)(x.requires_grad_()).sum().backward()
     assert x.grad is not None and linear.weight.grad is not None
 
 
-@packs
 def test_a_packed_layer_can_be_copied_and_pickled():
     linear, x = case(SHAPES[1])
     packed = layers.PackedLinear(linear)

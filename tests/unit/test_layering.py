@@ -9,13 +9,14 @@ PACKAGE = Path(__file__).parents[2] / "fairseq_deep"
 ORDER = [
     ["stack", "exact", "compat", "papers"],
     ["registry"],
-    ["aggregators", "attention", "residuals", "search", "decoding"],
+    ["aggregators", "attention", "residuals", "decoding"],
     ["memories", "inits"],
     ["layers", "diagnostics"],
     ["training"],
     ["models"],
     ["row"],
-    ["architectures", "task"],
+    ["architectures", "generator"],
+    ["task"],
     ["tools"],
 ]
 LEVELS = {part: level for level, parts in enumerate(ORDER) for part in parts}

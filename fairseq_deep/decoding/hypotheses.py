@@ -1,0 +1,124 @@
+"""The bookkeeping of beam search: which hypotheses there are, which end, which go on; fairseq's rules, in numpy.
+
+A step has 2 x beam candidates a sentence, the best first. Those among the first *beam* that are an end-of-sentence end
+their hypothesis; the best *beam* others go on. A sentence is done when *beam* hypotheses have ended, or at the greatest
+length.
+"""
+
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+import numpy
+import torch
+from torch import Tensor
+
+
+class Continuation(NamedTuple):
+    """How a search goes on.
+
+    Attributes:
+        order: the hypotheses of the step before that are taken over, by their numbers there (sentences * beam)
+        words: the word that each adds
+        left: whether sentences are done, and have left
+    """
+
+    order: Tensor
+    words: Tensor
+    left: bool
+
+
+class Hypotheses:
+    """Those of a batch.
+
+    Args:
+        sentences, beam: how many
+        longest: the greatest number of words, without end-of-sentence
+        eos: end-of-sentence
+        penalty: exponent of the length that scores are divided by; None: they are not
+
+    Attributes:
+        scores: sentences x beam, sums of log-probabilities; at first, one hypothesis a sentence
+        ended: words, log-probabilities and score of the ended hypotheses of each sentence
+    """
+
+    def __init__(self, sentences: int, beam: int, longest: int, eos: int, penalty: Optional[float]):
+        self.beam, self.longest, self.eos, self.penalty = beam, longest, eos, penalty
+        self.step = 0
+        self.numbers = numpy.arange(sentences)  # of the sentences that go on
+        self.words = numpy.zeros((sentences, longest + 1), dtype=numpy.int64)
+        self.sums = numpy.zeros((sentences, longest + 1), dtype=numpy.float32)
+        self.out = numpy.zeros((sentences, beam), dtype=bool)  # they go on for want of others, and end no more
+        self.ended: List[List[Tuple]] = [[] for _ in range(sentences)]
+
+    @property
+    def scores(self) -> Tensor:
+        count = len(self.numbers)
+        if self.step == 0:
+            return torch.zeros(count, 1)
+        return torch.from_numpy(self.sums[:, self.step - 1].reshape(count, -1))
+
+    def advance(self, scores: Tensor, words: Tensor, ranks: Tensor) -> Optional[Continuation]:
+        """Take over the candidates of a step (sentences x candidates each); None if the search has ended."""
+        scores, words = scores.numpy(), words.numpy()
+        sentences, beam = len(self.numbers), self.beam
+        before = len(self.words) // sentences  # hypotheses that a sentence has had
+        parents = ranks.numpy() + numpy.arange(sentences)[:, None] * before
+        ends = (words == self.eos) & (scores != -numpy.inf)
+        ends[:, :beam] &= ~self.out
+        going = self._finish(ends, scores, parents)
+        if not going.any() or self.step >= self.longest:
+            return None
+        left = not going.all()
+        if left:
+            self.numbers, self.out = self.numbers[going], self.out[going]
+            ends, scores, words, parents = ends[going], scores[going], words[going], parents[going]
+        ends[:, :beam] |= self.out
+        # those that end, after all others
+        priority = ends * words.shape[1] + numpy.arange(words.shape[1])
+        chosen = numpy.argsort(priority, axis=1)[:, :beam]
+        self.out = numpy.take_along_axis(ends, chosen, axis=1)
+        return self._take_over(*(numpy.take_along_axis(each, chosen, axis=1) for each in (parents, words, scores)), left)
+
+    def _take_over(self, parents, words, scores, left: bool) -> Continuation:
+        parents, words = parents.reshape(-1), words.reshape(-1)
+        self.words, self.sums = self.words[parents], self.sums[parents]
+        self.words[:, self.step] = words
+        self.sums[:, self.step] = scores.reshape(-1)
+        self.step += 1
+        return Continuation(torch.from_numpy(parents), torch.from_numpy(words), left)
+
+    def _finish(self, ends, scores, parents):
+        """Keep the hypotheses that end; which sentences go on."""
+        going = numpy.ones(len(self.numbers), dtype=bool)
+        for sentence, rank in zip(*ends[:, : self.beam].nonzero()):
+            ended = self.ended[self.numbers[sentence]]
+            if len(ended) < self.beam:
+                ended.append(self._hypothesis(parents[sentence, rank], scores[sentence, rank]))
+            going[sentence] = len(ended) < self.beam and self.step < self.longest
+        return going
+
+    def _hypothesis(self, row: int, score) -> Tuple:
+        words, sums = self.words[row, : self.step + 1].copy(), self.sums[row, : self.step + 1].copy()
+        words[self.step], sums[self.step] = self.eos, score
+        sums[1:] = sums[1:] - sums[:-1]
+        if self.penalty is not None:
+            score = score / numpy.float32((self.step + 1) ** self.penalty)
+        return words, sums, score
+
+    def results(self) -> List[List[Dict[str, Tensor]]]:
+        """The ended hypotheses of each sentence as fairseq's generators return them, the best first."""
+        found = []
+        for ended in self.ended:
+            scores = torch.tensor([float(score) for _, _, score in ended])
+            _, order = torch.sort(scores, descending=True)
+            found.append([_as_tensors(*ended[place]) for place in order])
+        return found
+
+
+def _as_tensors(words, sums, score) -> Dict[str, Tensor]:
+    return {
+        "tokens": torch.from_numpy(words),
+        "score": torch.tensor(score),
+        "attention": torch.empty(0),
+        "alignment": torch.empty(0),
+        "positional_scores": torch.from_numpy(sums),
+    }

@@ -1,0 +1,117 @@
+"""Linear layers in fp32 for decoding on a CPU, with weights laid out as the machine's products want them.
+
+y = x W^T + b. W lies in memory in one of three forms: "rows", as training leaves it; "columns", transposed, which spares
+the product a transposition of its own; "blocks", oneDNN's own form. Which is the fastest depends on the processor, on
+the shape of W and on the number of rows of x, so it is measured, once for each shape, for few rows and for many.
+"""
+
+import functools
+import time
+from typing import Callable, Dict, NamedTuple, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+FEW = 48  # rows of an input, below which the form for few is taken
+MEASURED = (16, 128)  # rows that the form for few and that for many are measured with
+PART = 2048  # of more outputs, so many are measured
+MARGIN = 0.9  # another form must take less than so much of the time: noise is not to choose
+ROUNDS = 7
+
+
+def _in_blocks(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return lambda x, bias: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+
+def _in_columns(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
+    columns = weight.t().contiguous().t()
+    return lambda x, bias: F.linear(x, columns, bias)
+
+
+def _in_rows(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
+    return lambda x, bias: F.linear(x, weight, bias)
+
+
+# in order: a later one is taken if it is clearly faster
+FORMS = {"columns": _in_columns, "rows": _in_rows, "blocks": _in_blocks}
+
+
+class Choice(NamedTuple):
+    """The names of the forms for few rows and for many."""
+
+    few: str
+    many: str
+
+
+@functools.lru_cache(maxsize=None)
+def choose(outputs: int, inputs: int, threads: int) -> Choice:
+    """The fastest forms of a weight of *outputs* x *inputs* on this machine, with so many *threads*."""
+    weight = torch.ones(min(outputs, PART), inputs)
+    forms: Dict[str, Callable] = {}
+    for name, lay_out in FORMS.items():
+        try:
+            forms[name] = lay_out(weight)
+            forms[name](weight[:1], None)
+        except (AttributeError, RuntimeError):  # this torch or this machine has none
+            forms.pop(name, None)
+    return Choice(*(_fastest(forms, torch.ones(rows, inputs)) for rows in MEASURED))
+
+
+def _fastest(forms: Dict[str, Callable], x: Tensor) -> str:
+    """The name of the fastest form: the least time of several rounds in turns."""
+    times = {name: float("inf") for name in forms}
+    for _ in range(ROUNDS):
+        for name, product in forms.items():
+            start = time.perf_counter()
+            product(x, None)
+            times[name] = min(times[name], time.perf_counter() - start)
+    best = next(iter(times))
+    for name in times:
+        if times[name] < MARGIN * times[best]:
+            best = name
+    return best
+
+
+class PackedLinear(nn.Linear):
+    """A linear layer that multiplies by a copy of its weight in the fastest form while that is on a CPU in fp32.
+
+    Args:
+        linear: the layer; its weight must not change any more, but by loading another
+    """
+
+    def __init__(self, linear: nn.Linear):
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self.products: Optional[Choice] = None
+        self._repack()
+
+    def _apply(self, fn, *args, **kwargs):
+        super()._apply(fn, *args, **kwargs)  # may move it to a GPU, or to another type
+        self._repack()
+        return self
+
+    def _load_from_state_dict(self, *args, **kwargs):
+        super()._load_from_state_dict(*args, **kwargs)
+        self._repack()
+
+    def _repack(self) -> None:
+        self.products = None
+        if self.weight.device.type == "cpu" and self.weight.dtype == torch.float32:
+            choice = choose(self.out_features, self.in_features, torch.get_num_threads())
+            with torch.no_grad():
+                made = {name: FORMS[name](self.weight.detach()) for name in set(choice)}
+            self.products = (made[choice.few], made[choice.many])
+
+    def __getstate__(self):
+        return {**self.__dict__, "products": None}  # which can be neither copied nor pickled
+
+    def forward(self, x: Tensor) -> Tensor:
+        products = self.products
+        if products is None or x.dtype != torch.float32 or torch.is_grad_enabled() or torch.is_autocast_cpu_enabled():
+            return F.linear(x, self.weight, self.bias)
+        rows = x.reshape(-1, self.in_features)  # torch would make a batch of products of some views
+        y = products[rows.size(0) >= FEW](rows, self.bias)
+        return y.view(x.shape[:-1] + y.shape[1:])

@@ -1,0 +1,226 @@
+"""Our generator against fairseq's: the same hypotheses and scores, whatever the settings; and its parts."""
+
+import argparse
+import copy
+import math
+
+import pytest
+import torch
+from fairseq import search
+from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
+from torch import nn
+
+from fairseq_deep.decoding import reduce_precision
+from fairseq_deep.decoding.candidates import BLOCK, best_candidates, log_normaliser
+from fairseq_deep.generator import Generator
+from fairseq_deep.registry import UsageError
+from fairseq_deep.task import DeepTranslationConfig, DeepTranslationTask
+from tests.unit.test_generation import assert_same, make_sample, prepare, strengthen
+
+LENGTHS = (7, 3, 5, 2, 6, 7, 1)
+SETTINGS = {
+    "plain": {},
+    "one": {"beam_size": 1},
+    "wide": {"beam_size": 9},
+    "penalties": {"len_penalty": 0.6, "unk_penalty": 2.0},
+    "no normalisation": {"normalize_scores": False},
+    "long": {"min_len": 6, "max_len_b": 9},
+    "as long as the source": {"max_len_a": 1, "max_len_b": 2},
+    "short": {"max_len_b": 1},
+    "temperature": {"temperature": 1.7},
+}
+METHODS = {
+    "plain": {},
+    "relative": {"relative_positions": 3},
+    "dlcl": {"layer_agg": "dlcl"},
+    "lstm": {"name": "transformer_lstm_6l"},
+    "average": {"decoder_attn": "average"},
+    "merged": {"decoder_attn": "merged"},
+    "layerwise": {"decoder_memory": "layerwise"},
+}
+
+
+class Lively(nn.Module):
+    """An output projection after which hypotheses differ and sentences end at all steps."""
+
+    def __init__(self, linear, eos):
+        super().__init__()
+        self.linear, self.eos = linear, eos
+        self.mix = torch.randn(linear.in_features, linear.out_features, generator=torch.Generator().manual_seed(3))
+
+    def forward(self, x):
+        y = self.linear(x) + 2.0 * torch.sin(x @ self.mix)
+        y[..., self.eos] += 1.5
+        return y
+
+
+@pytest.fixture
+def lively(build, dictionary):
+    """lively(seed, **flags): a model prepared as fairseq-generate prepares it."""
+
+    def make(seed=1, name="transformer_prenorm_6l", **flags):
+        torch.manual_seed(seed)
+        model = build(name, encoder_layers=2, decoder_layers=2, **flags).eval()
+        strengthen(model)
+        prepare(model)
+        model.decoder.output_projection = Lively(model.decoder.output_projection, dictionary.eos())
+        return model
+
+    return make
+
+
+def both(models, dictionary, sample, given=None, **options):
+    """What our generator finds, whether it searched by itself, and what fairseq's finds."""
+    models = models if isinstance(models, list) else [models]
+    options = {"beam_size": 4, "max_len_b": 14, **options}
+    ours, theirs = (kind(models, dictionary, **options) for kind in (Generator, SequenceGenerator))
+    searched, search_ours = [], ours._search
+    ours._search = lambda *args: searched.append(True) or search_ours(*args)
+    results = [each.generate(models, copy.deepcopy(sample), **(given or {})) for each in (ours, theirs)]
+    return results[0], bool(searched), results[1]
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_hypotheses_are_fairseqs(settings, seed, lively, dictionary):
+    ours, searched, theirs = both(lively(seed), dictionary, make_sample(dictionary, LENGTHS), **settings)
+    assert searched
+    if not settings:
+        assert len({len(hypothesis["tokens"]) for sentence in theirs for hypothesis in sentence}) > 3
+    assert_same(ours, theirs, attention=False)
+    for one, other in zip(ours, theirs):
+        for got, want in zip(one, other):
+            assert got.keys() == want.keys()
+            assert all(got[key].dtype == want[key].dtype and got[key].shape == want[key].shape for key in want)
+            got["positional_scores"].div_(math.log(2))  # as fairseq-generate does
+
+
+@pytest.mark.parametrize("flags", METHODS.values(), ids=METHODS)
+def test_hypotheses_are_fairseqs_with_every_method(flags, lively, dictionary):
+    ours, searched, theirs = both(lively(**flags), dictionary, make_sample(dictionary, LENGTHS))
+    assert searched
+    assert_same(ours, theirs, attention=False)
+
+
+def test_hypotheses_of_an_ensemble(lively, dictionary):
+    models = [lively(1), lively(2, layer_agg="dlcl")]
+    ours, searched, theirs = both(models, dictionary, make_sample(dictionary, LENGTHS), temperature=1.2)
+    assert searched
+    assert_same(ours, theirs, attention=False)
+
+
+def test_the_first_word_may_be_another(lively, dictionary):
+    given = {"bos_token": dictionary.bos()}
+    ours, searched, theirs = both(lively(), dictionary, make_sample(dictionary, LENGTHS), given)
+    assert searched
+    assert_same(ours, theirs, attention=False)
+
+
+def test_the_first_step_has_one_hypothesis_a_sentence(lively, dictionary):
+    model, rows = lively(), []
+    model.decoder.register_forward_pre_hook(lambda module, inputs: rows.append(len(inputs[0])))
+    generator = Generator([model], dictionary, beam_size=4, max_len_b=14)
+    generator.generate([model], make_sample(dictionary, LENGTHS))
+    assert rows[:2] == [len(LENGTHS), 4 * len(LENGTHS)]
+    assert rows[-1] < 4 * len(LENGTHS), "sentences that are done leave"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
+def test_a_sentence_without_probabilities_is_an_error(value, lively, dictionary):
+    """fairseq's generator stops with an assertion that says nothing."""
+    model, sample = lively(), make_sample(dictionary, (5, 4, 3))
+    with torch.no_grad():
+        model.encoder.embed_tokens.weight[int(sample["net_input"]["src_tokens"][1, 2])] = value
+    generator = Generator([model], dictionary, beam_size=4, max_len_b=14)
+    with pytest.raises(UsageError, match="no translation with a probability"):
+        generator.generate([model], sample)
+
+
+@pytest.mark.parametrize(
+    "options, given",
+    [
+        ({"no_repeat_ngram_size": 2}, {}),
+        ({"match_source_len": True}, {}),
+        ({"tokens_to_suppress": ("a",)}, {}),
+        ({"diverse": True}, {}),
+        ({}, {"prefix_tokens": torch.full((len(LENGTHS), 2), 6)}),
+    ],
+    ids=lambda value: next(iter(value), "nothing"),
+)
+def test_what_it_does_not_know_is_left_to_fairseq(options, given, lively, dictionary):
+    options = dict(options)
+    if options.pop("diverse", False):
+        options["search_strategy"] = search.DiverseBeamSearch(dictionary, 2, 0.5)
+    if "tokens_to_suppress" in options:
+        options["tokens_to_suppress"] = (dictionary[7],)
+    ours, searched, theirs = both(lively(), dictionary, make_sample(dictionary, LENGTHS), given, **options)
+    assert not searched
+    assert_same(ours, theirs, attention=False)
+
+
+def test_alignments_and_other_models_are_left_to_fairseq(lively, build, dictionary):
+    wanted = lively()
+    wanted.decoder.make_generation_fast_(need_attn=True)
+    assert not both(wanted, dictionary, make_sample(dictionary, LENGTHS))[1]
+    stock = build("transformer_prenorm_6l", encoder_layers=1, decoder_layers=1, cross_self_attention=True).eval()
+    assert not both(stock, dictionary, make_sample(dictionary, LENGTHS))[1]
+
+
+def test_int8_does_not_depend_on_who_searches(lively, dictionary):
+    model = lively()
+    reduce_precision(model.decoder, "bf16")
+    ours, searched, theirs = both(model, dictionary, make_sample(dictionary, LENGTHS))
+    assert searched
+    assert_same(ours, theirs, attention=False)
+
+
+def test_the_task_builds_it_for_plain_beam_search_alone(build, dictionary):
+    task = DeepTranslationTask(DeepTranslationConfig(), dictionary, dictionary)
+    model = build("transformer_postnorm_2l2l_tiny").eval()
+    assert type(task.build_generator([model], argparse.Namespace(beam=4))) is Generator
+    aligned = task.build_generator([model], argparse.Namespace(beam=4, print_alignment="hard"))
+    assert type(aligned) is SequenceGeneratorWithAlignment
+    assert not hasattr(task.build_generator([model], argparse.Namespace(score_reference=True)), "search")
+    asked = task.build_generator([model], argparse.Namespace(beam=4), seq_gen_cls=SequenceGenerator)
+    assert type(asked) is SequenceGenerator
+
+
+def naive_candidates(logits, offsets, beam, count):
+    scores = (logits + offsets.view(-1, 1)).view(len(logits) // beam, -1)
+    values, places = scores.topk(count, dim=1)
+    return values, places % logits.size(1), places // logits.size(1)
+
+
+@pytest.mark.parametrize("beam", [1, 4, 7])
+@pytest.mark.parametrize("words", [40, 17 * BLOCK, 2000, 33 * BLOCK - 1, 33 * BLOCK + 1])
+def test_candidates_are_the_best(beam, words):
+    """Also where a sentence's best are all in one block, or in the last words, which are no whole block."""
+    logits = torch.randn(6, beam, words)
+    logits[1, :, BLOCK - 3 : BLOCK + 3] += 9.0
+    logits[2, :, -BLOCK // 2 :] += 9.0
+    logits[3, 0, : min(BLOCK, words)] += 9.0
+    logits[4, -1, ::BLOCK] += 9.0
+    logits[5, :, 20:] = -math.inf
+    offsets = torch.randn(6, beam)
+    offsets[0, 1:] = -math.inf  # hypotheses that are out
+    logits, before = logits.view(-1, words), logits.view(-1, words).clone()
+    got = best_candidates(logits, offsets, beam, 2 * beam)
+    want = naive_candidates(logits, offsets, beam, 2 * beam)
+    assert torch.equal(logits, before) and torch.equal(got[0], want[0])
+    likely = want[0] > -math.inf
+    for one, other in zip(got[1:], want[1:]):
+        assert torch.equal(one[likely], other[likely])
+
+
+@pytest.mark.parametrize("shift", [0.0, 50.0, -50.0, 200.0, -200.0])
+def test_the_normaliser_is_right_at_every_size(shift):
+    logits = 5 * torch.randn(6, 3000, dtype=torch.float64) + shift
+    logits[0, 5] = -math.inf
+    got = log_normaliser(logits.float(), torch.empty(6, 3000))
+    torch.testing.assert_close(got.double(), torch.logsumexp(logits, 1), rtol=1e-6, atol=1e-5)
+
+
+def test_the_normaliser_of_no_number_is_none():
+    logits = torch.randn(3, 100)
+    logits[1, 7] = math.nan
+    assert log_normaliser(logits).isnan().tolist() == [False, True, False]
