@@ -28,6 +28,27 @@ DEFAULT_SYSTEMS = ("stock", "ours", "ours-fp32", "ours-bf16", "ours-int8", "merg
 SYSTEMS = (*DEFAULT_SYSTEMS, "merged-self", "merged-average", "average")
 
 
+def make_dictionary(size):
+    dictionary = Dictionary()
+    for index in range(size - len(dictionary)):
+        dictionary.add_symbol(str(index))
+    return dictionary
+
+
+def build_stock(options, dictionary):
+    """fairseq's own model with random weights, always the same; and its flags."""
+    flags = {f"{side}_layers": options.layers for side in ("encoder", "decoder")}
+    for side in ("encoder", "decoder"):
+        flags.update({f"{side}_embed_dim": options.dim, f"{side}_ffn_embed_dim": 4 * options.dim})
+        flags[f"{side}_attention_heads"] = options.dim // 64
+    flags["share_all_embeddings"] = True
+    torch.manual_seed(1)
+    args = argparse.Namespace(**flags)
+    base_architecture(args)
+    task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    return TransformerModel.build_model(args, task), flags
+
+
 def build(system, stock, flags, dictionary):
     name, _, precision = system.partition("-")
     if system == "stock":
@@ -83,19 +104,8 @@ def main():
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=DEFAULT_SYSTEMS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    dictionary = Dictionary()
-    for index in range(options.vocabulary - len(dictionary)):
-        dictionary.add_symbol(str(index))
-    flags = {f"{side}_layers": options.layers for side in ("encoder", "decoder")}
-    for side in ("encoder", "decoder"):
-        flags.update({f"{side}_embed_dim": options.dim, f"{side}_ffn_embed_dim": 4 * options.dim})
-        flags[f"{side}_attention_heads"] = options.dim // 64
-    flags["share_all_embeddings"] = True
-    torch.manual_seed(1)
-    args = argparse.Namespace(**flags)
-    base_architecture(args)
-    task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    stock = TransformerModel.build_model(args, task)
+    dictionary = make_dictionary(options.vocabulary)
+    stock, flags = build_stock(options, dictionary)
     models = {name: prepare(build(name, stock, flags, dictionary), name, options) for name in options.systems}
     search = {"beam_size": options.beam, "max_len_a": 0, "max_len_b": options.length, "min_len": options.length}
     generators = {}

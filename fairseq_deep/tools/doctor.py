@@ -13,31 +13,20 @@ import io
 import json
 import logging
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Optional
 
 from fairseq_deep.tools import format_table
+from fairseq_deep.tools.machine import Check, check_compiler, check_cpu, check_python, check_space
 
 SET_UP = "pip install -r requirements.txt"
 BF16_CAPABILITY = 8  # major compute capability of the first GPUs with bf16
 EXTENSIONS = ("fairseq.data.data_utils_fast", "fairseq.data.token_block_utils_fast", "fairseq.libbleu")
-
-
-@dataclass
-class Check:
-    """One line of the report. `state`: ok, warn (works, with a catch), no (does not, can be done without), FAIL."""
-
-    name: str
-    state: str
-    value: str
-    reason: str = ""
-    cure: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,40 +54,8 @@ def _guarded(group) -> Iterator[Check]:
     try:
         yield from group()
     except Exception as error:
-        name = group.__name__.strip("_").replace("_", " ")
+        name = group.__name__.removeprefix("check").strip("_").replace("_", " ")
         yield Check(name, "warn", "cannot be examined", f"{type(error).__name__}: {_first_line(error)}", SET_UP)
-
-
-def _python() -> Iterator[Check]:
-    version = platform.python_version()
-    if (3, 9) <= sys.version_info[:2] <= (3, 12):
-        yield Check("Python", "ok", f"{version} ({sys.executable})")
-    else:
-        yield Check("Python", "warn", version, "tested on 3.9 to 3.12 only", "make the environment with one of those")
-    yield Check("platform", "ok", platform.platform())
-
-
-def _machine() -> Iterator[Check]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Check("cores", "ok", str(cores))
-    with contextlib.suppress(ValueError, OSError, AttributeError):
-        gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-        yield Check("memory", "ok", f"{gib:.1f} GiB")
-    free = shutil.disk_usage(".").free / 2**30
-    if free < 2:
-        reason = "a checkpoint of a 30-layer base model takes 1.6 GB, a run keeps several"
-        yield Check("free disk", "warn", f"{free:.1f} GiB", reason, "free some space, or write to another disk")
-    else:
-        yield Check("free disk", "ok", f"{free:.1f} GiB in {os.getcwd()}")
-
-
-def _compiler() -> Iterator[Check]:
-    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    if compiler:
-        yield Check("compiler", "ok", compiler)
-    else:
-        cure = "apt-get install g++ (Debian), xcode-select --install (macOS)"
-        yield Check("compiler", "no", "none found", "fairseq's extensions cannot be built (again) here", cure)
 
 
 def _torch() -> Iterator[Check]:
@@ -326,8 +283,9 @@ def _first_line(error: BaseException) -> str:
 
 
 GROUPS = (
-    _python,
-    _machine,
+    check_python,
+    check_cpu,
+    check_space,
     _torch,
     _numpy,
     _fairseq,
@@ -337,5 +295,5 @@ GROUPS = (
     _console_scripts,
     _precision,
     _text_tools,
-    _compiler,
+    check_compiler,
 )

@@ -1,0 +1,1 @@
+"""Decoding against other programs, in turns: the parts of ``benchmarks/against_ctranslate2.py``."""

@@ -1,0 +1,107 @@
+"""CTranslate2 with the weights of a fairseq Transformer.
+
+What is made equal: weights, sentences and batches, beam, threads, the number of steps, and the score: CTranslate2's
+``length_penalty`` divides the sum of log-probabilities by length^penalty as fairseq's ``--lenpen`` does, and the length
+counts </s> as fairseq's does where ``return_end_token`` is set.
+
+What cannot be: at the last step fairseq takes </s> whatever its probability, CTranslate2 the best word. When more
+hypotheses end at one step than are missing, fairseq keeps the first of them, CTranslate2 the best of all. Padding:
+CTranslate2 leaves it out of the encoder's products. Its words go in and come out as strings.
+"""
+
+import logging
+import tempfile
+
+import torch
+
+from .fairseq_systems import load, split_name
+
+MISSING = "ctranslate2 is not installed: pip install ctranslate2==4.8.5, or leave it out of --systems"
+COMPUTE = {"fp32": "float32", "int8": "int8", "bf16": "bfloat16"}
+
+
+def convert(model, work, folder):
+    """Write *model*, one of fairseq's class `TransformerModel`, to *folder* in CTranslate2's format, in fp32."""
+    from ctranslate2.converters import fairseq as converter
+    from ctranslate2.specs.transformer_spec import TransformerSpec
+
+    encoder, decoder = model.encoder, model.decoder
+    spec = TransformerSpec.from_config(
+        (len(encoder.layers), len(decoder.layers)),
+        encoder.layers[0].self_attn.num_heads,
+        pre_norm=encoder.layers[0].normalize_before,
+        activation=converter._SUPPORTED_ACTIVATIONS[model.cfg.activation_fn],
+        layernorm_embedding=encoder.layernorm_embedding is not None,
+    )
+    with torch.no_grad():
+        for side in (encoder, decoder):
+            side.requires_grad_(False)
+        converter.set_transformer_encoder(spec.encoder, encoder)
+        converter.set_transformer_decoder(spec.decoder, decoder)
+    spec.register_source_vocabulary(converter._get_vocab(work.source_dictionary))
+    spec.register_target_vocabulary(converter._get_vocab(work.target_dictionary))
+    spec.config.decoder_start_token = spec.config.eos_token
+    spec.config.add_source_eos = True
+    spec.validate()
+    spec.optimize(quantization=None)
+    spec.save(folder)
+
+
+class CTranslate2System:
+    """Translates the batches of `fairseq_systems` with CTranslate2."""
+
+    def __init__(self, system, settings):
+        try:
+            import ctranslate2
+        except ImportError:
+            raise SystemExit(MISSING) from None
+        logging.getLogger("ctranslate2").setLevel(logging.ERROR)
+        torch.set_num_threads(1)  # what torch does here is not measured
+        _, precision = split_name(system)
+        if COMPUTE[precision] not in ctranslate2.get_supported_compute_types("cpu"):
+            raise SystemExit(f"this CTranslate2 has no {precision} on this CPU: leave {system} out of --systems")
+        _, model, self.work, config = load("stock", settings)
+        with tempfile.TemporaryDirectory() as folder:
+            convert(model, self.work, folder)
+            threads = {"intra_threads": settings.threads, "inter_threads": 1}
+            self.translator = ctranslate2.Translator(folder, compute_type=COMPUTE[precision], **threads)
+        self.options = {
+            "beam_size": settings.beam,
+            "num_hypotheses": settings.beam,
+            "length_penalty": config.generation.lenpen,
+            "min_decoding_length": settings.min_len,
+            "max_input_length": 0,
+        }
+        dictionary = self.work.source_dictionary
+        special = (dictionary.pad(), dictionary.eos())
+        self.sources = [
+            [[dictionary[word] for word in row if word not in special] for row in tokens.tolist()]
+            for tokens in (sample["net_input"]["src_tokens"] for sample in self.work.batches)
+        ]
+
+    def translate(self, steps=1):
+        """Translate all batches; *steps* are those beyond the longest hypothesis: fairseq's last is for </s>."""
+        return [
+            self.translator.translate_batch(
+                sources,
+                max_decoding_length=self.work.longest(sample) + steps,
+                return_end_token=True,
+                **self.options,
+            )
+            for sample, sources in zip(self.work.batches, self.sources)
+        ]
+
+    def hypotheses(self, found):
+        """{sentence: its hypotheses as lists of words without </s>, best first} of what `translate` returned."""
+        if self.work.least == self.work.length[1]:  # a fixed number: without the step that fairseq has for </s>
+            found = self.translate(steps=0)
+        dictionary, result = self.work.target_dictionary, {}
+        for sample, sentences in zip(self.work.batches, found):
+            for index, sentence in zip(sample["id"].tolist(), sentences):
+                result[index] = [self._words(dictionary, hypothesis) for hypothesis in sentence.hypotheses]
+        return result
+
+    @staticmethod
+    def _words(dictionary, hypothesis):
+        words = [dictionary.index(word) for word in hypothesis]
+        return words[:-1] if words[-1:] == [dictionary.eos()] else words
