@@ -2,13 +2,14 @@
 
 import importlib
 import json
+import shutil
 import sys
 import types
 
 import pytest
 import torch
 
-from fairseq_deep.tools import doctor
+from fairseq_deep.tools import doctor, machine
 from fairseq_deep.tools.main import main
 
 
@@ -46,7 +47,7 @@ def test_report_of_this_environment(capsys):
     report = json.loads(capsys.readouterr().out)
     checks = {check["name"]: check for check in report["checks"]}
     assert code == 0 and report["training_works"], [c for c in report["checks"] if c["state"] == "FAIL"]
-    expected = {"Python", "platform", "cores", "free disk", "torch", "numpy", "fairseq", "extensions", "checkpoints"}
+    expected = {"Python", "platform", "CPU", "free disk", "torch", "numpy", "fairseq", "extensions", "checkpoints"}
     expected |= {"last batch", "--user-dir", "fairseq-train", "--fp16", "--bf16", "--amp"}
     expected |= {"sacrebleu", "subword-nmt", "sacremoses", "compiler"}
     assert expected <= checks.keys()
@@ -70,13 +71,13 @@ def test_table_gives_reasons_and_cures_then_the_verdict(monkeypatch, capsys):
 
 
 def test_a_check_that_breaks_is_reported_and_the_rest_goes_on(monkeypatch, capsys):
-    def _odd_machine():
+    def check_odd_machine():
         raise OSError("no such thing")
 
     def fine():
         yield doctor.Check("other", "ok", "fine")
 
-    monkeypatch.setattr(doctor, "GROUPS", (_odd_machine, fine))
+    monkeypatch.setattr(doctor, "GROUPS", (check_odd_machine, fine))
     assert main(["doctor"]) == 0
     printed = capsys.readouterr().out
     assert "odd machine  warn  cannot be examined" in printed and "OSError: no such thing" in printed
@@ -88,7 +89,7 @@ def test_a_check_that_breaks_is_reported_and_the_rest_goes_on(monkeypatch, capsy
 )
 def test_python_outside_the_range_is_warned_about(monkeypatch, version, state):
     monkeypatch.setattr(sys, "version_info", version)
-    assert by_name(doctor._python)["Python"].state == state
+    assert by_name(machine.check_python)["Python"].state == state
 
 
 def test_missing_torch_or_numpy_is_fatal(without):
@@ -172,10 +173,10 @@ def test_plugin_that_cannot_be_imported(monkeypatch, tmp_path):
 
 
 def test_console_scripts_of_another_environment(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     (check,) = doctor._console_scripts()
     assert (check.state, check.value) == ("warn", "not on PATH") and check.cure.startswith("export PATH=")
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(shutil, "which", lambda name: str(tmp_path / name))
     (check,) = doctor._console_scripts()
     assert check.state == "warn" and "another environment" in check.reason
 
@@ -221,17 +222,62 @@ def test_cpu_computation_is_tried():
 def test_machine_without_a_usable_gpu(monkeypatch, cuda, driver, reason):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: driver)
+    monkeypatch.setattr(shutil, "which", lambda name: driver)
     check = by_name(doctor._torch)["GPU"]
     assert check.state == "no" and reason in check.reason and bool(check.cure) == bool(reason)
 
 
+XEON = """processor\t: 0
+model name\t: A Xeon
+flags\t\t: fpu sse2 avx avx2 fma avx512f avx512_vnni amx_int8
+
+processor\t: 1
+model name\t: another
+flags\t\t: avx2
+"""
+GRAVITON = "processor\t: 0\nFeatures\t: fp asimd asimddp sve i8mm bf16\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "instructions"),
+    [
+        (XEON, "A Xeon", "avx2 fma avx512f avx512_vnni amx_int8"),
+        (GRAVITON, "a name", "asimd asimddp sve bf16 i8mm"),
+        (None, "a name", "instructions unknown"),
+    ],
+)
+def test_processor_and_its_instructions(monkeypatch, tmp_path, text, name, instructions):
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    monkeypatch.setattr(machine, "CPUINFO", str(tmp_path / "cpuinfo"))
+    monkeypatch.setattr(machine.platform, "processor", lambda: "a name")
+    monkeypatch.setattr(machine, "count_cores", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    (check,) = machine.check_cpu()
+    assert (check.state, check.value) == ("ok", f"{name}, 2 cores, 1 thread in use; {instructions}")
+
+
+def test_more_threads_than_cores(monkeypatch):
+    monkeypatch.setattr(machine, "count_cores", lambda: 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    (check,) = machine.check_cpu()
+    assert check.state == "warn" and "1 core, 4 threads in use" in check.value
+    assert check.cure == "export OMP_NUM_THREADS=1"
+
+
+def test_processor_without_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(machine, "count_cores", lambda: 2)
+    (check,) = machine.check_cpu()
+    assert check.state == "ok" and ", 2 cores; " in check.value
+
+
 def test_little_disk_and_no_compiler(monkeypatch):
     usage = types.SimpleNamespace(free=2**30)
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage)
-    assert by_name(doctor._machine)["free disk"].state == "warn"
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    (check,) = doctor._compiler()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert by_name(machine.check_space)["free disk"].state == "warn"
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    (check,) = machine.check_compiler()
     assert check.state == "no" and "g++" in check.cure
 
 
