@@ -1,6 +1,7 @@
 """Stock fairseq and this package, each as `fairseq-generate` sets it up: its flags, its task, its generator."""
 
 import os
+import warnings
 from dataclasses import dataclass
 
 import decoding
@@ -67,7 +68,9 @@ def read_corpus(config, settings, task, model=None):
         seed=config.common.seed,
     ).next_epoch_itr(shuffle=False)
     stride = max(1, len(dataset) // settings.sentences) if settings.sentences else 1
-    return [sample for index, sample in enumerate(iterator) if index % stride == 0]
+    with warnings.catch_warnings():  # of the loader, that there is no GPU
+        warnings.simplefilter("ignore")
+        return [sample for index, sample in enumerate(iterator) if index % stride == 0]
 
 
 def make_random(settings, dictionary):
