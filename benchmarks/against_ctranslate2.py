@@ -32,7 +32,7 @@ from importlib import metadata
 
 import torch
 from against.ctranslate2_system import CTranslate2System
-from against.fairseq_systems import FairseqSystem, configure, read_corpus, split_name, write_dictionaries
+from against.fairseq_systems import FairseqSystem, configure, longest, read_corpus, split_name, write_dictionaries
 from against.turns import Turns
 from fairseq import tasks
 
@@ -153,13 +153,18 @@ class Scorer:
         config = configure(settings.systems[0], settings, settings.data)
         task = tasks.setup_task(config.task)
         self.dictionary, self.mark = task.target_dictionary, config.common_eval.post_process
-        self.references = {}
+        self.references, self.longest = {}, {}
         for sample in read_corpus(config, settings, task):
             for index, target in zip(sample["id"].tolist(), sample["target"]):
                 words = target[target.ne(self.dictionary.pad())]
+                self.longest[index] = longest(settings, sample)
                 self.references[index] = self.dictionary.string(words, self.mark, escape_unk=True)
 
-    def __call__(self, hypotheses):
+    def cut(self, hypotheses):
+        """How many of the best hypotheses are as long as allowed."""
+        return sum(len(beam[0]) >= self.longest[index] for index, beam in hypotheses.items())
+
+    def bleu(self, hypotheses):
         import sacrebleu
 
         found = [self.dictionary.string(torch.tensor(beam[0]), self.mark) for beam in hypotheses.values()]
@@ -180,8 +185,12 @@ def report(settings, seconds, used, hypotheses, scorer):
         row += [speed(clock, base, system), speed(clock, rival, system)]
         same = name in SAME_WEIGHTS and split_name(base)[0] in SAME_WEIGHTS
         row += [f"{share_of(hypotheses[base], hypotheses[system], settings.real):.1%}" if same else "-"]
-        rows.append(row + [f"{scorer(hypotheses[system]):.2f}" for _ in range(bool(scorer))])
-    return format_table(rows, right=range(1, 8))
+        rows.append(row + [f"{scorer.bleu(hypotheses[system]):.2f}" for _ in range(bool(scorer))])
+    table = format_table(rows, right=range(1, 8))
+    if not scorer:
+        return table
+    found = hypotheses[base]
+    return f"{table}\n{scorer.cut(found)} of {base}'s {len(found)} hypotheses are as long as allowed, and cut there"
 
 
 def export_plain(settings, folder):

@@ -4,9 +4,10 @@ What is made equal: weights, sentences and batches, beam, threads, the number of
 ``length_penalty`` divides the sum of log-probabilities by length^penalty as fairseq's ``--lenpen`` does, and the length
 counts </s> as fairseq's does where ``return_end_token`` is set.
 
-What cannot be: at the last step fairseq takes </s> whatever its probability, CTranslate2 the best word. When more
-hypotheses end at one step than are missing, fairseq keeps the first of them, CTranslate2 the best of all. Padding:
-CTranslate2 leaves it out of the encoder's products. Its words go in and come out as strings.
+What cannot be: at the last step fairseq takes </s> whatever its probability, CTranslate2 the best words, so that
+hypotheses which are as long as allowed differ. When more hypotheses end at one step than are missing, fairseq keeps
+the first of them, CTranslate2 the best of all. CTranslate2 leaves padding out of the encoder's products and computes
+the first step for one hypothesis a sentence. Its words go in and come out as strings.
 """
 
 import logging
@@ -14,7 +15,7 @@ import tempfile
 
 import torch
 
-from .fairseq_systems import load, split_name
+from .fairseq_systems import load, longest, split_name
 
 MISSING = "ctranslate2 is not installed: pip install ctranslate2==4.8.5, or leave it out of --systems"
 COMPUTE = {"fp32": "float32", "int8": "int8", "bf16": "bfloat16"}
@@ -65,6 +66,7 @@ class CTranslate2System:
             convert(model, self.work, folder)
             threads = {"intra_threads": settings.threads, "inter_threads": 1}
             self.translator = ctranslate2.Translator(folder, compute_type=COMPUTE[precision], **threads)
+        self.settings = settings
         self.options = {
             "beam_size": settings.beam,
             "num_hypotheses": settings.beam,
@@ -84,7 +86,7 @@ class CTranslate2System:
         return [
             self.translator.translate_batch(
                 sources,
-                max_decoding_length=self.work.longest(sample) + steps,
+                max_decoding_length=longest(self.settings, sample) + steps,
                 return_end_token=True,
                 **self.options,
             )
@@ -93,7 +95,7 @@ class CTranslate2System:
 
     def hypotheses(self, found):
         """{sentence: its hypotheses as lists of words without </s>, best first} of what `translate` returned."""
-        if self.work.least == self.work.length[1]:  # a fixed number: without the step that fairseq has for </s>
+        if not self.settings.real:  # a fixed number: without the step that fairseq has for </s>
             found = self.translate(steps=0)
         dictionary, result = self.work.target_dictionary, {}
         for sample, sentences in zip(self.work.batches, found):

@@ -18,19 +18,16 @@ ARCHITECTURES = {"dlcl": "transformer_dlcl_6l", "lstm": "transformer_lstm_6l", "
 
 @dataclass
 class Work:
-    """What is translated: batches as fairseq makes them, how long hypotheses may get, dictionaries, BPE's mark."""
+    """What is translated: batches as fairseq makes them, and the dictionaries of both sides."""
 
     batches: list
     source_dictionary: object
     target_dictionary: object
-    length: tuple  # --max-len-a, --max-len-b
-    least: int  # --min-len
-    post_process: object
 
-    def longest(self, sample) -> int:
-        """Words of the longest hypotheses, as fairseq's generator has it: of the longest source with its </s>."""
-        a, b = self.length
-        return int(a * sample["net_input"]["src_tokens"].size(1) + b)
+
+def longest(settings, sample) -> int:
+    """Words of the longest hypotheses, as fairseq's generator has it: of the longest source with its </s>."""
+    return int(settings.max_len_a * sample["net_input"]["src_tokens"].size(1) + settings.max_len_b)
 
 
 def split_name(system):
@@ -59,18 +56,18 @@ def read_corpus(config, settings, task, model=None):
     task.load_dataset(settings.gen_subset)
     dataset = task.dataset(settings.gen_subset)
     limits = utils.resolve_max_positions(task.max_positions(), *([model.max_positions()] if model else []))
-    iterator = task.get_batch_iterator(
-        dataset=dataset,
-        max_sentences=config.dataset.batch_size,
-        max_positions=limits,
-        ignore_invalid_inputs=config.dataset.skip_invalid_size_inputs_valid_test,
-        required_batch_size_multiple=config.dataset.required_batch_size_multiple,
-        seed=config.common.seed,
-    ).next_epoch_itr(shuffle=False)
-    stride = max(1, len(dataset) // settings.sentences) if settings.sentences else 1
     with warnings.catch_warnings():  # of the loader, that there is no GPU
         warnings.simplefilter("ignore")
-        return [sample for index, sample in enumerate(iterator) if index % stride == 0]
+        batches = task.get_batch_iterator(
+            dataset=dataset,
+            max_sentences=config.dataset.batch_size,
+            max_positions=limits,
+            ignore_invalid_inputs=config.dataset.skip_invalid_size_inputs_valid_test,
+            required_batch_size_multiple=config.dataset.required_batch_size_multiple,
+            seed=config.common.seed,
+        ).next_epoch_itr(shuffle=False)
+        stride = max(1, len(dataset) // settings.sentences) if settings.sentences else 1
+        return [sample for index, sample in enumerate(batches) if index % stride == 0]
 
 
 def make_random(settings, dictionary):
@@ -107,10 +104,7 @@ def load(system, settings):
         task = tasks.setup_task(config.task)
         model = random_model(name, settings, task.target_dictionary)
         batches = make_random(settings, task.target_dictionary)
-    length = (settings.max_len_a, settings.max_len_b)
-    mark = config.common_eval.post_process
-    work = Work(batches, task.source_dictionary, task.target_dictionary, length, settings.min_len, mark)
-    return task, model.eval(), work, config
+    return task, model.eval(), Work(batches, task.source_dictionary, task.target_dictionary), config
 
 
 def write_dictionaries(folder, size):
