@@ -15,14 +15,17 @@ in whole batches of all lengths.
 
 What is timed is the search over all batches, sources in and hypotheses out; neither loading nor BPE. Each system has a
 process of its own, and one of them works at a time; the first round only warms up. Seconds are medians, speeds medians
-of the ratios within the rounds; CPU seconds are the process's, on all threads. Hypotheses: on random sentences the
-share of stock's, of the whole beam, that a system has too; on real text the share of sentences with the same best one.
-BLEU is sacrebleu's on tokenised text (``tokenize="none"``), without BPE.
+of the ratios within the rounds; CPU seconds are the process's, on all threads. On a machine with other work, two
+threads lose their time waiting for each other: OMP_WAIT_POLICY=PASSIVE, or such figures mean nothing.
+
+Hypotheses: on random sentences the share of stock's, of the whole beam, that a system has too; on real text the share
+of sentences with the same best one. BLEU is sacrebleu's on tokenised text (``tokenize="none"``), without BPE.
 
 What CTranslate2 does otherwise, and cannot be made equal: benchmarks/against/ctranslate2_system.py.
 """
 
 import argparse
+import contextlib
 import os
 import platform
 import statistics
@@ -114,9 +117,13 @@ def describe_machine():
             versions.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
             versions.append(f"no {package}")
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
+    describe = ["git", "-C", os.path.dirname(os.path.abspath(__file__)), "describe", "--always", "--dirty"]
+    commit = subprocess.run(describe, capture_output=True, text=True).stdout.strip()
     versions.append(f"commit {commit or 'unknown'}")
-    return f"{model} ({' '.join(instructions)}), {count_cores()} cores\n{', '.join(versions)}"
+    state = f"{count_cores()} cores, load {os.getloadavg()[0]:.1f} before"
+    if "OMP_WAIT_POLICY" in os.environ:
+        state += f", OMP_WAIT_POLICY={os.environ['OMP_WAIT_POLICY']}"
+    return f"{model} ({' '.join(instructions)}), {state}\n{', '.join(versions)}"
 
 
 def measure(settings):
@@ -199,7 +206,8 @@ def export_plain(settings, folder):
         return
     exported = os.path.join(folder, "stock.pt")
     try:
-        export.run(argparse.Namespace(checkpoint=settings.checkpoint["stock"], output=exported))
+        with contextlib.redirect_stdout(None):
+            export.run(argparse.Namespace(checkpoint=settings.checkpoint["stock"], output=exported))
     except UserError as error:
         raise SystemExit(str(error)) from None
     settings.checkpoint["stock"] = exported
