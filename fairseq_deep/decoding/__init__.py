@@ -2,5 +2,6 @@
 
 from .compiled import CompiledSteps
 from .linear import PRECISIONS, pack_linear, reduce_precision, unpack_linear
+from .machine import describe
 
-__all__ = ["PRECISIONS", "CompiledSteps", "pack_linear", "reduce_precision", "unpack_linear"]
+__all__ = ["PRECISIONS", "CompiledSteps", "describe", "pack_linear", "reduce_precision", "unpack_linear"]

@@ -1,73 +1,20 @@
 """Linear layers for decoding on a CPU, where matrix products are most of the time.
 
-fp32: see ``packed.py``. bf16 and int8 (``--decode-precision``): the decoder's weights, with the output projection, are stored in that type, and
-inputs are converted for each product; everything between the products stays in fp32, the encoder and the embeddings
-too. int8 is
-
-    y = s_x s_w (x_q W_q^T) + b
-
-with one scale s_w for each row of W, from its largest |w|, and one scale s_x for each input tensor.
+fp32: see ``packed.py``. bf16 and int8 (``--decode-precision``, see ``bfloat.py`` and ``int8.py``): weights, with the
+output projection, are stored in that type, and inputs are converted for each product. What lies between stays in fp32,
+the embeddings too.
 """
 
-import warnings
-from typing import Optional
+import logging
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from .bfloat import BfloatLinear, has_bfloat
+from .int8 import Int8Linear, ways
 from .packed import PackedLinear
 
+logger = logging.getLogger(__name__)
 PRECISIONS = ("fp32", "bf16", "int8")
-
-
-class BfloatLinear(nn.Module):
-    """A linear layer whose product is in bf16; input and output as before."""
-
-    def __init__(self, linear: nn.Linear):
-        super().__init__()
-        self.linear = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None)
-        self.linear.load_state_dict(linear.state_dict())
-        self.linear.to(torch.bfloat16)
-
-    @property
-    def weight(self) -> Tensor:
-        """As fairseq's own attention wants it where it does not decode step by step."""
-        return self.linear.weight.float()
-
-    @property
-    def bias(self) -> Optional[Tensor]:
-        return None if self.linear.bias is None else self.linear.bias.float()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.to(torch.bfloat16)).to(x.dtype)
-
-
-class Int8Linear(nn.Module):
-    """A linear layer whose product is in int8; input and output in fp32."""
-
-    def __init__(self, linear: nn.Linear):
-        super().__init__()
-        weight = linear.weight.detach().float()
-        scales = (weight.abs().amax(dim=1) / 127).clamp(min=1e-8)
-        bias = None if linear.bias is None else linear.bias.detach().float()
-        with warnings.catch_warnings():  # torch announces a successor of its quantised tensors
-            warnings.simplefilter("ignore")
-            zeros = torch.zeros(len(weight), dtype=torch.long)
-            rows = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-            self.packed = torch.ops.quantized.linear_prepack(rows, bias)
-
-    @property
-    def weight(self) -> Tensor:
-        """As fairseq's own attention wants it where it does not decode step by step."""
-        return torch.ops.quantized.linear_unpack(self.packed)[0].dequantize()
-
-    @property
-    def bias(self) -> Optional[Tensor]:
-        return torch.ops.quantized.linear_unpack(self.packed)[1]
-
-    def forward(self, x: Tensor) -> Tensor:
-        # 7 bits of the input: without VNNI, sums of 8-bit products can overflow the 16 bits of a CPU's registers
-        return torch.ops.quantized.linear_dynamic(x, self.packed, reduce_range=True)
 
 
 def pack_linear(model: nn.Module) -> int:
@@ -82,18 +29,25 @@ def unpack_linear(model: nn.Module) -> None:
             module.products = None
 
 
-def reduce_precision(decoder: nn.Module, precision: str) -> int:
-    """Replace the linear layers of *decoder*, which can then translate and no more.
+def reduce_precision(stack: nn.Module, precision: str) -> int:
+    """Replace the linear layers of *stack*, which can then translate and no more.
+
+    Where this machine or this torch has no products in that precision, one line says so, and nothing is replaced.
 
     Args:
-        decoder: on the CPU, in fp32
+        stack: an encoder or a decoder, on the CPU, in fp32
         precision: one of ``PRECISIONS``
 
     Returns:
         number of layers replaced
     """
-    kind = {"fp32": None, "bf16": BfloatLinear, "int8": Int8Linear}[precision]
-    return 0 if kind is None else _replace(decoder, kind, (PackedLinear, nn.Linear))
+    if precision == "fp32":
+        return 0
+    kind, there = {"bf16": (BfloatLinear, has_bfloat), "int8": (Int8Linear, lambda: bool(ways().names))}[precision]
+    if not there():
+        logger.warning(f"this machine, or this torch, has no fast products in {precision}: they stay in fp32")
+        return 0
+    return _replace(stack, kind, (PackedLinear, nn.Linear))
 
 
 def _replace(module: nn.Module, kind, old) -> int:

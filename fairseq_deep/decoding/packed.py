@@ -6,18 +6,17 @@ the shape of W and on the number of rows of x, so it is measured, once for each 
 """
 
 import functools
-import time
 from typing import Callable, Dict, NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .timing import fastest
+
 FEW = 48  # rows of an input, below which the form for few is taken
 MEASURED = (16, 128)  # rows that the form for few and that for many are measured with
 PART = 2048  # of more outputs, so many are measured
-MARGIN = 0.9  # another form must take less than so much of the time: noise is not to choose
-ROUNDS = 7
 
 
 def _in_blocks(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
@@ -56,22 +55,7 @@ def choose(outputs: int, inputs: int, threads: int) -> Choice:
             forms[name](weight[:1], None)
         except (AttributeError, RuntimeError):  # this torch or this machine has none
             forms.pop(name, None)
-    return Choice(*(_fastest(forms, torch.ones(rows, inputs)) for rows in MEASURED))
-
-
-def _fastest(forms: Dict[str, Callable], x: Tensor) -> str:
-    """The name of the fastest form: the least time of several rounds in turns."""
-    times = {name: float("inf") for name in forms}
-    for _ in range(ROUNDS):
-        for name, product in forms.items():
-            start = time.perf_counter()
-            product(x, None)
-            times[name] = min(times[name], time.perf_counter() - start)
-    best = next(iter(times))
-    for name in times:
-        if times[name] < MARGIN * times[best]:
-            best = name
-    return best
+    return Choice(*(fastest(forms, torch.ones(rows, inputs), None) for rows in MEASURED))
 
 
 class PackedLinear(nn.Linear):

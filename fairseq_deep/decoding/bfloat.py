@@ -1,0 +1,68 @@
+"""Linear layers in bf16 for decoding on a CPU: y = bf16(x) bf16(W)^T + bf16(b), added up in fp32, rounded to bf16."""
+
+import functools
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .timing import least_times
+
+SLOW = 2  # times the time of fp32 or more: the processor has no such products, and torch makes them of others
+
+
+def _pack(weight: Tensor) -> Optional[Tensor]:
+    """oneDNN's form of *weight*, or None where this torch or this machine has none."""
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        torch.ops.mkldnn._linear_pointwise(weight[:1] * 0, packed, None, "none", [], "")
+    except (AttributeError, RuntimeError):
+        return None
+    return packed
+
+
+class BfloatLinear(nn.Module):
+    """A linear layer whose product is in bf16; input and output as before."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.linear = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None)
+        self.linear.load_state_dict(linear.state_dict())
+        self.linear.to(torch.bfloat16)
+        self._packed = _pack(self.linear.weight.detach())
+
+    @property
+    def weight(self) -> Tensor:
+        """As fairseq's own attention wants it where it does not decode step by step."""
+        return self.linear.weight.float()
+
+    @property
+    def bias(self) -> Optional[Tensor]:
+        return None if self.linear.bias is None else self.linear.bias.float()
+
+    def __getstate__(self):
+        return {**self.__dict__, "_packed": None}  # such a tensor can be neither copied nor pickled
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._packed = _pack(self.linear.weight.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.to(torch.bfloat16)
+        if self._packed is None or torch.is_grad_enabled():
+            return self.linear(rows).to(x.dtype)
+        return torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.linear.bias, "none", [], "").to(x.dtype)
+
+
+@functools.cache
+def has_bfloat() -> bool:
+    """Whether products in bf16 are any use on this machine."""
+    linear, x = nn.Linear(512, 512), torch.ones(128, 512)
+    with torch.no_grad():
+        try:
+            ways = {"fp32": functools.partial(F.linear, weight=linear.weight), "bf16": BfloatLinear(linear)}
+            times = least_times(ways, x, rounds=3)
+        except RuntimeError:
+            return False
+    return times["bf16"] < SLOW * times["fp32"]

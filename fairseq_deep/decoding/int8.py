@@ -1,0 +1,223 @@
+"""Linear layers in int8 for decoding on a CPU.
+
+    y = s_x s_w (x_q W_q^T) + b,    x_q = round(x / s_x),    W_q = round(W / s_w)
+
+Each row of W has a scale s_w, and each row of x a scale s_x: its largest absolute value over the number of steps, which
+is 127. So an output depends on its own row of x alone, not on the batch; a row that is not finite spoils no other. The
+sums are of whole numbers, and exact: all ways to compute them give the same y, up to the last bits of fp32.
+
+torch has several, and which is the fastest depends on the processor, the shape of W and the number of rows of x, so it
+is measured, once for each shape. Without VNNI the processor adds pairs of products in 16 bits, which overflow, and some
+of the ways then give wrong sums without a word. Each is therefore tried with the largest numbers before it is taken;
+where all of them overflow, x has 63 steps. An old torch has none of them, but FBGEMM's with one scale for all rows.
+"""
+
+import functools
+import warnings
+from typing import Callable, Dict, NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .timing import fastest, least_times
+
+WEIGHT_STEPS = 127
+INPUT_STEPS = (127, 63)  # in order: fewer where that many overflow
+FEW = 48  # rows of an input, below which the product for few is taken
+MEASURED = (16, 128)  # rows that the product for few and that for many are measured with
+PART = 2048  # of more outputs, so many are measured
+SLOW = 8  # times the time of fp32 or more: a plain loop where the processor lacks the instructions
+
+Product = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of x (R x K), its largest absolute values (R x 1) and room for as much as x: y without bias, over those, R x N."""
+
+
+def _whole(x: Tensor, largest: Tensor, room: Tensor, steps: Tensor) -> Tensor:
+    """x_q, for a scale of *largest* over *steps*; of a row of zeros anything, which is then multiplied by 0."""
+    return torch.mul(x, torch.div(steps, largest), out=room).round_().to(torch.int8)
+
+
+def _by_qlinear(weight: Tensor, scales: Tensor, steps: int) -> Product:
+    """oneDNN, with the weight in blocks: the fastest for many rows, but dear to call."""
+    operation = torch.ops.onednn.qlinear_pointwise.default
+    packed, scales = torch.ops.onednn.qlinear_prepack(weight, None), scales / steps
+    zeros, limit = torch.zeros(len(weight), dtype=torch.int32), torch.tensor(float(steps))
+
+    def product(x: Tensor, largest: Tensor, room: Tensor) -> Tensor:
+        rows = _whole(x, largest, room, limit)
+        return operation(rows, 1.0, 0, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+
+    return product
+
+
+def _by_int_mm(weight: Tensor, scales: Tensor, steps: int) -> Product:
+    """oneDNN's product of plain matrices: cheap to call, but it gives sums in int32."""
+    columns, scales, limit = weight.t(), scales / steps, torch.tensor(float(steps))
+    return lambda x, largest, room: torch._int_mm(_whole(x, largest, room, limit), columns).mul(scales)
+
+
+def _quantised(weight: Tensor, scales: Tensor):
+    """FBGEMM's form of a weight, or where there is no FBGEMM, that of torch's other library."""
+    engine = torch.backends.quantized.engine
+    with warnings.catch_warnings():  # torch announces a successor of its quantised tensors
+        warnings.simplefilter("ignore")
+        zeros = torch.zeros(len(weight), dtype=torch.long)
+        rows = torch._make_per_channel_quantized_tensor(weight, scales.double(), zeros, 0)
+        try:
+            if "fbgemm" in torch.backends.quantized.supported_engines:
+                torch.backends.quantized.engine = "fbgemm"
+            return torch.ops.quantized.linear_prepack(rows, None)
+        finally:
+            torch.backends.quantized.engine = engine
+
+
+def _by_fbgemm(weight: Tensor, scales: Tensor, steps: int) -> Product:
+    """FBGEMM, which makes x whole while it packs it. Its x_q have no sign, but an offset."""
+    operation = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+    packed, offset = _quantised(weight, scales), steps + 1
+    return lambda x, largest, room: operation(torch.div(x, largest, out=room), 1.0 / steps, offset, packed)
+
+
+def _by_dynamic(weight: Tensor, scales: Tensor, steps: int) -> Product:
+    """FBGEMM as an old torch has it, with one scale for all rows, and 7 bits of x, which do not overflow."""
+    packed = _quantised(weight, scales)
+
+    def product(x: Tensor, largest: Tensor, room: Tensor) -> Tensor:
+        rows = torch.div(x, largest, out=room).nan_to_num_(0.0, 0.0, 0.0)  # or rows of zeros would spoil the scale
+        return torch.ops.quantized.linear_dynamic(rows, packed, reduce_range=True)
+
+    return product
+
+
+PRODUCTS: Dict[str, Callable[[Tensor, Tensor, int], Product]] = {
+    "qlinear": _by_qlinear,
+    "int_mm": _by_int_mm,
+    "fbgemm": _by_fbgemm,
+}
+INEXACT = {"dynamic": _by_dynamic}
+
+
+def _extremes(rows: int, inputs: int, steps: int) -> Tensor:
+    """A matrix of whole numbers within *steps*, where half of the rows have the largest sums that there can be."""
+    whole = torch.arange(rows * inputs).mul(7919).remainder(2 * steps + 1).sub(steps).view(rows, inputs)
+    whole[0::4], whole[2::4] = steps, -steps
+    whole[:, :1] = steps
+    return whole
+
+
+def _ones(rows: int, inputs: int) -> Tuple[Tensor, Tensor, Tensor]:
+    return torch.ones(rows, inputs), torch.ones(rows, 1), torch.empty(rows, inputs)
+
+
+def _is_a_loop(product: Product, weight: Tensor) -> bool:
+    inputs = _ones(MEASURED[0], weight.size(1))
+    times = least_times({"fp32": lambda x, *_: F.linear(x, weight), "int8": product}, *inputs, rounds=2)
+    return times["int8"] > SLOW * times["fp32"]
+
+
+@torch.no_grad()
+def _is_right(make, outputs: int, inputs: int, steps: int) -> bool:
+    """Whether *make* gives a product that this torch has, with the right sums, and not by a loop."""
+    weight, scales = _extremes(outputs, inputs, WEIGHT_STEPS), torch.ones(outputs)
+    tolerance = 0.02 if make in INEXACT.values() else 1e-6
+    try:
+        product = make(weight.to(torch.int8), scales, steps)
+        if _is_a_loop(product, weight.float()):
+            return False
+        for rows in (1, *MEASURED):
+            x = _extremes(rows, inputs, steps)
+            sums = (x.double() @ weight.double().t()) / steps
+            y = product(x.float() / steps, torch.ones(rows, 1), torch.empty(rows, inputs)).double()
+            if float((y - sums).abs().max()) > tolerance * inputs * WEIGHT_STEPS:
+                return False
+    except (AttributeError, RuntimeError):
+        return False
+    return True
+
+
+class Ways(NamedTuple):
+    """The products that are right on this machine, by name, and how many steps of x they are right with."""
+
+    names: Tuple[str, ...]
+    steps: int
+
+
+@functools.cache
+def ways() -> Ways:
+    """What this torch has for this machine; no names if it has nothing."""
+    for steps in INPUT_STEPS:
+        names = tuple(name for name, make in PRODUCTS.items() if _is_right(make, 256, 256, steps))
+        if names:
+            return Ways(names, steps)
+    names = tuple(name for name, make in INEXACT.items() if _is_right(make, 256, 256, INPUT_STEPS[-1]))
+    return Ways(names, INPUT_STEPS[-1])
+
+
+@functools.cache
+def choose(outputs: int, inputs: int, threads: int) -> Tuple[str, str]:
+    """The names of the fastest products for few rows and for many, on this machine with so many *threads*."""
+    names, steps = ways()
+    if len(names) == 1:
+        return names[0], names[0]
+    part = min(outputs, PART)
+    weight, scales = _extremes(part, inputs, WEIGHT_STEPS).to(torch.int8), torch.ones(part)
+    makes = {**PRODUCTS, **INEXACT}
+    with torch.no_grad():
+        made = {name: makes[name](weight, scales, steps) for name in names}
+        few, many = (fastest(made, *_ones(rows, inputs)) for rows in MEASURED)
+    return few, many
+
+
+class Int8Linear(nn.Module):
+    """A linear layer whose product is in int8; input and output in fp32, without a gradient.
+
+    Args:
+        linear: the layer, on a CPU
+
+    Raises:
+        RuntimeError: this torch has no such product for this machine (:func:`ways` names none)
+    """
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        if not ways().names:
+            raise RuntimeError("this torch has no products in int8 for this machine")
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight = linear.weight.detach().float()
+        self.scales = (weight.abs().amax(dim=1) / WEIGHT_STEPS).clamp(min=1e-30)
+        self.whole = (weight / self.scales.unsqueeze(1)).round_().to(torch.int8)
+        self.bias: Optional[Tensor] = None if linear.bias is None else linear.bias.detach().float()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        chosen = choose(self.out_features, self.in_features, torch.get_num_threads())
+        makes, steps = {**PRODUCTS, **INEXACT}, ways().steps
+        made = {name: makes[name](self.whole, self.scales, steps) for name in set(chosen)}
+        self.few, self.many = (made[name] for name in chosen)
+
+    def __getstate__(self):
+        return {name: value for name, value in self.__dict__.items() if name not in ("few", "many")}
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._prepare()
+
+    @property
+    def weight(self) -> Tensor:
+        """As fairseq's own attention wants it where it does not decode step by step."""
+        return self.whole * self.scales.unsqueeze(1)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, self.in_features)
+        if rows.requires_grad or rows.dtype != torch.float32 or not rows.is_contiguous():
+            rows = rows.detach().float().contiguous()
+        sizes = rows.abs()
+        largest = sizes.amax(1, keepdim=True)
+        y = (self.few if rows.size(0) < FEW else self.many)(rows, largest, sizes)
+        y = y.mul_(largest) if self.bias is None else torch.addcmul(self.bias, y, largest, out=y)
+        y = y.view(x.shape[:-1] + y.shape[1:])
+        return y if y.dtype == x.dtype else y.to(x.dtype)
