@@ -33,19 +33,29 @@ Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of x (R x K), its largest absolute values (R x 1) and room for as much as x: y without bias, over those, R x N."""
 
 
-def _whole(x: Tensor, largest: Tensor, room: Tensor, steps: Tensor) -> Tensor:
-    """x_q, for a scale of *largest* over *steps*; of a row of zeros anything, which is then multiplied by 0."""
-    return torch.mul(x, torch.div(steps, largest), out=room).round_().to(torch.int8)
+ROUNDING = 1.5 * 2**23  # between 2^23 and 2^24, fp32 has the whole numbers alone, and their last 8 bits in its own
+
+
+def _rounds(weight: Tensor) -> Tensor:
+    return torch.full((weight.size(1),), ROUNDING)  # torch is slower with a single number
+
+
+def _whole(x: Tensor, largest: Tensor, room: Tensor, steps: Tensor, rounding: Tensor) -> Tensor:
+    """x_q, for a scale of *largest* over *steps*; of a row of zeros anything, which is then multiplied by 0.
+
+    As ``(x * steps / largest).round().to(torch.int8)``, in two passes instead of three.
+    """
+    return torch.addcmul(rounding, x, torch.div(steps, largest), out=room).view(torch.int32).to(torch.int8)
 
 
 def _by_qlinear(weight: Tensor, scales: Tensor, steps: int) -> Product:
     """oneDNN, with the weight in blocks: the fastest for many rows, but dear to call."""
     operation = torch.ops.onednn.qlinear_pointwise.default
     packed, scales = torch.ops.onednn.qlinear_prepack(weight, None), scales / steps
-    zeros, limit = torch.zeros(len(weight), dtype=torch.int32), torch.tensor(float(steps))
+    zeros, limit, rounding = torch.zeros(len(weight), dtype=torch.int32), torch.tensor(float(steps)), _rounds(weight)
 
     def product(x: Tensor, largest: Tensor, room: Tensor) -> Tensor:
-        rows = _whole(x, largest, room, limit)
+        rows = _whole(x, largest, room, limit, rounding)
         return operation(rows, 1.0, 0, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
 
     return product
@@ -53,8 +63,8 @@ def _by_qlinear(weight: Tensor, scales: Tensor, steps: int) -> Product:
 
 def _by_int_mm(weight: Tensor, scales: Tensor, steps: int) -> Product:
     """oneDNN's product of plain matrices: cheap to call, but it gives sums in int32."""
-    columns, scales, limit = weight.t(), scales / steps, torch.tensor(float(steps))
-    return lambda x, largest, room: torch._int_mm(_whole(x, largest, room, limit), columns).mul(scales)
+    columns, scales, limit, rounding = weight.t(), scales / steps, torch.tensor(float(steps)), _rounds(weight)
+    return lambda x, largest, room: torch._int_mm(_whole(x, largest, room, limit, rounding), columns).mul(scales)
 
 
 def _quantised(weight: Tensor, scales: Tensor):
