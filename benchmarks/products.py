@@ -1,13 +1,14 @@
 """Matrix products for decoding on a CPU: each way to compute y = x W^T + b that torch has, from fp32 to fp32.
 
 Each product is of a layer of its own: as many layers take turns as fill 16 MB in fp32, as those of a model do, so that
-weights come from where they would come from. GFLOP/s, of the least of several rounds in turns. "int8 ..." are the ways
-of fairseq_deep/decoding/int8.py with one scale a row of x; "dynamic ..." are torch's own, with one for all rows.
+weights come from where they would come from. GFLOP/s, of the median of all products in several rounds. "int8 ..." are
+the ways of fairseq_deep/decoding/int8.py with one scale a row of x; "dynamic ..." are torch's own, with one for all.
 
     python benchmarks/products.py [--width 256 --vocabulary 8000] [--rows 4 16 64 128 512] [--threads 1] [--rounds 9]
 """
 
 import argparse
+import statistics
 import time
 import warnings
 
@@ -21,6 +22,7 @@ from fairseq_deep.tools import format_table
 
 BYTES = 16e6
 WRONG = 0.05
+LEAST = 15  # products that a median is of
 
 
 def rows(linear):
@@ -108,20 +110,21 @@ def measure(inputs, outputs, options):
         except (AttributeError, KeyError, RuntimeError) as error:
             ways.pop(name, None)
             absent[name] = str(error).split("\n")[0][:100]
+    rounds = max(options.rounds, LEAST // len(layers))
     for count in options.rows:
         x = torch.randn(count, inputs)
-        for turn in range(options.rounds + 1):
+        for turn in range(rounds + 1):
             for name, products in ways.items():
                 if name == "int8 weights alone" and turn > 1:
                     continue  # it takes a hundred times as long
-                start = time.perf_counter()
                 for product in products:
+                    start = time.perf_counter()
                     product(x)
-                seconds = (time.perf_counter() - start) / len(products)
-                if turn:  # the first warms up
-                    times[name, count] = min(times.get((name, count), seconds), seconds)
+                    if turn:  # the first warms up
+                        times.setdefault((name, count), []).append(time.perf_counter() - start)
     work = 2e-9 * inputs * outputs
-    return {name: [count * work / times[name, count] for count in options.rows] for name in ways}, absent
+    medians = {key: statistics.median(values) for key, values in times.items()}
+    return {name: [count * work / medians[name, count] for count in options.rows] for name in ways}, absent
 
 
 def main():
