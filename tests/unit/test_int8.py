@@ -219,7 +219,7 @@ def test_instructions_of_any_torch(monkeypatch):
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_encoders_take_the_precision(build, batch, precision):
-    if precision == "bf16" and not bfloat.has_bfloat() or not NAMES:
+    if not (bfloat.has_bfloat() if precision == "bf16" else NAMES):
         pytest.skip("this machine has no such products")
     model = build("transformer_postnorm_2l2l_tiny", share_all_embeddings=True).eval()
     with torch.no_grad():
