@@ -25,8 +25,8 @@ from .beams import Step
 from .cache import SourceCache, TargetCache
 from .joined import join_projections
 from .masks import future_mask, padding_bias
-from .steps import attend_step, by_column
 from .relative import all_distances, relative_scores, relative_values
+from .steps import attend_step, by_column
 
 
 def _weights(q: Tensor, k: Tensor, bias: Optional[Tensor]) -> Tensor:

@@ -28,7 +28,7 @@ def attend_step(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tens
 
 
 def by_column(k: Tensor) -> Tensor:
-    """Keys (B x H x S x D) that many steps attend to, in the memory layout that their products want: on a CPU, D x S."""
+    """Keys (B x H x S x D) that many steps attend to, laid out as their products want them: on a CPU, as D x S."""
     return k.contiguous() if k.is_cuda else k.transpose(2, 3).contiguous().transpose(2, 3)
 
 

@@ -1,6 +1,9 @@
 """The best candidates of a step of beam search, without sorting or normalising all words.
 
-The score of word w after hypothesis h is s_h + log p(w | h), with log p(w | h) = logit(h, w) - log sum_v exp logit(h, v).
+The score of word w after hypothesis h is s_h + log p(w | h), where
+
+    log p(w | h) = logit(h, w) - log sum_v exp logit(h, v)
+
 What does not depend on w is the hypothesis' *offset*. The c best of a sentence are in the c blocks of words with the
 largest maxima over all of its hypotheses: maxima are quick to find, and of the rest only those blocks are looked at.
 """

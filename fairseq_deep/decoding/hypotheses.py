@@ -76,7 +76,8 @@ class Hypotheses:
         priority = ends * words.shape[1] + numpy.arange(words.shape[1])
         chosen = numpy.argsort(priority, axis=1)[:, :beam]
         self.out = numpy.take_along_axis(ends, chosen, axis=1)
-        return self._take_over(*(numpy.take_along_axis(each, chosen, axis=1) for each in (parents, words, scores)), left)
+        parents, words, scores = (numpy.take_along_axis(each, chosen, axis=1) for each in (parents, words, scores))
+        return self._take_over(parents, words, scores, left)
 
     def _take_over(self, parents, words, scores, left: bool) -> Continuation:
         parents, words = parents.reshape(-1), words.reshape(-1)

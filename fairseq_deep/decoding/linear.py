@@ -7,6 +7,7 @@ the embeddings too.
 
 import logging
 
+import torch
 from torch import nn
 
 from .bfloat import BfloatLinear, has_bfloat

@@ -1,8 +1,9 @@
 """Linear layers in fp32 for decoding on a CPU, with weights laid out as the machine's products want them.
 
-y = x W^T + b. W lies in memory in one of three forms: "rows", as training leaves it; "columns", transposed, which spares
-the product a transposition of its own; "blocks", oneDNN's own form. Which is the fastest depends on the processor, on
-the shape of W and on the number of rows of x, so it is measured, once for each shape, for few rows and for many.
+y = x W^T + b. W lies in memory in one of three forms: "rows", as training leaves it; "columns", transposed, which
+spares the product a transposition of its own; "blocks", oneDNN's own form. Which is the fastest depends on the
+processor, on the shape of W and on the number of rows of x, so it is measured, once for each shape, for few rows and
+for many.
 """
 
 import functools
@@ -44,7 +45,7 @@ class Choice(NamedTuple):
     many: str
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def choose(outputs: int, inputs: int, threads: int) -> Choice:
     """The fastest forms of a weight of *outputs* x *inputs* on this machine, with so many *threads*."""
     weight = torch.ones(min(outputs, PART), inputs)
