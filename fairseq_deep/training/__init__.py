@@ -1,6 +1,7 @@
-"""What training with fairseq needs beside the model: an Adam without apex, gradients of two types, checks of flags."""
+"""What training needs beside the model: optimizer, criterion, gradients of two types, memory, checks of flags."""
 
-from . import by_type, fp16  # noqa: F401
+from . import by_type, criterion, fp16  # noqa: F401
 from .checks import check_device, check_exact, check_training
+from .memory import keep_memory
 
-__all__ = ["check_device", "check_exact", "check_training"]
+__all__ = ["check_device", "check_exact", "check_training", "keep_memory"]
