@@ -16,8 +16,9 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from ..decoding import pack_linear
+from ..dropout import speed_up_dropout
 from ..inits.walk import initialise
-from ..training import check_device, check_exact
+from ..training import check_device, check_exact, keep_memory
 from .checkpoints import aliases, check_loadable, upgrade
 from .checks import check_flags, check_sizes
 from .compiling import compile_calls
@@ -41,6 +42,8 @@ class DeepTransformerModel(TransformerModel):
     waiting = ()  # what takes back the preparations for a first training batch
     log_depth_interval = 0
     num_updates = 0
+    begins = True  # no training step has been seen yet
+    fast_dropout = False  # --fast-dropout
     compiles = False  # --compile, from the first training step on
     compiler = None
     __jit_ignored_attributes__ = ["compiler"]
@@ -54,6 +57,8 @@ class DeepTransformerModel(TransformerModel):
                             help="log gradient norms of all layers and aggregator weights at every N-th update")
         parser.add_argument("--compile", action="store_true",
                             help="compile layers and aggregators for training (torch.compile, torch 2.5 or newer)")
+        parser.add_argument("--fast-dropout", action="store_true",
+                            help="on a CPU, draw dropout's masks in a third of the time; other masks for the same seed")
 
     @classmethod
     def build_model(cls, args, task):
@@ -81,6 +86,7 @@ class DeepTransformerModel(TransformerModel):
         model._initialise(args)
         model.log_depth_interval = getattr(args, "log_depth_interval", None) or 0
         model.compiles = bool(getattr(args, "compile", None))
+        model.fast_dropout = bool(getattr(args, "fast_dropout", None))
         return model
 
     def _initialise(self, args) -> None:
@@ -109,6 +115,11 @@ class DeepTransformerModel(TransformerModel):
         """fairseq calls it at the beginning of each training step, and nowhere else."""
         super().set_num_updates(num_updates)
         self.num_updates = num_updates
+        if self.begins and next(self.parameters()).device.type == "cpu":
+            keep_memory()
+            if self.fast_dropout:
+                speed_up_dropout(self)
+        self.begins = False
         waits = self.waiting and any(part._forward_pre_hooks for part in self.modules())  # for Admin's first batch
         if self.compiles and not waits:
             self.compiles = False

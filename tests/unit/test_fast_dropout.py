@@ -1,0 +1,75 @@
+"""``--fast-dropout``: the distribution of dropout, sane seeds, in every part of a model that drops entries."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fairseq.modules import FairseqDropout
+from torch import nn
+
+from fairseq_deep.attention.multihead import MultiheadAttention
+from fairseq_deep.dropout import fast_dropout, speed_up_dropout
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.1, 0.3, 0.5, 0.9, 1.0])
+def test_its_distribution(probability):
+    torch.manual_seed(1)
+    x = torch.ones(401, 1003, dtype=torch.float64)
+    y = fast_dropout(x, probability)
+    kept = y != 0
+    error = 5 * (probability * (1 - probability) / x.numel()) ** 0.5 + 2**-17
+    assert abs((~kept).double().mean() - probability) <= error
+    assert abs(y.mean() - (1 if probability < 1 else 0)) <= 2 * error / max(1 - probability, 0.1)
+    if probability < 1:
+        torch.testing.assert_close(y[kept], x[kept] / (1 - probability), rtol=2e-4, atol=0)
+    # no entry knows of its neighbours, of which four come from one number, nor rows of each other
+    for shift, dim in ((1, 1), (2, 1), (3, 1), (4, 1), (1, 0)):
+        both = (kept & kept.roll(shift, dim)).double().mean()
+        assert abs(both - (1 - probability) ** 2) <= 2 * error
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(3, 5, 7), (1,), (0, 4), (2, 2)], ids=str)
+def test_its_gradient_is_the_mask(dtype, shape):
+    x = torch.randn(shape).to(dtype).transpose(0, -1).requires_grad_()
+    y = fast_dropout(x, 0.25)
+    assert y.shape == x.shape and y.dtype == dtype
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(y, x * grad, rtol=0, atol=0)
+    assert set(grad.flatten().tolist()) <= {0.0, torch.tensor(4 / 3, dtype=dtype).item()}
+
+
+def test_the_seed_decides():
+    draws = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        draws.append([fast_dropout(torch.ones(50, 3), 0.5) for _ in range(2)])
+    assert torch.equal(draws[0][0], draws[1][0]) and torch.equal(draws[0][1], draws[1][1])
+    assert not torch.equal(draws[0][0], draws[0][1]) and not torch.equal(draws[0][0], draws[2][0])
+
+
+def test_all_parts_that_drop_entries_take_it(monkeypatch):
+    model = nn.ModuleList([nn.Dropout(0.5), FairseqDropout(0.5), MultiheadAttention(8, 2, dropout=0.5)])
+    speed_up_dropout(model)
+    x = torch.ones(20, 3, 8)
+    monkeypatch.setattr(F, "dropout", None)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", None, raising=False)
+    for part in list(model)[:2]:
+        assert (part(x) == 0).any()
+    out = [model[2](x, causal=True)[0] for _ in range(2)]
+    assert not torch.equal(*out)
+    model.eval()
+    for part in list(model)[:2]:
+        assert part(x) is x
+    model[1].apply_during_inference = True  # --retain-dropout
+    assert (model[1](x) == 0).any()
+
+
+def test_attention_without_its_dropout_is_what_it_was():
+    torch.manual_seed(1)
+    attention, x = MultiheadAttention(8, 2, dropout=0.5).double(), torch.randn(20, 3, 8, dtype=torch.float64)
+    attention.dropout = 1e-9  # drops nothing: the other path, without dropout
+    outputs = []
+    for fast in (False, True):
+        attention.fast_dropout = fast
+        outputs.append(attention(x, causal=True)[0])
+    torch.testing.assert_close(*outputs)
