@@ -145,8 +145,8 @@ def test_the_real_job_has_the_numbers_of_the_paper(tmp_path):
         "--weight-decay": "0.0",
         "--clip-norm": "0.0",
         "--lr-scheduler": "inverse_sqrt",
-        "--optimizer": "adam",
-        "--criterion": "label_smoothed_cross_entropy",
+        "--optimizer": "fused_adam",
+        "--criterion": "fused_label_smoothed_cross_entropy",
     }
     assert {flag: value(train, flag) for flag in paper} == paper
     assert "--share-all-embeddings" in train and "--fp16" not in train and "--max-update" not in train
