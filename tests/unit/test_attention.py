@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_deep.attention import MultiheadAttention
+from fairseq_deep.attention import MultiheadAttention, multihead
 from tests.conftest import reorder_all
 from tests.reference.naive_lstm import attention as naive_attention
 from tests.reference.naive_lstm import relative_vector
@@ -297,3 +297,20 @@ def test_functional_form_of_torch_agrees():
         k_proj_weight=module.k_proj.weight, v_proj_weight=module.v_proj.weight,
     )  # fmt: skip
     torch.testing.assert_close(module(query, attn_mask=future_mask())[0], want, **NEAR)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("length", [15, 16, 30, 129])
+def test_plain_products_in_training_are_the_fused_form(causal, padded, length, monkeypatch):
+    torch.manual_seed(3)
+    attention = MultiheadAttention(8, 2).double()
+    x = torch.randn(length, 3, 8, dtype=torch.float64, requires_grad=True)
+    padding = torch.zeros(3, length, dtype=torch.bool)
+    padding[1, -2:] = True
+    found = []
+    for plain in (multihead._trains_plainly, lambda q, keys: False):
+        monkeypatch.setattr(multihead, "_trains_plainly", plain)
+        y, _ = attention(x, key_padding_mask=padding if padded else None, causal=causal)
+        found.append([y, *torch.autograd.grad(y.square().sum(), [x, *attention.parameters()])])
+    torch.testing.assert_close(*found)
