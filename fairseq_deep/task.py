@@ -20,7 +20,7 @@ class DeepTranslationConfig(TranslationConfig):
     """The flags of fairseq's translation task, and those of this one."""
 
     decode_precision: ChoiceEnum(PRECISIONS) = field(
-        default="fp32", metadata={"help": "the decoder's matrix products when translating on a CPU: fp32, bf16 or int8"}
+        default="fp32", metadata={"help": "matrix products when translating on a CPU: fp32, bf16 or int8"}
     )
     decode_compile: bool = field(
         default=False, metadata={"help": "translate with steps that torch.compile has compiled, which takes a minute"}
@@ -67,6 +67,6 @@ class DeepTranslationTask(TranslationTask):
                 f"--decode-precision {precision} is made for a CPU and a model in fp32: "
                 "add --cpu and leave out --fp16, or leave this out"
             )
-        count = reduce_precision(model.decoder, precision)
+        count = sum(reduce_precision(stack, precision) for stack in (model.encoder, model.decoder))
         model.decode_precision = precision
-        logger.info(f"{count} linear layers of the decoder in {precision}")
+        logger.info(f"{count} linear layers in {precision}")

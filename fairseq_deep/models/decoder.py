@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..attention import Ancestry, MultiheadAttention, RunningMean, Step
 from ..attention.masks import can_ask, check_later, future_mask, padding_bias, product_type
+from ..attention.order import Order
 from ..decoding import CompiledSteps, unpack_linear
 from ..layers import wrap_layer
 from ..registry import UsageError
@@ -31,10 +32,12 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         ancestry: which hypotheses belong together in beam search
         pads_right: targets are padded on the right
         aligns: training wants attention weights, too
+        followers: in generation, the modules that keep something of hypotheses, in the order of their steps
         compiled: what runs the steps of incremental decoding, if that is not :meth:`run_step` (:meth:`compile_steps`)
         need_attn: return attention weights where no *alignment_layer* is named, in the steps of generation, too
     """
 
+    __jit_ignored_attributes__ = ["followers"]
     stock: torch.jit.Final[bool]  # a constant, so that TorchScript compiles one of two calls of a layer
 
     def __init__(self, cfg, dictionary, embed_tokens, no_encoder_attn=False, output_projection=None):
@@ -54,7 +57,7 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         self.pads_right = getattr(cfg, "left_pad_target", None) is False
         self.aligns = bool(getattr(cfg, "load_alignments", False))
         self.need_attn = True
-        self.compiled = None
+        self.compiled = self.followers = None
         parts = list(self.layers.modules())
         self.ancestry = Ancestry(
             attends=any(isinstance(part, MultiheadAttention) and not part.of_memory for part in parts),
@@ -77,6 +80,8 @@ class DeepTransformerDecoder(TransformerDecoderBase):
     def make_generation_fast_(self, need_attn: bool = False, **kwargs) -> None:
         """What fairseq tells before it generates: whether alignments are wanted."""
         self.need_attn = bool(need_attn)
+        if not self.stock:  # a walk over all modules at each step would take a tenth of the time of small batches
+            self.followers = [module for module in self.modules() if hasattr(module, "follow")]
 
     def compile_steps(self, capacity: Optional[int] = None, **options) -> None:
         """Decode with steps that ``torch.compile`` takes whole, over caches of a fixed capacity.
@@ -320,11 +325,26 @@ class DeepTransformerDecoder(TransformerDecoderBase):
     ):
         """Take over the hypotheses *new_order* (B); what that does to the caches is decided once for all of them."""
         order = self.ancestry.reorder(incremental_state, new_order)
+        if torch.jit.is_scripting():
+            known = False
+        else:
+            known = self._follow(incremental_state, order)
+        if known:
+            return
         for module in self.modules():
             if hasattr(module, "follow") and order is not None:
                 module.follow(incremental_state, order)
             elif hasattr(module, "reorder_incremental_state"):  # fairseq's own attention
                 module.reorder_incremental_state(incremental_state, new_order)
+
+    @torch.jit.unused
+    def _follow(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], order: Optional[Order]) -> bool:
+        """Let those follow that generation knows to; whether it knows."""
+        if self.followers is None:
+            return False
+        for module in self.followers if order is not None else ():
+            module.follow(incremental_state, order)
+        return True
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
         keep_final_norm(state_dict, name)

@@ -282,6 +282,13 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def _decoding() -> Iterator[Check]:
+    """Say how translation on this processor multiplies."""
+    machine, error = _try_import("fairseq_deep.decoding.machine")
+    if not error:
+        yield Check("decoding", "ok", machine.describe())
+
+
 GROUPS = (
     check_python,
     check_cpu,
@@ -294,6 +301,7 @@ GROUPS = (
     _plugin,
     _console_scripts,
     _precision,
+    _decoding,
     _text_tools,
     check_compiler,
 )
