@@ -7,7 +7,8 @@ for many.
 """
 
 import functools
-from typing import Callable, Dict, NamedTuple, Optional
+import itertools
+from typing import Callable, Dict, List, NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,8 @@ from .timing import fastest
 FEW = 48  # rows of an input, below which the form for few is taken
 MEASURED = (16, 128)  # rows that the form for few and that for many are measured with
 PART = 2048  # of more outputs, so many are measured
+COPIES = 64  # at most
+COLD = 48_000_000  # bytes of weights that are measured in turns: in a model, none is in the cache when its turn comes
 
 
 def _in_blocks(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
@@ -49,14 +52,21 @@ class Choice(NamedTuple):
 def choose(outputs: int, inputs: int, threads: int) -> Choice:
     """The fastest forms of a weight of *outputs* x *inputs* on this machine, with so many *threads*."""
     weight = torch.ones(min(outputs, PART), inputs)
+    copies = min(COLD // (4 * weight.numel()) + 1, COPIES)
     forms: Dict[str, Callable] = {}
     for name, lay_out in FORMS.items():
         try:
-            forms[name] = lay_out(weight)
-            forms[name](weight[:1], None)
+            products = [lay_out(weight.clone()) for _ in range(copies)]
+            products[0](weight[:1], None)
         except (AttributeError, RuntimeError):  # this torch or this machine has none
-            forms.pop(name, None)
+            continue
+        forms[name] = _in_turns(products)
     return Choice(*(fastest(forms, torch.ones(rows, inputs), None) for rows in MEASURED))
+
+
+def _in_turns(products: List[Callable]) -> Callable:
+    turn = itertools.cycle(products)
+    return lambda x, bias: next(turn)(x, bias)
 
 
 class PackedLinear(nn.Linear):

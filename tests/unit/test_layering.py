@@ -8,7 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "fairseq_deep"
 ORDER = [
     ["stack", "exact", "compat", "papers"],
-    ["registry"],
+    ["registry", "dropout"],
     ["aggregators", "attention", "residuals", "decoding"],
     ["memories", "inits"],
     ["layers", "diagnostics"],
