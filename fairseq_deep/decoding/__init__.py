@@ -1,7 +1,8 @@
 """Faster decoding of trained models: cheaper matrix products, compiled steps."""
 
+from .bfloat import has_bfloat
 from .compiled import CompiledSteps
 from .linear import PRECISIONS, pack_linear, reduce_precision, unpack_linear
 from .machine import describe
 
-__all__ = ["PRECISIONS", "CompiledSteps", "describe", "pack_linear", "reduce_precision", "unpack_linear"]
+__all__ = ["PRECISIONS", "CompiledSteps", "describe", "has_bfloat", "pack_linear", "reduce_precision", "unpack_linear"]
