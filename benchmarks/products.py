@@ -13,10 +13,9 @@ import time
 import warnings
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from fairseq_deep.decoding import describe, int8
+from fairseq_deep.decoding import describe, int8, packed
 from fairseq_deep.decoding.bfloat import BfloatLinear
 from fairseq_deep.tools import format_table
 
@@ -25,24 +24,19 @@ WRONG = 0.05
 LEAST = 15  # products that a median is of
 
 
-def rows(linear):
-    return lambda x: F.linear(x, linear.weight, linear.bias)
+def in_form(name):
+    """fp32, with the weight in the form of that name."""
 
+    def prepare(linear):
+        product = packed.FORMS[name](linear.weight)
+        return lambda x: product(x, linear.bias)
 
-def columns(linear):
-    weight = linear.weight.t().contiguous().t()
-    return lambda x: F.linear(x, weight, linear.bias)
-
-
-def blocks(linear):
-    packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight)
-    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, linear.bias, "none", [], "")
+    return prepare
 
 
 def bf16_rows(linear):
     layer = BfloatLinear(linear)
-    layer._packed = None
-    return layer
+    return lambda x: layer.linear(x.bfloat16()).float()
 
 
 def whole(name):
@@ -81,9 +75,9 @@ def weight_only(linear):
 
 
 WAYS = {
-    "fp32 rows": rows,
-    "fp32 columns": columns,
-    "fp32 blocks": blocks,
+    "fp32 rows": in_form("rows"),
+    "fp32 columns": in_form("columns"),
+    "fp32 blocks": in_form("blocks"),
     "bf16 rows": bf16_rows,
     "bf16 blocks": BfloatLinear,
     "dynamic fp16": dynamic_fp16,

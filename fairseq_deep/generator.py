@@ -22,6 +22,8 @@ from .registry import UsageError
 class Generator(SequenceGenerator):
     """Beam search over decoders of this package; arguments and results are those of fairseq's generator."""
 
+    _memory: Optional[Tensor] = None
+
     def _generate(
         self,
         sample: Dict[str, Dict[str, Tensor]],
@@ -76,8 +78,7 @@ class Generator(SequenceGenerator):
             if goes_on is None:
                 return
             words = goes_on.words
-            if found.step == 1 or goes_on.left:
-                encoded = self.model.reorder_encoder_out(encoded, goes_on.order)
+            # by now, all that attention needs of the encoder's output is in the states
             self.model.reorder_incremental_state(states, goes_on.order)
 
     def _log_probabilities(self, step: int, words: Tensor, encoded, states):
@@ -99,7 +100,7 @@ class Generator(SequenceGenerator):
     def _buffer(self, like: Tensor) -> Tensor:
         """Memory that is written over at each step: new memory would cost more than what is done with it."""
         rows = like.size(0)
-        if getattr(self, "_memory", None) is None or self._memory.size(0) < rows:
+        if self._memory is None or self._memory.size(0) < rows:
             self._memory = torch.empty(like.shape)
         return self._memory[:rows]
 

@@ -68,7 +68,8 @@ class DeepTranslationTask(TranslationTask):
                 "add --cpu and leave out --fp16, or leave this out"
             )
         count = reduce_precision(model.decoder, precision)
-        # int8 in the encoder, too, costs more BLEU than its time is worth
-        encoded = reduce_precision(model.encoder, "bf16") if has_bfloat() else 0
+        # int8 in the encoder, too, costs more BLEU than its time is worth; fairseq's own encoder layers want weights
+        ours = hasattr(model.encoder, "stack") and has_bfloat()
+        encoded = reduce_precision(model.encoder, "bf16") if ours else 0
         model.decode_precision = precision
         logger.info(f"{count} linear layers of the decoder in {precision}, {encoded} of the encoder in bf16")

@@ -211,9 +211,9 @@ class MultiheadAttention(nn.Module):
             if _trains_plainly(q, key.size(2)):
                 return _attend_plainly(q, key, value, bias, dropout, causal), None
             return _attend(q, key, value, bias, dropout, causal), None
-        if decoding and not (need_weights or of_values is not None or dropout > 0 or torch.is_grad_enabled()):
-            if q.dtype == torch.float32:
-                return attend_step(q, key, value, bias), None
+        plain = not need_weights and of_values is None and dropout == 0 and not torch.is_grad_enabled()
+        if decoding and plain and q.dtype == torch.float32:
+            return attend_step(q, key, value, bias), None
         weights = _weights(q, key, future_mask(q.size(2), key.size(2), q) if causal else bias)
         dropped = fast_dropout(weights.to(q.dtype), dropout) if fast else F.dropout(weights.to(q.dtype), dropout)
         x = torch.matmul(dropped, value)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def attend_step(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
-    """softmax(q k^T / sqrt(D) + bias) v, without gradients; weights in the type of the queries.
+    """softmax(q k^T / sqrt(D) + bias) v, without gradients, in fp32.
 
     Args:
         q: B x H x T x D

@@ -1,25 +1,26 @@
 """Linear layers in bf16 for decoding on a CPU: y = bf16(x) bf16(W)^T + bf16(b), added up in fp32, rounded to bf16."""
 
 import functools
-from typing import Optional
+from typing import Callable, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .packed import in_blocks
 from .timing import least_times
 
 SLOW = 2  # times the time of fp32 or more: the processor has no such products, and torch makes them of others
 
 
-def _pack(weight: Tensor) -> Optional[Tensor]:
-    """oneDNN's form of *weight*, or None where this torch or this machine has none."""
+def _product(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
+    """By oneDNN's form of *weight*, or as it is where this torch or this machine has none."""
     try:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        torch.ops.mkldnn._linear_pointwise(weight[:1] * 0, packed, None, "none", [], "")
+        product = in_blocks(weight)
+        product(weight[:1] * 0, None)
     except (AttributeError, RuntimeError):
-        return None
-    return packed
+        return lambda x, bias: F.linear(x, weight, bias)
+    return product
 
 
 class BfloatLinear(nn.Module):
@@ -30,7 +31,7 @@ class BfloatLinear(nn.Module):
         self.linear = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None)
         self.linear.load_state_dict(linear.state_dict())
         self.linear.to(torch.bfloat16)
-        self._packed = _pack(self.linear.weight.detach())
+        self._product = _product(self.linear.weight.detach())
 
     @property
     def weight(self) -> Tensor:
@@ -42,17 +43,16 @@ class BfloatLinear(nn.Module):
         return None if self.linear.bias is None else self.linear.bias.float()
 
     def __getstate__(self):
-        return {**self.__dict__, "_packed": None}  # such a tensor can be neither copied nor pickled
+        return {**self.__dict__, "_product": None}  # which can be neither copied nor pickled
 
     def __setstate__(self, state):
         super().__setstate__(state)
-        self._packed = _pack(self.linear.weight.detach())
+        self._product = _product(self.linear.weight.detach())
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.to(torch.bfloat16)
-        if self._packed is None or torch.is_grad_enabled():
-            return self.linear(rows).to(x.dtype)
-        return torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.linear.bias, "none", [], "").to(x.dtype)
+        y = self.linear(rows) if torch.is_grad_enabled() else self._product(rows, self.linear.bias)
+        return y.to(x.dtype)
 
 
 @functools.cache

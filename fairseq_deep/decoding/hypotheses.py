@@ -18,12 +18,10 @@ class Continuation(NamedTuple):
     Attributes:
         order: the hypotheses of the step before that are taken over, by their numbers there (sentences * beam)
         words: the word that each adds
-        left: whether sentences are done, and have left
     """
 
     order: Tensor
     words: Tensor
-    left: bool
 
 
 class Hypotheses:
@@ -67,8 +65,7 @@ class Hypotheses:
         going = self._finish(ends, scores, parents)
         if not going.any() or self.step >= self.longest:
             return None
-        left = not going.all()
-        if left:
+        if not going.all():
             self.numbers, self.out = self.numbers[going], self.out[going]
             ends, scores, words, parents = ends[going], scores[going], words[going], parents[going]
         ends[:, :beam] |= self.out
@@ -77,15 +74,15 @@ class Hypotheses:
         chosen = numpy.argsort(priority, axis=1)[:, :beam]
         self.out = numpy.take_along_axis(ends, chosen, axis=1)
         parents, words, scores = (numpy.take_along_axis(each, chosen, axis=1) for each in (parents, words, scores))
-        return self._take_over(parents, words, scores, left)
+        return self._take_over(parents, words, scores)
 
-    def _take_over(self, parents, words, scores, left: bool) -> Continuation:
+    def _take_over(self, parents, words, scores) -> Continuation:
         parents, words = parents.reshape(-1), words.reshape(-1)
         self.words, self.sums = self.words[parents], self.sums[parents]
         self.words[:, self.step] = words
         self.sums[:, self.step] = scores.reshape(-1)
         self.step += 1
-        return Continuation(torch.from_numpy(parents), torch.from_numpy(words), left)
+        return Continuation(torch.from_numpy(parents), torch.from_numpy(words))
 
     def _finish(self, ends, scores, parents):
         """Keep the hypotheses that end; which sentences go on."""

@@ -20,13 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .timing import fastest, least_times
+from .timing import FEW, MEASURED, PART, fastest, least_times
 
 WEIGHT_STEPS = 127
 INPUT_STEPS = (127, 63)  # in order: fewer where that many overflow
-FEW = 48  # rows of an input; of fewer, the product for few is taken
-MEASURED = (16, 128)  # rows that the product for few and that for many are measured with
-PART = 2048  # of more outputs, so many are measured
 SLOW = 8  # times the time of fp32 or more: a plain loop where the processor lacks the instructions
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]

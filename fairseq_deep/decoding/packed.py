@@ -14,16 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .timing import fastest
+from .timing import FEW, MEASURED, PART, fastest
 
-FEW = 48  # rows of an input, below which the form for few is taken
-MEASURED = (16, 128)  # rows that the form for few and that for many are measured with
-PART = 2048  # of more outputs, so many are measured
 COPIES = 64  # at most
 COLD = 48_000_000  # bytes of weights that are measured in turns: in a model, none is in the cache when its turn comes
 
 
-def _in_blocks(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
+def in_blocks(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
+    """The product by *weight*, of fp32 or bf16, in oneDNN's form.
+
+    Raises:
+        AttributeError, RuntimeError: this torch or this machine has none
+    """
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
     return lambda x, bias: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
@@ -38,7 +40,7 @@ def _in_rows(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
 
 
 # in order: a later one is taken if it is clearly faster
-FORMS = {"columns": _in_columns, "rows": _in_rows, "blocks": _in_blocks}
+FORMS = {"columns": _in_columns, "rows": _in_rows, "blocks": in_blocks}
 
 
 class Choice(NamedTuple):

@@ -340,11 +340,10 @@ class DeepTransformerDecoder(TransformerDecoderBase):
     @torch.jit.unused
     def _follow(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], order: Optional[Order]) -> bool:
         """Let those follow that generation knows to; whether it knows."""
-        if self.followers is None:
-            return False
-        for module in self.followers if order is not None else ():
-            module.follow(incremental_state, order)
-        return True
+        if self.followers is not None and order is not None:
+            for module in self.followers:
+                module.follow(incremental_state, order)
+        return self.followers is not None
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
         keep_final_norm(state_dict, name)

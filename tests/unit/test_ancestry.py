@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from fairseq_deep.attention import Ancestry, MultiheadAttention
-from fairseq_deep.attention.cache import TargetCache
+from fairseq_deep.attention.cache import SourceCache, TargetCache
+from fairseq_deep.attention.order import Order
+from fairseq_deep.attention.steps import by_column
 from tests.conftest import make_batch, reorder_all
 from tests.unit.test_beams import DOUBLE, NEAR, C, H, reorder, with_and_without_grad
 from tests.unit.test_dlcl import randomise
@@ -101,3 +103,16 @@ def test_padding_in_a_step_is_seen_by_no_later_one(build, dictionary):
     together, alone = outputs[:5], outputs[5:]
     for got, want in zip(together, alone):
         torch.testing.assert_close(got, want, **NEAR)
+
+
+@torch.no_grad()
+def test_keys_of_sources_keep_their_layout_as_sentences_leave():
+    """By column, as the products of a step on a CPU want them; a copy at each step would cost more than it gains."""
+    key, value = by_column(torch.randn(3, H, 5, 4)), torch.randn(3, H, 5, 4)
+    assert key.transpose(2, 3).is_contiguous()
+    cache, state, before = SourceCache(), {}, key.clone()
+    cache.keep(state, key, value, None)
+    cache.follow(state, Order(None, torch.tensor([2, 0]), None, False))
+    kept, values, _ = cache(state)
+    assert torch.equal(kept, before[[2, 0]]) and torch.equal(values, value[[2, 0]])
+    assert kept.transpose(2, 3).is_contiguous()

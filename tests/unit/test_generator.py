@@ -109,6 +109,15 @@ def test_hypotheses_of_an_ensemble(lively, dictionary):
     assert_same(ours, theirs, attention=False)
 
 
+@pytest.mark.parametrize("flags", [{}, {"relative_positions": 3}, {"decoder_attn": "average"}], ids=str)
+def test_beams_whose_hypotheses_have_keys_of_their_own(flags, lively, dictionary):
+    model = lively(**flags)
+    model.decoder.ancestry.largest_beam = 2
+    ours, searched, theirs = both(model, dictionary, make_sample(dictionary, LENGTHS))
+    assert searched
+    assert_same(ours, theirs, attention=False)
+
+
 def test_the_first_word_may_be_another(lively, dictionary):
     given = {"bos_token": dictionary.bos()}
     ours, searched, theirs = both(lively(), dictionary, make_sample(dictionary, LENGTHS), given)
@@ -166,7 +175,7 @@ def test_alignments_and_other_models_are_left_to_fairseq(lively, build, dictiona
     assert not both(stock, dictionary, make_sample(dictionary, LENGTHS))[1]
 
 
-def test_int8_does_not_depend_on_who_searches(lively, dictionary):
+def test_bf16_does_not_depend_on_who_searches(lively, dictionary):
     model = lively()
     reduce_precision(model.decoder, "bf16")
     ours, searched, theirs = both(model, dictionary, make_sample(dictionary, LENGTHS))
