@@ -14,6 +14,7 @@ from fairseq import search
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
+from .attention.beams import CHECKED
 from .decoding.candidates import best_candidates, log_normaliser
 from .decoding.hypotheses import Hypotheses
 from .registry import UsageError
@@ -64,7 +65,10 @@ class Generator(SequenceGenerator):
     def _search(self, inputs: Dict[str, Tensor], found: Hypotheses, first: int) -> None:
         """Fill *found*; the first word of all hypotheses is *first*."""
         encoded = self.model.forward_encoder(inputs)
-        states: List[Dict[str, Dict[str, Optional[Tensor]]]] = [{} for _ in self.model.models]
+        alone = len(self.model.models) == 1 and self.model.models[0].decoder.adaptive_softmax is None
+        states: List[Dict[str, Dict[str, Optional[Tensor]]]] = [
+            {CHECKED: {}} if alone else {} for _ in self.model.models
+        ]
         words = torch.full((len(found.numbers),), first)
         while True:
             logits, offsets = self._log_probabilities(found.step, words, encoded, states)
@@ -88,8 +92,11 @@ class Generator(SequenceGenerator):
         for model, encoder_out, state in zip(self.model.models, encoded, states):
             output = model.decoder(prefix, encoder_out=encoder_out, incremental_state=state)[0][:, -1]
             outputs.append(output if self.temperature == 1.0 else output / self.temperature)
-        if len(outputs) == 1 and self.model.models[0].decoder.adaptive_softmax is None:
-            return _with_normaliser(outputs[0], self._buffer(outputs[0]))
+        if CHECKED in states[0]:
+            logits, normaliser, broken = _with_normaliser(outputs[0], self._buffer(outputs[0]))
+            if broken:
+                _clean(self.model.models[0].decoder, states[0])
+            return logits, normaliser
         logs = [
             model.get_normalized_probs((output.unsqueeze(1), None), log_probs=True)[:, -1]
             for model, output in zip(self.model.models, outputs)
@@ -122,11 +129,20 @@ def _is_ours(model) -> bool:
     return hasattr(decoder, "ancestry") and not decoder.stock and not decoder.need_attn
 
 
+def _clean(decoder, state) -> None:
+    """Make what is not finite 0 in the caches: no mask would hide it from the other hypotheses of a sentence."""
+    for module in decoder.modules():
+        if hasattr(module, "clean"):
+            module.clean(state)
+
+
 def _with_normaliser(logits: Tensor, buffer: Tensor):
+    """Logits, what is added to them for log-probabilities, and whether there are hypotheses without any."""
     logits = logits.float()
     normaliser = log_normaliser(logits, buffer)
-    if not bool(normaliser.isfinite().all()):  # words of such a hypothesis have no probability
-        broken = ~normaliser.isfinite()
-        logits = logits.masked_fill(broken.unsqueeze(1), 0.0)
-        normaliser = normaliser.masked_fill(broken, math.inf)
-    return logits, -normaliser
+    broken = not math.isfinite(float(normaliser.sum()))
+    if broken:
+        rows = ~normaliser.isfinite()
+        logits = logits.masked_fill(rows.unsqueeze(1), 0.0)
+        normaliser = normaliser.masked_fill(rows, math.inf)
+    return logits, normaliser.neg_(), broken

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .cache import append, select
 from .order import Order, hypotheses_per_sentence, read_order
 
+CHECKED = "fairseq_deep.checked"  # a state with this key is of a caller that looks for NaN after each step
 LARGEST_BEAM = 32  # above, so many multiplications take longer than copies of the keys
 
 
@@ -29,12 +30,14 @@ class Step(NamedTuple):
         words: 1 x B x 1, true where a hypothesis has a word at the new position
         count: 1 x B x 1, in fp32 at least: the number of words that it has by now, and at least 1
         place: where the new keys are in caches of a fixed capacity (slots); None where caches grow
+        checked: caches take new keys as they are: who runs the steps cleans them if there is NaN
     """
 
     mask: Optional[Tensor]
     words: Tensor
     count: Optional[Tensor]
     place: Optional[Tensor]
+    checked: bool = False
 
 
 class Ancestry(nn.Module):
@@ -51,6 +54,7 @@ class Ancestry(nn.Module):
         self.attends = attends
         self.averages = averages
         self.largest_beam = LARGEST_BEAM
+        self.mark = CHECKED
 
     def forward(
         self,
@@ -93,7 +97,7 @@ class Ancestry(nn.Module):
             count = count + words
             saved["count"] = count
             count = count.clamp(min=1.0)
-        return Step(seen, words, count, place)
+        return Step(seen, words, count, place, self.mark in incremental_state)
 
     def _first(self, sentences: int, query: Tensor) -> Dict[str, Optional[Tensor]]:
         """The state before the first position.

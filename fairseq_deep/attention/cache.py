@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .order import Order
-from .steps import select_sources
+from .order import Order, keep_sources
+from .steps import keep_keys
 
 
 def append(
@@ -78,7 +78,11 @@ class TargetCache(nn.Module):
         self._state = f"{uuid.uuid4()}.target"
 
     def forward(
-        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new: Tensor, place: Optional[Tensor] = None
+        self,
+        incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
+        new: Tensor,
+        place: Optional[Tensor] = None,
+        checked: bool = False,
     ) -> Tensor:
         """Append *new*.
 
@@ -87,6 +91,7 @@ class TargetCache(nn.Module):
             new: keys and values (2 x B x H x N x D) of N positions, or at one position, of the N hypotheses of a
                 sentence
             place: where to put them in a cache of a fixed capacity (N)
+            checked: who runs the steps will look for NaN, and :meth:`clean` the cache if there is any
 
         Returns:
             all of them, 2 x B x H x T x D; with *place*, all that there is room for
@@ -98,10 +103,16 @@ class TargetCache(nn.Module):
             cache, buffer = saved["cache"], saved["buffer"]
             if place is not None and cache is not None:
                 return cache.index_copy_(3, place, torch.nan_to_num(new, 0.0, 0.0, 0.0))
-        cache, buffer = append(cache, buffer, new, finite=True)
+        cache, buffer = append(cache, buffer, new, finite=not checked)
         state: Dict[str, Optional[Tensor]] = {"cache": cache, "buffer": buffer}
         incremental_state[self._state] = state
         return cache
+
+    @torch.jit.unused
+    def clean(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]) -> None:
+        """Make NaN and infinities 0."""
+        if self._state in incremental_state:
+            torch.nan_to_num_(incremental_state[self._state]["cache"], 0.0, 0.0, 0.0)
 
     @torch.jit.export
     def reserve(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], keys: int) -> None:
@@ -128,6 +139,8 @@ class TargetCache(nn.Module):
             cache, buffer = of_each_hypothesis(cache, mask), None
         elif mask is not None:
             rows = order.sources
+            if order.moves is not None and rows is not None and buffer is not None:
+                cache, buffer, rows = keep_sources(cache, 1, order), buffer.narrow(1, 0, rows.numel()), None
         if rows is not None:
             cache, buffer = select(cache, buffer, 1, rows)
         state: Dict[str, Optional[Tensor]] = {"cache": cache, "buffer": buffer}
@@ -168,10 +181,8 @@ class SourceCache(nn.Module):
     @torch.jit.export
     def follow(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], order: Order) -> None:
         """Take over the sources of *order*."""
-        saved, sources = self.forward(incremental_state), order.sources
-        if saved is not None and sources is not None:
+        saved = self.forward(incremental_state)
+        if saved is not None and order.sources is not None:
             key, value, bias = saved
-            bias = bias.index_select(0, sources) if bias is not None else None
-            key = select_sources(key, sources)
-            value = value.index_select(0, sources)
-            self.keep(incremental_state, key, value, bias)
+            bias = keep_sources(bias, 0, order) if bias is not None else None
+            self.keep(incremental_state, keep_keys(key, order), keep_sources(value, 0, order), bias)

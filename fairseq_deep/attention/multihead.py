@@ -28,7 +28,7 @@ from .cache import SourceCache, TargetCache
 from .joined import join_projections
 from .masks import future_mask, padding_bias
 from .relative import all_distances, relative_scores, relative_values
-from .steps import attend_step, by_column
+from .steps import by_column, step_rows, takes_rows
 
 
 def _weights(q: Tensor, k: Tensor, bias: Optional[Tensor]) -> Tensor:
@@ -161,6 +161,10 @@ class MultiheadAttention(nn.Module):
         Returns:
             T x B x C, and the weights (H x B x T x S, fp32) or None
         """
+        if not torch.jit.is_scripting():
+            if not need_weights and incremental_state is not None and not _fuses_steps(query):
+                if takes_rows(self, query, memory, step):
+                    return step_rows(self, query, memory, key_padding_mask, incremental_state, added, step), None
         beam = 1
         if memory is None:
             mask = None if step is None else step.mask
@@ -211,9 +215,6 @@ class MultiheadAttention(nn.Module):
             if _trains_plainly(q, key.size(2)):
                 return _attend_plainly(q, key, value, bias, dropout, causal), None
             return _attend(q, key, value, bias, dropout, causal), None
-        plain = not need_weights and of_values is None and dropout == 0 and not torch.is_grad_enabled()
-        if decoding and plain and q.dtype == torch.float32:
-            return attend_step(q, key, value, bias), None
         weights = _weights(q, key, future_mask(q.size(2), key.size(2), q) if causal else bias)
         dropped = fast_dropout(weights.to(q.dtype), dropout) if fast else F.dropout(weights.to(q.dtype), dropout)
         x = torch.matmul(dropped, value)

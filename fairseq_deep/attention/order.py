@@ -4,10 +4,12 @@ A hypothesis has the number sentence * beam + rank. Beam search within fairseq n
 apart; who calls the model may.
 """
 
-from typing import NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
+
+from .masks import can_ask
 
 
 def hypotheses_per_sentence(new_order: Tensor, sentences: int) -> int:
@@ -31,6 +33,7 @@ class Order(NamedTuple):
             sees before the new order (sentences x beam x T x slots)
         torn: hypotheses of a sentence do not stay together
         copies: so many hypotheses begin as copies of one, whose sentence they share from now on
+        moves: where the *sources* are the first ones, but for some that come from behind them: (from, to) of these
     """
 
     hypotheses: Optional[Tensor]
@@ -38,6 +41,19 @@ class Order(NamedTuple):
     mask: Optional[Tensor]
     torn: bool
     copies: int = 1
+    moves: Optional[List[Tuple[int, int]]] = None
+
+
+def keep_sources(x: Tensor, dim: int, order: Order) -> Tensor:
+    """The entries of the sources of *order* in dimension *dim* of *x*: in place where few of them change places."""
+    sources, moves = order.sources, order.moves
+    if sources is None:
+        return x
+    if moves is None or torch.is_grad_enabled():
+        return x.index_select(dim, sources)
+    for source, place in moves:
+        x.select(dim, place).copy_(x.select(dim, source))
+    return x.narrow(dim, 0, sources.numel())
 
 
 def _ask(new_order: Tensor, sentences: int, beam: int) -> Tuple[bool, bool]:
@@ -86,4 +102,16 @@ def read_order(new_order: Tensor, sentences: int, beam: int, mask: Optional[Tens
         hypotheses = None
     if not stays:
         sources = torch.div(new_order if torn else new_order[::beam], beam, rounding_mode="floor")
-    return Order(hypotheses, sources, mask, torn)
+    moves: Optional[List[Tuple[int, int]]] = None
+    if not torch.jit.is_scripting():
+        if sources is not None and not torn and can_ask(sources):
+            moves = _moves(sources.tolist(), sentences)
+    return Order(hypotheses, sources, mask, torn, 1, moves)
+
+
+@torch.jit.unused
+def _moves(sources: List[int], sentences: int) -> Optional[List[Tuple[int, int]]]:
+    """See :class:`Order`; None where that is not the case, or a copy of all would take as long."""
+    moves = [(source, place) for place, source in enumerate(sources) if source != place]
+    few = len(sources) <= sentences and 2 * len(moves) <= len(sources)
+    return moves if few and all(source >= len(sources) for source, _ in moves) else None

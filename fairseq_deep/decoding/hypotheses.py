@@ -66,8 +66,9 @@ class Hypotheses:
         if not going.any() or self.step >= self.longest:
             return None
         if not going.all():
-            self.numbers, self.out = self.numbers[going], self.out[going]
-            ends, scores, words, parents = ends[going], scores[going], words[going], parents[going]
+            stay = _fill_places(going)
+            self.numbers, self.out = self.numbers[stay], self.out[stay]
+            ends, scores, words, parents = ends[stay], scores[stay], words[stay], parents[stay]
         ends[:, :beam] |= self.out
         # those that end, after all others
         priority = ends * words.shape[1] + numpy.arange(words.shape[1])
@@ -110,6 +111,17 @@ class Hypotheses:
             _, order = torch.sort(scores, descending=True)
             found.append([_as_tensors(*ended[place]) for place in order])
         return found
+
+
+def _fill_places(going):
+    """The sentences that go on: the first ones stay where they are, and the last ones take the places of the others.
+
+    So what is kept of most sentences has not to be copied.
+    """
+    count = going.sum()
+    order = numpy.arange(count)
+    order[~going[:count]] = count + going[count:].nonzero()[0]
+    return order
 
 
 def _as_tensors(words, sums, score) -> Dict[str, Tensor]:

@@ -16,6 +16,11 @@ from torch import Tensor, nn
 
 from .timing import FEW, MEASURED, PART, fastest
 
+if hasattr(torch, "get_autocast_dtype"):  # torch 2.4 on, where the older function warns
+    _autocasts = functools.partial(torch.is_autocast_enabled, "cpu")
+else:
+    _autocasts = torch.is_autocast_cpu_enabled
+
 COPIES = 64  # at most
 COLD = 48_000_000  # bytes of weights that are measured in turns: in a model, none is in the cache when its turn comes
 
@@ -31,8 +36,8 @@ def in_blocks(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
 
 
 def _in_columns(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
-    columns = weight.t().contiguous().t()
-    return lambda x, bias: F.linear(x, columns, bias)
+    columns = weight.t().contiguous()
+    return lambda x, bias: torch.mm(x, columns) if bias is None else torch.addmm(bias, x, columns)
 
 
 def _in_rows(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
@@ -107,8 +112,10 @@ class PackedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         products = self.products
-        if products is None or x.dtype != torch.float32 or torch.is_grad_enabled() or torch.is_autocast_cpu_enabled():
+        if products is None or x.dtype != torch.float32 or torch.is_grad_enabled() or _autocasts():
             return F.linear(x, self.weight, self.bias)
+        if x.dim() == 2:
+            return products[x.size(0) >= FEW](x, self.bias)
         rows = x.reshape(-1, self.in_features)  # torch would make a batch of products of some views
         y = products[rows.size(0) >= FEW](rows, self.bias)
         return y.view(x.shape[:-1] + y.shape[1:])

@@ -3,8 +3,8 @@
 import time
 from typing import Any, Callable, Dict
 
-FEW = 48  # rows of an input, below which the way for few is taken
-MEASURED = (16, 128)  # rows that the way for few and that for many are measured with
+FEW = 24  # rows of an input, below which the way for few is taken
+MEASURED = (8, 128)  # rows that the way for few and that for many are measured with
 PART = 2048  # of more outputs, so many are measured
 MARGIN = 0.9  # a later way must take less than so much of the time: noise is not to choose
 ROUNDS = 7
