@@ -38,9 +38,13 @@ class Generator(SequenceGenerator):
         longest = min(int(self.max_len_a * inputs["src_tokens"].size(1) + self.max_len_b), self.max_len - 1)
         assert self.min_len <= longest, "min_len cannot be larger than max_len, please adjust these!"
         penalty = self.len_penalty if self.normalize_scores else None
-        found = Hypotheses(inputs["src_tokens"].size(0), self.beam_size, longest, self.eos, penalty)
+        first = self.eos if bos_token is None else bos_token
         with torch.inference_mode():
-            self._search(inputs, found, self.eos if bos_token is None else bos_token)
+            encoded = self.model.forward_encoder(inputs)
+            for checked in (True, False):
+                found = Hypotheses(inputs["src_tokens"].size(0), self.beam_size, longest, self.eos, penalty)
+                if self._search(encoded, found, first, checked):
+                    break
         if not all(found.ended):
             raise UsageError(
                 "a sentence has no translation with a probability: the model gives NaN or infinite scores, as its "
@@ -62,16 +66,20 @@ class Generator(SequenceGenerator):
             and all(_is_ours(model) for model in self.model.models)
         )
 
-    def _search(self, inputs: Dict[str, Tensor], found: Hypotheses, first: int) -> None:
-        """Fill *found*; the first word of all hypotheses is *first*."""
-        encoded = self.model.forward_encoder(inputs)
-        alone = len(self.model.models) == 1 and self.model.models[0].decoder.adaptive_softmax is None
+    def _search(self, encoded, found: Hypotheses, first: int, checked: bool) -> bool:
+        """Fill *found*; the first word of all hypotheses is *first*.
+
+        With *checked*, caches take keys without a look for NaN, and the search ends when there is any: it has not
+        found anything then, and returns False.
+        """
         states: List[Dict[str, Dict[str, Optional[Tensor]]]] = [
-            {CHECKED: {}} if alone else {} for _ in self.model.models
+            {CHECKED: {}} if checked else {} for _ in self.model.models
         ]
         words = torch.full((len(found.numbers),), first)
         while True:
-            logits, offsets = self._log_probabilities(found.step, words, encoded, states)
+            logits, offsets, broken = self._log_probabilities(found.step, words, encoded, states)
+            if broken and checked:
+                return False
             self._forbid(logits, found)
             scores = found.scores
             offsets = offsets.view_as(scores) + scores
@@ -80,29 +88,28 @@ class Generator(SequenceGenerator):
                 count = min(count, self.vocab_size - 1)
             goes_on = found.advance(*best_candidates(logits, offsets, scores.size(1), count))
             if goes_on is None:
-                return
+                return True
             words = goes_on.words
             # by now, all that attention needs of the encoder's output is in the states
             self.model.reorder_incremental_state(states, goes_on.order)
 
     def _log_probabilities(self, step: int, words: Tensor, encoded, states):
-        """Scores of all words (hypotheses x words), and what makes them log-probabilities when it is added to a row."""
+        """Scores of all words (hypotheses x words), what makes them log-probabilities when it is added to a row, and
+        whether there are hypotheses without any."""
         prefix = words.unsqueeze(1).expand(-1, step + 1)  # of which models see the last word and the length
         outputs = []
         for model, encoder_out, state in zip(self.model.models, encoded, states):
             output = model.decoder(prefix, encoder_out=encoder_out, incremental_state=state)[0][:, -1]
             outputs.append(output if self.temperature == 1.0 else output / self.temperature)
-        if CHECKED in states[0]:
-            logits, normaliser, broken = _with_normaliser(outputs[0], self._buffer(outputs[0]))
-            if broken:
-                _clean(self.model.models[0].decoder, states[0])
-            return logits, normaliser
+        if len(outputs) == 1 and self.model.models[0].decoder.adaptive_softmax is None:
+            return _with_normaliser(outputs[0], self._buffer(outputs[0]))
         logs = [
             model.get_normalized_probs((output.unsqueeze(1), None), log_probs=True)[:, -1]
             for model, output in zip(self.model.models, outputs)
         ]
         mean = logs[0] if len(logs) == 1 else torch.stack(logs).logsumexp(0) - math.log(len(logs))
-        return mean.nan_to_num_(-math.inf, math.inf, -math.inf), mean.new_zeros(mean.size(0))
+        broken = bool(mean.isnan().any())
+        return mean.nan_to_num_(-math.inf, math.inf, -math.inf), mean.new_zeros(mean.size(0)), broken
 
     def _buffer(self, like: Tensor) -> Tensor:
         """Memory that is written over at each step: new memory would cost more than what is done with it."""
@@ -129,15 +136,8 @@ def _is_ours(model) -> bool:
     return hasattr(decoder, "ancestry") and not decoder.stock and not decoder.need_attn
 
 
-def _clean(decoder, state) -> None:
-    """Make what is not finite 0 in the caches: no mask would hide it from the other hypotheses of a sentence."""
-    for module in decoder.modules():
-        if hasattr(module, "clean"):
-            module.clean(state)
-
-
 def _with_normaliser(logits: Tensor, buffer: Tensor):
-    """Logits, what is added to them for log-probabilities, and whether there are hypotheses without any."""
+    """What :meth:`Generator._log_probabilities` returns."""
     logits = logits.float()
     normaliser = log_normaliser(logits, buffer)
     broken = not math.isfinite(float(normaliser.sum()))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .cache import append, select
 from .order import Order, hypotheses_per_sentence, read_order
 
-CHECKED = "fairseq_deep.checked"  # a state with this key is of a caller that looks for NaN after each step
+CHECKED = "fairseq_deep.checked"  # in a state: the caller looks for NaN after each step, and uses it no more if there is any
 LARGEST_BEAM = 32  # above, so many multiplications take longer than copies of the keys
 
 
@@ -30,7 +30,7 @@ class Step(NamedTuple):
         words: 1 x B x 1, true where a hypothesis has a word at the new position
         count: 1 x B x 1, in fp32 at least: the number of words that it has by now, and at least 1
         place: where the new keys are in caches of a fixed capacity (slots); None where caches grow
-        checked: caches take new keys as they are: who runs the steps cleans them if there is NaN
+        checked: caches take new keys as they are: who runs the steps starts anew if there is NaN
     """
 
     mask: Optional[Tensor]

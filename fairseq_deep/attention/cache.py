@@ -91,7 +91,7 @@ class TargetCache(nn.Module):
             new: keys and values (2 x B x H x N x D) of N positions, or at one position, of the N hypotheses of a
                 sentence
             place: where to put them in a cache of a fixed capacity (N)
-            checked: who runs the steps will look for NaN, and :meth:`clean` the cache if there is any
+            checked: who runs the steps looks for NaN, and drops the cache if there is any
 
         Returns:
             all of them, 2 x B x H x T x D; with *place*, all that there is room for
@@ -107,12 +107,6 @@ class TargetCache(nn.Module):
         state: Dict[str, Optional[Tensor]] = {"cache": cache, "buffer": buffer}
         incremental_state[self._state] = state
         return cache
-
-    @torch.jit.unused
-    def clean(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]) -> None:
-        """Make NaN and infinities 0."""
-        if self._state in incremental_state:
-            torch.nan_to_num_(incremental_state[self._state]["cache"], 0.0, 0.0, 0.0)
 
     @torch.jit.export
     def reserve(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], keys: int) -> None:

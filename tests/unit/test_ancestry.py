@@ -6,8 +6,8 @@ from torch import nn
 
 from fairseq_deep.attention import Ancestry, MultiheadAttention
 from fairseq_deep.attention.cache import SourceCache, TargetCache
-from fairseq_deep.attention.order import Order
-from fairseq_deep.attention.steps import by_column
+from fairseq_deep.attention.order import Order, keep_sources, read_order
+from fairseq_deep.attention.steps import SHORT, by_column, softmax_
 from tests.conftest import make_batch, reorder_all
 from tests.unit.test_beams import DOUBLE, NEAR, C, H, reorder, with_and_without_grad
 from tests.unit.test_dlcl import randomise
@@ -116,3 +116,43 @@ def test_keys_of_sources_keep_their_layout_as_sentences_leave():
     kept, values, _ = cache(state)
     assert torch.equal(kept, before[[2, 0]]) and torch.equal(values, value[[2, 0]])
     assert kept.transpose(2, 3).is_contiguous()
+
+
+KEPT = {  # of six sentences: which stay, in which order, and how many are moved where they are
+    "the last ones leave": ([0, 1, 2, 3], 0),
+    "one leaves": ([0, 5, 2, 3, 4], 1),
+    "two leave": ([0, 5, 2, 4], 2),
+    "all stay": ([0, 1, 2, 3, 4, 5], None),
+    "closed up": ([0, 2, 3, 4, 5], None),
+    "turned round": ([2, 1, 0], None),
+    "most are others": ([5, 4, 3], None),
+    "one twice": ([0, 1, 1, 3], None),
+    "more than before": ([0, 1, 2, 3, 4, 5, 5], None),
+}
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("kept, moves", KEPT.values(), ids=KEPT)
+def test_sentences_that_take_places_of_others_are_moved_there(kept, moves, beam):
+    ranks = torch.randint(beam, (len(kept), beam))
+    order = read_order((torch.tensor(kept).unsqueeze(1) * beam + ranks).flatten(), 6, beam)
+    assert (order.moves if moves is None else len(order.moves)) == moves
+    for dim in (0, 1):
+        x = torch.randn(6, 6, 2)
+        want = x.index_select(dim, torch.tensor(kept))
+        gradient = keep_sources(x.clone().requires_grad_(), dim, order)
+        assert torch.equal(gradient, want)
+        with torch.no_grad():
+            got = keep_sources(x, dim, order)
+        assert torch.equal(got, want)
+        assert (got.data_ptr() == x.data_ptr()) == (moves is not None or order.sources is None)
+
+
+@pytest.mark.parametrize("entries", [1, SHORT - 1, SHORT, 40])
+@pytest.mark.parametrize("rows", [3, 500])
+def test_softmax_of_short_rows(rows, entries):
+    scores = 50 * torch.randn(rows, entries)
+    scores[0, : entries // 2] = -float("inf")
+    scores[1] = float("nan")
+    want = torch.softmax(scores, dim=-1)
+    torch.testing.assert_close(softmax_(scores.clone()), want, equal_nan=True)

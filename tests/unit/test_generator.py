@@ -10,6 +10,8 @@ from fairseq import search
 from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
 from torch import nn
 
+from fairseq_deep.attention import multihead
+from fairseq_deep.attention.beams import LARGEST_BEAM
 from fairseq_deep.decoding import reduce_precision
 from fairseq_deep.decoding.candidates import BLOCK, best_candidates, log_normaliser
 from fairseq_deep.generator import Generator
@@ -118,6 +120,21 @@ def test_beams_whose_hypotheses_have_keys_of_their_own(flags, lively, dictionary
     assert_same(ours, theirs, attention=False)
 
 
+@pytest.mark.parametrize("flags", METHODS.values(), ids=METHODS)
+def test_steps_take_the_short_way(flags, lively, dictionary, monkeypatch):
+    model, taken = lively(**flags), []
+    takes = multihead.takes_rows
+
+    def note(*args):
+        taken.append(takes(*args))
+        return taken[-1]
+
+    monkeypatch.setattr(multihead, "takes_rows", note)
+    Generator([model], dictionary, beam_size=4, max_len_b=14).generate([model], make_sample(dictionary, LENGTHS))
+    attentions = sum(isinstance(module, multihead.MultiheadAttention) for module in model.decoder.modules())
+    assert all(taken) and len(taken) > 10 * attentions
+
+
 def test_the_first_word_may_be_another(lively, dictionary):
     given = {"bos_token": dictionary.bos()}
     ours, searched, theirs = both(lively(), dictionary, make_sample(dictionary, LENGTHS), given)
@@ -143,6 +160,30 @@ def test_a_sentence_without_probabilities_is_an_error(value, lively, dictionary)
     generator = Generator([model], dictionary, beam_size=4, max_len_b=14)
     with pytest.raises(UsageError, match="no translation with a probability"):
         generator.generate([model], sample)
+
+
+def test_a_hypothesis_that_is_not_finite_harms_no_other(lively, dictionary):
+    """A word after which everything is NaN: fairseq, where each hypothesis has its own keys, is not disturbed by it."""
+    model, sample = lively(), make_sample(dictionary, LENGTHS)
+    generator = SequenceGenerator([model], dictionary, beam_size=4, max_len_b=14)
+    before = generator.generate([model], sample)
+    words = [int(hypothesis["tokens"][1]) for sentence in before for hypothesis in sentence]
+    embedding = copy.deepcopy(model.decoder.embed_tokens)
+    embedding.weight.data[max(set(words) - {dictionary.eos()}, key=words.count)] = math.nan
+    model.decoder.embed_tokens = embedding
+    model.decoder.ancestry.largest_beam = 0
+    expected = generator.generate([model], sample)
+    model.decoder.ancestry.largest_beam = LARGEST_BEAM
+    assert [len(sentence) for sentence in expected] == [4] * len(LENGTHS) and not same_words(before, expected)
+    ours = Generator([model], dictionary, beam_size=4, max_len_b=14)
+    assert_same(ours.generate([model], sample), expected, attention=False)
+    ours = Generator([model, model], dictionary, beam_size=4, max_len_b=14)
+    assert same_words(ours.generate([model, model], sample), expected)
+
+
+def same_words(some, others):
+    pairs = [pair for one, other in zip(some, others) for pair in zip(one, other)]
+    return all(torch.equal(got["tokens"], want["tokens"]) for got, want in pairs)
 
 
 @pytest.mark.parametrize(
