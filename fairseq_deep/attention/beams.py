@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .cache import append, select
 from .order import Order, hypotheses_per_sentence, read_order
 
-CHECKED = "fairseq_deep.checked"  # in a state: the caller looks for NaN after each step, and uses it no more if there is any
+CHECKED = "fairseq_deep.checked"  # in a state: the caller looks for NaN after each step, and drops it if there is any
 LARGEST_BEAM = 32  # above, so many multiplications take longer than copies of the keys
 
 

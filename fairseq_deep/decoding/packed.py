@@ -1,9 +1,9 @@
 """Linear layers in fp32 for decoding on a CPU, with weights laid out as the machine's products want them.
 
 y = x W^T + b. W lies in memory in one of three forms: "rows", as training leaves it; "columns", transposed, which
-spares the product a transposition of its own; "blocks", oneDNN's own form. Which is the fastest depends on the
-processor, on the shape of W and on the number of rows of x, so it is measured, once for each shape, for few rows and
-for many.
+spares the product a transposition of its own, and in panels if it is wide; "blocks", oneDNN's own form. Which is the
+fastest depends on the processor, on the shape of W and on the number of rows of x, so it is measured, once for each
+shape, for few rows and for many.
 """
 
 import functools
@@ -21,6 +21,7 @@ if hasattr(torch, "get_autocast_dtype"):  # torch 2.4 on, where the older functi
 else:
     _autocasts = torch.is_autocast_cpu_enabled
 
+PANEL = 512  # columns
 COPIES = 64  # at most
 COLD = 48_000_000  # bytes of weights that are measured in turns: in a model, none is in the cache when its turn comes
 
@@ -36,8 +37,27 @@ def in_blocks(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
 
 
 def _in_columns(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
+    if len(weight) >= 2 * PANEL:
+        return _in_panels(weight)
     columns = weight.t().contiguous()
     return lambda x, bias: torch.mm(x, columns) if bias is None else torch.addmm(bias, x, columns)
+
+
+def _in_panels(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
+    """Columns, of which so many lie together that a row of them is within a page of memory."""
+    panels = [(start, weight[start : start + PANEL].t().contiguous()) for start in range(0, len(weight), PANEL)]
+
+    def product(x: Tensor, bias: Optional[Tensor]) -> Tensor:
+        y = x.new_empty(len(x), len(weight))
+        for start, panel in panels:
+            part = y[:, start : start + panel.size(1)]
+            if bias is None:
+                torch.mm(x, panel, out=part)
+            else:
+                torch.addmm(bias[start : start + panel.size(1)], x, panel, out=part)
+        return y
+
+    return product
 
 
 def _in_rows(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:

@@ -49,6 +49,15 @@ def test_every_form_gives_the_same_product(name, rows, monkeypatch):
         torch.testing.assert_close(layers.PackedLinear(linear)(x), linear(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("outputs", [2 * forms.PANEL - 1, 2 * forms.PANEL, 3 * forms.PANEL + 7])
+def test_wide_weights_are_multiplied_in_panels(outputs, bias, monkeypatch):
+    monkeypatch.setattr(forms, "choose", lambda *shape: forms.Choice("columns", "columns"))
+    linear, x = case((2, 3, 5, outputs), bias)
+    with torch.inference_mode():
+        torch.testing.assert_close(layers.PackedLinear(linear)(x), linear(x), rtol=1e-5, atol=1e-5)
+
+
 def test_the_faster_form_is_chosen_and_what_is_missing_is_not(monkeypatch):
     def slow(weight):
         return lambda x, bias: (time.sleep(0.002), x @ weight.t())[1]
