@@ -98,8 +98,8 @@ prepare_experiment() {
   mkdir -p "$exp/logs" || die "cannot write to $exp: choose another folder with --exp"
   ((stage == 0)) || forget "$stage"
   if ((ngpu == 0)); then
-    # threads that wait without spinning: beside other work on the machine, spinning makes training several times slower
-    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(cores)} OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(cores)}
+    spin_shortly
   fi
   write_command "$exp/cmd.sh" "$@"
   write_resume_command "$@"

@@ -80,7 +80,8 @@ main() {
   if [[ ${devices:-0} == 0 || $ngpu == 0 ]]; then
     # one thread for each core, shared by the trainings that run at the same time
     threads=$(($(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || printf 1) / jobs))
-    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))} OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
+    spin_shortly
   fi
   ensure_env >&2
   export PYTHONPATH=$common${PYTHONPATH:+:$PYTHONPATH}

@@ -3,7 +3,10 @@
 from .gradients import layer_gradient_norms
 from .ratios import sublayer_ratios
 from .record import depth_record
-from .streams import stream_std
+from .streams import stream_statistics, variance_between
 from .weights import WeightMatrix, dlcl_weights
 
-__all__ = ["WeightMatrix", "depth_record", "dlcl_weights", "layer_gradient_norms", "stream_std", "sublayer_ratios"]
+__all__ = [
+    "WeightMatrix", "depth_record", "dlcl_weights", "layer_gradient_norms", "stream_statistics", "sublayer_ratios",
+    "variance_between",
+]  # fmt: skip

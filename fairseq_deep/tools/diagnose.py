@@ -1,8 +1,9 @@
 """measure gradients, variances and streams of a fresh or trained model on a real batch
 
 Gradient norm of every layer (Fig. 1 of Zhang et al., 2019); Var(r), beta_LN, beta_RC and beta of every sub-layer (their
-Table 1), where layers have residual connections; and the standard deviation of every residual stream. The loss is the
-cross entropy, a mean over target tokens; no optimiser step is taken, and everything is in fp32.
+Table 1), where layers have residual connections; the standard deviation of every residual stream, and the share of its
+variance that is between positions (0: positions have become alike). The loss is the cross entropy, a mean over target
+tokens; no optimiser step is taken, and everything is in fp32.
 """
 
 import argparse
@@ -99,18 +100,19 @@ def sublayer_means(sublayers: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _report(result: dict[str, Any], per_layer: bool) -> str:
     mean = result["mean"]
-    norms, stds = mean["gradient_norm"], mean["stream_std"]
-    rows = [("layer", "encoder gradient", "std", "decoder gradient", "std")]
-    rows.append(("embedding", _number(norms["embedding"]), _at(stds["encoder"], 0), "", _at(stds["decoder"], 0)))
+    norms, streams = mean["gradient_norm"], [mean["stream_std"], mean["stream_between"]]
+    rows = [("layer", "encoder gradient", "std", "between", "decoder gradient", "std", "between")]
+    start = [[_at(values[side], 0) for values in streams] for side in SIDES]
+    rows.append(("embedding", _number(norms["embedding"]), *start[0], "", *start[1]))
     for layer in range(max(len(norms[side]) for side in SIDES)):
-        cells = [text for side in SIDES for text in (_at(norms[side], layer), _at(stds[side], layer + 1))]
-        rows.append((str(layer + 1), *cells))
+        cells = [[_at(norms[side], layer), *(_at(values[side], layer + 1) for values in streams)] for side in SIDES]
+        rows.append((str(layer + 1), *cells[0], *cells[1]))
     if any(f"{side}_aggregator" in norms for side in SIDES):
         values = [norms.get(f"{side}_aggregator") for side in SIDES]
-        rows.append(("aggregator", _number(values[0]), "", _number(values[1]), ""))
-    rows.append(("last/first", _number(_spread(norms["encoder"])), "", _number(_spread(norms["decoder"])), ""))
+        rows.append(("aggregator", _number(values[0]), "", "", _number(values[1]), "", ""))
+    rows.append(("last/first", _number(_spread(norms["encoder"])), "", "", _number(_spread(norms["decoder"])), "", ""))
     head = f"{result['name']}: {result['parameters']:,} parameters, loss {mean['loss']:.3f}"
-    text = f"{head}\n{format_table(rows, right=range(1, 5), indent='  ')}"
+    text = f"{head}\n{format_table(rows, right=range(1, 7), indent='  ')}"
     if mean["sublayers"] is None:
         return f"{text}\n  no residual connections, and so no Var(r) and beta"
     missing = [f"\n  the {side} has no residual connections" for side in SIDES if not mean["sublayers"][side]]

@@ -55,7 +55,7 @@ def _measure_once(model: Any, sample: dict[str, Any], cpu: bool) -> dict[str, An
     import torch
     from fairseq.utils import move_to_cuda
 
-    from fairseq_deep.diagnostics import layer_gradient_norms, stream_std, sublayer_ratios
+    from fairseq_deep.diagnostics import layer_gradient_norms, stream_statistics, sublayer_ratios
 
     if torch.cuda.is_available() and not cpu:
         model, sample = model.cuda(), move_to_cuda(sample)
@@ -79,12 +79,12 @@ def _measure_once(model: Any, sample: dict[str, Any], cpu: bool) -> dict[str, An
         sublayers = {side: [{name: getattr(r, name) for name in fields} for r in ratios[side]] for side in SIDES}
     else:
         loss().backward()
-    norms = layer_gradient_norms(model)
+    norms, streams = layer_gradient_norms(model), stream_statistics(model, inputs, pad)
     return {
         "loss": losses[0],
         "gradient_norm": {part: values if part in SIDES else values[0] for part, values in norms.items()},
         "sublayers": sublayers,
-        "stream_std": stream_std(model, inputs, pad),
+        **{f"stream_{name}": values for name, values in streams.items()},
     }
 
 

@@ -7,7 +7,7 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_deep.architectures import build_architecture
-from fairseq_deep.diagnostics import layer_gradient_norms, stream_std, sublayer_ratios
+from fairseq_deep.diagnostics import layer_gradient_norms, stream_statistics, sublayer_ratios, variance_between
 from tests.conftest import make_batch
 from tests.reference import naive_connections as naive
 from tests.unit.test_inits_models import functions, shake, start
@@ -243,7 +243,7 @@ def test_gradients_of_two_precisions(build, batch):
 
 
 @pytest.mark.parametrize("name", [POST, PRE, "transformer_dlcl_2l2l_tiny"])
-def test_std_of_every_stream(name, build, batch):
+def test_std_and_share_between_positions_of_every_stream(name, build, batch):
     """Of what each layer returns, y_0 first, without padding."""
     model = build(name).eval()
     shake(model, 0.4)
@@ -258,13 +258,37 @@ def test_std_of_every_stream(name, build, batch):
                 lambda _, inputs, output, kept=kept: kept.append(output[0] if isinstance(output, tuple) else output)
             )
     net_input = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": target}
-    streams = stream_std(model, net_input, model.encoder.padding_idx)
+    streams = stream_statistics(model, net_input, model.encoder.padding_idx)
     words = {side: ~padding.T for side, padding in paddings(model, batch).items()}
     for side, kept in outputs.items():
         values = [state[words[side]].double() for state in kept]
         expected = [math.sqrt(float(((value - value.mean()) ** 2).mean())) for value in values]
         assert len(expected) == 3
-        assert streams[side] == pytest.approx(expected, rel=5e-3)
+        assert streams["std"][side] == pytest.approx(expected, rel=5e-3)
+        shares = [float(((value - value.mean(0)) ** 2).mean() / ((value - value.mean()) ** 2).mean()) for value in values]
+        assert streams["between"][side] == pytest.approx(shares, rel=1e-4)
+
+
+def test_variance_between_positions():
+    """1 where the mean over positions is the same in all features, 0 where positions are alike."""
+    x = torch.randn(40, 6)
+    assert float(variance_between(x - x.mean(0))) == pytest.approx(1)
+    assert float(variance_between(x[:1].expand(40, -1))) == pytest.approx(0, abs=1e-12)
+    assert float(variance_between(torch.zeros(3, 2))) == 0
+
+
+def test_the_lstm_of_the_paper_makes_positions_alike_at_the_start(words):
+    """Forget gates at 0.5 leave 0.5^L of what tells positions apart; a bias of 3 keeps it."""
+    shares = {}
+    for name, flags in {"plain": {}, "lstm": {"arch": "lstm"}, "kept": {"arch": "lstm", "lstm_forget_bias": 3.0}}.items():
+        torch.manual_seed(1)
+        arch = "transformer_lstm_6l" if flags.pop("arch", None) else PRE
+        size = {f"{side}_{key}": value for side in PARTS for key, value in (("layers", 12), ("embed_dim", 64))}
+        model = build_architecture(arch, words, **size, **flags).eval()
+        tokens = torch.randint(words.nspecial, len(words), (8, 12))
+        net_input = {"src_tokens": tokens, "src_lengths": torch.full((8,), 12), "prev_output_tokens": tokens}
+        shares[name] = stream_statistics(model, net_input, words.pad())["between"]["encoder"][-1]
+    assert shares["lstm"] < 0.01 < 0.1 < min(shares["plain"], shares["kept"])
 
 
 # Table 1 and Figure 1 of the paper in a quarter of its width, where 3 seeds take seconds

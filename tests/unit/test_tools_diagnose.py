@@ -64,7 +64,8 @@ def test_real_command_line(data, tmp_path):
     position = [index for index, line in enumerate(lines) if line.startswith("  2  ")][1]
     measured = record["models"][1]["mean"]  # pre-norm: its streams differ from layer to layer
     numbers = [values[side][layer] for side in ("encoder", "decoder")
-               for values, layer in ((measured["gradient_norm"], 1), (measured["stream_std"], 2))]  # fmt: skip
+               for values, layer in ((measured["gradient_norm"], 1), (measured["stream_std"], 2),
+                                     (measured["stream_between"], 2))]  # fmt: skip
     assert lines[position].split() == ["2", *map(diagnose._number, numbers)]
     for model, name in zip(record["models"], (POST, DLCL)):
         assert model["name"] == name and [entry["seed"] for entry in model["seeds"]] == [1, 2]
