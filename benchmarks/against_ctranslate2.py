@@ -16,7 +16,7 @@ in whole batches of all lengths.
 What is timed is the search over all batches, sources in and hypotheses out; neither loading nor BPE. Each system has a
 process of its own, and one of them works at a time; the first round only warms up. Seconds are medians, speeds medians
 of the ratios within the rounds; CPU seconds are the process's, on all threads. On a machine with other work, two
-threads lose their time waiting for each other: OMP_WAIT_POLICY=PASSIVE, or such figures mean nothing.
+threads lose their time waiting for each other, and such figures mean nothing.
 
 Hypotheses: on random sentences the share of stock's, of the whole beam, that a system has too; on real text the share
 of sentences with the same best one. BLEU is sacrebleu's on tokenised text (``tokenize="none"``), without BPE.

@@ -7,6 +7,11 @@ from .streams import stream_statistics, variance_between
 from .weights import WeightMatrix, dlcl_weights
 
 __all__ = [
-    "WeightMatrix", "depth_record", "dlcl_weights", "layer_gradient_norms", "stream_statistics", "sublayer_ratios",
+    "WeightMatrix",
+    "depth_record",
+    "dlcl_weights",
+    "layer_gradient_norms",
+    "stream_statistics",
+    "sublayer_ratios",
     "variance_between",
-]  # fmt: skip
+]

@@ -2,8 +2,8 @@
 
 Gradient norm of every layer (Fig. 1 of Zhang et al., 2019); Var(r), beta_LN, beta_RC and beta of every sub-layer (their
 Table 1), where layers have residual connections; the standard deviation of every residual stream, and the share of its
-variance that is between positions (0: positions have become alike). The loss is the cross entropy, a mean over target
-tokens; no optimiser step is taken, and everything is in fp32.
+variance that is between the positions of a sentence (0: they have become alike). The loss is the cross entropy, a mean
+over target tokens; no optimiser step is taken, and everything is in fp32.
 """
 
 import argparse

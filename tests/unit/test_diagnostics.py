@@ -265,24 +265,33 @@ def test_std_and_share_between_positions_of_every_stream(name, build, batch):
         expected = [math.sqrt(float(((value - value.mean()) ** 2).mean())) for value in values]
         assert len(expected) == 3
         assert streams["std"][side] == pytest.approx(expected, rel=5e-3)
-        shares = [float(((value - value.mean(0)) ** 2).mean() / ((value - value.mean()) ** 2).mean()) for value in values]
+        shares = []
+        for state, std in zip(kept, expected):
+            sentences = [state[words[side][:, column], column].double() for column in range(state.size(1))]
+            squares = torch.cat([(sentence - sentence.mean(0)) ** 2 for sentence in sentences])
+            shares.append(float(squares.mean()) / std**2)
         assert streams["between"][side] == pytest.approx(shares, rel=1e-4)
 
 
 def test_variance_between_positions():
-    """1 where the mean over positions is the same in all features, 0 where positions are alike."""
-    x = torch.randn(40, 6)
-    assert float(variance_between(x - x.mean(0))) == pytest.approx(1)
-    assert float(variance_between(x[:1].expand(40, -1))) == pytest.approx(0, abs=1e-12)
-    assert float(variance_between(torch.zeros(3, 2))) == 0
+    """1 where the mean of a sentence says nothing, 0 where its positions are alike; other sentences do not matter."""
+    x, words = torch.randn(40, 3, 6), torch.ones(40, 3, dtype=torch.bool)
+    assert variance_between(x - x.mean(0), words) == pytest.approx(1)
+    assert variance_between(x[:1].expand(40, -1, -1), words) == pytest.approx(0, abs=1e-12)
+    words[:, 1], words[30:, 2] = False, False
+    padded = torch.where(words.unsqueeze(2), x, torch.tensor(1e9))
+    assert variance_between(padded, words) == pytest.approx(variance_between(x, words))
+    assert variance_between(torch.zeros(3, 2, 4), words[:3, :2]) == 0
 
 
 def test_the_lstm_of_the_paper_makes_positions_alike_at_the_start(words):
     """Forget gates at 0.5 leave 0.5^L of what tells positions apart; a bias of 3 keeps it."""
     shares = {}
-    for name, flags in {"plain": {}, "lstm": {"arch": "lstm"}, "kept": {"arch": "lstm", "lstm_forget_bias": 3.0}}.items():
+    lstm = "transformer_lstm_6l"
+    for name, (arch, flags) in {
+        "plain": (PRE, {}), "lstm": (lstm, {}), "kept": (lstm, {"lstm_forget_bias": 3.0}),
+    }.items():  # fmt: skip
         torch.manual_seed(1)
-        arch = "transformer_lstm_6l" if flags.pop("arch", None) else PRE
         size = {f"{side}_{key}": value for side in PARTS for key, value in (("layers", 12), ("embed_dim", 64))}
         model = build_architecture(arch, words, **size, **flags).eval()
         tokens = torch.randint(words.nspecial, len(words), (8, 12))
