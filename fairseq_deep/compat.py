@@ -46,6 +46,20 @@ def is_compiling() -> bool:
     return hasattr(torch, "compiler") and hasattr(torch.compiler, "is_compiling") and torch.compiler.is_compiling()
 
 
+@functools.cache
+def _autocast_question() -> Callable[[], bool]:
+    import torch
+
+    if hasattr(torch, "get_autocast_dtype"):  # torch 2.4 on, where the older function warns
+        return functools.partial(torch.is_autocast_enabled, "cpu")
+    return torch.is_autocast_cpu_enabled
+
+
+def autocasts() -> bool:
+    """Whether autocast is on for the CPU."""
+    return _autocast_question()()
+
+
 def no_autocast(tensor: Any) -> Any:
     """A context in which nothing that is computed on *tensor*'s device is lowered to half precision."""
     import torch

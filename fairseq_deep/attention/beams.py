@@ -30,7 +30,7 @@ class Step(NamedTuple):
         words: 1 x B x 1, true where a hypothesis has a word at the new position
         count: 1 x B x 1, in fp32 at least: the number of words that it has by now, and at least 1
         place: where the new keys are in caches of a fixed capacity (slots); None where caches grow
-        checked: caches take new keys as they are: who runs the steps starts anew if there is NaN
+        checked: caches take new keys as they are: whoever runs the steps starts anew if there is NaN
     """
 
     mask: Optional[Tensor]

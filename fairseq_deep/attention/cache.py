@@ -3,7 +3,7 @@
 Those of the target grow by one position a step. They do so in place, in a buffer with room to grow, of which a cache is
 the first positions; while gradients are recorded, tensors are made anew. What a new order of hypotheses does to them is
 decided once for all (:class:`~fairseq_deep.attention.order.Order`). Those of a hypothesis that is out may be NaN, which
-no mask hides from the others of its sentence: they are kept as 0.
+no mask hides from the others of its sentence: they are kept as 0, unless the caller looks for NaN.
 """
 
 import uuid
@@ -91,7 +91,7 @@ class TargetCache(nn.Module):
             new: keys and values (2 x B x H x N x D) of N positions, or at one position, of the N hypotheses of a
                 sentence
             place: where to put them in a cache of a fixed capacity (N)
-            checked: who runs the steps looks for NaN, and drops the cache if there is any
+            checked: whoever runs the steps looks for NaN, and drops the cache if there is any
 
         Returns:
             all of them, 2 x B x H x T x D; with *place*, all that there is room for
@@ -167,7 +167,8 @@ class SourceCache(nn.Module):
         bias: Optional[Tensor],
     ) -> None:
         """Keep what :meth:`forward` gives."""
-        if bias is not None:  # fused attention copies it at each step if its rows do not begin at multiples of 16
+        if bias is not None:  # fused attention copies it at each step if its rows do not begin at multiples of 16;
+            # a copy in any case: all layers are given the same, and each moves its own
             bias = F.pad(bias, [0, -bias.size(-1) % 16]).narrow(-1, 0, bias.size(-1))
         state: Dict[str, Optional[Tensor]] = {"key": key, "value": value, "bias": bias}
         incremental_state[self._state] = state

@@ -162,7 +162,8 @@ class MultiheadAttention(nn.Module):
             T x B x C, and the weights (H x B x T x S, fp32) or None
         """
         if not torch.jit.is_scripting():
-            if not need_weights and incremental_state is not None and not _fuses_steps(query):
+            usual = not need_weights and attn_mask is None
+            if usual and incremental_state is not None and not _fuses_steps(query):
                 if takes_rows(self, query, memory, step):
                     return step_rows(self, query, memory, key_padding_mask, incremental_state, added, step), None
         beam = 1

@@ -45,11 +45,14 @@ class Order(NamedTuple):
 
 
 def keep_sources(x: Tensor, dim: int, order: Order) -> Tensor:
-    """The entries of the sources of *order* in dimension *dim* of *x*: in place where few of them change places."""
+    """The entries of the sources of *order* in dimension *dim* of *x*, which is no one else's.
+
+    Without gradients, and where few sources change places, this moves them within *x*.
+    """
     sources, moves = order.sources, order.moves
     if sources is None:
         return x
-    if moves is None or torch.is_grad_enabled():
+    if moves is None or torch.is_grad_enabled() or x.requires_grad:
         return x.index_select(dim, sources)
     for source, place in moves:
         x.select(dim, place).copy_(x.select(dim, source))

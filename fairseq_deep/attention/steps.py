@@ -8,11 +8,12 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from ..compat import autocasts
 from .masks import can_ask
 from .order import Order, keep_sources
 
-SHORT = 16  # torch's softmax takes the entries of a shorter row one by one,
-MANY = 2048  # which is slower than passes over all, if there are so many
+SHORT = 16  # entries: torch's softmax goes through shorter rows one by one
+MANY = 2048  # entries in all, from which on that is slower than several passes over all of them
 
 
 def takes_rows(attention, query: Tensor, memory: Optional[Tensor], step) -> bool:
@@ -21,7 +22,7 @@ def takes_rows(attention, query: Tensor, memory: Optional[Tensor], step) -> bool
         return False
     plain = query.dtype == torch.float32 and query.size(0) == 1 and attention.relative_values is None
     drops = attention.dropout > 0 and (attention.training or attention.retain_dropout)
-    return plain and not drops and not torch.is_grad_enabled() and can_ask(query)
+    return plain and not drops and not torch.is_grad_enabled() and can_ask(query) and not autocasts()
 
 
 def step_rows(attention, query: Tensor, memory, padding, incremental_state, added, step) -> Tensor:

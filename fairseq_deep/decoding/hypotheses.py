@@ -116,7 +116,7 @@ class Hypotheses:
 def _fill_places(going):
     """The sentences that go on: the first ones stay where they are, and the last ones take the places of the others.
 
-    So what is kept of most sentences has not to be copied.
+    So what is kept of most sentences need not be copied.
     """
     count = going.sum()
     order = numpy.arange(count)

@@ -14,12 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..compat import autocasts
 from .timing import FEW, MEASURED, PART, fastest
-
-if hasattr(torch, "get_autocast_dtype"):  # torch 2.4 on, where the older function warns
-    _autocasts = functools.partial(torch.is_autocast_enabled, "cpu")
-else:
-    _autocasts = torch.is_autocast_cpu_enabled
 
 PANEL = 512  # columns
 COPIES = 64  # at most
@@ -132,7 +128,7 @@ class PackedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         products = self.products
-        if products is None or x.dtype != torch.float32 or torch.is_grad_enabled() or _autocasts():
+        if products is None or x.dtype != torch.float32 or torch.is_grad_enabled() or autocasts():
             return F.linear(x, self.weight, self.bias)
         if x.dim() == 2:
             return products[x.size(0) >= FEW](x, self.bias)

@@ -41,7 +41,7 @@ def stream_statistics(
 
 
 def _std(x: Tensor, words: Tensor) -> float:
-    return float(x[words].std())
+    return float(x[words].std(unbiased=False))
 
 
 def variance_between(x: Tensor, words: Tensor) -> float:
@@ -57,4 +57,4 @@ def variance_between(x: Tensor, words: Tensor) -> float:
     means = (x * kept).sum(0) / kept.sum(0).clamp(min=1.0)
     inside = (x - means)[words].square().mean()
     total = x[words].var(unbiased=False)
-    return float(inside / total) if float(total) > 0 else 0.0
+    return float(inside / total) if float(total) != 0 else 0.0

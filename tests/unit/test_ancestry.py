@@ -156,3 +156,17 @@ def test_softmax_of_short_rows(rows, entries):
     scores[1] = float("nan")
     want = torch.softmax(scores, dim=-1)
     torch.testing.assert_close(softmax_(scores.clone()), want, equal_nan=True)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_step_without_gradients_is_one_with_them(masked, autocast):
+    """Attention to a source has a short way on a CPU; a mask and autocast are none of its business."""
+    module = randomise(MultiheadAttention(C, H, kdim=C)).eval()
+    query, memory = torch.randn(1, 6, C), torch.randn(5, 2, C)
+    mask = torch.zeros(3, 5).masked_fill_(torch.rand(3, 5) < 0.5, -1e4) if masked else None
+    outputs = []
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            outputs.append(module(query, memory, attn_mask=mask, incremental_state={})[0].float())
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)

@@ -282,6 +282,7 @@ def test_variance_between_positions():
     padded = torch.where(words.unsqueeze(2), x, torch.tensor(1e9))
     assert variance_between(padded, words) == pytest.approx(variance_between(x, words))
     assert variance_between(torch.zeros(3, 2, 4), words[:3, :2]) == 0
+    assert math.isnan(variance_between(x * math.nan, words))
 
 
 def test_the_lstm_of_the_paper_makes_positions_alike_at_the_start(words):
