@@ -47,17 +47,17 @@ def is_compiling() -> bool:
 
 
 @functools.cache
-def _autocast_question() -> Callable[[], bool]:
+def _autocast_question(device: str) -> Callable[[], bool]:
     import torch
 
-    if hasattr(torch, "get_autocast_dtype"):  # torch 2.4 on, where the older function warns
-        return functools.partial(torch.is_autocast_enabled, "cpu")
-    return torch.is_autocast_cpu_enabled
+    if hasattr(torch, "get_autocast_dtype"):  # torch 2.4 on, where the older functions warn
+        return functools.partial(torch.is_autocast_enabled, device)
+    return torch.is_autocast_cpu_enabled if device == "cpu" else torch.is_autocast_enabled
 
 
-def autocasts() -> bool:
-    """Whether autocast is on for the CPU."""
-    return _autocast_question()()
+def autocasts(device: str = "cpu") -> bool:
+    """Whether autocast is on for *device* ("cuda", "cpu")."""
+    return _autocast_question(device)()
 
 
 def no_autocast(tensor: Any) -> Any:
@@ -75,9 +75,7 @@ def autocast_state(device: str) -> Callable[[], Any]:
     import torch
 
     if hasattr(torch, "get_autocast_dtype"):  # torch 2.4 on
-        enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-    elif device == "cpu":
-        enabled, dtype = torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()
+        dtype = torch.get_autocast_dtype(device)
     else:
-        enabled, dtype = torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()
-    return functools.partial(torch.autocast, device, dtype=dtype, enabled=enabled)
+        dtype = torch.get_autocast_cpu_dtype() if device == "cpu" else torch.get_autocast_gpu_dtype()
+    return functools.partial(torch.autocast, device, dtype=dtype, enabled=autocasts(device))

@@ -54,7 +54,7 @@ class Ancestry(nn.Module):
         self.attends = attends
         self.averages = averages
         self.largest_beam = LARGEST_BEAM
-        self.mark = CHECKED
+        self.mark = CHECKED  # TorchScript knows no globals
 
     def forward(
         self,

@@ -7,7 +7,7 @@ from torch import nn
 from fairseq_deep.attention import Ancestry, MultiheadAttention
 from fairseq_deep.attention.cache import SourceCache, TargetCache
 from fairseq_deep.attention.order import Order, keep_sources, read_order
-from fairseq_deep.attention.steps import SHORT, by_column, softmax_
+from fairseq_deep.attention.steps import SHORT, by_column, softmax_, takes_rows
 from tests.conftest import make_batch, reorder_all
 from tests.unit.test_beams import DOUBLE, NEAR, C, H, reorder, with_and_without_grad
 from tests.unit.test_dlcl import randomise
@@ -148,6 +148,21 @@ def test_sentences_that_take_places_of_others_are_moved_there(kept, moves, beam)
         assert (got.data_ptr() == x.data_ptr()) == (moves is not None or order.sources is None)
 
 
+@torch.no_grad()
+def test_caches_move_the_sentences_that_take_places_of_others():
+    state, parts = {}, nn.ModuleList([Ancestry(), TargetCache(), SourceCache()])
+    parts[0](state, 3, torch.zeros(1, 6, C), torch.ones(6, 1, dtype=torch.bool))
+    own, key, value = parts[1](state, torch.randn(2, 3, H, 2, 4)), by_column(torch.randn(3, H, 5, 4)), torch.randn(3, 5)
+    parts[2].keep(state, key, value, None)
+    wanted = [own[:, [0, 2]], key[[0, 2]], value[[0, 2]]]  # copies
+    reorder_all(parts, state, torch.tensor([1, 0, 4, 5]))
+    held = [state[parts[1]._state]["cache"], *parts[2](state)[:2]]
+    for got, want, before in zip(held, wanted, (own, key, value)):
+        assert torch.equal(got, want) and got.data_ptr() == before.data_ptr()
+    longer = parts[1](state, torch.randn(2, 2, H, 2, 4))
+    assert torch.equal(longer[:, :, :, :2], wanted[0]) and longer.data_ptr() == own.data_ptr()
+
+
 @pytest.mark.parametrize("entries", [1, SHORT - 1, SHORT, 40])
 @pytest.mark.parametrize("rows", [3, 500])
 def test_softmax_of_short_rows(rows, entries):
@@ -169,4 +184,5 @@ def test_a_step_without_gradients_is_one_with_them(masked, autocast):
     for grad in (True, False):
         with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             outputs.append(module(query, memory, attn_mask=mask, incremental_state={})[0].float())
+            assert takes_rows(module, query, memory, None) == (not grad and not autocast)
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)
