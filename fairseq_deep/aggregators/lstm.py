@@ -120,6 +120,7 @@ def _check(
     attn_residual: bool,
     share: str,
     forget_bias: float,
+    dropout: Optional[float],
     gated: bool,
 ) -> None:
     """Refuse values out of range and options that contradict each other.
@@ -136,6 +137,8 @@ def _check(
             raise UsageError(f"--lstm-{flag} {value} is unknown{without}: use one of {choices}")
     if not math.isfinite(forget_bias):
         raise UsageError(f"--lstm-forget-bias {forget_bias} is not a number: leave it out, or use one such as 1")
+    if dropout is not None and not 0 <= dropout < 1:
+        raise UsageError(f"--lstm-dropout {dropout} is no probability: use 0 to below 1, or leave it out")
     if ffn == 1 and hidden is not None:
         raise UsageError("--lstm-hidden is the width of the 2-layer form: leave it out, or use --lstm-ffn 2")
     if ffn == 1 and glu != "sigmoid":
@@ -158,8 +161,8 @@ class DepthwiseLstm(Aggregator):
     """The depth-wise LSTM of one stack. The state is [Out, Cell], after as many steps as were written.
 
     Args:
-        stack: see :class:`Aggregator`; its norm placement changes nothing here, its dropout acts on h, its activation
-            dropout on the output of the GLU
+        stack: see :class:`Aggregator`; its norm placement changes nothing here, its activation dropout acts on the
+            output of the GLU
         ffn: layers of the hidden computation: 1, Eq. (5), or 2, Eq. (6)
         hidden: width of W_h1's output in the 2-layer form, before the GLU halves it; default 4 *dim*
         glu: gate function of the GLU, of ``GLU``; the paper says "GLU", which is the sigmoid's
@@ -171,6 +174,7 @@ class DepthwiseLstm(Aggregator):
             the second steps of the layers share among themselves.
         forget_bias: start of the bias of the forget gate's norm
         final_norm: a layer norm after the stack
+        dropout: on h; default that of the stack
 
     With recomputation, only Out, Cell and A_i of each step are kept for the backward pass, which computes the rest
     again.
@@ -205,12 +209,14 @@ class DepthwiseLstm(Aggregator):
         share: Optional[str] = None,
         forget_bias: float = 0.0,
         final_norm: bool = False,
+        dropout: Optional[float] = None,
     ):
         super().__init__(stack)
         dim = self.dim
         self.share = share or ("gate" if self.has_gates else "none")
-        _check(ffn, hidden, glu, merge, attn_residual, self.share, forget_bias, self.has_gates)
+        _check(ffn, hidden, glu, merge, attn_residual, self.share, forget_bias, dropout, self.has_gates)
         self.recompute = stack.recompute
+        dropout = stack.dropout if dropout is None else dropout
         in_dim = 3 * dim if stack.side == "decoder" and merge == "concat" else 2 * dim
         width = None if ffn == 1 else hidden or 4 * dim
         # shared modules: one for each place of a step in its layer
@@ -218,7 +224,7 @@ class DepthwiseLstm(Aggregator):
         num_hidden = stack.modules_per_layer if self.share == "all" else stack.steps
         self.gates = nn.ModuleList(Gates(in_dim, dim, forget_bias) for _ in range(num_gates if self.has_gates else 0))
         self.hidden = nn.ModuleList(
-            Hidden(in_dim, dim, width, glu, stack.dropout, stack.activation_dropout) for _ in range(num_hidden)
+            Hidden(in_dim, dim, width, glu, dropout, stack.activation_dropout) for _ in range(num_hidden)
         )
         self.final_norm = nn.LayerNorm(dim) if final_norm else None
 
@@ -235,6 +241,7 @@ class DepthwiseLstm(Aggregator):
         add("share", f"parameters that layers share: {', '.join(SHARE)} (default: gate; RNN: none)", metavar="WHAT")
         add("forget-bias", "start of the forget gate's bias (default: 0)", type=float, metavar="X")
         add("final-norm", "a layer norm after each stack", action="store_true")
+        add("dropout", "dropout on the hidden computation's output (default: --dropout)", type=float, metavar="P")
 
     @classmethod
     def layout(cls, side: str, options: Dict[str, Any]) -> Layout:

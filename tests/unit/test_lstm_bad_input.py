@@ -40,6 +40,8 @@ def one_line(error):
         (TINY, {"lstm_hidden": 33}, "--lstm-hidden 33 cannot be halved", "use an even number"),
         (TINY, {"lstm_hidden": 0}, "--lstm-hidden 0 cannot be halved", "use an even number"),
         (TINY, {"lstm_hidden": -4}, "--lstm-hidden -4 cannot be halved", "use an even number"),
+        (TINY, {"lstm_dropout": 1.0}, "--lstm-dropout 1.0 is no probability", "use 0 to below 1"),
+        (TINY, {"lstm_dropout": -0.1}, "--lstm-dropout -0.1 is no probability", "leave it out"),
         (
             TINY,
             {"lstm_merge": "two", "lstm_attn_residual": True},

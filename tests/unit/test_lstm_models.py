@@ -196,6 +196,8 @@ def relative_rows(model):
         (["--lstm-share", "all"], lambda m: [len(h.hidden) for h in histories(m)] == [1, 1]),
         (["--lstm-share", "gate-encdec"], lambda m: m.encoder.history.gates[0] is m.decoder.history.gates[0]),
         (["--lstm-forget-bias", "2"], lambda m: all(h.gates[0].norm_bias[1].eq(2).all() for h in histories(m))),
+        (["--lstm-dropout", "0.25", "--dropout", "0.5"], every_hidden(lambda h: h.dropout.p == 0.25)),
+        (["--dropout", "0.5"], every_hidden(lambda h: h.dropout.p == 0.5)),
         (["--lstm-final-norm"], lambda m: all(h.final_norm is not None for h in histories(m))),
         (["--relative-positions", "3"], lambda m: relative_rows(m) == [7, 7, 5, 5]),
         (["--layer-agg", "rnn"], lambda m: all(len(h.gates) == 0 for h in histories(m))),
