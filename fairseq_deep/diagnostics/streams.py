@@ -53,8 +53,14 @@ def variance_between(x: Tensor, words: Tensor) -> float:
     Returns:
         0 ... 1; 0, too, where nothing varies
     """
+    return float(share_between(x, words))
+
+
+def share_between(x: Tensor, words: Tensor) -> Tensor:
+    """:func:`variance_between` as a tensor: nothing waits for a GPU, and no shape depends on what is padding."""
     kept = words.unsqueeze(2).to(x.dtype)
+    count = kept.sum() * x.size(2)
     means = (x * kept).sum(0) / kept.sum(0).clamp(min=1.0)
-    inside = (x - means)[words].square().mean()
-    total = x[words].var(unbiased=False)
-    return float(inside / total) if float(total) != 0 else 0.0
+    inside = ((x - means) * kept).square().sum()
+    total = ((x - (x * kept).sum() / count) * kept).square().sum()
+    return torch.where(total != 0, inside / total, total)

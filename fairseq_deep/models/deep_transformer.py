@@ -23,7 +23,7 @@ from .checkpoints import aliases, check_loadable, upgrade
 from .checks import check_flags, check_sizes
 from .compiling import compile_calls
 from .decoder import DeepTransformerDecoder
-from .depth_log import log_depth
+from .depth_log import StreamWatch, log_depth, log_streams
 from .description import SIDES, add_args, describe
 from .encoder import DeepTransformerEncoder
 
@@ -42,11 +42,12 @@ class DeepTransformerModel(TransformerModel):
     waiting = ()  # what takes back the preparations for a first training batch
     log_depth_interval = 0
     num_updates = 0
+    watch = None  # what sees the streams of an update that is logged
     begins = True  # no training step has been seen yet
     fast_dropout = False  # --fast-dropout
     compiles = False  # --compile, from the first training step on
     compiler = None
-    __jit_ignored_attributes__ = ["compiler"]
+    __jit_ignored_attributes__ = ["compiler", "watch"]
 
     @classmethod
     def add_args(cls, parser) -> None:
@@ -54,7 +55,7 @@ class DeepTransformerModel(TransformerModel):
         super().add_args(parser)
         add_args(parser)
         parser.add_argument("--log-depth-interval", type=int, metavar="N",
-                            help="log gradient norms of all layers and aggregator weights at every N-th update")
+                            help="log gradients of all layers, streams and aggregator weights at every N-th update")
         parser.add_argument("--compile", action="store_true",
                             help="compile layers and aggregators for training (torch.compile, torch 2.5 or newer)")
         parser.add_argument("--fast-dropout", action="store_true",
@@ -120,6 +121,8 @@ class DeepTransformerModel(TransformerModel):
             if self.fast_dropout:
                 speed_up_dropout(self)
         self.begins = False
+        if self.watch is None and self._is_logged():
+            self.watch = StreamWatch(self)
         waits = self.waiting and any(part._forward_pre_hooks for part in self.modules())  # for Admin's first batch
         if self.compiles and not waits:
             self.compiles = False
@@ -131,8 +134,15 @@ class DeepTransformerModel(TransformerModel):
         """Log the depth, if it is time. fairseq calls a method of this name after each step, gradients in place."""
         if self.compiler is not None:
             self.compiler.report()
-        if self.log_depth_interval and (self.num_updates + 1) % self.log_depth_interval == 0:
+        if self._is_logged():
             log_depth(self)
+        if self.watch is not None:
+            log_streams(self.watch)
+            self.watch = None
+
+    def _is_logged(self) -> bool:
+        """Whether the update that is under way is one whose depth is logged."""
+        return bool(self.log_depth_interval) and (self.num_updates + 1) % self.log_depth_interval == 0
 
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens):

@@ -1,13 +1,58 @@
-"""Per-layer gradient norms in fairseq's own training log (``--log-depth-interval``)."""
+"""What fairseq's own training log shows about depth (``--log-depth-interval``): gradients, streams, aggregators."""
 
-from typing import Dict, Optional
+from typing import Dict, List, Optional
 
+import torch
 from fairseq.logging import metrics
-from torch import nn
+from torch import Tensor, nn
 
-from ..diagnostics import depth_record
+from ..diagnostics import depth_record, share_between
 
 _LAYERS = ("enc_", "dec_", "embed")
+
+
+class StreamWatch:
+    """Looks at what comes out of the stacks of *model* the next time that each of them is called, and only then.
+
+    Gradient accumulation calls them more often: the first batch stands for the update.
+
+    Attributes:
+        shares: by name, the share of variance between the positions of a sentence (a tensor with one number)
+    """
+
+    def __init__(self, model: nn.Module):
+        self.shares: Dict[str, Tensor] = {}
+        self._handles: List = [
+            model.encoder.register_forward_hook(self._see_encoder),
+            model.decoder.register_forward_hook(self._see_decoder),
+        ]
+        self._padding = model.decoder.padding_idx
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _see_encoder(self, encoder: nn.Module, inputs, out) -> None:
+        states, padding = out["encoder_states"] or out["encoder_out"], out["encoder_padding_mask"]
+        words = torch.ones(states[-1].shape[:2], dtype=torch.bool, device=states[-1].device)
+        self._keep("between_enc", states[-1], ~padding[0].t() if padding else words)
+
+    def _see_decoder(self, decoder: nn.Module, inputs, out) -> None:
+        states = out[1]["inner_states"]
+        self._keep("between_dec", states[-1], inputs[0].ne(self._padding).t())
+
+    @torch.no_grad()
+    def _keep(self, name: str, x: Tensor, words: Tensor) -> None:
+        if name not in self.shares:
+            self.shares[name] = share_between(x.float(), words)
+
+
+def log_streams(watch: StreamWatch) -> None:
+    """Put what *watch* has seen into fairseq's metrics."""
+    watch.remove()
+    for name, value in watch.shares.items():
+        metrics.log_scalar(name, _short(float(value)))
 
 
 def log_depth(model: nn.Module) -> None:

@@ -2,8 +2,9 @@
 
 Gradient norm of every layer (Fig. 1 of Zhang et al., 2019); Var(r), beta_LN, beta_RC and beta of every sub-layer (their
 Table 1), where layers have residual connections; the standard deviation of every residual stream, and the share of its
-variance that is between the positions of a sentence (0: they have become alike). The loss is the cross entropy, a mean
-over target tokens; no optimiser step is taken, and everything is in fp32.
+variance that is between the positions of a sentence (0: they have become alike). The loss is the cross entropy in nats,
+a mean over target tokens; the source gain is how much it rises with the sources of other sentences (0: the source is
+ignored). No optimiser step is taken, and everything is in fp32.
 """
 
 import argparse
@@ -112,6 +113,8 @@ def _report(result: dict[str, Any], per_layer: bool) -> str:
         rows.append(("aggregator", _number(values[0]), "", "", _number(values[1]), "", ""))
     rows.append(("last/first", _number(_spread(norms["encoder"])), "", "", _number(_spread(norms["decoder"])), "", ""))
     head = f"{result['name']}: {result['parameters']:,} parameters, loss {mean['loss']:.3f}"
+    if mean["source_gain"] is not None:
+        head += f", source gain {mean['source_gain']:.3f}"
     text = f"{head}\n{format_table(rows, right=range(1, 7), indent='  ')}"
     if mean["sublayers"] is None:
         return f"{text}\n  no residual connections, and so no Var(r) and beta"

@@ -55,7 +55,7 @@ def _measure_once(model: Any, sample: dict[str, Any], cpu: bool) -> dict[str, An
     import torch
     from fairseq.utils import move_to_cuda
 
-    from fairseq_deep.diagnostics import layer_gradient_norms, stream_statistics, sublayer_ratios
+    from fairseq_deep.diagnostics import layer_gradient_norms, source_gain, stream_statistics, sublayer_ratios
 
     if torch.cuda.is_available() and not cpu:
         model, sample = model.cuda(), move_to_cuda(sample)
@@ -82,6 +82,7 @@ def _measure_once(model: Any, sample: dict[str, Any], cpu: bool) -> dict[str, An
     norms, streams = layer_gradient_norms(model), stream_statistics(model, inputs, pad)
     return {
         "loss": losses[0],
+        "source_gain": source_gain(model, sample, pad) if len(sample["target"]) > 1 else None,
         "gradient_norm": {part: values if part in SIDES else values[0] for part, values in norms.items()},
         "sublayers": sublayers,
         **{f"stream_{name}": values for name, values in streams.items()},

@@ -9,6 +9,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
+from fairseq_deep.diagnostics import stream_statistics
 from tests.commands import run, train_command
 
 SIDES = {"enc": "encoder", "dec": "decoder"}
@@ -37,8 +38,8 @@ def depth(entry):
     return {name: value for name, value in entry.items() if name.startswith((*NORMS, "dlcl_", "lstm_"))}
 
 
-def gradients(checkpoint, batches):
-    """Gradients of the model in *checkpoint* by name: those of the training batches *batches*, for each target word."""
+def loaded(checkpoint, batches):
+    """The model in *checkpoint*, the training batches *batches*, and the task's criterion."""
     [model], cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])
     task.load_dataset("train")
     epoch = task.get_batch_iterator(
@@ -46,10 +47,15 @@ def gradients(checkpoint, batches):
         required_batch_size_multiple=cfg.dataset.required_batch_size_multiple,
     )  # fmt: skip
     samples = list(epoch.next_epoch_itr(shuffle=True))
-    criterion = task.build_criterion(cfg.criterion)
+    return model.train(), [samples[number] for number in batches], task.build_criterion(cfg.criterion)
+
+
+def gradients(checkpoint, batches):
+    """Gradients of the model in *checkpoint* by name: those of the training batches *batches*, for each target word."""
+    model, samples, criterion = loaded(checkpoint, batches)
     words = 0
-    for number in batches:
-        loss, sample_size, _ = criterion(model.train(), samples[number])
+    for sample in samples:
+        loss, sample_size, _ = criterion(model, sample)
         loss.backward()
         words += sample_size
     return {name: parameter.grad.double() / words for name, parameter in model.named_parameters()}
@@ -106,6 +112,18 @@ def test_norms_are_those_of_the_gradients(logged):
         assert_norms(found[update], expected)
         if "clip" in case or case == "lstm":
             assert found[update]["gnorm"] > 0.2, "clipping has something to do"
+
+
+def test_streams_are_those_of_the_first_batch(logged):
+    """The share of variance between positions, as ``stream_statistics`` finds it before the update."""
+    case, folder, found = logged
+    accumulated = 2 if "--update-freq" in CASES[case][1] else 1
+    for update in (2, 3):
+        model, [sample], _ = loaded(folder / f"checkpoint_1_{update - 1}.pt", [(update - 1) * accumulated])
+        shares = stream_statistics(model, sample["net_input"], model.encoder.padding_idx)["between"]
+        expected = {f"between_{short}": shares[side][-1] for short, side in SIDES.items()}
+        assert {name: found[update][name] for name in expected} == pytest.approx(expected, rel=2e-3)
+        assert 0.01 < min(expected.values())
 
 
 def test_norms_of_the_parts_make_up_that_of_the_whole(logged):

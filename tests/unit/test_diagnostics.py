@@ -7,7 +7,13 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_deep.architectures import build_architecture
-from fairseq_deep.diagnostics import layer_gradient_norms, stream_statistics, sublayer_ratios, variance_between
+from fairseq_deep.diagnostics import (
+    layer_gradient_norms,
+    source_gain,
+    stream_statistics,
+    sublayer_ratios,
+    variance_between,
+)
 from tests.conftest import make_batch
 from tests.reference import naive_connections as naive
 from tests.unit.test_inits_models import functions, shake, start
@@ -283,6 +289,32 @@ def test_variance_between_positions():
     assert variance_between(padded, words) == pytest.approx(variance_between(x, words))
     assert variance_between(torch.zeros(3, 2, 4), words[:3, :2]) == 0
     assert math.isnan(variance_between(x * math.nan, words))
+
+
+def test_source_gain_is_what_the_true_source_is_worth(build, batch):
+    """Nothing for a model that cannot see it; for others the loss with the sentence before, less that with the own."""
+    source, lengths, target = batch
+    model = build(PRE).train()
+    shake(model, 0.4)
+    inputs = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": target}
+    sample = {"net_input": inputs, "target": target.roll(-1, 1)}
+    pad = model.encoder.padding_idx
+    gain = source_gain(model, sample, pad)
+    assert model.training
+    model.eval()
+    losses = []
+    for order in ([*range(len(source))], [len(source) - 1, *range(len(source) - 1)]):
+        scores = model(source[order], lengths[order], target)[0].double().log_softmax(-1)
+        words = sample["target"].ne(pad)
+        picked = scores[words].gather(1, sample["target"][words].unsqueeze(1))
+        losses.append(-float(picked.mean()))
+    assert gain == pytest.approx(losses[1] - losses[0], abs=1e-5) and abs(gain) > 1e-3
+    for layer in model.decoder.layers:
+        torch.nn.init.zeros_(layer.encoder_attn.out_proj.weight)
+    assert source_gain(model, sample, pad) == pytest.approx(0, abs=1e-6)
+    one = {"net_input": {name: value[:1] for name, value in inputs.items()}, "target": target[:1]}
+    with pytest.raises(ValueError, match="give more than one"):
+        source_gain(model, one, pad)
 
 
 def test_the_lstm_of_the_paper_makes_positions_alike_at_the_start(words):

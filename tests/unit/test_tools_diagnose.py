@@ -68,6 +68,9 @@ def test_real_command_line(data, tmp_path):
                                      (measured["stream_between"], 2))]  # fmt: skip
     assert lines[position].split() == ["2", *map(diagnose._number, numbers)]
     for model, name in zip(record["models"], (POST, DLCL)):
+        mean = model["mean"]
+        head = f"{name}: {model['parameters']:,} parameters, loss {mean['loss']:.3f}"
+        assert f"{head}, source gain {mean['source_gain']:.3f}" in lines
         assert model["name"] == name and [entry["seed"] for entry in model["seeds"]] == [1, 2]
         norms = model["mean"]["gradient_norm"]
         row = next(line.split() for line in lines[lines.index("", lines.index(first)) :] if line.startswith(name))

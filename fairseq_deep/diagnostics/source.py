@@ -1,0 +1,42 @@
+"""How much a model uses its source.
+
+    gain = NLL(y | x of another sentence) - NLL(y | x)
+
+in nats a target token, a mean over the batch, without dropout. A model that ignores the source has 0, however well it
+has learned the target language: a loss alone does not tell the two apart.
+"""
+
+from typing import Any, Dict
+
+import torch
+from torch import Tensor, nn
+
+
+@torch.no_grad()
+def source_gain(model: nn.Module, sample: Dict[str, Any], padding_idx: int) -> float:
+    """The gain (see above) on *sample*, with the sources moved on by one sentence.
+
+    Args:
+        model: fairseq's encoder-decoder model; its mode (train or eval) is as before afterwards
+        sample: fairseq's batch: ``net_input``, ``target`` (B x T), of two sentences at least
+        padding_idx: number of the padding symbol
+
+    Raises:
+        ValueError: there is only one sentence
+    """
+    inputs = sample["net_input"]
+    if len(inputs["src_tokens"]) < 2:
+        raise ValueError("one sentence has no other source: give more than one")
+    moved = {name: inputs[name].roll(1, 0) for name in ("src_tokens", "src_lengths")}
+    training = model.training
+    model.eval()
+    true, wrong = (_nll(model, sample, {**inputs, **other}, padding_idx) for other in ({}, moved))
+    model.train(training)
+    return float(wrong - true)
+
+
+def _nll(model: nn.Module, sample: Dict[str, Any], inputs: Dict[str, Tensor], padding_idx: int) -> Tensor:
+    scores = model.get_normalized_probs(model(**inputs), log_probs=True, sample=sample)
+    return nn.functional.nll_loss(
+        scores.flatten(0, 1).float(), sample["target"].flatten(), ignore_index=padding_idx
+    )
