@@ -104,6 +104,7 @@ stage_6() {
   need "$exp/averaged.pt"
   need "$exp/data-bin"
   local subset device=() task_flags=(--task translation)
+  [[ $subsets != none ]] || return 0
   ((ngpu > 0)) || device=(--cpu)
   [[ $decode_precision == fp32 ]] || task_flags=(--task deep_translation --decode-precision "$decode_precision")
   for subset in ${subsets//,/ }; do
@@ -118,6 +119,7 @@ stage_6() {
 # sacreBLEU against the plain reference where there is one; the other two measures compare tokens with tokens.
 stage_7() {
   local subset plain reference output cased=()
+  [[ $subsets != none ]] || return 0
   $lowercase && cased=(--lowercase)
   for subset in ${subsets//,/ }; do
     output=$exp/generate-$subset.txt

@@ -144,16 +144,14 @@ def read_data(exp):
 
 def collect(args):
     """Return the record of the run: what a table of results needs comes first, the details after it."""
-    scores = {subset: read_scores(args.exp, subset) for subset in args.subsets.split(",")}
+    subsets = [] if args.subsets == "none" else args.subsets.split(",")
+    scores = {subset: read_scores(args.exp, subset) for subset in subsets}
     test = scores.get("test", {})
-    if not test.get("sacrebleu"):
+    if subsets and not test.get("sacrebleu"):
         die(f"{args.exp}/score-test.json is missing: run again with --stage 7")
     env, data = read_environment(args.exp), read_data(args.exp)
     record = {
-        "bleu": round(test["sacrebleu"]["bleu"], 2),
-        "signature": test["sacrebleu"]["signature"],
-        "tokenised_bleu": round(test["tokenised"].get("bleu", 0.0), 2),
-        "compound_split_bleu": round(test["compound_split"].get("bleu", 0.0), 2),
+        **(measures(test) if subsets else {}),
         **training_facts(args.exp),
         "hardware": env.get("hardware"),
         "commit": env.get("commit"),
@@ -162,6 +160,16 @@ def collect(args):
     }
     record.update((key, typed(value)) for key, value in (pair.split("=", 1) for pair in args.set))
     return {**record, "environment": env, "data": data, "scores": scores}
+
+
+def measures(test):
+    return {
+        "bleu": round(test["sacrebleu"]["bleu"], 2),
+        "signature": test["sacrebleu"]["signature"],
+        "chrf": round(test["sacrebleu"].get("chrf", 0.0), 2),
+        "tokenised_bleu": round(test["tokenised"].get("bleu", 0.0), 2),
+        "compound_split_bleu": round(test["compound_split"].get("bleu", 0.0), 2),
+    }
 
 
 def text_lines(path):
@@ -181,15 +189,17 @@ def samples(exp, source_lang, target_lang, count=3):
 
 
 def table_rows(exp, record, target_lang):
-    scores = record["scores"]["test"]
+    scores = record["scores"].get("test")
     updates, epochs, minutes = record.get("updates", 0), record.get("epochs", 0), 60 * record.get("train_hours", 0)
     rows = [
         ("parameters", f"{record['parameters']:,}" if record["parameters"] else "unknown"),
         ("training", f"{updates:,} updates to epoch {epochs}, {minutes:.1f} minutes"),
         ("valid ppl", f"{record.get('valid_ppl', '-')} (best {record.get('best_valid_ppl', '-')})"),
         ("hardware", record["hardware"] or "unknown"),
-        ("sacreBLEU", f"{record['bleu']:.2f}  {record['signature']}"),
     ]
+    if not scores:
+        return rows + [("record", os.path.join(exp, "RESULT.json"))]
+    rows.append(("sacreBLEU", f"{record['bleu']:.2f}  {record['signature']}"))
     for key, label in (("tokenised", "tokenised"), ("compound_split", "comp. split")):
         if scores[key]:
             rows.append((label, f"{scores[key]['bleu']:.2f}  (not comparable with the line above)"))
@@ -199,11 +209,13 @@ def table_rows(exp, record, target_lang):
 
 def print_table(args, record):
     print()
-    for source, ours, reference in samples(args.exp, args.source_lang, args.target_lang):
+    scored = "bleu" in record
+    for source, ours, reference in samples(args.exp, args.source_lang, args.target_lang) if scored else []:
         print(f"  {args.source_lang:11} {source}\n  {'ours':11} {ours}\n  {'reference':11} {reference}\n")
     for label, value in table_rows(args.exp, record, args.target_lang):
         print(f"  {label:11} {value}")
-    print(f"BLEU = {record['bleu']:.2f}")
+    if scored:
+        print(f"BLEU = {record['bleu']:.2f}")
 
 
 def result(args):

@@ -22,7 +22,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 # width, heads, updates, epochs to average
 SIZES = {"mini": (128, 4, 2000, 1), "base": (512, 8, 15000, 3)}
 # what makes no other experiment
-FREE = ("--data", "--data-tar", "--workers", "--force-batch", "--disk-gb")
+FREE = ("--data", "--data-tar", "--workers", "--force-batch", "--disk-gb", "--subsets")
 
 
 class Failed(UserError):

@@ -22,13 +22,15 @@ def draw(rows, path):
     _scale_loss(left, [row for _, row in shown])
     left.margins(x=0.06)  # room for the numbers
     left.set(xlabel="updates", ylabel="validation loss", title="Validation loss while training")
-    (_rank if many else _scatter)(right, shown)
+    measure, name = ("bleu", "BLEU") if any(row["bleu"] for _, row in shown) else ("valid_loss", "validation loss")
+    shown_right = [(number, row) for number, row in shown if row[measure]]
+    (_rank if many else _scatter)(right, shown_right, measure, name)
     for axes in (left, right):
         axes.grid(alpha=0.25)
     figure.draw_without_rendering()  # the numbers go where the lines and points are in the end
     _number_ends(left, shown)
     if not many:
-        _number_points(right, shown)
+        _number_points(right, shown_right, measure)
     seeds = max(len(row["done"]) for _, row in shown)
     title = f"{seeds} seeds: mean and range" if seeds > 1 else "1 seed"
     handles, labels = left.get_legend_handles_labels()
@@ -36,23 +38,24 @@ def draw(rows, path):
     figures.save_figure(figure, path)
 
 
-def _scatter(axes, shown):
+def _scatter(axes, shown, measure, name):
     for number, row in shown:
-        _draw_point(axes, row["parameters"], row["bleu"], _look(number), "y")
-    axes.set(xlabel="parameters", ylabel="BLEU", title="BLEU and size")
+        _draw_point(axes, row["parameters"], row[measure], _look(number), "y")
+    axes.set(xlabel="parameters", ylabel=name, title=f"{name[0].upper()}{name[1:]} and size")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1e6:g}M"))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.margins(0.1, 0.12)
 
 
-def _rank(axes, shown):
+def _rank(axes, shown, measure, name):
     """One line for each system, the best on top: where many have nearly the same size."""
-    ranked = sorted(shown, key=lambda entry: entry[1]["bleu"]["mean"])
+    sign = 1 if measure == "bleu" else -1
+    ranked = sorted(shown, key=lambda entry: sign * entry[1][measure]["mean"])
     for place, (number, row) in enumerate(ranked):
-        _draw_point(axes, place, row["bleu"], _look(number), "x")
+        _draw_point(axes, place, row[measure], _look(number), "x")
     axes.set_yticks(range(len(ranked)), [f"{number}   {row['parameters'] / 1e6:.2f}M" for number, row in ranked])
     axes.tick_params("y", labelsize=8)
-    axes.set(xlabel="BLEU", title="BLEU and size (system, parameters)")
+    axes.set(xlabel=name, title=f"{name[0].upper()}{name[1:]} and size (system, parameters)")
     axes.set_ylim(-0.7, len(ranked) - 0.3)
 
 
@@ -87,9 +90,9 @@ def _scale_loss(axes, rows):
         axes.set_ylim(low - 0.06 * (top - low), top + 0.04 * (top - low))
 
 
-def _draw_point(axes, place, bleu, look, direction):
-    mean = bleu["mean"]
-    error = {f"{direction}err": [[mean - bleu["min"]], [bleu["max"] - mean]]}
+def _draw_point(axes, place, figure, look, direction):
+    mean = figure["mean"]
+    error = {f"{direction}err": [[mean - figure["min"]], [figure["max"] - mean]]}
     x, y = (mean, place) if direction == "x" else (place, mean)
     style = {"color": look["color"], "marker": look["marker"], "markersize": 6, "capsize": 2.5, "linewidth": 1.2}
     axes.errorbar(x, y, **error, **style, linestyle="none")
@@ -134,9 +137,9 @@ def _end(row):
     return update, statistics.fmean(curve[update] for curve in curves)
 
 
-def _number_points(axes, shown):
+def _number_points(axes, shown, measure):
     """Put each number beside its point, on the side where no other point or number is near."""
-    taken = [axes.transData.transform((row["parameters"], row["bleu"]["mean"])) for _, row in shown]
+    taken = [axes.transData.transform((row["parameters"], row[measure]["mean"])) for _, row in shown]
     places = [(11, 0), (-11, 0), (9, 11), (-9, 11), (9, -11), (-9, -11), (22, 0), (-22, 0), (20, 16), (-20, -16)]
     dots = axes.figure.dpi / 72
     for index, (number, row) in enumerate(shown):
@@ -150,7 +153,7 @@ def _number_points(axes, shown):
 
         best = max(places, key=room)
         axes.annotate(
-            str(number), (row["parameters"], row["bleu"]["mean"]), xytext=best, textcoords="offset points",
+            str(number), (row["parameters"], row[measure]["mean"]), xytext=best, textcoords="offset points",
             ha="center", va="center", fontsize=8,
         )  # fmt: skip
         taken.append((own[0] + best[0] * dots, own[1] + best[1] * dots))

@@ -11,8 +11,8 @@ from report import read_json
 SPEED = re.compile(r"\(([\d.]+) sentences/s, ([\d.]+) tokens/s\)")
 # figures that have a mean and a spread over the seeds
 FIGURES = (
-    "valid_loss", "valid_ppl", "bleu", "difference", "step_seconds", "tokens_per_second", "sentences_per_second",
-    "ratio_encoder", "ratio_decoder",
+    "valid_loss", "valid_ppl", "equal_time", "bleu", "difference", "chrf", "source_gain", "step_seconds",
+    "tokens_per_second", "sentences_per_second", "ratio_encoder", "ratio_decoder", "between_encoder", "between_decoder",
 )  # fmt: skip
 FACTS = ("tokens_per_update", "updates", "precision", "devices", "hardware", "commit", "date")
 
@@ -27,11 +27,12 @@ def rows(systems, runs, resamples):
     found = [_row(system, [run for run in runs if run.system is system]) for system in systems]
     first = found[0]
     for row in found[1:]:
-        for seed in [seed for seed in row["done"] if seed in first["done"]]:
+        for seed in [seed for seed in row["done"] if seed in first["done"] and "bleu" in first["seeds"][seed]]:
             difference = row["seeds"][seed]["bleu"] - first["seeds"][seed]["bleu"]
             row["seeds"][seed].update(difference=round(difference, 2))
-    if resamples:
+    if resamples and any("bleu" in figures for row in found for figures in row["seeds"].values()):
         _bootstrap(found, resamples)
+    _equal_time(found)
     for row in found:
         for figure in FIGURES:
             row[figure] = spread([row["seeds"][seed].get(figure) for seed in row["done"]])
@@ -62,6 +63,40 @@ def _row(system, runs):
     return row
 
 
+def _equal_time(found):
+    """Add the loss at the time, by updates and median step, when the fastest of the systems was done."""
+    steps = {}
+    for row in found:
+        known = [row["seeds"][seed]["step_seconds"] for seed in row["done"] if row["seeds"][seed]["step_seconds"]]
+        steps[row["system"]] = _median(known)
+    timed = [row for row in found if steps[row["system"]]]
+    end = min((steps[row["system"]] * max(curve) for row in timed for curve in row["curve"].values()), default=0)
+    for row in timed:
+        for seed in row["done"]:
+            row["seeds"][seed]["equal_time"] = loss_at(row["curve"][seed], end / steps[row["system"]])
+
+
+def loss_at(curve, updates):
+    """The loss after so many *updates*, between two validations on a straight line; None before the first."""
+    before = [update for update in curve if update <= updates]
+    after = [update for update in curve if update >= updates]
+    if not before or not after:
+        return curve[max(curve)] if before else None
+    low, high = max(before), min(after)
+    share = (updates - low) / (high - low) if high > low else 0.0
+    return curve[low] + share * (curve[high] - curve[low])
+
+
+def _diagnosed(folder):
+    """What ``Run.diagnose`` has measured."""
+    models = read_json(os.path.join(folder, "diagnose.json")).get("models")
+    if not models:
+        return {}
+    mean = models[0]["mean"]
+    ends = {f"between_{side}": values[-1] for side, values in mean["stream_between"].items() if values}
+    return {"source_gain": mean["source_gain"], **ends}
+
+
 def _figures(folder):
     result = read_json(os.path.join(folder, "RESULT.json"))
     with open(os.path.join(folder, "train.jsonl"), encoding="utf-8") as stream:
@@ -71,13 +106,16 @@ def _figures(folder):
     valid = {int(record["valid_num_updates"]): record for record in records if record["kind"] == "valid"}
     curve = {update: float(valid[update]["valid_loss"]) for update in sorted(valid)}
     best = min(curve, key=curve.get)
-    with open(os.path.join(folder, "logs", "6-generate.log"), encoding="utf-8", errors="replace") as stream:
-        speeds = SPEED.findall(stream.read())
+    speeds = []
+    if "bleu" in result:
+        with open(os.path.join(folder, "logs", "6-generate.log"), encoding="utf-8", errors="replace") as stream:
+            speeds = SPEED.findall(stream.read())
     # medians, because the interval in which there is a validation holds it, too; words per batch and per second,
     # because they have more digits than the updates per second
     steps = [float(r["wpb"]) / float(r["wps"]) for r in inner.values() if float(r.get("wps", 0)) > 0]
     figures = {
-        "bleu": result["bleu"],
+        **{measure: result[measure] for measure in ("bleu", "chrf") if measure in result},
+        **_diagnosed(folder),
         "parameters": result["parameters"],
         "valid_loss": curve[best],
         "valid_ppl": float(valid[best]["valid_ppl"]),

@@ -26,6 +26,7 @@ option exp str auto "folder of the experiment; auto: exp/compare-CONF in the rep
 option conf 'mini|base' mini "size: mini (width 128, a CPU) or base (width 512, a GPU)"
 option width auto auto "width of all systems, feed-forward 4 x as wide; auto: that of the size; 0: each architecture's own"
 option heads auto auto "attention heads; auto: those of the size, or width / 32 with --width"
+option translate bool true "translate and score the test set with each; false: compare losses alone"
 option bootstrap int 1000 "resamples of the paired bootstrap; 0: none"
 option data str '' "folder with parallel text {train,valid,test}.{SRC,TGT}, plain or .gz"
 option data_tar str '' "Google's pre-processed wmt16_en_de.tar.gz"
@@ -64,6 +65,7 @@ resolve() {
     [[ -z ${option_given[$name]-} || ${!name} == auto ]] || recipe+=("$(flag_of "$name")" "${!name}")
   done
   ! $demo || recipe+=(--demo true)
+  $translate || recipe+=(--subsets none)
 }
 
 main() {

@@ -12,12 +12,17 @@ from fairseq_deep.tools import write_text
 # column, figure and number format
 COLUMNS = (
     ("valid loss", "valid_loss", ".3f"),
+    ("at equal time", "equal_time", ".3f"),
     ("BLEU", "bleu", ".2f"),
     ("difference", "difference", "+.2f"),
+    ("chrF", "chrf", ".2f"),
+    ("source gain", "source_gain", ".2f"),
     ("step (s)", "step_seconds", ".3f"),
     ("decoding (tokens/s)", "tokens_per_second", ".0f"),
     ("gradient, encoder", "ratio_encoder", ".2f"),
     ("decoder", "ratio_decoder", ".2f"),
+    ("between, encoder", "between_encoder", ".2g"),
+    ("decoder", "between_decoder", ".2g"),
 )
 SPREAD = ("valid_loss", "bleu", "difference")  # the others have their mean alone
 
@@ -33,9 +38,11 @@ def write(folder, rows, facts):
 
 
 def _markdown(rows):
-    head = ["system", "seeds", "parameters", *(name for name, _, _ in COLUMNS)]
-    head.insert(head.index("difference") + 1, "p of each seed")
-    cells = [head, *map(_cells, rows)]
+    columns = [column for column in COLUMNS if any(row[column[1]] for row in rows)]
+    head = ["system", "seeds", "parameters"]
+    for name, figure, _ in columns:
+        head += [name, "p of each seed"] if figure == "difference" else [name]
+    cells = [head, *(_cells(row, columns) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     lines = ["| " + " | ".join(_align(row, widths)) + " |" for row in cells]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
@@ -46,9 +53,9 @@ def _align(row, widths):
     return [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]
 
 
-def _cells(row):
+def _cells(row, columns):
     cells = [row["system"], _seeds(row), f"{row['parameters']:,}" if row["parameters"] else "-"]
-    for _, figure, form in COLUMNS:
+    for _, figure, form in columns:
         cells.append(_figure(row[figure], form, figure in SPREAD))
         if figure == "difference":
             chances = [row["seeds"][seed].get("p") for seed in row["done"]]
@@ -73,15 +80,18 @@ def _figure(value, form, with_spread):
 
 def _notes(rows, facts):
     low = [row["bleu"]["mean"] for row in rows if row["bleu"]]
-    weak = " Below a BLEU of 1, difference and p say nothing: see the loss." if min(low) < 1 else ""
+    weak = " Below a BLEU of 1, difference and p say nothing: see the loss." if min(low, default=1) < 1 else ""
     seeds = sorted({seed for row in rows for seed in row["wanted"]})
     lines = [
         f"{facts['updates']} updates of {facts['tokens_per_update']} tokens, seeds {', '.join(map(str, seeds))}, "
         f"{facts['precision']}, {facts['devices']} ({facts['hardware']}), commit {facts['commit']}, {facts['date']}",
-        "Mean over seeds [least, most]. valid loss: the best on the validation set; difference: BLEU less that of "
-        f"{rows[0]['system']} with the same seed; p: paired bootstrap against it; step, decoding: as they ran, beside "
-        f"the others; gradient: norm of the first layer over that of the last, median over the training.{weak}",
-        f"BLEU: {facts['signature']}" + (f"; bootstrap: {facts['bootstrap']}" if facts["bootstrap"] else ""),
+        "Mean over seeds [least, most]. valid loss: the best on the validation set; at equal time: when the fastest "
+        f"was done, by updates and steps; difference: BLEU less that of {rows[0]['system']} with the same seed; p: "
+        "paired bootstrap against it; source gain: by how many nats a word the loss rises with another sentence's "
+        "source (0: ignored); step, decoding: as they ran, beside the others; gradient: norm of the first layer over "
+        "that of the last, median over the training; between: share of the last layer's variance between positions."
+        + weak,
+        f"BLEU: {facts['signature'] or '-'}" + (f"; bootstrap: {facts['bootstrap']}" if facts["bootstrap"] else ""),
     ]
     lines += [f"{row['system']}: {row['command']}" for row in rows]
     lines += [

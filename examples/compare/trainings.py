@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -81,6 +82,14 @@ class Run:
                 os.symlink(os.path.relpath(os.path.join(shared, part), self.folder), link)
         for name in (*(f".done.{stage}" for stage in range(4)), "env.txt"):
             shutil.copyfile(os.path.join(shared, name), os.path.join(self.folder, name))
+
+    def diagnose(self, environment):
+        """Measure the streams and the worth of the source of the last checkpoint, in validation data."""
+        words = ["diagnose", os.path.join(self.folder, "data-bin"), "--split", "valid", "--eval-mode"]
+        words += ["--path", os.path.join(self.folder, "checkpoints", "checkpoint_last.pt")]
+        words += ["--json", os.path.join(self.folder, "diagnose.json"), "--cpu"]
+        with open(os.path.join(self.folder, "logs", "diagnose.log"), "w") as log:
+            subprocess.run([sys.executable, "-m", "fairseq_deep", *words], stdout=log, stderr=log, env=environment)
 
     def finish(self, seconds):
         """Note the end, and delete the checkpoints that nothing will need."""
@@ -192,9 +201,12 @@ class Trainings:
             print(f"{run.name}: FAILED: {problem or f'exit status {status}'}", flush=True)
             write_text(run.failure, (problem or f"exit status {status}") + "\n")
             return
+        if run.system.ours:
+            run.diagnose(environment)
         run.finish(time.time() - run.begun)
-        bleu = read_json(os.path.join(run.folder, "RESULT.json")).get("bleu")
-        print(f"{run.name}: done in {clock(time.time() - run.begun)}, BLEU {bleu:.2f}; {self._left()}", flush=True)
+        result = read_json(os.path.join(run.folder, "RESULT.json"))
+        found = f"BLEU {result['bleu']:.2f}" if "bleu" in result else f"valid ppl {result['valid_ppl']:.2f}"
+        print(f"{run.name}: done in {clock(time.time() - run.begun)}, {found}; {self._left()}", flush=True)
 
     @staticmethod
     def _follow(run, lines):
