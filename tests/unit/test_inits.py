@@ -19,6 +19,7 @@ CASES = [
     ("fairseq", {}),
     ("xavier", {}),
     ("lipschitz", {}),
+    ("lipschitz", {"lipschitz_embeddings": "normal"}),
     ("ds", {}),
     ("ds", {"ds_init_exponent": 0.5}),
     ("ds", {"ds_init_alpha": 0.5, "ds_init_exponent": 0.0}),
@@ -188,9 +189,9 @@ def test_layers_that_layerdrop_would_skip_are_filled_too(make):
     assert check_layers(model, sides, 6, 6) == all_places(6, 6)
 
 
-def table_size(method, side, n, m):
+def table_size(method, options, side, n, m):
     """Distribution of an embedding of V x C entries, and its size."""
-    if method == "lipschitz":
+    if method == "lipschitz" and "lipschitz_embeddings" not in options:
         return "uniform", math.sqrt(2 / (DIM + VOCAB))
     factor = 1.0
     if method == "tfixup":
@@ -211,11 +212,11 @@ def test_embeddings_and_output_projection(method, options, share, make):
     output, pad = model.decoder.output_projection, source.padding_idx
     words = [row for row in range(VOCAB) if row != pad]
     assert source.weight[pad].eq(0).all() and target.weight[pad].eq(0).all()
-    check_sample("encoder", source.weight[words], *table_size(method, "encoder", 4, 2))
+    check_sample("encoder", source.weight[words], *table_size(method, options, "encoder", 4, 2))
     assert (source.weight is target.weight) is (share == "all")
     assert (output.weight is target.weight) is (share != "nothing")
     if share != "all":
-        check_sample("decoder", target.weight[words], *table_size(method, "decoder", 4, 2))
+        check_sample("decoder", target.weight[words], *table_size(method, options, "decoder", 4, 2))
     if share == "nothing":
         alone = ("uniform", math.sqrt(1 / DIM)) if method == "lipschitz" else ("normal", math.sqrt(1 / DIM))
         check_sample("output", output.weight, *alone)
@@ -228,7 +229,7 @@ def test_a_table_of_both_stacks_is_the_encoders(encoder, decoder, make):
     model = make("transformer_postnorm_6l", encoder_layers=4, decoder_layers=2, **flags)
     table = model.encoder.embed_tokens.weight
     assert model.decoder.output_projection.weight is table
-    check_sample("table", torch.cat([table[:1], table[2:]]), *table_size(encoder, "encoder", 4, 2))
+    check_sample("table", torch.cat([table[:1], table[2:]]), *table_size(encoder, {}, "encoder", 4, 2))
 
 
 def same_seed(make, name, seed=3, **flags):

@@ -42,6 +42,12 @@ def without(*methods, **flags):
         (POST, {"deep_init": "ds", "ds_init_exponent": -0.25}, "--ds-init-exponent -0.25", "use 0.25 or 0.5"),
         (POST, {"deep_init": "ds", "ds_init_exponent": float("nan")}, "--ds-init-exponent nan", "use 0.25 or 0.5"),
         (POST, {"deep_init": "ds", "ds_init_exponent": float("inf")}, "--ds-init-exponent inf", "use 0.25 or 0.5"),
+        (
+            POST,
+            {"deep_init": "lipschitz", "lipschitz_embeddings": "fairseq"},
+            "--lipschitz-embeddings fairseq is unknown",
+            "use one of lipschitz, normal",
+        ),
         (POST, {"deep_init": "admin", "admin_start": "log"}, "--admin-start log is unknown", "logn, 1, n, profile"),
         (
             POST,
@@ -57,6 +63,7 @@ def without(*methods, **flags):
         # options without their method
         *without(None, "xavier", "lipschitz", "depth-scaled", ds_init_alpha=0.5),
         *without(None, "deepnet", ds_init_exponent=0.5),
+        *without(None, "xavier", lipschitz_embeddings="normal"),
         *without(None, "xavier", "deepnet", admin_start="profile"),
         *without(None, "ds", depth_scaled_kind="gpt2"),
         # norm placement
