@@ -5,7 +5,8 @@ BLEU scores are tokenised, En-De newstest2014; vocabularies are shared by both s
 W19: Learning Deep Transformer Models for Machine Translation, Wang et al., 2019 (Tables 1, 2 and 6; 34,040 entries).
 X24: Rewiring the Transformer with Depth-Wise LSTMs, Xu et al., 2024 (Tables 2 to 6; 35,628 entries).
 X20: Lipschitz Constrained Parameter Initialization for Deep Transformers, Xu et al., 2020 (Tables 3 and 4; counted with
-X24's vocabulary). Its computation order v1 is "postnorm", with a norm on the embedding; v2 is pre-norm.
+X24's vocabulary). Its computation order v1 is "postnorm", with a norm on the embedding as in its authors' code; v2 is
+pre-norm.
 Z19: Improving Deep Transformer with Depth-Scaled Initialization and Merged Attention, Zhang et al., 2019 (Table 3;
 55,022 entries of both sides together).
 """

@@ -1,13 +1,14 @@
 """Lipschitz-constrained initialisation.
 
-Lipschitz Constrained Parameter Initialization for Deep Transformers, Xu et al., ACL 2020, Section 3: sub-layers that
+Lipschitz Constrained Parameter Initialization for Deep Transformers, Xu et al., ACL 2020, Section 3.2: sub-layers that
 start as functions with a Lipschitz constant of at most 1 keep the residual path alive in a deep post-norm stack.
 
     linear      W ~ U(-l, l),  l = sqrt(1 / fan_in)
     embedding   E ~ U(-e, e),  e = sqrt(2 / (C + V))
 
 for all layers alike, biases 0. It constrains the start only. The paper's two computation orders are norm placements: v1
-is post-norm with a norm on the embedding (``--layernorm-embedding``), v2 is pre-norm.
+is post-norm, v2 is pre-norm. That v1 has a norm on the embedding, too (``--layernorm-embedding``), the paper does not
+say: it comes from the authors' code.
 """
 
 import math

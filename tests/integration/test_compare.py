@@ -84,7 +84,7 @@ def begin(tools, stubs, *given, **how):
 
 
 def expected_parameters(vocabulary):
-    """Counts by hand for one layer in each stack: stock layers with biases, and X24, Section 3 (depth-wise)."""
+    """Counts by hand for one layer in each stack: stock layers with biases, and the depth-wise LSTM's without."""
     d, ffn = WIDTH, 4 * WIDTH
     attention, hidden, gates = 4 * d * d + 2 * d, 10 * d * d + 8 * d, 2 * (6 * d * d + 6 * d)
     stock = 3 * (4 * (d * d + d) + 2 * d) + 2 * (2 * d * ffn + ffn + d + 2 * d) + 2 * 2 * d
