@@ -9,7 +9,7 @@ from typing import Any
 
 from fairseq_deep.tools import UserError, format_table
 
-HEADER = ("name", "family", "method of", "norm", "depth", "size", "parameters", "BLEU", "in")
+HEADER = ("name", "family", "method of", "norm", "depth", "size", "parameters", "paper's BLEU", "in")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     vocabularies = [f"{size:,}" for size in sorted({record["vocab"] for record in records})]
     print(
         f"{len(records)} architecture{'s' if len(records) > 1 else ''}; depth, size: encoder/decoder; "
-        f"parameters: with a vocabulary of {' or '.join(vocabularies)}; BLEU: the paper's, as it prints it, not ours"
+        f"parameters: with a vocabulary of {' or '.join(vocabularies)}; paper's BLEU: as the paper prints it, not ours"
     )
     return 0
 

@@ -93,7 +93,7 @@ def parse(*flags):
         ("transformer_ds_matt_12l12l", 12, 0.3, 0.2, 512, "28.55"),
         ("transformer_ds_matt_18l18l", 18, 0.3, 0.2, 512, None),
         ("transformer_ds_matt_20l20l", 20, 0.3, 0.2, 512, "28.67"),
-        ("transformer_ds_matt_30l30l", 30, 0.3, 0.2, 512, "28.86"),
+        ("transformer_ds_matt_30l30l", 30, 0.3, 0.2, 512, None),
         ("transformer_ds_matt_12l12l_big", 12, 0.3, None, 1024, "29.47"),
         ("transformer_ds_matt_20l20l_big", 20, 0.3, None, 1024, "29.62"),
         ("transformer_ds_matt_12l12l_iwslt", 12, 0.5, 0.3, 512, None),

@@ -116,7 +116,7 @@ def test_archs_table_of_a_known_row():
     result = call("archs", "transformer_dlcl_30l")
     lines = result.stdout.splitlines()
     assert result.returncode == 0, result.stderr
-    assert lines[0].split() == "name family method of norm depth size parameters BLEU in".split()
+    assert lines[0].split() == "name family method of norm depth size parameters paper's BLEU in".split()
     assert lines[1].split() == "transformer_dlcl_30l dlcl Wang 2019 pre 30/6 base 137,264,114 29.3 W19".split()
     assert len(lines) == 3
 
