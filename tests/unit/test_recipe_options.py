@@ -129,6 +129,7 @@ def test_the_real_job_has_the_numbers_of_the_paper(tmp_path):
     train = command(lines, "fairseq-train")
     paper = {
         "--arch": "transformer_dlcl_30l",
+        "--deep-init": "xavier",
         "--adam-betas": "(0.9, 0.997)",
         "--adam-eps": "1e-8",
         "--lr": "0.002",
@@ -164,6 +165,16 @@ def test_post_norm_job(tmp_path):
     assert value(train, "--arch") == "transformer_dlcl_postnorm_25l"
     assert value(train, "--adam-betas") == "(0.9, 0.98)"
     assert value(train, "--attention-dropout") == "0.0" and value(train, "--lr") == "0.002"
+
+
+def test_jobs_of_the_dlcl_paper_start_as_its_fairseq_did(tmp_path):
+    """And nothing else: settings go with architectures that have a start of their own, and mini is a job of ours."""
+    for conf in (path for path in CONFS if path.parent.parent.name == "wmt16_ende"):
+        whole = [] if "--arch" in conf.read_text() else ["--arch", "transformer_ds_12l12l"]
+        train = command(dry(tmp_path, "--conf", conf.stem, "--force-batch", *whole), "fairseq-train")
+        of_paper = not whole and conf.stem != "mini" and "matt" not in conf.stem
+        assert ("--deep-init" in train) == of_paper, conf.stem
+        assert not of_paper or value(train, "--deep-init") == "xavier"
 
 
 @pytest.mark.parametrize(
