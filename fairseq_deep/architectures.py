@@ -107,7 +107,7 @@ def _table() -> List[Architecture]:
         Architecture("transformer_dlcl_12l_big", "pre", "dlcl", 12, 6, "big", "29.17", paper="W19"),
     ]
     depths = (6, 12, 16, 18, 20, 24, 25, 30)
-    # they keep stock fairseq's start, so that a plain stack is its model; W19's own is --deep-init xavier, in its recipes
+    # stock fairseq's start, so that a plain stack is its model; the recipes of W19 add --deep-init xavier
     for method, norm, layer_agg, base_depths in (
         ("prenorm", "pre", "residual", (*depths, 35, 40, 48, 60)),
         ("postnorm", "post", "residual", depths),

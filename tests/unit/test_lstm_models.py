@@ -112,8 +112,8 @@ def test_scores_and_gradients_equal_the_equations(flags, build, batch):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
 
 
-# exact counts of our layout at the paper's vocabulary of 35,628. The paper prints 100.18M for "two", which no layout that
-# we found has, and counts one gate set, "gate-encdec", for most models of six layers.
+# exact counts of our layout at the paper's vocabulary of 35,628. The paper prints 100.18M for "two", which no layout
+# that we found has, and counts one gate set, "gate-encdec", for most models of six layers.
 PARAMETERS = {
     "transformer_lstm_3l3l": 46593024,
     "transformer_lstm_6l": 71792640,
