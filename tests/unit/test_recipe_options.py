@@ -177,6 +177,15 @@ def test_jobs_of_the_dlcl_paper_start_as_its_fairseq_did(tmp_path):
         assert not of_paper or value(train, "--deep-init") == "xavier"
 
 
+def test_another_architecture_keeps_its_own_start(tmp_path):
+    """The start that a job names is its architecture's; one after the lone -- is the user's."""
+    named = dry(tmp_path, "--data-tar", __file__, "--arch", "transformer_lipschitz_18l18l")
+    assert "--deep-init" not in command(named, "fairseq-train")
+    given = dry(tmp_path, "--data-tar", __file__, "--arch", "transformer_dlcl_40l", "--", "--deep-init", "ds")
+    assert value(command(given, "fairseq-train"), "--deep-init") == "ds"
+
+
+
 @pytest.mark.parametrize(
     "ngpu, max_tokens, freq", [(8, 4096, 2), (4, 4096, 4), (1, 4096, 16), (0, 4096, 16), (8, 2048, 4)]
 )
