@@ -19,9 +19,10 @@ from fairseq_deep.architectures import build_architecture
 SYSTEMS = (
     ("plain pre-norm", "transformer_prenorm_6l", {}),
     ("depth-wise RNN", "transformer_rnn_6l", {}),
-    ("LSTM, forget bias 0", "transformer_lstm_6l", {}),
+    ("LSTM, forget bias 0", "transformer_lstm_6l", {"lstm_forget_bias": 0.0}),
     ("LSTM, forget bias 1", "transformer_lstm_6l", {"lstm_forget_bias": 1.0}),
     ("LSTM, forget bias 2", "transformer_lstm_6l", {"lstm_forget_bias": 2.0}),
+    ("LSTM, forget bias 3 (default)", "transformer_lstm_6l", {}),
 )
 
 

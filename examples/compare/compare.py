@@ -37,6 +37,7 @@ def parse(words):
     for flag in ("--jobs", "--devices", "--bootstrap"):
         parser.add_argument(flag, type=int, required=True)
     parser.add_argument("--table-only")
+    parser.add_argument("--tables")
     parser.add_argument("--file")
     middle = words.index("--")
     args, rest = parser.parse_args(words[:middle]), words[middle + 1 :]
@@ -186,15 +187,18 @@ def report(args, systems, runs):
     rows = results.rows(systems, runs, args.bootstrap)
     if all(not row["done"] for row in rows):
         raise UserError(f"no training in {args.exp} has come to its end: there is nothing to put into a table")
-    text = table.write(args.exp, rows, results.facts(rows))
-    print(f"\n{text}")
+    folder = args.tables or args.exp
+    os.makedirs(folder, exist_ok=True)
+    text = table.write(folder, rows, results.facts(rows))
+    if not args.tables:
+        print(f"\n{text}")
     try:
         import picture
 
-        picture.draw(rows, os.path.join(args.exp, "picture.png"))
-        print(f"-> {args.exp}: table.md, table.csv, table.json, picture.png")
+        picture.draw(rows, os.path.join(folder, "picture.png"))
+        print(f"-> {folder}: table.md, table.csv, table.json, picture.png")
     except ImportError as error:
-        print(f"-> {args.exp}: table.md, table.csv, table.json; no picture: {error}; pip install matplotlib")
+        print(f"-> {folder}: table.md, table.csv, table.json; no picture: {error}; pip install matplotlib")
 
 
 def show_plan(args, systems, runs):

@@ -31,7 +31,7 @@ def rows(systems, runs, resamples):
             difference = row["seeds"][seed]["bleu"] - first["seeds"][seed]["bleu"]
             row["seeds"][seed].update(difference=round(difference, 2))
     if resamples and any("bleu" in figures for row in found for figures in row["seeds"].values()):
-        _bootstrap(found, resamples)
+        bootstrap(found, resamples)
     _equal_time(found)
     for row in found:
         for figure in FIGURES:
@@ -132,7 +132,7 @@ def _median(values):
     return statistics.median(values) if values else None
 
 
-def _bootstrap(found, resamples):
+def bootstrap(found, resamples):
     """sacreBLEU's paired bootstrap between the first system and each other, seed by seed: adds "p" to the figures."""
     from sacrebleu.metrics import BLEU
     from sacrebleu.significance import PairedTest

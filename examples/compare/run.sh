@@ -23,6 +23,7 @@ option seeds str 1 "random seeds, separated by commas: every system is trained w
 option updates auto auto "updates of every training; auto: those of the size"
 option jobs int 1 "trainings at the same time"
 option exp str auto "folder of the experiment; auto: exp/compare-CONF in the repository"
+option tables str '' "folder for table and picture; none: that of the experiment, and the table is printed, too"
 option conf 'mini|base' mini "size: mini (width 128, a CPU) or base (width 512, a GPU)"
 option width auto auto "width of all systems, feed-forward 4 x as wide; auto: that of the size; 0: each architecture's own"
 option heads auto auto "attention heads; auto: those of the size, or width / 32 with --width"
@@ -90,7 +91,7 @@ main() {
   # three lists, each after its length
   exec python3 "$here/compare.py" --exp "$exp" --conf "$conf" --seeds "$seeds" --updates "$updates" --width "$width" \
     --heads "$heads" --jobs "$jobs" --ngpu "$ngpu" --devices "${devices:-0}" --bootstrap "$bootstrap" \
-    --dry-run "$dry_run" --table-only "$table_only" --file "$systems" \
+    --dry-run "$dry_run" --table-only "$table_only" --tables "$tables" --file "$systems" \
     -- "${#recipe[@]}" "${recipe[@]}" "${#extra_flags[@]}" "${extra_flags[@]}" "${arguments[@]}"
 }
 

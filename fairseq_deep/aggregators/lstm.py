@@ -11,7 +11,8 @@ With A_i the attention output of layer i ("LSTM_in"), [|] concatenation and * th
     Cell_i = Cell_{i-1} * f + h * i                               Eq. (7)
     Out_i = Cell_i * o                                            Eq. (8)
 
-and Cell_0 = Out_0 = the embedding output. The biases that the paper prints in Eq. (2) to (6) are left out, because its
+and Cell_0 = Out_0 = the embedding output. The paper is silent on the start; where the forget gates begin is ours to
+choose (``FORGET_BIAS``): at one half, 0.5^L is left of what tells positions apart. The biases that the paper prints in Eq. (2) to (6) are left out, because its
 parameter counts have none. The depth-wise RNN is Eq. (6), Out_i = h.
 
 Names here: ``gates[.].weight`` is W_i, W_f and W_o one below the other, ``hidden[.].fc1`` and ``fc2`` are W_h1 (or W_h)
@@ -34,6 +35,8 @@ from .lstm_cell import lstm_cell, norm_gates
 SHARE = ("none", "gate", "gate-encdec", "all")
 MERGE = ("add", "concat", "two")
 GLU = ("sigmoid", "gelu", "swish", "relu")
+FORGET_BIAS = 3.0
+"""Start of the bias of the forget gate's norm: sigmoid(3) = 0.95 of the cell goes on to the next layer."""
 
 
 class Gates(nn.Module):
@@ -119,7 +122,7 @@ def _check(
     merge: str,
     attn_residual: bool,
     share: str,
-    forget_bias: float,
+    forget_bias: Optional[float],
     dropout: Optional[float],
     gated: bool,
 ) -> None:
@@ -135,7 +138,7 @@ def _check(
             choices = ", ".join(map(str, values))
             without = "" if gated else " without gates (--layer-agg rnn)"
             raise UsageError(f"--lstm-{flag} {value} is unknown{without}: use one of {choices}")
-    if not math.isfinite(forget_bias):
+    if forget_bias is not None and not math.isfinite(forget_bias):
         raise UsageError(f"--lstm-forget-bias {forget_bias} is not a number: leave it out, or use one such as 1")
     if dropout is not None and not 0 <= dropout < 1:
         raise UsageError(f"--lstm-dropout {dropout} is no probability: use 0 to below 1, or leave it out")
@@ -147,7 +150,7 @@ def _check(
         raise UsageError(f"--lstm-hidden {hidden} cannot be halved by the GLU: use an even number")
     if merge == "two" and attn_residual:
         raise UsageError("--lstm-attn-residual does nothing with --lstm-merge two: leave it out, or use another merge")
-    if not gated and forget_bias:
+    if not gated and forget_bias is not None:
         raise UsageError("--lstm-forget-bias does nothing in the RNN, which has no gates: use --layer-agg lstm")
     if gated and merge != "add" and share in ("gate-encdec", "all"):
         raise UsageError(
@@ -172,7 +175,7 @@ class DepthwiseLstm(Aggregator):
         share: which parameters steps share: "none"; "gate": the gates of all layers of a stack; "gate-encdec": also
             between encoder and decoder; "all": also the hidden computation within a stack. With "two", the first and
             the second steps of the layers share among themselves.
-        forget_bias: start of the bias of the forget gate's norm
+        forget_bias: start of the bias of the forget gate's norm; default ``FORGET_BIAS``
         final_norm: a layer norm after the stack
         dropout: on h; default that of the stack
 
@@ -207,7 +210,7 @@ class DepthwiseLstm(Aggregator):
         merge: str = "add",
         attn_residual: bool = False,
         share: Optional[str] = None,
-        forget_bias: float = 0.0,
+        forget_bias: Optional[float] = None,
         final_norm: bool = False,
         dropout: Optional[float] = None,
     ):
@@ -217,6 +220,7 @@ class DepthwiseLstm(Aggregator):
         _check(ffn, hidden, glu, merge, attn_residual, self.share, forget_bias, dropout, self.has_gates)
         self.recompute = stack.recompute
         dropout = stack.dropout if dropout is None else dropout
+        forget_bias = FORGET_BIAS if forget_bias is None else forget_bias
         in_dim = 3 * dim if stack.side == "decoder" and merge == "concat" else 2 * dim
         width = None if ffn == 1 else hidden or 4 * dim
         # shared modules: one for each place of a step in its layer
@@ -239,7 +243,7 @@ class DepthwiseLstm(Aggregator):
         add("merge", "outputs of a decoder layer's attentions: add, concat, or two (a step after each)", metavar="HOW")
         add("attn-residual", "add a decoder layer's input to the query of its second attention", action="store_true")
         add("share", f"parameters that layers share: {', '.join(SHARE)} (default: gate; RNN: none)", metavar="WHAT")
-        add("forget-bias", "start of the forget gate's bias (default: 0)", type=float, metavar="X")
+        add("forget-bias", f"start of the forget gate's bias (default: {FORGET_BIAS:g})", type=float, metavar="X")
         add("final-norm", "a layer norm after each stack", action="store_true")
         add("dropout", "dropout on the hidden computation's output (default: --dropout)", type=float, metavar="P")
 
@@ -336,7 +340,7 @@ class DepthwiseLstm(Aggregator):
 class DepthwiseRnn(DepthwiseLstm):
     """The depth-wise RNN of one stack (Table 2): Out_i = h, without gates. The state is [Out].
 
-    Its arguments are those of :class:`DepthwiseLstm`; *share* is "none" (default) or "all", and *forget_bias* stays 0.
+    Its arguments are those of :class:`DepthwiseLstm`; *share* is "none" (default) or "all", and there is no *forget_bias*.
     """
 
     has_gates = False

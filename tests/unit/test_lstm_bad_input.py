@@ -48,6 +48,7 @@ def one_line(error):
             "--lstm-attn-residual does nothing with --lstm-merge two",
             "leave it out",
         ),
+        (RNN, {"lstm_forget_bias": 0.0}, "--lstm-forget-bias does nothing in the RNN", "use --layer-agg lstm"),
         (RNN, {"lstm_forget_bias": 1.0}, "--lstm-forget-bias does nothing in the RNN", "use --layer-agg lstm"),
         *(
             (

@@ -195,6 +195,7 @@ def relative_rows(model):
         (["--lstm-share", "none"], lambda m: [len(h.gates) for h in histories(m)] == [2, 2]),
         (["--lstm-share", "all"], lambda m: [len(h.hidden) for h in histories(m)] == [1, 1]),
         (["--lstm-share", "gate-encdec"], lambda m: m.encoder.history.gates[0] is m.decoder.history.gates[0]),
+        (["--lstm-forget-bias", "0"], lambda m: all(h.gates[0].norm_bias.eq(0).all() for h in histories(m))),
         (["--lstm-forget-bias", "2"], lambda m: all(h.gates[0].norm_bias[1].eq(2).all() for h in histories(m))),
         (["--lstm-dropout", "0.25", "--dropout", "0.5"], every_hidden(lambda h: h.dropout.p == 0.25)),
         (["--dropout", "0.5"], every_hidden(lambda h: h.dropout.p == 0.5)),
@@ -220,6 +221,12 @@ def test_flags_reach_both_stacks(flags, check, dictionary):
         args = options.parse_args_and_arch(options.get_training_parser(), input_args=["data", *line])
         model = DeepTransformerModel.build_model(args, task)
         assert bool(check(model)) is expected
+
+
+def test_forget_gates_alone_are_open_at_the_start(build):
+    for history in histories(build(TINY)):
+        bias = history.gates[0].norm_bias
+        assert bias[1].eq(3).all() and bias[[0, 2]].eq(0).all()
 
 
 def test_layers_are_their_attention_alone(build):
@@ -249,7 +256,7 @@ def test_dropout_acts_on_the_output_of_each_attention(build):
 @pytest.mark.parametrize("depth", [6, 24])
 @pytest.mark.parametrize("flags", [{}, {"lstm_merge": "two"}, {"lstm_merge": "concat"}, {"lstm_ffn": 1}], ids=str)
 def test_activations_stay_in_range_at_the_start(depth, flags, build, dictionary):
-    """Of each layer, not only of the last: Out and Cell neither vanish nor explode, and gates are half open."""
+    """Of each layer, not only of the last: Out and Cell neither vanish nor explode; the forget gates are nearly open."""
     size = {"encoder_layers": depth, "decoder_layers": depth, "encoder_embed_dim": 64, "decoder_embed_dim": 64}
     model = build("transformer_lstm_6l", **size, **flags).eval()
     states, gates = [], []
@@ -271,9 +278,9 @@ def test_activations_stay_in_range_at_the_start(depth, flags, build, dictionary)
     for out, cell in states:
         assert 0.1 < out.std() < 1.0
         assert 0.2 < cell.std() < 1.5
-    for gate in torch.cat(gates, dim=1):
-        assert gate.mean() == pytest.approx(0.5, abs=0.02)
-        assert 0.1 < gate.std() < 0.3, "open to different degrees"
+    for gate, mean in zip(torch.cat(gates, dim=1), (0.5, 0.93, 0.5)):
+        assert gate.mean() == pytest.approx(mean, abs=0.02)
+        assert 0.04 < gate.std() < 0.3, "open to different degrees"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,150 @@
+"""Train the systems of a claim, judge its statements, write its table and picture. ``run.sh`` calls it."""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import fit
+import judge
+import page
+import speed
+from corpus import run as run_helper
+from definitions import CLAIMS, PAPERS, SCALES, WIDTHS
+from report import read_json
+
+from fairseq_deep.registry import nearest
+from fairseq_deep.tools import UserError, format_table, write_text
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+COMPARE = os.path.join(os.path.dirname(HERE), "compare", "run.sh")
+LEAST = {"train": 5000, "test": 200}
+"""Sentence pairs below which nothing can be seen: no model would translate, or no difference be significant."""
+
+
+def parse(words):
+    """Options before a lone --; after it the number of claims, the claims, and flags for all trainings."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    texts = ("scale", "data", "source-lang", "target-lang", "seeds", "updates", "exp", "ngpu", "precision", "workers")
+    for name in texts:
+        parser.add_argument(f"--{name}", required=True)
+    for name in ("list", "demo", "dry-run", "table-only", "speed"):
+        parser.add_argument(f"--{name}", type=lambda text: text == "true", required=True)
+    for name in ("jobs", "resamples", "rounds"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    middle = words.index("--")
+    args, rest = parser.parse_args(words[:middle]), words[middle + 1 :]
+    args.claims, args.flags = rest[1 : 1 + int(rest[0])], rest[1 + int(rest[0]) :]
+    return args
+
+
+def check(args):
+    """Refuse what cannot work before anything is trained."""
+    if not args.claims:
+        raise UserError("no claim named: give one or more, as in: run.sh --data DIR depth (--list shows them)")
+    for name in args.claims:
+        if name not in CLAIMS:
+            raise UserError(f"there is no claim '{name}'{nearest(name, CLAIMS)}: --list shows them")
+    if not args.data and not args.demo:
+        names = f"{{train,valid,test}}.{{{args.source_lang},{args.target_lang}}}"
+        raise UserError(f"--data is missing: a folder with {names}, plain or .gz (or --demo)")
+    if args.resamples < 100:
+        raise UserError(f"--resamples {args.resamples} is too few for a p of 0.05: use 100 or more")
+    if args.rounds < 1:
+        raise UserError("--rounds must be at least 1: how often each system is timed")
+    for split, least in LEAST.items() if args.data else ():
+        count = _lines(args.data, f"{split}.{args.target_lang}", least)
+        if count is not None and count < least:
+            raise UserError(
+                f"{args.data} has {count:,} sentence pairs of {split}, too few to judge a claim: give {least:,} or more"
+            )
+
+
+def _lines(folder, name, enough):
+    """Number of lines, counted up to *enough*; None where there is no such file (the recipe says so)."""
+    import gzip
+
+    for path, opener in ((os.path.join(folder, name), open), (os.path.join(folder, f"{name}.gz"), gzip.open)):
+        if os.path.isfile(path):
+            with opener(path, "rb") as stream:
+                return sum(1 for _, _ in zip(range(enough), stream))
+    return None
+
+
+def list_claims():
+    rows = [("claim", "systems", "source", "")]
+    rows += [(name, str(len(claim.systems)), claim.source, claim.title) for name, claim in CLAIMS.items()]
+    print(format_table(rows, right=(1,)))
+    print("\n" + "\n".join(f"{short}: {paper}" for short, paper in PAPERS.items()))
+
+
+def compare_command(args, name):
+    """compare's run.sh for the systems of the claim *name*."""
+    claim = CLAIMS[name]
+    options, flags = map(str.split, SCALES[args.scale][claim.group])
+    hidden = str(3 * WIDTHS[args.scale])
+    words = [COMPARE, *options, "--exp", group_folder(args, claim), "--tables", os.path.join(args.exp, name)]
+    words += ["--seeds", args.seeds, "--jobs", str(args.jobs), "--ngpu", args.ngpu, "--precision", args.precision]
+    words += ["--source-lang", args.source_lang, "--target-lang", args.target_lang, "--workers", args.workers]
+    words += ["--bootstrap", str(args.resamples), *(["--data", args.data] if args.data else ["--demo"])]
+    if args.updates != "auto":
+        words += ["--updates", args.updates]
+    words += [flag for flag in ("--dry-run", "--table-only") if getattr(args, flag[2:].replace("-", "_"))]
+    words += [f"{system.label}={system.words.format(hidden=hidden)}" for system in claim.systems]
+    return [*words, "--", *flags, *args.flags]
+
+
+def group_folder(args, claim):
+    return os.path.join(args.exp, "trainings", claim.group)
+
+
+def run_claim(args, name):
+    """All of one claim; returns compare's exit status."""
+    claim, folder = CLAIMS[name], os.path.join(args.exp, name)
+    print(f"{name}: {claim.title} ({claim.source})", flush=True)
+    status = subprocess.run(compare_command(args, name)).returncode
+    if args.dry_run or status not in (0, 1):  # 1: some trainings failed, the others are in the table
+        return status
+    found = read_json(os.path.join(folder, "table.json"))
+    systems = judge.systems(claim, found, group_folder(args, claim))
+    timed, fitted = {}, {}
+    if "speed" in claim.extras and args.speed:
+        timed = speed.measure(systems, folder, args)
+    if "fit" in claim.extras:
+        fitted = fit.measure(systems, args)
+    verdicts = [judge.judge(statement, systems, timed, args.resamples) for statement in claim.statements]
+    text = page.write(folder, claim, systems, verdicts, found, timed, fitted)
+    record = {"claim": name, "systems": systems, "statements": verdicts, "speed": timed, "fit": fitted}
+    write_text(os.path.join(folder, "claim.json"), json.dumps(record, indent=1) + "\n")
+    print(f"\n{text}\n-> {folder}: claim.md, claim.json, {page.pictures(folder, claim, systems, timed)}")
+    return status
+
+
+def main():
+    args = parse(sys.argv[1:])
+    if args.list:
+        list_claims()
+        return 0
+    check(args)
+    worst = 0
+    for name in args.claims:
+        status = run_claim(args, name)
+        if status not in (0, 1):
+            print(f"{name}: stopped; the same command goes on: {shlex.join(args.claims)}", file=sys.stderr)
+            return status
+        worst = max(worst, status)
+    return worst
+
+
+def guarded():
+    try:
+        return main()
+    except UserError as problem:
+        print("error: " + " ".join(str(problem).split()), file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    run_helper(guarded)

@@ -1,0 +1,315 @@
+"""The papers' claims: which systems each needs, what it says of them, and the settings at which they are trained.
+
+A claim is a list of systems (as ``examples/compare`` takes them, with the score that the paper prints) and of
+statements about them. Claims of one group are trained under equal conditions in one folder, so that they share
+trainings.
+"""
+
+from dataclasses import dataclass, field
+from typing import Dict, Optional, Tuple
+
+PAPERS = {
+    "W19": "Wang et al., 2019, Learning Deep Transformer Models for Machine Translation",
+    "X20": "Xu et al., 2020, Lipschitz Constrained Parameter Initialization for Deep Transformers",
+    "Z19": "Zhang et al., 2019, Improving Deep Transformer with Depth-Scaled Initialization and Merged Attention",
+    "X24": "Xu et al., 2024, Rewiring the Transformer with Depth-Wise LSTMs",
+}
+
+
+@dataclass(frozen=True)
+class System:
+    """A system of a claim.
+
+    Attributes:
+        label: its name in the table, and its folder
+        words: architecture and flags; ``{hidden}`` stands for three times the width
+        paper: BLEU that the paper prints, or what it says instead
+        depth: where the picture of the claim has it on the axis of depth
+        line: the line of that picture that it belongs to
+    """
+
+    label: str
+    words: str
+    paper: str = "-"
+    depth: Optional[int] = None
+    line: str = ""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One thing that a paper says of its systems, in a form that figures decide.
+
+    Attributes:
+        kind: "higher" (*left* is better than *right* in BLEU, or in valid loss where nothing is translated), "trains"
+            (*left* has learned to use its source) or "fails" (it has not), "faster" (*left* decodes faster than
+            *right*), "as good" (*left* is not significantly worse than *right*)
+        text: what it says
+    """
+
+    kind: str
+    left: str
+    right: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a paper.
+
+    Attributes:
+        title: what it is about
+        source: paper and table
+        sentence: what the paper says, in its words or in ours
+        group: of ``GROUPS``
+        systems: the first one is what the others are compared with
+        extras: what is measured or drawn beside the table, of "speed", "depth", "weights", "fit"
+    """
+
+    title: str
+    source: str
+    sentence: str
+    group: str
+    systems: Tuple[System, ...]
+    statements: Tuple[Statement, ...]
+    extras: Tuple[str, ...] = field(default=())
+
+
+def _layers(encoder: int, decoder: int = 6) -> str:
+    return f" --encoder-layers {encoder} --decoder-layers {decoder}"
+
+
+def _both(layers: int) -> str:
+    return _layers(layers, layers)
+
+
+POST, PRE = "postnorm_6l --deep-init xavier", "prenorm_6l --deep-init xavier"
+_PRE = {
+    6: System("pre_6", "prenorm_6l", "27.1", 6, "pre-norm"),
+    12: System("pre_12", "prenorm_6l" + _layers(12), "-", 12, "pre-norm"),
+    20: System("pre_20", "prenorm_6l" + _layers(20), "28.9", 20, "pre-norm"),
+    30: System("pre_30", "prenorm_6l" + _layers(30), "-", 30, "pre-norm"),
+}
+_DLCL = {
+    6: System("dlcl_6", "dlcl_6l", "27.3", 6, "DLCL"),
+    12: System("dlcl_12", "dlcl_6l" + _layers(12), "-", 12, "DLCL"),
+    20: System("dlcl_20", "dlcl_6l" + _layers(20), "28.80", 20, "DLCL"),
+    30: System("dlcl_30", "dlcl_6l" + _layers(30), "29.3", 30, "DLCL"),
+}
+
+CLAIMS: Dict[str, Claim] = {
+    "deep-post-norm": Claim(
+        "Deep post-norm stacks from Xavier's start do not train; with X20, Z19, DLCL or pre-norm they do",
+        "X20 Tables 1 and 3, Z19 Table 3, W19 Table 1",
+        "X20: 'deep v1 models do not suffer from convergence problem anymore with our new parameter initialization'",
+        "deep",
+        (
+            System("xavier", POST + _both(18), "fails"),
+            System("xavier_embnorm", f"{POST} --layernorm-embedding{_both(18)}", "fails"),
+            System("lipschitz", f"postnorm_6l --deep-init lipschitz{_both(18)}", "29.05"),
+            System("lipschitz_embnorm", f"postnorm_6l --deep-init lipschitz --layernorm-embedding{_both(18)}", "29.05"),
+            System("ds", f"postnorm_6l --deep-init ds{_both(18)}", "28.42 (20 + 20)"),
+            System("dlcl_post", f"{POST} --layer-agg dlcl{_both(18)}", "29.2 (25 + 6)"),
+            System("pre", PRE + _both(18), "28.60"),
+        ),
+        (
+            Statement("fails", "xavier"),
+            Statement("fails", "xavier_embnorm", text="the norm on the embeddings does not cure it"),
+            Statement("trains", "lipschitz"),
+            Statement("trains", "lipschitz_embnorm"),
+            Statement("trains", "ds"),
+            Statement("trains", "dlcl_post"),
+            Statement("trains", "pre"),
+            Statement("higher", "lipschitz_embnorm", "xavier_embnorm", "X20 against its own control"),
+            Statement("higher", "ds", "xavier"),
+        ),
+    ),
+    "depth": Claim(
+        "Deeper encoders translate better; plain pre-norm up to some 20 layers, DLCL up to 30",
+        "W19 Figs. 3 and 4, Table 1",
+        "W19: 'both methods benefit from an increase in encoder depth at the beginning'; 'pre-norm Transformer "
+        "degenerates earlier'; 'the speed decreases linearly with the number of encoder layers'",
+        "pre",
+        (*_PRE.values(), *_DLCL.values()),
+        (
+            Statement("higher", "pre_12", "pre_6"),
+            Statement("higher", "pre_20", "pre_6"),
+            Statement("higher", "dlcl_20", "dlcl_6"),
+            Statement("higher", "dlcl_30", "dlcl_6"),
+            Statement("higher", "dlcl_20", "pre_20"),
+            Statement("higher", "dlcl_30", "pre_30"),
+            Statement("higher", "dlcl_30", "pre_20", "the deepest DLCL beats the best plain stack"),
+            Statement("faster", "dlcl_6", "dlcl_30"),
+        ),
+        ("speed", "depth"),
+    ),
+    "lstm": Claim(
+        "RNN < plain < depth-wise LSTM, and deeper LSTMs are better",
+        "X24 Tables 2 and 6",
+        "X24: 'depth-wise LSTM outperforming the vanilla Transformer'; the RNN 'is able to converge, but its "
+        "performance is much worse'",
+        "pre",
+        (
+            System("pre_6", "prenorm_6l", "27.55", 6, "pre-norm"),
+            System("rnn_6", "rnn_6l", "23.24"),
+            System("lstm_6", "lstm_6l", "28.53", 6, "LSTM"),
+            System("pre_3_3", "prenorm_6l" + _both(3), "26.36", 3, "pre-norm"),
+            System("lstm_3_3", "lstm_6l" + _both(3), "27.38", 3, "LSTM"),
+            System("pre_12_12", "prenorm_6l" + _both(12), "28.12", 12, "pre-norm"),
+            System("lstm_12_12", "lstm_6l" + _both(12), "29.26", 12, "LSTM"),
+        ),
+        (
+            Statement("trains", "rnn_6"),
+            Statement("higher", "pre_6", "rnn_6"),
+            Statement("higher", "lstm_6", "pre_6"),
+            Statement("higher", "lstm_6", "lstm_3_3"),
+            Statement("higher", "lstm_12_12", "lstm_6"),
+            Statement("higher", "lstm_3_3", "pre_3_3"),
+            Statement("higher", "lstm_12_12", "pre_12_12"),
+            Statement("faster", "pre_6", "lstm_6"),
+        ),
+        ("speed", "depth"),
+    ),
+    "lstm-ablations": Claim(
+        "The LSTM's hidden layer, merge and sharing",
+        "X24 Tables 3 to 5",
+        "X24: two layers are better than one, which still beats the plain model; addition than concatenation; two "
+        "LSTMs are the best; sharing the gates is better than sharing all or nothing",
+        "pre",
+        (
+            System("lstm_6", "lstm_6l", "28.53"),
+            System("pre_6", "prenorm_6l", "27.55"),
+            System("lstm_1layer", "lstm_6l --lstm-ffn 1", "27.84"),
+            System("lstm_narrow", "lstm_6l --lstm-hidden {hidden}", "28.20"),
+            System("lstm_concat", "lstm_6l --lstm-merge concat", "28.26"),
+            System("lstm_two", "lstm_6l --lstm-merge two", "28.81"),
+            System("lstm_share_all", "lstm_6l --lstm-share all", "26.94"),
+            System("lstm_share_none", "lstm_6l --lstm-share none", "28.25"),
+            System("lstm_gate_encdec", "lstm_6l --lstm-share gate-encdec"),
+        ),
+        (
+            Statement("higher", "lstm_6", "lstm_1layer"),
+            Statement("higher", "lstm_1layer", "pre_6"),
+            Statement("higher", "lstm_narrow", "pre_6"),
+            Statement("higher", "lstm_6", "lstm_concat"),
+            Statement("higher", "lstm_two", "lstm_6"),
+            Statement("higher", "lstm_6", "lstm_share_all"),
+            Statement("higher", "lstm_6", "lstm_share_none"),
+        ),
+    ),
+    "merged-attention": Claim(
+        "Merged attention keeps the quality and decodes faster",
+        "Z19 Table 3, rows 1 to 7",
+        "Z19: MAtt has 27.49 beside 27.59 at 1.54 times the speed; with self-attention 1.03 times, with average "
+        "attention 1.35 times",
+        "post",
+        (
+            System("base", POST, "27.59"),
+            System("t2t", PRE, "27.20"),
+            System("ds", "postnorm_6l --deep-init ds", "27.50"),
+            System("matt", f"{POST} --decoder-attn merged", "27.49"),
+            System("matt_ds", "postnorm_6l --deep-init ds --decoder-attn merged", "27.35"),
+            System("matt_self", f"{POST} --decoder-attn merged-self", "27.41"),
+            System("matt_average", f"{POST} --decoder-attn merged-average", "27.36"),
+            System("average", f"{POST} --decoder-attn average"),
+        ),
+        (
+            Statement("as good", "matt", "base"),
+            Statement("as good", "matt_ds", "base"),
+            Statement("as good", "matt", "matt_self"),
+            Statement("as good", "matt", "matt_average"),
+            Statement("faster", "matt", "base"),
+            Statement("faster", "matt", "matt_self"),
+            Statement("faster", "matt", "matt_average"),
+            Statement("faster", "matt_average", "base"),
+        ),
+        ("speed",),
+    ),
+    "one-sided": Claim(
+        "DS-Init is needed in both stacks, and without it 12 layers fail",
+        "Z19 Table 3, rows 9 and 10, and Section 6.3",
+        "Z19: 'we also attempt to apply DS-Init on the encoder alone or the decoder alone for 12-layer models. "
+        "Unfortunately, both variants lead to unstable optimization'",
+        "post",
+        (
+            System("ds_12", f"postnorm_6l --deep-init ds{_both(12)}", "28.27"),
+            System("base_12", POST + _both(12), "fails"),
+            System("matt_12", f"{POST} --decoder-attn merged{_both(12)}", "fails"),
+            System("ds_encoder_12", f"{POST} --encoder-deep-init ds{_both(12)}", "unstable (27.89 clipped)"),
+            System("ds_decoder_12", f"{POST} --decoder-deep-init ds{_both(12)}", "unstable (fails clipped)"),
+            System("matt_ds_12", f"postnorm_6l --deep-init ds --decoder-attn merged{_both(12)}", "28.55"),
+        ),
+        (
+            Statement("fails", "base_12"),
+            Statement("fails", "matt_12"),
+            Statement("trains", "ds_12"),
+            Statement("higher", "ds_12", "ds_encoder_12"),
+            Statement("higher", "ds_12", "ds_decoder_12"),
+            Statement("higher", "matt_ds_12", "ds_12"),
+        ),
+    ),
+    "dlcl-ablations": Claim(
+        "DLCL's learned weights and norms both help",
+        "W19 Table 6 and Fig. 5",
+        "W19: 28.80 with all; without norms 28.67; weights fixed at 1 28.22, at 1/N 28.51 (28.23 without norms)",
+        "pre",
+        (
+            _DLCL[20],
+            _PRE[20],
+            System("dlcl_20_no_norm", "dlcl_6l" + _layers(20) + " --dlcl-no-norm", "28.67"),
+            System("dlcl_20_one", "dlcl_6l" + _layers(20) + " --dlcl-init one --dlcl-fixed", "28.22"),
+            System("dlcl_20_mean", "dlcl_6l" + _layers(20) + " --dlcl-fixed", "28.51"),
+            System("dlcl_20_mean_no_norm", "dlcl_6l" + _layers(20) + " --dlcl-fixed --dlcl-no-norm", "28.23"),
+        ),
+        (
+            Statement("higher", "dlcl_20", "dlcl_20_no_norm"),
+            Statement("higher", "dlcl_20", "dlcl_20_one"),
+            Statement("higher", "dlcl_20", "dlcl_20_mean"),
+            Statement("higher", "dlcl_20_mean", "dlcl_20_mean_no_norm"),
+            Statement("higher", "dlcl_20", "pre_20"),
+        ),
+        ("weights",),
+    ),
+    "generalisation": Claim(
+        "DS-Init fits the training text best, and with merged attention the development text",
+        "Z19 Table 4",
+        "Z19: 'the success of DS-Init+MAtt comes from its better generalization rather than better fitting training "
+        "data'",
+        "post",
+        (
+            System("base", POST, "26.16 (train 28.64)"),
+            System("ds_12", f"postnorm_6l --deep-init ds{_both(12)}", "26.44 (train 29.63)"),
+            System("t2t_12", PRE + _both(12), "26.16 (train 29.75)"),
+            System("matt_ds_12", f"postnorm_6l --deep-init ds --decoder-attn merged{_both(12)}", "26.51 (train 29.43)"),
+        ),
+        (
+            Statement("higher", "ds_12", "base"),
+            Statement("higher", "ds_12", "t2t_12"),
+            Statement("higher", "matt_ds_12", "ds_12"),
+        ),
+        ("fit",),
+    ),
+}
+
+# flags of compare's run.sh, and after "--" those of fairseq-train, by scale and group
+SCALES = {
+    "mini": {
+        "pre": (
+            "--conf mini --max-tokens 1500 --batch-tokens 1500 --bpe-merges 4000 --updates 1000 --gen-batch 100",
+            "--dropout 0.1 --lr 0.002 --warmup-updates 300",
+        ),
+        "post": (
+            "--conf mini --max-tokens 1500 --batch-tokens 1500 --bpe-merges 4000 --updates 1000 --gen-batch 100",
+            "--dropout 0.1 --lr 0.0007 --warmup-updates 400",
+        ),
+        "deep": (
+            "--conf mini --max-tokens 1500 --batch-tokens 1500 --bpe-merges 4000 --updates 600 --translate false",
+            "--dropout 0.1 --lr 0.0005 --warmup-updates 400",
+        ),
+    },
+    "base": {
+        "pre": ("--conf base --updates 15000", "--dropout 0.1"),
+        "post": ("--conf base --updates 15000", "--dropout 0.1 --lr 0.0007"),
+        "deep": ("--conf base --updates 4000 --translate false", "--dropout 0.1 --lr 0.0005"),
+    },
+}
+WIDTHS = {"mini": 128, "base": 512}

@@ -1,0 +1,136 @@
+"""The page of a claim: what the paper says, the table, what holds, and its pictures."""
+
+import os
+import subprocess
+import sys
+
+from fairseq_deep.tools import write_text
+
+# column, figure, format, with least and most of the seeds
+COLUMNS = (
+    ("valid loss", "valid_loss", ".3f", True),
+    ("BLEU", "bleu", ".2f", True),
+    ("chrF", "chrf", ".1f", False),
+    ("source gain", "source_gain", ".2f", False),
+)
+FIT = (("train BLEU", "train_bleu"), ("dev BLEU", "dev_bleu"), ("train ppl", "train_ppl"), ("dev ppl", "dev_ppl"))
+
+
+def write(folder, claim, records, verdicts, facts, timed, fitted):
+    """Write ``claim.md``; return its text."""
+    parts = [
+        f"# {claim.title}",
+        f"{claim.source}. {claim.sentence}",
+        _markdown(_table(records, timed, fitted)),
+        _markdown(_statements(verdicts)),
+        _notes(records, facts, timed),
+    ]
+    text = "\n\n".join(parts) + "\n"
+    write_text(os.path.join(folder, "claim.md"), text)
+    return text
+
+
+def _table(records, timed, fitted):
+    columns = [column for column in COLUMNS if any(record.get(column[1]) for record in records)]
+    base = next((timed[record["label"]] for record in records if record["label"] in timed), None)
+    head = ["system", "paper's BLEU", "seeds", "parameters", *(column[0] for column in columns)]
+    head += [name for name, _ in FIT] if fitted else []
+    head += ["decoding (tokens/s)", "relative", "step (s)", "loss at equal time"] if base else []
+    equal = equal_time(records, timed)
+    rows = [head]
+    for record in records:
+        parameters = record.get("parameters")
+        row = [record["label"], record["paper"], str(len(record["done"])), f"{parameters:,}" if parameters else "-"]
+        row += [_figure(record.get(figure), form, spread) for _, figure, form, spread in columns]
+        if fitted:
+            own = fitted.get(record["label"], {})
+            row += [f"{own[key]:.2f}" if key in own else "-" for _, key in FIT]
+        if base:
+            row += _times(timed.get(record["label"]), base, equal.get(record["label"]))
+        rows.append(row)
+    return rows
+
+
+def _figure(value, form, spread):
+    if value is None:
+        return "-"
+    text = format(value["mean"], form)
+    if spread and value["std"] is not None:
+        text += f" [{format(value['min'], form)}, {format(value['max'], form)}]"
+    return text
+
+
+def _times(own, base, loss):
+    if not own:
+        return ["-"] * 4
+    relative = own["tokens_per_second"] / base["tokens_per_second"]
+    return [f"{own['tokens_per_second']:.0f}", f"{relative:.2f}", f"{own['step_seconds']:.3f}",
+            "-" if loss is None else f"{loss:.3f}"]  # fmt: skip
+
+
+def equal_time(records, timed):
+    """{label: valid loss, a mean over the seeds, at the time when the fastest system is done}."""
+    from results import loss_at
+
+    known = [record for record in records if record["done"] and record["label"] in timed]
+    curves = {
+        record["label"]: [{int(u): loss for u, loss in record["curve"][str(s)].items()} for s in record["done"]]
+        for record in known
+    }
+    steps = {record["label"]: timed[record["label"]]["step_seconds"] for record in known}
+    end = min((steps[label] * max(curve) for label, found in curves.items() for curve in found), default=0.0)
+    found = {}
+    for label, own in curves.items():
+        losses = [loss_at(curve, end / steps[label]) for curve in own]
+        found[label] = None if None in losses else sum(losses) / len(losses)
+    return found
+
+
+def _statements(verdicts):
+    rows = [["statement", "here", "holds"]]
+    for verdict in verdicts:
+        why = f" ({verdict['why']})" if verdict.get("why") else ""
+        rows.append([verdict["text"], verdict["found"], verdict["verdict"] + why])
+    return rows
+
+
+def _markdown(rows):
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
+
+
+def _notes(records, facts, timed):
+    where = f"{facts.get('updates')} updates of {facts.get('tokens_per_update')} tokens, {facts.get('precision')}, "
+    where += f"{facts.get('devices')} ({facts.get('hardware')}), commit {facts.get('commit')}, {facts.get('date')}."
+    lines = [
+        where,
+        "Means over seeds [least, most]. Differences are of the same seeds; p: sacreBLEU's paired bootstrap, seed by "
+        "seed, and Student's t over three seeds or more. yes: so in each seed, and p < 0.05. source gain: by how many "
+        "nats a word the loss rises with another sentence's source; 0.1 counts as learned.",
+    ]
+    if timed:
+        lines.append("Times: medians of rounds in which all systems took turns; decoding of the validation set.")
+    if facts.get("signature"):
+        lines.append(f"BLEU: {facts['signature']}; bootstrap: {facts.get('bootstrap') or '-'}")
+    systems = "\n".join(f"- {record['label']}: {record.get('command', 'not trained')}" for record in records)
+    return "\n\n".join([*lines, systems])
+
+
+def pictures(folder, claim, records, timed):
+    """Draw what the claim asks for beside compare's own picture; return what is there, in words."""
+    drawn = ["picture.png"]
+    try:
+        import draw
+    except ImportError as error:
+        return f"no picture: {error}; pip install matplotlib"
+    if "depth" in claim.extras and any(record["done"] for record in records):
+        draw.by_depth(records, timed, os.path.join(folder, "depth.png"))
+        drawn.append("depth.png")
+    if "weights" in claim.extras and records[0]["done"]:
+        run = records[0]["folders"][records[0]["done"][0]]
+        words = ["plot", "weights", os.path.join(run, "checkpoints", "checkpoint_last.pt")]
+        words += ["--output", os.path.join(folder, "weights.png")]
+        if not subprocess.run([sys.executable, "-m", "fairseq_deep", *words], stdout=subprocess.DEVNULL).returncode:
+            drawn.append("weights.png")
+    return ", ".join(drawn)

@@ -1,0 +1,99 @@
+"""How fast the trained systems of a claim decode and train: each in a process of its own, in turns.
+
+A figure is the median of its rounds. What was measured stays in ``speed.json`` of the claim's folder; when one of the
+systems has been trained since, all are timed anew: only what ran in turns can be compared.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import statistics
+import subprocess
+
+from report import read_json
+
+from fairseq_deep.tools import UserError, write_text
+
+DECODED = re.compile(r"Translated ([\d,]+) sentences .* ([\d.]+) sentences/s, ([\d.]+) tokens/s")
+STEP = re.compile(r'"wps": "([\d.]+)", .*"wpb": "([\d.]+)"')
+UPDATES = 40
+SUBSET = "valid"
+
+
+def measure(records, folder, args):
+    """{label: {"tokens_per_second", "rounds", "step_seconds"}} of the systems that are trained.
+
+    Raises:
+        UserError: a command failed
+    """
+    trained = {record["label"]: record["folders"][record["done"][0]] for record in records if record["done"]}
+    path = os.path.join(folder, "speed.json")
+    key = {label: os.path.getmtime(os.path.join(run, "averaged.pt")) for label, run in trained.items()}
+    kept = read_json(path)
+    if kept.get("key") == key and kept.get("rounds") == args.rounds:
+        return kept["systems"]
+    if args.table_only:
+        return {}
+    decoded, steps = {label: [] for label in trained}, {label: [] for label in trained}
+    for turn in range(args.rounds):
+        for label, training in trained.items():
+            print(f"timing {label}, round {turn + 1} of {args.rounds}", flush=True)
+            decoded[label].append(_decode(training))
+            steps[label].append(_train(training))
+    found = {
+        label: {
+            "tokens_per_second": statistics.median(decoded[label]),
+            "rounds": decoded[label],
+            "step_seconds": statistics.median(steps[label]),
+        }
+        for label in trained
+    }
+    write_text(path, json.dumps({"key": key, "rounds": args.rounds, "systems": found}, indent=1) + "\n")
+    return found
+
+
+def run(words, folder, what):
+    """What the command prints.
+
+    Raises:
+        UserError: it failed
+    """
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UserError(f"{folder}: {what} failed: {reason}")
+    return done.stdout + done.stderr
+
+
+def generate_command(folder, subset):
+    """The recipe's own ``fairseq-generate`` for *subset* of the text of the run in *folder*."""
+    with open(os.path.join(folder, "cmd.sh"), encoding="utf-8") as stream:
+        words = shlex.split(stream.read().splitlines()[-1])
+    middle = words.index("--")
+    dry = [*words[:middle], "--subsets", "test", "--stage", "6", "--stop-stage", "6", "--dry-run", *words[middle:]]
+    line = next(line for line in run(dry, folder, "plan").splitlines() if line.startswith("fairseq-generate "))
+    command = shlex.split(line)
+    command[command.index("--gen-subset") + 1] = subset
+    return command
+
+
+def _decode(folder):
+    """Tokens a second of ``fairseq-generate`` on the validation set, as the recipe translates."""
+    text = run(generate_command(folder, SUBSET), folder, "decoding")
+    return float(DECODED.findall(text)[-1][2])
+
+
+def _train(folder):
+    """Seconds of an update: the median of some updates at the start of the training."""
+    with open(os.path.join(folder, "train.sh"), encoding="utf-8") as stream:
+        words = shlex.split(stream.read())
+    scratch = os.path.join(folder, "timing")
+    own = ["--save-dir", scratch, "--no-save", "--disable-validation", "--max-update", str(UPDATES)]
+    try:
+        text = run([*words, *own, "--log-interval", "5"], folder, "training")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    steps = [float(batch) / float(rate) for rate, batch in STEP.findall(text) if float(rate) > 0]
+    return statistics.median(steps[1:])
