@@ -1,12 +1,13 @@
 """What came out of the trainings of a comparison: figures of each seed, their spread, and the paired bootstrap."""
 
 import json
-import logging
 import os
 import re
 import statistics
 
 from report import read_json
+
+from fairseq_deep.tools.significance import paired_bootstrap, read_run
 
 SPEED = re.compile(r"\(([\d.]+) sentences/s, ([\d.]+) tokens/s\)")
 # figures that have a mean and a spread over the seeds
@@ -133,31 +134,20 @@ def _median(values):
 
 
 def bootstrap(found, resamples):
-    """sacreBLEU's paired bootstrap between the first system and each other, seed by seed: adds "p" to the figures."""
+    """The paired bootstrap between the first system and each other, seed by seed: adds "p" to the figures."""
     from sacrebleu.metrics import BLEU
-    from sacrebleu.significance import PairedTest
 
-    logging.getLogger("sacrebleu").setLevel(logging.ERROR)
     first = found[0]
     for seed in first["done"]:
         others = [row for row in found[1:] if seed in row["done"]]
         if not others:
             continue
-        named = [(row["system"], _lines(row["folders"][seed], "hyp")) for row in (first, *others)]
-        references = [_lines(first["folders"][seed], "ref")]
-        signatures, scores = PairedTest(named, {"BLEU": BLEU(force=True)}, references, "bs", resamples)()
-        for row, (_, lines), score in zip(others, named[1:], scores["BLEU"][1:]):
-            # its formula takes twice the same text for a sure difference
-            row["seeds"][seed].update(p=1.0 if lines == named[0][1] else score.p_value)
-        first["seeds"][seed].update(bootstrap=str(signatures["BLEU"]))
-
-
-def _lines(folder, kind):
-    """The detokenised translations or references that were scored."""
-    name = next(name for name in sorted(os.listdir(folder)) if name.startswith(f"test.{kind}."))
-    with open(os.path.join(folder, name), encoding="utf-8") as stream:
-        text = stream.read()
-    return (text[:-1] if text.endswith("\n") else text).split("\n")
+        _, references = read_run(first["folders"][seed])
+        named = [(row["system"], read_run(row["folders"][seed])[0]) for row in (first, *others)]
+        measured = paired_bootstrap(named, references, {"BLEU": BLEU(force=True)}, resamples)["BLEU"]
+        for row, result in zip(others, measured.results[1:]):
+            row["seeds"][seed].update(p=result.p_value)
+        first["seeds"][seed].update(bootstrap=measured.signature)
 
 
 def facts(found):

@@ -1,7 +1,9 @@
 """The command ``fairseq-deep``: one module per sub-command (listed in `main.py`), and what they share."""
 
+import argparse
 import contextlib
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,6 +12,13 @@ from fairseq_deep import compat
 
 class UserError(Exception):
     """A mistake in the input: `main` prints it as one line and exits with code 2."""
+
+
+def at_least_one(text: str) -> int:
+    """Type of an argument: a whole number of at least 1."""
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
+    return int(text)
 
 
 def format_table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), indent: str = "") -> str:
@@ -54,6 +63,25 @@ def write_text(path: str, text: str) -> None:
     """Write `text` to `path` as UTF-8, whole or not at all."""
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
         file.write(text)
+
+
+def read_lines(path: str) -> list[str]:
+    r"""Return the lines of a UTF-8 file, split at ``\n`` alone, so that U+2028 or U+0085 inside a line do no harm."""
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read()
+        else:
+            with open(path, "rb") as file:
+                data = file.read()
+        text = data.decode("utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path} is not UTF-8 (line {line}); convert it with iconv") from error
+    if not text:
+        raise UserError(f"{path} is empty (0 lines)")
+    return text[:-1].split("\n") if text.endswith("\n") else text.split("\n")
 
 
 def load_checkpoint(path: str) -> dict[str, Any]:

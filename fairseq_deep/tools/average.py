@@ -10,7 +10,7 @@ import re
 import sys
 from typing import Any, NamedTuple, Optional
 
-from fairseq_deep.tools import UserError, check_output_path, load_checkpoint, save_checkpoint
+from fairseq_deep.tools import UserError, at_least_one, check_output_path, load_checkpoint, save_checkpoint
 
 _EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 _UPDATE = re.compile(r"checkpoint_(\d+)_(\d+)\.pt")
@@ -24,10 +24,11 @@ _NOT_AVERAGED = ("version", "_float_tensor")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the choice of checkpoints and the output."""
     choice = parser.add_mutually_exclusive_group(required=True)
+    count: dict[str, Any] = {"type": at_least_one, "metavar": "N"}
     choice.add_argument("--inputs", nargs="+", metavar="FILE", help="the checkpoints")
-    choice.add_argument("--last", type=_count, metavar="N", help="the newest N epoch checkpoints (checkpointE.pt)")
-    choice.add_argument("--last-updates", type=_count, metavar="N", help="the newest N update ones (checkpoint_E_U.pt)")
-    choice.add_argument("--best", type=_count, metavar="N", help="the best N (checkpoint.best_METRIC_VALUE.pt)")
+    choice.add_argument("--last", **count, help="the newest N epoch checkpoints (checkpointE.pt)")
+    choice.add_argument("--last-updates", **count, help="the newest N update ones (checkpoint_E_U.pt)")
+    choice.add_argument("--best", **count, help="the best N (checkpoint.best_METRIC_VALUE.pt)")
     parser.add_argument("--dir", metavar="DIR", help="where --last, --last-updates and --best look")
     parser.add_argument("--output", required=True, metavar="FILE", help="the averaged checkpoint to write")
 
@@ -148,12 +149,6 @@ def _layout(model: dict[str, Any]) -> dict[str, Slot]:
         averaged = value.is_floating_point() and key.rpartition(".")[2] not in _NOT_AVERAGED
         layout[key] = Slot("x".join(map(str, value.shape)) or "scalar", averaged, owners.setdefault(memory, key))
     return layout
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
-    return int(text)
 
 
 def _select(args: argparse.Namespace) -> list[str]:

@@ -5,6 +5,8 @@ Three measures that must not be mixed up, each labelled in the output:
 - default: sacreBLEU on detokenised text (13a tokenisation, mixed case), the one to compare across papers;
 - ``--tokenized``: BLEU on the tokens as they are (as multi-bleu does, without smoothing);
 - ``--compound-split``: the same after splitting compounds at hyphens on both sides, which inflates the score.
+
+Each of them takes several sets of references; ``--against`` tests the difference to another system for significance.
 """
 
 import argparse
@@ -13,7 +15,15 @@ import re
 import sys
 from typing import Any, NamedTuple, Optional
 
-from fairseq_deep.tools import UserError, check_output_path, format_table, write_text
+from fairseq_deep.tools import (
+    UserError,
+    at_least_one,
+    check_output_path,
+    format_table,
+    read_lines,
+    significance,
+    write_text,
+)
 
 MEASURES = {
     "sacrebleu": "sacreBLEU (detokenised text)",
@@ -26,12 +36,12 @@ _GENERATED = re.compile(r"([HDT])-(\d+)(?:\t|$)")
 
 
 class Texts(NamedTuple):
-    """Hypotheses and references, line by line, and where each comes from."""
+    """Hypotheses and sets of references, line by line, and where each comes from."""
 
     hypotheses: list[str]
-    references: list[str]
+    references: list[list[str]]
     hypotheses_from: str
-    references_from: str
+    references_from: list[str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     inputs = parser.add_mutually_exclusive_group(required=True)
     inputs.add_argument("--sys", metavar="FILE", help="hypotheses, one a line ('-': standard input)")
     inputs.add_argument("--generate-output", metavar="FILE", help="output of fairseq-generate ('-': standard input)")
-    parser.add_argument("--ref", metavar="FILE", help="references; with --generate-output they replace its T- lines")
+    parser.add_argument(
+        "--ref", action="append", default=[], metavar="FILE",
+        help="references, once for each set of them; with --generate-output they replace its T- lines",
+    )  # fmt: skip
     measure = parser.add_mutually_exclusive_group()
     measure.add_argument("--tokenized", action="store_true", help="BLEU on tokenised text as it is (as multi-bleu)")
     measure.add_argument("--compound-split", action="store_true", help="split a-b into 3 tokens, then as --tokenized")
@@ -47,7 +60,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lowercase", action="store_true", help="ignore case")
     parser.add_argument("--detokenize", metavar="LANG", help="with --generate-output: detokenise its H- and T- lines")
     parser.add_argument("--hypotheses", metavar="OUT", help="with --generate-output: write the hypotheses, in order")
-    parser.add_argument("--references", metavar="OUT", help="with --generate-output: write the references, in order")
+    parser.add_argument(
+        "--references", action="append", default=[], metavar="OUT",
+        help="with --generate-output: write the references, in order; once for each set of them",
+    )  # fmt: skip
+    parser.add_argument(
+        "--against", metavar="RUN|FILE",
+        help="another system: the folder of a recipe's run, or a file of hypotheses; paired bootstrap of BLEU and chrF",
+    )  # fmt: skip
+    parser.add_argument(
+        "--resamples", type=at_least_one, metavar="N",
+        help=f"with --against: resamples of the bootstrap (default: {significance.RESAMPLES})",
+    )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="also write the result as JSON")
 
 
@@ -55,13 +79,20 @@ def run(args: argparse.Namespace) -> int:
     """Read, score, print the table and, as the last line, ``BLEU = NN.NN``."""
     _check_arguments(args)
     texts = _read_generated(args) if args.generate_output else _read_pair(args.sys, args.ref)
-    for path, lines in ((args.hypotheses, texts.hypotheses), (args.references, texts.references)):
+    if args.references and len(args.references) != len(texts.references):
+        sets = f"{len(texts.references)} set(s) of references"
+        raise UserError(f"--references is given {len(args.references)} time(s) for {sets}; give it once for each")
+    other = significance.read_other(args.against, texts.references, args.lang or "") if args.against else None
+    for path, lines in ((args.hypotheses, texts.hypotheses), *zip(args.references, texts.references)):
         if path:
             write_text(path, "".join(line + "\n" for line in lines))
     measure = "compound-split" if args.compound_split else "tokenized" if args.tokenized else "sacrebleu"
     _warn_about(texts.hypotheses, measure)
     result = compute(texts.hypotheses, texts.references, measure, args.lowercase, args.lang or "")
-    result.update(hypotheses=texts.hypotheses_from, references=texts.references_from)
+    sources = texts.references_from
+    result.update(hypotheses=texts.hypotheses_from, references=sources[0] if len(sources) == 1 else sources)
+    if other is not None:
+        result.update(against=_compare(args, texts, other))
     if args.json:
         write_text(args.json, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     _report(result)
@@ -69,26 +100,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compute(
-    hypotheses: list[str], references: list[str], measure: str, lowercase: bool = False, lang: str = ""
+    hypotheses: list[str], references: list[list[str]], measure: str, lowercase: bool = False, lang: str = ""
 ) -> dict[str, Any]:
     """Return BLEU and what it is made of.
 
     Args:
-        hypotheses: one sentence each; `references` has as many.
+        hypotheses: one sentence each; each list in `references` has as many.
         measure: a key of `MEASURES`.
         lang: target language, for sacreBLEU's choice of tokeniser.
     """
-    try:
-        from sacrebleu.metrics import BLEU, CHRF
-    except ImportError as error:
-        raise UserError(f"sacrebleu cannot be imported ({error}); pip install 'sacrebleu>=2'") from error
     if measure == "compound-split":
-        hypotheses, references = ([split_compounds(line) for line in side] for side in (hypotheses, references))
-    if measure == "sacrebleu":
-        metric = BLEU(lowercase=lowercase, force=True, trg_lang=lang)
-    else:
-        metric = BLEU(lowercase=lowercase, force=True, tokenize="none", smooth_method="none")
-    bleu = metric.corpus_score(hypotheses, [references])
+        hypotheses, *references = ([split_compounds(line) for line in side] for side in (hypotheses, *references))
+    metrics = _metrics(measure, lowercase, lang)
+    metric = metrics["BLEU"]
+    bleu = metric.corpus_score(hypotheses, references)
     result = {
         "measure": measure,
         "label": MEASURES[measure],
@@ -100,10 +125,31 @@ def compute(
         "sentences": len(hypotheses),
         "signature": str(metric.get_signature()),
     }
-    if measure == "sacrebleu":
-        chrf = CHRF(lowercase=lowercase)
-        result.update(chrf=chrf.corpus_score(hypotheses, [references]).score, chrf_signature=str(chrf.get_signature()))
+    if "chrF" in metrics:
+        chrf = metrics["chrF"]
+        result.update(chrf=chrf.corpus_score(hypotheses, references).score, chrf_signature=str(chrf.get_signature()))
     return result
+
+
+def _metrics(measure: str, lowercase: bool, lang: str) -> dict[str, Any]:
+    """Return fresh metrics of sacreBLEU: BLEU as `measure` has it and, for detokenised text, chrF."""
+    try:
+        from sacrebleu.metrics import BLEU, CHRF
+    except ImportError as error:
+        raise UserError(f"sacrebleu cannot be imported ({error}); pip install 'sacrebleu>=2'") from error
+    if measure == "sacrebleu":
+        return {"BLEU": BLEU(lowercase=lowercase, force=True, trg_lang=lang), "chrF": CHRF(lowercase=lowercase)}
+    return {"BLEU": BLEU(lowercase=lowercase, force=True, tokenize="none", smooth_method="none")}
+
+
+def _compare(args: argparse.Namespace, texts: Texts, other: list[str]) -> dict[str, Any]:
+    """Compare with the hypotheses of `--against`."""
+    resamples = args.resamples or significance.RESAMPLES
+    systems = [("other", other), ("ours", texts.hypotheses)]
+    metrics = _metrics("sacrebleu", args.lowercase, args.lang or "")
+    found = significance.paired_bootstrap(systems, texts.references, metrics, resamples)
+    records = {name: significance.describe(measured) for name, measured in found.items()}
+    return {"system": args.against, "resamples": resamples, "seed": significance.SEED, "measures": records}
 
 
 def split_compounds(line: str) -> str:
@@ -137,62 +183,49 @@ def _check_arguments(args: argparse.Namespace) -> None:
                 raise UserError(f"--{flag} goes with --generate-output, not with --sys")
     if args.detokenize and (args.tokenized or args.compound_split):
         raise UserError("--detokenize clashes with --tokenized and --compound-split: they score tokens; drop one")
-    for path in (args.hypotheses, args.references, args.json):
+    if args.against and (args.tokenized or args.compound_split):
+        raise UserError("--against compares by sacreBLEU on detokenised text; drop --tokenized and --compound-split")
+    if args.resamples and not args.against:
+        raise UserError("--resamples needs --against RUN or FILE, the other system")
+    for path in (args.hypotheses, *args.references, args.json):
         if path:
             check_output_path(path)
 
 
-def _read_lines(path: str) -> list[str]:
-    r"""Return the lines of a UTF-8 file, split at ``\n`` alone, so that U+2028 or U+0085 inside a line do no harm."""
-    try:
-        if path == "-":
-            data = sys.stdin.buffer.read()
-        else:
-            with open(path, "rb") as file:
-                data = file.read()
-        text = data.decode("utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path} is not UTF-8 (line {line}); convert it with iconv") from error
-    if not text:
-        raise UserError(f"{path} is empty (0 lines)")
-    return text[:-1].split("\n") if text.endswith("\n") else text.split("\n")
-
-
-def _read_pair(system: str, reference: str) -> Texts:
-    texts = Texts(_read_lines(system), _read_lines(reference), system, reference)
-    counts = len(texts.hypotheses), len(texts.references)
-    if counts[0] != counts[1]:
-        raise UserError(f"line counts differ: {system} has {counts[0]}, {reference} has {counts[1]}; align the files")
+def _read_pair(system: str, paths: list[str]) -> Texts:
+    texts = Texts(read_lines(system), [read_lines(path) for path in paths], system, paths)
+    for path, references in zip(paths, texts.references):
+        counts = len(texts.hypotheses), len(references)
+        if counts[0] != counts[1]:
+            raise UserError(f"line counts differ: {system} has {counts[0]}, {path} has {counts[1]}; align the files")
     return texts
 
 
 def _read_generated(args: argparse.Namespace) -> Texts:
     path = args.generate_output
-    hypotheses, references = parse_generated(_read_lines(path))
+    hypotheses, targets = parse_generated(read_lines(path))
     if not hypotheses:
         raise UserError(f"{path} holds no line 'H-...'; give the output of fairseq-generate, run without --quiet")
     detokenize = _detokenizer(args.detokenize)
     if args.ref:
-        external = _read_lines(args.ref)
-        references, source = dict(enumerate(external)), args.ref
+        sources, sets = args.ref, [dict(enumerate(read_lines(name))) for name in args.ref]
     else:
-        references, source = {key: detokenize(line) for key, line in references.items()}, path
-        if not references:
+        sources, sets = [path], [{key: detokenize(line) for key, line in targets.items()}]
+        if not targets:
             raise UserError(f"{path} holds no line 'T-...' (no target side?); give the references with --ref")
-    if hypotheses.keys() != references.keys():
-        first = min(hypotheses.keys() ^ references.keys())
-        raise UserError(
-            f"{path} has {len(hypotheses)} hypotheses for {len(references)} references of {source}: "
-            f"sentence {first} has only one of them; generate again, without dropping sentences"
-        )
+    for source, references in zip(sources, sets):
+        if hypotheses.keys() != references.keys():
+            first = min(hypotheses.keys() ^ references.keys())
+            raise UserError(
+                f"{path} has {len(hypotheses)} hypotheses for {len(references)} references of {source}: "
+                f"sentence {first} has only one of them; generate again, without dropping sentences"
+            )
     order = sorted(hypotheses)
     if order[-1] + 1 != len(order):
         missing = next(index for index, key in enumerate(order) if index != key)
         _warn(f"{path} has {len(order)} sentences of at least {order[-1] + 1} (first without: {missing})")
-    return Texts([detokenize(hypotheses[key]) for key in order], [references[key] for key in order], path, source)
+    ordered = [[references[key] for key in order] for references in sets]
+    return Texts([detokenize(hypotheses[key]) for key in order], ordered, path, sources)
 
 
 def _detokenizer(lang: Optional[str]):
@@ -231,4 +264,8 @@ def _report(result: dict[str, Any]) -> None:
     if "chrf" in result:
         rows.append(("chrF", f"{result['chrf']:.2f}  ({result['chrf_signature']})"))
     print(format_table(rows))
+    if "against" in result:
+        found = result["against"]
+        print(f"\npaired bootstrap, {found['resamples']:,} resamples, seed {found['seed']}:")
+        print(significance.table(found["measures"], result["hypotheses"], found["system"]) + "\n")
     print(f"BLEU = {result['bleu']:.2f}")

@@ -110,10 +110,30 @@ def test_lowercase(files, capsys, tmp_path):
 
 @pytest.mark.parametrize("lang", ["de", "zh"])
 def test_lang_chooses_the_tokeniser_of_sacrebleu(files, lang):
-    result = tool.compute(HYPOTHESES, REFERENCES, "sacrebleu", lang=lang)
+    result = tool.compute(HYPOTHESES, [REFERENCES], "sacrebleu", lang=lang)
     expected = sacrebleu.BLEU(trg_lang=lang)
     assert result["bleu"] == pytest.approx(expected.corpus_score(HYPOTHESES, [REFERENCES]).score)
     assert ("tok:zh" if lang == "zh" else "tok:13a") in result["signature"]
+
+
+def test_several_sets_of_references(files, capsys, tmp_path):
+    second = [line.replace("the", "a") for line in HYPOTHESES]
+    (tmp_path / "second").write_text("\n".join(second) + "\n", encoding="utf-8")
+    both = ("--ref", files[1], "--ref", tmp_path / "second")
+    lines = run(capsys, "--sys", files[0], *both, "--json", tmp_path / "out.json")
+    metrics = sacrebleu.BLEU(), sacrebleu.CHRF()
+    expected = [metric.corpus_score(HYPOTHESES, [REFERENCES, second]).score for metric in metrics]
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert [result["bleu"], result["chrf"]] == pytest.approx(expected)
+    assert result["signature"] == str(metrics[0].get_signature()) and "nrefs:2" in result["signature"]
+    assert result["chrf_signature"] == str(metrics[1].get_signature())
+    assert result["references"] == [files[1], str(tmp_path / "second")]
+    assert lines[-1] == f"BLEU = {expected[0]:.2f}"
+    one = tool.compute(HYPOTHESES, [REFERENCES], "compound-split")["bleu"]
+    assert tool.compute(HYPOTHESES, [REFERENCES, second], "compound-split")["bleu"] > one
+    (tmp_path / "second").write_text("a\n" * 3)
+    error = fails(capsys, "--sys", files[0], *both)
+    assert "sys has 4" in error and "second has 3" in error
 
 
 @pytest.mark.parametrize(
@@ -135,7 +155,7 @@ def test_compound_split_is_one_pass_without_overlap(line, split):
 
 @pytest.mark.parametrize(("hypothesis", "expected"), [("a b c d", 100.0), ("a b x d", 0.0), ("", 0.0)])
 def test_extreme_tokenised_scores(hypothesis, expected):
-    assert tool.compute([hypothesis], ["a b c d"], "tokenized")["bleu"] == pytest.approx(expected)
+    assert tool.compute([hypothesis], [["a b c d"]], "tokenized")["bleu"] == pytest.approx(expected)
 
 
 def test_lines_end_at_newlines_alone(tmp_path, capsys):
@@ -267,6 +287,21 @@ def test_references_may_come_from_a_file(generated, tmp_path, capsys):
     (tmp_path / "raw").write_text("".join(f"word {i} is here\n" for i in range(12)))
     error = fails(capsys, "--generate-output", generated, "--ref", tmp_path / "raw")
     assert "11 hypotheses for 12 references" in error and "sentence 11" in error
+
+
+def test_several_references_of_a_generation_are_written_one_by_one(generated, tmp_path, capsys):
+    words = ["--generate-output", generated]
+    for number in (0, 1):
+        (tmp_path / f"raw{number}").write_text("".join(f"word {i} is {number}\n" for i in range(11)))
+        words += ["--ref", tmp_path / f"raw{number}", "--references", tmp_path / f"ref{number}"]
+    assert any("nrefs:2" in line for line in run(capsys, *words))
+    for number in (0, 1):
+        assert (tmp_path / f"ref{number}").read_text() == (tmp_path / f"raw{number}").read_text()
+    error = fails(capsys, *words[:-2])
+    assert "--references is given 1 time(s) for 2 set(s) of references" in error
+    (tmp_path / "raw1").write_text("x\n" * 10)
+    error = fails(capsys, *words)
+    assert "11 hypotheses for 10 references" in error and "raw1" in error
 
 
 def test_incomplete_generation_is_refused_or_warned_about(tmp_path, capsys):

@@ -1,0 +1,133 @@
+"""Whether two systems differ: sacreBLEU's paired bootstrap (Koehn, 2004), and the translations that it compares."""
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from fairseq_deep.tools import UserError, format_table, read_lines
+
+SEED = 12345  # sacreBLEU's own default
+RESAMPLES = 1000
+
+
+class Measured(NamedTuple):
+    """What sacreBLEU says of some systems by one measure.
+
+    Attributes:
+        signature: with the number of resamples and the seed
+        results: of each system `score`, `mean` and `ci` (the mean of the resamples and half the 95 % interval around
+            it); of all but the first `p_value` as well
+    """
+
+    signature: str
+    results: list[Any]
+
+
+def paired_bootstrap(
+    systems: Sequence[tuple[str, list[str]]],
+    references: list[list[str]],
+    metrics: dict[str, Any],
+    resamples: int = RESAMPLES,
+) -> dict[str, Measured]:
+    """Compare the first of `systems` (name, hypotheses) with each other one.
+
+    Args:
+        references: one list for each set of references.
+        metrics: fresh metrics of sacreBLEU, by the names that the answer has.
+    """
+    from sacrebleu.significance import PairedTest
+
+    with _quiet_sacrebleu():
+        signatures, scores = PairedTest(systems, metrics, references, "bs", resamples)()
+    measured = {}
+    for name, (key, signature) in zip(metrics, signatures.items()):
+        for (_, lines), result in zip(systems[1:], scores[key][1:]):
+            if lines == systems[0][1]:
+                result.p_value = 1.0  # its formula takes twice the same text for a sure difference
+        measured[name] = Measured(str(signature), scores[key])
+    return measured
+
+
+@contextlib.contextmanager
+def _quiet_sacrebleu() -> Iterator[None]:
+    """Fix the seed, which sacreBLEU takes from the environment, and leave out its signs of progress."""
+    logger, name = logging.getLogger("sacrebleu"), "SACREBLEU_SEED"
+    level, seed = logger.level, os.environ.get(name)
+    logger.setLevel(logging.ERROR)
+    os.environ[name] = str(SEED)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        del os.environ[name]
+        if seed is not None:
+            os.environ[name] = seed
+
+
+def read_run(folder: str, lang: str = "") -> tuple[list[str], list[list[str]]]:
+    """Return what a recipe has left in `folder`: the translations of its test set, and each set of references."""
+    names = os.listdir(folder)
+    languages = sorted(name[len("test.hyp.") :] for name in names if name.startswith("test.hyp."))
+    if lang in languages:
+        languages = [lang]
+    if len(languages) > 1:
+        raise UserError(f"{folder} holds translations into {', '.join(languages)}; choose one with --lang")
+    if not languages:
+        seeds = sorted((name for name in names if re.fullmatch(r"seed\d+", name)), key=lambda name: int(name[4:]))
+        if seeds:
+            raise UserError(f"{folder} holds several seeds; give one of them, such as {os.path.join(folder, seeds[0])}")
+        raise UserError(f"{folder} holds no test.hyp.LANG; give a run of a recipe that has come to its end, or a file")
+    first = f"test.ref.{languages[0]}"
+    if first not in names:
+        raise UserError(f"{folder} holds no {first} beside its translations; score that run again (--stage 7)")
+    more = [f"test.ref{number}.{languages[0]}" for number in range(1, len(names))]
+    files = [first, *(name for name in more if name in names)]
+    references = [read_lines(os.path.join(folder, name)) for name in files]
+    return read_lines(os.path.join(folder, f"test.hyp.{languages[0]}")), references
+
+
+def read_other(path: str, references: list[list[str]], lang: str = "") -> list[str]:
+    """Return the hypotheses of a run or a file, which must be translations of the same sentences."""
+    if not os.path.isdir(path):
+        hypotheses = read_lines(path)
+    else:
+        hypotheses, others = read_run(path, lang)
+        if len(others) == len(references) and len(others[0]) == len(references[0]) and others != references:
+            pairs = zip(zip(*others), zip(*references))
+            line = next((number for number, (a, b) in enumerate(pairs, 1) if a != b), "the last")
+            raise UserError(f"{path} has other references (line {line}); score both systems on the same test set")
+        if len(others) != len(references):
+            counts = f"{path} was scored with {len(others)} set(s) of references, not {len(references)}"
+            raise UserError(f"{counts}; score both systems with the same")
+    if len(hypotheses) != len(references[0]):
+        counts = f"{path} has {len(hypotheses)} sentences and the references {len(references[0])}"
+        raise UserError(f"{counts}; translate the same test set with both systems")
+    return hypotheses
+
+
+def describe(measured: Measured) -> dict[str, Any]:
+    """Turn the comparison of two systems, the other one and ours, into a record."""
+    other, ours = measured.results
+    keys = ("score", "mean", "ci")
+    return {
+        "other": {key: float(getattr(other, key)) for key in keys},
+        "ours": {key: float(getattr(ours, key)) for key in keys},
+        "difference": float(ours.score - other.score),
+        "p": float(ours.p_value),
+        "signature": measured.signature,
+    }
+
+
+def table(records: dict[str, dict[str, Any]], ours: str, other: str) -> str:
+    """Lay out records of `describe` by measure: two lines each, the other system first."""
+    rows = [("", "system", "score", "95 % interval", "difference", "p")]
+    for measure, record in records.items():
+        last = f"{record['difference']:+.2f}", f"{record['p']:.3f}"
+        for words in ((measure, other, "other", "", ""), ("", ours, "ours", *last)):
+            found = record[words[2]]
+            interval = f"{found['mean']:.2f} ± {found['ci']:.2f}"
+            rows.append((*words[:2], f"{found['score']:.2f}", interval, *words[3:]))
+    return format_table(rows, right=(2, 3, 4, 5))
