@@ -1,7 +1,8 @@
 """Check a folder of parallel text and copy it, one clean sentence a line.
 
 Training and validation pairs with an empty side are dropped; test lines are all kept, in order.  White space of any
-kind becomes one blank, so that no reader splits a line where another does not.
+kind becomes one blank, so that no reader splits a line where another does not.  Beside test.TARGET there may be further
+references, test.TARGET.ref1, test.TARGET.ref2 and so on.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from itertools import zip_longest
@@ -100,7 +102,33 @@ class replaced_folder:
             shutil.rmtree(self.tmp, ignore_errors=True)
 
 
-def describe(folder, langs, counts, route):
+def find_references(data, lang):
+    """Return the names, without .gz, of the further references of the test set; the first is test.LANG itself."""
+    pattern = re.compile(rf"test\.{re.escape(lang)}\.ref(\d+)(\.gz)?")
+    found = {match[1] for match in map(pattern.fullmatch, os.listdir(data)) if match}
+    wanted = [str(number) for number in range(1, len(found) + 1)]
+    odd = sorted(found - set(wanted))
+    if odd:
+        path = os.path.join(data, f"test.{lang}.ref{odd[0]}")
+        die(f"{path}: the first reference is test.{lang}, then come test.{lang}.ref1 and so on without a gap")
+    return [f"test.{lang}.ref{number}" for number in wanted]
+
+
+def copy_references(data, out, lang, sentences):
+    """Copy the further references; return their names."""
+    names = find_references(data, lang)
+    for name in names:
+        path, count = find_text(data, name), 0
+        with open(os.path.join(out, name), "w", encoding="utf-8") as stream:
+            for line in read_lines(path):
+                print(line, file=stream)
+                count += 1
+        if count != sentences:
+            die(f"{path} has {count} lines, but the test set {sentences}: it needs one for each sentence")
+    return names
+
+
+def describe(folder, langs, counts, route, references=()):
     """Write ``data.json`` (route, pairs, checksums) into ``folder`` and print the counts."""
     sets = {}
     for split, (written, dropped) in counts.items():
@@ -108,6 +136,9 @@ def describe(folder, langs, counts, route):
         sets[split] = {"pairs": written, "dropped": dropped, "sha256": sums}
         note = f"  ({dropped:,} with an empty side dropped)" if dropped else ""
         print(f"  {split:5} {written:>9,} pairs{note}")
+    if references:
+        print(f"  test      {len(references) + 1} references for each sentence")
+        sets["test"]["references"] = {name: sha256(os.path.join(folder, name)) for name in references}
     with open(os.path.join(folder, "data.json"), "w", encoding="utf-8") as stream:
         json.dump({"route": route, "sets": sets}, stream, indent=1)
 
@@ -121,7 +152,8 @@ def copy_corpus(data, out, langs, route):
             counts[split] = copy_pairs(paths, targets, keep_empty=split == "test")
             if not counts[split][0]:
                 die(f"{paths[0]} and {paths[1]} hold no sentence pair: {split} data is needed")
-        describe(tmp, langs, counts, route)
+        references = copy_references(data, tmp, langs[1], counts["test"][0])
+        describe(tmp, langs, counts, route, references)
 
 
 def longest_sentence(folder, langs):

@@ -32,7 +32,8 @@ check_folder() {
 
 data_fingerprint() {
   case $route in
-    folder) (cd "$data" && cksum {train,valid,test}.{"$source_lang","$target_lang"}{,.gz} 2>/dev/null || true) ;;
+    folder) (cd "$data" && cksum {train,valid,test}.{"$source_lang","$target_lang"}{,.gz} \
+      "test.$target_lang.ref"[0-9]* 2>/dev/null || true) ;;
     tar) cksum <"$data_tar" ;;
     demo) cat "$examples"/demo/make_corpus.py "$examples"/demo/grammar/*.py | cksum ;;
     download) say "$data_url" ;;

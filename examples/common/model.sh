@@ -116,9 +116,17 @@ stage_6() {
   done
 }
 
+# The references beside the first one: SUBSET.LANG.ref1 and so on. Before there is text, those of --data.
+count_references() {
+  local folder=$exp/text/raw
+  ! $dry_run || [[ $route != folder ]] || folder=$data
+  local -a files=("$folder/$1.$target_lang.ref"[0-9]*)
+  [[ -e ${files[0]} && $1 == test ]] && printf %s "${#files[@]}" || printf 0
+}
+
 # sacreBLEU against the plain reference where there is one; the other two measures compare tokens with tokens.
 stage_7() {
-  local subset plain reference output cased=()
+  local subset plain number reference output cased=()
   [[ $subsets != none ]] || return 0
   $lowercase && cased=(--lowercase)
   for subset in ${subsets//,/ }; do
@@ -127,6 +135,13 @@ stage_7() {
     plain=$exp/text/raw/$subset.$target_lang
     reference=(--references "$exp/$subset.ref.$target_lang")
     if $dry_run && [[ $route != tar ]] || [[ -f $plain ]]; then reference+=(--ref "$plain"); fi
+    for ((number = 1; number <= $(count_references "$subset"); number++)); do
+      reference+=(--references "$exp/$subset.ref$number.$target_lang" --ref "$plain.ref$number")
+    done
+    $dry_run || while [[ -f $exp/$subset.ref$number.$target_lang ]]; do  # of text that had more of them
+      rm "$exp/$subset.ref$number.$target_lang"
+      number=$((number + 1))
+    done
     run fairseq-deep score --generate-output "$output" --detokenize "$target_lang" "${cased[@]}" \
       --hypotheses "$exp/$subset.hyp.$target_lang" "${reference[@]}" --json "$exp/score-$subset.json"
     run fairseq-deep score --generate-output "$output" --tokenized "${cased[@]}" --json "$exp/score-$subset-tokenized.json"

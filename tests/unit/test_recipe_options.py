@@ -203,6 +203,18 @@ def test_tables_and_precision_of_decoding(tmp_path):
     assert (value(generate, "--max-len-a"), value(generate, "--max-len-b")) == ("1", "50")
 
 
+def test_further_references_are_scored_with(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("train.en", "train.de", "valid.en", "valid.de", "test.en", "test.de", "test.de.ref1", "test.de.ref2"):
+        (data / name).write_text("a\n")
+    lines = dry(tmp_path, "--data", data, "--subsets", "valid,test")
+    valid, test = (shlex.split(line) for line in lines if "--hypotheses" in line)
+    assert (valid.count("--ref"), test.count("--ref"), test.count("--references")) == (1, 3, 3)
+    assert value(test, "--ref").endswith("/text/raw/test.de.ref2")
+    assert value(test, "--references").endswith("/test.ref2.de")
+
+
 def test_another_product_is_refused_unless_forced(tmp_path):
     line = refused("--ngpu", "3", "--dry-run")
     assert "61,440" in line and "65,536" in line and "--force-batch true" in line
