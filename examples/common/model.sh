@@ -5,6 +5,30 @@ share_flag() {
   if [[ $embeddings == all ]]; then say --share-all-embeddings; else say --share-decoder-input-output-embed; fi
 }
 
+# With --average-updates, checkpoints of every so many updates take the place of those of the epochs.
+resolve_average() {
+  save_flags=()
+  ((average_updates > 0)) || return 0
+  local word
+  ((average > 1)) || die "--average-updates $average_updates with --average $average: there is nothing to average;" \
+    "raise --average, or leave --average-updates out"
+  for word in "${conf_flags[@]}" "${extra_flags[@]}"; do
+    case ${word%%=*} in
+      --save-interval-updates | --keep-interval-updates | --keep-interval-updates-pattern | --no-save)
+        die "${word%%=*} clashes with --average-updates $average_updates, which decides what is saved: drop one of them"
+        ;;
+    esac
+  done
+  save_flags=(--save-interval-updates "$average_updates" --keep-interval-updates "$average" --no-epoch-checkpoints)
+}
+
+check_average_updates() {
+  local last
+  last=$(train_value --max-update)
+  [[ -z $last ]] || $smoke || ((average_updates <= last)) ||
+    die "--average-updates $average_updates: training ends after $last updates; choose fewer"
+}
+
 build_train_command() {
   local device=(--distributed-world-size "$ngpu")
   ((ngpu > 0)) || device=(--cpu)
@@ -12,7 +36,7 @@ build_train_command() {
   train_command=(fairseq-train "$exp/data-bin" --user-dir "$root/fairseq_deep" --task translation
     --source-lang "$source_lang" --target-lang "$target_lang" --arch "$arch" "$(share_flag)" "${conf_flags[@]}"
     --max-tokens "$max_tokens" --update-freq "$update_freq" --seed "$seed" "${device[@]}"
-    --save-dir "$exp/checkpoints" --log-format json "${smoke_flags[@]}" "${extra_flags[@]}")
+    --save-dir "$exp/checkpoints" --log-format json "${save_flags[@]}" "${smoke_flags[@]}" "${extra_flags[@]}")
 }
 
 # The value that fairseq-train will see: the last one given.
@@ -81,15 +105,23 @@ check_lengths() {
   }
 }
 
-count_epoch_checkpoints() {
+# Those of the epochs, or those of every so many updates.
+count_checkpoints() {
   local files=("$exp"/checkpoints/checkpoint[0-9]*.pt)
+  ((average_updates == 0)) || files=("$exp"/checkpoints/checkpoint_[0-9]*_[0-9]*.pt)
   [[ -e ${files[0]} ]] && printf %s "${#files[@]}" || printf 0
 }
 
 stage_5() {
   need "$exp/checkpoints/checkpoint_last.pt"
-  local wanted=$average found=$average
-  $dry_run || found=$(count_epoch_checkpoints)
+  local wanted=$average found=$average choice=--last
+  ((average_updates == 0)) || choice=--last-updates
+  $dry_run || found=$(count_checkpoints)
+  if ((found == 0 && average_updates > 0)) && ! $smoke; then
+    printf 'error: no checkpoint of every %s updates (--average-updates) in %s: train in another --exp with fewer, or %s\n' \
+      "$average_updates" "$exp/checkpoints" "take the last checkpoint with --average-updates 0" >&2
+    return "$exit_bad_input"
+  fi
   ((wanted <= found)) || wanted=$found
   if ((wanted <= 1)); then
     say "  one checkpoint, nothing to average: taking the last one"
@@ -97,7 +129,7 @@ stage_5() {
     return
   fi
   ((wanted == average)) || say "  only $wanted checkpoints exist: averaging these"
-  run fairseq-deep average --last "$wanted" --dir "$exp/checkpoints" --output "$exp/averaged.pt"
+  run fairseq-deep average "$choice" "$wanted" --dir "$exp/checkpoints" --output "$exp/averaged.pt"
 }
 
 stage_6() {
@@ -156,5 +188,6 @@ report_result() {
     --source-lang "$source_lang" --target-lang "$target_lang" \
     --set task="$task" --set arch="$arch" --set conf="$conf" --set precision="$precision" --set seed="$seed" \
     --set devices="$devices $device_name" --set max_tokens="$max_tokens" --set update_freq="$update_freq" \
-    --set tokens_per_update="$product" --set beam="$beam" --set lenpen="$lenpen" --set averaged="$average" --set smoke="$smoke"
+    --set tokens_per_update="$product" --set beam="$beam" --set lenpen="$lenpen" --set averaged="$average" \
+    --set average_updates="$average_updates" --set smoke="$smoke"
 }

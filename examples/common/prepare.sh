@@ -19,8 +19,10 @@ resolve_settings() {
   resolve_route
   resolve_devices
   resolve_batch
+  resolve_average
   $smoke && smoke_flags=(--max-update 20 --log-interval 5)
   build_train_command
+  check_average_updates
   compute_keys
   refuse_changed_run
 }

@@ -45,6 +45,7 @@ stage_parts() {
     4)
       say "$arch" "$devices" "$max_tokens" "$update_freq" "$precision" "$seed"
       say "$(share_flag)" "${conf_flags[@]}" "${smoke_flags[@]}" "${extra_flags[@]}"
+      ((average_updates == 0)) || say "${save_flags[@]}"
       ;;
     5) say "$average" ;;
     6)

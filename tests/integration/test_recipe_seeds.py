@@ -1,13 +1,13 @@
-"""The recipe with several references."""
+"""The recipe with several references, and averages by updates."""
 
 import json
 
 import pytest
 
 from tests.integration import test_recipe as recipes
-from tests.integration.test_recipe import assert_refused, check
+from tests.integration.test_recipe import SMALL, assert_refused, check, programs, recipe
 
-corpus = recipes.corpus
+tools, corpus, stubs = recipes.tools, recipes.corpus, recipes.stubs
 
 
 def write_references(corpus, *numbers, count=11):
@@ -33,3 +33,14 @@ class TestReferences:
         write_references(corpus, 1, count=10)
         assert_refused(check(corpus, tmp_path / "out"), "test.de.ref1 has 10 lines, but the test set 11")
         assert not list(tmp_path.glob("out*"))
+
+
+def test_an_average_by_updates_without_checkpoints_is_refused(tools, stubs, corpus, tmp_path):
+    words = (tools, tmp_path / "exp", "--data", corpus, *SMALL, "--average-updates", "1000")
+    assert_refused(recipe(*words), "no checkpoint of every 1000 updates", "--average-updates 0", status=2)
+    (tmp_path / "exp/checkpoints/checkpoint_3_1000.pt").touch()
+    assert "taking the last one" in recipe(*words).stdout
+    (tmp_path / "exp/checkpoints/checkpoint_5_2000.pt").touch()
+    programs(stubs)
+    assert "only 2 checkpoints exist" in recipe(*words, "--stage", "5", "--stop-stage", "5").stdout
+    assert "average --last-updates 2" in stubs.read_text()

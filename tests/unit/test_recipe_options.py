@@ -74,6 +74,9 @@ def refused(*words, **how):
         (["--data", "/tmp", "--demo"], ["exclude each other"]),
         (["--ngpu", "0", "--precision", "fp16"], ["--precision fp16 needs a GPU", "bf16"]),
         (["--ngpu", "8", "--decode-precision", "int8"], ["--decode-precision int8 is made for the CPU", "--ngpu 0"]),
+        (["--average-updates", "9", "--average", "1"], ["--average-updates 9 with --average 1", "nothing to average"]),
+        (["--average-updates", "9", "--", "--save-interval-updates=5"], ["--save-interval-updates clashes"]),
+        (["--average-updates", "9", "--", "--max-update", "8"], ["training ends after 8 updates"]),
         (["--", "--share-all-embeddings"], ["--share-all-embeddings is set by this script", "see --embeddings"]),
         (["--", "--max-tokens", "9"], ["--max-tokens", "before the lone --"]),
         (["--", "--save-dir=x"], ["--save-dir", "--exp"]),
@@ -201,6 +204,14 @@ def test_tables_and_precision_of_decoding(tmp_path):
     assert "--share-decoder-input-output-embed" in train and "--share-all-embeddings" not in train
     assert (value(generate, "--task"), value(generate, "--decode-precision")) == ("deep_translation", "int8")
     assert (value(generate, "--max-len-a"), value(generate, "--max-len-b")) == ("1", "50")
+
+
+def test_averages_by_updates_save_by_updates(tmp_path):
+    lines = dry(tmp_path, "--average-updates", "1500", "--average", "4")
+    train = command(lines, "fairseq-train")
+    assert (value(train, "--save-interval-updates"), value(train, "--keep-interval-updates")) == ("1500", "4")
+    assert "--no-epoch-checkpoints" in train and any("average --last-updates 4 " in line for line in lines)
+    assert "--save-interval-updates" not in command(dry(tmp_path), "fairseq-train")
 
 
 def test_further_references_are_scored_with(tmp_path):
