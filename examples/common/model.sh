@@ -156,9 +156,14 @@ count_references() {
   [[ -e ${files[0]} && $1 == test ]] && printf %s "${#files[@]}" || printf 0
 }
 
+# The file with the translations of --against: itself, or that of a run.
+hypotheses_of() {
+  if [[ -d $1 ]]; then say "$1/test.hyp.$target_lang"; else say "$1"; fi
+}
+
 # sacreBLEU against the plain reference where there is one; the other two measures compare tokens with tokens.
 stage_7() {
-  local subset plain number reference output cased=()
+  local subset plain number reference output other cased=()
   [[ $subsets != none ]] || return 0
   $lowercase && cased=(--lowercase)
   for subset in ${subsets//,/ }; do
@@ -174,8 +179,10 @@ stage_7() {
       rm "$exp/$subset.ref$number.$target_lang"
       number=$((number + 1))
     done
+    other=()
+    [[ $subset != test || -z $against ]] || other=(--against "$against")
     run fairseq-deep score --generate-output "$output" --detokenize "$target_lang" "${cased[@]}" \
-      --hypotheses "$exp/$subset.hyp.$target_lang" "${reference[@]}" --json "$exp/score-$subset.json"
+      --hypotheses "$exp/$subset.hyp.$target_lang" "${reference[@]}" "${other[@]}" --json "$exp/score-$subset.json"
     run fairseq-deep score --generate-output "$output" --tokenized "${cased[@]}" --json "$exp/score-$subset-tokenized.json"
     run fairseq-deep score --generate-output "$output" --compound-split "${cased[@]}" \
       --json "$exp/score-$subset-compound-split.json"

@@ -23,8 +23,10 @@ resolve_settings() {
   $smoke && smoke_flags=(--max-update 20 --log-interval 5)
   build_train_command
   check_average_updates
+  resolve_seeds
+  resolve_against
   compute_keys
-  refuse_changed_run
+  refuse_changed_runs
 }
 
 # fairseq splits paths at ':' and prefixes at ','.
@@ -35,6 +37,7 @@ resolve_exp() {
   [[ $exp == auto ]] && exp=$root/exp/$name
   [[ $exp == /* ]] || exp=$PWD/$exp
   exp=${exp%/}
+  home=$exp
   [[ $exp != *[:,]* ]] || die "--exp $exp: fairseq cannot take ':' or ',' in a path; choose another folder"
   [[ ! -e $exp || -d $exp ]] || die "--exp $exp is a file: choose another folder"
 }
@@ -65,6 +68,7 @@ print_plan() {
   say "folder   $exp"
   say "data     $(data_words)"
   say "batch    $(batch_words "$update_freq")$note"
+  ((${#seed_list[@]} == 0)) || say "seeds    ${seed_list[*]}: one after the other, each in seedN of the folder"
   say "disk     about $disk_gb GB; $(free_gb) GB free"
   say "time     $(time_words)"
 }
@@ -81,6 +85,7 @@ data_words() {
 # Arithmetic only: what the speed will be, the first lines of progress say.
 time_words() {
   local hours total=$updates
+  ((${#seed_list[@]} == 0)) || printf 'each seed: '
   hours=$(train_value --stop-time-hours)
   ((total > 0)) && ! $smoke || total=$(train_value --max-update)
   if [[ -n $hours ]]; then

@@ -13,7 +13,7 @@ examples=${common%/common}
 root=${examples%/examples}
 export PYTHONUTF8=1
 
-for part in options batch run data model prepare env; do
+for part in options batch run data model seeds prepare env; do
   # shellcheck source=/dev/null
   . "$common/$part.sh"
 done
@@ -37,6 +37,7 @@ option batch_tokens int 65536 "published product devices x max-tokens x update-f
 option force_batch bool false "accept another product, or another batch than the run began with"
 option precision 'fp32|fp16|bf16|amp' fp32 "fp32, fp16, bf16 or amp"
 option seed int 1 "random seed"
+option seeds str '' "train several seeds: 3 (that is 1, 2 and 3), or a list such as 4,7"
 option embeddings 'all|target' all "tables: one for all, or one of the source, one of target and output"
 option bpe_merges int 32000 "merges of the joint BPE"
 option vocab_threshold int 5 "sub-words seen fewer times become unknown"
@@ -49,6 +50,7 @@ option beam int 4 "beam width"
 option lenpen num 0.6 "length penalty"
 option max_len_a num 1 "longest output: a x source length + b"
 option max_len_b int 50 "the b of it"
+option against str '' "run, or file of translations, to test the difference of BLEU and chrF to for significance"
 option decode_precision 'fp32|bf16|int8' fp32 "the decoder's matrix products when translating on the CPU"
 option gen_batch int 32 "sentences per batch when translating"
 option workers auto auto "processes for text work; auto: the number of cores"
@@ -82,8 +84,12 @@ main() {
     prepare_experiment "$@"
     ensure_env
   fi
-  local n
-  for ((n = stage; n <= stop_stage; n++)); do run_stage "$n"; done
+  if ((${#seed_list[@]} > 0)); then
+    run_stages "$stage" "$((stop_stage < 3 ? stop_stage : 3))"
+    ((stop_stage < 4)) || run_seeds
+    return
+  fi
+  run_stages "$stage" "$stop_stage"
   ((stop_stage < 7)) || report_result || exit 2
 }
 

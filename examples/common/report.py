@@ -188,6 +188,12 @@ def samples(exp, source_lang, target_lang, count=3):
     return [tuple(text.replace("@@ ", "") for text in row) for row in chosen]
 
 
+def difference(against):
+    """Say in one line how far the other system is, and whether that is significant."""
+    parts = [f"{name} {found['difference']:+.2f} (p {found['p']:.3f})" for name, found in against["measures"].items()]
+    return f"{against['system']}: {', '.join(parts)}"
+
+
 def table_rows(exp, record, target_lang):
     scores = record["scores"].get("test")
     updates, epochs, minutes = record.get("updates", 0), record.get("epochs", 0), 60 * record.get("train_hours", 0)
@@ -203,6 +209,8 @@ def table_rows(exp, record, target_lang):
     for key, label in (("tokenised", "tokenised"), ("compound_split", "comp. split")):
         if scores[key]:
             rows.append((label, f"{scores[key]['bleu']:.2f}  (not comparable with the line above)"))
+    if "against" in scores["sacrebleu"]:
+        rows.append(("against", difference(scores["sacrebleu"]["against"])))
     files = (("output", f"test.hyp.{target_lang}"), ("model", "averaged.pt"), ("record", "RESULT.json"))
     return rows + [(label, os.path.join(exp, name)) for label, name in files]
 

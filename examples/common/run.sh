@@ -52,7 +52,10 @@ stage_parts() {
       say "$beam" "$lenpen" "$gen_batch" "$max_len_a" "$max_len_b" "$subsets"
       [[ $decode_precision == fp32 ]] || say "$decode_precision"
       ;;
-    7) say score ;;
+    7)
+      say score
+      [[ ! -f $(hypotheses_of "$against") ]] || say "$against" "$(cksum <"$(hypotheses_of "$against")")"
+      ;;
   esac
 }
 
@@ -81,7 +84,7 @@ last_words() {
 }
 
 stopped() {
-  printf 'stopped in stage %s (%s); to go on: %q\n' "$current" "${stage_names[current]}" "$exp/resume.sh" >&2
+  printf 'stopped in stage %s (%s); to go on: %q\n' "$current" "${stage_names[current]}" "$home/resume.sh" >&2
   exit 130
 }
 
@@ -89,7 +92,7 @@ stage_failed() {
   (($1 == exit_bad_input)) && exit 2
   (($1 == 130)) && stopped
   printf 'error: stage %s (%s) failed: %s; log: %q; to go on once it is cured: %q\n' \
-    "$current" "${stage_names[current]}" "$(last_words)" "$log" "$exp/resume.sh" >&2
+    "$current" "${stage_names[current]}" "$(last_words)" "$log" "$home/resume.sh" >&2
   exit 1
 }
 
@@ -115,6 +118,11 @@ run_stage() {
   $dry_run && return
   say "${stage_keys[$1]}" >"$exp/.done.$1"
   say "  done in $(duration $((SECONDS - begun)))"
+}
+
+run_stages() {
+  local n
+  for ((n = $1; n <= $2; n++)); do run_stage "$n"; done
 }
 
 duration() {

@@ -74,6 +74,12 @@ def refused(*words, **how):
         (["--data", "/tmp", "--demo"], ["exclude each other"]),
         (["--ngpu", "0", "--precision", "fp16"], ["--precision fp16 needs a GPU", "bf16"]),
         (["--ngpu", "8", "--decode-precision", "int8"], ["--decode-precision int8 is made for the CPU", "--ngpu 0"]),
+        (["--seeds", "2", "--seed", "2"], ["--seed and --seeds exclude each other"]),
+        (["--seeds", "0"], ["--seeds takes how many", "'0'"]),
+        (["--seeds", "4,"], ["--seeds takes how many", "'4,'"]),
+        (["--seeds", "4,5,4"], ["names seed 4 twice"]),
+        (["--against", "/tmp", "--subsets", "none"], ["--against compares translations"]),
+        (["--against", "/no/such/run"], ["--against /no/such/run", "no such run or file"]),
         (["--average-updates", "9", "--average", "1"], ["--average-updates 9 with --average 1", "nothing to average"]),
         (["--average-updates", "9", "--", "--save-interval-updates=5"], ["--save-interval-updates clashes"]),
         (["--average-updates", "9", "--", "--max-update", "8"], ["training ends after 8 updates"]),
@@ -212,6 +218,22 @@ def test_averages_by_updates_save_by_updates(tmp_path):
     assert (value(train, "--save-interval-updates"), value(train, "--keep-interval-updates")) == ("1500", "4")
     assert "--no-epoch-checkpoints" in train and any("average --last-updates 4 " in line for line in lines)
     assert "--save-interval-updates" not in command(dry(tmp_path), "fairseq-train")
+
+
+def test_seeds_share_their_text(tmp_path):
+    run_folder = tmp_path / "other"
+    for seed in (4, 7):
+        (run_folder / f"seed{seed}").mkdir(parents=True)
+        (run_folder / f"seed{seed}/test.hyp.de").touch()
+    lines = dry(tmp_path, "--seeds", "4,7", "--against", run_folder)
+    assert sum(line.startswith("fairseq-preprocess") for line in lines) == 1
+    trains = [shlex.split(line) for line in lines if line.startswith("fairseq-train ")]
+    folders = [str(tmp_path / f"exp folder/seed{seed}/checkpoints") for seed in (4, 7)]
+    assert [(value(train, "--seed"), value(train, "--save-dir")) for train in trains] == list(zip("47", folders))
+    scores = [shlex.split(line) for line in lines if "--against" in line]
+    assert [value(score, "--against") for score in scores] == [str(run_folder / f"seed{seed}") for seed in (4, 7)]
+    assert "holds several seeds: give one" in refused("--ngpu", "8", "--against", run_folder)
+    assert f"no {run_folder}/seed1: that run" in refused("--ngpu", "8", "--seeds", "2", "--against", run_folder)
 
 
 def test_further_references_are_scored_with(tmp_path):
