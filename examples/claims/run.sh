@@ -22,7 +22,7 @@ option data str '' "folder with parallel text {train,valid,test}.{SRC,TGT}, plai
 option demo bool false "the small built-in corpus, to try the command"
 option source_lang str en "language of the source"
 option target_lang str de "language of the target"
-option seeds str 1 "random seeds, separated by commas"
+option seeds str 1 "random seeds: 3 (that is 1, 2 and 3), or a list such as 4,7"
 option updates auto auto "updates of every training; auto: those of the scale"
 option jobs int 1 "trainings at the same time"
 option exp str auto "folder of the claims; auto: exp/claims-SCALE in the repository"

@@ -61,12 +61,17 @@ def resolve(args):
     if "--average" not in args.recipe:
         args.recipe += ["--average", str(average)]
     args.average = int(args.recipe[args.recipe.index("--average") + 1])
-    seeds = args.seeds.split(",")
-    if not all(seed.isascii() and seed.isdigit() for seed in seeds) or len(set(seeds)) < len(seeds):
-        raise UserError(f"--seeds takes different whole numbers, such as 1,2,3, not '{args.seeds}'")
-    args.seeds = [int(seed) for seed in seeds]
+    args.seeds = which_seeds(args.seeds)
     each = max(1, args.devices // args.jobs) if args.devices else 0
     args.ngpu = each if args.ngpu == "auto" else int(args.ngpu)
+
+
+def which_seeds(text):
+    """The seeds that *text* names as in the recipes: 3 are 1, 2 and 3; with a comma it is a list."""
+    seeds = text.split(",")
+    if not all(seed.isascii() and seed.isdigit() for seed in seeds) or len(set(seeds)) < len(seeds) or seeds == ["0"]:
+        raise UserError(f"--seeds takes how many, such as 3, or different ones, such as 4,7, not '{text}'")
+    return list(range(1, int(text) + 1)) if len(seeds) == 1 else [int(seed) for seed in seeds]
 
 
 def conditions(args):

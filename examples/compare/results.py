@@ -6,6 +6,7 @@ import re
 import statistics
 
 from report import read_json
+from seeds import spread
 
 from fairseq_deep.tools.significance import paired_bootstrap, read_run
 
@@ -36,17 +37,13 @@ def rows(systems, runs, resamples):
     _equal_time(found)
     for row in found:
         for figure in FIGURES:
-            row[figure] = spread([row["seeds"][seed].get(figure) for seed in row["done"]])
+            row[figure] = _spread([row["seeds"][seed].get(figure) for seed in row["done"]])
     return found
 
 
-def spread(values):
-    """Mean, least, most and standard deviation (None for one value), or None without values."""
-    values = [value for value in values if value is not None]
-    if not values:
-        return None
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return {"mean": statistics.fmean(values), "min": min(values), "max": max(values), "std": deviation}
+def _spread(values):
+    known = [value for value in values if value is not None]
+    return spread(known) if known else None
 
 
 def _row(system, runs):

@@ -3,7 +3,7 @@
 # Any list of architectures on the same text, updates and seeds: one table and one picture. The same command again does
 # only what is missing.
 #
-#   examples/compare/run.sh --data DIR --seeds 1,2,3 --jobs 2 prenorm_6l dlcl_6l 'fixed=dlcl_6l --dlcl-fixed'
+#   examples/compare/run.sh --data DIR --seeds 3 --jobs 2 prenorm_6l dlcl_6l 'fixed=dlcl_6l --dlcl-fixed'
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 common=$here/../common
@@ -19,7 +19,7 @@ option help bool false "show this text and stop"
 option dry_run bool false "check everything, print what would be trained and change nothing"
 option table_only bool false "train nothing: write table and picture of what is there"
 option systems str '' "file with one system a line, after those of the command line"
-option seeds str 1 "random seeds, separated by commas: every system is trained with each"
+option seeds str 1 "random seeds, every system with each: 3 (that is 1, 2 and 3), or a list such as 4,7"
 option updates auto auto "updates of every training; auto: those of the size"
 option jobs int 1 "trainings at the same time"
 option exp str auto "folder of the experiment; auto: exp/compare-CONF in the repository"

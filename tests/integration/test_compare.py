@@ -198,8 +198,8 @@ BAD = {
     "label": (["a/b=lstm_6l"], {}, ["'a/b' cannot name a system"]),
     "no system": ([], {}, ["no system to train"]),
     "no file": ([], {"file": "/nowhere"}, ["--systems /nowhere cannot be read"]),
-    "seeds": (["lstm_6l"], {"seeds": "1,b"}, ["--seeds takes different whole numbers", "'1,b'"]),
-    "seeds twice": (["lstm_6l"], {"seeds": "1,1"}, ["--seeds takes different"]),
+    "seeds": (["lstm_6l"], {"seeds": "1,b"}, ["--seeds takes how many, such as 3, or different ones", "'1,b'"]),
+    "seeds twice": (["lstm_6l"], {"seeds": "1,1"}, ["--seeds takes how many"]),
     "heads": (["lstm_6l"], {"heads": "3"}, ["--width 16 is not divisible by 3 heads"]),
     "no updates": (["lstm_6l"], {"updates": "0"}, ["--updates must be at least 1"]),
     "batch": (["lstm_6l"], {"recipe": ["--max-tokens", "1000"]}, ["1,000 tokens per update, but this job is defined"]),
@@ -386,7 +386,7 @@ def test_without_matplotlib_there_is_a_table_all_the_same(finished, modules, mon
     monkeypatch.setattr(modules.compare.results, "rows", lambda *_: rows)
     monkeypatch.delitem(sys.modules, "picture")
     monkeypatch.setitem(sys.modules, "matplotlib.ticker", None)
-    modules.compare.report(SimpleNamespace(exp=str(tmp_path), bootstrap=0), [], [])
+    modules.compare.report(SimpleNamespace(exp=str(tmp_path), bootstrap=0, tables=""), [], [])
     printed = capsys.readouterr().out
     assert "pip install matplotlib" in printed.splitlines()[-1] and (tmp_path / "table.md").exists()
     assert not (tmp_path / "picture.png").exists()
