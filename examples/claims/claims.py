@@ -114,7 +114,7 @@ def run_claim(args, name):
         timed = speed.measure(systems, folder, args)
     if "fit" in claim.extras:
         fitted = fit.measure(systems, args)
-    verdicts = [judge.judge(statement, systems, timed, args.resamples) for statement in claim.statements]
+    verdicts = [judge.judge(statement, systems, timed, fitted, args.resamples) for statement in claim.statements]
     text = page.write(folder, claim, systems, verdicts, found, timed, fitted)
     record = {"claim": name, "systems": systems, "statements": verdicts, "speed": timed, "fit": fitted}
     write_text(os.path.join(folder, "claim.json"), json.dumps(record, indent=1) + "\n")

@@ -9,6 +9,8 @@ from results import bootstrap
 LEARNED = 0.1
 """Nats a word by which the true source must beat another's before a model counts as one that translates."""
 LEVEL = 0.05
+LEAST_BLEU = 1.0
+"""Below it a model does not translate, and a difference between two such models says nothing."""
 
 
 def systems(claim, found, folder):
@@ -24,7 +26,7 @@ def systems(claim, found, folder):
     return records
 
 
-def judge(statement, records, timed, resamples):
+def judge(statement, records, timed, fitted, resamples):
     """What was found of *statement*.
 
     Returns:
@@ -35,11 +37,16 @@ def judge(statement, records, timed, resamples):
     kinds = {"higher": _higher, "as good": _as_good, "trains": _trains, "fails": _fails}
     if statement.kind == "faster":
         found = _faster(timed.get(statement.left), timed.get(statement.right))
+    elif statement.kind == "fits":
+        found = _fits(fitted.get(statement.left), fitted.get(statement.right), statement.measure)
     else:
         found = kinds[statement.kind](left, right, resamples)
     words = {"higher": "is better than", "as good": "is no worse than", "faster": "decodes faster than",
-             "trains": "learns to translate", "fails": "does not learn to translate"}[statement.kind]  # fmt: skip
+             "trains": "learns to translate", "fails": "does not learn to translate",
+             "fits": "is better than"}[statement.kind]  # fmt: skip
     text = f"{statement.left} {words} {statement.right}".strip()
+    if statement.measure:
+        text += f" in {statement.measure.replace('_', ' ')}"
     return {"text": text + (f" ({statement.text})" if statement.text else ""), **found}
 
 
@@ -60,7 +67,10 @@ def _compared(left, right, resamples):
     measure, found, chances = differences(left, right, resamples)
     values = list(found.values())
     if not values:
-        return None, "open", False
+        return None, [], False
+    best = max(record["seeds"][seed].get("bleu", math.inf) for record in (left, right) for seed in found)
+    if best < LEAST_BLEU:
+        return f"BLEU below {LEAST_BLEU:g}", [], False
     over_seeds = p_over_seeds(values)
     text = f"{statistics.fmean(values):+.2f} {measure}"
     if len(values) > 1:
@@ -75,8 +85,8 @@ def _compared(left, right, resamples):
 
 def _higher(left, right, resamples):
     text, values, sure = _compared(left, right, resamples)
-    if text is None:
-        return _open(left, right)
+    if not values:
+        return {"found": text, "verdict": "not clear", "why": "neither translates"} if text else _open(left, right)
     if all(value > 0 for value in values) and sure:
         return {"found": text, "verdict": "yes"}
     if all(value < 0 for value in values) and sure:
@@ -86,8 +96,8 @@ def _higher(left, right, resamples):
 
 def _as_good(left, right, resamples):
     text, values, sure = _compared(left, right, resamples)
-    if text is None:
-        return _open(left, right)
+    if not values:
+        return {"found": text, "verdict": "not clear", "why": "neither translates"} if text else _open(left, right)
     if all(value < 0 for value in values) and sure:
         return {"found": text, "verdict": "no", "why": "significantly worse"}
     return {"found": text, "verdict": "yes"}
@@ -129,6 +139,15 @@ def _faster(left, right):
     if max(left["rounds"]) < min(right["rounds"]):
         return {"found": text, "verdict": "no", "why": "slower in every round"}
     return {"found": text, "verdict": "not clear", "why": "the rounds overlap"}
+
+
+def _fits(left, right, measure):
+    """One seed and no test of significance: which of the two it is."""
+    if not left or not right:
+        return {"found": "-", "verdict": "open", "why": "not measured"}
+    text = f"{left[measure]:.2f} and {right[measure]:.2f}"
+    better = left[measure] < right[measure] if measure.endswith("ppl") else left[measure] > right[measure]
+    return {"found": text, "verdict": "yes (one seed)" if better else "no"}
 
 
 def _open(*records):

@@ -1,0 +1,233 @@
+"""``examples/claims``: what the claims ask for, how statements are judged, and what is refused."""
+
+import importlib
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairseq_deep.tools import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "examples/claims"
+
+
+@pytest.fixture(scope="module")
+def claims():
+    """The modules of the command by name; they find each other by their folders."""
+    folders = [str(ROOT / "examples" / name) for name in ("claims", "compare", "common")]
+    sys.path[:0] = folders
+    names = ("definitions", "judge", "page", "speed", "fit", "claims")
+    yield {name: importlib.import_module(name) for name in names}
+    for folder in folders:
+        sys.path.remove(folder)
+
+
+def run(*words):
+    environment = {**os.environ, "FAIRSEQ_DEEP_ENV": "current"}
+    command = [str(FOLDER / "run.sh"), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+
+
+def test_each_statement_is_about_systems_of_its_claim(claims):
+    """And within a group, in which trainings are shared, a label stands for one system."""
+    known = {}
+    for claim in claims["definitions"].CLAIMS.values():
+        labels = [system.label for system in claim.systems]
+        assert len(set(labels)) == len(labels)
+        for statement in claim.statements:
+            assert statement.left in labels
+            assert (statement.right in labels) is (statement.kind not in ("trains", "fails"))
+            assert bool(statement.measure) is (statement.kind == "fits")
+        for system in claim.systems:
+            assert known.setdefault((claim.group, system.label), system.words) == system.words
+            assert (system.depth is None) is (system.line == "")
+    groups = {group for group, _ in known}
+    assert all(set(scale) == groups for scale in claims["definitions"].SCALES.values())
+
+
+def record(label, **seeds):
+    """A trained system: figures of each seed by ``s1=...``."""
+    found = {int(name[1:]): {"source_gain": 2.0, **figures} for name, figures in seeds.items()}
+    return {"label": label, "done": list(found), "seeds": found, "failed": {}, "folders": {}}
+
+
+def scored(label, *scores):
+    return record(label, **{f"s{seed}": {"bleu": score, "valid_loss": 5.0} for seed, score in enumerate(scores, 1)})
+
+
+@pytest.mark.parametrize(
+    "left, right, chances, verdict",
+    [
+        ((12.0, 13.0), (11.0, 11.5), (0.01, 0.02), "yes"),
+        ((12.0, 13.0), (11.0, 11.5), (0.01, 0.20), "not clear"),
+        ((12.0, 11.0), (11.0, 11.5), (0.01, 0.01), "not clear"),
+        ((10.0, 10.0), (11.0, 11.5), (0.01, 0.01), "no"),
+        ((12.0, 12.1, 12.2), (11.0, 11.1, 11.2), (0.3, 0.3, 0.3), "yes"),  # each seed by the same: certain over seeds
+        ((0.3, 0.3), (0.1, 0.1), (0.01, 0.01), "not clear"),
+        ((), (11.0,), (), "open"),
+    ],
+)
+def test_higher(left, right, chances, verdict, claims, monkeypatch):
+    judge = claims["judge"]
+
+    def bootstrap(rows, resamples):
+        assert [row["system"] for row in rows] == ["b", "a"], "the left one is tested against the right one"
+        for seed in rows[0]["done"]:
+            rows[1]["seeds"][seed]["p"] = chances[seed - 1]
+
+    monkeypatch.setattr(judge, "bootstrap", bootstrap)
+    statement = claims["definitions"].Statement("higher", "a", "b")
+    found = judge.judge(statement, [scored("a", *left), scored("b", *right)], {}, {}, 1000)
+    assert found["verdict"] == verdict and found["text"] == "a is better than b"
+    if verdict == "yes" and len(left) == 2:
+        assert found["found"] == "+1.25 BLEU [+1.00, +1.50], p 0.010 0.020"
+
+
+def test_losses_decide_where_nothing_is_translated(claims):
+    records = [
+        record(label, **{f"s{seed}": {"valid_loss": loss + 0.01 * seed * (label == "b")} for seed in (1, 2, 3)})
+        for label, loss in (("a", 5.0), ("b", 6.0))
+    ]
+    statement = claims["definitions"].Statement("higher", "a", "b")
+    found = claims["judge"].judge(statement, records, {}, {}, 1000)
+    assert found["verdict"] == "yes" and found["found"].startswith("+1.02 loss [+1.01, +1.03], over seeds 0.000")
+
+
+@pytest.mark.parametrize("kind, gains, verdict", [
+    ("trains", (0.5, 0.2), "yes"), ("trains", (0.5, 0.05), "not clear"), ("trains", (0.0, 0.05), "no"),
+    ("fails", (0.0, 0.05), "yes"), ("fails", (0.5, 0.05), "not clear"), ("fails", (0.5, 0.2), "no"),
+    ("trains", (), "open"),
+])  # fmt: skip
+def test_training_is_to_use_the_source(kind, gains, verdict, claims):
+    own = record("a", **{f"s{seed}": {"source_gain": gain} for seed, gain in enumerate(gains, 1)})
+    statement = claims["definitions"].Statement(kind, "a")
+    assert claims["judge"].judge(statement, [own], {}, {}, 1000)["verdict"] == verdict
+
+
+def test_faster_needs_rounds_that_do_not_overlap(claims):
+    statement = claims["definitions"].Statement("faster", "a", "b")
+    records = [scored("a", 10.0), scored("b", 10.0)]
+    for rounds, verdict in (((110, 120), "yes"), ((90, 120), "not clear"), ((80, 70), "no")):
+        timed = {"a": {"tokens_per_second": 110, "rounds": rounds}, "b": {"tokens_per_second": 100, "rounds": (100, 95)}}
+        assert claims["judge"].judge(statement, records, timed, {}, 1000)["verdict"] == verdict
+    assert claims["judge"].judge(statement, records, {}, {}, 1000)["verdict"] == "open"
+
+
+def test_fits_compares_one_measure(claims):
+    records = [scored("a", 10.0), scored("b", 10.0)]
+    fitted = {"a": {"train_ppl": 3.0, "dev_bleu": 20.0}, "b": {"train_ppl": 4.0, "dev_bleu": 21.0}}
+    verdicts = [
+        claims["judge"].judge(claims["definitions"].Statement("fits", "a", "b", measure=name), records, {}, fitted, 1000)
+        for name in ("train_ppl", "dev_bleu")
+    ]
+    assert [verdict["verdict"] for verdict in verdicts] == ["yes (one seed)", "no"]
+    assert verdicts[0]["text"] == "a is better than b in train ppl"
+
+
+@pytest.mark.parametrize("values", [(1.0, 2.0, 4.0), (0.3, -0.2, 0.5, 0.9), (1.0, 1.2, 0.9, 1.1, 1.3)])
+def test_p_over_seeds_is_students(values, claims):
+    """For two degrees of freedom in closed form, else from the known quantiles of the distribution, by simulation."""
+    n = len(values)
+    mean = sum(values) / n
+    t = mean / math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n)
+    p = claims["judge"].p_over_seeds(list(values))
+    if n == 3:
+        assert p == pytest.approx(1 - t / math.sqrt(2 + t * t), abs=1e-6)
+    else:
+        import torch
+
+        torch.manual_seed(1)
+        drawn = torch.distributions.StudentT(float(n - 1)).sample((400000,)).abs()
+        assert p == pytest.approx(float((drawn > t).double().mean()), abs=0.004)
+    assert claims["judge"].p_over_seeds(list(values[:2])) is None
+
+
+def test_loss_at_equal_time(claims):
+    """Where the slower system was when the faster one had done all of its updates."""
+    records = [
+        {"label": "fast", "done": [1], "curve": {"1": {"10": 6.0, "20": 5.0}}},
+        {"label": "slow", "done": [1], "curve": {"1": {"10": 4.0, "20": 3.0}}},
+    ]
+    timed = {"fast": {"step_seconds": 1.0}, "slow": {"step_seconds": 4 / 3}}
+    assert claims["page"].equal_time(records, timed) == {"fast": 5.0, "slow": pytest.approx(3.5)}
+
+
+def test_list_names_every_claim(claims):
+    done = run("--list")
+    assert done.returncode == 0, done.stderr
+    assert all(f"\n{name} " in done.stdout for name in claims["definitions"].CLAIMS)
+
+
+@pytest.fixture
+def text(tmp_path):
+    """make(train, test): a folder of parallel text with so many pairs."""
+
+    def make(**pairs):
+        for split, count in {"train": 5000, "valid": 5, "test": 200, **pairs}.items():
+            for language in ("en", "de"):
+                (tmp_path / f"{split}.{language}").write_text("ein Wort und noch eins\n" * count)
+        return tmp_path
+
+    return make
+
+
+def test_what_cannot_work_is_refused_before_anything_starts(text, tmp_path):
+    exp = tmp_path / "exp"
+    small = text(train=100)
+    cases = [
+        ((), "no claim named"),
+        (("dept", "--data", small), "there is no claim 'dept' (did you mean depth?): --list shows them"),
+        (("depth",), "--data is missing"),
+        (("depth", "--data", small), "100 sentence pairs of train, too few to judge a claim: give 5,000 or more"),
+        (("depth", "--demo", "--resamples", "10"), "--resamples 10 is too few"),
+        (("depth", "--demo", "--rounds", "0"), "--rounds must be at least 1"),
+    ]
+    for words, message in cases:
+        done = run("--exp", exp, *words)
+        assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not exp.exists()
+
+
+def test_too_few_test_sentences(text, tmp_path):
+    done = run("--exp", tmp_path / "exp", "--data", text(test=10), "lstm")
+    assert done.returncode == 2 and "10 sentence pairs of test" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["generalisation"])
+def test_every_system_is_known_to_fairseq_train(name, text, tmp_path):
+    """The plan of a claim: compare checks each system's flags and builds its model."""
+    done = run("--dry-run", "--exp", tmp_path / "exp", "--data", text(), "--ngpu", "0", name)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("fairseq-train ") == 4 and not (tmp_path / "exp").exists()
+
+
+def test_page_says_what_was_found(claims, tmp_path):
+    definitions = claims["definitions"]
+    claim = definitions.CLAIMS["generalisation"]
+    spread = {"mean": 20.0, "min": 19.0, "max": 21.0, "std": 1.0}
+    records = [
+        {**scored(system.label, 19.0, 21.0), "paper": system.paper, "bleu": spread, "valid_loss": None, "command": "arch",
+         "parameters": 1234, "curve": {}}
+        for system in claim.systems
+    ]  # fmt: skip
+    verdicts = [{"text": "a is better than b", "found": "+1.00 BLEU", "verdict": "no", "why": "because"}]
+    fitted = {claim.systems[0].label: {"train_bleu": 1.5, "dev_bleu": 1.25, "train_ppl": 3.0, "dev_ppl": 4.0}}
+    text = claims["page"].write(str(tmp_path), claim, records, verdicts, {"updates": "10"}, {}, fitted)
+    assert (tmp_path / "claim.md").read_text() == text
+    line = next(line for line in text.splitlines() if line.startswith("| base "))
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells == ["base", claim.systems[0].paper, "2", "1,234", "20.00 [19.00, 21.00]", "1.50", "1.25", "3.00", "4.00"]
+    assert "| no (because)" in text and claim.sentence in text
+
+
+def test_small_text_is_counted_without_reading_all_of_it(claims, tmp_path):
+    (tmp_path / "train.de").write_text("a\n" * 50)
+    count = claims["claims"]._lines
+    assert count(str(tmp_path), "train.de", 20) == 20 and count(str(tmp_path), "train.de", 99) == 50
+    assert count(str(tmp_path), "train.en", 20) is None
+    with pytest.raises(UserError):
+        claims["claims"].check(type("Args", (), {"claims": ["none"], "data": "", "demo": True})())
