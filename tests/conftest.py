@@ -14,14 +14,14 @@ from fairseq_deep.attention.order import read_order
 VOCAB = 40
 
 
-def tiny_flags(name):
-    """Flags that make the architecture *name* narrow; its depth and structure stay."""
+def tiny_flags(name, dim=16):
+    """Flags that make the architecture *name* narrow, with *dim* features; its depth and structure stay."""
     flags = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
     row = ARCHITECTURES[name]
-    for side, dim in (("encoder", 16), ("decoder", 24 if row.encoder_size else 16)):
-        flags.update({f"{side}_embed_dim": dim, f"{side}_attention_heads": 2})
+    for side, width in (("encoder", dim), ("decoder", dim * 3 // 2 if row.encoder_size else dim)):
+        flags.update({f"{side}_embed_dim": width, f"{side}_attention_heads": 2})
         if AGGREGATORS.get(row.layer_agg).layout(side, dict(row.options)).feed_forward:
-            flags[f"{side}_ffn_embed_dim"] = 32
+            flags[f"{side}_ffn_embed_dim"] = 2 * dim
     return flags
 
 
@@ -50,8 +50,12 @@ def dictionary():
 
 @pytest.fixture
 def build(dictionary):
-    """build(name, **flags): a narrow model of the architecture *name* without dropout."""
-    return lambda name, **flags: build_architecture(name, dictionary, **{**tiny_flags(name), **flags})
+    """build(name, dim=16, **flags): a narrow model of the architecture *name* without dropout."""
+
+    def build(name, dim=16, **flags):
+        return build_architecture(name, dictionary, **{**tiny_flags(name, dim), **flags})
+
+    return build
 
 
 def make_batch(dictionary, lengths=(5, 7, 3), target_lengths=(4, 6, 6), left_pad=True):

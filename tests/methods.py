@@ -1,5 +1,8 @@
 """Small models of every method, as (architecture, flags), by name; for tests that run them all."""
 
+import re
+
+from fairseq_deep.architectures import ARCHITECTURES
 from fairseq_deep.models.description import DECODER, SIDED
 
 PRENORM, POSTNORM, LSTM = (f"transformer_{name}_2l2l_tiny" for name in ("prenorm", "postnorm", "lstm"))
@@ -55,3 +58,26 @@ OPTIONS = {
     " ".join([name.split("_")[1], *(f"{flag}={value}" for flag, value in flags.items())]): (name, flags)
     for name, flags in _OPTIONS
 }
+
+
+# the start that the depth-wise LSTM needs; goes when it is the default
+LSTM_START = {"lstm_forget_bias": 3.0}
+
+
+def forms():
+    """Each system of the table of architectures, whatever its depth, and each method that has none to itself."""
+    rows = {}
+    for row in sorted(ARCHITECTURES.values(), key=lambda row: (row.encoder_layers, row.decoder_layers)):
+        rows.setdefault(re.sub(r"transformer_(.*?)_\d+l(?![a-z]).*", r"\1", row.name), row)
+    for name, row in rows.items():
+        yield name, (row.name, LSTM_START if row.layer_agg == "lstm" else {})
+    known = {method for row in rows.values() if len(row.methods) == 1 for method in row.methods}
+    for axis, (registry, default) in {**SIDED, **DECODER}.items():
+        for name in sorted({*registry.names()} - known - {default}):
+            for norm in getattr(registry.get(name), "norms", ("pre",)):
+                if norm == "pre" or axis in ("deep_init", "residual"):
+                    flags = {axis: name, **NEEDS.get(name, {})}
+                    yield f"{norm}norm {name}", (f"transformer_{norm}norm_2l2l_tiny", flags)
+
+
+FORMS = dict(forms())
