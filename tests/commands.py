@@ -22,13 +22,17 @@ def run(*command, stdin=None, check=True, cwd=None):
     return done
 
 
-def write_pairs(path, count, rng):
-    """*count* random digit strings (path.src) and their reversals (path.tgt)."""
+def write_pairs(path, count, rng, leave_out=()):
+    """*count* random digit strings (path.src) and their reversals (path.tgt), none of *leave_out*; the strings."""
+    written = []
     with open(f"{path}.src", "w") as source, open(f"{path}.tgt", "w") as target:
-        for _ in range(count):
-            digits = [str(rng.randrange(10)) for _ in range(rng.randrange(3, 9))]
-            print(*digits, file=source)
-            print(*reversed(digits), file=target)
+        while len(written) < count:
+            digits = " ".join(str(rng.randrange(10)) for _ in range(rng.randrange(3, 9)))
+            if digits not in leave_out:
+                print(digits, file=source)
+                print(digits[::-1], file=target)
+                written.append(digits)
+    return written
 
 
 def binarise(folder, splits):

@@ -6,17 +6,27 @@ import re
 import pytest
 
 from tests.commands import PACKAGE, binarise, run, train_command, write_pairs
+from tests.methods import LSTM_START
+
+FEED_FORWARD = ["--encoder-ffn-embed-dim", "128"]
 
 
-@pytest.mark.parametrize("arch", ["transformer_dlcl_2l2l_tiny", "transformer_dlcl_postnorm_2l2l_tiny"])
-def test_reversal_is_learned_whatever_the_seed(arch, tmp_path):
+@pytest.mark.parametrize(
+    "arch, more",
+    [
+        ("transformer_dlcl_postnorm_2l2l_tiny", FEED_FORWARD),
+        ("transformer_lstm_2l2l_tiny", [f"--{flag.replace('_', '-')}={value}" for flag, value in LSTM_START.items()]),
+    ],
+    ids=["dlcl", "lstm"],
+)
+def test_reversal_is_learned_whatever_the_seed(arch, more, tmp_path):
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")  # shown when the test fails
     rng = random.Random(seed)
-    for split, count in (("train", 4000), ("valid", 100)):
-        write_pairs(tmp_path / split, count, rng)
+    seen = set(write_pairs(tmp_path / "train", 4000, rng))
+    write_pairs(tmp_path / "valid", 100, rng, leave_out=seen)
     data = binarise(tmp_path, ("train", "valid"))
-    flags = ["--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "128", "--encoder-attention-heads", "4"]
+    flags = ["--encoder-embed-dim", "64", *more, "--encoder-attention-heads", "4"]
     flags += ["--decoder-attention-heads", "4", "--dropout", "0", "--attention-dropout", "0"]
     flags += ["--activation-dropout", "0", "--criterion", "cross_entropy", "--adam-betas", "(0.9, 0.98)"]
     flags += ["--lr", "3e-3", "--warmup-updates", "100"]
