@@ -60,17 +60,13 @@ OPTIONS = {
 }
 
 
-# the start that the depth-wise LSTM needs; goes when it is the default
-LSTM_START = {"lstm_forget_bias": 3.0}
-
-
 def forms():
     """Each system of the table of architectures, whatever its depth, and each method that has none to itself."""
     rows = {}
     for row in sorted(ARCHITECTURES.values(), key=lambda row: (row.encoder_layers, row.decoder_layers)):
         rows.setdefault(re.sub(r"transformer_(.*?)_\d+l(?![a-z]).*", r"\1", row.name), row)
     for name, row in rows.items():
-        yield name, (row.name, LSTM_START if row.layer_agg == "lstm" else {})
+        yield name, (row.name, {})
     known = {method for row in rows.values() if len(row.methods) == 1 for method in row.methods}
     for axis, (registry, default) in {**SIDED, **DECODER}.items():
         for name in sorted({*registry.names()} - known - {default}):

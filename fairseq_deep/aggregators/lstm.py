@@ -11,9 +11,11 @@ With A_i the attention output of layer i ("LSTM_in"), [|] concatenation and * th
     Cell_i = Cell_{i-1} * f + h * i                               Eq. (7)
     Out_i = Cell_i * o                                            Eq. (8)
 
-and Cell_0 = Out_0 = the embedding output. The paper is silent on the start; where the forget gates begin is ours to
-choose (``FORGET_BIAS``): at one half, 0.5^L is left of what tells positions apart. The biases that the paper prints in Eq. (2) to (6) are left out, because its
+and Cell_0 = Out_0 = the embedding output. The biases that the paper prints in Eq. (2) to (6) are left out, because its
 parameter counts have none. The depth-wise RNN is Eq. (6), Out_i = h.
+
+The paper is silent on start values. Where the forget gates begin is decided here (``FORGET_BIAS``): at one half, 0.5^L
+is left of what tells positions apart, and a deep stack does not learn to use its source.
 
 Names here: ``gates[.].weight`` is W_i, W_f and W_o one below the other, ``hidden[.].fc1`` and ``fc2`` are W_h1 (or W_h)
 and W_h2. A *step* is one application of the LSTM: one a layer, or two in a decoder of variant (b).
@@ -340,7 +342,7 @@ class DepthwiseLstm(Aggregator):
 class DepthwiseRnn(DepthwiseLstm):
     """The depth-wise RNN of one stack (Table 2): Out_i = h, without gates. The state is [Out].
 
-    Its arguments are those of :class:`DepthwiseLstm`; *share* is "none" (default) or "all", and there is no *forget_bias*.
+    Its arguments are those of :class:`DepthwiseLstm`; *share* is "none" (default) or "all", *forget_bias* is refused.
     """
 
     has_gates = False

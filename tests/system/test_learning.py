@@ -6,7 +6,6 @@ import re
 import pytest
 
 from tests.commands import PACKAGE, binarise, run, train_command, write_pairs
-from tests.methods import LSTM_START
 
 FEED_FORWARD = ["--encoder-ffn-embed-dim", "128"]
 
@@ -15,7 +14,7 @@ FEED_FORWARD = ["--encoder-ffn-embed-dim", "128"]
     "arch, more",
     [
         ("transformer_dlcl_postnorm_2l2l_tiny", FEED_FORWARD),
-        ("transformer_lstm_2l2l_tiny", [f"--{flag.replace('_', '-')}={value}" for flag, value in LSTM_START.items()]),
+        ("transformer_lstm_2l2l_tiny", []),
     ],
     ids=["dlcl", "lstm"],
 )

@@ -112,7 +112,8 @@ def test_faster_needs_rounds_that_do_not_overlap(claims):
     statement = claims["definitions"].Statement("faster", "a", "b")
     records = [scored("a", 10.0), scored("b", 10.0)]
     for rounds, verdict in (((110, 120), "yes"), ((90, 120), "not clear"), ((80, 70), "no")):
-        timed = {"a": {"tokens_per_second": 110, "rounds": rounds}, "b": {"tokens_per_second": 100, "rounds": (100, 95)}}
+        timed = {"a": {"tokens_per_second": 110, "rounds": rounds}}
+        timed["b"] = {"tokens_per_second": 100, "rounds": (100, 95)}
         assert claims["judge"].judge(statement, records, timed, {}, 1000)["verdict"] == verdict
     assert claims["judge"].judge(statement, records, {}, {}, 1000)["verdict"] == "open"
 
@@ -120,10 +121,8 @@ def test_faster_needs_rounds_that_do_not_overlap(claims):
 def test_fits_compares_one_measure(claims):
     records = [scored("a", 10.0), scored("b", 10.0)]
     fitted = {"a": {"train_ppl": 3.0, "dev_bleu": 20.0}, "b": {"train_ppl": 4.0, "dev_bleu": 21.0}}
-    verdicts = [
-        claims["judge"].judge(claims["definitions"].Statement("fits", "a", "b", measure=name), records, {}, fitted, 1000)
-        for name in ("train_ppl", "dev_bleu")
-    ]
+    fits = [claims["definitions"].Statement("fits", "a", "b", measure=name) for name in ("train_ppl", "dev_bleu")]
+    verdicts = [claims["judge"].judge(statement, records, {}, fitted, 1000) for statement in fits]
     assert [verdict["verdict"] for verdict in verdicts] == ["yes (one seed)", "no"]
     assert verdicts[0]["text"] == "a is better than b in train ppl"
 
@@ -209,18 +208,16 @@ def test_page_says_what_was_found(claims, tmp_path):
     definitions = claims["definitions"]
     claim = definitions.CLAIMS["generalisation"]
     spread = {"mean": 20.0, "min": 19.0, "max": 21.0, "std": 1.0}
-    records = [
-        {**scored(system.label, 19.0, 21.0), "paper": system.paper, "bleu": spread, "valid_loss": None, "command": "arch",
-         "parameters": 1234, "curve": {}}
-        for system in claim.systems
-    ]  # fmt: skip
+    common = {"bleu": spread, "valid_loss": None, "command": "arch", "parameters": 1234, "curve": {}}
+    records = [{**scored(system.label, 19.0, 21.0), "paper": system.paper, **common} for system in claim.systems]
     verdicts = [{"text": "a is better than b", "found": "+1.00 BLEU", "verdict": "no", "why": "because"}]
     fitted = {claim.systems[0].label: {"train_bleu": 1.5, "dev_bleu": 1.25, "train_ppl": 3.0, "dev_ppl": 4.0}}
     text = claims["page"].write(str(tmp_path), claim, records, verdicts, {"updates": "10"}, {}, fitted)
     assert (tmp_path / "claim.md").read_text() == text
     line = next(line for line in text.splitlines() if line.startswith("| base "))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells == ["base", claim.systems[0].paper, "2", "1,234", "20.00 [19.00, 21.00]", "1.50", "1.25", "3.00", "4.00"]
+    assert cells[:5] == ["base", claim.systems[0].paper, "2", "1,234", "20.00 [19.00, 21.00]"]
+    assert cells[5:] == ["1.50", "1.25", "3.00", "4.00"]
     assert "| no (because)" in text and claim.sentence in text
 
 

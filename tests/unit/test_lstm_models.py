@@ -256,7 +256,7 @@ def test_dropout_acts_on_the_output_of_each_attention(build):
 @pytest.mark.parametrize("depth", [6, 24])
 @pytest.mark.parametrize("flags", [{}, {"lstm_merge": "two"}, {"lstm_merge": "concat"}, {"lstm_ffn": 1}], ids=str)
 def test_activations_stay_in_range_at_the_start(depth, flags, build, dictionary):
-    """Of each layer, not only of the last: Out and Cell neither vanish nor explode; the forget gates are nearly open."""
+    """Of each layer, not only of the last: Out and Cell neither vanish nor explode; forget gates are nearly open."""
     size = {"encoder_layers": depth, "decoder_layers": depth, "encoder_embed_dim": 64, "decoder_embed_dim": 64}
     model = build("transformer_lstm_6l", **size, **flags).eval()
     states, gates = [], []
