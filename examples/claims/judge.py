@@ -50,9 +50,8 @@ def judge(statement, records, timed, fitted, resamples):
     return {"text": text + (f" ({statement.text})" if statement.text else ""), **found}
 
 
-def differences(left, right, resamples):
+def differences(left, right, seeds, resamples):
     """By seed, *left* less *right* in BLEU (or in loss, turned round), and the p of a paired bootstrap (BLEU alone)."""
-    seeds = [seed for seed in left["done"] if seed in right["done"]]
     scored = all("bleu" in record["seeds"][seed] for record in (left, right) for seed in seeds)
     if not scored:
         return "loss", {s: right["seeds"][s]["valid_loss"] - left["seeds"][s]["valid_loss"] for s in seeds}, {}
@@ -64,13 +63,13 @@ def differences(left, right, resamples):
 
 
 def _compared(left, right, resamples):
-    measure, found, chances = differences(left, right, resamples)
-    values = list(found.values())
-    if not values:
+    seeds = [seed for seed in left["done"] if seed in right["done"]]
+    if not seeds:
         return None, [], False
-    best = max(record["seeds"][seed].get("bleu", math.inf) for record in (left, right) for seed in found)
-    if best < LEAST_BLEU:
+    if max(record["seeds"][seed].get("bleu", math.inf) for record in (left, right) for seed in seeds) < LEAST_BLEU:
         return f"BLEU below {LEAST_BLEU:g}", [], False
+    measure, found, chances = differences(left, right, seeds, resamples)
+    values = list(found.values())
     over_seeds = p_over_seeds(values)
     text = f"{statistics.fmean(values):+.2f} {measure}"
     if len(values) > 1:
@@ -104,7 +103,8 @@ def _as_good(left, right, resamples):
 
 
 def _gains(record):
-    return [record["seeds"][seed]["source_gain"] for seed in record["done"]]
+    gains = [record["seeds"][seed].get("source_gain") for seed in record["done"]]
+    return [] if None in gains else gains
 
 
 def _trains(record, _, __):
@@ -152,7 +152,8 @@ def _fits(left, right, measure):
 
 def _open(*records):
     missing = [record["label"] for record in records if not record["done"]]
-    return {"found": "-", "verdict": "open", "why": f"not trained: {', '.join(missing) or 'the same seeds'}"}
+    why = f"not trained: {', '.join(missing)}" if missing else "not measured with the same seeds"
+    return {"found": "-", "verdict": "open", "why": why}
 
 
 def p_over_seeds(values):

@@ -1,6 +1,7 @@
 """``examples/claims``: what the claims ask for, how statements are judged, and what is refused."""
 
 import importlib
+import json
 import math
 import os
 import subprocess
@@ -228,3 +229,72 @@ def test_small_text_is_counted_without_reading_all_of_it(claims, tmp_path):
     assert count(str(tmp_path), "train.en", 20) is None
     with pytest.raises(UserError):
         claims["claims"].check(type("Args", (), {"claims": ["none"], "data": "", "demo": True})())
+
+
+class FakeCompare:
+    """Stands for ``subprocess.run`` of the comparison: notes the command, and leaves a table as it would."""
+
+    def __init__(self, returncode=0, leave_out=()):
+        self.returncode, self.leave_out, self.commands = returncode, leave_out, []
+
+    def __call__(self, command, **_):
+        self.commands.append(command)
+        value = dict(zip(command, command[1:]))
+        labels = [word.partition("=")[0] for word in command[: command.index("--")] if "=" in word]
+        figures = {"bleu": 0.5, "valid_loss": 5.0, "source_gain": 2.0}
+        spread = {"mean": 0.5, "min": 0.5, "max": 0.5, "std": None}
+        rows = [
+            {"system": label, "done": [1], "seeds": {"1": figures}, "failed": {}, "curve": {"1": {}}, "bleu": spread}
+            for label in labels
+            if label not in self.leave_out
+        ]
+        Path(value["--tables"]).mkdir(parents=True, exist_ok=True)
+        (Path(value["--tables"]) / "table.json").write_text(json.dumps({"systems": rows, "updates": "4"}))
+        return subprocess.CompletedProcess(command, self.returncode)
+
+
+@pytest.fixture
+def started(claims, tmp_path, monkeypatch):
+    """started(compare, *words): the exit status of the command, with *compare* in the place of the comparison."""
+
+    def start(compare, *words, names=("one-sided",)):
+        fixed = {"list": "false", "scale": "mini", "data": "", "demo": "true", "source-lang": "en", "target-lang": "de"}
+        fixed.update(seeds="2", updates="4", jobs="1", exp=str(tmp_path), ngpu="0", precision="fp32", workers="1")
+        fixed.update(resamples="100", speed="true", rounds="1", **{"dry-run": "false", "table-only": "false"})
+        line = [word for flag, value in fixed.items() for word in (f"--{flag}", value)]
+        rest = ["--", str(len(names)), *names, "--clip-norm", "1"]
+        monkeypatch.setattr(sys, "argv", ["claims.py", *line, *words, *rest])
+        monkeypatch.setattr(claims["claims"].subprocess, "run", compare)
+        return claims["claims"].guarded()
+
+    return start
+
+
+def test_a_claim_is_a_comparison_and_a_page(started, tmp_path, capsys):
+    compare = FakeCompare(leave_out=("matt_12",))
+    assert started(compare) == 0
+    [command] = compare.commands
+    assert command[command.index("--exp") + 1] == str(tmp_path / "trainings/post")
+    assert command[command.index("--seeds") + 1] == "2" and "--demo" in command and command[-2:] == ["--clip-norm", "1"]
+    assert command[command.index("--updates", command.index("--exp")) + 1] == "4"  # after the scale's own
+    record = json.loads((tmp_path / "one-sided/claim.json").read_text())
+    verdicts = {entry["text"]: entry["verdict"] for entry in record["statements"]}
+    assert verdicts["ds_12 learns to translate"] == "yes" and verdicts["base_12 does not learn to translate"] == "no"
+    assert verdicts["matt_12 does not learn to translate"] == "open"
+    assert verdicts["ds_12 is better than ds_encoder_12"] == "not clear"
+    page = (tmp_path / "one-sided/claim.md").read_text()
+    assert page in capsys.readouterr().out and "| not trained: matt_12" not in page and "(not trained: matt_12)" in page
+
+
+@pytest.mark.parametrize("status, expected, pages", [(1, 1, 2), (2, 2, 0), (130, 130, 0)])
+def test_failed_trainings_are_told_and_a_stop_is_a_stop(status, expected, pages, started, tmp_path, capsys):
+    """1: some trainings failed, and the others are judged; else nothing more is begun."""
+    compare = FakeCompare(returncode=status)
+    assert started(compare, names=("one-sided", "lstm-ablations")) == expected
+    assert len(list(tmp_path.glob("*/claim.md"))) == pages and len(compare.commands) == max(1, pages)
+    assert ("the same command goes on" in capsys.readouterr().err) is (status > 1)
+
+
+def test_a_plan_judges_nothing(started, tmp_path):
+    assert started(FakeCompare(), "--dry-run", "true") == 0
+    assert not (tmp_path / "one-sided/claim.md").exists()
