@@ -109,6 +109,10 @@ CLAIMS: Dict[str, Claim] = {
             System("xavier_embnorm", f"{POST} --layernorm-embedding{_both(18)}", "fails"),
             System("lipschitz", f"postnorm_6l --deep-init lipschitz{_both(18)}", "29.05"),
             System("lipschitz_embnorm", f"postnorm_6l --deep-init lipschitz --layernorm-embedding{_both(18)}", "29.05"),
+            System(
+                "lipschitz_normal",
+                f"postnorm_6l --deep-init lipschitz --lipschitz-embeddings normal --layernorm-embedding{_both(18)}",
+            ),
             System("ds", f"postnorm_6l --deep-init ds{_both(18)}", "28.42 (20 + 20)"),
             System("dlcl_post", f"{POST} --layer-agg dlcl{_both(18)}", "29.2 (25 + 6)"),
             System("pre", PRE + _both(18), "28.60"),
