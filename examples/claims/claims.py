@@ -3,7 +3,7 @@
 import argparse
 import json
 import os
-import shlex
+import signal
 import subprocess
 import sys
 
@@ -20,6 +20,8 @@ from fairseq_deep.tools import UserError, format_table, write_text
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 COMPARE = os.path.join(os.path.dirname(HERE), "compare", "run.sh")
+FAILED = 3  # compare's exit status where some trainings failed, and the others are in the table
+STOPS = (signal.SIGINT, signal.SIGTERM)
 LEAST = {"train": 5000, "test": 200}
 """Sentence pairs below which nothing can be seen: no model would translate, or no difference be significant."""
 
@@ -47,6 +49,8 @@ def check(args):
     for name in args.claims:
         if name not in CLAIMS:
             raise UserError(f"there is no claim '{name}'{nearest(name, CLAIMS)}: --list shows them")
+    if args.data and args.demo:
+        raise UserError("--data and --demo exclude each other: give one")
     if not args.data and not args.demo:
         names = f"{{train,valid,test}}.{{{args.source_lang},{args.target_lang}}}"
         raise UserError(f"--data is missing: a folder with {names}, plain or .gz (or --demo)")
@@ -104,22 +108,36 @@ def run_claim(args, name):
     """All of one claim; returns compare's exit status."""
     claim, folder = CLAIMS[name], os.path.join(args.exp, name)
     print(f"{name}: {claim.title} ({claim.source})", flush=True)
-    status = subprocess.run(compare_command(args, name)).returncode
-    if args.dry_run or status not in (0, 1):  # 1: some trainings failed, the others are in the table
+    status = call(compare_command(args, name))
+    if args.dry_run or status not in (0, FAILED):
         return status
     found = read_json(os.path.join(folder, "table.json"))
     systems = judge.systems(claim, found, group_folder(args, claim))
-    timed, fitted = {}, {}
-    if "speed" in claim.extras and args.speed:
-        timed = speed.measure(systems, folder, args)
-    if "fit" in claim.extras:
-        fitted = fit.measure(systems, args)
+    timed, fitted, problems = {}, {}, []
+    try:
+        timed = speed.measure(systems, folder, args) if "speed" in claim.extras and args.speed else {}
+        fitted = fit.measure(systems, args) if "fit" in claim.extras else {}
+    except UserError as problem:
+        problems.append(str(problem))
     verdicts = [judge.judge(statement, systems, timed, fitted, args.resamples) for statement in claim.statements]
     text = page.write(folder, claim, systems, verdicts, found, timed, fitted)
     record = {"claim": name, "systems": systems, "statements": verdicts, "speed": timed, "fit": fitted}
     write_text(os.path.join(folder, "claim.json"), json.dumps(record, indent=1) + "\n")
     print(f"\n{text}\n-> {folder}: claim.md, claim.json, {page.pictures(folder, claim, systems, timed)}")
-    return status
+    for problem in problems:
+        print(f"error: {name}: not all was measured: {' '.join(problem.split())}", file=sys.stderr)
+    return FAILED if problems else status
+
+
+def call(command):
+    """The exit status of *command*, which gets the signals that end this one, and ends in its own way."""
+    child = subprocess.Popen(command)
+    before = {number: signal.signal(number, lambda number, _: child.send_signal(number)) for number in STOPS}
+    try:
+        return child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def main():
@@ -131,8 +149,7 @@ def main():
     worst = 0
     for name in args.claims:
         status = run_claim(args, name)
-        if status not in (0, 1):
-            print(f"{name}: stopped; the same command goes on: {shlex.join(args.claims)}", file=sys.stderr)
+        if status not in (0, FAILED):
             return status
         worst = max(worst, status)
     return worst

@@ -135,7 +135,12 @@ CLAIMS: Dict[str, Claim] = {
         "W19: 'both methods benefit from an increase in encoder depth at the beginning'; 'pre-norm Transformer "
         "degenerates earlier'; 'the speed decreases linearly with the number of encoder layers'",
         "pre",
-        (*_PRE.values(), *_DLCL.values()),
+        (
+            *_PRE.values(),
+            *_DLCL.values(),
+            System("pre_6_xavier", PRE),  # the start of the paper's code; the others have today's fairseq's
+            System("dlcl_6_xavier", "dlcl_6l --deep-init xavier"),
+        ),
         (
             Statement("higher", "pre_12", "pre_6"),
             Statement("higher", "pre_20", "pre_6"),
@@ -248,8 +253,8 @@ CLAIMS: Dict[str, Claim] = {
             Statement("fails", "base_12"),
             Statement("fails", "matt_12"),
             Statement("trains", "ds_12"),
-            Statement("higher", "ds_12", "ds_encoder_12"),
-            Statement("higher", "ds_12", "ds_decoder_12"),
+            Statement("higher", "ds_12", "ds_encoder_12", "the paper: the latter is unstable"),
+            Statement("higher", "ds_12", "ds_decoder_12", "the paper: the latter is unstable"),
             Statement("higher", "matt_ds_12", "ds_12"),
         ),
     ),

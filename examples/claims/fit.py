@@ -1,7 +1,7 @@
 """Table 4 of Zhang et al., 2019: BLEU and perplexity on a sample of the training text, and on the development text.
 
 BLEU is of detokenised text on both sides, perplexity that of ``fairseq-validate``. Results stay in ``fit.json`` of each
-training's folder.
+training's folder, until the training goes on.
 """
 
 import json
@@ -27,12 +27,12 @@ def measure(records, args):
             continue
         folder = record["folders"][record["done"][0]]
         path = os.path.join(folder, "fit.json")
-        kept = read_json(path)
-        if not kept and not args.table_only:
+        kept, model = read_json(path), os.path.getmtime(os.path.join(folder, "averaged.pt"))
+        if kept.get("model") != model and not args.table_only:
             print(f"{record['label']}: training and development text", flush=True)
-            kept = _measure_one(folder, args)
+            kept = {"model": model, **_measure_one(folder, args)}
             write_text(path, json.dumps(kept, indent=1) + "\n")
-        if kept:
+        if kept.get("model") == model:
             found[record["label"]] = kept
     return found
 

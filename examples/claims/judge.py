@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import statistics
 
 from results import bootstrap
@@ -9,8 +10,17 @@ from results import bootstrap
 LEARNED = 0.1
 """Nats a word by which the true source must beat another's before a model counts as one that translates."""
 LEVEL = 0.05
+"""Chance of a difference where there is none."""
+BOOTSTRAP_LEVEL = LEVEL / 2
+"""The same for sacreBLEU's p, which counts one tail: below 0.05 it is in 11 % of cases without a difference."""
+MARGIN = 0.5
+"""BLEU by which a system may be below another and still be called no worse."""
 LEAST_BLEU = 1.0
 """Below it a model does not translate, and a difference between two such models says nothing."""
+
+
+DIVERGED = re.compile(r"\bnan\b|\binf(inite)?\b|minimum loss scale|not finite|no number", re.IGNORECASE)
+"""Reasons of a failed training that are its method's, not the machine's."""
 
 
 def systems(claim, found, folder):
@@ -74,12 +84,24 @@ def _compared(left, right, resamples):
     text = f"{statistics.fmean(values):+.2f} {measure}"
     if len(values) > 1:
         text += f" [{min(values):+.2f}, {max(values):+.2f}]"
+    text += _of_wanted(left, len(values))
     if chances:
         text += ", p " + " ".join(f"{chances[seed]:.3f}" for seed in found)
     if over_seeds is not None:
         text += f", over seeds {over_seeds:.3f}"
-    sure = bool(chances) and max(chances.values()) < LEVEL or (over_seeds is not None and over_seeds < LEVEL)
-    return text, values, sure
+    sure = bool(chances) and max(chances.values()) < BOOTSTRAP_LEVEL
+    return text, values, sure or (over_seeds is not None and over_seeds < LEVEL)
+
+
+def _of_wanted(record, count):
+    """Says so where seeds are missing: one that has failed or is still to be trained."""
+    wanted = len(record.get("wanted") or ()) or count
+    return f" ({count} of {wanted} seeds)" if count < wanted else ""
+
+
+def _yes(count):
+    """A test on one trained model says nothing of another seed's."""
+    return "yes" if count > 1 else "yes (one seed)"
 
 
 def _higher(left, right, resamples):
@@ -87,10 +109,11 @@ def _higher(left, right, resamples):
     if not values:
         return {"found": text, "verdict": "not clear", "why": "neither translates"} if text else _open(left, right)
     if all(value > 0 for value in values) and sure:
-        return {"found": text, "verdict": "yes"}
+        return {"found": text, "verdict": _yes(len(values))}
     if all(value < 0 for value in values) and sure:
         return {"found": text, "verdict": "no", "why": "the other way round, significantly"}
-    return {"found": text, "verdict": "not clear", "why": "not significant"}
+    why = "losses need three seeds" if "loss" in text and len(values) < 3 else "not significant"
+    return {"found": text, "verdict": "not clear", "why": why}
 
 
 def _as_good(left, right, resamples):
@@ -99,34 +122,42 @@ def _as_good(left, right, resamples):
         return {"found": text, "verdict": "not clear", "why": "neither translates"} if text else _open(left, right)
     if all(value < 0 for value in values) and sure:
         return {"found": text, "verdict": "no", "why": "significantly worse"}
-    return {"found": text, "verdict": "yes"}
+    if statistics.fmean(values) < -MARGIN:
+        return {"found": text, "verdict": "not clear", "why": f"more than {MARGIN} lower, but not significantly"}
+    return {"found": text, "verdict": _yes(len(values))}
 
 
-def _gains(record):
-    gains = [record["seeds"][seed].get("source_gain") for seed in record["done"]]
-    return [] if None in gains else gains
+def _learned(record):
+    """By seed, whether the model uses its source; and what was found, in words."""
+    found, texts = {}, []
+    for seed in record["done"]:
+        gain = record["seeds"][seed].get("source_gain")
+        if gain is not None:
+            found[seed] = gain > LEARNED
+            texts.append(f"{gain:.2f}")
+    broken = {seed: reason for seed, reason in record["failed"].items() if DIVERGED.search(reason)}
+    found.update(dict.fromkeys(broken, False))
+    words = [f"source gain {', '.join(texts)}"] if texts else []
+    words += [f"seed {seed}: {reason}" for seed, reason in broken.items()]
+    return found, "; ".join(words) + _of_wanted(record, len(found))
 
 
 def _trains(record, _, __):
-    gains = _gains(record)
-    text = f"source gain {', '.join(f'{gain:.2f}' for gain in gains)}"
-    if not gains:
+    found, text = _learned(record)
+    if not found:
         return _open(record)
-    if min(gains) > LEARNED:
-        return {"found": text, "verdict": "yes"}
-    return {"found": text, "verdict": "no" if max(gains) <= LEARNED else "not clear", "why": "it ignores its source"}
+    if all(found.values()):
+        return {"found": text, "verdict": _yes(len(found))}
+    return {"found": text, "verdict": "not clear" if any(found.values()) else "no", "why": "it ignores its source"}
 
 
 def _fails(record, _, __):
-    gains = _gains(record)
-    text = f"source gain {', '.join(f'{gain:.2f}' for gain in gains)}"
-    if record["failed"] and not gains:
-        return {"found": "; ".join(record["failed"].values()), "verdict": "yes"}
-    if not gains:
+    found, text = _learned(record)
+    if not found:
         return _open(record)
-    if max(gains) <= LEARNED:
-        return {"found": text, "verdict": "yes"}
-    return {"found": text, "verdict": "no" if min(gains) > LEARNED else "not clear", "why": "it uses its source"}
+    if not any(found.values()):
+        return {"found": text, "verdict": _yes(len(found))}
+    return {"found": text, "verdict": "no" if all(found.values()) else "not clear", "why": "it uses its source"}
 
 
 def _faster(left, right):
@@ -151,9 +182,11 @@ def _fits(left, right, measure):
 
 
 def _open(*records):
+    """Nothing that can be judged: not trained, or failed for another reason than its method."""
     missing = [record["label"] for record in records if not record["done"]]
-    why = f"not trained: {', '.join(missing)}" if missing else "not measured with the same seeds"
-    return {"found": "-", "verdict": "open", "why": why}
+    failed = [reason for record in records for reason in record["failed"].values()]
+    why = f"not trained: {', '.join(missing)}" if missing else "not measured, or not with the same seeds"
+    return {"found": "-", "verdict": "open", "why": "; ".join([why, *failed])}
 
 
 def p_over_seeds(values):
@@ -166,9 +199,10 @@ def p_over_seeds(values):
         return 0.0 if values[0] else 1.0
     t = abs(statistics.fmean(values)) / (deviation / math.sqrt(n))
     freedom = n - 1
-    scale = math.gamma((freedom + 1) / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
-    steps = 2000  # the density from 0 to t, by Simpson's rule
-    width = t / steps
-    heights = [(1 + (k * width) ** 2 / freedom) ** (-(freedom + 1) / 2) for k in range(steps + 1)]
-    inside = width / 3 * (heights[0] + heights[-1] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]))
-    return max(0.0, 1 - 2 * scale * inside)
+    # with x = sqrt(freedom) tan(a) the density is that of cos(a)^(freedom - 1); what is outside, by Simpson's rule
+    scale = math.gamma((freedom + 1) / 2) / (math.sqrt(math.pi) * math.gamma(freedom / 2))
+    first, steps = math.atan(t / math.sqrt(freedom)), 2000
+    width = (math.pi / 2 - first) / steps
+    heights = [math.cos(first + k * width) ** (freedom - 1) for k in range(steps + 1)]
+    outside = width / 3 * (heights[0] + heights[-1] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]))
+    return min(1.0, 2 * scale * outside)

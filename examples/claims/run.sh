@@ -25,7 +25,7 @@ option target_lang str de "language of the target"
 option seeds str 1 "random seeds: 3 (that is 1, 2 and 3), or a list such as 4,7"
 option updates auto auto "updates of every training; auto: those of the scale"
 option jobs int 1 "trainings at the same time"
-option exp str auto "folder of the claims; auto: exp/claims-SCALE in the repository"
+option exp str auto "folder of the claims; auto: exp/claims-SCALE(-demo) in the repository"
 option ngpu auto auto "GPUs of each training; 0: the CPU; auto: the visible ones, divided by --jobs"
 option precision 'fp32|fp16|bf16|amp' fp32 "fp32, fp16, bf16 or amp"
 option workers auto auto "processes for text work; auto: the number of cores"
@@ -42,7 +42,10 @@ main() {
     usage "$0"
     return
   fi
-  [[ $exp != auto ]] || exp=$(cd "$here/../.." && pwd)/exp/claims-$scale
+  if [[ $exp == auto ]]; then
+    exp=$(cd "$here/../.." && pwd)/exp/claims-$scale
+    ! $demo || exp+=-demo
+  fi
   [[ $exp == /* ]] || exp=$PWD/$exp
   ensure_env >&2
   export PYTHONPATH=$common:$here/../compare${PYTHONPATH:+:$PYTHONPATH}

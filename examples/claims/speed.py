@@ -16,7 +16,7 @@ from report import read_json
 
 from fairseq_deep.tools import UserError, write_text
 
-DECODED = re.compile(r"Translated ([\d,]+) sentences .* ([\d.]+) sentences/s, ([\d.]+) tokens/s")
+DECODED = re.compile(r"\(([\d.]+) sentences/s, ([\d.]+) tokens/s\)")
 STEP = re.compile(r'"wps": "([\d.]+)", .*"wpb": "([\d.]+)"')
 UPDATES = 40
 SUBSET = "valid"
@@ -54,13 +54,13 @@ def measure(records, folder, args):
     return found
 
 
-def run(words, folder, what):
+def run(words, folder, what, cwd=None):
     """What the command prints.
 
     Raises:
         UserError: it failed
     """
-    done = subprocess.run(words, capture_output=True, text=True, errors="replace")
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace", cwd=cwd)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise UserError(f"{folder}: {what} failed: {reason}")
@@ -70,10 +70,12 @@ def run(words, folder, what):
 def generate_command(folder, subset):
     """The recipe's own ``fairseq-generate`` for *subset* of the text of the run in *folder*."""
     with open(os.path.join(folder, "cmd.sh"), encoding="utf-8") as stream:
-        words = shlex.split(stream.read().splitlines()[-1])
+        lines = stream.read().splitlines()
+    words, home = shlex.split(lines[-1]), next(line for line in lines if line.startswith("cd "))
     middle = words.index("--")
     dry = [*words[:middle], "--subsets", "test", "--stage", "6", "--stop-stage", "6", "--dry-run", *words[middle:]]
-    line = next(line for line in run(dry, folder, "plan").splitlines() if line.startswith("fairseq-generate "))
+    plan = run(dry, folder, "the plan of its translation", cwd=shlex.split(home)[1])
+    line = next(line for line in plan.splitlines() if line.startswith("fairseq-generate "))
     command = shlex.split(line)
     command[command.index("--gen-subset") + 1] = subset
     return command
@@ -82,7 +84,10 @@ def generate_command(folder, subset):
 def _decode(folder):
     """Tokens a second of ``fairseq-generate`` on the validation set, as the recipe translates."""
     text = run(generate_command(folder, SUBSET), folder, "decoding")
-    return float(DECODED.findall(text)[-1][2])
+    found = DECODED.findall(text)
+    if not found:
+        raise UserError(f"{folder}: fairseq-generate did not say how fast it was")
+    return float(found[-1][1])
 
 
 def _train(folder):
@@ -95,5 +100,11 @@ def _train(folder):
         text = run([*words, *own, "--log-interval", "5"], folder, "training")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    return _median_step(text, folder)
+
+
+def _median_step(text, folder):
     steps = [float(batch) / float(rate) for rate, batch in STEP.findall(text) if float(rate) > 0]
-    return statistics.median(steps[1:])
+    if len(steps) < 2:
+        raise UserError(f"{folder}: fairseq-train logged no steps to be timed")
+    return statistics.median(steps[1:])  # the first one has the start-up in it

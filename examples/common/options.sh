@@ -137,7 +137,8 @@ load_conf_file() {
       load_conf "$value"
     elif [[ -n ${option_type[$name]-} ]]; then
       [[ -n ${option_given[$name]-} ]] || set_option "$name" "${value:-true}"
-    elif [[ $flag != --deep-init || -z ${option_given[arch]-} ]]; then  # it is of the job's architecture, no other's
+    elif [[ $flag != --deep-init || -z ${option_given[arch]-} ]] || grep -Eq "^--arch +$arch *\$" "$1"; then
+      # the start that a job names is its architecture's, and no other's
       [[ -n ${conf_value[$flag]+set} ]] || conf_names+=("$flag")
       conf_value[$flag]=$value
     fi

@@ -25,6 +25,9 @@ SIZES = {"mini": (128, 4, 2000, 1), "base": (512, 8, 15000, 3)}
 FREE = ("--data", "--data-tar", "--workers", "--force-batch", "--disk-gb", "--subsets")
 
 
+FAILED = 3  # exit status where some trainings failed; 1 is that of whatever nobody has foreseen
+
+
 class Failed(UserError):
     """Some trainings failed; the others are in the table."""
 
@@ -263,7 +266,7 @@ def guarded():
         return 130
     except UserError as problem:
         print("error: " + " ".join(str(problem).split()), file=sys.stderr)
-        return 1 if isinstance(problem, Failed) else 2
+        return FAILED if isinstance(problem, Failed) else 2
 
 
 if __name__ == "__main__":

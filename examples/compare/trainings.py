@@ -84,10 +84,13 @@ class Run:
             shutil.copyfile(os.path.join(shared, name), os.path.join(self.folder, name))
 
     def diagnose(self, environment):
-        """Measure the streams and the worth of the source of the last checkpoint, in validation data."""
+        """Measure the streams and the worth of the source of the last checkpoint, in validation data, unless done."""
+        output = os.path.join(self.folder, "diagnose.json")
+        if not self.system.ours or os.path.exists(output) and not self.begun:
+            return
         words = ["diagnose", os.path.join(self.folder, "data-bin"), "--split", "valid", "--eval-mode"]
         words += ["--path", os.path.join(self.folder, "checkpoints", "checkpoint_last.pt")]
-        words += ["--json", os.path.join(self.folder, "diagnose.json"), "--cpu"]
+        words += ["--json", output, "--cpu"]
         with open(os.path.join(self.folder, "logs", "diagnose.log"), "w") as log:
             subprocess.run([sys.executable, "-m", "fairseq_deep", *words], stdout=log, stderr=log, env=environment)
 
@@ -133,6 +136,9 @@ class Trainings:
             Stopped: by Ctrl-C or SIGTERM, after everything that was started has ended
         """
         todo = [run for run in self.runs if not run.is_done()]
+        for run in self.runs:
+            if run.is_done():
+                run.diagnose(os.environ)  # if that was missed
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             self._work_off(todo)
@@ -201,8 +207,9 @@ class Trainings:
             print(f"{run.name}: FAILED: {problem or f'exit status {status}'}", flush=True)
             write_text(run.failure, (problem or f"exit status {status}") + "\n")
             return
-        if run.system.ours:
-            run.diagnose(environment)
+        run.diagnose(environment)
+        if self.stopping:
+            return
         run.finish(time.time() - run.begun)
         result = read_json(os.path.join(run.folder, "RESULT.json"))
         found = f"BLEU {result['bleu']:.2f}" if "bleu" in result else f"valid ppl {result['valid_ppl']:.2f}"

@@ -34,11 +34,15 @@ class StreamWatch:
         self._handles = []
 
     def _see_encoder(self, encoder: nn.Module, inputs, out) -> None:
+        if not encoder.training:
+            return
         states, padding = out["encoder_states"] or out["encoder_out"], out["encoder_padding_mask"]
         words = torch.ones(states[-1].shape[:2], dtype=torch.bool, device=states[-1].device)
         self._keep("between_enc", states[-1], ~padding[0].t() if padding else words)
 
     def _see_decoder(self, decoder: nn.Module, inputs, out) -> None:
+        if not decoder.training or not inputs:
+            return
         states = out[1]["inner_states"]
         self._keep("between_dec", states[-1], inputs[0].ne(self._padding).t())
 
@@ -49,10 +53,11 @@ class StreamWatch:
 
 
 def log_streams(watch: StreamWatch) -> None:
-    """Put what *watch* has seen into fairseq's metrics."""
+    """Put what *watch* has seen into fairseq's metrics; what is no number would spoil the mean of the interval."""
     watch.remove()
     for name, value in watch.shares.items():
-        metrics.log_scalar(name, _short(float(value)))
+        if torch.isfinite(value):
+            metrics.log_scalar(name, _short(float(value)))
 
 
 def log_depth(model: nn.Module) -> None:

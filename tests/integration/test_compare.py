@@ -263,7 +263,7 @@ def test_a_failed_system_is_marked_and_made_up_for(modules, monkeypatch, capsys,
     status, printed = call(modules, monkeypatch, capsys, tmp_path / "exp", corpus, **how)
     assert "rnn_6l seed 1: FAILED: stage 4 (train) failed: ValueError: planted\n" in printed.out
     last = "error: 1 of 2 trainings failed: rnn_6l seed 1; the same command tries again\n"
-    assert status == 1 and printed.err == last
+    assert status == 3 and printed.err == last
     table = (tmp_path / "exp/table.md").read_text()
     assert "| 0 of 1 (1 FAILED) |" in table and "FAILED: rnn_6l, seed 1: stage 4 (train) failed" in table
     assert trained(stubs) == ["lstm_6l/seed1", "rnn_6l/seed1"]

@@ -101,7 +101,7 @@ LATE = (
     "deepnet", "postnorm rezero", "postnorm xavier", "residual_dual", "branchnorm", "highway", "rnn",
 )  # fmt: skip
 SMALL = "its branches start small beside its residual stream: takes four times the updates of plain pre-norm, or more"
-SHALLOW = "made for 6 layers"
+SHALLOW = "slow at 12 layers; its systems have 6"
 # what has not learned to use its source in UPDATES: depths and the reason
 FAILS = {
     "rnn": ((12,), "without gates, little of a token is left after 12 layers"),
@@ -119,7 +119,7 @@ def cases():
         depths, reason = FAILS.get(name, ((), ""))
         for layers in (6, 12):
             fails = layers in depths
-            strict = name != "sdu"
+            strict = name in ("rnn", "b2t", "layerscale", "dense_sum")  # the others come near to it
             marks = pytest.mark.xfail(strict=strict, raises=AssertionError, reason=reason) if fails else ()
             updates = 2 * UPDATES if name in LATE and not fails else UPDATES
             yield pytest.param(name, layers, updates, marks=marks, id=f"{name}-{layers}l")

@@ -190,6 +190,8 @@ def test_another_architecture_keeps_its_own_start(tmp_path):
     """The start that a job names is its architecture's; one after the lone -- is the user's."""
     named = dry(tmp_path, "--data-tar", __file__, "--arch", "transformer_lipschitz_18l18l")
     assert "--deep-init" not in command(named, "fairseq-train")
+    same = dry(tmp_path, "--data-tar", __file__, "--arch", "transformer_dlcl_30l")
+    assert value(command(same, "fairseq-train"), "--deep-init") == "xavier"
     given = dry(tmp_path, "--data-tar", __file__, "--arch", "transformer_dlcl_40l", "--", "--deep-init", "ds")
     assert value(command(given, "fairseq-train"), "--deep-init") == "ds"
 
