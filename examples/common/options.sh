@@ -126,7 +126,8 @@ load_conf() {
 }
 
 load_conf_file() {
-  local line flag value name
+  local line flag value name whole
+  whole=$'\n'$(<"$1")$'\n'
   while IFS= read -r line || [[ -n $line ]]; do
     read -r flag value <<<"$line"
     [[ -z $flag || $flag == \#* ]] && continue
@@ -137,7 +138,7 @@ load_conf_file() {
       load_conf "$value"
     elif [[ -n ${option_type[$name]-} ]]; then
       [[ -n ${option_given[$name]-} ]] || set_option "$name" "${value:-true}"
-    elif [[ $flag != --deep-init || -z ${option_given[arch]-} ]] || grep -Eq "^--arch +$arch *\$" "$1"; then
+    elif [[ $flag != --deep-init || -z ${option_given[arch]-} || $whole == *$'\n'"--arch $arch"$'\n'* ]]; then
       # the start that a job names is its architecture's, and no other's
       [[ -n ${conf_value[$flag]+set} ]] || conf_names+=("$flag")
       conf_value[$flag]=$value

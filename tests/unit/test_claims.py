@@ -342,7 +342,8 @@ def test_a_claim_is_a_comparison_and_a_page(started, tmp_path, capsys):
     assert command[command.index("--updates", command.index("--exp")) + 1] == "4"  # after the scale's own
     record = json.loads((tmp_path / "one-sided/claim.json").read_text())
     verdicts = {entry["text"]: entry["verdict"] for entry in record["statements"]}
-    assert verdicts["ds_12 learns to translate"] == "yes (one seed)" and verdicts["base_12 does not learn to translate"] == "no"
+    assert verdicts["ds_12 learns to translate"] == "yes (one seed)"
+    assert verdicts["base_12 does not learn to translate"] == "no"
     assert verdicts["matt_12 does not learn to translate"] == "open"
     assert verdicts["matt_ds_12 is better than ds_12"] == "not clear"
     page = (tmp_path / "one-sided/claim.md").read_text()
