@@ -29,6 +29,6 @@ def by_depth(records, timed, path):
     for axes in panels:
         axes.set_xlabel("layers")
         axes.grid(alpha=0.25)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xticks(sorted({record["depth"] for record in records if record["depth"]}))
     panels[0].legend(fontsize=8, frameon=False)
     figures.save_figure(figure, path)
