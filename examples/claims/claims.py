@@ -1,6 +1,7 @@
 """Train the systems of a claim, judge its statements, write its table and picture. ``run.sh`` calls it."""
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -11,6 +12,8 @@ import fit
 import judge
 import page
 import speed
+from compare import FAILED
+from corpus import find_text, read_lines
 from corpus import run as run_helper
 from definitions import CLAIMS, PAPERS, SCALES, WIDTHS
 from report import read_json
@@ -20,7 +23,6 @@ from fairseq_deep.tools import UserError, format_table, write_text
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 COMPARE = os.path.join(os.path.dirname(HERE), "compare", "run.sh")
-FAILED = 3  # compare's exit status where some trainings failed, and the others are in the table
 STOPS = (signal.SIGINT, signal.SIGTERM)
 LEAST = {"train": 5000, "test": 200}
 """Sentence pairs below which nothing can be seen: no model would translate, or no difference be significant."""
@@ -59,22 +61,12 @@ def check(args):
     if args.rounds < 1:
         raise UserError("--rounds must be at least 1: how often each system is timed")
     for split, least in LEAST.items() if args.data else ():
-        count = _lines(args.data, f"{split}.{args.target_lang}", least)
-        if count is not None and count < least:
+        path = find_text(args.data, f"{split}.{args.target_lang}")
+        count = sum(1 for _ in itertools.islice(read_lines(path), least))
+        if count < least:
             raise UserError(
                 f"{args.data} has {count:,} sentence pairs of {split}, too few to judge a claim: give {least:,} or more"
             )
-
-
-def _lines(folder, name, enough):
-    """Number of lines, counted up to *enough*; None where there is no such file (the recipe says so)."""
-    import gzip
-
-    for path, opener in ((os.path.join(folder, name), open), (os.path.join(folder, f"{name}.gz"), gzip.open)):
-        if os.path.isfile(path):
-            with opener(path, "rb") as stream:
-                return sum(1 for _, _ in zip(range(enough), stream))
-    return None
 
 
 def list_claims():
@@ -131,9 +123,16 @@ def run_claim(args, name):
 
 def call(command):
     """The exit status of *command*, which gets the signals that end this one, and ends in its own way."""
-    child = subprocess.Popen(command)
-    before = {number: signal.signal(number, lambda number, _: child.send_signal(number)) for number in STOPS}
+    child, early = None, []
+
+    def forward(number, _):
+        (child.send_signal if child else early.append)(number)
+
+    before = {number: signal.signal(number, forward) for number in STOPS}
     try:
+        child = subprocess.Popen(command)
+        for number in early:  # came while the process was being made
+            child.send_signal(number)
         return child.wait()
     finally:
         for number, handler in before.items():

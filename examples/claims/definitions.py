@@ -5,7 +5,7 @@ statements about them. Claims of one group are trained under equal conditions in
 trainings.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Dict, Optional, Tuple
 
 PAPERS = {
@@ -62,7 +62,7 @@ class Claim:
         title: what it is about
         source: paper and table
         sentence: what the paper says, in its words or in ours
-        group: of ``GROUPS``
+        group: of each scale in ``SCALES``
         systems: the first one is what the others are compared with
         extras: what is measured or drawn beside the table, of "speed", "depth", "weights", "fit"
     """
@@ -73,7 +73,7 @@ class Claim:
     group: str
     systems: Tuple[System, ...]
     statements: Tuple[Statement, ...]
-    extras: Tuple[str, ...] = field(default=())
+    extras: Tuple[str, ...] = ()
 
 
 def _layers(encoder: int, decoder: int = 6) -> str:

@@ -4,6 +4,10 @@ import os
 import subprocess
 import sys
 
+from results import equal_time
+from seeds import spread
+from table import markdown, show
+
 from fairseq_deep.tools import write_text
 
 # column, figure, format, with least and most of the seeds
@@ -21,8 +25,8 @@ def write(folder, claim, records, verdicts, facts, timed, fitted):
     parts = [
         f"# {claim.title}",
         f"{claim.source}. {claim.sentence}",
-        _markdown(_table(records, timed, fitted)),
-        _markdown(_statements(verdicts)),
+        markdown(_table(records, timed, fitted), left=(0, 1)),
+        markdown(_statements(verdicts), left=(0, 1, 2)),
         _notes(records, facts, timed),
     ]
     text = "\n\n".join(parts) + "\n"
@@ -36,12 +40,12 @@ def _table(records, timed, fitted):
     head = ["system", "paper's BLEU", "seeds", "parameters", *(column[0] for column in columns)]
     head += [name for name, _ in FIT] if fitted else []
     head += ["decoding (tokens/s)", "relative", "step (s)", "loss at equal time"] if base else []
-    equal = equal_time(records, timed)
+    equal = losses_at_equal_time(records, timed)
     rows = [head]
     for record in records:
         parameters = record.get("parameters")
         row = [record["label"], record["paper"], str(len(record["done"])), f"{parameters:,}" if parameters else "-"]
-        row += [_figure(record.get(figure), form, spread) for _, figure, form, spread in columns]
+        row += [show(record.get(figure), form, seeds) for _, figure, form, seeds in columns]
         if fitted:
             own = fitted.get(record["label"], {})
             row += [f"{own[key]:.2f}" if key in own else "-" for _, key in FIT]
@@ -51,39 +55,29 @@ def _table(records, timed, fitted):
     return rows
 
 
-def _figure(value, form, spread):
-    if value is None:
-        return "-"
-    text = format(value["mean"], form)
-    if spread and value["std"] is not None:
-        text += f" [{format(value['min'], form)}, {format(value['max'], form)}]"
-    return text
-
-
 def _times(own, base, loss):
     if not own:
         return ["-"] * 4
     relative = own["tokens_per_second"] / base["tokens_per_second"]
-    return [f"{own['tokens_per_second']:.0f}", f"{relative:.2f}", f"{own['step_seconds']:.3f}",
-            "-" if loss is None else f"{loss:.3f}"]  # fmt: skip
+    return [
+        f"{own['tokens_per_second']:.0f}",
+        f"{relative:.2f}",
+        f"{own['step_seconds']:.3f}",
+        show(loss, ".3f", False),
+    ]
 
 
-def equal_time(records, timed):
-    """{label: valid loss, a mean over the seeds, at the time when the fastest system is done}."""
-    from results import loss_at
-
-    known = [record for record in records if record["done"] and record["label"] in timed]
+def losses_at_equal_time(records, timed):
+    """{label: valid loss, over the seeds, when the fastest system was done}, by the steps that were timed in turns."""
     curves = {
-        record["label"]: [{int(u): loss for u, loss in record["curve"][str(s)].items()} for s in record["done"]]
-        for record in known
+        record["label"]: {
+            seed: {int(update): loss for update, loss in curve.items()} for seed, curve in record["curve"].items()
+        }
+        for record in records
+        if record["done"]
     }
-    steps = {record["label"]: timed[record["label"]]["step_seconds"] for record in known}
-    end = min((steps[label] * max(curve) for label, found in curves.items() for curve in found), default=0.0)
-    found = {}
-    for label, own in curves.items():
-        losses = [loss_at(curve, end / steps[label]) for curve in own]
-        found[label] = None if None in losses else sum(losses) / len(losses)
-    return found
+    steps = {label: figures["step_seconds"] for label, figures in timed.items()}
+    return {label: spread(losses.values()) for label, losses in equal_time(curves, steps).items()}
 
 
 def _statements(verdicts):
@@ -92,12 +86,6 @@ def _statements(verdicts):
         why = f" ({verdict['why']})" if verdict.get("why") else ""
         rows.append([verdict["text"], verdict["found"], verdict["verdict"] + why])
     return rows
-
-
-def _markdown(rows):
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
 
 
 def _notes(records, facts, timed):

@@ -13,10 +13,10 @@ import statistics
 import subprocess
 
 from report import read_json
+from results import SPEED
 
 from fairseq_deep.tools import UserError, write_text
 
-DECODED = re.compile(r"\(([\d.]+) sentences/s, ([\d.]+) tokens/s\)")
 STEP = re.compile(r'"wps": "([\d.]+)", .*"wpb": "([\d.]+)"')
 UPDATES = 40
 SUBSET = "valid"
@@ -84,7 +84,7 @@ def generate_command(folder, subset):
 def _decode(folder):
     """Tokens a second of ``fairseq-generate`` on the validation set, as the recipe translates."""
     text = run(generate_command(folder, SUBSET), folder, "decoding")
-    found = DECODED.findall(text)
+    found = SPEED.findall(text)
     if not found:
         raise UserError(f"{folder}: fairseq-generate did not say how fast it was")
     return float(found[-1][1])

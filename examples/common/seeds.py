@@ -8,6 +8,8 @@ import statistics
 from corpus import die, run
 from report import read_json, write_text
 
+from fairseq_deep.tools import format_table
+
 # name in RESULT.json, head of the column, its form
 FIGURES = (
     ("bleu", "BLEU", "{:.2f}"),
@@ -31,7 +33,10 @@ def figures(record):
 
 
 def spread(values):
-    """Mean, standard deviation (None for one value), least and most."""
+    """Mean, standard deviation (None for one value), least and most of those that are not None; None without any."""
+    values = [value for value in values if value is not None]
+    if not values:
+        return None
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "std": deviation, "min": min(values), "max": max(values)}
 
@@ -45,9 +50,9 @@ def collect(exp, seeds, failed):
     found = {seed: figures(record) for seed, record in records.items()}
     summary = {}
     for name, _, _ in FIGURES:
-        values = [row[name] for row in found.values() if name in row]
+        values = spread([row.get(name) for row in found.values()])
         if values and name != "p":
-            summary[name] = spread(values)
+            summary[name] = values
     signatures = dict.fromkeys(record["signature"] for record in records.values() if "signature" in record)
     facts = {"signature": "; ".join(signatures), "seeds": seeds, "failed": failed, "runs": records}
     return {**summary, **facts}, found
@@ -65,10 +70,7 @@ def table(summary, found, failed):
         values = [summary.get(name, {}).get(key) for name, _, _ in columns]
         forms = [form if key != "std" else "{:.2f}" for _, _, form in columns]
         lines.append([label, *("" if value is None else form.format(value) for form, value in zip(forms, values))])
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    for first, *rest in lines:
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:]))]
-        yield "  ".join(cells).rstrip()
+    return format_table(lines, right=range(1, len(columns) + 1), indent="  ")
 
 
 def main():
@@ -80,8 +82,7 @@ def main():
     summary, found = collect(args.exp, args.seeds, args.failed)
     write_text(os.path.join(args.exp, "RESULT.json"), json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     print()
-    for line in table(summary, found, args.failed):
-        print(f"  {line}")
+    print(table(summary, found, args.failed))
     scored = "bleu" in summary
     print(f"  signature {summary['signature']}" if scored else "  not translated")
     print(f"  record    {os.path.join(args.exp, 'RESULT.json')}")

@@ -34,16 +34,14 @@ def rows(systems, runs, resamples):
             row["seeds"][seed].update(difference=round(difference, 2))
     if resamples and any("bleu" in figures for row in found for figures in row["seeds"].values()):
         bootstrap(found, resamples)
-    _equal_time(found)
+    steps = {row["system"]: _median([row["seeds"][seed]["step_seconds"] for seed in row["done"]]) for row in found}
+    losses = equal_time({row["system"]: row["curve"] for row in found}, steps)
     for row in found:
+        for seed in row["done"]:
+            row["seeds"][seed]["equal_time"] = losses.get(row["system"], {}).get(seed)
         for figure in FIGURES:
-            row[figure] = _spread([row["seeds"][seed].get(figure) for seed in row["done"]])
+            row[figure] = spread([row["seeds"][seed].get(figure) for seed in row["done"]])
     return found
-
-
-def _spread(values):
-    known = [value for value in values if value is not None]
-    return spread(known) if known else None
 
 
 def _row(system, runs):
@@ -61,17 +59,22 @@ def _row(system, runs):
     return row
 
 
-def _equal_time(found):
-    """Add the loss at the time, by updates and median step, when the fastest of the systems was done."""
-    steps = {}
-    for row in found:
-        known = [row["seeds"][seed]["step_seconds"] for seed in row["done"] if row["seeds"][seed]["step_seconds"]]
-        steps[row["system"]] = _median(known)
-    timed = [row for row in found if steps[row["system"]]]
-    end = min((steps[row["system"]] * max(curve) for row in timed for curve in row["curve"].values()), default=0)
-    for row in timed:
-        for seed in row["done"]:
-            row["seeds"][seed]["equal_time"] = loss_at(row["curve"][seed], end / steps[row["system"]])
+def equal_time(curves, steps):
+    """The losses at the time when the fastest of the systems had done all of its updates.
+
+    Args:
+        curves: loss by system, seed and update
+        steps: seconds of an update by system; what has none is left out
+
+    Returns:
+        by system and seed; None where there was no validation yet
+    """
+    timed = {system: seeds for system, seeds in curves.items() if steps.get(system)}
+    end = min((steps[system] * max(curve) for system, seeds in timed.items() for curve in seeds.values()), default=0)
+    return {
+        system: {seed: loss_at(curve, end / steps[system]) for seed, curve in seeds.items()}
+        for system, seeds in timed.items()
+    }
 
 
 def loss_at(curve, updates):
@@ -127,7 +130,8 @@ def _figures(folder):
 
 
 def _median(values):
-    return statistics.median(values) if values else None
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def bootstrap(found, resamples):

@@ -29,7 +29,7 @@ SPREAD = ("valid_loss", "bleu", "difference")  # the others have their mean alon
 
 def write(folder, rows, facts):
     """Write the three files; return the text of the first."""
-    text = f"{_markdown(rows)}\n\n{_notes(rows, facts)}\n"
+    text = f"{_lay_out(rows)}\n\n{_notes(rows, facts)}\n"
     write_text(os.path.join(folder, "table.md"), text)
     write_text(os.path.join(folder, "table.csv"), _csv(rows))
     kept = [{key: value for key, value in row.items() if key != "folders"} for row in rows]
@@ -37,26 +37,29 @@ def write(folder, rows, facts):
     return text
 
 
-def _markdown(rows):
+def _lay_out(rows):
     columns = [column for column in COLUMNS if any(row[column[1]] for row in rows)]
     head = ["system", "seeds", "parameters"]
     for name, figure, _ in columns:
         head += [name, "p of each seed"] if figure == "difference" else [name]
-    cells = [head, *(_cells(row, columns) for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    lines = ["| " + " | ".join(_align(row, widths)) + " |" for row in cells]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    return "\n".join([lines[0], "| " + " | ".join(rule) + " |", *lines[1:]])
+    return markdown([head, *(_cells(row, columns) for row in rows)], left=(0,))
 
 
-def _align(row, widths):
-    return [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]
+def markdown(cells, left):
+    """A table of texts, its head first; the columns whose index is in *left* are aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    rule = ["-" * width if index in left else "-" * (width - 1) + ":" for index, width in enumerate(widths)]
+    lines = []
+    for row in cells:
+        pairs = enumerate(zip(row, widths))
+        lines.append([cell.ljust(width) if index in left else cell.rjust(width) for index, (cell, width) in pairs])
+    return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:]))
 
 
 def _cells(row, columns):
     cells = [row["system"], _seeds(row), f"{row['parameters']:,}" if row["parameters"] else "-"]
     for _, figure, form in columns:
-        cells.append(_figure(row[figure], form, figure in SPREAD))
+        cells.append(show(row[figure], form, figure in SPREAD))
         if figure == "difference":
             chances = [row["seeds"][seed].get("p") for seed in row["done"]]
             cells.append(" ".join(format(p, ".3f") for p in chances if p is not None))
@@ -69,7 +72,8 @@ def _seeds(row):
     return f"{text} ({len(row['failed'])} FAILED)" if row["failed"] else text
 
 
-def _figure(value, form, with_spread):
+def show(value, form, with_spread):
+    """A figure with its spread over the seeds, or its mean alone."""
     if value is None:
         return "-"
     mean = format(value["mean"], form)

@@ -4,7 +4,7 @@ from .gradients import layer_gradient_norms
 from .ratios import sublayer_ratios
 from .record import depth_record
 from .source import source_gain
-from .streams import share_between, stream_statistics, variance_between
+from .streams import stream_statistics, variance_between
 from .weights import WeightMatrix, dlcl_weights
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "depth_record",
     "dlcl_weights",
     "layer_gradient_norms",
-    "share_between",
     "source_gain",
     "stream_statistics",
     "sublayer_ratios",

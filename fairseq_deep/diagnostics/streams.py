@@ -33,31 +33,28 @@ def stream_statistics(
     streams = {"encoder": (encoder_out["encoder_states"], source), "decoder": (decoded, target)}
     return {
         name: {
-            side: [statistic(state.float(), tokens.ne(padding_idx).t()) for state in states if state is not None]
+            side: [float(statistic(state.float(), tokens.ne(padding_idx).t())) for state in states if state is not None]
             for side, (states, tokens) in streams.items()
         }
         for name, statistic in {"std": _std, "between": variance_between}.items()
     }
 
 
-def _std(x: Tensor, words: Tensor) -> float:
-    return float(x[words].std(unbiased=False))
+def _std(x: Tensor, words: Tensor) -> Tensor:
+    return x[words].std(unbiased=False)
 
 
-def variance_between(x: Tensor, words: Tensor) -> float:
+def variance_between(x: Tensor, words: Tensor) -> Tensor:
     """The share of the variance of *x* (T x B x C) that is between the positions of a sentence.
+
+    Nothing in it waits for a GPU, and no shape depends on what is padding.
 
     Args:
         words: T x B, false where there is padding
 
     Returns:
-        0 ... 1; 0, too, where nothing varies
+        a number from 0 to 1; 0, too, where nothing varies
     """
-    return float(share_between(x, words))
-
-
-def share_between(x: Tensor, words: Tensor) -> Tensor:
-    """:func:`variance_between` as a tensor: nothing waits for a GPU, and no shape depends on what is padding."""
     kept = words.unsqueeze(2).to(x.dtype)
     count = kept.sum() * x.size(2)
     means = (x * kept).sum(0) / kept.sum(0).clamp(min=1.0)

@@ -6,7 +6,7 @@ import torch
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
-from ..diagnostics import depth_record, share_between
+from ..diagnostics import depth_record, variance_between
 
 _LAYERS = ("enc_", "dec_", "embed")
 
@@ -49,7 +49,7 @@ class StreamWatch:
     @torch.no_grad()
     def _keep(self, name: str, x: Tensor, words: Tensor) -> None:
         if name not in self.shares:
-            self.shares[name] = share_between(x.float(), words)
+            self.shares[name] = variance_between(x.float(), words)
 
 
 def log_streams(watch: StreamWatch) -> None:

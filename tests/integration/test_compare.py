@@ -122,6 +122,10 @@ def test_two_systems_with_two_seeds_killed_on_the_way(tools, stubs, corpus, tmp_
     for row in (plain, lstm):
         assert row["valid_loss"]["min"] < row["valid_loss"]["max"] and row["bleu"]["mean"] == 12.34
         assert all(row[name]["mean"] > 0 for name in ("step_seconds", "ratio_encoder", "ratio_decoder"))
+    for row in (plain, lstm):  # measured on the checkpoint, by diagnose
+        assert abs(row["seeds"]["1"]["source_gain"]) < 1 and 0 < row["seeds"]["1"]["between_encoder"] < 1
+        assert row["seeds"]["1"]["equal_time"] >= row["valid_loss"]["min"]
+    assert "source_gain" not in lstm["seeds"]["2"], "its checkpoint is none"
     assert lstm["seeds"]["1"]["tokens_per_second"] > 0 and plain["tokens_per_second"] is None
     table = (exp / "table.md").read_text()
     assert table in done.stdout and [line.split()[1] for line in table.splitlines()[:4]][2:] == ["plain", "lstm"]
@@ -130,6 +134,20 @@ def test_two_systems_with_two_seeds_killed_on_the_way(tools, stubs, corpus, tmp_
     again = compare(tools, *given, flags=flags)
     assert again.returncode == 0, again.stderr
     assert (exp / "table.md").read_text() == table and stubs.read_text() == ""
+
+
+def test_without_translations_the_losses_are_compared(tools, stubs, corpus, tmp_path):
+    exp, tables = tmp_path / "exp", tmp_path / "tables"
+    done = compare(tools, corpus, exp, "--translate", "false", "--tables", tables, "prenorm_6l", "lstm_6l")
+    assert done.returncode == 0, done.stderr
+    assert trained(stubs) == ["lstm_6l/seed1", "prenorm_6l/seed1"] and "valid ppl 362" in done.stdout
+    head = (tables / "table.md").read_text().splitlines()[0]
+    assert "valid loss" in head and "BLEU" not in head and "difference" not in head
+    assert (tables / "picture.png").exists() and not (exp / "table.md").exists() and head not in done.stdout
+    assert not list(exp.glob("runs/*/seed1/generate-*"))
+    again = compare(tools, corpus, exp, "--tables", tables, "prenorm_6l", "lstm_6l")  # now with translations
+    assert again.returncode == 0, again.stderr
+    assert trained(stubs) == [] and "BLEU" in (tables / "table.md").read_text().splitlines()[0]
 
 
 def test_training_ends_with_the_script(tools, stubs, corpus, tmp_path):
@@ -390,6 +408,21 @@ def test_without_matplotlib_there_is_a_table_all_the_same(finished, modules, mon
     printed = capsys.readouterr().out
     assert "pip install matplotlib" in printed.splitlines()[-1] and (tmp_path / "table.md").exists()
     assert not (tmp_path / "picture.png").exists()
+
+
+def test_losses_at_equal_time(modules):
+    """Those of the slower ones where they were when the fastest had done all of its updates."""
+    curves = {
+        "fast": {1: {10: 6.0, 20: 5.0}, 2: {10: 6.5, 20: 5.5}},
+        "slow": {1: {10: 4.0, 20: 3.0}, 2: {12: 4.0, 20: 3.0}},
+        "untimed": {1: {10: 9.0}},
+        "slowest": {1: {10: 8.0}},
+    }
+    steps = {"fast": 1.0, "slow": 4 / 3, "untimed": None, "slowest": 4.0}
+    found = modules.results.equal_time(curves, steps)
+    assert found["fast"] == {1: 5.0, 2: 5.5} and found["slow"] == {1: pytest.approx(3.5), 2: pytest.approx(3.625)}
+    assert "untimed" not in found and found["slowest"] == {1: None}
+    assert modules.results.equal_time({}, {}) == {}
 
 
 def test_the_estimate_knows_systems_from_their_other_seeds(finished, modules):

@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,32 @@ def test_as_good(left, chances, verdict, claims, monkeypatch):
     assert found["verdict"] == verdict
 
 
+def test_judged_by_sacrebleus_bootstrap_on_what_the_recipe_left(claims, tmp_path):
+    """Real files: better translations are found to be better, and twice the same text is no difference."""
+    lines = [f"Satz {number} hat sieben Wörter und eine {number * 7} ." for number in range(60)]
+    texts = {"good": lines, "bad": [line.replace("hat sieben", "ist") for line in lines]}
+    records = []
+    for label, hypotheses in texts.items():
+        folder = tmp_path / "runs" / label / "seed1"
+        folder.mkdir(parents=True)
+        for kind, text in (("hyp", hypotheses), ("ref", lines)):
+            (folder / f"test.{kind}.de").write_text("\n".join(text) + "\n", encoding="utf-8")
+        table = {"system": label, "done": [1], "seeds": {"1": {"bleu": 100.0 if label == "good" else 60.0}},
+                 "failed": {}, "wanted": [1]}  # fmt: skip
+        records.append(table)
+    definitions, judge = claims["definitions"], claims["judge"]
+    systems = tuple(definitions.System(label, "prenorm_6l") for label in texts)
+    claim = definitions.Claim("", "", "", "pre", systems, ())
+    found = judge.systems(claim, {"systems": records}, str(tmp_path))
+    assert [record["folders"][1] for record in found] == [str(tmp_path / "runs" / label / "seed1") for label in texts]
+    statement = definitions.Statement
+    pairs = (("good", "bad"), ("bad", "good"))
+    verdicts = [judge.judge(statement("higher", *pair), found, {}, {}, 200) for pair in pairs]
+    assert [verdict["verdict"] for verdict in verdicts] == ["yes (one seed)", "no"]
+    same = judge.judge(statement("higher", "good", "good"), found, {}, {}, 200)
+    assert same["verdict"] == "not clear" and same["found"] == "+0.00 BLEU, p 1.000"
+
+
 def test_missing_seeds_are_told(claims, monkeypatch):
     monkeypatch.setattr(claims["judge"], "bootstrap", lambda rows, _: rows[1]["seeds"][1].update(p=0.001))
     left = {**scored("a", 12.0), "wanted": [1, 2, 3]}
@@ -150,7 +177,7 @@ def test_a_loss_that_is_no_number_counts_as_failed_and_a_crash_of_the_machine_do
 def test_times_are_read_from_what_fairseq_prints(claims):
     """Its lines at the end of a translation and in a training's json log."""
     line = "NOTE | Translated 1,000 sentences (9,459 tokens) in 11.0s (90.96 sentences/s, 860.40 tokens/s)"
-    assert claims["speed"].DECODED.findall(line) == [("90.96", "860.40")]
+    assert claims["speed"].SPEED.findall(line) == [("90.96", "860.40")]
     steps = [(4000.0, 1000.0), (2000.0, 1000.0), (1000.0, 1000.0), (500.0, 1000.0)]
     form = '| train_inner | {{"loss": "9", "wps": "{}", "ups": "2", "wpb": "{}", "bsz": "5"}}'
     log = "\n".join(form.format(rate, batch) for rate, batch in steps)
@@ -205,7 +232,8 @@ def test_loss_at_equal_time(claims):
         {"label": "slow", "done": [1], "curve": {"1": {"10": 4.0, "20": 3.0}}},
     ]
     timed = {"fast": {"step_seconds": 1.0}, "slow": {"step_seconds": 4 / 3}}
-    assert claims["page"].equal_time(records, timed) == {"fast": 5.0, "slow": pytest.approx(3.5)}
+    losses = claims["page"].losses_at_equal_time(records, timed)
+    assert {label: loss["mean"] for label, loss in losses.items()} == {"fast": 5.0, "slow": pytest.approx(3.5)}
 
 
 def test_list_names_every_claim(claims):
@@ -283,15 +311,6 @@ def test_page_says_what_was_found(claims, tmp_path):
     assert cells[:5] == ["base", claim.systems[0].paper, "2", "1,234", "20.00 [19.00, 21.00]"]
     assert cells[5:] == ["1.50", "1.25", "3.00", "4.00"]
     assert "| no (because)" in text and claim.sentence in text
-
-
-def test_small_text_is_counted_without_reading_all_of_it(claims, tmp_path):
-    (tmp_path / "train.de").write_text("a\n" * 50)
-    count = claims["claims"]._lines
-    assert count(str(tmp_path), "train.de", 20) == 20 and count(str(tmp_path), "train.de", 99) == 50
-    assert count(str(tmp_path), "train.en", 20) is None
-    with pytest.raises(UserError):
-        claims["claims"].check(type("Args", (), {"claims": ["none"], "data": "", "demo": True})())
 
 
 class FakeCompare:
@@ -372,6 +391,21 @@ def test_signals_reach_what_trains(claims):
     """And the command ends as that does."""
     body = "trap 'exit 7' TERM; kill -TERM $PPID; sleep 5 & wait"
     assert claims["claims"].call(["bash", "-c", body]) == 7
+
+
+def test_signals_that_come_before_its_start_reach_it(claims, monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+    popen = subprocess.Popen
+
+    def slow(command):
+        os.kill(os.getpid(), signal.SIGTERM)
+        child = popen(command, stdout=subprocess.PIPE)
+        child.stdout.readline()
+        return child
+
+    monkeypatch.setattr(claims["claims"].subprocess, "Popen", slow)
+    assert claims["claims"].call(["bash", "-c", "trap 'exit 7' TERM; echo; sleep 5 & wait"]) == 7
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_plan_judges_nothing(started, tmp_path):

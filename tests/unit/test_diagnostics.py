@@ -282,11 +282,11 @@ def test_std_and_share_between_positions_of_every_stream(name, build, batch):
 def test_variance_between_positions():
     """1 where the mean of a sentence says nothing, 0 where its positions are alike; other sentences do not matter."""
     x, words = torch.randn(40, 3, 6), torch.ones(40, 3, dtype=torch.bool)
-    assert variance_between(x - x.mean(0), words) == pytest.approx(1)
-    assert variance_between(x[:1].expand(40, -1, -1), words) == pytest.approx(0, abs=1e-12)
+    assert float(variance_between(x - x.mean(0), words)) == pytest.approx(1)
+    assert float(variance_between(x[:1].expand(40, -1, -1), words)) == pytest.approx(0, abs=1e-12)
     words[:, 1], words[30:, 2] = False, False
     padded = torch.where(words.unsqueeze(2), x, torch.tensor(1e9))
-    assert variance_between(padded, words) == pytest.approx(variance_between(x, words))
+    assert float(variance_between(padded, words)) == pytest.approx(float(variance_between(x, words)))
     assert variance_between(torch.zeros(3, 2, 4), words[:3, :2]) == 0
     assert math.isnan(variance_between(x * math.nan, words))
 
@@ -307,7 +307,7 @@ def test_source_gain_is_what_the_true_source_is_worth(build, batch):
         scores = model(source[order], lengths[order], target)[0].double().log_softmax(-1)
         words = sample["target"].ne(pad)
         picked = scores[words].gather(1, sample["target"][words].unsqueeze(1))
-        losses.append(-float(picked.mean()))
+        losses.append(-float(picked.detach().mean()))
     assert gain == pytest.approx(losses[1] - losses[0], abs=1e-5) and abs(gain) > 1e-3
     for layer in model.decoder.layers:
         torch.nn.init.zeros_(layer.encoder_attn.out_proj.weight)
