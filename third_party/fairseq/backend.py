@@ -39,7 +39,8 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
             apply_edits(source)
         except EditError as error:
             stop(f"{error}; use the fairseq {VERSION} sdist from the package index")
-        shutil.copy(HERE / "safe_load.py", source / "fairseq" / "safe_load.py")
+        for module in HERE.glob("safe_*.py"):
+            shutil.copy(module, source / "fairseq")
         wheel = run_setup(source, Path(tmp) / "dist")
         shutil.copy(wheel, wheel_directory)
         return wheel.name

@@ -32,6 +32,8 @@ MUTABLE = "Python 3.11 refuses a dataclass instance as a default"
 IMPORT_TORCH = "\nimport torch\n"
 IMPORT_SAFE_LOAD = "\nimport torch\nfrom fairseq import safe_load\n"
 SAFE_LOAD = "torch >= 2.6 refuses these files, and older torch runs what is hidden in them"
+ARCHIVE = "an archive could write anywhere, and was replaced by a folder"
+SHELL = "the path went through a shell, and a file name can hold commands"
 REQUIREMENTS = "releases that can be installed and imported today; audio is not used"
 
 # What follows shadows `eval` in a file whose options may come from a checkpoint.
@@ -88,6 +90,25 @@ EDITS = [
     Edit("fairseq/distributed/utils.py", IMPORT_TORCH, IMPORT_SAFE_LOAD, 1, SAFE_LOAD),
     Edit("fairseq/distributed/utils.py", "torch.load(", "safe_load.load(", 1, SAFE_LOAD),
     Edit(
+        "fairseq/file_utils.py",
+        r"^    # Extract archive to temp dir .*\n(?:.*\n)*?        shutil.rmtree\(tempdir\)\n",
+        "    if not os.path.isdir(resolved_archive_file):\n"
+        "        from fairseq import safe_files\n\n"
+        "        return safe_files.unpack(resolved_archive_file, replace=resolved_archive_file != archive_file)\n",
+        1,
+        ARCHIVE,
+        regex=True,
+    ),
+    Edit(
+        "fairseq/data/fasta_dataset.py",
+        r"^        # Use grep and awk .*\n(?:.*\n)*?        return bytes_np, sizes_np\n",
+        "        from fairseq import safe_files\n\n        return safe_files.fasta_index(fasta_file_path(path))\n",
+        1,
+        SHELL,
+        regex=True,
+    ),
+    Edit("fairseq/data/fasta_dataset.py", "import subprocess\n", "", 1, SHELL),
+    Edit(
         "fairseq/modules/transformer_layer.py",
         "self.can_use_fastpath = (\n",
         "self.can_use_fastpath = False and (\n",
@@ -143,6 +164,16 @@ EDITS = [
     Edit("setup.py", '            "torchaudio>=0.8.0",\n', "", 1, REQUIREMENTS),
     Edit("setup.py", "zip_safe=False,", 'zip_safe=False,\n        python_requires=">=3.9,<3.13",', 1, REQUIREMENTS),
 ]
+# Speech and quantisation load parts of models by themselves.
+LOADS = {
+    "data/codedataset.py": 3,
+    "models/speech_to_text/xm_transformer.py": 1,
+    "models/text_to_speech/vocoder.py": 2,
+    "modules/quantization/pq/em.py": 3,
+}
+for file, count in LOADS.items():
+    EDITS.append(Edit(f"fairseq/{file}", IMPORT_TORCH, IMPORT_SAFE_LOAD, 1, SAFE_LOAD))
+    EDITS.append(Edit(f"fairseq/{file}", "torch.load(", "safe_load.load(", count, SAFE_LOAD))
 EDITS += [
     Edit(f"fairseq/{file}", FIRST_IMPORT, SAFE_EVAL, 1, "eval would run what a checkpoint's options say", regex=True)
     for file in EVAL_FILES

@@ -65,7 +65,8 @@ def load(f, map_location="cpu"):
         map_location: as in `torch.load`
 
     Raises:
-        CheckpointError: the checkpoint asks for a type or function that is not allowed, or is damaged
+        CheckpointError: the checkpoint asks for a type, a function or a part of fairseq that is not allowed, or is
+            damaged
     """
     if isinstance(f, (str, os.PathLike)):
         with open(f, "rb") as opened:
@@ -77,9 +78,7 @@ def load(f, map_location="cpu"):
     allowed = allowed_types()
     try:
         refuse_archive(f)
-        if NAMED_SAFE_GLOBALS:
-            return load_weights_only(f, map_location, allowed)
-        return load_restricted(f, map_location, allowed)
+        state = (load_weights_only if NAMED_SAFE_GLOBALS else load_restricted)(f, map_location, allowed)
     except Exception as error:
         refused = refused_names(f, start, allowed, error)
         if refused:
@@ -91,6 +90,15 @@ def load(f, map_location="cpu"):
         raise CheckpointError(
             f"{name}: not a readable checkpoint, maybe incomplete or damaged ({type(error).__name__}: {reason[0]})"
         ) from error
+    from fairseq import safe_settings
+
+    beyond = safe_settings.refused(state)
+    if beyond:
+        raise CheckpointError(
+            f"{name}: refused, because of the settings in it: {', '.join(beyond)} (only text tasks and their parts are "
+            f"allowed, and no references); if you trust whoever made this file, set {OPT_OUT}=1"
+        )
+    return state
 
 
 def allowed_types():
