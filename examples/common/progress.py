@@ -6,6 +6,7 @@ failed, so that it is never taken for the recipe's own status of bad input.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 
+STOPPED = 75  # of a training that a signal has ended and that has saved
 JSON_LINE = re.compile(r"\| INFO \| (train_inner|train|valid)\b\S* \| (\{.*\})\s*$")
 
 
@@ -146,35 +148,52 @@ def say(text):
 
 
 def is_alive(pid):
+    """Whether the process runs; one that has ended and that nobody has waited for does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         pass
-    return True
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        return True  # not Linux, or gone meanwhile: the next look says
+
+
+def end_with_parent():
+    """Have Linux send SIGTERM to this process when its parent ends in any way, kill -9 included."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def keep_ticking(watch, stop, child, owners):
     """Show progress every second; end ``child`` when one of the processes that want it is gone."""
+    told = False
     while not stop.wait(1):
         watch.tick()
-        if not all(map(is_alive, owners)):
+        if not told and not all(map(is_alive, owners)):
             child.terminate()
+            told = True  # a second signal would end a training that is saving
 
 
 def follow(watch, command, log, owners=()):
     """Run ``command``, feed ``watch`` and ``log``; return the exit status."""
     try:
         child = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace"
-        )
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace",
+            preexec_fn=end_with_parent,
+        )  # fmt: skip
     except OSError as problem:
         log.write(f"{command[0]}: {problem.strerror}\n")
         return 127
     # The terminal sends Ctrl-C to the command as well; it ends, and then so do we.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    for other in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(other, lambda number, _: child.send_signal(number))
     stop = threading.Event()
     ticker = threading.Thread(target=keep_ticking, args=(watch, stop, child, owners), daemon=True)
     ticker.start()
@@ -217,7 +236,7 @@ def main():
             problem = f"ended by signal {-status} (out of memory?)"
         if problem:
             log.write(problem + "\n")
-    if status in (-signal.SIGINT, -signal.SIGTERM, 130, 143):
+    if status in (-signal.SIGINT, -signal.SIGTERM, -signal.SIGUSR1, 130, 143, STOPPED):
         return 130
     return 1 if status or problem else 0
 

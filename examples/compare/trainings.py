@@ -120,7 +120,7 @@ class Trainings:
 
     def __init__(self, runs, jobs, gpus, devices, lock, shared):
         self.runs, self.jobs, self.lock, self.shared = runs, jobs, lock, shared
-        self.failed, self.children, self.stopping = [], {}, False
+        self.failed, self.children, self.stopping, self.told = [], {}, False, []
         self.guard = threading.Lock()
         ids = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(devices)))
         ids = [part for part in ids.split(",") if part][:devices]
@@ -169,8 +169,9 @@ class Trainings:
         """Let what has ended be gone, since its own children wait for that; end the others if the user says so."""
         with self.guard:
             for child in self.children.values():
-                if child.poll() is None and self.stopping:
+                if child.poll() is None and self.stopping and child not in self.told:
                     child.terminate()
+                    self.told.append(child)
 
     def _train(self, run):
         slot = self.slots.get()

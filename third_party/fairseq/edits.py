@@ -33,6 +33,8 @@ IMPORT_TORCH = "\nimport torch\n"
 IMPORT_SAFE_LOAD = "\nimport torch\nfrom fairseq import safe_load\n"
 SAFE_LOAD = "torch >= 2.6 refuses these files, and older torch runs what is hidden in them"
 ARCHIVE = "an archive could write anywhere, and was replaced by a folder"
+WHOLE = "a full disk or a kill left half of a checkpoint in the place of a whole one"
+STOP = "a signal ended the training and nothing was saved"
 SHELL = "the path went through a shell, and a file name can hold commands"
 REQUIREMENTS = "releases that can be installed and imported today; audio is not used"
 
@@ -85,8 +87,90 @@ EDITS = [
         1,
         HYDRA_WARNINGS,
     ),
-    Edit("fairseq/checkpoint_utils.py", IMPORT_TORCH, IMPORT_SAFE_LOAD, 1, SAFE_LOAD),
+    Edit(
+        "fairseq/checkpoint_utils.py",
+        IMPORT_TORCH,
+        "\nimport torch\nfrom fairseq import safe_load, safe_save\n",
+        1,
+        SAFE_LOAD,
+    ),
     Edit("fairseq/checkpoint_utils.py", "torch.load(", "safe_load.load(", 2, SAFE_LOAD),
+    Edit(
+        "fairseq/checkpoint_utils.py",
+        r"assert PathManager\.copy\(\n\s+checkpoints\[0\], cp, overwrite=True\n\s+\), .*\n",
+        "safe_save.copy(checkpoints[0], cp)\n",
+        1,
+        WHOLE,
+        regex=True,
+    ),
+    Edit(
+        "fairseq/checkpoint_utils.py",
+        r"^            with PathManager.open\(filename \+ \"\.tmp\", \"wb\"\) as f:\n.*\n.*\n",
+        "            safe_save.write(filename, lambda f: torch.save(obj, f))\n",
+        1,
+        WHOLE,
+        regex=True,
+    ),
+    Edit(
+        "fairseq/checkpoint_utils.py",
+        "        first_launch = not PathManager.exists(checkpoint_path)\n",
+        "        checkpoint_path = safe_save.to_restore(checkpoint_path, cfg.no_last_checkpoints)\n"
+        "        first_launch = not PathManager.exists(checkpoint_path)\n",
+        1,
+        "a resume found nothing, or half of a checkpoint, beside whole ones",
+    ),
+    Edit(
+        "fairseq_cli/train.py",
+        "checkpoint_utils.verify_checkpoint_directory(cfg.checkpoint.save_dir)",
+        "safe_save.make_folder(cfg.checkpoint.save_dir)",
+        1,
+        "a folder that cannot be written to ended in a traceback",
+    ),
+    Edit("fairseq_cli/train.py", IMPORT_TORCH, "\nimport torch\nfrom fairseq import safe_save, safe_stop\n", 1, STOP),
+    Edit(
+        "fairseq_cli/train.py",
+        "    train_meter.start()\n",
+        "    train_meter.start()\n    safe_stop.STOP.listen()\n",
+        1,
+        STOP,
+    ),
+    Edit(
+        "fairseq_cli/train.py",
+        "    while epoch_itr.next_epoch_idx <= max_epoch:\n",
+        "    max_update = cfg.optimization.max_update or math.inf\n"
+        "    while epoch_itr.next_epoch_idx <= max_epoch and trainer.get_num_updates() < max_update:\n",
+        1,
+        "a training that was done made one more update each time it was started",
+    ),
+    Edit(
+        "fairseq_cli/train.py",
+        "\n    do_save = (\n",
+        "\n    stopped = safe_stop.STOP.is_due(trainer, should_stop)\n    do_save = (\n",
+        1,
+        STOP,
+    ),
+    Edit(
+        "fairseq_cli/train.py",
+        "    # Validate\n    valid_losses = [None]\n",
+        "    do_save |= stopped\n    should_stop |= stopped\n\n    # Validate\n    valid_losses = [None]\n",
+        1,
+        STOP,
+    ),
+    Edit(
+        "fairseq_cli/train.py",
+        '        logger.info("ioPath PathManager finished waiting.")\n',
+        '        logger.info("ioPath PathManager finished waiting.")\n'
+        "    safe_stop.STOP.finish(trainer, cfg.checkpoint)\n",
+        1,
+        STOP,
+    ),
+    Edit(
+        "fairseq/distributed/utils.py",
+        "            torch.multiprocessing.spawn(\n",
+        "            from fairseq import safe_stop\n\n            safe_stop.spawn(\n",
+        1,
+        STOP,
+    ),
     Edit("fairseq/distributed/utils.py", IMPORT_TORCH, IMPORT_SAFE_LOAD, 1, SAFE_LOAD),
     Edit("fairseq/distributed/utils.py", "torch.load(", "safe_load.load(", 1, SAFE_LOAD),
     Edit(
@@ -148,7 +232,7 @@ EDITS = [
         1,
         "--bf16 took every machine for a TPU",
     ),
-    Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep1"', 1, "say that this is edited"),
+    Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep2"', 1, "say that this is edited"),
     Edit("setup.py", "from torch.utils import cpp_extension", "raise ImportError", 1, "the sdist lacks their sources"),
     Edit("setup.py", r"^        setup_requires=\[[^]]*\],\n", "", 1, "pyproject.toml names them", regex=True),
     Edit("setup.py", r"^        (dependency_links|test_suite)=.*\n", "", 2, "setuptools dropped them", regex=True),

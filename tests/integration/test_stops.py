@@ -1,0 +1,271 @@
+"""A training that is told to stop saves and exits with its own status, and the same command goes on, bit for bit."""
+
+import argparse
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+
+import fairseq_cli.train  # noqa: F401 (imported before any fork)
+import pytest
+import torch
+from fairseq import safe_load, safe_save, safe_stop, utils
+
+from tests import faults
+from tests.commands import BIN, PACKAGE, binarise, train_command, write_pairs
+
+FLAGS = ("--max-epoch", "2", "--num-workers", "0", "--max-tokens", "150")
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    utils.import_user_module(argparse.Namespace(user_dir=str(PACKAGE)))
+    folder, rng = tmp_path_factory.mktemp("small"), random.Random(1)
+    for split, count in (("train", 60), ("valid", 8)):
+        write_pairs(folder / split, count, rng)
+    return binarise(folder, ("train", "valid"))
+
+
+def start(small, folder, *flags, fault=None):
+    """Exit status and log of a training in a fork."""
+    log = folder.with_name(folder.name + ".log")
+    status, _ = faults.train(train_command(small, folder, *FLAGS, *flags), log, fault or faults.Faults(folder))
+    return status, log
+
+
+@pytest.fixture(scope="module")
+def whole(small, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "save"
+    status, log = start(small, folder)
+    assert status == 0, log.read_text()[-2000:]
+    found = faults.losses(log)
+    assert len(found) >= 6 and len(found) % 2 == 0
+    return found, folder
+
+
+def assert_equal(folder, other):
+    """The same files, models and moments."""
+    assert sorted(p.name for p in folder.glob("*")) == sorted(p.name for p in other.glob("*"))
+    for path in folder.glob("checkpoint*.pt"):
+        mine, theirs = (torch.load(place / path.name, weights_only=False) for place in (folder, other))
+        for name, value in theirs["model"].items():
+            assert name.endswith("_float_tensor") or torch.equal(mine["model"][name], value), (path.name, name)
+        for key, moments in theirs["last_optimizer_state"]["state"].items():
+            assert torch.equal(mine["last_optimizer_state"]["state"][key]["exp_avg"], moments["exp_avg"])
+        assert mine["extra_state"]["val_loss"] == theirs["extra_state"]["val_loss"], path.name
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize("place", ["within an epoch", "at the end of an epoch", "at the end of all"])
+def test_a_stopped_training_goes_on_bit_for_bit(small, whole, tmp_path, number, place):
+    expected, reference = whole
+    epoch = len(expected) // 2
+    update = {"within an epoch": 1, "at the end of an epoch": epoch, "at the end of all": 2 * epoch}[place]
+    folder = tmp_path / "save"
+    status, log = start(small, folder, fault=faults.Signal(folder, number, update - 1))
+    first = faults.losses(log)
+    assert status == safe_stop.EXIT_STATUS == 75 and max(first) == update, log.read_text()[-1500:]
+    last = log.read_text().strip().splitlines()
+    assert f"stopped by a signal: saved checkpoint_last.pt at update {update}; the same command goes on" in last[-2]
+    assert f"due to {number.name}" in log.read_text()
+    status, log = start(small, folder)
+    assert status == 0, log.read_text()[-1500:]
+    assert {**first, **faults.losses(log)} == expected and len(first) + len(faults.losses(log)) == len(expected)
+    assert_equal(folder, reference)
+
+
+@pytest.mark.parametrize("flag", ["--no-save", "--no-last-checkpoints"])
+def test_it_says_so_where_nothing_is_saved(small, tmp_path, flag):
+    folder = tmp_path / "save"
+    status, log = start(small, folder, flag, fault=faults.Signal(folder, signal.SIGTERM, 0))
+    assert status == 75 and "update 1 was not saved" in log.read_text()
+
+
+def test_a_training_that_is_done_does_nothing_when_it_is_started_again(small, tmp_path):
+    folder = tmp_path / "save"
+    assert start(small, folder, "--max-update", "3")[0] == 0
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    status, log = start(small, folder, "--max-update", "3")
+    assert status == 0 and faults.losses(log) == {}
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+class TestSignals:
+    """The object that notes them."""
+
+    @pytest.fixture
+    def stop(self):
+        stop = safe_stop.Stop()
+        yield stop
+        for number, handler in stop.before.items():
+            signal.signal(number, handler)
+
+    @staticmethod
+    def trainer():
+        class Trainer:
+            data_parallel_world_size = 1
+
+        return Trainer()
+
+    def test_none_is_due_without_one(self, stop):
+        stop.listen()
+        assert not stop.is_due(self.trainer(), done=False)
+        stop.finish(self.trainer(), None)  # returns
+
+    def test_the_same_one_again_is_ignored_and_a_later_one_ends_it(self, stop, monkeypatch):
+        ended = []
+        before = signal.signal(signal.SIGUSR1, lambda number, _: ended.append(number))
+        stop.listen()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.is_due(self.trainer(), done=False) and ended == []
+        monkeypatch.setattr(safe_stop, "SAME", 0.0)
+        time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert ended == [signal.SIGUSR1]
+        signal.signal(signal.SIGUSR1, before)
+
+    def test_a_training_that_ends_by_itself_is_not_stopped(self, stop):
+        stop.listen()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not stop.is_due(self.trainer(), done=True)
+        stop.finish(self.trainer(), None)
+
+
+def begin(command, update):
+    """A real command that has come to *update*, and what it has printed until then."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    child = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                             text=True, env=environment)  # fmt: skip
+    said = ""
+    for line in child.stdout:
+        said += line
+        if f'"num_updates": "{update}"' in line:
+            return child, said
+    raise AssertionError(said[-3000:])
+
+
+LONG = ("--max-epoch", "40", "--max-tokens", "150", "--no-epoch-checkpoints")
+
+
+def test_the_command_that_gets_a_signal(small, tmp_path):
+    """With its workers that read data, as a user starts it."""
+    child, said = begin(train_command(small, tmp_path / "save", *LONG), 3)
+    child.send_signal(signal.SIGTERM)
+    rest = child.communicate(timeout=60)[0]
+    assert child.returncode == 75 and "Traceback" not in rest, rest[-2000:]
+    update = int(re.search(r"saved checkpoint_last.pt at update (\d+)", rest)[1])
+    state = torch.load(tmp_path / "save/checkpoint_last.pt", weights_only=False)
+    assert state["optimizer_history"][-1]["num_updates"] == update >= 3
+
+
+def test_a_signal_to_one_of_two_processes_stops_both(small, tmp_path):
+    launcher = ["torchrun", "--standalone", "--nproc_per_node", "2"]
+    flags = ("--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp")
+    child, _ = begin(train_command(small, tmp_path / "save", *LONG, *flags, launcher=launcher), 3)
+    workers = subprocess.run(["pgrep", "-P", str(child.pid)], capture_output=True, text=True).stdout.split()
+    assert len(workers) == 2
+    os.kill(int(workers[1]), signal.SIGUSR1)
+    rest = child.communicate(timeout=90)[0]
+    assert child.returncode == 1 and rest.count("exitcode  : 75") >= 1, rest[-3000:]  # torchrun's own way to say it
+    update = int(re.search(r"saved checkpoint_last.pt at update (\d+)", rest)[1])
+    state = torch.load(tmp_path / "save/checkpoint_last.pt", weights_only=False)
+    assert state["optimizer_history"][-1]["num_updates"] == update
+    again, _ = begin(train_command(small, tmp_path / "save", *LONG, *flags, launcher=launcher), update + 1)
+    again.send_signal(signal.SIGTERM)  # to all of them, by torchrun
+    rest = again.communicate(timeout=90)[0]
+    assert re.search(r"saved checkpoint_last.pt at update (\d+)", rest), rest[-3000:]
+
+
+def wait_and_stop(rank, folder):
+    stop = safe_stop.Stop()
+    stop.listen()
+    (folder / f"{rank}").touch()
+    end = time.time() + 60
+    while stop.asked is None and time.time() < end:
+        time.sleep(0.02)
+    (folder / f"{rank}.stopped").touch()
+    raise SystemExit(safe_stop.EXIT_STATUS)
+
+
+def test_processes_that_fairseq_starts_itself_get_the_signal(tmp_path):
+    """As on a machine with several GPUs without torchrun."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            safe_stop.spawn(wait_and_stop, (tmp_path,), 2)
+        except SystemExit as end:
+            os._exit(end.code)
+        finally:
+            os._exit(1)
+    end = time.time() + 60
+    while len(list(tmp_path.iterdir())) < 2 and time.time() < end:
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGUSR1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 75
+    assert (tmp_path / "0.stopped").exists() and (tmp_path / "1.stopped").exists()
+
+
+class TestTornCheckpoints:
+    """As an older fairseq, or a disk, may leave them."""
+
+    @pytest.fixture
+    def stopped(self, small, tmp_path):
+        folder = tmp_path / "save"
+        assert start(small, folder, "--max-epoch", "1")[0] == 0
+        return folder
+
+    @pytest.mark.parametrize("damage", ["torn", "empty", "missing"])
+    def test_the_newest_whole_one_is_taken(self, small, whole, stopped, damage):
+        last = stopped / "checkpoint_last.pt"
+        if damage == "missing":
+            last.unlink()
+        else:
+            last.write_bytes(last.read_bytes()[: 20_000 if damage == "torn" else 0])
+        (stopped / "checkpoint_best.pt").unlink()
+        status, log = start(small, stopped)
+        text = log.read_text()
+        assert status == 0 and f"going on from {stopped / 'checkpoint1.pt'}" in text, text[-1500:]
+        expected, reference = whole
+        found = faults.losses(log)
+        assert min(found) == len(expected) // 2 + 1 and found.items() <= expected.items()
+
+    def test_without_a_whole_one_it_is_one_line_and_nothing_is_trained(self, small, stopped):
+        for path in stopped.glob("*.pt"):
+            path.write_bytes(path.read_bytes()[:20_000])
+        status, log = start(small, stopped)
+        text = log.read_text()
+        assert status == 1 and "Traceback" not in text and faults.losses(log) == {}
+        assert "checkpoint_last.pt: torn, and no whole checkpoint is beside it" in text.strip().splitlines()[-1]
+
+    def test_a_new_folder_is_no_loss(self, tmp_path):
+        assert safe_save.to_restore(str(tmp_path / "new/checkpoint_last.pt"), False).endswith("checkpoint_last.pt")
+
+    def test_where_none_is_written_none_is_missing(self, stopped):
+        last = stopped / "checkpoint_last.pt"
+        last.unlink()
+        assert safe_save.to_restore(str(last), no_last=True) == str(last)
+
+    def test_newest_by_time_of_writing_with_the_same_suffix(self, tmp_path):
+        names = ["checkpoint_2_30.pt", "checkpoint3.pt", "checkpoint1-shard0.pt", "checkpoint.best_1.pt"]
+        for age, name in enumerate(names):
+            (tmp_path / name).touch()
+            os.utime(tmp_path / name, (1000 - age, 1000 - age))
+        found = safe_save.numbered(str(tmp_path / "checkpoint_last.pt"))
+        assert [os.path.basename(path) for path in found] == ["checkpoint_2_30.pt", "checkpoint3.pt"]
+        assert [os.path.basename(p) for p in safe_save.numbered(str(tmp_path / "checkpoint_last-shard0.pt"))] == [
+            "checkpoint1-shard0.pt"
+        ]
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(small, tmp_path):
+    (tmp_path / "save").write_text("a file")
+    status, log = start(small, tmp_path / "save")
+    assert status == 1 and "Traceback" not in log.read_text()
+    assert "no checkpoint can be saved there" in log.read_text().strip().splitlines()[-1]
+    with pytest.raises(safe_load.CheckpointError):
+        safe_save.make_folder(str(tmp_path / "save"))
+

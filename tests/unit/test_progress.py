@@ -1,0 +1,88 @@
+"""``progress.py``, which runs the commands of a recipe: its status, and that nothing outlives it."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).resolve().parents[2] / "examples/common/progress.py"
+SAVING = "trap 'sleep 0.3; echo saved > {mark}; exit 75' TERM USR1; echo $$ > {pid}; while :; do sleep 0.05; done"
+
+
+@pytest.fixture(scope="module")
+def progress():
+    spec = importlib.util.spec_from_file_location("progress_of_the_recipes", PROGRAM)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def begin(folder, body, *options):
+    command = [sys.executable, PROGRAM, "--log", folder / "log", *options, "--", "bash", "-c", body]
+    return subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL)
+
+
+def wait_for(path, seconds=30):
+    end = time.time() + seconds
+    while not (path.exists() and path.read_text().endswith("\n")) and time.time() < end:
+        time.sleep(0.02)
+    return path.read_text()
+
+
+@pytest.mark.parametrize("body, status", [
+    ("exit 0", 0), ("exit 3", 1), ("exit 2", 1), ("exit 75", 130), ("kill -TERM $$", 130), ("kill -USR1 $$", 130),
+    ("kill -KILL $$", 1),
+])  # fmt: skip
+def test_status(body, status, tmp_path):
+    assert begin(tmp_path, body).wait(30) == status
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_signals_are_handed_on_and_the_end_is_awaited(number, tmp_path):
+    mark, pid = tmp_path / "mark", tmp_path / "pid"
+    child = begin(tmp_path, SAVING.format(mark=mark, pid=pid))
+    wait_for(pid)
+    child.send_signal(number)
+    assert child.wait(30) == 130 and mark.read_text() == "saved\n"
+
+
+def test_kill_9_leaves_nothing_running(tmp_path):
+    mark, pid = tmp_path / "mark", tmp_path / "pid"
+    child = begin(tmp_path, SAVING.format(mark=mark, pid=pid))
+    number = int(wait_for(pid))
+    child.kill()
+    child.wait(30)
+    assert wait_for(mark) == "saved\n", "it was told, and could save"
+    end = time.time() + 10
+    while Path(f"/proc/{number}").exists() and time.time() < end:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{number}").exists()
+
+
+def test_the_command_is_told_once_that_its_owner_is_gone(tmp_path):
+    """A second signal would end a training that is saving."""
+    told = tmp_path / "told"
+    body = f"trap 'echo told >> {told}' TERM; echo > {tmp_path}/pid; for i in {{1..70}}; do sleep 0.05; done; exit 75"
+    owner = subprocess.Popen(["sleep", "60"])
+    child = begin(tmp_path, body, "--owner", str(owner.pid))
+    wait_for(tmp_path / "pid")
+    owner.kill()  # and not waited for: a zombie is gone, too
+    assert child.wait(30) == 130 and told.read_text() == "told\n"
+    owner.wait()
+
+
+def test_who_is_alive(progress):
+    child = subprocess.Popen(["sleep", "60"])
+    assert progress.is_alive(child.pid) and progress.is_alive(os.getpid()) and progress.is_alive(1)
+    child.kill()
+    end = time.time() + 10
+    while progress.is_alive(child.pid) and time.time() < end:
+        time.sleep(0.02)
+    assert not progress.is_alive(child.pid)  # ended, and nobody has waited for it
+    child.wait()
+    assert not progress.is_alive(child.pid)
