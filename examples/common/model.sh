@@ -51,12 +51,12 @@ train_value() {
   printf %s "$value"
 }
 
-# What a training run may not change half-way, recorded when it begins.
+# Beside its command, in train.sh, what a training run may not change half-way; recorded when it begins.
 run_record() {
   say "$arch"
   say "$devices $max_tokens $update_freq"
   say "${stage_keys[3]}"
-  [[ $embeddings == all ]] || say "embeddings: $embeddings"
+  say "$devices $device_name"
 }
 
 refuse_changed_run() {
@@ -68,8 +68,7 @@ refuse_changed_run() {
   [[ ${before[2]} == "${now[2]}" ]] ||
     die "$exp holds a model trained on other data, or text cut in another way: use another --exp," \
       "or delete $exp/checkpoints to train anew"
-  [[ ${before[3]-} == "${now[3]-}" ]] ||
-    die "$exp holds a model with other --embeddings: use another --exp, or the same"
+  python3 "$common/settings.py" --before "$exp/train.sh" --exp "$exp" -- "${train_command[@]}" || exit 2
   [[ ${before[1]} == "${now[1]}" ]] || $force_batch || {
     read -r -a old <<<"${before[1]}"
     die "$exp was trained with ${old[0]} device(s) x ${old[1]} tokens x update-freq ${old[2]}," \
@@ -193,8 +192,6 @@ report_result() {
   local log=$exp/logs/result.log
   show python3 "$common/report.py" result --exp "$exp" --subsets "$subsets" \
     --source-lang "$source_lang" --target-lang "$target_lang" \
-    --set task="$task" --set arch="$arch" --set conf="$conf" --set precision="$precision" --set seed="$seed" \
-    --set devices="$devices $device_name" --set max_tokens="$max_tokens" --set update_freq="$update_freq" \
-    --set tokens_per_update="$product" --set beam="$beam" --set lenpen="$lenpen" --set averaged="$average" \
-    --set average_updates="$average_updates" --set smoke="$smoke"
+    --set task="$task" --set conf="$conf" --set beam="$beam" --set lenpen="$lenpen" \
+    --set averaged="$average" --set average_updates="$average_updates" --set smoke="$smoke"
 }

@@ -10,6 +10,7 @@ import subprocess
 import time
 
 from corpus import die, run
+from settings import effective, read_command
 
 PACKAGES = ("fairseq-deep", "fairseq", "torch", "numpy", "sacrebleu", "sacremoses", "subword-nmt")
 PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
@@ -121,6 +122,27 @@ def training_facts(exp):
     return facts
 
 
+def trained_with(exp):
+    """Settings of the training itself, whatever the options of the command that asks now."""
+    flags = effective(read_command(os.path.join(exp, "train.sh")))
+    try:
+        with open(os.path.join(exp, "trained-with.txt"), encoding="utf-8") as stream:
+            lines = stream.read().splitlines()
+        devices, max_tokens, update_freq = map(int, lines[1].split())
+    except (OSError, ValueError, IndexError):
+        die(f"{exp}/trained-with.txt does not say how the model was trained: run again with --stage 4")
+    precision = [name for name in ("fp16", "bf16", "amp") if f"--{name}" in flags]
+    return {
+        "devices": lines[3] if len(lines) > 3 else devices,
+        "arch": flags.get("--arch"),
+        "precision": precision[0] if precision else "fp32",
+        "seed": int(flags.get("--seed", 1)),
+        "max_tokens": max_tokens,
+        "update_freq": update_freq,
+        "tokens_per_update": devices * max_tokens * update_freq,
+    }
+
+
 def read_scores(exp, subset):
     measures = {"sacrebleu": "", "tokenised": "-tokenized", "compound_split": "-compound-split"}
     return {name: read_json(os.path.join(exp, f"score-{subset}{suffix}.json")) for name, suffix in measures.items()}
@@ -159,6 +181,7 @@ def collect(args):
         "date": time.strftime("%Y-%m-%d"),
     }
     record.update((key, typed(value)) for key, value in (pair.split("=", 1) for pair in args.set))
+    record.update(trained_with(args.exp))
     return {**record, "environment": env, "data": data, "scores": scores}
 
 

@@ -258,10 +258,42 @@ class TestStages:
         assert_refused(recipe(*words, "--max-tokens", "1024"), "1 device(s) x 2048 tokens x update-freq 1", status=2)
         assert_refused(recipe(*words, "--arch", "transformer_dlcl_6l"), "transformer_dlcl_12l", status=2)
         assert_refused(recipe(*words, "--bpe-merges", "40"), "other data", status=2)
-        assert_refused(recipe(*words, "--embeddings", "target"), "other --embeddings", status=2)
+        embeddings = "trained with --share-all-embeddings, now without --share-all-embeddings"
+        assert_refused(recipe(*words, "--embeddings", "target"), embeddings, status=2)
         assert programs(stubs) == []
         assert recipe(*words, "--max-tokens", "1024", "--force-batch", "true").returncode == 0
         assert programs(stubs)[0] == "fairseq-train"
+
+    def test_other_settings_are_refused_and_a_longer_training_is_not(self, tools, stubs, corpus, tmp_path):
+        words = (tools, tmp_path / "exp", "--data", corpus, *SMALL)
+        assert recipe(*words, "--", "--max-epoch", "3").returncode == 0
+        before = (tmp_path / "exp/RESULT.json").read_text()
+        programs(stubs)
+        for changed, named in (
+            (("--seed", "7"), "--seed 1, now --seed 7"), (("--precision", "bf16"), "without --bf16, now --bf16"),
+            (("--", "--lr", "0.1"), ", now --lr 0.1"), (("--", "--dropout", "0.7"), ", now --dropout 0.7"),
+            (("--", "--optimizer", "nag"), ", now --optimizer nag"),
+            (("--", "--decoder-layers", "5"), ", now --decoder-layers 5"),
+        ):  # fmt: skip
+            assert_refused(recipe(*words, *changed), "exp was trained with", named, status=2)
+        assert programs(stubs) == [] and (tmp_path / "exp/RESULT.json").read_text() == before
+        longer = ("--", "--max-epoch", "6", "--log-interval", "7", "--keep-last-epochs", "9")
+        assert recipe(*words, *longer).returncode == 0
+        assert programs(stubs)[0] == "fairseq-train"
+
+    def test_a_later_stage_reports_the_training_that_there_was(self, tools, stubs, corpus, tmp_path):
+        """Translated with another command line, it is still the model that it is."""
+        words = (tools, tmp_path / "exp", "--data", corpus, *SMALL)
+        assert recipe(*words).returncode == 0
+        exp = tmp_path / "exp"
+        before = json.loads((exp / "RESULT.json").read_text())
+        other = ("--seed", "7", "--max-tokens", "512", "--precision", "bf16", "--arch", "transformer_dlcl_6l")
+        assert recipe(*words, *other, "--stage", "6", "--beam", "2").returncode == 0
+        after = json.loads((exp / "RESULT.json").read_text())
+        names = ("seed", "max_tokens", "precision", "arch", "tokens_per_update", "devices")
+        assert {name: after[name] for name in names} == {name: before[name] for name in names}
+        assert before["seed"] == 1 and before["precision"] == "fp32" and before["devices"] == "1 CPU"
+        assert after["beam"] == 2
 
     def test_a_later_stage_alone_says_what_is_missing(self, tools, stubs, corpus, tmp_path):
         done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL, "--stage", "6")
