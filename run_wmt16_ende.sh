@@ -5,6 +5,7 @@
 #   ./run_wmt16_ende.sh --help         the options
 #   ./run_wmt16_ende.sh --dry-run      every command of the real job
 set -euo pipefail
+unset CDPATH
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 # shellcheck disable=SC2034  # read by recipe.sh

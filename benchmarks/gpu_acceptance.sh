@@ -7,6 +7,7 @@
 #   benchmarks/gpu_acceptance.sh --data DIR [--source-lang de --target-lang en]
 #   benchmarks/gpu_acceptance.sh --device cpu --small true      (a trial of every step, some minutes)
 set -euo pipefail
+unset CDPATH
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 root=$(cd "$here/.." && pwd)
 for part in options run env; do

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Everything that must hold before a change goes in: ruff, shellcheck and all tests. Arguments go to pytest.
 set -euo pipefail
+unset CDPATH
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=examples/common/env.sh
 . examples/common/env.sh

@@ -5,6 +5,7 @@
 #
 #   examples/claims/run.sh --data DIR depth
 set -euo pipefail
+unset CDPATH
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 common=$here/../common
 for part in options env; do
@@ -24,14 +25,14 @@ option source_lang str en "language of the source"
 option target_lang str de "language of the target"
 option seeds str 1 "random seeds: 3 (that is 1, 2 and 3), or a list such as 4,7"
 option updates auto auto "updates of every training; auto: those of the scale"
-option jobs int 1 "trainings at the same time"
+option jobs count 1 "trainings at the same time"
 option exp str auto "folder of the claims; auto: exp/claims-SCALE(-demo) in the repository"
 option ngpu auto auto "GPUs of each training; 0: the CPU; auto: the visible ones, divided by --jobs"
 option precision 'fp32|fp16|bf16|amp' fp32 "fp32, fp16, bf16 or amp"
-option workers auto auto "processes for text work; auto: the number of cores"
+option workers autocount auto "processes for text work; auto: the number of cores"
 option resamples int 1000 "of the paired bootstrap"
 option speed bool true "measure times where the claim is about them; false: leave them out"
-option rounds int 3 "how often each system is timed, in turns"
+option rounds count 3 "how often each system is timed, in turns"
 option dry_run bool false "check everything, print what would be trained and change nothing"
 option table_only bool false "train nothing: judge what is there"
 

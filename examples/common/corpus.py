@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+import zlib
 from itertools import zip_longest
 
 BAD_INPUT = 65
@@ -44,15 +45,16 @@ def find_text(folder, name):
 def read_lines(path):
     """Yield the lines of a UTF-8 text, plain or gzip, with every run of white space made one blank."""
     opener = gzip.open if path.endswith(".gz") else open
-    number = 0
+    number, encoding = 0, "utf-8-sig"  # which knows the byte order mark that some editors put before the first word
     try:
         with opener(path, "rb") as stream:
             for line in stream:
                 number += 1
-                yield " ".join(line.decode("utf-8").split())
+                yield " ".join(line.decode(encoding).split())
+                encoding = "utf-8"
     except UnicodeDecodeError:
         die(f"{path}, line {number}: not UTF-8; convert the file with iconv")
-    except (EOFError, OSError) as problem:
+    except (EOFError, OSError, zlib.error) as problem:
         die(f"{path} cannot be read after line {number}: {problem}; get the file again")
 
 
@@ -152,14 +154,64 @@ def copy_corpus(data, out, langs, route):
             counts[split] = copy_pairs(paths, targets, keep_empty=split == "test")
             if not counts[split][0]:
                 die(f"{paths[0]} and {paths[1]} hold no sentence pair: {split} data is needed")
+        refuse_one_text(tmp, langs, data)
         references = copy_references(data, tmp, langs[1], counts["test"][0])
         describe(tmp, langs, counts, route, references)
+        print_notes(tmp, langs)
 
 
-def longest_sentence(folder, langs):
-    """Length in tokens, end symbol included, of the longest sentence of train and valid."""
-    paths = [os.path.join(folder, f"{split}.{lang}") for split in SPLITS[:2] for lang in langs]
-    return 1 + max(len(line.split()) for path in paths for line in read_lines(path))
+def same_sides(folder, langs, split):
+    """How many pairs have the same text on both sides, and how many there are."""
+    same = total = 0
+    for pair in zip(*(read_lines(os.path.join(folder, f"{split}.{lang}")) for lang in langs)):
+        same, total = same + (pair[0] == pair[1]), total + 1
+    return same, total
+
+
+def refuse_one_text(folder, langs, data):
+    """Two files with one text are one file under two names."""
+    for split in SPLITS:
+        same, total = same_sides(folder, langs, split)
+        if same == total > 1:
+            die(f"{data}: {split}.{langs[0]} and {split}.{langs[1]} hold the same text: one of them is the wrong file")
+
+
+def print_notes(folder, langs):
+    """Say what makes a score mean less than it seems: copied sides, and test sentences that were trained on."""
+    same, total = same_sides(folder, langs, "train")
+    if same >= 0.01 * total:
+        print(f"  note: {100 * same / total:.0f} % of the training pairs have the same text on both sides")
+    for split in SPLITS[1:]:
+        sources = [line for line in read_lines(os.path.join(folder, f"{split}.{langs[0]}")) if line]
+        wanted = set(sources)
+        seen = {line for line in read_lines(os.path.join(folder, f"train.{langs[0]}")) if line in wanted}
+        count = sum(line in seen for line in sources)
+        if count:
+            print(f"  note: {count:,} of {len(sources):,} {split} sources are training sources, too")
+
+
+def check_lengths(folder, langs, max_tokens, positions):
+    """Refuse what would stop the training, a validation or the translation when it comes to that sentence.
+
+    Args:
+        max_tokens: sub-words that fit into a batch, end symbol included
+        positions: sub-words that the model has positions for, by language; fairseq leaves out longer training pairs
+    """
+    for split in SPLITS:
+        for lang in langs:
+            limit = positions[lang] if split == "test" else max_tokens
+            limit = min(limit, positions[lang]) if split == "valid" else limit
+            path = os.path.join(folder, f"{split}.{lang}")
+            lengths = [1 + len(line.split()) for line in read_lines(path)]
+            longest = max(lengths)
+            if longest > limit:
+                side = "source" if lang == langs[0] else "target"
+                cures = {max_tokens: "raise --max-tokens", positions[lang]: f"raise --max-{side}-positions (after --)"}
+                cure = cures[limit] + (", or set --max-words lower" if split == "train" else ", or shorten the line")
+                die(
+                    f"{split}.{lang}, line {1 + lengths.index(longest)}: the longest sentence has {longest} sub-words, "
+                    f"more than {limit}: {cure}"
+                )
 
 
 def main():
@@ -169,11 +221,13 @@ def main():
     parser.add_argument("--data", help="folder with {train,valid,test}.LANG, plain or .gz")
     parser.add_argument("--out", help="folder to write")
     parser.add_argument("--route", default="", help="where the text came from, for the record")
-    parser.add_argument("--longest", metavar="FOLDER", help="only print the length of the longest sentence in FOLDER")
+    parser.add_argument("--lengths", metavar="FOLDER", help="only check the sentences in FOLDER, cut into sub-words")
+    parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--positions", type=int, nargs=2, help="of the model, source and target")
     args = parser.parse_args()
     langs = (args.source_lang, args.target_lang)
-    if args.longest:
-        print(longest_sentence(args.longest, langs))
+    if args.lengths:
+        check_lengths(args.lengths, langs, args.max_tokens, dict(zip(langs, args.positions)))
     else:
         copy_corpus(args.data, args.out, langs, args.route)
 

@@ -22,6 +22,8 @@ resolve_route() {
 check_folder() {
   local split lang
   [[ -d $data ]] || die "--data $data: no such folder"
+  [[ ! -d $exp/text || $(cd "$data" && pwd -P)/ != "$(cd "$exp/text" && pwd -P)"/* ]] ||
+    die "--data $data is where --exp $exp keeps its own copy of the text: give the folder that it came from"
   for split in train valid test; do
     for lang in "$source_lang" "$target_lang"; do
       [[ -f $data/$split.$lang || -f $data/$split.$lang.gz ]] ||

@@ -5,7 +5,7 @@
 
 ensure_env() {
   local root
-  root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+  root=$(unset CDPATH; cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
   if [[ ${FAIRSEQ_DEEP_ENV-} == current ]]; then
     env_check_current
     return

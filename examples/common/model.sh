@@ -93,15 +93,16 @@ stage_4() {
   }
 }
 
-# fairseq stops in the middle of loading on a sentence longer than the batch.
+# fairseq stops at a sentence longer than the batch, or than the positions of the model, when it comes to it.
 check_lengths() {
-  local longest
-  longest=$(python3 "$common/corpus.py" --longest "$exp/text/bpe" --source-lang "$source_lang" --target-lang "$target_lang")
-  ((longest <= max_tokens)) || {
-    printf 'error: the longest sentence has %s sub-words, more than --max-tokens %s: raise it, or set --max-words lower\n' \
-      "$longest" "$max_tokens" >&2
-    return "$exit_bad_input"
-  }
+  local side value
+  local -a positions=()
+  for side in source target; do
+    value=$(train_value "--max-$side-positions")
+    positions+=("${value:-1024}")
+  done
+  python3 "$common/corpus.py" --lengths "$exp/text/bpe" --source-lang "$source_lang" --target-lang "$target_lang" \
+    --max-tokens "$max_tokens" --positions "${positions[@]}"
 }
 
 # Those of the epochs, or those of every so many updates.

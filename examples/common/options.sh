@@ -10,7 +10,7 @@ die() {
   exit 2
 }
 
-# TYPE is str, int, num, bool, auto (a whole number or "auto") or choices such as a|b. An empty HELP keeps it out of --help.
+# TYPE is str, int (from 0), count (from 1), num, bool, auto (int or "auto"), autocount or choices such as a|b. An empty HELP keeps it out of --help.
 option() {
   option_names+=("$1")
   option_type[$1]=$2
@@ -42,10 +42,12 @@ check_value() {
   local flag=$1 type=$2 value=$3
   case $type in
     str) ;;
-    int) [[ $value =~ ^[0-9]+$ ]] || die "$flag takes a whole number, not '$value'" ;;
+    int) [[ $value =~ ^(0|[1-9][0-9]*)$ ]] || die "$flag takes a whole number, not '$value'" ;;
+    count) [[ $value =~ ^[1-9][0-9]*$ ]] || die "$flag takes a whole number from 1 on, not '$value'" ;;
     num) [[ $value =~ ^[0-9]+(\.[0-9]+)?$ ]] || die "$flag takes a number, not '$value'" ;;
     bool) [[ $value == true || $value == false ]] || die "$flag takes true or false, not '$value'" ;;
-    auto) [[ $value == auto || $value =~ ^[0-9]+$ ]] || die "$flag takes a whole number or auto, not '$value'" ;;
+    auto) [[ $value == auto || $value =~ ^(0|[1-9][0-9]*)$ ]] || die "$flag takes a whole number or auto, not '$value'" ;;
+    autocount) [[ $value == auto || $value =~ ^[1-9][0-9]*$ ]] || die "$flag takes a number from 1 on, or auto, not '$value'" ;;
     *) [[ "|$type|" == *"|$value|"* && -n $value ]] || die "$flag takes ${type//|/, }, not '$value'" ;;
   esac
 }

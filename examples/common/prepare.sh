@@ -40,6 +40,17 @@ resolve_exp() {
   home=$exp
   [[ $exp != *[:,]* ]] || die "--exp $exp: fairseq cannot take ':' or ',' in a path; choose another folder"
   [[ ! -e $exp || -d $exp ]] || die "--exp $exp is a file: choose another folder"
+  refuse_foreign_folder
+}
+
+# A folder that no recipe has made may hold a text of the user's where the recipe writes its own.
+refuse_foreign_folder() {
+  local part
+  [[ ! -e $exp/cmd.sh && ! -e $exp/env.txt ]] || return 0
+  for part in text data-bin checkpoints corpus; do
+    [[ ! -e $exp/$part ]] || die "--exp $exp holds a $part that no recipe has made, and it would be overwritten:" \
+      "choose another folder"
+  done
 }
 
 free_gb() {

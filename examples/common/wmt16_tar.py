@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from corpus import describe, die, read_lines, replaced_folder, run
+from corpus import copy_pairs, describe, die, read_lines, replaced_folder, run
 from fetch import extract, find_fault
 
 SETS = {
@@ -26,19 +26,25 @@ def parse_lines(text):
     return wanted
 
 
-def check_counts(folder, langs, wanted):
+def copy_sets(tar, folder, langs, wanted):
+    """The sets of the archive, one clean sentence a line: a lone CR ends a line for some readers and not for others."""
+    names = {f"{prefix}.{lang}": f"{prefix}.{lang}" for prefix in SETS.values() for lang in langs}
+    missing = extract(tar, names, folder)
+    if missing:
+        die(f"--data-tar {tar} lacks {', '.join(sorted(missing))}")
     counts = {}
-    for split in SETS:
-        both = [sum(1 for _ in read_lines(os.path.join(folder, f"{split}.{lang}"))) for lang in langs]
-        if both[0] != both[1]:
-            die(f"{SETS[split]}.{langs[0]} has {both[0]} lines but {SETS[split]}.{langs[1]} has {both[1]}")
-        low, high = wanted.get(split, (1, both[0]))
-        if not low <= both[0] <= high:
+    for split, prefix in SETS.items():
+        paths = [os.path.join(folder, f"{prefix}.{lang}") for lang in langs]
+        pairs, _ = copy_pairs(paths, [os.path.join(folder, f"{split}.{lang}") for lang in langs], keep_empty=True)
+        for path in paths:
+            os.remove(path)
+        low, high = wanted.get(split, (1, pairs))
+        if not low <= pairs <= high:
             die(
-                f"{SETS[split]} has {both[0]} lines, not {low}{f' to {high}' if high > low else ''}:"
+                f"{prefix} has {pairs} lines, not {low}{f' to {high}' if high > low else ''}:"
                 " another archive? (--data-lines '' takes it all the same)"
             )
-        counts[split] = (both[0], 0)
+        counts[split] = (pairs, 0)
     return counts
 
 
@@ -49,9 +55,13 @@ def unpack_plain(tar, out, langs, counts):
             names = {f"{split}.{lang}": f"{prefix}.{lang}" for lang in langs}
             missing = extract(tar, names, raw)
             for name in set(names) - set(missing):
-                lines = list(read_lines(os.path.join(raw, name)))
+                path = os.path.join(raw, name)
+                lines = list(read_lines(path))
                 if len(lines) != counts[split][0]:
-                    os.remove(os.path.join(raw, name))
+                    os.remove(path)
+                    continue
+                with open(path, "w", encoding="utf-8") as stream:
+                    stream.writelines(f"{line}\n" for line in lines)
 
 
 def main():
@@ -69,11 +79,7 @@ def main():
     if problem:
         die(f"--data-tar {args.tar}: {problem}; get the file again")
     with replaced_folder(os.path.join(args.out, "bpe")) as tmp:
-        names = {f"{split}.{lang}": f"{prefix}.{lang}" for split, prefix in SETS.items() for lang in langs}
-        missing = extract(args.tar, names, tmp)
-        if missing:
-            die(f"--data-tar {args.tar} lacks {', '.join(sorted(names[name] for name in missing))}")
-        counts = check_counts(tmp, langs, wanted)
+        counts = copy_sets(args.tar, tmp, langs, wanted)
         describe(tmp, langs, counts, os.path.basename(args.tar))
     unpack_plain(args.tar, args.out, langs, counts)
 

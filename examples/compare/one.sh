@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # One training of the comparison, from text to BLEU; run.sh calls it for each system and seed.
 set -euo pipefail
+unset CDPATH
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 # shellcheck disable=SC2034  # read by recipe.sh

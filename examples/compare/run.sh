@@ -5,6 +5,7 @@
 #
 #   examples/compare/run.sh --data DIR --seeds 3 --jobs 2 prenorm_6l dlcl_6l 'fixed=dlcl_6l --dlcl-fixed'
 set -euo pipefail
+unset CDPATH
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 common=$here/../common
 for part in options run batch env; do
@@ -21,7 +22,7 @@ option table_only bool false "train nothing: write table and picture of what is 
 option systems str '' "file with one system a line, after those of the command line"
 option seeds str 1 "random seeds, every system with each: 3 (that is 1, 2 and 3), or a list such as 4,7"
 option updates auto auto "updates of every training; auto: those of the size"
-option jobs int 1 "trainings at the same time"
+option jobs count 1 "trainings at the same time"
 option exp str auto "folder of the experiment; auto: exp/compare-CONF in the repository"
 option tables str '' "folder for table and picture; none: that of the experiment, and the table is printed, too"
 option conf 'mini|base' mini "size: mini (width 128, a CPU) or base (width 512, a GPU)"
@@ -35,7 +36,7 @@ option demo bool false "the small built-in corpus"
 option source_lang str en "language of the source"
 option target_lang str de "language of the target"
 option ngpu auto auto "GPUs of each training; 0: the CPU; auto: the visible ones, divided by --jobs"
-option workers auto auto "processes for text work; auto: the number of cores"
+option workers autocount auto "processes for text work; auto: the number of cores"
 # options of the recipe that are passed on where they are given: their defaults are in conf/*.args and in the recipe
 passed=(max_tokens update_freq batch_tokens force_batch precision embeddings bpe_merges vocab_threshold max_words average
   beam lenpen gen_batch disk_gb)
@@ -47,11 +48,11 @@ option precision 'fp32|fp16|bf16|amp' fp32 "fp32, fp16, bf16 or amp"
 option embeddings 'all|target' all "tables: one for all, or one of the source, one of target and output"
 option bpe_merges auto auto "merges of the joint BPE; auto: those of the size"
 option vocab_threshold int 0 "sub-words seen fewer times become unknown"
-option max_words int 250 "longest training sentence in words"
+option max_words count 250 "longest training sentence in words"
 option average auto auto "last epochs to average; auto: those of the size (1: the last checkpoint alone)"
-option beam int 4 "beam width"
+option beam count 4 "beam width"
 option lenpen num 0.6 "length penalty"
-option gen_batch int 32 "sentences per batch when translating"
+option gen_batch count 32 "sentences per batch when translating"
 option disk_gb auto auto "free space asked for before the start, in GB; auto: that of the size"
 
 resolve() {

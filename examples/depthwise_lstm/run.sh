@@ -3,6 +3,7 @@
 #
 #   examples/depthwise_lstm/run.sh --data DIR --arch transformer_lstm_12l12l
 set -euo pipefail
+unset CDPATH
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 # shellcheck disable=SC2034  # read by recipe.sh

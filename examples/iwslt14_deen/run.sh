@@ -4,6 +4,7 @@
 #   examples/iwslt14_deen/run.sh               fetch the data, train on the GPUs there are
 #   examples/iwslt14_deen/run.sh --data DIR    your own {train,valid,test}.{de,en}
 set -euo pipefail
+unset CDPATH
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 # shellcheck disable=SC2034  # read by recipe.sh

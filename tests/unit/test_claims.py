@@ -265,7 +265,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(text, tmp_path):
         (("depth", "--data", small), "100 sentence pairs of train, too few to judge a claim: give 5,000 or more"),
         (("depth", "--demo", "--data", small), "--data and --demo exclude each other"),
         (("depth", "--demo", "--resamples", "10"), "--resamples 10 is too few"),
-        (("depth", "--demo", "--rounds", "0"), "--rounds must be at least 1"),
+        (("depth", "--demo", "--rounds", "0"), "--rounds takes a whole number from 1 on"),
     ]
     for words, message in cases:
         done = run("--exp", exp, *words)
