@@ -22,7 +22,8 @@ SYSTEMS = (
     ("LSTM, forget bias 0", "transformer_lstm_6l", {"lstm_forget_bias": 0.0}),
     ("LSTM, forget bias 1", "transformer_lstm_6l", {"lstm_forget_bias": 1.0}),
     ("LSTM, forget bias 2", "transformer_lstm_6l", {"lstm_forget_bias": 2.0}),
-    ("LSTM, forget bias 3 (default)", "transformer_lstm_6l", {}),
+    ("LSTM, forget bias 3", "transformer_lstm_6l", {"lstm_forget_bias": 3.0}),
+    ("LSTM, forget bias 5 (default)", "transformer_lstm_6l", {}),
 )
 
 

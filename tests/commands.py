@@ -7,16 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.forkserver import SCRIPTS, server
+
 BIN = Path(sys.executable).parent
 PACKAGE = Path(__file__).parents[1] / "fairseq_deep"
 
 
-def run(*command, stdin=None, check=True, cwd=None):
-    """Run a console script of this environment with one thread; on failure, show what it printed."""
+def run(*command, stdin=None, check=True, cwd=None, real=False):
+    """Run a console script of this environment with one thread; on failure, show what it printed.
+
+    It runs in a fork of a process that has imported what it needs; *real* starts it as a user does.
+    """
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
     line = [str(part) for part in command]
-    done = subprocess.run(line, input=stdin, capture_output=True, text=True, env=env, timeout=300, cwd=cwd)
+    if line[0] in SCRIPTS and not real:
+        done = server().call(line, stdin, cwd, env)
+    else:
+        done = subprocess.run(line, input=stdin, capture_output=True, text=True, env=env, timeout=300, cwd=cwd)
     if check and done.returncode:
         raise AssertionError(f"{' '.join(line)} exited {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     return done

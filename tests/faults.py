@@ -1,18 +1,18 @@
-"""Trainings in forked processes, in which one chosen write to a folder goes wrong.
+"""Trainings in which one chosen write to a folder goes wrong, or which get a signal at a chosen update.
 
-Everything is imported once, so that such a training takes a fraction of a second and each write can be tried in turn.
 What counts as a write: opening a file for writing, each block that goes to the system, fsync, rename and remove.
 """
 
+import atexit
 import builtins
 import errno
 import io
 import os
 import re
 import signal
-import sys
-import traceback
 from pathlib import Path
+
+from tests.forkserver import server
 
 KINDS = ("EIO", "ENOSPC", "kill")
 KILLED = -signal.SIGKILL
@@ -55,6 +55,8 @@ class Faults:
             if not faults.covers(path) or not set(mode) & set("wax+"):
                 return real_open(path, mode, *rest, **options)
             faults.point()
+            if "+" in mode:
+                return real_open(path, mode, *rest, **options)
             raw = io.BufferedWriter(Raw(path, mode.replace("b", "").replace("t", "")), 65536)
             return raw if "b" in mode else io.TextIOWrapper(raw, encoding="utf-8")
 
@@ -76,77 +78,39 @@ class Faults:
             setattr(os, name, wrapped(function))
 
 
-class Signal(Faults):
-    """Sends a signal to the training itself in the middle of the update after *update*."""
-
-    def __init__(self, folder, number, update):
-        super().__init__(folder)
-        self.number, self.update = number, update
-
-    def install(self):
-        from fairseq.trainer import Trainer
-
-        super().install()
-        real = Trainer.train_step
-
-        def train_step(trainer, *rest, **options):
-            if trainer.get_num_updates() == self.update:
-                os.kill(os.getpid(), self.number)
-            return real(trainer, *rest, **options)
-
-        Trainer.train_step = train_step
-
-
-def train(command, log, faults):
-    """Run fairseq-train's *command* (its name, then arguments) in a fork; exit status and writes that were counted.
-
-    The status is negative for a signal, as of subprocess; all output is in the file *log*.
-    """
-    import torch._dynamo  # noqa: F401 (every optimizer imports it, which takes seconds)
-
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _child([str(word) for word in command], log, faults, writer)
-        finally:
-            os._exit(70)  # whatever happens, no test goes on in the fork
-    os.close(writer)
-    counted = os.read(reader, 20)
-    os.close(reader)
-    _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status), int(counted or 0)
-
-
-def _child(command, log, faults, writer):
-    from fairseq_cli import train as fairseq_train
-
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    sys.stdout = sys.stderr = io.TextIOWrapper(io.FileIO(1, "w"), write_through=True)
-    _log_to(sys.stdout)
-    sys.argv = command
+def install(folder, kind="", at=0, counted=""):
+    """Called in the process of the training: the write number *at* to *folder* fails; all are counted, in a file."""
+    faults = Faults(folder, kind, at)
+    if counted:
+        write = Path(counted).write_text
+        atexit.register(lambda: write(str(faults.count)))
     faults.install()
-    status = 0
-    try:
-        fairseq_train.cli_main()
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else 1
-        print(end.code, file=sys.stderr)
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    os.write(writer, str(faults.count).encode())
-    os._exit(status)
 
 
-def _log_to(stream):
-    import logging
+def send(number, update):
+    """Called there, too: the training sends itself a signal in the middle of the update after *update*."""
+    from fairseq.trainer import Trainer
 
-    for handler in logging.root.handlers[:]:
-        logging.root.removeHandler(handler)
-    logging.basicConfig(format="%(levelname)s | %(name)s | %(message)s", level=logging.INFO, stream=stream)
+    real = Trainer.train_step
+
+    def train_step(trainer, *rest, **options):
+        if trainer.get_num_updates() == update:
+            os.kill(os.getpid(), number)
+        return real(trainer, *rest, **options)
+
+    Trainer.train_step = train_step
+
+
+def train(command, log, prepare=None):
+    """Exit status of fairseq-train's *command* (its name, then arguments), negative for a signal.
+
+    All output is in the file *log*. *prepare* is "install" or "send" with its arguments.
+    """
+    if prepare:
+        prepare = [f"tests.faults:{prepare[0]}", *prepare[1:]]
+    done = server().call([str(word) for word in command], prepare=prepare)
+    Path(log).write_text(done.stdout + done.stderr)
+    return done.returncode
 
 
 def losses(log):

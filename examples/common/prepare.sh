@@ -114,6 +114,8 @@ prepare_experiment() {
   (($(free_gb) + $(used_gb) >= disk_gb)) || die "$exp: $(free_gb) GB free, about $disk_gb GB needed:" \
     "choose a larger disk with --exp, or lower --disk-gb if you know better"
   mkdir -p "$exp/logs" || die "cannot write to $exp: choose another folder with --exp"
+  exec 8>>"$exp/.lock"  # held by this script and by what it starts
+  python3 "$common/lock.py" 8 "$exp" || exit 2
   ((stage == 0)) || forget "$stage"
   if ((ngpu == 0)); then
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(cores)}

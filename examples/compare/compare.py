@@ -1,14 +1,13 @@
 """Train systems under equal conditions and put them side by side. ``run.sh`` calls it with its options."""
 
 import argparse
-import fcntl
 import json
 import os
 import shlex
 import subprocess
 import sys
-import time
 
+import lock
 import results
 import table
 from corpus import run as run_helper
@@ -168,20 +167,14 @@ def prepare_text(args, systems, flags):
 
 
 class locked:
-    """``with locked(folder) as lock``: nobody else trains there. What inherits ``lock`` keeps it until it ends."""
+    """``with locked(folder) as held``: nobody else trains there; what inherits the descriptor ``held`` keeps it."""
 
-    def __init__(self, folder, patience=30):
+    def __init__(self, folder, patience=lock.PATIENCE):
         os.makedirs(folder, exist_ok=True)
-        self.stream = open(os.path.join(folder, ".lock"), "w")
-        for second in range(patience + 1):
-            try:
-                fcntl.flock(self.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except OSError:
-                if second == 0:
-                    print("waiting for the run that still works in this folder", flush=True)
-                time.sleep(1)
-        raise UserError(f"{folder} is in use by another run of this command: wait for its end, or use another --exp")
+        self.stream = open(lock.name(folder), "a")
+        problem = lock.take(self.stream.fileno(), folder, os.getpid(), patience)
+        if problem:
+            raise UserError(problem)
 
     def __enter__(self):
         return self.stream.fileno()
@@ -240,11 +233,11 @@ def main():
     if args.table_only:
         report(args, systems, runs)
         return 0
-    with locked(args.exp) as lock:
+    with locked(args.exp) as held:
         save_json(os.path.join(args.exp, "conditions.json"), now)
         prepare_text(args, systems, flags)
         remember()
-        failed = Trainings(runs, args.jobs, args.ngpu, args.devices, lock, os.path.join(args.exp, "shared")).work()
+        failed = Trainings(runs, args.jobs, args.ngpu, args.devices, held, os.path.join(args.exp, "shared")).work()
         report(args, systems, runs)
     if failed:
         raise Failed(

@@ -59,7 +59,6 @@ resolve() {
   local name
   [[ -n $data || -n $data_tar || $demo == true ]] ||
     die "--data is missing: a folder with {train,valid,test}.{$source_lang,$target_lang}, plain or .gz (or --demo)"
-  ((jobs > 0)) || die "--jobs must be at least 1"
   [[ $exp != auto ]] || exp=$(cd "$here/../.." && pwd)/exp/compare-$conf
   [[ $exp == /* ]] || exp=$PWD/$exp
   recipe=(--conf "$conf" --source-lang "$source_lang" --target-lang "$target_lang")

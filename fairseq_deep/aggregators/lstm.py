@@ -37,8 +37,8 @@ from .lstm_cell import lstm_cell, norm_gates
 SHARE = ("none", "gate", "gate-encdec", "all")
 MERGE = ("add", "concat", "two")
 GLU = ("sigmoid", "gelu", "swish", "relu")
-FORGET_BIAS = 3.0
-"""Start of the bias of the forget gate's norm: sigmoid(3) = 0.95 of the cell goes on to the next layer."""
+FORGET_BIAS = 5.0
+"""Start of the bias of the forget gate's norm: sigmoid(5) = 0.993 of the cell goes on to the next layer."""
 
 
 class Gates(nn.Module):

@@ -14,6 +14,12 @@ class UserError(Exception):
     """A mistake in the input: `main` prints it as one line and exits with code 2."""
 
 
+_USED = ("model", "task", "checkpoint")
+"""Sections of a configuration that the tools read."""
+_SPACES = ("cfg.model", "cfg.task")
+"""Those that may be an ``argparse.Namespace``."""
+
+
 def at_least_one(text: str) -> int:
     """Type of an argument: a whole number of at least 1."""
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
@@ -32,6 +38,17 @@ def format_table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), inden
         ]
         lines.append((indent + "  ".join(cells)).rstrip())
     return "\n".join(lines)
+
+
+def check_outputs(outputs: Sequence[str], inputs: Sequence[str]) -> None:
+    """Raise `UserError` if one of *outputs* cannot be written, or is written twice, or over one of *inputs*."""
+    known = {os.path.realpath(path): path for path in inputs if path != "-"}
+    for path in outputs:
+        check_output_path(path)
+        place = os.path.realpath(path)
+        if place in known:
+            raise UserError(f"cannot write {path}: the file is given as {known[place]}, too; give another name")
+        known[place] = path
 
 
 def check_output_path(path: str) -> None:
@@ -92,7 +109,31 @@ def load_checkpoint(path: str) -> dict[str, Any]:
         raise UserError(f"cannot load {path}: {error}") from error
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise UserError(f"{path} is not a fairseq checkpoint (it has no 'model')")
+    problem = _odd_part(state)
+    if problem:
+        raise UserError(f"{path} is not a whole fairseq checkpoint: {problem}")
     return state
+
+
+def _odd_part(state: dict[str, Any]) -> str:
+    """Return what no training of fairseq leaves in a checkpoint, or an empty text."""
+    import torch
+
+    config, old, extra = state.get("cfg"), state.get("args"), state.get("extra_state")
+    sections = dict(config) if hasattr(config, "keys") else {}
+    for name, part in (("extra_state", extra), ("cfg", config), *((f"cfg.{key}", sections.get(key)) for key in _USED)):
+        if part is not None and not hasattr(part, "keys") and not (name in _SPACES and hasattr(part, "__dict__")):
+            return f"its {name} is a {type(part).__name__}"
+    if old is not None and not isinstance(old, argparse.Namespace):
+        return f"its args are a {type(old).__name__}"
+    if not state["model"]:
+        return "its model is empty"
+    for key, value in state["model"].items():
+        if not isinstance(key, str):
+            return f"a parameter has the name {key!r}"
+        if torch.is_tensor(value) and (value.layout != torch.strided or value.is_meta or value.is_quantized):
+            return f"{key} is a {'meta' if value.is_meta else 'quantised' if value.is_quantized else 'sparse'} tensor"
+    return ""
 
 
 def model_flags(state: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Optional
 from fairseq_deep.tools import (
     UserError,
     at_least_one,
-    check_output_path,
+    check_outputs,
     format_table,
     read_lines,
     significance,
@@ -138,7 +138,11 @@ def _metrics(measure: str, lowercase: bool, lang: str) -> dict[str, Any]:
     except ImportError as error:
         raise UserError(f"sacrebleu cannot be imported ({error}); pip install 'sacrebleu>=2'") from error
     if measure == "sacrebleu":
-        return {"BLEU": BLEU(lowercase=lowercase, force=True, trg_lang=lang), "chrF": CHRF(lowercase=lowercase)}
+        try:
+            bleu = BLEU(lowercase=lowercase, force=True, trg_lang=lang)
+        except (RuntimeError, ImportError) as error:  # a tokeniser that is a package of its own
+            raise UserError(f"--lang {lang} needs a tokeniser; pip install 'sacrebleu[{lang}]'") from error
+        return {"BLEU": bleu, "chrF": CHRF(lowercase=lowercase)}
     return {"BLEU": BLEU(lowercase=lowercase, force=True, tokenize="none", smooth_method="none")}
 
 
@@ -187,9 +191,9 @@ def _check_arguments(args: argparse.Namespace) -> None:
         raise UserError("--against compares by sacreBLEU on detokenised text; drop --tokenized and --compound-split")
     if args.resamples and not args.against:
         raise UserError("--resamples needs --against RUN or FILE, the other system")
-    for path in (args.hypotheses, *args.references, args.json):
-        if path:
-            check_output_path(path)
+    against = [args.against] if args.against else []
+    outputs = [path for path in (args.hypotheses, *args.references, args.json) if path]
+    check_outputs(outputs, [args.sys or args.generate_output, *args.ref, *against])
 
 
 def _read_pair(system: str, paths: list[str]) -> Texts:

@@ -1,15 +1,13 @@
 """A small training in which each write to its folder fails in turn: the next start ends as if nothing had been."""
 
-import argparse
 import random
 
-import fairseq_cli.train  # noqa: F401 (imported before any fork)
 import pytest
 import torch
-from fairseq import safe_save, utils
+from fairseq import safe_save
 
 from tests import faults
-from tests.commands import PACKAGE, binarise, train_command, write_pairs
+from tests.commands import binarise, train_command, write_pairs
 
 FLAGS = ("--max-update", "4", "--num-workers", "0", "--keep-last-epochs", "1")
 WRITES = range(1, 46)
@@ -19,7 +17,6 @@ WRITES = range(1, 46)
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """Data for two updates an epoch."""
-    utils.import_user_module(argparse.Namespace(user_dir=str(PACKAGE)))
     folder, rng = tmp_path_factory.mktemp("small"), random.Random(1)
     for split, count in (("train", 60), ("valid", 8)):
         write_pairs(folder / split, count, rng)
@@ -38,15 +35,16 @@ def state(folder):
 def whole(small, tmp_path_factory):
     """What a training without a fault leaves: its losses, last state, and number of writes."""
     folder = tmp_path_factory.mktemp("whole")
-    status, writes = faults.train(train_command(small, folder, *FLAGS), folder / "log", faults.Faults(folder))
-    assert status == 0, (folder / "log").read_text()[-2000:]
-    return faults.losses(folder / "log"), state(folder), writes
+    log, counted = folder / "log", folder.with_name("counted")
+    status = faults.train(train_command(small, folder, *FLAGS), log, ("install", str(folder), "", 0, str(counted)))
+    assert status == 0, log.read_text()[-2000:]
+    return faults.losses(log), state(folder), int(counted.read_text())
 
 
 def assert_goes_on(small, folder, whole):
     """The next start, whatever it finds, ends with the losses and the state of *whole*."""
     log = folder.with_name(folder.name + ".again")
-    status, _ = faults.train(train_command(small, folder, *FLAGS), log, faults.Faults(folder))
+    status = faults.train(train_command(small, folder, *FLAGS), log)
     assert status == 0, log.read_text()[-2000:]
     expected, final, _ = whole
     found = faults.losses(log)
@@ -71,7 +69,7 @@ def test_a_write_that_fails_loses_nothing(small, whole, tmp_path, kind, at):
     folder = tmp_path / "save"
     folder.mkdir()
     log = tmp_path / "log"
-    status, _ = faults.train(train_command(small, folder, *FLAGS), log, faults.Faults(folder, kind, at))
+    status = faults.train(train_command(small, folder, *FLAGS), log, ("install", str(folder), kind, at))
     text = log.read_text()
     if kind == "kill":
         assert status == faults.KILLED

@@ -295,6 +295,27 @@ class TestStages:
         assert before["seed"] == 1 and before["precision"] == "fp32" and before["devices"] == "1 CPU"
         assert after["beam"] == 2
 
+    def test_two_runs_do_not_share_a_folder(self, tools, stubs, corpus, tmp_path, monkeypatch):
+        hang, hanging = Path(f"{stubs}.hang"), Path(f"{stubs}.hanging")
+        hang.touch()
+        words = ("--exp", tmp_path / "exp", "--data", corpus, *SMALL)
+        first = subprocess.Popen([str(word) for word in (MAIN, *words)], env=environment(tools),
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        end = time.time() + 120
+        while not (hanging.exists() and hanging.read_text().endswith("\n")) and time.time() < end:
+            time.sleep(0.05)
+        programs(stubs)
+        monkeypatch.setenv("RECIPE_PATIENCE", "0")
+        done = recipe(tools, tmp_path / "exp", *words[2:])
+        assert_refused(done, f"exp is in use by process {first.pid} on ", "wait for its end, or use another", status=2)
+        assert programs(stubs) == []
+        first.terminate()
+        first.wait()
+        assert_gone(int(hanging.read_text()))
+        hang.unlink()
+        monkeypatch.setenv("RECIPE_PATIENCE", "30")
+        assert recipe(tools, tmp_path / "exp", *words[2:]).returncode == 0
+
     def test_a_later_stage_alone_says_what_is_missing(self, tools, stubs, corpus, tmp_path):
         done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL, "--stage", "6")
         assert_refused(done, "stage 6 needs", "averaged.pt", status=2)

@@ -1,6 +1,5 @@
 """A training that is told to stop saves and exits with its own status, and the same command goes on, bit for bit."""
 
-import argparse
 import os
 import random
 import re
@@ -8,13 +7,12 @@ import signal
 import subprocess
 import time
 
-import fairseq_cli.train  # noqa: F401 (imported before any fork)
 import pytest
 import torch
-from fairseq import safe_load, safe_save, safe_stop, utils
+from fairseq import safe_load, safe_save, safe_stop
 
 from tests import faults
-from tests.commands import BIN, PACKAGE, binarise, train_command, write_pairs
+from tests.commands import BIN, binarise, train_command, write_pairs
 
 FLAGS = ("--max-epoch", "2", "--num-workers", "0", "--max-tokens", "150")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -22,7 +20,6 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    utils.import_user_module(argparse.Namespace(user_dir=str(PACKAGE)))
     folder, rng = tmp_path_factory.mktemp("small"), random.Random(1)
     for split, count in (("train", 60), ("valid", 8)):
         write_pairs(folder / split, count, rng)
@@ -30,10 +27,9 @@ def small(tmp_path_factory):
 
 
 def start(small, folder, *flags, fault=None):
-    """Exit status and log of a training in a fork."""
+    """Exit status and log of a training."""
     log = folder.with_name(folder.name + ".log")
-    status, _ = faults.train(train_command(small, folder, *FLAGS, *flags), log, fault or faults.Faults(folder))
-    return status, log
+    return faults.train(train_command(small, folder, *FLAGS, *flags), log, fault), log
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +61,11 @@ def test_a_stopped_training_goes_on_bit_for_bit(small, whole, tmp_path, number, 
     epoch = len(expected) // 2
     update = {"within an epoch": 1, "at the end of an epoch": epoch, "at the end of all": 2 * epoch}[place]
     folder = tmp_path / "save"
-    status, log = start(small, folder, fault=faults.Signal(folder, number, update - 1))
+    status, log = start(small, folder, fault=("send", number, update - 1))
     first = faults.losses(log)
     assert status == safe_stop.EXIT_STATUS == 75 and max(first) == update, log.read_text()[-1500:]
     last = log.read_text().strip().splitlines()
-    assert f"stopped by a signal: saved checkpoint_last.pt at update {update}; the same command goes on" in last[-2]
+    assert f"stopped by a signal: saved checkpoint_last.pt at update {update}; the same command goes on" in last[-1]
     assert f"due to {number.name}" in log.read_text()
     status, log = start(small, folder)
     assert status == 0, log.read_text()[-1500:]
@@ -80,7 +76,7 @@ def test_a_stopped_training_goes_on_bit_for_bit(small, whole, tmp_path, number, 
 @pytest.mark.parametrize("flag", ["--no-save", "--no-last-checkpoints"])
 def test_it_says_so_where_nothing_is_saved(small, tmp_path, flag):
     folder = tmp_path / "save"
-    status, log = start(small, folder, flag, fault=faults.Signal(folder, signal.SIGTERM, 0))
+    status, log = start(small, folder, flag, fault=("send", signal.SIGTERM, 0))
     assert status == 75 and "update 1 was not saved" in log.read_text()
 
 
@@ -259,6 +255,20 @@ class TestTornCheckpoints:
         assert [os.path.basename(p) for p in safe_save.numbered(str(tmp_path / "checkpoint_last-shard0.pt"))] == [
             "checkpoint1-shard0.pt"
         ]
+
+
+def test_two_trainings_do_not_share_a_folder(small, tmp_path):
+    child, _ = begin(train_command(small, tmp_path / "save", *LONG), 1)
+    before = sorted(path.name for path in (tmp_path / "save").iterdir())
+    status, log = start(small, tmp_path / "save")
+    last = log.read_text().strip().splitlines()[-1]
+    assert status == 1 and "Traceback" not in log.read_text() and faults.losses(log) == {}
+    assert re.fullmatch(rf"\S+/save is in use by process {child.pid} on \S+, since .*: wait .*--save-dir", last)
+    new = {path.name for path in (tmp_path / "save").iterdir()} - set(before)
+    assert new <= {"checkpoint_last.pt", "checkpoint_best.pt"}
+    child.kill()
+    child.communicate(timeout=60)
+    assert start(small, tmp_path / "save", "--reset-dataloader")[0] == 0, "a kill leaves no lock behind"
 
 
 def test_a_folder_that_cannot_be_written_to_is_one_line(small, tmp_path):

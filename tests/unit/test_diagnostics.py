@@ -318,7 +318,7 @@ def test_source_gain_is_what_the_true_source_is_worth(build, batch):
 
 
 def test_forget_gates_at_one_half_make_positions_alike(words):
-    """0.5^L is left of what tells them apart; the default bias, 3, keeps it."""
+    """0.5^L is left of what tells them apart; the default bias, 5, keeps it."""
     shares = {}
     lstm = "transformer_lstm_6l"
     for name, (arch, flags) in {

@@ -330,3 +330,32 @@ def test_averaged_model_loads_into_fairseq(tmp_path):
     for key, first in parameters[0].items():
         second = compat.load_checkpoint(paths[1])["model"][key]
         assert torch.allclose(models[1].state_dict()[key], (first + second) / 2, atol=1e-7), key
+
+
+ODD = {
+    "extra_state is a list": {"extra_state": [1]},
+    "cfg is a list": {"cfg": ["model"]},
+    "cfg.model is a str": {"cfg": {"model": "transformer"}},
+    "cfg.checkpoint is a list": {"cfg": {"checkpoint": [1]}},
+    "args are a dict": {"args": {"arch": "x"}},
+    "its model is empty": {"model": {}},
+    "w is a sparse tensor": {"model": {"w": torch.eye(2).to_sparse()}},
+    "w is a meta tensor": {"model": {"w": torch.ones(2, device="meta")}},
+    "a parameter has the name 3": {"model": {3: torch.ones(1)}},
+}
+
+
+@pytest.mark.parametrize("command", ["average", "export", "plot"])
+@pytest.mark.parametrize("problem", ODD)
+def test_odd_checkpoints_are_one_line(tmp_path, capsys, problem, command):
+    others = dict(ODD[problem])
+    path = checkpoint(tmp_path / "odd.pt", others.pop("model", {"w": torch.ones(2)}), **others)
+    output = tmp_path / "out.png"
+    words = {
+        "average": ["average", "--inputs", path, "--output", output], "export": ["export", path, "--output", output],
+        "plot": ["plot", "weights", path, "--output", output],
+    }[command]  # fmt: skip
+    assert main([str(word) for word in words]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and f"{path} is not a whole fairseq checkpoint: " in captured.err
+    assert problem in captured.err and not output.exists()

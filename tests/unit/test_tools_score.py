@@ -329,3 +329,35 @@ def test_real_command(files):
     assert result.returncode == 0, result.stderr
     expected = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES]).score
     assert result.stdout.splitlines()[-1] == f"BLEU = {expected:.2f}"
+
+
+@pytest.mark.parametrize("words", [
+    ["--sys", "a", "--ref", "b", "--json", "a"], ["--sys", "a", "--ref", "b", "--json", "./b"],
+    ["--generate-output", "g", "--hypotheses", "g"], ["--generate-output", "g", "--references", "g"],
+    ["--generate-output", "g", "--hypotheses", "o", "--references", "o"],
+    ["--generate-output", "g", "--hypotheses", "o", "--json", "o"],
+    ["--sys", "a", "--ref", "b", "--against", "c", "--json", "link"],
+])  # fmt: skip
+def test_no_output_is_an_input_or_another_output(tmp_path, capsys, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    texts = {"a": "x\n", "b": "y\n", "c": "z\n", "g": "T-0\ty\nH-0\t-1\tx\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "link").symlink_to("c")
+    assert main(["score", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and "give another name" in captured.err and captured.out == ""
+    assert {name: (tmp_path / name).read_text() for name in texts} == texts and not (tmp_path / "o").exists()
+
+
+def test_a_tokeniser_that_is_not_installed_is_named(tmp_path, capsys, monkeypatch):
+    from sacrebleu import metrics
+
+    def refuse(**options):
+        raise RuntimeError("\nJapanese tokenization requires\nextra dependencies\n")
+
+    monkeypatch.setattr(metrics, "BLEU", refuse)
+    (tmp_path / "a").write_text("x\n")
+    assert main(["score", "--sys", str(tmp_path / "a"), "--ref", str(tmp_path / "a"), "--lang", "ja"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "--lang ja needs a tokeniser; pip install 'sacrebleu[ja]'" in error

@@ -4,12 +4,19 @@ import contextlib
 import errno
 import logging
 import os
+import platform
 import re
 import shutil
+import time
 import zipfile
 
 from fairseq.file_io import PathManager
 from fairseq.safe_load import CheckpointError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 logger = logging.getLogger(__name__)
 TEMPORARY = ".tmp"
@@ -58,20 +65,35 @@ def copy(source, path):
         PathManager.copy(source, path, overwrite=True)
 
 
+LOCKS = []
+"""Open files whose locks this process holds until it ends."""
+
+
 def make_folder(path):
-    """The folder of checkpoints, and whether a file can be written there.
+    """Make the folder of checkpoints, and keep other trainings out of it until this process ends.
 
     Raises:
-        CheckpointError: it cannot
+        CheckpointError: nothing can be written there, or another training does
     """
     try:
         os.makedirs(path, exist_ok=True)
-        probe = os.path.join(path, "dummy")
-        with open(probe, "w"):
-            pass
-        os.remove(probe)
+        lock = open(os.path.join(path, ".lock"), "a+")
     except OSError as error:
         raise CheckpointError(f"{path}: no checkpoint can be saved there ({error.strerror or error})") from error
+    LOCKS.append(lock)
+    if fcntl is None:
+        return
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this process, not of those that read data for it
+    except (BlockingIOError, PermissionError):
+        lock.seek(0)
+        owner = lock.read().strip() or "another training"
+        raise CheckpointError(f"{path} is in use by {owner}: wait for its end, or use another --save-dir") from None
+    except OSError:
+        return  # a file system without locks
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+    lock.flush()
 
 
 def sync_folder(folder):
