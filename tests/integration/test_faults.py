@@ -1,5 +1,6 @@
 """A small training in which each write to its folder fails in turn: the next start ends as if nothing had been."""
 
+import hashlib
 import random
 
 import pytest
@@ -23,6 +24,12 @@ def small(tmp_path_factory):
     return binarise(folder, ("train", "valid"))
 
 
+@pytest.fixture(scope="module")
+def gone_on():
+    """What was found by starts that went on well."""
+    return []
+
+
 def state(folder):
     """The last checkpoint, without the number that fairseq's positions never set."""
     content = torch.load(folder / "checkpoint_last.pt", weights_only=False)
@@ -39,6 +46,22 @@ def whole(small, tmp_path_factory):
     status = faults.train(train_command(small, folder, *FLAGS), log, ("install", str(folder), "", 0, str(counted)))
     assert status == 0, log.read_text()[-2000:]
     return faults.losses(log), state(folder), int(counted.read_text())
+
+
+def found(folder):
+    """What a next start finds: the files, and a sum over all that is in each checkpoint but times."""
+    files = []
+    for path in sorted(folder.glob("*")):
+        parts = []
+        if path.suffix == ".pt":
+            content = torch.load(path, weights_only=False)
+            moments = content["last_optimizer_state"]["state"].values()
+            tensors = [value for name, value in content["model"].items() if not name.endswith("_float_tensor")]
+            tensors += [moment[name] for moment in moments for name in ("exp_avg", "exp_avg_sq")]
+            parts = [hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for tensor in tensors]
+            parts += [content["optimizer_history"], content["extra_state"]["train_iterator"]]
+        files.append((path.name, str(parts)))
+    return str(files)
 
 
 def assert_goes_on(small, folder, whole):
@@ -63,7 +86,7 @@ def test_the_writes_are_counted(whole):
 
 @pytest.mark.parametrize("kind", faults.KINDS)
 @pytest.mark.parametrize("at", WRITES)
-def test_a_write_that_fails_loses_nothing(small, whole, tmp_path, kind, at):
+def test_a_write_that_fails_loses_nothing(small, whole, gone_on, tmp_path, kind, at):
     if at > whole[2]:
         return
     folder = tmp_path / "save"
@@ -77,4 +100,7 @@ def test_a_write_that_fails_loses_nothing(small, whole, tmp_path, kind, at):
         assert "saved" in text.splitlines()[-1] and "Traceback" not in text, text[-2000:]
     left = [path for path in folder.glob("*.pt") if not safe_save.is_whole(path)]
     assert left == [], "every checkpoint is whole"
-    assert_goes_on(small, folder, whole)
+    begins_with = found(folder)
+    if begins_with not in gone_on:  # of two folders that hold the same, one is enough
+        assert_goes_on(small, folder, whole)
+        gone_on.append(begins_with)

@@ -83,10 +83,10 @@ def test_it_says_so_where_nothing_is_saved(small, tmp_path, flag):
 def test_a_training_that_is_done_does_nothing_when_it_is_started_again(small, tmp_path):
     folder = tmp_path / "save"
     assert start(small, folder, "--max-update", "3")[0] == 0
-    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    before = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.pt")}
     status, log = start(small, folder, "--max-update", "3")
     assert status == 0 and faults.losses(log) == {}
-    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert {path.name: path.stat().st_mtime_ns for path in folder.glob("*.pt")} == before
 
 
 class TestSignals:
