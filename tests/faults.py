@@ -101,10 +101,41 @@ def send(number, update):
     Trainer.train_step = train_step
 
 
+def poison(name, value, updates, backward=False):
+    """Called there, too: in the updates in the list *updates* the output of the module *name* is *value*, or its
+    gradient; with an empty *name* the loss."""
+    from fairseq.trainer import Trainer
+
+    real, poisoned = Trainer.train_step, []
+
+    def train_step(trainer, samples, *rest, **options):
+        def change(module, inputs, output):
+            tensor = output if torch.is_tensor(output) else output[0]
+            if backward:
+                tensor.register_hook(lambda grad: grad * value)
+                return None
+            return tensor * value if torch.is_tensor(output) else (tensor * value, *output[1:])
+
+        hooks = []
+        if updates and trainer.get_num_updates() + 1 == updates[0] and id(samples) not in poisoned:
+            updates.pop(0)
+            poisoned.append(id(samples))
+            hooks.append(dict(trainer.get_model().named_modules())[name].register_forward_hook(change, prepend=True))
+        try:
+            return real(trainer, samples, *rest, **options)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    import torch
+
+    Trainer.train_step = train_step
+
+
 def train(command, log, prepare=None):
     """Exit status of fairseq-train's *command* (its name, then arguments), negative for a signal.
 
-    All output is in the file *log*. *prepare* is "install" or "send" with its arguments.
+    All output is in the file *log*. *prepare* is "install", "send" or "poison" with its arguments.
     """
     if prepare:
         prepare = [f"tests.faults:{prepare[0]}", *prepare[1:]]

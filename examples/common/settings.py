@@ -17,7 +17,7 @@ FREE = """
 --keep-best-checkpoints --no-epoch-checkpoints --no-last-checkpoints --no-save --validate-interval
 --validate-interval-updates --disable-validation --max-tokens-valid --batch-size-valid --patience --empty-cache-freq
 --data-buffer-size --ddp-backend --distributed-world-size --cpu --compile --checkpoint-activations
---write-checkpoints-asynchronously --max-tokens --update-freq
+--write-checkpoints-asynchronously --on-divergence --max-tokens --update-freq
 """.split()
 """Flags that do not change what is learned; batch and devices are compared as their product, elsewhere."""
 

@@ -34,6 +34,7 @@ IMPORT_SAFE_LOAD = "\nimport torch\nfrom fairseq import safe_load\n"
 SAFE_LOAD = "torch >= 2.6 refuses these files, and older torch runs what is hidden in them"
 ARCHIVE = "an archive could write anywhere, and was replaced by a folder"
 WHOLE = "a full disk or a kill left half of a checkpoint in the place of a whole one"
+NUMBERS = "a NaN ended in 175 lines, the last one StopIteration, and the detector failed on the encoder's dictionary"
 STOP = "a signal ended the training and nothing was saved"
 SHELL = "the path went through a shell, and a file name can hold commands"
 REQUIREMENTS = "releases that can be installed and imported today; audio is not used"
@@ -126,7 +127,54 @@ EDITS = [
         1,
         "a folder that cannot be written to ended in a traceback",
     ),
-    Edit("fairseq_cli/train.py", IMPORT_TORCH, "\nimport torch\nfrom fairseq import safe_save, safe_stop\n", 1, STOP),
+    Edit(
+        "fairseq/dataclass/configs.py",
+        "    no_save: bool = field(\n",
+        '    on_divergence: ChoiceEnum(["stop", "rewind"]) = field(\n'
+        '        default="stop",\n'
+        '        metadata={"help": "where the gradient is not finite: stop, or rewind to the last checkpoint"},\n'
+        "    )\n"
+        "    no_save: bool = field(\n",
+        1,
+        NUMBERS,
+    ),
+    Edit(
+        "fairseq/dataclass/configs.py",
+        "from fairseq.dataclass.constants import (\n",
+        "from fairseq.dataclass.constants import (\n    ChoiceEnum,\n",
+        1,
+        NUMBERS,
+    ),
+    Edit(
+        "fairseq/trainer.py",
+        "        except FloatingPointError:\n",
+        "        except FloatingPointError as error:\n",
+        1,
+        NUMBERS,
+    ),
+    Edit(
+        "fairseq/trainer.py",
+        r"^            # re-run the forward and backward pass with hooks.*\n(?:.*\n)*?            raise\n",
+        "            from fairseq import safe_numbers\n\n"
+        "            raise safe_numbers.explain(self, samples, error, extra_kwargs) from None\n",
+        1,
+        NUMBERS,
+        regex=True,
+    ),
+    Edit(
+        "fairseq_cli/train.py",
+        "            log_output = trainer.train_step(samples)\n",
+        "            log_output = safe_numbers.step(cfg.checkpoint, trainer, samples)\n",
+        1,
+        NUMBERS,
+    ),
+    Edit(
+        "fairseq_cli/train.py",
+        IMPORT_TORCH,
+        "\nimport torch\nfrom fairseq import safe_numbers, safe_save, safe_stop\n",
+        1,
+        STOP,
+    ),
     Edit(
         "fairseq_cli/train.py",
         "    train_meter.start()\n",
