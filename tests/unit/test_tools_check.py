@@ -1,0 +1,177 @@
+"""fairseq-deep check: what is in a file, told without loading it."""
+
+import io
+import os
+import pickle
+import struct
+import tarfile
+import zipfile
+
+import pytest
+import torch
+
+from fairseq_deep.tools.main import main
+from tests.unit.test_safe_load import STOCK, Call
+from tests.unit.test_untrusted_files import HOSTILE
+
+
+@pytest.fixture
+def check(capsys):
+    """check(path): exit code, rows of the table by their name, and what is unusual."""
+
+    def check(path):
+        code = main(["check", str(path)])
+        captured = capsys.readouterr()
+        lines = [line.split(maxsplit=1) for line in captured.out.splitlines()]
+        unusual = [text for name, text in lines if name == "unusual"]
+        return code, dict(lines), unusual if unusual != ["nothing"] else [], captured.err
+
+    return check
+
+
+def state(**parts):
+    return {"cfg": {"model": {"arch": "transformer_x"}}, "model": {"w": torch.ones(2, 3), "b": torch.ones(5)}, **parts}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_an_ordinary_checkpoint(check, tmp_path, zipped):
+    path = tmp_path / "c.pt"
+    content = state(extra_state={"epoch": 3})
+    content["model"]["p"] = torch.nn.Parameter(torch.ones(4))
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    code, rows, unusual, _ = check(path)
+    assert code == 0 and unusual == [] and rows["model"] == "transformer_x, 3 tensors, 15 values"
+    assert rows["parts"] == "cfg, extra_state, model" and f"{path.stat().st_size:,} bytes" in rows["kind"]
+
+
+def test_a_checkpoint_of_stock_fairseq(check):
+    code, rows, unusual, _ = check(STOCK)
+    values = sum(tensor.numel() for tensor in torch.load(STOCK, weights_only=False)["model"].values())
+    assert code == 0 and unusual == [] and rows["model"].endswith(f", {values:,} values")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_planted_calls_are_named_and_not_run(check, tmp_path, zipped):
+    path = tmp_path / "planted.pt"
+    content = state(extra_state=[Call(os.system, f"touch {tmp_path}/ran"), Call(eval, "1")])
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    code, rows, unusual, _ = check(path)
+    assert code == 1 and not (tmp_path / "ran").exists() and rows["model"] == "transformer_x, 2 tensors, 11 values"
+    names = [text.split()[2].rstrip(",") for text in unusual]
+    assert len(names) == 2 and names[0].endswith(".eval") and names[1].endswith(".system")
+
+
+@pytest.mark.parametrize("content, named", HOSTILE, ids=[named for _, named in HOSTILE])
+def test_settings_that_loading_refuses(check, tmp_path, content, named):
+    torch.save({"model": {}, **content}, tmp_path / "c.pt")
+    code, _, unusual, _ = check(tmp_path / "c.pt")
+    assert code == 1 and [f"a setting that is refused: {named}"] == unusual
+
+
+def rewritten(path, change, compression=zipfile.ZIP_STORED):
+    """The zip file *path* with *change* applied to its list of (name, content)."""
+    with zipfile.ZipFile(path) as old:
+        entries = [(name, old.read(name)) for name in old.namelist()]
+    with zipfile.ZipFile(path, "w", compression) as new:
+        for name, content in change(entries):
+            new.writestr(name, content)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("change, compression, said", [
+    (lambda entries: entries, zipfile.ZIP_DEFLATED, "compressed"),
+    (lambda entries: [*entries, entries[-1]], zipfile.ZIP_STORED, "occur twice"),
+    (lambda entries: [*entries, ("c/constants.pkl", b"")], zipfile.ZIP_STORED, "TorchScript"),
+])  # fmt: skip
+def test_odd_zip_files(check, tmp_path, change, compression, said):
+    torch.save(state(), tmp_path / "c.pt")
+    rewritten(tmp_path / "c.pt", change, compression)
+    code, _, unusual, _ = check(tmp_path / "c.pt")
+    assert code == 1 and len(unusual) == 1 and said in unusual[0]
+
+
+@pytest.mark.parametrize("content", [b"", b"text\n", b"PK\x03\x04 no more", STOCK.read_bytes()[:40000]])
+def test_unreadable_files_are_one_line(check, tmp_path, content):
+    (tmp_path / "c.pt").write_bytes(content)
+    code, _, _, error = check(tmp_path / "c.pt")
+    assert code == 2 and error.count("\n") == 1 and "c.pt is no readable checkpoint" in error
+
+
+def test_what_is_no_dictionary_and_what_has_no_model(check, tmp_path):
+    torch.save([1], tmp_path / "list.pt")
+    torch.save({"a": 1}, tmp_path / "bare.pt")
+    assert "not the dictionary" in check(tmp_path / "list.pt")[2][0]
+    assert check(tmp_path / "bare.pt")[2] == ["it has no model"]
+
+
+def test_instructions_on_stand_ins_do_nothing(check, tmp_path):
+    """Lists and dictionaries made of what is not allowed, attributes set on it, calls of what it returned."""
+    import collections
+
+    stream = pickle.dumps(collections.deque([1, 2]), 2) + pickle.dumps(collections.ChainMap({1: 2}), 2)
+    for number, part in enumerate((stream, b"\x80\x02cos\nsystem\nX\x01\x00\x00\x00a\x85R}X\x01\x00\x00\x00aK\x01sb.")):
+        path = tmp_path / f"{number}.pt"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("c/data.pkl", part)
+        assert check(path)[0] == 1
+
+
+def test_archives(check, tmp_path):
+    with tarfile.open(tmp_path / "m.tar.gz", "w:gz") as archive:
+        for name, kind in (("m/a", tarfile.REGTYPE), ("../b", tarfile.REGTYPE), ("m/l", tarfile.SYMTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "/etc"
+            archive.addfile(info, io.BytesIO())
+    code, rows, unusual, _ = check(tmp_path / "m.tar.gz")
+    assert code == 1 and rows["holds"] == "m/a, ../b, m/l"
+    assert unusual == ["'../b' is a place outside of the archive", "'m/l' is neither a file nor a folder"]
+
+
+def index(sizes, places, code=8, version=1):
+    head = b"MMIDIDX\x00\x00" + struct.pack("<QBQ", version, code, len(sizes))
+    return head + struct.pack(f"<{len(sizes)}i", *sizes) + struct.pack(f"<{len(places)}q", *places)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "dict.en.txt").write_text("a 1\nb 1\n")
+    (folder / "train.en-de.en.idx").write_bytes(index([2, 3], [0, 4]))
+    (folder / "train.en-de.en.bin").write_bytes(bytes(10))
+    return folder
+
+
+def test_an_ordinary_folder(check, folder):
+    code, rows, unusual, _ = check(folder)
+    assert code == 0 and unusual == []
+    assert rows["sentences"] == "train.en-de.en 2" and rows["dictionaries"] == "en 2"
+
+
+@pytest.mark.parametrize("content, said", [
+    (index([2, 4], [0, 4]), "outside of its .bin"), (index([2, -3], [0, 4]), "outside of its .bin"),
+    (index([2, 3], [0, 2**62]), "outside of its .bin"), (index([2, 3], [0, 4], code=99), "type 99"),
+    (index([2, 3], [0]), "2 sentences in 16 bytes"), (b"MMIDIDX", "not an index"), (b"", "not an index"),
+])  # fmt: skip
+def test_indices_that_do_not_fit(check, folder, content, said):
+    (folder / "train.en-de.en.idx").write_bytes(content)
+    code, _, unusual, _ = check(folder)
+    assert code == 1 and len(unusual) == 1 and unusual[0].startswith("train.en-de.en.idx: ") and said in unusual[0]
+
+
+def test_odd_files_in_a_folder(check, folder, tmp_path):
+    (tmp_path / "outside").touch()
+    (folder / "dict.de$(touch MARK).txt").touch()
+    (folder / "valid.en-de.de.fasta").touch()
+    (folder / "dict.de.txt").symlink_to(tmp_path / "outside")
+    (folder / "more").mkdir()
+    (folder / "train.en-de.en.bin").unlink()
+    code, _, unusual, _ = check(folder)
+    said = "\n".join(unusual)
+    assert code == 1 and len(unusual) == 5 and "'dict.de.txt' is a link to" in said and "its .bin is missing" in said
+    for name in ("dict.de$(touch MARK).txt", "valid.en-de.de.fasta", "more"):
+        assert f"{name!r} is nothing that fairseq-preprocess writes" in said
+
+
+def test_an_empty_folder(check, tmp_path):
+    assert check(tmp_path)[2] == ["no data: neither an index (.idx) nor a dictionary is in it"]
