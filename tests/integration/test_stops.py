@@ -78,6 +78,7 @@ def test_it_says_so_where_nothing_is_saved(small, tmp_path, flag):
     folder = tmp_path / "save"
     status, log = start(small, folder, flag, fault=("send", signal.SIGTERM, 0))
     assert status == 75 and "update 1 was not saved" in log.read_text()
+    assert (folder / ".lock").exists() == (flag != "--no-save"), "where nothing is saved, others may be at work"
 
 
 def test_a_training_that_is_done_does_nothing_when_it_is_started_again(small, tmp_path):
@@ -277,5 +278,5 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(small, tmp_path):
     assert status == 1 and "Traceback" not in log.read_text()
     assert "no checkpoint can be saved there" in log.read_text().strip().splitlines()[-1]
     with pytest.raises(safe_load.CheckpointError):
-        safe_save.make_folder(str(tmp_path / "save"))
+        safe_save.make_folder(str(tmp_path / "save"), no_save=False)
 

@@ -123,7 +123,7 @@ EDITS = [
     Edit(
         "fairseq_cli/train.py",
         "checkpoint_utils.verify_checkpoint_directory(cfg.checkpoint.save_dir)",
-        "safe_save.make_folder(cfg.checkpoint.save_dir)",
+        "safe_save.make_folder(cfg.checkpoint.save_dir, cfg.checkpoint.no_save)",
         1,
         "a folder that cannot be written to ended in a traceback",
     ),

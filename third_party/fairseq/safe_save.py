@@ -69,14 +69,19 @@ LOCKS = []
 """Open files whose locks this process holds until it ends."""
 
 
-def make_folder(path):
+def make_folder(path, no_save):
     """Make the folder of checkpoints, and keep other trainings out of it until this process ends.
+
+    Args:
+        no_save: nothing is saved there, unless the training crashes: others may use it
 
     Raises:
         CheckpointError: nothing can be written there, or another training does
     """
     try:
         os.makedirs(path, exist_ok=True)
+        if no_save:
+            return
         lock = open(os.path.join(path, ".lock"), "a+")
     except OSError as error:
         raise CheckpointError(f"{path}: no checkpoint can be saved there ({error.strerror or error})") from error
