@@ -100,8 +100,7 @@ def work(job):
         sys.path.insert(1, str(Path(__file__).parents[1]))
         find(place)(*arguments)
         del sys.path[1]
-    if not SCRIPTS[name].startswith("fairseq_cli"):
-        forget_logging()
+    set_up_logging(name)
     sys.exit(find(SCRIPTS[name])())
 
 
@@ -119,13 +118,17 @@ def read_a_command_line():
     convert_namespace_to_omegaconf(args)
 
 
-def forget_logging():
-    """What importing fairseq's commands has set up."""
+def set_up_logging(name):
+    """As importing the one script *name* does, and not the others."""
     import logging
 
     for handler in logging.root.handlers[:]:
         logging.root.removeHandler(handler)
     logging.root.setLevel(logging.WARNING)
+    if name in ("fairseq-interactive", "fairseq-preprocess", "fairseq-train", "fairseq-validate"):
+        level = os.environ.get("LOGLEVEL", "INFO").upper()
+        form = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
+        logging.basicConfig(format=form, datefmt="%Y-%m-%d %H:%M:%S", level=level, stream=sys.stdout)
 
 
 def main():

@@ -336,7 +336,7 @@ class TestStages:
         assert_refused(recipe(tools, exp, "--data", corpus, *SMALL, "--disk-gb", "99999999"), "GB free", status=2)
         assert not exp.exists()
         done = recipe(tools, exp, "--data", corpus, *SMALL, "--max-tokens", "4", "--batch-tokens", "4")
-        assert_refused(done, "longest sentence", "--max-tokens 4", status=2)
+        assert_refused(done, "longest sentence", "more than 4: raise --max-tokens", status=2)
 
 
 def test_from_text_to_bleu(tools, corpus, tmp_path):

@@ -42,7 +42,7 @@ MODELS = {
     "layerwise-two": {**LAYERWISE, **TWO},
     "msc-widths": {**MSC, "decoder_embed_dim": 24},
     "msc-two": {**ENCODER_MSC, **TWO},
-    "transparent-lstm": {**TRANSPARENT, **LSTM},
+    "transparent-lstm": {**TRANSPARENT, **LSTM, "lstm_forget_bias": 3.0},  # else there are two lengths alone
     "transparent-merged": {**TRANSPARENT, "decoder_attn": "merged"},
     "msc-merged": {**MSC, "decoder_attn": "merged"},
     "msc-dlcl": {**ENCODER_MSC, "decoder_layer_agg": "dlcl"},
