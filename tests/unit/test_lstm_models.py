@@ -276,7 +276,7 @@ def test_activations_stay_in_range_at_the_start(depth, flags, build, dictionary)
         model(*make_batch(dictionary, lengths=(12,) * 8, target_lengths=(12,) * 8))
     assert len(states) == depth * (3 if flags.get("lstm_merge") == "two" else 2)
     for out, cell in states:
-        assert 0.1 < out.std() < 1.0
+        assert 0.1 < out.std() < 2.0
         assert 0.2 < cell.std() < 3.0
     for gate, mean, least in zip(torch.cat(gates, dim=1), (0.5, 0.99, 0.5), (0.04, 0.005, 0.04)):
         assert gate.mean() == pytest.approx(mean, abs=0.02)
