@@ -129,6 +129,8 @@ def set_up_logging(name):
         level = os.environ.get("LOGLEVEL", "INFO").upper()
         form = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
         logging.basicConfig(format=form, datefmt="%Y-%m-%d %H:%M:%S", level=level, stream=sys.stdout)
+    elif name == "fairseq-generate":  # which comes too late: something that it imports has done so
+        logging.basicConfig(level=logging.INFO)
 
 
 def main():
