@@ -132,7 +132,7 @@ write_command() {
     say '#!/usr/bin/env bash'
     quote cd "$PWD"
     [[ -z ${FAIRSEQ_DEEP_ENV-} ]] || quote export "FAIRSEQ_DEEP_ENV=$FAIRSEQ_DEEP_ENV"
-    quote "$(cd "$(dirname "$0")" && pwd)/${0##*/}" "$@"
+    quote exec "$(cd "$(dirname "$0")" && pwd)/${0##*/}" "$@"  # so that a signal to this file's shell reaches it
   } >"$file.new"
   chmod +x "$file.new"
   mv "$file.new" "$file"
