@@ -68,9 +68,14 @@ def train_command(data, save_dir, *flags, arch="transformer_dlcl_2l2l_tiny", lau
 
 
 def losses(done):
-    """The training loss after each update, {update: loss}, from the json log."""
+    """The training loss after each update, {update: loss}, of an ended process."""
+    return losses_in(done.stdout + done.stderr)
+
+
+def losses_in(log):
+    """The same of the text of a json log."""
     found = {}
-    for text in re.findall(r"train_inner \| (\{.*\})", done.stdout + done.stderr):
+    for text in re.findall(r"train_inner \| (\{.*\})", log):
         entry = json.loads(text)
         found[int(entry["num_updates"])] = float(entry["loss"])
     return found

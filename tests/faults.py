@@ -8,7 +8,6 @@ import builtins
 import errno
 import io
 import os
-import re
 import signal
 from pathlib import Path
 
@@ -102,32 +101,32 @@ def send(number, update):
 
 
 def poison(name, value, updates, backward=False):
-    """Called there, too: in the updates in the list *updates* the output of the module *name* is *value*, or its
-    gradient; with an empty *name* the loss."""
+    """Called there, too: the output of the module *name*, or its gradient, is multiplied by *value* in an update.
+
+    Args:
+        updates: the numbers of these updates, in order; one that is there twice is so once more after a rewind
+    """
+    import torch
     from fairseq.trainer import Trainer
 
-    real, poisoned = Trainer.train_step, []
+    real = Trainer.train_step
 
-    def train_step(trainer, samples, *rest, **options):
-        def change(module, inputs, output):
-            tensor = output if torch.is_tensor(output) else output[0]
-            if backward:
-                tensor.register_hook(lambda grad: grad * value)
-                return None
-            return tensor * value if torch.is_tensor(output) else (tensor * value, *output[1:])
+    def change(module, inputs, output):
+        tensor, *others = (output,) if torch.is_tensor(output) else output
+        if backward:
+            tensor.register_hook(lambda grad: grad * value)
+            return None
+        return tensor * value if torch.is_tensor(output) else (tensor * value, *others)
 
-        hooks = []
-        if updates and trainer.get_num_updates() + 1 == updates[0] and id(samples) not in poisoned:
-            updates.pop(0)
-            poisoned.append(id(samples))
-            hooks.append(dict(trainer.get_model().named_modules())[name].register_forward_hook(change, prepend=True))
+    def train_step(trainer, *rest, **options):
+        if not updates or trainer.get_num_updates() + 1 != updates[0]:
+            return real(trainer, *rest, **options)
+        updates.pop(0)
+        hook = trainer.get_model().get_submodule(name).register_forward_hook(change, prepend=True)
         try:
-            return real(trainer, samples, *rest, **options)
+            return real(trainer, *rest, **options)
         finally:
-            for hook in hooks:
-                hook.remove()
-
-    import torch
+            hook.remove()
 
     Trainer.train_step = train_step
 
@@ -142,10 +141,3 @@ def train(command, log, prepare=None):
     done = server().call([str(word) for word in command], prepare=prepare)
     Path(log).write_text(done.stdout + done.stderr)
     return done.returncode
-
-
-def losses(log):
-    """{update: loss as it was printed} of the file *log*."""
-    found = re.findall(r'train_inner \| \{.*?"num_updates": "(\d+)".*', Path(log).read_text())
-    lines = re.findall(r"train_inner \| (\{.*\})", Path(log).read_text())
-    return {int(update): re.search(r'"loss": "([^"]+)"', line)[1] for update, line in zip(found, lines)}

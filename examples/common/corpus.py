@@ -154,37 +154,33 @@ def copy_corpus(data, out, langs, route):
             counts[split] = copy_pairs(paths, targets, keep_empty=split == "test")
             if not counts[split][0]:
                 die(f"{paths[0]} and {paths[1]} hold no sentence pair: {split} data is needed")
-        refuse_one_text(tmp, langs, data)
+        same = refuse_one_text(tmp, langs, data)
         references = copy_references(data, tmp, langs[1], counts["test"][0])
         describe(tmp, langs, counts, route, references)
-        print_notes(tmp, langs)
-
-
-def same_sides(folder, langs, split):
-    """How many pairs have the same text on both sides, and how many there are."""
-    same = total = 0
-    for pair in zip(*(read_lines(os.path.join(folder, f"{split}.{lang}")) for lang in langs)):
-        same, total = same + (pair[0] == pair[1]), total + 1
-    return same, total
+        print_notes(tmp, langs, same)
 
 
 def refuse_one_text(folder, langs, data):
-    """Two files with one text are one file under two names."""
+    """Two files with one text are one file under two names; returns the share of such pairs by split."""
+    shares = {}
     for split in SPLITS:
-        same, total = same_sides(folder, langs, split)
-        if same == total > 1:
+        pairs = zip(*(read_lines(os.path.join(folder, f"{split}.{lang}")) for lang in langs))
+        equal = [source == target for source, target in pairs]
+        shares[split] = sum(equal) / len(equal)
+        if all(equal) and len(equal) > 1:
             die(f"{data}: {split}.{langs[0]} and {split}.{langs[1]} hold the same text: one of them is the wrong file")
+    return shares
 
 
-def print_notes(folder, langs):
+def print_notes(folder, langs, same):
     """Say what makes a score mean less than it seems: copied sides, and test sentences that were trained on."""
-    same, total = same_sides(folder, langs, "train")
-    if same >= 0.01 * total:
-        print(f"  note: {100 * same / total:.0f} % of the training pairs have the same text on both sides")
-    for split in SPLITS[1:]:
-        sources = [line for line in read_lines(os.path.join(folder, f"{split}.{langs[0]}")) if line]
-        wanted = set(sources)
-        seen = {line for line in read_lines(os.path.join(folder, f"train.{langs[0]}")) if line in wanted}
+    if same["train"] >= 0.01:
+        print(f"  note: {100 * same['train']:.0f} % of the training pairs have the same text on both sides")
+    lines = {split: read_lines(os.path.join(folder, f"{split}.{langs[0]}")) for split in SPLITS}
+    held_out = {split: [line for line in lines[split] if line] for split in SPLITS[1:]}
+    wanted = set().union(*held_out.values())
+    seen = {line for line in lines["train"] if line in wanted}
+    for split, sources in held_out.items():
         count = sum(line in seen for line in sources)
         if count:
             print(f"  note: {count:,} of {len(sources):,} {split} sources are training sources, too")

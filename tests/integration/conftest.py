@@ -15,3 +15,12 @@ def data(tmp_path_factory):
     for split, count in (("train", 300), ("valid", 40), ("test", 30)):
         write_pairs(folder / split, count, rng)
     return binarise(folder, ("train", "valid", "test"))
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory):
+    """A few pairs, of which trainings take less than a second: 60 for training, 8 for validation."""
+    folder, rng = tmp_path_factory.mktemp("small"), random.Random(1)
+    for split, count in (("train", 60), ("valid", 8)):
+        write_pairs(folder / split, count, rng)
+    return binarise(folder, ("train", "valid"))

@@ -1,7 +1,6 @@
 """A training that diverges says where, in one line, and can go back to its last checkpoint."""
 
 import math
-import random
 from types import SimpleNamespace
 
 import pytest
@@ -9,17 +8,9 @@ import torch
 from fairseq import safe_numbers
 
 from tests import faults
-from tests.commands import binarise, train_command, write_pairs
+from tests.commands import losses_in, train_command
 
 FLAGS = ("--max-epoch", "2", "--num-workers", "0", "--max-tokens", "150", "--no-epoch-checkpoints")
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    folder, rng = tmp_path_factory.mktemp("small"), random.Random(1)
-    for split, count in (("train", 60), ("valid", 8)):
-        write_pairs(folder / split, count, rng)
-    return binarise(folder, ("train", "valid"))
 
 
 def start(small, folder, *flags, poison=None):
@@ -52,7 +43,7 @@ def test_a_learning_rate_that_is_far_too_high(small, tmp_path):
 def test_the_module_where_it_began_is_named(small, tmp_path, name, value, backward, place):
     poison = (name, value, [3], backward)
     status, text = start(small, tmp_path / "save", poison=poison)
-    assert max(faults.losses(tmp_path / "save.log")) == 2
+    assert max(losses_in((tmp_path / "save.log").read_text())) == 2
     assert_one_line(status, text, "diverged in update 3: the gradient is not finite; ", place)
 
 

@@ -1,7 +1,6 @@
 """A training that is told to stop saves and exits with its own status, and the same command goes on, bit for bit."""
 
 import os
-import random
 import re
 import signal
 import subprocess
@@ -12,18 +11,10 @@ import torch
 from fairseq import safe_load, safe_save, safe_stop
 
 from tests import faults
-from tests.commands import BIN, binarise, train_command, write_pairs
+from tests.commands import BIN, losses_in, train_command
 
 FLAGS = ("--max-epoch", "2", "--num-workers", "0", "--max-tokens", "150")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    folder, rng = tmp_path_factory.mktemp("small"), random.Random(1)
-    for split, count in (("train", 60), ("valid", 8)):
-        write_pairs(folder / split, count, rng)
-    return binarise(folder, ("train", "valid"))
 
 
 def start(small, folder, *flags, fault=None):
@@ -37,7 +28,7 @@ def whole(small, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "save"
     status, log = start(small, folder)
     assert status == 0, log.read_text()[-2000:]
-    found = faults.losses(log)
+    found = losses_in(log.read_text())
     assert len(found) >= 6 and len(found) % 2 == 0
     return found, folder
 
@@ -62,14 +53,15 @@ def test_a_stopped_training_goes_on_bit_for_bit(small, whole, tmp_path, number, 
     update = {"within an epoch": 1, "at the end of an epoch": epoch, "at the end of all": 2 * epoch}[place]
     folder = tmp_path / "save"
     status, log = start(small, folder, fault=("send", number, update - 1))
-    first = faults.losses(log)
+    first = losses_in(log.read_text())
     assert status == safe_stop.EXIT_STATUS == 75 and max(first) == update, log.read_text()[-1500:]
     last = log.read_text().strip().splitlines()
     assert f"stopped by a signal: saved checkpoint_last.pt at update {update}; the same command goes on" in last[-1]
     assert f"due to {number.name}" in log.read_text()
     status, log = start(small, folder)
     assert status == 0, log.read_text()[-1500:]
-    assert {**first, **faults.losses(log)} == expected and len(first) + len(faults.losses(log)) == len(expected)
+    second = losses_in(log.read_text())
+    assert {**first, **second} == expected and len(first) + len(second) == len(expected)
     assert_equal(folder, reference)
 
 
@@ -86,7 +78,7 @@ def test_a_training_that_is_done_does_nothing_when_it_is_started_again(small, tm
     assert start(small, folder, "--max-update", "3")[0] == 0
     before = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.pt")}
     status, log = start(small, folder, "--max-update", "3")
-    assert status == 0 and faults.losses(log) == {}
+    assert status == 0 and losses_in(log.read_text()) == {}
     assert {path.name: path.stat().st_mtime_ns for path in folder.glob("*.pt")} == before
 
 
@@ -227,7 +219,7 @@ class TestTornCheckpoints:
         text = log.read_text()
         assert status == 0 and f"going on from {stopped / 'checkpoint1.pt'}" in text, text[-1500:]
         expected, reference = whole
-        found = faults.losses(log)
+        found = losses_in(log.read_text())
         assert min(found) == len(expected) // 2 + 1 and found.items() <= expected.items()
 
     def test_without_a_whole_one_it_is_one_line_and_nothing_is_trained(self, small, stopped):
@@ -235,7 +227,7 @@ class TestTornCheckpoints:
             path.write_bytes(path.read_bytes()[:20_000])
         status, log = start(small, stopped)
         text = log.read_text()
-        assert status == 1 and "Traceback" not in text and faults.losses(log) == {}
+        assert status == 1 and "Traceback" not in text and losses_in(log.read_text()) == {}
         assert "checkpoint_last.pt: torn, and no whole checkpoint is beside it" in text.strip().splitlines()[-1]
 
     def test_a_new_folder_is_no_loss(self, tmp_path):
@@ -263,7 +255,7 @@ def test_two_trainings_do_not_share_a_folder(small, tmp_path):
     before = sorted(path.name for path in (tmp_path / "save").iterdir())
     status, log = start(small, tmp_path / "save")
     last = log.read_text().strip().splitlines()[-1]
-    assert status == 1 and "Traceback" not in log.read_text() and faults.losses(log) == {}
+    assert status == 1 and "Traceback" not in log.read_text() and losses_in(log.read_text()) == {}
     assert re.fullmatch(rf"\S+/save is in use by process {child.pid} on \S+, since .*: wait .*--save-dir", last)
     new = {path.name for path in (tmp_path / "save").iterdir()} - set(before)
     assert new <= {"checkpoint_last.pt", "checkpoint_best.pt"}

@@ -49,8 +49,6 @@ def test_flags_that_do_not_count_are_fairseqs(settings):
     logging.disable(logging.CRITICAL)
     from fairseq import options
 
-    import fairseq_deep  # noqa: F401
-
     parser = options.get_training_parser()
     known = {flag for action in parser._actions for flag in action.option_strings}
     own = {"--compile", "--log-depth-interval", "--checkpoint-activations"}  # of our models

@@ -106,6 +106,13 @@ EDITS = [
     ),
     Edit(
         "fairseq/checkpoint_utils.py",
+        "os.remove(old_chk)",
+        "safe_save.remove(old_chk)",
+        3,
+        "an old checkpoint that could not be removed ended the training",
+    ),
+    Edit(
+        "fairseq/checkpoint_utils.py",
         r"^            with PathManager.open\(filename \+ \"\.tmp\", \"wb\"\) as f:\n.*\n.*\n",
         "            safe_save.write(filename, lambda f: torch.save(obj, f))\n",
         1,

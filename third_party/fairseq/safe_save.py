@@ -65,6 +65,14 @@ def copy(source, path):
         PathManager.copy(source, path, overwrite=True)
 
 
+def remove(path):
+    """Remove an old checkpoint; one that cannot be removed is no reason to stop."""
+    try:
+        os.remove(path)
+    except OSError as error:
+        logger.warning(f"{path} stays: {error.strerror or error}")
+
+
 LOCKS = []
 """Open files whose locks this process holds until it ends."""
 
