@@ -11,7 +11,7 @@ import torch
 from fairseq import safe_load, safe_save, safe_stop
 
 from tests import faults
-from tests.commands import BIN, losses_in, train_command
+from tests.commands import BIN, PACKAGE, losses_in, train_command
 
 FLAGS = ("--max-epoch", "2", "--num-workers", "0", "--max-tokens", "150")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -149,6 +149,20 @@ def test_the_command_that_gets_a_signal(small, tmp_path):
     update = int(re.search(r"saved checkpoint_last.pt at update (\d+)", rest)[1])
     state = torch.load(tmp_path / "save/checkpoint_last.pt", weights_only=False)
     assert state["optimizer_history"][-1]["num_updates"] == update >= 3
+
+
+def test_fairseq_hydra_train_stops_so_too(small, tmp_path):
+    command = [BIN / "fairseq-hydra-train", "task=translation", f"task.data={small}", "task.source_lang=src",
+               "task.target_lang=tgt", "criterion=cross_entropy", "optimizer=adam", "lr_scheduler=fixed",
+               "optimization.lr=[0.001]", "optimization.max_epoch=40", "dataset.max_tokens=150", "common.cpu=true",
+               "common.log_format=json", "common.log_interval=1", f"common.user_dir={PACKAGE}",
+               f"checkpoint.save_dir={tmp_path / 'save'}", "checkpoint.no_epoch_checkpoints=true",
+               f"hydra.run.dir={tmp_path}", "+model={_name: transformer_dlcl_2l2l_tiny}"]  # fmt: skip
+    child, _ = begin(command, 2)
+    child.send_signal(signal.SIGTERM)
+    rest = child.communicate(timeout=60)[0]
+    assert child.returncode == 75 and "saved checkpoint_last.pt at update" in rest, rest[-2000:]
+    assert safe_save.is_whole(tmp_path / "save/checkpoint_last.pt")
 
 
 def test_a_signal_to_one_of_two_processes_stops_both(small, tmp_path):
