@@ -6,6 +6,7 @@ given. This package is not imported beforehand, so that a command finds it, or d
 
 import atexit
 import functools
+import gc
 import importlib
 import json
 import os
@@ -137,6 +138,8 @@ def main():
     for module in EARLY:
         importlib.import_module(module)
     read_a_command_line()
+    gc.collect()
+    gc.freeze()  # what is there stays, and collections in the forks do not look at it
     job = serve(int(sys.argv[1]))
     if job:
         work(job)
