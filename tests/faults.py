@@ -134,10 +134,10 @@ def poison(name, value, updates, backward=False):
 def train(command, log, prepare=None):
     """Exit status of fairseq-train's *command* (its name, then arguments), negative for a signal.
 
-    All output is in the file *log*. *prepare* is "install", "send" or "poison" with its arguments.
+    All output is in the file *log*. *prepare* is "install", "send", "poison" or "module:function" with its arguments.
     """
     if prepare:
-        prepare = [f"tests.faults:{prepare[0]}", *prepare[1:]]
+        prepare = [prepare[0] if ":" in prepare[0] else f"tests.faults:{prepare[0]}", *prepare[1:]]
     done = server().call([str(word) for word in command], prepare=prepare)
     Path(log).write_text(done.stdout + done.stderr)
     return done.returncode

@@ -263,6 +263,11 @@ class DepthwiseLstm(Aggregator):
 
     @classmethod
     def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+        if not stack.layers:
+            raise UsageError(
+                f"--layer-agg {stack.aggregator.name} has nothing to connect without layers ({stack.side}): "
+                f"use --{stack.side}-layers 1 or more, or --{stack.side}-layer-agg residual"
+            )
         decoder = stack if stack.side == "decoder" else other
         for option in cls.decoder_options:
             flag = f"--lstm-{option.replace('_', '-')}"

@@ -22,12 +22,17 @@ def check_training(flags: Any) -> None:
     if hasattr(flags, "_name") or not hasattr(flags, "ddp_backend"):  # "_name": fairseq is done with the command line
         return
     _check_backend(flags)
+    _check_model(flags)
     chosen = [f"--{name}" for name in PRECISIONS if getattr(flags, name, False)]
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} exclude each other: use one of them")
     on_cpu = getattr(flags, "cpu", False) or not torch.cuda.is_available()
-    if chosen == ["--fp16"] and on_cpu and not getattr(flags, "tpu", False):
-        _check_fp16_on_cpu(flags)
+    if on_cpu and not getattr(flags, "tpu", False):
+        if chosen == ["--fp16"]:
+            _check_fp16_on_cpu(flags)
+        if getattr(flags, "offload_activations", False):
+            raise UsageError("--offload-activations moves them from a GPU, and this run has none: "
+                             "use --checkpoint-activations")  # fmt: skip
 
 
 def check_exact(flags: Any, model: nn.Module) -> None:
@@ -58,6 +63,21 @@ def check_device(weight: Tensor) -> None:
     on_gpu = weight.is_cuda and torch.cuda.is_available()
     if on_gpu and weight.dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported():
         raise UsageError("--bf16: this GPU has no bf16 with this torch: use --fp16 or --amp")
+
+
+def _check_model(flags: Any) -> None:
+    """Flags of fairseq's models that end a training in a traceback."""
+    for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
+        if getattr(flags, name, None):
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for a trained model: give it where that is loaded, "
+                f"--model-overrides \"{{'{name}': '0,2'}}\", or use --{name[:7]}-layers"
+            )
+    adaptive, criterion = getattr(flags, "adaptive_softmax_cutoff", None), getattr(flags, "criterion", None) or ""
+    if adaptive and "cross_entropy" in criterion:
+        raise UsageError(f"--adaptive-softmax-cutoff is not made for --criterion {criterion}: use adaptive_loss")
+    if criterion == "adaptive_loss" and not adaptive:
+        raise UsageError("--criterion adaptive_loss needs --adaptive-softmax-cutoff: add that, or use cross_entropy")
 
 
 def _check_backend(flags: Any) -> None:

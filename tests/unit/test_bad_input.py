@@ -30,6 +30,21 @@ def test_unknown_aggregator_names_the_nearest(flag):
     assert "residual" in one_line(error)
 
 
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (("--encoder-layers-to-keep", "0,2"), "is for a trained model: give it where that is loaded"),
+        (("--adaptive-softmax-cutoff", "4,8", "--criterion", "cross_entropy"), "cross_entropy: use adaptive_loss"),
+        (("--criterion", "adaptive_loss"), "needs --adaptive-softmax-cutoff: add that, or use cross_entropy"),
+        (("--offload-activations", "--cpu"), "this run has none: use --checkpoint-activations"),
+    ],
+)
+def test_flags_of_fairseq_that_end_in_a_traceback(flags, words):
+    with pytest.raises(UsageError) as error:
+        parse("--arch", "transformer_dlcl_30l", *flags)
+    assert words in one_line(error)
+
+
 def test_unknown_weight_type():
     with pytest.raises(UsageError) as error:
         parse("--arch", "transformer_dlcl_30l", "--dlcl-weight-type", "scalar_x")
