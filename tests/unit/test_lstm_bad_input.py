@@ -28,7 +28,7 @@ def one_line(error):
 @pytest.mark.parametrize(
     "name, flags, problem, cure",
     [
-        (TINY, {"encoder_layers": 0}, "has nothing to connect without layers (encoder)", "use --encoder-layers 1 or more"),
+        (TINY, {"encoder_layers": 0}, "nothing to connect without layers (encoder)", "use --encoder-layers 1 or"),
         (TINY, {"lstm_ffn": 3}, "--lstm-ffn 3 is unknown", "use one of 1, 2"),
         (TINY, {"lstm_ffn": 0}, "--lstm-ffn 0 is unknown", "use one of 1, 2"),
         (TINY, {"lstm_glu": "tanh"}, "--lstm-glu tanh is unknown", "use one of sigmoid, gelu, swish, relu"),

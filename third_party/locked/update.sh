@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Make the lists of this folder anew: releases with the sha256 of each of their files, for Python 3.9 to 3.12 on all
+# systems, of the versions that constraints.txt says. Needs uv.
+set -euo pipefail
+unset CDPATH
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+lock() {
+  uv pip compile -q --universal --python-version 3.9 --generate-hashes --no-header --no-annotate \
+    --constraint ../../constraints.txt --output-file "$1.txt" - >/dev/null
+  grep -c == "$1.txt" | sed "s/^/$1.txt: releases: /"
+}
+
+# to build fairseq and what else comes as source
+printf '%s\n' 'pip>=23.2' 'setuptools>=77' wheel 'cython>=3' numpy | lock build
+echo torch | lock torch
+# what fairseq and fairseq_deep ask for
+printf '%s\n' bitarray cffi cython hydra-core numpy omegaconf regex sacrebleu sacremoses subword-nmt tensorboardX tqdm |
+  lock run
