@@ -233,4 +233,5 @@ def fault_of(data, folder, words):
 
 def _unused(name, words):
     """Whether the parameter *name* is there without a use, in fairseq's own Transformer, too."""
-    return "--no-cross-attention" in words and name.startswith("encoder.")
+    dropped = any(word.endswith("-layerdrop") for word in words) and ".layers." in name
+    return dropped or "--no-cross-attention" in words and name.startswith("encoder.")

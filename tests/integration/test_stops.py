@@ -73,6 +73,16 @@ def test_it_says_so_where_nothing_is_saved(small, tmp_path, flag):
     assert (folder / ".lock").exists() == (flag != "--no-save"), "where nothing is saved, others may be at work"
 
 
+def test_validation_data_that_is_too_long_is_found_before_the_first_update(small, tmp_path):
+    flags = ("--max-source-positions", "6", "--skip-invalid-size-inputs-valid-test")
+    status, log = start(small, tmp_path / "save", *flags[:2])
+    text = log.read_text()
+    assert status == 1 and "Traceback" not in text and losses_in(text) == {}
+    assert re.match(r"valid: Size of sample #\d+ is invalid .* skip this example", text.strip().splitlines()[-1])
+    status, log = start(small, tmp_path / "save", *flags, "--max-epoch", "1")
+    assert status == 0 and losses_in(log.read_text())
+
+
 def test_a_training_that_is_done_does_nothing_when_it_is_started_again(small, tmp_path):
     folder = tmp_path / "save"
     assert start(small, folder, "--max-update", "3")[0] == 0

@@ -191,6 +191,18 @@ EDITS = [
     ),
     Edit(
         "fairseq_cli/train.py",
+        "    max_epoch = cfg.optimization.max_epoch or math.inf\n",
+        "    for subset in [] if cfg.dataset.disable_validation else cfg.dataset.valid_subset.split(','):\n"
+        "        try:\n"
+        "            trainer.get_valid_iterator(subset)\n"
+        "        except Exception as error:\n"
+        "            raise SystemExit(f'{subset}: {error}') from None\n\n"
+        "    max_epoch = cfg.optimization.max_epoch or math.inf\n",
+        1,
+        "a line of the validation data that is too long ended a training after its first epoch, before it was saved",
+    ),
+    Edit(
+        "fairseq_cli/train.py",
         "    while epoch_itr.next_epoch_idx <= max_epoch:\n",
         "    max_update = cfg.optimization.max_update or math.inf\n"
         "    while epoch_itr.next_epoch_idx <= max_epoch and trainer.get_num_updates() < max_update:\n",
