@@ -37,7 +37,8 @@ def unpack(archive, replace):
         os.rename(top, archive)
         return archive
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        raise CheckpointError(f"{archive}: not a whole tar archive of a model ({error})") from error
+        reason = str(error).partition("\n")[0]  # tarfile has a line for each kind of compression
+        raise CheckpointError(f"{archive}: not a whole tar archive of a model ({reason})") from error
     finally:
         if replace:
             shutil.rmtree(folder, ignore_errors=True)
