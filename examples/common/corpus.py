@@ -77,8 +77,8 @@ def copy_pairs(paths, targets, keep_empty):
     return written, dropped
 
 
-def sha256(path):
-    digest = hashlib.sha256()
+def checksum(path, kind="sha256"):
+    digest = hashlib.new(kind, usedforsecurity=False)
     with open(path, "rb") as stream:
         for block in iter(lambda: stream.read(1 << 20), b""):
             digest.update(block)
@@ -134,13 +134,13 @@ def describe(folder, langs, counts, route, references=()):
     """Write ``data.json`` (route, pairs, checksums) into ``folder`` and print the counts."""
     sets = {}
     for split, (written, dropped) in counts.items():
-        sums = {lang: sha256(os.path.join(folder, f"{split}.{lang}")) for lang in langs}
+        sums = {lang: checksum(os.path.join(folder, f"{split}.{lang}")) for lang in langs}
         sets[split] = {"pairs": written, "dropped": dropped, "sha256": sums}
         note = f"  ({dropped:,} with an empty side dropped)" if dropped else ""
         print(f"  {split:5} {written:>9,} pairs{note}")
     if references:
         print(f"  test      {len(references) + 1} references for each sentence")
-        sets["test"]["references"] = {name: sha256(os.path.join(folder, name)) for name in references}
+        sets["test"]["references"] = {name: checksum(os.path.join(folder, name)) for name in references}
     with open(os.path.join(folder, "data.json"), "w", encoding="utf-8") as stream:
         json.dump({"route": route, "sets": sets}, stream, indent=1)
 

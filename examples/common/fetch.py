@@ -17,8 +17,9 @@ import urllib.error
 import urllib.request
 import zlib
 
-from corpus import die, read_lines, replaced_folder, sha256
+from corpus import checksum, die, read_lines, replaced_folder
 
+KNOWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "checksums.txt")
 TRIES = 4
 BLOCK = 1 << 20
 PARTIAL, RANGE_PAST_END = 206, 416
@@ -26,15 +27,15 @@ SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 
 
 def read_checksums(path):
-    """Return ``{name: sha256}`` of a file in the form of sha256sum; nothing for an empty path."""
-    if not path:
+    """Return ``{name: checksum}`` of a file in the form of sha256sum; an md5 will do; nothing for "none"."""
+    if path == "none":
         return {}
     try:
         with open(path, encoding="utf-8") as stream:
-            fields = [line.split() for line in stream if line.strip()]
+            fields = [line.split() for line in stream if line.strip() and not line.startswith("#")]
     except OSError as problem:
         die(f"--checksums {path}: {problem.strerror}")
-    if any(len(pair) != 2 for pair in fields):
+    if any(len(pair) != 2 or not re.fullmatch("[0-9a-fA-F]{32}|[0-9a-fA-F]{64}", pair[0]) for pair in fields):
         die(f"--checksums {path}: every line must be 'SHA256  NAME'")
     return {os.path.basename(name.lstrip("*")): digest.lower() for digest, name in fields}
 
@@ -52,6 +53,8 @@ def fetch(url, folder, checksums):
         if problem:
             os.remove(part)
             die(f"{url}: {problem}; nothing was kept, run the same command again or give another --data-url")
+        if name not in checksums:
+            print(f"  sha256 {checksum(part)}, and none to compare it with", flush=True)
         os.rename(part, path)
     return path
 
@@ -109,8 +112,11 @@ def find_fault(path, expected=None):
     """Say what is wrong with an archive: empty, another checksum, not a whole tar file; ``None`` if it is sound."""
     if not os.path.getsize(path):
         return "the file is empty"
-    if expected and sha256(path) != expected.lower():
-        return f"sha256 is {sha256(path)}, not {expected.lower()}"
+    if expected:
+        kind = "md5" if len(expected) == 32 else "sha256"
+        found = checksum(path, kind)
+        if found != expected.lower():
+            return f"{kind} is {found}, not {expected.lower()} (--checksums none takes it as it is)"
     try:
         with gzip.open(path) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
             for _ in archive:
@@ -160,12 +166,12 @@ def rebuild(description, urls, build):
     parser.add_argument("--archives", required=True, help="folder to keep the archives in")
     parser.add_argument("--out", required=True, help="folder to write {train,valid,test}.{de,en} to")
     parser.add_argument("--url", default="", help="folder that holds all archives, instead of their homes")
-    parser.add_argument("--checksums", default="", help="file of sha256 sums")
+    parser.add_argument("--checksums", default="", help="file of sha256 sums, or none (default: ours, without --url)")
     args = parser.parse_args()
     langs = (args.source_lang, args.target_lang)
     if sorted(langs) != ["de", "en"]:
         die(f"this corpus is German-English, not {langs[0]}-{langs[1]}: give your own text with --data")
-    checksums = read_checksums(args.checksums)
+    checksums = read_checksums(args.checksums or ("none" if args.url else KNOWN))
     if args.url:
         urls = {key: f"{args.url.rstrip('/')}/{url.rsplit('/', 1)[-1]}" for key, url in urls.items()}
     archives = {key: fetch(url, args.archives, checksums) for key, url in urls.items()}

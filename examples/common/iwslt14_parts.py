@@ -10,7 +10,7 @@ import re
 from corpus import die, read_lines, run
 from fetch import extract, read_segments, rebuild, write_lines
 
-ARCHIVES = {"talks": "http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"}
+ARCHIVES = {"talks": "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"}
 TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 MARKUP_LINE = re.compile(r"<(url|talkid|keywords|speaker|reviewer|translator)\b")
 TITLE = re.compile(r"</?(title|description)>")

@@ -12,11 +12,11 @@ from corpus import die, run
 from fetch import extract, read_segments, rebuild, write_lines
 
 ARCHIVES = {
-    "europarl": "http://www.statmt.org/europarl/v7/de-en.tgz",
-    "commoncrawl": "http://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz",
-    "news": "http://data.statmt.org/wmt16/translation-task/training-parallel-nc-v11.tgz",
-    "dev": "http://data.statmt.org/wmt16/translation-task/dev.tgz",
-    "test": "http://data.statmt.org/wmt16/translation-task/test.tgz",
+    "europarl": "https://www.statmt.org/europarl/v7/de-en.tgz",
+    "commoncrawl": "https://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz",
+    "news": "https://data.statmt.org/wmt16/translation-task/training-parallel-nc-v11.tgz",
+    "dev": "https://data.statmt.org/wmt16/translation-task/dev.tgz",
+    "test": "https://data.statmt.org/wmt16/translation-task/test.tgz",
 }
 TRAIN = {"europarl": "europarl-v7.de-en", "commoncrawl": "commoncrawl.de-en", "news": "news-commentary-v11.de-en"}
 VALID, TEST = "newstest2013", "newstest2014"

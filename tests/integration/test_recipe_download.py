@@ -121,6 +121,35 @@ def test_a_wrong_checksum_is_refused(home, tmp_path):
     assert (tmp_path / "archives/de-en.tgz").exists() and not (tmp_path / "archives/dev.tgz").exists()
 
 
+@pytest.mark.parametrize("kind", ["sha256", "md5"])
+def test_a_right_checksum_of_either_kind_is_taken(home, tmp_path, kind):
+    sums = tmp_path / "sums"
+    archives = sorted(home.glob("*.tgz"))
+    text = "".join(f"{hashlib.new(kind, path.read_bytes()).hexdigest()}  {path.name}\n" for path in archives)
+    sums.write_text(f"# of {kind}\n\n{text}")
+    done = fetch(home.as_uri(), tmp_path, "--checksums", sums)
+    assert done.returncode == 0 and "none to compare" not in done.stdout, done.stderr
+
+
+def test_archives_from_their_home_must_be_the_known_ones(home, tmp_path):
+    """With the program's own addresses replaced: these archives are others."""
+    program = f"""
+import sys
+sys.path.insert(0, {str(COMMON)!r})
+import wmt16_parts
+from fetch import rebuild
+urls = {{key: {home.as_uri()!r} + "/" + url.rsplit("/", 1)[-1] for key, url in wmt16_parts.ARCHIVES.items()}}
+rebuild("", urls, wmt16_parts.build)
+"""
+    folders = ["--archives", str(tmp_path / "archives"), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-c", program, "--source-lang", "en", "--target-lang", "de", *folders]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert_refused(done, "commoncrawl", "not c7a74e2ea01a", "(--checksums none takes it as it is)")
+    assert "none to compare it with" in done.stdout and not (tmp_path / "out").exists()
+    done = subprocess.run([*command, "--checksums", "none"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and (tmp_path / "out/train.en").exists(), done.stderr
+
+
 def test_a_missing_archive_is_named(home, tmp_path):
     (home / "test.tgz").unlink()
     assert_refused(fetch(home.as_uri(), tmp_path), "cannot fetch", "test.tgz", "--data")
