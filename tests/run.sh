@@ -11,7 +11,7 @@ export OMP_NUM_THREADS=1
 echo "ruff"
 ruff check .
 echo "shellcheck"
-find . \( -name .git -o -name .venv -o -name exp \) -prune -o \( -name '*.sh' -o -path ./.ci/run \) -print0 |
+find . \( -name .git -o -name .venv -o -name exp \) -prune -o \( -name '*.sh' -o -name '*.sbatch' -o -path ./.ci/run \) -print0 |
   xargs -0 shellcheck -x
 echo "pytest"
 exec python -m pytest -q -n 2 --dist worksteal "$@"
