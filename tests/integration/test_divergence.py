@@ -8,7 +8,7 @@ import torch
 from fairseq import safe_numbers
 
 from tests import faults
-from tests.commands import losses_in, train_command
+from tests.commands import PACKAGE, losses_in, run, train_command
 
 FLAGS = ("--max-epoch", "2", "--num-workers", "0", "--max-tokens", "150", "--no-epoch-checkpoints")
 
@@ -79,6 +79,31 @@ def test_later_divergences_count_anew(small, tmp_path):
     status, text = start(small, tmp_path / "save", *REWIND, "--max-epoch", "9", "--max-update", "8", poison=poison)
     assert status == 0 and text.count("went back to") == 6, text[-2000:]
     assert last(tmp_path / "save")["optimizer_history"][-1]["num_updates"] == 8
+
+
+POISON = """
+import os, sys
+import fairseq_deep
+sys.path.insert(0, {root!r})
+from tests import faults
+if os.environ["RANK"] == "1":
+    faults.poison({module!r}, float("nan"), [4])
+"""
+
+
+def test_two_processes_go_back_together(small, tmp_path):
+    """The second one alone computes a NaN; both end with the same weights, which fairseq itself compares."""
+    (tmp_path / "poisoned").mkdir()
+    (tmp_path / "poisoned/__init__.py").write_text(POISON.format(root=str(PACKAGE.parent), module=MIDDLE))
+    launcher = ["torchrun", "--standalone", "--nproc_per_node", "2"]
+    flags = ("--distributed-backend", "gloo", "--ddp-backend", "pytorch_ddp", "--max-tokens", "80", "--max-epoch", "2")
+    command = train_command(small, tmp_path / "save", *FLAGS, *REWIND, *flags, launcher=launcher)
+    done = run(*command, "--user-dir", tmp_path / "poisoned")
+    text = done.stdout + done.stderr
+    assert text.count("diverged in update 4: ") == 2, text[-2000:]
+    assert text.count("checkpoint_last.pt, update 2; the data read since then is left out") == 2
+    assert f"first the output of {MIDDLE}" in text and "process 0 computed nothing that is not" in text
+    assert list(losses_in(text)) == list(range(1, len(losses_in(text)) + 1)) and len(losses_in(text)) > 4
 
 
 def test_without_a_checkpoint_there_is_nothing_to_go_back_to(small, tmp_path):

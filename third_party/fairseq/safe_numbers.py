@@ -75,6 +75,8 @@ def first_not_finite(trainer, samples, extra):
         for hook in hooks:
             hook.remove()
         trainer.zero_grad()
+    if not found and trainer.data_parallel_world_size > 1:
+        return f"process {trainer.data_parallel_rank} computed nothing that is not, so it began in another"
     return found[0] if found else "a second pass over the same batch was finite"
 
 
