@@ -27,6 +27,7 @@ from fairseq_deep.tools import format_table
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 VICTIMS = ("launcher", "worker", "all")
+FAULTS = ("had to be killed", "torn checkpoints", "updates with another loss", "weights that differ")
 BIN = Path(sys.executable).parent
 
 
@@ -137,8 +138,12 @@ def main():
         # what a kill took with it is not in the log; what is, must be the same
         seen["updates with another loss"] += sum(found[update] != expected[update] for update in found)
         seen["weights that differ"] += sum(not torch.equal(last[name], final[name]) for name in final)
-        print(f"{(time.time() - began) / 60:5.1f} min  " + ", ".join(f"{v} {k}" for k, v in seen.items()), flush=True)
-    print(format_table([("what", "number"), *((what, str(number)) for what, number in seen.items())]))
+        kills = sum(count for what, count in seen.items() if what.startswith("SIG"))
+        faults = {what: seen[what] for what in FAULTS}
+        minutes = (time.time() - began) / 60
+        print(f"{minutes:5.1f} min: {seen['trainings']} trainings, {kills} kills; {faults}", flush=True)
+    rows = sorted((what, count) for what, count in seen.items() if what not in FAULTS)
+    print(format_table([("what", "number"), *((what, f"{count:,}") for what, count in [*rows, *faults.items()])]))
 
 
 if __name__ == "__main__":

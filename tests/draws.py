@@ -234,4 +234,5 @@ def fault_of(data, folder, words):
 def _unused(name, words):
     """Whether the parameter *name* is there without a use, in fairseq's own Transformer, too."""
     dropped = any(word.endswith("-layerdrop") for word in words) and ".layers." in name
-    return dropped or "--no-cross-attention" in words and name.startswith("encoder.")
+    alone = "--no-cross-attention" in words or "--decoder-layers 0" in " ".join(words)
+    return dropped or alone and name.startswith("encoder.")

@@ -64,11 +64,13 @@ def average(paths: list[str]) -> tuple[dict[str, Any], int]:
         state = load_checkpoint(path)
         mean.add(path, state["model"])
     mean.write_to(state["model"])
-    extra = state.setdefault("extra_state", {})
-    for stale in ("ema", "ema_fp32_params"):
-        extra.pop(stale, None)
-    extra["averaged_from"] = [os.path.basename(path) for path in paths]
+    extra = {key: value for key, value in (state.get("extra_state") or {}).items() if key not in STALE}
+    state["extra_state"] = {**extra, "averaged_from": [os.path.basename(path) for path in paths]}
     return state, mean.size
+
+
+STALE = ("ema", "ema_fp32_params")
+"""Other means of the weights, which the result would keep from its last checkpoint."""
 
 
 class Slot(NamedTuple):

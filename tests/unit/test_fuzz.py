@@ -50,11 +50,18 @@ def watched():
 
     def hook(event, arguments):
         if WATCH and event.startswith(HARM) and event not in HARMLESS:
-            code = arguments[0].co_filename if event == "exec" else ""
-            if event != "exec" or code == "<string>" and "<string>" not in WATCH:
+            if event != "exec" or arguments[0].co_filename == "<string>" and not importing():
                 WATCH.append(event)
 
     sys.addaudithook(hook)
+
+
+def importing():
+    """Whether a module is being imported, which may make classes by exec."""
+    frame = sys._getframe()
+    while frame and "importlib" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None
 
 
 class nothing_runs:

@@ -81,6 +81,13 @@ def test_mean_of_equal_checkpoints_changes_no_bit(tmp_path):
     assert torch.equal(compat.load_checkpoint(str(tmp_path / "out.pt"))["model"]["w"], values)
 
 
+@pytest.mark.parametrize("extra", [None, {}])
+def test_a_checkpoint_without_state_of_the_training(tmp_path, extra):
+    path = checkpoint(tmp_path / "1.pt", {"w": torch.ones(2)}, extra_state=extra)
+    assert run([path], tmp_path / "out.pt") == 0
+    assert compat.load_checkpoint(str(tmp_path / "out.pt"))["extra_state"] == {"averaged_from": ["1.pt"]}
+
+
 def test_configuration_comes_from_the_last_and_the_optimizer_goes(tmp_path, capsys):
     first = checkpoint(tmp_path / "1.pt", {"w": torch.zeros(2)}, task_state={"epoch": 1})
     extra = {"train_iterator": {"epoch": 2}, "ema": {"w": torch.ones(2)}, "ema_fp32_params": {}}
