@@ -9,6 +9,7 @@ start comes to the end. Its losses and weights are compared with those of the fi
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import random
@@ -72,23 +73,33 @@ def harm(child, victim, number):
     one = random.sample(workers, min(1, len(workers)))
     targets = {"launcher": [child.pid], "worker": one, "all": [child.pid, *workers]}
     for pid in targets[victim]:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(int(pid), number)
-        except ProcessLookupError:
-            pass
-    hung = False
-    try:
-        child.wait(120)
-    except subprocess.TimeoutExpired:
-        hung = True
-    deadline = time.time() + 60
-    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.time() < deadline:
+    if (victim, number) == ("launcher", signal.SIGKILL):  # its workers know nothing of it, and would go on to the end
+        time.sleep(random.uniform(0, 5))
+        stop(workers)
+    deadline = time.time() + 120
+    while any(map(lives, [child.pid, *workers])) and time.time() < deadline:
+        child.poll()
         time.sleep(0.1)
-    alive = [pid for pid in workers if Path(f"/proc/{pid}").exists()]
-    for pid in [*alive, *([child.pid] if hung else [])]:
-        os.kill(int(pid), signal.SIGKILL)
+    left = [pid for pid in (child.pid, *workers) if lives(pid)]
+    stop(left)
     child.wait()
-    return hung or bool(alive)
+    return bool(left)
+
+
+def lives(pid):
+    """Whether the process is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def stop(pids):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def round_of_kills(args, folder, seen):
