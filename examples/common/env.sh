@@ -34,13 +34,22 @@ env_fail() {
 }
 
 env_check_current() {
-  local python module
+  local python missing
   python=$(command -v python || command -v python3) || env_fail "no python in PATH; activate an environment" || return 1
-  for module in fairseq fairseq_deep; do
-    "$python" -c "import $module" >/dev/null 2>&1 ||
-      env_fail "$python cannot import $module; run: $python -m pip install -r requirements.txt, or unset FAIRSEQ_DEEP_ENV" ||
-      return 1
-  done
+  [[ ${FAIRSEQ_DEEP_CHECKED-} != "$python" ]] || return 0 # by the script that called this one
+  missing=$("$python" -c '
+import importlib
+for name in ("fairseq", "fairseq_deep"):
+    try:
+        importlib.import_module(name)
+    except Exception:
+        print(name)
+        break
+' 2>/dev/null) || missing=${missing:-fairseq}
+  [[ -z $missing ]] ||
+    env_fail "$python cannot import $missing; run: $python -m pip install -r requirements.txt, or unset FAIRSEQ_DEEP_ENV" ||
+    return 1
+  export FAIRSEQ_DEEP_CHECKED=$python
 }
 
 # What the environment was made from: its place, then the content of the files that decide what is in it.

@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -187,6 +188,7 @@ def modules(monkeypatch):
     for folder in (recipes.ROOT / "examples/common", FOLDER):
         monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("FAIRSEQ_DEEP_ENV", "current")
+    monkeypatch.setenv("FAIRSEQ_DEEP_CHECKED", shutil.which("python") or "")
     names = ("compare", "results", "table", "trainings", "picture")
     return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 

@@ -48,6 +48,7 @@ def environment(tools):
         **os.environ,
         "PATH": path,
         "FAIRSEQ_DEEP_ENV": "current",
+        "FAIRSEQ_DEEP_CHECKED": str(tools / "python"),
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }

@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def claims():
 
 
 def run(*words):
-    environment = {**os.environ, "FAIRSEQ_DEEP_ENV": "current"}
+    environment = {**os.environ, "FAIRSEQ_DEEP_ENV": "current", "FAIRSEQ_DEEP_CHECKED": shutil.which("python") or ""}
     command = [str(FOLDER / "run.sh"), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
 
@@ -255,27 +256,39 @@ def text(tmp_path):
     return make
 
 
-def test_what_cannot_work_is_refused_before_anything_starts(text, tmp_path):
-    exp = tmp_path / "exp"
+def check(claims, *names, **options):
+    """What ``run.sh`` does before it trains, without the seconds that it takes to load."""
+    values = dict(list="false", scale="mini", data="", demo="false", source_lang="en", target_lang="de", seeds="1",
+                  updates="auto", jobs="1", exp="none", ngpu="auto", precision="fp32", workers="auto", resamples="1000",
+                  speed="true", rounds="3", dry_run="false", table_only="false")  # fmt: skip
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in {**values, **options}.items()]
+    claims["claims"].check(claims["claims"].parse([*flags, "--", str(len(names)), *names]))
+
+
+def test_what_cannot_work_is_refused_before_anything_starts(claims, text, tmp_path):
     small = text(train=100)
     cases = [
-        ((), "no claim named"),
-        (("dept", "--data", small), "there is no claim 'dept' (did you mean depth?): --list shows them"),
-        (("depth",), "--data is missing"),
-        (("depth", "--data", small), "100 sentence pairs of train, too few to judge a claim: give 5,000 or more"),
-        (("depth", "--demo", "--data", small), "--data and --demo exclude each other"),
-        (("depth", "--demo", "--resamples", "10"), "--resamples 10 is too few"),
-        (("depth", "--demo", "--rounds", "0"), "--rounds takes a whole number from 1 on"),
+        ((), {}, "no claim named"),
+        (("dept",), {"data": small}, "there is no claim 'dept' (did you mean depth?): --list shows them"),
+        (("depth",), {}, "--data is missing"),
+        (("depth",), {"data": small}, "100 sentence pairs of train, too few to judge a claim: give 5,000 or more"),
+        (("depth",), {"demo": "true", "data": small}, "--data and --demo exclude each other"),
+        (("depth",), {"demo": "true", "resamples": "10"}, "--resamples 10 is too few"),
     ]
-    for words, message in cases:
+    for names, options, message in cases:
+        with pytest.raises(UserError) as error:
+            check(claims, *names, **options)
+        assert message in str(error.value)
+    exp = tmp_path / "exp"
+    for words, message in (((), "no claim named"), (("depth", "--demo", "--rounds", "0"), "--rounds takes a whole")):
         done = run("--exp", exp, *words)
         assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert not exp.exists()
 
 
-def test_too_few_test_sentences(text, tmp_path):
-    done = run("--exp", tmp_path / "exp", "--data", text(test=10), "lstm")
-    assert done.returncode == 2 and "10 sentence pairs of test" in done.stderr
+def test_too_few_test_sentences(claims, text):
+    with pytest.raises(UserError, match="10 sentence pairs of test"):
+        check(claims, "lstm", data=text(test=10))
 
 
 def test_every_system_is_known_to_fairseq_train(claims, monkeypatch):

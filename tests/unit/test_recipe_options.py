@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,30 @@ def test_every_file_that_decides_what_is_installed_changes_the_stamp(tmp_path):
         script = f". '{ROOT}/examples/common/env.sh'; env_stamp '{tmp_path}'"
         stamps.add(subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout)
     assert len(stamps) == len(names) + 1
+
+
+@pytest.mark.parametrize("lacks, said", [
+    ("", ""),
+    ("fairseq", "bin/python cannot import fairseq; run: "),
+    ("fairseq_deep", "bin/python cannot import fairseq_deep; run: "),
+])  # fmt: skip
+def test_the_environment_of_the_user_is_checked_once(tmp_path, lacks, said):
+    """And not again by a script that this one calls."""
+    (tmp_path / "bin").mkdir()
+    for name in {"fairseq", "fairseq_deep"} - {lacks}:
+        (tmp_path / f"{name}.py").write_text("")
+    if lacks:
+        (tmp_path / f"{lacks}.py").write_text("raise ImportError")
+    program = tmp_path / "bin/python"
+    program.write_text(f'#!/usr/bin/env bash\necho call >> {tmp_path}/calls\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "FAIRSEQ_DEEP_ENV": "current", "PATH": path, "PYTHONPATH": str(tmp_path)}
+    once = f". '{ROOT}/examples/common/env.sh'; ensure_env"
+    script = f'{once} && bash -c "{once}"'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == (1 if lacks else 0) and said in done.stderr and done.stderr.count("\n") == bool(lacks)
+    assert (tmp_path / "calls").read_text().count("call") == 1
 
 
 def test_help_shows_the_present_values():
