@@ -9,6 +9,7 @@ import argparse
 import functools
 import json
 import math
+import re
 
 from hypothesis import strategies as st
 
@@ -134,6 +135,10 @@ TRAINING = {
 }  # fmt: skip
 
 
+WARMING = ("inverse_sqrt", "fixed", "cosine", "polynomial_decay")  # schedules with --warmup-updates
+LEFT = ("--compile",)  # which takes half a minute
+
+
 @functools.cache
 def own_flags():
     """The plugin's flags of a model, and values for each, right and wrong."""
@@ -149,9 +154,6 @@ def own_flags():
     return {flag: _values(flag, action) for flag, action in both.items() if flag not in fairseqs and flag not in LEFT}
 
 
-WARMING = ("inverse_sqrt", "fixed", "cosine", "polynomial_decay")
-LEFT = ("--compile",)
-"""Which takes half a minute."""
 
 
 def _values(flag, action):
@@ -185,7 +187,8 @@ def command_lines(draw):
 
 
 def _chooses(flag, values):
-    return len(values) > 1 and values[0] != INTEGERS[0] and values is not NUMBERS and flag not in WORDS
+    """Whether the flag names a method."""
+    return values not in (SWITCH, INTEGERS, NUMBERS) and flag not in WORDS
 
 
 BASE = ["--user-dir", PACKAGE, "--optimizer", "adam", "--lr", "1e-3", "--criterion", "label_smoothed_cross_entropy",
@@ -219,9 +222,8 @@ def fault_of(data, folder, words):
     losses = losses_in(text)
     last = text.strip().splitlines()[-1]
     if status and not losses:
-        if "Traceback" in text:
-            return ("" if last == stock_says(data, folder, words) else f"status {status}: {last}"), True
-        return "", True
+        in_one_line = status in (1, 2) and "Traceback" not in text and not re.match(r"\d{4}-\d\d-\d\d ", last)
+        return ("" if in_one_line or last == stock_says(data, folder, words) else f"status {status}: {last}"), True
     if status:
         return f"ended after update {max(losses)} with status {status}: {last}", False
     if len(losses) != UPDATES or not all(map(math.isfinite, losses.values())):
