@@ -75,7 +75,8 @@ def harm(child, victim, number):
     for pid in targets[victim]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pid), number)
-    if (victim, number) == ("launcher", signal.SIGKILL):  # its workers know nothing of it, and would go on to the end
+    if victim == "launcher" and number in (signal.SIGKILL, signal.SIGUSR1):
+        # it ends without a word to its workers, which would go on to the end
         time.sleep(random.uniform(0, 5))
         stop(workers)
     deadline = time.time() + 120
@@ -113,6 +114,7 @@ def round_of_kills(args, folder, seen):
             except subprocess.TimeoutExpired:
                 victim, number = random.choice(VICTIMS), random.choice(SIGNALS)
                 seen[f"{number.name} to {victim}"] += 1
+                print(f"{time.strftime('%H:%M:%S')} {number.name} to {victim}", file=log, flush=True)
                 seen["had to be killed"] += harm(child, victim, number)
             else:
                 if status == 0:

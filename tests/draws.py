@@ -154,8 +154,6 @@ def own_flags():
     return {flag: _values(flag, action) for flag, action in both.items() if flag not in fairseqs and flag not in LEFT}
 
 
-
-
 def _values(flag, action):
     registry = getattr(action.type, "__self__", None)
     if registry is not None:
