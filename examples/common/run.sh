@@ -18,9 +18,29 @@ run() {
   if $dry_run; then
     quote "$@"
   else
-    python3 "$common/progress.py" --log "$log" --owner "$$${RECIPE_OWNER:+,$RECIPE_OWNER}" \
+    attend exec python3 "$common/progress.py" --log "$log" --owner "$$${RECIPE_OWNER:+,$RECIPE_OWNER}" \
       "${progress_flags[@]}" -- "$@"
   fi
+}
+
+# attend CMD...: run it in a shell of its own, which ends at its first error, and return its status. SIGTERM and SIGUSR1
+# are handed on to it; Ctrl-C, which it gets as well, does not end this shell before it.
+attend() {
+  local child status before
+  before=$(trap -p INT)
+  (
+    set -e
+    "$@"
+  ) &
+  child=$!
+  trap : INT
+  trap 'kill -TERM "$child" 2>/dev/null' TERM
+  trap 'kill -USR1 "$child" 2>/dev/null' USR1
+  # a signal ends a wait before the child has ended
+  until wait "$child"; status=$?; ! kill -0 "$child" 2>/dev/null; do :; done
+  trap - INT TERM USR1
+  eval "$before"
+  return "$status"
 }
 
 # show CMD...: a helper of ours whose few lines are meant for the screen as well as for the log.
@@ -90,7 +110,7 @@ stopped() {
 
 stage_failed() {
   (($1 == exit_bad_input)) && exit 2
-  (($1 == 130)) && stopped
+  (($1 == 130 || $1 == 143)) && stopped
   printf 'error: stage %s (%s) failed: %s; log: %q; to go on once it is cured: %q\n' \
     "$current" "${stage_names[current]}" "$(last_words)" "$log" "$home/resume.sh" >&2
   exit 1
@@ -108,10 +128,7 @@ run_stage() {
   say "stage $1 ${stage_names[$1]}"
   $dry_run || forget "$1"
   set +e
-  (
-    set -e
-    "stage_$1"
-  )
+  attend "stage_$1"
   status=$?
   set -e
   ((status == 0)) || stage_failed "$status"

@@ -89,6 +89,11 @@ run_seed() {
   fi
 }
 
+train_seed() {
+  enter_seed "$1"
+  run_seed
+}
+
 # A seed that fails leaves the others alone; bad input, which would stop each of them, and Ctrl-C end it all.
 run_seeds() {
   local n status log=$exp/logs/result.log
@@ -97,16 +102,13 @@ run_seeds() {
   for n in "${seed_list[@]}"; do
     say "seed $n"
     set +e
-    (
-      set -e
-      enter_seed "$n"
-      run_seed
-    )
+    attend train_seed "$n"
     status=$?
     set -e
     case $status in
       0) good+=("$n") ;;
       2 | 130) exit "$status" ;;
+      143) exit 130 ;;
       *) failed+=("$n") ;;
     esac
   done

@@ -88,9 +88,9 @@ class TestSeeds:
         record = json.loads((tmp_path / "exp/RESULT.json").read_text())
         assert record["valid_ppl"]["mean"] == 4.5 and "bleu" not in record
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL])
     def test_a_stop_is_one_of_all_seeds(self, tools, stubs, corpus, tmp_path, number):
-        """By Ctrl-C, which all processes get, and by an end of the script alone."""
+        """By Ctrl-C, which all processes get, and by a signal to the script alone, which waits for the training."""
         hang, hanging = (stubs.with_name(stubs.name + end) for end in (".hang", ".hanging"))
         hang.touch()
         command = [recipes.MAIN, "--exp", tmp_path / "exp", "--data", corpus, *SMALL, "--seeds", "2"]
@@ -106,12 +106,12 @@ class TestSeeds:
         if number == signal.SIGINT:
             os.killpg(child.pid, number)
         else:
-            child.kill()
+            child.send_signal(number)
         child.wait(timeout=60)
+        recipes.assert_gone(int(hanging.read_text()), 30 if number == signal.SIGKILL else 0.5)
         said = child.stderr.read()
-        assert child.returncode == (130 if number == signal.SIGINT else -9)
+        assert child.returncode == (-9 if number == signal.SIGKILL else 130)
         assert re.fullmatch(r"stopped in stage 4 \(train\); to go on: \S+/exp/resume.sh\n", said)
-        recipes.assert_gone(int(hanging.read_text()))
         assert programs(stubs).count("fairseq-train") == 1
         hang.unlink()
         resume = [str(tmp_path / "exp/resume.sh")]
