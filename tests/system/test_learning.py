@@ -29,7 +29,8 @@ def test_reversal_is_learned_whatever_the_seed(arch, more, tmp_path):
     flags += ["--decoder-attention-heads", "4", "--dropout", "0", "--attention-dropout", "0"]
     flags += ["--activation-dropout", "0", "--criterion", "cross_entropy", "--adam-betas", "(0.9, 0.98)"]
     flags += ["--lr", "3e-3", "--warmup-updates", "100"]
-    flags += ["--max-tokens", "1500", "--max-update", "700", "--seed", seed, "--log-interval", "100"]
+    flags += ["--max-tokens", "1500", "--max-update", "500", "--seed", seed, "--log-interval", "100"]
+    flags += ["--validate-interval", "3", "--save-interval", "3"]
     command = train_command(data, tmp_path / "model", *flags, arch=arch)
     del command[command.index("--label-smoothing") : command.index("--label-smoothing") + 2]
     log = run(*command).stdout
