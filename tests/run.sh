@@ -14,4 +14,5 @@ echo "shellcheck"
 find . \( -name .git -o -name .venv -o -name exp \) -prune -o \( -name '*.sh' -o -name '*.sbatch' -o -path ./.ci/run \) -print0 |
   xargs -0 shellcheck -x
 echo "pytest"
+python -m compileall -q fairseq_deep # once, and not in each process where PYTHONDONTWRITEBYTECODE is set
 exec python -m pytest -q -n 2 --dist worksteal "$@"
