@@ -215,7 +215,7 @@ def stock_says(data, folder, words):
 def fault_of(data, folder, words):
     """What is wrong with a draw, in some words, or ""; and whether it was refused."""
     log, report = folder / "log", folder / "report"
-    status = faults.train(command(data, folder / "save", words), log, ("tests.watch:watch", str(report)))
+    status = faults.train(command(data, folder / "save", words), log, ("watch", str(report)))
     text = log.read_text()
     losses = losses_in(text)
     last = text.strip().splitlines()[-1]

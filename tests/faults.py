@@ -1,4 +1,4 @@
-"""Trainings in which one chosen write to a folder goes wrong, or which get a signal at a chosen update.
+"""Trainings in which one chosen write to a folder goes wrong, which get a signal at a chosen update, or are looked at.
 
 What counts as a write: opening a file for writing, each block that goes to the system, fsync, rename and remove.
 """
@@ -7,6 +7,7 @@ import atexit
 import builtins
 import errno
 import io
+import json
 import os
 import signal
 from pathlib import Path
@@ -131,13 +132,56 @@ def poison(name, value, updates, backward=False):
     Trainer.train_step = train_step
 
 
+def watch(report):
+    """Called in the process of the training, before it: look at each gradient, and at the model that is saved."""
+    import fairseq_cli.train as program
+    from fairseq.trainer import Trainer
+
+    train, clip, missing = program.main, Trainer.clip_grad_norm, set()
+
+    def clip_grad_norm(trainer, *rest, **options):
+        for name, parameter in trainer.get_model().named_parameters():
+            if parameter.requires_grad and (parameter.grad is None or not parameter.grad.isfinite().all()):
+                missing.add(name)
+        return clip(trainer, *rest, **options)
+
+    def main(cfg):
+        train(cfg)
+        Path(report).write_text(json.dumps({"missing": sorted(missing), "fault": fault_of_saved(cfg)}))
+
+    Trainer.clip_grad_norm, program.main = clip_grad_norm, main
+
+
+def fault_of_saved(cfg):
+    """What does not hold for the model that was saved."""
+    import torch
+    from fairseq import checkpoint_utils
+
+    from tests import invariances
+
+    path = Path(cfg.checkpoint.save_dir) / "checkpoint_last.pt"
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    model.double()  # some methods, such as EM routing, amplify the rounding of fp32 a thousandfold
+    for check in (
+        invariances.incremental_decoding_equals_full_decoding,
+        invariances.hypotheses_that_share_a_source_decode_as_alone,
+        invariances.padding_and_batch_composition_change_nothing,
+    ):
+        torch.manual_seed(1)
+        try:
+            check(lambda: model, task.source_dictionary)
+        except Exception as error:
+            return f"{check.__name__}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return ""
+
+
 def train(command, log, prepare=None):
     """Exit status of fairseq-train's *command* (its name, then arguments), negative for a signal.
 
-    All output is in the file *log*. *prepare* is "install", "send", "poison" or "module:function" with its arguments.
+    All output is in the file *log*. *prepare* is "install", "send", "poison" or "watch" with its arguments.
     """
     if prepare:
-        prepare = [prepare[0] if ":" in prepare[0] else f"tests.faults:{prepare[0]}", *prepare[1:]]
+        prepare = [f"tests.faults:{prepare[0]}", *prepare[1:]]
     done = server().call([str(word) for word in command], prepare=prepare)
     Path(log).write_text(done.stdout + done.stderr)
     return done.returncode

@@ -24,10 +24,9 @@ run() {
 }
 
 # attend CMD...: run it in a shell of its own, which ends at its first error, and return its status. SIGTERM and SIGUSR1
-# are handed on to it; Ctrl-C, which it gets as well, does not end this shell before it.
+# are handed on to it; Ctrl-C, which it gets as well, does not end this shell before it. Traps of these are gone then.
 attend() {
-  local child status before
-  before=$(trap -p INT)
+  local child status
   (
     set -e
     "$@"
@@ -39,7 +38,6 @@ attend() {
   # a signal ends a wait before the child has ended
   until wait "$child"; status=$?; ! kill -0 "$child" 2>/dev/null; do :; done
   trap - INT TERM USR1
-  eval "$before"
   return "$status"
 }
 
@@ -130,6 +128,7 @@ run_stage() {
   set +e
   attend "stage_$1"
   status=$?
+  trap stopped INT
   set -e
   ((status == 0)) || stage_failed "$status"
   $dry_run && return

@@ -104,6 +104,7 @@ run_seeds() {
     set +e
     attend train_seed "$n"
     status=$?
+    trap 'exit 130' INT
     set -e
     case $status in
       0) good+=("$n") ;;

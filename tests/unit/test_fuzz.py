@@ -280,6 +280,11 @@ numbers = st.one_of(st.integers(0, 255).map(lambda n: bytes([n])), st.sampled_fr
                     st.integers(-(2**63), 2**63 - 1).map(lambda n: struct.pack("<q", n)))  # fmt: skip
 
 
+def test_a_whole_index_is_read(indexed, reader):
+    print(indexed[0], file=reader.stdin, flush=True)
+    assert reader.stdout.readline() == "READ 3\n"
+
+
 @examples(100)
 @given(st.lists(st.tuples(st.integers(0, 61), numbers), min_size=1, max_size=3), st.integers(0, 61))
 def test_numbers_of_an_index(indexed, reader, capsys, changes, length):

@@ -150,6 +150,13 @@ def test_the_environment_of_the_user_is_checked_once(tmp_path, lacks, said):
     assert (tmp_path / "calls").read_text().count("call") == 1
 
 
+def test_what_is_attended_keeps_its_status_and_leaves_no_trap():
+    inner = "inner() { attend true; trap -p INT; return 7; }"
+    script = f". '{ROOT}/examples/common/run.sh'; trap 'echo outer' INT; {inner}; attend inner; echo $?; trap -p"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("7\n", "")
+
+
 def test_help_shows_the_present_values():
     text = run("--help", "--beam", "7", "--conf", "base_prenorm").stdout
     assert re.search(r"^  --beam +beam width \[7\]$", text, re.MULTILINE)
