@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -88,11 +87,11 @@ class Run:
         output = os.path.join(self.folder, "diagnose.json")
         if not self.system.ours or os.path.exists(output) and not self.begun:
             return
-        words = ["diagnose", os.path.join(self.folder, "data-bin"), "--split", "valid", "--eval-mode"]
+        words = ["fairseq-deep", "diagnose", os.path.join(self.folder, "data-bin"), "--split", "valid", "--eval-mode"]
         words += ["--path", os.path.join(self.folder, "checkpoints", "checkpoint_last.pt")]
         words += ["--json", output, "--cpu"]
         with open(os.path.join(self.folder, "logs", "diagnose.log"), "w") as log:
-            subprocess.run([sys.executable, "-m", "fairseq_deep", *words], stdout=log, stderr=log, env=environment)
+            subprocess.run(words, stdout=log, stderr=log, env=environment)
 
     def finish(self, seconds):
         """Note the end, and delete the checkpoints that nothing will need."""

@@ -16,6 +16,7 @@ import pytest
 import sacrebleu
 from sacrebleu.significance import PairedTest
 
+from tests.forkserver import server
 from tests.integration import test_recipe as recipes
 
 FOLDER = recipes.ROOT / "examples/compare"
@@ -48,21 +49,20 @@ def stubs(base_stubs, tools):
     body = f'[[ $* != *"report.py env"* ]] || {{ touch "${{!#}}"; exit 0; }}\nexec {sys.executable} "$@"'
     recipes.write_program(tools / "python3", body)
     recipes.write_program(tools / "fairseq-train", STUB)
+    make_real(tools, "fairseq-deep", "[[ $1 == diagnose ]]")
     return base_stubs
 
 
 def make_real(tools, name, condition="true"):
     """Let *name* be the real program where *condition* holds; its calls are recorded all the same."""
-    real = Path(sys.executable).parent / name
-    call = f'echo "{name} $*" >>"$CALLS"; exec {real} "$@"'
+    call = f'echo "{name} $*" >>"$CALLS"; {server().stand_in(name)}'
     recipes.write_program(tools / name, f"if {condition}; then {call}; fi\n{STUB}")
 
 
 def make_slow(tools):
     """Let fairseq-train save a checkpoint and then hang, while a file says so."""
     path = tools / "fairseq-train"
-    real = Path(sys.executable).parent / "fairseq-train"
-    hang = f'{real} "$@" --max-update 2 && echo $$ >"$CALLS.hanging" && exec sleep 300'
+    hang = f'({server().stand_in("fairseq-train")} --max-update 2) && echo $$ >"$CALLS.hanging" && exec sleep 300'
     recipes.write_program(path, f"if [[ -e $CALLS.pause ]]; then {{ {hang}; }}; exit; fi\n{path.read_text()}")
 
 
@@ -136,7 +136,8 @@ def test_two_systems_with_two_seeds_killed_on_the_way(tools, stubs, corpus, tmp_
 
     again = compare(tools, *given, flags=flags)
     assert again.returncode == 0, again.stderr
-    assert (exp / "table.md").read_text() == table and stubs.read_text() == ""
+    assert (exp / "table.md").read_text() == table
+    assert recipes.programs(stubs) == ["fairseq-deep diagnose"], "of the checkpoint that is none, once more"
 
 
 def test_without_translations_the_losses_are_compared(tools, stubs, corpus, tmp_path):

@@ -3,14 +3,13 @@
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
+from tests.forkserver import SCRIPTS, server
 from tests.integration import test_recipe as recipes
 from tests.integration.test_recipe import SMALL, assert_refused, check, programs, recipe
 
@@ -154,8 +153,8 @@ def test_an_average_by_updates_without_checkpoints_is_refused(tools, stubs, corp
 
 def test_two_seeds_from_text_to_significance(tools, corpus, tmp_path):
     """Real programs, but for the look at the machine: averages by updates, two references, and a run against itself."""
-    real = f'PYTHONPATH={shlex.quote(str(recipes.ROOT))} exec {sys.executable} -m fairseq_deep "$@"'
-    recipes.write_program(tools / "fairseq-deep", f"[[ $1 != doctor ]] || exit 0\n{real}")
+    for name in SCRIPTS:
+        recipes.write_program(tools / name, f"[[ $1 != doctor ]] || exit 0\n{server().stand_in(name)}")
     write_references(corpus, 1)
     words = "--conf mini --arch transformer_dlcl_2l2l_tiny --bpe-merges 60 --smoke --workers 1 --beam 1".split()
     words += "--seeds 2 --average-updates 6 --average 2 --max-tokens 300".split()

@@ -151,8 +151,8 @@ def test_the_environment_of_the_user_is_checked_once(tmp_path, lacks, said):
 
 
 def test_what_is_attended_keeps_its_status_and_leaves_no_trap():
-    inner = "inner() { attend true; trap -p INT; return 7; }"
-    script = f". '{ROOT}/examples/common/run.sh'; trap 'echo outer' INT; {inner}; attend inner; echo $?; trap -p"
+    inner = "inner() { attend true; trap -p TERM; return 7; }"
+    script = f". '{ROOT}/examples/common/run.sh'; trap 'echo outer' TERM; {inner}; attend inner; echo $?; trap -p TERM"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("7\n", "")
 
