@@ -13,21 +13,27 @@ BIN = Path(sys.executable).parent
 PACKAGE = Path(__file__).parents[1] / "fairseq_deep"
 
 
-def run(*command, stdin=None, check=True, cwd=None, real=False):
+def run(*command, stdin=None, check=True, cwd=None, real=False, prepare=None):
     """Run a console script of this environment with one thread; on failure, show what it printed.
 
-    It runs in a fork of a process that has imported what it needs; *real* starts it as a user does.
+    It runs in a fork of a process that has imported what it needs; *real* starts it as a user does. *prepare*:
+    "module:function" and its arguments, called there before it.
     """
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
     line = [str(part) for part in command]
     if line[0] in SCRIPTS and not real:
-        done = server().call(line, stdin, cwd, env)
+        done = server().call(line, stdin, cwd, env, prepare)
     else:
         done = subprocess.run(line, input=stdin, capture_output=True, text=True, env=env, timeout=300, cwd=cwd)
     if check and done.returncode:
         raise AssertionError(f"{' '.join(line)} exited {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     return done
+
+
+def without_plugin():
+    """Called in the process of a command: it cannot import this package."""
+    sys.modules["fairseq_deep"] = None
 
 
 def write_pairs(path, count, rng, leave_out=()):

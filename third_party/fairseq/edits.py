@@ -202,6 +202,16 @@ EDITS = [
         "a line of the validation data that is too long ended a training after its first epoch, before it was saved",
     ),
     Edit(
+        "fairseq/models/__init__.py",
+        "    assert model is not None, (\n",
+        "    if model is None:\n"
+        "        from fairseq.safe_load import CheckpointError\n\n"
+        "        raise CheckpointError(f'fairseq knows no model {model_type}: add the --user-dir of its package')\n"
+        "    assert model is not None, (\n",
+        1,
+        "without --user-dir its message ended in an IndexError",
+    ),
+    Edit(
         "fairseq_cli/train.py",
         "    while epoch_itr.next_epoch_idx <= max_epoch:\n",
         "    max_update = cfg.optimization.max_update or math.inf\n"
