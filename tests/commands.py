@@ -36,12 +36,16 @@ def without_plugin():
     sys.modules["fairseq_deep"] = None
 
 
-def write_pairs(path, count, rng, leave_out=()):
-    """*count* random digit strings (path.src) and their reversals (path.tgt), none of *leave_out*; the strings."""
+def write_pairs(path, count, rng, leave_out=(), longest=8):
+    """Random strings of 3 to *longest* digits (path.src) and their reversals (path.tgt).
+
+    Returns:
+        the *count* strings, none of them of *leave_out*
+    """
     written = []
     with open(f"{path}.src", "w") as source, open(f"{path}.tgt", "w") as target:
         while len(written) < count:
-            digits = " ".join(str(rng.randrange(10)) for _ in range(rng.randrange(3, 9)))
+            digits = " ".join(str(rng.randrange(10)) for _ in range(rng.randint(3, longest)))
             if digits not in leave_out:
                 print(digits, file=source)
                 print(digits[::-1], file=target)
