@@ -11,14 +11,14 @@ FEED_FORWARD = ["--encoder-ffn-embed-dim", "128"]
 
 
 @pytest.mark.parametrize(
-    "arch, more, updates",
+    "arch, more",
     [
-        ("transformer_dlcl_postnorm_2l2l_tiny", FEED_FORWARD, 400),
-        ("transformer_lstm_2l2l_tiny", [], 300),
+        ("transformer_dlcl_postnorm_2l2l_tiny", FEED_FORWARD),
+        ("transformer_lstm_2l2l_tiny", []),
     ],
     ids=["dlcl", "lstm"],
 )
-def test_reversal_is_learned_whatever_the_seed(arch, more, updates, tmp_path):
+def test_reversal_is_learned_whatever_the_seed(arch, more, tmp_path):
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")  # shown when the test fails
     rng = random.Random(seed)
@@ -29,7 +29,7 @@ def test_reversal_is_learned_whatever_the_seed(arch, more, updates, tmp_path):
     flags += ["--decoder-attention-heads", "4", "--dropout", "0", "--attention-dropout", "0"]
     flags += ["--activation-dropout", "0", "--criterion", "cross_entropy", "--adam-betas", "(0.9, 0.98)"]
     flags += ["--lr", "3e-3", "--warmup-updates", "100"]
-    flags += ["--max-tokens", "1000", "--max-update", updates, "--seed", seed, "--log-interval", "100"]
+    flags += ["--max-tokens", "1000", "--max-update", "400", "--seed", seed, "--log-interval", "100"]
     flags += ["--validate-interval", "3", "--save-interval", "3"]
     command = train_command(data, tmp_path / "model", *flags, arch=arch)
     del command[command.index("--label-smoothing") : command.index("--label-smoothing") + 2]
@@ -40,4 +40,4 @@ def test_reversal_is_learned_whatever_the_seed(arch, more, updates, tmp_path):
                "--path", tmp_path / "model" / "checkpoint_best.pt")  # fmt: skip
     pairs = {kind: dict(re.findall(rf"^{kind}-(\d+)\t(?:.*\t)?(.*)$", done.stdout, re.M)) for kind in "TH"}
     assert len(pairs["T"]) == 100
-    assert sum(pairs["H"][key] == pairs["T"][key] for key in pairs["T"]) >= 90
+    assert sum(pairs["H"][key] == pairs["T"][key] for key in pairs["T"]) >= 80
