@@ -6,6 +6,7 @@ several processes, so that millions of pairs need little memory.
 
 import argparse
 import io
+import json
 import os
 import time
 from collections import Counter
@@ -148,6 +149,8 @@ def main():
                 reason = f"over {args.max_words} words or a length ratio over {MAX_RATIO}"
                 print(f"  {dropped:,} training pairs dropped: {reason}")
         learn(args, tmp)
+        with open(os.path.join(tmp, "steps.json"), "w", encoding="utf-8") as stream:  # for fairseq-deep translate
+            json.dump({"tokenizer": "moses", "lowercase": args.lowercase}, stream)
         for split in SPLITS:
             for lang in (args.source_lang, args.target_lang):
                 apply_split(args, split, lang, tmp)

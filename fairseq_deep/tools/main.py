@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, Optional
 
-from fairseq_deep.tools import UserError, archs, average, check, diagnose, doctor, export, path, plot, score
+from fairseq_deep.tools import UserError, archs, average, check, diagnose, doctor, export, path, plot, score, translate
 
-COMMANDS = (path, archs, doctor, check, average, score, diagnose, plot, export)
+COMMANDS = (path, archs, doctor, check, average, score, diagnose, translate, plot, export)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -49,13 +49,18 @@ def loss_of(dictionary):
 
 @pytest.fixture
 def measure(dictionary, loss_of):
-    """measure(model): its loss on new sentences, and how much it loses where each has the source of another."""
+    """measure(model, last): its loss on new sentences, and how much it loses where each has the source of another.
+
+    Before the last time, the second is not looked at where the first is too high.
+    """
 
     @torch.no_grad()
-    def measure(model):
-        batch = copies(dictionary, 128)
+    def measure(model, last):
+        batch = copies(dictionary, 64)
         model.eval()
         loss = loss_of(model, batch).item()
+        if loss >= BLIND and not last:
+            return loss, 0.0
         batch["net_input"]["src_tokens"] = batch["net_input"]["src_tokens"].roll(1, 0)
         return loss, loss_of(model, batch).item() - loss
 
@@ -85,7 +90,7 @@ def train(build, dictionary, loss_of, measure):
             loss_of(model, copies(dictionary, 32)).backward()
             adam.step()
             if (update + 1) % STEP == 0:
-                found = measure(model)
+                found = measure(model, last=update + 1 == updates)
                 if uses_source(*found):
                     break
         print(f"{update + 1} updates: loss {found[0]:.2f} (without the source {BLIND:.2f}), gain {found[1]:.2f}")
@@ -101,32 +106,32 @@ LATE = (
     "deepnet", "postnorm rezero", "postnorm xavier", "residual_dual", "branchnorm", "highway", "rnn",
 )  # fmt: skip
 SMALL = "its branches start small beside its residual stream: takes four times the updates of plain pre-norm, or more"
-SHALLOW = "slow at 12 layers; its systems have 6"
 # what has not learned to use its source in UPDATES: depths and the reason
 FAILS = {
     "rnn": ((12,), "without gates, little of a token is left after 12 layers"),
-    "matt": ((12,), SHALLOW),
-    "highway": ((12,), SHALLOW),
-    "sdu": ((12,), "unstable at this learning rate: 4 of 5 seeds fail"),
     "b2t": ((6, 12), SMALL),
     "layerscale": ((6, 12), SMALL),
     "dense_sum": ((6, 12), SMALL),
 }
 
 
+# not asserted at 12 layers: matt and highway learn slowly there (their systems have 6), and of sdu 4 of 5 seeds fail at
+# this learning rate
+SHALLOW = ("matt", "highway", "sdu")
+
+
 def cases():
     for name in FORMS:
         depths, reason = FAILS.get(name, ((), ""))
-        for layers in (6, 12):
+        for layers in (6, 12) if name not in SHALLOW else (6,):
             fails = layers in depths
-            strict = name in ("rnn", "b2t", "layerscale", "dense_sum")  # the others come near to it
-            marks = pytest.mark.xfail(strict=strict, raises=AssertionError, reason=reason) if fails else ()
+            marks = pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason) if fails else ()
             updates = 2 * UPDATES if name in LATE and not fails else UPDATES
             yield pytest.param(name, layers, updates, marks=marks, id=f"{name}-{layers}l")
 
 
 def test_the_exceptions_are_of_methods_that_there_are():
-    assert {*LATE, *FAILS, *SCHEDULES} <= {*FORMS}
+    assert {*LATE, *FAILS, *SHALLOW, *SCHEDULES} <= {*FORMS}
 
 
 @pytest.mark.parametrize("name, layers, updates", cases())

@@ -17,6 +17,7 @@ ORDER = [
     ["row"],
     ["architectures", "generator"],
     ["task"],
+    ["translation"],
     ["tools"],
 ]
 LEVELS = {part: level for level, parts in enumerate(ORDER) for part in parts}

@@ -1,6 +1,5 @@
 """Models with every --decoder-attn: counts, presets, dropout, precision, TorchScript, recomputation, checkpoints."""
 
-import copy
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from fairseq_deep.architectures import ARCHITECTURES, build_architecture, count_
 from fairseq_deep.compat import skip_initialisation
 from fairseq_deep.diagnostics import sublayer_ratios
 from fairseq_deep.registry import UsageError
-from tests.invariances import assert_near
+from tests import invariances
 from tests.unit.test_lstm_models import tensors_on_modules
 from tests.unit.test_merged import KINDS, STACKS, every_combination, is_parallel, make_layer
 
@@ -172,12 +171,9 @@ def test_torchscript_agrees(kind, stack, build, batch):
 
 
 @every_combination
-def test_bfloat16_is_finite_and_near(kind, stack, build, batch):
+def test_lower_precision_is_finite_and_near(kind, stack, build, dictionary):
     name, flags = STACKS[stack]
-    model = build(name, **flags, **KINDS[kind]).eval()
-    rough = copy.deepcopy(model).bfloat16()(*batch)[0]
-    assert rough.dtype == torch.bfloat16
-    assert_near(model, batch, rough)
+    invariances.lower_precision_is_finite_and_near(lambda: build(name, **flags, **KINDS[kind]), dictionary)
 
 
 @every_combination
@@ -194,20 +190,6 @@ def test_bfloat16_in_steps(kind, stack, build, batch):
     for cache in state.values():
         assert cache.get("total", torch.zeros(1)).dtype == torch.float32
     assert (last[:, -1].float() - full[:, -1]).abs().max() < 0.1 * full.std()
-
-
-@every_combination
-def test_autocast_gives_every_parameter_a_gradient(kind, stack, build, batch):
-    name, flags = STACKS[stack]
-    model = build(name, **flags, **KINDS[kind]).train()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = model(*batch)[0]
-    assert_near(model.eval(), batch, output.detach())
-    output.float().square().mean().backward()
-    for key, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.dtype == torch.float32, key
-        assert parameter.grad.isfinite().all(), key
-        assert parameter.grad.any() or key.endswith("k_proj.bias"), key
 
 
 @every_combination

@@ -1,0 +1,162 @@
+"""translate raw text with a trained model
+
+Raw lines go in, from a file or from stdin, and raw lines come out, as many and in the same order: they are tokenised,
+cut into sub-words, translated by beam search, joined and detokenised. With --line-by-line each line is answered before
+the next one is read, so that a process can stay and serve.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Optional, TextIO
+
+from fairseq_deep.tools import UserError, at_least_one, check_fairseq, check_outputs, read_lines, replacing
+
+CHUNK = 2000  # lines that are sorted by length together
+BEAM, LENPEN = 4, 0.6  # where the experiment does not say
+
+
+def number(text: str) -> float:
+    """Type of an argument: a finite number of at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0, not '{text}'")
+    return value
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add models, input and output, the search, and the parts that are not found beside a checkpoint."""
+    parser.add_argument("models", metavar="MODEL", nargs="+", help="folder of a recipe, or checkpoint; several vote")
+    parser.add_argument("--input", default="-", metavar="FILE", help="UTF-8 text, a sentence a line (default: stdin)")
+    parser.add_argument("--output", default="-", metavar="FILE", help="the translations (default: stdout)")
+    parser.add_argument("--json", action="store_true", help="JSON lines: line, source, translations (text and score)")
+    parser.add_argument("--nbest", type=at_least_one, default=1, metavar="N", help="with --json: the N best hypotheses")
+    parser.add_argument("--line-by-line", action="store_true", help="answer each line at once, as on a terminal")
+    search = parser.add_argument_group("search")
+    search.add_argument("--beam", type=at_least_one, metavar="N", help=f"default: the recipe's, or {BEAM}")
+    search.add_argument("--lenpen", type=number, metavar="A", help=f"length penalty: the recipe's, or {LENPEN}")
+    search.add_argument("--max-len-a", type=number, default=1.0, metavar="A", help="at most A x source + B units out")
+    search.add_argument("--max-len-b", type=at_least_one, default=50, metavar="B", help="(default: 1.0 and 50)")
+    search.add_argument("--decode-precision", choices=("fp32", "bf16", "int8"), default="fp32", help="on a CPU")
+    search.add_argument("--batch-size", type=at_least_one, default=64, metavar="N", help="sentences (default: 64)")
+    search.add_argument("--max-tokens", type=at_least_one, default=4000, metavar="N", help="of a batch (default: 4000)")
+    search.add_argument("--cpu", action="store_true", help="leave a GPU alone")
+    parts = parser.add_argument_group("what a lone checkpoint does not say")
+    parts.add_argument("--data", metavar="DIR", help="folder with dict.SRC.txt and dict.TGT.txt (default: its own)")
+    parts.add_argument("--bpe-codes", metavar="FILE", help="merges of subword-nmt (default: 'code' or 'bpecodes')")
+    parts.add_argument("--tokenizer", choices=("moses", "none"), help="(default: moses)")
+    parts.add_argument("--lowercase", action="store_true", default=None, help="lowercase the source")
+    parts.add_argument("--source-lang", metavar="SRC")
+    parts.add_argument("--target-lang", metavar="TGT")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Translate; 1 if a line was too long."""
+    if args.nbest > 1 and not args.json:
+        raise UserError(f"--nbest {args.nbest} gives several translations of a line: add --json")
+    check_fairseq()
+    if args.output != "-":
+        check_outputs([args.output], [args.input])
+    lines = None if args.input == "-" else read_lines(args.input)
+    translator = load(args)
+    stay = args.line_by_line or args.input == "-" and sys.stdin.isatty()
+    chunks = split(lines if lines is not None else stdin_lines(), 1 if stay else CHUNK)
+    if args.output == "-":
+        return write(args, translator, chunks, sys.stdout, Progress(None))
+    with replacing(args.output) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
+        return write(args, translator, chunks, file, Progress(len(lines) if lines is not None else 0))
+
+
+def load(args: argparse.Namespace) -> Any:
+    """Return the `Translator` of the models."""
+    from fairseq_deep.registry import UsageError
+    from fairseq_deep.translation import Translator, find_bundle
+
+    parts = {name: getattr(args, name) for name in ("data", "tokenizer", "lowercase", "source_lang", "target_lang")}
+    try:
+        bundles = [find_bundle(path, codes=args.bpe_codes, **parts) for path in args.models]
+        beam, lenpen = (
+            next(value for value in (asked, getattr(bundles[0], name), default) if value is not None)
+            for name, asked, default in (("beam", args.beam, BEAM), ("lenpen", args.lenpen, LENPEN))
+        )
+        if args.nbest > beam:
+            raise UserError(f"--nbest {args.nbest} is more than --beam {beam}: choose a larger beam")
+        decoding = {name: getattr(args, name) for name in ("max_len_a", "max_len_b", "nbest")}
+        return Translator(bundles, args.decode_precision, args.batch_size, args.max_tokens, args.cpu,
+                          beam=beam, lenpen=lenpen, **decoding)  # fmt: skip
+    except UsageError as error:
+        raise UserError(str(error).partition(": ")[2]) from error
+
+
+def stdin_lines() -> Iterator[str]:
+    """Lines of stdin, as they come."""
+    for count, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise UserError(f"line {count} of stdin is not UTF-8; convert it with iconv") from error
+
+
+def split(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Chunks of *size* lines."""
+    chunk: list[str] = []
+    for line in lines:
+        chunk.append(line)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+class Progress:
+    """One line on a terminal that says how far a file is; *total* None: nothing is shown."""
+
+    def __init__(self, total: Optional[int]):
+        self.total, self.begun = total, time.time()
+        self.shown = total is not None and sys.stderr.isatty()
+
+    def show(self, done: int) -> None:
+        """Say that *done* lines are translated."""
+        if self.shown:
+            of = f" of {self.total:,}" if self.total else ""
+            pace = done / max(time.time() - self.begun, 1e-3)
+            print(f"\r{done:,}{of} lines, {pace:,.0f} a second ", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self.shown:
+            print(file=sys.stderr)
+
+
+def write(
+    args: argparse.Namespace, translator: Any, chunks: Iterator[list[str]], stream: TextIO, progress: Progress
+) -> int:
+    """Write the translations of *chunks*; the exit code."""
+    done = failed = 0
+    try:
+        for chunk in chunks:
+            for source, found in zip(chunk, translator.translate(chunk)):
+                done += 1
+                if not found:
+                    failed += 1
+                    problem = f"line {done} has more units than the model's {translator.max_source} positions"
+                    print(f"fairseq-deep translate: {problem}: left empty; split it", file=sys.stderr)
+                print(as_json(done, source, found) if args.json else found[0].text if found else "", file=stream)
+            stream.flush()
+            progress.show(done)
+    finally:
+        progress.end()
+    return 1 if failed else 0
+
+
+def as_json(line: int, source: str, found: Sequence[Any]) -> str:
+    """Return one JSON line."""
+    translations = [{"text": each.text, "score": round(each.score, 4)} for each in found]
+    return json.dumps({"line": line, "source": source, "translations": translations}, ensure_ascii=False)

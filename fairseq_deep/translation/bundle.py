@@ -1,0 +1,109 @@
+"""What a translation of raw text takes: a checkpoint, two dictionaries, sub-words, and how the text was prepared.
+
+The folder of a recipe has them all. Beside a lone checkpoint, they are looked for in its own folder or given by hand.
+"""
+
+import dataclasses
+import json
+import os
+from typing import Any, Dict, Optional
+
+from ..registry import UsageError
+
+TOKENIZERS = ("moses", "none")
+CHECKPOINTS = ("averaged.pt", "checkpoints/checkpoint_best.pt", "checkpoints/checkpoint_last.pt")
+CODES = ("code", "bpecodes")  # names of merges that fairseq's hub knows, too
+
+
+@dataclasses.dataclass(frozen=True)
+class Bundle:
+    """Where the parts of one model are.
+
+    Attributes:
+        checkpoint: the file with the weights
+        data: a folder with ``dict.SRC.txt`` and ``dict.TGT.txt``
+        codes: the merges of subword-nmt; None: words are units
+        tokenizer: what was before the sub-words, "moses" (sacremoses) or "none"
+        lowercase: whether the source is lowercased
+        source_lang, target_lang: None: as the checkpoint says
+        beam, lenpen: of its own experiment; None where it does not say
+    """
+
+    checkpoint: str
+    data: str
+    codes: Optional[str] = None
+    tokenizer: str = "moses"
+    lowercase: bool = False
+    source_lang: Optional[str] = None
+    target_lang: Optional[str] = None
+    beam: Optional[int] = None
+    lenpen: Optional[float] = None
+
+
+def find_bundle(path: str, **given: Any) -> Bundle:
+    """The parts of the model at *path*; those in *given* that are not None take the place of what is found.
+
+    Args:
+        path: the folder of a recipe (of one seed), or a checkpoint
+
+    Raises:
+        UsageError: a part is missing
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    if os.path.isdir(path):
+        found = _of_recipe(path)
+    elif os.path.isfile(path):
+        found = _beside(path)
+    else:
+        raise UsageError(f"there is no {path}: give the folder of a recipe, or a checkpoint")
+    bundle = Bundle(**{**found, **given})
+    for place, flag in ((bundle.data, "--data"), (bundle.codes, "--bpe-codes")):
+        if place is not None and not os.path.exists(place):
+            raise UsageError(f"there is no {place}: see {flag}")
+    return bundle
+
+
+def _of_recipe(folder: str) -> Dict[str, Any]:
+    checkpoints = [os.path.join(folder, name) for name in CHECKPOINTS]
+    checkpoint = next(filter(os.path.isfile, checkpoints), None)
+    if checkpoint is None:
+        seeds = os.path.isdir(os.path.join(folder, "seed1"))
+        cure = "give one of its seeds, as seed1" if seeds else "give the folder of a recipe that has trained"
+        raise UsageError(f"{folder} has none of {', '.join(CHECKPOINTS)}: {cure}, or a checkpoint")
+    found = {"checkpoint": checkpoint, "data": os.path.join(folder, "data-bin")}
+    result = _read_json(os.path.join(folder, "RESULT.json"))
+    found.update({name: result[name] for name in ("beam", "lenpen") if name in result})
+    return {**found, **_prepared(os.path.join(folder, "text", "bpe"))}
+
+
+def _beside(checkpoint: str) -> Dict[str, Any]:
+    folder = os.path.dirname(checkpoint) or "."
+    return {"checkpoint": checkpoint, "data": folder, **_prepared(folder)}
+
+
+def _prepared(folder: str) -> Dict[str, Any]:
+    """How the text was prepared: the merges in *folder*, and what its ``steps.json`` says."""
+    codes = [os.path.join(folder, name) for name in CODES]
+    found = _read_json(os.path.join(folder, "steps.json"))
+    if found.get("tokenizer", "moses") not in TOKENIZERS:
+        known = " and ".join(TOKENIZERS)
+        raise UsageError(f"{folder}/steps.json has the tokenizer {found['tokenizer']}: there are {known}")
+    return {
+        "codes": next(filter(os.path.isfile, codes), None),
+        "tokenizer": found.get("tokenizer", "moses"),
+        "lowercase": found.get("lowercase") is True,
+    }
+
+
+def _read_json(path: str) -> Dict[str, Any]:
+    """The object in the file, or nothing where there is no file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is not what the recipe writes: it holds no object")
+    return content

@@ -1,0 +1,66 @@
+"""From raw text to sub-words and back: sacremoses and subword-nmt, as the recipes use them."""
+
+import contextlib
+import io
+from typing import Optional
+
+from ..registry import UsageError
+
+SEPARATOR = "@@"
+
+
+class TextSteps:
+    """The steps before and after a model.
+
+    Args:
+        codes: file with the merges of subword-nmt; None: no sub-words
+        tokenizer: "moses" or "none"
+        lowercase: whether the source is lowercased first
+
+    Raises:
+        UsageError: a package is missing, or the merges cannot be read
+    """
+
+    def __init__(
+        self, source_lang: str, target_lang: str, codes: Optional[str], tokenizer: str = "moses", lowercase=False
+    ):
+        self.lowercase, self.tokenizer, self.bpe = lowercase, None, None
+        try:
+            if tokenizer == "moses":
+                from sacremoses import MosesDetokenizer, MosesTokenizer
+
+                self.tokenizer, self.detokenizer = MosesTokenizer(source_lang), MosesDetokenizer(target_lang)
+            if codes is not None:
+                self.bpe = _read_merges(codes)
+        except ImportError as error:
+            raise UsageError(f"{error.name} is missing: pip install sacremoses subword-nmt") from error
+
+    @property
+    def symbol(self) -> Optional[str]:
+        """What is taken out between sub-words, as fairseq's ``--remove-bpe`` does; None: nothing."""
+        return None if self.bpe is None else f"{SEPARATOR} "
+
+    def prepare(self, line: str) -> str:
+        """The units of a raw line, with blanks between them."""
+        if self.lowercase:
+            line = line.lower()
+        if self.tokenizer is not None:
+            line = self.tokenizer.tokenize(line, return_str=True)
+        line = " ".join(line.split())
+        return line if self.bpe is None else self.bpe.process_line(line)
+
+    def finish(self, line: str) -> str:
+        """Raw text of a hypothesis whose sub-words are joined."""
+        return line if self.tokenizer is None else self.detokenizer.detokenize(line.split())
+
+
+def _read_merges(path: str):
+    from subword_nmt.apply_bpe import BPE
+
+    said = io.StringIO()
+    try:
+        with open(path, encoding="utf-8") as stream, contextlib.redirect_stderr(said):
+            return BPE(stream, separator=SEPARATOR)
+    except (OSError, ValueError, IndexError, SystemExit) as error:  # it prints and exits where a line is no merge
+        problem = " ".join((said.getvalue() or str(error)).split())
+        raise UsageError(f"{path} has no merges of subword-nmt: {problem}") from error

@@ -1,0 +1,161 @@
+"""Raw text through one model, or an ensemble of several, to raw text."""
+
+import argparse
+import dataclasses
+import math
+from typing import Any, Dict, Iterator, List, Optional, Sequence
+
+import torch
+from fairseq import checkpoint_utils, utils
+from fairseq.dataclass.configs import GenerationConfig
+from omegaconf import OmegaConf
+
+from ..registry import UsageError
+from ..task import DeepTranslationConfig, DeepTranslationTask
+from .bundle import Bundle
+from .text import TextSteps
+
+
+@dataclasses.dataclass(frozen=True)
+class Translation:
+    """One hypothesis: raw text, and its log-probability (base 2) over length^lenpen, as fairseq-generate prints it."""
+
+    text: str
+    score: float
+
+
+class Translator:
+    """Beam search over *bundles*, an ensemble of models that share dictionaries and sub-words.
+
+    Args:
+        precision: the decoder's products on a CPU, "fp32", "bf16" or "int8"
+        batch_size, max_tokens: most sentences, and most tokens with padding, in a batch
+        cpu: leave a GPU alone
+        decoding: beam, lenpen, max_len_a, max_len_b, nbest and other fields of fairseq's ``GenerationConfig``
+
+    Raises:
+        UsageError: a model cannot be loaded, or the models do not belong together
+    """
+
+    def __init__(
+        self,
+        bundles: Sequence[Bundle],
+        precision: str = "fp32",
+        batch_size: int = 64,
+        max_tokens: int = 4000,
+        cpu: bool = False,
+        **decoding: Any,
+    ):
+        self.batch_size, self.max_tokens = batch_size, max_tokens
+        states = [_load(bundle) for bundle in bundles]
+        self.task = _build_task(bundles[0], states[0]["cfg"], precision)
+        for bundle in bundles[1:]:
+            self._check_same(bundle, bundles[0])
+        config, first = self.task.cfg, bundles[0]
+        self.text = TextSteps(config.source_lang, config.target_lang, first.codes, first.tokenizer, first.lowercase)
+        generation = OmegaConf.structured(GenerationConfig(**decoding))
+        self.nbest = min(generation.nbest, generation.beam)
+        self.device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
+        self.models = [self._build(bundle, state, generation) for bundle, state in zip(bundles, states)]
+        self.generator = self.task.build_generator(self.models, generation)
+        longest = utils.resolve_max_positions(self.task.max_positions(), *[m.max_positions() for m in self.models])
+        self.max_source = int(longest[0])
+
+    def _check_same(self, bundle: Bundle, first: Bundle) -> None:
+        for side in ("source", "target"):
+            path = f"{bundle.data}/dict.{getattr(self.task.cfg, f'{side}_lang')}.txt"
+            if _dictionary(path) != getattr(self.task, f"{side}_dictionary"):
+                raise UsageError(f"{path} is not the dictionary of {first.checkpoint}: an ensemble shares dictionaries")
+
+    def _build(self, bundle: Bundle, state: Dict[str, Any], generation: Any) -> torch.nn.Module:
+        config = state["cfg"]
+        try:
+            model = self.task.build_model(config.model, from_checkpoint=True)
+            model.load_state_dict(state["model"], strict=True, model_cfg=config.model)
+        except (RuntimeError, UsageError) as error:
+            problem = str(error).splitlines()[-1].strip().replace("fairseq_deep: ", "")
+            raise UsageError(f"{bundle.checkpoint} does not fit {bundle.data}: {problem}") from error
+        model.to(self.device).eval()
+        model.prepare_for_inference_(argparse.Namespace(generation=generation))
+        return model
+
+    def translate(self, lines: Sequence[str]) -> List[List[Translation]]:
+        """The best hypotheses of each line, best first.
+
+        An empty line has an empty one. A line with more units than the models have positions has none at all.
+        """
+        found: List[List[Translation]] = [[] for _ in lines]
+        encoded = {}
+        for number, line in enumerate(lines):
+            units = self.text.prepare(line)
+            tokens = self.task.source_dictionary.encode_line(units, add_if_not_exist=False).long()
+            if not units:
+                found[number] = [Translation("", 0.0)]
+            elif len(tokens) <= self.max_source:
+                encoded[number] = tokens
+        for numbers in self._batches(encoded):
+            for number, hypotheses in zip(numbers, self._search([encoded[number] for number in numbers])):
+                found[number] = [self._finish(each) for each in hypotheses[: self.nbest]]
+        return found
+
+    def _batches(self, encoded: Dict[int, torch.Tensor]) -> Iterator[List[int]]:
+        """Lines of like lengths, the longest first: what does not fit into memory shows at once."""
+        batch: List[int] = []
+        longest = 0
+        for number in sorted(encoded, key=lambda each: -len(encoded[each])):
+            longest = max(longest, len(encoded[number]))
+            if batch and (len(batch) == self.batch_size or longest * (len(batch) + 1) > self.max_tokens):
+                yield batch
+                batch, longest = [], len(encoded[number])
+            batch.append(number)
+        if batch:
+            yield batch
+
+    def _search(self, tokens: List[torch.Tensor]) -> List[List[Dict[str, torch.Tensor]]]:
+        """Hypotheses of the sentences in order, which the collater sorts by length."""
+        dataset = self.task.build_dataset_for_inference(tokens, [len(each) for each in tokens])
+        sample = dataset.collater([dataset[index] for index in range(len(tokens))])
+        order = sample["id"].tolist()
+        sample = utils.move_to_cuda(sample) if self.device.type == "cuda" else sample
+        hypotheses = dict(zip(order, self.task.inference_step(self.generator, self.models, sample)))
+        return [hypotheses[index] for index in range(len(tokens))]
+
+    def _finish(self, hypothesis: Dict[str, torch.Tensor]) -> Translation:
+        tokens = hypothesis["tokens"].int().cpu()
+        words = self.task.target_dictionary.string(tokens, self.text.symbol)
+        return Translation(self.text.finish(words), float(hypothesis["score"]) / math.log(2))
+
+
+def _load(bundle: Bundle) -> Dict[str, Any]:
+    """The checkpoint, with settings of today's form."""
+    try:
+        state = checkpoint_utils.load_checkpoint_to_cpu(bundle.checkpoint)
+    except Exception as error:
+        raise UsageError(f"cannot load {bundle.checkpoint}: {' '.join(str(error).split())}") from error
+    if not isinstance(state, dict) or not state.get("model") or not state.get("cfg"):
+        raise UsageError(f"{bundle.checkpoint} is not a checkpoint of fairseq")
+    return state
+
+
+def _dictionary(path: str):
+    try:
+        return DeepTranslationTask.load_dictionary(path)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or 'no such file'}; see --data") from error
+
+
+def _build_task(bundle: Bundle, config: Any, precision: str) -> DeepTranslationTask:
+    """The task of the checkpoint's settings *config*, with the dictionaries of *bundle*."""
+    old, fields = config.task, {}
+    for field in dataclasses.fields(DeepTranslationConfig):
+        value = old.get(field.name) if hasattr(old, "get") else getattr(old, field.name, None)
+        if value is not None and not field.name.startswith(("eval_bleu", "_", "decode_")):
+            fields[field.name] = value
+    languages: Dict[str, Optional[str]] = {}
+    for side in ("source_lang", "target_lang"):
+        languages[side] = getattr(bundle, side) or fields.get(side)
+        if not languages[side]:
+            raise UsageError(f"{bundle.checkpoint} does not name its languages: give --source-lang and --target-lang")
+    fields.update(data=bundle.data, decode_precision=precision, **languages)
+    sides = [_dictionary(f"{bundle.data}/dict.{languages[side]}.txt") for side in ("source_lang", "target_lang")]
+    return DeepTranslationTask(OmegaConf.structured(DeepTranslationConfig(**fields)), *sides)

@@ -1,0 +1,259 @@
+"""``fairseq-deep translate``: raw text in, raw text out, as fairseq-generate and the score tool have it."""
+
+import io
+import json
+import random
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from fairseq_deep.tools import main
+from fairseq_deep.translation import Translator, find_bundle
+from tests import forkserver
+from tests.commands import PACKAGE, run, train_command
+
+COMMON = PACKAGE.parent / "examples/common"
+WORDS = dict(
+    pair.split(":") for pair in "the:das house:Haus is:ist green:grün not:nicht old:alt we:wir see:sehen".split()
+)
+POSITIONS = 24
+GENERATE = ["--user-dir", PACKAGE, "--beam", "3", "--lenpen", "0.8", "--max-len-a", "1", "--max-len-b", "50", "--cpu"]
+
+GREEDY = ["--beam", 1]  # where batches differ, and with them the rounding that decides between near hypotheses
+
+
+def write_text(folder, rng):
+    folder.mkdir(parents=True)
+    for split, count in (("train", 200), ("valid", 10), ("test", 40)):
+        pairs = [[rng.choice(list(WORDS.items())) for _ in range(rng.randint(2, 6))] for _ in range(count)]
+        for lang, side in (("en", 0), ("de", 1)):
+            lines = [" ".join(word[side] for word in pair).capitalize() + rng.choice(".!") for pair in pairs]
+            (folder / f"{split}.{lang}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a recipe, as its stages leave it, with two checkpoints of a small model."""
+    exp = tmp_path_factory.mktemp("recipe")
+    write_text(exp / "text/raw", random.Random(3))
+    languages = ["--source-lang", "en", "--target-lang", "de"]
+    run(sys.executable, COMMON / "subwords.py", *languages, "--text", exp / "text/raw", "--out", exp / "text/bpe",
+        "--merges", "30", "--max-words", "50")  # fmt: skip
+    prefixes = [part for split in ("train", "valid", "test") for part in (f"--{split}pref", exp / "text/bpe" / split)]
+    run("fairseq-preprocess", *languages, *prefixes, "--destdir", exp / "data-bin", "--joined-dictionary")
+    positions = ["--max-source-positions", POSITIONS, "--max-update", "240", "--save-interval-updates", "110"]
+    positions += ["--no-epoch-checkpoints", "--validate-interval", "100", "--lr", "5e-3"]
+    run(*train_command(exp / "data-bin", exp / "checkpoints", *languages, *positions))
+    shutil.copy(exp / "checkpoints/checkpoint_last.pt", exp / "averaged.pt")
+    (exp / "RESULT.json").write_text(json.dumps({"beam": 3, "lenpen": 0.8}))
+    return exp
+
+
+@pytest.fixture(scope="module")
+def earlier(trained):
+    return next(trained.glob("checkpoints/checkpoint_*_110.pt"))
+
+
+@pytest.fixture(scope="module")
+def alone(trained, tmp_path_factory):
+    """What a checkpoint needs, in one folder."""
+    folder = tmp_path_factory.mktemp("alone")
+    for name in ("averaged.pt", "data-bin/dict.en.txt", "data-bin/dict.de.txt", "text/bpe/code", "text/bpe/steps.json"):
+        shutil.copy(trained / name, folder)
+    return folder
+
+
+def generated(trained, path, tmp_path):
+    """Raw translations of the test set, and their scores, by fairseq-generate and the score tool."""
+    output = tmp_path / "generate.txt"
+    output.write_text(run("fairseq-generate", trained / "data-bin", *GENERATE, "--remove-bpe", "--path", path).stdout)
+    hypotheses, references = tmp_path / "hyp", tmp_path / "ref"
+    run("fairseq-deep", "score", "--generate-output", output, "--detokenize", "de", "--hypotheses", hypotheses,
+        "--references", references, "--ref", trained / "text/raw/test.de")  # fmt: skip
+    entries = [line.split("\t") for line in output.read_text().splitlines() if line.startswith("H-")]
+    scores = {int(entry[0][2:]): float(entry[1]) for entry in entries}
+    return hypotheses.read_text().splitlines(), [scores[index] for index in range(len(scores))]
+
+
+@pytest.fixture
+def translate(capsys, monkeypatch):
+    """translate(*words, text=None): exit code, output and errors."""
+
+    def translate(*words, text=None):
+        if text is not None:
+            data = text if isinstance(text, bytes) else text.encode()
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        capsys.readouterr()
+        code = main.main(["translate", *map(str, words), "--cpu"])
+        return code, *capsys.readouterr()
+
+    return translate
+
+
+def test_it_is_what_generate_and_score_give(trained, translate, tmp_path):
+    """With the beam and the length penalty of the experiment."""
+    want, scores = generated(trained, trained / "averaged.pt", tmp_path)
+    assert len({*want}) > 5
+    code, out, err = translate(trained, "--input", trained / "text/raw/test.en")
+    assert (code, out.splitlines(), err) == (0, want, "")
+    code, out, _ = translate(trained, "--input", trained / "text/raw/test.en", "--json", "--nbest", 2)
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [entry["line"] for entry in found] == list(range(1, 41))
+    assert [entry["source"] for entry in found] == (trained / "text/raw/test.en").read_text().splitlines()
+    assert [entry["translations"][0]["text"] for entry in found] == want
+    assert [entry["translations"][0]["score"] for entry in found] == pytest.approx(scores, abs=2e-3)
+    assert all(first["score"] >= second["score"] for first, second in (entry["translations"] for entry in found))
+
+
+def test_an_ensemble_is_that_of_fairseq(trained, earlier, alone, translate, tmp_path):
+    want, _ = generated(trained, f"{trained / 'averaged.pt'}:{earlier}", tmp_path)
+    source = trained / "text/raw/test.en"
+    flags = ["--data", trained / "data-bin", "--bpe-codes", alone / "code"]
+    code, out, _ = translate(trained, earlier, "--input", source, *flags)
+    assert code == 0 and out.splitlines() == want
+    assert out != translate(trained, "--input", source)[1]
+
+
+def test_a_checkpoint_with_its_parts_beside_it(trained, alone, translate):
+    words = ["--input", trained / "text/raw/test.en", "--beam", 3, "--lenpen", 0.8]
+    assert translate(alone / "averaged.pt", *words)[1] == translate(trained, *words)[1]
+
+
+def test_lines_keep_their_places(trained, translate, tmp_path):
+    """Empty ones, and blanks at the ends, in whatever batches."""
+    lines = (trained / "text/raw/test.en").read_text().splitlines()
+    want = dict(zip(lines, translate(trained, *GREEDY, text="\n".join(lines))[1].split("\n")))
+    want.update({"": "", "   ": ""})
+    mixed = ["", *lines[::-1], "", "   ", lines[0]]
+    text = "\n".join(mixed) + "\n"
+    expected = "".join(want[line] + "\n" for line in mixed)
+    for words in ([], ["--batch-size", 1], ["--max-tokens", 12], ["--line-by-line"]):
+        assert translate(trained, *GREEDY, *words, text=text) == (0, expected, ""), words
+    windows = "".join(f"{line}  \r\n" for line in mixed)
+    assert translate(trained, *GREEDY, "--output", tmp_path / "out", text=windows)[:2] == (0, "")
+    assert (tmp_path / "out").read_text() == expected
+    assert translate(trained, text="") == (0, "", "")
+
+
+def test_a_line_that_is_too_long_is_left_empty(trained, translate, monkeypatch):
+    code, out, err = translate(trained, text="We see.\n" + "we see the house " * 9 + "\nWe see.\n")
+    first, empty, last = out.splitlines()
+    assert code == 1 and first == last and empty == ""
+    assert err == (
+        f"fairseq-deep translate: line 2 has more units than the model's {POSITIONS} positions: left empty; split it\n"
+    )
+
+
+def test_the_case_is_folded_where_it_was_in_training(alone, translate, tmp_path):
+    shutil.copytree(alone, tmp_path / "alone")
+    before = translate(alone / "averaged.pt", text="the house is old\nTHE HOUSE IS OLD\n")[1].splitlines()
+    assert before[0] != before[1]
+    flagged = translate(alone / "averaged.pt", "--lowercase", text="THE HOUSE IS OLD\n")[1].splitlines()
+    (tmp_path / "alone/steps.json").write_text('{"tokenizer": "moses", "lowercase": true}')
+    after = translate(tmp_path / "alone/averaged.pt", text="THE HOUSE IS OLD\n")[1].splitlines()
+    assert flagged == after == before[:1]
+
+
+def test_a_process_that_stays_answers_each_line(trained):
+    words = [sys.executable, "-I", forkserver.__file__, "call", forkserver.server().path, "fairseq-deep", "translate"]
+    child = subprocess.Popen([*words, trained, "--line-by-line", "--cpu"], stdin=subprocess.PIPE, text=True,
+                             stdout=subprocess.PIPE, encoding="utf-8")  # fmt: skip
+    answers = []
+    for line in ("We see.", "", "The house is green!"):
+        print(line, file=child.stdin, flush=True)
+        answers.append(child.stdout.readline())
+    child.stdin.close()
+    assert child.wait(60) == 0 and child.stdout.read() == ""
+    assert answers[1] == "\n" and answers[0] != answers[2] and all(answer.endswith("\n") for answer in answers)
+
+
+def test_in_other_precisions(trained, translate):
+    source = trained / "text/raw/test.en"
+    exact = translate(trained, "--input", source)[1].splitlines()
+    for precision in ("bf16", "int8"):
+        code, out, _ = translate(trained, "--input", source, "--decode-precision", precision)
+        assert code == 0 and sum(map(str.__eq__, out.splitlines(), exact)) >= 30, precision
+
+
+def test_from_python(trained):
+    found = Translator([find_bundle(str(trained))], beam=2, nbest=2, cpu=True).translate(["We see.", ""])
+    assert len(found[0]) == 2 and found[0][0].score >= found[0][1].score and found[1][0].text == ""
+
+
+def damage(name):
+    def change(folder):
+        (folder / name).write_text("nothing of the kind")
+
+    return change
+
+
+def other_dictionary(folder):
+    (folder / "dict.en.txt").write_text("other 1\n")
+
+
+def other_dictionaries(folder):
+    other_dictionary(folder)
+    shutil.copy(folder / "dict.en.txt", folder / "dict.de.txt")
+
+
+def no_languages(folder):
+    import torch
+
+    state = torch.load(folder / "averaged.pt", weights_only=False)
+    state["cfg"]["task"]["source_lang"] = None
+    torch.save(state, folder / "averaged.pt")
+
+
+BAD = {
+    "no model": (None, ["{here}/nothing"], "there is no {here}/nothing: give the folder of a recipe, or a checkpoint"),
+    "no run": (None, ["{here}"], "{here} has none of averaged.pt, checkpoints/checkpoint_best.pt, "
+               "checkpoints/checkpoint_last.pt: give the folder of a recipe that has trained, or a checkpoint"),
+    "no merges": (None, ["{model}", "--bpe-codes", "{here}/no"], "there is no {here}/no: see --bpe-codes"),
+    "no folder": (None, ["{model}", "--data", "{here}/no"], "there is no {here}/no: see --data"),
+    "no dictionary": (lambda folder: (folder / "dict.de.txt").unlink(), ["{model}"],
+                      "cannot read {parts}/dict.de.txt: No such file or directory; see --data"),
+    "another dictionary": (other_dictionary, ["{model}"], "{model} does not fit {parts}: --share-all"),
+    "other dictionaries": (other_dictionaries, ["{model}"], "{model} does not fit {parts}: "),
+    "no checkpoint": (damage("averaged.pt"), ["{model}"], "cannot load {model}: "),
+    "not merges": (damage("code"), ["{model}"], "{parts}/code has no merges of subword-nmt: Error: invalid line 1"),
+    "no object": (damage("steps.json"), ["{model}"], "cannot read {parts}/steps.json: "),
+    "no language": (no_languages, ["{model}"], "{model} does not name its languages: give --source-lang"),
+    "several": (None, ["{model}", "--nbest", "2"], "--nbest 2 gives several translations of a line: add --json"),
+    "too many": (None, ["{model}", "--nbest", "9", "--json"], "--nbest 9 is more than --beam 4: choose a larger beam"),
+    "input": (None, ["{model}", "--input", "{here}/no"], "cannot read {here}/no: No such file"),
+    "output": (None, ["{model}", "--output", "{here}/no/out"], "cannot write {here}/no/out: there is no folder"),
+    "onto itself": (None, ["{model}", "--input", "{parts}/code", "--output", "{parts}/code"],
+                    "cannot write {parts}/code: the file is given as"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line(name, alone, translate, tmp_path):
+    change, words, message = BAD[name]
+    parts = tmp_path / "parts"
+    shutil.copytree(alone, parts)
+    if change:
+        change(parts)
+    places = {"here": str(tmp_path), "parts": str(parts), "model": str(parts / "averaged.pt")}
+    code, out, err = translate(*(word.format(**places) for word in words), text="We see.\n")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"fairseq-deep translate: {message.format(**places)}")
+
+
+def test_an_ensemble_of_strangers_is_refused(trained, alone, translate, tmp_path):
+    shutil.copytree(alone, tmp_path / "other")
+    other_dictionary(tmp_path / "other")
+    code, _, err = translate(trained, tmp_path / "other/averaged.pt", text="We see.\n")
+    problem = f"{tmp_path}/other/dict.en.txt is not the dictionary of {trained}/averaged.pt"
+    assert code == 2 and err.endswith(f"{problem}: an ensemble shares dictionaries\n")
+
+
+def test_what_is_not_utf8_is_named(trained, translate, tmp_path):
+    text = "We see.\nWir sähen.\n".encode("latin-1")
+    code, out, err = translate(trained, "--line-by-line", text=text)
+    assert code == 2 and out.count("\n") == 1 and "line 2 of stdin is not UTF-8; convert it with iconv" in err
+    (tmp_path / "in").write_bytes(text)
+    code, out, err = translate(trained, "--input", tmp_path / "in", "--output", tmp_path / "out")
+    assert code == 2 and "is not UTF-8 (line 2)" in err and not (tmp_path / "out").exists()
