@@ -9,6 +9,7 @@ from fairseq.data import Dictionary
 from fairseq_deep.architectures import build_architecture, get_architecture
 from fairseq_deep.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.registry import Registry, UsageError
+from tests.commands import PACKAGE, run
 
 
 def one_line(error):
@@ -28,6 +29,27 @@ def test_unknown_aggregator_names_the_nearest(flag):
         parse("--arch", "transformer_dlcl_30l", flag, "dclc")
     assert "did you mean dlcl?" in one_line(error)
     assert "residual" in one_line(error)
+
+
+@pytest.mark.parametrize(
+    "flags, line",
+    [
+        (
+            ("--arch", "transformer_dlcl_30l"),
+            "there is no architecture transformer_dlcl_30l: is the --user-dir of its package missing?",
+        ),
+        (
+            ("--user-dir", PACKAGE, "--arch", "transformer_dlcl_30"),
+            "there is no architecture transformer_dlcl_30: did you mean transformer_dlcl_30l, "
+            "or is the --user-dir of its package missing?",
+        ),
+        (("--user-dir", "nowhere", "--arch", "transformer"), "--user-dir nowhere: there is no such folder"),
+    ],
+    ids=["no plugin", "mistyped", "no folder"],
+)
+def test_what_nothing_has_registered_is_one_line(flags, line):
+    done = run("fairseq-train", "data", *flags, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (1, line + "\n", "")
 
 
 @pytest.mark.parametrize(

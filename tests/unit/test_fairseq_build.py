@@ -117,10 +117,9 @@ def test_build_stops_at_the_edit_that_does_not_match(backend, edits, tmp_path, m
     assert not list(wheels.iterdir())
 
 
-@pytest.mark.parametrize("version", [(3, 8, 18), (3, 13, 0)])
-def test_python_outside_the_range_is_refused(backend, monkeypatch, version):
-    monkeypatch.setattr(sys, "version_info", version)
-    with pytest.raises(SystemExit, match="is not supported; use Python 3.9, 3.10, 3.11 or 3.12"):
+def test_an_old_python_is_refused(backend, monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 8, 18))
+    with pytest.raises(SystemExit, match="is not supported; use Python 3.9 or newer"):
         backend.check_machine()
 
 

@@ -20,7 +20,7 @@ VERSION = "0.12.2"
 SHA256 = "34f1b18426bf3844714534162f065ab733e049597476daa35fffb4d06a92b524"
 HERE = Path(__file__).resolve().parent
 
-PYTHON_MIN, PYTHON_END = (3, 9), (3, 13)
+PYTHON_MIN = (3, 9)
 BUILD_BYTES = 200e6  # unpacked sdist, objects and wheel
 INSTALLED_BYTES = 150e6  # fairseq and its small dependencies
 TORCH_BYTES = 1.35e9  # torch for CPU
@@ -57,8 +57,8 @@ def stop(message):
 
 def check_machine():
     """Stop unless Python, the compiler and the free space suffice."""
-    if not PYTHON_MIN <= sys.version_info[:2] < PYTHON_END:
-        stop(f"Python {sys.version.split()[0]} is not supported; use Python 3.9, 3.10, 3.11 or 3.12")
+    if sys.version_info[:2] < PYTHON_MIN:
+        stop(f"Python {sys.version.split()[0]} is not supported; use Python 3.9 or newer")
     if sys.platform != "win32":
         check_compiler()
     check_space(tempfile.gettempdir(), BUILD_BYTES, "set TMPDIR to a larger disk")

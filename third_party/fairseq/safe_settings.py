@@ -2,10 +2,12 @@
 
 fairseq builds the task, criterion, BPE and tokenizer that a checkpoint names, and reads data as it says. Those of this
 list do nothing but read text and compute. A name that fairseq does not know can only be of a user's `--user-dir`.
+Names on the command line that nothing has registered are told in one line.
 """
 
 import argparse
 import dataclasses
+import difflib
 
 from omegaconf import OmegaConf, ValueNode
 
@@ -32,6 +34,28 @@ ALLOWED = {
     "eval_bleu_detok": TOKENIZERS.split(),
     "dataset_impl": "cached huffman lazy mmap raw ${dataset.dataset_impl}".split(),
 }
+
+
+class UnknownError(LookupError, SystemExit):
+    """Something that was named does not exist; the message is one line.
+
+    It is an ordinary exception for `except Exception`; where nobody catches it, the command prints the line alone.
+    """
+
+    def __init__(self, message):
+        super().__init__(message)
+        self.code = message
+
+
+def architecture(name):
+    """The type of --arch: the name, if something has registered it."""
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    if name not in ARCH_MODEL_REGISTRY:
+        near = difflib.get_close_matches(name, ARCH_MODEL_REGISTRY, n=1, cutoff=0.8)
+        hint = f"did you mean {near[0]}, or " if near else ""
+        raise UnknownError(f"there is no architecture {name}: {hint}is the --user-dir of its package missing?")
+    return name
 
 
 def refused(state):

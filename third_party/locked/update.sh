@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make the lists of this folder anew: releases with the sha256 of each of their files, for Python 3.9 to 3.12 on all
+# Make the lists of this folder anew: releases with the sha256 of each of their files, for Python 3.9 to 3.13 on all
 # systems, of the versions that constraints.txt says. Needs uv.
 set -euo pipefail
 unset CDPATH
