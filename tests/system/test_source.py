@@ -15,7 +15,7 @@ from fairseq.data import Dictionary
 from fairseq_deep.training.adam import FusedAdam
 from tests.methods import FORMS
 
-SYMBOLS, LENGTH = 8, 4
+SYMBOLS, LENGTH = 8, 3
 BLIND = LENGTH * math.log(SYMBOLS) / (LENGTH + 1)  # nats per token; the end of a sentence is certain
 WARMUP, STEP = 20, 10
 UPDATES = 60  # twice what a plain pre-norm stack takes, of 6 + 6 as of 12 + 12 layers

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fairseq_deep.diagnostics.weights import WeightMatrix
-from fairseq_deep.tools import figures, plot
+from fairseq_deep.tools import figures
+from fairseq_deep.tools import weights as plot
 from fairseq_deep.tools.main import main
 
 ENCODER = torch.tensor([[1.0, 9, 9], [-0.5, 0.09, 9], [0.3, -4.0, 0.1]])

@@ -1,0 +1,193 @@
+"""draw the loss, perplexity, learning rate and gradient norm of trainings, by updates
+
+A log is what fairseq-train printed (with ``--log-format json`` or ``simple``), the ``train.jsonl`` of a recipe, or its
+folder. Several are drawn in one picture; a training that was stopped and went on is one line.
+"""
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from fairseq_deep.tools import UserError, check_outputs, figures, format_table, read_lines, write_text
+
+# panel -> what it is called in the log: in training (after each interval), and in validation
+MEASURES = {
+    "loss": ("loss", "valid_loss"),
+    "perplexity": ("ppl", "valid_ppl"),
+    "learning rate": ("lr", None),
+    "gradient norm": ("gnorm", None),
+}
+LOG_SCALES = ("perplexity", "gradient norm")
+PLACES = ("train.jsonl", "logs/4-train.log")  # in the folder of a recipe
+ENTRY = re.compile(r"(?:^|\| )(train_inner|valid) \| (.*)$")
+SIMPLE = re.compile(r"([a-z]\w*)[= ](-?[\d.]+(?:e[-+]?\d+)?|nan|-?inf)(?=[\s,]|$)")
+
+Curve = dict[int, float]
+Run = dict[str, Curve]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the logs and the outputs."""
+    parser.add_argument("logs", metavar="LOG", nargs="+", help="log of fairseq-train, or folder of a recipe")
+    parser.add_argument("--names", metavar="A,B", help="what to call them (default: their paths)")
+    parser.add_argument("--output", metavar="FILE", default="run.png", help="the picture: .png, .svg or .pdf (run.png)")
+    parser.add_argument("--csv", metavar="FILE", help="write the numbers as CSV: run, measure, update, value")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a table, draw the picture and write the numbers."""
+    names = args.names.split(",") if args.names else _short(args.logs)
+    if len(names) != len(args.logs):
+        raise UserError(f"--names has {len(names)} for {len(args.logs)} logs")
+    if len({*names}) < len(names):
+        raise UserError("two logs have the same name: give --names A,B,...")
+    paths = [_find(place) for place in args.logs]
+    figures.check_picture(args.output)
+    check_outputs([args.output, *filter(None, [args.csv])], paths)
+    runs = {name: read_run(path) for name, path in zip(names, paths)}
+    print(format_table(_summary(runs), right=range(1, 7)))
+    if args.csv is not None:
+        write_text(args.csv, _csv(runs))
+    figures.save_figure(draw(runs), args.output)
+    print("->", ", ".join(filter(None, (args.csv, args.output))))
+    return 0
+
+
+def _find(place: str) -> str:
+    if not os.path.isdir(place):
+        return place
+    found = [path for path in (os.path.join(place, name) for name in PLACES) if os.path.isfile(path)]
+    if not found:
+        raise UserError(f"{place} has neither {' nor '.join(PLACES)}: give the folder of a recipe that has trained")
+    return found[0]
+
+
+def _short(paths: Sequence[str]) -> list[str]:
+    """The paths without the folders that they share."""
+    whole = [os.path.abspath(path) for path in paths]
+    if len(whole) == 1:
+        return [os.path.basename(whole[0])]
+    shared = os.path.commonpath([os.path.dirname(path) for path in whole])
+    return [os.path.relpath(path, shared) for path in whole]
+
+
+def read_run(path: str) -> Run:
+    """The curves of the log at *path*, by what they are called there.
+
+    Of an update that was made twice, as after a kill, the later entry counts.
+
+    Raises:
+        UserError: it cannot be read, or holds no training
+    """
+    curves: Run = {}
+    for line in read_lines(path):
+        entry = _entry(line)
+        update = _number(entry.get("num_updates", entry.get("valid_num_updates")))
+        for name, value in entry.items():
+            number = _number(value)
+            if update is not None and number is not None:
+                curves.setdefault(name, {})[int(update)] = number
+    if not any(name in curves for names in MEASURES.values() for name in names):
+        raise UserError(f"{path} is no log of a training: it has no line with train_inner or valid")
+    return {name: dict(sorted(curve.items())) for name, curve in curves.items()}
+
+
+def _entry(line: str) -> dict[str, Any]:
+    """The measures in a line of a log; nothing if there are none."""
+    found = ENTRY.search(line)
+    text = found[2] if found else line
+    if text.startswith("{"):
+        try:
+            entry = json.loads(text)
+        except ValueError:
+            return {}
+        return entry if found or entry.get("kind") in ("train_inner", "valid") else {}
+    prefix = "valid_" if found and found[1] == "valid" else ""
+    return {prefix + name: value for name, value in SIMPLE.findall(text)} if found else {}
+
+
+def _number(value: Any) -> Optional[float]:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _summary(runs: dict[str, Run]) -> list[tuple[str, ...]]:
+    rows = [("run", "updates", "loss", "valid loss", "best", "valid ppl", "best")]
+    for name, curves in runs.items():
+        updates = max(max(curve) for curve in curves.values())
+        cells = []
+        for measure in ("valid_loss", "valid_ppl"):
+            values = list(curves.get(measure, {}).values())
+            cells += [f"{values[-1]:.3f}", f"{min(values):.3f}"] if values else ["-", "-"]
+        loss = list(curves.get("loss", {}).values())
+        rows.append((name, f"{updates:,}", f"{loss[-1]:.3f}" if loss else "-", *cells))
+    return rows
+
+
+def _csv(runs: dict[str, Run]) -> str:
+    lines = ["run,measure,update,value"]
+    for name, curves in runs.items():
+        label = '"' + name.replace('"', '""') + '"' if set(name) & set(',"') else name
+        for measure in (part for parts in MEASURES.values() for part in parts if part):
+            lines += [f"{label},{measure},{update},{value!r}" for update, value in curves.get(measure, {}).items()]
+    return "\n".join(lines) + "\n"
+
+
+def draw(runs: dict[str, Run]) -> Any:
+    """A panel for each measure that any of *runs* has: training thin, validation thick with its points."""
+    known = {part for run in runs.values() for part in run}
+    shown = {name: parts for name, parts in MEASURES.items() if known & {*parts}}
+    rows, columns = (len(shown) + 1) // 2, min(2, len(shown))
+    figure = figures.new_figure(4.6 * columns + 0.4, 3.1 * rows + 0.5)
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes in panels[len(shown) :]:
+        axes.remove()
+    for axes, (name, parts) in zip(panels, shown.items()):
+        for index, curves in enumerate(runs.values()):
+            _draw_curves(axes, curves, parts, index)
+        if name in LOG_SCALES:
+            _scale_log(axes)
+        axes.set(xlabel="updates", ylabel=name)
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+    handles, labels = _legend(runs)
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(labels)), fontsize=8, frameon=False)
+    return figure
+
+
+def _scale_log(axes: Any) -> None:
+    from matplotlib.ticker import LogLocator
+
+    axes.set_yscale("log", nonpositive="mask")
+    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+
+
+def _look(index: int) -> dict[str, Any]:
+    turn, colour = divmod(index, len(figures.COLOURS))
+    return {"color": figures.COLOURS[colour], "linestyle": ("-", "--", ":", "-.")[turn % 4]}
+
+
+def _draw_curves(axes: Any, curves: Run, parts: Sequence[Optional[str]], index: int) -> None:
+    training, validation = (curves.get(part or "", {}) for part in parts)
+    if training:
+        width, alpha = (0.9, 0.55) if parts[1] else (1.3, 0.9)
+        axes.plot(list(training), list(training.values()), linewidth=width, alpha=alpha, **_look(index))
+    if validation:
+        points = {"marker": "o", "markersize": 3} if len(validation) < 40 else {}
+        axes.plot(list(validation), list(validation.values()), linewidth=1.8, **points, **_look(index))
+
+
+def _legend(runs: dict[str, Run]) -> tuple[list[Any], list[str]]:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], linewidth=1.8, **_look(index)) for index in range(len(runs))]
+    grey = [Line2D([], [], color="#777777", linewidth=0.9), Line2D([], [], color="#777777", linewidth=1.8, marker="o")]
+    both = any(part in run for run in runs.values() for part in ("valid_loss", "valid_ppl"))
+    return (handles + grey, [*runs, "training", "validation"]) if both else (handles, list(runs))
