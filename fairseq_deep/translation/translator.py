@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from ..registry import UsageError
 from ..task import DeepTranslationConfig, DeepTranslationTask
 from .bundle import Bundle
-from .text import TextSteps
+from .text import SEPARATOR, TextSteps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +52,8 @@ class Translator:
         for bundle in bundles[1:]:
             self._check_same(bundle, bundles[0])
         config, first = self.task.cfg, bundles[0]
+        if first.codes is None and any(word.endswith(SEPARATOR) for word in self.task.source_dictionary.symbols):
+            raise UsageError(f"{first.data} has sub-words, and there are no merges to cut words with: give --bpe-codes")
         self.text = TextSteps(config.source_lang, config.target_lang, first.codes, first.tokenizer, first.lowercase)
         generation = OmegaConf.structured(GenerationConfig(**decoding))
         self.nbest = min(generation.nbest, generation.beam)

@@ -1,6 +1,5 @@
 """Models with every --decoder-attn: counts, presets, dropout, precision, TorchScript, recomputation, checkpoints."""
 
-
 import pytest
 import torch
 from fairseq import checkpoint_utils, options

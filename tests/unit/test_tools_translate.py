@@ -217,6 +217,8 @@ BAD = {
     "another dictionary": (other_dictionary, ["{model}"], "{model} does not fit {parts}: --share-all"),
     "other dictionaries": (other_dictionaries, ["{model}"], "{model} does not fit {parts}: "),
     "no checkpoint": (damage("averaged.pt"), ["{model}"], "cannot load {model}: "),
+    "merges are missing": (lambda folder: (folder / "code").unlink(), ["{model}"],
+                           "{parts} has sub-words, and there are no merges to cut words with: give --bpe-codes"),
     "not merges": (damage("code"), ["{model}"], "{parts}/code has no merges of subword-nmt: Error: invalid line 1"),
     "no object": (damage("steps.json"), ["{model}"], "cannot read {parts}/steps.json: "),
     "no language": (no_languages, ["{model}"], "{model} does not name its languages: give --source-lang"),
