@@ -59,10 +59,16 @@ def run(args: argparse.Namespace) -> int:
 def _find(place: str) -> str:
     if not os.path.isdir(place):
         return place
-    found = [path for path in (os.path.join(place, name) for name in PLACES) if os.path.isfile(path)]
+    found = find_log(place)
     if not found:
         raise UserError(f"{place} has neither {' nor '.join(PLACES)}: give the folder of a recipe that has trained")
-    return found[0]
+    return found
+
+
+def find_log(folder: str) -> Optional[str]:
+    """The log of the training in the folder of a recipe, if it has any line yet."""
+    paths = (os.path.join(folder, name) for name in PLACES)
+    return next((path for path in paths if os.path.isfile(path) and os.path.getsize(path)), None)
 
 
 def _short(paths: Sequence[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """What the commands that draw share; matplotlib is imported only when a picture is wanted."""
 
+import io
 import os
 from typing import Any
 
@@ -15,6 +16,11 @@ def check_picture(path: str) -> None:
     if _format(path) not in FORMATS:
         raise UserError(f"cannot draw {path}: its name must end in {', '.join(f'.{name}' for name in FORMATS)}")
     check_output_path(path)
+    check_library()
+
+
+def check_library() -> None:
+    """Raise `UserError` if nothing can be drawn."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -30,12 +36,23 @@ def new_figure(width: float, height: float) -> Any:
 
 def save_figure(figure: Any, path: str) -> None:
     """Write `figure` to `path`, whole or not at all; the same figure always gives the same file."""
+    with replacing(path) as temporary:
+        _draw(figure, temporary, _format(path))
+
+
+def as_svg(figure: Any) -> str:
+    """Return `figure` as an element of HTML."""
+    text = io.StringIO()
+    _draw(figure, text, "svg")
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def _draw(figure: Any, target: Any, kind: str) -> None:
     import matplotlib
 
-    kind = _format(path)
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fairseq_deep"}), replacing(path) as temporary:
-        figure.savefig(temporary, format=kind, dpi=150, metadata=dates.get(kind))
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fairseq_deep"}):
+        figure.savefig(target, format=kind, dpi=150, metadata=dates.get(kind))
 
 
 def _format(path: str) -> str:

@@ -11,9 +11,22 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, Optional
 
-from fairseq_deep.tools import UserError, archs, average, check, diagnose, doctor, export, path, plot, score, translate
+from fairseq_deep.tools import (
+    UserError,
+    archs,
+    average,
+    check,
+    diagnose,
+    doctor,
+    export,
+    path,
+    plot,
+    report,
+    score,
+    translate,
+)
 
-COMMANDS = (path, archs, doctor, check, average, score, diagnose, translate, plot, export)
+COMMANDS = (path, archs, doctor, check, average, score, diagnose, translate, plot, report, export)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_deep.tools.main import main as fairseq_deep_command
+
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = ROOT / "run_wmt16_ende.sh"
 CORPUS = ROOT / "examples/common/corpus.py"
@@ -359,3 +361,7 @@ def test_from_text_to_bleu(tools, corpus, tmp_path):
         "BLEU = "
         in subprocess.run([str(exp / "resume.sh")], env=environment(tools), capture_output=True, text=True).stdout
     )
+    assert fairseq_deep_command(["report", str(exp)]) == 0
+    page = (exp / "report.html").read_text()
+    for part in (record["signature"], "transformer_dlcl_2l2l_tiny", "11 of 11 sentences", translations[0], "<svg"):
+        assert part in page

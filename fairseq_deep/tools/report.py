@@ -1,0 +1,181 @@
+"""write one self-contained HTML page about an experiment: scores, curves, settings, data, sample translations
+
+The page needs no network and no other file. What an experiment has not come to yet is left out of it.
+"""
+
+import argparse
+import json
+import math
+import os
+import shlex
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from fairseq_deep.tools import UserError, at_least_one, check_outputs, curves, figures, read_lines, samples, write_text
+
+TEMPLATE = "report.html.jinja"
+SCORES = {"sacrebleu": "sacreBLEU", "tokenised": "tokenised", "compound_split": "compound-split, tokenised"}
+TRAINING = ("arch", "seed", "updates", "epochs", "precision", "devices", "tokens_per_update", "max_tokens")
+DECODING = ("averaged", "average_updates", "beam", "lenpen")
+KEPT = ("RESULT.json", "train.sh", "train.jsonl", "env.txt", "generate-test.txt")  # never written over
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the experiment, the outputs, and what to show of the translations."""
+    parser.add_argument("run_folder", metavar="RUN", help="folder of a recipe's experiment, of one seed or of several")
+    parser.add_argument("--output", metavar="FILE", help="the page (default: report.html in RUN)")
+    parser.add_argument("--title", help="its title (default: the folder's name)")
+    parser.add_argument(
+        "--samples", type=at_least_one, default=20, metavar="N",
+        help="translations to show, evenly spread over the test set (default: 20)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--generate-output", metavar="FILE",
+        help="take them, and their alignments, from this output of fairseq-generate",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Gather, draw and write the page."""
+    folder = args.run_folder
+    if not os.path.isdir(folder):
+        raise UserError(f"there is no folder {folder}: give the folder of a recipe's experiment")
+    output = args.output or os.path.join(folder, "report.html")
+    inputs = [os.path.join(folder, name) for name in KEPT] + [args.generate_output] * bool(args.generate_output)
+    check_outputs([output], inputs)
+    figures.check_library()
+    try:
+        page = gather(folder, args.samples, args.generate_output)
+    except (KeyError, TypeError, AttributeError) as error:
+        cause = f"{folder}/RESULT.json is not what a recipe writes ({error!r})"
+        raise UserError(f"{cause}: run again with --stage 7") from error
+    title = args.title or os.path.basename(os.path.abspath(folder))
+    write_text(output, render(title=title, **page))
+    print(f"{folder} -> {output}")
+    return 0
+
+
+def gather(folder: str, count: int, generated: Optional[str] = None) -> dict[str, Any]:
+    """Return what the template shows of the experiment in *folder*.
+
+    Args:
+        count: how many translations at most
+        generated: the output of ``fairseq-generate`` to take them from, instead of the folder's own
+
+    Raises:
+        UserError: it is not the folder of an experiment, or one of its files cannot be read
+    """
+    seeds = _seeds(folder)
+    runs = {f"seed {seed}": os.path.join(folder, f"seed{seed}") for seed in seeds} or {"": folder}
+    first = next(iter(runs.values()))
+    command = _command(os.path.join(first, "train.sh"))
+    if not command:
+        raise UserError(f"{folder} holds no train.sh: give the folder of a recipe that has begun to train")
+    flags = _flags(command)
+    record = _json(os.path.join(first, "RESULT.json"))
+    return {
+        "seeds": _json(os.path.join(folder, "RESULT.json")) if seeds else {},
+        "record": record,
+        "scores": _scores(record),
+        "against": _against(record),
+        "tables": _tables(record, flags),
+        "command": shlex.join(command),
+        "curves": _curves(runs),
+        **samples.choose(first, flags, count, generated),
+    }
+
+
+def _seeds(folder: str) -> list[int]:
+    names = (name[4:] for name in os.listdir(folder) if name.startswith("seed"))
+    found = sorted(int(name) for name in names if name.isdigit())
+    return [seed for seed in found if os.path.isfile(os.path.join(folder, f"seed{seed}", "train.sh"))]
+
+
+def _json(path: str) -> dict[str, Any]:
+    if not os.path.isfile(path):
+        return {}
+    try:
+        content = json.loads("\n".join(read_lines(path)))
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}): finish the experiment again with --stage 7") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is not what a recipe writes: it holds no object")
+    return content
+
+
+def _command(path: str) -> list[str]:
+    try:
+        return shlex.split(read_lines(path)[-1]) if os.path.isfile(path) else []
+    except ValueError as error:
+        raise UserError(f"{path} is not what a recipe writes: {error}") from error
+
+
+def _flags(command: Sequence[str]) -> dict[str, str]:
+    """The flags of fairseq-train; of one that is given twice the last, as there."""
+    flags: dict[str, str] = {}
+    for word, following in zip(command, [*command[1:], "--"]):
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            flags[name] = value if equals else "" if following.startswith("--") else following
+    return flags
+
+
+def _scores(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """A line for each test set and measure."""
+    rows = []
+    for subset, measures in record.get("scores", {}).items():
+        for name, label in SCORES.items():
+            found = measures.get(name)
+            if found:
+                row = {key: found.get(key) for key in ("bleu", "chrf", "brevity_penalty", "sentences", "signature")}
+                rows.append({"set": subset, "measure": label, **row})
+    return rows
+
+
+def _against(record: dict[str, Any]) -> dict[str, Any]:
+    return record.get("scores", {}).get("test", {}).get("sacrebleu", {}).get("against", {})
+
+
+def _tables(record: dict[str, Any], flags: dict[str, str]) -> dict[str, list[tuple[str, Any]]]:
+    """Name and value, by heading."""
+    data = record.get("data", {})
+    pairs = [
+        (name, f"{facts['pairs']:,} pairs; sha256 " + ", ".join(f"{k} {v[:16]}…" for k, v in facts["sha256"].items()))
+        for name, facts in data.get("sets", {}).items()
+    ]
+    tables = {
+        "Training": [(name.replace("_", " "), record[name]) for name in TRAINING if name in record],
+        "Flags of fairseq-train": sorted(flags.items()),
+        "Decoding": [(name.replace("_", " "), record[name]) for name in DECODING if name in record],
+        "Data": [("from", data["route"]), *pairs] if "route" in data else pairs,
+        "Environment": list(record.get("environment", {}).items()),
+    }
+    return {heading: rows for heading, rows in tables.items() if rows}
+
+
+def _curves(runs: dict[str, str]) -> str:
+    """The picture of the trainings as SVG; nothing before the first line of a log."""
+    logs = {name: curves.find_log(place) for name, place in runs.items()}
+    found = {name or "this run": curves.read_run(path) for name, path in logs.items() if path}
+    return figures.as_svg(curves.draw(found)) if found else ""
+
+
+def render(**page: Any) -> str:
+    """Fill the template; whatever comes from a file is escaped."""
+    try:
+        import jinja2
+    except ImportError as error:
+        raise UserError(f"the page needs jinja2 ({error}): pip install jinja2") from error
+    folder = jinja2.FileSystemLoader(os.path.dirname(os.path.abspath(__file__)))
+    environment = jinja2.Environment(
+        loader=folder, autoescape=True, undefined=jinja2.ChainableUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["number"] = number
+    return environment.get_template(TEMPLATE).render(**page)
+
+
+def number(value: Any, form: str = ",") -> str:
+    """A number for people, or a dash where there is none."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return "–" if value is None else str(value) or "–"
+    return format(value, form) if math.isfinite(value) else str(value)

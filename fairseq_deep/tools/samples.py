@@ -1,0 +1,116 @@
+"""Translations of a recipe's test set to look at: evenly spread over it, with their alignments where there are any."""
+
+import os
+import re
+from typing import Any, Optional
+
+from fairseq_deep.tools import UserError, read_lines
+
+LINE = re.compile(r"([STHDA])-(\d+)(?:\t|$)")
+LINKS = re.compile(r"(\d+-\d+)( \d+-\d+)*")
+WIDEST = 40  # tokens of a sentence whose alignment is still drawn
+
+
+def choose(folder: str, flags: dict[str, str], count: int, generated: Optional[str] = None) -> dict[str, Any]:
+    """Choose at most *count* sentences of the experiment in *folder*, by their place in the test set.
+
+    Args:
+        flags: of its training
+        generated: the output of ``fairseq-generate`` to take them from; None: what the recipe has scored
+
+    Returns:
+        ``sentences``, how many there are, and ``samples``, a dictionary for each chosen one, with ``line`` (from 1),
+        ``source``, ``ours``, ``reference``, ``chrf`` (of the sentence, None without sacrebleu) and ``alignment`` (None,
+        or tokens of both sides with the set of linked pairs)
+    """
+    languages = flags.get("source-lang"), flags.get("target-lang")
+    found = from_output(generated) if generated else _from_recipe(folder, *languages)
+    chosen = found if len(found) <= count else [found[index * len(found) // count] for index in range(count)]
+    for sentence in chosen:
+        sentence["chrf"] = _chrf(sentence["ours"], sentence["reference"])
+    return {"samples": chosen, "sentences": len(found)}
+
+
+def _from_recipe(folder: str, source: Optional[str], target: Optional[str]) -> list[dict[str, Any]]:
+    translations = os.path.join(folder, f"test.hyp.{target}")
+    if not os.path.isfile(translations):
+        return []
+    raw, pieces = (os.path.join(folder, "text", kind, f"test.{source}") for kind in ("raw", "bpe"))
+    sources = read_lines(raw if os.path.isfile(raw) else pieces)
+    sides = [sources, read_lines(translations), read_lines(os.path.join(folder, f"test.ref.{target}"))]
+    if len({*map(len, sides)}) != 1:
+        raise UserError(f"{folder}: its test set and translations differ in length: run again with --stage 6")
+    alignments = _alignments(os.path.join(folder, "generate-test.txt"))
+    names = ("source", "ours", "reference")
+    return [
+        {"line": line, **dict(zip(names, texts)), "alignment": alignments.get(line)}
+        for line, texts in enumerate(zip(map(_joined, sides[0]), *sides[1:]), 1)
+    ]
+
+
+def from_output(path: str) -> list[dict[str, Any]]:
+    """The sentences of an output of ``fairseq-generate``, by their numbers."""
+    lines = _read_output(path)
+    alignments = _aligned(lines)
+    found = [
+        {
+            "line": number + 1,
+            "source": _joined(kinds.get("S", "")),
+            "ours": _joined(kinds.get("D", kinds["H"])),
+            "reference": _joined(kinds.get("T", "")),
+            "alignment": alignments.get(number + 1),
+        }
+        for number, kinds in sorted(lines.items())
+        if "H" in kinds
+    ]
+    if not found:
+        raise UserError(f"{path} holds no line 'H-...'; give the output of fairseq-generate, run without --quiet")
+    return found
+
+
+def _read_output(path: str) -> dict[int, dict[str, str]]:
+    """Sentence -> kind of line -> its text; of several hypotheses the first, which is the best."""
+    sentences: dict[int, dict[str, str]] = {}
+    for line in read_lines(path):
+        match = LINE.match(line)
+        if match:
+            scored = match[1] in "HD"
+            fields = line.split("\t", 2 if scored else 1)
+            sentences.setdefault(int(match[2]), {}).setdefault(match[1], fields[-1] if len(fields) > 1 + scored else "")
+    return sentences
+
+
+def _alignments(path: str) -> dict[int, dict[str, Any]]:
+    return _aligned(_read_output(path)) if os.path.isfile(path) else {}
+
+
+def _aligned(sentences: dict[int, dict[str, str]]) -> dict[int, dict[str, Any]]:
+    """Line -> tokens of both sides and their links (source, target).
+
+    Alignments count sub-words. Where ``--remove-bpe`` has joined these, their numbers point past the words that are
+    left, or at others: they are taken only if every token of the hypothesis has its link, and no other.
+    """
+    found = {}
+    for number, kinds in sentences.items():
+        if not {"A", "S", "H"} <= kinds.keys() or not LINKS.fullmatch(kinds["A"]):
+            continue
+        source, target = kinds["S"].split(), kinds["H"].split()
+        links = {tuple(map(int, pair.split("-"))) for pair in kinds["A"].split()}
+        linked = {column for _, column in links}
+        fits = linked == {*range(len(target))} and max(row for row, _ in links) < len(source)
+        if fits and max(len(source), len(target)) <= WIDEST:
+            found[number + 1] = {"source": source, "target": target, "links": links}
+    return found
+
+
+def _joined(line: str) -> str:
+    """The words of subword-nmt's pieces."""
+    return re.sub(r"@@( |$)", "", line)
+
+
+def _chrf(ours: str, reference: str) -> Optional[float]:
+    try:
+        from sacrebleu.metrics import CHRF
+    except ImportError:
+        return None
+    return CHRF().sentence_score(ours, [reference]).score

@@ -1,0 +1,164 @@
+"""``fairseq-deep report``: one HTML page about an experiment, from nothing but what a recipe leaves."""
+
+import html.parser
+import json
+import re
+
+import pytest
+
+from fairseq_deep.tools import samples
+from fairseq_deep.tools.main import main
+
+pytest.importorskip("matplotlib")
+
+SCORE = {"bleu": 12.345, "chrf": 40.5, "brevity_penalty": 0.98, "sentences": 4, "signature": "nrefs:1|tok:13a"}
+COMPARED = {"other": {"score": 10.0}, "ours": {"score": 12.345}, "difference": 2.345, "p": 0.0123}
+AGAINST = {"system": "exp/other", "resamples": 1000, "seed": 12345, "measures": {"BLEU": COMPARED}}
+RECORD = {
+    "bleu": 12.345,
+    "chrf": 40.5,
+    "parameters": 1234567,
+    "updates": 20,
+    "hardware": "2 cores",
+    "arch": "transformer_dlcl_30l",
+    "beam": 4,
+    "commit": "abc123",
+    "data": {"route": "DIR", "sets": {"train": {"pairs": 22000, "sha256": {"en": "e" * 64, "de": "d" * 64}}}},
+    "environment": {"torch": "2.13.0"},
+    "scores": {"test": {"sacrebleu": {**SCORE, "against": AGAINST}}},
+}
+LOG = {"kind": "train_inner", "loss": "9.5", "ppl": "724", "num_updates": "10", "lr": "0.001", "gnorm": "2.5"}
+TEXTS = {
+    "text/raw/test.en": ["the <i>house</i>", "a tree", "rain", "snow"],
+    "test.hyp.de": ["das <script>alert(1)</script>", "", "Regen", "Schnee"],
+    "test.ref.de": ["das Haus", "ein Baum", "Regen", "Schnee"],
+}
+GENERATED = """S-1\tthe hou@@ se
+T-1\tdas Haus
+H-1\t-0.5\tdas Ha@@ us
+D-1\t-0.5\tdas Ha@@ us
+A-1\t0-0 1-1 2-2
+S-0\ta tree
+T-0\tein Baum
+H-0\t-0.5\tein Baum
+D-0\t-0.5\tein Baum
+A-0\t0-0 0-1 1-2
+"""
+
+
+def make_run(folder, record=RECORD, texts=TEXTS):
+    folder.mkdir(parents=True)
+    command = "fairseq-train data-bin --source-lang en --target-lang de --lr 1 --bf16 --lr=0.002"
+    (folder / "train.sh").write_text(command + "\n")
+    (folder / "train.jsonl").write_text(json.dumps(LOG) + "\n")
+    for name, lines in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("".join(line + "\n" for line in lines))
+    if record is not None:
+        (folder / "RESULT.json").write_text(json.dumps(record))
+    return folder
+
+
+class Page(html.parser.HTMLParser):
+    """Tags, what they point at, and the words between them."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags, self.links, self.words = [], [], []
+        self.feed(path.read_text())
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href", "data", "srcset")]
+
+    def handle_data(self, data):
+        if self.lasttag != "style":
+            self.words.append(data)
+
+
+def report(folder, *words):
+    assert main(["report", str(folder), *map(str, words)]) == 0
+    return Page(folder / "report.html")
+
+
+def test_what_the_page_says(tmp_path):
+    page = report(make_run(tmp_path / "job"), "--title", "my <b>job</b>")
+    for part in ("my <b>job</b>", "12.35", "40.50", "1,234,567", "transformer_dlcl_30l", "nrefs:1|tok:13a"):
+        assert part in page.text, part
+    assert "train 22,000 pairs; sha256 en eeeeeeeeeeeeeeee…" in page.text
+    assert "exp/other: paired bootstrap, 1,000 resamples" in page.text
+    assert "+2.35" in page.text and "0.012" in page.text and "4 of 4 sentences" in page.text
+    assert re.search(r"\blr 0\.002\b", page.text), "of a flag given twice, the last counts"
+    assert page.tags.count("svg") == 1 and page.text.count("learning rate") == 1
+
+
+def test_it_needs_no_other_file_and_runs_no_text(tmp_path):
+    page = report(make_run(tmp_path / "job"))
+    assert "script" not in page.tags and "i" not in page.tags
+    assert "das <script>alert(1)</script>" in page.text and "the <i>house</i>" in page.text
+    assert all(link.startswith("#") for link in page.links), page.links
+    assert not re.search(r"@import|url\((?!#)", (tmp_path / "job/report.html").read_text())
+
+
+def test_samples_are_spread_evenly(tmp_path):
+    folder, flags = make_run(tmp_path / "job"), {"source-lang": "en", "target-lang": "de"}
+    found = samples.choose(str(folder), flags, 2)
+    assert found["sentences"] == 4 and [one["line"] for one in found["samples"]] == [1, 3]
+    assert found["samples"][1]["chrf"] == 100.0 and found["samples"][1]["alignment"] is None
+
+
+def test_alignments_of_subwords_are_shown_as_they_are(tmp_path):
+    (tmp_path / "out").write_text(GENERATED)
+    second, first = samples.from_output(str(tmp_path / "out"))[::-1]
+    assert (second["source"], second["ours"], second["line"]) == ("the house", "das Haus", 2)
+    tokens = {"source": ["the", "hou@@", "se"], "target": ["das", "Ha@@", "us"]}
+    assert second["alignment"] == {**tokens, "links": {(0, 0), (1, 1), (2, 2)}}
+    assert first["alignment"] is None, "three links for two words: --remove-bpe has joined what they count"
+    page = report(make_run(tmp_path / "job"), "--generate-output", tmp_path / "out")
+    assert page.text.count("alignment") == 1 and "hou@@" in page.text
+    assert (tmp_path / "job/report.html").read_text().count('class="linked"') == 3
+
+
+def test_several_seeds(tmp_path):
+    folder = tmp_path / "job"
+    for seed in (1, 2):
+        make_run(folder / f"seed{seed}")
+    mean = {"mean": 12.345, "std": 0.5, "min": 12, "max": 13}
+    summary = {"bleu": mean, "seeds": [1, 2], "failed": [3], "runs": {"1": RECORD, "2": RECORD}, "signature": "x"}
+    (folder / "RESULT.json").write_text(json.dumps(summary))
+    page = report(folder)
+    assert "BLEU, mean of 2 12.35 ± 0.50" in page.text and "3 failed" in page.text
+    assert "seed 1" in page.text and "seed 2" in page.text  # in the legend of the curves
+
+
+def test_before_the_end(tmp_path):
+    folder = make_run(tmp_path / "job", record=None, texts={})
+    (folder / "train.jsonl").write_text("")
+    page = report(folder)
+    assert "has not come to its end" in page.text and "svg" not in page.tags and "Translations" not in page.text
+
+
+@pytest.mark.parametrize(
+    "spoil, words, part",
+    [
+        (lambda run: (run / "train.sh").unlink(), (), "holds no train.sh"),
+        (lambda run: (run / "RESULT.json").write_text("{"), (), "is not JSON"),
+        (lambda run: (run / "RESULT.json").write_text("[]"), (), "it holds no object"),
+        (lambda run: (run / "RESULT.json").write_text('{"scores": []}'), (), "is not what a recipe writes"),
+        (lambda run: (run / "RESULT.json").write_text('{"data": {"sets": {"a": 1}}}'), (), "is not what a recipe"),
+        (lambda run: (run / "test.hyp.de").write_text("x\n"), (), "differ in length"),
+        (lambda run: (run / "train.sh").write_text("fairseq-train 'x\n"), (), "is not what a recipe writes"),
+        (lambda run: None, ("--output", "RUN/train.sh"), "give another name"),
+        (lambda run: None, ("--generate-output", "RUN/train.sh"), "holds no line 'H-...'"),
+        (lambda run: None, ("--output", "RUN/none/a.html"), "there is no folder"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, capsys, spoil, words, part):
+    folder = make_run(tmp_path / "job")
+    spoil(folder)
+    before = sorted(path.name for path in folder.iterdir())
+    assert main(["report", str(folder), *(word.replace("RUN", str(folder)) for word in words)]) == 2
+    said = capsys.readouterr().err
+    assert part in said and said.count("\n") == 1
+    assert sorted(path.name for path in folder.iterdir()) == before
