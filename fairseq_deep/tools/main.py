@@ -24,9 +24,10 @@ from fairseq_deep.tools import (
     report,
     score,
     translate,
+    wheelhouse,
 )
 
-COMMANDS = (path, archs, doctor, check, average, score, diagnose, translate, plot, report, export)
+COMMANDS = (path, archs, doctor, check, average, score, diagnose, translate, plot, report, export, wheelhouse)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Install fairseq and fairseq_deep from the wheels beside this script, without a package index:
+#     ./install.sh VENV        makes the environment VENV, which must not be there yet, and runs `fairseq-deep doctor`
+# PYTHON=/path/to/python chooses the interpreter. Where the folder holds no torch, VENV uses that interpreter's.
+set -euo pipefail
+unset CDPATH PYTHONHOME
+
+die() {
+  printf 'install.sh: %s\n' "$1" >&2
+  exit 2
+}
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+[[ $# == 1 && $1 != -* ]] || die "usage: $0 VENV (a folder that is not there yet)"
+venv=$1
+[[ ! -e $venv ]] || die "$venv exists; give another name"
+
+(cd "$here" && sha256sum --quiet -c SHA256SUMS >/dev/null 2>&1) ||
+  die "a file of $here is missing or damaged (sha256sum -c SHA256SUMS says which one); copy the folder again"
+
+# fairseq-VERSION-cp312-cp312-linux_x86_64.whl is for Python 3.12
+fairseq=$(cd "$here/wheels" && echo fairseq-*.whl)
+tag=${fairseq#*-cp3}
+wanted=3.${tag%%-*}
+cure="set PYTHON=/path/to/python$wanted"
+python=$(command -v "${PYTHON:-python$wanted}") || die "${PYTHON:-python$wanted} is not there; $cure"
+found=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || die "$python does not run"
+[[ $found == "$wanted" ]] || die "$python is Python $found, and these wheels are for $wanted; $cure"
+
+packages=""
+if ! compgen -G "$here/wheels/torch-*.whl" >/dev/null; then
+  packages=$("$python" -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' 2>/dev/null) ||
+    die "$python has no torch, and this folder neither; set PYTHON to one that has, or make the folder with torch"
+fi
+
+trap '[[ -n ${done-} ]] || rm -rf "$venv"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+echo "install.sh: making $venv with Python $found ($python)"
+"$python" -m venv "$venv" >/dev/null 2>&1 ||
+  die "$python -m venv $venv failed; see to the disk, or install Python's venv"
+if [[ -n $packages ]]; then
+  echo "install.sh: torch is that of $packages"
+  # the setuptools of a new environment can be older than that torch asks for
+  "$venv/bin/python" -m pip --isolated uninstall -q -y setuptools >/dev/null 2>&1 || true
+  "$venv/bin/python" -c 'import sys, sysconfig
+with open(sysconfig.get_paths()["purelib"] + "/torch_of_this_machine.pth", "w") as file:
+    print(sys.argv[1], file=file)' "$packages"
+fi
+# nothing but these files: neither the variables nor the files that configure pip are read
+install() {
+  local -a pip=("$venv/bin/python" -m pip --isolated --disable-pip-version-check install --no-index --no-compile)
+  PIP_CONFIG_FILE=/dev/null "${pip[@]}" --find-links "$here/wheels" "$@" \
+    "$here"/wheels/fairseq-*.whl "$here"/wheels/fairseq_deep-*.whl >>"$venv/install.log" 2>&1 ||
+    die "pip failed: $(grep ERROR "$venv/install.log" | tail -n 1)"
+}
+install
+# pip leaves out what the packages beside that torch hold in the same release
+[[ -x $venv/bin/fairseq-train && -x $venv/bin/fairseq-deep ]] || install --no-deps --force-reinstall
+done=1
+echo "install.sh: $venv is ready: . $venv/bin/activate"
+PATH=$(cd "$venv/bin" && pwd):$PATH
+exec fairseq-deep doctor
