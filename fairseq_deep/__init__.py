@@ -5,7 +5,7 @@ Importing the package registers everything with fairseq, so ``--user-dir fairseq
 
 from .compat import FAIRSEQ_ERROR
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if FAIRSEQ_ERROR is None:
     from . import task  # noqa: F401

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Everything that must hold before a change goes in: ruff, shellcheck and all tests. Arguments go to pytest.
+# --package checks what is released instead, --docs the documentation site.
 set -euo pipefail
 unset CDPATH
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+case ${1-} in --package | --docs) exec "tests/${1#--}.sh" ;; esac
 # shellcheck source=examples/common/env.sh
 . examples/common/env.sh
 ensure_env dev
