@@ -10,8 +10,8 @@ ensure_tools() {
     echo "making $venv"
     rm -rf "$venv"
     "$python" -m venv "$venv"
-    "$venv/bin/python" -m pip install --disable-pip-version-check -q 'pip>=25.1'
-    "$venv/bin/python" -m pip install --disable-pip-version-check -q --group "$1"
+    "$venv/bin/python" -m pip install --disable-pip-version-check -qq 'pip>=25.1'
+    "$venv/bin/python" -m pip install --disable-pip-version-check -qq --group "$1" -c constraints.txt
     touch "$venv/.ready"
   fi
   PATH=$PWD/$venv/bin:$PATH

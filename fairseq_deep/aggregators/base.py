@@ -20,10 +20,10 @@ What a layer is, an aggregator says with its :class:`~fairseq_deep.stack.Layout`
   owns all additions;
 - with ``calls = k``, an encoder layer that is evaluated k times for one output, between ``read`` and ``write``::
 
-      outputs = []
-      for _ in range(k):
-          outputs.append(layer(aggregator.point(x, outputs)))
-      y = aggregator.combine(x, outputs)
+        outputs = []
+        for _ in range(k):
+            outputs.append(layer(aggregator.point(x, outputs)))
+        y = aggregator.combine(x, outputs)
 """
 
 from typing import Any, Dict, List, Optional, Tuple

@@ -22,10 +22,10 @@ def depth_record(model: nn.Module) -> Dict[str, float]:
         model: a model of this package
 
     Returns:
-        - "enc_1" ..., "dec_1" ..., "embed": shares of the layers and of the embeddings; "ratio_enc", "ratio_dec": that
-          of the first layer over that of the last. They are left out where a gradient is not finite (fairseq skips
-          that update, too) and where none is left.
-        - "dlcl_enc_newest", "lstm_dec_forget_gate" ...: what the methods show (``record``), by method and stack
+        "enc_1" ..., "dec_1" ..., "embed": shares of the layers and of the embeddings; "ratio_enc", "ratio_dec": that of
+            the first layer over that of the last. They are left out where a gradient is not finite (fairseq skips that
+            update, too) and where none is left. "dlcl_enc_newest", "lstm_dec_forget_gate" ...: what the methods show
+            (``record``), by method and stack
     """
     parameters = [p for p in model.parameters() if p.grad is not None]
     shown = _shown(model)

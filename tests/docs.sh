@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# The documentation site, from the pages of the repository where they lie and the docstrings, into build/site; a broken
+# link or anchor is an error. The tools are those of the group `docs` in pyproject.toml, in .venv/docs.
+set -euo pipefail
+unset CDPATH
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=tests/tools.sh
+. tests/tools.sh
+ensure_tools docs
+
+# mkdocs wants all pages in one folder, and not its own; pages link to programs, too
+rm -rf build/pages
+mkdir -p build/pages
+git ls-files -z -- README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE '*.txt' docs examples benchmarks third_party fairseq_deep |
+  xargs -0 cp --parents -t build/pages
+# the page of a package that names no object has all modules, the contract first
+for page in build/pages/docs/site/api/*.md; do
+  package=fairseq_deep/$(basename "$page" .md)
+  if [[ -d $package ]] && ! grep -q '^:::' "$page"; then
+    for module in $(cd "$package" && printf '%s\n' base.py [!_]*.py | awk '!seen[$0]++'); do
+      [[ -f $package/$module ]] || continue
+      printf '\n::: %s.%s\n' "${package/\//.}" "${module%.py}" >>"$page"
+    done
+  fi
+done
+NO_MKDOCS_2_WARNING=1 mkdocs build --strict --config-file docs/site/mkdocs.yml --site-dir "$PWD/build/site"
+echo "build/site: $(find build/site -name index.html | wc -l) pages"
