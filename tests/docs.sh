@@ -11,7 +11,7 @@ ensure_tools docs
 # mkdocs wants all pages in one folder, and not its own; pages link to programs, too
 rm -rf build/pages
 mkdir -p build/pages
-git ls-files -z -- README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE '*.txt' docs examples benchmarks third_party fairseq_deep |
+git ls-files -z -- README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE CITATION.cff '*.txt' docs examples benchmarks third_party fairseq_deep |
   xargs -0 cp --parents -t build/pages
 # the page of a package that names no object has all modules, the contract first
 for page in build/pages/docs/site/api/*.md; do
