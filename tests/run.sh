@@ -13,7 +13,7 @@ export OMP_NUM_THREADS=1
 echo "ruff"
 ruff check .
 echo "shellcheck"
-find . \( -name .git -o -name .venv -o -name exp \) -prune -o \( -name '*.sh' -o -name '*.sbatch' -o -path ./.ci/run \) -print0 |
+find . \( -name .git -o -name .venv -o -name build -o -name exp \) -prune -o \( -name '*.sh' -o -name '*.sbatch' -o -path ./.ci/run \) -print0 |
   xargs -0 shellcheck -x
 echo "pytest"
 python -m compileall -q fairseq_deep # once, and not in each process where PYTHONDONTWRITEBYTECODE is set

@@ -51,6 +51,12 @@ def test_lines_are_at_most_120_wide(page):
     assert not [(number, line) for number, line in lines if len(line) > WIDTH and not line.startswith("|")]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_no_sum_is_broken_before_its_plus(page):
+    """Markdown makes an item of a list of it."""
+    assert not re.findall(r"(?m)^ {0,3}\+ .*", (ROOT / page).read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("page", READ, ids=str)
 def test_sentences_have_at_most_40_words(page):
     paragraphs = prose((ROOT / page).read_text(encoding="utf-8"))
