@@ -32,6 +32,26 @@ def load_checkpoint(path: str) -> Dict[str, Any]:
     return load(path, map_location="cpu")
 
 
+def register_format(ending: str, read: Callable[[str], Dict[str, Any]]) -> None:
+    """Have fairseq read checkpoints with names like *ending* by *read*, a function of the path.
+
+    Only the fairseq that ``third_party/fairseq`` builds can be told; others stay as they are.
+    """
+    if reads_formats():
+        from fairseq import safe_load
+
+        safe_load.FORMATS[ending] = read
+
+
+def reads_formats() -> bool:
+    """Whether this fairseq can be told of other formats of checkpoints."""
+    try:
+        from fairseq import safe_load
+    except ImportError:
+        return False
+    return hasattr(safe_load, "FORMATS")
+
+
 def skip_initialisation() -> Any:
     """A context in which modules are built without memory, where torch has one (2.0 on); else a no-op."""
     import torch

@@ -45,6 +45,10 @@ TENSOR_NAMES = {
 }
 
 
+FORMATS = {}
+"""Readers of checkpoints that are no pickles, by the end of the name: a plugin adds a function of the path."""
+
+
 class CheckpointError(pickle.UnpicklingError, SystemExit):
     """A checkpoint that was refused or cannot be read; the message is one line.
 
@@ -67,13 +71,19 @@ def load(f, map_location="cpu"):
     Raises:
         CheckpointError: the checkpoint asks for a type, a function or a part of fairseq that is not allowed, or is
             damaged
+        Exception: what the reader of another format raises
     """
     if isinstance(f, (str, os.PathLike)):
         with open(f, "rb") as opened:
             return load(opened, map_location)
+    name = getattr(f, "name", "received checkpoint")
+    ending = os.path.splitext(str(name))[1]
+    if ending in FORMATS:
+        return FORMATS[ending](name)
+    if ending == ".safetensors":
+        raise CheckpointError(f"{name}: fairseq itself cannot read this: add the --user-dir of its package")
     if os.environ.get(OPT_OUT) == "1":
         return torch.load(f, map_location=map_location, weights_only=False)
-    name = getattr(f, "name", "received checkpoint")
     start = f.tell()
     allowed = allowed_types()
     try:
