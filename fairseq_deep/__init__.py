@@ -8,7 +8,7 @@ from .compat import FAIRSEQ_ERROR
 __version__ = "0.2.0"
 
 if FAIRSEQ_ERROR is None:
-    from . import task  # noqa: F401
+    from . import packaged, task  # noqa: F401
     from .architectures import list_archs
 else:
 

@@ -98,15 +98,21 @@ def check_state_dict(own: Dict[str, Tensor], loaded: Dict[str, Tensor]) -> None:
                     f"the checkpoint has a vocabulary of {loaded_rows} entries for {key}, the data has {rows}: "
                     "use the dictionary that the model was trained with"
                 )
-    differences: List[str] = [f"it lacks {key}" for key in own if key not in loaded]
+    differences = state_differences(own, loaded)
+    if differences:
+        raise UsageError(
+            f"the checkpoint is of another architecture ({differences[0]}; {len(differences)} differences): "
+            "give the --arch and the flags that it was trained with, or another --save-dir"
+        )
+
+
+def state_differences(own: Dict[str, Tensor], loaded: Dict[str, Tensor]) -> List[str]:
+    """In which names and shapes *loaded* differs from *own*, the state of a model."""
+    differences = [f"it lacks {key}" for key in own if key not in loaded]
     differences += [f"it has {key}, which the model has not" for key in loaded if key not in own]
     differences += [
         f"{key} is {tuple(loaded[key].shape)}, in the model {tuple(own[key].shape)}"
         for key in own
         if key in loaded and own[key].shape != loaded[key].shape
     ]
-    if differences:
-        raise UsageError(
-            f"the checkpoint is of another architecture ({differences[0]}; {len(differences)} differences): "
-            "give the --arch and the flags that it was trained with, or another --save-dir"
-        )
+    return differences

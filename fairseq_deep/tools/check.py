@@ -1,7 +1,8 @@
-"""say what a checkpoint, an archive or a data folder holds, and what is out of the ordinary, without loading it
+"""say what a checkpoint, an archive, a data folder or a packaged model holds, and what is out of the ordinary
 
 Nothing of the file is run: the instructions of its pickle are followed with inert stand-ins for whatever they ask for,
-and no tensor is read. Exit code 0: ordinary, 1: something is not, 2: unreadable.
+and no tensor is read. A packaged model has no pickle: it is read, and its sums are compared. Exit code 0: ordinary, 1:
+something is not, 2: unreadable.
 """
 
 import argparse
@@ -62,7 +63,7 @@ class Weight(Stand):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the paths."""
-    parser.add_argument("paths", nargs="+", metavar="FILE|DIR", help="checkpoints, archives of models, data folders")
+    parser.add_argument("paths", nargs="+", metavar="FILE|DIR", help="checkpoints, archives, data folders, packages")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,6 +80,10 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(path: str) -> tuple[list[tuple[str, str]], list[str]]:
     """Return what *path* holds, as rows of a table, and what of it is out of the ordinary."""
+    from fairseq_deep import packaged
+
+    if packaged.is_package(path):
+        return _package(packaged.folder_of(path))
     if os.path.isdir(path):
         return _folder(path)
     try:
@@ -186,6 +191,19 @@ def _archive(path: str) -> tuple[list[tuple[str, str]], list[str]]:
     except (tarfile.TarError, EOFError, OSError) as error:
         raise UserError(f"{path} is no whole archive ({error})") from error
     return [("kind", f"archive, {len(names)} entries, {total:,} bytes unpacked"), ("holds", ", ".join(names))], problems
+
+
+def _package(folder: str) -> tuple[list[tuple[str, str]], list[str]]:
+    from fairseq_deep import packaged
+
+    rows, problems = [("kind", "packaged model")], packaged.find_problems(folder)
+    try:
+        state = packaged.load(os.path.join(folder, packaged.WEIGHTS))
+    except packaged.PackageError as error:
+        return rows, problems + [str(error)] * (str(error) not in problems)
+    weights = {id(value): value for value in state["model"].values()}.values()  # those that are tied count once
+    rows.append(("model", f"{_name(state)}, {len(weights)} tensors, {sum(w.numel() for w in weights):,} values"))
+    return rows, problems
 
 
 def _folder(path: str) -> tuple[list[tuple[str, str]], list[str]]:

@@ -19,6 +19,7 @@ from fairseq_deep.tools import (
     diagnose,
     doctor,
     export,
+    package,
     path,
     plot,
     report,
@@ -27,7 +28,7 @@ from fairseq_deep.tools import (
     wheelhouse,
 )
 
-COMMANDS = (path, archs, doctor, check, average, score, diagnose, translate, plot, report, export, wheelhouse)
+COMMANDS = (path, archs, doctor, check, average, score, diagnose, translate, package, plot, report, export, wheelhouse)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -32,7 +32,8 @@ def number(text: str) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add models, input and output, the search, and the parts that are not found beside a checkpoint."""
-    parser.add_argument("models", metavar="MODEL", nargs="+", help="folder of a recipe, or checkpoint; several vote")
+    kinds = "folder of a recipe or of a packaged model, or checkpoint; several vote"
+    parser.add_argument("models", metavar="MODEL", nargs="+", help=kinds)
     parser.add_argument("--input", default="-", metavar="FILE", help="UTF-8 text, a sentence a line (default: stdin)")
     parser.add_argument("--output", default="-", metavar="FILE", help="the translations (default: stdout)")
     parser.add_argument("--json", action="store_true", help="JSON lines: line, source, translations (text and score)")

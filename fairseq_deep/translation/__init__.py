@@ -2,6 +2,7 @@
 
 from .bundle import Bundle, find_bundle
 from .text import TextSteps
-from .translator import Translation, Translator
+from .translator import Translation, Translator, build_model, build_task, check_merges, load_state
 
-__all__ = ["Bundle", "TextSteps", "Translation", "Translator", "find_bundle"]
+__all__ = ["Bundle", "TextSteps", "Translation", "Translator", "build_model", "build_task", "check_merges",
+           "find_bundle", "load_state"]  # fmt: skip

@@ -1,6 +1,7 @@
 """What a translation of raw text takes: a checkpoint, two dictionaries, sub-words, and how the text was prepared.
 
-The folder of a recipe has them all. Beside a lone checkpoint, they are looked for in its own folder or given by hand.
+The folder of a recipe and that of a packaged model have them all. Beside a lone checkpoint, they are looked for in its
+own folder or given by hand.
 """
 
 import dataclasses
@@ -8,9 +9,11 @@ import json
 import os
 from typing import Any, Dict, Optional
 
+from .. import packaged
+from ..compat import reads_formats
+from ..packaged import TOKENIZERS
 from ..registry import UsageError
 
-TOKENIZERS = ("moses", "none")
 CHECKPOINTS = ("averaged.pt", "checkpoints/checkpoint_best.pt", "checkpoints/checkpoint_last.pt")
 CODES = ("code", "bpecodes")  # names of merges that fairseq's hub knows, too
 
@@ -44,23 +47,39 @@ def find_bundle(path: str, **given: Any) -> Bundle:
     """The parts of the model at *path*; those in *given* that are not None take the place of what is found.
 
     Args:
-        path: the folder of a recipe (of one seed), or a checkpoint
+        path: the folder of a recipe (of one seed), a packaged model, or a checkpoint
 
     Raises:
-        UsageError: a part is missing
+        UsageError: a part is missing, or a packaged model is refused
     """
     given = {name: value for name, value in given.items() if value is not None}
-    if os.path.isdir(path):
+    if packaged.is_package(path):
+        found = _of_package(packaged.folder_of(path))
+    elif os.path.isdir(path):
         found = _of_recipe(path)
     elif os.path.isfile(path):
         found = _beside(path)
     else:
-        raise UsageError(f"there is no {path}: give the folder of a recipe, or a checkpoint")
+        raise UsageError(f"there is no {path}: give the folder of a recipe, a packaged model, or a checkpoint")
     bundle = Bundle(**{**found, **given})
     for place, flag in ((bundle.data, "--data"), (bundle.codes, "--bpe-codes")):
         if place is not None and not os.path.exists(place):
             raise UsageError(f"there is no {place}: see {flag}")
     return bundle
+
+
+def _of_package(folder: str) -> Dict[str, Any]:
+    if not reads_formats():
+        raise UsageError(f"{folder} is a packaged model: it takes the fairseq that third_party/fairseq builds")
+    try:
+        config = packaged.read_config(folder)
+        checkpoint = packaged.place(folder, packaged.WEIGHTS)
+    except packaged.PackageError as error:
+        raise UsageError(str(error)) from error
+    languages = {name: config["task"][name] for name in ("source_lang", "target_lang")}
+    steps = {name: config["text"][name] for name in ("tokenizer", "lowercase")}
+    codes = os.path.join(folder, packaged.CODES) if config["text"]["sub_words"] else None
+    return {"checkpoint": checkpoint, "data": folder, "codes": codes, **languages, **steps, **config["search"]}
 
 
 def _of_recipe(folder: str) -> Dict[str, Any]:

@@ -47,13 +47,12 @@ class Translator:
         **decoding: Any,
     ):
         self.batch_size, self.max_tokens = batch_size, max_tokens
-        states = [_load(bundle) for bundle in bundles]
-        self.task = _build_task(bundles[0], states[0]["cfg"], precision)
+        states = [load_state(bundle) for bundle in bundles]
+        self.task = build_task(bundles[0], states[0]["cfg"], precision)
         for bundle in bundles[1:]:
             self._check_same(bundle, bundles[0])
         config, first = self.task.cfg, bundles[0]
-        if first.codes is None and any(word.endswith(SEPARATOR) for word in self.task.source_dictionary.symbols):
-            raise UsageError(f"{first.data} has sub-words, and there are no merges to cut words with: give --bpe-codes")
+        check_merges(first, self.task)
         self.text = TextSteps(config.source_lang, config.target_lang, first.codes, first.tokenizer, first.lowercase)
         generation = OmegaConf.structured(GenerationConfig(**decoding))
         self.nbest = min(generation.nbest, generation.beam)
@@ -70,13 +69,7 @@ class Translator:
                 raise UsageError(f"{path} is not the dictionary of {first.checkpoint}: an ensemble shares dictionaries")
 
     def _build(self, bundle: Bundle, state: Dict[str, Any], generation: Any) -> torch.nn.Module:
-        config = state["cfg"]
-        try:
-            model = self.task.build_model(config.model, from_checkpoint=True)
-            model.load_state_dict(state["model"], strict=True, model_cfg=config.model)
-        except (RuntimeError, UsageError) as error:
-            problem = str(error).splitlines()[-1].strip().replace("fairseq_deep: ", "")
-            raise UsageError(f"{bundle.checkpoint} does not fit {bundle.data}: {problem}") from error
+        model = build_model(bundle, state, self.task)
         model.to(self.device).eval()
         model.prepare_for_inference_(argparse.Namespace(generation=generation))
         return model
@@ -128,8 +121,12 @@ class Translator:
         return Translation(self.text.finish(words), float(hypothesis["score"]) / math.log(2))
 
 
-def _load(bundle: Bundle) -> Dict[str, Any]:
-    """The checkpoint, with settings of today's form."""
+def load_state(bundle: Bundle) -> Dict[str, Any]:
+    """The checkpoint, with settings of today's form.
+
+    Raises:
+        UsageError: it cannot be loaded
+    """
     try:
         state = checkpoint_utils.load_checkpoint_to_cpu(bundle.checkpoint)
     except Exception as error:
@@ -139,15 +136,43 @@ def _load(bundle: Bundle) -> Dict[str, Any]:
     return state
 
 
+def build_model(bundle: Bundle, state: Dict[str, Any], task: DeepTranslationTask) -> torch.nn.Module:
+    """The model of *state*, whose tensors get today's names.
+
+    Raises:
+        UsageError: the checkpoint and the dictionaries do not belong together
+    """
+    config = state["cfg"]
+    try:
+        model = task.build_model(config.model, from_checkpoint=True)
+        model.load_state_dict(state["model"], strict=True, model_cfg=config.model)
+    except (RuntimeError, UsageError) as error:
+        problem = str(error).splitlines()[-1].strip().replace("fairseq_deep: ", "")
+        raise UsageError(f"{bundle.checkpoint} does not fit {bundle.data}: {problem}") from error
+    return model
+
+
+def check_merges(bundle: Bundle, task: DeepTranslationTask) -> None:
+    """Refuse sub-words without the merges that cut words into them."""
+    if bundle.codes is None and any(word.endswith(SEPARATOR) for word in task.source_dictionary.symbols):
+        raise UsageError(f"{bundle.data} has sub-words, and there are no merges to cut words with: give --bpe-codes")
+
+
 def _dictionary(path: str):
     try:
         return DeepTranslationTask.load_dictionary(path)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or 'no such file'}; see --data") from error
+    except Exception as error:  # fairseq raises nothing more special of a wrong encoding
+        raise UsageError(f"{path} is no dictionary of fairseq: {' '.join(str(error).split())}") from error
 
 
-def _build_task(bundle: Bundle, config: Any, precision: str) -> DeepTranslationTask:
-    """The task of the checkpoint's settings *config*, with the dictionaries of *bundle*."""
+def build_task(bundle: Bundle, config: Any, precision: str = "fp32") -> DeepTranslationTask:
+    """The task of the checkpoint's settings *config*, with the dictionaries of *bundle*.
+
+    Raises:
+        UsageError: a dictionary cannot be read, or nothing says what the languages are
+    """
     old, fields = config.task, {}
     for field in dataclasses.fields(DeepTranslationConfig):
         value = old.get(field.name) if hasattr(old, "get") else getattr(old, field.name, None)

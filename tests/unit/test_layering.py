@@ -16,7 +16,7 @@ ORDER = [
     ["models"],
     ["row"],
     ["architectures", "generator"],
-    ["task"],
+    ["task", "packaged"],
     ["translation"],
     ["tools"],
 ]

@@ -2,7 +2,6 @@
 
 import io
 import json
-import random
 import shutil
 import subprocess
 import sys
@@ -12,43 +11,12 @@ import pytest
 from fairseq_deep.tools import main
 from fairseq_deep.translation import Translator, find_bundle
 from tests import forkserver
-from tests.commands import PACKAGE, run, train_command
+from tests.commands import PACKAGE, run
 
-COMMON = PACKAGE.parent / "examples/common"
-WORDS = dict(
-    pair.split(":") for pair in "the:das house:Haus is:ist green:grün not:nicht old:alt we:wir see:sehen".split()
-)
-POSITIONS = 24
+POSITIONS = 24  # of the model in conftest.py
 GENERATE = ["--user-dir", PACKAGE, "--beam", "3", "--lenpen", "0.8", "--max-len-a", "1", "--max-len-b", "50", "--cpu"]
 
 GREEDY = ["--beam", 1]  # where batches differ, and with them the rounding that decides between near hypotheses
-
-
-def write_text(folder, rng):
-    folder.mkdir(parents=True)
-    for split, count in (("train", 200), ("valid", 10), ("test", 40)):
-        pairs = [[rng.choice(list(WORDS.items())) for _ in range(rng.randint(2, 6))] for _ in range(count)]
-        for lang, side in (("en", 0), ("de", 1)):
-            lines = [" ".join(word[side] for word in pair).capitalize() + rng.choice(".!") for pair in pairs]
-            (folder / f"{split}.{lang}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The folder of a recipe, as its stages leave it, with two checkpoints of a small model."""
-    exp = tmp_path_factory.mktemp("recipe")
-    write_text(exp / "text/raw", random.Random(3))
-    languages = ["--source-lang", "en", "--target-lang", "de"]
-    run(sys.executable, COMMON / "subwords.py", *languages, "--text", exp / "text/raw", "--out", exp / "text/bpe",
-        "--merges", "30", "--max-words", "50")  # fmt: skip
-    prefixes = [part for split in ("train", "valid", "test") for part in (f"--{split}pref", exp / "text/bpe" / split)]
-    run("fairseq-preprocess", *languages, *prefixes, "--destdir", exp / "data-bin", "--joined-dictionary")
-    positions = ["--max-source-positions", POSITIONS, "--max-update", "240", "--save-interval-updates", "110"]
-    positions += ["--no-epoch-checkpoints", "--validate-interval", "100", "--lr", "5e-3"]
-    run(*train_command(exp / "data-bin", exp / "checkpoints", *languages, *positions))
-    shutil.copy(exp / "checkpoints/checkpoint_last.pt", exp / "averaged.pt")
-    (exp / "RESULT.json").write_text(json.dumps({"beam": 3, "lenpen": 0.8}))
-    return exp
 
 
 @pytest.fixture(scope="module")
@@ -207,13 +175,15 @@ def no_languages(folder):
 
 
 BAD = {
-    "no model": (None, ["{here}/nothing"], "there is no {here}/nothing: give the folder of a recipe, or a checkpoint"),
+    "no model": (None, ["{here}/nothing"], "there is no {here}/nothing: give the folder of a recipe, a packaged "
+                 "model, or a checkpoint"),
     "no run": (None, ["{here}"], "{here} has none of averaged.pt, checkpoints/checkpoint_best.pt, "
                "checkpoints/checkpoint_last.pt: give the folder of a recipe that has trained, or a checkpoint"),
     "no merges": (None, ["{model}", "--bpe-codes", "{here}/no"], "there is no {here}/no: see --bpe-codes"),
     "no folder": (None, ["{model}", "--data", "{here}/no"], "there is no {here}/no: see --data"),
     "no dictionary": (lambda folder: (folder / "dict.de.txt").unlink(), ["{model}"],
                       "cannot read {parts}/dict.de.txt: No such file or directory; see --data"),
+    "no dictionary at all": (damage("dict.de.txt"), ["{model}"], "{parts}/dict.de.txt is no dictionary of fairseq: "),
     "another dictionary": (other_dictionary, ["{model}"], "{model} does not fit {parts}: --share-all"),
     "other dictionaries": (other_dictionaries, ["{model}"], "{model} does not fit {parts}: "),
     "no checkpoint": (damage("averaged.pt"), ["{model}"], "cannot load {model}: "),

@@ -1,0 +1,13 @@
+"""Packaged models: one folder with weights, settings and dictionaries, and no pickle in it."""
+
+from ..compat import register_format
+from .card import make_card
+from .config import TOKENIZERS, read_config
+from .folder import CODES, WEIGHTS, PackageError, find_problems, folder_of, is_package, place
+from .reading import load
+from .writing import Content, make_config, make_tensors, write
+
+register_format(".safetensors", load)
+
+__all__ = ["CODES", "Content", "PackageError", "TOKENIZERS", "WEIGHTS", "find_problems", "folder_of", "is_package",
+           "load", "make_card", "make_config", "make_tensors", "place", "read_config", "write"]  # fmt: skip

@@ -1,0 +1,118 @@
+"""The card of a packaged model: what it is, from what data, how good, and how to use it."""
+
+from typing import Any, Dict, Iterable, List, Sequence
+
+from .folder import WEIGHTS
+
+_FACTS = (("updates", "updates"), ("epochs", "epochs"), ("train_hours", "hours"),
+          ("valid_ppl", "validation perplexity"), ("averaged", "checkpoints averaged"), ("seed", "seed"),
+          ("precision", "precision"), ("tokens_per_update", "tokens per update"), ("devices", "devices"),
+          ("hardware", "hardware"), ("commit", "commit of the recipe"), ("date", "date"))  # fmt: skip
+_SCORES = (("sacrebleu", "sacreBLEU"), ("tokenised", "tokenised BLEU"), ("compound_split", "compound-split BLEU"))
+
+
+def make_card(config: Dict[str, Any], model: Dict[str, str], record: Dict[str, Any]) -> str:
+    """The text of ``README.md``.
+
+    Args:
+        config: the content of ``config.json``
+        model: rows of the first table that are counted: parameters, weights, dictionaries
+        record: what the recipe wrote in ``RESULT.json``; empty where there is none
+    """
+    task, text = config["task"], config["text"]
+    steps = ["lowercased (the source)"] * text["lowercase"]
+    steps += ["tokenised by sacremoses"] * (text["tokenizer"] == "moses")
+    steps += ["sub-words of subword-nmt"] * text["sub_words"]
+    rows = [
+        ("translates", f"{task['source_lang']} to {task['target_lang']}"),
+        ("architecture", f"`{config['arch']}` of fairseq_deep"),
+        *model.items(),
+        ("text", ", ".join(steps) or "words as they are"),
+        ("search", ", ".join(f"{key} {value}" for key, value in config["search"].items())),
+        ("made with", ", ".join(f"{name} {version}" for name, version in config["made_with"].items())),
+        ("licence", config["licence"]),
+    ]
+    parts = [f"# {config['name'] or 'A translation model'}", _table(("", ""), rows), _use(config)]
+    return "\n\n".join([*parts, *_record(record, task), _files()]) + "\n"
+
+
+def _use(config: Dict[str, Any]) -> str:
+    task, found = config["task"], config["search"]
+    source, target = task["source_lang"], task["target_lang"]
+    units = " --remove-bpe" if config["text"]["sub_words"] else ""
+    return f"""## Use
+
+FOLDER is this folder. It takes fairseq_deep with the fairseq that its repository builds (`pip install -r
+requirements.txt -c constraints.txt` in a clone). Nothing in the folder is a program or a pickle.
+
+Raw text:
+
+    fairseq-deep translate FOLDER --input text.{source} --output text.{target}
+
+In Python:
+
+    from fairseq_deep.models.deep_transformer import DeepTransformerModel
+    model = DeepTransformerModel.from_pretrained("FOLDER", checkpoint_file="{WEIGHTS}")
+    print(model.translate(["..."], beam={found["beam"]}))
+
+Data that `fairseq-preprocess --srcdict FOLDER/dict.{source}.txt --tgtdict FOLDER/dict.{target}.txt` has binarised:
+
+    fairseq-generate DATA --path FOLDER/{WEIGHTS} --user-dir "$(fairseq-deep path)" \\
+        --max-len-a 1 --max-len-b 50 --beam {found["beam"]} --lenpen {found["lenpen"]}{units}"""
+
+
+def _record(record: Dict[str, Any], task: Dict[str, Any]) -> List[str]:
+    """Data, scores and training, as far as the recipe wrote them down."""
+    if not record:
+        return ["## Data and scores\n\nThis model was packaged from a checkpoint alone, which does not record them."]
+    parts = []
+    languages = (task["source_lang"], task["target_lang"])
+    sets = _part(record, "data", "sets")
+    rows = [(split, _number(_part(sets, split).get("pairs")),
+             *(_part(sets, split, "sha256").get(lang, "-") for lang in languages)) for split in sets]  # fmt: skip
+    if rows:
+        heads = ("set", "pairs", *(f"sha256 of the {lang} text" for lang in languages))
+        route = _cell(_part(record, "data").get("route", "not recorded"))
+        parts.append(f"## Data\n\nRoute: {route}.\n\n{_table(heads, rows)}")
+    rows = []
+    for subset, scores in _part(record, "scores").items():
+        for key, label in _SCORES:
+            found = _part(scores, key)
+            if found.get("bleu") is not None:
+                rows.append((subset, label, _score(found["bleu"]), f"`{_cell(found.get('signature', '-'))}`"))
+            if found.get("chrf") is not None:
+                rows.append((subset, "chrF", _score(found["chrf"]), f"`{_cell(found.get('chrf_signature', '-'))}`"))
+    if rows:
+        note = "Only sacreBLEU and chrF, of detokenised text, compare with other work."
+        parts.append(f"## Scores\n\n{_table(('set', 'measure', 'score', 'signature'), rows)}\n\n{note}")
+    rows = [(label, _number(record[key])) for key, label in _FACTS if record.get(key) is not None]
+    smoke = "\n\nA test of the recipe (`--smoke`), not a trained model." if record.get("smoke") else ""
+    return [*parts, f"## Training\n\n{_table(('', ''), rows)}{smoke}"]
+
+
+def _files() -> str:
+    return "## Files\n\n`fairseq-deep check FOLDER` or `sha256sum -c SHA256SUMS` says whether they are as they were."
+
+
+def _part(content: Any, *keys: str) -> Dict[str, Any]:
+    """The object under *keys*; nothing where there is none."""
+    for key in keys:
+        content = content.get(key) if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else {}
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return " ".join(str(value).split()).replace("\\|", "|").replace("|", "\\|")
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _score(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, (int, float)) else str(value)

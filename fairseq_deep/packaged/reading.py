@@ -1,0 +1,169 @@
+"""A packaged model as the checkpoint that fairseq's commands expect.
+
+Nothing in the folder is run, and no other file is read. Sums, settings, names, shapes and types of all tensors are
+checked before anything is made of them.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import logging
+import os
+import types
+from collections import OrderedDict
+from typing import Any, Dict, Iterator, List
+
+from fairseq.data import Dictionary
+from fairseq.dataclass.configs import GenerationConfig
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from torch import Tensor
+
+from ..compat import skip_initialisation
+from ..models.checkpoints import state_differences
+from .config import read_config
+from .folder import CODES, CONFIG, WEIGHTS, PackageError, check_sums, dictionary_name, folder_of, place
+
+TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Types of tensors, as the format and as torch call them; the models have no others."""
+MAX_LENGTH = {"max_len_a": 1.0, "max_len_b": 50}
+"""How long a hypothesis may be: the factor of the source's length, and what is added."""
+
+
+def load(path: str) -> Dict[str, Any]:
+    """The checkpoint of the packaged model whose weights are at *path*.
+
+    Returns:
+        what a checkpoint of fairseq holds, without optimizer: "cfg", "model" (tied tensors are one), ...
+
+    Raises:
+        PackageError: the folder is damaged, or holds what it may not hold
+    """
+    folder = folder_of(path)
+    if os.path.basename(path) != WEIGHTS:
+        raise PackageError(f"{path}: no packaged model; its weights are called {WEIGHTS}")
+    config = read_config(folder)
+    dictionaries = [dictionary_name(config["task"][f"{side}_lang"]) for side in ("source", "target")]
+    check_sums(folder, [*dictionaries, *([CODES] if config["text"]["sub_words"] else []), WEIGHTS])
+    tensors = read_tensors(place(folder, WEIGHTS))
+    for name, owner in config["tied"].items():
+        if name in tensors or owner not in tensors:
+            raise PackageError(f"{os.path.join(folder, CONFIG)}: refused, because {name} cannot be tied to {owner}")
+    tensors.update({name: tensors[owner] for name, owner in config["tied"].items()})
+    check_fit(folder, config, tensors, [read_dictionary(folder, name) for name in dictionaries])
+    return {
+        "args": None,
+        "cfg": settings_of(folder, config),
+        "model": tensors,
+        "criterion": None,
+        "optimizer_history": [
+            {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0},
+        ],
+        "task_state": {},
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
+        "last_optimizer_state": None,
+    }
+
+
+def read_tensors(path: str) -> Dict[str, Tensor]:
+    """The tensors in the file, each with its own memory.
+
+    Raises:
+        PackageError: the file is damaged, or holds tensors of another type
+    """
+    try:
+        from safetensors import safe_open
+    except ImportError as error:
+        raise PackageError(f"{path}: {error.name} is missing: pip install safetensors") from error
+    tensors: Dict[str, Tensor] = OrderedDict()
+    try:
+        with safe_open(path, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 (it is no dictionary)
+                kind = opened.get_slice(name).get_dtype()
+                if kind not in TYPES:
+                    raise PackageError(f"{path}: refused, because {name[:60]!r} is of type {kind}")
+                tensors[name] = opened.get_tensor(name).clone()
+    except PackageError:
+        raise
+    except Exception as error:  # what the library raises of a damaged file is its own, and has no common type
+        reason = " ".join(str(error).split())[:200]
+        raise PackageError(f"{path}: no whole file of safetensors ({reason or type(error).__name__})") from error
+    return tensors
+
+
+def read_dictionary(folder: str, name: str) -> Dictionary:
+    """fairseq's dictionary in the file *name*.
+
+    Raises:
+        PackageError: it is none
+    """
+    path = place(folder, name)
+    try:
+        return Dictionary.load(path)
+    except Exception as error:  # fairseq raises nothing more special of a wrong encoding
+        raise PackageError(f"{path}: no dictionary of fairseq ({' '.join(str(error).split())[:100]})") from error
+
+
+def check_fit(folder: str, config: Dict[str, Any], tensors: Dict[str, Tensor], dictionaries: List[Dictionary]) -> None:
+    """Refuse settings, tensors and dictionaries that do not belong together, with a model that takes no memory.
+
+    Raises:
+        PackageError: what differs
+    """
+    path = os.path.join(folder, CONFIG)
+    for side in ("encoder", "decoder"):
+        if (config["model"].get(f"{side}_layers") or 0) > len(tensors):
+            raise PackageError(f"{path}: refused, because {WEIGHTS} has not that many {side}_layers")
+    task_config = argparse.Namespace(load_alignments=False, **config["task"])
+    task = types.SimpleNamespace(source_dictionary=dictionaries[0], target_dictionary=dictionaries[1], cfg=task_config)
+    try:
+        with skip_initialisation(), quiet():
+            model = ARCH_MODEL_REGISTRY[config["arch"]].build_model(flags_of(config), task)
+            differences = state_differences(model.state_dict(), tensors)
+    except (Exception, SystemExit) as error:  # whatever settings set off in fairseq and torch, and our own refusals
+        reason = " ".join(str(error).replace("fairseq_deep: ", "").split())[:200]
+        raise PackageError(f"{path}: refused, no model can be built of it ({reason})") from error
+    if differences:
+        where = f"{os.path.join(folder, WEIGHTS)}: does not fit {CONFIG} and the dictionaries"
+        raise PackageError(f"{where} ({differences[0]}; {len(differences)} differences)")
+
+
+def flags_of(config: Dict[str, Any]) -> argparse.Namespace:
+    """The model's settings as fairseq hands them to ``build_model``."""
+    flags = argparse.Namespace(_name=config["arch"], arch=config["arch"], **config["model"])
+    ARCH_CONFIG_REGISTRY[config["arch"]](flags)
+    return flags
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """What is built in here says nothing: it is built again by whoever asked for the checkpoint."""
+    logger = logging.getLogger("fairseq_deep")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def settings_of(folder: str, config: Dict[str, Any]) -> Dict[str, Any]:
+    """The settings of a checkpoint: raw text goes in and comes out where fairseq's hub prepares it."""
+    folder, task, text = os.path.abspath(folder), config["task"], config["text"]
+    moses = {"_name": "moses", "moses_no_dash_splits": True, "moses_no_escape": False}
+    languages = {name: task[name] for name in ("source_lang", "target_lang")}
+    sub_words = {"_name": "subword_nmt", "bpe_codes": os.path.join(folder, CODES), "bpe_separator": "@@"}
+    criterion = {"_name": "adaptive_loss", "sentence_avg": False}
+    if not config["model"].get("adaptive_softmax_cutoff"):
+        criterion = {"_name": "label_smoothed_cross_entropy", "sentence_avg": False, "report_accuracy": False,
+                     "ignore_prefix_size": 0, **config["criterion"]}  # fmt: skip
+    return {
+        "_name": None,
+        "model": flags_of(config),
+        "task": {"_name": "deep_translation", "data": folder, "dataset_impl": None, "train_subset": "train",
+                 "required_seq_len_multiple": 1, **task},
+        "dataset": {"max_tokens": 4000, "batch_size": 64},
+        "criterion": criterion,
+        "generation": dataclasses.asdict(GenerationConfig(**MAX_LENGTH, **config["search"])),
+        "tokenizer": {**moses, **languages} if text["tokenizer"] == "moses" else None,
+        "bpe": sub_words if text["sub_words"] else None,
+    }  # fmt: skip

@@ -1,0 +1,118 @@
+"""The files of a packaged model: weights, settings, dictionaries, merges, card and sums."""
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from .config import FORMAT, LEFT_OUT, SECTIONS, VERSION, check_config, model_settings
+from .folder import CARD, CODES, CONFIG, WEIGHTS, PackageError, dictionary_name, write_sums
+from .reading import TYPES
+
+
+@dataclasses.dataclass(frozen=True)
+class Content:
+    """What is packaged.
+
+    Attributes:
+        config: see :func:`make_config`
+        tensors: those that are not tied to another, by name
+        data: the folder with both dictionaries
+        codes: the merges of subword-nmt; None: words are units
+        card: text of ``README.md``
+    """
+
+    config: Dict[str, Any]
+    tensors: Dict[str, Tensor]
+    data: str
+    codes: Optional[str]
+    card: str
+
+
+def make_config(name: str, licence: str, flags: argparse.Namespace, tied: Dict[str, str], **sections) -> Dict[str, Any]:
+    """The content of ``config.json``.
+
+    Args:
+        flags: of the model, after its architecture has filled them
+        tied: names of tensors, and of those that they are
+        sections: "task", "text", "search", "criterion" and "made_with"
+
+    Raises:
+        ValueError: the model cannot be packaged, in words
+    """
+    arch = getattr(flags, "arch", None) or getattr(flags, "_name", None)
+    known, given = model_settings(arch), vars(flags)
+    for flag in LEFT_OUT:
+        if flag.endswith(("_to_keep", "_att_config")) and given.get(flag):
+            raise ValueError(f"it has --{flag.replace('_', '-')}, which a package cannot hold")
+    model = {key: given[key] for key in sorted(known) if key in given}
+    config = {"format": FORMAT, "version": VERSION, "name": name, "licence": licence, "arch": arch, **sections,
+              "model": model, "tied": tied}  # fmt: skip
+    config["task"] = {key: sections["task"][key] for key in SECTIONS["task"]}
+    check_config(config)
+    return config
+
+
+def make_tensors(
+    model: nn.Module, stored: Dict[str, Tensor], dtype: Optional[torch.dtype]
+) -> Tuple[Dict[str, Tensor], Dict[str, str]]:
+    """What to store of a model, and which names are tied to a tensor of another name.
+
+    Args:
+        model: with the weights
+        stored: the same in a checkpoint, in the types in which they are stored there
+        dtype: the type to store floats in; None: as in *stored*
+
+    Raises:
+        ValueError: a weight is not finite, or cannot be packaged, in words
+    """
+    tensors: Dict[str, Tensor] = {}
+    tied: Dict[str, str] = {}
+    owners: Dict[Any, str] = {}
+    for name, value in model.state_dict().items():
+        owner = owners.setdefault((value.data_ptr(), value.shape, value.stride()) if value.numel() else name, name)
+        if owner != name:
+            tied[name] = owner
+            continue
+        if name.endswith("._float_tensor"):  # memory that fairseq never fills
+            value = torch.zeros_like(value)
+        tensors[name] = value.to(dtype or stored[name].dtype).contiguous()
+        if str(tensors[name].dtype)[len("torch.") :] not in TYPES.values():
+            raise ValueError(f"{name} is of type {tensors[name].dtype}, which no model of this package has")
+        if not torch.isfinite(tensors[name]).all():
+            problem = "is beyond the range of" if torch.isfinite(value).all() else "holds NaN or Inf in"
+            raise ValueError(f"{name} {problem} {tensors[name].dtype}")
+    return tensors, tied
+
+
+def write(folder: str, content: Content) -> None:
+    """Fill the empty *folder*.
+
+    Raises:
+        PackageError: something cannot be read or written
+    """
+    try:
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise PackageError(f"{error.name} is missing: pip install safetensors") from error
+    settings = json.dumps(content.config, indent=1, ensure_ascii=False, allow_nan=False)
+    try:
+        save_file(content.tensors, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
+        for side in ("source", "target"):
+            name = dictionary_name(content.config["task"][f"{side}_lang"])
+            shutil.copyfile(os.path.join(content.data, name), os.path.join(folder, name))
+        if content.codes is not None:
+            shutil.copyfile(content.codes, os.path.join(folder, CODES))
+        for name, written in ((CONFIG, settings + "\n"), (CARD, content.card)):
+            with open(os.path.join(folder, name), "w", encoding="utf-8", newline="\n") as stream:
+                stream.write(written)
+        write_sums(folder)
+    except PackageError:
+        raise
+    except Exception as error:  # safetensors has errors of its own for a full disk
+        raise PackageError(f"{folder} cannot be written ({' '.join(str(error).split())})") from error

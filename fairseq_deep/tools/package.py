@@ -1,0 +1,192 @@
+"""write a trained model as one folder to hand on, without a pickle in it
+
+The folder has weights (safetensors), settings (JSON), dictionaries, merges, a card and sums. fairseq-deep translate,
+from_pretrained and fairseq-generate load it, with the translations of the checkpoint.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+from fairseq_deep.tools import UserError, check_fairseq, translate
+
+DTYPES = ("float16", "bfloat16", "float32")
+UNKNOWN_LICENCE = "not stated: ask whoever made the model"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the model, the folder, what the card says, and the parts that are not found beside a checkpoint."""
+    parser.add_argument("model", metavar="RUN", help="folder of a recipe (of one seed), or checkpoint")
+    parser.add_argument("--output", required=True, metavar="DIR", help="the folder to make")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the weights (default: as in the checkpoint)")
+    parser.add_argument("--name", metavar="TEXT", help="of the model, on the card (default: the name of DIR)")
+    parser.add_argument("--licence", "--license", default=UNKNOWN_LICENCE, metavar="TEXT", help="as MIT or CC-BY-4.0")
+    parts = parser.add_argument_group("what a lone checkpoint does not say")
+    parts.add_argument("--data", metavar="DIR", help="folder with dict.SRC.txt and dict.TGT.txt (default: its own)")
+    parts.add_argument("--bpe-codes", metavar="FILE", help="merges of subword-nmt (default: 'code' or 'bpecodes')")
+    parts.add_argument("--tokenizer", choices=("moses", "none"), help="(default: moses)")
+    parts.add_argument("--lowercase", action="store_true", default=None, help="lowercase the source")
+    parts.add_argument("--source-lang", metavar="SRC")
+    parts.add_argument("--target-lang", metavar="TGT")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the folder, and load it again before it gets its name."""
+    check_fairseq()
+    from fairseq_deep import packaged
+    from fairseq_deep.registry import UsageError
+
+    output = os.path.abspath(args.output)
+    check_output(args.output, output)
+    if packaged.is_package(args.model):
+        raise UserError(f"{args.model} is a packaged model by now: copy the folder")
+    try:
+        content = collect(args, os.path.basename(output))
+        with new_folder(output) as folder:
+            packaged.write(folder, content)
+            check_written(folder, content)
+    except UsageError as error:
+        raise UserError(str(error).partition(": ")[2]) from error
+    except packaged.PackageError as error:
+        raise UserError(str(error)) from error
+    size = sum(os.path.getsize(os.path.join(output, name)) for name in os.listdir(output))
+    print(f"{args.model} -> {args.output}: {', '.join(sorted(os.listdir(output)))} ({size:,} bytes)")
+    return 0
+
+
+def check_output(name: str, path: str) -> None:
+    """Raise `UserError` if no folder can be made at *path*."""
+    if os.path.lexists(path) and (not os.path.isdir(path) or os.path.islink(path) or os.listdir(path)):
+        raise UserError(f"--output {name} exists and is no empty folder; give another name")
+    above = os.path.dirname(path)
+    if not os.path.isdir(above):
+        raise UserError(f"cannot write {name}: there is no folder {above}; create it first")
+    if not os.access(above, os.W_OK):
+        raise UserError(f"cannot write {name}: the folder {above} is not writable")
+
+
+@contextlib.contextmanager
+def new_folder(path: str) -> Iterator[str]:
+    """Yield a temporary folder beside *path*; rename it to *path* on success, remove it on any error."""
+    temporary = f"{path}.tmp{os.getpid()}"
+    try:
+        os.mkdir(temporary)
+        yield temporary
+        os.rename(temporary, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def collect(args: argparse.Namespace, name: str) -> Any:
+    """Return the `Content` of the folder."""
+    import torch
+
+    from fairseq_deep import packaged
+    from fairseq_deep.translation import TextSteps, build_model, build_task, check_merges, find_bundle, load_state
+
+    parts = {part: getattr(args, part) for part in ("data", "tokenizer", "lowercase", "source_lang", "target_lang")}
+    bundle = find_bundle(args.model, codes=args.bpe_codes, **parts)
+    state = load_state(bundle)
+    flags = argparse.Namespace(**vars_of(state["cfg"].model))
+    flags.encoder_embed_path = flags.decoder_embed_path = None  # the checkpoint has what was read from there
+    state["cfg"].model = flags
+    task = build_task(bundle, state["cfg"])
+    check_merges(bundle, task)
+    TextSteps(task.cfg.source_lang, task.cfg.target_lang, bundle.codes, bundle.tokenizer)  # refuses what are no merges
+    model = build_model(bundle, state, task)
+    dtype = getattr(torch, args.dtype) if args.dtype else None
+    try:
+        tensors, tied = packaged.make_tensors(model, state["model"], dtype)
+        config = packaged.make_config(
+            args.name if args.name is not None else name, args.licence, flags, tied, task=vars_of(task.cfg),
+            text={"tokenizer": bundle.tokenizer, "lowercase": bundle.lowercase, "sub_words": bundle.codes is not None},
+            search=search_of(bundle), criterion=criterion_of(state["cfg"]),
+            made_with=versions(),
+        )  # fmt: skip
+    except ValueError as error:
+        raise UserError(f"{bundle.checkpoint} cannot be packaged: {error}") from error
+    card = packaged.make_card(config, counts(model, tensors, task), record_of(args.model))
+    return packaged.Content(config, tensors, bundle.data, bundle.codes, card)
+
+
+def vars_of(config: Any) -> dict[str, Any]:
+    """Return a configuration of fairseq as a dictionary: fairseq-hydra-train leaves others than fairseq-train."""
+    from omegaconf import OmegaConf
+
+    return dict(OmegaConf.to_container(config) if OmegaConf.is_config(config) else vars(config))
+
+
+def search_of(bundle: Any) -> dict[str, Any]:
+    """Return the beam search of the experiment, or what `translate` takes where it does not say."""
+    found = {"beam": bundle.beam, "lenpen": bundle.lenpen}
+    defaults = {"beam": translate.BEAM, "lenpen": translate.LENPEN}
+    return {key: defaults[key] if value is None else value for key, value in found.items()}
+
+
+def criterion_of(config: Any) -> dict[str, float]:
+    """Return what fairseq-validate needs to know of the training's criterion."""
+    criterion = config.get("criterion") or {}
+    smoothing = criterion.get("label_smoothing", 0.0) if hasattr(criterion, "get") else 0.0
+    return {"label_smoothing": smoothing}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what packages the model."""
+    from importlib import metadata
+
+    names = ("fairseq_deep", "fairseq", "torch", "safetensors")
+    found = {}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return {**found, "Python": platform.python_version()}
+
+
+def counts(model: Any, tensors: dict[str, Any], task: Any) -> dict[str, str]:
+    """Return the rows of the card that are counted."""
+    sizes = {
+        task.cfg.source_lang: len(task.source_dictionary),
+        task.cfg.target_lang: len(task.target_dictionary),
+    }
+    kinds = sorted({str(tensor.dtype).partition(".")[2] for tensor in tensors.values()})
+    return {
+        "parameters": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
+        "weights": f"{' and '.join(kinds)}, {sum(t.numel() * t.element_size() for t in tensors.values()):,} bytes",
+        "dictionaries": ", ".join(f"{lang} {size:,}" for lang, size in sizes.items()),
+    }
+
+
+def record_of(run: str) -> dict[str, Any]:
+    """Return what the recipe wrote down of its run; nothing for a lone checkpoint."""
+    path = os.path.join(run, "RESULT.json")
+    if not os.path.isfile(path):
+        return {}
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def check_written(folder: str, content: Any) -> None:
+    """Load the folder as anybody else would, and compare what comes of it.
+
+    Raises:
+        UserError: it is not what was to be written
+    """
+    import torch
+
+    from fairseq_deep import packaged
+
+    found = packaged.load(os.path.join(folder, packaged.WEIGHTS))["model"]
+    owners = {**{name: name for name in content.tensors}, **content.config["tied"]}
+    same = found.keys() == owners.keys() and all(
+        torch.equal(found[name], content.tensors[owner]) and found[name].dtype == content.tensors[owner].dtype
+        for name, owner in owners.items()
+    )
+    if not same:
+        raise UserError(f"cannot write {folder}: what was written reads otherwise; is the disk sound?")
