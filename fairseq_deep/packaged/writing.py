@@ -111,6 +111,7 @@ def write(folder: str, content: Content) -> None:
         for name, written in ((CONFIG, settings + "\n"), (CARD, content.card)):
             with open(os.path.join(folder, name), "w", encoding="utf-8", newline="\n") as stream:
                 stream.write(written)
+        shutil.copymode(os.path.join(folder, CONFIG), os.path.join(folder, WEIGHTS))  # the library makes it private
         write_sums(folder)
     except PackageError:
         raise

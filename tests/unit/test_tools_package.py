@@ -139,6 +139,7 @@ def test_what_is_in_the_folder(pair):
     lines = [f"{hashlib.sha256((package / name).read_bytes()).hexdigest()}  {name}" for name in sorted(names)]
     assert (package / "SHA256SUMS").read_text().splitlines() == lines
     assert subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=package, check=False).returncode == 0
+    assert len({path.stat().st_mode for path in package.iterdir()} - {(package / "code").stat().st_mode}) == 0
     for path in package.iterdir():
         assert not zipfile.is_zipfile(path) and path.read_bytes()[:1] != b"\x80"
         assert os.fsencode(package.parent.parent) not in path.read_bytes()  # no path of the machine that made it
