@@ -14,6 +14,9 @@ from .config import FORMAT, LEFT_OUT, SECTIONS, VERSION, check_config, model_set
 from .folder import CARD, CODES, CONFIG, WEIGHTS, PackageError, dictionary_name, write_sums
 from .reading import TYPES
 
+_UNFILLED = "._float_tensor"
+"""A buffer of sinusoidal positions, whose memory fairseq never fills."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Content:
@@ -64,13 +67,17 @@ def make_tensors(
     """What to store of a model, and which names are tied to a tensor of another name.
 
     Args:
-        model: with the weights
+        model: with the weights; *dtype* converts it
         stored: the same in a checkpoint, in the types in which they are stored there
-        dtype: the type to store floats in; None: as in *stored*
+        dtype: the type to store floats in, but for those that the model keeps in fp32; None: as in *stored*
 
     Raises:
-        ValueError: a weight is not finite, or cannot be packaged, in words
+        ValueError: a weight is not finite, or of a type that models do not have, in words
     """
+    _check_finite(model, "holds NaN or Inf")
+    if dtype is not None:
+        stored = model.to(dtype).state_dict()
+        _check_finite(model, f"is beyond the range of {dtype}")
     tensors: Dict[str, Tensor] = {}
     tied: Dict[str, str] = {}
     owners: Dict[Any, str] = {}
@@ -78,16 +85,19 @@ def make_tensors(
         owner = owners.setdefault((value.data_ptr(), value.shape, value.stride()) if value.numel() else name, name)
         if owner != name:
             tied[name] = owner
-            continue
-        if name.endswith("._float_tensor"):  # memory that fairseq never fills
-            value = torch.zeros_like(value)
-        tensors[name] = value.to(dtype or stored[name].dtype).contiguous()
-        if str(tensors[name].dtype)[len("torch.") :] not in TYPES.values():
-            raise ValueError(f"{name} is of type {tensors[name].dtype}, which no model of this package has")
-        if not torch.isfinite(tensors[name]).all():
-            problem = "is beyond the range of" if torch.isfinite(value).all() else "holds NaN or Inf in"
-            raise ValueError(f"{name} {problem} {tensors[name].dtype}")
+        elif str(stored[name].dtype) not in (f"torch.{kind}" for kind in TYPES.values()):
+            raise ValueError(f"{name} is of type {stored[name].dtype}, which no model of this package has")
+        elif name.endswith(_UNFILLED):
+            tensors[name] = torch.zeros_like(stored[name])
+        else:
+            tensors[name] = value.to(stored[name].dtype).contiguous()
     return tensors, tied
+
+
+def _check_finite(model: nn.Module, problem: str) -> None:
+    for name, value in model.state_dict().items():
+        if not name.endswith(_UNFILLED) and not torch.isfinite(value).all():
+            raise ValueError(f"{name} {problem}")
 
 
 def write(folder: str, content: Content) -> None:

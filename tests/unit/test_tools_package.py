@@ -196,7 +196,7 @@ BAD = {
     "no run": (None, ["{here}/no"], "there is no {here}/no: give the folder of a recipe, a packaged model, or"),
     "alone": (None, ["{run}/averaged.pt"], "cannot read {run}/dict.en.txt: No such file or directory; see --data"),
     "no merges": (None, ["{run}/averaged.pt", "--data", "{run}/data-bin"], "{run}/data-bin has sub-words, and there"),
-    "not finite": (infinite, [], "{here}/odd.pt cannot be packaged: encoder.embed_tokens.weight holds NaN or Inf in"),
+    "not finite": (infinite, [], "{here}/odd.pt cannot be packaged: encoder.embed_tokens.weight holds NaN or Inf"),
     "not merges": (None, ["{run}", "--bpe-codes", "{run}/RESULT.json"], "{run}/RESULT.json has no merges of subword"),
     "too large": (large, ["--dtype", "float16"], "{here}/odd.pt cannot be packaged: encoder.embed_tokens.weight is "
                   "beyond the range of torch.float16"),
