@@ -96,11 +96,10 @@ def collect(args: argparse.Namespace, name: str) -> Any:
     state = load_state(bundle)
     flags = argparse.Namespace(**vars_of(state["cfg"].model))
     flags.encoder_embed_path = flags.decoder_embed_path = None  # the checkpoint has what was read from there
-    state["cfg"].model = flags
     task = build_task(bundle, state["cfg"])
     check_merges(bundle, task)
     TextSteps(task.cfg.source_lang, task.cfg.target_lang, bundle.codes, bundle.tokenizer)  # refuses what are no merges
-    model = build_model(bundle, state, task)
+    model = build_model(bundle, state["model"], flags, task)
     dtype = getattr(torch, args.dtype) if args.dtype else None
     try:
         tensors, tied = packaged.make_tensors(model, state["model"], dtype)

@@ -69,7 +69,7 @@ class Translator:
                 raise UsageError(f"{path} is not the dictionary of {first.checkpoint}: an ensemble shares dictionaries")
 
     def _build(self, bundle: Bundle, state: Dict[str, Any], generation: Any) -> torch.nn.Module:
-        model = build_model(bundle, state, self.task)
+        model = build_model(bundle, state["model"], state["cfg"].model, self.task)
         model.to(self.device).eval()
         model.prepare_for_inference_(argparse.Namespace(generation=generation))
         return model
@@ -136,16 +136,19 @@ def load_state(bundle: Bundle) -> Dict[str, Any]:
     return state
 
 
-def build_model(bundle: Bundle, state: Dict[str, Any], task: DeepTranslationTask) -> torch.nn.Module:
-    """The model of *state*, whose tensors get today's names.
+def build_model(bundle: Bundle, weights: Dict[str, Any], flags: Any, task: DeepTranslationTask) -> torch.nn.Module:
+    """The model of a checkpoint.
+
+    Args:
+        weights: its "model"; the tensors get today's names
+        flags: its model's settings, which the architecture fills
 
     Raises:
         UsageError: the checkpoint and the dictionaries do not belong together
     """
-    config = state["cfg"]
     try:
-        model = task.build_model(config.model, from_checkpoint=True)
-        model.load_state_dict(state["model"], strict=True, model_cfg=config.model)
+        model = task.build_model(flags, from_checkpoint=True)
+        model.load_state_dict(weights, strict=True, model_cfg=flags)
     except (RuntimeError, UsageError) as error:
         problem = str(error).splitlines()[-1].strip().replace("fairseq_deep: ", "")
         raise UsageError(f"{bundle.checkpoint} does not fit {bundle.data}: {problem}") from error

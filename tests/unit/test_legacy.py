@@ -9,6 +9,7 @@ from fairseq import checkpoint_utils, options
 
 from fairseq_deep.architectures import ARCHITECTURES
 from fairseq_deep.models.legacy import ALIASES, translate_flags
+from fairseq_deep.tools.main import main
 from tests.conftest import make_batch, tiny_flags
 
 
@@ -65,6 +66,10 @@ def test_an_original_checkpoint_gives_the_same_output(build, dictionary, tmp_pat
     with torch.no_grad():
         expected, actual = model(*batch)[0], loaded.eval()(*batch)[0]
     torch.testing.assert_close(actual, expected)
+    words = ["--data", str(tmp_path), "--output", str(tmp_path / "made")]
+    assert main(["package", str(tmp_path / "old.pt"), *words]) == 0
+    [packaged], _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "made/model.safetensors")])
+    assert torch.equal(packaged.eval()(*batch)[0], actual)
 
 
 @pytest.mark.parametrize("alias", sorted(ALIASES))
