@@ -16,16 +16,24 @@ from torch import Tensor
 
 from .attention.beams import CHECKED
 from .decoding.candidates import best_candidates, log_normaliser
-from .decoding.hypotheses import Hypotheses
+from .decoding.hypotheses import Hypotheses, rank_by_gnmt
 from .registry import UsageError
 
 
 class Generator(SequenceGenerator):
     """Beam search over decoders of this package; arguments and results are those of fairseq's generator."""
 
+    gnmt_lenpen: Optional[float] = None
+    """Exponent of GNMT's length penalty, which is then the only one: `normalize_scores` has to be off."""
+
     _memory: Optional[Tensor] = None
 
-    def _generate(
+    def _generate(self, sample: Dict[str, Dict[str, Tensor]], *args, **options):
+        found = self._find(sample, *args, **options)
+        # which hypotheses end does not depend on a length penalty, only their order does
+        return found if self.gnmt_lenpen is None else rank_by_gnmt(found, self.gnmt_lenpen)
+
+    def _find(
         self,
         sample: Dict[str, Dict[str, Tensor]],
         prefix_tokens: Optional[Tensor] = None,

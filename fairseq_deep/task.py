@@ -25,24 +25,33 @@ class DeepTranslationConfig(TranslationConfig):
     decode_compile: bool = field(
         default=False, metadata={"help": "translate with steps that torch.compile has compiled, which takes a minute"}
     )
+    gnmt_lenpen: bool = field(
+        default=False,
+        metadata={"help": "divide scores by ((5 + length) / 6)^lenpen, as GNMT, not by length^lenpen"},
+    )
 
 
 @register_task("deep_translation", dataclass=DeepTranslationConfig)
 class DeepTranslationTask(TranslationTask):
-    """Translation with ``--decode-precision`` and ``--decode-compile``, also of models trained for ``translation``."""
+    """Translation with ``--decode-precision``, ``--decode-compile`` and ``--gnmt-lenpen``, also of models trained for
+    ``translation``."""
 
     def build_generator(self, models, args, seq_gen_cls=None, **options):
         """A generator over decoders of the chosen precision: ours where nobody asks for another.
 
         Raises:
-            UsageError: the models are not on a CPU in fp32, or steps cannot be compiled
+            UsageError: the models are not on a CPU in fp32, steps cannot be compiled, or --gnmt-lenpen does not go with
+                what is asked for
         """
         for model in models:
             self._reduce(model)
             self._compile(model)
         if seq_gen_cls is None and not getattr(args, "print_alignment", False):
             seq_gen_cls = Generator
-        return super().build_generator(models, args, seq_gen_cls=seq_gen_cls, **options)
+        generator = super().build_generator(models, args, seq_gen_cls=seq_gen_cls, **options)
+        if self.cfg.gnmt_lenpen:
+            _use_gnmt_lenpen(generator, args)
+        return generator
 
     def _compile(self, model) -> None:
         if not self.cfg.decode_compile or not getattr(model, "_is_generation_fast", False):
@@ -73,3 +82,9 @@ class DeepTranslationTask(TranslationTask):
         encoded = reduce_precision(model.encoder, "bf16") if ours else 0
         model.decode_precision = precision
         logger.info(f"{count} linear layers of the decoder in {precision}, {encoded} of the encoder in bf16")
+
+
+def _use_gnmt_lenpen(generator, args) -> None:
+    if not isinstance(generator, Generator) or not generator.normalize_scores:
+        raise UsageError("--gnmt-lenpen is for a plain search: leave out --print-alignment and --unnormalized, or this")
+    generator.normalize_scores, generator.gnmt_lenpen = False, float(getattr(args, "lenpen", 1))

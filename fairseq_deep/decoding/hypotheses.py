@@ -113,6 +113,20 @@ class Hypotheses:
         return found
 
 
+def rank_by_gnmt(found: List[List[Dict[str, Tensor]]], exponent: float) -> List[List[Dict[str, Tensor]]]:
+    """Hypotheses by GNMT's score (Wu et al. 2016, Eq. 14, without coverage), the best first.
+
+    Args:
+        found: of each sentence, with sums of log-probabilities as scores
+        exponent: alpha of ((5 + length) / 6)^alpha, by which they are divided; the end symbol counts as a word
+    """
+    for hypotheses in found:
+        for each in hypotheses:
+            each["score"] = each["score"] / ((5 + len(each["tokens"])) / 6) ** exponent
+        hypotheses.sort(key=lambda each: float(each["score"]), reverse=True)
+    return found
+
+
 def _fill_places(going):
     """The sentences that go on: the first ones stay where they are, and the last ones take the places of the others.
 

@@ -42,6 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search = parser.add_argument_group("search")
     search.add_argument("--beam", type=at_least_one, metavar="N", help=f"default: the recipe's, or {BEAM}")
     search.add_argument("--lenpen", type=number, metavar="A", help=f"length penalty: the recipe's, or {LENPEN}")
+    search.add_argument(
+        "--gnmt-lenpen", action="store_true", default=None,
+        help="((5 + length) / 6)^A, as GNMT, not length^A (default: as the recipe)",
+    )  # fmt: skip
     search.add_argument("--max-len-a", type=number, default=1.0, metavar="A", help="at most A x source + B units out")
     search.add_argument("--max-len-b", type=at_least_one, default=50, metavar="B", help="(default: 1.0 and 50)")
     search.add_argument("--decode-precision", choices=("fp32", "bf16", "int8"), default="fp32", help="on a CPU")
@@ -79,7 +83,8 @@ def load(args: argparse.Namespace) -> Any:
     from fairseq_deep.registry import UsageError
     from fairseq_deep.translation import Translator, find_bundle
 
-    parts = {name: getattr(args, name) for name in ("data", "tokenizer", "lowercase", "source_lang", "target_lang")}
+    names = ("data", "tokenizer", "lowercase", "source_lang", "target_lang", "gnmt_lenpen")
+    parts = {name: getattr(args, name) for name in names}
     try:
         bundles = [find_bundle(path, codes=args.bpe_codes, **parts) for path in args.models]
         beam, lenpen = (

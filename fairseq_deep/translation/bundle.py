@@ -30,6 +30,7 @@ class Bundle:
         lowercase: whether the source is lowercased
         source_lang, target_lang: None: as the checkpoint says
         beam, lenpen: of its own experiment; None where it does not say
+        gnmt_lenpen: whether the length penalty is GNMT's
     """
 
     checkpoint: str
@@ -41,6 +42,7 @@ class Bundle:
     target_lang: Optional[str] = None
     beam: Optional[int] = None
     lenpen: Optional[float] = None
+    gnmt_lenpen: bool = False
 
 
 def find_bundle(path: str, **given: Any) -> Bundle:
@@ -91,7 +93,7 @@ def _of_recipe(folder: str) -> Dict[str, Any]:
         raise UsageError(f"{folder} has none of {', '.join(CHECKPOINTS)}: {cure}, or a checkpoint")
     found = {"checkpoint": checkpoint, "data": os.path.join(folder, "data-bin")}
     result = _read_json(os.path.join(folder, "RESULT.json"))
-    found.update({name: result[name] for name in ("beam", "lenpen") if name in result})
+    found.update({name: result[name] for name in ("beam", "lenpen", "gnmt_lenpen") if name in result})
     return {**found, **_prepared(os.path.join(folder, "text", "bpe"))}
 
 

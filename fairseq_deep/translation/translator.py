@@ -186,6 +186,6 @@ def build_task(bundle: Bundle, config: Any, precision: str = "fp32") -> DeepTran
         languages[side] = getattr(bundle, side) or fields.get(side)
         if not languages[side]:
             raise UsageError(f"{bundle.checkpoint} does not name its languages: give --source-lang and --target-lang")
-    fields.update(data=bundle.data, decode_precision=precision, **languages)
+    fields.update(data=bundle.data, decode_precision=precision, gnmt_lenpen=bundle.gnmt_lenpen, **languages)
     sides = [_dictionary(f"{bundle.data}/dict.{languages[side]}.txt") for side in ("source_lang", "target_lang")]
     return DeepTranslationTask(OmegaConf.structured(DeepTranslationConfig(**fields)), *sides)

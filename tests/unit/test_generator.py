@@ -235,6 +235,38 @@ def test_the_task_builds_it_for_plain_beam_search_alone(build, dictionary):
     assert type(asked) is SequenceGenerator
 
 
+def gnmt_score(hypothesis, alpha):
+    """GNMT's, from the log-probability of each word, by a loop."""
+    total = sum(float(word) for word in hypothesis["positional_scores"])
+    return total / ((5 + len(hypothesis["tokens"])) / 6) ** alpha
+
+
+@pytest.mark.parametrize("asked", [{}, {"no_repeat_ngram_size": 2}], ids=["our search", "fairseq's"])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 3.0])
+def test_gnmts_length_penalty_ranks_the_same_hypotheses(asked, alpha, lively, dictionary):
+    model, sample = lively(), make_sample(dictionary, LENGTHS)
+    task = DeepTranslationTask(DeepTranslationConfig(gnmt_lenpen=True), dictionary, dictionary)
+    wanted = {"beam": 4, "max_len_a": 0, "max_len_b": 14, "lenpen": alpha, **asked}
+    got = task.build_generator([model], argparse.Namespace(**wanted)).generate([model], copy.deepcopy(sample))
+    stock = SequenceGenerator([model], dictionary, beam_size=4, max_len_b=14, **asked).generate([model], sample)
+    orders = 0
+    for ours, theirs in zip(got, stock):
+        expected = sorted(theirs, key=lambda each: -gnmt_score(each, alpha))
+        assert [each["tokens"].tolist() for each in ours] == [each["tokens"].tolist() for each in expected]
+        for one, other in zip(ours, expected):
+            assert float(one["score"]) == pytest.approx(gnmt_score(other, alpha), rel=1e-4)
+        orders += [id(each) for each in theirs] != [id(each) for each in expected]
+    assert orders > 0, "another order than with length^1"
+
+
+@pytest.mark.parametrize("clash", [{"unnormalized": True}, {"print_alignment": "hard"}], ids=str)
+def test_gnmts_length_penalty_is_refused_where_it_would_not_be_used(clash, build, dictionary):
+    task = DeepTranslationTask(DeepTranslationConfig(gnmt_lenpen=True), dictionary, dictionary)
+    model = build("transformer_postnorm_2l2l_tiny").eval()
+    with pytest.raises(UsageError, match="--gnmt-lenpen is for a plain search"):
+        task.build_generator([model], argparse.Namespace(beam=4, **clash))
+
+
 def naive_candidates(logits, offsets, beam, count):
     scores = (logits + offsets.view(-1, 1)).view(len(logits) // beam, -1)
     values, places = scores.topk(count, dim=1)
