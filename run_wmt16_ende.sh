@@ -12,7 +12,7 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 defaults=(
   --task wmt16_ende --source-lang en --target-lang de
   --conf dlcl_30l
-  --downloader wmt16_parts.py --download-max-words 80
+  --download-max-words 80
   --bpe-merges 32000 --vocab-threshold 5
   --subsets "valid,test" --average 5 --beam 4 --lenpen 0.6 --gen-batch 32
 )

@@ -1,8 +1,8 @@
 """Check a folder of parallel text and copy it, one clean sentence a line.
 
 Training and validation pairs with an empty side are dropped; test lines are all kept, in order.  White space of any
-kind becomes one blank, so that no reader splits a line where another does not.  Beside test.TARGET there may be further
-references, test.TARGET.ref1, test.TARGET.ref2 and so on.
+kind becomes one blank, so that no reader splits a line where another does not.  Beside test there may be further test
+sets, test1, test2 and so on, and beside test.TARGET further references, test.TARGET.ref1, test.TARGET.ref2 and so on.
 """
 
 import argparse
@@ -27,11 +27,13 @@ def die(message):
 
 
 def run(main):
-    """Run a helper's ``main``; Ctrl-C ends it without a traceback."""
+    """Run a helper's ``main``; Ctrl-C ends it without a traceback, and a full disk with one line."""
     try:
         sys.exit(main())
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as problem:
+        die(f"{f'{problem.filename}: ' if problem.filename else ''}{problem.strerror or problem}; nothing was kept of it")
 
 
 def find_text(folder, name):
@@ -42,20 +44,38 @@ def find_text(folder, name):
     die(f"{os.path.join(folder, name)} is missing (plain or .gz)")
 
 
+def decode_lines(stream, name):
+    """Yield the lines of a UTF-8 text; ``name`` is for messages."""
+    number, encoding = 0, "utf-8-sig"  # which knows the byte order mark that some editors put before the first word
+    while True:
+        try:
+            line = stream.readline()
+            number += 1
+            if not line:
+                return
+            text = line.decode(encoding)
+        except UnicodeDecodeError:
+            die(f"{name}, line {number}: not UTF-8; convert the file with iconv")
+        except (EOFError, OSError, zlib.error) as problem:
+            die(f"{name} cannot be read after line {number}: {problem}; get the file again")
+        yield text
+        encoding = "utf-8"
+
+
 def read_lines(path):
     """Yield the lines of a UTF-8 text, plain or gzip, with every run of white space made one blank."""
-    opener = gzip.open if path.endswith(".gz") else open
-    number, encoding = 0, "utf-8-sig"  # which knows the byte order mark that some editors put before the first word
-    try:
-        with opener(path, "rb") as stream:
-            for line in stream:
-                number += 1
-                yield " ".join(line.decode(encoding).split())
-                encoding = "utf-8"
-    except UnicodeDecodeError:
-        die(f"{path}, line {number}: not UTF-8; convert the file with iconv")
-    except (EOFError, OSError, zlib.error) as problem:
-        die(f"{path} cannot be read after line {number}: {problem}; get the file again")
+    with (gzip.open if path.endswith(".gz") else open)(path, "rb") as stream:
+        for line in decode_lines(stream, path):
+            yield " ".join(line.split())
+
+
+def find_splits(folder, lang):
+    """Return the names of the sets in ``folder``: train, valid, test and, where they are, test1, test2 and so on."""
+    pattern = re.compile(rf"test([1-9]\d*)\.{re.escape(lang)}(\.gz)?")
+    found = sorted({int(match[1]) for match in map(pattern.fullmatch, os.listdir(folder)) if match})
+    if found != list(range(1, len(found) + 1)):
+        die(f"{folder} has test{found[-1]}.{lang} with a gap before it: the test sets are test, test1, test2 and so on")
+    return (*SPLITS, *(f"test{number}" for number in found))
 
 
 def copy_pairs(paths, targets, keep_empty):
@@ -104,21 +124,21 @@ class replaced_folder:
             shutil.rmtree(self.tmp, ignore_errors=True)
 
 
-def find_references(data, lang):
-    """Return the names, without .gz, of the further references of the test set; the first is test.LANG itself."""
-    pattern = re.compile(rf"test\.{re.escape(lang)}\.ref(\d+)(\.gz)?")
+def find_references(data, split, lang):
+    """Return the names, without .gz, of the further references of a test set; the first is test.LANG itself."""
+    pattern = re.compile(rf"{split}\.{re.escape(lang)}\.ref(\d+)(\.gz)?")
     found = {match[1] for match in map(pattern.fullmatch, os.listdir(data)) if match}
     wanted = [str(number) for number in range(1, len(found) + 1)]
     odd = sorted(found - set(wanted))
     if odd:
-        path = os.path.join(data, f"test.{lang}.ref{odd[0]}")
-        die(f"{path}: the first reference is test.{lang}, then come test.{lang}.ref1 and so on without a gap")
-    return [f"test.{lang}.ref{number}" for number in wanted]
+        path = os.path.join(data, f"{split}.{lang}.ref{odd[0]}")
+        die(f"{path}: the first reference is {split}.{lang}, then come {split}.{lang}.ref1 and so on without a gap")
+    return [f"{split}.{lang}.ref{number}" for number in wanted]
 
 
-def copy_references(data, out, lang, sentences):
-    """Copy the further references; return their names."""
-    names = find_references(data, lang)
+def copy_references(data, out, split, lang, sentences):
+    """Copy the further references of a test set; return their names."""
+    names = find_references(data, split, lang)
     for name in names:
         path, count = find_text(data, name), 0
         with open(os.path.join(out, name), "w", encoding="utf-8") as stream:
@@ -126,11 +146,11 @@ def copy_references(data, out, lang, sentences):
                 print(line, file=stream)
                 count += 1
         if count != sentences:
-            die(f"{path} has {count} lines, but the test set {sentences}: it needs one for each sentence")
+            die(f"{path} has {count} lines, but the {split} set {sentences}: it needs one for each sentence")
     return names
 
 
-def describe(folder, langs, counts, route, references=()):
+def describe(folder, langs, counts, route, references=None):
     """Write ``data.json`` (route, pairs, checksums) into ``folder`` and print the counts."""
     sets = {}
     for split, (written, dropped) in counts.items():
@@ -138,24 +158,26 @@ def describe(folder, langs, counts, route, references=()):
         sets[split] = {"pairs": written, "dropped": dropped, "sha256": sums}
         note = f"  ({dropped:,} with an empty side dropped)" if dropped else ""
         print(f"  {split:5} {written:>9,} pairs{note}")
-    if references:
-        print(f"  test      {len(references) + 1} references for each sentence")
-        sets["test"]["references"] = {name: checksum(os.path.join(folder, name)) for name in references}
+    for split, names in (references or {}).items():
+        print(f"  {split:9} {len(names) + 1} references for each sentence")
+        sets[split]["references"] = {name: checksum(os.path.join(folder, name)) for name in names}
     with open(os.path.join(folder, "data.json"), "w", encoding="utf-8") as stream:
         json.dump({"route": route, "sets": sets}, stream, indent=1)
 
 
 def copy_corpus(data, out, langs, route):
-    counts = {}
+    counts, references = {}, {}
     with replaced_folder(out) as tmp:
-        for split in SPLITS:
+        for split in find_splits(data, langs[0]):
             paths = [find_text(data, f"{split}.{lang}") for lang in langs]
             targets = [os.path.join(tmp, f"{split}.{lang}") for lang in langs]
-            counts[split] = copy_pairs(paths, targets, keep_empty=split == "test")
+            test = split.startswith("test")
+            counts[split] = copy_pairs(paths, targets, keep_empty=test)
             if not counts[split][0]:
                 die(f"{paths[0]} and {paths[1]} hold no sentence pair: {split} data is needed")
+            names = copy_references(data, tmp, split, langs[1], counts[split][0]) if test else []
+            references.update({split: names} if names else {})
         same = refuse_one_text(tmp, langs, data)
-        references = copy_references(data, tmp, langs[1], counts["test"][0])
         describe(tmp, langs, counts, route, references)
         print_notes(tmp, langs, same)
 
@@ -163,7 +185,7 @@ def copy_corpus(data, out, langs, route):
 def refuse_one_text(folder, langs, data):
     """Two files with one text are one file under two names; returns the share of such pairs by split."""
     shares = {}
-    for split in SPLITS:
+    for split in find_splits(folder, langs[0]):
         pairs = zip(*(read_lines(os.path.join(folder, f"{split}.{lang}")) for lang in langs))
         equal = [source == target for source, target in pairs]
         shares[split] = sum(equal) / len(equal)
@@ -176,8 +198,9 @@ def print_notes(folder, langs, same):
     """Say what makes a score mean less than it seems: copied sides, and test sentences that were trained on."""
     if same["train"] >= 0.01:
         print(f"  note: {100 * same['train']:.0f} % of the training pairs have the same text on both sides")
-    lines = {split: read_lines(os.path.join(folder, f"{split}.{langs[0]}")) for split in SPLITS}
-    held_out = {split: [line for line in lines[split] if line] for split in SPLITS[1:]}
+    splits = find_splits(folder, langs[0])
+    lines = {split: read_lines(os.path.join(folder, f"{split}.{langs[0]}")) for split in splits}
+    held_out = {split: [line for line in lines[split] if line] for split in splits[1:]}
     wanted = set().union(*held_out.values())
     seen = {line for line in lines["train"] if line in wanted}
     for split, sources in held_out.items():
@@ -193,9 +216,9 @@ def check_lengths(folder, langs, max_tokens, positions):
         max_tokens: sub-words that fit into a batch, end symbol included
         positions: sub-words that the model has positions for, by language; fairseq leaves out longer training pairs
     """
-    for split in SPLITS:
+    for split in find_splits(folder, langs[0]):
         for lang in langs:
-            limit = positions[lang] if split == "test" else max_tokens
+            limit = positions[lang] if split.startswith("test") else max_tokens
             limit = min(limit, positions[lang]) if split == "valid" else limit
             path = os.path.join(folder, f"{split}.{lang}")
             lengths = [1 + len(line.split()) for line in read_lines(path)]

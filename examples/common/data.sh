@@ -17,6 +17,8 @@ resolve_route() {
   fi
   [[ $route != tar || -f $data_tar ]] || die "--data-tar $data_tar: no such file"
   [[ $route != folder ]] || check_folder
+  $dry_run || [[ $route != download || -f $(description) ]] ||
+    die "there is no public archive of $task: give your own text with --data DIR"
 }
 
 check_folder() {
@@ -38,9 +40,15 @@ data_fingerprint() {
       "test.$target_lang.ref"[0-9]* 2>/dev/null || true) ;;
     tar) cksum <"$data_tar" ;;
     demo) cat "$examples"/demo/make_corpus.py "$examples"/demo/grammar/*.py | cksum ;;
-    download) say "$data_url" ;;
+    download)
+      say "$data_url"
+      [[ $corpus == corpus ]] || say "$corpus"
+      ;;
   esac
 }
+
+# Of the corpus that is fetched where no data is given.
+description() { printf %s "$examples/$task/$corpus.json"; }
 
 stage_1() {
   local langs=(--source-lang "$source_lang" --target-lang "$target_lang")
@@ -57,7 +65,8 @@ stage_1() {
         --lines "$data_lines"
       ;;
     download)
-      show python3 "$common/$downloader" "${langs[@]}" --url "$data_url" --checksums "$checksums" \
+      [[ -f $(description) ]] || { say "# there is no public archive: --data DIR"; return 0; }
+      show python3 "$common/rebuild.py" --corpus "$(description)" "${langs[@]}" --url "$data_url" --checksums "$checksums" \
         --archives "$exp/download" --out "$exp/corpus"
       show python3 "$common/corpus.py" "${langs[@]}" --data "$exp/corpus" --out "$exp/text/raw" --route download
       ;;

@@ -1,29 +1,27 @@
-"""Download archives so that a broken connection costs nothing and a broken file is noticed, and rebuild a corpus.
+"""Download archives so that a broken connection costs nothing and a broken file is noticed.
 
 A file grows as ``NAME.part`` and gets its name only when its length, its checksum (where one is given) and its archive
 structure are right.
 """
 
-import argparse
+import errno
+import fnmatch
 import gzip
-import html
 import os
 import re
 import shutil
 import tarfile
-import tempfile
 import time
 import urllib.error
 import urllib.request
 import zlib
 
-from corpus import checksum, die, read_lines, replaced_folder
+from corpus import checksum, die
 
-KNOWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "checksums.txt")
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TRIES = 4
 BLOCK = 1 << 20
 PARTIAL, RANGE_PAST_END = 206, 416
-SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 
 
 def read_checksums(path):
@@ -40,16 +38,15 @@ def read_checksums(path):
     return {os.path.basename(name.lstrip("*")): digest.lower() for digest, name in fields}
 
 
-def fetch(url, folder, checksums):
-    """Return the path of the archive at ``url`` in ``folder``, downloaded unless a sound copy is there."""
-    name = url.rsplit("/", 1)[-1]
+def fetch(url, name, folder, checksums):
+    """Return the path of ``name`` in ``folder``, downloaded from ``url`` unless a sound copy is there."""
     path = os.path.join(folder, name)
     os.makedirs(folder, exist_ok=True)
     if not os.path.exists(path):
         part = path + ".part"
         print(f"  fetching {url}", flush=True)
         download(url, part)
-        problem = find_fault(part, checksums.get(name))
+        problem = find_fault(part, checksums.get(name), name)
         if problem:
             os.remove(part)
             die(
@@ -76,6 +73,8 @@ def download(url, part):
                 break
         except (OSError, ValueError) as problem:
             reason = str(getattr(problem, "reason", problem))
+            if getattr(problem, "errno", None) in NO_ROOM:
+                die(f"{part}: {problem.strerror}; make room, and run the same command again: it goes on there")
             if url.startswith("file:"):
                 break
         if attempt < TRIES:
@@ -111,8 +110,12 @@ def copy_with_progress(response, stream, done, total):
     return done
 
 
-def find_fault(path, expected=None):
-    """Say what is wrong with an archive: empty, another checksum, not a whole tar file; ``None`` if it is sound."""
+def find_fault(path, expected=None, name=".tgz"):
+    """Say what is wrong with an archive: empty, another checksum, not a whole file; ``None`` if it is sound.
+
+    Args:
+        name: with an ending that says what it is: .tar, .gz (one file alone), or else a tar.gz
+    """
     if not os.path.getsize(path):
         return "the file is empty"
     if expected:
@@ -120,15 +123,23 @@ def find_fault(path, expected=None):
         found = checksum(path, kind)
         if found != expected.lower():
             return f"{kind} is {found}, not {expected.lower()}"
+    plain, single = name.endswith(".tar"), name.endswith(".gz") and not name.endswith(".tar.gz")
     try:
-        with gzip.open(path) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
-            for _ in archive:
-                pass
+        with (open if plain else gzip.open)(path, "rb") as stream:
+            if not single:
+                with tarfile.open(fileobj=stream, mode="r:") as archive:
+                    for _ in archive:
+                        pass
             while stream.read(BLOCK):  # gzip's own checksum comes last
                 pass
     except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as problem:
-        return f"not a whole tar.gz archive ({problem})"
+        return f"not a whole {'tar' if plain else 'gzip' if single else 'tar.gz'} archive ({problem})"
     return None
+
+
+def ends_with(name, wanted):
+    """Whether the member ``name`` of an archive ends with the path ``wanted``, which may have ``*`` and ``?``."""
+    return fnmatch.fnmatchcase("/" + name, "*/" + wanted)
 
 
 def extract(archive, members, folder):
@@ -140,44 +151,8 @@ def extract(archive, members, folder):
     with tarfile.open(archive) as stream:
         for entry in stream:
             for name, wanted in list(missing.items()):
-                if entry.isfile() and ("/" + entry.name).endswith("/" + wanted):
+                if entry.isfile() and ends_with(entry.name, wanted):
                     with open(os.path.join(folder, name), "wb") as target:
                         shutil.copyfileobj(stream.extractfile(entry), target)
                     del missing[name]
     return list(missing)
-
-
-def read_segments(path):
-    """Return the segments of an SGM or XML evaluation set, one line each."""
-    return [" ".join(html.unescape(text).split()) for text in SEGMENT.findall("\n".join(read_lines(path)))]
-
-
-def write_lines(path, lines):
-    with open(path, "w", encoding="utf-8") as stream:
-        stream.writelines(line + "\n" for line in lines)
-
-
-def rebuild(description, urls, build):
-    """The program that rebuilds a German-English corpus from archives.
-
-    ``urls`` maps a key of ours to the home of an archive.  ``build(archives, langs, work, out)`` gets the paths of the
-    archives by key, and writes {train,valid,test}.LANG to ``out``, with the folder ``work`` for what it extracts.
-    """
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--source-lang", required=True)
-    parser.add_argument("--target-lang", required=True)
-    parser.add_argument("--archives", required=True, help="folder to keep the archives in")
-    parser.add_argument("--out", required=True, help="folder to write {train,valid,test}.{de,en} to")
-    parser.add_argument("--url", default="", help="folder that holds all archives, instead of their homes")
-    parser.add_argument("--checksums", default="", help="file of sha256 sums, or none (default: ours, without --url)")
-    args = parser.parse_args()
-    langs = (args.source_lang, args.target_lang)
-    if sorted(langs) != ["de", "en"]:
-        die(f"this corpus is German-English, not {langs[0]}-{langs[1]}: give your own text with --data")
-    checksums = read_checksums(args.checksums or ("none" if args.url else KNOWN))
-    if args.url:
-        urls = {key: f"{args.url.rstrip('/')}/{url.rsplit('/', 1)[-1]}" for key, url in urls.items()}
-    archives = {key: fetch(url, args.archives, checksums) for key, url in urls.items()}
-    print("  unpacking", flush=True)
-    with replaced_folder(args.out) as out, tempfile.TemporaryDirectory(dir=out) as work:
-        build(archives, langs, work, out)

@@ -89,7 +89,10 @@ data_words() {
     demo) printf 'the built-in corpus' ;;
     folder) printf '%s' "$data" ;;
     tar) printf '%s' "$data_tar" ;;
-    download) printf 'fetched and rebuilt from its public parts%s' "${data_url:+ at $data_url}" ;;
+    download)
+      [[ -f $(description) ]] || { printf 'your own: --data DIR'; return 0; }
+      printf 'fetched and rebuilt from its public parts%s' "${data_url:+ at $data_url}"
+      ;;
   esac
 }
 

@@ -26,6 +26,7 @@ option data str '' "folder with parallel text {train,valid,test}.{SRC,TGT}, plai
 option data_tar str '' "Google's pre-processed wmt16_en_de.tar.gz"
 option data_sha256 str '' "sha256 that --data-tar must have"
 option data_lines str train=4400000-4600000,valid=3000,test=3003 "line counts that --data-tar must have (empty: any)"
+option corpus str corpus "description of the corpus to fetch, examples/TASK/NAME.json"
 option data_url str "${WMT_URL:-}" "folder, also file://, to take all archives from instead of their home"
 option checksums str '' "file of sha256 sums ('SUM  NAME') of the archives, or none (default: the known ones)"
 option conf str '' "flag files conf/NAME.args, in order, separated by commas"
@@ -63,7 +64,6 @@ option stop_stage int 7 "last stage to run"
 option task str '' ''              # folder under examples/ with the conf files
 option source_lang str en ''
 option target_lang str de ''
-option downloader str '' ''        # program in examples/common that fetches the corpus when no data is given
 option download_max_words int 250 ''  # --max-words for the fetched corpus
 option arch_known bool false ''   # who starts this has checked the name of the architecture
 option updates int 0 ''            # updates that the job takes, for the estimate of its time; 0: from --max-update

@@ -11,7 +11,7 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 defaults=(
   --task iwslt14_deen --source-lang de --target-lang en
   --conf dlcl_20l
-  --downloader iwslt14_parts.py --download-max-words 175 --lowercase true
+  --download-max-words 175 --lowercase true
   --bpe-merges 10000 --vocab-threshold 0
   --average 5 --beam 5 --lenpen 1.0 --gen-batch 64
 )

@@ -3,6 +3,7 @@
 import hashlib
 import http.server
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -54,10 +55,12 @@ def home(tmp_path):
     return folder
 
 
-def fetch(home_url, tmp_path, *words, program="wmt16_parts.py", langs=LANGS):
+def fetch(home_url, tmp_path, *words, task="wmt16_ende", langs=LANGS):
     command = [
         sys.executable,
-        COMMON / program,
+        COMMON / "rebuild.py",
+        "--corpus",
+        ROOT / "examples" / task / "corpus.json",
         "--source-lang",
         langs[0],
         "--target-lang",
@@ -132,17 +135,13 @@ def test_a_right_checksum_of_either_kind_is_taken(home, tmp_path, kind):
 
 
 def test_archives_from_their_home_must_be_the_known_ones(home, tmp_path):
-    """With the program's own addresses replaced: these archives are others."""
-    program = f"""
-import sys
-sys.path.insert(0, {str(COMMON)!r})
-import wmt16_parts
-from fetch import rebuild
-urls = {{key: {home.as_uri()!r} + "/" + url.rsplit("/", 1)[-1] for key, url in wmt16_parts.ARCHIVES.items()}}
-rebuild("", urls, wmt16_parts.build)
-"""
-    folders = ["--archives", str(tmp_path / "archives"), "--out", str(tmp_path / "out")]
-    command = [sys.executable, "-c", program, "--source-lang", "en", "--target-lang", "de", *folders]
+    """With other addresses: these archives are not those."""
+    own = tmp_path / "corpus.json"
+    text = (ROOT / "examples/wmt16_ende/corpus.json").read_text()
+    own.write_text(re.sub(r"https://[^\"]*/", home.as_uri() + "/", text))
+    folders = ["--archives", tmp_path / "archives", "--out", tmp_path / "out"]
+    command = [sys.executable, COMMON / "rebuild.py", "--corpus", own, "--source-lang", "en", "--target-lang", "de"]
+    command = [*map(str, [*command, *folders])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert_refused(done, "commoncrawl", "not c7a74e2ea01a", "take it as it is with --checksums none")
     assert "none to compare it with" in done.stdout and not (tmp_path / "out").exists()
@@ -254,7 +253,7 @@ def test_iwslt14_is_rebuilt_from_the_talks(tmp_path):
         for name in ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012"):
             files[f"de-en/IWSLT14.{name}.de-en.{lang}.xml"] = sgm(f" {name} {lang} ")
     pack(home / "de-en.tgz", files)
-    done = fetch(home.as_uri(), tmp_path, program="iwslt14_parts.py", langs=("de", "en"))
+    done = fetch(home.as_uri(), tmp_path, task="iwslt14_deen", langs=("de", "en"))
     assert done.returncode == 0, done.stderr
     corpus = tmp_path / "corpus"
     assert lines(corpus / "train.de") == ["T de", *(f"{n} de" for n in range(1, 22)), "23 de"]

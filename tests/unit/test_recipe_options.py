@@ -107,7 +107,7 @@ def test_the_nearest_name_is_a_help_that_can_be_done_without(tmp_path):
 def test_settings_of_the_scripts_work_and_are_not_in_the_help(tmp_path):
     text = run("--help").stdout
     assert "--beam" in text and "--data-url" in text
-    for flag in ("--task", "--source-lang", "--target-lang", "--downloader", "--download-max-words", "--updates"):
+    for flag in ("--task", "--source-lang", "--target-lang", "--download-max-words", "--updates"):
         assert not re.search(rf"^  {flag} ", text, re.MULTILINE)
     train = command(dry(tmp_path, "--source-lang", "de", "--target-lang", "en"), "fairseq-train")
     assert (value(train, "--source-lang"), value(train, "--target-lang")) == ("de", "en")

@@ -1,0 +1,249 @@
+"""Rebuild a corpus from public archives, as a description says: a JSON file beside the recipe.
+
+    languages    the codes of both
+    archives     {key of ours: address}
+    train, valid, test, test1, test2 ...
+                 lists of parts, which are put together in this order; "valid": {"every": N} takes each Nth training pair
+    like         another description in the same folder, of which this one says what differs
+
+A part is one of these, a name being the end of a path in the archive, with {lang} for the language:
+
+    {"archive": KEY, "text": NAME}                   a member for each language, plain, .gz, or the segments of .sgm, .xml
+    {"archive": KEY, "talks": NAME}                  the same without the mark-up of TED talks
+    {"archive": KEY, "table": NAME, "columns": {..}} tables in which both stand side by side, separated by tabs; NAME may
+                                                     have wild cards; without it, the archive is the (gzip) table itself
+    {"sacrebleu": SET}                               a test set of sacreBLEU, at the address and with the sum it knows
+
+KEY and NAME may be lists: the first that is there is taken. With "restore": true a text that was tokenised and truecased
+is made plain again. Any other key of a description or part is a note.
+"""
+
+import argparse
+import gzip
+import html
+import json
+import os
+import re
+import tarfile
+import tempfile
+from itertools import zip_longest
+
+from corpus import decode_lines, die, read_lines, replaced_folder, run
+from fetch import ends_with, extract, fetch, read_checksums
+
+KNOWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "checksums.txt")
+SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
+MARKUP_LINE = re.compile(r"<(url|talkid|keywords|speaker|reviewer|translator)\b")
+TITLE = re.compile(r"</?(title|description)>")
+SETS = re.compile(r"train|valid|test\d*")
+
+
+def read_description(path):
+    """Return the description in the file ``path``."""
+    with open(path, encoding="utf-8") as stream:
+        found = json.load(stream)
+    if "like" in found:
+        found = {**read_description(os.path.join(os.path.dirname(path), found["like"])), **found}
+    return found
+
+
+def as_list(value):
+    return value if isinstance(value, list) else [value]
+
+
+class Archives:
+    """The archives of a description, fetched when they are needed first.
+
+    Args:
+        langs: source and target
+        folder, url, checksums: where they are kept, a folder that has all of them instead of their homes, known sums
+
+    Attributes:
+        work: a folder for what is taken out of them
+    """
+
+    work = ""
+
+    def __init__(self, addresses, langs, folder, url, checksums):
+        self.addresses, self.langs, self.folder, self.url = addresses, langs, folder, url.rstrip("/")
+        self.checksums = checksums
+
+    def fetch(self, address, name="", digest=""):
+        name = name or address.rsplit("/", 1)[-1]
+        known = self.checksums
+        if digest and known is not None and not self.url:
+            known = {**known, name: digest}
+        return fetch(f"{self.url}/{name}" if self.url else address, name, self.folder, known or {})
+
+    def get(self, key):
+        return self.fetch(self.addresses[key])
+
+    def of_sacrebleu(self, name):
+        """Return the path of a test set, and what it calls its two members."""
+        from sacrebleu.dataset import DATASETS
+
+        found, pair = DATASETS[name], "-".join(self.langs)
+        if pair not in found.langpairs:
+            die(f"sacreBLEU's {name} has no {pair}: give your own text with --data")
+        address = found.data[0]
+        # their archives have the same name in different years
+        own = f"{name.replace('/', '-')}-{address.rsplit('/', 1)[-1]}"
+        return self.fetch(address, own, found.md5[0] if found.md5 else ""), found.langpairs[pair][:2]
+
+    def members(self, keys, names, what):
+        """Return the paths of two aligned members, one for each language.
+
+        Args:
+            names: for each language, those that it may have, the best first
+        """
+        paths = []
+        for lang, candidates in zip(self.langs, names):
+            ways = {f"{number}.{lang}{os.path.splitext(name)[1]}": name for number, name in enumerate(candidates)}
+            for key in keys:
+                missing = extract(key, ways, self.work)
+                found = [os.path.join(self.work, way) for way in ways if way not in missing]
+                if found:
+                    paths.append(found[0])
+                    break
+            else:
+                die(f"{' and '.join(keys)} hold no {what} in '{lang}': delete them and run the same command again")
+        return paths
+
+
+def read_segments(path):
+    """Return the segments of an SGM or XML evaluation set, one line each."""
+    return [" ".join(html.unescape(text).split()) for text in SEGMENT.findall("\n".join(read_lines(path)))]
+
+
+def read_talks(path):
+    return (TITLE.sub("", line).strip() for line in read_lines(path) if not MARKUP_LINE.match(line))
+
+
+def read_text(path):
+    return read_segments(path) if path.endswith((".sgm", ".xml")) else read_lines(path)
+
+
+def aligned(sides, what):
+    """Yield pairs of lines; the two sides must be of one length."""
+    for pair in zip_longest(*sides):
+        if None in pair:
+            die(f"{what} has more lines in one language than in the other: delete its archive and run again")
+        yield pair
+
+
+def read_table(path, name, columns):
+    """Yield the pairs of all tables ``name`` in an archive; lines that lack a column are left out."""
+    short = 0
+    for place, stream in table_streams(path, name):
+        for line in decode_lines(stream, f"{path}: {place}"):
+            fields = line.split("\t")
+            if len(fields) > max(columns):
+                yield tuple(" ".join(fields[column].split()) for column in columns)
+            else:
+                short += 1
+    if short:
+        print(f"  {short:,} lines of {path} without both columns left out")
+
+
+def table_streams(path, name):
+    if not name:
+        with gzip.open(path) as stream:
+            yield os.path.basename(path), stream
+        return
+    found = False
+    with tarfile.open(path) as archive:
+        for entry in archive:
+            if entry.isfile() and ends_with(entry.name, name):
+                found = True
+                member = archive.extractfile(entry)
+                yield entry.name, gzip.open(member) if entry.name.endswith(".gz") else member
+    if not found:
+        die(f"{path} holds no {name}: delete it and run the same command again")
+
+
+def restored(pairs, langs):
+    """Plain text of pairs that the Moses tools have tokenised and truecased."""
+    from sacremoses import MosesDetokenizer, MosesDetruecaser
+
+    truecase, tools = MosesDetruecaser(), [MosesDetokenizer(lang) for lang in langs]
+    for pair in pairs:
+        cased = (truecase.detruecase(side, return_str=True) if side else "" for side in pair)
+        yield tuple(tool.detokenize(side.split()) for tool, side in zip(tools, cased))
+
+
+def read_part(part, archives):
+    """Yield the pairs of one part of a set."""
+    langs = archives.langs
+    if "sacrebleu" in part:
+        path, names = archives.of_sacrebleu(part["sacrebleu"])
+        paths = archives.members([path], [[name] for name in names], part["sacrebleu"])
+        pairs = aligned(map(read_text, paths), part["sacrebleu"])
+    elif "columns" in part:
+        columns = [part["columns"][lang] for lang in langs]
+        pairs = read_table(archives.get(part["archive"]), part.get("table", ""), columns)
+    else:
+        names = as_list(part.get("talks") or part["text"])
+        keys = [archives.get(key) for key in as_list(part["archive"])]
+        paths = archives.members(keys, [[name.format(lang=lang) for name in names] for lang in langs], names[0])
+        pairs = aligned(map(read_talks if "talks" in part else read_text, paths), names[0])
+    return restored(pairs, langs) if part.get("restore") else pairs
+
+
+def write_set(name, parts, archives, out, every=0):
+    """Write a set; with ``every``, each such pair goes to the validation set instead."""
+    splits = (name, "valid") if every else (name,)
+    files = {split: [open(os.path.join(out, f"{split}.{lang}"), "w", encoding="utf-8") for lang in archives.langs]
+             for split in splits}  # fmt: skip
+    count = 0
+    for part in parts:
+        for pair in read_part(part, archives):
+            count += 1
+            for stream, line in zip(files["valid" if every and count % every == 0 else name], pair):
+                stream.write(line + "\n")
+    for stream in (stream for streams in files.values() for stream in streams):
+        stream.close()
+
+
+def build(description, archives, out):
+    valid = description["valid"]
+    every = valid["every"] if isinstance(valid, dict) else 0
+    for name in filter(SETS.fullmatch, description):
+        if name == "train":
+            write_set(name, description[name], archives, out, every)
+        elif name != "valid" or not every:
+            write_set(name, description[name], archives, out)
+
+
+def fetch_all(description, archives):
+    """Fetch everything before anything is unpacked, so that a missing archive is found early."""
+    for key in description["archives"]:
+        archives.get(key)
+    parts = (part for name, parts in description.items() if SETS.fullmatch(name) for part in parts)
+    for name in dict.fromkeys(part["sacrebleu"] for part in parts if "sacrebleu" in part):
+        archives.of_sacrebleu(name)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", required=True, help="the description")
+    parser.add_argument("--source-lang", required=True)
+    parser.add_argument("--target-lang", required=True)
+    parser.add_argument("--archives", required=True, help="folder to keep the archives in")
+    parser.add_argument("--out", required=True, help="folder to write {train,valid,test,test1 ...}.LANG to")
+    parser.add_argument("--url", default="", help="folder that holds all archives, instead of their homes")
+    parser.add_argument("--checksums", default="", help="file of sha256 sums, or none (default: ours, without --url)")
+    args = parser.parse_args()
+    langs, description = (args.source_lang, args.target_lang), read_description(args.corpus)
+    if sorted(langs) != sorted(description["languages"]):
+        known = "-".join(description["languages"])
+        die(f"this corpus is {known}, not {langs[0]}-{langs[1]}: give your own text with --data")
+    sums = None if args.checksums == "none" else read_checksums(args.checksums or ("none" if args.url else KNOWN))
+    archives = Archives(description["archives"], langs, args.archives, args.url, sums)
+    fetch_all(description, archives)
+    print("  unpacking", flush=True)
+    with replaced_folder(args.out) as out, tempfile.TemporaryDirectory(dir=out) as archives.work:
+        build(description, archives, out)
+
+
+if __name__ == "__main__":
+    run(main)
