@@ -23,21 +23,29 @@ resolve_route() {
 
 check_folder() {
   local split lang
+  local -a splits=(train valid test)
+  [[ $subsets == none ]] || mapfile -t splits < <(printf '%s\n' train valid test "${subsets//,/$'\n'}" | sort -u)
   [[ -d $data ]] || die "--data $data: no such folder"
   [[ ! -d $exp/text || $(cd "$data" && pwd -P)/ != "$(cd "$exp/text" && pwd -P)"/* ]] ||
     die "--data $data is where --exp $exp keeps its own copy of the text: give the folder that it came from"
-  for split in train valid test; do
+  for split in "${splits[@]}"; do
     for lang in "$source_lang" "$target_lang"; do
       [[ -f $data/$split.$lang || -f $data/$split.$lang.gz ]] ||
-        die "$data/$split.$lang is missing: --data needs {train,valid,test}.{$source_lang,$target_lang}, plain or .gz"
+        die "$data/$split.$lang is missing: --data needs $(commas_of "${splits[@]}").{$source_lang,$target_lang}, plain or .gz"
     done
   done
+}
+
+# {a,b,c}
+commas_of() {
+  local IFS=,
+  printf '{%s}' "$*"
 }
 
 data_fingerprint() {
   case $route in
     folder) (cd "$data" && cksum {train,valid,test}.{"$source_lang","$target_lang"}{,.gz} \
-      "test.$target_lang.ref"[0-9]* 2>/dev/null || true) ;;
+      test[1-9]*."$source_lang"{,.gz} test[1-9]*."$target_lang"{,.gz} "test"*".$target_lang.ref"[0-9]* 2>/dev/null || true) ;;
     tar) cksum <"$data_tar" ;;
     demo) cat "$examples"/demo/make_corpus.py "$examples"/demo/grammar/*.py | cksum ;;
     download)
@@ -82,15 +90,28 @@ stage_2() {
   local -a cased=()
   $lowercase && cased=(--lowercase)
   show python3 "$common/subwords.py" --source-lang "$source_lang" --target-lang "$target_lang" --text "$exp/text/raw" \
-    --out "$exp/text/bpe" --merges "$bpe_merges" --max-words "$max_words" --workers "$workers" "${cased[@]}"
+    --out "$exp/text/bpe" --bpe "$bpe" --merges "$bpe_merges" --max-words "$max_words" --max-subwords "$max_subwords" \
+    --workers "$workers" "${cased[@]}"
+}
+
+# The prefixes of all test sets, separated by commas, as fairseq-preprocess wants them: test, test1, test2 ...
+test_prefixes() {
+  local n found=$1/test
+  for ((n = 1; ; n++)); do
+    if $dry_run; then [[ ,$subsets, == *,test$n,* ]] || break; else [[ -e $1/test$n.$source_lang ]] || break; fi
+    found+=,$1/test$n
+  done
+  printf %s "$found"
 }
 
 stage_3() {
   local prefix=$exp/text/bpe
+  local -a joined=(--joined-dictionary)
+  [[ $bpe != per-side ]] || joined=()
   need "$prefix"
   run_quietly rm -rf "$exp/data-bin.new"
-  run fairseq-preprocess --source-lang "$source_lang" --target-lang "$target_lang" --joined-dictionary \
-    --trainpref "$prefix/train" --validpref "$prefix/valid" --testpref "$prefix/test" \
+  run fairseq-preprocess --source-lang "$source_lang" --target-lang "$target_lang" "${joined[@]}" \
+    --trainpref "$prefix/train" --validpref "$prefix/valid" --testpref "$(test_prefixes "$prefix")" \
     --thresholdsrc "$vocab_threshold" --thresholdtgt "$vocab_threshold" --workers "$workers" --destdir "$exp/data-bin.new"
   run_quietly rm -rf "$exp/data-bin"
   run_quietly mv "$exp/data-bin.new" "$exp/data-bin"

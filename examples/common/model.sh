@@ -29,6 +29,12 @@ check_average_updates() {
     die "--average-updates $average_updates: training ends after $last updates; choose fewer"
 }
 
+check_embeddings() {
+  [[ $bpe != per-side || $embeddings == target ]] ||
+    die "--bpe per-side makes a dictionary for each side, which --embeddings all cannot share: add --embeddings target"
+  [[ $bpe == joint || $route != tar ]] || die "the text of --data-tar has a joint BPE: leave out --bpe $bpe"
+}
+
 build_train_command() {
   local device=(--distributed-world-size "$ngpu")
   ((ngpu > 0)) || device=(--cpu)
@@ -135,16 +141,19 @@ stage_5() {
 stage_6() {
   need "$exp/averaged.pt"
   need "$exp/data-bin"
-  local subset device=() task_flags=(--task translation)
+  local subset device=() pieces=(--remove-bpe) task_flags=(--task translation)
   [[ $subsets != none ]] || return 0
   ((ngpu > 0)) || device=(--cpu)
+  [[ $bpe != sentencepiece ]] || pieces+=(sentencepiece)
   [[ $decode_precision == fp32 ]] || task_flags=(--task deep_translation --decode-precision "$decode_precision")
+  ! $gnmt_lenpen || task_flags=(--task deep_translation "${task_flags[@]:2}" --gnmt-lenpen)
   for subset in ${subsets//,/ }; do
+    need "$exp/text/bpe/$subset.$source_lang"
     local progress_flags=(--mode generate --total "$exp/text/bpe/$subset.$source_lang" --out "$exp/generate-$subset.txt")
     run fairseq-generate "$exp/data-bin" --user-dir "$root/fairseq_deep" "${task_flags[@]}" \
       --source-lang "$source_lang" --target-lang "$target_lang" --path "$exp/averaged.pt" --gen-subset "$subset" \
       --beam "$beam" --lenpen "$lenpen" --max-len-a "$max_len_a" --max-len-b "$max_len_b" --batch-size "$gen_batch" \
-      --remove-bpe "${device[@]}"
+      "${pieces[@]}" "${device[@]}"
   done
 }
 
@@ -153,7 +162,7 @@ count_references() {
   local folder=$exp/text/raw
   ! $dry_run || [[ $route != folder ]] || folder=$data
   local -a files=("$folder/$1.$target_lang.ref"[0-9]*)
-  [[ -e ${files[0]} && $1 == test ]] && printf %s "${#files[@]}" || printf 0
+  [[ -e ${files[0]} && $1 == test* ]] && printf %s "${#files[@]}" || printf 0
 }
 
 # The file with the translations of --against: itself, or that of a run.
@@ -193,6 +202,6 @@ report_result() {
   local log=$exp/logs/result.log
   show python3 "$common/report.py" result --exp "$exp" --subsets "$subsets" \
     --source-lang "$source_lang" --target-lang "$target_lang" \
-    --set task="$task" --set conf="$conf" --set beam="$beam" --set lenpen="$lenpen" \
+    --set task="$task" --set conf="$conf" --set beam="$beam" --set lenpen="$lenpen" --set gnmt_lenpen="$gnmt_lenpen" \
     --set averaged="$average" --set average_updates="$average_updates" --set smoke="$smoke"
 }

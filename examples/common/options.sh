@@ -10,7 +10,7 @@ die() {
   exit 2
 }
 
-# TYPE is str, int (from 0), count (from 1), num, bool, auto (int or "auto"), autocount or choices such as a|b. An empty HELP keeps it out of --help.
+# TYPE is subsets, str, int (from 0), count (from 1), num, bool, auto (int or "auto"), autocount or choices such as a|b. An empty HELP keeps it out of --help.
 option() {
   option_names+=("$1")
   option_type[$1]=$2
@@ -47,6 +47,10 @@ check_value() {
     num) [[ $value =~ ^[0-9]+(\.[0-9]+)?$ ]] || die "$flag takes a number, not '$value'" ;;
     bool) [[ $value == true || $value == false ]] || die "$flag takes true or false, not '$value'" ;;
     auto) [[ $value == auto || $value =~ ^(0|[1-9][0-9]*)$ ]] || die "$flag takes a whole number or auto, not '$value'" ;;
+    subsets)
+      [[ $value == none || $value =~ ^(valid,)?test(,test[1-9][0-9]*)*$ ]] ||
+        die "$flag takes none, or test with valid before it and test1, test2 ... behind it, not '$value'"
+      ;;
     autocount) [[ $value == auto || $value =~ ^[1-9][0-9]*$ ]] || die "$flag takes a number from 1 on, or auto, not '$value'" ;;
     *) [[ "|$type|" == *"|$value|"* && -n $value ]] || die "$flag takes ${type//|/, }, not '$value'" ;;
   esac

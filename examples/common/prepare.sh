@@ -17,6 +17,7 @@ resolve_settings() {
   [[ $workers == auto ]] && workers=$(cores)
   resolve_exp
   resolve_route
+  check_embeddings
   resolve_devices
   resolve_batch
   resolve_average
@@ -32,6 +33,7 @@ resolve_settings() {
 # fairseq splits paths at ':' and prefixes at ','.
 resolve_exp() {
   local name=$task-${conf//[,\/]/-}
+  [[ -z ${option_given[arch]-} ]] || name+=-${arch#transformer_}
   $demo && name=demo
   $smoke && name+=-smoke
   [[ $exp == auto ]] && exp=$root/exp/$name

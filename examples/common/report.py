@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import statistics
 import subprocess
 import time
 
@@ -169,11 +170,14 @@ def collect(args):
     subsets = [] if args.subsets == "none" else args.subsets.split(",")
     scores = {subset: read_scores(args.exp, subset) for subset in subsets}
     test = scores.get("test", {})
-    if subsets and not test.get("sacrebleu"):
-        die(f"{args.exp}/score-test.json is missing: run again with --stage 7")
+    for subset, found in scores.items():
+        if not found["sacrebleu"]:
+            die(f"{args.exp}/score-{subset}.json is missing: run again with --stage 7")
     env, data = read_environment(args.exp), read_data(args.exp)
+    tests = {name: found["sacrebleu"]["bleu"] for name, found in scores.items() if name != "valid"}
     record = {
         **(measures(test) if subsets else {}),
+        **({"mean_bleu": round(statistics.fmean(tests.values()), 2)} if len(tests) > 1 else {}),
         **training_facts(args.exp),
         "hardware": env.get("hardware"),
         "commit": env.get("commit"),
@@ -232,6 +236,10 @@ def table_rows(exp, record, target_lang):
     for key, label in (("tokenised", "tokenised"), ("compound_split", "comp. split")):
         if scores[key]:
             rows.append((label, f"{scores[key]['bleu']:.2f}  (not comparable with the line above)"))
+    others = {name: found["sacrebleu"]["bleu"] for name, found in record["scores"].items() if name[4:].isdigit()}
+    if others:
+        names = ", ".join(f"{name} {bleu:.2f}" for name, bleu in others.items())
+        rows.append(("other sets", f"{names}; mean of all test sets {record['mean_bleu']:.2f}"))
     if "against" in scores["sacrebleu"]:
         rows.append(("against", difference(scores["sacrebleu"]["against"])))
     files = (("output", f"test.hyp.{target_lang}"), ("model", "averaged.pt"), ("record", "RESULT.json"))

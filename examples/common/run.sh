@@ -58,7 +58,11 @@ stage_parts() {
   case $1 in
     0) say "$root" "$(uname -n)" "$ngpu" "${FAIRSEQ_DEEP_ENV-}" "$($arch_known || say "$arch")" "$(cksum <"$root/requirements.txt")" ;;
     1) say "$source_lang-$target_lang" "$route" "$data_tar" "$data_sha256" "$data_lines" "$(data_fingerprint)" ;;
-    2) say "$bpe_merges" "$max_words" "$lowercase" ;;
+    2)
+      say "$bpe_merges" "$max_words" "$lowercase"
+      [[ $bpe == joint ]] || say "$bpe"
+      ((max_subwords == 0)) || say "$max_subwords sub-words"
+      ;;
     3) say "$vocab_threshold" ;;
     4)
       say "$arch" "$devices" "$max_tokens" "$update_freq" "$precision" "$seed"
@@ -69,6 +73,7 @@ stage_parts() {
     6)
       say "$beam" "$lenpen" "$gen_batch" "$max_len_a" "$max_len_b" "$subsets"
       [[ $decode_precision == fp32 ]] || say "$decode_precision"
+      ! $gnmt_lenpen || say gnmt
       ;;
     7)
       say score
