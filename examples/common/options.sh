@@ -107,7 +107,7 @@ parse_options() {
 find_conf() {
   local name=$1 folder file
   local -a known=()
-  for folder in "$examples/$task/conf" "$examples/demo"; do
+  for folder in ${conf_folder:+"$conf_folder"} "$examples/$task/conf" "$examples/demo"; do
     [[ -f $folder/$name.args ]] && { printf %s "$folder/$name.args"; return; }
     for file in "$folder"/*.args; do
       file=${file##*/}
@@ -120,7 +120,8 @@ find_conf() {
   die "unknown --conf '$name'$(did_you_mean "$name" "${known[@]}") (known: ${known[*]}; or the path of a file)"
 }
 
-# load_conf NAME,NAME: a line is "--name value"; a --conf line includes another file at that place.
+# load_conf NAME,NAME: a line is "--name value"; a --conf line includes another file at that place, first looked for
+# beside the file that has the line.
 load_conf() {
   local -a names
   local name file
@@ -132,7 +133,7 @@ load_conf() {
 }
 
 load_conf_file() {
-  local line flag value name whole
+  local line flag value name whole conf_folder=${1%/*}
   whole=$'\n'$(<"$1")$'\n'
   while IFS= read -r line || [[ -n $line ]]; do
     read -r flag value <<<"$line"
