@@ -33,7 +33,8 @@ def run(main):
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as problem:
-        die(f"{f'{problem.filename}: ' if problem.filename else ''}{problem.strerror or problem}; nothing was kept of it")
+        place = f"{problem.filename}: " if problem.filename else ""
+        die(f"{place}{problem.strerror or problem}; nothing was kept of it: run the same command again after that")
 
 
 def find_text(folder, name):

@@ -3,19 +3,20 @@
     languages    the codes of both
     archives     {key of ours: address}
     train, valid, test, test1, test2 ...
-                 lists of parts, which are put together in this order; "valid": {"every": N} takes each Nth training pair
+                 lists of parts, put together in this order; "valid": {"every": N} takes each Nth training pair
     like         another description in the same folder, of which this one says what differs
 
 A part is one of these, a name being the end of a path in the archive, with {lang} for the language:
 
-    {"archive": KEY, "text": NAME}                   a member for each language, plain, .gz, or the segments of .sgm, .xml
-    {"archive": KEY, "talks": NAME}                  the same without the mark-up of TED talks
-    {"archive": KEY, "table": NAME, "columns": {..}} tables in which both stand side by side, separated by tabs; NAME may
-                                                     have wild cards; without it, the archive is the (gzip) table itself
-    {"sacrebleu": SET}                               a test set of sacreBLEU, at the address and with the sum it knows
+    {"archive": KEY, "text": NAME}    a member for each language: plain, .gz, or the segments of .sgm and .xml
+    {"archive": KEY, "talks": NAME}   the same without the mark-up of TED talks
+    {"archive": KEY, "table": NAME, "columns": {LANG: NUMBER, ...}}
+                                      tables in which both stand side by side, separated by tabs; NAME may have wild
+                                      cards; without it, the archive is the (gzip) table itself
+    {"sacrebleu": SET}                a test set of sacreBLEU, at the address and with the sum it knows
 
-KEY and NAME may be lists: the first that is there is taken. With "restore": true a text that was tokenised and truecased
-is made plain again. Any other key of a description or part is a note.
+KEY and NAME may be lists: the first that is there is taken. With "restore": true a text that was tokenised and
+truecased is made plain again. Any other key of a description or part is a note.
 """
 
 import argparse

@@ -193,12 +193,13 @@ def apply_split(args, split, lang, code, tmp):
 def drop_long(langs, limit, tmp):
     """Keep the training pairs of at most ``limit`` sub-words a side."""
     paths, dropped, kept = [os.path.join(tmp, f"train.{lang}") for lang in langs], 0, 0
-    with open(f"{paths[0]}.short", "w", encoding="utf-8") as one, open(f"{paths[1]}.short", "w", encoding="utf-8") as two:
+    files = [open(f"{path}.short", "w", encoding="utf-8") for path in paths]
+    with files[0], files[1]:
         for pair in zip(*map(read_lines, paths)):
             if all(0 < len(side.split()) <= limit for side in pair):
                 kept += 1
-                print(pair[0], file=one)
-                print(pair[1], file=two)
+                for stream, line in zip(files, pair):
+                    print(line, file=stream)
             else:
                 dropped += 1
     if not kept:

@@ -1,4 +1,4 @@
-"""From raw text to sub-words and back: sacremoses and subword-nmt, as the recipes use them."""
+"""From raw text to sub-words and back: sacremoses, jieba for Chinese, and subword-nmt, as the recipes use them."""
 
 import contextlib
 import io
@@ -24,16 +24,21 @@ class TextSteps:
     def __init__(
         self, source_lang: str, target_lang: str, codes: Optional[str], tokenizer: str = "moses", lowercase=False
     ):
-        self.lowercase, self.tokenizer, self.bpe = lowercase, None, None
+        self.lowercase, self.tokenizer, self.bpe, self.segmenter = lowercase, None, None, None
         try:
             if tokenizer == "moses":
                 from sacremoses import MosesDetokenizer, MosesTokenizer
 
                 self.tokenizer, self.detokenizer = MosesTokenizer(source_lang), MosesDetokenizer(target_lang)
+                if source_lang == "zh":
+                    import jieba
+
+                    jieba.setLogLevel("WARNING")
+                    self.segmenter = jieba.cut
             if codes is not None:
                 self.bpe = _read_merges(codes)
         except ImportError as error:
-            raise UsageError(f"{error.name} is missing: pip install sacremoses subword-nmt") from error
+            raise UsageError(f"{error.name} is missing: pip install {error.name.replace('_', '-')}") from error
 
     @property
     def symbol(self) -> Optional[str]:
@@ -44,6 +49,8 @@ class TextSteps:
         """The units of a raw line, with blanks between them."""
         if self.lowercase:
             line = line.lower()
+        if self.segmenter is not None:
+            line = " ".join(self.segmenter(line))
         if self.tokenizer is not None:
             line = self.tokenizer.tokenize(line, return_str=True)
         line = " ".join(line.split())
