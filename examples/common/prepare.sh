@@ -62,10 +62,15 @@ free_gb() {
 }
 
 stage_0() {
-  local -a check_arch=()
+  local -a check_arch=() needs=()
+  if [[ $bpe == sentencepiece ]]; then
+    needs=(--needs sentencepiece)
+  elif [[ $source_lang == zh || $target_lang == zh ]]; then
+    needs=(--needs jieba)
+  fi
   [[ -z ${option_given[arch]-} ]] || $arch_known || check_arch=(--arch "$arch")
   run fairseq-deep doctor
-  show python3 "$common/report.py" env --root "$root" --gpus "$ngpu" "${check_arch[@]}" --out "$exp/env.txt"
+  show python3 "$common/report.py" env --root "$root" --gpus "$ngpu" "${check_arch[@]}" "${needs[@]}" --out "$exp/env.txt"
 }
 
 used_gb() {

@@ -2,12 +2,14 @@
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
 import re
 import statistics
 import subprocess
+import sys
 import time
 
 from corpus import die, run
@@ -78,7 +80,15 @@ def write_text(path, text):
         die(f"cannot write {path}: {problem.strerror}")
 
 
+def check_packages(names):
+    """Refuse to begin without a package that a later stage needs."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            die(f"this recipe needs {name}: run {sys.executable} -m pip install {name}, then the same command again")
+
+
 def environment(args):
+    check_packages(args.needs)
     if args.arch:
         check_arch(args.arch)
     facts = {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
@@ -270,6 +280,7 @@ def main():
     env.add_argument("--root", required=True, help="repository")
     env.add_argument("--arch", help="architecture to check the name of")
     env.add_argument("--gpus", type=int, default=0)
+    env.add_argument("--needs", nargs="*", default=[], help="packages of later stages")
     env.add_argument("--out", required=True)
     env.set_defaults(command=environment)
     res = commands.add_parser("result")

@@ -1,0 +1,149 @@
+"""Fetching archives, and descriptions of corpora: what goes wrong is one line, and nothing half-written is taken."""
+
+import gzip
+import importlib
+import json
+import resource
+import subprocess
+import sys
+import urllib.parse
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_recipe_download import pack, sgm
+from tests.unit.test_recipe_text import COMMON, assert_refused
+
+DESCRIPTIONS = sorted((COMMON.parent).glob("*/*.json"))
+TABLE = {
+    "languages": ["fi", "en"],
+    "archives": {"table": "https://x.invalid/corpus.gz"},
+    "train": [{"archive": "table", "columns": {"fi": 0, "en": 1}}],
+    "valid": [{"sacrebleu": "wmt17"}],
+    "test": [{"sacrebleu": "wmt18"}],
+}
+
+
+@pytest.fixture
+def modules():
+    sys.path.insert(0, str(COMMON))
+    yield {name: importlib.import_module(name) for name in ("fetch", "rebuild")}
+    sys.path.remove(str(COMMON))
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A table, and the test sets beside it."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (tmp_path / "corpus.json").write_text(json.dumps(TABLE))
+    write_table(folder, b"yksi\tone\nkaksi\ttwo\n")
+    for year in (17, 18):
+        names = [f"test/newstest20{year}-enfi-{kind}.sgm" for kind in ("src.en", "ref.fi")]
+        pack(folder / f"wmt{year}-test.tgz", {name: sgm("a", "b") for name in names})
+    return folder
+
+
+def write_table(folder, content):
+    (folder / "corpus.gz").write_bytes(gzip.compress(content))
+
+
+def rebuild(home, *words, **how):
+    folder = home.parent
+    command = [sys.executable, COMMON / "rebuild.py", "--corpus", folder / "corpus.json", "--source-lang", "en"]
+    command += ["--target-lang", "fi", "--url", home.as_uri(), "--archives", folder / "archives"]
+    command += ["--out", folder / "out", *words]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, **how)
+
+
+def test_a_table_is_taken_apart(home):
+    done = rebuild(home)
+    assert done.returncode == 0, done.stderr
+    assert (home.parent / "out/train.fi").read_text() == "yksi\nkaksi\n"
+    assert (home.parent / "out/test.en").read_text() == "a\nb\n"
+
+
+@pytest.mark.parametrize("content, parts", [
+    (b"yksi\tone\n" + "pää\thead\n".encode("latin-1"), ["corpus.gz, line 2: not UTF-8"]),
+    (None, ["corpus.gz: not a whole gzip archive", "nothing was kept"]),
+    (b"", ["train.en and", "hold no sentence pair"]),
+])  # fmt: skip
+def test_a_bad_table_is_one_line(home, content, parts):
+    if content is None:
+        (home / "corpus.gz").write_bytes((home / "corpus.gz").read_bytes()[:-6])
+    else:
+        write_table(home, content)
+    done = rebuild(home)
+    if not content and content is not None:  # an empty table is one: the next program says that there is no text
+        command = [sys.executable, COMMON / "corpus.py", "--source-lang", "en", "--target-lang", "fi"]
+        command += ["--data", home.parent / "out", "--out", home.parent / "raw"]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60)
+    else:
+        assert not (home.parent / "out").exists() and not (home.parent / "out.new").exists()
+    assert_refused(done, *parts)
+
+
+def test_sides_of_different_lengths_are_refused(home):
+    files = {"test/newstest2017-enfi-src.en.sgm": sgm("a", "b"), "test/newstest2017-enfi-ref.fi.sgm": sgm("a")}
+    pack(home / "wmt17-test.tgz", files)
+    assert_refused(rebuild(home), "wmt17 has more lines in one language than in the other")
+    assert not (home.parent / "out").exists()
+
+
+def test_a_member_that_is_missing_is_named(home):
+    pack(home / "wmt18-test.tgz", {"test/newstest2018-enfi-src.en.sgm": sgm("a", "b")})
+    assert_refused(rebuild(home), "wmt18-test.tgz hold no wmt18 in 'fi'")
+
+
+def test_a_full_disk_leaves_nothing_that_looks_whole(home):
+    """A limit on the size of files stands for it: first an archive, then the text does not fit."""
+    write_table(home, "".join(f"{n * 7919 % 10007} sana\t{n}\n" for n in range(20000)).encode())
+    size = (home / "corpus.gz").stat().st_size
+
+    def limited(most):
+        return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+    done = rebuild(home, preexec_fn=limited(size // 2))
+    assert_refused(done, "corpus.gz.part", "make room, and run the same command again")
+    assert not (home.parent / "archives/corpus.gz").exists() and not (home.parent / "out").exists()
+    done = rebuild(home, preexec_fn=limited(size + 100))
+    assert_refused(done, "File too large")
+    assert (home.parent / "archives/corpus.gz").exists() and not list(home.parent.glob("out*"))
+    assert rebuild(home).returncode == 0
+
+
+def test_sacrebleus_own_sums_hold_where_its_own_archives_are_fetched(home, modules, monkeypatch, capsys):
+    archives = modules["rebuild"].Archives({}, ("en", "fi"), str(home.parent / "archives"), "", {})
+    monkeypatch.setattr(modules["fetch"], "download", lambda url, part: Path(part).write_bytes(b"<html>"))
+    with pytest.raises(SystemExit):
+        archives.of_sacrebleu("wmt18")
+    assert "not f996c245ecffea23d0006fa4c34e9064" in capsys.readouterr().err
+    assert not list((home.parent / "archives").iterdir())
+
+
+def test_no_network_is_one_line(tmp_path, modules, monkeypatch, capsys):
+    waits = []
+    monkeypatch.setattr(modules["fetch"].time, "sleep", waits.append)
+    with pytest.raises(SystemExit):
+        modules["fetch"].fetch("http://127.0.0.1:9/x.tgz", "x.tgz", str(tmp_path), {})
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "cannot fetch http://127.0.0.1:9/x.tgz" in said and "or use --data DIR" in said
+    assert len(waits) == 3 and not (tmp_path / "x.tgz").exists()
+
+
+@pytest.mark.parametrize("path", DESCRIPTIONS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_description_is_whole(path, modules):
+    """Its archives are used, come over https under names of their own, and sacreBLEU knows its test sets."""
+    from sacrebleu.dataset import DATASETS
+
+    found = modules["rebuild"].read_description(str(path))
+    sets = {name: parts for name, parts in found.items() if modules["rebuild"].SETS.fullmatch(name)}
+    parts = [part for some in sets.values() if isinstance(some, list) for part in some]
+    used = {key for part in parts for key in modules["rebuild"].as_list(part.get("archive", []))}
+    assert {"train", "valid", "test"} <= set(sets) and used == set(found["archives"])
+    addresses = [urllib.parse.urlsplit(address) for address in found["archives"].values()]
+    assert all(address.scheme == "https" for address in addresses)
+    assert len({address.path.rsplit("/", 1)[-1] for address in addresses}) == len(addresses)
+    one, two = found["languages"]
+    for name in (part["sacrebleu"] for part in parts if "sacrebleu" in part):
+        assert {f"{one}-{two}", f"{two}-{one}"} & set(DATASETS[name].langpairs) and DATASETS[name].md5
