@@ -7,6 +7,7 @@ Three measures that must not be mixed up, each labelled in the output:
 - ``--compound-split``: the same after splitting compounds at hyphens on both sides, which inflates the score.
 
 Each of them takes several sets of references; ``--against`` tests the difference to another system for significance.
+``--multilingual`` scores one model for many language pairs.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from fairseq_deep.tools import (
     at_least_one,
     check_outputs,
     format_table,
+    multilingual,
     read_lines,
     significance,
     write_text,
@@ -49,6 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     inputs = parser.add_mutually_exclusive_group(required=True)
     inputs.add_argument("--sys", metavar="FILE", help="hypotheses, one a line ('-': standard input)")
     inputs.add_argument("--generate-output", metavar="FILE", help="output of fairseq-generate ('-': standard input)")
+    inputs.add_argument(
+        "--multilingual", metavar="DIR",
+        help="folder with test.SRC-TGT.hyp and test.SRC-TGT.ref of many pairs; with --against DIR also the win ratio",
+    )  # fmt: skip
     parser.add_argument(
         "--ref", action="append", default=[], metavar="FILE",
         help="references, once for each set of them; with --generate-output they replace its T- lines",
@@ -78,6 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read, score, print the table and, as the last line, ``BLEU = NN.NN``."""
     _check_arguments(args)
+    if args.multilingual:
+        return _score_pairs(args)
     texts = _read_generated(args) if args.generate_output else _read_pair(args.sys, args.ref)
     if args.references and len(args.references) != len(texts.references):
         sets = f"{len(texts.references)} set(s) of references"
@@ -96,6 +104,15 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         write_text(args.json, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     _report(result)
+    return 0
+
+
+def _score_pairs(args: argparse.Namespace) -> int:
+    metric = _metrics("sacrebleu", args.lowercase, "")["BLEU"]
+    result = multilingual.score_folder(args.multilingual, metric, args.against)
+    if args.json:
+        write_text(args.json, json.dumps(result, indent=2) + "\n")
+    print(multilingual.report(result))
     return 0
 
 
@@ -181,6 +198,11 @@ def parse_generated(lines: list[str]) -> tuple[dict[int, str], dict[int, str]]:
 def _check_arguments(args: argparse.Namespace) -> None:
     if args.sys and not args.ref:
         raise UserError("--sys needs --ref FILE, the references")
+    if args.multilingual:
+        single = ("ref", "tokenized", "compound_split", "lang", "detokenize", "hypotheses", "references", "resamples")
+        for flag in single:
+            if getattr(args, flag):
+                raise UserError(f"--{flag.replace('_', '-')} does not go with --multilingual; drop one of them")
     if args.sys:
         for flag in ("detokenize", "hypotheses", "references"):
             if getattr(args, flag):
@@ -193,7 +215,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
         raise UserError("--resamples needs --against RUN or FILE, the other system")
     against = [args.against] if args.against else []
     outputs = [path for path in (args.hypotheses, *args.references, args.json) if path]
-    check_outputs(outputs, [args.sys or args.generate_output, *args.ref, *against])
+    check_outputs(outputs, [args.sys or args.generate_output or args.multilingual, *args.ref, *against])
 
 
 def _read_pair(system: str, paths: list[str]) -> Texts:
