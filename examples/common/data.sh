@@ -17,11 +17,15 @@ resolve_route() {
   fi
   [[ $route != tar || -f $data_tar ]] || die "--data-tar $data_tar: no such file"
   [[ $route != folder ]] || check_folder
-  $dry_run || [[ $route != download || -f $(description) ]] ||
+  $dry_run || $multilingual || [[ $route != download || -f $(description) ]] ||
     die "there is no public archive of $task: give your own text with --data DIR"
 }
 
 check_folder() {
+  if $multilingual; then
+    [[ -d $data/supervised ]] || die "--data $data: there is no supervised/XX-YY in it, as OPUS-100 has"
+    return 0
+  fi
   local split lang
   local -a splits=(train valid test)
   [[ $subsets == none ]] || mapfile -t splits < <(printf '%s\n' train valid test "${subsets//,/$'\n'}" | sort -u)
@@ -44,12 +48,20 @@ commas_of() {
 
 data_fingerprint() {
   case $route in
-    folder) (cd "$data" && cksum {train,valid,test}.{"$source_lang","$target_lang"}{,.gz} \
-      test[1-9]*."$source_lang"{,.gz} test[1-9]*."$target_lang"{,.gz} "test"*".$target_lang.ref"[0-9]* 2>/dev/null || true) ;;
+    folder)
+      if $multilingual; then
+        say "$temperature"
+        (cd "$data" && find supervised zero-shot -name 'opus.*' -exec wc -c {} + 2>/dev/null | sort | cksum || true)
+        return 0
+      fi
+      (cd "$data" && cksum {train,valid,test}.{"$source_lang","$target_lang"}{,.gz} \
+      test[1-9]*."$source_lang"{,.gz} test[1-9]*."$target_lang"{,.gz} "test"*".$target_lang.ref"[0-9]* 2>/dev/null || true)
+      ;;
     tar) cksum <"$data_tar" ;;
     demo) cat "$examples"/demo/make_corpus.py "$examples"/demo/grammar/*.py | cksum ;;
     download)
       say "$data_url"
+      ! $multilingual || say "$temperature"
       [[ $corpus == corpus ]] || say "$corpus"
       ;;
   esac
@@ -60,6 +72,11 @@ description() { printf %s "$examples/$task/$corpus.json"; }
 
 stage_1() {
   local langs=(--source-lang "$source_lang" --target-lang "$target_lang")
+  if $multilingual; then
+    show python3 "$common/pairs.py" prepare --data "$data" --url "$data_url" --checksums "$checksums" \
+      --archives "$exp/download" --corpus "$exp/corpus" --temperature "$temperature" --out "$exp/text/raw"
+    return
+  fi
   case $route in
     demo)
       run python3 "$examples/demo/make_corpus.py" --out "$exp/corpus"

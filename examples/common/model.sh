@@ -175,6 +175,10 @@ stage_7() {
   local subset plain number reference output other cased=()
   [[ $subsets != none ]] || return 0
   $lowercase && cased=(--lowercase)
+  if $multilingual; then
+    score_pairs "${cased[@]}"
+    return
+  fi
   for subset in ${subsets//,/ }; do
     output=$exp/generate-$subset.txt
     need "$output"
@@ -196,6 +200,15 @@ stage_7() {
     run fairseq-deep score --generate-output "$output" --compound-split "${cased[@]}" \
       --json "$exp/score-$subset-compound-split.json"
   done
+}
+
+# Of many pairs: each by itself, then the means.
+score_pairs() {
+  local -a other=()
+  [[ -z $against ]] || other=(--against "$against/pairs")
+  need "$exp/generate-test.txt"
+  show python3 "$common/pairs.py" split --generate-output "$exp/generate-test.txt" --text "$exp/text/raw" --out "$exp/pairs"
+  show fairseq-deep score --multilingual "$exp/pairs" "$@" "${other[@]}" --json "$exp/score-test.json"
 }
 
 report_result() {

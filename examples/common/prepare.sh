@@ -97,7 +97,7 @@ data_words() {
     folder) printf '%s' "$data" ;;
     tar) printf '%s' "$data_tar" ;;
     download)
-      [[ -f $(description) ]] || { printf 'your own: --data DIR'; return 0; }
+      $multilingual || [[ -f $(description) ]] || { printf 'your own: --data DIR'; return 0; }
       printf 'fetched and rebuilt from its public parts%s' "${data_url:+ at $data_url}"
       ;;
   esac

@@ -43,6 +43,7 @@ option embeddings 'all|target' all "tables: one for all, or one of the source, o
 option bpe 'joint|per-side|sentencepiece' joint "sub-words: joint BPE, one for each side, or SentencePiece on the text as it is"
 option bpe_merges int 32000 "merges of the BPE; pieces of SentencePiece"
 option vocab_threshold int 5 "sub-words seen fewer times become unknown"
+option temperature num 5 "many pairs: small ones are repeated as if drawn with this temperature"
 option max_words autocount auto "longest training sentence in words; auto: 250, or that of the fetched corpus"
 option max_subwords int 0 "longest training sentence in sub-words; 0: any"
 option lowercase bool false "lower-case the text"
@@ -67,6 +68,7 @@ option stop_stage int 7 "last stage to run"
 option task str '' ''              # folder under examples/ with the conf files
 option source_lang str en ''
 option target_lang str de ''
+option multilingual bool false ''   # many pairs in one text, in the layout of OPUS-100
 option download_max_words int 250 ''  # --max-words for the fetched corpus
 option arch_known bool false ''   # who starts this has checked the name of the architecture
 option updates int 0 ''            # updates that the job takes, for the estimate of its time; 0: from --max-update

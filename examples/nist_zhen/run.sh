@@ -10,7 +10,7 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 defaults=(
   --task nist_zhen --source-lang zh --target-lang en
   --conf dlcl_25l
-  --subsets test,test1,test2 --lowercase true
+  --subsets "test,test1,test2" --lowercase true
   --bpe per-side --embeddings target --bpe-merges 32000 --vocab-threshold 0 --max-words 100
   --average 5 --beam 6 --lenpen 1.0 --gen-batch 32
 )

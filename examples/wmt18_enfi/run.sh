@@ -9,7 +9,7 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 # shellcheck disable=SC2034  # read by recipe.sh
 defaults=(
-  --task wmt18_enfi --source-lang en --target-lang fi
+  --task wmt18_enfi --source-lang en --target-lang "fi"
   --conf ds_matt_12l12l
   --bpe-merges 32000 --vocab-threshold 0 --max-subwords 256
   --average 5 --beam 4 --lenpen 0.6 --gen-batch 32

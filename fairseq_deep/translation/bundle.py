@@ -15,7 +15,7 @@ from ..packaged import TOKENIZERS
 from ..registry import UsageError
 
 CHECKPOINTS = ("averaged.pt", "checkpoints/checkpoint_best.pt", "checkpoints/checkpoint_last.pt")
-CODES = ("code", "bpecodes")  # names of merges that fairseq's hub knows, too
+CODES = ("code", "bpecodes", "spm.model")  # of subword-nmt, as fairseq's hub has them, too; of SentencePiece
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Bundle:
     Attributes:
         checkpoint: the file with the weights
         data: a folder with ``dict.SRC.txt`` and ``dict.TGT.txt``
-        codes: the merges of subword-nmt; None: words are units
+        codes: the merges of subword-nmt, or a model of SentencePiece (.model); None: words are units
         tokenizer: what was before the sub-words, "moses" (sacremoses) or "none"
         lowercase: whether the source is lowercased
         source_lang, target_lang: None: as the checkpoint says

@@ -1,19 +1,21 @@
-"""From raw text to sub-words and back: sacremoses, jieba for Chinese, and subword-nmt, as the recipes use them."""
+"""From raw text to sub-words and back, as in the recipes: sacremoses, jieba (Chinese), subword-nmt, SentencePiece."""
 
 import contextlib
 import io
+import re
 from typing import Optional
 
 from ..registry import UsageError
 
 SEPARATOR = "@@"
+TAG = re.compile(r"<2[^\s>]+> ?")  # of the target language, before a source: no sub-word model has seen it
 
 
 class TextSteps:
     """The steps before and after a model.
 
     Args:
-        codes: file with the merges of subword-nmt; None: no sub-words
+        codes: file with the merges of subword-nmt, or a model of SentencePiece (.model); None: no sub-words
         tokenizer: "moses" or "none"
         lowercase: whether the source is lowercased first
 
@@ -24,7 +26,8 @@ class TextSteps:
     def __init__(
         self, source_lang: str, target_lang: str, codes: Optional[str], tokenizer: str = "moses", lowercase=False
     ):
-        self.lowercase, self.tokenizer, self.bpe, self.segmenter = lowercase, None, None, None
+        self.lowercase, self.tokenizer, self.segmenter, self.cut = lowercase, None, None, None
+        self.pieces = codes is not None and codes.endswith(".model")
         try:
             if tokenizer == "moses":
                 from sacremoses import MosesDetokenizer, MosesTokenizer
@@ -36,14 +39,16 @@ class TextSteps:
                     jieba.setLogLevel("WARNING")
                     self.segmenter = jieba.cut
             if codes is not None:
-                self.bpe = _read_merges(codes)
+                self.cut = _read_pieces(codes) if self.pieces else _read_merges(codes)
         except ImportError as error:
             raise UsageError(f"{error.name} is missing: pip install {error.name.replace('_', '-')}") from error
 
     @property
     def symbol(self) -> Optional[str]:
         """What is taken out between sub-words, as fairseq's ``--remove-bpe`` does; None: nothing."""
-        return None if self.bpe is None else f"{SEPARATOR} "
+        if self.cut is None:
+            return None
+        return "sentencepiece" if self.pieces else f"{SEPARATOR} "
 
     def prepare(self, line: str) -> str:
         """The units of a raw line, with blanks between them."""
@@ -54,7 +59,10 @@ class TextSteps:
         if self.tokenizer is not None:
             line = self.tokenizer.tokenize(line, return_str=True)
         line = " ".join(line.split())
-        return line if self.bpe is None else self.bpe.process_line(line)
+        if self.cut is None:
+            return line
+        tag = TAG.match(line)
+        return tag[0] + self.cut(line[tag.end() :]) if tag and self.pieces else self.cut(line)
 
     def finish(self, line: str) -> str:
         """Raw text of a hypothesis whose sub-words are joined."""
@@ -67,7 +75,17 @@ def _read_merges(path: str):
     said = io.StringIO()
     try:
         with open(path, encoding="utf-8") as stream, contextlib.redirect_stderr(said):
-            return BPE(stream, separator=SEPARATOR)
+            return BPE(stream, separator=SEPARATOR).process_line
     except (OSError, ValueError, IndexError, SystemExit) as error:  # it prints and exits where a line is no merge
         problem = " ".join((said.getvalue() or str(error)).split())
         raise UsageError(f"{path} has no merges of subword-nmt: {problem}") from error
+
+
+def _read_pieces(path: str):
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        model = SentencePieceProcessor(model_file=path)
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"{path} is no model of SentencePiece: {' '.join(str(error).split())}") from error
+    return lambda line: " ".join(model.encode(line, out_type=str))

@@ -129,6 +129,21 @@ def make_nist(home):
             (home / f"{split}.en.ref{number}").write_text(text("en", f"{split}{number}", count))
 
 
+def make_opus(home):
+    """Three pairs with English, of which the largest has 40 lines, and two without."""
+    files = {}
+    for other, count in {"de": 40, "fr": 20, "zh": 10}.items():
+        pair = f"{other}-en" if other == "de" else f"en-{other}"
+        for split, number in (("train", count), ("dev", 5), ("test", 3)):
+            for lang in (other, "en"):
+                name = f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-{split}.{lang}"
+                files[name] = text(lang, split + other, number)
+    for pair in ("de-fr", "fr-zh"):
+        for lang in pair.split("-"):
+            files[f"opus-100-corpus/v1.0/zero-shot/{pair}/opus.{pair}-test.{lang}"] = text(lang, pair, 2)
+    pack(home / "opus-100-corpus-v1.0.tar.gz", files)
+
+
 LSTM = [*NARROW, *SHALLOW]
 RECIPES = {
     "wmt14_ende": (make_ende, ["--conf", "zhang_6l", "--subsets", "test,test1"], [*NARROW, *SHALLOW, *FEED_FORWARD]),
@@ -151,6 +166,28 @@ def smoke(tools, task, home, exp, words, model):
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr + done.stdout
     return json.loads((exp / "RESULT.json").read_text()), done.stdout
+
+
+def test_many_pairs_in_one_model(tools, tmp_path):
+    home, exp = tmp_path / "home", tmp_path / "exp"
+    home.mkdir()
+    make_opus(home)
+    record, said = smoke(tools, "opus100", home, exp, ["--temperature", "2"], LSTM)
+    raw, cut = exp / "text/raw", exp / "text/bpe"
+    # 40, 40 sqrt(20 / 40) and 40 sqrt(10 / 40), both ways; two ways of the test sets
+    assert record["pairs"] == {"train": 2 * (40 + 28 + 20), "valid": 30, "test": 6 * 3 + 4 * 2}
+    trained = list(zip(lines(raw / "train.src"), lines(raw / "train.tgt")))
+    german, english = sentences("de", 1, "trainde")[0], sentences("en", 1, "trainde")[0]
+    assert trained[0] == (f"<2en> {german}", english) and trained[40] == (f"<2de> {english}", german)
+    assert [line.split()[0] for line in lines(cut / "train.src")] == [pair[0].split()[0] for pair in trained]
+    assert "<2zh>" in {line.split()[0] for line in lines(exp / "data-bin/dict.src.txt")}
+    scored = record["scores"]["test"]["sacrebleu"]
+    directions = {name: found["pairs"] for name, found in scored["directions"].items()}
+    assert directions == {"en-xx": 3, "xx-en": 3, "zero-shot": 4} and len(scored["pairs"]) == 10
+    assert lines(exp / "pairs/test.fr-zh.ref") == sentences("zh", 2, "fr-zh")
+    assert lines(exp / "pairs/test.en-de.ref") == sentences("de", 3, "testde")
+    assert "zero-shot" in said and said.splitlines()[-1] == f"BLEU = {record['bleu']:.2f}"
+    assert 0 <= scored["directions"]["zero-shot"]["language_accuracy"] <= 100
 
 
 def lines(path):

@@ -1,6 +1,5 @@
 """Sub-words of the recipes: joint, per side, SentencePiece; Chinese; what is dropped; several test sets."""
 
-import json
 import random
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 from subword_nmt.apply_bpe import BPE
 
+from fairseq_deep.registry import UsageError
 from fairseq_deep.translation import TextSteps, find_bundle
 from tests.unit.test_recipe_text import COMMON, assert_refused, write
 
@@ -88,7 +88,13 @@ def test_pieces_of_the_text_as_it_is_behind_the_tag_of_a_language(text, tmp_path
     assert ["".join(line.split()[1:]).replace("▁", " ").strip() for line in got] == [line[6:] for line in tagged]
     vocabulary = {piece for line in got for piece in line.split()[1:]}
     assert len(vocabulary) <= 30 and not any(set("<2>") & set(piece) for piece in vocabulary)
-    assert json.loads((tmp_path / "out/steps.json").read_text())["tokenizer"] == "none"
+    bundle = find_bundle(str(checkpoint(tmp_path / "out")))
+    steps = TextSteps("src", "tgt", bundle.codes, bundle.tokenizer)
+    assert bundle.tokenizer == "none" and [steps.prepare(line) for line in tagged] == got
+    assert steps.symbol == "sentencepiece"
+    (tmp_path / "bad.model").write_text("no model")
+    with pytest.raises(UsageError, match="bad.model is no model of SentencePiece"):
+        TextSteps("src", "tgt", str(tmp_path / "bad.model"), "none")
 
 
 def test_chinese_is_cut_into_words(tmp_path):

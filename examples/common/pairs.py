@@ -1,0 +1,190 @@
+"""Many language pairs as one text, and its translations taken apart again: the corpus of OPUS-100.
+
+The corpus is a folder with supervised/XX-YY/opus.XX-YY-{train,dev,test}.LANG and zero-shot/XX-YY/opus.XX-YY-test.LANG.
+Each pair becomes two directions.  A source begins with the tag of its target language, <2xx>.  Small pairs are repeated
+until their sizes stand to each other as powers 1/T of what they were, T being the temperature.  ``pairs.json`` says
+which lines of the test set belong to which direction.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import tarfile
+
+from corpus import describe, die, read_lines, replaced_folder, run
+from fetch import fetch, read_checksums
+
+ARCHIVE = "https://object.pouta.csc.fi/OPUS-100/v1.0/opus-100-corpus-v1.0.tar.gz"
+MEMBER = re.compile(r"(?:.*/)?(supervised|zero-shot)/([a-z]+-[a-z]+)/(opus\.\2-(train|dev|test)\.[a-z]+)")
+SIDES = ("src", "tgt")
+VALID_LINES = 100  # of each direction: enough to see a training go wrong
+LONGEST_VALID = 200  # words, so that they fit into a batch
+
+
+def unpack(archive, out):
+    """Take the corpus out of its archive."""
+    with replaced_folder(out) as folder, tarfile.open(archive) as stream:
+        for entry in stream:
+            match = MEMBER.fullmatch(entry.name)
+            if match and entry.isfile():
+                place = os.path.join(folder, match[1], match[2])
+                os.makedirs(place, exist_ok=True)
+                with open(os.path.join(place, match[3]), "wb") as target:
+                    shutil.copyfileobj(stream.extractfile(entry), target)
+
+
+def find_pairs(data, kind):
+    """Return {pair: its folder} of ``kind``, supervised or zero-shot."""
+    folder = os.path.join(data, kind)
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    return {name: os.path.join(folder, name) for name in names if re.fullmatch("[a-z]+-[a-z]+", name)}
+
+
+def read_pair(folder, pair, split):
+    """Return the pairs of lines of a set, or nothing if the pair has none."""
+    paths = [os.path.join(folder, f"opus.{pair}-{split}.{lang}") for lang in pair.split("-")]
+    if not any(map(os.path.exists, paths)):
+        return []
+    sides = [list(read_lines(path)) for path in paths]
+    if len(sides[0]) != len(sides[1]):
+        die(f"{paths[0]} has {len(sides[0])} lines but {paths[1]} has {len(sides[1])}: line n of both must be a pair")
+    return list(zip(*sides))
+
+
+def directions(pair, lines):
+    """Yield (direction, tagged source and target lines) for both directions of a pair."""
+    one, two = pair.split("-")
+    yield f"{one}-{two}", [(f"<2{two}> {first}", second) for first, second in lines]
+    yield f"{two}-{one}", [(f"<2{one}> {second}", first) for first, second in lines]
+
+
+def repeated(lines, largest, temperature):
+    """As many of ``lines``, over and over, as they get beside a pair of ``largest`` lines."""
+    wanted = round(largest * (len(lines) / largest) ** (1 / temperature))
+    return [lines[number % len(lines)] for number in range(max(wanted, len(lines)))] if lines else []
+
+
+def chosen_valid(lines):
+    fitting = (pair for pair in lines if all(pair) and max(len(side.split()) for side in pair) <= LONGEST_VALID)
+    return [pair for _, pair in zip(range(VALID_LINES), fitting)]
+
+
+class Writer:
+    """The two sides of a set."""
+
+    def __init__(self, folder, split):
+        self.files = [open(os.path.join(folder, f"{split}.{side}"), "w", encoding="utf-8") for side in SIDES]
+        self.count = 0
+
+    def add(self, lines):
+        for pair in lines:
+            for stream, line in zip(self.files, pair):
+                print(line, file=stream)
+        self.count += len(lines)
+
+    def close(self):
+        for stream in self.files:
+            stream.close()
+
+
+def prepare(args):
+    if not args.data:
+        sums = {} if args.checksums in ("", "none") else read_checksums(args.checksums)
+        name = ARCHIVE.rsplit("/", 1)[-1]
+        archive = fetch(f"{args.url.rstrip('/')}/{name}" if args.url else ARCHIVE, name, args.archives, sums)
+        print("  unpacking", flush=True)
+        unpack(archive, args.corpus)
+    data = args.data or args.corpus
+    supervised = find_pairs(data, "supervised")
+    if not supervised:
+        die(f"{data} holds no supervised/XX-YY: give the folder of OPUS-100, or one laid out like it")
+    with replaced_folder(args.out) as out:
+        writers = {split: Writer(out, split) for split in ("train", "valid", "test")}
+        write_train(supervised, writers["train"], args.temperature)
+        tests = []
+        for kind, pairs in (("supervised", supervised), ("zero-shot", find_pairs(data, "zero-shot"))):
+            for pair, folder in pairs.items():
+                valid = chosen_valid(read_pair(folder, pair, "dev")) if kind == "supervised" else []
+                for _, lines in directions(pair, valid):
+                    writers["valid"].add(lines)
+                for name, lines in directions(pair, read_pair(folder, pair, "test")):
+                    writers["test"].add(lines)
+                    tests += [[name, len(lines)]] if lines else []
+        for split, writer in writers.items():
+            writer.close()
+            if not writer.count:
+                die(f"{data} has no {'dev' if split == 'valid' else split} sets")
+        with open(os.path.join(out, "pairs.json"), "w", encoding="utf-8") as stream:
+            json.dump(tests, stream)
+        counts = {split: (writer.count, 0) for split, writer in writers.items()}
+        describe(out, SIDES, counts, args.data or "download")
+        print(f"  {len(supervised)} training pairs, {len(tests)} directions to test")
+
+
+def write_train(supervised, writer, temperature):
+    """The training text, one pair at a time, for which the largest is counted first."""
+    sizes = {pair: len(nonempty(read_pair(folder, pair, "train"))) for pair, folder in supervised.items()}
+    for pair, folder in supervised.items():
+        lines = repeated(nonempty(read_pair(folder, pair, "train")), max(sizes.values()), temperature)
+        for _, tagged in directions(pair, lines):
+            writer.add(tagged)
+
+
+def nonempty(lines):
+    return [pair for pair in lines if all(pair)]
+
+
+def split_translations(args):
+    """Write test.SRC-TGT.hyp and .ref of each direction, and test.hyp.tgt and test.ref.tgt of them all."""
+    from fairseq_deep.tools.score import parse_generated
+
+    with open(os.path.join(args.text, "pairs.json"), encoding="utf-8") as stream:
+        tests = json.load(stream)
+    with open(args.generate_output, encoding="utf-8") as stream:
+        found = parse_generated(stream.read().split("\n"))[0]
+    hypotheses = [found[number] for number in sorted(found)]
+    references = list(read_lines(os.path.join(args.text, "test.tgt")))
+    if len(hypotheses) != len(references) or len(references) != sum(count for _, count in tests):
+        counts = f"{len(hypotheses)} translations of {len(references)} sentences"
+        die(f"{args.generate_output} has {counts}: translate again, with --stage 6")
+    begin = 0
+    with replaced_folder(args.out) as out:
+        for name, count in tests:
+            for kind, lines in (("hyp", hypotheses), ("ref", references)):
+                write_lines(os.path.join(out, f"test.{name}.{kind}"), lines[begin : begin + count])
+            begin += count
+    home = os.path.dirname(args.generate_output)
+    write_lines(os.path.join(home, "test.hyp.tgt"), hypotheses)
+    write_lines(os.path.join(home, "test.ref.tgt"), references)
+
+
+def write_lines(path, lines):
+    with open(path, "w", encoding="utf-8") as stream:
+        stream.writelines(f"{line}\n" for line in lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    first = commands.add_parser("prepare")
+    first.add_argument("--data", default="", help="folder of the corpus; without it, it is fetched")
+    first.add_argument("--url", default="", help="folder that holds the archive, instead of its home")
+    first.add_argument("--checksums", default="")
+    first.add_argument("--archives", required=True, help="folder to keep the archive in")
+    first.add_argument("--corpus", required=True, help="folder to unpack it to")
+    first.add_argument("--temperature", type=float, required=True)
+    first.add_argument("--out", required=True)
+    first.set_defaults(command=prepare)
+    second = commands.add_parser("split")
+    second.add_argument("--generate-output", required=True)
+    second.add_argument("--text", required=True, help="folder with pairs.json")
+    second.add_argument("--out", required=True)
+    second.set_defaults(command=split_translations)
+    args = parser.parse_args()
+    args.command(args)
+
+
+if __name__ == "__main__":
+    run(main)
