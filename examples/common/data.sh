@@ -35,7 +35,7 @@ check_folder() {
   for split in "${splits[@]}"; do
     for lang in "$source_lang" "$target_lang"; do
       [[ -f $data/$split.$lang || -f $data/$split.$lang.gz ]] ||
-        die "$data/$split.$lang is missing: --data needs $(commas_of "${splits[@]}").{$source_lang,$target_lang}, plain or .gz"
+        die "$data/$split.$lang is missing: --data needs $(commas_of "${splits[@]}").{$source_lang,$target_lang}, plain or .gz (of the test sets, those of --subsets)"
     done
   done
 }

@@ -155,4 +155,6 @@ def extract(archive, members, folder):
                     with open(os.path.join(folder, name), "wb") as target:
                         shutil.copyfileobj(stream.extractfile(entry), target)
                     del missing[name]
+            if not missing:
+                break
     return list(missing)

@@ -147,3 +147,12 @@ def test_every_description_is_whole(path, modules):
     one, two = found["languages"]
     for name in (part["sacrebleu"] for part in parts if "sacrebleu" in part):
         assert {f"{one}-{two}", f"{two}-{one}"} & set(DATASETS[name].langpairs) and DATASETS[name].md5
+
+
+def test_a_package_that_a_later_stage_needs_is_asked_for_first(modules, capsys):
+    report = importlib.import_module("report")
+    report.check_packages(["sacremoses"])
+    with pytest.raises(SystemExit):
+        report.check_packages(["sacremoses", "no_such_package"])
+    said = capsys.readouterr().err
+    assert said.startswith("error: this recipe needs no_such_package: run ") and said.count("\n") == 1

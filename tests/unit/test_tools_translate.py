@@ -33,6 +33,21 @@ def alone(trained, tmp_path_factory):
     return folder
 
 
+def test_the_length_penalty_is_that_of_the_recipe(trained, tmp_path):
+    for part in ("averaged.pt", "data-bin", "text"):
+        (tmp_path / part).symlink_to(trained / part)
+    (tmp_path / "RESULT.json").write_text(json.dumps({"beam": 3, "lenpen": 0.8, "gnmt_lenpen": True}))
+    bundle = find_bundle(str(tmp_path))
+    assert bundle.gnmt_lenpen and not find_bundle(str(trained)).gnmt_lenpen
+    ours, stock = (Translator([each], beam=3, lenpen=0.8, nbest=3) for each in (bundle, find_bundle(str(trained))))
+    line = (trained / "text/raw/test.en").read_text().splitlines()[0]
+    scores = {each.text: each.score for each in stock.translate([line])[0]}
+    for each in ours.translate([line])[0]:  # (5 + n) / 6 is less than n, and divides by less
+        assert each.score < scores[each.text]
+    words = ["translate", tmp_path, "--input", trained / "text/raw/test.en"]
+    assert run("fairseq-deep", *words).stdout == run("fairseq-deep", *words, "--gnmt-lenpen").stdout
+
+
 def generated(trained, path, tmp_path):
     """Raw translations of the test set, and their scores, by fairseq-generate and the score tool."""
     output = tmp_path / "generate.txt"
