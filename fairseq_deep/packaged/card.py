@@ -22,13 +22,15 @@ def make_card(config: Dict[str, Any], model: Dict[str, str], record: Dict[str, A
     task, text = config["task"], config["text"]
     steps = ["lowercased (the source)"] * text["lowercase"]
     steps += ["tokenised by sacremoses"] * (text["tokenizer"] == "moses")
-    steps += ["sub-words of subword-nmt"] * text["sub_words"]
+    steps += [f"sub-words of {text['sub_words']}"] * bool(text["sub_words"])
+    search = config["search"]
+    search = f"beam {search['beam']}, {'GNMT ' * search['gnmt_lenpen']}lenpen {search['lenpen']}"
     rows = [
         ("translates", f"{task['source_lang']} to {task['target_lang']}"),
         ("architecture", f"`{config['arch']}` of fairseq_deep"),
         *model.items(),
         ("text", ", ".join(steps) or "words as they are"),
-        ("search", ", ".join(f"{key} {value}" for key, value in config["search"].items())),
+        ("search", search),
         ("made with", ", ".join(f"{name} {version}" for name, version in config["made_with"].items())),
         ("licence", config["licence"]),
     ]
@@ -39,7 +41,8 @@ def make_card(config: Dict[str, Any], model: Dict[str, str], record: Dict[str, A
 def _use(config: Dict[str, Any]) -> str:
     task, found = config["task"], config["search"]
     source, target = task["source_lang"], task["target_lang"]
-    units = " --remove-bpe" if config["text"]["sub_words"] else ""
+    units = {None: "", "subword-nmt": " --remove-bpe", "sentencepiece": " --remove-bpe sentencepiece"}
+    units = units[config["text"]["sub_words"]] + " --task deep_translation --gnmt-lenpen" * found["gnmt_lenpen"]
     return f"""## Use
 
 FOLDER is this folder. It takes fairseq_deep with the fairseq that its repository builds (`pip install -r

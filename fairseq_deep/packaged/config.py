@@ -15,7 +15,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
 
 from ..models.deep_transformer import DeepTransformerModel
-from .folder import CONFIG, PackageError, check_sums, read_text
+from .folder import CODES, CONFIG, PackageError, check_sums, read_text
 
 FORMAT, VERSION = "fairseq_deep package", 1
 TOKENIZERS = ("moses", "none")
@@ -33,6 +33,10 @@ Check = Callable[[Any], bool]
 
 def _truth(value: Any) -> bool:
     return isinstance(value, bool)
+
+
+def _sub_words(value: Any) -> bool:
+    return value is None or isinstance(value, str) and value in CODES
 
 
 def _text(pattern: str) -> Check:
@@ -76,8 +80,8 @@ SECTIONS: Dict[str, Dict[str, Check]] = {
         "max_target_positions": _positions,
         "truncate_source": _truth,
     },
-    "text": {"tokenizer": lambda value: value in TOKENIZERS, "lowercase": _truth, "sub_words": _truth},
-    "search": {"beam": _whole(1, 1000), "lenpen": _number(0, 100)},
+    "text": {"tokenizer": lambda value: value in TOKENIZERS, "lowercase": _truth, "sub_words": _sub_words},
+    "search": {"beam": _whole(1, 1000), "lenpen": _number(0, 100), "gnmt_lenpen": _truth},
     "criterion": {"label_smoothing": _number(0, 1)},
 }
 

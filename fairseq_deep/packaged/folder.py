@@ -6,7 +6,9 @@ import re
 import stat
 from typing import Dict, Iterable, List
 
-WEIGHTS, CONFIG, CODES, CARD, SUMS = "model.safetensors", "config.json", "code", "README.md", "SHA256SUMS"
+WEIGHTS, CONFIG, CARD, SUMS = "model.safetensors", "config.json", "README.md", "SHA256SUMS"
+CODES = {"subword-nmt": "code", "sentencepiece": "spm.model"}
+"""The file of each kind of sub-words."""
 LARGEST_TEXT = 1 << 20
 """Bytes of the configuration and of the sums: they take some thousand."""
 _LINE = re.compile(r"([0-9a-f]{64}) [ *]([\w.-]+)")

@@ -11,7 +11,7 @@ import logging
 import os
 import types
 from collections import OrderedDict
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List, Optional
 
 from fairseq.data import Dictionary
 from fairseq.dataclass.configs import GenerationConfig
@@ -43,7 +43,7 @@ def load(path: str) -> Dict[str, Any]:
         raise PackageError(f"{path}: no packaged model; its weights are called {WEIGHTS}")
     config = read_config(folder)
     dictionaries = [dictionary_name(config["task"][f"{side}_lang"]) for side in ("source", "target")]
-    check_sums(folder, [*dictionaries, *([CODES] if config["text"]["sub_words"] else []), WEIGHTS])
+    check_sums(folder, [*dictionaries, *filter(None, [codes_of(config)]), WEIGHTS])
     tensors = read_tensors(place(folder, WEIGHTS))
     for name, owner in config["tied"].items():
         if name in tensors or owner not in tensors:
@@ -62,6 +62,11 @@ def load(path: str) -> Dict[str, Any]:
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
         "last_optimizer_state": None,
     }
+
+
+def codes_of(config: Dict[str, Any]) -> Optional[str]:
+    """The name of the file with the sub-words, if words are cut into any."""
+    return CODES.get(config["text"]["sub_words"])
 
 
 def read_tensors(path: str) -> Dict[str, Tensor]:
@@ -151,7 +156,14 @@ def settings_of(folder: str, config: Dict[str, Any]) -> Dict[str, Any]:
     folder, task, text = os.path.abspath(folder), config["task"], config["text"]
     moses = {"_name": "moses", "moses_no_dash_splits": True, "moses_no_escape": False}
     languages = {name: task[name] for name in ("source_lang", "target_lang")}
-    sub_words = {"_name": "subword_nmt", "bpe_codes": os.path.join(folder, CODES), "bpe_separator": "@@"}
+    codes = os.path.join(folder, codes_of(config) or "")
+    sub_words = {
+        "subword-nmt": {"_name": "subword_nmt", "bpe_codes": codes, "bpe_separator": "@@"},
+        "sentencepiece": {"_name": "sentencepiece", "sentencepiece_model": codes},
+        None: None,
+    }
+    search = dict(config["search"])
+    gnmt_lenpen = search.pop("gnmt_lenpen")
     criterion = {"_name": "adaptive_loss", "sentence_avg": False}
     if not config["model"].get("adaptive_softmax_cutoff"):
         criterion = {"_name": "label_smoothed_cross_entropy", "sentence_avg": False, "report_accuracy": False,
@@ -160,10 +172,10 @@ def settings_of(folder: str, config: Dict[str, Any]) -> Dict[str, Any]:
         "_name": None,
         "model": flags_of(config),
         "task": {"_name": "deep_translation", "data": folder, "dataset_impl": None, "train_subset": "train",
-                 "required_seq_len_multiple": 1, **task},
+                 "required_seq_len_multiple": 1, "gnmt_lenpen": gnmt_lenpen, **task},
         "dataset": {"max_tokens": 4000, "batch_size": 64},
         "criterion": criterion,
-        "generation": dataclasses.asdict(GenerationConfig(**MAX_LENGTH, **config["search"])),
+        "generation": dataclasses.asdict(GenerationConfig(**MAX_LENGTH, **search)),
         "tokenizer": {**moses, **languages} if text["tokenizer"] == "moses" else None,
-        "bpe": sub_words if text["sub_words"] else None,
+        "bpe": sub_words[text["sub_words"]],
     }  # fmt: skip

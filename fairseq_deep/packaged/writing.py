@@ -26,7 +26,7 @@ class Content:
         config: see :func:`make_config`
         tensors: those that are not tied to another, by name
         data: the folder with both dictionaries
-        codes: the merges of subword-nmt; None: words are units
+        codes: the file of the sub-words; None: words are units
         card: text of ``README.md``
     """
 
@@ -117,7 +117,7 @@ def write(folder: str, content: Content) -> None:
             name = dictionary_name(content.config["task"][f"{side}_lang"])
             shutil.copyfile(os.path.join(content.data, name), os.path.join(folder, name))
         if content.codes is not None:
-            shutil.copyfile(content.codes, os.path.join(folder, CODES))
+            shutil.copyfile(content.codes, os.path.join(folder, CODES[content.config["text"]["sub_words"]]))
         for name, written in ((CONFIG, settings + "\n"), (CARD, content.card)):
             with open(os.path.join(folder, name), "w", encoding="utf-8", newline="\n") as stream:
                 stream.write(written)

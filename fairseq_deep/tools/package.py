@@ -98,14 +98,14 @@ def collect(args: argparse.Namespace, name: str) -> Any:
     flags.encoder_embed_path = flags.decoder_embed_path = None  # the checkpoint has what was read from there
     task = build_task(bundle, state["cfg"])
     check_merges(bundle, task)
-    TextSteps(task.cfg.source_lang, task.cfg.target_lang, bundle.codes, bundle.tokenizer)  # refuses what are no merges
+    steps = TextSteps(task.cfg.source_lang, task.cfg.target_lang, bundle.codes, bundle.tokenizer)
     model = build_model(bundle, state["model"], flags, task)
     dtype = getattr(torch, args.dtype) if args.dtype else None
     try:
         tensors, tied = packaged.make_tensors(model, state["model"], dtype)
         config = packaged.make_config(
             args.name if args.name is not None else name, args.licence, flags, tied, task=vars_of(task.cfg),
-            text={"tokenizer": bundle.tokenizer, "lowercase": bundle.lowercase, "sub_words": bundle.codes is not None},
+            text={"tokenizer": bundle.tokenizer, "lowercase": bundle.lowercase, "sub_words": steps.kind},
             search=search_of(bundle), criterion=criterion_of(state["cfg"]),
             made_with=versions(),
         )  # fmt: skip
@@ -126,7 +126,8 @@ def search_of(bundle: Any) -> dict[str, Any]:
     """Return the beam search of the experiment, or what `translate` takes where it does not say."""
     found = {"beam": bundle.beam, "lenpen": bundle.lenpen}
     defaults = {"beam": translate.BEAM, "lenpen": translate.LENPEN}
-    return {key: defaults[key] if value is None else value for key, value in found.items()}
+    found = {key: defaults[key] if value is None else value for key, value in found.items()}
+    return {**found, "gnmt_lenpen": bundle.gnmt_lenpen}
 
 
 def criterion_of(config: Any) -> dict[str, float]:

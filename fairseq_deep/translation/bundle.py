@@ -80,7 +80,8 @@ def _of_package(folder: str) -> Dict[str, Any]:
         raise UsageError(str(error)) from error
     languages = {name: config["task"][name] for name in ("source_lang", "target_lang")}
     steps = {name: config["text"][name] for name in ("tokenizer", "lowercase")}
-    codes = os.path.join(folder, packaged.CODES) if config["text"]["sub_words"] else None
+    name = packaged.codes_of(config)
+    codes = os.path.join(folder, name) if name else None
     return {"checkpoint": checkpoint, "data": folder, "codes": codes, **languages, **steps, **config["search"]}
 
 

@@ -44,6 +44,13 @@ class TextSteps:
             raise UsageError(f"{error.name} is missing: pip install {error.name.replace('_', '-')}") from error
 
     @property
+    def kind(self) -> Optional[str]:
+        """Whose sub-words these are; None: words are units."""
+        if self.cut is None:
+            return None
+        return "sentencepiece" if self.pieces else "subword-nmt"
+
+    @property
     def symbol(self) -> Optional[str]:
         """What is taken out between sub-words, as fairseq's ``--remove-bpe`` does; None: nothing."""
         if self.cut is None:

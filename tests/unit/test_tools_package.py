@@ -91,6 +91,28 @@ def test_fairseq_generate_gives_what_the_checkpoint_gives(pair):
     assert len(want) == 3 * 2 * 40 and got == want
 
 
+def test_sentencepiece_and_gnmts_length_penalty_are_kept(trained, tmp_path):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    exp = tmp_path / "exp"
+    shutil.copytree(trained, exp, ignore=shutil.ignore_patterns("checkpoints", "code"))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(exp / "text/raw/test.en"), model_prefix=str(exp / "text/bpe/spm"), vocab_size=40,
+        hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    (exp / "text/bpe/steps.json").write_text(json.dumps({"tokenizer": "none", "lowercase": False}))
+    (exp / "RESULT.json").write_text(json.dumps({"beam": 3, "lenpen": 3.0, "gnmt_lenpen": True}))
+    assert main.main(["package", str(exp), "--output", str(tmp_path / "made")]) == 0
+    assert (tmp_path / "made/spm.model").is_file() and not (tmp_path / "made/code").exists()
+    lines, search = raw_lines(exp)[:10], {**SEARCH, "lenpen": 3.0}
+    want, got = (Translator([find_bundle(str(path))], **search).translate(lines) for path in (exp, tmp_path / "made"))
+    plain = Translator([find_bundle(str(exp), gnmt_lenpen=False)], **search).translate(lines)
+    assert got == want and [each[0].score for each in want] != [each[0].score for each in plain]
+    card = (tmp_path / "made/README.md").read_text()
+    assert "GNMT lenpen 3.0" in card and "--remove-bpe sentencepiece --task deep_translation --gnmt-lenpen" in card
+    model = DeepTransformerModel.from_pretrained(str(tmp_path / "made"), checkpoint_file="model.safetensors")
+    assert model.encode(lines[0]).tolist() and model.bpe.sp.get_piece_size() > 10
+
+
 def test_an_ensemble_of_packages(trained, pair, tmp_path):
     _, checkpoint, package = pair
     earlier = next(trained.glob("checkpoints/checkpoint_*_110.pt"))
