@@ -222,6 +222,20 @@ def test_processes_that_fairseq_starts_itself_get_the_signal(tmp_path):
     assert (tmp_path / "0.stopped").exists() and (tmp_path / "1.stopped").exists()
 
 
+@pytest.mark.parametrize("status, said", [(1, 1), (75, 75), (-9, "process 1 was ended by SIGKILL (out of memory?)")])
+def test_a_process_that_fairseq_has_started_and_that_ends_is_no_traceback(monkeypatch, status, said):
+    def spawn(fn, args, nprocs, join):
+        raise torch.multiprocessing.ProcessExitedException("", 1, error_pid=5, exit_code=status)
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    monkeypatch.setattr(torch.multiprocessing, "spawn", spawn)
+    with pytest.raises(SystemExit) as end:
+        safe_stop.spawn(wait_and_stop, (), 2)
+    assert end.value.code == said or end.value.code.startswith(said)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 class TestTornCheckpoints:
     """As an older fairseq, or a disk, may leave them."""
 

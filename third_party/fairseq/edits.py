@@ -36,6 +36,7 @@ ARCHIVE = "an archive could write anywhere, and was replaced by a folder"
 WHOLE = "a full disk or a kill left half of a checkpoint in the place of a whole one"
 NUMBERS = "a NaN ended in 175 lines, the last one StopIteration, and the detector failed on the encoder's dictionary"
 STOP = "a signal ended the training and nothing was saved"
+NODES = "processes that could not find each other, differed or lost one another ended in tracebacks, or hung"
 SHELL = "the path went through a shell, and a file name can hold commands"
 UNKNOWN = "a name that nothing has registered ended in 250 lines of help, or in a traceback"
 REQUIREMENTS = "releases that can be installed and imported today; audio is not used"
@@ -271,7 +272,45 @@ EDITS = [
         1,
         STOP,
     ),
-    Edit("fairseq/distributed/utils.py", IMPORT_TORCH, IMPORT_SAFE_LOAD, 1, SAFE_LOAD),
+    Edit(
+        "fairseq/distributed/utils.py",
+        r"^    assert \(\n        cfg.distributed_world_size <= torch.cuda.device_count\(\)\n.*\n"
+        r"    port = random.randint\(10000, 20000\)\n",
+        "    safe_nodes.check_gpus(cfg.distributed_world_size, '--distributed-world-size')\n"
+        "    port = safe_nodes.free_port()\n",
+        1,
+        NODES,
+        regex=True,
+    ),
+    Edit(
+        "fairseq/distributed/utils.py",
+        "    cfg.distributed_training.distributed_rank = distributed_init(cfg)\n",
+        "    cfg.distributed_training.distributed_rank = safe_nodes.join(cfg, distributed_init)\n",
+        1,
+        NODES,
+    ),
+    Edit(
+        "fairseq/distributed/utils.py",
+        "    main(cfg, **kwargs)\n\n    if torch.distributed",
+        "    safe_nodes.guarded(main, cfg, **kwargs)\n\n    if torch.distributed",
+        1,
+        NODES,
+    ),
+    Edit(
+        "fairseq/distributed/utils.py",
+        IMPORT_TORCH,
+        "\nimport torch\nfrom fairseq import safe_load, safe_nodes\n",
+        1,
+        SAFE_LOAD,
+    ),
+    Edit(
+        "fairseq/trainer.py",
+        "            # load model parameters\n            try:\n",
+        '            self.task.load_state_dict(state.get("task_state") or {})\n'
+        "            # load model parameters\n            try:\n",
+        1,
+        "a training that goes on did not see what its task had saved",
+    ),
     Edit("fairseq/distributed/utils.py", "torch.load(", "safe_load.load(", 1, SAFE_LOAD),
     Edit(
         "fairseq/file_utils.py",
@@ -332,7 +371,7 @@ EDITS = [
         1,
         "--bf16 took every machine for a TPU",
     ),
-    Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep2"', 1, "say that this is edited"),
+    Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep3"', 1, "say that this is edited"),
     Edit("setup.py", "from torch.utils import cpp_extension", "raise ImportError", 1, "the sdist lacks their sources"),
     Edit("setup.py", r"^        setup_requires=\[[^]]*\],\n", "", 1, "pyproject.toml names them", regex=True),
     Edit("setup.py", r"^        (dependency_links|test_suite)=.*\n", "", 2, "setuptools dropped them", regex=True),

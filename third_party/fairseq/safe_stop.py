@@ -79,7 +79,11 @@ STOP = Stop()
 
 
 def spawn(fn, args, nprocs, join=True):
-    """`torch.multiprocessing.spawn` whose processes get the signals that stop this one; exits as they do."""
+    """`torch.multiprocessing.spawn` whose processes get the signals that stop this one; exits as they do.
+
+    Raises:
+        SystemExit: one of them has exited, and has said why, or has been killed
+    """
 
     def forward(number, _):
         for child in multiprocessing.active_children():
@@ -90,6 +94,10 @@ def spawn(fn, args, nprocs, join=True):
     try:
         return torch.multiprocessing.spawn(fn, args=args, nprocs=nprocs, join=join)
     except torch.multiprocessing.ProcessExitedException as ended:
-        if ended.exit_code != EXIT_STATUS:
-            raise
-        sys.exit(EXIT_STATUS)
+        if ended.exit_code >= 0:
+            sys.exit(ended.exit_code)
+        name = signal.Signals(-ended.exit_code).name
+        sys.exit(
+            f"process {ended.error_index} was ended by {name} (out of memory?): the checkpoints saved before are "
+            "whole; the same command goes on from the last"
+        )
