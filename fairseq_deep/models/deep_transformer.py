@@ -25,6 +25,7 @@ from .compiling import compile_calls
 from .decoder import DeepTransformerDecoder
 from .depth_log import StreamWatch, log_depth, log_streams
 from .description import SIDES, add_args, describe
+from .dictionaries import remember
 from .encoder import DeepTransformerEncoder
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ class DeepTransformerModel(TransformerModel):
                             help="compile layers and aggregators for training (torch.compile, torch 2.5 or newer)")
         parser.add_argument("--fast-dropout", action="store_true",
                             help="on a CPU, draw dropout's masks in a third of the time; other masks for the same seed")
+        parser.add_argument("--allow-other-dictionary", action="store_true",
+                            help="take a checkpoint of another dictionary of the same size")
 
     @classmethod
     def build_model(cls, args, task):
@@ -68,12 +71,16 @@ class DeepTransformerModel(TransformerModel):
         Raises:
             UsageError: flags that clash
         """
+        allow_other = bool(getattr(args, "allow_other_dictionary", None))
+        if allow_other:
+            args.allow_other_dictionary = False  # of this command alone: a checkpoint that it saves does not have it
         if OmegaConf.is_config(args):  # from fairseq-hydra-train: fairseq would lose the flags that it does not know
             args = OmegaConf.to_container(args, resolve=True)
         # a copy, since what is derived from the flags is no flag
         args = argparse.Namespace(**(args if isinstance(args, dict) else vars(args)))
         base_architecture(args)
         check_sizes(args, task)
+        remember(task, allow_other)
         task_flags = getattr(task, "cfg", None) or getattr(task, "args", None)
         for flag in ("left_pad_target", "load_alignments"):
             if hasattr(task_flags, flag):
