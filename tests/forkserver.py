@@ -25,6 +25,7 @@ SCRIPTS = {
     **{f"fairseq-{name}": f"fairseq_cli.{name}:cli_main"
        for name in ("generate", "interactive", "preprocess", "score", "train", "validate")},
     "fairseq-deep": "fairseq_deep.tools.main:main",
+    "torchrun": "torch.distributed.run:main",
 }  # fmt: skip
 EARLY = [place.split(":")[0] for place in SCRIPTS.values() if place.startswith("fairseq_cli")] + ["torch._dynamo"]
 
@@ -97,13 +98,16 @@ class Call:
 
 
 def stand_in(path, *words):
-    """Be the command *words*: its streams, its signals, its end."""
+    """Be the command *words*: its streams, its signals, its end. The folder PIDS, if named, is told its process."""
     call = Call(path, words, [0, 1, 2])
+    if "PIDS" in os.environ:
+        Path(os.environ["PIDS"], f"{words[0]}.{os.environ.get('RANK', '')}").write_text(str(call.pid))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, frame: os.kill(call.pid, number))
     status = call.wait()
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
+        if -status != signal.SIGKILL:  # which nothing can change
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     sys.exit(status)
 

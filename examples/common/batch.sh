@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154,SC2034  # options and settings are shared between the sourced files
-# How many devices there are, and the tokens per update: devices x max-tokens x update-freq.
+# How many devices there are, on all machines, and the tokens per update: devices x max-tokens x update-freq.
 
 commas() {
   local n=$1 out=''
@@ -23,10 +23,12 @@ detect_gpus() {
 
 resolve_devices() {
   [[ $ngpu == auto ]] && ngpu=$(detect_gpus)
-  devices=$((ngpu > 0 ? ngpu : 1))
+  ((ngpu == 0 || cpu_processes == 1)) || die "--cpu-processes is for --ngpu 0: on GPUs there is one process for each"
+  processes=$((ngpu > 0 ? ngpu : cpu_processes))  # on each machine
+  devices=$((nnodes * processes))
   device_name=CPU
-  ((ngpu == 1)) && device_name=GPU
-  ((ngpu > 1)) && device_name=GPUs
+  ((ngpu > 0)) && device_name=GPU
+  ((devices == 1)) || device_name+=s
   if ((ngpu > 0)) && [[ $decode_precision != fp32 ]]; then
     die "--decode-precision $decode_precision is made for the CPU: leave it out, or use --ngpu 0"
   fi

@@ -36,8 +36,9 @@ check_embeddings() {
 }
 
 build_train_command() {
-  local device=(--distributed-world-size "$ngpu")
+  local device=(--distributed-world-size "$devices")
   ((ngpu > 0)) || device=(--cpu)
+  ((ngpu > 0 || devices == 1)) || device+=(--distributed-backend gloo)
   [[ $precision == fp32 ]] || device+=("--$precision")
   train_command=(fairseq-train "$exp/data-bin" --user-dir "$root/fairseq_deep" --task translation
     --source-lang "$source_lang" --target-lang "$target_lang" --arch "$arch" "$(share_flag)" "${conf_flags[@]}"
@@ -62,7 +63,7 @@ run_record() {
   say "$arch"
   say "$devices $max_tokens $update_freq"
   say "${stage_keys[3]}"
-  say "$devices $device_name"
+  say "$devices $device_name$( ((nnodes == 1)) || printf ' on %s machines' "$nnodes")"
 }
 
 refuse_changed_run() {
@@ -89,10 +90,11 @@ stage_4() {
     --max-update "$(train_value --max-update)" --stop-hours "$(train_value --stop-time-hours)")
   if ! $dry_run; then
     check_lengths
+    check_port
     run_record >"$exp/trained-with.txt"
     quote "${train_command[@]}" >"$exp/train.sh"
   fi
-  run "${train_command[@]}"
+  start_training
   $dry_run || [[ -f $exp/checkpoints/checkpoint_last.pt ]] || {
     say "fairseq-train ended without a checkpoint" >>"$log"
     return 1

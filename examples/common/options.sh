@@ -164,7 +164,7 @@ collect_conf_flags() {
 
 # Flags that the recipe itself passes to fairseq-train may not be given a second time after the lone --.
 check_extra_flags() {
-  local word name managed=' save_dir user_dir log_format cpu fp16 bf16 amp distributed_world_size '
+  local word name managed=' save_dir user_dir log_format cpu fp16 bf16 amp distributed_world_size distributed_backend '
   for word in "${extra_flags[@]}"; do
     [[ $word == --* ]] || continue
     word=${word%%=*}
@@ -173,6 +173,6 @@ check_extra_flags() {
     [[ -z ${option_type[$name]-} ]] || die "$word is an option of this script: give it before the lone --"
     [[ $name != share_all_embeddings && $name != share_decoder_input_output_embed ]] ||
       die "$word is set by this script: see --embeddings"
-    [[ $managed != *" $name "* ]] || die "$word is set by this script: see --exp, --precision and --ngpu"
+    [[ $managed != *" $name "* ]] || die "$word is set by this script: see --exp, --precision, --ngpu and --nnodes"
   done
 }

@@ -18,6 +18,7 @@ resolve_settings() {
   resolve_exp
   resolve_route
   check_embeddings
+  resolve_nodes
   resolve_devices
   resolve_batch
   resolve_average
@@ -61,7 +62,10 @@ free_gb() {
   df -Pk "$folder" | awk 'NR == 2 { printf "%d", $4 / 1048576 }'
 }
 
-stage_0() {
+stage_0() { set_up "$exp/env.txt"; }
+
+# set_up FILE: check this machine, and write down what it is.
+set_up() {
   local -a check_arch=() needs=()
   if [[ $bpe == sentencepiece ]]; then
     needs=(--needs sentencepiece)
@@ -70,7 +74,7 @@ stage_0() {
   fi
   [[ -z ${option_given[arch]-} ]] || $arch_known || check_arch=(--arch "$arch")
   run fairseq-deep doctor
-  show python3 "$common/report.py" env --root "$root" --gpus "$ngpu" "${check_arch[@]}" "${needs[@]}" --out "$exp/env.txt"
+  show python3 "$common/report.py" env --root "$root" --gpus "$ngpu" "${check_arch[@]}" "${needs[@]}" --out "$1"
 }
 
 used_gb() {
@@ -86,6 +90,7 @@ print_plan() {
   say "folder   $exp"
   say "data     $(data_words)"
   say "batch    $(batch_words "$update_freq")$note"
+  ((nnodes == 1)) || say "machines $nnodes with $processes processes each; the first is ${master:-that of the job}"
   ((${#seed_list[@]} == 0)) || say "seeds    ${seed_list[*]}: one after the other, each in seedN of the folder"
   say "disk     about $disk_gb GB; $(free_gb) GB free"
   say "time     $(time_words)"
@@ -123,42 +128,58 @@ time_words() {
 prepare_experiment() {
   (($(free_gb) + $(used_gb) >= disk_gb)) || die "$exp: $(free_gb) GB free, about $disk_gb GB needed:" \
     "choose a larger disk with --exp, or lower --disk-gb if you know better"
+  local -a kept others
   mkdir -p "$exp/logs" || die "cannot write to $exp: choose another folder with --exp"
-  exec 8>>"$exp/.lock"  # held by this script and by what it starts
-  python3 "$common/lock.py" 8 "$exp" || exit 2
+  take_lock "$exp/.lock"
+  check_port
+  watch_peers
   ((stage == 0)) || forget "$stage"
-  if ((ngpu == 0)); then
-    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(cores)}
-    spin_shortly
-  fi
-  write_command "$exp/cmd.sh" "$@"
-  write_resume_command "$@"
+  use_cores
+  write_command "$exp/cmd.sh" "$(quote "$@")"
+  without_options 'stage|stop.stage|node.rank' "$@"  # the markers know what is done
+  write_command "$exp/resume.sh" "$(quote "${kept[@]}") \"\$@\" $(quote "${others[@]}")"
 }
 
+# take_lock FILE: held by this script and by what it starts.
+take_lock() {
+  exec 8>>"$1"
+  python3 "$common/lock.py" 8 "$exp" "$1" || exit 2
+}
+
+use_cores() {
+  ((ngpu == 0)) || return 0
+  local each=$(($(cores) / processes))
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((each > 0 ? each : 1))}
+  spin_shortly
+}
+
+this_script() { say "$(cd "$(dirname "$0")" && pwd)/${0##*/}"; }
+
+# write_command FILE WORDS: a script that calls this one with WORDS, which are quoted.
 write_command() {
-  local file=$1
-  shift
   {
     say '#!/usr/bin/env bash'
     quote cd "$PWD"
     [[ -z ${FAIRSEQ_DEEP_ENV-} ]] || quote export "FAIRSEQ_DEEP_ENV=$FAIRSEQ_DEEP_ENV"
-    quote exec "$(cd "$(dirname "$0")" && pwd)/${0##*/}" "$@"  # so that a signal to this file's shell reaches it
-  } >"$file.new"
-  chmod +x "$file.new"
-  mv "$file.new" "$file"
+    say "$(quote exec "$(this_script)") $2"  # so that a signal to this file's shell reaches it
+  } >"$1.new"
+  chmod +x "$1.new"
+  mv "$1.new" "$1"
 }
 
-# The same without --stage and --stop-stage: the markers know what is done.
-write_resume_command() {
-  local -a kept=()
-  while (($#)); do
-    case $1 in
-      --) break ;;
-      --stage | --stop-stage | --stop_stage) shift ;;
-      --stage=* | --stop-stage=* | --stop_stage=*) ;;
-      *) kept+=("$1") ;;
-    esac
+# without_options PATTERN WORDS...: `kept` are those before a lone --, without options (and values) of these names, and
+# `others` what is left.
+without_options() {
+  local names=$1
+  shift
+  kept=() others=()
+  while (($#)) && [[ $1 != -- ]]; do
+    if [[ $1 =~ ^--($names)(=.*)?$ ]]; then
+      [[ -n ${BASH_REMATCH[2]} ]] || shift
+    else
+      kept+=("$1")
+    fi
     shift
   done
-  write_command "$exp/resume.sh" "${kept[@]}" "$@"
+  others=("$@")
 }

@@ -7,6 +7,7 @@ failed, so that it is never taken for the recipe's own status of bad input.
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import re
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import threading
 import time
+
+from nodes import Launch
 
 STOPPED = 75  # of a training that a signal has ended and that has saved
 JSON_LINE = re.compile(r"\| INFO \| (train_inner|train|valid)\b\S* \| (\{.*\})\s*$")
@@ -170,37 +173,51 @@ def end_with_parent():
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
-def keep_ticking(watch, stop, child, owners):
+def keep_ticking(watch, stop, child, owners, launch, send):
     """Show progress every second; end ``child`` when one of the processes that want it is gone."""
     told = False
     while not stop.wait(1):
         watch.tick()
+        if launch:
+            launch.tick(child)
         if not told and not all(map(is_alive, owners)):
-            child.terminate()
+            send(signal.SIGTERM)
             told = True  # a second signal would end a training that is saving
 
 
-def follow(watch, command, log, owners=()):
-    """Run ``command``, feed ``watch`` and ``log``; return the exit status."""
+def follow(watch, command, log, owners=(), launch=None):
+    """Run ``command``, feed ``watch`` and ``log``; return the exit status.
+
+    Args:
+        launch: where the command is torchrun, what knows its processes
+    """
+    early = []
+    send = early.append  # until there is somebody to send it to
+    # The terminal sends Ctrl-C to the command as well; it ends, and then so do we. Torchrun is kept from it.
+    for number in (signal.SIGTERM, signal.SIGUSR1, *([] if launch is None else [signal.SIGINT])):
+        signal.signal(number, lambda number, _: send(number))
     try:
         child = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace",
-            preexec_fn=end_with_parent,
+            preexec_fn=end_with_parent, start_new_session=launch is not None,
         )  # fmt: skip
     except OSError as problem:
         log.write(f"{command[0]}: {problem.strerror}\n")
         return 127
-    # The terminal sends Ctrl-C to the command as well; it ends, and then so do we.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for other in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(other, lambda number, _: child.send_signal(number))
+    send = child.send_signal if launch is None else functools.partial(launch.send, child)
+    if launch is None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in early:
+        send(number)
     stop = threading.Event()
-    ticker = threading.Thread(target=keep_ticking, args=(watch, stop, child, owners), daemon=True)
+    ticker = threading.Thread(target=keep_ticking, args=(watch, stop, child, owners, launch, send), daemon=True)
     ticker.start()
     for line in child.stdout:
         log.write(line)
         log.flush()
         watch.read(line)
+        if launch:
+            launch.read(line)
     status = child.wait()
     stop.set()
     ticker.join()
@@ -226,14 +243,20 @@ def main():
         parser.add_argument(flag, type=number, help="train: where it ends")
     parser.add_argument("--total", help="generate: the text that is translated")
     parser.add_argument("--out", help="generate: file for the translations")
+    parser.add_argument("--torchrun", action="store_true", help="the command is torchrun")
+    parser.add_argument("--peers", type=json.loads, help="what the other machines have left so far: nodes.py look")
     parser.add_argument("command", nargs="+")
     args = parser.parse_args()
+    launch = Launch(args.peers) if args.torchrun else None
     watch = {"plain": Plain, "train": Train, "generate": Generate}[args.mode](args)
     with open(args.log, "a", encoding="utf-8") as log:
-        status = follow(watch, args.command, log, args.owner)
+        status = follow(watch, args.command, log, args.owner, launch)
         problem = watch.finish(status == 0)
         if status < 0 and not problem:
-            problem = f"ended by signal {-status} (out of memory?)"
+            problem = f"{'torchrun ' if launch else ''}ended by signal {-status} (out of memory?)"
+        elif status and launch:
+            problem = launch.problem(STOPPED)
+            status = 1 if problem else STOPPED
         if problem:
             log.write(problem + "\n")
     if status in (-signal.SIGINT, -signal.SIGTERM, -signal.SIGUSR1, 130, 143, STOPPED):

@@ -13,7 +13,7 @@ examples=${common%/common}
 root=${examples%/examples}
 export PYTHONUTF8=1
 
-for part in options batch run data model seeds prepare env; do
+for part in options batch nodes run data model seeds prepare env; do
   # shellcheck source=/dev/null
   . "$common/$part.sh"
 done
@@ -31,7 +31,13 @@ option data_url str "${WMT_URL:-}" "folder, also file://, to take all archives f
 option checksums str '' "file of sha256 sums ('SUM  NAME') of the archives, or none (default: the known ones)"
 option conf str '' "flag files conf/NAME.args, in order, separated by commas"
 option arch str '' "architecture (fairseq-deep archs lists them)"
-option ngpu auto auto "GPUs to use; 0: the CPU; auto: all that are visible"
+option ngpu auto auto "GPUs to use, on each machine; 0: the CPU; auto: all that are visible"
+option cpu_processes count 1 "processes with --ngpu 0, on each machine"
+option nnodes autocount auto "machines; auto: those of the SLURM step, or one"
+option node_rank auto auto "number of this machine, from 0; auto: SLURM's"
+option master str '' "HOST or HOST:PORT of machine 0 (port 29500); empty: SLURM's first"
+option wait_hours num 24 "how long the other machines wait for machine 0 to prepare the data"
+option sbatch str '' "write a batch script for SLURM to this file, and run nothing"
 option max_tokens count 4096 "tokens per device and step"
 option update_freq autocount auto "steps per update; auto: so that the product is --batch-tokens"
 option batch_tokens count 65536 "published product devices x max-tokens x update-freq"
@@ -83,6 +89,14 @@ main() {
     return
   fi
   print_plan
+  if [[ -n $sbatch ]]; then
+    write_sbatch "$@"
+    return
+  fi
+  if ((node_rank > 0)); then
+    join_training
+    return
+  fi
   if $dry_run; then
     say "$(quote ensure_env)  # makes .venv from requirements.txt"
   else

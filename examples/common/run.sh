@@ -6,6 +6,7 @@ exit_bad_input=65
 
 quote() {
   local line
+  (($#)) || return 0
   printf -v line '%q ' "$@"
   printf '%s\n' "${line% }"
 }
@@ -106,23 +107,40 @@ last_words() {
   printf %s "${words:-no output}"
 }
 
+resume_words() { quote "$home/resume.sh" ${option_given[node_rank]:+--node-rank "$node_rank"}; }
+
 stopped() {
-  printf 'stopped in stage %s (%s); to go on: %q\n' "$current" "${stage_names[current]}" "$home/resume.sh" >&2
+  printf 'stopped in stage %s (%s); to go on: %s\n' "$current" "${stage_names[current]}" "$(resume_words)" >&2
   exit 130
 }
 
 stage_failed() {
-  (($1 == exit_bad_input)) && exit 2
+  local words
   (($1 == 130 || $1 == 143)) && stopped
-  printf 'error: stage %s (%s) failed: %s; log: %q; to go on once it is cured: %q\n' \
-    "$current" "${stage_names[current]}" "$(last_words)" "$log" "$home/resume.sh" >&2
+  words=$(last_words)
+  (($1 != exit_bad_input)) || words="stage $current (${stage_names[current]}) refused its input"
+  tell_peers "$words"
+  (($1 != exit_bad_input)) || exit 2
+  printf 'error: stage %s (%s) failed: %s; log: %q; to go on once it is cured: %s\n' \
+    "$current" "${stage_names[current]}" "$words" "$log" "$(resume_words)" >&2
   exit 1
 }
 
-run_stage() {
-  local status begun=$SECONDS
+# attempt N CMD...: a command of stage N; this script ends if it fails.
+attempt() {
+  local status
   current=$1
   trap stopped INT
+  set +e
+  attend "${@:2}"
+  status=$?
+  trap stopped INT
+  set -e
+  ((status == 0)) || stage_failed "$status"
+}
+
+run_stage() {
+  local begun=$SECONDS
   log=$exp/logs/$1-${stage_names[$1]}.log
   if ! $dry_run && is_done "$1"; then
     say "stage $1 ${stage_names[$1]}: already done"
@@ -130,12 +148,7 @@ run_stage() {
   fi
   say "stage $1 ${stage_names[$1]}"
   $dry_run || forget "$1"
-  set +e
-  attend "stage_$1"
-  status=$?
-  trap stopped INT
-  set -e
-  ((status == 0)) || stage_failed "$status"
+  attempt "$1" "stage_$1"
   $dry_run && return
   say "${stage_keys[$1]}" >"$exp/.done.$1"
   say "  done in $(duration $((SECONDS - begun)))"

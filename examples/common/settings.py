@@ -16,7 +16,7 @@ FREE = """
 --save-interval --save-interval-updates --keep-interval-updates --keep-interval-updates-pattern --keep-last-epochs
 --keep-best-checkpoints --no-epoch-checkpoints --no-last-checkpoints --no-save --validate-interval
 --validate-interval-updates --disable-validation --max-tokens-valid --batch-size-valid --patience --empty-cache-freq
---data-buffer-size --ddp-backend --distributed-world-size --cpu --compile --checkpoint-activations
+--data-buffer-size --ddp-backend --distributed-world-size --distributed-backend --cpu --compile --checkpoint-activations
 --write-checkpoints-asynchronously --on-divergence --max-tokens --update-freq
 """.split()
 """Flags that do not change what is learned; batch and devices are compared as their product, elsewhere."""

@@ -18,7 +18,9 @@ SAVING = "trap 'sleep 0.3; echo saved > {mark}; exit 75' TERM USR1; echo $$ > {p
 def progress():
     spec = importlib.util.spec_from_file_location("progress_of_the_recipes", PROGRAM)
     module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(PROGRAM.parent))
     spec.loader.exec_module(module)
+    sys.path.remove(str(PROGRAM.parent))
     return module
 
 

@@ -78,6 +78,14 @@ def refused(*words, **how):
         (["--seeds", "0"], ["--seeds takes how many", "'0'"]),
         (["--seeds", "4,"], ["--seeds takes how many", "'4,'"]),
         (["--seeds", "4,5,4"], ["names seed 4 twice"]),
+        (["--nnodes", "2", "--master", "h"], ["--nnodes 2 needs --node-rank: 0 on the machine that prepares the data"]),
+        (["--nnodes", "2", "--node-rank", "1"], ["--nnodes 2 needs --master", "with --node-rank 0"]),
+        (["--nnodes", "2", "--node-rank", "2", "--master", "h"], ["with --nnodes 2 the numbers are 0 to 1"]),
+        (["--nnodes", "2", "--node-rank", "0", "--master", "a:b:c"], ["--master takes HOST or HOST:PORT, not 'a:b:c'"]),
+        (["--node-rank", "1"], ["are for several machines: add --nnodes"]),
+        (["--nnodes", "2", "--seeds", "3"], ["--seeds and --nnodes exclude each other"]),
+        (["--cpu-processes", "2"], ["--cpu-processes is for --ngpu 0"]),
+        (["--sbatch", "/no/such/job"], ["--sbatch /no/such/job: no file can be written there"]),
         (["--against", "/tmp", "--subsets", "none"], ["--against compares translations"]),
         (["--against", "/no/such/run"], ["--against /no/such/run", "no such run or file"]),
         (["--average-updates", "9", "--average", "1"], ["--average-updates 9 with --average 1", "nothing to average"]),
@@ -235,6 +243,17 @@ def test_update_freq_keeps_the_product(tmp_path, ngpu, max_tokens, freq):
     lines = dry(tmp_path, "--ngpu", ngpu, "--max-tokens", max_tokens)
     assert value(command(lines, "fairseq-train"), "--update-freq") == str(freq)
     assert any("= 65,536 tokens per update" in line for line in lines)
+
+
+def test_several_machines_keep_the_product(tmp_path):
+    lines = dry(tmp_path, "--nnodes", "2", "--node-rank", "0", "--master", "h:1234")
+    assert "batch    16 GPUs x 4,096 tokens x update-freq 1 = 65,536 tokens per update" in lines
+    found = [line for line in lines if line.startswith("torchrun")]
+    assert len(found) == 2 and found[1] == found[0].replace("--node_rank 0", "--node_rank 1")
+    place = "torchrun --nnodes 2 --node_rank 0 --master_addr h --master_port 1234 --nproc_per_node 8 --no_python "
+    assert found[0].startswith(place + "fairseq-train ") and "--distributed-world-size 16" in found[0]
+    words = command(dry(tmp_path, "--ngpu", "0", "--cpu-processes", "2"), "torchrun")
+    assert "--standalone" in words and value(words, "--update-freq") == "8" and "gloo" in words
 
 
 def test_tables_and_precision_of_decoding(tmp_path):
