@@ -40,6 +40,7 @@ from against.turns import Turns
 from fairseq import tasks
 
 from fairseq_deep.tools import UserError, export, format_table
+from fairseq_deep.tools import main as tool
 from fairseq_deep.tools.machine import count_cores, describe_cpu
 
 PRECISIONS = ("fp32", "bf16", "int8")
@@ -207,7 +208,7 @@ def export_plain(settings, folder):
     exported = os.path.join(folder, "stock.pt")
     try:
         with contextlib.redirect_stdout(None):
-            export.run(argparse.Namespace(checkpoint=settings.checkpoint["stock"], output=exported))
+            export.run(tool.parse(["export", settings.checkpoint["stock"], "--output", exported]))
     except UserError as error:
         raise SystemExit(str(error)) from None
     settings.checkpoint["stock"] = exported

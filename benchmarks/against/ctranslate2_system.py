@@ -1,8 +1,8 @@
 """CTranslate2 with the weights of a fairseq Transformer.
 
 What is made equal: weights, sentences and batches, beam, threads, the number of steps, and the score: CTranslate2's
-``length_penalty`` divides the sum of log-probabilities by length^penalty as fairseq's ``--lenpen`` does, and the length
-counts </s> as fairseq's does where ``return_end_token`` is set.
+``length_penalty`` divides the sum of log-probabilities by length^penalty as fairseq's ``--lenpen`` does, with </s> in
+the length.
 
 What cannot be: at the last step fairseq takes </s> whatever its probability, CTranslate2 the best words, so that
 hypotheses which are as long as allowed differ. When more hypotheses end at one step than are missing, fairseq keeps
@@ -11,41 +11,17 @@ the first step for one hypothesis a sentence. Its words go in and come out as st
 """
 
 import logging
+import os
 import tempfile
 
 import torch
+
+from fairseq_deep.tools.ctranslate2_format import build_spec, write_spec
 
 from .fairseq_systems import load, longest, split_name
 
 MISSING = "ctranslate2 is not installed: pip install ctranslate2==4.8.5, or leave it out of --systems"
 COMPUTE = {"fp32": "float32", "int8": "int8", "bf16": "bfloat16"}
-
-
-def convert(model, work, folder):
-    """Write *model*, one of fairseq's class `TransformerModel`, to *folder* in CTranslate2's format, in fp32."""
-    from ctranslate2.converters import fairseq as converter
-    from ctranslate2.specs.transformer_spec import TransformerSpec
-
-    encoder, decoder = model.encoder, model.decoder
-    spec = TransformerSpec.from_config(
-        (len(encoder.layers), len(decoder.layers)),
-        encoder.layers[0].self_attn.num_heads,
-        pre_norm=encoder.layers[0].normalize_before,
-        activation=converter._SUPPORTED_ACTIVATIONS[model.cfg.activation_fn],
-        layernorm_embedding=encoder.layernorm_embedding is not None,
-    )
-    with torch.no_grad():
-        for side in (encoder, decoder):
-            side.requires_grad_(False)
-        converter.set_transformer_encoder(spec.encoder, encoder)
-        converter.set_transformer_decoder(spec.decoder, decoder)
-    spec.register_source_vocabulary(converter._get_vocab(work.source_dictionary))
-    spec.register_target_vocabulary(converter._get_vocab(work.target_dictionary))
-    spec.config.decoder_start_token = spec.config.eos_token
-    spec.config.add_source_eos = True
-    spec.validate()
-    spec.optimize(quantization=None)
-    spec.save(folder)
 
 
 class CTranslate2System:
@@ -62,8 +38,10 @@ class CTranslate2System:
         if COMPUTE[precision] not in ctranslate2.get_supported_compute_types("cpu"):
             raise SystemExit(f"this CTranslate2 has no {precision} on this CPU: leave {system} out of --systems")
         _, model, self.work, config = load("stock", settings)
-        with tempfile.TemporaryDirectory() as folder:
-            convert(model, self.work, folder)
+        dictionaries = self.work.source_dictionary, self.work.target_dictionary
+        with tempfile.TemporaryDirectory() as work:
+            folder = os.path.join(work, "model")
+            write_spec(build_spec(model, model.cfg.activation_fn, *dictionaries), folder, "float32")
             threads = {"intra_threads": settings.threads, "inter_threads": 1}
             self.translator = ctranslate2.Translator(folder, compute_type=COMPUTE[precision], **threads)
         self.settings = settings
@@ -87,7 +65,6 @@ class CTranslate2System:
             self.translator.translate_batch(
                 sources,
                 max_decoding_length=longest(self.settings, sample) + steps,
-                return_end_token=True,
                 **self.options,
             )
             for sample, sources in zip(self.work.batches, self.sources)
@@ -100,10 +77,5 @@ class CTranslate2System:
         dictionary, result = self.work.target_dictionary, {}
         for sample, sentences in zip(self.work.batches, found):
             for index, sentence in zip(sample["id"].tolist(), sentences):
-                result[index] = [self._words(dictionary, hypothesis) for hypothesis in sentence.hypotheses]
+                result[index] = [[dictionary.index(word) for word in words] for words in sentence.hypotheses]
         return result
-
-    @staticmethod
-    def _words(dictionary, hypothesis):
-        words = [dictionary.index(word) for word in hypothesis]
-        return words[:-1] if words[-1:] == [dictionary.eos()] else words

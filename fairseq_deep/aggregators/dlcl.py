@@ -153,6 +153,16 @@ class Dlcl(Exact, Aggregator):
     def weights(self) -> Tensor:
         return used_weights(self.weight, self.normalize, self.window)
 
+    def is_plain(self) -> bool:
+        """Whether W is 1 for the newest entry and 0 for all others, and entries have no norms.
+
+        With a norm on an entry no W makes the stack a plain one: the norm's output has the same scale whatever the
+        layer's has, and is what the next layer adds to.
+        """
+        weights = self.weights()
+        newest = torch.eye(len(weights), device=weights.device).unsqueeze(-1)
+        return len(self.layer_norms) == 0 and torch.equal(weights, newest.expand_as(weights))
+
     def record(self) -> Dict[str, Tensor]:
         return bands(self.weights())
 

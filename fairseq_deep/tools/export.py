@@ -1,10 +1,12 @@
-"""write a checkpoint as one of fairseq's own model `transformer`
+"""write a plain model as fairseq's own `transformer`, or in CTranslate2's format
 
 A model that differs from fairseq's only in its depth or in how its weights started is a `transformer` once it is
-trained, and stock fairseq then needs no --user-dir for it. A structure that fairseq does not know is refused.
+trained, and stock fairseq then needs no --user-dir for it. CTranslate2 takes it, too, and relative positions. A
+structure that the format does not know is refused.
 """
 
 import argparse
+import os
 from typing import Any
 
 from fairseq_deep.tools import (
@@ -16,22 +18,50 @@ from fairseq_deep.tools import (
     save_checkpoint,
 )
 
+FORMATS = {"fairseq": "fairseq's transformer", "ctranslate2": "CTranslate2"}
+QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
+PARTS = ("data", "source_lang", "target_lang")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the checkpoint and the output."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint of a plain model of this package")
-    parser.add_argument("--output", required=True, metavar="FILE", help="the checkpoint to write")
+    """Add the model, the output, and what CTranslate2's format takes."""
+    parser.add_argument("checkpoint", metavar="MODEL", help="a checkpoint of a plain model, or the folder of a recipe")
+    parser.add_argument("--output", required=True, metavar="PATH", help="the checkpoint, or the new folder, to write")
+    parser.add_argument("--format", choices=FORMATS, default="fairseq", help="(default: fairseq)")
+    group = parser.add_argument_group("with --format ctranslate2")
+    group.add_argument("--quantization", choices=QUANTIZATIONS, help="type of the weights (default: float32)")
+    group.add_argument("--data", metavar="DIR", help="folder with dict.SRC.txt and dict.TGT.txt (default: its own)")
+    group.add_argument("--source-lang", metavar="SRC")
+    group.add_argument("--target-lang", metavar="TGT")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the checkpoint under the name of fairseq's model, without the optimizer's state."""
+    """Write the model in the format."""
     check_fairseq()
+    from fairseq_deep.registry import UsageError
+
+    try:
+        return write_ctranslate2(args) if args.format == "ctranslate2" else write_fairseq(args)
+    except UsageError as error:
+        raise UserError(str(error).partition(": ")[2]) from error
+
+
+def write_fairseq(args: argparse.Namespace) -> int:
+    """Write the checkpoint under the name of fairseq's model, without the optimizer's state."""
+    for name in ("quantization", *PARTS):
+        if getattr(args, name) is not None:
+            raise UserError(f"--{name.replace('_', '-')} is for --format ctranslate2: add that, or leave it out")
     check_output_path(args.output)
-    state = load_checkpoint(args.checkpoint)
-    flags = argparse.Namespace(**model_flags(state))
-    flags.arch = getattr(flags, "arch", None) or getattr(flags, "_name", None)
-    check_plain(args.checkpoint, flags)
-    state["model"] = loaded_model(args.checkpoint, state["model"], flags).state_dict()
+    path = args.checkpoint
+    if os.path.isdir(path):
+        from fairseq_deep.translation import find_bundle
+
+        path = find_bundle(path).checkpoint
+    state = load_checkpoint(path)
+    flags = plain_flags(path, state, "fairseq")
+    model = loaded_model(path, state["model"], flags)
+    check_weights(path, model, "fairseq")
+    state["model"] = {name: value for name, value in model.state_dict().items() if ".history." not in name}
     for name in own_flags():
         vars(flags).pop(name, None)
     flags.arch, flags.user_dir = "transformer", None
@@ -43,7 +73,30 @@ def run(args: argparse.Namespace) -> int:
         state["args"] = flags
     state.pop("last_optimizer_state", None)
     save_checkpoint(state, args.output)
-    print(f"{args.checkpoint} -> {args.output}: a fairseq transformer")
+    print(f"{path} -> {args.output}: a fairseq transformer")
+    return 0
+
+
+def write_ctranslate2(args: argparse.Namespace) -> int:
+    """Write the folder that CTranslate2 reads."""
+    from fairseq_deep.tools import ctranslate2_format
+    from fairseq_deep.translation import build_model, build_task, find_bundle, load_state
+
+    ctranslate2_format.check_package()
+    ctranslate2_format.check_new_folder(args.output)
+    bundle = find_bundle(args.checkpoint, **{name: getattr(args, name) for name in PARTS})
+    state = load_state(bundle)
+    flags = plain_flags(bundle.checkpoint, state, "ctranslate2")
+    task = build_task(bundle, state["cfg"])
+    model = build_model(bundle, state["model"], state["cfg"].model, task)
+    check_weights(bundle.checkpoint, model, "ctranslate2")
+    problem = ctranslate2_format.find_problem(model, flags, task.source_dictionary, task.target_dictionary)
+    if problem:
+        raise UserError(f"{bundle.checkpoint} has {problem}")
+    spec = ctranslate2_format.build_spec(model, flags.activation_fn, task.source_dictionary, task.target_dictionary)
+    quantization = args.quantization or QUANTIZATIONS[0]
+    ctranslate2_format.write_spec(spec, args.output, quantization)
+    print(f"{bundle.checkpoint} -> {args.output}: for CTranslate2, {quantization}")
     return 0
 
 
@@ -84,32 +137,54 @@ def own_flags() -> set[str]:
     return names[0] - names[1]
 
 
-def check_plain(path: str, flags: argparse.Namespace) -> None:
-    """Refuse what fairseq's `transformer` cannot express.
+def plain_flags(path: str, state: dict[str, Any], format: str) -> argparse.Namespace:
+    """Return all flags of a checkpoint's model, whose layers are those of fairseq's `transformer`.
 
     Raises:
-        UserError: it is no model of this package, or not a plain one
+        UserError: they are not, or it is no model that needs an export
     """
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+    from fairseq.models.transformer import TransformerModel
 
     from fairseq_deep.models.deep_transformer import DeepTransformerModel
     from fairseq_deep.models.description import describe
 
-    found = ARCH_MODEL_REGISTRY.get(flags.arch)
-    if found is None or not issubclass(found, DeepTransformerModel):
-        raise UserError(f"{path} is a model {flags.arch}, not one of this package: it needs no export")
+    flags = argparse.Namespace(**model_flags(state))
+    flags.arch = getattr(flags, "arch", None) or getattr(flags, "_name", None)
+    model = ARCH_MODEL_REGISTRY.get(flags.arch)
+    ours = model is not None and issubclass(model, DeepTransformerModel)
+    if not ours and not (format == "ctranslate2" and model is TransformerModel):
+        cure = "it needs no export" if format == "fairseq" else "nor fairseq's transformer: its layers are not known"
+        raise UserError(f"{path} is a model {flags.arch}, not one of this package: {cure}")
     ARCH_CONFIG_REGISTRY[flags.arch](flags)  # checkpoints of the original DLCL code say less
     for side, stack in describe(flags).items():
         init = stack.init.method
         other_layers = init.connects or not init.layer_norm
         found = {
             "--decoder-attn": stack.attention is not None and stack.attention.name != "self" and stack.attention.name,
+            "--layer-agg": not may_be_plain(stack.aggregator) and stack.aggregator.name,
             "--decoder-memory": stack.memory is not None and stack.memory.name != "last" and stack.memory.name,
-            "--layer-agg": stack.aggregator.name != "residual" and stack.aggregator.name,
             "--residual": stack.residual.name != "plain" and stack.residual.name,
             "layers of --deep-init": other_layers and stack.init.name,
-            "--relative-positions": stack.relative_positions,
+            "--relative-positions": format == "fairseq" and stack.relative_positions,
         }
         for flag, value in found.items():
             if value:
-                raise UserError(f"{path} has {flag} {value} ({side}), which fairseq's transformer has not")
+                raise UserError(f"{path} has {flag} {value} ({side}), which {FORMATS[format]} has not")
+    return flags
+
+
+def may_be_plain(aggregator: Any) -> bool:
+    """Whether layers connected so may read the output of the one below alone; of DLCL its weights tell."""
+    return aggregator.name == "residual" or aggregator.name == "dlcl" and aggregator.options.get("no_norm", False)
+
+
+def check_weights(path: str, model: Any, format: str) -> None:
+    """Raise `UserError` if the weights of DLCL are not exactly those of residual connections."""
+    from fairseq_deep.aggregators.dlcl import Dlcl
+
+    for side in ("encoder", "decoder"):
+        history = getattr(getattr(model, side), "history", None)
+        if isinstance(history, Dlcl) and not history.is_plain():
+            kind = "with weights that are not exactly residual"
+            raise UserError(f"{path} has --layer-agg dlcl ({side}) {kind}, which {FORMATS[format]} has not")

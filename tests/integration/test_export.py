@@ -30,6 +30,7 @@ def export(checkpoint, output):
         ("transformer_ds_6l", ("--ds-init-alpha", "0.5")),
         ("transformer_prenorm_6l", ("--deep-init", "xavier")),
         ("transformer_postnorm_6l", ("--deep-init", "depth-scaled", "--encoder-learned-pos")),
+        ("transformer_dlcl_6l", ("--dlcl-no-norm", "--dlcl-init", "last", "--dlcl-fixed")),
     ],
 )
 def test_stock_fairseq_generates_the_same_from_the_exported_model(data, tmp_path, arch, flags):
@@ -50,6 +51,8 @@ def test_stock_fairseq_generates_the_same_from_the_exported_model(data, tmp_path
         ("postnorm_6l", {"decoder_deep_init": "rezero"}, "layers of --deep-init rezero (decoder)"),
         ("postnorm_6l", {"deep_init": "tfixup"}, "layers of --deep-init tfixup (encoder)"),
         ("dlcl_6l", {}, "--layer-agg dlcl (encoder)"),
+        ("dlcl_6l", {"dlcl_init": "last", "dlcl_fixed": True}, "--layer-agg dlcl (encoder)"),
+        ("dlcl_6l", {"dlcl_no_norm": True}, "--layer-agg dlcl (encoder) with weights that are not exactly residual"),
         ("ds_matt_12l12l", {}, "--decoder-attn merged"),
         ("prenorm_6l", {"decoder_layer_agg": "dlcl"}, "--layer-agg dlcl (decoder)"),
         ("prenorm_6l", {"encoder_layer_agg": "hierarchical"}, "--layer-agg hierarchical (encoder)"),

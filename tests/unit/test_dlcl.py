@@ -87,6 +87,46 @@ def test_identity_weights_without_norm_are_the_plain_stack():
     torch.testing.assert_close(run(aggregator, y_0, layers), run(Residual(Stack(L, C, True)), y_0, layers))
 
 
+def almost_last(aggregator):
+    with torch.no_grad():
+        aggregator.weight[2, 1] += 1e-6
+    return aggregator
+
+
+@pytest.mark.parametrize("weight_type", ["scalar", "scalar_3", "vector"])
+def test_what_is_a_plain_stack_is_told(weight_type):
+    def make(pre_norm=True, **options):
+        return Dlcl(Stack(L, C, pre_norm), weight_type=weight_type, **options)
+
+    assert make(no_norm=True, init="last").is_plain()
+    assert make(no_norm=True, init="one", window=1).is_plain()
+    assert make(no_norm=True, normalize=True, window=1).is_plain()
+    assert not make(no_norm=True).is_plain() and not make(no_norm=True, normalize=True).is_plain()
+    assert not almost_last(make(no_norm=True, init="last")).is_plain()
+    assert not make(init="last").is_plain() and not make(False, init="last").is_plain()
+
+
+@pytest.mark.parametrize("pre_norm", [True, False], ids=["pre", "post"])
+def test_with_norms_on_entries_no_weights_make_a_plain_stack(pre_norm):
+    """What a plain layer reads doubles with the output below it; a norm's output does not, whatever W is."""
+    aggregator, y_0 = Dlcl(Stack(L, C, pre_norm)).double(), torch.randn(T, B, C, dtype=torch.float64)
+    output = 9 * torch.randn_like(y_0)
+    for _ in range(5):
+        randomise(aggregator)
+        with torch.no_grad():
+            aggregator.weight[1, 0] = 0  # a plain layer reads nothing else
+        first, second = (
+            aggregator.read(aggregator.write(aggregator.start(y_0), 0, y), 1) for y in (output, 2 * output)
+        )
+        torch.testing.assert_close(first, second, atol=1e-4, rtol=1e-4)
+        assert (second - 2 * first).abs().max() > 0.1
+    with torch.no_grad():
+        aggregator.weight.copy_(torch.eye(L + 1))
+    layers = make_layers()
+    plain = run(Residual(Stack(L, C, pre_norm)), y_0, layers)
+    assert (run(aggregator, y_0, layers) - plain).abs().max() > 0.1
+
+
 def test_post_norm_starts_with_the_scaled_embedding():
     aggregator = randomise(Dlcl(Stack(L, C, False)))
     y_0 = torch.randn(T, B, C)
@@ -239,7 +279,7 @@ def test_keys_of_the_original_code_are_renamed():
         old[f"encoder.history.layer_norms.{index + 1}.bias"] = norm.bias.detach()
     for _ in range(2):  # fairseq may upgrade twice
         checkpoints.upgrade_dlcl(ours, old, "encoder.history")
-    ours.load_state_dict({key[len("encoder.history."):]: value for key, value in old.items()})
+    ours.load_state_dict({key[len("encoder.history.") :]: value for key, value in old.items()})
     for want, got in zip(theirs.parameters(), ours.parameters()):
         assert torch.equal(want, got)
 

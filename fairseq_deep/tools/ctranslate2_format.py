@@ -1,0 +1,204 @@
+"""A plain model in CTranslate2's format, by way of the specifications in its Python package.
+
+What CTranslate2 computes was found out by comparing outputs (tests/integration/test_export_ctranslate2.py):
+
+- positions count from 0, and there are as many as their table has rows; where self-attention has relative positions,
+  it adds no others;
+- relative positions have 2K+1 vectors, of the distances -K ... K, in decoders, too;
+- nothing keeps <pad> from being written, as fairseq's search does.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from fairseq_deep.tools import UserError
+
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "tanh": "Tanh"}
+NEVER = -1e4
+"""Added to the score of what is never to be written; float16 has it, too."""
+
+
+def check_package() -> None:
+    """Raise `UserError` if CTranslate2's package is missing."""
+    try:
+        import ctranslate2.specs  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"--format ctranslate2 needs its package ({error}): pip install ctranslate2") from error
+
+
+def find_problem(model: Any, flags: Any, source: Any, target: Any) -> str:
+    """Return what of a plain model CTranslate2 does not compute, and the cure if there is one; "" if it does all."""
+    for flag in ("adaptive_softmax_cutoff", "no_cross_attention", "cross_self_attention", "base_layers",
+                 "encoder_xformers_att_config", "decoder_xformers_att_config"):  # fmt: skip
+        if getattr(flags, flag, None):
+            return f"--{flag.replace('_', '-')}, which CTranslate2 has not"
+    if flags.activation_fn not in ACTIVATIONS:
+        return f"--activation-fn {flags.activation_fn}: CTranslate2 knows {', '.join(ACTIVATIONS)}"
+    for side in ("encoder", "decoder"):
+        stack = getattr(model, side)
+        if len(stack.layers) == 0:
+            return f"no layers ({side}), where CTranslate2 needs one"
+        if _relative_keys(stack.layers[0]) is not None and stack.embed_positions is not None:
+            return (f"--relative-positions beside absolute ones ({side}), where CTranslate2 has one kind only: "
+                    "train with --no-token-positional-embeddings")  # fmt: skip
+    if model.decoder.project_in_dim is not None or model.decoder.project_out_dim is not None:
+        return "a --decoder-output-dim of its own: the export has no rule for that"
+    for dictionary in (source, target):
+        symbols = dictionary.symbols
+        if len({*symbols}) < len(symbols):
+            return f"a dictionary in which {next(s for s in symbols if symbols.count(s) > 1)} occurs twice"
+    return ""
+
+
+def build_spec(model: Any, activation: str, source: Any, target: Any) -> Any:
+    """Return the specification of a plain model, with its weights in float32.
+
+    Args:
+        model: fairseq's `TransformerModel`, or ours without an aggregator
+        activation: fairseq's name of the activation function
+        source, target: the dictionaries
+    """
+    from ctranslate2 import specs
+
+    encoder, decoder = model.encoder, model.decoder
+    spec = specs.TransformerSpec(
+        specs.TransformerEncoderSpec(**_structure(encoder, activation)),
+        specs.TransformerDecoderSpec(**_structure(decoder, activation)),
+    )
+    for part, stack in ((spec.encoder, encoder), (spec.decoder, decoder)):
+        _set_stack(part, stack)
+    _set_linear(spec.encoder.embeddings[0], encoder.embed_tokens)
+    _set_linear(spec.decoder.embeddings, decoder.embed_tokens)
+    _set_linear(spec.decoder.projection, decoder.output_projection)
+    spec.decoder.projection.bias = np.zeros(len(target), dtype=np.float32)
+    spec.decoder.projection.bias[target.pad()] = NEVER
+    spec.register_source_vocabulary(list(source.symbols))
+    spec.register_target_vocabulary(list(target.symbols))
+    for name in ("bos", "eos", "unk"):
+        setattr(spec.config, f"{name}_token", target[getattr(target, name)()])
+    spec.config.decoder_start_token = spec.config.eos_token
+    spec.config.add_source_eos = True
+    spec.validate()
+    return spec
+
+
+def _structure(stack: Any, activation: str) -> dict[str, Any]:
+    """Return what CTranslate2 calls the structure of a stack."""
+    from ctranslate2.specs import Activation
+
+    layer = stack.layers[0]
+    return {
+        "num_layers": len(stack.layers),
+        "num_heads": layer.self_attn.num_heads,
+        "pre_norm": layer.normalize_before,
+        "no_final_norm": stack.layer_norm is None,
+        "activation": Activation[ACTIVATIONS[activation]],
+        "layernorm_embedding": stack.layernorm_embedding is not None,
+        "relative_position": _relative_keys(layer) is not None,
+    }
+
+
+def _relative_keys(layer: Any) -> Any:
+    """Return the vectors of a layer's relative positions, or None; the layers of fairseq have none."""
+    return getattr(layer.self_attn, "relative_keys", None)
+
+
+def _set_stack(spec: Any, stack: Any) -> None:
+    """Fill in positions, norms and layers of a stack."""
+    spec.scale_embeddings = stack.embed_scale
+    if _relative_keys(stack.layers[0]) is None:
+        spec.position_encodings.encodings = _positions(stack)
+    for name in ("layer_norm", "layernorm_embedding"):
+        if getattr(stack, name) is not None:
+            _set_norm(getattr(spec, name), getattr(stack, name))
+    for part, layer in zip(spec.layer, stack.layers):
+        own = layer.self_attn
+        _set_linear(part.self_attention.linear[0], own.q_proj, own.k_proj, own.v_proj)
+        _set_linear(part.self_attention.linear[1], own.out_proj)
+        _set_norm(part.self_attention.layer_norm, layer.self_attn_layer_norm)
+        _set_relative(part.self_attention, own)
+        if hasattr(part, "attention"):
+            other = layer.encoder_attn
+            _set_linear(part.attention.linear[0], other.q_proj)
+            _set_linear(part.attention.linear[1], other.k_proj, other.v_proj)
+            _set_linear(part.attention.linear[2], other.out_proj)
+            _set_norm(part.attention.layer_norm, layer.encoder_attn_layer_norm)
+        _set_linear(part.ffn.linear_0, layer.fc1)
+        _set_linear(part.ffn.linear_1, layer.fc2)
+        _set_norm(part.ffn.layer_norm, layer.final_layer_norm)
+
+
+def _array(*tensors: torch.Tensor) -> np.ndarray:
+    """Return a copy of tensors, one below the other."""
+    return torch.cat([tensor.detach().float() for tensor in tensors]).cpu().numpy()
+
+
+def _set_linear(spec: Any, *layers: Any) -> None:
+    """Fill in linear layers as one, or a table of embeddings."""
+    spec.weight = _array(*(layer.weight for layer in layers))
+    if getattr(layers[0], "bias", None) is not None:
+        spec.bias = _array(*(layer.bias for layer in layers))
+
+
+def _set_norm(spec: Any, norm: Any) -> None:
+    spec.gamma, spec.beta = _array(norm.weight), _array(norm.bias)
+
+
+def _set_relative(spec: Any, attention: Any) -> None:
+    """Fill in the vectors of relative positions; zeros for those that look ahead, where nothing does."""
+    from ctranslate2.specs import model_spec
+
+    keys, values = getattr(attention, "relative_keys", None), getattr(attention, "relative_values", None)
+    if keys is None:
+        return
+    ahead = keys.new_zeros(2 * attention.farthest + 1 - len(keys), keys.size(1))
+    spec.relative_position_keys = _array(keys, ahead)
+    spec.relative_position_values = model_spec.OPTIONAL if values is None else _array(values, ahead)
+
+
+def _positions(stack: Any) -> np.ndarray:
+    """Return the table of positions from 0 on; zeros where the stack has none: CTranslate2 would make its own."""
+    table = stack.embed_positions
+    if table is None:
+        return np.zeros((stack.max_positions(), stack.layers[0].fc1.in_features), dtype=np.float32)
+    weight = table.weight if isinstance(table, torch.nn.Embedding) else table.weights
+    return _array(weight[table.padding_idx + 1 :])
+
+
+def write_spec(spec: Any, folder: str, quantization: str) -> None:
+    """Write a specification to a new folder, whole or not at all."""
+    spec.optimize(quantization=quantization)
+    with _new_folder(folder) as temporary:
+        spec.save(temporary)
+
+
+def check_new_folder(path: str) -> None:
+    """Raise `UserError` if a folder cannot be made at `path`."""
+    parent = os.path.dirname(os.path.abspath(path))
+    if os.path.lexists(path):
+        raise UserError(f"cannot write {path}: it exists; give another name, or remove it")
+    if not os.path.isdir(parent):
+        raise UserError(f"cannot write {path}: there is no folder {parent}; create it first")
+    if not os.access(parent, os.W_OK):
+        raise UserError(f"cannot write {path}: the folder {parent} is not writable")
+
+
+@contextlib.contextmanager
+def _new_folder(path: str) -> Iterator[str]:
+    """Yield a temporary folder beside `path`; rename it to `path` on success, remove it on any error."""
+    path = os.path.abspath(path)
+    temporary = f"{path}.tmp{os.getpid()}"
+    try:
+        os.mkdir(temporary)
+        yield temporary
+        os.rename(temporary, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
