@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import functools
+import os
 from typing import Any, Callable, Dict, Optional
 
 FAIRSEQ_ERROR: Optional[BaseException] = None
@@ -50,6 +51,28 @@ def reads_formats() -> bool:
     except ImportError:
         return False
     return hasattr(safe_load, "FORMATS")
+
+
+def model_flags(state: Dict[str, Any]) -> Dict[str, Any]:
+    """The flags that the model of a checkpoint was built with."""
+    flags = (state.get("cfg") or {}).get("model") or state.get("args") or {}
+    return dict(flags if hasattr(flags, "keys") else vars(flags))
+
+
+def to_restore(folder: str, no_last: bool) -> str:
+    """The checkpoint in *folder* that fairseq-train goes on from; "" if it begins anew.
+
+    Args:
+        no_last: whether the training writes no ``checkpoint_last.pt``
+    """
+    path = os.path.join(folder, "checkpoint_last.pt")
+    try:
+        from fairseq import safe_save
+    except ImportError:
+        pass
+    else:
+        path = safe_save.to_restore(path, no_last)
+    return path if os.path.exists(path) else ""
 
 
 def skip_initialisation() -> Any:

@@ -136,7 +136,7 @@ TRAINING = {
 
 
 WARMING = ("inverse_sqrt", "fixed", "cosine", "polynomial_decay")  # schedules with --warmup-updates
-LEFT = ("--compile",)  # which takes half a minute
+LEFT = ("--compile", "--init-from")  # which take half a minute, and a file
 
 
 @functools.cache

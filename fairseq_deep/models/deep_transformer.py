@@ -27,6 +27,7 @@ from .depth_log import StreamWatch, log_depth, log_streams
 from .description import SIDES, add_args, describe
 from .dictionaries import remember
 from .encoder import DeepTransformerEncoder
+from .init_from import initialise_from, take_path
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,8 @@ class DeepTransformerModel(TransformerModel):
                             help="log gradients of all layers, streams and aggregator weights at every N-th update")
         parser.add_argument("--compile", action="store_true",
                             help="compile layers and aggregators for training (torch.compile, torch 2.5 or newer)")
+        parser.add_argument("--init-from", metavar="FILE",
+                            help="checkpoint of a model as deep or shallower, whose weights a new model starts with")
         parser.add_argument("--fast-dropout", action="store_true",
                             help="on a CPU, draw dropout's masks in a third of the time; other masks for the same seed")
         parser.add_argument("--allow-other-dictionary", action="store_true",
@@ -71,6 +74,7 @@ class DeepTransformerModel(TransformerModel):
         Raises:
             UsageError: flags that clash
         """
+        source = take_path(args)
         allow_other = bool(getattr(args, "allow_other_dictionary", None))
         if allow_other:
             args.allow_other_dictionary = False  # of this command alone: a checkpoint that it saves does not have it
@@ -92,6 +96,8 @@ class DeepTransformerModel(TransformerModel):
         model.decoder.history.tie(model.encoder.history)
         check_exact(args, model)
         model._initialise(args)
+        if source is not None:
+            initialise_from(model, source, args.stacks, task)
         model.log_depth_interval = getattr(args, "log_depth_interval", None) or 0
         model.compiles = bool(getattr(args, "compile", None))
         model.fast_dropout = bool(getattr(args, "fast_dropout", None))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fairseq_deep import compat
+from fairseq_deep.compat import model_flags as model_flags  # where the tools look for it
 
 
 class UserError(Exception):
@@ -134,12 +135,6 @@ def _odd_part(state: dict[str, Any]) -> str:
         if torch.is_tensor(value) and (value.layout != torch.strided or value.is_meta or value.is_quantized):
             return f"{key} is a {'meta' if value.is_meta else 'quantised' if value.is_quantized else 'sparse'} tensor"
     return ""
-
-
-def model_flags(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the flags that the model of a checkpoint was built with."""
-    flags = (state.get("cfg") or {}).get("model") or state.get("args") or {}
-    return dict(flags if hasattr(flags, "keys") else vars(flags))
 
 
 def save_checkpoint(state: dict[str, Any], path: str) -> None:

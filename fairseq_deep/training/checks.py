@@ -1,5 +1,6 @@
 """Refuse flags of fairseq's trainer that cannot be right with this package, or on this machine."""
 
+import logging
 import os
 from importlib.util import find_spec
 from typing import Any
@@ -7,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..compat import to_restore
 from ..exact import Exact
 from ..registry import UsageError
+
+logger = logging.getLogger(__name__)
 
 PRECISIONS = ("fp16", "bf16", "amp")
 
@@ -23,6 +27,7 @@ def check_training(flags: Any) -> None:
         return
     _check_backend(flags)
     _check_model(flags)
+    _check_init_from(flags)
     chosen = [f"--{name}" for name in PRECISIONS if getattr(flags, name, False)]
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} exclude each other: use one of them")
@@ -78,6 +83,23 @@ def _check_model(flags: Any) -> None:
         raise UsageError(f"--adaptive-softmax-cutoff is not made for --criterion {criterion}: use adaptive_loss")
     if criterion == "adaptive_loss" and not adaptive:
         raise UsageError("--criterion adaptive_loss needs --adaptive-softmax-cutoff: add that, or use cross_entropy")
+
+
+def _check_init_from(flags: Any) -> None:
+    """Refuse a second source of the first weights, and forget the first where the training goes on."""
+    path = getattr(flags, "init_from", None)
+    if path is None:
+        return
+    others = {"restore_file": "checkpoint_last.pt", "finetune_from_model": None, "encoder_embed_path": None}
+    for name, usual in {**others, "decoder_embed_path": None}.items():
+        if getattr(flags, name, usual) != usual:
+            raise UsageError(f"--init-from and --{name.replace('_', '-')} both give weights: leave one of them out")
+    last = to_restore(flags.save_dir, getattr(flags, "no_last_checkpoints", False))
+    if last:
+        logger.info(f"the training goes on from {last}: --init-from is not used")
+        flags.init_from = None
+    elif not os.path.isfile(path):
+        raise UsageError(f"--init-from {path}: there is no such file")
 
 
 def _check_backend(flags: Any) -> None:
