@@ -66,7 +66,7 @@ class Theirs:
         self.options = {
             "beam_size": args.beam,
             "length_penalty": args.lenpen,
-            "max_decoding_length": args.longest + 1,  # with </s>
+            "max_decoding_length": args.longest,
             "max_batch_size": args.batch_size,
             "return_scores": True,
         }
