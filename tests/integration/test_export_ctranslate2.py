@@ -278,7 +278,7 @@ def test_the_code_in_the_documentation_translates_as_translate_does(recipe, tmp_
     code = documented("export")
     assert "The old house is green." in code
     (tmp_path / "exp").mkdir()
-    (tmp_path / "exp/demo").symlink_to(recipe)
+    (tmp_path / "exp/wmt16_ende-prenorm_20l").symlink_to(recipe)
     monkeypatch.chdir(tmp_path)
     found = []
     for line in source.read_text().splitlines():
