@@ -24,7 +24,8 @@ LARGEST_NUMBER = 1_000_000
 LEFT_OUT = (
     *("encoder_embed_path", "decoder_embed_path", "encoder_xformers_att_config", "decoder_xformers_att_config"),
     *("encoder_layers_to_keep", "decoder_layers_to_keep", "checkpoint_activations", "offload_activations"),
-    *("min_params_to_wrap", "log_depth_interval", "compile", "fast_dropout", "export", "init_from"),
+    *("min_params_to_wrap", "log_depth_interval", "compile", "fast_dropout", "export"),
+    *("init_from", "allow_other_dictionary"),
 )
 """Flags of the model that are about files, parts of it, or training."""
 

@@ -211,7 +211,8 @@ def test_bad_input_is_one_line(make, export, monkeypatch, capsys):
         assert err.startswith(f"fairseq-deep export: {message}"), err
 
     new = ["--output", f"{here}/out"]
-    refuses(f"there is no {here}/no.pt: give the folder of a recipe, a packaged model, or a checkpoint", f"{here}/no.pt", *new)
+    kinds = "the folder of a recipe, a packaged model, or a checkpoint"
+    refuses(f"there is no {here}/no.pt: give {kinds}", f"{here}/no.pt", *new)
     refuses(f"{here} has none of averaged.pt, ", here, *new)
     refuses(f"cannot write {here}: it exists; give another name, or remove it", model, "--output", here)
     refuses(f"cannot write {here}/no/out: there is no folder {here}/no; create it", model, "--output", f"{here}/no/out")
