@@ -18,7 +18,7 @@ resolve_route() {
   [[ $route != tar || -f $data_tar ]] || die "--data-tar $data_tar: no such file"
   [[ $route != folder ]] || check_folder
   $dry_run || $multilingual || [[ $route != download || -f $(description) ]] ||
-    die "there is no public archive of $task: give your own text with --data DIR"
+    die "there is no public archive of $task (no $(description)): give your own text with --data DIR"
 }
 
 check_folder() {

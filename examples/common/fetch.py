@@ -82,7 +82,7 @@ def download(url, part):
             time.sleep(2**attempt)
     die(
         f"cannot fetch {url}: {reason}; run the same command again (it goes on where it stopped),"
-        " or use --data DIR or --data-tar FILE"
+        f" put a copy of yours into {os.path.dirname(part)}, or use --data DIR"
     )
 
 
