@@ -260,6 +260,7 @@ def _text_tools() -> Iterator[Check]:
         "sacrebleu": "fairseq-deep score",
         "subword-nmt": "BPE",
         "sacremoses": "tokenising and detokenising",
+        "safetensors": "fairseq-deep package, and what it has made",
     }
     for package, purpose in purposes.items():
         try:
