@@ -31,13 +31,13 @@ def seed():
     torch.manual_seed(7)
 
 
+LEVELS = {logger: logger.level for logger in map(logging.getLogger, ("fairseq", "fairseq_deep"))}
+
+
 @pytest.fixture(autouse=True)
 def log_levels():
-    """The tools make loggers quieter; what comes after them is not to notice."""
-    loggers = [logging.getLogger(name) for name in ("fairseq", "fairseq_deep")]
-    levels = [logger.level for logger in loggers]
-    yield
-    for logger, level in zip(loggers, levels):
+    """The tools make loggers quieter, also where fixtures of a whole file call them; no test is to notice."""
+    for logger, level in LEVELS.items():
         logger.setLevel(level)
 
 

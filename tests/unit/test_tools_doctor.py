@@ -288,7 +288,7 @@ def test_missing_text_tool_names_its_cure(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", version)
     checks = by_name(doctor._text_tools)
     assert {name: check.cure for name, check in checks.items()} == {
-        name: f"pip install {name}" for name in ("sacrebleu", "subword-nmt", "sacremoses")
+        name: f"pip install {name}" for name in ("sacrebleu", "subword-nmt", "sacremoses", "safetensors")
     }
 
 
