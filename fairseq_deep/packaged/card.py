@@ -20,7 +20,7 @@ def make_card(config: Dict[str, Any], model: Dict[str, str], record: Dict[str, A
         record: what the recipe wrote in ``RESULT.json``; empty where there is none
     """
     task, text = config["task"], config["text"]
-    steps = ["lowercased (the source)"] * text["lowercase"]
+    steps = ["lowercased (the source)"] * text["lowercase"] + ["segmented by jieba"] * _is_segmented(config)
     steps += ["tokenised by sacremoses"] * (text["tokenizer"] == "moses")
     steps += [f"sub-words of {text['sub_words']}"] * bool(text["sub_words"])
     search = config["search"]
@@ -56,12 +56,22 @@ In Python:
 
     from fairseq_deep.models.deep_transformer import DeepTransformerModel
     model = DeepTransformerModel.from_pretrained("FOLDER", checkpoint_file="{WEIGHTS}")
-    print(model.translate(["..."], beam={found["beam"]}))
+    print(model.translate(["..."], beam={found["beam"]})){_by_hand(config)}
 
 Data that `fairseq-preprocess --srcdict FOLDER/dict.{source}.txt --tgtdict FOLDER/dict.{target}.txt` has binarised:
 
     fairseq-generate DATA --path FOLDER/{WEIGHTS} --user-dir "$(fairseq-deep path)" \\
         --max-len-a 1 --max-len-b 50 --beam {found["beam"]} --lenpen {found["lenpen"]}{units}"""
+
+
+def _is_segmented(config: Dict[str, Any]) -> bool:
+    return config["task"]["source_lang"] == "zh" and config["text"]["tokenizer"] == "moses"
+
+
+def _by_hand(config: Dict[str, Any]) -> str:
+    """What fairseq's hub leaves to its user."""
+    steps = ["lowercase it"] * config["text"]["lowercase"] + ["cut it into words with jieba"] * _is_segmented(config)
+    return f"\n\nThere you prepare the source yourself: {' and '.join(steps)}." if steps else ""
 
 
 def _record(record: Dict[str, Any], task: Dict[str, Any]) -> List[str]:

@@ -15,6 +15,7 @@ import torch
 from fairseq import safe_load
 
 from fairseq_deep.models.deep_transformer import DeepTransformerModel
+from fairseq_deep.packaged import make_card
 from fairseq_deep.tools import main
 from fairseq_deep.translation import Translator, find_bundle
 from tests.commands import PACKAGE, run, train_command
@@ -111,6 +112,20 @@ def test_sentencepiece_and_gnmts_length_penalty_are_kept(trained, tmp_path):
     assert "GNMT lenpen 3.0" in card and "--remove-bpe sentencepiece --task deep_translation --gnmt-lenpen" in card
     model = DeepTransformerModel.from_pretrained(str(tmp_path / "made"), checkpoint_file="model.safetensors")
     assert model.encode(lines[0]).tolist() and model.bpe.sp.get_piece_size() > 10
+
+
+@pytest.mark.parametrize("lang, lowercase, steps", [
+    ("zh", False, "cut it into words with jieba"), ("zh", True, "lowercase it and cut it into words with jieba"),
+    ("en", True, "lowercase it"), ("en", False, ""),
+])  # fmt: skip
+def test_the_card_says_what_fairseqs_hub_does_not_do(lang, lowercase, steps):
+    card = make_card({
+        "name": "", "licence": "MIT", "arch": "a", "made_with": {},
+        "search": {"beam": 4, "lenpen": 1, "gnmt_lenpen": False},
+        "task": {"source_lang": lang, "target_lang": "de"},
+        "text": {"tokenizer": "moses", "lowercase": lowercase, "sub_words": None},
+    }, {}, {})  # fmt: skip
+    assert (f"prepare the source yourself: {steps}." in card) == bool(steps) == ("yourself" in card)
 
 
 def test_an_ensemble_of_packages(trained, pair, tmp_path):
