@@ -88,7 +88,7 @@ def write_ctranslate2(args: argparse.Namespace) -> int:
     state = load_state(bundle)
     flags = plain_flags(bundle.checkpoint, state, "ctranslate2")
     task = build_task(bundle, state["cfg"])
-    model = build_model(bundle, state["model"], state["cfg"].model, task)
+    model = build_model(bundle, state, state["cfg"].model, task)
     check_weights(bundle.checkpoint, model, "ctranslate2")
     problem = ctranslate2_format.find_problem(model, flags, task.source_dictionary, task.target_dictionary)
     if problem:

@@ -99,7 +99,7 @@ def collect(args: argparse.Namespace, name: str) -> Any:
     task = build_task(bundle, state["cfg"])
     check_merges(bundle, task)
     steps = TextSteps(task.cfg.source_lang, task.cfg.target_lang, bundle.codes, bundle.tokenizer)
-    model = build_model(bundle, state["model"], flags, task)
+    model = build_model(bundle, state, flags, task)
     dtype = getattr(torch, args.dtype) if args.dtype else None
     try:
         tensors, tied = packaged.make_tensors(model, state["model"], dtype)

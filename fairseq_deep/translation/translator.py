@@ -10,6 +10,7 @@ from fairseq import checkpoint_utils, utils
 from fairseq.dataclass.configs import GenerationConfig
 from omegaconf import OmegaConf
 
+from ..models import dictionaries
 from ..registry import UsageError
 from ..task import DeepTranslationConfig, DeepTranslationTask
 from .bundle import Bundle
@@ -69,7 +70,7 @@ class Translator:
                 raise UsageError(f"{path} is not the dictionary of {first.checkpoint}: an ensemble shares dictionaries")
 
     def _build(self, bundle: Bundle, state: Dict[str, Any], generation: Any) -> torch.nn.Module:
-        model = build_model(bundle, state["model"], state["cfg"].model, self.task)
+        model = build_model(bundle, state, state["cfg"].model, self.task)
         model.to(self.device).eval()
         model.prepare_for_inference_(argparse.Namespace(generation=generation))
         return model
@@ -136,19 +137,24 @@ def load_state(bundle: Bundle) -> Dict[str, Any]:
     return state
 
 
-def build_model(bundle: Bundle, weights: Dict[str, Any], flags: Any, task: DeepTranslationTask) -> torch.nn.Module:
+def build_model(bundle: Bundle, state: Dict[str, Any], flags: Any, task: DeepTranslationTask) -> torch.nn.Module:
     """The model of a checkpoint.
 
     Args:
-        weights: its "model"; the tensors get today's names
+        state: the checkpoint; the tensors of its "model" get today's names
         flags: its model's settings, which the architecture fills
 
     Raises:
         UsageError: the checkpoint and the dictionaries do not belong together
     """
+    trained_with = (state.get("task_state") or {}).get(dictionaries.KEY) or {}
+    for side, found in dictionaries.sums(task).items():
+        if trained_with.get(side, found) != found:
+            kinds = f"{side} dictionary than {bundle.checkpoint} ({found}, not {trained_with[side]})"
+            raise UsageError(f"{bundle.data} has another {kinds}: see --data")
     try:
         model = task.build_model(flags, from_checkpoint=True)
-        model.load_state_dict(weights, strict=True, model_cfg=flags)
+        model.load_state_dict(state["model"], strict=True, model_cfg=flags)
     except (RuntimeError, UsageError) as error:
         problem = str(error).splitlines()[-1].strip().replace("fairseq_deep: ", "")
         raise UsageError(f"{bundle.checkpoint} does not fit {bundle.data}: {problem}") from error

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from fairseq_deep.tools.main import main
 from tests.commands import PACKAGE, binarise, losses, run, train_command, write_pairs
 
 EPOCH = ("--max-epoch", "1", "--num-workers", "0", "--no-epoch-checkpoints")
@@ -78,3 +79,12 @@ def test_averaged_models_still_know(trained, other, tmp_path):
     inputs = (trained, trained.with_name("checkpoint_best.pt"))
     run("fairseq-deep", "average", "--inputs", *inputs, "--output", tmp_path / "mean.pt")
     assert_refused(generate(other[0], tmp_path / "mean.pt"))
+
+
+@pytest.mark.parametrize("command", ["translate", "package"])
+def test_the_tools_look_as_well(trained, other, tmp_path, capsys, command):
+    output = tmp_path / "out"
+    words = [trained, "--data", other[0], "--tokenizer", "none", "--source-lang", "src", "--target-lang", "tgt"]
+    assert main([command, *map(str, words), "--output", str(output)]) == 2
+    said = capsys.readouterr().err
+    assert "has another source dictionary than" in said and said.count("\n") == 1 and not output.exists()
