@@ -11,7 +11,7 @@ import logging
 import os
 import types
 from collections import OrderedDict
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, Optional
 
 from fairseq.data import Dictionary
 from fairseq.dataclass.configs import GenerationConfig
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..compat import skip_initialisation
 from ..models.checkpoints import state_differences
+from ..models.dictionaries import KEY, sums
 from .config import read_config
 from .folder import CODES, CONFIG, WEIGHTS, PackageError, check_sums, dictionary_name, folder_of, place
 
@@ -49,7 +50,9 @@ def load(path: str) -> Dict[str, Any]:
         if name in tensors or owner not in tensors:
             raise PackageError(f"{os.path.join(folder, CONFIG)}: refused, because {name} cannot be tied to {owner}")
     tensors.update({name: tensors[owner] for name, owner in config["tied"].items()})
-    check_fit(folder, config, tensors, [read_dictionary(folder, name) for name in dictionaries])
+    source, target = (read_dictionary(folder, name) for name in dictionaries)
+    task = types.SimpleNamespace(source_dictionary=source, target_dictionary=target)
+    check_fit(folder, config, tensors, task)
     return {
         "args": None,
         "cfg": settings_of(folder, config),
@@ -58,7 +61,7 @@ def load(path: str) -> Dict[str, Any]:
         "optimizer_history": [
             {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0},
         ],
-        "task_state": {},
+        "task_state": {KEY: sums(task)},
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
         "last_optimizer_state": None,
     }
@@ -108,8 +111,11 @@ def read_dictionary(folder: str, name: str) -> Dictionary:
         raise PackageError(f"{path}: no dictionary of fairseq ({' '.join(str(error).split())[:100]})") from error
 
 
-def check_fit(folder: str, config: Dict[str, Any], tensors: Dict[str, Tensor], dictionaries: List[Dictionary]) -> None:
+def check_fit(folder: str, config: Dict[str, Any], tensors: Dict[str, Tensor], task: types.SimpleNamespace) -> None:
     """Refuse settings, tensors and dictionaries that do not belong together, with a model that takes no memory.
+
+    Args:
+        task: with both dictionaries
 
     Raises:
         PackageError: what differs
@@ -118,8 +124,7 @@ def check_fit(folder: str, config: Dict[str, Any], tensors: Dict[str, Tensor], d
     for side in ("encoder", "decoder"):
         if (config["model"].get(f"{side}_layers") or 0) > len(tensors):
             raise PackageError(f"{path}: refused, because {WEIGHTS} has not that many {side}_layers")
-    task_config = argparse.Namespace(load_alignments=False, **config["task"])
-    task = types.SimpleNamespace(source_dictionary=dictionaries[0], target_dictionary=dictionaries[1], cfg=task_config)
+    task.cfg = argparse.Namespace(load_alignments=False, **config["task"])
     try:
         with skip_initialisation(), quiet():
             model = ARCH_MODEL_REGISTRY[config["arch"]].build_model(flags_of(config), task)

@@ -10,7 +10,6 @@ from fairseq import checkpoint_utils, utils
 from fairseq.dataclass.configs import GenerationConfig
 from omegaconf import OmegaConf
 
-from ..models import dictionaries
 from ..registry import UsageError
 from ..task import DeepTranslationConfig, DeepTranslationTask
 from .bundle import Bundle
@@ -141,18 +140,14 @@ def build_model(bundle: Bundle, state: Dict[str, Any], flags: Any, task: DeepTra
     """The model of a checkpoint.
 
     Args:
-        state: the checkpoint; the tensors of its "model" get today's names
+        state: the checkpoint, whose tensors get today's names
         flags: its model's settings, which the architecture fills
 
     Raises:
         UsageError: the checkpoint and the dictionaries do not belong together
     """
-    trained_with = (state.get("task_state") or {}).get(dictionaries.KEY) or {}
-    for side, found in dictionaries.sums(task).items():
-        if trained_with.get(side, found) != found:
-            kinds = f"{side} dictionary than {bundle.checkpoint} ({found}, not {trained_with[side]})"
-            raise UsageError(f"{bundle.data} has another {kinds}: see --data")
     try:
+        task.load_state_dict(state.get("task_state") or {})  # the model compares the dictionaries that it names
         model = task.build_model(flags, from_checkpoint=True)
         model.load_state_dict(state["model"], strict=True, model_cfg=flags)
     except (RuntimeError, UsageError) as error:

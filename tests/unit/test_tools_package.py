@@ -169,6 +169,25 @@ def test_validate_and_interactive(packaged, trained):
     assert [translator.text.finish(line) for line in said] == want
 
 
+def other_words(exp, folder):
+    """The data of *exp* with two words of the dictionaries in each other's place."""
+    shutil.copytree(exp / "data-bin", folder)
+    for lang in ("en", "de"):
+        words = (folder / f"dict.{lang}.txt").read_text().splitlines(keepends=True)
+        (folder / f"dict.{lang}.txt").write_text("".join([words[1], words[0], *words[2:]]))
+    return folder
+
+
+def test_data_of_other_dictionaries_is_refused(packaged, trained, capsys, tmp_path):
+    """Before it is packaged, and by the package, though the sizes are equal."""
+    data = other_words(trained, tmp_path / "data")
+    words = ["--data", data, "--bpe-codes", trained / "text/bpe/code", "--output", tmp_path / "made"]
+    assert main.main(["package", *map(str, [trained / "averaged.pt", *words])]) == 2
+    assert "was trained with another source dictionary" in capsys.readouterr().err and not (tmp_path / "made").exists()
+    done = run("fairseq-generate", data, *GENERATE, "--path", packaged, check=False)
+    assert done.returncode == 1 and "was trained with another source dictionary" in done.stderr.splitlines()[-1]
+
+
 def test_what_is_in_the_folder(pair):
     _, _, package = pair
     names = {"model.safetensors", "config.json", "dict.en.txt", "dict.de.txt", "code", "README.md"}
