@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import struct
 import sys
@@ -19,6 +20,7 @@ from fairseq_deep import packaged
 from fairseq_deep.architectures import ARCHITECTURES
 from fairseq_deep.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.packaged import PackageError
+from fairseq_deep.packaged.config import model_settings
 from fairseq_deep.packaged.folder import write_sums
 from fairseq_deep.tools.main import main
 from tests.conftest import VOCAB, tiny_flags
@@ -399,6 +401,13 @@ def test_damage_is_told(name, whole, tmp_path):
     damaged.unlink()
     with pytest.raises(PackageError, match=f"^{damaged}: No such file or directory; the folder is not whole"):
         packaged.load(str(tmp_path / "made/model.safetensors"))
+
+
+def test_no_setting_names_a_file():
+    """Flags that are added later are left out of packages where they do (`LEFT_OUT`)."""
+    known = model_settings(DLCL)
+    odd = re.compile(r"path|file|dir|from|restore|pretrain|profile|checkpoint|url|cmd|command|module")
+    assert len(known) > 60 and [name for name in known if odd.search(name)] == []
 
 
 @pytest.mark.parametrize("content, message", [
