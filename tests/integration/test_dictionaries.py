@@ -87,4 +87,4 @@ def test_the_tools_look_as_well(trained, other, tmp_path, capsys, command):
     words = [trained, "--data", other[0], "--tokenizer", "none", "--source-lang", "src", "--target-lang", "tgt"]
     assert main([command, *map(str, words), "--output", str(output)]) == 2
     said = capsys.readouterr().err
-    assert "has another source dictionary than" in said and said.count("\n") == 1 and not output.exists()
+    assert "trained with another source dictionary" in said and said.count("\n") == 1 and not output.exists()
