@@ -8,16 +8,14 @@ What CTranslate2 computes was found out by comparing outputs (tests/integration/
 - nothing keeps <pad> from being written, as fairseq's search does.
 """
 
-import contextlib
 import os
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from fairseq_deep.tools import UserError
+from fairseq_deep.tools.package import new_folder
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "tanh": "Tanh"}
 NEVER = -1e4
@@ -174,31 +172,5 @@ def _positions(stack: Any) -> np.ndarray:
 def write_spec(spec: Any, folder: str, quantization: str) -> None:
     """Write a specification to a new folder, whole or not at all."""
     spec.optimize(quantization=quantization)
-    with _new_folder(folder) as temporary:
+    with new_folder(os.path.abspath(folder)) as temporary:
         spec.save(temporary)
-
-
-def check_new_folder(path: str) -> None:
-    """Raise `UserError` if a folder cannot be made at `path`."""
-    parent = os.path.dirname(os.path.abspath(path))
-    if os.path.lexists(path):
-        raise UserError(f"cannot write {path}: it exists; give another name, or remove it")
-    if not os.path.isdir(parent):
-        raise UserError(f"cannot write {path}: there is no folder {parent}; create it first")
-    if not os.access(parent, os.W_OK):
-        raise UserError(f"cannot write {path}: the folder {parent} is not writable")
-
-
-@contextlib.contextmanager
-def _new_folder(path: str) -> Iterator[str]:
-    """Yield a temporary folder beside `path`; rename it to `path` on success, remove it on any error."""
-    path = os.path.abspath(path)
-    temporary = f"{path}.tmp{os.getpid()}"
-    try:
-        os.mkdir(temporary)
-        yield temporary
-        os.rename(temporary, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

@@ -25,7 +25,7 @@ PARTS = ("data", "source_lang", "target_lang")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model, the output, and what CTranslate2's format takes."""
-    parser.add_argument("checkpoint", metavar="MODEL", help="a checkpoint of a plain model, or the folder of a recipe")
+    parser.add_argument("checkpoint", metavar="MODEL", help="folder of a recipe, packaged model, or checkpoint")
     parser.add_argument("--output", required=True, metavar="PATH", help="the checkpoint, or the new folder, to write")
     parser.add_argument("--format", choices=FORMATS, default="fairseq", help="(default: fairseq)")
     group = parser.add_argument_group("with --format ctranslate2")
@@ -68,7 +68,8 @@ def write_fairseq(args: argparse.Namespace) -> int:
     if state.get("cfg"):
         flags._name = "transformer"
         state["cfg"]["model"] = flags
-        state["cfg"]["common"]["user_dir"] = None
+        if "common" in state["cfg"]:  # packaged models have no such settings
+            state["cfg"]["common"]["user_dir"] = None
     else:
         state["args"] = flags
     state.pop("last_optimizer_state", None)
@@ -79,11 +80,11 @@ def write_fairseq(args: argparse.Namespace) -> int:
 
 def write_ctranslate2(args: argparse.Namespace) -> int:
     """Write the folder that CTranslate2 reads."""
-    from fairseq_deep.tools import ctranslate2_format
+    from fairseq_deep.tools import ctranslate2_format, package
     from fairseq_deep.translation import build_model, build_task, find_bundle, load_state
 
     ctranslate2_format.check_package()
-    ctranslate2_format.check_new_folder(args.output)
+    package.check_output(args.output, os.path.abspath(args.output))
     bundle = find_bundle(args.checkpoint, **{name: getattr(args, name) for name in PARTS})
     state = load_state(bundle)
     flags = plain_flags(bundle.checkpoint, state, "ctranslate2")

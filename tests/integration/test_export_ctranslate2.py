@@ -154,6 +154,17 @@ def test_a_model_of_fairseq_itself(make, export):
     assert (folder / "model/model.bin").read_bytes() == (folder / "stock/model.bin").read_bytes()
 
 
+def test_a_packaged_model_is_exported_in_both_formats(make, export):
+    _, folder = make("prenorm_6l")
+    package = str(folder / "package")
+    assert main.main(["package", str(folder / "model.pt"), "--tokenizer", "none", "--output", package]) == 0
+    assert main.main(["export", package, "--output", str(folder / "stock.pt")]) == 0
+    for name in ("model.pt", "package", "stock.pt"):
+        assert export(folder / name, "--output", folder / f"from_{name}")[0] == 0
+    files = {(folder / f"from_{name}/model.bin").read_bytes() for name in ("model.pt", "package", "stock.pt")}
+    assert len(files) == 1
+
+
 def test_quantised_weights_are_smaller_and_near(make, export):
     model, folder = make("prenorm_6l")
     pair = [words_of(side.dictionary, 4, 9) for side in (model.encoder, model.decoder)]
@@ -214,7 +225,7 @@ def test_bad_input_is_one_line(make, export, monkeypatch, capsys):
     kinds = "the folder of a recipe, a packaged model, or a checkpoint"
     refuses(f"there is no {here}/no.pt: give {kinds}", f"{here}/no.pt", *new)
     refuses(f"{here} has none of averaged.pt, ", here, *new)
-    refuses(f"cannot write {here}: it exists; give another name, or remove it", model, "--output", here)
+    refuses(f"--output {here} exists and is no empty folder; give another name", model, "--output", here)
     refuses(f"cannot write {here}/no/out: there is no folder {here}/no; create it", model, "--output", f"{here}/no/out")
     refuses(f"there is no {here}/no: see --data", model, *new, "--data", f"{here}/no")
     refuses(f"cannot read {here}/dict.de.txt: ", model, *new, "--target-lang", "de")
