@@ -97,7 +97,7 @@ class DeepTransformerModel(TransformerModel):
         check_exact(args, model)
         model._initialise(args)
         if source is not None:
-            initialise_from(model, source, args.stacks, task)
+            initialise_from(model, source, args.stacks, task, allow_other)
         model.log_depth_interval = getattr(args, "log_depth_interval", None) or 0
         model.compiles = bool(getattr(args, "compile", None))
         model.fast_dropout = bool(getattr(args, "fast_dropout", None))

@@ -4,7 +4,7 @@ Weights of another dictionary of the same size fit, and every word then has the 
 """
 
 import hashlib
-from typing import Any, Dict
+from typing import Any, Dict, Sequence
 
 from fairseq.tasks.fairseq_task import StatefulContainer
 
@@ -68,9 +68,14 @@ def sums(task: Any) -> Dict[str, str]:
     for side in ("source", "target"):
         symbols = getattr(getattr(task, f"{side}_dictionary", None), "symbols", None)
         if symbols:
-            total = hashlib.sha256("\n".join(symbols).encode("utf-8", "surrogatepass")).hexdigest()
-            found[side] = f"{len(symbols)} entries, sum {total[:12]}"
+            found[side] = sum_of(symbols)
     return found
+
+
+def sum_of(symbols: Sequence[str]) -> str:
+    """The size of a dictionary, and a sum over its words."""
+    total = hashlib.sha256("\n".join(symbols).encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{len(symbols)} entries, sum {total[:12]}"
 
 
 def check(own: Dict[str, str], saved: Any, allow: bool) -> None:

@@ -12,6 +12,7 @@ is again what the final norm and the other stack have learned to read.
 """
 
 import argparse
+import contextlib
 import logging
 import os
 import re
@@ -31,11 +32,14 @@ from ..registry import UsageError
 from ..stack import Stack
 from .checkpoints import upgrade
 from .description import SIDES, describe
+from .dictionaries import KEY, sum_of, sums
 
 logger = logging.getLogger(__name__)
 
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)")
 _NO_WEIGHTS = ("version", "_float_tensor")
+LANGUAGES = dict(zip(SIDES, ("source", "target")))
+BINARISE = "binarise with its own (fairseq-preprocess --srcdict, --tgtdict)"
 
 
 def take_path(args: Any) -> Optional[str]:
@@ -65,21 +69,24 @@ class Source:
         arch: its architecture
         weights: its parameters by their names of today
         stacks: their descriptions, by side
-        dictionaries: where that of each side may be
+        dictionaries: "source" and "target", as far as they are known, as :func:`sums` has them
     """
 
     path: str
     arch: str
     weights: Dict[str, Tensor]
     stacks: Dict[str, Stack]
-    dictionaries: Dict[str, List[str]]
+    dictionaries: Dict[str, str]
 
     def refuse(self, problem: str) -> UsageError:
         return UsageError(f"--init-from {self.path}: {problem}")
 
 
-def initialise_from(model: nn.Module, path: str, stacks: Dict[str, Stack], task: Any) -> None:
+def initialise_from(model: nn.Module, path: str, stacks: Dict[str, Stack], task: Any, allow_other: bool) -> None:
     """Fill the parameters of *model*, described by *stacks*, with those of the checkpoint at *path* that it has.
+
+    Args:
+        allow_other: take those of other dictionaries of the same sizes
 
     Raises:
         UsageError: the checkpoint is of another shape, of another vocabulary, or deeper
@@ -89,7 +96,7 @@ def initialise_from(model: nn.Module, path: str, stacks: Dict[str, Stack], task:
         raise source.refuse("--admin-start profile measures a fresh model: use another --admin-start")
     for side in SIDES:
         _check_stack(source, source.stacks[side], stacks[side])
-    checked = _check_words(source, task)
+    checked = _check_words(source, task, allow_other)
     own = {name: value for name, value in model.state_dict().items() if name.rsplit(".", 1)[-1] not in _NO_WEIGHTS}
     taken = _choose(source, own, stacks)
     _check_shared(source, own, taken)
@@ -114,22 +121,22 @@ def _read(path: str, model: nn.Module, task: Any) -> Source:
     flags._name = arch  # which tells flags of a checkpoint from those of a command line
     ARCH_CONFIG_REGISTRY[arch](flags)
     upgrade(model, weights)
-    return Source(path, arch, weights, describe(flags), _places(path, state, task))
+    return Source(path, arch, weights, describe(flags), _find_dictionaries(path, state, task))
 
 
-def _places(path: str, state: Dict[str, Any], task: Any) -> Dict[str, List[str]]:
-    """Where the dictionaries of each side may be: in the data folder of that training, or beside the checkpoint."""
+def _find_dictionaries(path: str, state: Dict[str, Any], task: Any) -> Dict[str, str]:
+    """What is known of the dictionaries of a checkpoint: in itself, in its data folder, or beside it."""
+    found = dict((state.get("task_state") or {}).get(KEY) or {})
     old = (state.get("cfg") or {}).get("task") or state.get("args") or {}
     old = dict(old if hasattr(old, "keys") else vars(old))
     folders = [str(old.get("data") or "").split(os.pathsep)[0], os.path.dirname(path) or "."]
-    languages = {
-        side: old.get(name) or getattr(getattr(task, "cfg", None), name, None)
-        for side, name in zip(SIDES, ("source_lang", "target_lang"))
-    }
-    return {
-        side: [os.path.join(folder, f"dict.{language}.txt") for folder in folders if folder and language]
-        for side, language in languages.items()
-    }
+    for name in LANGUAGES.values():
+        language = old.get(f"{name}_lang") or getattr(getattr(task, "cfg", None), f"{name}_lang", None)
+        files = [os.path.join(folder, f"dict.{language}.txt") for folder in folders if folder and language]
+        for file in [] if name in found else filter(os.path.isfile, files[::-1]):
+            with contextlib.suppress(Exception):  # it is no dictionary
+                found[name] = sum_of(Dictionary.load(file).symbols)
+    return found
 
 
 def _norms(stack: Stack) -> str:
@@ -162,23 +169,20 @@ def _check_stack(source: Source, old: Stack, new: Stack) -> None:
             raise source.refuse(f"it has --{flag} {there}, the new model {here}: use --{flag} {there}")
 
 
-def _check_words(source: Source, task: Any) -> str:
+def _check_words(source: Source, task: Any, allow_other: bool) -> str:
     """Refuse another vocabulary; return what is to be told of dictionaries that could not be compared."""
-    missing = []
-    for side, dictionary in zip(SIDES, (task.source_dictionary, task.target_dictionary)):
-        rows = len(source.weights[f"{side}.embed_tokens.weight"])
-        if rows != len(dictionary):
+    own, missing = sums(task), []
+    for side, name in LANGUAGES.items():
+        entries = len(source.weights[f"{side}.embed_tokens.weight"])
+        here = len(getattr(task, f"{name}_dictionary"))
+        if entries != here:
+            raise source.refuse(f"its vocabulary has {entries} entries ({name}), that of the data {here}: {BINARISE}")
+        if name not in source.dictionaries:
+            missing.append(name)
+        elif source.dictionaries[name] != own[name] and not allow_other:
             raise source.refuse(
-                f"its vocabulary has {rows} entries ({side}), that of the data {len(dictionary)}: "
-                "binarise the data with its dictionaries (fairseq-preprocess --srcdict, --tgtdict)"
-            )
-        found = next(filter(os.path.isfile, source.dictionaries[side]), None)
-        if found is None:
-            missing.append(side)
-        elif Dictionary.load(found) != dictionary:
-            raise source.refuse(
-                f"its dictionary {found} has other words than that of the data: "
-                "binarise the data with it (fairseq-preprocess --srcdict, --tgtdict)"
+                f"it was trained with another {name} dictionary ({source.dictionaries[name]}) than that of the data "
+                f"({own[name]}): {BINARISE}; --allow-other-dictionary takes it as it is"
             )
     return f"; its dictionaries ({' and '.join(missing)}) are not there to compare" if missing else ""
 

@@ -11,6 +11,7 @@ from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerModel, base_architecture
 from omegaconf import OmegaConf
 
+from fairseq_deep.models.dictionaries import sums
 from fairseq_deep.models.init_from import repeated_layers, take_path
 from fairseq_deep.registry import UsageError
 from tests.conftest import make_batch, tiny_flags
@@ -185,25 +186,46 @@ def test_what_does_not_fit_is_refused_in_one_line(case, trained, build):
     assert "\n" not in str(refused.value)
 
 
-def test_other_words_are_refused_where_the_dictionaries_are_there(trained, build, dictionary, tmp_path, caplog):
-    model, path = trained("prenorm_6l", **STOCK)
+@pytest.mark.parametrize("known", ["in itself", "in its data folder", "beside it"])
+def test_other_words_are_refused_where_the_dictionaries_are_known(known, trained, build, dictionary, tmp_path, caplog):
+    _, path = trained("prenorm_6l", **STOCK)
     state = torch.load(path, weights_only=False)
-    task = argparse.Namespace(data=str(tmp_path), source_lang="src", target_lang="tgt")
-    torch.save({"cfg": {"model": state["args"], "task": task}, "model": state["model"]}, path)
-    for language in ("src", "tgt"):
-        dictionary.save(str(tmp_path / f"dict.{language}.txt"))
-    with caplog.at_level(logging.INFO):
-        build("transformer_prenorm_6l", init_from=str(path), **STOCK)
-    assert "dictionaries" not in caplog.text
+    task = {"data": str(tmp_path / "data" if known == "in its data folder" else tmp_path / "gone")}
+    task.update(source_lang="src", target_lang="tgt")
+    state = {"cfg": {"model": state["args"], "task": task}, "model": state["model"]}
     other = Dictionary()
     for index in range(len(dictionary) - len(other)):
         other.add_symbol(f"v{index}")
-    other.save(str(tmp_path / "dict.tgt.txt"))
-    with pytest.raises(UsageError, match=f"its dictionary {tmp_path}/dict.tgt.txt has other words than that of the"):
-        build("transformer_prenorm_6l", init_from=str(path), **STOCK)
+    (tmp_path / "data").mkdir()
+
+    def start(target, **flags):
+        if known == "in itself":
+            both = argparse.Namespace(source_dictionary=dictionary, target_dictionary=target)
+            state["task_state"] = {"dictionaries": sums(both)}
+        else:
+            folder = tmp_path / "data" if known == "in its data folder" else tmp_path
+            for language, words in (("src", dictionary), ("tgt", target)):
+                words.save(str(folder / f"dict.{language}.txt"))
+        torch.save(state, path)
+        build("transformer_prenorm_6l", init_from=str(path), **STOCK, **flags)
+
+    with caplog.at_level(logging.INFO):
+        start(dictionary)
+    assert "not taken: none" in caplog.text and "dictionaries" not in caplog.text
+    problem = (
+        r"it was trained with another target dictionary \(40 entries, sum \w+\) than that of the data \(40 entries"
+    )
+    with pytest.raises(UsageError, match=problem):
+        start(other)
+    start(other, allow_other_dictionary=True)
+
+
+def test_another_size_of_the_vocabulary_is_refused(trained, build):
+    _, path = trained("prenorm_6l", **STOCK)
+    state = torch.load(path, weights_only=False)
     weights = {name: value[:-1] if "embed_tokens" in name else value for name, value in state["model"].items()}
     torch.save({**state, "model": weights}, path)
-    with pytest.raises(UsageError, match=r"its vocabulary has 39 entries \(encoder\), that of the data 40: binarise"):
+    with pytest.raises(UsageError, match=r"its vocabulary has 39 entries \(source\), that of the data 40: binarise"):
         build("transformer_prenorm_6l", init_from=str(path), **STOCK)
 
 
