@@ -273,7 +273,7 @@ def test_wrong_data_and_wrong_checkpoints(data, checkpoint, tmp_path, capsys):
     for pair in ("train.src", "train.tgt"):
         (tmp_path / pair).write_text("a b c d e f g h i j k l m n o p q r s t u v w x y z\n" * 5)
     other = binarise(tmp_path, ("train",))
-    assert "vocabulary" in fails(capsys, other, "--path", checkpoint)
+    assert "trained with another source dictionary" in fails(capsys, other, "--path", checkpoint)
 
 
 def test_memory_that_is_not_there_is_one_line(data, monkeypatch, capsys):
