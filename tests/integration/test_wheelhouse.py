@@ -2,7 +2,6 @@
 
 import email
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from fairseq_deep.tools import UserError, main, wheelhouse
 from tests.commands import run
@@ -35,17 +35,17 @@ def installed_as_wheel(name, folder):
     return path
 
 
-def asked_for(name, found):
-    """*name* and what it asks for here, as far as it is installed."""
+def asked_for(name, found, extras=()):
+    """*name* with *extras*, and what that asks for here, as far as it is installed; *found* by name and extras."""
     try:
         package = distribution(name)
     except PackageNotFoundError:
         return found
-    if package not in found.values():
-        found[name] = package
-        for line in package.requires or ():
-            if "extra ==" not in line:
-                asked_for(re.match(r"[A-Za-z0-9._-]+", line)[0].lower(), found)
+    if (name, *extras) not in found:
+        found[(name, *extras)] = package
+        for wanted in map(Requirement, package.requires or ()):
+            if not wanted.marker or any(wanted.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+                asked_for(wanted.name.lower(), found, sorted(wanted.extras))
     return found
 
 
