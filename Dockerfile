@@ -22,7 +22,7 @@ RUN pip install ./third_party/fairseq -c constraints.txt
 COPY . .
 RUN pip install -e '.[plot]' -c constraints.txt && fairseq-deep doctor
 
-RUN useradd --create-home --uid 1000 user && mkdir /work && chown user /work
+RUN useradd --create-home --uid 1000 user && mkdir /data && chown user /data
 USER 1000
-WORKDIR /work
+WORKDIR /data
 CMD ["fairseq-deep", "doctor"]

@@ -36,7 +36,9 @@ def load_merges(code):
     global _cut
     if code.endswith(".model"):
         model = import_package("sentencepiece").SentencePieceProcessor(model_file=code)
-        _cut = lambda line: " ".join(model.encode(line, out_type=str))  # noqa: E731
+
+        def _cut(line):
+            return " ".join(model.encode(line, out_type=str))
     else:
         with open(code, encoding="utf-8") as stream:
             _cut = BPE(stream).process_line

@@ -2,7 +2,9 @@
 
 import argparse
 import contextlib
+import hashlib
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -65,16 +67,50 @@ def check_output_path(path: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[str]:
-    """Yield a temporary name beside `path`; rename it to `path` on success, remove it on any error."""
-    temporary = f"{path}.tmp{os.getpid()}"
+    """Yield a temporary name beside `path`, for a file or a folder.
+
+    What is there is renamed to `path` on success, and removed on any error.
+    """
+    temporary = f"{os.path.abspath(path)}.tmp{os.getpid()}"
     try:
         yield temporary
         os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
+        if os.path.isdir(temporary):
+            shutil.rmtree(temporary, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):
             os.remove(temporary)
+
+
+def check_new_folder(path: str) -> None:
+    """Raise `UserError` if no folder can be made at `path`, before any long work is done for it."""
+    if os.path.lexists(path) and (not os.path.isdir(path) or os.path.islink(path) or os.listdir(path)):
+        raise UserError(f"cannot write {path}: it exists and is no empty folder; give another name")
+    parent = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(parent):
+        raise UserError(f"cannot write {path}: there is no folder {parent}; create it first")
+    if not os.access(parent, os.W_OK):
+        raise UserError(f"cannot write {path}: the folder {parent} is not writable")
+
+
+@contextlib.contextmanager
+def new_folder(path: str) -> Iterator[str]:
+    """Yield an empty folder that becomes `path`, whole or not at all; raise `UserError` if it cannot."""
+    check_new_folder(path)
+    with replacing(path) as temporary:
+        os.mkdir(temporary)
+        yield temporary
+
+
+def sha256(path: str) -> str:
+    """The sum of a file, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def write_text(path: str, text: str) -> None:

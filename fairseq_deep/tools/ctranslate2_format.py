@@ -8,14 +8,12 @@ What CTranslate2 computes was found out by comparing outputs (tests/integration/
 - nothing keeps <pad> from being written, as fairseq's search does.
 """
 
-import os
 from typing import Any
 
 import numpy as np
 import torch
 
-from fairseq_deep.tools import UserError
-from fairseq_deep.tools.package import new_folder
+from fairseq_deep.tools import UserError, new_folder
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "tanh": "Tanh"}
 NEVER = -1e4
@@ -172,5 +170,5 @@ def _positions(stack: Any) -> np.ndarray:
 def write_spec(spec: Any, folder: str, quantization: str) -> None:
     """Write a specification to a new folder, whole or not at all."""
     spec.optimize(quantization=quantization)
-    with new_folder(os.path.abspath(folder)) as temporary:
+    with new_folder(folder) as temporary:
         spec.save(temporary)

@@ -12,6 +12,7 @@ from typing import Any
 from fairseq_deep.tools import (
     UserError,
     check_fairseq,
+    check_new_folder,
     check_output_path,
     load_checkpoint,
     model_flags,
@@ -80,11 +81,11 @@ def write_fairseq(args: argparse.Namespace) -> int:
 
 def write_ctranslate2(args: argparse.Namespace) -> int:
     """Write the folder that CTranslate2 reads."""
-    from fairseq_deep.tools import ctranslate2_format, package
+    from fairseq_deep.tools import ctranslate2_format
     from fairseq_deep.translation import build_model, build_task, find_bundle, load_state
 
     ctranslate2_format.check_package()
-    package.check_output(args.output, os.path.abspath(args.output))
+    check_new_folder(args.output)
     bundle = find_bundle(args.checkpoint, **{name: getattr(args, name) for name in PARTS})
     state = load_state(bundle)
     flags = plain_flags(bundle.checkpoint, state, "ctranslate2")

@@ -9,11 +9,9 @@ import contextlib
 import json
 import os
 import platform
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
-from fairseq_deep.tools import UserError, check_fairseq, translate
+from fairseq_deep.tools import UserError, check_fairseq, check_new_folder, new_folder, translate
 
 DTYPES = ("float16", "bfloat16", "float32")
 UNKNOWN_LICENCE = "not stated: ask whoever made the model"
@@ -26,13 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, help="of the weights (default: as in the checkpoint)")
     parser.add_argument("--name", metavar="TEXT", help="of the model, on the card (default: the name of DIR)")
     parser.add_argument("--licence", "--license", default=UNKNOWN_LICENCE, metavar="TEXT", help="as MIT or CC-BY-4.0")
-    parts = parser.add_argument_group("what a lone checkpoint does not say")
-    parts.add_argument("--data", metavar="DIR", help="folder with dict.SRC.txt and dict.TGT.txt (default: its own)")
-    parts.add_argument("--bpe-codes", metavar="FILE", help="merges of subword-nmt (default: 'code' or 'bpecodes')")
-    parts.add_argument("--tokenizer", choices=("moses", "none"), help="(default: moses)")
-    parts.add_argument("--lowercase", action="store_true", default=None, help="lowercase the source")
-    parts.add_argument("--source-lang", metavar="SRC")
-    parts.add_argument("--target-lang", metavar="TGT")
+    translate.add_parts(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_deep.registry import UsageError
 
     output = os.path.abspath(args.output)
-    check_output(args.output, output)
+    check_new_folder(args.output)
     if packaged.is_package(args.model):
         raise UserError(f"{args.model} is a packaged model by now: copy the folder")
     try:
@@ -57,31 +49,6 @@ def run(args: argparse.Namespace) -> int:
     size = sum(os.path.getsize(os.path.join(output, name)) for name in os.listdir(output))
     print(f"{args.model} -> {args.output}: {', '.join(sorted(os.listdir(output)))} ({size:,} bytes)")
     return 0
-
-
-def check_output(name: str, path: str) -> None:
-    """Raise `UserError` if no folder can be made at *path*."""
-    if os.path.lexists(path) and (not os.path.isdir(path) or os.path.islink(path) or os.listdir(path)):
-        raise UserError(f"--output {name} exists and is no empty folder; give another name")
-    above = os.path.dirname(path)
-    if not os.path.isdir(above):
-        raise UserError(f"cannot write {name}: there is no folder {above}; create it first")
-    if not os.access(above, os.W_OK):
-        raise UserError(f"cannot write {name}: the folder {above} is not writable")
-
-
-@contextlib.contextmanager
-def new_folder(path: str) -> Iterator[str]:
-    """Yield a temporary folder beside *path*; rename it to *path* on success, remove it on any error."""
-    temporary = f"{path}.tmp{os.getpid()}"
-    try:
-        os.mkdir(temporary)
-        yield temporary
-        os.rename(temporary, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def collect(args: argparse.Namespace, name: str) -> Any:

@@ -52,6 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--batch-size", type=at_least_one, default=64, metavar="N", help="sentences (default: 64)")
     search.add_argument("--max-tokens", type=at_least_one, default=4000, metavar="N", help="of a batch (default: 4000)")
     search.add_argument("--cpu", action="store_true", help="leave a GPU alone")
+    add_parts(parser)
+
+
+def add_parts(parser: argparse.ArgumentParser) -> None:
+    """Add what `find_bundle` is told of a model beside its path."""
     parts = parser.add_argument_group("what a lone checkpoint does not say")
     parts.add_argument("--data", metavar="DIR", help="folder with dict.SRC.txt and dict.TGT.txt (default: its own)")
     parts.add_argument("--bpe-codes", metavar="FILE", help="merges of subword-nmt (default: 'code' or 'bpecodes')")

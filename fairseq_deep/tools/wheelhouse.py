@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import email
 import glob
-import hashlib
 import os
 import platform
 import re
@@ -16,10 +15,10 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import fairseq_deep
-from fairseq_deep.tools import UserError
+from fairseq_deep.tools import UserError, new_folder, sha256
 
 OLDEST = (3, 9)
 EXTRAS = ("plot",)
@@ -114,30 +113,6 @@ def _release(path: str) -> str:
         if done.returncode == 0:
             return done.stdout.strip()
     return ""
-
-
-@contextlib.contextmanager
-def new_folder(path: str) -> Iterator[str]:
-    """Yield a temporary folder beside `path`, which becomes `path` on success and is removed on any error.
-
-    Raises:
-        UserError: `path` is there already, or cannot be written
-    """
-    path = os.path.abspath(path)
-    parent = os.path.dirname(path)
-    if os.path.lexists(path):
-        raise UserError(f"{path} exists; remove it or give another name")
-    if not os.path.isdir(parent):
-        raise UserError(f"cannot make {path}: there is no folder {parent}; create it first")
-    temporary = f"{path}.tmp{os.getpid()}"
-    try:
-        os.mkdir(temporary)
-        yield temporary
-        os.rename(temporary, path)
-    except OSError as error:
-        raise UserError(f"cannot make {path}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def make_venv(interpreter: str, folder: str) -> None:
@@ -240,15 +215,7 @@ def write_rest(root: str, folder: str, release: str, without_torch: bool) -> Non
         os.path.relpath(os.path.join(place, name), folder) for place, _, names in os.walk(folder) for name in names
     )
     with open(os.path.join(folder, "SHA256SUMS"), "w", encoding="utf-8") as file:
-        file.writelines(f"{_checksum(os.path.join(folder, path))}  {path}\n" for path in paths)
-
-
-def _checksum(path: str) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
+        file.writelines(f"{sha256(os.path.join(folder, path))}  {path}\n" for path in paths)
 
 
 def measure(folder: str) -> tuple[int, int]:

@@ -225,7 +225,7 @@ def test_bad_input_is_one_line(make, export, monkeypatch, capsys):
     kinds = "the folder of a recipe, a packaged model, or a checkpoint"
     refuses(f"there is no {here}/no.pt: give {kinds}", f"{here}/no.pt", *new)
     refuses(f"{here} has none of averaged.pt, ", here, *new)
-    refuses(f"--output {here} exists and is no empty folder; give another name", model, "--output", here)
+    refuses(f"cannot write {here}: it exists and is no empty folder; give another name", model, "--output", here)
     refuses(f"cannot write {here}/no/out: there is no folder {here}/no; create it", model, "--output", f"{here}/no/out")
     refuses(f"there is no {here}/no: see --data", model, *new, "--data", f"{here}/no")
     refuses(f"cannot read {here}/dict.de.txt: ", model, *new, "--target-lang", "de")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from fairseq_deep.tools import UserError, main, wheelhouse
+from fairseq_deep.tools import UserError, main, new_folder, wheelhouse
 from tests.commands import run
 
 RELEASE = "{}.{}".format(*sys.version_info)
@@ -162,10 +162,11 @@ def test_what_stops_pip_is_told_and_nothing_is_left(monkeypatch, tmp_path, capsy
 
 
 def test_a_folder_that_is_there_or_cannot_be_made_is_refused(tmp_path):
-    for path, told in ((tmp_path, "exists"), (tmp_path / "no/new", "there is no folder"), ("/proc/new", "cannot make")):
-        with pytest.raises(UserError, match=told), wheelhouse.new_folder(str(path)):
+    full = Path(__file__).parent
+    for path, told in ((full, "exists"), (tmp_path / "no/new", "there is no folder"), ("/proc/new", "cannot write")):
+        with pytest.raises(UserError, match=told), new_folder(str(path)):
             pass
-    with pytest.raises(KeyboardInterrupt), wheelhouse.new_folder(str(tmp_path / "new")):
+    with pytest.raises(KeyboardInterrupt), new_folder(str(tmp_path / "new")):
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
 

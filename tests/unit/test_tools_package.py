@@ -246,8 +246,8 @@ def foreign(state):
 
 
 BAD = {
-    "exists": (None, ["{run}", "--output", "{here}/full"], "--output {here}/full exists and is no empty folder"),
-    "a file": (None, ["{run}", "--output", "{here}/full/x"], "--output {here}/full/x exists and is no empty folder"),
+    "exists": (None, ["{run}", "--output", "{here}/full"], "cannot write {here}/full: it exists and is"),
+    "a file": (None, ["{run}", "--output", "{here}/full/x"], "cannot write {here}/full/x: it exists and is"),
     "no folder": (None, ["{run}", "--output", "{here}/a/b"], "cannot write {here}/a/b: there is no folder {here}/a"),
     "no run": (None, ["{here}/no"], "there is no {here}/no: give the folder of a recipe, a packaged model, or"),
     "alone": (None, ["{run}/averaged.pt"], "cannot read {run}/dict.en.txt: No such file or directory; see --data"),
