@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import functools
+import hashlib
 import os
 from typing import Any, Callable, Dict, Optional
 
@@ -31,6 +32,15 @@ def load_checkpoint(path: str) -> Dict[str, Any]:
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
     return load(path, map_location="cpu")
+
+
+def sha256(path: str) -> str:
+    """The sum of a file, in hexadecimal digits (``hashlib.file_digest`` is of Python 3.11)."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def register_format(ending: str, read: Callable[[str], Dict[str, Any]]) -> None:

@@ -1,10 +1,11 @@
 """The folder of a packaged model: its files, their sums, and how a file of it is opened."""
 
-import hashlib
 import os
 import re
 import stat
 from typing import Dict, Iterable, List
+
+from ..compat import sha256
 
 WEIGHTS, CONFIG, CARD, SUMS = "model.safetensors", "config.json", "README.md", "SHA256SUMS"
 CODES = {"subword-nmt": "code", "sentencepiece": "spm.model"}
@@ -87,7 +88,7 @@ def check_sums(folder: str, names: Iterable[str]) -> None:
     for name in names:
         if name not in sums:
             raise PackageError(f"{path}: has no sum of {name}; the folder is not whole")
-        if sha256(place(folder, name)) != sums[name]:
+        if sum_of(place(folder, name)) != sums[name]:
             damaged = os.path.join(folder, name)
             raise PackageError(f"{damaged}: damaged, its sha256 is not that of {SUMS}; copy it again")
 
@@ -121,22 +122,18 @@ def find_problems(folder: str) -> List[str]:
 def write_sums(folder: str) -> None:
     """Write the sums of all files in *folder*."""
     names = sorted(os.listdir(folder))
-    lines = [f"{sha256(os.path.join(folder, name))}  {name}\n" for name in names]
+    lines = [f"{sum_of(os.path.join(folder, name))}  {name}\n" for name in names]
     with open(os.path.join(folder, SUMS), "w", encoding="utf-8", newline="\n") as stream:
         stream.writelines(lines)
 
 
-def sha256(path: str) -> str:
-    """The sum of a file, in hexadecimal digits.
+def sum_of(path: str) -> str:
+    """The sum of a file.
 
     Raises:
         PackageError: it cannot be read
     """
-    digest = hashlib.sha256()
     try:
-        with open(path, "rb") as stream:
-            for block in iter(lambda: stream.read(1 << 20), b""):
-                digest.update(block)
+        return sha256(path)
     except OSError as error:
         raise PackageError(f"{path}: cannot be read ({error.strerror or error})") from error
-    return digest.hexdigest()

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import hashlib
 import os
 import shutil
 import sys
@@ -102,15 +101,6 @@ def new_folder(path: str) -> Iterator[str]:
     with replacing(path) as temporary:
         os.mkdir(temporary)
         yield temporary
-
-
-def sha256(path: str) -> str:
-    """The sum of a file, in hexadecimal digits."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def write_text(path: str, text: str) -> None:
