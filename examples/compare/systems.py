@@ -108,7 +108,8 @@ def check(systems, command, width):
     """
     from fairseq_deep import list_archs
 
-    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    for name in ("fairseq", "fairseq_deep"):  # what a model logs when it is built, it logs again when it is trained
+        logging.getLogger(name).setLevel(logging.WARNING)
     package = set(list_archs())
     words = command[command.index("fairseq-train") + 1 :]
     for system in systems:
