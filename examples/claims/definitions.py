@@ -318,7 +318,7 @@ SCALES = {
         ),
         "deep": (
             "--conf mini --max-tokens 512 --batch-tokens 512 --bpe-merges 4000 --updates 1500 --translate false",
-            "--dropout 0.1 --lr 0.001 --warmup-updates 1000",
+            "--dropout 0.1 --lr 0.0005 --warmup-updates 400",
         ),
     },
     "base": {
