@@ -15,8 +15,9 @@ import speed
 from compare import FAILED
 from corpus import find_text, read_lines
 from corpus import run as run_helper
-from definitions import CLAIMS, PAPERS, SCALES, WIDTHS
+from definitions import CLAIMS, PAPERS
 from report import read_json
+from scales import SCALES, WIDTHS
 
 from fairseq_deep.registry import nearest
 from fairseq_deep.tools import UserError, format_table, write_text

@@ -1,4 +1,4 @@
-"""The papers' claims: which systems each needs, what it says of them, and the settings at which they are trained.
+"""The papers' claims: which systems each needs, and what it says of them. How they are trained stands in ``scales``.
 
 A claim is a list of systems (as ``examples/compare`` takes them, with the score that the paper prints) and of
 statements about them. Claims of one group are trained under equal conditions in one folder, so that they share
@@ -84,6 +84,10 @@ def _both(layers: int) -> str:
     return _layers(layers, layers)
 
 
+def _best(left: str, measure: str, *others: str) -> Tuple[Statement, ...]:
+    return tuple(Statement("fits", left, right, measure=measure) for right in others)
+
+
 POST, PRE = "postnorm_6l --deep-init xavier", "prenorm_6l --deep-init xavier"
 _PRE = {
     6: System("pre_6", "prenorm_6l", "27.1", 6, "pre-norm"),
@@ -126,6 +130,7 @@ CLAIMS: Dict[str, Claim] = {
             Statement("trains", "dlcl_post"),
             Statement("trains", "pre"),
             Statement("higher", "lipschitz_embnorm", "xavier_embnorm", "X20 against its own control"),
+            Statement("higher", "lipschitz_embnorm", "pre", "v1 and v2 at 18 layers"),
             Statement("higher", "ds", "xavier"),
         ),
     ),
@@ -144,9 +149,13 @@ CLAIMS: Dict[str, Claim] = {
         (
             Statement("higher", "pre_12", "pre_6"),
             Statement("higher", "pre_20", "pre_6"),
+            Statement("higher", "pre_20", "pre_30", "the plain stack degenerates"),
+            Statement("higher", "dlcl_12", "dlcl_6"),
             Statement("higher", "dlcl_20", "dlcl_6"),
             Statement("higher", "dlcl_30", "dlcl_6"),
-            Statement("higher", "dlcl_20", "pre_20"),
+            Statement("higher", "dlcl_30", "dlcl_20"),
+            Statement("higher", "dlcl_6", "pre_6"),
+            Statement("as good", "dlcl_20", "pre_20"),
             Statement("higher", "dlcl_30", "pre_30"),
             Statement("higher", "dlcl_30", "pre_20", "the deepest DLCL beats the best plain stack"),
             Statement("faster", "dlcl_6", "dlcl_30"),
@@ -176,6 +185,8 @@ CLAIMS: Dict[str, Claim] = {
             Statement("higher", "lstm_12_12", "lstm_6"),
             Statement("higher", "lstm_3_3", "pre_3_3"),
             Statement("higher", "lstm_12_12", "pre_12_12"),
+            Statement("higher", "lstm_6", "pre_12_12", "with half the layers"),
+            Statement("faster", "lstm_6", "pre_12_12"),
             Statement("faster", "pre_6", "lstm_6"),
         ),
         ("speed", "depth"),
@@ -200,12 +211,15 @@ CLAIMS: Dict[str, Claim] = {
         (
             Statement("higher", "lstm_6", "lstm_1layer"),
             Statement("higher", "lstm_1layer", "pre_6"),
+            Statement("higher", "lstm_6", "lstm_narrow"),
             Statement("higher", "lstm_narrow", "pre_6"),
             Statement("higher", "lstm_6", "lstm_concat"),
             Statement("higher", "lstm_two", "lstm_6"),
             Statement("higher", "lstm_6", "lstm_share_all"),
             Statement("higher", "lstm_6", "lstm_share_none"),
+            Statement("faster", "lstm_6", "lstm_two"),
         ),
+        ("speed",),
     ),
     "merged-attention": Claim(
         "Merged attention keeps the quality and decodes faster",
@@ -224,6 +238,8 @@ CLAIMS: Dict[str, Claim] = {
             System("average", f"{POST} --decoder-attn average"),
         ),
         (
+            Statement("higher", "base", "t2t", "post-norm before pre-norm at 6 layers"),
+            Statement("as good", "ds", "base"),
             Statement("as good", "matt", "base"),
             Statement("as good", "matt_ds", "base"),
             Statement("as good", "matt", "matt_self"),
@@ -236,25 +252,35 @@ CLAIMS: Dict[str, Claim] = {
         ("speed",),
     ),
     "one-sided": Claim(
-        "DS-Init is needed in both stacks, and without it 12 layers fail",
-        "Z19 Table 3, rows 9 and 10, and Section 6.3",
-        "Z19: 'we also attempt to apply DS-Init on the encoder alone or the decoder alone for 12-layer models. "
+        "DS-Init is needed in both stacks, and without it deep ones fail",
+        "Z19 Table 3, rows 9 to 13, and Section 7.3; X20 Table 1 for 12 layers",
+        "Z19: 'We also attempt to apply DS-Init on the encoder alone or the decoder alone for 12-layer models. "
         "Unfortunately, both variants lead to unstable optimization'",
         "post",
         (
             System("ds_12", f"postnorm_6l --deep-init ds{_both(12)}", "28.27"),
-            System("base_12", POST + _both(12), "fails"),
-            System("matt_12", f"{POST} --decoder-attn merged{_both(12)}", "fails"),
-            System("ds_encoder_12", f"{POST} --encoder-deep-init ds{_both(12)}", "unstable (27.89 clipped)"),
-            System("ds_decoder_12", f"{POST} --decoder-deep-init ds{_both(12)}", "unstable (fails clipped)"),
+            System("base_12", POST + _both(12), "fails (over 12 layers)"),
+            System("matt_12", f"{POST} --decoder-attn merged{_both(12)}", "fails (over 12 layers)"),
             System("matt_ds_12", f"postnorm_6l --deep-init ds --decoder-attn merged{_both(12)}", "28.55"),
+            # the paper's 27.89 is "losing 0.66", so that these have merged attention, too
+            System(
+                "matt_ds_encoder_12",
+                f"{POST} --encoder-deep-init ds --decoder-attn merged{_both(12)}",
+                "unstable (27.89 clipped)",
+            ),
+            System(
+                "matt_ds_decoder_12",
+                f"{POST} --decoder-deep-init ds --decoder-attn merged{_both(12)}",
+                "unstable (fails clipped)",
+            ),
         ),
         (
             Statement("fails", "base_12"),
             Statement("fails", "matt_12"),
             Statement("trains", "ds_12"),
-            Statement("higher", "ds_12", "ds_encoder_12", "the paper: the latter is unstable"),
-            Statement("higher", "ds_12", "ds_decoder_12", "the paper: the latter is unstable"),
+            Statement("trains", "matt_ds_12"),
+            Statement("higher", "matt_ds_12", "matt_ds_encoder_12", "the latter is unstable"),
+            Statement("higher", "matt_ds_12", "matt_ds_decoder_12", "the latter is unstable"),
             Statement("higher", "matt_ds_12", "ds_12"),
         ),
     ),
@@ -276,55 +302,38 @@ CLAIMS: Dict[str, Claim] = {
             Statement("higher", "dlcl_20", "dlcl_20_one"),
             Statement("higher", "dlcl_20", "dlcl_20_mean"),
             Statement("higher", "dlcl_20_mean", "dlcl_20_mean_no_norm"),
-            Statement("higher", "dlcl_20", "pre_20"),
+            Statement("higher", "dlcl_20_mean", "dlcl_20_one"),
+            Statement("as good", "dlcl_20", "pre_20"),
         ),
         ("weights",),
     ),
     "generalisation": Claim(
-        "DS-Init fits the training text best, and with merged attention the development text",
-        "Z19 Table 4",
+        "Deep DS-Init fits best, with merged attention it generalises best, and both beat the base system",
+        "Z19 Tables 3 and 4",
         "Z19: 'the success of DS-Init+MAtt comes from its better generalization rather than better fitting training "
         "data'",
         "post",
         (
-            System("base", POST, "26.16 (train 28.64)"),
-            System("ds_12", f"postnorm_6l --deep-init ds{_both(12)}", "26.44 (train 29.63)"),
-            System("t2t_12", PRE + _both(12), "26.16 (train 29.75)"),
-            System("matt_ds_12", f"postnorm_6l --deep-init ds --decoder-attn merged{_both(12)}", "26.51 (train 29.43)"),
+            System("base", POST, "27.59 (dev 26.16, train 28.64)"),
+            System("ds_12", f"postnorm_6l --deep-init ds{_both(12)}", "28.27 (dev 26.44, train 29.63)"),
+            System("t2t_12", PRE + _both(12), "28.03 (dev 26.16, train 29.75)"),
+            System(
+                "matt_ds_12",
+                f"postnorm_6l --deep-init ds --decoder-attn merged{_both(12)}",
+                "28.55 (dev 26.51, train 29.43)",
+            ),
         ),
         (
-            Statement("fits", "ds_12", "base", measure="train_ppl"),
-            Statement("fits", "ds_12", "t2t_12", measure="train_ppl"),
-            Statement("fits", "ds_12", "matt_ds_12", measure="train_ppl"),
-            Statement("fits", "t2t_12", "ds_12", measure="train_bleu"),
-            Statement("fits", "ds_12", "matt_ds_12", measure="train_bleu"),
-            Statement("fits", "matt_ds_12", "ds_12", measure="dev_bleu"),
+            Statement("higher", "ds_12", "base"),
+            Statement("higher", "matt_ds_12", "base"),
             Statement("higher", "matt_ds_12", "ds_12"),
+            Statement("higher", "ds_12", "t2t_12"),
+            *_best("ds_12", "train_ppl", "base", "t2t_12", "matt_ds_12"),
+            *_best("ds_12", "dev_ppl", "base", "t2t_12", "matt_ds_12"),
+            *_best("t2t_12", "train_bleu", "base", "ds_12", "matt_ds_12"),
+            *_best("matt_ds_12", "dev_bleu", "base", "ds_12", "t2t_12"),
+            Statement("faster", "matt_ds_12", "ds_12"),
         ),
-        ("fit",),
+        ("fit", "speed"),
     ),
 }
-
-# flags of compare's run.sh, and after "--" those of fairseq-train, by scale and group
-SCALES = {
-    "mini": {
-        "pre": (
-            "--conf mini --max-tokens 512 --batch-tokens 512 --bpe-merges 4000 --updates 3000 --gen-batch 100",
-            "--dropout 0.1 --lr 0.002 --warmup-updates 600",
-        ),
-        "post": (
-            "--conf mini --max-tokens 512 --batch-tokens 512 --bpe-merges 4000 --updates 3000 --gen-batch 100",
-            "--dropout 0.1 --lr 0.001 --warmup-updates 1000",
-        ),
-        "deep": (
-            "--conf mini --max-tokens 512 --batch-tokens 512 --bpe-merges 4000 --updates 1500 --translate false",
-            "--dropout 0.1 --lr 0.0005 --warmup-updates 400",
-        ),
-    },
-    "base": {
-        "pre": ("--conf base --updates 15000", "--dropout 0.1"),
-        "post": ("--conf base --updates 15000", "--dropout 0.1 --lr 0.0007"),
-        "deep": ("--conf base --updates 4000 --translate false", "--dropout 0.1 --lr 0.0005"),
-    },
-}
-WIDTHS = {"mini": 128, "base": 512}

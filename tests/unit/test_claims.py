@@ -23,7 +23,7 @@ def claims():
     """The modules of the command by name; they find each other by their folders."""
     folders = [str(ROOT / "examples" / name) for name in ("claims", "compare", "common")]
     sys.path[:0] = folders
-    names = ("definitions", "judge", "page", "speed", "fit", "claims")
+    names = ("definitions", "scales", "judge", "page", "speed", "fit", "claims")
     yield {name: importlib.import_module(name) for name in names}
     for folder in folders:
         sys.path.remove(folder)
@@ -49,7 +49,7 @@ def test_each_statement_is_about_systems_of_its_claim(claims):
             assert known.setdefault((claim.group, system.label), system.words) == system.words
             assert (system.depth is None) is (system.line == "")
     groups = {group for group, _ in known}
-    assert all(set(scale) == groups for scale in claims["definitions"].SCALES.values())
+    assert all(set(scale) == groups for scale in claims["scales"].SCALES.values())
 
 
 def record(label, **seeds):
@@ -386,7 +386,7 @@ def test_a_claim_is_a_comparison_and_a_page(started, tmp_path, capsys):
 def test_failed_trainings_are_told_and_a_stop_is_a_stop(status, pages, started, tmp_path):
     """3: some trainings failed, and the others are judged; else nothing more is begun."""
     compare = FakeCompare(returncode=status)
-    assert started(compare, names=("one-sided", "lstm-ablations")) == status
+    assert started(compare, names=("one-sided", "dlcl-ablations")) == status
     assert len(list(tmp_path.glob("*/claim.md"))) == pages and len(compare.commands) == max(1, pages)
 
 
@@ -395,6 +395,7 @@ def test_what_cannot_be_measured_leaves_the_page(started, claims, tmp_path, caps
         raise UserError("the disk\nis full")
 
     monkeypatch.setattr(claims["fit"], "measure", measure)
+    monkeypatch.setattr(claims["speed"], "measure", lambda *_: {})
     assert started(FakeCompare(), names=("generalisation", "one-sided")) == 3
     assert len(list(tmp_path.glob("*/claim.md"))) == 2
     assert capsys.readouterr().err == "error: generalisation: not all was measured: the disk is full\n"
