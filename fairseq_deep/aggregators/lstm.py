@@ -2,7 +2,7 @@
 
 Rewiring the Transformer with Depth-Wise LSTMs, Xu et al., 2024. An LSTM that runs over the layers, at each position by
 itself, takes the place of residual connections, feed-forward sub-layer and its norm; layers keep their attention alone.
-With A_i the attention output of layer i ("LSTM_in"), [|] concatenation and * the element-wise product:
+With A_i the attention output of layer i ("LSTM_Input"), [|] concatenation and * the element-wise product:
 
     c = [Out_{i-1} | A_i]                                         Eq. (1)
     i, f, o = sigmoid(LN(W_i c)), sigmoid(LN(W_f c)), sigmoid(LN(W_o c))   Eq. (2) to (4)
