@@ -1,18 +1,18 @@
 """Train the systems of a claim, judge its statements, write its table and picture. ``run.sh`` calls it."""
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
-import signal
-import subprocess
 import sys
 
 import fit
 import judge
 import page
 import speed
-from compare import FAILED
+from children import call
+from compare import FAILED, locked
 from corpus import find_text, read_lines
 from corpus import run as run_helper
 from definitions import CLAIMS, PAPERS
@@ -24,7 +24,6 @@ from fairseq_deep.tools import UserError, format_table, write_text
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 COMPARE = os.path.join(os.path.dirname(HERE), "compare", "run.sh")
-STOPS = (signal.SIGINT, signal.SIGTERM)
 LEAST = {"train": 5000, "test": 200}
 """Sentence pairs below which nothing can be seen: no model would translate, or no difference be significant."""
 
@@ -99,17 +98,12 @@ def run_claim(args, name):
     """All of one claim; returns compare's exit status."""
     claim, folder = CLAIMS[name], os.path.join(args.exp, name)
     print(f"{name}: {claim.title} ({claim.source})", flush=True)
-    status = call(compare_command(args, name))
+    status = call(compare_command(args, name))[0]
     if args.dry_run or status not in (0, FAILED):
         return status
     found = read_json(os.path.join(folder, "table.json"))
     systems = judge.systems(claim, found, group_folder(args, claim))
-    timed, fitted, problems = {}, {}, []
-    try:
-        timed = speed.measure(systems, folder, args) if "speed" in claim.extras and args.speed else {}
-        fitted = fit.measure(systems, args) if "fit" in claim.extras else {}
-    except UserError as problem:
-        problems.append(str(problem))
+    timed, fitted, problems = measured(claim, systems, folder, args)
     verdicts = [judge.judge(statement, systems, timed, fitted, args.resamples) for statement in claim.statements]
     text = page.write(folder, claim, systems, verdicts, found, timed, fitted)
     record = {"claim": name, "systems": systems, "statements": verdicts, "speed": timed, "fit": fitted}
@@ -120,22 +114,13 @@ def run_claim(args, name):
     return FAILED if problems else status
 
 
-def call(command):
-    """The exit status of *command*, which gets the signals that end this one, and ends in its own way."""
-    child, early = None, []
-
-    def forward(number, _):
-        (child.send_signal if child else early.append)(number)
-
-    before = {number: signal.signal(number, forward) for number in STOPS}
-    try:
-        child = subprocess.Popen(command)
-        for number in early:  # came while the process was being made
-            child.send_signal(number)
-        return child.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def measured(claim, systems, folder, args):
+    """Times and fit, where the claim is about them, and what went wrong; nobody trains beside that in its group."""
+    alone = not args.table_only and {"speed", "fit"} & set(claim.extras)
+    with locked(group_folder(args, claim)) if alone else contextlib.nullcontext():
+        timed, slow = speed.measure(systems, folder, args) if "speed" in claim.extras else ({}, [])
+        fitted, unfit = fit.measure(systems, args) if "fit" in claim.extras else ({}, [])
+    return timed, fitted, [*slow, *unfit]
 
 
 def main():

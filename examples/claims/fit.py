@@ -7,21 +7,20 @@ training's folder, until the training goes on.
 import json
 import os
 import random
-import re
 import shutil
 import sys
 
 from report import read_json
-from speed import generate_command, run
+from speed import find, generate_command, run
 
-from fairseq_deep.tools import write_text
+from fairseq_deep.tools import UserError, write_text
 
 PAIRS = {"mini": 1000, "base": 3000}  # the paper has 3,000
 
 
 def measure(records, args):
-    """{label: {"train_bleu", "dev_bleu", "train_ppl", "dev_ppl"}}, of the first seed that is trained."""
-    found = {}
+    """{label: {"train_bleu", "dev_bleu", "train_ppl", "dev_ppl"}}, of the first seed, and what went wrong."""
+    found, problems = {}, []
     for record in records:
         if not record["done"]:
             continue
@@ -30,11 +29,15 @@ def measure(records, args):
         kept, model = read_json(path), os.path.getmtime(os.path.join(folder, "averaged.pt"))
         if kept.get("model") != model and not args.table_only:
             print(f"{record['label']}: training and development text", flush=True)
-            kept = {"model": model, **_measure_one(folder, args)}
+            try:
+                kept = {"model": model, **_measure_one(folder, args)}
+            except UserError as problem:
+                problems.append(str(problem))
+                continue
             write_text(path, json.dumps(kept, indent=1) + "\n")
         if kept.get("model") == model:
             found[record["label"]] = kept
-    return found
+    return found, problems
 
 
 def _measure_one(folder, args):
@@ -73,12 +76,11 @@ def _bleu(folder, data, subset, language):
     output = os.path.join(data, f"{subset}.txt")
     write_text(output, run(command, folder, "fairseq-generate"))
     score = [sys.executable, "-m", "fairseq_deep", "score", "--generate-output", output, "--detokenize", language]
-    return float(run(score, folder, "fairseq-deep score").strip().splitlines()[-1].split("=")[1])
+    return float(find(r"^BLEU = ([\d.]+)", run(score, folder, "fairseq-deep score"), folder, "BLEU"))
 
 
 def _perplexity(folder, data, subset):
     words = ["fairseq-validate", data, "--user-dir", generate_command(folder, subset)[3], "--task", "translation"]
     words += ["--path", os.path.join(folder, "averaged.pt"), "--valid-subset", subset, "--max-tokens", "4000"]
     words += ["--log-format", "simple", "--cpu"]
-    text = run(words, folder, "fairseq-validate")
-    return float(re.findall(r"\| ppl ([\d.]+)", text)[-1])
+    return float(find(r"\| ppl ([\d.]+|nan|inf)", run(words, folder, "fairseq-validate"), folder, "perplexity"))

@@ -8,7 +8,7 @@ import statistics
 from results import bootstrap
 
 LEARNED = 0.1
-"""Nats a word by which the true source must beat another's before a model counts as one that translates."""
+"""Nats a sub-word by which the true source must beat another's before a model counts as one that uses it."""
 LEVEL = 0.05
 """Chance of a difference where there is none."""
 BOOTSTRAP_LEVEL = LEVEL / 2
@@ -31,8 +31,9 @@ def systems(claim, found, folder):
         row = rows.get(system.label, {"done": [], "seeds": {}, "failed": {}, "wanted": []})
         folders = {seed: os.path.join(folder, "runs", system.label, f"seed{seed}") for seed in row["done"]}
         place = {"label": system.label, "paper": system.paper, "depth": system.depth, "line": system.line}
-        seeds = {int(seed): figures for seed, figures in row["seeds"].items()}
-        records.append({**row, **place, "system": system.label, "seeds": seeds, "folders": folders})
+        seeds, failed = ({int(seed): value for seed, value in row[name].items()} for name in ("seeds", "failed"))
+        by_seed = {"seeds": seeds, "failed": failed, "folders": folders}
+        records.append({**row, **place, "system": system.label, **by_seed})
     return records
 
 
@@ -52,7 +53,7 @@ def judge(statement, records, timed, fitted, resamples):
     else:
         found = kinds[statement.kind](left, right, resamples)
     words = {"higher": "is better than", "as good": "is no worse than", "faster": "decodes faster than",
-             "trains": "learns to translate", "fails": "does not learn to translate",
+             "trains": "learns to use its source", "fails": "does not learn to use its source",
              "fits": "is better than"}[statement.kind]  # fmt: skip
     text = f"{statement.left} {words} {statement.right}".strip()
     if statement.measure:
@@ -99,32 +100,62 @@ def _of_wanted(record, count):
     return f" ({count} of {wanted} seeds)" if count < wanted else ""
 
 
-def _yes(count):
+def _diverged(record):
+    """{seed: reason} of the trainings that failed for a reason of the method's."""
+    return {seed: reason for seed, reason in record["failed"].items() if DIVERGED.search(reason)}
+
+
+def _won(left, right):
+    """{seed: 1 where *left* was trained and *right* diverged, -1 the other way round}, and that in words."""
+    pairs = ((left, right, 1), (right, left, -1))
+    found = {seed: sign for one, other, sign in pairs for seed in _diverged(other) if seed in one["done"]}
+    words = [f"{(right if sign > 0 else left)['label']} diverged with seed {seed}" for seed, sign in found.items()]
+    return list(found.values()), "; ".join(words)
+
+
+def _said(verdict, count):
     """A test on one trained model says nothing of another seed's."""
-    return "yes" if count > 1 else "yes (one seed)"
+    return verdict if count > 1 else f"{verdict} (one seed)"
+
+
+def _pair(left, right, resamples):
+    """What was found, differences, whether they are significant, signs of seeds that diverged; or a verdict."""
+    text, values, sure = _compared(left, right, resamples)
+    signs, words = _won(left, right)
+    if not values and not signs:
+        return {"found": text, "verdict": "not clear", "why": "neither translates"} if text else _open(left, right)
+    return "; ".join(part for part in (text, words) if part), values, sure, signs
 
 
 def _higher(left, right, resamples):
-    text, values, sure = _compared(left, right, resamples)
-    if not values:
-        return {"found": text, "verdict": "not clear", "why": "neither translates"} if text else _open(left, right)
-    if all(value > 0 for value in values) and sure:
-        return {"found": text, "verdict": _yes(len(values))}
-    if all(value < 0 for value in values) and sure:
-        return {"found": text, "verdict": "no", "why": "the other way round, significantly"}
+    found = _pair(left, right, resamples)
+    if isinstance(found, dict):
+        return found
+    text, values, sure, signs = found
+    both = [*values, *signs]
+    if (sure or signs) and all(value > 0 for value in both):
+        return {"found": text, "verdict": _said("yes", len(both))}
+    if (sure or signs) and all(value < 0 for value in both):
+        why = "the other way round" + (", significantly" if sure else "")
+        return {"found": text, "verdict": _said("no", len(both)), "why": why}
     why = "losses need three seeds" if "loss" in text and len(values) < 3 else "not significant"
-    return {"found": text, "verdict": "not clear", "why": why}
+    return {"found": text, "verdict": "not clear", "why": "seeds differ" if sure and signs else why}
 
 
 def _as_good(left, right, resamples):
-    text, values, sure = _compared(left, right, resamples)
-    if not values:
-        return {"found": text, "verdict": "not clear", "why": "neither translates"} if text else _open(left, right)
-    if all(value < 0 for value in values) and sure:
-        return {"found": text, "verdict": "no", "why": "significantly worse"}
-    if statistics.fmean(values) < -MARGIN:
-        return {"found": text, "verdict": "not clear", "why": f"more than {MARGIN} lower, but not significantly"}
-    return {"found": text, "verdict": _yes(len(values))}
+    """By the margin first: a small difference does not become a large one where it is measured exactly."""
+    found = _pair(left, right, resamples)
+    if isinstance(found, dict):
+        return found
+    text, values, sure, signs = found
+    near = not values or statistics.fmean(values) >= -MARGIN
+    count = len(values) + len(signs)
+    if near and -1 not in signs:
+        return {"found": text, "verdict": _said("yes", count)}
+    if 1 not in signs and all(value < 0 for value in values) and (not values or sure and not near):
+        return {"found": text, "verdict": _said("no", count), "why": "worse" + (", significantly" if sure else "")}
+    return {"found": text, "verdict": "not clear", "why": f"more than {MARGIN} lower, but not significantly"
+            if not signs else "seeds differ"}  # fmt: skip
 
 
 def _learned(record):
@@ -135,7 +166,7 @@ def _learned(record):
         if gain is not None:
             found[seed] = gain > LEARNED
             texts.append(f"{gain:.2f}")
-    broken = {seed: reason for seed, reason in record["failed"].items() if DIVERGED.search(reason)}
+    broken = _diverged(record)
     found.update(dict.fromkeys(broken, False))
     words = [f"source gain {', '.join(texts)}"] if texts else []
     words += [f"seed {seed}: {reason}" for seed, reason in broken.items()]
@@ -147,8 +178,9 @@ def _trains(record, _, __):
     if not found:
         return _open(record)
     if all(found.values()):
-        return {"found": text, "verdict": _yes(len(found))}
-    return {"found": text, "verdict": "not clear" if any(found.values()) else "no", "why": "it ignores its source"}
+        return {"found": text, "verdict": _said("yes", len(found))}
+    verdict = "not clear" if any(found.values()) else _said("no", len(found))
+    return {"found": text, "verdict": verdict, "why": "it ignores its source"}
 
 
 def _fails(record, _, __):
@@ -156,8 +188,9 @@ def _fails(record, _, __):
     if not found:
         return _open(record)
     if not any(found.values()):
-        return {"found": text, "verdict": _yes(len(found))}
-    return {"found": text, "verdict": "no" if all(found.values()) else "not clear", "why": "it uses its source"}
+        return {"found": text, "verdict": _said("yes", len(found))}
+    verdict = _said("no", len(found)) if all(found.values()) else "not clear"
+    return {"found": text, "verdict": verdict, "why": "it uses its source"}
 
 
 def _faster(left, right):
@@ -178,7 +211,7 @@ def _fits(left, right, measure):
         return {"found": "-", "verdict": "open", "why": "not measured"}
     text = f"{left[measure]:.2f} and {right[measure]:.2f}"
     better = left[measure] < right[measure] if measure.endswith("ppl") else left[measure] > right[measure]
-    return {"found": text, "verdict": "yes (one seed)" if better else "no"}
+    return {"found": text, "verdict": _said("yes" if better else "no", 1)}
 
 
 def _open(*records):

@@ -96,7 +96,7 @@ def _notes(records, facts, timed):
         "Means over seeds [least, most]. Differences are of the same seeds; p: sacreBLEU's paired bootstrap, seed by "
         "seed (one tail), and Student's t over three seeds or more. yes: so in each seed, and the first p below 0.025 "
         "or the second below 0.05; each statement is tested by itself, so that of twenty one may come out by chance. "
-        "source gain: by how many nats a word the loss rises with another sentence's source; more than 0.1 counts as "
+        "source gain: by how many nats a sub-word the loss rises with another sentence's source; more than 0.1 counts as "
         "learned, within these updates.",
     ]
     if timed:

@@ -10,8 +10,8 @@ import re
 import shlex
 import shutil
 import statistics
-import subprocess
 
+from children import call
 from report import read_json
 from results import SPEED
 
@@ -23,25 +23,31 @@ SUBSET = "valid"
 
 
 def measure(records, folder, args):
-    """{label: {"tokens_per_second", "rounds", "step_seconds"}} of the systems that are trained.
+    """{label: {"tokens_per_second", "rounds", "step_seconds"}} of the systems that are trained, and what went wrong.
 
-    Raises:
-        UserError: a command failed
+    Nothing is timed with ``--table-only`` or ``--speed false``: what was timed before is taken, if it still holds.
     """
     trained = {record["label"]: record["folders"][record["done"][0]] for record in records if record["done"]}
     path = os.path.join(folder, "speed.json")
     key = {label: os.path.getmtime(os.path.join(run, "averaged.pt")) for label, run in trained.items()}
     kept = read_json(path)
-    if kept.get("key") == key and kept.get("rounds") == args.rounds:
-        return kept["systems"]
-    if args.table_only:
-        return {}
+    look = args.table_only or not args.speed
+    if kept.get("key") == key and (look or kept["rounds"] >= args.rounds):
+        return kept["systems"], []
+    if look:
+        return {}, []
     decoded, steps = {label: [] for label in trained}, {label: [] for label in trained}
+    problems = {}
     for turn in range(args.rounds):
         for label, training in trained.items():
+            if label in problems:
+                continue
             print(f"timing {label}, round {turn + 1} of {args.rounds}", flush=True)
-            decoded[label].append(_decode(training))
-            steps[label].append(_train(training))
+            try:
+                decoded[label].append(_decode(training))
+                steps[label].append(_train(training))
+            except UserError as problem:
+                problems[label] = str(problem)
     found = {
         label: {
             "tokens_per_second": statistics.median(decoded[label]),
@@ -49,9 +55,11 @@ def measure(records, folder, args):
             "step_seconds": statistics.median(steps[label]),
         }
         for label in trained
+        if label not in problems
     }
-    write_text(path, json.dumps({"key": key, "rounds": args.rounds, "systems": found}, indent=1) + "\n")
-    return found
+    if not problems:
+        write_text(path, json.dumps({"key": key, "rounds": args.rounds, "systems": found}, indent=1) + "\n")
+    return found, list(problems.values())
 
 
 def run(words, folder, what, cwd=None):
@@ -60,23 +68,37 @@ def run(words, folder, what, cwd=None):
     Raises:
         UserError: it failed
     """
-    done = subprocess.run(words, capture_output=True, text=True, errors="replace", cwd=cwd)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    status, output, errors = call(words, cwd=cwd, capture=True)
+    if status:
+        reason = (errors.strip().splitlines() or ["no message"])[-1]
         raise UserError(f"{folder}: {what} failed: {reason}")
-    return done.stdout + done.stderr
+    return output + errors
+
+
+def find(pattern, text, folder, what):
+    """What the last match of *pattern* captures in *text*.
+
+    Raises:
+        UserError: there is none
+    """
+    found = re.findall(pattern, text, re.MULTILINE)
+    if not found:
+        raise UserError(f"{folder}: {what} is missing in what its command printed")
+    return found[-1]
 
 
 def generate_command(folder, subset):
     """The recipe's own ``fairseq-generate`` for *subset* of the text of the run in *folder*."""
     with open(os.path.join(folder, "cmd.sh"), encoding="utf-8") as stream:
         lines = stream.read().splitlines()
-    words, home = shlex.split(lines[-1]), next(line for line in lines if line.startswith("cd "))
+    words, home = (
+        shlex.split(lines[-1]),
+        shlex.split(find(r"^cd .*", "\n".join(lines), folder, "the recipe's folder"))[1],
+    )
     middle = words.index("--")
     dry = [*words[:middle], "--subsets", "test", "--stage", "6", "--stop-stage", "6", "--dry-run", *words[middle:]]
-    plan = run(dry, folder, "the plan of its translation", cwd=shlex.split(home)[1])
-    line = next(line for line in plan.splitlines() if line.startswith("fairseq-generate "))
-    command = shlex.split(line)
+    plan = run(dry, folder, "the plan of its translation", cwd=home)
+    command = shlex.split(find(r"^fairseq-generate .*", plan, folder, "fairseq-generate"))
     command[command.index("--gen-subset") + 1] = subset
     return command
 

@@ -91,7 +91,7 @@ def _notes(rows, facts):
         f"{facts['precision']}, {facts['devices']} ({facts['hardware']}), commit {facts['commit']}, {facts['date']}",
         "Mean over seeds [least, most]. valid loss: the best on the validation set; at equal time: when the fastest "
         f"was done, by updates and steps; difference: BLEU less that of {rows[0]['system']} with the same seed; p: "
-        "paired bootstrap against it; source gain: by how many nats a word the loss rises with another sentence's "
+        "paired bootstrap against it; source gain: by how many nats a sub-word the loss rises with another sentence's "
         "source (0: ignored); step, decoding: as they ran, beside the others; gradient: norm of the first layer over "
         "that of the last, median over the training; between: share of the last layer's variance between positions."
         + weak,

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests import claims as claims_of
 from tests.commands import PACKAGE, run, train_command
 
 COMMON = PACKAGE.parent / "examples/common"
@@ -40,3 +41,9 @@ def trained(tmp_path_factory):
     shutil.copy(exp / "checkpoints/checkpoint_last.pt", exp / "averaged.pt")
     (exp / "RESULT.json").write_text(json.dumps({"beam": 3, "lenpen": 0.8}))
     return exp
+
+
+@pytest.fixture(scope="module")
+def claims():
+    """The modules of ``examples/claims`` by name."""
+    yield from claims_of.modules()

@@ -1,11 +1,9 @@
-"""``examples/claims``: what the claims ask for, how statements are judged, and what is refused."""
+"""``examples/claims``: what the claims ask for, what is refused, and what a claim leaves behind."""
 
 import importlib
 import json
-import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,20 +11,9 @@ from pathlib import Path
 import pytest
 
 from fairseq_deep.tools import UserError
+from tests.claims import ROOT, scored
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples/claims"
-
-
-@pytest.fixture(scope="module")
-def claims():
-    """The modules of the command by name; they find each other by their folders."""
-    folders = [str(ROOT / "examples" / name) for name in ("claims", "compare", "common")]
-    sys.path[:0] = folders
-    names = ("definitions", "scales", "judge", "page", "speed", "fit", "claims")
-    yield {name: importlib.import_module(name) for name in names}
-    for folder in folders:
-        sys.path.remove(folder)
 
 
 def run(*words):
@@ -50,180 +37,6 @@ def test_each_statement_is_about_systems_of_its_claim(claims):
             assert (system.depth is None) is (system.line == "")
     groups = {group for group, _ in known}
     assert all(set(scale) == groups for scale in claims["scales"].SCALES.values())
-
-
-def record(label, **seeds):
-    """A trained system: figures of each seed by ``s1=...``."""
-    found = {int(name[1:]): {"source_gain": 2.0, **figures} for name, figures in seeds.items()}
-    return {"label": label, "done": list(found), "seeds": found, "failed": {}, "folders": {}}
-
-
-def scored(label, *scores):
-    return record(label, **{f"s{seed}": {"bleu": score, "valid_loss": 5.0} for seed, score in enumerate(scores, 1)})
-
-
-@pytest.mark.parametrize(
-    "left, right, chances, verdict",
-    [
-        ((12.0, 13.0), (11.0, 11.5), (0.01, 0.02), "yes"),
-        ((12.0,), (11.0,), (0.01,), "yes (one seed)"),
-        ((12.0, 13.0), (11.0, 11.5), (0.01, 0.03), "not clear"),
-        ((12.0, 13.0), (11.0, 11.5), (0.01, 0.20), "not clear"),
-        ((12.0, 11.0), (11.0, 11.5), (0.01, 0.01), "not clear"),
-        ((10.0, 10.0), (11.0, 11.5), (0.01, 0.01), "no"),
-        ((12.0, 12.1, 12.2), (11.0, 11.1, 11.2), (0.3, 0.3, 0.3), "yes"),  # each seed by the same: certain over seeds
-        ((0.3, 0.3), (0.1, 0.1), (0.01, 0.01), "not clear"),
-        ((), (11.0,), (), "open"),
-    ],
-)
-def test_higher(left, right, chances, verdict, claims, monkeypatch):
-    judge = claims["judge"]
-
-    def bootstrap(rows, resamples):
-        assert [row["system"] for row in rows] == ["b", "a"], "the left one is tested against the right one"
-        for seed in rows[0]["done"]:
-            rows[1]["seeds"][seed]["p"] = chances[seed - 1]
-
-    monkeypatch.setattr(judge, "bootstrap", bootstrap)
-    statement = claims["definitions"].Statement("higher", "a", "b")
-    found = judge.judge(statement, [scored("a", *left), scored("b", *right)], {}, {}, 1000)
-    assert found["verdict"] == verdict and found["text"] == "a is better than b"
-    if verdict == "yes" and len(left) == 2:
-        assert found["found"] == "+1.25 BLEU [+1.00, +1.50], p 0.010 0.020"
-
-
-@pytest.mark.parametrize("left, chances, verdict", [
-    ((11.2, 11.1), (0.5, 0.5), "yes"), ((10.8, 10.9), (0.3, 0.3), "yes"), ((10.8, 10.9), (0.01, 0.01), "no"),
-    ((9.0, 9.0), (0.3, 0.01), "not clear"), ((11.0,), (1.0,), "yes (one seed)"),
-])  # fmt: skip
-def test_as_good(left, chances, verdict, claims, monkeypatch):
-    def bootstrap(rows, resamples):
-        for seed in rows[0]["done"]:
-            rows[1]["seeds"][seed]["p"] = chances[seed - 1]
-
-    monkeypatch.setattr(claims["judge"], "bootstrap", bootstrap)
-    statement = claims["definitions"].Statement("as good", "a", "b")
-    found = claims["judge"].judge(statement, [scored("a", *left), scored("b", 11.0, 11.0)], {}, {}, 1000)
-    assert found["verdict"] == verdict
-
-
-def test_judged_by_sacrebleus_bootstrap_on_what_the_recipe_left(claims, tmp_path):
-    """Real files: better translations are found to be better, and twice the same text is no difference."""
-    lines = [f"Satz {number} hat sieben Wörter und eine {number * 7} ." for number in range(60)]
-    texts = {"good": lines, "bad": [line.replace("hat sieben", "ist") for line in lines]}
-    records = []
-    for label, hypotheses in texts.items():
-        folder = tmp_path / "runs" / label / "seed1"
-        folder.mkdir(parents=True)
-        for kind, text in (("hyp", hypotheses), ("ref", lines)):
-            (folder / f"test.{kind}.de").write_text("\n".join(text) + "\n", encoding="utf-8")
-        table = {"system": label, "done": [1], "seeds": {"1": {"bleu": 100.0 if label == "good" else 60.0}},
-                 "failed": {}, "wanted": [1]}  # fmt: skip
-        records.append(table)
-    definitions, judge = claims["definitions"], claims["judge"]
-    systems = tuple(definitions.System(label, "prenorm_6l") for label in texts)
-    claim = definitions.Claim("", "", "", "pre", systems, ())
-    found = judge.systems(claim, {"systems": records}, str(tmp_path))
-    assert [record["folders"][1] for record in found] == [str(tmp_path / "runs" / label / "seed1") for label in texts]
-    statement = definitions.Statement
-    pairs = (("good", "bad"), ("bad", "good"))
-    verdicts = [judge.judge(statement("higher", *pair), found, {}, {}, 200) for pair in pairs]
-    assert [verdict["verdict"] for verdict in verdicts] == ["yes (one seed)", "no"]
-    same = judge.judge(statement("higher", "good", "good"), found, {}, {}, 200)
-    assert same["verdict"] == "not clear" and same["found"] == "+0.00 BLEU, p 1.000"
-
-
-def test_missing_seeds_are_told(claims, monkeypatch):
-    monkeypatch.setattr(claims["judge"], "bootstrap", lambda rows, _: rows[1]["seeds"][1].update(p=0.001))
-    left = {**scored("a", 12.0), "wanted": [1, 2, 3]}
-    statement = claims["definitions"].Statement("higher", "a", "b")
-    found = claims["judge"].judge(statement, [left, scored("b", 11.0)], {}, {}, 1000)
-    assert found["found"].startswith("+1.00 BLEU (1 of 3 seeds)")
-
-
-def test_losses_decide_where_nothing_is_translated(claims):
-    records = [
-        record(label, **{f"s{seed}": {"valid_loss": loss + 0.01 * seed * (label == "b")} for seed in (1, 2, 3)})
-        for label, loss in (("a", 5.0), ("b", 6.0))
-    ]
-    statement = claims["definitions"].Statement("higher", "a", "b")
-    found = claims["judge"].judge(statement, records, {}, {}, 1000)
-    assert found["verdict"] == "yes" and found["found"].startswith("+1.02 loss [+1.01, +1.03], over seeds 0.000")
-
-
-@pytest.mark.parametrize("kind, gains, verdict", [
-    ("trains", (0.5, 0.2), "yes"), ("trains", (0.5, 0.05), "not clear"), ("trains", (0.0, 0.05), "no"),
-    ("fails", (0.0, 0.05), "yes"), ("fails", (0.5, 0.05), "not clear"), ("fails", (0.5, 0.2), "no"),
-    ("trains", (), "open"), ("trains", (0.5,), "yes (one seed)"), ("fails", (0.0,), "yes (one seed)"),
-])  # fmt: skip
-def test_training_is_to_use_the_source(kind, gains, verdict, claims):
-    own = record("a", **{f"s{seed}": {"source_gain": gain} for seed, gain in enumerate(gains, 1)})
-    statement = claims["definitions"].Statement(kind, "a")
-    assert claims["judge"].judge(statement, [own], {}, {}, 1000)["verdict"] == verdict
-
-
-@pytest.mark.parametrize("reason, fails, trains", [
-    ("FloatingPointError: gradients are Nan/Inf", "yes", "not clear"),
-    ("FloatingPointError: Minimum loss scale reached (0.0001)", "yes", "not clear"),
-    ("exit status 137", "open", "yes (one seed)"), ("no space left on device", "open", "yes (one seed)"),
-])  # fmt: skip
-def test_a_loss_that_is_no_number_counts_as_failed_and_a_crash_of_the_machine_does_not(reason, fails, trains, claims):
-    judge, Statement = claims["judge"], claims["definitions"].Statement
-    broken = {**record("a"), "failed": {"1": reason, "2": reason}, "wanted": [1, 2]}
-    assert judge.judge(Statement("fails", "a"), [broken], {}, {}, 1000)["verdict"] == fails
-    half = {**record("a", s1={"source_gain": 0.5}), "failed": {"2": reason}, "wanted": [1, 2]}
-    assert judge.judge(Statement("trains", "a"), [half], {}, {}, 1000)["verdict"] == trains
-
-
-def test_times_are_read_from_what_fairseq_prints(claims):
-    """Its lines at the end of a translation and in a training's json log."""
-    line = "NOTE | Translated 1,000 sentences (9,459 tokens) in 11.0s (90.96 sentences/s, 860.40 tokens/s)"
-    assert claims["speed"].SPEED.findall(line) == [("90.96", "860.40")]
-    steps = [(4000.0, 1000.0), (2000.0, 1000.0), (1000.0, 1000.0), (500.0, 1000.0)]
-    form = '| train_inner | {{"loss": "9", "wps": "{}", "ups": "2", "wpb": "{}", "bsz": "5"}}'
-    log = "\n".join(form.format(rate, batch) for rate, batch in steps)
-    assert claims["speed"]._median_step(log, "here") == 1.0
-    with pytest.raises(UserError, match="here: fairseq-train logged no steps"):
-        claims["speed"]._median_step("", "here")
-
-
-def test_faster_needs_rounds_that_do_not_overlap(claims):
-    statement = claims["definitions"].Statement("faster", "a", "b")
-    records = [scored("a", 10.0), scored("b", 10.0)]
-    for rounds, verdict in (((110, 120), "yes"), ((90, 120), "not clear"), ((80, 70), "no")):
-        timed = {"a": {"tokens_per_second": 110, "rounds": rounds}}
-        timed["b"] = {"tokens_per_second": 100, "rounds": (100, 95)}
-        assert claims["judge"].judge(statement, records, timed, {}, 1000)["verdict"] == verdict
-    assert claims["judge"].judge(statement, records, {}, {}, 1000)["verdict"] == "open"
-
-
-def test_fits_compares_one_measure(claims):
-    records = [scored("a", 10.0), scored("b", 10.0)]
-    fitted = {"a": {"train_ppl": 3.0, "dev_bleu": 20.0}, "b": {"train_ppl": 4.0, "dev_bleu": 21.0}}
-    fits = [claims["definitions"].Statement("fits", "a", "b", measure=name) for name in ("train_ppl", "dev_bleu")]
-    verdicts = [claims["judge"].judge(statement, records, {}, fitted, 1000) for statement in fits]
-    assert [verdict["verdict"] for verdict in verdicts] == ["yes (one seed)", "no"]
-    assert verdicts[0]["text"] == "a is better than b in train ppl"
-
-
-@pytest.mark.parametrize("values", [
-    (1.0, 2.0, 4.0), (2.0, 2.001, 2.002), (0.3, -0.2, 0.5, 0.9), (1.0, 1.2, 0.9, 1.1, 1.3),
-])  # fmt: skip
-def test_p_over_seeds_is_students(values, claims):
-    """For two degrees of freedom in closed form, else from the known quantiles of the distribution, by simulation."""
-    n = len(values)
-    mean = sum(values) / n
-    t = mean / math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n)
-    p = claims["judge"].p_over_seeds(list(values))
-    if n == 3:
-        assert p == pytest.approx(1 - t / math.sqrt(2 + t * t), abs=1e-9)
-    else:
-        import torch
-
-        torch.manual_seed(1)
-        drawn = torch.distributions.StudentT(float(n - 1)).sample((400000,)).abs()
-        assert p == pytest.approx(float((drawn > t).double().mean()), abs=0.004)
-    assert claims["judge"].p_over_seeds(list(values[:2])) is None
 
 
 def test_loss_at_equal_time(claims):
@@ -359,7 +172,7 @@ def started(claims, tmp_path, monkeypatch):
         line = [word for flag, value in fixed.items() for word in (f"--{flag}", value)]
         rest = ["--", str(len(names)), *names, "--clip-norm", "1"]
         monkeypatch.setattr(sys, "argv", ["claims.py", *line, *words, *rest])
-        monkeypatch.setattr(claims["claims"], "call", lambda command: compare(command).returncode)
+        monkeypatch.setattr(claims["claims"], "call", lambda command: (compare(command).returncode, "", ""))
         return claims["claims"].guarded()
 
     return start
@@ -374,9 +187,9 @@ def test_a_claim_is_a_comparison_and_a_page(started, tmp_path, capsys):
     assert command[command.index("--updates", command.index("--exp")) + 1] == "4"  # after the scale's own
     record = json.loads((tmp_path / "one-sided/claim.json").read_text())
     verdicts = {entry["text"]: entry["verdict"] for entry in record["statements"]}
-    assert verdicts["ds_12 learns to translate"] == "yes (one seed)"
-    assert verdicts["base_12 does not learn to translate"] == "no"
-    assert verdicts["matt_12 does not learn to translate"] == "open"
+    assert verdicts["ds_12 learns to use its source"] == "yes (one seed)"
+    assert verdicts["base_12 does not learn to use its source"] == "no (one seed)"
+    assert verdicts["matt_12 does not learn to use its source"] == "open"
     assert verdicts["matt_ds_12 is better than ds_12"] == "not clear"
     page = (tmp_path / "one-sided/claim.md").read_text()
     assert page in capsys.readouterr().out and "| not trained: matt_12" not in page and "(not trained: matt_12)" in page
@@ -391,35 +204,11 @@ def test_failed_trainings_are_told_and_a_stop_is_a_stop(status, pages, started, 
 
 
 def test_what_cannot_be_measured_leaves_the_page(started, claims, tmp_path, capsys, monkeypatch):
-    def measure(*_):
-        raise UserError("the disk\nis full")
-
-    monkeypatch.setattr(claims["fit"], "measure", measure)
-    monkeypatch.setattr(claims["speed"], "measure", lambda *_: {})
+    monkeypatch.setattr(claims["fit"], "measure", lambda *_: ({}, ["the disk\nis full"]))
+    monkeypatch.setattr(claims["speed"], "measure", lambda *_: ({}, []))
     assert started(FakeCompare(), names=("generalisation", "one-sided")) == 3
     assert len(list(tmp_path.glob("*/claim.md"))) == 2
     assert capsys.readouterr().err == "error: generalisation: not all was measured: the disk is full\n"
-
-
-def test_signals_reach_what_trains(claims):
-    """And the command ends as that does."""
-    body = "trap 'exit 7' TERM; kill -TERM $PPID; sleep 5 & wait"
-    assert claims["claims"].call(["bash", "-c", body]) == 7
-
-
-def test_signals_that_come_before_its_start_reach_it(claims, monkeypatch):
-    before = signal.getsignal(signal.SIGTERM)
-    popen = subprocess.Popen
-
-    def slow(command):
-        os.kill(os.getpid(), signal.SIGTERM)
-        child = popen(command, stdout=subprocess.PIPE)
-        child.stdout.readline()
-        return child
-
-    monkeypatch.setattr(claims["claims"].subprocess, "Popen", slow)
-    assert claims["claims"].call(["bash", "-c", "trap 'exit 7' TERM; echo; sleep 5 & wait"]) == 7
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_plan_judges_nothing(started, tmp_path):

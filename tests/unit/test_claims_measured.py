@@ -1,0 +1,119 @@
+"""``examples/claims``: times, fit, and the commands that a claim starts."""
+
+import os
+import signal
+import subprocess
+import types
+
+import pytest
+
+from fairseq_deep.tools import UserError
+
+
+def test_times_are_read_from_what_fairseq_prints(claims):
+    """Its lines at the end of a translation and in a training's json log."""
+    line = "NOTE | Translated 1,000 sentences (9,459 tokens) in 11.0s (90.96 sentences/s, 860.40 tokens/s)"
+    assert claims["speed"].SPEED.findall(line) == [("90.96", "860.40")]
+    steps = [(4000.0, 1000.0), (2000.0, 1000.0), (1000.0, 1000.0), (500.0, 1000.0)]
+    form = '| train_inner | {{"loss": "9", "wps": "{}", "ups": "2", "wpb": "{}", "bsz": "5"}}'
+    log = "\n".join(form.format(rate, batch) for rate, batch in steps)
+    assert claims["speed"]._median_step(log, "here") == 1.0
+    with pytest.raises(UserError, match="here: fairseq-train logged no steps"):
+        claims["speed"]._median_step("", "here")
+
+
+def test_signals_reach_what_trains(claims):
+    """And the command ends as that does."""
+    body = "trap 'exit 7' TERM; kill -TERM $PPID; sleep 5 & wait"
+    assert claims["children"].call(["bash", "-c", body])[0] == 7
+
+
+def test_signals_that_come_before_its_start_reach_it(claims, monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+    popen = subprocess.Popen
+
+    def slow(command, **_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        child = popen(command, stdout=subprocess.PIPE)
+        child.stdout.readline()
+        return child
+
+    monkeypatch.setattr(claims["children"].subprocess, "Popen", slow)
+    assert claims["children"].call(["bash", "-c", "trap 'exit 7' TERM; echo; sleep 5 & wait"])[0] == 7
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_stop_ends_what_is_timed_and_then_the_claim(claims):
+    """Half of an output is no figure."""
+    body = "trap 'echo half; exit 0' TERM; kill -TERM $PPID; sleep 5 & wait"
+    with pytest.raises(SystemExit) as end:
+        claims["children"].call(["bash", "-c", body], capture=True)
+    assert end.value.code == 128 + signal.SIGTERM
+
+
+def test_output_and_errors_are_told_apart(claims):
+    assert claims["children"].call(["bash", "-c", "echo a; echo b >&2; exit 3"], capture=True) == (3, "a\n", "b\n")
+    with pytest.raises(UserError, match="here: decoding failed: b$"):
+        claims["speed"].run(["bash", "-c", "echo a; echo b >&2; exit 3"], "here", "decoding")
+
+
+@pytest.fixture
+def timed(claims, tmp_path, monkeypatch):
+    """timed(**options): what is measured of two trained systems, and the number of commands that this took."""
+    records = []
+    for label in ("a", "b"):
+        (tmp_path / label).mkdir()
+        (tmp_path / label / "averaged.pt").touch()
+        records.append({"label": label, "done": [1], "folders": {1: str(tmp_path / label)}})
+    calls = []
+
+    def decode(folder):
+        calls.append(folder)
+        if folder.endswith("b") and broken:
+            raise UserError("b: out of memory")
+        return 100.0
+
+    broken = []
+    monkeypatch.setattr(claims["speed"], "_decode", decode)
+    monkeypatch.setattr(claims["speed"], "_train", lambda folder: 1.0)
+
+    def measure(fails=False, **options):
+        broken[:] = [True] * fails
+        calls.clear()
+        args = types.SimpleNamespace(**{"rounds": 2, "speed": True, "table_only": False, **options})
+        return *claims["speed"].measure(records, str(tmp_path), args), len(calls)
+
+    return measure
+
+
+def test_a_look_does_not_lose_what_was_timed(timed):
+    """Fewer rounds, --table-only or --speed false: the times that there are."""
+    found, problems, calls = timed(rounds=3)
+    assert set(found) == {"a", "b"} and not problems and calls == 6
+    for options in ({"rounds": 2}, {"table_only": True}, {"speed": False}, {"rounds": 5, "table_only": True}):
+        assert timed(**options) == (found, [], 0), options
+    assert timed(rounds=4)[2] == 8
+
+
+def test_nothing_is_timed_unasked(timed):
+    assert timed(table_only=True) == ({}, [], 0)
+    assert timed(speed=False) == ({}, [], 0)
+
+
+def test_one_that_cannot_be_timed_leaves_the_others(timed):
+    found, problems, calls = timed(fails=True)
+    assert set(found) == {"a"} and problems == ["b: out of memory"] and calls == 3
+    assert timed() == ({label: {"tokens_per_second": 100.0, "rounds": [100.0, 100.0], "step_seconds": 1.0}
+                        for label in "ab"}, [], 4)  # fmt: skip
+
+
+def test_scores_are_found_among_warnings(claims, monkeypatch):
+    said = "BLEU = 12.34\nnote: hypotheses end in ' .'\nfoo.py:3: UserWarning: a = b\n"
+    monkeypatch.setattr(claims["fit"], "generate_command", lambda *_: ["fairseq-generate", "x", "y", "z"])
+    monkeypatch.setattr(claims["fit"], "write_text", lambda *_: None)
+    monkeypatch.setattr(claims["fit"], "run", lambda *_: said)
+    assert claims["fit"]._bleu("here", "data", "test", "de") == 12.34
+    with pytest.raises(UserError, match="here: perplexity is missing"):
+        claims["fit"]._perplexity("here", "data", "test")
+    monkeypatch.setattr(claims["fit"], "run", lambda *_: "| valid on 'test' subset | loss nan | ppl nan")
+    assert str(claims["fit"]._perplexity("here", "data", "test")) == "nan"
