@@ -96,8 +96,8 @@ def _notes(records, facts, timed):
         "Means over seeds [least, most]. Differences are of the same seeds; p: sacreBLEU's paired bootstrap, seed by "
         "seed (one tail), and Student's t over three seeds or more. yes: so in each seed, and the first p below 0.025 "
         "or the second below 0.05; each statement is tested by itself, so that of twenty one may come out by chance. "
-        "source gain: by how many nats a sub-word the loss rises with another sentence's source; more than 0.1 counts as "
-        "learned, within these updates.",
+        "source gain: by how many nats a sub-word the loss rises with another sentence's source; more than 0.1 counts "
+        "as learned, within these updates.",
     ]
     if timed:
         lines.append("Times: medians of rounds in which all systems took turns; decoding of the validation set.")
