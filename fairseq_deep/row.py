@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple
 
 from fairseq.models.transformer import base_architecture
+from omegaconf import OmegaConf
 
 from .aggregators import AGGREGATORS
 from .models.checks import check_flags
@@ -155,6 +156,11 @@ class Architecture:
                 setattr(args, follower, value)
 
 
+def plain(args: Any) -> Dict[str, Any]:
+    """Flags as a dictionary: fairseq-train has them in a namespace, fairseq-hydra-train in a configuration."""
+    return dict(OmegaConf.to_container(args) if OmegaConf.is_config(args) else vars(args))
+
+
 def args_or(args: argparse.Namespace, flag: str, default: Any) -> Any:
     """The value of *flag*, or *default* where it is not given."""
     value = getattr(args, flag, None)
@@ -167,7 +173,7 @@ def _fits(args: argparse.Namespace, flag: str, value: Any) -> bool:
 
 
 def _refusal(args: argparse.Namespace, more: Dict[str, Any]) -> Optional[str]:
-    flags = argparse.Namespace(**{**vars(args), **more})
+    flags = argparse.Namespace(**{**plain(args), **more})
     base_architecture(flags)
     try:
         check_flags(flags, describe(flags))

@@ -218,5 +218,6 @@ report_result() {
   show python3 "$common/report.py" result --exp "$exp" --subsets "$subsets" \
     --source-lang "$source_lang" --target-lang "$target_lang" \
     --set task="$task" --set conf="$conf" --set beam="$beam" --set lenpen="$lenpen" --set gnmt_lenpen="$gnmt_lenpen" \
+    --set max_len_a="$max_len_a" --set max_len_b="$max_len_b" \
     --set averaged="$average" --set average_updates="$average_updates" --set smoke="$smoke"
 }

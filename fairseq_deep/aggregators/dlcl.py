@@ -16,6 +16,7 @@ x_1 = weight[0, 0] * y_0.
 from typing import Dict, List, Optional
 
 import torch
+from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
 from ..compat import is_compiling
@@ -115,7 +116,7 @@ class Dlcl(Exact, Aggregator):
         else:
             self.weight = nn.Parameter(weight)
         self.layer_norms = nn.ModuleList([] if no_norm else [nn.LayerNorm(dim) for _ in range(num_layers)])
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
         self.reset_parameters()
 
     @staticmethod

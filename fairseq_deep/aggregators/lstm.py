@@ -26,6 +26,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
+from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -94,8 +95,8 @@ class Hidden(nn.Module):
         self.fc1 = nn.Linear(in_dim, hidden or dim, bias=False)
         self.layer_norm = nn.LayerNorm(hidden or dim)
         self.fc2 = nn.Linear(hidden // 2, dim, bias=False) if hidden else None
-        self.dropout = nn.Dropout(dropout)
-        self.activation_dropout = nn.Dropout(activation_dropout)
+        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        self.activation_dropout = FairseqDropout(activation_dropout, module_name=type(self).__name__)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

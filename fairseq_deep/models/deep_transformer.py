@@ -44,6 +44,7 @@ class DeepTransformerModel(TransformerModel):
     waiting = ()  # what takes back the preparations for a first training batch
     log_depth_interval = 0
     num_updates = 0
+    steps = False  # whether train() was called: a fresh model, which a checkpoint is loaded into, only looks like it
     watch = None  # what sees the streams of an update that is logged
     begins = True  # no training step has been seen yet
     fast_dropout = False  # --fast-dropout
@@ -125,10 +126,18 @@ class DeepTransformerModel(TransformerModel):
         check_device(next(self.parameters()))
         return self
 
+    def train(self, mode=True):
+        self.steps = mode
+        return super().train(mode)
+
     def set_num_updates(self, num_updates):
-        """fairseq calls it at the beginning of each training step, and nowhere else."""
+        """fairseq calls it after ``train()`` at the beginning of each training step, and when it loads a checkpoint."""
         super().set_num_updates(num_updates)
         self.num_updates = num_updates
+        if self.steps:
+            self._begin_step()
+
+    def _begin_step(self) -> None:
         if self.begins and next(self.parameters()).device.type == "cpu":
             keep_memory()
             if self.fast_dropout:

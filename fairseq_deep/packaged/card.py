@@ -23,8 +23,9 @@ def make_card(config: Dict[str, Any], model: Dict[str, str], record: Dict[str, A
     steps = ["lowercased (the source)"] * text["lowercase"] + ["segmented by jieba"] * _is_segmented(config)
     steps += ["tokenised by sacremoses"] * (text["tokenizer"] == "moses")
     steps += [f"sub-words of {text['sub_words']}"] * bool(text["sub_words"])
-    search = config["search"]
-    search = f"beam {search['beam']}, {'GNMT ' * search['gnmt_lenpen']}lenpen {search['lenpen']}"
+    found = config["search"]
+    search = f"beam {found['beam']}, {'GNMT ' * found['gnmt_lenpen']}lenpen {found['lenpen']}, "
+    search += f"at most {found['max_len_a']:g} x source + {found['max_len_b']} units"
     rows = [
         ("translates", f"{task['source_lang']} to {task['target_lang']}"),
         ("architecture", f"`{config['arch']}` of fairseq_deep"),
@@ -61,7 +62,8 @@ In Python:
 Data that `fairseq-preprocess --srcdict FOLDER/dict.{source}.txt --tgtdict FOLDER/dict.{target}.txt` has binarised:
 
     fairseq-generate DATA --path FOLDER/{WEIGHTS} --user-dir "$(fairseq-deep path)" \\
-        --max-len-a 1 --max-len-b 50 --beam {found["beam"]} --lenpen {found["lenpen"]}{units}"""
+        --max-len-a {found["max_len_a"]:g} --max-len-b {found["max_len_b"]} \\
+        --beam {found["beam"]} --lenpen {found["lenpen"]}{units}"""
 
 
 def _is_segmented(config: Dict[str, Any]) -> bool:

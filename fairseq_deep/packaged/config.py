@@ -82,9 +82,18 @@ SECTIONS: Dict[str, Dict[str, Check]] = {
         "truncate_source": _truth,
     },
     "text": {"tokenizer": lambda value: value in TOKENIZERS, "lowercase": _truth, "sub_words": _sub_words},
-    "search": {"beam": _whole(1, 1000), "lenpen": _number(0, 100), "gnmt_lenpen": _truth},
+    "search": {
+        "beam": _whole(1, 1000),
+        "lenpen": _number(0, 100),
+        "gnmt_lenpen": _truth,
+        "max_len_a": _number(0, 100),
+        "max_len_b": _whole(1, LARGEST_NUMBER),
+    },
     "criterion": {"label_smoothing": _number(0, 1)},
 }
+
+LATER = {"max_len_a": 1.0, "max_len_b": 50}
+"""Settings of the search that the first packages lack, and what they were translated with."""
 
 
 def read_config(folder: str) -> Dict[str, Any]:
@@ -103,6 +112,8 @@ def read_config(folder: str) -> Dict[str, Any]:
         raise PackageError(f"{path}: no configuration of a packaged model (its format is not {FORMAT!r})")
     if config.get("version") != VERSION:
         raise PackageError(f"{path}: of version {str(config.get('version'))[:20]}, and this program reads {VERSION}")
+    if isinstance(config.get("search"), dict):
+        config["search"] = {**LATER, **config["search"]}
     try:
         check_config(config)
     except ValueError as error:

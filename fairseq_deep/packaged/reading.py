@@ -26,8 +26,6 @@ from .folder import CODES, CONFIG, WEIGHTS, PackageError, check_sums, dictionary
 
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Types of tensors, as the format and as torch call them; the models have no others."""
-MAX_LENGTH = {"max_len_a": 1.0, "max_len_b": 50}
-"""How long a hypothesis may be: the factor of the source's length, and what is added."""
 
 
 def load(path: str) -> Dict[str, Any]:
@@ -180,7 +178,7 @@ def settings_of(folder: str, config: Dict[str, Any]) -> Dict[str, Any]:
                  "required_seq_len_multiple": 1, "gnmt_lenpen": gnmt_lenpen, **task},
         "dataset": {"max_tokens": 4000, "batch_size": 64},
         "criterion": criterion,
-        "generation": dataclasses.asdict(GenerationConfig(**MAX_LENGTH, **search)),
+        "generation": dataclasses.asdict(GenerationConfig(**search)),
         "tokenizer": {**moses, **languages} if text["tokenizer"] == "moses" else None,
         "bpe": sub_words[text["sub_words"]],
     }  # fmt: skip

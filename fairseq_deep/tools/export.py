@@ -69,6 +69,7 @@ def write_fairseq(args: argparse.Namespace) -> int:
     if state.get("cfg"):
         flags._name = "transformer"
         state["cfg"]["model"] = flags
+        _name_stock_parts(state["cfg"])
         if "common" in state["cfg"]:  # packaged models have no such settings
             state["cfg"]["common"]["user_dir"] = None
     else:
@@ -77,6 +78,21 @@ def write_fairseq(args: argparse.Namespace) -> int:
     save_checkpoint(state, args.output)
     print(f"{path} -> {args.output}: a fairseq transformer")
     return 0
+
+
+def _name_stock_parts(config: Any) -> None:
+    """Name fairseq's own task, criterion and optimizer where the training had ours, with the same settings."""
+    names = {
+        "task": ("deep_translation", "translation"),
+        "criterion": ("fused_label_smoothed_cross_entropy", "label_smoothed_cross_entropy"),
+        "optimizer": ("fused_adam", "adam"),
+    }
+    for part, (ours, stock) in names.items():
+        settings = config.get(part)
+        if hasattr(settings, "get") and settings.get("_name") == ours:
+            own = ("decode_precision", "decode_compile", "gnmt_lenpen") if part == "task" else ()
+            kept = {name: value for name, value in settings.items() if name not in own}
+            config[part] = {**kept, "_name": stock}
 
 
 def write_ctranslate2(args: argparse.Namespace) -> int:

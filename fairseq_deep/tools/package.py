@@ -73,8 +73,8 @@ def collect(args: argparse.Namespace, name: str) -> Any:
         config = packaged.make_config(
             args.name if args.name is not None else name, args.licence, flags, tied, task=vars_of(task.cfg),
             text={"tokenizer": bundle.tokenizer, "lowercase": bundle.lowercase, "sub_words": steps.kind},
-            search=search_of(bundle), criterion=criterion_of(state["cfg"]),
-            made_with=versions(),
+            search={**translate.search_of(bundle), "gnmt_lenpen": bundle.gnmt_lenpen},
+            criterion=criterion_of(state["cfg"]), made_with=versions(),
         )  # fmt: skip
     except ValueError as error:
         raise UserError(f"{bundle.checkpoint} cannot be packaged: {error}") from error
@@ -87,14 +87,6 @@ def vars_of(config: Any) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     return dict(OmegaConf.to_container(config) if OmegaConf.is_config(config) else vars(config))
-
-
-def search_of(bundle: Any) -> dict[str, Any]:
-    """Return the beam search of the experiment, or what `translate` takes where it does not say."""
-    found = {"beam": bundle.beam, "lenpen": bundle.lenpen}
-    defaults = {"beam": translate.BEAM, "lenpen": translate.LENPEN}
-    found = {key: defaults[key] if value is None else value for key, value in found.items()}
-    return {**found, "gnmt_lenpen": bundle.gnmt_lenpen}
 
 
 def criterion_of(config: Any) -> dict[str, float]:

@@ -16,7 +16,8 @@ from typing import Any, Optional, TextIO
 from fairseq_deep.tools import UserError, at_least_one, check_fairseq, check_outputs, read_lines, replacing
 
 CHUNK = 2000  # lines that are sorted by length together
-BEAM, LENPEN = 4, 0.6  # where the experiment does not say
+# where the experiment does not say
+SEARCH = {"beam": 4, "lenpen": 0.6, "max_len_a": 1.0, "max_len_b": 50}
 
 
 def number(text: str) -> float:
@@ -40,14 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nbest", type=at_least_one, default=1, metavar="N", help="with --json: the N best hypotheses")
     parser.add_argument("--line-by-line", action="store_true", help="answer each line at once, as on a terminal")
     search = parser.add_argument_group("search")
-    search.add_argument("--beam", type=at_least_one, metavar="N", help=f"default: the recipe's, or {BEAM}")
-    search.add_argument("--lenpen", type=number, metavar="A", help=f"length penalty: the recipe's, or {LENPEN}")
+    search.add_argument("--beam", type=at_least_one, metavar="N", help="(default: the recipe's, or 4)")
+    search.add_argument("--lenpen", type=number, metavar="A", help="length penalty (default: the recipe's, or 0.6)")
     search.add_argument(
         "--gnmt-lenpen", action="store_true", default=None,
         help="((5 + length) / 6)^A, as GNMT, not length^A (default: as the recipe)",
     )  # fmt: skip
-    search.add_argument("--max-len-a", type=number, default=1.0, metavar="A", help="at most A x source + B units out")
-    search.add_argument("--max-len-b", type=at_least_one, default=50, metavar="B", help="(default: 1.0 and 50)")
+    search.add_argument("--max-len-a", type=number, metavar="A", help="at most A x source + B units out")
+    search.add_argument("--max-len-b", type=at_least_one, metavar="B", help="(default: the recipe's, or 1.0 and 50)")
     search.add_argument("--decode-precision", choices=("fp32", "bf16", "int8"), default="fp32", help="on a CPU")
     search.add_argument("--batch-size", type=at_least_one, default=64, metavar="N", help="sentences (default: 64)")
     search.add_argument("--max-tokens", type=at_least_one, default=4000, metavar="N", help="of a batch (default: 4000)")
@@ -78,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
     stay = args.line_by_line or args.input == "-" and sys.stdin.isatty()
     chunks = split(lines if lines is not None else stdin_lines(), 1 if stay else CHUNK)
     if args.output == "-":
+        if (sys.stdout.encoding or "").lower() not in ("utf-8", "utf8"):  # as the input is, whatever the locale
+            sys.stdout.reconfigure(encoding="utf-8")
         return write(args, translator, chunks, sys.stdout, Progress(None))
     with replacing(args.output) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
         return write(args, translator, chunks, file, Progress(len(lines) if lines is not None else 0))
@@ -92,17 +95,20 @@ def load(args: argparse.Namespace) -> Any:
     parts = {name: getattr(args, name) for name in names}
     try:
         bundles = [find_bundle(path, codes=args.bpe_codes, **parts) for path in args.models]
-        beam, lenpen = (
-            next(value for value in (asked, getattr(bundles[0], name), default) if value is not None)
-            for name, asked, default in (("beam", args.beam, BEAM), ("lenpen", args.lenpen, LENPEN))
-        )
-        if args.nbest > beam:
-            raise UserError(f"--nbest {args.nbest} is more than --beam {beam}: choose a larger beam")
-        decoding = {name: getattr(args, name) for name in ("max_len_a", "max_len_b", "nbest")}
+        asked = {name: getattr(args, name) for name in SEARCH if getattr(args, name) is not None}
+        search = {**search_of(bundles[0]), **asked}
+        if args.nbest > search["beam"]:
+            raise UserError(f"--nbest {args.nbest} is more than --beam {search['beam']}: choose a larger beam")
         return Translator(bundles, args.decode_precision, args.batch_size, args.max_tokens, args.cpu,
-                          beam=beam, lenpen=lenpen, **decoding)  # fmt: skip
+                          nbest=args.nbest, **search)  # fmt: skip
     except UsageError as error:
         raise UserError(str(error).partition(": ")[2]) from error
+
+
+def search_of(bundle: Any) -> dict[str, Any]:
+    """Return the beam search of the experiment, or the defaults where it does not say."""
+    found = {name: getattr(bundle, name) for name in SEARCH}
+    return {name: SEARCH[name] if value is None else value for name, value in found.items()}
 
 
 def stdin_lines() -> Iterator[str]:

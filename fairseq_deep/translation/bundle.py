@@ -14,6 +14,7 @@ from ..compat import reads_formats
 from ..packaged import TOKENIZERS
 from ..registry import UsageError
 
+SEARCH = ("beam", "lenpen", "max_len_a", "max_len_b", "gnmt_lenpen")
 CHECKPOINTS = ("averaged.pt", "checkpoints/checkpoint_best.pt", "checkpoints/checkpoint_last.pt")
 CODES = ("code", "bpecodes", "spm.model")  # of subword-nmt, as fairseq's hub has them, too; of SentencePiece
 
@@ -29,7 +30,7 @@ class Bundle:
         tokenizer: what was before the sub-words, "moses" (sacremoses) or "none"
         lowercase: whether the source is lowercased
         source_lang, target_lang: None: as the checkpoint says
-        beam, lenpen: of its own experiment; None where it does not say
+        beam, lenpen, max_len_a, max_len_b: of its own experiment; None where it does not say
         gnmt_lenpen: whether the length penalty is GNMT's
     """
 
@@ -42,6 +43,8 @@ class Bundle:
     target_lang: Optional[str] = None
     beam: Optional[int] = None
     lenpen: Optional[float] = None
+    max_len_a: Optional[float] = None
+    max_len_b: Optional[int] = None
     gnmt_lenpen: bool = False
 
 
@@ -94,7 +97,7 @@ def _of_recipe(folder: str) -> Dict[str, Any]:
         raise UsageError(f"{folder} has none of {', '.join(CHECKPOINTS)}: {cure}, or a checkpoint")
     found = {"checkpoint": checkpoint, "data": os.path.join(folder, "data-bin")}
     result = _read_json(os.path.join(folder, "RESULT.json"))
-    found.update({name: result[name] for name in ("beam", "lenpen", "gnmt_lenpen") if name in result})
+    found.update({name: result[name] for name in SEARCH if name in result})
     return {**found, **_prepared(os.path.join(folder, "text", "bpe"))}
 
 

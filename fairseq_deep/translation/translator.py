@@ -67,6 +67,13 @@ class Translator:
             path = f"{bundle.data}/dict.{getattr(self.task.cfg, f'{side}_lang')}.txt"
             if _dictionary(path) != getattr(self.task, f"{side}_dictionary"):
                 raise UsageError(f"{path} is not the dictionary of {first.checkpoint}: an ensemble shares dictionaries")
+        differs = [name for name in ("tokenizer", "lowercase") if getattr(bundle, name) != getattr(first, name)]
+        differs += ["sub-words"] if _content(bundle.codes) != _content(first.codes) else []
+        if differs:
+            raise UsageError(
+                f"{bundle.checkpoint} has its text prepared otherwise than {first.checkpoint} ({', '.join(differs)}):"
+                " an ensemble shares that"
+            )
 
     def _build(self, bundle: Bundle, state: Dict[str, Any], generation: Any) -> torch.nn.Module:
         model = build_model(bundle, state, state["cfg"].model, self.task)
@@ -169,6 +176,13 @@ def _dictionary(path: str):
         raise UsageError(f"cannot read {path}: {error.strerror or 'no such file'}; see --data") from error
     except Exception as error:  # fairseq raises nothing more special of a wrong encoding
         raise UsageError(f"{path} is no dictionary of fairseq: {' '.join(str(error).split())}") from error
+
+
+def _content(path: Optional[str]) -> bytes:
+    if path is None:
+        return b""
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def build_task(bundle: Bundle, config: Any, precision: str = "fp32") -> DeepTranslationTask:

@@ -1,6 +1,7 @@
 """``fairseq-deep export``: a plain model becomes a checkpoint that fairseq reads without this package."""
 
 import argparse
+import re
 
 import pytest
 import torch
@@ -130,3 +131,24 @@ def test_the_flags_of_hydra_name_the_model_otherwise(data, tmp_path):
     assert export(tmp_path / "hydra.pt", tmp_path / "stock.pt").returncode == 0
     expected = hypotheses(generate(data, tmp_path / "checkpoint_last.pt", "--user-dir", PACKAGE))
     assert hypotheses(generate(data, tmp_path / "stock.pt", stock=True)) == expected
+
+
+def test_our_task_criterion_and_optimizer_get_fairseqs_names(data, tmp_path):
+    """Stock fairseq takes all of them from the checkpoint when it validates."""
+    ours = ["--task", "deep_translation", "--gnmt-lenpen", "--criterion", "fused_label_smoothed_cross_entropy"]
+    ours += ["--label-smoothing", "0.1", "--optimizer", "fused_adam"]
+    run(*train_command(data, tmp_path, *DEPTH, *ours, arch="transformer_prenorm_6l"))
+    trained, stock = tmp_path / "checkpoint_last.pt", tmp_path / "stock.pt"
+    assert export(trained, stock).returncode == 0
+    words = ["--task", "translation", "--cpu", "--valid-subset", "valid", "--max-tokens", "400"]
+    words += ["--log-format", "simple"]
+    losses = [
+        re.findall(r"\| (loss [\d.]+ \| nll_loss [\d.]+)", done.stdout + done.stderr)
+        for done in (
+            run("fairseq-validate", data, "--path", trained, "--user-dir", PACKAGE, *words),
+            run("fairseq-validate", data, "--path", stock, *words, prepare=WITHOUT),
+        )
+    ]
+    assert losses[0] == losses[1] and len(losses[0]) == 1
+    config = torch.load(stock, weights_only=False)["cfg"]
+    assert config["optimizer"]["_name"] == "adam" and "gnmt_lenpen" not in config["task"]

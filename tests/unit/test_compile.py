@@ -154,14 +154,25 @@ def test_shapes_share_what_is_compiled(make, dictionary):
     assert compiling.graphs() - before <= 12
 
 
-def test_nothing_is_compiled_before_a_training_step(make, batch, monkeypatch):
+def test_nothing_is_compiled_before_a_training_step(make, build, batch, monkeypatch):
     """A checkpoint has the flag in it, whoever loads it."""
     monkeypatch.setattr(deep_transformer, "compile_calls", lambda modules: pytest.fail("compiles"))
     plain, compiled = make(LSTM)
+    build(LSTM, **SHALLOW, compile=True).set_num_updates(5)  # as where fairseq loads a checkpoint into a fresh model
     for mode in (True, False):
         assert torch.equal(compiled.train(mode)(*batch)[0], plain.train(mode)(*batch)[0])
+    compiled.set_num_updates(5)
     with pytest.raises(pytest.fail.Exception, match="compiles"):
-        compiled.set_num_updates(0)
+        compiled.train().set_num_updates(5)
+
+
+def test_a_loaded_model_is_prepared_for_no_training(build, monkeypatch):
+    """Nor is its memory kept, its dropout replaced, or a watch set on it: it can be scripted as ever."""
+    monkeypatch.setattr(deep_transformer, "keep_memory", lambda: pytest.fail("keeps memory"))
+    model = build(PLAIN, **SHALLOW, fast_dropout=True, log_depth_interval=6)
+    model.set_num_updates(5)
+    assert model.watch is None and not any(part._forward_hooks for part in model.modules())
+    torch.jit.script(model.eval())
 
 
 def test_validation_and_generation_run_what_is_not_compiled(make, batches):
@@ -232,7 +243,7 @@ def process_group(tmp_path):
 def test_data_parallel_training(make, backend, batches, process_group):
     backend("aot_eager")
     plain, compiled = make(PLAIN)
-    compiled.set_num_updates(0)
+    compiled.train().set_num_updates(0)
     parallel = nn.parallel.DistributedDataParallel(compiled)
     for model in (plain, parallel):
         model(*batches[0])[0].square().mean().backward()

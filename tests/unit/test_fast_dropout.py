@@ -1,4 +1,6 @@
-"""``--fast-dropout``: the distribution of dropout, sane seeds, in every part of a model that drops entries."""
+"""Dropout: ``--fast-dropout`` has its distribution, sane seeds, in every part; ``--retain-dropout`` keeps all of it."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -73,3 +75,16 @@ def test_attention_without_its_dropout_is_what_it_was():
         attention.fast_dropout = fast
         outputs.append(attention(x, causal=True)[0])
     torch.testing.assert_close(*outputs)
+
+
+@pytest.mark.parametrize("name, flags", [
+    ("lstm_6l", {}), ("hierarchical_6l", {}), ("routing_6l", {}), ("transparent_16l", {}), ("mlrf_6l", {}),
+    ("dlcl_6l", {"dlcl_dropout": 0.1}), ("prenorm_6l", {}),
+])  # fmt: skip
+def test_retained_dropout_is_retained_in_all_that_connects_layers(name, flags, build):
+    """``--retain-dropout``: as many random decisions as in training."""
+    model = build(f"transformer_{name}", dropout=0.1, activation_dropout=0.1, **flags)
+    drops = [part for part in model.modules() if type(part).__name__.endswith("Dropout") and part.p > 0]
+    generation = SimpleNamespace(retain_dropout=True, retain_dropout_modules=None)
+    model.eval().prepare_for_inference_(SimpleNamespace(generation=generation))
+    assert drops and all(part.apply_during_inference for part in drops)

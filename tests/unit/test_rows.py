@@ -1,6 +1,10 @@
 """What of a row holds where the user asks for other methods than the row's."""
 
+import argparse
+
 import pytest
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from omegaconf import OmegaConf
 
 from fairseq_deep.registry import UsageError
 from tests.golden import parse
@@ -58,3 +62,17 @@ def test_all_other_clashes_are_told(row, flags, words, dictionary):
     with pytest.raises(UsageError) as error:
         build_architecture(f"transformer_{row}", dictionary, **flags)
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("row, flags", [
+    ("lstm_1layer_6l", {"decoder_layer_agg": "residual"}), ("lstm_two_6l", {"decoder_attn": "merged"}),
+    ("lstm_concat_6l", {"layer_agg": "rnn"}), ("relative_6l", {"layer_agg": "dlcl"}), ("ds_6l", {"layer_agg": "lstm"}),
+    ("dense_20l", {"layer_agg": "hierarchical"}), ("ode_24l", {"decoder_layer_agg": "residual"}), ("dlcl_30l", {}),
+])  # fmt: skip
+def test_hydras_configuration_is_read_as_a_command_line_is(row, flags):
+    """fairseq-hydra-train hands over a DictConfig, whose ``vars`` are not the flags."""
+    fill = ARCH_CONFIG_REGISTRY[f"transformer_{row}"]
+    line, config = argparse.Namespace(**flags), OmegaConf.create(dict(flags))
+    fill(line)
+    fill(config)
+    assert OmegaConf.to_container(config) == vars(line)

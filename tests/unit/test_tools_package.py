@@ -101,7 +101,8 @@ def test_sentencepiece_and_gnmts_length_penalty_are_kept(trained, tmp_path):
         hard_vocab_limit=False, minloglevel=2,
     )  # fmt: skip
     (exp / "text/bpe/steps.json").write_text(json.dumps({"tokenizer": "none", "lowercase": False}))
-    (exp / "RESULT.json").write_text(json.dumps({"beam": 3, "lenpen": 3.0, "gnmt_lenpen": True}))
+    result = {"beam": 3, "lenpen": 3.0, "gnmt_lenpen": True, "max_len_a": 0.5, "max_len_b": 2}
+    (exp / "RESULT.json").write_text(json.dumps(result))
     assert main.main(["package", str(exp), "--output", str(tmp_path / "made")]) == 0
     assert (tmp_path / "made/spm.model").is_file() and not (tmp_path / "made/code").exists()
     lines, search = raw_lines(exp)[:10], {**SEARCH, "lenpen": 3.0}
@@ -109,9 +110,26 @@ def test_sentencepiece_and_gnmts_length_penalty_are_kept(trained, tmp_path):
     plain = Translator([find_bundle(str(exp), gnmt_lenpen=False)], **search).translate(lines)
     assert got == want and [each[0].score for each in want] != [each[0].score for each in plain]
     card = (tmp_path / "made/README.md").read_text()
-    assert "GNMT lenpen 3.0" in card and "--remove-bpe sentencepiece --task deep_translation --gnmt-lenpen" in card
+    assert "GNMT lenpen 3.0, at most 0.5 x source + 2 units" in card and "--max-len-a 0.5 --max-len-b 2 " in card
+    assert "--remove-bpe sentencepiece --task deep_translation --gnmt-lenpen" in card
     model = DeepTransformerModel.from_pretrained(str(tmp_path / "made"), checkpoint_file="model.safetensors")
     assert model.encode(lines[0]).tolist() and model.bpe.sp.get_piece_size() > 10
+
+
+def test_a_package_from_before_it_had_a_longest_output(pair, tmp_path):
+    _, _, package = pair
+    older = tmp_path / "older"
+    shutil.copytree(package, older)
+    config = json.loads((older / "config.json").read_text())
+    for name in ("max_len_a", "max_len_b"):
+        del config["search"][name]
+    (older / "config.json").write_text(json.dumps(config))
+    lines = (older / "SHA256SUMS").read_text().splitlines()
+    digest = hashlib.sha256((older / "config.json").read_bytes()).hexdigest()
+    lines = [f"{digest}  config.json" if line.endswith("  config.json") else line for line in lines]
+    (older / "SHA256SUMS").write_text("\n".join(lines) + "\n")
+    bundle = find_bundle(str(older))
+    assert (bundle.beam, bundle.max_len_a, bundle.max_len_b) == (3, 1.0, 50)
 
 
 @pytest.mark.parametrize("lang, lowercase, steps", [
@@ -121,7 +139,7 @@ def test_sentencepiece_and_gnmts_length_penalty_are_kept(trained, tmp_path):
 def test_the_card_says_what_fairseqs_hub_does_not_do(lang, lowercase, steps):
     card = make_card({
         "name": "", "licence": "MIT", "arch": "a", "made_with": {},
-        "search": {"beam": 4, "lenpen": 1, "gnmt_lenpen": False},
+        "search": {"beam": 4, "lenpen": 1, "gnmt_lenpen": False, "max_len_a": 1.2, "max_len_b": 10},
         "task": {"source_lang": lang, "target_lang": "de"},
         "text": {"tokenizer": "moses", "lowercase": lowercase, "sub_words": None},
     }, {}, {})  # fmt: skip
@@ -214,7 +232,8 @@ def test_the_card(trained, tmp_path):
         "# Ours\n", "| licence | CC-BY-4.0 |", "| architecture | `transformer_dlcl_2l2l_tiny` of fairseq_deep |",
         f"| parameters | {sum(sizes.values()):,} |", f"| train | 22,000 | {'e' * 64} | {'d' * 64} |",
         "| test | sacreBLEU | 31.40 | `nrefs:1\\|case:mixed` |", "| test | chrF | 55.50 | `nc:6` |",
-        "| hardware | 2 cores, a \\| b |", "--beam 3 --lenpen 0.8 --remove-bpe", "| search | beam 3, lenpen 0.8 |",
+        "| hardware | 2 cores, a \\| b |", "--beam 3 --lenpen 0.8 --remove-bpe",
+        "| search | beam 3, lenpen 0.8, at most 1 x source + 50 units |",
     ):  # fmt: skip
         assert row in card, row
     assert "/home/me" not in card

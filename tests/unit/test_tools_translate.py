@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,17 @@ def alone(trained, tmp_path_factory):
     for name in ("averaged.pt", "data-bin/dict.en.txt", "data-bin/dict.de.txt", "text/bpe/code", "text/bpe/steps.json"):
         shutil.copy(trained / name, folder)
     return folder
+
+
+def test_the_longest_output_is_that_of_the_recipe(trained, tmp_path):
+    for part in ("averaged.pt", "data-bin", "text"):
+        (tmp_path / part).symlink_to(trained / part)
+    words = ["translate", "--input", trained / "text/raw/test.en"]
+    bound = ["--max-len-a", "0.2", "--max-len-b", "1"]
+    (tmp_path / "RESULT.json").write_text(json.dumps({"beam": 3, "lenpen": 0.8, "max_len_a": 0.2, "max_len_b": 1}))
+    short, usual = (run("fairseq-deep", *words, *more).stdout for more in ([tmp_path], [trained]))
+    assert short == run("fairseq-deep", *words, trained, *bound).stdout != usual
+    assert run("fairseq-deep", *words, tmp_path, "--max-len-a", "1", "--max-len-b", "50").stdout == usual
 
 
 def test_the_length_penalty_is_that_of_the_recipe(trained, tmp_path):
@@ -227,6 +239,27 @@ def test_bad_input_is_one_line(name, alone, translate, tmp_path):
     code, out, err = translate(*(word.format(**places) for word in words), text="We see.\n")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"fairseq-deep translate: {message.format(**places)}")
+
+
+@pytest.mark.parametrize("change, what", [
+    (lambda folder: (folder / "code").write_text("#version: 0.2\nh a\n"), "sub-words"),
+    (lambda folder: (folder / "steps.json").write_text(json.dumps({"tokenizer": "none", "lowercase": True})),
+     "tokenizer, lowercase"),
+])  # fmt: skip
+def test_an_ensemble_shares_how_its_text_is_prepared(change, what, alone, translate, tmp_path):
+    shutil.copytree(alone, tmp_path / "other")
+    change(tmp_path / "other")
+    code, _, err = translate(alone / "averaged.pt", tmp_path / "other/averaged.pt", text="We see.\n")
+    assert code == 2 and f"prepared otherwise than {alone}/averaged.pt ({what}): an ensemble shares that" in err
+
+
+def test_translations_are_utf_8_whatever_the_locale(alone, trained):
+    """As the input is; else a letter that the locale has not ends the output half-way."""
+    words = ["fairseq-deep", "translate", alone / "averaged.pt", "--input", trained / "text/raw/test.en"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done, usual = (subprocess.run(words, capture_output=True, env=env) for env in (environment, None))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == usual.stdout and "grün".encode() in done.stdout
 
 
 def test_an_ensemble_of_strangers_is_refused(trained, alone, translate, tmp_path):
