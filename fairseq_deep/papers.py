@@ -21,7 +21,7 @@ W19 = {
 }
 
 
-# (name after "transformer_", depth, size, BLEU as printed, further flags): Tables 1 to 6 of X24. Two scores stand on
+# (name after "transformer_", depth, size, BLEU as printed, further flags): Tables 1 to 6 of X24. Two of these stand on
 # models of another size: 28.53 on lstm_6l, 71.8M with the gate sets of the paper's text, where its count, 70.25M, has
 # one set ("gate-encdec"); 28.81 on lstm_two_6l, 89.2M, where it prints 100.18M, which no layout that we found has.
 X24 = [

@@ -69,9 +69,19 @@ def add_parts(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Translate; 1 if a line was too long."""
+    check_fairseq()
+    from fairseq_deep.registry import UsageError
+
+    try:
+        return translate(args)
+    except UsageError as error:  # by the model when it is loaded, or by the search when its scores are no numbers
+        raise UserError(str(error).partition(": ")[2]) from error
+
+
+def translate(args: argparse.Namespace) -> int:
+    """Translate what `args` name."""
     if args.nbest > 1 and not args.json:
         raise UserError(f"--nbest {args.nbest} gives several translations of a line: add --json")
-    check_fairseq()
     if args.output != "-":
         check_outputs([args.output], [args.input])
     lines = None if args.input == "-" else read_lines(args.input)
@@ -88,21 +98,17 @@ def run(args: argparse.Namespace) -> int:
 
 def load(args: argparse.Namespace) -> Any:
     """Return the `Translator` of the models."""
-    from fairseq_deep.registry import UsageError
     from fairseq_deep.translation import Translator, find_bundle
 
     names = ("data", "tokenizer", "lowercase", "source_lang", "target_lang", "gnmt_lenpen")
     parts = {name: getattr(args, name) for name in names}
-    try:
-        bundles = [find_bundle(path, codes=args.bpe_codes, **parts) for path in args.models]
-        asked = {name: getattr(args, name) for name in SEARCH if getattr(args, name) is not None}
-        search = {**search_of(bundles[0]), **asked}
-        if args.nbest > search["beam"]:
-            raise UserError(f"--nbest {args.nbest} is more than --beam {search['beam']}: choose a larger beam")
-        return Translator(bundles, args.decode_precision, args.batch_size, args.max_tokens, args.cpu,
-                          nbest=args.nbest, **search)  # fmt: skip
-    except UsageError as error:
-        raise UserError(str(error).partition(": ")[2]) from error
+    bundles = [find_bundle(path, codes=args.bpe_codes, **parts) for path in args.models]
+    asked = {name: getattr(args, name) for name in SEARCH if getattr(args, name) is not None}
+    search = {**search_of(bundles[0]), **asked}
+    if args.nbest > search["beam"]:
+        raise UserError(f"--nbest {args.nbest} is more than --beam {search['beam']}: choose a larger beam")
+    return Translator(bundles, args.decode_precision, args.batch_size, args.max_tokens, args.cpu,
+                      nbest=args.nbest, **search)  # fmt: skip
 
 
 def search_of(bundle: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from fairseq_deep.tools import main
 from fairseq_deep.translation import Translator, find_bundle
@@ -239,6 +240,17 @@ def test_bad_input_is_one_line(name, alone, translate, tmp_path):
     code, out, err = translate(*(word.format(**places) for word in words), text="We see.\n")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"fairseq-deep translate: {message.format(**places)}")
+
+
+def test_a_model_that_has_diverged_is_one_line(alone, translate, tmp_path):
+    """And nothing is left of the output: what fails within the search ends like any bad input."""
+    shutil.copytree(alone, tmp_path / "other")
+    state = torch.load(tmp_path / "other/averaged.pt", weights_only=False)
+    state["model"] = {name: value.float() * float("nan") for name, value in state["model"].items()}
+    torch.save(state, tmp_path / "other/averaged.pt")
+    code, out, err = translate(tmp_path / "other/averaged.pt", "--output", tmp_path / "out.de", text="We see.\n")
+    assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith("fairseq-deep translate: ")
+    assert not (tmp_path / "out.de").exists()
 
 
 @pytest.mark.parametrize("change, what", [
