@@ -117,8 +117,18 @@ def test_without_a_checkpoint_there_is_nothing_to_go_back_to(small, tmp_path):
     ("Fatal error: gradients are inconsistent between workers. Try --ddp-backend=legacy_ddp.\n---", "inconsistent"),
 ])  # fmt: skip
 def test_each_kind_has_its_words(monkeypatch, error, said):
-    """The loss scale is one of fp16, which a CPU cannot train in."""
+    """The loss scale is one of fp16."""
     trainer = SimpleNamespace(get_num_updates=lambda: 6)
     monkeypatch.setattr(safe_numbers, "first_not_finite", lambda *_: "here")
     found = safe_numbers.explain(trainer, [], FloatingPointError(error), {})
     assert "update 7: " in found.code and said in found.code and "\n" not in found.code
+
+
+def test_a_gradient_that_fp16_cannot_hold_leaves_its_update_out(small, tmp_path):
+    """On a CPU, too: the loss scale falls until gradients fit, as it does whenever it has grown too far."""
+    flags = ["--memory-efficient-fp16", "--fp16-init-scale", str(2**22), "--max-update", "3", "--max-epoch", "20"]
+    done = run(*train_command(small, tmp_path / "save", *FLAGS, *flags))
+    text = done.stdout + done.stderr
+    assert "gradient overflow detected" in text and "done training" in text
+    state = torch.load(tmp_path / "save/checkpoint_last.pt", weights_only=False)
+    assert state["optimizer_history"][-1]["num_updates"] == 3

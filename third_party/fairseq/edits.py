@@ -171,6 +171,13 @@ EDITS = [
         regex=True,
     ),
     Edit(
+        "fairseq/trainer.py",
+        "torch.tensor(0.0).cuda()",
+        "torch.tensor(0.0, device=self.device)",
+        1,
+        "the first gradient that fp16 could not hold ended a training on a CPU",
+    ),
+    Edit(
         "fairseq_cli/train.py",
         "            log_output = trainer.train_step(samples)\n",
         "            log_output = safe_numbers.step(cfg.checkpoint, trainer, samples)\n",
@@ -371,7 +378,7 @@ EDITS = [
         1,
         "--bf16 took every machine for a TPU",
     ),
-    Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep3"', 1, "say that this is edited"),
+    Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep4"', 1, "say that this is edited"),
     Edit("setup.py", "from torch.utils import cpp_extension", "raise ImportError", 1, "the sdist lacks their sources"),
     Edit("setup.py", r"^        setup_requires=\[[^]]*\],\n", "", 1, "pyproject.toml names them", regex=True),
     Edit("setup.py", r"^        (dependency_links|test_suite)=.*\n", "", 2, "setuptools dropped them", regex=True),
