@@ -242,6 +242,7 @@ CLAIMS: Dict[str, Claim] = {
             Statement("as good", "ds", "base"),
             Statement("as good", "matt", "base"),
             Statement("as good", "matt_ds", "base"),
+            Statement("as good", "matt_ds", "ds"),
             Statement("as good", "matt", "matt_self"),
             Statement("as good", "matt", "matt_average"),
             Statement("faster", "matt", "base"),
