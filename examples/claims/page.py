@@ -83,7 +83,7 @@ def losses_at_equal_time(records, timed):
 def _statements(verdicts):
     rows = [["statement", "here", "holds"]]
     for verdict in verdicts:
-        why = f" ({verdict['why']})" if verdict.get("why") else ""
+        why = f": {verdict['why']}" if verdict.get("why") else ""
         rows.append([verdict["text"], verdict["found"], verdict["verdict"] + why])
     return rows
 
