@@ -91,10 +91,8 @@ def generate_command(folder, subset):
     """The recipe's own ``fairseq-generate`` for *subset* of the text of the run in *folder*."""
     with open(os.path.join(folder, "cmd.sh"), encoding="utf-8") as stream:
         lines = stream.read().splitlines()
-    words, home = (
-        shlex.split(lines[-1]),
-        shlex.split(find(r"^cd .*", "\n".join(lines), folder, "the recipe's folder"))[1],
-    )
+    words = shlex.split(lines[-1].removeprefix("exec "))
+    home = shlex.split(find(r"^cd .*", "\n".join(lines), folder, "the recipe's folder"))[1]
     middle = words.index("--")
     dry = [*words[:middle], "--subsets", "test", "--stage", "6", "--stop-stage", "6", "--dry-run", *words[middle:]]
     plan = run(dry, folder, "the plan of its translation", cwd=home)

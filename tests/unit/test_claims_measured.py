@@ -107,6 +107,16 @@ def test_one_that_cannot_be_timed_leaves_the_others(timed):
                         for label in "ab"}, [], 4)  # fmt: skip
 
 
+def test_a_translation_is_planned_by_the_command_that_the_recipe_left(claims, tmp_path):
+    """As ``examples/common/prepare.sh`` writes it: a folder, and one line that the shell becomes."""
+    (tmp_path / "recipe.sh").write_text('echo "$@" > asked; echo "fairseq-generate DATA --gen-subset test --beam 4"\n')
+    (tmp_path / "cmd.sh").write_text(f"#!/usr/bin/env bash\ncd {tmp_path}\nexec bash recipe.sh --arch a -- --lr 1\n")
+    found = claims["speed"].generate_command(str(tmp_path), "valid")
+    assert found == ["fairseq-generate", "DATA", "--gen-subset", "valid", "--beam", "4"]
+    asked = "--arch a --subsets test --stage 6 --stop-stage 6 --dry-run -- --lr 1\n"
+    assert (tmp_path / "asked").read_text() == asked
+
+
 def test_scores_are_found_among_warnings(claims, monkeypatch):
     said = "BLEU = 12.34\nnote: hypotheses end in ' .'\nfoo.py:3: UserWarning: a = b\n"
     monkeypatch.setattr(claims["fit"], "generate_command", lambda *_: ["fairseq-generate", "x", "y", "z"])
