@@ -9,6 +9,8 @@ from results import bootstrap
 
 LEARNED = 0.1
 """Nats a sub-word by which the true source must beat another's before a model counts as one that uses it."""
+RISE = 1.0
+"""Bits by which the loss may end above its best before a model counts as one that has lost what it had learned."""
 LEVEL = 0.05
 """Chance of a difference where there is none."""
 BOOTSTRAP_LEVEL = LEVEL / 2
@@ -164,8 +166,10 @@ def _learned(record):
     for seed in record["done"]:
         gain = record["seeds"][seed].get("source_gain")
         if gain is not None:
-            found[seed] = gain > LEARNED
-            texts.append(f"{gain:.2f}")
+            losses = list((record.get("curve") or {}).get(str(seed), {}).values())
+            lost = bool(losses) and losses[-1] - min(losses) > RISE
+            found[seed] = gain > LEARNED and not lost
+            texts.append(f"{gain:.2f}" + (f" (loss {min(losses):.2f}, at the end {losses[-1]:.2f})" if lost else ""))
     broken = _diverged(record)
     found.update(dict.fromkeys(broken, False))
     words = [f"source gain {', '.join(texts)}"] if texts else []

@@ -108,6 +108,14 @@ def test_training_is_to_use_the_source(kind, gains, verdict, claims):
     assert claims["judge"].judge(statement, [own], {}, {}, 1000)["verdict"] == verdict
 
 
+@pytest.mark.parametrize("end, verdict", [(5.5, "no (one seed)"), (13.9, "yes (one seed)")])
+def test_a_model_that_has_lost_what_it_had_learned_fails(end, verdict, claims):
+    """Outputs that are the same everywhere can have any loss, and any difference between two sources."""
+    own = {**record("a", s1={"source_gain": 0.18}), "curve": {"1": {"100": 9.0, "200": 5.2, "300": end}}}
+    found = claims["judge"].judge(claims["definitions"].Statement("fails", "a"), [own], {}, {}, 1000)
+    assert found["verdict"] == verdict and ("at the end 13.90" in found["found"]) is (end > 6)
+
+
 @pytest.mark.parametrize("reason, fails, trains", [
     ("FloatingPointError: gradients are Nan/Inf", "yes", "not clear"),
     ("FloatingPointError: Minimum loss scale reached (0.0001)", "yes", "not clear"),
