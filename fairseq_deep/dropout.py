@@ -27,6 +27,11 @@ def fast_dropout(x: Tensor, probability: float) -> Tensor:
     return x * kept.mul_(2**16 / (2**16 - dropped))
 
 
+def dropout_of(part: nn.Module, probability: float) -> nn.Module:
+    """The dropout of a *part* that is no layer of fairseq's: ``--retain-dropout`` keeps it, too, while translating."""
+    return FairseqDropout(probability, module_name=type(part).__name__)
+
+
 def _forward(module: nn.Module, x: Tensor, inplace: bool = False) -> Tensor:
     """Stands for the call of *module*, a dropout."""
     if not (module.training or getattr(module, "apply_during_inference", False)):

@@ -16,10 +16,10 @@ x_1 = weight[0, 0] * y_0.
 from typing import Dict, List, Optional
 
 import torch
-from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
 from ..compat import is_compiling
+from ..dropout import dropout_of
 from ..exact import Exact
 from ..registry import UsageError
 from ..stack import Stack
@@ -116,7 +116,7 @@ class Dlcl(Exact, Aggregator):
         else:
             self.weight = nn.Parameter(weight)
         self.layer_norms = nn.ModuleList([] if no_norm else [nn.LayerNorm(dim) for _ in range(num_layers)])
-        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        self.dropout = dropout_of(self, dropout)
         self.reset_parameters()
 
     @staticmethod

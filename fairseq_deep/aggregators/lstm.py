@@ -26,10 +26,10 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
-from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ..dropout import dropout_of
 from ..registry import UsageError
 from ..stack import Layout, Stack
 from .base import AGGREGATORS, Aggregator
@@ -95,8 +95,8 @@ class Hidden(nn.Module):
         self.fc1 = nn.Linear(in_dim, hidden or dim, bias=False)
         self.layer_norm = nn.LayerNorm(hidden or dim)
         self.fc2 = nn.Linear(hidden // 2, dim, bias=False) if hidden else None
-        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
-        self.activation_dropout = FairseqDropout(activation_dropout, module_name=type(self).__name__)
+        self.dropout = dropout_of(self, dropout)
+        self.activation_dropout = dropout_of(self, activation_dropout)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

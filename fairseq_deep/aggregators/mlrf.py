@@ -22,9 +22,9 @@ from typing import Dict, List, Optional
 
 import torch
 import torch.nn.functional as F
-from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
+from ..dropout import dropout_of
 from ..exact import Exact
 from ..registry import UsageError
 from ..stack import Stack
@@ -75,7 +75,7 @@ class JoinedLayers(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(layers * dim, hidden)
         self.fc2 = nn.Linear(hidden, dim)
-        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        self.dropout = dropout_of(self, dropout)
         for linear in (self.fc1, self.fc2):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)

@@ -16,9 +16,9 @@ from typing import List
 
 import torch
 import torch.nn.functional as F
-from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
+from ..dropout import dropout_of
 from ..stack import Stack
 from .base import Aggregator
 
@@ -42,8 +42,8 @@ class Node(nn.Module):
         self.fc1 = nn.Linear(inputs * stack.dim, hidden)
         self.fc2 = nn.Linear(hidden, stack.dim)
         self.layer_norm = nn.LayerNorm(stack.dim)
-        self.activation_dropout = FairseqDropout(stack.activation_dropout, module_name=type(self).__name__)
-        self.dropout = FairseqDropout(stack.dropout, module_name=type(self).__name__)
+        self.activation_dropout = dropout_of(self, stack.activation_dropout)
+        self.dropout = dropout_of(self, stack.dropout)
         for linear in (self.fc1, self.fc2):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)

@@ -13,10 +13,10 @@ Names here: ``weight[j - 1, k]`` is W_jk.
 from typing import List
 
 import torch
-from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
 from ..aggregators.weighted_sum import weighted_sum
+from ..dropout import dropout_of
 from ..exact import Exact
 from ..registry import UsageError
 from ..stack import Stack
@@ -45,7 +45,7 @@ class Transparent(Exact, Memory):
         if not 0.0 <= dropout < 1.0:
             raise UsageError(f"--transparent-dropout {dropout} is not a probability: use a value from 0 to below 1")
         self.weight = nn.Parameter(torch.zeros(self.num_memories, self.num_layers + 1))
-        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        self.dropout = dropout_of(self, dropout)
 
     @staticmethod
     def add_args(parser) -> None:
