@@ -10,6 +10,7 @@ from fairseq import checkpoint_utils, utils
 from fairseq.dataclass.configs import GenerationConfig
 from omegaconf import OmegaConf
 
+from ..compat import sha256
 from ..registry import UsageError
 from ..task import DeepTranslationConfig, DeepTranslationTask
 from .bundle import Bundle
@@ -68,7 +69,8 @@ class Translator:
             if _dictionary(path) != getattr(self.task, f"{side}_dictionary"):
                 raise UsageError(f"{path} is not the dictionary of {first.checkpoint}: an ensemble shares dictionaries")
         differs = [name for name in ("tokenizer", "lowercase") if getattr(bundle, name) != getattr(first, name)]
-        differs += ["sub-words"] if _content(bundle.codes) != _content(first.codes) else []
+        sums = [sha256(each.codes) if each.codes else None for each in (bundle, first)]
+        differs += ["sub-words"] if sums[0] != sums[1] else []
         if differs:
             raise UsageError(
                 f"{bundle.checkpoint} has its text prepared otherwise than {first.checkpoint} ({', '.join(differs)}):"
@@ -176,13 +178,6 @@ def _dictionary(path: str):
         raise UsageError(f"cannot read {path}: {error.strerror or 'no such file'}; see --data") from error
     except Exception as error:  # fairseq raises nothing more special of a wrong encoding
         raise UsageError(f"{path} is no dictionary of fairseq: {' '.join(str(error).split())}") from error
-
-
-def _content(path: Optional[str]) -> bytes:
-    if path is None:
-        return b""
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def build_task(bundle: Bundle, config: Any, precision: str = "fp32") -> DeepTranslationTask:
