@@ -221,7 +221,7 @@ def _fits(left, right, measure):
 def _open(*records):
     """Nothing that can be judged: not trained, or failed for another reason than its method."""
     missing = [record["label"] for record in records if not record["done"]]
-    failed = [reason for record in records for reason in record["failed"].values()]
+    failed = [reason[:120] for record in records for reason in record["failed"].values()]
     why = f"not trained: {', '.join(missing)}" if missing else "not measured, or not with the same seeds"
     return {"found": "-", "verdict": "open", "why": "; ".join([why, *failed])}
 

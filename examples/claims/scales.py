@@ -5,15 +5,15 @@ SCALES = {
     "mini": {
         "pre": (
             "--conf mini --max-tokens 512 --batch-tokens 512 --bpe-merges 4000 --updates 3000 --gen-batch 100",
-            "--dropout 0.1 --lr 0.002 --warmup-updates 600",
+            "--dropout 0.1 --fast-dropout --lr 0.002 --warmup-updates 600",
         ),
         "post": (
             "--conf mini --max-tokens 512 --batch-tokens 512 --bpe-merges 4000 --updates 3000 --gen-batch 100",
-            "--dropout 0.1 --lr 0.001 --warmup-updates 1000",
+            "--dropout 0.1 --fast-dropout --lr 0.001 --warmup-updates 1000",
         ),
         "deep": (
             "--conf mini --max-tokens 512 --batch-tokens 512 --bpe-merges 4000 --updates 1500 --translate false",
-            "--dropout 0.1 --lr 0.0005 --warmup-updates 400",
+            "--dropout 0.1 --fast-dropout --lr 0.0005 --warmup-updates 400",
         ),
     },
     "base": {

@@ -92,6 +92,16 @@ def test_a_training_that_is_done_does_nothing_when_it_is_started_again(small, tm
     assert {path.name: path.stat().st_mtime_ns for path in folder.glob("*.pt")} == before
 
 
+class Blocked(torch.utils.data.Dataset):
+    """What the process that reads it has blocked."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
 class TestSignals:
     """The object that notes them."""
 
@@ -127,6 +137,19 @@ class TestSignals:
         assert ended == [signal.SIGUSR1]
         signal.signal(signal.SIGUSR1, before)
 
+    @pytest.mark.parametrize("listens", [True, False])
+    def test_a_worker_of_a_training_has_them_blocked_from_its_birth(self, stop, monkeypatch, listens):
+        """Nothing is left between its start and its first line; the training itself hears them."""
+        monkeypatch.setattr(safe_stop, "STOP", stop)
+        if listens:
+            stop.listen()
+        own = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        started = []
+        monkeypatch.setattr(safe_stop, "_begin_worker", lambda initialise, number: initialise(number))
+        loader = safe_stop.DataLoader(Blocked(), num_workers=1, batch_size=None, worker_init_fn=started.append)
+        assert [set(found) & set(SIGNALS) for found in loader] == [set(SIGNALS) if listens else set()]
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == own
+
     def test_a_training_that_ends_by_itself_is_not_stopped(self, stop):
         stop.listen()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -159,6 +182,44 @@ def test_the_command_that_gets_a_signal(small, tmp_path):
     update = int(re.search(r"saved checkpoint_last.pt at update (\d+)", rest)[1])
     state = torch.load(tmp_path / "save/checkpoint_last.pt", weights_only=False)
     assert state["optimizer_history"][-1]["num_updates"] == update >= 3
+
+
+def workers_of(child):
+    return subprocess.check_output(["pgrep", "-P", str(child.pid)], text=True).split()
+
+
+def live(processes):
+    """Those that have not ended."""
+    state = subprocess.run(["ps", "-o", "stat=", "-p", ",".join(processes)], capture_output=True, text=True).stdout
+    return [word for word in state.split() if not word.startswith("Z")]
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_workers_that_read_data_outlive_a_signal_to_the_whole_group(small, tmp_path, number):
+    """As torchrun, a scheduler and Ctrl-C send it."""
+    child, _ = begin(train_command(small, tmp_path / "save", *LONG, "--batch-size", "1"), 3)
+    workers = workers_of(child)
+    for worker in workers:
+        os.kill(int(worker), number)
+    for line in child.stdout:  # longer than what has been read ahead
+        if '"num_updates": "30"' in line:
+            break
+    child.send_signal(number)
+    rest = child.communicate(timeout=60)[0]
+    assert child.returncode == 75 and "Traceback" not in rest, rest[-2000:]
+    assert workers and not live(workers)
+
+
+def test_workers_of_a_training_that_is_killed_end_too(small, tmp_path):
+    child, _ = begin(train_command(small, tmp_path / "save", *LONG, "--batch-size", "1"), 3)
+    workers = workers_of(child)
+    assert live(workers)
+    child.kill()
+    child.wait()
+    end = time.time() + 30  # a worker looks every 5 seconds
+    while live(workers) and time.time() < end:
+        time.sleep(0.2)
+    assert not live(workers)
 
 
 def test_fairseq_hydra_train_stops_so_too(small, tmp_path):

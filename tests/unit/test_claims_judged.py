@@ -129,6 +129,12 @@ def test_a_loss_that_is_no_number_counts_as_failed_and_a_crash_of_the_machine_do
     assert judge.judge(Statement("trains", "a"), [half], {}, {}, 1000)["verdict"] == trains
 
 
+def test_the_reason_of_a_failure_fits_into_a_table(claims):
+    broken = {**record("a"), "failed": {1: "words " * 100}, "wanted": [1]}
+    why = claims["judge"].judge(claims["definitions"].Statement("trains", "a"), [broken], {}, {}, 1000)["why"]
+    assert why.startswith("not trained: a; words words") and len(why) < 150
+
+
 def test_faster_needs_rounds_that_do_not_overlap(claims):
     statement = claims["definitions"].Statement("faster", "a", "b")
     records = [scored("a", 10.0), scored("b", 10.0)]

@@ -272,6 +272,8 @@ EDITS = [
         1,
         STOP,
     ),
+    Edit("fairseq/data/iterators.py", "itr = torch.utils.data.DataLoader(", "itr = safe_stop.DataLoader(", 3, STOP),
+    Edit("fairseq/data/iterators.py", IMPORT_TORCH, "\nimport torch\nfrom fairseq import safe_stop\n", 1, STOP),
     Edit(
         "fairseq/distributed/utils.py",
         "            torch.multiprocessing.spawn(\n",
@@ -378,7 +380,7 @@ EDITS = [
         1,
         "--bf16 took every machine for a TPU",
     ),
-    Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep4"', 1, "say that this is edited"),
+    Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep5"', 1, "say that this is edited"),
     Edit("setup.py", "from torch.utils import cpp_extension", "raise ImportError", 1, "the sdist lacks their sources"),
     Edit("setup.py", r"^        setup_requires=\[[^]]*\],\n", "", 1, "pyproject.toml names them", regex=True),
     Edit("setup.py", r"^        (dependency_links|test_suite)=.*\n", "", 2, "setuptools dropped them", regex=True),

@@ -4,11 +4,13 @@ Machines that are taken back (pre-emption, a time limit, Ctrl-C) send such a sig
 several processes one of them may get it alone; all of them stop after the same update.
 """
 
+import functools
 import logging
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 
 import torch
@@ -76,6 +78,41 @@ class Stop:
 
 
 STOP = Stop()
+
+
+class DataLoader(torch.utils.data.DataLoader):
+    """torch's DataLoader, whose processes outlive a signal to all the processes of a training.
+
+    A scheduler, torchrun and Ctrl-C send theirs to each. Where it ended one that reads data, the training ended with
+    it, before it could save. A thread hands the signals that it blocks on to the processes that it starts.
+    """
+
+    def __init__(self, *arguments, worker_init_fn=None, **options):
+        begin = functools.partial(_begin_worker, worker_init_fn)
+        super().__init__(*arguments, worker_init_fn=begin, **options)
+
+    def __iter__(self):
+        if not STOP.before or not hasattr(signal, "sigwaitinfo"):  # not a training, or macOS
+            return super().__iter__()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            return super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin_worker(initialise, number):
+    if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []):
+        threading.Thread(target=_await_parent, daemon=True).start()
+    if initialise is not None:
+        initialise(number)
+
+
+def _await_parent():
+    """The training itself ends its workers by a signal."""
+    while signal.sigwaitinfo(SIGNALS).si_pid != os.getppid():
+        pass
+    os._exit(0)
 
 
 def spawn(fn, args, nprocs, join=True):
