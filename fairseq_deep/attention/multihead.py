@@ -60,11 +60,14 @@ def _fuses_steps(q: Tensor) -> bool:
 
 
 def _trains_plainly(q: Tensor, keys: int) -> bool:
-    """Whether plain products are the faster form in training: on a CPU, most of all in bf16, for usual sentences."""
+    """Whether plain products are the faster form in training: on a CPU, most of all in bf16, for usual sentences.
+
+    Gradients may be off: with recomputation the first pass has none, and is to round as the second one does.
+    """
     if not torch.jit.is_scripting():
         if is_compiling():  # sentences of all lengths are to share compiled code
             return False
-    return not q.is_cuda and keys <= 128 and torch.is_grad_enabled()
+    return not q.is_cuda and keys <= 128
 
 
 class MultiheadAttention(nn.Module):
@@ -213,7 +216,7 @@ class MultiheadAttention(nn.Module):
         of_values = self.relative_values
         fast = self.fast_dropout and dropout > 0
         if not need_weights and of_values is None and (not decoding or _fuses_steps(q)) and not fast:
-            if _trains_plainly(q, key.size(2)):
+            if self.training and _trains_plainly(q, key.size(2)):
                 return _attend_plainly(q, key, value, bias, dropout, causal), None
             return _attend(q, key, value, bias, dropout, causal), None
         weights = _weights(q, key, future_mask(q.size(2), key.size(2), q) if causal else bias)

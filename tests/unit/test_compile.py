@@ -112,10 +112,13 @@ def assert_compiled(model):
     ],
 )
 def test_training_is_that_of_the_model_as_it_is(make, backend, batches, how, name, flags):
-    """Losses and every gradient; backends with "aot" in their name make backward passes of their own, too."""
+    """Losses and every gradient; backends with "aot" in their name make backward passes of their own, too.
+
+    Attention is fused where it is compiled alone, so that rounding differs.
+    """
     backend(how)
     plain, compiled = (model.double() for model in make(name, **flags))
-    assert_same(train(compiled, batches), train(plain, batches), rtol=1e-9, atol=1e-12)
+    assert_same(train(compiled, batches), train(plain, batches), rtol=1e-9, atol=1e-11)
     assert_compiled(compiled)
 
 

@@ -84,7 +84,7 @@ def test_causal_is_the_causal_mask(relative, need_weights, right):
 
 
 def test_causal_needs_no_mask_where_nothing_else_is_added(monkeypatch):
-    given, module = [], MultiheadAttention(C, H)
+    given, module = [], MultiheadAttention(C, H).eval()
     monkeypatch.setattr(multihead, "_attend", lambda q, k, v, bias, *rest: given.append((bias, rest[-1])) or v)
     module(torch.randn(T, B, C), causal=True)
     module(torch.randn(T, B, C), causal=True, key_padding_mask=padded(right=1))
@@ -224,8 +224,9 @@ def test_a_forward_pass_asks_the_device_nothing(dictionary, name, monkeypatch):
 @pytest.mark.parametrize("flags", [{}, {"relative_positions": 2}, {"decoder_attn": "merged-self"}], ids=str)
 @pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
 @pytest.mark.parametrize("pads_right", [True, False])
-def test_masks_are_made_once(build, batch, never_asks, flags, autocast, pads_right):
+def test_masks_are_made_once(build, batch, never_asks, monkeypatch, flags, autocast, pads_right):
     """Whatever the depth: the same operations that only masks need, and masks of the type that attention takes."""
+    monkeypatch.setattr(multihead, "_trains_plainly", lambda q, keys: False)  # as on a GPU; plain products make a mask
     counts, types_of_masks = [], set()
 
     def note(module, inputs, options):
