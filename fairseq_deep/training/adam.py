@@ -76,7 +76,9 @@ class FusedAdam(torch.optim.Optimizer):
             targets, grads = in_fp32(weights), in_fp32(grads)
         exp_avgs = [self.state[weight]["exp_avg"] for weight in weights]
         exp_avg_sqs = [self.state[weight]["exp_avg_sq"] for weight in weights]
-        update = _fused if has_fused(targets[0].device.type) else _foreach
+        laid_out = all(one.is_contiguous() for tensors in (targets, grads, exp_avgs, exp_avg_sqs) for one in tensors)
+        # the fused kernel reads all four as flat memory
+        update = _fused if laid_out and has_fused(targets[0].device.type) else _foreach
         update(targets, grads, exp_avgs, exp_avg_sqs, group, step, scale)
         if half:
             copy_all(weights, targets)

@@ -72,6 +72,21 @@ def test_types_may_be_mixed(kernel):
         assert {optimizer.state[mine][name].dtype for name in ("exp_avg", "exp_avg_sq")} == {torch.float32}
 
 
+@pytest.mark.parametrize("turned", ["weight", "gradient"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tensors_may_lie_in_memory_otherwise(dtype, turned, kernel):
+    """Weights and gradients that are views of a transposed matrix."""
+    turn = {turned: lambda x: x.t().contiguous().t()}
+    results = []
+    for optimizer in (FusedAdam, Adam):
+        [matrix, *_], grads = parameters(dtype), parameters(dtype, seed=1)
+        weight = torch.nn.Parameter(turn.get("weight", torch.clone)(matrix.detach()))
+        weight.grad = turn.get("gradient", torch.clone)(grads[0].detach())
+        optimizer([weight], lr=0.1, **RATES).step()
+        results.append(weight)
+    torch.testing.assert_close(*results, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)
+
+
 def test_gradients_are_divided_by_the_scale(kernel):
     plain, scaled, tensor = parameters(torch.float32), parameters(torch.float32), parameters(torch.float32)
     train(FusedAdam(plain, **RATES), plain, 3)
