@@ -25,7 +25,7 @@ def by_depth(records, timed, path):
     panels[0].set_ylabel(name)
     if timed:
         panels[1].set_ylabel("decoding, tokens a second")
-        panels[1].set_ylim(bottom=0)
+        panels[1].set_ylim(0, 1.08 * max(times["tokens_per_second"] for times in timed.values()))
     for axes in panels:
         axes.set_xlabel("layers")
         axes.grid(alpha=0.25)
