@@ -127,3 +127,29 @@ def test_scores_are_found_among_warnings(claims, monkeypatch):
         claims["fit"]._perplexity("here", "data", "test")
     monkeypatch.setattr(claims["fit"], "run", lambda *_: "| valid on 'test' subset | loss nan | ppl nan")
     assert str(claims["fit"]._perplexity("here", "data", "test")) == "nan"
+
+
+def test_the_picture_by_depth_has_a_line_for_each_method_and_all_times_in_sight(claims, monkeypatch):
+    draw = pytest.importorskip("draw")
+    drawn = []
+    monkeypatch.setattr(draw.figures, "save_figure", lambda figure, path: drawn.append(figure))
+    records = [
+        {
+            "label": f"{line}_{depth}",
+            "line": line,
+            "depth": depth,
+            "bleu": {"mean": mean, "min": mean - 1, "max": mean + 1},
+        }
+        for line, depth, mean in (("plain", 30, 9.0), ("plain", 6, 20.0), ("DLCL", 6, 21.0), ("DLCL", 30, 22.0))
+    ]
+    records.append({"label": "control", "line": None, "depth": None, "bleu": {"mean": 18.0, "min": 18.0, "max": 18.0}})
+    timed = {record["label"]: {"tokens_per_second": 2330.0 - 20 * index} for index, record in enumerate(records[:3])}
+    draw.by_depth(records, timed, "by_depth.png")
+    bleu, speed = drawn[0].axes
+    assert [text.get_text() for text in bleu.get_legend().get_texts()] == ["plain", "DLCL"]
+    assert [list(box.lines[0].get_ydata()) for box in bleu.containers] == [[20.0, 9.0], [21.0, 22.0]]
+    assert [list(line.get_xdata()) for line in speed.lines] == [[6, 30], [6]]
+    assert [list(line.get_ydata()) for line in speed.lines] == [[2310.0, 2330.0], [2290.0]]
+    assert speed.get_ylim()[0] == 0 and speed.get_ylim()[1] > 2330 * 1.05
+    draw.by_depth(records, {}, "by_depth.png")
+    assert len(drawn[1].axes) == 1
