@@ -107,6 +107,7 @@ class Architecture:
             if getattr(args, flag, None) is None:
                 setattr(args, flag, dict(self.options).get(flag, value))
         self._apply_options(args)
+        apply_method_presets(args)
         base_architecture(args)
 
     def _apply_options(self, args: argparse.Namespace) -> None:
@@ -154,6 +155,15 @@ class Architecture:
             nothing = value is None or (value == 0 and "ffn" in flag)  # 0: an encoder without feed-forward sub-layers
             if not nothing and getattr(args, follower, None) is None:
                 setattr(args, follower, value)
+
+
+def apply_method_presets(args: argparse.Namespace) -> None:
+    """Fill what the methods that connect the layers preset in new models."""
+    for name in dict.fromkeys(method_name(args, side, "layer_agg") for side in SIDES):
+        for option, value in AGGREGATORS.get(name).presets.items():
+            flag = f"{AGGREGATORS.prefix(name)}_{option}"
+            if getattr(args, flag, None) is None and _fits(args, flag, value):
+                setattr(args, flag, value)
 
 
 def plain(args: Any) -> Dict[str, Any]:

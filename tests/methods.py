@@ -31,7 +31,7 @@ _OPTIONS = [
     (DLCL, {"dlcl_window": 2, "dlcl_normalize": True}),
     (DLCL, {"dlcl_fixed": True, "dlcl_no_norm": True}),
     ("transformer_dlcl_postnorm_2l2l_tiny", {}),
-    (LSTM, {"lstm_merge": "concat", "lstm_attn_residual": True}),
+    (LSTM, {"lstm_merge": "concat", "lstm_attn_residual": False}),
     (LSTM, {"lstm_merge": "two", "lstm_share": "none", "lstm_final_norm": True}),
     (LSTM, {"lstm_share": "gate-encdec", "lstm_ffn": 1}),
     (LSTM, {"lstm_share": "all", "lstm_glu": "gelu"}),

@@ -123,7 +123,6 @@ def _check(
     hidden: Optional[int],
     glu: str,
     merge: str,
-    attn_residual: bool,
     share: str,
     forget_bias: Optional[float],
     dropout: Optional[float],
@@ -151,8 +150,6 @@ def _check(
         raise UsageError("--lstm-glu is of the 2-layer form: leave it out, or use --lstm-ffn 2")
     if hidden is not None and (hidden < 2 or hidden % 2):
         raise UsageError(f"--lstm-hidden {hidden} cannot be halved by the GLU: use an even number")
-    if merge == "two" and attn_residual:
-        raise UsageError("--lstm-attn-residual does nothing with --lstm-merge two: leave it out, or use another merge")
     if not gated and forget_bias is not None:
         raise UsageError("--lstm-forget-bias does nothing in the RNN, which has no gates: use --layer-agg lstm")
     if gated and merge != "add" and share in ("gate-encdec", "all"):
@@ -174,7 +171,8 @@ class DepthwiseLstm(Aggregator):
         glu: gate function of the GLU, of ``GLU``; the paper says "GLU", which is the sigmoid's
         merge: what makes A_i of a decoder layer's two attention outputs S and X: "add": S + X; "concat": [S | X];
             "two": variant (b) of the paper, with a step after each of them
-        attn_residual: in the decoder, the query of the attention to the source is S + Out_{i-1} instead of S
+        attn_residual: in the decoder, the query of the attention to the source is S + Out_{i-1} instead of S; new
+            models have it (``presets``), and checkpoints that do not speak of it have it not
         share: which parameters steps share: "none"; "gate": the gates of all layers of a stack; "gate-encdec": also
             between encoder and decoder; "all": also the hidden computation within a stack. With "two", the first and
             the second steps of the layers share among themselves.
@@ -202,6 +200,7 @@ class DepthwiseLstm(Aggregator):
     unsupported_flags = ("quant_noise_pq", "quant_noise_scalar", "{side}_xformers_att_config")
     decoder_flags = ("cross_self_attention", "no_cross_attention", "no_decoder_final_norm")
     decoder_options = ("merge", "attn_residual")
+    presets = {"attn_residual": True}
     has_gates = True
 
     def __init__(
@@ -220,7 +219,7 @@ class DepthwiseLstm(Aggregator):
         super().__init__(stack)
         dim = self.dim
         self.share = share or ("gate" if self.has_gates else "none")
-        _check(ffn, hidden, glu, merge, attn_residual, self.share, forget_bias, dropout, self.has_gates)
+        _check(ffn, hidden, glu, merge, self.share, forget_bias, dropout, self.has_gates)
         self.recompute = stack.recompute
         dropout = stack.dropout if dropout is None else dropout
         forget_bias = FORGET_BIAS if forget_bias is None else forget_bias
@@ -244,7 +243,9 @@ class DepthwiseLstm(Aggregator):
         add("hidden", "width of the 2-layer form before the GLU halves it (default: 4 x width)", type=int, metavar="N")
         add("glu", f"gate function of the GLU: {', '.join(GLU)}", metavar="KIND")
         add("merge", "outputs of a decoder layer's attentions: add, concat, or two (a step after each)", metavar="HOW")
-        add("attn-residual", "add a decoder layer's input to the query of its second attention", action="store_true")
+        query = "a decoder layer's input to the query of its second attention"
+        add("attn-residual", f"add {query} (new models do)", action="store_true", default=None)
+        add("no-attn-residual", f"do not add {query}", action="store_false", default=None, dest="lstm_attn_residual")
         add("share", f"parameters that layers share: {', '.join(SHARE)} (default: gate; RNN: none)", metavar="WHAT")
         add("forget-bias", f"start of the forget gate's bias (default: {FORGET_BIAS:g})", type=float, metavar="X")
         add("final-norm", "a layer norm after each stack", action="store_true")
@@ -280,6 +281,10 @@ class DepthwiseLstm(Aggregator):
                 raise UsageError(
                     f"{flag} is not made for --decoder-attn {decoder.attention.name}: leave one of them out"
                 )
+        if options.get("merge") == "two" and options.get("attn_residual"):
+            raise UsageError(
+                "--lstm-attn-residual does nothing with --lstm-merge two: leave it out, or use another merge"
+            )
         share = options.get("share")
         if cls.has_gates and share in ("gate-encdec", "all"):
             same = issubclass(other.aggregator.method, DepthwiseLstm) and other.aggregator.method.has_gates

@@ -30,6 +30,7 @@ CASES = {
     "dlcl_fixed": plain("dlcl", "--dlcl-fixed", "--dlcl-init", "one", "--dlcl-no-norm"),
     "dlcl_encoder": plain("dlcl", "--decoder-layer-agg", "residual"),
     "lstm": alone("lstm"),
+    "lstm_query": alone("lstm", "--lstm-share", "none", "--lstm-hidden", "4"),
     "lstm_1layer": alone("lstm", "--lstm-ffn", "1", "--lstm-share", "gate-encdec", "--relative-positions", "2"),
     "lstm_concat": alone("lstm", "--lstm-merge", "concat", "--lstm-hidden", "8", "--lstm-final-norm"),
     "lstm_two": alone("lstm", "--lstm-merge", "two", "--lstm-forget-bias", "1"),

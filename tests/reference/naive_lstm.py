@@ -53,7 +53,7 @@ def run_encoder(embedding, attentions, steps, glu="sigmoid", final_norm=None):
 
 
 def run_decoder(
-    embedding, attentions, steps, merge="add", glu="sigmoid", attn_residual=False, final_norm=None
+    embedding, attentions, steps, merge="add", glu="sigmoid", attn_residual=True, final_norm=None
 ):
     """The same for pairs of functions (self-attention, attention to the source); "two" takes two *steps* a layer."""
     steps = iter(steps)

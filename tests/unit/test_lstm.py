@@ -77,7 +77,7 @@ def naive(aggregator, x, attentions, share, merge, glu):
     if not isinstance(attentions[0], tuple):
         return run_encoder(x, attentions, named_steps(aggregator, share, 1), **options)
     steps = named_steps(aggregator, share, 2 if merge == "two" else 1)
-    return run_decoder(x, attentions, steps, merge, **options)
+    return run_decoder(x, attentions, steps, merge, attn_residual=False, **options)  # as run() calls the layers
 
 
 HIDDEN = [{"ffn": 1}, {}, *({"glu": glu, "hidden": 10} for glu in GLU)]

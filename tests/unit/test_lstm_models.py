@@ -7,6 +7,7 @@ import torch
 from fairseq import options
 from fairseq.data import Dictionary
 
+from fairseq_deep.aggregators.lstm import DepthwiseLstm
 from fairseq_deep.architectures import build_architecture, count_parameters
 from fairseq_deep.attention import MultiheadAttention
 from fairseq_deep.compat import skip_initialisation
@@ -39,7 +40,7 @@ def naive_embedding(stack, tokens):
     return x.transpose(0, 1)
 
 
-def naive_model(model, source, target, share, merge, clip=None, attn_residual=False, glu="sigmoid"):
+def naive_model(model, source, target, share, merge, clip=None, attn_residual=True, glu="sigmoid"):
     """Scores (B x T x V) of a model of the narrow architectures, from the equations alone."""
     pad = model.encoder.padding_idx
     norms = [stack.history.final_norm for stack in (model.encoder, model.decoder)]
@@ -76,8 +77,8 @@ def naive_model(model, source, target, share, merge, clip=None, attn_residual=Fa
         {},
         {"lstm_merge": "concat"},
         {"lstm_merge": "two"},
-        {"lstm_attn_residual": True},
-        {"lstm_attn_residual": True, "lstm_merge": "concat", "lstm_ffn": 1},
+        {"lstm_attn_residual": False},
+        {"lstm_attn_residual": False, "lstm_merge": "concat", "lstm_ffn": 1},
         {"lstm_share": "gate-encdec", "lstm_final_norm": True},
         {"lstm_share": "all", "relative_positions": 2},
         {"lstm_share": "none", "lstm_merge": "two", "relative_positions": 1, "lstm_glu": "gelu"},
@@ -96,7 +97,7 @@ def test_scores_and_gradients_equal_the_equations(flags, build, batch):
         "share": flags.get("lstm_share", "none" if flags.get("layer_agg") == "rnn" else "gate"),
         "merge": flags.get("lstm_merge", "add"),
         "clip": flags.get("relative_positions"),
-        "attn_residual": flags.get("lstm_attn_residual", False),
+        "attn_residual": flags.get("lstm_attn_residual", True),
         "glu": flags.get("lstm_glu", "sigmoid"),
     }
     words = target.ne(model.decoder.padding_idx)
@@ -149,7 +150,7 @@ GATES = 6 * 512**2 + 6 * 512
         ({"lstm_share": "gate-encdec", "lstm_hidden": 1536}, 62340096),
         ({"lstm_final_norm": True}, 71792640 + 2 * 2 * 512),
         ({"lstm_ffn": 1}, 45014016 + GATES),
-        ({"lstm_attn_residual": True, "lstm_forget_bias": 1.0, "lstm_glu": "gelu"}, 71792640),
+        ({"lstm_attn_residual": False, "lstm_forget_bias": 1.0, "lstm_glu": "gelu"}, 71792640),
         ({"layer_agg": "rnn"}, 68640768),
         ({"layer_agg": "rnn", "lstm_share": "all"}, 43961344 - GATES),
     ],
@@ -191,7 +192,7 @@ def relative_rows(model):
         (["--lstm-glu", "swish"], every_hidden(lambda h: h.glu == "swish")),
         (["--lstm-merge", "two"], lambda m: [len(h.hidden) for h in histories(m)] == [2, 4]),
         (["--lstm-merge", "concat"], lambda m: [h.hidden[0].fc1.in_features for h in histories(m)] == [32, 48]),
-        (["--lstm-attn-residual"], lambda m: all(layer.attn_residual for layer in m.decoder.layers)),
+        (["--lstm-no-attn-residual"], lambda m: not any(layer.attn_residual for layer in m.decoder.layers)),
         (["--lstm-share", "none"], lambda m: [len(h.gates) for h in histories(m)] == [2, 2]),
         (["--lstm-share", "all"], lambda m: [len(h.hidden) for h in histories(m)] == [1, 1]),
         (["--lstm-share", "gate-encdec"], lambda m: m.encoder.history.gates[0] is m.decoder.history.gates[0]),
@@ -240,13 +241,13 @@ def test_layers_are_their_attention_alone(build):
 
 
 def test_dropout_acts_on_the_output_of_each_attention(build):
-    """Also before the second attention of a decoder layer takes the first one's output as its query."""
+    """Also before the first one's output becomes part of the query of a decoder layer's second attention."""
     model = build(TINY, dropout=0.5, lstm_merge="concat")
     encoder, decoder = model.encoder.layers[0], model.decoder.layers[0]
     x, memory = torch.randn(2, 12, 5, 16)
     s, a = decoder(x, memory)[0].chunk(2, dim=-1)
     whole_s = decoder.self_attn(decoder.self_attn_layer_norm(x))[0]
-    whole_a = decoder.encoder_attn(decoder.encoder_attn_layer_norm(s), memory)[0]
+    whole_a = decoder.encoder_attn(decoder.encoder_attn_layer_norm(x + s), memory)[0]
     for dropped, whole in ((encoder(x, None), encoder.eval()(x, None)), (s, whole_s), (a, whole_a)):
         kept = dropped != 0
         assert 0.4 < kept.float().mean() < 0.6
@@ -290,7 +291,7 @@ def test_activations_stay_in_range_at_the_start(depth, flags, build, dictionary)
         ({}, torch.float64, 1e-6),
         ({"lstm_merge": "two"}, torch.float64, 1e-6),
         ({"lstm_merge": "concat", "relative_positions": 2}, torch.float64, 1e-6),
-        ({"lstm_attn_residual": True, "relative_positions": 20}, torch.float64, 1e-6),
+        ({"lstm_attn_residual": False, "relative_positions": 20}, torch.float64, 1e-6),
         ({"layer_agg": "rnn"}, torch.float64, 1e-6),
     ],
     ids=str,
@@ -369,3 +370,31 @@ def test_states_of_the_stacks_are_the_outputs_of_their_layers(build, batch):
     assert torch.equal(encoder_out["encoder_states"][-1], encoder_out["encoder_out"][0])
     assert torch.equal(extra["inner_states"][-1].transpose(0, 1), features)
     assert len(encoder_out["encoder_states"]) == len(extra["inner_states"]) == 7
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        (["--arch", "transformer_lstm_6l"], True),
+        (["--arch", "transformer_rnn_6l"], True),
+        (["--arch", "transformer_prenorm_6l", "--decoder-layer-agg", "lstm"], True),
+        (["--arch", "deep_transformer", "--layer-agg", "lstm"], True),
+        (["--arch", "transformer_lstm_6l", "--lstm-no-attn-residual"], False),
+        (["--arch", "transformer_lstm_6l", "--lstm-attn-residual"], True),
+        (["--arch", "transformer_lstm_two_6l"], None),
+        (["--arch", "transformer_lstm_6l", "--decoder-attn", "merged"], None),
+        (["--arch", "transformer_prenorm_6l", "--encoder-layer-agg", "lstm"], None),
+        (["--arch", "transformer_dlcl_6l"], None),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_new_models_say_whether_their_queries_have_the_layers_input(flags, expected):
+    """Where there is such a query; so that a checkpoint of before, which does not say it, stays what it was."""
+    args = options.parse_args_and_arch(options.get_training_parser(), input_args=["data", *flags])
+    assert getattr(args, "lstm_attn_residual", None) is expected
+
+
+def test_a_checkpoint_that_does_not_say_it_has_queries_of_the_self_attention_alone(build):
+    assert all(layer.attn_residual for layer in build(TINY).decoder.layers)
+    layout = DepthwiseLstm.layout("decoder", {})
+    assert not layout.attn_residual and DepthwiseLstm.layout("decoder", {"attn_residual": True}).attn_residual
