@@ -6,9 +6,12 @@ the encoder's output, and LN a layer norm (the paper is silent on where it stand
 the query):
 
     encoder   A = SelfAttention(LN(Out_{i-1}))
-    decoder   S = SelfAttention(LN(Out_{i-1})),  X = CrossAttention(LN(S), M),  merged into S + X or [S | X]
+    decoder   S = SelfAttention(LN(Out_{i-1})),  X = CrossAttention(LN(S + Out_{i-1}), M),  A = S + X or [S | X]
 
-Its projections have no bias: the printed parameter counts leave no other reading.
+Section 2.3 of the paper computes both attentions of the decoder as in the original layer, so that the query of the
+second has the layer's input in it; without ``attn_residual`` it is LN(S).
+
+The projections have no bias: the printed parameter counts leave no other reading.
 """
 
 from typing import Dict, Optional, Tuple
