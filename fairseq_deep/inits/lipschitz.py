@@ -73,7 +73,7 @@ class Lipschitz(Init):
 
 
 def _fill(weight: Tensor) -> None:
-    bound = math.sqrt(1.0 / weight.size(1))
+    bound = math.sqrt(1.0 / max(weight.size(1), 1))  # a feed-forward sub-layer of width 0 has no entries to fill
     nn.init.uniform_(weight, -bound, bound)
 
 

@@ -339,3 +339,11 @@ def test_learned_positions_have_the_rule_of_embeddings(build):
     bound = (2 / sum(table.weight.shape)) ** 0.5
     assert 0.9 * bound < float(table.weight.abs().max()) <= bound
     assert float(table.weight[table.padding_idx].abs().max()) == 0.0
+
+
+@pytest.mark.parametrize("name", INITS.names())
+def test_a_feed_forward_sublayer_of_width_0_can_be_initialised(name, build, batch):
+    """As with fairseq's own initialisation, which leaves nothing to fill."""
+    flags = {"encoder_ffn_embed_dim": 0, "decoder_ffn_embed_dim": 0}
+    model = build("transformer_postnorm_2l2l_tiny", deep_init=name, **flags)
+    assert model(*batch)[0].isfinite().all()
