@@ -22,7 +22,7 @@ from .models.idle_flags import settle_idle_flags
 from .models.legacy import ALIASES, translate_flags
 from .papers import COMPARISON, W19, X20, X24, Z19, Z19_MATT
 from .registry import UsageError, nearest
-from .row import Architecture, apply_method_presets
+from .row import Architecture, apply_aggregator_presets
 from .training import check_training
 
 logger = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ def _bare_architecture(args: argparse.Namespace) -> None:
     settle_idle_flags(args, "residual")
     if getattr(args, "encoder_ffn_embed_dim", None) == 0 and getattr(args, "decoder_ffn_embed_dim", None) is None:
         args.decoder_ffn_embed_dim = 2048  # fairseq's default, and not the encoder's
-    apply_method_presets(args)
+    apply_aggregator_presets(args)
     base_architecture(args)
 
 

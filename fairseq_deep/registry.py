@@ -38,14 +38,11 @@ class Method:
     Attributes:
         flag_prefix: the PREFIX of its flags where it is not the name, or several methods share them
         decoder_options: those that are about decoders
-        presets: options that new models have where they go with the rest, {option: value}. They stand in a model's
-            flags, and so in its checkpoints; a checkpoint without one was trained with the constructor's default
         paper: whose method it is, with the year, for lists; "" if nobody's
     """
 
     flag_prefix = ""
     decoder_options: Tuple[str, ...] = ()
-    presets: Dict[str, Any] = {}
     paper = ""
 
     @staticmethod

@@ -107,7 +107,7 @@ class Architecture:
             if getattr(args, flag, None) is None:
                 setattr(args, flag, dict(self.options).get(flag, value))
         self._apply_options(args)
-        apply_method_presets(args)
+        apply_aggregator_presets(args)
         base_architecture(args)
 
     def _apply_options(self, args: argparse.Namespace) -> None:
@@ -157,7 +157,7 @@ class Architecture:
                 setattr(args, follower, value)
 
 
-def apply_method_presets(args: argparse.Namespace) -> None:
+def apply_aggregator_presets(args: argparse.Namespace) -> None:
     """Fill what the methods that connect the layers preset in new models."""
     for name in dict.fromkeys(method_name(args, side, "layer_agg") for side in SIDES):
         for option, value in AGGREGATORS.get(name).presets.items():

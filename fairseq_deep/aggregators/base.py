@@ -54,6 +54,8 @@ class Aggregator(nn.Module, Method):
             told who gives another)}; "{side}_..." is about the stack, others are idle if both stacks have the method
         unsupported_flags: flags of fairseq that cannot be used with the method
         decoder_flags: those of them that are about a decoder only
+        presets: options that new models have where they go with the rest, {option: value}. They stand in a model's
+            flags, and so in its checkpoints; a checkpoint without one was trained with the constructor's default
     """
 
     needs_every_layer = True
@@ -61,6 +63,7 @@ class Aggregator(nn.Module, Method):
     idle_flags: Dict[str, Tuple[Any, str]] = {}
     unsupported_flags: Tuple[str, ...] = ()
     decoder_flags: Tuple[str, ...] = ()
+    presets: Dict[str, Any] = {}
 
     def __init__(self, stack: Stack):
         super().__init__()

@@ -271,20 +271,18 @@ class DepthwiseLstm(Aggregator):
                 f"use --{stack.side}-layers 1 or more, or --{stack.side}-layer-agg residual"
             )
         decoder = stack if stack.side == "decoder" else other
-        for option in cls.decoder_options:
-            flag = f"--lstm-{option.replace('_', '-')}"
-            if options.get(option) and not issubclass(decoder.aggregator.method, DepthwiseLstm):
+        for option in (option for option in cls.decoder_options if option in options):
+            flag = f"--lstm-{'no-' if options[option] is False else ''}{option.replace('_', '-')}"
+            if not issubclass(decoder.aggregator.method, DepthwiseLstm):
                 raise UsageError(
                     f"{flag} is about the decoder, whose --layer-agg is {decoder.aggregator.name}: leave it out"
                 )
-            if options.get(option) and decoder.parallel_attention:
+            if decoder.parallel_attention:
                 raise UsageError(
                     f"{flag} is not made for --decoder-attn {decoder.attention.name}: leave one of them out"
                 )
-        if options.get("merge") == "two" and options.get("attn_residual"):
-            raise UsageError(
-                "--lstm-attn-residual does nothing with --lstm-merge two: leave it out, or use another merge"
-            )
+            if option == "attn_residual" and options.get("merge") == "two":
+                raise UsageError(f"{flag} does nothing with --lstm-merge two: leave it out, or use another merge")
         share = options.get("share")
         if cls.has_gates and share in ("gate-encdec", "all"):
             same = issubclass(other.aggregator.method, DepthwiseLstm) and other.aggregator.method.has_gates

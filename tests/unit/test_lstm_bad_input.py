@@ -49,6 +49,12 @@ def one_line(error):
             "--lstm-attn-residual does nothing with --lstm-merge two",
             "leave it out",
         ),
+        (
+            TINY,
+            {"lstm_merge": "two", "lstm_attn_residual": False},
+            "--lstm-no-attn-residual does nothing with --lstm-merge two",
+            "leave it out",
+        ),
         (RNN, {"lstm_forget_bias": 0.0}, "--lstm-forget-bias does nothing in the RNN", "use --layer-agg lstm"),
         (RNN, {"lstm_forget_bias": 1.0}, "--lstm-forget-bias does nothing in the RNN", "use --layer-agg lstm"),
         *(
@@ -202,7 +208,7 @@ def test_sharing_between_the_stacks_needs_the_lstm_in_both(build, side, share):
     assert "use --lstm-share gate" in one_line(error)
 
 
-@pytest.mark.parametrize("flags", [{"lstm_merge": "concat"}, {"lstm_attn_residual": True}])
+@pytest.mark.parametrize("flags", [{"lstm_merge": "concat"}, *({"lstm_attn_residual": on} for on in (True, False))])
 def test_decoder_options_need_the_lstm_in_the_decoder(build, flags):
     with pytest.raises(UsageError) as error:
         build("transformer_lstm_2l2l_tiny", decoder_layer_agg="residual", **flags)

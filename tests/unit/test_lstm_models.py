@@ -7,7 +7,6 @@ import torch
 from fairseq import options
 from fairseq.data import Dictionary
 
-from fairseq_deep.aggregators.lstm import DepthwiseLstm
 from fairseq_deep.architectures import build_architecture, count_parameters
 from fairseq_deep.attention import MultiheadAttention
 from fairseq_deep.compat import skip_initialisation
@@ -392,9 +391,3 @@ def test_new_models_say_whether_their_queries_have_the_layers_input(flags, expec
     """Where there is such a query; so that a checkpoint of before, which does not say it, stays what it was."""
     args = options.parse_args_and_arch(options.get_training_parser(), input_args=["data", *flags])
     assert getattr(args, "lstm_attn_residual", None) is expected
-
-
-def test_a_checkpoint_that_does_not_say_it_has_queries_of_the_self_attention_alone(build):
-    assert all(layer.attn_residual for layer in build(TINY).decoder.layers)
-    layout = DepthwiseLstm.layout("decoder", {})
-    assert not layout.attn_residual and DepthwiseLstm.layout("decoder", {"attn_residual": True}).attn_residual
