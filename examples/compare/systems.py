@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fairseq_deep.registry import nearest
 from fairseq_deep.tools import UserError
@@ -31,6 +31,7 @@ class System:
         flags: the flags of fairseq-train that the user gave it
         sizes: those that give it the common width, found by ``check``
         ours: whether the architecture is one of this package
+        settings: what the model's flags come to, with today's presets, {option: value}, found by ``check``
     """
 
     label: str
@@ -38,6 +39,7 @@ class System:
     flags: list
     sizes: tuple = ()
     ours: bool = True
+    settings: dict = field(default_factory=dict)
 
     @property
     def text(self):
@@ -134,9 +136,18 @@ def _check_one(system, base, width):
             problem = error
             continue
         _check_equal(_parse_flags(base), with_own)
-        system.sizes = sizes
+        system.sizes, system.settings = sizes, _model_settings(system.arch, with_own)
         return
     raise problem
+
+
+def _model_settings(arch, args):
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    parser = argparse.ArgumentParser()
+    ARCH_MODEL_REGISTRY[arch].add_args(parser)
+    names = {action.dest for action in parser._actions} - {"help", "log_depth_interval"}  # that goes with the updates
+    return {name: getattr(args, name) for name in sorted(names) if hasattr(args, name)}
 
 
 def _parse_flags(words):
@@ -178,15 +189,25 @@ def _build(system, args):
 
 
 def check_unchanged(systems, folder, load, save):
-    """Refuse a label that stands for another system in *folder*; remember the new ones."""
+    """Refuse a label that stands for another system in *folder*, or whose presets were others; remember the new ones.
+
+    Options that one of the two versions of the package does not know are not compared.
+    """
     fresh = []
     for system in systems:
         path = os.path.join(folder, system.label, "system.json")
-        old = load(path).get("system")
-        if old not in (None, system.text):
+        now, old = {"system": system.text, "settings": system.settings}, load(path)
+        if old and old["system"] != system.text:
             raise UserError(
-                f"{system.label} was '{old}' in {folder}, now it is '{system.text}': give it another name"
+                f"{system.label} was '{old['system']}' in {folder}, now it is '{system.text}': give it another name"
                 f" ('LABEL={system.text}'), or use another --exp"
             )
-        fresh += [(path, system.text)] if old is None else []
-    return lambda: [save(path, {"system": text}) for path, text in fresh]
+        before = old.get("settings", {})  # folders of older versions do not have them
+        for name in before.keys() & system.settings.keys():
+            if before[name] != system.settings[name]:
+                raise UserError(
+                    f"{system.label} in {folder} has {name} {before[name]}, which '{system.text}' presets to"
+                    f" {system.settings[name]} today: use another --exp"
+                )
+        fresh += [] if old else [(path, now)]
+    return lambda: [save(path, note) for path, note in fresh]

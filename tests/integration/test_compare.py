@@ -275,6 +275,15 @@ def test_changed_conditions_are_refused_and_more_updates_taken(modules, monkeypa
     refuse("the flags after the lone --: the default, now --dropout 0.2", flags=["--dropout", "0.2"])
     refuse("a was 'transformer_lstm_6l'", "now it is 'transformer_rnn_6l'", system="a=rnn_6l")
 
+    def note(**settings):
+        known = {"system": "transformer_lstm_6l", "settings": settings}
+        modules.compare.save_json(str(exp / "runs/a/system.json"), known)
+
+    note(lstm_attn_residual=True, of_another_version=1, encoder_embed_dim=WIDTH, log_depth_interval=1)
+    assert ask("a=lstm_6l")[0] == 0 and ask("a=lstm_6l", updates="800")[0] == 0
+    note(lstm_attn_residual=False)
+    refuse("a in", "has lstm_attn_residual False", "presets to True today", "another --exp")
+
 
 def test_a_failed_system_is_marked_and_made_up_for(modules, monkeypatch, capsys, tools, stubs, corpus, tmp_path):
     monkeypatch.setenv("PATH", recipes.environment(tools)["PATH"])
