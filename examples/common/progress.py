@@ -1,8 +1,8 @@
 """Run a command with all its output in a log, and show how far it is: one short line every few seconds.
 
-``--mode train`` reads fairseq's JSON lines and keeps them in ``--jsonl``; ``--mode generate`` counts translations and
-keeps them in ``--out`` if none is missing; any other command gets a sign of life.  The exit status is 1 if the command
-failed, so that it is never taken for the recipe's own status of bad input.
+``--mode train`` reads fairseq's JSON lines and keeps them in ``--jsonl``, with the commit of each session;
+``--mode generate`` counts translations and keeps them in ``--out`` if none is missing; any other command gets a sign of
+life.  The exit status is 1 if the command failed, so that it is never taken for the recipe's own status of bad input.
 """
 
 import argparse
@@ -18,7 +18,9 @@ import threading
 import time
 
 from nodes import Launch
+from report import commit
 
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 STOPPED = 75  # of a training that a signal has ended and that has saved
 JSON_LINE = re.compile(r"\| INFO \| (train_inner|train|valid)\b\S* \| (\{.*\})\s*$")
 
@@ -59,6 +61,7 @@ class Train(Plain):
         self.jsonl = open(args.jsonl, "a", encoding="utf-8")
         self.first = None
         self.session = round(self.begun)
+        self.commit, self.known = commit(ROOT), False  # a training may go on, or another begin, at a later one
 
     def read(self, line):
         super().read(line)
@@ -66,15 +69,21 @@ class Train(Plain):
         if not match:
             return
         kind, stats = match.group(1), json.loads(match.group(2))
-        record = {"kind": kind, "time": round(time.time(), 1), "session": self.session, **stats}
-        self.jsonl.write(json.dumps(record) + "\n")
-        self.jsonl.flush()
+        if not self.known:
+            self.note("session", {"commit": self.commit})
+            self.known = True
+        self.note(kind, stats)
         if kind == "valid":
             best = stats.get("valid_best_loss", stats["valid_loss"])
             loss, ppl = stats["valid_loss"], stats["valid_ppl"]
             say(f"epoch {stats['epoch']:>3}  valid: loss {loss}  ppl {ppl}  best loss {best}")
         elif kind == "train_inner":
             self.show(stats)
+
+    def note(self, kind, facts):
+        record = {"kind": kind, "time": round(time.time(), 1), "session": self.session, **facts}
+        self.jsonl.write(json.dumps(record) + "\n")
+        self.jsonl.flush()
 
     def show(self, stats):
         self.first = self.first or (time.time(), stats)

@@ -113,18 +113,20 @@ def read_json(path):
 
 
 def training_facts(exp):
-    """Updates, epochs, best validation perplexity and hours over all sessions, from ``train.jsonl``; parameters."""
-    facts, sessions = {}, {}
+    """Updates, epochs, best validation perplexity, hours and commits of all sessions (``train.jsonl``); parameters."""
+    facts, sessions, commits = {}, {}, []
     path = os.path.join(exp, "train.jsonl")
     if os.path.exists(path):
         with open(path, encoding="utf-8") as stream:
             for record in map(json.loads, stream):
                 sessions[record["session"]] = record["time"] - record["session"]
+                commits += [record["commit"]] if record["kind"] == "session" else []
                 if record["kind"] == "valid":
                     ppl = float(record["valid_ppl"])
                     facts.update(epochs=record["epoch"], updates=int(record["valid_num_updates"]), valid_ppl=ppl)
                     facts["best_valid_ppl"] = min(ppl, facts.get("best_valid_ppl", ppl))
         facts["train_hours"] = round(sum(sessions.values()) / 3600, 4)
+        facts["commit"] = ", ".join(dict.fromkeys(commits))
     log, counts = os.path.join(exp, "logs", "4-train.log"), []
     if os.path.exists(log):
         with open(log, encoding="utf-8", errors="replace") as stream:
@@ -183,14 +185,14 @@ def collect(args):
     for subset, found in scores.items():
         if not found["sacrebleu"]:
             die(f"{args.exp}/score-{subset}.json is missing: run again with --stage 7")
-    env, data = read_environment(args.exp), read_data(args.exp)
+    env, data, trained = read_environment(args.exp), read_data(args.exp), training_facts(args.exp)
     tests = {name: found["sacrebleu"]["bleu"] for name, found in scores.items() if name != "valid"}
     record = {
         **(measures(test) if subsets else {}),
         **({"mean_bleu": round(statistics.fmean(tests.values()), 2)} if len(tests) > 1 else {}),
-        **training_facts(args.exp),
+        **trained,
         "hardware": env.get("hardware"),
-        "commit": env.get("commit"),
+        "commit": trained.get("commit") or env.get("commit"),
         "pairs": {split: facts["pairs"] for split, facts in data.get("sets", {}).items()},
         "date": time.strftime("%Y-%m-%d"),
     }

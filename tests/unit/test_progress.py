@@ -1,6 +1,7 @@
 """``progress.py``, which runs the commands of a recipe: its status, and that nothing outlives it."""
 
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -51,6 +52,21 @@ def test_signals_are_handed_on_and_the_end_is_awaited(number, tmp_path):
     wait_for(pid)
     child.send_signal(number)
     assert child.wait(30) == 130 and mark.read_text() == "saved\n"
+
+
+def test_a_training_that_goes_on_at_another_commit_says_both(progress, tmp_path):
+    stats = '{"epoch": 1, "update": 0.5, "num_updates": "%d", "loss": "9", "ppl": "512"}'
+    path, options = tmp_path / "train.jsonl", ("--mode", "train", "--jsonl", tmp_path / "train.jsonl")
+    assert begin(tmp_path, "exit 3", *options).wait(30) == 1 and path.read_text() == ""  # it has trained nothing
+    for update in (1, 2):
+        assert begin(tmp_path, f"echo '| INFO | train_inner | {stats % update}'", *options).wait(30) == 0
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    report = sys.modules["report"]
+    assert [record["kind"] for record in records] == ["session", "train_inner"] * 2
+    assert records[0]["commit"] == report.commit(progress.ROOT)
+    records[0]["commit"] = "1234567"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert report.training_facts(str(tmp_path))["commit"] == f"1234567, {records[2]['commit']}"
 
 
 def test_kill_9_leaves_nothing_running(tmp_path):
