@@ -61,7 +61,7 @@ class Train(Plain):
         self.jsonl = open(args.jsonl, "a", encoding="utf-8")
         self.first = None
         self.session = round(self.begun)
-        self.commit, self.known = commit(ROOT), False  # a training may go on, or another begin, at a later one
+        self.unsaid = {"commit": commit(ROOT)}  # the folder may be of an older one
 
     def read(self, line):
         super().read(line)
@@ -69,9 +69,9 @@ class Train(Plain):
         if not match:
             return
         kind, stats = match.group(1), json.loads(match.group(2))
-        if not self.known:
-            self.note("session", {"commit": self.commit})
-            self.known = True
+        if self.unsaid:
+            self.note("session", self.unsaid)
+            self.unsaid = None
         self.note(kind, stats)
         if kind == "valid":
             best = stats.get("valid_best_loss", stats["valid_loss"])

@@ -203,7 +203,7 @@ def check_unchanged(systems, folder, load, save):
                 f" ('LABEL={system.text}'), or use another --exp"
             )
         before = old.get("settings", {})  # folders of older versions do not have them
-        for name in before.keys() & system.settings.keys():
+        for name in sorted(before.keys() & system.settings.keys()):
             if before[name] != system.settings[name]:
                 raise UserError(
                     f"{system.label} in {folder} has {name} {before[name]}, which '{system.text}' presets to"

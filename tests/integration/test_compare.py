@@ -133,6 +133,10 @@ def test_two_systems_with_two_seeds_killed_on_the_way(tools, stubs, corpus, tmp_
     table = (exp / "table.md").read_text()
     assert table in done.stdout and [line.split()[1] for line in table.splitlines()[:4]][2:] == ["plain", "lstm"]
     assert [path.name for path in (exp / "runs/lstm/seed2/checkpoints").iterdir()] == ["checkpoint_last.pt"]
+    settings = json.loads((exp / "runs/lstm/system.json").read_text())["settings"]
+    assert settings["lstm_attn_residual"] is True and settings["encoder_layers"] == 1
+    trained_by = json.loads((exp / "runs/plain/seed1/train.jsonl").read_text().splitlines()[0])["commit"]
+    assert json.loads((exp / "runs/plain/seed1/RESULT.json").read_text())["commit"] == trained_by
 
     again = compare(tools, *given, flags=flags)
     assert again.returncode == 0, again.stderr
