@@ -1,7 +1,7 @@
 """The systems of the papers, as their tables print them: depths, options, scores.
 
-BLEU scores are tokenised, En-De newstest2014 (Z19: 2,737 sentences of it). The papers print no vocabularies: these fit
-their counts. W19, X24 and X20 share one between both sides.
+BLEU scores are tokenised, En-De newstest2014 (Z19: 2,737 sentences of it). They print no vocabulary for En-De: these
+fit their counts. W19, X24 and X20 share one between both sides.
 
 W19: Learning Deep Transformer Models for Machine Translation, Wang et al., 2019 (Tables 1, 2 and 6; 34,040 entries).
 X24: Rewiring the Transformer with Depth-Wise LSTMs, Xu et al., 2024 (Tables 1 to 6; 35,628 entries).

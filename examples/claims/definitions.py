@@ -136,7 +136,7 @@ CLAIMS: Dict[str, Claim] = {
     ),
     "depth": Claim(
         "Deeper encoders translate better; plain pre-norm up to some 20 layers, DLCL up to 30",
-        "W19 Figs. 3 and 4, Table 1",
+        "W19 Figs. 3 and 4, Tables 1 and 6",
         "W19: 'both methods benefit from an increase in encoder depth at the beginning'; 'pre-norm Transformer "
         "degenerates earlier'; 'the speed decreases linearly with the number of encoder layers'",
         "pre",
@@ -193,7 +193,7 @@ CLAIMS: Dict[str, Claim] = {
     ),
     "lstm-ablations": Claim(
         "The LSTM's hidden layer, merge and sharing",
-        "X24 Tables 3 to 5",
+        "X24 Tables 2 to 5",
         "X24: two layers are better than one, which still beats the plain model; addition than concatenation; two "
         "LSTMs are the best; sharing the gates is better than sharing all or nothing",
         "pre",
@@ -287,7 +287,7 @@ CLAIMS: Dict[str, Claim] = {
     ),
     "dlcl-ablations": Claim(
         "DLCL's learned weights and norms both help",
-        "W19 Table 6 and Fig. 5",
+        "W19 Tables 1 and 6, Fig. 5",
         "W19: 28.80 with all; without norms 28.67; weights fixed at 1 28.22, at 1/N 28.51 (28.23 without norms)",
         "pre",
         (
