@@ -42,8 +42,8 @@ class Statement:
     Attributes:
         kind: "higher" (*left* is better than *right* in BLEU, or in valid loss where nothing is translated), "trains"
             (*left* has learned to use its source) or "fails" (it has not), "faster" (*left* decodes faster than
-            *right*), "as good" (*left* is not significantly worse than *right*), "fits" (*left* is better than *right*
-            in *measure*, a column of ``fit``)
+            *right*), "as good" (*left* is at most ``judge.MARGIN`` worse than *right*), "fits" (*left* is better than
+            *right* in *measure*, a column of ``fit``)
         text: what it says
     """
 

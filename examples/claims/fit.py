@@ -83,4 +83,5 @@ def _perplexity(folder, data, subset):
     words = ["fairseq-validate", data, "--user-dir", generate_command(folder, subset)[3], "--task", "translation"]
     words += ["--path", os.path.join(folder, "averaged.pt"), "--valid-subset", subset, "--max-tokens", "4000"]
     words += ["--log-format", "simple", "--cpu"]
-    return float(find(r"\| ppl ([\d.]+|nan|inf)", run(words, folder, "fairseq-validate"), folder, "perplexity"))
+    said = run(words, folder, "fairseq-validate")
+    return float(find(r"\| ppl ([\d.]+(?:e\+\d+)?|nan|inf)", said, folder, "perplexity"))

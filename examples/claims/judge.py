@@ -1,4 +1,8 @@
-"""Whether the statements of a claim hold: by the figures of each seed, and by tests of significance."""
+"""Whether the statements of a claim hold: by the figures of each seed, and by tests of significance.
+
+Over three seeds or more Student's t decides: seeds differ by more than a resampled test set does. With fewer it is the
+bootstrap, which speaks of the trained models alone; the verdict then says how few they are.
+"""
 
 import math
 import os
@@ -23,6 +27,7 @@ LEAST_BLEU = 1.0
 
 DIVERGED = re.compile(r"\bnan\b|\binf(inite)?\b|minimum loss scale|not finite|no number", re.IGNORECASE)
 """Reasons of a failed training that are its method's, not the machine's."""
+PATH = re.compile(r"\S*/\S*/\S*")  # a folder may be called nan
 
 
 def systems(claim, found, folder):
@@ -92,8 +97,9 @@ def _compared(left, right, resamples):
         text += ", p " + " ".join(f"{chances[seed]:.3f}" for seed in found)
     if over_seeds is not None:
         text += f", over seeds {over_seeds:.3f}"
-    sure = bool(chances) and max(chances.values()) < BOOTSTRAP_LEVEL
-    return text, values, sure or (over_seeds is not None and over_seeds < LEVEL)
+    if over_seeds is not None:
+        return text, values, over_seeds < LEVEL
+    return text, values, bool(chances) and max(chances.values()) < BOOTSTRAP_LEVEL
 
 
 def _of_wanted(record, count):
@@ -104,7 +110,7 @@ def _of_wanted(record, count):
 
 def _diverged(record):
     """{seed: reason} of the trainings that failed for a reason of the method's."""
-    return {seed: reason for seed, reason in record["failed"].items() if DIVERGED.search(reason)}
+    return {seed: reason for seed, reason in record["failed"].items() if DIVERGED.search(PATH.sub("", reason))}
 
 
 def _won(left, right):
@@ -116,8 +122,9 @@ def _won(left, right):
 
 
 def _said(verdict, count):
-    """A test on one trained model says nothing of another seed's."""
-    return verdict if count > 1 else f"{verdict} (one seed)"
+    """A test on one trained model, or on two, says little of another seed's."""
+    few = {1: " (one seed)", 2: " (two seeds)"}
+    return verdict + few.get(count, "")
 
 
 def _pair(left, right, resamples):
@@ -135,9 +142,10 @@ def _higher(left, right, resamples):
         return found
     text, values, sure, signs = found
     both = [*values, *signs]
-    if (sure or signs) and all(value > 0 for value in both):
+    known = sure or not values  # a seed that diverged does not make small differences of the others sure
+    if known and all(value > 0 for value in both):
         return {"found": text, "verdict": _said("yes", len(both))}
-    if (sure or signs) and all(value < 0 for value in both):
+    if known and all(value < 0 for value in both):
         why = "the other way round" + (", significantly" if sure else "")
         return {"found": text, "verdict": _said("no", len(both)), "why": why}
     why = "losses need three seeds" if "loss" in text and len(values) < 3 else "not significant"
@@ -214,7 +222,10 @@ def _fits(left, right, measure):
     if not left or not right:
         return {"found": "-", "verdict": "open", "why": "not measured"}
     text = f"{left[measure]:.2f} and {right[measure]:.2f}"
-    better = left[measure] < right[measure] if measure.endswith("ppl") else left[measure] > right[measure]
+    if measure.endswith("ppl"):
+        better = not math.isnan(left[measure]) and not right[measure] <= left[measure]
+    else:
+        better = left[measure] > right[measure]
     return {"found": text, "verdict": _said("yes" if better else "no", 1)}
 
 

@@ -7,6 +7,7 @@ import sys
 from results import equal_time
 from seeds import spread
 from table import markdown, show
+from table import seeds as _seeds
 
 from fairseq_deep.tools import write_text
 
@@ -44,7 +45,7 @@ def _table(records, timed, fitted):
     rows = [head]
     for record in records:
         parameters = record.get("parameters")
-        row = [record["label"], record["paper"], str(len(record["done"])), f"{parameters:,}" if parameters else "-"]
+        row = [record["label"], record["paper"], _seeds(record), f"{parameters:,}" if parameters else "-"]
         row += [show(record.get(figure), form, seeds) for _, figure, form, seeds in columns]
         if fitted:
             own = fitted.get(record["label"], {})
@@ -94,8 +95,9 @@ def _notes(records, facts, timed):
     lines = [
         where,
         "Means over seeds [least, most]. Differences are of the same seeds; p: sacreBLEU's paired bootstrap, seed by "
-        "seed (one tail), and Student's t over three seeds or more. yes: so in each seed, and the first p below 0.025 "
-        "or the second below 0.05; each statement is tested by itself, so that of twenty one may come out by chance. "
+        "seed (one tail), and Student's t over three seeds or more. yes: so in each seed, and the second p below 0.05, "
+        "or with fewer seeds the first below 0.025, which says nothing of other seeds; each statement is tested by "
+        "itself, so that of twenty one may come out by chance. "
         "source gain: by how many nats a sub-word the loss rises with another sentence's source; more than 0.1 counts "
         "as learned, within these updates.",
     ]

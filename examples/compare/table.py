@@ -57,7 +57,7 @@ def markdown(cells, left):
 
 
 def _cells(row, columns):
-    cells = [row["system"], _seeds(row), f"{row['parameters']:,}" if row["parameters"] else "-"]
+    cells = [row["system"], seeds(row), f"{row['parameters']:,}" if row["parameters"] else "-"]
     for _, figure, form in columns:
         cells.append(show(row[figure], form, figure in SPREAD))
         if figure == "difference":
@@ -66,7 +66,8 @@ def _cells(row, columns):
     return [cell or "-" for cell in cells]
 
 
-def _seeds(row):
+def seeds(row):
+    """How many have come to their end, of how many, and how many failed."""
     done, wanted = len(row["done"]), len(row["wanted"])
     text = str(done) if done == wanted else f"{done} of {wanted}"
     return f"{text} ({len(row['failed'])} FAILED)" if row["failed"] else text
@@ -85,9 +86,9 @@ def show(value, form, with_spread):
 def _notes(rows, facts):
     low = [row["bleu"]["mean"] for row in rows if row["bleu"]]
     weak = " Below a BLEU of 1, difference and p say nothing: see the loss." if min(low, default=1) < 1 else ""
-    seeds = sorted({seed for row in rows for seed in row["wanted"]})
+    wanted = sorted({seed for row in rows for seed in row["wanted"]})
     lines = [
-        f"{facts['updates']} updates of {facts['tokens_per_update']} tokens, seeds {', '.join(map(str, seeds))}, "
+        f"{facts['updates']} updates of {facts['tokens_per_update']} tokens, seeds {', '.join(map(str, wanted))}, "
         f"{facts['precision']}, {facts['devices']} ({facts['hardware']}), commit {facts['commit']}, {facts['date']}",
         "Mean over seeds [least, most]. valid loss: the best on the validation set; at equal time: when the fastest "
         f"was done, by updates and steps; difference: BLEU less that of {rows[0]['system']} with the same seed; p: "

@@ -45,8 +45,8 @@ def paired_bootstrap(
     measured = {}
     for name, (key, signature) in zip(metrics, signatures.items()):
         for (_, lines), result in zip(systems[1:], scores[key][1:]):
-            if lines == systems[0][1]:
-                result.p_value = 1.0  # its formula takes twice the same text for a sure difference
+            if lines == systems[0][1] or result.score == scores[key][0].score:
+                result.p_value = 1.0  # its formula takes the same score twice for a sure difference
         measured[name] = Measured(str(signature), scores[key])
     return measured
 

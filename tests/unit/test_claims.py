@@ -127,6 +127,7 @@ def test_page_says_what_was_found(claims, tmp_path):
     claim = definitions.CLAIMS["generalisation"]
     spread = {"mean": 20.0, "min": 19.0, "max": 21.0, "std": 1.0}
     common = {"bleu": spread, "valid_loss": None, "command": "arch", "parameters": 1234, "curve": {}}
+    common.update(wanted=[1, 2, 3], failed={3: "exit status 1"})
     records = [{**scored(system.label, 19.0, 21.0), "paper": system.paper, **common} for system in claim.systems]
     verdicts = [{"text": "a is better than b", "found": "+1.00 BLEU", "verdict": "no", "why": "because"}]
     fitted = {claim.systems[0].label: {"train_bleu": 1.5, "dev_bleu": 1.25, "train_ppl": 3.0, "dev_ppl": 4.0}}
@@ -134,7 +135,7 @@ def test_page_says_what_was_found(claims, tmp_path):
     assert (tmp_path / "claim.md").read_text() == text
     line = next(line for line in text.splitlines() if line.startswith("| base "))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[:5] == ["base", claim.systems[0].paper, "2", "1,234", "20.00 [19.00, 21.00]"]
+    assert cells[:5] == ["base", claim.systems[0].paper, "2 of 3 (1 FAILED)", "1,234", "20.00 [19.00, 21.00]"]
     assert cells[5:] == ["1.50", "1.25", "3.00", "4.00"]
     assert "| no: because" in text and claim.sentence in text
 
@@ -151,8 +152,9 @@ class FakeCompare:
         labels = [word.partition("=")[0] for word in command[: command.index("--")] if "=" in word]
         figures = {"bleu": 0.5, "valid_loss": 5.0, "source_gain": 2.0}
         spread = {"mean": 0.5, "min": 0.5, "max": 0.5, "std": None}
+        drawn = {"curve": {"1": {}}, "bleu": spread}
         rows = [
-            {"system": label, "done": [1], "seeds": {"1": figures}, "failed": {}, "curve": {"1": {}}, "bleu": spread}
+            {"system": label, "done": [1], "wanted": [1], "seeds": {"1": figures}, "failed": {}, **drawn}
             for label in labels
             if label not in self.leave_out
         ]

@@ -127,6 +127,8 @@ def test_scores_are_found_among_warnings(claims, monkeypatch):
         claims["fit"]._perplexity("here", "data", "test")
     monkeypatch.setattr(claims["fit"], "run", lambda *_: "| valid on 'test' subset | loss nan | ppl nan")
     assert str(claims["fit"]._perplexity("here", "data", "test")) == "nan"
+    monkeypatch.setattr(claims["fit"], "run", lambda *_: "| loss 20.2 | ppl 1.23457e+06 | num_updates 4")
+    assert claims["fit"]._perplexity("here", "data", "test") == 1234570.0
 
 
 def test_the_picture_by_depth_has_a_line_for_each_method_and_all_times_in_sight(claims, monkeypatch):

@@ -87,6 +87,15 @@ def test_the_same_text_twice_is_no_difference(run_folder, capsys):
     assert capsys.readouterr().out.count("+0.00  1.000") == 2
 
 
+def test_texts_of_one_score_are_no_difference():
+    """Two wrong words instead of two others: no statistic of BLEU differs."""
+    one, other = ([line.replace("girl", word) for line in REFERENCES] for word in ("quux", "quiz"))
+    assert one != other and one != REFERENCES
+    found = significance.paired_bootstrap([("a", one), ("b", other)], [REFERENCES], {"BLEU": sacrebleu.BLEU()}, 50)
+    assert found["BLEU"].results[0].score == found["BLEU"].results[1].score < 100
+    assert found["BLEU"].results[1].p_value == 1.0
+
+
 def test_the_first_system_against_several(run_folder):
     systems = [("bad", SYSTEMS["bad"]), ("good", SYSTEMS["good"]), ("bad again", SYSTEMS["bad"])]
     found = significance.paired_bootstrap(systems, [REFERENCES], {"BLEU": sacrebleu.BLEU()}, 100)["BLEU"]
