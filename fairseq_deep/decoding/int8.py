@@ -61,6 +61,9 @@ def _by_qlinear(weight: Tensor, scales: Tensor, steps: int) -> Product:
 def _by_int_mm(weight: Tensor, scales: Tensor, steps: int) -> Product:
     """oneDNN's product of plain matrices: cheap to call, but it gives sums in int32."""
     columns, scales, limit, rounding = weight.t(), scales / steps, torch.tensor(float(steps)), _rounds(weight)
+    if weight.size(1) == 1:  # the product of a single input is wrong where both strides are 1
+        columns = torch.empty_like(columns, memory_format=torch.contiguous_format).copy_(columns)
+        columns = columns.as_strided(columns.shape, (len(weight), 1))
     return lambda x, largest, room: torch._int_mm(_whole(x, largest, room, limit, rounding), columns).mul(scales)
 
 

@@ -347,4 +347,7 @@ class DeepTransformerDecoder(TransformerDecoderBase):
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
         keep_final_norm(state_dict, name)
-        return super().upgrade_state_dict_named(state_dict, name)
+        state_dict = super().upgrade_state_dict_named(state_dict, name)
+        if self.adaptive_softmax is not None:  # fairseq adds one to every decoder that shares its embeddings
+            state_dict.pop(f"{name}.output_projection.weight", None)
+        return state_dict

@@ -7,7 +7,9 @@ a flag beats a preset.
 """
 
 import argparse
+import copy
 import logging
+import re
 from typing import Dict, Optional
 
 from fairseq.models import register_model
@@ -191,7 +193,7 @@ class DeepTransformerModel(TransformerModel):
             check_loadable(self, state_dict)
         for cancel in self.waiting:
             cancel()
-        return super().load_state_dict(state_dict, strict, model_cfg, args)
+        return super().load_state_dict(state_dict, strict, self._both_sides(model_cfg, state_dict), args)
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         for alias, name in aliases(self).items():  # torch asks for the second names, too
@@ -217,3 +219,15 @@ class DeepTransformerModel(TransformerModel):
         """Whether fairseq will drop layers of the checkpoint (``--encoder-layers-to-keep``)."""
         sides = ("encoder_layers_to_keep", "decoder_layers_to_keep")
         return model_cfg is not None and any(getattr(model_cfg, name, None) for name in sides)
+
+    def _both_sides(self, model_cfg, state_dict: Dict[str, Tensor]):
+        """*model_cfg*, in which a side whose layers are not chosen keeps all: fairseq would drop all of it."""
+        if not self._prunes(model_cfg):
+            return model_cfg
+        model_cfg = copy.copy(model_cfg)
+        for side in ("encoder", "decoder"):
+            if not getattr(model_cfg, f"{side}_layers_to_keep", None):
+                found = (re.match(rf"{side}\.layers\.(\d+)\.", key) for key in state_dict)
+                numbers = sorted({int(match[1]) for match in found if match})
+                setattr(model_cfg, f"{side}_layers_to_keep", ",".join(map(str, numbers)))
+        return model_cfg

@@ -24,8 +24,8 @@ from ..models.dictionaries import KEY, sums
 from .config import read_config
 from .folder import CODES, CONFIG, WEIGHTS, PackageError, check_sums, dictionary_name, folder_of, place
 
-TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Types of tensors, as the format and as torch call them; the models have no others."""
+TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}
+"""Types of tensors, as the format and as torch call them; I64 is that of fairseq's markers of a version."""
 
 
 def load(path: str) -> Dict[str, Any]:

@@ -57,6 +57,8 @@ def _measure_once(model: Any, sample: dict[str, Any], cpu: bool) -> dict[str, An
 
     from fairseq_deep.diagnostics import layer_gradient_norms, source_gain, stream_statistics, sublayer_ratios
 
+    if getattr(model.decoder, "adaptive_softmax", None) is not None:
+        raise UserError("a model with --adaptive-softmax-cutoff cannot be diagnosed: fairseq has no gradient for it")
     if torch.cuda.is_available() and not cpu:
         model, sample = model.cuda(), move_to_cuda(sample)
     inputs, pad = sample["net_input"], model.encoder.padding_idx

@@ -92,3 +92,32 @@ def test_our_encoder_layers_carry_no_dead_weights(build):
     modules = ["self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj", "self_attn.out_proj", "self_attn_layer_norm"]
     modules += ["fc1", "fc2", "final_layer_norm"]
     assert keys == {f"{module}.{part}" for module in modules for part in ("weight", "bias")}
+
+
+@pytest.mark.parametrize("shared", ["share_decoder_input_output_embed", "share_all_embeddings"])
+def test_an_adaptive_softmax_with_shared_embeddings_loads_again(twins, shared):
+    """fairseq adds an output projection to every checkpoint of shared embeddings, also where the model has none."""
+    cutoff = {"adaptive_softmax_cutoff": "6,10", "share_all_embeddings": False}
+    stock, model = twins(**{**cutoff, shared: True})
+    model.load_state_dict(model.state_dict())
+    found = model.state_dict()
+    for name, value in stock.state_dict().items():
+        assert name.endswith("._float_tensor") or torch.equal(found[name], value), name
+
+
+@pytest.mark.parametrize("side, kept", [("encoder", "0,2"), ("decoder", "1,4,5")])
+def test_pruning_one_side_keeps_the_other(twins, build, side, kept):
+    _, model = twins()
+    numbers = kept.split(",")
+    name = "transformer_prenorm_6l" if model.encoder.layers[0].normalize_before else "transformer_postnorm_6l"
+    small = build(name, share_all_embeddings=True, **{f"{side}_layers": len(numbers)})
+    chosen = argparse.Namespace(**{f"{side}_layers_to_keep": kept, "arch": name})
+    small.load_state_dict(model.state_dict(), model_cfg=chosen)
+    assert not hasattr(chosen, "decoder_layers_to_keep" if side == "encoder" else "encoder_layers_to_keep")
+    other = "decoder" if side == "encoder" else "encoder"
+    pairs = [(int(old), new) for new, old in enumerate(numbers)]
+    for old, new in pairs:
+        for name, value in getattr(model, side).layers[old].named_parameters():
+            assert torch.equal(getattr(small, side).layers[new].get_parameter(name), value)
+    for name, value in getattr(model, other).named_parameters():
+        assert torch.equal(getattr(small, other).get_parameter(name), value)
