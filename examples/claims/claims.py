@@ -13,7 +13,7 @@ import page
 import speed
 from children import call
 from compare import FAILED, locked
-from corpus import find_text, read_lines
+from corpus import BAD_INPUT, find_text, read_lines
 from corpus import run as run_helper
 from definitions import CLAIMS, PAPERS
 from report import read_json
@@ -144,6 +144,8 @@ def guarded():
     except UserError as problem:
         print("error: " + " ".join(str(problem).split()), file=sys.stderr)
         return 2
+    except SystemExit as end:  # of the recipe's helpers
+        return 2 if end.code == BAD_INPUT else end.code
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ main() {
   [[ $exp == /* ]] || exp=$PWD/$exp
   ensure_env >&2
   export PYTHONPATH=$common:$here/../compare${PYTHONPATH:+:$PYTHONPATH}
-  exec python3 "$here/claims.py" --list "$list" --scale "$scale" --data "$data" --demo "$demo" --source-lang "$source_lang" \
+  exec python3 "$here/claims.py" --list "$list" --scale "$scale" --data="$data" --demo "$demo" --source-lang "$source_lang" \
     --target-lang "$target_lang" --seeds "$seeds" --updates "$updates" --jobs "$jobs" --exp "$exp" --ngpu "$ngpu" \
     --precision "$precision" --workers "$workers" --resamples "$resamples" --speed "$speed" --rounds "$rounds" \
     --dry-run "$dry_run" --table-only "$table_only" -- "${#arguments[@]}" "${arguments[@]}" "${extra_flags[@]}"

@@ -91,6 +91,8 @@ stage_4() {
   if ! $dry_run; then
     check_lengths
     check_port
+    # what is trained anew is not the training whose record lies there
+    [[ -f $exp/checkpoints/checkpoint_last.pt || ! -f $exp/train.jsonl ]] || mv "$exp/train.jsonl" "$exp/train.before.jsonl"
     run_record >"$exp/trained-with.txt"
     quote "${train_command[@]}" >"$exp/train.sh"
   fi
@@ -134,10 +136,12 @@ stage_5() {
   if ((wanted <= 1)); then
     say "  one checkpoint, nothing to average: taking the last one"
     run_quietly cp "$exp/checkpoints/checkpoint_last.pt" "$exp/averaged.pt"
+    $dry_run || say 1 >"$exp/averaged.txt"
     return
   fi
   ((wanted == average)) || say "  only $wanted checkpoints exist: averaging these"
   run fairseq-deep average "$choice" "$wanted" --dir "$exp/checkpoints" --output "$exp/averaged.pt"
+  $dry_run || say "$wanted" >"$exp/averaged.txt"
 }
 
 stage_6() {
@@ -214,10 +218,11 @@ score_pairs() {
 }
 
 report_result() {
-  local log=$exp/logs/result.log
+  local log=$exp/logs/result.log averaged=$average
+  [[ ! -f $exp/averaged.txt ]] || averaged=$(<"$exp/averaged.txt")  # there may have been fewer
   show python3 "$common/report.py" result --exp "$exp" --subsets "$subsets" \
     --source-lang "$source_lang" --target-lang "$target_lang" \
     --set task="$task" --set conf="$conf" --set beam="$beam" --set lenpen="$lenpen" --set gnmt_lenpen="$gnmt_lenpen" \
     --set max_len_a="$max_len_a" --set max_len_b="$max_len_b" \
-    --set averaged="$average" --set average_updates="$average_updates" --set smoke="$smoke"
+    --set averaged="$averaged" --set average_updates="$average_updates" --set smoke="$smoke"
 }

@@ -29,6 +29,8 @@ resolve_settings() {
   resolve_against
   compute_keys
   refuse_changed_runs
+  [[ -z $same_text || $same_text == "${stage_keys[3]}" ]] ||
+    die "the trainings in ${exp%/*} were trained on other data, or text cut in another way: use another --exp"
 }
 
 # fairseq splits paths at ':' and prefixes at ','.

@@ -32,6 +32,15 @@ def clock(seconds):
     return f"{seconds // 60} min {seconds % 60:02} s"
 
 
+def end_line(stream):
+    """Begin a new line in what a full disk or a power cut may have torn."""
+    size = stream.seek(0, os.SEEK_END)
+    if size:
+        stream.seek(size - 1)
+        if stream.read(1) != "\n":
+            stream.write("\n")
+
+
 class Plain:
     """A sign of life for commands that have no progress of their own."""
 
@@ -58,7 +67,8 @@ class Train(Plain):
         super().__init__(args)
         self.limits = {"update": args.max_epoch, "num_updates": args.max_update}
         self.stop_hours = args.stop_hours
-        self.jsonl = open(args.jsonl, "a", encoding="utf-8")
+        self.jsonl = open(args.jsonl, "a+", encoding="utf-8", errors="replace")
+        end_line(self.jsonl)
         self.first = None
         self.session = round(self.begun)
         self.unsaid = {"commit": commit(ROOT)}  # the folder may be of an older one

@@ -77,6 +77,7 @@ option target_lang str de ''
 option multilingual bool false ''   # many pairs in one text, in the layout of OPUS-100
 option download_max_words int 250 ''  # --max-words for the fetched corpus
 option arch_known bool false ''   # who starts this has checked the name of the architecture
+option same_text str '' ''        # sum over the text that it must be, as in another training's trained-with.txt
 option updates int 0 ''            # updates that the job takes, for the estimate of its time; 0: from --max-update
 
 main() {

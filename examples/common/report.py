@@ -1,6 +1,7 @@
 """What a run was made with (``env``) and what came out of it (``result``)."""
 
 import argparse
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -105,26 +106,40 @@ def read_environment(exp):
 
 
 def read_json(path):
+    """What *path* holds; nothing if it is not there."""
     try:
         with open(path, encoding="utf-8") as stream:
             return json.load(stream)
     except OSError:
         return {}
+    except ValueError:
+        die(f"{path} is damaged, as after a power cut: delete it, then the same command makes it again")
+
+
+def read_records(exp):
+    """The lines of ``train.jsonl``; one that a full disk or a power cut has torn is left out."""
+    records = []
+    with open(os.path.join(exp, "train.jsonl"), encoding="utf-8", errors="replace") as stream:
+        for line in stream:
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+                records += [record] if isinstance(record, dict) else []
+    return records
 
 
 def training_facts(exp):
     """Updates, epochs, best validation perplexity, hours and commits of all sessions (``train.jsonl``); parameters."""
-    facts, sessions, commits = {}, {}, []
-    path = os.path.join(exp, "train.jsonl")
-    if os.path.exists(path):
-        with open(path, encoding="utf-8") as stream:
-            for record in map(json.loads, stream):
-                sessions[record["session"]] = record["time"] - record["session"]
-                commits += [record["commit"]] if record["kind"] == "session" else []
-                if record["kind"] == "valid":
-                    ppl = float(record["valid_ppl"])
-                    facts.update(epochs=record["epoch"], updates=int(record["valid_num_updates"]), valid_ppl=ppl)
-                    facts["best_valid_ppl"] = min(ppl, facts.get("best_valid_ppl", ppl))
+    facts, sessions, commits, perplexities = {}, {}, [], {}
+    if os.path.exists(os.path.join(exp, "train.jsonl")):
+        for record in read_records(exp):
+            sessions[record["session"]] = record["time"] - record["session"]
+            commits += [record["commit"]] if record["kind"] == "session" else []
+            if record["kind"] == "valid":
+                updates, ppl = int(record["valid_num_updates"]), float(record["valid_ppl"])
+                perplexities[updates] = ppl  # of what was done twice, after a stop, the second time counts
+                facts.update(epochs=record["epoch"], updates=updates, valid_ppl=ppl)
+        if perplexities:
+            facts["best_valid_ppl"] = min(perplexities.values())
         facts["train_hours"] = round(sum(sessions.values()) / 3600, 4)
         facts["commit"] = ", ".join(dict.fromkeys(commits))
     log, counts = os.path.join(exp, "logs", "4-train.log"), []

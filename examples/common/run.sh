@@ -4,11 +4,14 @@
 stage_names=(set-up data text binarise train average generate score)
 exit_bad_input=65
 
+# The words as a shell reads them, and Python's shlex, too, which knows nothing of the $'...' of printf %q.
 quote() {
-  local line
-  (($#)) || return 0
-  printf -v line '%q ' "$@"
-  printf '%s\n' "${line% }"
+  local LC_ALL=C word line='' quoted="'\\''"
+  for word in "$@"; do
+    [[ $word =~ ^[A-Za-z0-9@%+=:,./_-]+$ ]] || word="'${word//\'/"$quoted"}'"
+    line+=" $word"
+  done
+  (($# == 0)) || printf '%s\n' "${line# }"
 }
 
 say() { printf '%s\n' "$*"; }

@@ -1,6 +1,7 @@
 """Train systems under equal conditions and put them side by side. ``run.sh`` calls it with its options."""
 
 import argparse
+import glob
 import json
 import os
 import shlex
@@ -70,10 +71,11 @@ def resolve(args):
 
 def which_seeds(text):
     """The seeds that *text* names as in the recipes: 3 are 1, 2 and 3; with a comma it is a list."""
-    seeds = text.split(",")
-    if not all(seed.isascii() and seed.isdigit() for seed in seeds) or len(set(seeds)) < len(seeds) or seeds == ["0"]:
+    words = text.split(",")
+    seeds = [int(word) for word in words if word.isascii() and word.isdigit()]
+    if len(set(seeds)) < len(words) or seeds == [0]:
         raise UserError(f"--seeds takes how many, such as 3, or different ones, such as 4,7, not '{text}'")
-    return list(range(1, int(text) + 1)) if len(seeds) == 1 else [int(seed) for seed in seeds]
+    return list(range(1, seeds[0] + 1)) if len(seeds) == 1 else seeds
 
 
 def conditions(args):
@@ -105,6 +107,21 @@ def shared_flags(args):
         for side in ("encoder", "decoder"):
             flags += [f"--{side}-embed-dim", str(args.width), f"--{side}-attention-heads", str(args.heads)]
     return flags + args.flags, every
+
+
+def text_of(exp):
+    """The recipe's sum over the text that every training in *exp* has had; empty before the first checkpoint."""
+    found = {}
+    for path in sorted(glob.glob(os.path.join(glob.escape(exp), "runs", "*", "seed*", "trained-with.txt"))):
+        folder = os.path.dirname(path)
+        ends = (os.path.join("checkpoints", "checkpoint_last.pt"), "finished.json")
+        if any(os.path.exists(os.path.join(folder, name)) for name in ends):
+            with open(path, encoding="utf-8") as stream:
+                found.setdefault("".join(stream.read().splitlines()[2:3]), folder)
+    if len(found) > 1:
+        one, other = list(found.values())[:2]
+        raise UserError(f"{one} and {other} were trained on different text: delete one, or use another --exp")
+    return next(iter(found), "")
 
 
 def recipe_command(args, arch, folder, seed, options=(), flags=()):
@@ -152,9 +169,10 @@ def train_command(text):
 
 
 def without_systems(args, systems, flags):
-    """fairseq-train of the first system, without what is its own."""
-    bare = Run(systems[0], args.seeds[0], os.path.join(args.exp, "shared"), [])
-    bare.command = recipe_command(args, systems[0].arch, bare.folder, bare.seed, flags=flags[0])
+    """fairseq-train of the first system, without what is its own; other text than that of the trainings is refused."""
+    bare, text = Run(systems[0], args.seeds[0], os.path.join(args.exp, "shared"), []), text_of(args.exp)
+    same = ["--same-text", text] if text else []
+    bare.command = recipe_command(args, systems[0].arch, bare.folder, bare.seed, same, flags[0])
     return train_command(dry_run(bare))
 
 
@@ -186,13 +204,16 @@ class locked:
 def report(args, systems, runs):
     """Write table and picture."""
     rows = results.rows(systems, runs, args.bootstrap)
-    if all(not row["done"] for row in rows):
+    if not any(row["done"] or row["failed"] for row in rows):
         raise UserError(f"no training in {args.exp} has come to its end: there is nothing to put into a table")
     folder = args.tables or args.exp
     os.makedirs(folder, exist_ok=True)
     text = table.write(folder, rows, results.facts(rows))
     if not args.tables:
         print(f"\n{text}")
+    if not any(row["done"] for row in rows):
+        print(f"-> {folder}: table.md, table.csv, table.json; no picture, since all have failed")
+        return
     try:
         import picture
 
@@ -222,9 +243,6 @@ def main():
     check(systems, base, args.width)
     remember = check_unchanged(systems, os.path.join(args.exp, "runs"), read_json, save_json)
     runs = plan(args, systems, flags)
-    begun = next((run for run in runs if run.has_checkpoint()), None)
-    if begun and not args.table_only:
-        dry_run(begun)  # it knows whether the text is another one
     show_plan(args, systems, runs)
     if args.dry_run:
         for run in runs[: len(systems)]:

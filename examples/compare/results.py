@@ -1,11 +1,11 @@
 """What came out of the trainings of a comparison: figures of each seed, their spread, and the paired bootstrap."""
 
-import json
+import math
 import os
 import re
 import statistics
 
-from report import read_json
+from report import read_json, read_records
 from seeds import spread
 
 from fairseq_deep.tools.significance import paired_bootstrap, read_run
@@ -100,13 +100,12 @@ def _diagnosed(folder):
 
 def _figures(folder):
     result = read_json(os.path.join(folder, "RESULT.json"))
-    with open(os.path.join(folder, "train.jsonl"), encoding="utf-8") as stream:
-        records = [json.loads(line) for line in stream]
+    records = read_records(folder)
     # of what was done twice, after a stop, the second time counts
     inner = {int(record["num_updates"]): record for record in records if record["kind"] == "train_inner"}
     valid = {int(record["valid_num_updates"]): record for record in records if record["kind"] == "valid"}
     curve = {update: float(valid[update]["valid_loss"]) for update in sorted(valid)}
-    best = min(curve, key=curve.get)
+    best = min(curve, key=lambda update: math.inf if math.isnan(curve[update]) else curve[update])
     speeds = []
     if "bleu" in result:
         with open(os.path.join(folder, "logs", "6-generate.log"), encoding="utf-8", errors="replace") as stream:

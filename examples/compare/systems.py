@@ -12,13 +12,12 @@ from fairseq_deep.registry import nearest
 from fairseq_deep.tools import UserError
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}")
-# what all systems share, by the name that fairseq gives it
-SHARED = (
-    "data task source_lang target_lang arch user_dir save_dir restore_file train_subset valid_subset max_tokens "
-    "batch_size update_freq max_update max_epoch stop_time_hours patience seed criterion label_smoothing "
-    "share_all_embeddings share_decoder_input_output_embed cpu fp16 bf16 amp distributed_world_size log_format "
-    "log_interval validate_interval validate_interval_updates save_interval"
-).split()
+# what a system may have of its own beside the flags of its model, its optimiser and its learning rate's schedule
+OWN = {"lr", "lr_scheduler", "optimizer", "clip_norm", "min_loss_scale", "on_divergence", "decoder_input_dim"}
+# flags of models that change the data, or the table that all of them have
+SHARED = {
+    "share_all_embeddings", "share_decoder_input_output_embed", "max_source_positions", "max_target_positions", "help",
+}  # fmt: skip
 
 
 @dataclass
@@ -166,8 +165,22 @@ def _parse_flags(words):
     return options.parse_args_and_arch(parser, list(words))
 
 
+def _own_names(args):
+    """The options that the parts of the training that may be a system's own take."""
+    from fairseq.models import ARCH_MODEL_REGISTRY
+    from fairseq.registry import REGISTRIES
+
+    parser = argparse.ArgumentParser(conflict_handler="resolve")
+    ARCH_MODEL_REGISTRY[args.arch].add_args(parser)
+    for kind in ("optimizer", "lr_scheduler"):
+        if getattr(args, kind):
+            REGISTRIES[kind]["registry"][getattr(args, kind)].add_args(parser)
+    return {action.dest for action in parser._actions}
+
+
 def _check_equal(shared, own):
-    for name in SHARED:
+    names = (vars(shared).keys() | vars(own).keys()) - OWN - (_own_names(shared) | _own_names(own)) | SHARED
+    for name in sorted(names):
         if getattr(shared, name, None) != getattr(own, name, None):
             flag = f"--{name.replace('_', '-')}"
             raise UserError(f"{flag} must be the same for all systems: take it out of this one")

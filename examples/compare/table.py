@@ -102,6 +102,8 @@ def _notes(rows, facts):
     lines += [
         f"FAILED: {row['system']}, seed {seed}: {reason}" for row in rows for seed, reason in row["failed"].items()
     ]
+    if not facts["updates"]:  # all have failed
+        lines[0] = f"seeds {', '.join(map(str, wanted))}"
     return "\n\n".join([*lines[:3], "\n".join(f"- {line}" for line in lines[3:])])
 
 

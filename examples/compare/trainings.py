@@ -90,19 +90,21 @@ class Run:
         words = ["fairseq-deep", "diagnose", os.path.join(self.folder, "data-bin"), "--split", "valid", "--eval-mode"]
         words += ["--path", os.path.join(self.folder, "checkpoints", "checkpoint_last.pt")]
         words += ["--json", output, "--cpu"]
+        if os.path.exists(output):
+            os.remove(output)  # what is there is of an older model
         with open(os.path.join(self.folder, "logs", "diagnose.log"), "w") as log:
             subprocess.run(words, stdout=log, stderr=log, env=environment)
 
     def finish(self, seconds):
-        """Note the end, and delete the checkpoints that nothing will need."""
+        """Note the end, and delete the checkpoints that nothing will need: more updates may average those of epochs."""
         folder = os.path.join(self.folder, "checkpoints")
+        averages = "--average" in self.command and self.command[self.command.index("--average") + 1] != "1"
+        needed = re.compile(r"checkpoint(_last|\d+)\.pt" if averages else r"checkpoint_last\.pt")
         for name in os.listdir(folder):
-            if name != "checkpoint_last.pt":
+            if not needed.fullmatch(name):
                 os.remove(os.path.join(folder, name))
         note = {"key": self.key(), "seconds": round(seconds, 1)}
         write_text(os.path.join(self.folder, "finished.json"), json.dumps(note) + "\n")
-        if os.path.exists(self.failure):
-            os.remove(self.failure)
 
 
 class Trainings:
@@ -125,7 +127,8 @@ class Trainings:
         ids = [part for part in ids.split(",") if part][:devices]
         self.slots = queue.Queue()
         for slot in range(jobs):
-            own = ids[slot * gpus : (slot + 1) * gpus] if gpus and len(ids) >= gpus * jobs else ids
+            shares = [ids[(slot * gpus + each) % len(ids)] for each in range(min(gpus, len(ids)))]
+            own = shares if gpus else ids
             self.slots.put(",".join(own))
 
     def work(self):
@@ -183,6 +186,8 @@ class Trainings:
     def _train_on(self, run, devices):
         run.link(self.shared)
         run.begun = time.time()
+        if os.path.exists(run.failure):
+            os.remove(run.failure)
         again = " (goes on)" if run.has_checkpoint() else ""
         print(f"{run.name}: started{again}", flush=True)
         environment = {**os.environ, "RECIPE_OWNER": str(os.getpid())}

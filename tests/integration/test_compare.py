@@ -218,6 +218,9 @@ BAD = {
     "without meaning": (["x=lstm_6l --deep-init ds"], {}, ["x: --deep-init ds is about residual connections"]),
     "no value": (["dlcl_6l --encoder-layers"], {}, ["--encoder-layers: expected one argument"]),
     "own updates": (["a=dlcl_6l --max-update 9"], {}, ["a: --max-update must be the same for all systems"]),
+    "own loss": (["a=dlcl_6l --sentence-avg"], {}, ["a: --sentence-avg must be the same for all systems"]),
+    "own start": (["a=dlcl_6l --finetune-from-model x.pt"], {}, ["a: --finetune-from-model must be the same"]),
+    "own text": (["a=dlcl_6l --max-source-positions 20"], {}, ["a: --max-source-positions must be the same"]),
     "own device": (["a=dlcl_6l --bf16"], {}, ["a: --bf16 must be the same for all systems"]),
     "not in quotes": (["dlcl_6l one"], {}, ["'one' is no flag", "quotes"]),
     "open quote": (["dlcl_6l 'one"], {}, ["No closing quotation"]),
@@ -226,6 +229,8 @@ BAD = {
     "no system": ([], {}, ["no system to train"]),
     "no file": ([], {"file": "/nowhere"}, ["--systems /nowhere cannot be read"]),
     "seeds": (["lstm_6l"], {"seeds": "1,b"}, ["--seeds takes how many, such as 3, or different ones", "'1,b'"]),
+    "no seeds": (["lstm_6l"], {"seeds": "00"}, ["--seeds takes how many"]),
+    "seed in two ways": (["lstm_6l"], {"seeds": "1,01"}, ["--seeds takes how many"]),
     "seeds twice": (["lstm_6l"], {"seeds": "1,1"}, ["--seeds takes how many"]),
     "heads": (["lstm_6l"], {"heads": "3"}, ["--width 16 is not divisible by 3 heads"]),
     "no updates": (["lstm_6l"], {"updates": "0"}, ["--updates must be at least 1"]),
@@ -303,6 +308,10 @@ def test_a_failed_system_is_marked_and_made_up_for(modules, monkeypatch, capsys,
     table = (tmp_path / "exp/table.md").read_text()
     assert "| 0 of 1 (1 FAILED) |" in table and "FAILED: rnn_6l, seed 1: stage 4 (train) failed" in table
     assert trained(stubs) == ["lstm_6l/seed1", "rnn_6l/seed1"]
+    alone, printed = call(modules, monkeypatch, capsys, tmp_path / "exp", corpus, "rnn_6l", **{**how, "file": ""})
+    assert alone == 3 and printed.err.startswith("error: 1 of 1 trainings failed: rnn_6l seed 1;")
+    assert "| 0 of 1 (1 FAILED) |" in (tmp_path / "exp/table.md").read_text(), "a table of failures alone"
+    trained(stubs)
     Path(f"{stubs}.fail").unlink()
     status, printed = call(modules, monkeypatch, capsys, tmp_path / "exp", corpus, **how)
     assert status == 0 and not printed.err
@@ -320,8 +329,16 @@ def test_other_data_are_refused_before_the_text_is_touched(
     recipes.write_pairs(corpus, "valid", [("new", "neu")] * 3)
     status, printed = call(*given, dry_run="false")
     done = SimpleNamespace(returncode=status, stderr=printed.err)
-    recipes.assert_refused(done, "lstm_6l", "trained on other data", status=2)
-    assert text.read_text() == before
+    recipes.assert_refused(done, "exp were trained on other data", status=2)
+    others = (*given[:-1], "rnn_6l")  # a system that is not there yet must not have them, either
+    recipes.assert_refused(SimpleNamespace(returncode=call(*others)[0], stderr=printed.err), "other data", status=2)
+    assert text.read_text() == before and not (tmp_path / "exp/runs/rnn_6l").exists()
+    shutil.copytree(tmp_path / "exp/runs/lstm_6l", tmp_path / "exp/runs/old")
+    noted = tmp_path / "exp/runs/old/seed1/trained-with.txt"
+    noted.write_text(re.sub(r"(?m)^(\d+ \d+)$", r"1\1", noted.read_text()))
+    status, printed = call(*given)
+    done = SimpleNamespace(returncode=status, stderr=printed.err)
+    recipes.assert_refused(done, "lstm_6l/seed1", "old/seed1 were trained on different text", status=2)
 
 
 LINES = {"ref": [f"the number {n} is on line {n * n} of this text" for n in range(60)]}
@@ -457,3 +474,58 @@ def test_a_second_command_in_the_same_folder_is_refused(modules, tmp_path):
         with pytest.raises(modules.compare.UserError, match=rf"in use by process {os.getpid()} on "):
             modules.compare.locked(str(tmp_path), patience=0)
     modules.compare.locked(str(tmp_path), patience=0).stream.close()
+
+
+@pytest.mark.parametrize(
+    "average, kept", [("1", ["checkpoint_last.pt"]), ("3", ["checkpoint2.pt", "checkpoint_last.pt"])]
+)
+def test_what_more_updates_would_average_is_kept(modules, tmp_path, average, kept):
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("checkpoint2.pt", "checkpoint_best.pt", "checkpoint_last.pt"):
+        (tmp_path / "checkpoints" / name).touch()
+    system = SimpleNamespace(label="a", ours=True)
+    run = modules.trainings.Run(system, 1, str(tmp_path), ["one.sh", "--average", average])
+    run.finish(1.0)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == kept and run.is_done()
+
+
+def test_the_worth_of_the_source_is_not_an_older_models(modules, tmp_path, tools, monkeypatch):
+    """A ``diagnose`` that fails leaves nothing, also where there was a figure before more updates."""
+    recipes.write_program(tools / "fairseq-deep", "exit 1")
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "diagnose.json").write_text('{"models": []}')
+    run = modules.trainings.Run(SimpleNamespace(label="a", ours=True), 1, str(tmp_path), ["one.sh"])
+    run.diagnose(os.environ)
+    assert (tmp_path / "diagnose.json").exists(), "it was not trained now"
+    run.begun = time.time()
+    run.diagnose(os.environ)
+    assert not (tmp_path / "diagnose.json").exists()
+
+
+def test_gpus_are_shared_where_there_are_fewer_than_trainings(modules, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def slots(jobs, gpus, devices):
+        queue = modules.trainings.Trainings([], jobs, gpus, devices, None, "").slots
+        return [queue.get() for _ in range(jobs)]
+
+    assert slots(3, 1, 2) == ["0", "1", "0"] and slots(2, 2, 4) == ["0,1", "2,3"] and slots(2, 0, 0) == ["", ""]
+
+
+def test_torn_lines_of_a_training_are_left_out(finished, modules):
+    _, runs = finished
+    folder = Path(runs[0].folder)
+    whole = modules.results._figures(str(folder))
+    (folder / "train.jsonl").write_text((folder / "train.jsonl").read_text() + '{"kind": "valid", "valid_num_up')
+    assert modules.results._figures(str(folder)) == whole
+    progress = importlib.import_module("progress")
+    args = SimpleNamespace(every=1, max_epoch=0, max_update=0, stop_hours=0, jsonl=str(folder / "train.jsonl"))
+    train = progress.Train(args)
+    train.note("session", {"commit": "x"})
+    train.finish(True)
+    assert json.loads((folder / "train.jsonl").read_text().splitlines()[-1])["commit"] == "x"
+    assert modules.results._figures(str(folder)) == whole
+    (folder / "RESULT.json").write_text('{"bleu":')
+    with pytest.raises(SystemExit):
+        modules.results._figures(str(folder))
