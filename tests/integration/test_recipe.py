@@ -296,7 +296,19 @@ class TestStages:
         names = ("seed", "max_tokens", "precision", "arch", "tokens_per_update", "devices")
         assert {name: after[name] for name in names} == {name: before[name] for name in names}
         assert before["seed"] == 1 and before["precision"] == "fp32" and before["devices"] == "1 CPU"
-        assert after["beam"] == 2
+        assert after["beam"] == 2 and before["averaged"] == 2, "two of the five"
+
+    def test_what_is_trained_anew_has_a_record_of_its_own(self, tools, stubs, corpus, tmp_path):
+        words, exp = (tools, tmp_path / "exp", "--data", corpus, *SMALL), tmp_path / "exp"
+        assert recipe(*words).returncode == 0
+        better = {"kind": "valid", "time": 9, "session": 1, "epoch": 1, "valid_ppl": "1.5", "valid_num_updates": "3"}
+        (exp / "train.jsonl").write_text(json.dumps(better) + "\n")
+        assert recipe(*words, "--stage", "7").returncode == 0
+        assert json.loads((exp / "RESULT.json").read_text())["best_valid_ppl"] == 1.5
+        shutil.rmtree(exp / "checkpoints")
+        assert recipe(*words, "--stage", "4").returncode == 0
+        assert "best_valid_ppl" not in json.loads((exp / "RESULT.json").read_text())
+        assert json.loads((exp / "train.before.jsonl").read_text()) == better
 
     def test_two_runs_do_not_share_a_folder(self, tools, stubs, corpus, tmp_path, monkeypatch):
         hang, hanging = Path(f"{stubs}.hang"), Path(f"{stubs}.hanging")

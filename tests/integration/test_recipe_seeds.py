@@ -149,6 +149,8 @@ def test_an_average_by_updates_without_checkpoints_is_refused(tools, stubs, corp
     programs(stubs)
     assert "only 2 checkpoints exist" in recipe(*words, "--stage", "5", "--stop-stage", "5").stdout
     assert "average --last-updates 2" in stubs.read_text()
+    assert recipe(*words).returncode == 0
+    assert json.loads((tmp_path / "exp/RESULT.json").read_text())["averaged"] == 2, "not the 5 that were asked for"
 
 
 def test_two_seeds_from_text_to_significance(tools, corpus, tmp_path):

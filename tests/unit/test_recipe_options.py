@@ -164,6 +164,17 @@ def test_what_is_attended_keeps_its_status_and_leaves_no_trap():
     assert (done.stdout, done.stderr) == ("7\n", "")
 
 
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_what_is_quoted_reads_the_same_in_bash_and_in_python(locale):
+    words = ["a b", "it's", "", "(0.9, 0.98)", "/tmp/\u00fcber uns", "x&y", "\\\\", "*", "$HOME", "a=b,c:d+e@f%", "~"]
+    script = 'quote "$@"; eval "set -- $(quote "$@")"; printf "%s\\n" "$@"'
+    script = f". '{ROOT}/examples/common/run.sh'; {script}"
+    given = {"capture_output": True, "text": True, "encoding": "utf-8", "check": True}
+    done = subprocess.run(["bash", "-c", script, "bash", *words], env={**os.environ, "LC_ALL": locale}, **given)
+    line, *again = done.stdout.splitlines()
+    assert shlex.split(line) == again == words
+
+
 def test_help_shows_the_present_values():
     text = run("--help", "--beam", "7", "--conf", "base_prenorm").stdout
     assert re.search(r"^  --beam +beam width \[7\]$", text, re.MULTILINE)

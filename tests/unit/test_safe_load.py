@@ -219,6 +219,14 @@ def test_evaluate_agrees_with_python(expression):
     assert safe_load.evaluate(expression) == eval(expression.strip())
 
 
+def test_settings_of_a_checkpoint_are_no_texts_any_more():
+    """translation_multi_simple_epoch keeps left_pad_source as a bool; fairseq itself takes any for the default."""
+    from fairseq.utils import eval_bool
+
+    assert [eval_bool(value) for value in (True, False, "True", "False", None)] == [True, False, True, False, False]
+    assert eval_bool(None, default=True) is True
+
+
 @pytest.mark.parametrize("expression", ["print()", "[x for x in ()]", "().__class__", "a", "1 +", "2**9", "'a'*'b'"])
 def test_evaluate_refuses_everything_else(expression):
     with pytest.raises(ValueError, match="not an expression of numbers"):

@@ -380,7 +380,7 @@ EDITS = [
         1,
         "--bf16 took every machine for a TPU",
     ),
-    Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep5"', 1, "say that this is edited"),
+    Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep6"', 1, "say that this is edited"),
     Edit("setup.py", "from torch.utils import cpp_extension", "raise ImportError", 1, "the sdist lacks their sources"),
     Edit("setup.py", r"^        setup_requires=\[[^]]*\],\n", "", 1, "pyproject.toml names them", regex=True),
     Edit("setup.py", r"^        (dependency_links|test_suite)=.*\n", "", 2, "setuptools dropped them", regex=True),

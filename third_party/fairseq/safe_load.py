@@ -259,9 +259,13 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 def evaluate(expression):
     """The value of an expression made of literals, brackets and + - * /, such as "[(512, 3)] * 4".
 
+    What is no text is its own value: a checkpoint keeps some settings as they came out of this the first time.
+
     Raises:
         ValueError: the expression holds anything else
     """
+    if not isinstance(expression, str):
+        return expression
     try:
         return value_of(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, TypeError):
