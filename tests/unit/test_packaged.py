@@ -45,6 +45,8 @@ MODELS = {
     "transformer_lstm_share_all_6l": tiny_flags("transformer_lstm_share_all_6l"),
     "deep_transformer": {**PLAIN, "share_decoder_input_output_embed": True},
     "transformer_iwslt_de_en": {**PLAIN, "share_all_embeddings": True},  # fairseq's own
+    "transformer_prenorm_20l": {**tiny_flags("transformer_prenorm_20l"), "encoder_layers": 2, "decoder_layers": 1,
+                                "adaptive_softmax_cutoff": "6,10", "share_decoder_input_output_embed": True},
     "dlcl_transformer_toy": {"dropout": 0.0, "share_all_embeddings": True, "init_value": "one"},  # of the original code
 }
 
