@@ -238,9 +238,9 @@ def _open(*records):
 
 
 def p_over_seeds(values):
-    """Two-sided p of Student's t that paired differences have a mean of 0; None for fewer than three."""
+    """Two-sided p of Student's t that paired differences have a mean of 0; None for fewer than three, or no numbers."""
     n = len(values)
-    if n < 3:
+    if n < 3 or not all(map(math.isfinite, values)):
         return None
     deviation = statistics.stdev(values)
     if deviation == 0:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import statistics
 
@@ -37,8 +38,11 @@ def spread(values):
     values = [value for value in values if value is not None]
     if not values:
         return None
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return {"mean": statistics.fmean(values), "std": deviation, "min": min(values), "max": max(values)}
+    ends = (min(values), max(values)) if not any(map(math.isnan, values)) else (math.nan, math.nan)
+    deviation = None
+    if len(values) > 1:
+        deviation = statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
+    return {"mean": statistics.fmean(values), "std": deviation, "min": ends[0], "max": ends[1]}
 
 
 def collect(exp, seeds, failed):

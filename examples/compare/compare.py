@@ -11,6 +11,7 @@ import sys
 import lock
 import results
 import table
+from corpus import BAD_INPUT
 from corpus import run as run_helper
 from report import read_json
 from systems import check, check_unchanged, read_systems
@@ -170,7 +171,8 @@ def train_command(text):
 
 def without_systems(args, systems, flags):
     """fairseq-train of the first system, without what is its own; other text than that of the trainings is refused."""
-    bare, text = Run(systems[0], args.seeds[0], os.path.join(args.exp, "shared"), []), text_of(args.exp)
+    bare = Run(systems[0], args.seeds[0], os.path.join(args.exp, "shared"), [])
+    text = "" if args.table_only else text_of(args.exp)
     same = ["--same-text", text] if text else []
     bare.command = recipe_command(args, systems[0].arch, bare.folder, bare.seed, same, flags[0])
     return train_command(dry_run(bare))
@@ -278,6 +280,8 @@ def guarded():
     except UserError as problem:
         print("error: " + " ".join(str(problem).split()), file=sys.stderr)
         return FAILED if isinstance(problem, Failed) else 2
+    except SystemExit as end:  # of the recipe's helpers
+        return 2 if end.code == BAD_INPUT else end.code
 
 
 if __name__ == "__main__":

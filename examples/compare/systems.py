@@ -13,7 +13,12 @@ from fairseq_deep.tools import UserError
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}")
 # what a system may have of its own beside the flags of its model, its optimiser and its learning rate's schedule
-OWN = {"lr", "lr_scheduler", "optimizer", "clip_norm", "min_loss_scale", "on_divergence", "decoder_input_dim"}
+OWN = {
+    "lr", "lr_scheduler", "optimizer", "clip_norm", "on_divergence", "decoder_input_dim", "min_loss_scale",
+    # and what changes nothing that is learned
+    "fp16_init_scale", "fp16_scale_window", "fp16_scale_tolerance", "ddp_backend", "find_unused_parameters",
+    "num_workers", "data_buffer_size", "empty_cache_freq", "tensorboard_logdir", "wandb_project",
+}  # fmt: skip
 # flags of models that change the data, or the table that all of them have
 SHARED = {
     "share_all_embeddings", "share_decoder_input_output_embed", "max_source_positions", "max_target_positions", "help",

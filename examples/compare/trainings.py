@@ -64,7 +64,8 @@ class Run:
     def finished(self):
         """What was noted at its end; empty if it has not come to its end with this command."""
         note = read_json(os.path.join(self.folder, "finished.json"))
-        return note if note.get("key") == self.key() else {}
+        whole = os.path.exists(os.path.join(self.folder, "RESULT.json"))
+        return note if whole and note.get("key") == self.key() else {}
 
     def is_done(self):
         return bool(self.finished())

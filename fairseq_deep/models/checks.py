@@ -51,6 +51,23 @@ def check_sizes(args: Any, task: Any) -> None:
                 "--share-all-embeddings needs equal widths: make --encoder-embed-dim and --decoder-embed-dim equal, "
                 "or use --share-decoder-input-output-embed"
             )
+    _check_widths(args)
+
+
+def _check_widths(args: Any) -> None:
+    width, output = getattr(args, "decoder_embed_dim", None), getattr(args, "decoder_output_dim", None)
+    shared = _given(args, "share_all_embeddings") or _given(args, "share_decoder_input_output_embed")
+    if shared and width and output and output != width and not _given(args, "adaptive_softmax_cutoff"):
+        raise UsageError(
+            f"--decoder-output-dim {output} is not the width of the shared embeddings, {width}: leave it out, "
+            "or do not share them"
+        )
+    if _given(args, "cross_self_attention") and getattr(args, "encoder_embed_dim", width) != width:
+        raise UsageError(
+            "--cross-self-attention needs equal widths: make --encoder-embed-dim and --decoder-embed-dim equal"
+        )
+    if _given(args, "tie_adaptive_weights") and _given(args, "adaptive_softmax_cutoff"):
+        raise UsageError("--tie-adaptive-weights ties to adaptive inputs, which these models have not: leave it out")
 
 
 def _given(flags: Any, name: str) -> bool:

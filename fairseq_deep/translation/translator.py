@@ -32,10 +32,11 @@ class Translator:
         precision: the decoder's products on a CPU, "fp32", "bf16" or "int8"
         batch_size, max_tokens: most sentences, and most tokens with padding, in a batch
         cpu: leave a GPU alone
-        decoding: beam, lenpen, max_len_a, max_len_b, nbest and other fields of fairseq's ``GenerationConfig``
+        decoding: beam, lenpen, max_len_a, max_len_b, nbest and other fields of fairseq's ``GenerationConfig``;
+            not those that need more than a source, constraints and score_reference
 
     Raises:
-        UsageError: a model cannot be loaded, or the models do not belong together
+        UsageError: a model cannot be loaded, *decoding* needs more than a source, or the models do not belong together
     """
 
     def __init__(
@@ -47,6 +48,9 @@ class Translator:
         cpu: bool = False,
         **decoding: Any,
     ):
+        for name in ("constraints", "score_reference"):
+            if decoding.get(name):
+                raise UsageError(f"{name} needs more than a source, which is all that a Translator takes: leave it out")
         self.batch_size, self.max_tokens = batch_size, max_tokens
         states = [load_state(bundle) for bundle in bundles]
         self.task = build_task(bundles[0], states[0]["cfg"], precision)

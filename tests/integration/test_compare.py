@@ -290,6 +290,7 @@ def test_changed_conditions_are_refused_and_more_updates_taken(modules, monkeypa
 
     note(lstm_attn_residual=True, of_another_version=1, encoder_embed_dim=WIDTH, log_depth_interval=1)
     assert ask("a=lstm_6l")[0] == 0 and ask("a=lstm_6l", updates="800")[0] == 0
+    assert ask("b=lstm_6l --ddp-backend legacy_ddp --num-workers 0")[0] == 0, "they change nothing that is learned"
     note(lstm_attn_residual=False)
     refuse("a in", "has lstm_attn_residual False", "presets to True today", "another --exp")
 
@@ -486,6 +487,8 @@ def test_what_more_updates_would_average_is_kept(modules, tmp_path, average, kep
     system = SimpleNamespace(label="a", ours=True)
     run = modules.trainings.Run(system, 1, str(tmp_path), ["one.sh", "--average", average])
     run.finish(1.0)
+    assert not run.is_done(), "without its figures it is to be done again"
+    (tmp_path / "RESULT.json").touch()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == kept and run.is_done()
 
 
@@ -529,3 +532,11 @@ def test_torn_lines_of_a_training_are_left_out(finished, modules):
     (folder / "RESULT.json").write_text('{"bleu":')
     with pytest.raises(SystemExit):
         modules.results._figures(str(folder))
+
+
+def test_a_loss_that_is_no_number_is_shown_as_it_is(finished, modules):
+    nan = float("nan")
+    for values in ([nan, 4.0], [4.0, nan]):
+        assert modules.table.show(modules.results.spread(values), ".2f", True) == "nan [nan, nan]"
+    assert modules.table.show(modules.results.spread([4.0, float("inf")]), ".1f", True) == "inf [4.0, inf]"
+    assert modules.results.spread([4.0])["std"] is None

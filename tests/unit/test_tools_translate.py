@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 
+from fairseq_deep.registry import UsageError
 from fairseq_deep.tools import main
 from fairseq_deep.translation import Translator, find_bundle
 from tests import forkserver
@@ -175,6 +176,9 @@ def test_in_other_precisions(trained, translate):
 
 def test_from_python(trained):
     found = Translator([find_bundle(str(trained))], beam=2, nbest=2, cpu=True).translate(["We see.", ""])
+    for name, value in (("constraints", "ordered"), ("score_reference", True)):
+        with pytest.raises(UsageError, match=f"{name} needs more than a source"):
+            Translator([find_bundle(str(trained))], **{name: value})
     assert len(found[0]) == 2 and found[0][0].score >= found[0][1].score and found[1][0].text == ""
 
 
