@@ -332,7 +332,8 @@ def test_other_data_are_refused_before_the_text_is_touched(
     done = SimpleNamespace(returncode=status, stderr=printed.err)
     recipes.assert_refused(done, "exp were trained on other data", status=2)
     others = (*given[:-1], "rnn_6l")  # a system that is not there yet must not have them, either
-    recipes.assert_refused(SimpleNamespace(returncode=call(*others)[0], stderr=printed.err), "other data", status=2)
+    status, printed = call(*others)
+    recipes.assert_refused(SimpleNamespace(returncode=status, stderr=printed.err), "trained on other data", status=2)
     assert text.read_text() == before and not (tmp_path / "exp/runs/rnn_6l").exists()
     shutil.copytree(tmp_path / "exp/runs/lstm_6l", tmp_path / "exp/runs/old")
     noted = tmp_path / "exp/runs/old/seed1/trained-with.txt"
