@@ -53,10 +53,11 @@ def write_pairs(path, count, rng, leave_out=(), longest=8):
     return written
 
 
-def binarise(folder, splits):
+def binarise(folder, splits, *flags):
     """Binarised form, in folder/bin, of the pairs folder/SPLIT.src and folder/SPLIT.tgt."""
     prefixes = [part for split in splits for part in (f"--{split}pref", folder / split)]
-    run("fairseq-preprocess", "-s", "src", "-t", "tgt", *prefixes, "--destdir", folder / "bin", "--joined-dictionary")
+    run("fairseq-preprocess", "-s", "src", "-t", "tgt", *prefixes, "--destdir", folder / "bin",
+        "--joined-dictionary", *flags)  # fmt: skip
     return folder / "bin"
 
 

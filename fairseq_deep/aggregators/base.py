@@ -5,7 +5,7 @@
     state = aggregator.start(y_0)                  # y_0: embedding output
     for l, layer in enumerate(layers):             # l = 0 ... L-1
         x = aggregator.read(state, l)              # input of layer l+1
-        state = aggregator.write(state, l, layer(x))
+        state = aggregator.write(state, l, layer(x))   # or, where LayerDrop skips the layer: aggregator.skip(state, l)
     out = aggregator.finish(state)                 # before the final norm of a pre-norm stack
 
 The state is a list of tensors that lives for one forward pass. It is passed, never kept on the module, so nothing
@@ -47,7 +47,8 @@ class Aggregator(nn.Module, Method):
         dim: width C of the stack
         pre_norm: the layers normalise their input (with a final norm after the stack), not their output
         calls: evaluations of a layer; see :class:`Layout`
-        needs_every_layer: the method counts on each layer being run, so that LayerDrop cannot be used
+        needs_every_layer: layers cannot be removed and renumbered (``--encoder-layers-to-keep``)
+        layerdrop: LayerDrop can skip layers; :meth:`skip` says what takes their place
         encoder_only: it cannot be chosen for a decoder alone; where both stacks have it, the decoder's does without
             what only an encoder can do
         idle_flags: flags of fairseq that mean nothing in a stack with this method: {flag: (value that says so, what is
@@ -59,6 +60,7 @@ class Aggregator(nn.Module, Method):
     """
 
     needs_every_layer = True
+    layerdrop = False
     encoder_only = False
     idle_flags: Dict[str, Tuple[Any, str]] = {}
     unsupported_flags: Tuple[str, ...] = ()
@@ -115,6 +117,10 @@ class Aggregator(nn.Module, Method):
     def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
         """State after the layer with the 0-based index *layer* has returned *output* (T x B x C)."""
         raise NotImplementedError
+
+    def skip(self, state: List[Tensor], layer: int) -> List[Tensor]:
+        """State after LayerDrop has skipped the layer with the 0-based index *layer*; only with *layerdrop*."""
+        return state
 
     def layer_output(self, state: List[Tensor], output: Tensor) -> Tensor:
         """What counts as the output y of the last layer that was written, which returned *output* (T x B x C)."""

@@ -11,6 +11,10 @@ Names here: ``weight[l, k]`` is W^(l+1)_k, for k <= l; row L makes the output of
 diagonal exist, as in the authors' code and their parameter counts, but are never used. Following that code, y_0 is
 not normalised: in pre-norm LN_k acts on y_k for k >= 1, and in post-norm the first combination has no norm, so that
 x_1 = weight[0, 0] * y_0.
+
+With LayerDrop, our choice: a skipped layer contributes nothing, and its weight goes to the entry below it. So the sum
+of a row's weights stays the same, and a stack with W^(l+1)_l = 1 does what a plain stack does with LayerDrop. Zeros in
+its place would end such a stack there, and renormalising the other weights could divide by zero.
 """
 
 from typing import Dict, List, Optional
@@ -60,7 +64,7 @@ class Dlcl(Exact, Aggregator):
 
     In training, the state is [the next combination, a token], and can be written once: see ``running_sums.py``. Without
     gradients, and in TorchScript, it is [W, h_k, ..., h_l]: the weights, and the entries that the next combination
-    reads.
+    reads. With LayerDrop, the first form has the newest entry before the token: [x, h_l, token].
 
     Args:
         stack: see :class:`Aggregator`
@@ -83,6 +87,7 @@ class Dlcl(Exact, Aggregator):
     """
 
     paper = "Wang 2019"
+    layerdrop = True
 
     def __init__(
         self,
@@ -106,6 +111,7 @@ class Dlcl(Exact, Aggregator):
         if no_norm and not self.pre_norm:
             raise UsageError("--dlcl-no-norm needs a pre-norm stack: in post-norm the norm is the layer's own (Eq. 9)")
         self.init = init
+        self.skips = stack.layerdrop > 0
         self.normalize = normalize
         self.window = num_layers + 1 if window is None else min(window, num_layers + 1)
         self.groups = self._num_weights(_weight_type(weight_type), dim)
@@ -182,7 +188,7 @@ class Dlcl(Exact, Aggregator):
     def start(self, x: Tensor) -> List[Tensor]:
         if not torch.jit.is_scripting():
             if self._learns(x):
-                return first_row(x, self._sum_weights(masked=True), self.window)
+                return self._with_entry(first_row(x, self._sum_weights(masked=True), self.window), x)
         return [split(self._sum_weights(masked=False), x.dtype), x.contiguous()]
 
     def read(self, state: List[Tensor], layer: int) -> Tensor:
@@ -195,12 +201,22 @@ class Dlcl(Exact, Aggregator):
         return self.dropout(x)
 
     def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
-        entry = self._norm(output, layer) if self.pre_norm else output
+        return self._append(state, layer, self._norm(output, layer) if self.pre_norm else output)
+
+    def skip(self, state: List[Tensor], layer: int) -> List[Tensor]:
+        return self._append(state, layer, state[-2] if is_row(state) else state[-1])
+
+    def _append(self, state: List[Tensor], layer: int, entry: Tensor) -> List[Tensor]:
         if not torch.jit.is_scripting():
             if is_row(state):
-                return next_row(state, layer + 1, entry)
+                return self._with_entry(next_row([state[0], state[-1]], layer + 1, entry), entry)
         entries = state[1:] + [entry.to(state[1].dtype).contiguous()]
         return state[:1] + entries[-self.window :]
+
+    @torch.jit.unused
+    def _with_entry(self, row: List[Tensor], entry: Tensor) -> List[Tensor]:
+        """[x, token] with the newest entry, where LayerDrop may need it again."""
+        return [row[0], entry, row[1]] if self.skips else row
 
     def finish(self, state: List[Tensor]) -> Tensor:
         return self.read(state, self.num_layers)

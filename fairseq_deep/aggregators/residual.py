@@ -16,6 +16,7 @@ class Residual(Aggregator):
     """Pass each layer's output on to the next; no parameters, any number of layers may be dropped."""
 
     needs_every_layer = False
+    layerdrop = True
 
     def read(self, state: List[Tensor], layer: int) -> Tensor:
         return state[0]

@@ -14,7 +14,6 @@ from typing import Callable, Dict, List, Optional
 
 from torch import Tensor, nn
 
-from ..inits.walk import all_layers
 from ..registry import UsageError
 
 _SIDES = ("encoder", "decoder")
@@ -110,7 +109,7 @@ def sublayer_ratios(
         UsageError: there is nothing to measure
     """
     probes: Dict[str, List[_Probe]] = {side: [] for side in _SIDES}
-    stacks = {side: all_layers(getattr(model, side)) for side in _SIDES}
+    stacks = {side: list(getattr(model, side).layers) for side in _SIDES}
     measured = {side: layers for side, layers in stacks.items() if all(hasattr(x, "residual") for x in layers)}
     measured = {side: layers for side, layers in measured.items() if getattr(model, side).history.calls == 1}
     if not any(measured.values()):

@@ -23,7 +23,6 @@ from ..registry import UsageError
 from ..residuals import ResidualConnection
 from ..stack import Stack
 from .base import INITS
-from .walk import all_layers
 from .xavier import Xavier
 
 STARTS = ("logn", "1", "n", "profile")
@@ -100,7 +99,7 @@ class Admin(Xavier):
     def prepare(self, stack: nn.Module) -> Optional[Callable[[], None]]:
         if self.start != "profile":
             return None
-        return Profiler([layer.residual for layer in all_layers(stack)]).remove
+        return Profiler([layer.residual for layer in stack.layers]).remove
 
 
 class Profiler:

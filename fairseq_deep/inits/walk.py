@@ -11,14 +11,9 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 _ROLES = {"self_attn": (*_PROJECTIONS, "gate", "fc1", "fc2"), "encoder_attn": _PROJECTIONS, "ffn": ("fc1", "fc2")}
 
 
-def all_layers(stack: nn.Module) -> List[nn.Module]:
-    """The layers of *stack*. Iterating over them in training would leave out those that LayerDrop drops."""
-    return [stack.layers[index] for index in range(len(stack.layers))]
-
-
 def layer_modules(stack: nn.Module) -> List[List[nn.Module]]:
     """The modules of each layer of *stack*: one, or where layers are split, those of its sub-layers."""
-    modules, count = all_layers(stack), stack.stack.modules_per_layer
+    modules, count = list(stack.layers), stack.stack.modules_per_layer
     return [modules[start : start + count] for start in range(0, len(modules), count)]
 
 

@@ -9,6 +9,7 @@ from .bare import (
 )
 from .decoder_layer import DecoderLayer, ParallelDecoderLayer
 from .encoder_layer import EncoderLayer
+from .layer_drop import LayerDrop
 from .wrapping import wrap_layer
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "DecoderLayer",
     "EncoderFeedForward",
     "EncoderLayer",
+    "LayerDrop",
     "ParallelAttentionDecoderLayer",
     "ParallelDecoderLayer",
     "wrap_layer",

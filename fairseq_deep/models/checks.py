@@ -4,6 +4,7 @@ from typing import Any, Dict
 
 from ..registry import UsageError
 from ..stack import Stack
+from .alignment import check_alignment
 
 
 def check_flags(flags: Any, stacks: Dict[str, Stack]) -> None:
@@ -23,6 +24,7 @@ def check_flags(flags: Any, stacks: Dict[str, Stack]) -> None:
         _check_init(flags, stack)
     _check_attention(flags, decoder)
     _check_memory(flags, stacks["encoder"], decoder)
+    check_alignment(flags, decoder)
 
 
 def check_sizes(args: Any, task: Any) -> None:
@@ -96,13 +98,15 @@ def _check_compile(flags: Any) -> None:
 
 def _check_aggregator(flags: Any, stack: Stack, encoder: Stack) -> None:
     name, method, side = stack.aggregator.name, stack.aggregator.method, stack.side
+    needed = [] if method.layerdrop else [f"{side}_layerdrop"]
     if method.needs_every_layer:
-        for flag in (f"{side}_layerdrop", f"{side}_layers_to_keep", *(["base_layers"] if side == "decoder" else [])):
-            if _given(flags, flag):
-                raise UsageError(
-                    f"--layer-agg {name} needs each layer of the {side} at its place: "
-                    f"leave out {_dashed(flag)}, or use --{side}-layer-agg residual"
-                )
+        needed += [f"{side}_layers_to_keep", *(["base_layers"] if side == "decoder" else [])]
+    for flag in needed:
+        if _given(flags, flag):
+            raise UsageError(
+                f"--layer-agg {name} needs each layer of the {side} at its place: "
+                f"leave out {_dashed(flag)}, or use --{side}-layer-agg residual"
+            )
     if method.encoder_only and side == "decoder" and (
         _given(flags, "decoder_layer_agg") or encoder.aggregator.method is not method
     ):

@@ -11,7 +11,7 @@ from ..attention import Ancestry, MultiheadAttention, RunningMean, Step
 from ..attention.masks import can_ask, check_later, future_mask, padding_bias, product_type
 from ..attention.order import Order
 from ..decoding import CompiledSteps, unpack_linear
-from ..layers import wrap_layer
+from ..layers import LayerDrop, wrap_layer
 from ..registry import UsageError
 from .checkpoints import keep_final_norm
 from .layer_building import build_layer
@@ -28,10 +28,12 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         stock: the layers are fairseq's own, for the two kinds of attention that ours have not
         init: how its weights start
         layers: the M decoder layers, or the modules of their sub-layers
+        layer_drop: which of them run
         history: the aggregator that connects them
         ancestry: which hypotheses belong together in beam search
         pads_right: targets are padded on the right
         aligns: training wants attention weights, too
+        alignment_layer, alignment_heads: layer and number of heads (0: all) whose attention weights are returned
         followers: in generation, the modules that keep something of hypotheses, in the order of their steps
         compiled: what runs the steps of incremental decoding, if that is not :meth:`run_step` (:meth:`compile_steps`)
         need_attn: return attention weights where no *alignment_layer* is named, in the steps of generation, too
@@ -46,9 +48,10 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         self.init = self.stack.init.build(self.stack)
         self._next_layer = 0
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
-        if self.stack.layout.split:
-            self.layers = nn.ModuleList(part for layer in self.layers for part in layer)
-            self.num_layers = len(self.layers)
+        split = (layer if self.stack.layout.split else [layer] for layer in self.layers.children())
+        self.layers = nn.ModuleList(part for layer in split for part in layer)
+        self.num_layers = len(self.layers)
+        self.layer_drop = LayerDrop(self.stack.layerdrop, self.num_layers)
         self.modules_per_layer = self.stack.modules_per_layer
         self.source_offset = self._source_offset()
         self.history = self.stack.aggregator.build(self.stack)
@@ -56,6 +59,9 @@ class DeepTransformerDecoder(TransformerDecoderBase):
             self.layer_norm = None
         self.pads_right = getattr(cfg, "left_pad_target", None) is False
         self.aligns = bool(getattr(cfg, "load_alignments", False))
+        layer = getattr(cfg, "alignment_layer", None)
+        self.alignment_layer = self.num_layers // self.modules_per_layer - 1 if layer is None else layer
+        self.alignment_heads = 0 if layer is None else (getattr(cfg, "alignment_heads", None) or 1)
         self.need_attn = True
         self.compiled = self.followers = None
         parts = list(self.layers.modules())
@@ -175,16 +181,18 @@ class DeepTransformerDecoder(TransformerDecoderBase):
             encoder_out: the encoder's dictionary
             incremental_state: the attentions' caches
             full_context_alignment: let positions see later ones
-            alignment_layer: layer whose attention to the source is returned (default: the last; in training none,
-                unless the task loads alignments)
-            alignment_heads: number of heads to average it over (default: all)
+            alignment_layer: layer whose attention to the source is returned (default: ``--alignment-layer``, or the
+                last; in training none, unless the task loads alignments)
+            alignment_heads: number of heads to average it over (default: ``--alignment-heads``, or all)
 
         Returns:
             B x T x C, and a dictionary with ``attn`` [B x T x S] and ``inner_states`` y_0 ... y_M
         """
         if alignment_layer is None:
             wanted = (self.need_attn or incremental_state is None) and (self.aligns or not self.training)
-            alignment_layer = self.num_layers // self.modules_per_layer - 1 if wanted else -1
+            alignment_layer = self.alignment_layer if wanted else -1
+            if alignment_heads is None and self.alignment_heads > 0:
+                alignment_heads = self.alignment_heads
         aligned = alignment_layer * self.modules_per_layer + self.source_offset if alignment_layer >= 0 else -1
         enc: Optional[Tensor] = None
         enc_padding: Optional[Tensor] = None
@@ -279,38 +287,42 @@ class DeepTransformerDecoder(TransformerDecoderBase):
         attn: Optional[Tensor] = None
         states: List[Optional[Tensor]] = [x]
         history = self.history.start(x)
+        runs = self.layer_drop()
         for index, layer in enumerate(self.layers):
-            wants_attn = index == aligned
-            x = self.history.read(history, index)
-            if self.stock:
-                x, layer_attn, _ = layer(
-                    x,
-                    enc,
-                    enc_padding,
-                    incremental_state,
-                    self_attn_mask=mask,
-                    self_attn_padding_mask=padding,
-                    need_attn=wants_attn,
-                    need_head_weights=wants_attn,
-                )
+            if runs[index]:
+                wants_attn = index == aligned
+                x = self.history.read(history, index)
+                if self.stock:
+                    x, layer_attn, _ = layer(
+                        x,
+                        enc,
+                        enc_padding,
+                        incremental_state,
+                        self_attn_mask=mask,
+                        self_attn_padding_mask=padding,
+                        need_attn=wants_attn,
+                        need_head_weights=wants_attn,
+                    )
+                else:
+                    x, layer_attn, _ = layer(
+                        x,
+                        enc if len(memories) == 0 else memories[index // self.modules_per_layer],
+                        enc_padding,
+                        incremental_state,
+                        self_attn_mask=mask,
+                        self_attn_padding_mask=padding,
+                        need_attn=wants_attn,
+                        need_head_weights=wants_attn,
+                        step=step,
+                        causal=causal,
+                    )
+                history = self.history.write(history, index, x)
+                if (index + 1) % self.modules_per_layer == 0:
+                    states.append(self.history.layer_output(history, x))
+                if layer_attn is not None and wants_attn:
+                    attn = layer_attn.float().to(x)
             else:
-                x, layer_attn, _ = layer(
-                    x,
-                    enc if len(memories) == 0 else memories[index // self.modules_per_layer],
-                    enc_padding,
-                    incremental_state,
-                    self_attn_mask=mask,
-                    self_attn_padding_mask=padding,
-                    need_attn=wants_attn,
-                    need_head_weights=wants_attn,
-                    step=step,
-                    causal=causal,
-                )
-            history = self.history.write(history, index, x)
-            if (index + 1) % self.modules_per_layer == 0:
-                states.append(self.history.layer_output(history, x))
-            if layer_attn is not None and wants_attn:
-                attn = layer_attn.float().to(x)
+                history = self.history.skip(history, index)
         x = self.history.finish(history)
 
         if self.layer_norm is not None:

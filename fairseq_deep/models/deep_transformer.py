@@ -21,6 +21,7 @@ from ..decoding import pack_linear
 from ..dropout import speed_up_dropout
 from ..inits.walk import initialise
 from ..training import check_device, check_exact, keep_memory
+from .alignment import add_args as add_alignment_args
 from .checkpoints import aliases, check_loadable, upgrade
 from .checks import check_flags, check_sizes
 from .compiling import compile_calls
@@ -52,6 +53,7 @@ class DeepTransformerModel(TransformerModel):
     fast_dropout = False  # --fast-dropout
     compiles = False  # --compile, from the first training step on
     compiler = None
+    full_context_alignment = False
     __jit_ignored_attributes__ = ["compiler", "watch"]
 
     @classmethod
@@ -59,6 +61,7 @@ class DeepTransformerModel(TransformerModel):
         """Add fairseq's Transformer flags and those of this package, without defaults."""
         super().add_args(parser)
         add_args(parser)
+        add_alignment_args(parser)
         parser.add_argument("--log-depth-interval", type=int, metavar="N",
                             help="log gradients of all layers, streams and aggregator weights at every N-th update")
         parser.add_argument("--compile", action="store_true",
@@ -104,6 +107,7 @@ class DeepTransformerModel(TransformerModel):
         model.log_depth_interval = getattr(args, "log_depth_interval", None) or 0
         model.compiles = bool(getattr(args, "compile", None))
         model.fast_dropout = bool(getattr(args, "fast_dropout", None))
+        model.full_context_alignment = bool(getattr(args, "full_context_alignment", None))
         return model
 
     def _initialise(self, args) -> None:
@@ -151,7 +155,7 @@ class DeepTransformerModel(TransformerModel):
         if self.compiles and not waits:
             self.compiles = False
             stacks = [getattr(self, side) for side in SIDES]
-            layers = [layer for stack in stacks for layer in stack.layers.children()]  # LayerDrop leaves none out here
+            layers = [layer for stack in stacks for layer in stack.layers]
             self.compiler = compile_calls(layers + [part for stack in stacks for part in stack.history.compiled()])
 
     def perform_slowmo(self, optimizer, fp32_params=None):
@@ -167,6 +171,39 @@ class DeepTransformerModel(TransformerModel):
     def _is_logged(self) -> bool:
         """Whether the update that is under way is one whose depth is logged."""
         return bool(self.log_depth_interval) and (self.num_updates + 1) % self.log_depth_interval == 0
+
+    def forward(
+        self,
+        src_tokens,
+        src_lengths,
+        prev_output_tokens,
+        return_all_hiddens: bool = True,
+        features_only: bool = False,
+        alignment_layer: Optional[int] = None,
+        alignment_heads: Optional[int] = None,
+    ):
+        """Run both stacks; the contract is fairseq's.
+
+        With ``--full-context-alignment`` the alignments come from a second pass of the decoder.
+        """
+        encoder_out = self.encoder(src_tokens, src_lengths=src_lengths, return_all_hiddens=return_all_hiddens)
+        x, extra = self.decoder(
+            prev_output_tokens,
+            encoder_out=encoder_out,
+            features_only=features_only,
+            alignment_layer=alignment_layer,
+            alignment_heads=alignment_heads,
+        )
+        if self.full_context_alignment and (self.decoder.aligns or not self.training):
+            extra["attn"] = self.decoder(
+                prev_output_tokens,
+                encoder_out=encoder_out,
+                features_only=True,
+                full_context_alignment=True,
+                alignment_layer=alignment_layer,
+                alignment_heads=alignment_heads,
+            )[1]["attn"]
+        return x, extra
 
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..attention.masks import can_ask, padding_bias, product_type
 from ..attention.order import hypotheses_per_sentence, read_order
-from ..layers import wrap_layer
+from ..layers import LayerDrop, wrap_layer
 from .checkpoints import keep_final_norm
 from .layer_building import build_layer
 
@@ -23,6 +23,7 @@ class DeepTransformerEncoder(TransformerEncoderBase):
         stack: its description
         init: how its weights start
         layers: the L encoder layers, or the modules of their sub-layers
+        layer_drop: which of them run
         history: the aggregator that connects them
         memory: what makes the decoder layers' own memories; None where all attend to the encoder's output
         shares_sources: the decoder takes one source for all hypotheses of a sentence
@@ -33,9 +34,10 @@ class DeepTransformerEncoder(TransformerEncoderBase):
         self.init = self.stack.init.build(self.stack)
         self._next_layer = 0
         super().__init__(cfg, dictionary, embed_tokens)
-        if self.stack.layout.split:
-            self.layers = nn.ModuleList(part for layer in self.layers for part in layer)
-            self.num_layers = len(self.layers)
+        parts = (layer if self.stack.layout.split else [layer] for layer in self.layers.children())
+        self.layers = nn.ModuleList(part for layer in parts for part in layer)
+        self.num_layers = len(self.layers)
+        self.layer_drop = LayerDrop(self.stack.layerdrop, self.num_layers)
         self.history = self.stack.aggregator.build(self.stack)
         self.calls = self.history.calls
         self.modules_per_layer = self.stack.modules_per_layer
@@ -116,18 +118,22 @@ class DeepTransformerEncoder(TransformerEncoderBase):
         """
         states: List[Tensor] = [x] if keeps_states else []
         history = self.history.start(x)
+        runs = self.layer_drop()
         for index, layer in enumerate(self.layers):
-            x = self.history.read(history, index)
-            if self.calls == 1:
-                x = layer(x, padding)
+            if runs[index]:
+                x = self.history.read(history, index)
+                if self.calls == 1:
+                    x = layer(x, padding)
+                else:
+                    outputs: List[Tensor] = []
+                    for _ in range(self.calls):
+                        outputs.append(layer(self.history.point(x, outputs), padding))
+                    x = self.history.combine(x, outputs)
+                history = self.history.write(history, index, x)
+                if keeps_states and (index + 1) % self.modules_per_layer == 0:
+                    states.append(self.history.layer_output(history, x))
             else:
-                outputs: List[Tensor] = []
-                for _ in range(self.calls):
-                    outputs.append(layer(self.history.point(x, outputs), padding))
-                x = self.history.combine(x, outputs)
-            history = self.history.write(history, index, x)
-            if keeps_states and (index + 1) % self.modules_per_layer == 0:
-                states.append(self.history.layer_output(history, x))
+                history = self.history.skip(history, index)
         return states, history
 
     @torch.jit.export

@@ -15,6 +15,7 @@ from ..registry import UsageError
 logger = logging.getLogger(__name__)
 
 PRECISIONS = ("fp16", "bf16", "amp")
+ALIGNING = "label_smoothed_cross_entropy_with_alignment"
 
 
 def check_training(flags: Any) -> None:
@@ -81,6 +82,10 @@ def _check_model(flags: Any) -> None:
     adaptive, criterion = getattr(flags, "adaptive_softmax_cutoff", None), getattr(flags, "criterion", None) or ""
     if adaptive and "cross_entropy" in criterion:
         raise UsageError(f"--adaptive-softmax-cutoff is not made for --criterion {criterion}: use adaptive_loss")
+    supervised = getattr(flags, "load_alignments", False) and criterion == ALIGNING
+    if getattr(flags, "alignment_layer", None) is not None and not supervised:
+        raise UsageError(f"--alignment-layer has no effect without --load-alignments and --criterion {ALIGNING}; "
+                         "add both, or omit it")  # fmt: skip
     if criterion == "adaptive_loss" and not adaptive:
         raise UsageError("--criterion adaptive_loss needs --adaptive-softmax-cutoff: add that, or use cross_entropy")
 

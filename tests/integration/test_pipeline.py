@@ -147,7 +147,7 @@ def test_hydra_train_keeps_the_plugins_flags(data, trained, tmp_path):
     "flags, words",
     [
         (["--layer-agg", "dclc"], "did you mean dlcl?"),
-        (["--encoder-layerdrop", "0.1"], "leave out --encoder-layerdrop"),
+        (["--layer-agg", "linear", "--encoder-layerdrop", "0.1"], "leave out --encoder-layerdrop"),
         (["--dlcl-weight-type", "scalar_3"], "does not divide the width"),
         (["--dlcl-window", "0"], "--dlcl-window 0"),
     ],

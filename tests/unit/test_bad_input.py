@@ -82,8 +82,8 @@ def test_unknown_architecture_names_the_nearest():
 @pytest.mark.parametrize(
     "name, flags, words",
     [
-        ("transformer_dlcl_6l", {"encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop"),
-        ("transformer_dlcl_6l", {"decoder_layerdrop": 0.1}, "leave out --decoder-layerdrop"),
+        ("transformer_linear_6l", {"encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop"),
+        ("transformer_linear_6l", {"decoder_layerdrop": 0.1, "layer_agg": "linear"}, "leave out --decoder-layerdrop"),
         ("transformer_dlcl_6l", {"encoder_layers_to_keep": "0,2"}, "leave out --encoder-layers-to-keep"),
         ("transformer_prenorm_6l", {"decoder_output_dim": 8, "share_decoder_input_output_embed": True},
          "--decoder-output-dim 8 is not the width of the shared embeddings, 16: leave it out"),
@@ -107,10 +107,6 @@ def test_flags_that_clash(build, name, flags, words):
     with pytest.raises(UsageError) as error:
         build(name, **flags)
     assert words in one_line(error)
-
-
-def test_layerdrop_is_fine_in_a_plain_stack(build):
-    build("transformer_dlcl_6l", encoder_layerdrop=0.1, encoder_layer_agg="residual")
 
 
 def test_options_of_the_aggregator_of_one_side(build):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from fairseq import search
 from fairseq.models.transformer import TransformerModel, base_architecture
+from fairseq.models.transformer_align import TransformerAlignModel
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
 
 from fairseq_deep.attention import multihead
@@ -193,6 +194,8 @@ def test_prefixes(twins, dictionary):
 @pytest.mark.parametrize("full_context", [False, True], ids=["", "full_context"])
 def test_alignments_are_fairseqs(how, full_context, twins, dictionary):
     (stock, model), sample = twins(), make_sample(dictionary)
+    stock.__class__ = TransformerAlignModel
+    stock.alignment_layer, stock.alignment_heads = len(stock.decoder.layers) - 1, None
     results = []
     for one in (model, stock):
         one.full_context_alignment = full_context

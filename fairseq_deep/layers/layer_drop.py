@@ -1,0 +1,31 @@
+"""LayerDrop: in training, each layer is skipped with probability p.
+
+Reducing Transformer Depth on Demand with Structured Dropout, Fan et al., ICLR 2020, as fairseq has it: no output is
+rescaled, and evaluation runs all layers. What a skipped layer leaves to the layers above, the aggregator says
+(:meth:`Aggregator.skip`).
+"""
+
+from typing import List
+
+import torch
+from torch import nn
+
+
+class LayerDrop(nn.Module):
+    """Which layers of a stack run in a forward pass.
+
+    Args:
+        p: probability of skipping a layer
+        layers: number of layers
+    """
+
+    def __init__(self, p: float, layers: int):
+        super().__init__()
+        self.p, self.layers = float(p), layers
+
+    def forward(self) -> List[bool]:
+        """True for each layer that runs; the random numbers are those of fairseq's ``LayerDropModuleList``."""
+        if self.p > 0.0 and self.training:
+            draws: List[float] = torch.empty(self.layers).uniform_().tolist()
+            return [draw > self.p for draw in draws]
+        return [True for _ in range(self.layers)]
