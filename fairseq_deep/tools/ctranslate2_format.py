@@ -18,6 +18,9 @@ from fairseq_deep.tools import UserError, new_folder
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "tanh": "Tanh"}
 NEVER = -1e4
 """Added to the score of what is never to be written; float16 has it, too."""
+WEIGHT_STEPS = 63
+"""Of an int8 weight. Without VNNI a processor adds pairs of products in 16 bits: 2 x 255 x 63 fits, and with the 127 of
+CTranslate2's own converters some sums overflow there."""
 
 
 def check_package() -> None:
@@ -167,8 +170,22 @@ def _positions(stack: Any) -> np.ndarray:
     return _array(weight[table.padding_idx + 1 :])
 
 
+def _leave_room(spec: Any, name: str, value: Any) -> None:
+    """Store the int8 weights of one variable in `WEIGHT_STEPS` steps instead of 127."""
+    from ctranslate2.specs.model_spec import NumpyVariable
+
+    key = name.rpartition("/")[2]
+    scale = getattr(spec, f"{key}_scale", None)
+    if getattr(value, "dtype", None) == "int8" and scale is not None:
+        share = np.float32(WEIGHT_STEPS / 127)
+        setattr(spec, key, NumpyVariable(np.rint(value.numpy() * share).astype(np.int8)))
+        setattr(spec, f"{key}_scale", NumpyVariable(scale.numpy() * share))
+
+
 def write_spec(spec: Any, folder: str, quantization: str) -> None:
     """Write a specification to a new folder, whole or not at all."""
     spec.optimize(quantization=quantization)
+    if quantization.startswith("int8"):
+        spec._visit(_leave_room)
     with new_folder(folder) as temporary:
         spec.save(temporary)

@@ -2,7 +2,10 @@
 
 import argparse
 import importlib.util
+import json
+import os
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -165,11 +168,23 @@ def test_a_packaged_model_is_exported_in_both_formats(make, export):
     assert len(files) == 1
 
 
+def scores_with_avx2(output, units):
+    """Log-probabilities by a process that sees a processor with AVX2 only, whatever this one has."""
+    code = "import ctranslate2, json, sys; model = ctranslate2.Translator(sys.argv[1]);"
+    code += "print(json.dumps([r.log_probs for r in model.score_batch(*json.load(sys.stdin))]))"
+    kind = {"CT2_FORCE_CPU_ISA": "AVX2", "CT2_USE_MKL": "0", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run([sys.executable, "-c", code, output], input=json.dumps(units), env={**os.environ, **kind},
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    return torch.tensor(json.loads(done.stdout))
+
+
 def test_quantised_weights_are_smaller_and_near(make, export):
+    """On each kind of processor: with 127 steps of a weight the error is 0.03 with VNNI, and 0.70 with AVX2 only."""
     model, folder = make("prenorm_6l")
     pair = [words_of(side.dictionary, 4, 9) for side in (model.encoder, model.decoder)]
     units = [[[side.dictionary[word] for word in row] for row in rows]
              for side, rows in zip((model.encoder, model.decoder), pair)]  # fmt: skip
+    expected = log_probabilities(model, *pair)
     sizes = {}
     for quantization in ("float32", "float16", "int8"):
         output = folder / quantization
@@ -178,8 +193,8 @@ def test_quantised_weights_are_smaller_and_near(make, export):
         sizes[quantization] = (output / "model.bin").stat().st_size
         translator = ctranslate2.Translator(str(output))
         found = torch.tensor([result.log_probs for result in translator.score_batch(*units)])
-        expected = log_probabilities(model, *pair)
-        assert (found - expected).abs().max() < 0.3, quantization
+        assert (found - expected).abs().max() < (0.1 if quantization == "int8" else 0.01), quantization
+    assert (scores_with_avx2(output, units) - found).abs().max() < 1e-3, "sums overflow"
     assert sizes["int8"] < sizes["float16"] < sizes["float32"]
 
 
