@@ -20,7 +20,6 @@ import time
 import torch
 from against_ctranslate2 import describe_machine
 
-from fairseq_deep.registry import UsageError
 from fairseq_deep.tools import UserError, export, format_table, main, read_lines
 from fairseq_deep.translation import Translator, find_bundle
 
@@ -131,5 +130,5 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as work:
         try:
             print(run(arguments, work))
-        except (UserError, UsageError) as error:
+        except UserError as error:
             raise SystemExit(str(error)) from None

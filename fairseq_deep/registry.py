@@ -8,19 +8,8 @@ import difflib
 import inspect
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
+from .errors import UsageError
 from .stack import Choice, Stack
-
-
-class UsageError(SystemExit):
-    """A mistake in how the package is used, told in one line that names the problem and the cure.
-
-    It derives from :class:`SystemExit`, so that fairseq's command line tools (which would wrap or print a
-    traceback for any ``Exception``) print the line alone and exit with status 1. Code that builds models
-    itself catches ``UsageError``.
-    """
-
-    def __init__(self, message: str):
-        super().__init__(f"fairseq_deep: {message}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

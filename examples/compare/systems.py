@@ -123,9 +123,8 @@ def check(systems, command, width):
         base = [*words[: words.index("--arch") + 1], system.arch, *words[words.index("--arch") + 2 :]]
         try:
             _check_one(system, base, width)
-        except (UserError, SystemExit) as error:  # UsageError is a SystemExit
-            text = re.sub(r"^fairseq_deep: ", "", str(error))
-            raise UserError(f"{system.label}: {text}") from error
+        except (UserError, SystemExit) as error:  # fairseq's parser exits
+            raise UserError(f"{system.label}: {error}") from error
 
 
 def _check_one(system, base, width):
@@ -136,7 +135,7 @@ def _check_one(system, base, width):
         try:
             with_own = _parse_flags([*base, *sizes, *system.flags])
             _build(system, with_own)
-        except SystemExit as error:
+        except (UserError, SystemExit) as error:
             problem = error
             continue
         _check_equal(_parse_flags(base), with_own)

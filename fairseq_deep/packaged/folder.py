@@ -6,6 +6,7 @@ import stat
 from typing import Dict, Iterable, List
 
 from ..compat import sha256
+from ..errors import UsageError
 
 WEIGHTS, CONFIG, CARD, SUMS = "model.safetensors", "config.json", "README.md", "SHA256SUMS"
 CODES = {"subword-nmt": "code", "sentencepiece": "spm.model"}
@@ -15,16 +16,8 @@ LARGEST_TEXT = 1 << 20
 _LINE = re.compile(r"([0-9a-f]{64}) [ *]([\w.-]+)")
 
 
-class PackageError(ValueError, SystemExit):
-    """A folder that is refused; the message is one line.
-
-    It is an ordinary exception for ``except Exception``. Where nobody catches it, Python takes it for a SystemExit:
-    fairseq's commands print the line without a traceback and exit with status 1.
-    """
-
-    def __init__(self, message: str):
-        super().__init__(message)
-        self.code = message
+class PackageError(UsageError):
+    """A packaged model that is refused."""
 
 
 def is_package(path: str) -> bool:

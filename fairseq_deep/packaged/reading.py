@@ -127,8 +127,8 @@ def check_fit(folder: str, config: Dict[str, Any], tensors: Dict[str, Tensor], t
         with skip_initialisation(), quiet():
             model = ARCH_MODEL_REGISTRY[config["arch"]].build_model(flags_of(config), task)
             differences = state_differences(model.state_dict(), tensors)
-    except (Exception, SystemExit) as error:  # whatever settings set off in fairseq and torch, and our own refusals
-        reason = " ".join(str(error).replace("fairseq_deep: ", "").split())[:200]
+    except Exception as error:  # whatever settings set off in fairseq and torch, and our own refusals
+        reason = " ".join(str(error).split())[:200]
         raise PackageError(f"{path}: refused, no model can be built of it ({reason})") from error
     if differences:
         where = f"{os.path.join(folder, WEIGHTS)}: does not fit {CONFIG} and the dictionaries"

@@ -6,15 +6,11 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Optional
 
 from fairseq_deep import compat
 from fairseq_deep.compat import model_flags as model_flags  # where the tools look for it
-
-
-class UserError(Exception):
-    """A mistake in the input: `main` prints it as one line and exits with code 2."""
-
+from fairseq_deep.errors import UsageError as UserError
 
 _USED = ("model", "task", "checkpoint")
 """Sections of a configuration that the tools read."""
@@ -42,15 +38,46 @@ def format_table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), inden
     return "\n".join(lines)
 
 
-def check_outputs(outputs: Sequence[str], inputs: Sequence[str]) -> None:
-    """Raise `UserError` if one of *outputs* cannot be written, or is written twice, or over one of *inputs*."""
-    known = {os.path.realpath(path): path for path in inputs if path != "-"}
-    for path in outputs:
+def check_outputs(outputs: Sequence[Optional[str]], inputs: Sequence[Optional[str]], own: Sequence[str] = ()) -> None:
+    """Raise `UserError` if an output cannot be written, is given twice, or would replace an input.
+
+    Files are compared by identity, also through symbolic and hard links. All files in an input directory are inputs.
+
+    Args:
+        outputs: files; None is ignored
+        inputs: files and directories; None and "-" are ignored
+        own: names of files in an input directory that the command itself has written before
+    """
+    written: dict[str, str] = {}
+    sources = [path for path in inputs if path not in (None, "-")]
+    for path in filter(None, outputs):
         check_output_path(path)
         place = os.path.realpath(path)
-        if place in known:
-            raise UserError(f"cannot write {path}: the file is given as {known[place]}, too; give another name")
-        known[place] = path
+        if place in written:
+            raise UserError(f"cannot write {path}: {written[place]} is the same file; give another name")
+        written[place] = path
+        for source in sources:
+            if _holds(source, path, own):
+                raise UserError(f"cannot write {path}: it is an input ({source}); give another name")
+
+
+def _holds(source: str, path: str, own: Sequence[str]) -> bool:
+    """Whether the existing file `path` is `source`, or is in the directory `source` and not one of `own`."""
+    with contextlib.suppress(OSError):
+        if not os.path.isdir(source):
+            return os.path.samefile(source, path)
+        seen = set()
+        for folder, folders, names in os.walk(source, followlinks=True):
+            place = os.path.realpath(folder)
+            if place in seen:
+                folders.clear()  # a link that leads back
+                continue
+            seen.add(place)
+            for name in names:
+                with contextlib.suppress(OSError):
+                    if os.path.samefile(os.path.join(folder, name), path):
+                        return not (folder == source and name in own)
+    return False
 
 
 def check_output_path(path: str) -> None:

@@ -10,7 +10,7 @@ import re
 import sys
 from typing import Any, NamedTuple, Optional
 
-from fairseq_deep.tools import UserError, at_least_one, check_output_path, load_checkpoint, save_checkpoint
+from fairseq_deep.tools import UserError, at_least_one, check_outputs, load_checkpoint, save_checkpoint
 
 _EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 _UPDATE = re.compile(r"checkpoint_(\d+)_(\d+)\.pt")
@@ -211,6 +211,4 @@ def _check_paths(paths: list[str], output: str) -> None:
             raise UserError(f"there is no checkpoint {path}")
         if seen.setdefault(os.path.realpath(path), path) != path or paths.count(path) > 1:
             raise UserError(f"{path} is given twice (same file as {seen[os.path.realpath(path)]}); name it once")
-        if os.path.realpath(path) == os.path.realpath(output):
-            raise UserError(f"--output {output} is one of the inputs; give another name")
-    check_output_path(output)
+    check_outputs([output], paths)

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("two logs have the same name: give --names A,B,...")
     paths = [_find(place) for place in args.logs]
     figures.check_picture(args.output)
-    check_outputs([args.output, *filter(None, [args.csv])], paths)
+    check_outputs([args.output, args.csv], [*args.logs, *paths])
     runs = {name: read_run(path) for name, path in zip(names, paths)}
     print(format_table(_summary(runs), right=range(1, 7)))
     if args.csv is not None:

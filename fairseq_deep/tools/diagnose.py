@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from fairseq_deep.tools import UserError, check_fairseq, check_output_path, figures, format_table, write_text
+from fairseq_deep.tools import UserError, check_fairseq, check_outputs, figures, format_table, write_text
 from fairseq_deep.tools.measuring import RATIOS, SIDES, fresh, mean_of, measure, trained
 
 
@@ -82,8 +82,7 @@ def _check(args: argparse.Namespace) -> None:
     if not os.path.isdir(args.data):
         cure = "give the folder that fairseq-preprocess wrote, before fairseq's flags"
         raise UserError(f"there is no folder {args.data}; {cure}")
-    if args.json is not None:
-        check_output_path(args.json)
+    check_outputs([args.json, args.plot], [args.data, *args.path])
     if args.plot is not None:
         figures.check_picture(args.plot)
 

@@ -13,7 +13,7 @@ from fairseq_deep.tools import (
     UserError,
     check_fairseq,
     check_new_folder,
-    check_output_path,
+    check_outputs,
     load_checkpoint,
     model_flags,
     save_checkpoint,
@@ -39,12 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the model in the format."""
     check_fairseq()
-    from fairseq_deep.registry import UsageError
-
-    try:
-        return write_ctranslate2(args) if args.format == "ctranslate2" else write_fairseq(args)
-    except UsageError as error:
-        raise UserError(str(error).partition(": ")[2]) from error
+    return write_ctranslate2(args) if args.format == "ctranslate2" else write_fairseq(args)
 
 
 def write_fairseq(args: argparse.Namespace) -> int:
@@ -52,7 +47,7 @@ def write_fairseq(args: argparse.Namespace) -> int:
     for name in ("quantization", *PARTS):
         if getattr(args, name) is not None:
             raise UserError(f"--{name.replace('_', '-')} is for --format ctranslate2: add that, or leave it out")
-    check_output_path(args.output)
+    check_outputs([args.output], [args.checkpoint])
     path = args.checkpoint
     if os.path.isdir(path):
         from fairseq_deep.translation import find_bundle
@@ -123,7 +118,6 @@ def loaded_model(path: str, weights: dict[str, Any], flags: argparse.Namespace) 
     from fairseq.data import Dictionary
 
     from fairseq_deep.models.deep_transformer import DeepTransformerModel
-    from fairseq_deep.registry import UsageError
 
     dictionaries = []
     for side in ("encoder", "decoder"):
@@ -136,8 +130,8 @@ def loaded_model(path: str, weights: dict[str, Any], flags: argparse.Namespace) 
     try:
         model = DeepTransformerModel.build_model(flags, task)
         model.to(weights["encoder.embed_tokens.weight"].dtype).load_state_dict(weights)
-    except UsageError as error:
-        raise UserError(f"{path}: {str(error).partition(': ')[2]}") from error
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     return model
 
 

@@ -4,7 +4,7 @@ import io
 import os
 from typing import Any
 
-from fairseq_deep.tools import UserError, check_output_path, replacing
+from fairseq_deep.tools import UserError, replacing
 
 FORMATS = ("png", "svg", "pdf")
 # distinct for the colour-blind (Okabe and Ito), most different first
@@ -15,7 +15,6 @@ def check_picture(path: str) -> None:
     """Raise `UserError` if a picture cannot be written at `path`, before any long work is done for it."""
     if _format(path) not in FORMATS:
         raise UserError(f"cannot draw {path}: its name must end in {', '.join(f'.{name}' for name in FORMATS)}")
-    check_output_path(path)
     check_library()
 
 

@@ -5,12 +5,16 @@ its help. To add one, write the module and list it in `COMMANDS`.
 """
 
 import argparse
+import contextlib
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from typing import NoReturn, Optional
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn, Optional
 
+from fairseq_deep.errors import printable
 from fairseq_deep.tools import (
     UserError,
     archs,
@@ -35,7 +39,14 @@ class _Parser(argparse.ArgumentParser):
     """Reports a wrong argument in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: {printable(message, None)} (see {self.prog} --help)\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print; argparse itself ignores a full disk and a reader that has left."""
+        if message:
+            stream = sys.stderr if file is None else file
+            with contextlib.suppress(OSError) if stream is sys.stderr else contextlib.nullcontext():
+                stream.write(message)
 
 
 def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -61,19 +72,93 @@ def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run ``fairseq-deep`` with `argv` (default: those of the process) and return its exit code."""
-    args = parse(argv)
-    logging.getLogger("fairseq_deep").setLevel(logging.ERROR)  # what models tell while they are built is for training
+    name = "fairseq-deep"
     try:
-        code = args.run(args)
-        sys.stdout.flush()
-        return code
+        open_streams()
+        with ended_by_signals():
+            args = parse(argv)
+            name = f"fairseq-deep {args.command}"
+            logging.getLogger("fairseq_deep").setLevel(logging.ERROR)  # models log for training while they are built
+            code = args.run(args)
+            sys.stdout.flush()
+            return code
+    except SystemExit as end:  # of the parser; its help may not have been written yet
+        return _flushed(end, name)
     except UserError as error:
-        print(f"fairseq-deep {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return tell(f"{name}: {printable(' '.join(str(error).split()), None)}", 2)
     except KeyboardInterrupt:
-        print(f"fairseq-deep {args.command}: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # The reader (head, less) has left; what the interpreter flushes at exit must not raise again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return tell(f"{name}: interrupted", 130)
+    except BrokenPipeError:  # the reader (head, less) has left
+        _close_stdout()
         return 141
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        _close_stdout()
+        return tell(f"{name}: cannot write to standard output: {error.strerror}", 2)
+
+
+def open_streams() -> None:
+    """Open what the caller has closed of the three standard streams, so that no file gets its number.
+
+    Raises:
+        UserError: standard output is closed
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        raise UserError("standard output is closed; redirect it to a file or to /dev/null")
+
+
+class Ended(BaseException):
+    """A signal that ends the command; temporary files are removed on the way out."""
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Remove temporary files where SIGTERM or SIGHUP ends the command, and then let the signal end it."""
+
+    def end(number: int, _: Any) -> NoReturn:
+        raise Ended(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    except Ended as ended:
+        signal.signal(ended.args[0], signal.SIG_DFL)
+        os.kill(os.getpid(), ended.args[0])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def tell(line: str, code: int) -> int:
+    """Print `line` to stderr, if that can be written to, and return `code`."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+    return code
+
+
+def _flushed(end: SystemExit, name: str) -> int:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _close_stdout()
+        return 141
+    except OSError as error:
+        _close_stdout()
+        return tell(f"{name}: cannot write to standard output: {error.strerror}", 2)
+    raise end
+
+
+def _close_stdout() -> None:
+    """What the interpreter flushes at exit must not raise again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

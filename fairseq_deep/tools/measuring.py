@@ -156,14 +156,10 @@ def _refuse_flag(message: str) -> None:
 
 def _or_user_error(problem: str, action: Callable[[], Any]) -> Any:
     """Return what `action` returns; whatever fairseq raises about its input becomes one line."""
-    from fairseq_deep.registry import UsageError
-
     try:
         return action()
     except UserError:
         raise
-    except UsageError as error:
-        raise UserError(str(error).partition(": ")[2]) from error
     except Exception as error:
         raise UserError(f"{problem}: {error or type(error).__name__}") from error
 

@@ -31,21 +31,15 @@ def run(args: argparse.Namespace) -> int:
     """Write the folder, and load it again before it gets its name."""
     check_fairseq()
     from fairseq_deep import packaged
-    from fairseq_deep.registry import UsageError
 
     output = os.path.abspath(args.output)
     check_new_folder(args.output)
     if packaged.is_package(args.model):
         raise UserError(f"{args.model} is a packaged model by now: copy the folder")
-    try:
-        content = collect(args, os.path.basename(output))
-        with new_folder(output) as folder:
-            packaged.write(folder, content)
-            check_written(folder, content)
-    except UsageError as error:
-        raise UserError(str(error).partition(": ")[2]) from error
-    except packaged.PackageError as error:
-        raise UserError(str(error)) from error
+    content = collect(args, os.path.basename(output))
+    with new_folder(output) as folder:
+        packaged.write(folder, content)
+        check_written(folder, content)
     size = sum(os.path.getsize(os.path.join(output, name)) for name in os.listdir(output))
     print(f"{args.model} -> {args.output}: {', '.join(sorted(os.listdir(output)))} ({size:,} bytes)")
     return 0

@@ -17,7 +17,6 @@ TEMPLATE = "report.html.jinja"
 SCORES = {"sacrebleu": "sacreBLEU", "tokenised": "tokenised", "compound_split": "compound-split, tokenised"}
 TRAINING = ("arch", "seed", "updates", "epochs", "precision", "devices", "tokens_per_update", "max_tokens")
 DECODING = ("averaged", "average_updates", "beam", "lenpen")
-KEPT = ("RESULT.json", "train.sh", "train.jsonl", "env.txt", "generate-test.txt")  # never written over
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,8 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if not os.path.isdir(folder):
         raise UserError(f"there is no folder {folder}: give the folder of a recipe's experiment")
     output = args.output or os.path.join(folder, "report.html")
-    inputs = [os.path.join(folder, name) for name in KEPT] + [args.generate_output] * bool(args.generate_output)
-    check_outputs([output], inputs)
+    check_outputs([output], [folder, args.generate_output], own=["report.html"])
     figures.check_library()
     try:
         page = gather(folder, args.samples, args.generate_output)

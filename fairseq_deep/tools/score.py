@@ -213,9 +213,8 @@ def _check_arguments(args: argparse.Namespace) -> None:
         raise UserError("--against compares by sacreBLEU on detokenised text; drop --tokenized and --compound-split")
     if args.resamples and not args.against:
         raise UserError("--resamples needs --against RUN or FILE, the other system")
-    against = [args.against] if args.against else []
-    outputs = [path for path in (args.hypotheses, *args.references, args.json) if path]
-    check_outputs(outputs, [args.sys or args.generate_output or args.multilingual, *args.ref, *against])
+    inputs = [args.sys, args.generate_output, args.multilingual, args.against, *args.ref]
+    check_outputs([args.hypotheses, *args.references, args.json], inputs)
 
 
 def _read_pair(system: str, paths: list[str]) -> Texts:

@@ -6,8 +6,10 @@ the next one is read, so that a process can stay and serve.
 """
 
 import argparse
+import glob
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -70,22 +72,13 @@ def add_parts(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Translate; 1 if a line was too long."""
     check_fairseq()
-    from fairseq_deep.registry import UsageError
-
-    try:
-        return translate(args)
-    except UsageError as error:  # by the model when it is loaded, or by the search when its scores are no numbers
-        raise UserError(str(error).partition(": ")[2]) from error
-
-
-def translate(args: argparse.Namespace) -> int:
-    """Translate what `args` name."""
     if args.nbest > 1 and not args.json:
         raise UserError(f"--nbest {args.nbest} gives several translations of a line: add --json")
+    bundles = find_bundles(args)
     if args.output != "-":
-        check_outputs([args.output], [args.input])
+        check_outputs([args.output], [args.input, args.data, args.bpe_codes, *args.models, *parts_of(bundles)])
     lines = None if args.input == "-" else read_lines(args.input)
-    translator = load(args)
+    translator = load(args, bundles)
     stay = args.line_by_line or args.input == "-" and sys.stdin.isatty()
     chunks = split(lines if lines is not None else stdin_lines(), 1 if stay else CHUNK)
     if args.output == "-":
@@ -96,13 +89,29 @@ def translate(args: argparse.Namespace) -> int:
         return write(args, translator, chunks, file, Progress(len(lines) if lines is not None else 0))
 
 
-def load(args: argparse.Namespace) -> Any:
-    """Return the `Translator` of the models."""
-    from fairseq_deep.translation import Translator, find_bundle
+def find_bundles(args: argparse.Namespace) -> list[Any]:
+    """Return the `Bundle` of each model."""
+    from fairseq_deep.translation import find_bundle
 
     names = ("data", "tokenizer", "lowercase", "source_lang", "target_lang", "gnmt_lenpen")
     parts = {name: getattr(args, name) for name in names}
-    bundles = [find_bundle(path, codes=args.bpe_codes, **parts) for path in args.models]
+    return [find_bundle(path, codes=args.bpe_codes, **parts) for path in args.models]
+
+
+def parts_of(bundles: list[Any]) -> list[str]:
+    """Return the files that models consist of: checkpoints, merges, dictionaries, and how the text was prepared."""
+    parts = []
+    for bundle in bundles:
+        folder = os.path.dirname(bundle.checkpoint)
+        parts += [bundle.checkpoint, *filter(None, [bundle.codes]), os.path.join(folder, "steps.json")]
+        parts += glob.glob(os.path.join(glob.escape(bundle.data), "dict.*.txt"))
+    return parts
+
+
+def load(args: argparse.Namespace, bundles: list[Any]) -> Any:
+    """Return the `Translator` of the models."""
+    from fairseq_deep.translation import Translator
+
     asked = {name: getattr(args, name) for name in SEARCH if getattr(args, name) is not None}
     search = {**search_of(bundles[0]), **asked}
     if args.nbest > search["beam"]:

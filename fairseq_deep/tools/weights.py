@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 from fairseq_deep.tools import (
     UserError,
-    check_output_path,
+    check_outputs,
     figures,
     format_table,
     load_checkpoint,
@@ -37,10 +37,9 @@ def run(args: argparse.Namespace) -> int:
     output = args.output
     if output is None and args.json is None and args.csv is None:
         output = os.path.splitext(os.path.basename(args.checkpoint))[0] + ".weights.png"
+    check_outputs([output, args.json, args.csv], [args.checkpoint])
     if output is not None:
         figures.check_picture(output)
-    for path in filter(None, (args.json, args.csv)):
-        check_output_path(path)
     matrices = load_weights(args.checkpoint)
     column = _column(args.column, matrices)
     print(format_table(_summary(matrices), right=range(1, 9)))

@@ -76,11 +76,8 @@ def find_bundle(path: str, **given: Any) -> Bundle:
 def _of_package(folder: str) -> Dict[str, Any]:
     if not reads_formats():
         raise UsageError(f"{folder} is a packaged model: it takes the fairseq that third_party/fairseq builds")
-    try:
-        config = packaged.read_config(folder)
-        checkpoint = packaged.place(folder, packaged.WEIGHTS)
-    except packaged.PackageError as error:
-        raise UsageError(str(error)) from error
+    config = packaged.read_config(folder)
+    checkpoint = packaged.place(folder, packaged.WEIGHTS)
     languages = {name: config["task"][name] for name in ("source_lang", "target_lang")}
     steps = {name: config["text"][name] for name in ("tokenizer", "lowercase")}
     name = packaged.codes_of(config)

@@ -164,7 +164,7 @@ def build_model(bundle: Bundle, state: Dict[str, Any], flags: Any, task: DeepTra
         model = task.build_model(flags, from_checkpoint=True)
         model.load_state_dict(state["model"], strict=True, model_cfg=flags)
     except (RuntimeError, UsageError) as error:
-        problem = str(error).splitlines()[-1].strip().replace("fairseq_deep: ", "")
+        problem = str(error).splitlines()[-1].strip()
         raise UsageError(f"{bundle.checkpoint} does not fit {bundle.data}: {problem}") from error
     return model
 

@@ -121,7 +121,7 @@ def test_each_kind_has_its_words(monkeypatch, error, said):
     trainer = SimpleNamespace(get_num_updates=lambda: 6)
     monkeypatch.setattr(safe_numbers, "first_not_finite", lambda *_: "here")
     found = safe_numbers.explain(trainer, [], FloatingPointError(error), {})
-    assert "update 7: " in found.code and said in found.code and "\n" not in found.code
+    assert "update 7: " in found.one_line and said in found.one_line and "\n" not in found.one_line
 
 
 def test_a_gradient_that_fp16_cannot_hold_leaves_its_update_out(small, tmp_path):

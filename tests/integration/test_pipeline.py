@@ -169,3 +169,11 @@ def test_a_checkpoint_of_another_architecture_ends_training_with_one_line(data, 
     assert "another architecture" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert {path.name: path.stat().st_mtime for path in folder.glob("*.pt")} == before
+
+
+def test_a_checkpoint_that_does_not_fit_is_one_line_where_a_run_resumes(small, tmp_path):
+    """fairseq's trainer would say that the architectures do not match, in a traceback."""
+    run(*train_command(small, tmp_path, "--max-update", "1"))
+    done = run(*train_command(small, tmp_path, "--max-update", "2", "--encoder-layers", "3"), check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("fairseq_deep: the checkpoint is of another architecture")

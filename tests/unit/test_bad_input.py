@@ -13,7 +13,7 @@ from tests.commands import PACKAGE, run
 
 
 def one_line(error):
-    text = str(error.value)
+    text = error.value.one_line
     assert text.startswith("fairseq_deep: ")
     assert "\n" not in text
     return text
@@ -155,3 +155,11 @@ def test_an_interval_that_logs_nothing(build, interval):
     with pytest.raises(UsageError) as error:
         build("transformer_prenorm_6l", log_depth_interval=interval)
     assert f"--log-depth-interval {interval} logs nothing: use 1 or more" in one_line(error)
+
+
+def test_a_mistake_is_an_ordinary_exception_in_python(build):
+    """It does not end a notebook, and says what it says on the command line."""
+    with pytest.raises(Exception, match="^--dlcl-init zero is unknown") as error:
+        build("transformer_dlcl_6l", dlcl_init="zero")
+    assert not isinstance(error.value, SystemExit)
+    assert error.value.one_line == f"fairseq_deep: {error.value}"

@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_refused_in_one_line(case, trained, build):
     arch = flags.pop("arch", "prenorm_6l")
     with pytest.raises(UsageError) as refused:
         build(f"transformer_{arch}", init_from=str(path), **flags)
-    assert str(refused.value).startswith(f"fairseq_deep: --init-from {path}: {problem}")
+    assert str(refused.value).startswith(f"--init-from {path}: {problem}")
     assert "\n" not in str(refused.value)
 
 

@@ -12,7 +12,7 @@ LSTM = "transformer_lstm_6l"
 
 
 def one_line(error):
-    text = str(error.value)
+    text = error.value.one_line
     assert text.startswith("fairseq_deep: ")
     assert "\n" not in text
     return text

@@ -19,7 +19,7 @@ def parse(*flags):
 
 
 def one_line(error):
-    text = str(error.value)
+    text = error.value.one_line
     assert text.startswith("fairseq_deep: ")
     assert "\n" not in text
     return text

@@ -229,7 +229,7 @@ BAD = {
     "input": (None, ["{model}", "--input", "{here}/no"], "cannot read {here}/no: No such file"),
     "output": (None, ["{model}", "--output", "{here}/no/out"], "cannot write {here}/no/out: there is no folder"),
     "onto itself": (None, ["{model}", "--input", "{parts}/code", "--output", "{parts}/code"],
-                    "cannot write {parts}/code: the file is given as"),
+                    "cannot write {parts}/code: it is an input ("),
 }  # fmt: skip
 
 

@@ -38,6 +38,7 @@ NUMBERS = "a NaN ended in 175 lines, the last one StopIteration, and the detecto
 STOP = "a signal ended the training and nothing was saved"
 NODES = "processes that could not find each other, differed or lost one another ended in tracebacks, or hung"
 SHELL = "the path went through a shell, and a file name can hold commands"
+ONE_LINE = "a mistake in the input ended in a traceback, or was hidden behind another message"
 UNKNOWN = "a name that nothing has registered ended in 250 lines of help, or in a traceback"
 REQUIREMENTS = "releases that can be installed and imported today; audio is not used"
 
@@ -320,6 +321,21 @@ EDITS = [
         1,
         "a training that goes on did not see what its task had saved",
     ),
+    Edit(
+        "fairseq/trainer.py",
+        "            except Exception:\n                raise Exception(\n",
+        "            except Exception as error:\n"
+        "                if hasattr(error, 'one_line'):\n                    raise\n                raise Exception(\n",
+        1,
+        ONE_LINE,
+    ),
+    Edit(
+        "fairseq_cli/hydra_train.py",
+        "    _hydra_main(cfg)\n",
+        "    from fairseq import safe_exit\n\n    safe_exit.command(_hydra_main)(cfg)\n",
+        1,
+        ONE_LINE,
+    ),
     Edit("fairseq/distributed/utils.py", "torch.load(", "safe_load.load(", 1, SAFE_LOAD),
     Edit(
         "fairseq/file_utils.py",
@@ -380,7 +396,7 @@ EDITS = [
         1,
         "--bf16 took every machine for a TPU",
     ),
-    Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep6"', 1, "say that this is edited"),
+    Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep7"', 1, "say that this is edited"),
     Edit("setup.py", "from torch.utils import cpp_extension", "raise ImportError", 1, "the sdist lacks their sources"),
     Edit("setup.py", r"^        setup_requires=\[[^]]*\],\n", "", 1, "pyproject.toml names them", regex=True),
     Edit("setup.py", r"^        (dependency_links|test_suite)=.*\n", "", 2, "setuptools dropped them", regex=True),
@@ -406,6 +422,16 @@ LOADS = {
 for file, count in LOADS.items():
     EDITS.append(Edit(f"fairseq/{file}", IMPORT_TORCH, IMPORT_SAFE_LOAD, 1, SAFE_LOAD))
     EDITS.append(Edit(f"fairseq/{file}", "torch.load(", "safe_load.load(", count, SAFE_LOAD))
+EDITS += [
+    Edit(
+        f"fairseq_cli/{name}.py",
+        "\ndef cli_main(",
+        "\nfrom fairseq import safe_exit  # noqa: E402\n\n\n@safe_exit.command\ndef cli_main(",
+        1,
+        ONE_LINE,
+    )
+    for name in ("train", "generate", "interactive", "validate", "eval_lm", "preprocess")
+]
 EDITS += [
     Edit(f"fairseq/{file}", FIRST_IMPORT, SAFE_EVAL, 1, "eval would run what a checkpoint's options say", regex=True)
     for file in EVAL_FILES

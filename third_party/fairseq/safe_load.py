@@ -18,6 +18,7 @@ import zipfile
 
 import numpy as np
 import torch
+from fairseq.safe_exit import OneLineError
 
 OPT_OUT = "FAIRSEQ_DEEP_UNSAFE_LOAD"
 # torch 2.4 to 2.6 have safe_globals, too, but there an entry cannot have a name other than its own.
@@ -49,16 +50,8 @@ FORMATS = {}
 """Readers of checkpoints that are no pickles, by the end of the name: a plugin adds a function of the path."""
 
 
-class CheckpointError(pickle.UnpicklingError, SystemExit):
-    """A checkpoint that was refused or cannot be read; the message is one line.
-
-    It is an ordinary exception for `except Exception`. Where nobody catches it, Python takes it for a SystemExit:
-    the command prints the line without a traceback and exits with status 1.
-    """
-
-    def __init__(self, message):
-        super().__init__(message)
-        self.code = message
+class CheckpointError(OneLineError, pickle.UnpicklingError):
+    """A checkpoint that was refused or cannot be read; the message is one line."""
 
 
 def load(f, map_location="cpu"):

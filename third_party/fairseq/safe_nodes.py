@@ -11,6 +11,7 @@ import socket
 import sys
 
 import torch
+from fairseq import safe_exit
 from fairseq.safe_settings import settings
 
 OF_ITS_OWN = """
@@ -87,6 +88,7 @@ def end_with_launcher():
             ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
+@safe_exit.command
 def guarded(main, cfg, **options):
     """Compare this process with the others, then call `main`; where another has gone meanwhile, end with one line."""
     try:

@@ -5,6 +5,7 @@ import os
 
 import torch
 from fairseq import safe_save
+from fairseq.safe_exit import OneLineError
 
 logger = logging.getLogger(__name__)
 
@@ -16,12 +17,8 @@ CURES = (
 )
 
 
-class DivergedError(FloatingPointError, SystemExit):
-    """What is not finite, and since when; uncaught, the command prints the line and exits with status 1."""
-
-    def __init__(self, message):
-        super().__init__(message)
-        self.code = message
+class DivergedError(OneLineError, FloatingPointError):
+    """What is not finite, and since when; the message is one line."""
 
 
 def explain(trainer, samples, error, extra):

@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import difflib
 
+from fairseq.safe_exit import OneLineError
 from omegaconf import OmegaConf, ValueNode
 
 CRITERIA = """
@@ -36,15 +37,8 @@ ALLOWED = {
 }
 
 
-class UnknownError(LookupError, SystemExit):
-    """Something that was named does not exist; the message is one line.
-
-    It is an ordinary exception for `except Exception`; where nobody catches it, the command prints the line alone.
-    """
-
-    def __init__(self, message):
-        super().__init__(message)
-        self.code = message
+class UnknownError(OneLineError, LookupError):
+    """Something that was named does not exist; the message is one line."""
 
 
 def architecture(name):

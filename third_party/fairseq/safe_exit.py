@@ -1,0 +1,28 @@
+"""Commands that end with one line, without a traceback, where an exception says what is wrong with the input."""
+
+import functools
+import sys
+
+
+class OneLineError(Exception):
+    """An ordinary exception whose message is one line. Any exception with an attribute `one_line` is treated alike."""
+
+    @property
+    def one_line(self):
+        return str(self)
+
+
+def command(main):
+    """`main`, where an exception with `one_line` prints that line and exits with status 1."""
+
+    @functools.wraps(main)
+    def run(*args, **options):
+        try:
+            return main(*args, **options)
+        except Exception as error:
+            line = getattr(error, "one_line", None)
+            if line is None:
+                raise
+            sys.exit(line)
+
+    return run
