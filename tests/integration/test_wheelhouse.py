@@ -127,8 +127,16 @@ def test_the_script_refuses_in_one_line_what_cannot_work(tmp_path):
     other.write_text("#!/bin/sh\necho 3.4\n")
     other.chmod(0o755)
     assert f"is Python 3.4, and these wheels are for {RELEASE}" in refused(new, python=other)
-    (folder / "wheels/torch-2.whl").touch()  # no wheel: pip refuses it, and what was made by then goes
-    (folder / "wheels/fairseq_deep-0-py3-none-any.whl").touch()
+    # no wheels: pip refuses them, and what was made by then goes
+    for name in ("torch-2-py3-none-any.whl", "fairseq_deep-0-py3-none-any.whl"):
+        (folder / "wheels" / name).touch()
+    evil = folder / "wheels/fairseq_deep-9-py3-none-any.whl"
+    for make in (evil.touch, lambda: evil.symlink_to("fairseq_deep-0-py3-none-any.whl")):
+        (folder / "SHA256SUMS").unlink()
+        wheelhouse.write_rest(wheelhouse.find_repository(), str(folder), RELEASE, without_torch=True)
+        make()
+        assert f"{evil} is a link or not in SHA256SUMS" in refused(new, python=sys.executable)
+        evil.unlink()
     assert "pip failed: ERROR: " in refused(new, python=sys.executable)
     (folder / "README.txt").write_text("other")
     assert "missing or damaged" in refused(new)

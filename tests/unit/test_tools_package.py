@@ -303,7 +303,8 @@ def test_a_damaged_folder_ends_fairseq_generate_in_one_line(packaged, trained, t
     weights.write_bytes(weights.read_bytes()[:-9])
     done = run("fairseq-generate", trained / "data-bin", *GENERATE, "--path", weights, check=False)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1] == f"fairseq_deep: {weights}: damaged, its sha256 is not that of SHA256SUMS; copy it again"
+    told = f"fairseq_deep: {weights}: damaged, its sha256 is not that of SHA256SUMS; copy it again"
+    assert done.stderr.splitlines()[-1] == told
 
 
 def test_without_safetensors_the_cure_is_named(packaged, trained, capsys, monkeypatch, tmp_path):

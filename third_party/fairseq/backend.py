@@ -5,6 +5,7 @@ Whatever goes wrong ends the build with one line that names the problem and the 
 """
 
 import hashlib
+import io
 import os
 import shutil
 import subprocess
@@ -87,17 +88,16 @@ def check_space(folder, needed, cure):
 
 
 def find_sdist(tmp):
-    """The checked sdist: the file that FAIRSEQ_SDIST names, else a download by pip."""
-    named = os.environ.get("FAIRSEQ_SDIST")
-    if not named:
-        return download(tmp)
+    """The content of the checked sdist: of the file that FAIRSEQ_SDIST names, else of a download by pip."""
+    named = os.environ.get("FAIRSEQ_SDIST") or str(download(tmp))
     try:
-        digest = hashlib.sha256(Path(named).read_bytes()).hexdigest()
+        content = Path(named).read_bytes()  # once: the file could change between a check and a second reading
     except OSError as error:
         stop(f"cannot read FAIRSEQ_SDIST={named}: {error.strerror}")
+    digest = hashlib.sha256(content).hexdigest()
     if digest != SHA256:
         stop(f"{named} is damaged or not fairseq {VERSION}: sha256 is {digest}, expected {SHA256}")
-    return Path(named)
+    return content
 
 
 def download(tmp):
@@ -125,8 +125,8 @@ def clean_environment():
     return {name: value for name, value in os.environ.items() if not name.startswith(drop)}
 
 
-def unpack(sdist, tmp):
-    with tarfile.open(sdist) as archive:
+def unpack(content, tmp):
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         archive.extractall(tmp / "source")  # its content is known: the sha256 was checked
     return tmp / "source" / f"fairseq-{VERSION}"
 

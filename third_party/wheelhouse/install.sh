@@ -17,6 +17,9 @@ venv=$1
 
 (cd "$here" && sha256sum --quiet -c SHA256SUMS >/dev/null 2>&1) ||
   die "a file of $here is missing or damaged (sha256sum -c SHA256SUMS says which one); copy the folder again"
+listed=$(sed -n 's|^[0-9a-f]\{64\} [ *]\(wheels/.*\)|\1|p' "$here/SHA256SUMS")
+other=$(cd "$here" && { find wheels -type l; find wheels ! -type d | grep -vxF -e "$listed"; } | head -n 1) || true
+[[ -z $other ]] || die "$here/$other is a link or not in SHA256SUMS; remove it, or copy the folder again"
 
 # fairseq-VERSION-cp312-cp312-linux_x86_64.whl is for Python 3.12
 fairseq=$(cd "$here/wheels" && echo fairseq-*.whl)
@@ -47,16 +50,20 @@ if [[ -n $packages ]]; then
 with open(sysconfig.get_paths()["purelib"] + "/torch_of_this_machine.pth", "w") as file:
     print(sys.argv[1], file=file)' "$packages"
 fi
-# nothing but these files: neither the variables nor the files that configure pip are read
+# NAME==VERSION --hash=sha256:SUM of each wheel whose name begins so
+wanted() {
+  sed -n "s|^\\([0-9a-f]\\{64\\}\\) [ *]wheels/\\($1[^-]*\\)-\\([^-]*\\)-.*\\.whl\$|\\2==\\3 --hash=sha256:\\1|p" "$here/SHA256SUMS"
+}
+# nothing but files with these sums: neither the variables nor the files that configure pip are read
 install() {
   local -a pip=("$venv/bin/python" -m pip --isolated --disable-pip-version-check install --no-index --no-compile)
-  PIP_CONFIG_FILE=/dev/null "${pip[@]}" --find-links "$here/wheels" "$@" \
-    "$here"/wheels/fairseq-*.whl "$here"/wheels/fairseq_deep-*.whl >>"$venv/install.log" 2>&1 ||
-    die "pip failed: $(grep ERROR "$venv/install.log" | tail -n 1)"
+  wanted "$1" >"$venv/wanted.txt"
+  PIP_CONFIG_FILE=/dev/null "${pip[@]}" --require-hashes --find-links "$here/wheels" "${@:2}" -r "$venv/wanted.txt" \
+    >>"$venv/install.log" 2>&1 || die "pip failed: $(grep ERROR "$venv/install.log" | tail -n 1)"
 }
-install
+install ""
 # pip leaves out what the packages beside that torch hold in the same release
-[[ -x $venv/bin/fairseq-train && -x $venv/bin/fairseq-deep ]] || install --no-deps --force-reinstall
+[[ -x $venv/bin/fairseq-train && -x $venv/bin/fairseq-deep ]] || install fairseq --no-deps --force-reinstall
 done=1
 echo "install.sh: $venv is ready: . $venv/bin/activate"
 PATH=$(cd "$venv/bin" && pwd):$PATH
