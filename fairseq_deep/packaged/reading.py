@@ -13,7 +13,7 @@ import os
 import re
 import types
 from collections import OrderedDict
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 import torch
 from fairseq.data import Dictionary
@@ -95,6 +95,21 @@ def check_merges(folder: str, name: str) -> None:
                     raise PackageError(f"{path}: line {number} must be two sub-words ({line[:40]!r}); copy it again")
     except UnicodeDecodeError as error:
         raise PackageError(f"{path}: must be UTF-8 ({error.reason}); copy it again") from error
+
+
+def odd_pieces(path: str) -> List[str]:
+    """What is wrong with a model of SentencePiece; empty if it can be read.
+
+    Raises:
+        ImportError: the library is missing
+    """
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        SentencePieceProcessor(model_file=path)
+    except (OSError, RuntimeError) as error:
+        return [f"{path}: not a valid model of SentencePiece ({' '.join(str(error).split())[:100]})"]
+    return []
 
 
 def check_header(path: str) -> None:

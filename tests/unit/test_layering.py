@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "fairseq_deep"
 ORDER = [
-    ["stack", "exact", "compat", "papers"],
+    ["stack", "exact", "compat", "papers", "errors"],
     ["registry", "dropout"],
     ["aggregators", "attention", "residuals", "decoding"],
     ["memories", "inits"],

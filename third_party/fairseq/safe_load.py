@@ -98,12 +98,13 @@ def load(f, map_location="cpu"):
         refused = refused_names(f, start, allowed, error)
         if refused:
             raise CheckpointError(
-                f"{name}: refused, because it asks for {', '.join(map(shown, refused))}, and loading that could run code; "
-                f"if you trust whoever made this file, set {OPT_OUT}=1"
+                f"{name}: refused, because it asks for {', '.join(map(shown, refused))}, and loading that could run "
+                f"code; if you trust whoever made this file, set {OPT_OUT}=1"
             ) from error
         reason = str(error).split("WeightsUnpickler error: ")[-1].strip().splitlines() or ["no more data"]
+        reason = f"{type(error).__name__}: {shown(reason[0])}"
         raise CheckpointError(
-            f"{name}: not a readable checkpoint, maybe incomplete or damaged ({type(error).__name__}: {shown(reason[0])})"
+            f"{name}: not a readable checkpoint, maybe incomplete or damaged ({reason})"
         ) from error
     return with_own_files(name, state)
 
@@ -125,7 +126,8 @@ def with_own_files(name, state):
     if beyond:
         raise CheckpointError(
             f"{name}: refused, because of the settings in it: {', '.join(beyond)} (only text tasks and their parts are "
-            f"allowed, no sizes or dropout out of range, no references); if you trust whoever made this file, set {OPT_OUT}=1"
+            f"allowed, no sizes or dropout out of range, no references); if you trust whoever made this file, "
+            f"set {OPT_OUT}=1"
         )
     if dropped:
         logger.warning(

@@ -124,7 +124,7 @@ def shown(value):
     try:
         text = str(value)
     except ValueError:
-        text = f"a {type(value).__name__} that cannot be printed"
+        text = f"an {type(value).__name__} that cannot be printed"
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text[:100]) + "..." * (len(text) > 100)
 
 

@@ -1,0 +1,34 @@
+"""The exception for mistakes in the input, and text from elsewhere in a form that a terminal can show."""
+
+import unicodedata
+from typing import Optional
+
+
+class UsageError(Exception):
+    """A mistake in the input. The message is one line: ``problem; fix``.
+
+    It is an ordinary exception. The commands of the fairseq that ``third_party/fairseq`` builds print :attr:`one_line`
+    without a traceback and exit with status 1.
+    """
+
+    @property
+    def one_line(self) -> str:
+        """What a command prints."""
+        return f"fairseq_deep: {printable(' '.join(str(self).split()), None)}"
+
+
+def printable(text: object, limit: Optional[int] = 200) -> str:
+    """*text* without anything that acts on a terminal or breaks a line.
+
+    Control and format characters, line separators and surrogates become backslash escapes. More than *limit*
+    characters are cut, and end in "...".
+    """
+    shown = "".join(
+        char.encode("unicode_escape").decode("ascii") if unicodedata.category(char) in _HIDDEN else char
+        for char in str(text)
+    )
+    return shown if limit is None or len(shown) <= limit else f"{shown[: limit - 3]}..."
+
+
+_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+"""Unicode's categories of control, format, surrogate and private characters, and of line and paragraph separators."""
