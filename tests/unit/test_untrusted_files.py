@@ -43,7 +43,7 @@ def member(name, text="", **fields):
     info.size = len(text)
     for field, value in fields.items():
         setattr(info, field, value)
-    return info, text.encode()
+    return info, text if isinstance(text, bytes) else text.encode()
 
 
 def archive(path, *members, mode="w:gz"):
