@@ -90,3 +90,12 @@ def losses_in(log):
         entry = json.loads(text)
         found[int(entry["num_updates"])] = float(entry["loss"])
     return found
+
+
+def load_trained(path):
+    """Models, settings and task of the checkpoint at *path*, with the data that its training had."""
+    import torch  # not in the processes that only start commands
+    from fairseq import checkpoint_utils
+
+    data = torch.load(path, weights_only=False)["cfg"]["task"]["data"]
+    return checkpoint_utils.load_model_ensemble_and_task([str(path)], arg_overrides={"data": data})

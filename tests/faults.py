@@ -160,7 +160,8 @@ def fault_of_saved(cfg):
     from tests import invariances
 
     path = Path(cfg.checkpoint.save_dir) / "checkpoint_last.pt"
-    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    overrides = {"data": cfg.task.data}
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], arg_overrides=overrides)
     model.double()  # some methods, such as EM routing, amplify the rounding of fp32 a thousandfold
     for check in (
         invariances.incremental_decoding_equals_full_decoding,

@@ -37,7 +37,11 @@ def check_sizes(args: Any, task: Any) -> None:
     if interval is not None and interval < 1:
         raise UsageError(f"--log-depth-interval {interval} logs nothing: use 1 or more, or leave it out")
     for side in ("encoder", "decoder"):
-        dim, heads = getattr(args, f"{side}_embed_dim", None), getattr(args, f"{side}_attention_heads", None)
+        names = ("embed_dim", "attention_heads", "ffn_embed_dim")
+        dim, heads, ffn = (getattr(args, f"{side}_{name}", None) for name in names)
+        for size, least, name in ((dim, 1, "embed-dim"), (heads, 1, "attention-heads"), (ffn, 0, "ffn-embed-dim")):
+            if size is not None and size < least:
+                raise UsageError(f"--{side}-{name} must be {least} or more ({size}): change it")
         if dim and heads and dim % heads:
             raise UsageError(
                 f"--{side}-embed-dim {dim} is not divisible by --{side}-attention-heads {heads}: change one of them"

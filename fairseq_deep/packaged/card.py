@@ -1,8 +1,14 @@
 """The card of a packaged model: what it is, from what data, how good, and how to use it."""
 
+import re
 from typing import Any, Dict, Iterable, List, Sequence
 
+from ..errors import printable
 from .folder import WEIGHTS
+
+_MARKUP = re.compile(r"[\\`*_\[\]!#|~$]")
+_ADDRESS = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*):(?=\S)")
+"""What a page may make a link of by itself."""
 
 _FACTS = (("updates", "updates"), ("epochs", "epochs"), ("train_hours", "hours"),
           ("valid_ppl", "validation perplexity"), ("averaged", "checkpoints averaged"), ("seed", "seed"),
@@ -28,14 +34,14 @@ def make_card(config: Dict[str, Any], model: Dict[str, str], record: Dict[str, A
     search += f"at most {found['max_len_a']:g} x source + {found['max_len_b']} units"
     rows = [
         ("translates", f"{task['source_lang']} to {task['target_lang']}"),
-        ("architecture", f"`{config['arch']}` of fairseq_deep"),
+        ("architecture", _Code(f"{_code(config['arch'])} of fairseq_deep")),
         *model.items(),
         ("text", ", ".join(steps) or "words as they are"),
         ("search", search),
         ("made with", ", ".join(f"{name} {version}" for name, version in config["made_with"].items())),
         ("licence", config["licence"]),
     ]
-    parts = [f"# {config['name'] or 'A translation model'}", _table(("", ""), rows), _use(config)]
+    parts = [f"# {_cell(config['name'] or 'A translation model')}", _table(("", ""), rows), _use(config)]
     return "\n\n".join([*parts, *_record(record, task), _files()]) + "\n"
 
 
@@ -94,9 +100,9 @@ def _record(record: Dict[str, Any], task: Dict[str, Any]) -> List[str]:
         for key, label in _SCORES:
             found = _part(scores, key)
             if found.get("bleu") is not None:
-                rows.append((subset, label, _score(found["bleu"]), f"`{_cell(found.get('signature', '-'))}`"))
+                rows.append((subset, label, _score(found["bleu"]), _code(found.get("signature", "-"))))
             if found.get("chrf") is not None:
-                rows.append((subset, "chrF", _score(found["chrf"]), f"`{_cell(found.get('chrf_signature', '-'))}`"))
+                rows.append((subset, "chrF", _score(found["chrf"]), _code(found.get("chrf_signature", "-"))))
     if rows:
         note = "Only sacreBLEU and chrF, of detokenised text, compare with other work."
         parts.append(f"## Scores\n\n{_table(('set', 'measure', 'score', 'signature'), rows)}\n\n{note}")
@@ -122,7 +128,22 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    return " ".join(str(value).split()).replace("\\|", "|").replace("|", "\\|")
+    """*value* as one line of plain text: no HTML, link, image or markup of its own, but for code of :func:`_code`."""
+    if isinstance(value, _Code):
+        return value
+    text = printable(" ".join(str(value).split()), None)
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _ADDRESS.sub(r"\1&#58;", _MARKUP.sub(r"\\\g<0>", text))
+
+
+class _Code(str):
+    """Markdown that is not to be escaped."""
+
+
+def _code(value: Any) -> _Code:
+    """*value* as code in a line or cell, where nothing but the end of the code and of the cell has a meaning."""
+    text = printable(" ".join(str(value).split()), None).replace("`", "'").replace("\\|", "|")
+    return _Code(f"`{text}`".replace("|", "\\|"))
 
 
 def _number(value: Any) -> str:

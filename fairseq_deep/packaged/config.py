@@ -105,7 +105,7 @@ def read_config(folder: str) -> Dict[str, Any]:
     check_sums(folder, [CONFIG])
     path, text = os.path.join(folder, CONFIG), read_text(folder, CONFIG)
     try:
-        config = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once)
+        config = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise PackageError(f"{path}: no configuration of a packaged model ({str(error)[:100]})") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
@@ -125,7 +125,12 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-def _once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+def once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+    """An object of JSON whose names differ.
+
+    Raises:
+        ValueError: they do not
+    """
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a name stands twice in one object")

@@ -112,6 +112,20 @@ def find_problems(folder: str) -> List[str]:
     return problems
 
 
+def refuse_others(folder: str, names: Iterable[str]) -> None:
+    """Refuse a folder that holds more than *names*: fairseq's hub takes sub-words from files of many names.
+
+    Raises:
+        PackageError: with the name that does not belong to a package, or is no regular file
+    """
+    allowed = {CARD, CONFIG, SUMS, WEIGHTS, *names}
+    for name in sorted(os.listdir(folder)):
+        if name not in allowed:
+            path = os.path.join(folder, name)
+            raise PackageError(f"{path}: refused, because no package has a file of this name; move it elsewhere")
+        place(folder, name)
+
+
 def write_sums(folder: str) -> None:
     """Write the sums of all files in *folder*."""
     names = sorted(os.listdir(folder))

@@ -7,12 +7,15 @@ checked before anything is made of them.
 import argparse
 import contextlib
 import dataclasses
+import json
 import logging
 import os
+import re
 import types
 from collections import OrderedDict
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
+import torch
 from fairseq.data import Dictionary
 from fairseq.dataclass.configs import GenerationConfig
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
@@ -21,11 +24,13 @@ from torch import Tensor
 from ..compat import skip_initialisation
 from ..models.checkpoints import state_differences
 from ..models.dictionaries import KEY, sums
-from .config import read_config
-from .folder import CODES, CONFIG, WEIGHTS, PackageError, check_sums, dictionary_name, folder_of, place
+from .config import once, read_config
+from .folder import CODES, CONFIG, WEIGHTS, PackageError, check_sums, dictionary_name, folder_of, place, refuse_others
 
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}
 """Types of tensors, as the format and as torch call them; I64 is that of fairseq's markers of a version."""
+LARGEST_HEADER = 1 << 23
+"""Bytes: 1,000 layers take some 4 million."""
 
 
 def load(path: str) -> Dict[str, Any]:
@@ -42,7 +47,12 @@ def load(path: str) -> Dict[str, Any]:
         raise PackageError(f"{path}: no packaged model; its weights are called {WEIGHTS}")
     config = read_config(folder)
     dictionaries = [dictionary_name(config["task"][f"{side}_lang"]) for side in ("source", "target")]
-    check_sums(folder, [*dictionaries, *filter(None, [codes_of(config)]), WEIGHTS])
+    codes = [name for name in (codes_of(config),) if name]
+    refuse_others(folder, [*dictionaries, *codes])
+    check_sums(folder, [*dictionaries, *codes, WEIGHTS])
+    if config["text"]["sub_words"] == "subword-nmt":
+        check_merges(folder, codes[0])
+    check_header(place(folder, WEIGHTS))
     tensors = read_tensors(place(folder, WEIGHTS))
     for name, owner in config["tied"].items():
         if name in tensors or owner not in tensors:
@@ -70,6 +80,58 @@ def codes_of(config: Dict[str, Any]) -> Optional[str]:
     return CODES.get(config["text"]["sub_words"])
 
 
+def check_merges(folder: str, name: str) -> None:
+    """Refuse merges of subword-nmt that the library would end the program for.
+
+    Raises:
+        PackageError: with the number of the line
+    """
+    path = place(folder, name)
+    try:
+        with open(path, encoding="utf-8") as stream:
+            for number, line in enumerate(stream, 1):
+                is_version = number == 1 and re.fullmatch(r"#version: \d+(\.\d+)*\s*", line)
+                if not is_version and len(line.strip("\r\n ").split(" ")) != 2:
+                    raise PackageError(f"{path}: line {number} must be two sub-words ({line[:40]!r}); copy it again")
+    except UnicodeDecodeError as error:
+        raise PackageError(f"{path}: must be UTF-8 ({error.reason}); copy it again") from error
+
+
+def odd_pieces(path: str) -> List[str]:
+    """What is wrong with a model of SentencePiece; empty if it can be read.
+
+    Raises:
+        ImportError: the library is missing
+    """
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        SentencePieceProcessor(model_file=path)
+    except (OSError, RuntimeError) as error:
+        return [f"{path}: not a valid model of SentencePiece ({' '.join(str(error).split())[:100]})"]
+    return []
+
+
+def check_header(path: str) -> None:
+    """Refuse what the library reads without a word: names that occur twice, and metadata without end.
+
+    Raises:
+        PackageError: the header is too large, or not what :func:`write` writes
+    """
+    with open(path, "rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        content = stream.read(min(size, LARGEST_HEADER + 1))
+    if LARGEST_HEADER < size <= os.path.getsize(path):
+        raise PackageError(f"{path}: refused, because its header has {size:,} bytes, more than {LARGEST_HEADER:,}")
+    try:
+        header = json.loads(content.decode(), object_pairs_hook=once)
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise PackageError(f"{path}: no whole file of safetensors ({reason})") from error
+    if isinstance(header, dict) and header.get("__metadata__") not in (None, {"format": "pt"}):
+        raise PackageError(f"{path}: refused, because of its metadata; a package has none but its format")
+
+
 def read_tensors(path: str) -> Dict[str, Tensor]:
     """The tensors in the file, each with its own memory.
 
@@ -88,6 +150,8 @@ def read_tensors(path: str) -> Dict[str, Tensor]:
                 if kind not in TYPES:
                     raise PackageError(f"{path}: refused, because {name[:60]!r} is of type {kind}")
                 tensors[name] = opened.get_tensor(name).clone()
+                if not torch.isfinite(tensors[name]).all():
+                    raise PackageError(f"{path}: refused, because {name[:60]!r} holds NaN or Inf")
     except PackageError:
         raise
     except Exception as error:  # what the library raises of a damaged file is its own, and has no common type

@@ -1,64 +1,37 @@
 """say what a checkpoint, an archive, a data folder or a packaged model holds, and what is out of the ordinary
 
 Nothing of the file is run: the instructions of its pickle are followed with inert stand-ins for whatever they ask for,
-and no tensor is read. A packaged model has no pickle: it is read, and its sums are compared. Exit code 0: ordinary, 1:
-something is not, 2: unreadable.
+and weights are only searched for NaN and Inf. A packaged model has no pickle: it is read, and its checksums are
+compared. Exit code 0: ordinary, 1: something is unusual or cannot be inspected, 2: unreadable.
 """
 
 import argparse
+import codecs
 import contextlib
-import math
 import os
 import pickle
 import re
+import shutil
+import stat
 import struct
 import tarfile
-import zipfile
-from typing import Any
+import tempfile
+from typing import Any, BinaryIO, Optional
 
 import numpy as np
 
+from fairseq_deep.errors import printable
 from fairseq_deep.tools import UserError, check_fairseq, format_table, model_flags
+from fairseq_deep.tools.structure import Weight, read_pickle, read_structure
 
-LARGEST_PICKLE = 1 << 28
-"""Bytes: a checkpoint's structure takes some hundred thousand."""
+_LONGEST = 4000
+"""Characters of a cell of the table."""
+_ZIP = b"PK\x03\x04"
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 8, 8: 2, 9: 4, 10: 8}
 """Bytes of an entry, by the type codes of fairseq's mmap indices."""
 _ORDINARY = re.compile(
     r"(dict\.[\w-]+\.txt|preprocess\.log|(train|valid|test)\d*\.([\w-]+-[\w-]+|None)\.[\w-]+(\.(idx|bin))?)"
 )
-
-
-class Stand:
-    """What takes the place of a class or function that is not to be called."""
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-    def __call__(self, *arguments: Any) -> "Stand":
-        return self
-
-    def append(self, value: Any) -> None:
-        """As pickles of lists do."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """As pickles of dictionaries do."""
-
-
-class Weight(Stand):
-    """A tensor, of which nothing but its place is known: storage, offset, shape."""
-
-    @property
-    def size(self) -> int:
-        first, *_ = self.arguments or (None,)
-        if isinstance(first, Weight):  # a parameter
-            return first.size
-        shape = self.arguments[2] if len(self.arguments) > 2 else ()
-        lengths = [length for length in shape if isinstance(length, int)] if isinstance(shape, tuple) else []
-        return math.prod(lengths)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,10 +44,17 @@ def run(args: argparse.Namespace) -> int:
     check_fairseq()
     odd = False
     for number, path in enumerate(args.paths):
-        rows, problems = describe(path)
+        try:
+            rows, problems = describe(path)
+        except UserError:
+            raise
+        except Exception as error:  # whatever a strange file sets off ends in one line
+            reason = " ".join(str(error).split())
+            raise UserError(f"cannot read {path} ({type(error).__name__}: {printable(reason)})") from error
         rows += [("unusual", problem) for problem in problems] or [("unusual", "nothing")]
-        print(("\n" if number else "") + format_table([("path", path), *rows]))
-        odd = odd or bool(problems)
+        cells = [(name, printable(text, _LONGEST)) for name, text in [("path", path), *rows]]
+        print(("\n" if number else "") + format_table(cells))
+        odd = odd or bool(problems) or any(name == "uninspected" for name, _ in rows)
     return 1 if odd else 0
 
 
@@ -84,28 +64,40 @@ def describe(path: str) -> tuple[list[tuple[str, str]], list[str]]:
 
     if packaged.is_package(path):
         return _package(packaged.folder_of(path))
-    if os.path.isdir(path):
-        return _folder(path)
     try:
+        mode = os.stat(path).st_mode  # to open a FIFO would wait for whoever writes to it
+        if stat.S_ISDIR(mode):
+            return _folder(path)
+        if not stat.S_ISREG(mode):
+            raise UserError(f"cannot read {path}: it must be a regular file or a directory")
         with open(path, "rb") as stream:
             start = stream.read(4)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    if start != b"PK\x03\x04" and tarfile.is_tarfile(path):
+    if start != _ZIP and tarfile.is_tarfile(path):
         return _archive(path)
-    return _checkpoint(path, start == b"PK\x03\x04")
-
-
-def _checkpoint(path: str, zipped: bool) -> tuple[list[tuple[str, str]], list[str]]:
     try:
-        state, asked, problems = _structure(path, zipped)
+        with open(path, "rb") as stream:
+            row, rows, problems = _checkpoint(stream)
     except Exception as error:  # whatever a damaged file raises ends in one line
-        raise UserError(f"{path} is no readable checkpoint ({type(error).__name__}: {error})") from error
+        reason = printable(" ".join(str(error).split()))
+        raise UserError(f"{path} is no readable checkpoint ({type(error).__name__}: {reason})") from error
+    return [("kind", row), *rows], problems
+
+
+def _checkpoint(stream: BinaryIO) -> tuple[str, list[tuple[str, str]], list[str]]:
+    """What kind of file it is, what it holds, and what of it is out of the ordinary."""
     from fairseq import safe_settings
 
-    rows = [("kind", f"checkpoint, {os.path.getsize(path):,} bytes, {'zip' if zipped else 'pickle'} of torch.save")]
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
+    zipped = stream.read(4) == _ZIP
+    stream.seek(0)
+    state, asked, problems = read_structure(stream, zipped)
+    kind, rows = f"checkpoint, {size:,} bytes, {'zip' if zipped else 'pickle'} of torch.save", []
+    problems += [f"asks for {name}, which could run code: loading it is refused" for name in sorted(asked)]
     if not isinstance(state, dict):
-        return rows, [*problems, f"it is a {type(state).__name__}, not the dictionary that fairseq saves"]
+        return kind, rows, [*problems, f"it is a {type(state).__name__}, not the dictionary that fairseq saves"]
     model = state.get("model")
     if isinstance(model, dict):
         weights = [value for value in model.values() if isinstance(value, Weight)]
@@ -113,9 +105,11 @@ def _checkpoint(path: str, zipped: bool) -> tuple[list[tuple[str, str]], list[st
     else:
         problems.append("it has no model")
     rows.append(("parts", ", ".join(sorted(map(str, state)))))
-    problems += [f"asks for {name}, which could run code: loading it is refused" for name in sorted(asked)]
     problems += [f"a setting that is refused: {text}" for text in safe_settings.refused(state)]
-    return rows, problems
+    with contextlib.suppress(RecursionError):  # refused by now
+        dropped = safe_settings.drop(state, "")
+        problems += [f"a setting that names a file, which is not used: {text}" for text in dropped]
+    return kind, rows, problems
 
 
 def _name(state: dict[str, Any]) -> str:
@@ -124,73 +118,63 @@ def _name(state: dict[str, Any]) -> str:
     return "unnamed"
 
 
-def _structure(path: str, zipped: bool) -> tuple[Any, set[str], list[str]]:
-    """What `torch.load` would return, with stand-ins; the names that are not allowed; what is odd about the file."""
-    problems: list[str] = []
-    if not zipped:
-        with open(path, "rb") as stream:
-            return (*_read(stream, skip=3), problems)  # magic number, version and facts of the machine come first
-    with zipfile.ZipFile(path) as archive:
-        entries = archive.infolist()
-        names = [entry.filename for entry in entries]
-        if len(set(names)) < len(names):
-            problems.append("names occur twice in it")
-        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-            problems.append("entries are compressed, which torch.save does not do")
-        if any(name.endswith("/constants.pkl") for name in names):
-            problems.append("it is a TorchScript program: loading it is refused")
-        found = [entry for entry in entries if entry.filename.endswith("/data.pkl")]
-        if len(found) != 1:
-            raise ValueError(f"{len(found)} entries data.pkl, not one")
-        if found[0].file_size > LARGEST_PICKLE:
-            raise ValueError(f"a structure of {found[0].file_size:,} bytes")
-        with archive.open(found[0]) as stream:
-            return (*_read(stream), problems)
-
-
-def _read(stream: Any, skip: int = 0) -> tuple[Any, set[str]]:
-    from fairseq import safe_load
-
-    allowed, asked = safe_load.allowed_types(), set()
-
-    class Reader(safe_load.RestrictedUnpickler):
-        dispatch = dict(safe_load.RestrictedUnpickler.dispatch)
-
-        def find_class(self, module: str, name: str) -> Any:
-            if module == "torch._utils" and name.startswith("_rebuild"):
-                return Weight
-            if module == "torch" or module == "torch.storage" and name.endswith("Storage"):
-                return Stand
-            module = "builtins" if module == "__builtin__" else module
-            if f"{module}.{name}" in allowed:
-                return allowed[f"{module}.{name}"]
-            asked.add(f"{module}.{name}")
-            return Stand
-
-        def persistent_load(self, place: Any) -> Stand:
-            return Stand(place)
-
-    for _ in range(skip):
-        Reader(stream).load()
-    return Reader(stream).load(), asked
-
-
 def _archive(path: str) -> tuple[list[tuple[str, str]], list[str]]:
     from fairseq import safe_files
 
-    names, problems, total = [], [], 0
+    names, problems, total, dark = [], [], 0, []
     try:
         with tarfile.open(path) as archive:
             for member in archive:
                 names.append(member.name)
                 total += member.size
+                if printable(member.name, None) != member.name:
+                    problems.append(f"{member.name} is a name with control characters")
                 try:
                     safe_files.checked(member, path)
                 except pickle.UnpicklingError as error:
                     problems.append(str(error).partition("because ")[2])
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise UserError(f"{path} is no whole archive ({error})") from error
-    return [("kind", f"archive, {len(names)} entries, {total:,} bytes unpacked"), ("holds", ", ".join(names))], problems
+                opened = archive.extractfile(member) if member.isreg() else None
+                if opened is not None:
+                    found = _member(opened, member.name)
+                    dark += [member.name] if found is None else []
+                    problems += [f"{member.name}: {problem}" for problem in found or ()]
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        raise UserError(f"{path} is no whole archive ({printable(error)})") from error
+    rows = [("kind", f"archive, {len(names)} entries, {total:,} bytes unpacked"), ("holds", ", ".join(names))]
+    return rows + [("uninspected", ", ".join(dark))] * bool(dark), problems
+
+
+def _member(opened: Any, name: str) -> Optional[list[str]]:
+    """What of a file in an archive is out of the ordinary; None: it is neither a checkpoint nor text."""
+    with tempfile.TemporaryFile() as stream:
+        shutil.copyfileobj(opened, stream)
+        stream.seek(0)
+        start = stream.read(4)
+        if start == _ZIP or start[:1] == b"\x80" or name.endswith((".pt", ".pth")):
+            try:
+                return _checkpoint(stream)[2]
+            except Exception:  # whatever a damaged file raises
+                return None
+        stream.seek(0)
+        if not _is_text(stream):
+            return None
+        stream.seek(0)
+        with contextlib.suppress(Exception):  # of text that is no pickle, as that of a dictionary
+            _, asked = read_pickle(stream)
+            return [f"asks for {each}, which could run code: loading it is refused" for each in sorted(asked)]
+    return []
+
+
+def _is_text(stream: BinaryIO) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            if "\0" in decoder.decode(block):
+                return False
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _package(folder: str) -> tuple[list[tuple[str, str]], list[str]]:
@@ -203,6 +187,11 @@ def _package(folder: str) -> tuple[list[tuple[str, str]], list[str]]:
         return rows, problems + [str(error)] * (str(error) not in problems)
     weights = {id(value): value for value in state["model"].values()}.values()  # those that are tied count once
     rows.append(("model", f"{_name(state)}, {len(weights)} tensors, {sum(w.numel() for w in weights):,} values"))
+    codes = state["cfg"]["bpe"] or {}
+    try:
+        problems += packaged.odd_pieces(codes["sentencepiece_model"]) if "sentencepiece_model" in codes else []
+    except ImportError:
+        rows.append(("uninspected", f"{packaged.CODES['sentencepiece']} (pip install sentencepiece)"))
     return rows, problems
 
 
@@ -214,6 +203,8 @@ def _folder(path: str) -> tuple[list[tuple[str, str]], list[str]]:
             problems.append(f"{name!r} is a link to {os.path.realpath(place)}")
         if os.path.isdir(place) or not _ORDINARY.fullmatch(name):
             problems.append(f"{name!r} is nothing that fairseq-preprocess writes")
+        elif not os.path.isfile(place):  # to open a FIFO would wait for whoever writes to it
+            problems.append(f"{name!r} is no regular file, and is not read")
         elif name.startswith("dict."):
             with open(place, "rb") as stream:
                 dictionaries.append(f"{name[5:-4]} {sum(1 for _ in stream):,}")

@@ -163,8 +163,8 @@ def build_model(bundle: Bundle, state: Dict[str, Any], flags: Any, task: DeepTra
         task.load_state_dict(state.get("task_state") or {})  # the model compares the dictionaries that it names
         model = task.build_model(flags, from_checkpoint=True)
         model.load_state_dict(state["model"], strict=True, model_cfg=flags)
-    except (RuntimeError, UsageError) as error:
-        problem = str(error).splitlines()[-1].strip()
+    except Exception as error:  # settings of any kind set off what they like in fairseq and torch
+        problem = (str(error).splitlines() or [type(error).__name__])[-1].strip()
         raise UsageError(f"{bundle.checkpoint} does not fit {bundle.data}: {problem}") from error
     return model
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from fairseq import checkpoint_utils, utils
+from fairseq import utils
 
-from tests.commands import PACKAGE, losses, run, train_command
+from tests.commands import PACKAGE, load_trained, losses, run, train_command
 from tests.integration.test_pipeline import hypotheses
 
 POST = "transformer_postnorm_2l2l_tiny"
@@ -39,7 +39,7 @@ def trained(data, tmp_path_factory):
 
 def fresh(path):
     """The model in the checkpoint *path* as it was before its first update, and the first two training batches."""
-    _, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    _, cfg, task = load_trained(path)
     utils.set_torch_seed(cfg.common.seed)
     model = task.build_model(cfg.model)
     for cancel in model.waiting:
@@ -110,7 +110,7 @@ def test_generate_needs_the_checkpoint_alone(data, trained):
     common = [data, "--user-dir", PACKAGE, "--beam", "2", "--cpu", "--max-len-b", "10"]
     alone = hypotheses(run("fairseq-generate", *common, "--path", folder / "checkpoint_last.pt"))
     assert len(alone) == 30
-    [model], _, _ = checkpoint_utils.load_model_ensemble_and_task([str(folder / "checkpoint_last.pt")])
+    [model], _, _ = load_trained(folder / "checkpoint_last.pt")
     saved = omegas(state(folder / "checkpoint_last.pt"))
     assert torch.equal(omegas(model.state_dict()), saved)
     _, samples = fresh(folder / "checkpoint_last.pt")

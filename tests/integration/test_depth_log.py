@@ -7,10 +7,9 @@ import struct
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
 
 from fairseq_deep.diagnostics import stream_statistics
-from tests.commands import run, train_command
+from tests.commands import load_trained, run, train_command
 
 SIDES = {"enc": "encoder", "dec": "decoder"}
 EXACT = ("--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "0", "--disable-validation")
@@ -40,7 +39,7 @@ def depth(entry):
 
 def loaded(checkpoint, batches):
     """The model in *checkpoint*, the training batches *batches*, and the task's criterion."""
-    [model], cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])
+    [model], cfg, task = load_trained(checkpoint)
     task.load_dataset("train")
     epoch = task.get_batch_iterator(
         task.dataset("train"), max_tokens=cfg.dataset.max_tokens, seed=cfg.common.seed, epoch=1,

@@ -82,7 +82,8 @@ def test_the_watch_sees_what_runs():
 
 ODD = ("os", "system", "posix", "builtins", "eval", "exec", "getattr", "__class__", "collections", "OrderedDict",
        "torch", "load", "../x", "${oc.env:HOME}", "", "cpu", "0", "torch._utils", "_rebuild_tensor_v2", "model", "args",
-       "_name", "touch MARK", "fairseq.tasks", "storage")  # fmt: skip
+       "_name", "touch MARK", "fairseq.tasks", "storage", "cfg", "bpe", "gpt2", "bpe_codes", "init_from", "data",
+       "http://127.0.0.1:9/x", "/etc/passwd", "\nunusual  nothing\x1b[2J\u202e")  # fmt: skip
 
 
 def pieces(pickled):
@@ -143,6 +144,7 @@ def tool(capsys, *words):
     code = main([str(word) for word in words])
     captured = capsys.readouterr()
     assert code in (0, 1, 2)
+    assert words[0] != "check" or not {"\x1b", "\u202e"} & {*captured.out, *captured.err}
     if code and not captured.out:
         assert captured.err.count("\n") == 1 and "Traceback" not in captured.err, captured.err
     return code
@@ -208,7 +210,10 @@ def test_values_of_a_checkpoint(state, folder, capsys, words, data):
         except (KeyError, IndexError, TypeError):
             assume(False)  # an earlier change took the place away
     torch.save(odd, folder / "odd.pt")
+    Path(folder / "odd.tar").unlink(missing_ok=True)
+    archive(folder / "odd.tar", member("m/odd.pt", (folder / "odd.pt").read_bytes()), mode="w:")
     with nothing_runs():
+        assert words[0] != "check" or tool(capsys, "check", folder / "odd.tar") != 2
         tool(capsys, *(word.format(folder=folder) for word in words), folder / "odd.pt")
 
 

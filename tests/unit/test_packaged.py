@@ -291,6 +291,19 @@ HOSTILE = {
     "a link for a dictionary": (link("dict.src.txt", "../secret"), "because it is a link"),
     "a link for settings": (link("config.json", "/etc/hostname"), "because it is a link"),
     "a pipe": (fifo, "no regular file"),
+    "merges of the hub's other name": (text("bpecodes", b"a b\n"), "no package has a file of this name"),
+    "merges without a setting": (text("code", b"a b\n"), "no package has a file of this name"),
+    "a link beside": (lambda folder: os.symlink("../secret", folder / "bpecodes"), "no package has a file of this"),
+    "a link for the card": (link("README.md", "../secret"), "because it is a link"),
+    "NaN in the weights": (tensors(lambda found: found[EMBED].fill_(float("nan"))), f"'{EMBED}' holds NaN or Inf"),
+    "infinite weights": (tensors(lambda found: found[OUT][0].fill_(float("inf"))), f"'{OUT}' holds NaN or Inf"),
+    "a tensor twice": (header(lambda head: b'{"x": {}, "x": {}, ' + json.dumps(head).encode()[1:]),
+                       "a name stands twice"),
+    "metadata without end": (header(lambda head: head.update(__metadata__={"x": "y" * (9 << 20)})),
+                             "its header has 9,"),
+    "other metadata": (header(lambda head: head.update(__metadata__={"x": "y"})), "because of its metadata"),
+    "numbers of thousands of digits": (text("config.json", b'{"format": ' + b"9" * 5000 + b"}"), "no configuration"),
+    "a lone surrogate": (config(arch="\ud800"), "arch cannot be '\\ud800'"),
 }  # fmt: skip
 
 
@@ -432,7 +445,52 @@ def test_check_says_what_is_unusual(whole, capsys, tmp_path):
     assert main(["check", str(tmp_path / "made/model.safetensors")]) == 1
     out = capsys.readouterr().out
     assert "'evil.py' is not in SHA256SUMS" in out and "README.md: damaged" in out
-    packaged.load(str(tmp_path / "made/model.safetensors"))  # neither is read
+
+
+@pytest.fixture(scope="module")
+def with_merges(dictionary, data, tmp_path_factory):
+    """A packaged model of sub-words."""
+    folder = tmp_path_factory.mktemp("merges")
+    write_checkpoint(folder / "c.pt", DLCL, tiny_flags(DLCL), dictionary)
+    (folder / "code").write_text("#version: 0.2\nw 1\nw 2</w>\n")
+    assert package(folder / "c.pt", data, folder / "made", "--bpe-codes", str(folder / "code")) == 0
+    return folder / "made"
+
+
+LOADERS = {
+    "from_pretrained": lambda path: DeepTransformerModel.from_pretrained(str(path), "model.safetensors"),
+    "fairseq": lambda path: load_model_ensemble_and_task([str(path / "model.safetensors")]),
+}
+
+
+@pytest.mark.parametrize("load", LOADERS)
+def test_merges_are_those_of_the_package(load, with_merges, tmp_path):
+    """Of a file or link of another name fairseq's hub would take them."""
+    shutil.copytree(with_merges, tmp_path / "made")
+    LOADERS[load](tmp_path / "made")
+    (tmp_path / "bpecodes").write_text("w 3</w>\n")
+    os.symlink("../bpecodes", tmp_path / "made/bpecodes")
+    for _ in range(2):
+        with pytest.raises(PackageError, match="made/bpecodes: refused, because no package has a file of this name"):
+            LOADERS[load](tmp_path / "made")
+        os.remove(tmp_path / "made/bpecodes")
+        shutil.copy(tmp_path / "bpecodes", tmp_path / "made")
+        os.remove(tmp_path / "made/SHA256SUMS")
+        write_sums(str(tmp_path / "made"))
+
+
+@pytest.mark.parametrize("content, said", [
+    (b"#version: 0.2\nw 1\nw\n", "line 3 must be two sub-words"), (b"a b c\n", "line 1 must be two"),
+    (b"a b\n\n", "line 2 must be two"), (b"\xff b\n", "must be UTF-8"),
+])  # fmt: skip
+def test_broken_merges(content, said, with_merges, capsys, tmp_path):
+    shutil.copytree(with_merges, tmp_path / "made")
+    (tmp_path / "made/code").write_bytes(content)
+    os.remove(tmp_path / "made/SHA256SUMS")
+    write_sums(str(tmp_path / "made"))
+    with pytest.raises(PackageError, match=said):
+        packaged.load(str(tmp_path / "made/model.safetensors"))
+    assert main(["check", str(tmp_path / "made")]) == 1 and said in capsys.readouterr().out
 
 
 def test_without_the_plugin_fairseq_names_the_cure(whole, monkeypatch):

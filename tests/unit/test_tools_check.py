@@ -3,12 +3,14 @@
 import io
 import os
 import pickle
+import socket
 import struct
 import tarfile
 import zipfile
 
 import pytest
 import torch
+from fairseq import safe_load
 
 from fairseq_deep.tools.main import main
 from tests.unit.test_safe_load import STOCK, Call
@@ -125,6 +127,117 @@ def test_archives(check, tmp_path):
     code, rows, unusual, _ = check(tmp_path / "m.tar.gz")
     assert code == 1 and rows["holds"] == "m/a, ../b, m/l"
     assert unusual == ["'../b' is a place outside of the archive", "'m/l' is neither a file nor a folder"]
+
+
+def saved(content, **options):
+    stream = io.BytesIO()
+    torch.save(content, stream, **options)
+    return stream.getvalue()
+
+
+def packed(path, **members):
+    """A tar file of *members*, whose names have dots for double underscores."""
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name.replace("__", "."))
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+PLANTED = {"model": {}, "x": Call(os.system, "touch RAN")}
+
+
+@pytest.mark.parametrize("members, code, said", [
+    ({"model__pt": saved(state()), "dict__en__txt": b"a 1\n", "code": "#version: 0.2\nä b\n".encode()}, 0, {}),
+    ({"model__pt": saved(PLANTED)}, 1, {"unusual": "model.pt: asks for posix.system, which could run code: loading it "
+                                        "is refused"}),
+    ({"weights": saved(PLANTED, _use_new_zipfile_serialization=False)}, 1, {"unusual": "weights: asks for posix.syst"}),
+    ({"dict__txt": b"cos\nsystem\n(S'touch RAN'\ntR."}, 1, {"unusual": "dict.txt: asks for os.system"}),
+    ({"model__pt": saved(state()), "x": b"\x00\xff"}, 1, {"uninspected": "x", "unusual": "nothing"}),
+    ({"model__pt": b"text\n"}, 1, {"uninspected": "model.pt"}),
+    ({"a\nunusual  nothing\x1b[2J": b""}, 1, {"holds": r"a\nunusual  nothing\x1b[2J", "unusual": "a\\nunusual"}),
+])  # fmt: skip
+def test_members_of_an_archive(check, tmp_path, monkeypatch, members, code, said):
+    monkeypatch.chdir(tmp_path)
+    found, rows, _, _ = check(packed(tmp_path / "m.tar.gz", **members))
+    assert found == code and all(rows[name].startswith(text) for name, text in said.items())
+    assert ("uninspected" in rows) == ("uninspected" in said) and not (tmp_path / "RAN").exists()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("odd", [
+    torch.tensor([1.0, float("nan")]), torch.tensor([float("-inf")]).bfloat16(), torch.tensor([float("inf")]).half(),
+], ids=str)  # fmt: skip
+def test_weights_that_are_not_finite(check, tmp_path, odd, zipped):
+    content = state(optimizer={"m": torch.tensor([float("nan")])})  # of which only the model counts
+    torch.save(content, tmp_path / "c.pt", _use_new_zipfile_serialization=zipped)
+    assert check(tmp_path / "c.pt")[0] == 0
+    content["model"]["odd"] = odd
+    torch.save(content, tmp_path / "c.pt", _use_new_zipfile_serialization=zipped)
+    assert check(tmp_path / "c.pt")[0::2] == (1, ["odd holds NaN or Inf"])
+
+
+def test_values_that_are_not_whole(check, tmp_path):
+    torch.save(state(), tmp_path / "c.pt")
+    rewritten(tmp_path / "c.pt", lambda entries: [(name, b"x" if "/data/" in name else it) for name, it in entries])
+    code, _, _, error = check(tmp_path / "c.pt")
+    assert code == 2 and "the values of w are not whole" in error
+
+
+def test_settings_that_name_files(check, tmp_path):
+    content = state()
+    content["cfg"]["bpe"] = {"_name": "subword_nmt", "bpe_codes": "http://x\n\x1b[2J/\ud800"}
+    content["cfg"]["checkpoint"] = {"restore_file": "checkpoint_last.pt", "save_dir": "x"}
+    torch.save(content, tmp_path / "c.pt")
+    assert check(tmp_path / "c.pt")[0::2] == (
+        1, [r"a setting that names a file, which is not used: bpe_codes = http://x\n\x1b[2J/\ud800"],
+    )  # fmt: skip
+
+
+def nested(levels, value=0):
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("cfg, said", [
+    (nested(240), "more than 50 levels of containers"), ({"task": 10**5000}, "task = an int that cannot be printed"),
+    ({"model": {"encoder_attention_heads": 0}}, "encoder_attention_heads = 0"),
+    ({"model": {"encoder_attention_heads": -1}}, "encoder_attention_heads = -1"),
+    ({"model": {"dropout": "x"}}, "dropout = x"),
+])  # fmt: skip
+def test_settings_of_which_no_model_can_be_built(check, tmp_path, cfg, said):
+    torch.save(state(cfg=cfg), tmp_path / "c.pt")
+    assert check(tmp_path / "c.pt")[0::2] == (1, [f"a setting that is refused: {said}"])
+    with pytest.raises(safe_load.CheckpointError, match="refused, because"):
+        safe_load.load(str(tmp_path / "c.pt"))
+
+
+def test_very_deep_nesting(check, tmp_path):
+    """As no pickler in Python writes it."""
+    pickled = b"\x80\x02}X\x03\x00\x00\x00cfg" + b"]" * 1500 + b"a" * 1499 + b"s."
+    with zipfile.ZipFile(tmp_path / "c.pt", "w") as archive:
+        for name, content in (("c/data.pkl", pickled), ("c/version", b"3\n"), ("c/byteorder", b"little")):
+            archive.writestr(name, content)
+    assert "a setting that is refused: more than 50 levels of containers" in check(tmp_path / "c.pt")[2]
+    with pytest.raises(safe_load.CheckpointError, match="more than 50 levels"):
+        safe_load.load(str(tmp_path / "c.pt"))
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "device", "dangling link"])
+def test_what_is_no_file_is_not_opened(check, folder, tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(folder)  # the name of a socket is short
+    made = {
+        "fifo": os.mkfifo, "socket": socket.socket(socket.AF_UNIX).bind,
+        "device": lambda name: os.symlink("/dev/zero", name), "dangling link": lambda name: os.symlink("none", name),
+    }  # fmt: skip
+    made[kind]("dict.de.txt")
+    code, _, _, error = check("dict.de.txt")
+    problem = "No such file or directory" if kind == "dangling link" else "it must be a regular file or a directory"
+    assert code == 2 and error == f"fairseq-deep check: cannot read dict.de.txt: {problem}\n"
+    code, _, unusual, _ = check(folder)
+    assert code == 1 and unusual[-1] == "'dict.de.txt' is no regular file, and is not read"
 
 
 def index(sizes, places, code=8, version=1):

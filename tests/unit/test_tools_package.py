@@ -146,6 +146,22 @@ def test_the_card_says_what_fairseqs_hub_does_not_do(lang, lowercase, steps):
     assert (f"prepare the source yourself: {steps}." in card) == bool(steps) == ("yourself" in card)
 
 
+def test_values_are_plain_text_in_the_card():
+    evil = "<img src=x onerror=alert(1)> [a](javascript:alert(1)) ![b](data:x) https://x.y | # `c` \x1b[2J\n<https://z>"
+    card = make_card({
+        "name": evil, "licence": evil, "arch": "a_b", "made_with": {evil: evil},
+        "search": {"beam": 4, "lenpen": 1, "gnmt_lenpen": False, "max_len_a": 1.2, "max_len_b": 10},
+        "task": {"source_lang": "en", "target_lang": "de"},
+        "text": {"tokenizer": "moses", "lowercase": False, "sub_words": None},
+    }, {}, {
+        "data": {"route": evil, "sets": {evil: {"pairs": evil, "sha256": {"en": evil}}}}, "hardware": evil,
+        "scores": {evil: {"sacrebleu": {"bleu": evil, "signature": f"`{evil}"}}},
+    })  # fmt: skip
+    outside = re.sub(r"`[^`\n]*`", "", card.replace("\\`", ""))  # what is no code
+    assert not re.search(r"<|(?<!\\)(\]\(|!)|\x1b|(javascript|data|https):\S", outside) and card.count("&lt;img") == 11
+    assert "| architecture | `a_b` of fairseq_deep |" in card
+
+
 def test_an_ensemble_of_packages(trained, pair, tmp_path):
     _, checkpoint, package = pair
     earlier = next(trained.glob("checkpoints/checkpoint_*_110.pt"))

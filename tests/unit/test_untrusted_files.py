@@ -1,15 +1,33 @@
 """Archives, data folders and settings of checkpoints from strangers: nothing is run, nothing is written elsewhere."""
 
 import argparse
+import contextlib
+import dataclasses
+import http.server
 import io
+import os
 import random
+import re
 import tarfile
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from fairseq import file_utils, safe_files, safe_load, safe_settings
+from fairseq import (
+    checkpoint_utils,
+    criterions,
+    file_utils,
+    hub_utils,
+    models,
+    safe_files,
+    safe_load,
+    safe_settings,
+    tasks,
+)
+from fairseq.data import encoders
+from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks.translation import TranslationConfig
 from omegaconf import OmegaConf
 from omegaconf.nodes import AnyNode
@@ -25,7 +43,7 @@ def member(name, text="", **fields):
     info.size = len(text)
     for field, value in fields.items():
         setattr(info, field, value)
-    return info, text.encode()
+    return info, text if isinstance(text, bytes) else text.encode()
 
 
 def archive(path, *members, mode="w:gz"):
@@ -188,6 +206,132 @@ def test_settings_off_the_list_are_refused(state, named, tmp_path, monkeypatch):
     safe_load.load(str(path))
 
 
+@pytest.fixture
+def address():
+    """Where a server of this machine listens, which fails the test when it is asked for anything."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+
+        do_HEAD = do_GET
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/x"
+    server.shutdown()
+    server.server_close()
+    assert asked == []
+
+
+NAMING = {
+    "bpe_codes": {"bpe": {"_name": "subword_nmt", "bpe_codes": 0, "bpe_separator": "@@"}},
+    "sentencepiece_model": {"bpe": {"_name": "sentencepiece", "sentencepiece_model": 0}},
+    "gpt2_encoder_json": {"bpe": {"_name": "gpt2", "gpt2_encoder_json": 0, "gpt2_vocab_bpe": 0}},
+    "bpe_vocab_file": {"bpe": {"_name": "bert", "bpe_vocab_file": 0}},
+    "replace_unk": {"generation__replace_unk": 0},
+    "encoder_embed_path": {"model__encoder_embed_path": 0},
+    "save_predictions": {"criterion": {"_name": "sentence_ranking", "save_predictions": 0}},
+    "data": {"task__data": 0},
+}
+
+
+def planted(content, value):
+    """*content* with *value* for each 0."""
+    if isinstance(content, dict):
+        return {key: planted(each, value) for key, each in content.items()}
+    return value if content == 0 and content is not False else content
+
+
+@pytest.fixture
+def stranger(tmp_path):
+    """stranger(settings): the folder of a checkpoint with its dictionaries."""
+
+    def make(settings):
+        state = torch.load(STOCK, weights_only=False)
+        for name, value in settings.items():
+            section, _, key = name.partition("__")
+            place, key = (state["cfg"][section], key) if key else (state["cfg"], section)
+            vars(place).update({key: value}) if isinstance(place, argparse.Namespace) else place.update({key: value})
+        torch.save(state, tmp_path / "model.pt")
+        for lang in ("src", "tgt"):
+            (tmp_path / f"dict.{lang}.txt").write_text("".join(f"{letter} 1\n" for letter in "abcdefgh"))
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["address", "file", "pipe"])
+@pytest.mark.parametrize("key", NAMING)
+def test_what_settings_name_is_not_opened(key, kind, stranger, address, tmp_path, caplog):
+    """A pipe would wait for ever; /etc/passwd would be no error."""
+    os.mkfifo(tmp_path / "pipe")
+    value = {"address": address, "file": "/etc/passwd", "pipe": str(tmp_path / "pipe")}[kind]
+    folder = stranger({"task__source_lang": "src", "task__target_lang": "tgt", **planted(NAMING[key], value)})
+    found = hub_utils.from_pretrained(str(folder), "model.pt")
+    if "bpe" in NAMING[key]:  # the files of which lie next to the checkpoint or are named by the caller
+        with pytest.raises((OSError, ValueError, ImportError), match="not found|install|vocab.txt"):
+            hub_utils.GeneratorHubInterface(found["args"], found["task"], found["models"])
+    else:
+        hub_utils.GeneratorHubInterface(found["args"], found["task"], found["models"])
+    said = [record.getMessage() for record in caplog.records if record.name == "fairseq.safe_load"]
+    if key == "data" and kind != "address":  # every checkpoint says where its data were
+        assert said == []
+    else:
+        assert len(said) == 1 and f"{key} = {value}" in said[0] and "\n" not in said[0]
+    [model], _, _ = checkpoint_utils.load_model_ensemble_and_task([str(folder / "model.pt")])  # data: its own folder
+    assert model is not None
+
+
+def test_files_next_to_a_checkpoint_and_those_of_the_caller_are_used(stranger, address, tmp_path):
+    folder = stranger({"task__source_lang": "src", "task__target_lang": "tgt",
+                       **planted(NAMING["bpe_codes"], address)})  # fmt: skip
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/merges").write_text("#version: 0.2\na b</w>\n")
+    found = hub_utils.from_pretrained(str(folder), "model.pt", bpe_codes=str(tmp_path / "own/merges"))
+    assert found["args"].bpe.bpe_codes == str(tmp_path / "own/merges")
+    (folder / "code").write_text("#version: 0.2\na b</w>\n")
+    found = hub_utils.from_pretrained(str(folder), "model.pt")
+    hub = hub_utils.GeneratorHubInterface(found["args"], found["task"], found["models"])
+    assert hub.apply_bpe("ab ba") == "ab b@@ a"
+
+
+def test_old_checkpoints_and_shared_parts_name_no_files():
+    """The flags of all parts in one Namespace; one object in two places."""
+    args = argparse.Namespace(bpe="gpt2", gpt2_vocab_bpe="http://x", init_from="x", data="y", save_dir="z")
+    shared = {"_name": "gpt2"}
+    state = {"args": args, "cfg": OmegaConf.create({"x": shared, "bpe": shared, "y": [{"w2v_path": "w"}]})}
+    assert safe_settings.drop(state, "/d") == ["gpt2_vocab_bpe = http://x", "init_from = x", "w2v_path = w"]
+    own = {"gpt2_encoder_json": "/d/encoder.json", "gpt2_vocab_bpe": "/d/vocab.bpe"}
+    assert vars(state["args"]) == {"bpe": "gpt2", **own, "init_from": None, "data": "/d", "save_dir": "z"}
+    own = {"_name": "gpt2", **own}
+    assert state["cfg"] == {"x": own, "bpe": own, "y": [{"w2v_path": ""}]}
+    state = {"cfg": {"bpe": "gpt2", "task": TranslationConfig(data="y")}}
+    assert safe_settings.drop(state, "/d") == [] and state["cfg"]["bpe"] == own and state["cfg"]["task"].data == "/d"
+
+
+def test_the_lists_name_every_setting_of_a_file():
+    """Of fairseq and of this package, as far as names tell."""
+    odd = re.compile(r"path|file|dir(?!ection)|codes|merges|vocab|json|yaml|pretrained|_from$|_dict$|checkpoint"
+                     r"|url|repo|save|vocoder|lexicon|kenlm|init_method")  # fmt: skip
+    harmless = {"best_checkpoint_metric", "checkpoint_suffix", "pretrained"}
+    found = set()
+    for registry in (models.MODEL_REGISTRY, tasks.TASK_REGISTRY, criterions.CRITERION_REGISTRY, encoders.BPE_REGISTRY):
+        for part in registry.values():
+            parser = argparse.ArgumentParser(add_help=False, conflict_handler="resolve")
+            with contextlib.suppress(Exception):  # parts of speech without their packages
+                part.add_args(parser)
+            found.update(each.dest for each in parser._actions if each.nargs != 0 and each.type in (None, str))
+    waiting = [FairseqDataclass]
+    while waiting:
+        config = waiting.pop()
+        waiting += config.__subclasses__()
+        found.update(field.name for field in dataclasses.fields(config) if "str" in str(field.type))
+    known = {*safe_settings.FILES, *safe_settings.OF_THE_RUN, *harmless}
+    assert len(found) > 100 and {name for name in found if odd.search(name)} - known == set()
+
+
 @pytest.mark.parametrize("settings", [
     {}, {"task": "deep_translation"}, {"task": "of_a_user_dir_that_is_not_here"}, {"bpe": "subword_nmt"},
     {"criterion": "fused_label_smoothed_cross_entropy"}, {"criterion": "label_smoothed_cross_entropy"},
@@ -206,9 +350,6 @@ def test_what_has_no_settings_has_nothing_to_refuse(state):
 
 def test_the_lists_name_what_fairseq_has():
     """A misspelt name would refuse a good checkpoint."""
-    from fairseq import criterions, tasks
-    from fairseq.data import encoders
-
     allowed = safe_settings.ALLOWED
     assert set(allowed["task"]) < set(tasks.TASK_REGISTRY)
     assert set(allowed["criterion"]) < set(criterions.CRITERION_REGISTRY)

@@ -8,6 +8,7 @@ expressions, such as the layers of a convolutional model; `evaluate` computes th
 import ast
 import contextlib
 import importlib
+import logging
 import operator
 import os
 import pickle
@@ -19,6 +20,8 @@ import zipfile
 import numpy as np
 import torch
 from fairseq.safe_exit import OneLineError
+
+logger = logging.getLogger(__name__)
 
 OPT_OUT = "FAIRSEQ_DEEP_UNSAFE_LOAD"
 # torch 2.4 to 2.6 have safe_globals, too, but there an entry cannot have a name other than its own.
@@ -77,6 +80,8 @@ def load(f, map_location="cpu"):
         raise CheckpointError(f"{name}: fairseq itself cannot read this: add the --user-dir of its package")
     if os.environ.get(OPT_OUT) == "1":
         return torch.load(f, map_location=map_location, weights_only=False)
+    from fairseq.safe_settings import shown
+
     start = f.tell()
     allowed = allowed_types()
     try:
@@ -86,20 +91,41 @@ def load(f, map_location="cpu"):
         refused = refused_names(f, start, allowed, error)
         if refused:
             raise CheckpointError(
-                f"{name}: refused, because it asks for {', '.join(refused)}, and loading that could run code; "
-                f"if you trust whoever made this file, set {OPT_OUT}=1"
+                f"{name}: refused, because it asks for {', '.join(map(shown, refused))}, and loading that could run "
+                f"code; if you trust whoever made this file, set {OPT_OUT}=1"
             ) from error
         reason = str(error).split("WeightsUnpickler error: ")[-1].strip().splitlines() or ["no more data"]
+        reason = f"{type(error).__name__}: {shown(reason[0])}"
         raise CheckpointError(
-            f"{name}: not a readable checkpoint, maybe incomplete or damaged ({type(error).__name__}: {reason[0]})"
+            f"{name}: not a readable checkpoint, maybe incomplete or damaged ({reason})"
         ) from error
+    return with_own_files(name, state)
+
+
+def with_own_files(name, state):
+    """The checkpoint `state` of the file `name` with settings that may be used.
+
+    Raises:
+        CheckpointError: a setting asks for what is not allowed
+    """
     from fairseq import safe_settings
 
-    beyond = safe_settings.refused(state)
+    folder = os.path.dirname(os.path.abspath(name)) if isinstance(name, str) and os.path.exists(name) else ""
+    try:
+        beyond = safe_settings.refused(state)
+        dropped = [] if beyond else safe_settings.drop(state, folder)
+    except Exception as error:  # whatever the strangest containers raise
+        raise CheckpointError(f"{name}: the settings in it cannot be read ({type(error).__name__})") from error
     if beyond:
         raise CheckpointError(
             f"{name}: refused, because of the settings in it: {', '.join(beyond)} (only text tasks and their parts are "
-            f"allowed, and no references); if you trust whoever made this file, set {OPT_OUT}=1"
+            f"allowed, no sizes or dropout out of range, no references); if you trust whoever made this file, "
+            f"set {OPT_OUT}=1"
+        )
+    if dropped:
+        logger.warning(
+            f"{name}: not used, because settings of a checkpoint may not name files: {', '.join(dropped)}; "
+            "name them yourself where they are needed, or put them next to it"
         )
     return state
 

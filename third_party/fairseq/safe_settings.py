@@ -2,12 +2,14 @@
 
 fairseq builds the task, criterion, BPE and tokenizer that a checkpoint names, and reads data as it says. Those of this
 list do nothing but read text and compute. A name that fairseq does not know can only be of a user's `--user-dir`.
-Names on the command line that nothing has registered are told in one line.
+Settings that name a file or an address are not used: what a model reads lies next to its checkpoint, or its user names
+it. Names on the command line that nothing has registered are told in one line.
 """
 
 import argparse
 import dataclasses
 import difflib
+import re
 
 from fairseq.safe_exit import OneLineError
 from omegaconf import OmegaConf, ValueNode
@@ -36,6 +38,35 @@ ALLOWED = {
     "dataset_impl": "cached huffman lazy mmap raw ${dataset.dataset_impl}".split(),
 }
 
+FILES = """
+baseline_model bpe_codes bpe_merges bpe_vocab bpe_vocab_file config_yaml decoder_embed_path embed_path
+encoder_embed_path ema_seed_model fixed_dictionary gpt2_encoder_json gpt2_vocab_bpe init_from label_dir lang_dict
+lang_to_offline_shard_ratio lm_path load_pretrained_decoder_from load_pretrained_encoder_from
+load_pretrained_mbart_encoder_from load_pretrained_mbart_decoder_from multitask_config_yaml pretrained_checkpoint
+pretrained_mlm_checkpoint pretrained_xlm_checkpoint quantization_config_path replace_unk sampling_weights_from_file
+save_predictions sentencepiece_model sentencepiece_model_path source_dict target_dict vocoder w2v_path wer_args
+wer_kenlm_model wer_lexicon
+""".split()
+"""Settings that fairseq opens where a checkpoint is used. One of them, save_predictions, it writes."""
+OF_THE_RUN = """
+aim_repo data distributed_init_method finetune_from_model input local_cache_path log_file path plasma_path
+restore_file results_path save_dir tensorboard_logdir user_dir wandb_project
+""".split()
+"""Settings of the run that wrote the checkpoint. Nothing opens them where it is used, but for the data: see `drop`."""
+FETCHED = {
+    "bert": {"bpe_vocab_file": "vocab.txt"},
+    "gpt2": {"gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"},
+}
+"""BPEs that fairseq downloads where no setting names their files, and how these are called next to a checkpoint."""
+RANGES = (
+    (re.compile(r"(en|de)coder_(attention_heads|embed_dim|input_dim|output_dim)"), 1, 1_000_000),
+    (re.compile(r"(en|de)coder_ffn_embed_dim"), 0, 1_000_000),  # 0: no feed-forward sub-layer
+    (re.compile(r"(\w+_)?(dropout|layerdrop)"), 0, 1),
+)
+"""Numbers outside of which fairseq builds no model, or one that fails."""
+DEEPEST = 50
+"""Levels of containers in settings: those of fairseq have four."""
+
 
 class UnknownError(OneLineError, LookupError):
     """Something that was named does not exist; the message is one line."""
@@ -62,37 +93,126 @@ def refused(state):
         return []
     known = references()
     found = set()
-    for key, value in settings([state.get("cfg"), state.get("args")]):
-        if key in ALLOWED:
-            allowed = isinstance(value, str) and (value in ALLOWED[key] or is_of_a_user(key, value))
-        else:
-            allowed = not (isinstance(value, str) and "${" in value) or value in known
-        if not allowed:
-            found.add(f"{key} = {value}")
+    try:
+        for key, value in settings([state.get("cfg"), state.get("args")]):
+            if not is_allowed(key, value, known):
+                found.add(f"{shown(key)} = {shown(value)}")
+    except RecursionError:
+        found.add(f"more than {DEEPEST} levels of containers")
     return sorted(found)
 
 
-def settings(content, key="", seen=None):
-    """Each key and value, however deep, that is not itself a container; a part is told by its `_name`."""
+def is_allowed(key, value, known):
+    if key in ALLOWED:
+        return isinstance(value, str) and (value in ALLOWED[key] or is_of_a_user(key, value))
+    if key in ("source_lang", "target_lang"):  # a part of a file's name
+        return not (isinstance(value, str) and ("/" in value or "${" in value)) or value in known
+    for pattern, least, most in RANGES:
+        if pattern.fullmatch(key):
+            return isinstance(value, (int, float)) and least <= value <= most
+    return not (isinstance(value, str) and "${" in value) or value in known
+
+
+def shown(value):
+    """`value` in one short line, whatever it holds: no control characters, no number of thousands of digits."""
+    try:
+        text = str(value)
+    except ValueError:
+        text = f"an {type(value).__name__} that cannot be printed"
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text[:100]) + "..." * (len(text) > 100)
+
+
+def drop(state, folder):
+    """Empty each setting of the checkpoint `state` that names a file or an address; its data become `folder`.
+
+    Returns:
+        what was dropped, in words, but for the data, which every checkpoint has
+    """
+    found = set()
+    for part in ("cfg", "args"):
+        if isinstance(state, dict) and state.get(part) is not None:
+            state[part] = emptied(state[part], folder, found, {})
+    return sorted(found)
+
+
+def named(key, value):
+    """Whether a setting names a file or an address to open."""
+    if value is None or value is False or isinstance(value, (str, list, tuple, dict)) and not value:
+        return False
+    return key in FILES or key not in OF_THE_RUN and isinstance(value, str) and "://" in value
+
+
+def emptied(content, folder, found, seen, key=""):
+    """`content` without the settings that `drop` drops; containers are changed in their place."""
+    content = plain(content)
+    address = isinstance(content, str) and "://" in content
+    if named(key, content) or key == "data" and address:
+        found.add(f"{shown(key)} = {shown(content)}")
+    if key == "data" and isinstance(content, str):
+        return folder
+    if named(key, content):
+        return None if key == "init_from" else ""  # most are of type str in fairseq's configurations
+    if key == "bpe" and isinstance(content, str) and content in FETCHED:
+        return {"_name": content, **own_files(content, folder)}
+    if isinstance(content, (list, tuple)):
+        return type(content)(emptied(value, folder, found, seen, key) for value in content)
+    if id(content) in seen or not is_container(content):
+        return content
+    seen[id(content)] = content  # kept, so that its id stays its own
+    fields = content if isinstance(content, dict) else vars(content)
+    flags = isinstance(content, argparse.Namespace)  # of all parts at once: that of a BPE is only its name
+    for each, value in list(fields.items()):
+        if not (flags and each == "bpe"):
+            fields[each] = emptied(value, folder, found, seen, str(each))
+    for name in (fields.get("_name"), fields.get("bpe") if flags else None):
+        for each, own in own_files(name, folder).items():
+            fields[each] = fields.get(each) or own
+    return content
+
+
+def own_files(bpe, folder):
+    """The settings of `bpe` that keep fairseq from downloading its files."""
+    names = FETCHED.get(bpe, {}) if isinstance(bpe, str) else {}
+    return {key: f"{folder}/{name}" for key, name in names.items()}
+
+
+def plain(content):
+    """`content`, or what a node of omegaconf holds."""
+    if isinstance(content, ValueNode):
+        return content._value()
+    return OmegaConf.to_container(content, resolve=False) if OmegaConf.is_config(content) else content
+
+
+def is_container(content):
+    return isinstance(content, (dict, list, tuple, argparse.Namespace)) or is_dataclass(content)
+
+
+def is_dataclass(content):
+    return dataclasses.is_dataclass(content) and not isinstance(content, type)
+
+
+def settings(content, key="", seen=None, depth=0):
+    """Each key and value, however deep, that is not itself a container; a part is told by its `_name`.
+
+    Raises:
+        RecursionError: there are more than `DEEPEST` levels
+    """
+    if depth > DEEPEST:
+        raise RecursionError
     seen = {} if seen is None else seen
     if id(content) in seen:
         return
-    if isinstance(content, ValueNode):
-        content = content._value()
     if not isinstance(content, (str, int, float)):
         seen[id(content)] = content  # kept, so that its id stays its own
-    if OmegaConf.is_config(content):
-        content = OmegaConf.to_container(content, resolve=False)
-    elif isinstance(content, argparse.Namespace):
+    content = plain(content)
+    if isinstance(content, argparse.Namespace) or is_dataclass(content):
         content = vars(content)
-    elif dataclasses.is_dataclass(content) and not isinstance(content, type):
-        content = content.__dict__
     if isinstance(content, dict):
         for name, value in content.items():
-            yield from settings(value, key if name == "_name" else str(name), seen)
+            yield from settings(value, key if name == "_name" else str(name), seen, depth + 1)
     elif isinstance(content, (list, tuple, set)):
         for value in content:
-            yield from settings(value, key, seen)
+            yield from settings(value, key, seen, depth + 1)
     elif content is not None and not (isinstance(content, str) and content == ""):
         yield key, content
 

@@ -1,0 +1,192 @@
+"""The structure of a checkpoint, read with inert stand-ins for whatever its pickle asks for."""
+
+import math
+import os
+import zipfile
+from typing import Any, BinaryIO, NamedTuple, Optional
+
+import numpy as np
+
+LARGEST_PICKLE = 1 << 28
+"""Bytes: a checkpoint's structure takes some hundred thousand."""
+_KINDS = {
+    **{"DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "<u2"},
+    **{"LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "i1"},
+    **{"ByteStorage": "u1", "BoolStorage": "u1"},
+}
+"""Types of values, as torch and numpy call them; numpy does not know bfloat16."""
+_BLOCK = 1 << 22
+_UNFILLED = "._float_tensor"
+"""A buffer of sinusoidal positions, whose memory fairseq never fills."""
+
+
+class Stand:
+    """What takes the place of a class or function that is not to be called."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def __call__(self, *arguments: Any) -> "Stand":
+        return self
+
+    def append(self, value: Any) -> None:
+        """As pickles of lists do."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """As pickles of dictionaries do."""
+
+
+class Weight(Stand):
+    """A tensor, of which nothing but its place is known: storage, offset, shape."""
+
+    @property
+    def size(self) -> int:
+        first, *_ = self.arguments or (None,)
+        if isinstance(first, Weight):  # a parameter
+            return first.size
+        shape = self.arguments[2] if len(self.arguments) > 2 else ()
+        lengths = [length for length in shape if isinstance(length, int)] if isinstance(shape, tuple) else []
+        return math.prod(lengths)
+
+    @property
+    def storage(self) -> Any:
+        """Its :class:`Storage`; anything else if the file is damaged."""
+        first, *_ = self.arguments or (None,)
+        return first.storage if isinstance(first, Weight) else first
+
+
+class Storage(Stand):
+    """Values of tensors, by their place in the file: ("storage", type, key, device, number, ...)."""
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """Type, key and number of values.
+
+        Raises:
+            ValueError: the file is damaged
+        """
+        _, kind, key, _, number, *_ = self.arguments[0]
+        if not (isinstance(kind, Stand) and isinstance(key, str) and isinstance(number, int) and number >= 0):
+            raise ValueError("a place of values that torch.save does not write")
+        return str(kind.arguments[0]), key, number
+
+
+class Structure(NamedTuple):
+    """What ``torch.load`` would return, with stand-ins; the names that are not allowed; what is odd about the file."""
+
+    state: Any
+    asked: set[str]
+    problems: list[str]
+
+
+def read_structure(stream: BinaryIO, zipped: bool) -> Structure:
+    """Return the structure of the checkpoint in *stream*.
+
+    Raises:
+        Exception: the file is damaged
+    """
+    if zipped:
+        return _read_zip(stream)
+    for _ in range(3):  # magic number, version and facts of the machine
+        read_pickle(stream)
+    storages: list[Storage] = []
+    state, asked = read_pickle(stream, storages)
+    keys, _ = read_pickle(stream)
+    kinds = {storage.place[1]: storage.place[0] for storage in storages}
+    names = {storage.place[1]: name for name, storage in _storages(state)}
+    problems = []
+    for key in keys:
+        number = int.from_bytes(stream.read(8), "little")
+        odd = _odd_values(stream, kinds[key], number, names.get(key, key))
+        problems += odd if key in names else []  # others are of the optimizer
+    return Structure(state, asked, problems)
+
+
+def read_pickle(stream: BinaryIO, storages: Optional[list[Storage]] = None) -> tuple[Any, set[str]]:
+    """Return what the next pickle in *stream* holds, with stand-ins, and the names that are not allowed.
+
+    Args:
+        storages: gets the places of all values
+    """
+    from fairseq import safe_load
+
+    allowed, asked, places = safe_load.allowed_types(), set(), [] if storages is None else storages
+
+    class Reader(safe_load.RestrictedUnpickler):
+        dispatch = dict(safe_load.RestrictedUnpickler.dispatch)
+
+        def find_class(self, module: str, name: str) -> Any:
+            if module == "torch._utils" and name.startswith("_rebuild"):
+                return Weight
+            if module == "torch" or module == "torch.storage" and name.endswith("Storage"):
+                return Stand(name)
+            module = "builtins" if module == "__builtin__" else module
+            if f"{module}.{name}" in allowed:
+                return allowed[f"{module}.{name}"]
+            asked.add(f"{module}.{name}")
+            return Stand
+
+        def persistent_load(self, place: Any) -> Storage:
+            places.append(Storage(place))
+            return places[-1]
+
+    return Reader(stream).load(), asked
+
+
+def _read_zip(stream: BinaryIO) -> Structure:
+    problems: list[str] = []
+    with zipfile.ZipFile(stream) as archive:
+        entries = {entry.filename: entry for entry in archive.infolist()}
+        if len(entries) < len(archive.infolist()):
+            problems.append("names occur twice in it")
+        packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries.values())
+        if packed:
+            problems.append("entries are compressed, which torch.save does not do")
+        if any(name.endswith("/constants.pkl") for name in entries):
+            problems.append("it is a TorchScript program: loading it is refused")
+        found = [entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl")]
+        if len({entry.filename for entry in found}) != 1:
+            raise ValueError(f"{len(found)} entries data.pkl, not one")
+        if found[0].file_size > LARGEST_PICKLE:
+            raise ValueError(f"a structure of {found[0].file_size:,} bytes")
+        with archive.open(found[0]) as opened:
+            state, asked = read_pickle(opened)
+        for name, storage in [] if packed else _storages(state):
+            kind, key, number = storage.place
+            entry = entries.get(f"{os.path.dirname(found[0].filename)}/data/{key}")
+            if entry is None or kind in _KINDS and entry.file_size != number * np.dtype(_KINDS[kind]).itemsize:
+                raise ValueError(f"the values of {name} are not whole")
+            with archive.open(entry) as opened:
+                problems += _odd_values(opened, kind, number, name)
+    return Structure(state, asked, problems)
+
+
+def _storages(state: Any) -> list[tuple[str, Storage]]:
+    """Where the values of the model are, each storage once, with the name of a tensor in it."""
+    model = state.get("model") if isinstance(state, dict) else None
+    found: dict[str, tuple[str, Storage]] = {}
+    for name, value in model.items() if isinstance(model, dict) else ():
+        if isinstance(value, Weight) and isinstance(value.storage, Storage):
+            found.setdefault(value.storage.place[1], (str(name), value.storage))
+    return list(found.values())
+
+
+def _odd_values(stream: BinaryIO, kind: str, number: int, name: str) -> list[str]:
+    """What is wrong with the next *number* values of *stream*."""
+    if kind not in _KINDS:
+        return [f"{name} has values of the type {kind}, which are not inspected"]
+    dtype, odd = np.dtype(_KINDS[kind]), False
+    for start in range(0, number, _BLOCK):
+        expected = min(_BLOCK, number - start) * dtype.itemsize
+        content = stream.read(expected)
+        if len(content) < expected:
+            raise ValueError(f"the values of {name} are not whole")
+        values = np.frombuffer(content, dtype)
+        if kind == "BFloat16Storage":
+            odd = odd or bool((values & 0x7F80 == 0x7F80).any())
+        elif dtype.kind == "f":
+            odd = odd or not np.isfinite(values).all()
+    return [f"{name} holds NaN or Inf"] if odd and not name.endswith(_UNFILLED) else []
