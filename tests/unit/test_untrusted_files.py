@@ -185,6 +185,7 @@ HOSTILE = [
     (checkpoint(criterion="ctc"), "criterion = ctc"),
     (checkpoint(task__data="fasta", task__dataset_impl="fasta"), "dataset_impl = fasta"),
     (checkpoint(tokenizer=3), "tokenizer = 3"),
+    ({"cfg": torch.zeros(0)}, "settings = tensor([])"),
     (checkpoint(common__self=loop(), task="hubert_pretraining"), "task = hubert_pretraining"),
     ({"cfg": OmegaConf.create({"task": {"x": "${oc.env:SECRET}"}})}, "x = ${oc.env:SECRET}"),
     ({"cfg": {"task": TranslationConfig(data="${oc.env:A}")}}, "data = ${oc.env:A}"),
