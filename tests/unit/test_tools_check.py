@@ -63,10 +63,11 @@ def test_planted_calls_are_named_and_not_run(check, tmp_path, zipped):
     assert [name.rpartition(".")[2] for name in names] == ["eval", "system", "load"]
 
 
-@pytest.mark.parametrize("content, named", HOSTILE, ids=[named for _, named in HOSTILE])
+WITHOUT_TENSORS = [each for each in HOSTILE if "tensor" not in each[1]]  # of which check knows no more than the place
+
+
+@pytest.mark.parametrize("content, named", WITHOUT_TENSORS, ids=[named for _, named in WITHOUT_TENSORS])
 def test_settings_that_loading_refuses(check, tmp_path, content, named):
-    if isinstance(content["cfg"] if "cfg" in content else None, torch.Tensor):
-        pytest.skip("of which check knows nothing but that it is a tensor")
     torch.save({"model": {}, **content}, tmp_path / "c.pt")
     code, _, unusual, _ = check(tmp_path / "c.pt")
     assert code == 1 and [f"a setting that is refused: {named}"] == unusual
