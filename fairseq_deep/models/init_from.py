@@ -125,15 +125,14 @@ def _read(path: str, model: nn.Module, task: Any) -> Source:
 
 
 def _find_dictionaries(path: str, state: Dict[str, Any], task: Any) -> Dict[str, str]:
-    """What is known of the dictionaries of a checkpoint: in itself, in its data folder, or beside it."""
+    """Hashes of the dictionaries of a checkpoint, from itself or from files next to it."""
     found = dict((state.get("task_state") or {}).get(KEY) or {})
     old = (state.get("cfg") or {}).get("task") or state.get("args") or {}
     old = dict(old if hasattr(old, "keys") else vars(old))
-    folders = [str(old.get("data") or "").split(os.pathsep)[0], os.path.dirname(path) or "."]
     for name in LANGUAGES.values():
         language = old.get(f"{name}_lang") or getattr(getattr(task, "cfg", None), f"{name}_lang", None)
-        files = [os.path.join(folder, f"dict.{language}.txt") for folder in folders if folder and language]
-        for file in [] if name in found else filter(os.path.isfile, files[::-1]):
+        file = os.path.join(os.path.dirname(path), f"dict.{language}.txt")
+        if name not in found and os.path.isfile(file):
             with contextlib.suppress(Exception):  # it is no dictionary
                 found[name] = sum_of(Dictionary.load(file).symbols)
     return found

@@ -146,22 +146,21 @@ def _archive(path: str) -> tuple[list[tuple[str, str]], list[str]]:
 
 def _member(opened: Any, name: str) -> Optional[list[str]]:
     """What of a file in an archive is out of the ordinary; None: it is neither a checkpoint nor text."""
-    with tempfile.TemporaryFile() as stream:
-        shutil.copyfileobj(opened, stream)
-        stream.seek(0)
-        start = stream.read(4)
-        if start == _ZIP or start[:1] == b"\x80" or name.endswith((".pt", ".pth")):
+    start = opened.read(4)
+    opened.seek(0)
+    if start == _ZIP or start[:1] == b"\x80" or name.endswith((".pt", ".pth")):
+        with tempfile.TemporaryFile() as stream:  # to seek in an archive is slow
             try:
+                shutil.copyfileobj(opened, stream)
                 return _checkpoint(stream)[2]
-            except Exception:  # whatever a damaged file raises
+            except Exception:  # whatever a damaged file raises, and a full disk
                 return None
-        stream.seek(0)
-        if not _is_text(stream):
-            return None
-        stream.seek(0)
-        with contextlib.suppress(Exception):  # of text that is no pickle, as that of a dictionary
-            _, asked = read_pickle(stream)
-            return [f"asks for {each}, which could run code: loading it is refused" for each in sorted(asked)]
+    if not _is_text(opened):
+        return None
+    opened.seek(0)
+    with contextlib.suppress(Exception):  # of text that is no pickle, as that of a dictionary
+        _, asked = read_pickle(opened)
+        return [f"asks for {each}, which could run code: loading it is refused" for each in sorted(asked)]
     return []
 
 

@@ -111,6 +111,7 @@ def read_pickle(stream: BinaryIO, storages: Optional[list[Storage]] = None) -> t
     Args:
         storages: gets the places of all values
     """
+    import torch
     from fairseq import safe_load
 
     allowed, asked, places = safe_load.allowed_types(), set(), [] if storages is None else storages
@@ -121,7 +122,8 @@ def read_pickle(stream: BinaryIO, storages: Optional[list[Storage]] = None) -> t
         def find_class(self, module: str, name: str) -> Any:
             if module == "torch._utils" and name.startswith("_rebuild"):
                 return Weight
-            if module == "torch" or module == "torch.storage" and name.endswith("Storage"):
+            is_plain = name in ("Size", "device") or isinstance(getattr(torch, name, None), torch.dtype)
+            if module in ("torch", "torch.storage") and name.endswith("Storage") or module == "torch" and is_plain:
                 return Stand(name)
             module = "builtins" if module == "__builtin__" else module
             if f"{module}.{name}" in allowed:

@@ -119,12 +119,14 @@ def _prepared(folder: str) -> Dict[str, Any]:
 
 def _read_json(path: str) -> Dict[str, Any]:
     """The object in the file, or nothing where there is no file."""
+    if os.path.exists(path) and not os.path.isfile(path):  # to open a FIFO would wait for whoever writes to it
+        raise UsageError(f"cannot read {path}: it must be a regular file")
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read {path}: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path} is not what the recipe writes: it holds no object")

@@ -159,11 +159,12 @@ def test_instructions_of_a_checkpoint(parts, folder, capsys, changes):
         for name, content in entries.items():
             opened.writestr(name, changed(instructions, changes) if name == key else content)
     with nothing_runs():
-        tool(capsys, "check", path)
+        code = tool(capsys, "check", path)
         try:
             safe_load.load(path)
         except safe_load.CheckpointError as refusal:
             assert "\n" not in str(refusal)
+            assert code or "asks for" not in str(refusal) or "pickle instruction" in str(refusal), refusal
     assert not Path("MARK").exists()
 
 

@@ -55,15 +55,18 @@ def test_a_checkpoint_of_stock_fairseq(check):
 @pytest.mark.parametrize("zipped", [True, False])
 def test_planted_calls_are_named_and_not_run(check, tmp_path, zipped):
     path = tmp_path / "planted.pt"
-    content = state(extra_state=[Call(os.system, f"touch {tmp_path}/ran"), Call(eval, "1")])
+    content = state(extra_state=[Call(os.system, f"touch {tmp_path}/ran"), Call(eval, "1"), Call(torch.load, "x")])
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
     code, rows, unusual, _ = check(path)
     assert code == 1 and not (tmp_path / "ran").exists() and rows["model"] == "transformer_x, 2 tensors, 11 values"
     names = [text.split()[2].rstrip(",") for text in unusual]
-    assert len(names) == 2 and names[0].endswith(".eval") and names[1].endswith(".system")
+    assert [name.rpartition(".")[2] for name in names] == ["eval", "system", "load"]
 
 
-@pytest.mark.parametrize("content, named", HOSTILE, ids=[named for _, named in HOSTILE])
+WITHOUT_TENSORS = [each for each in HOSTILE if "tensor" not in each[1]]  # of which check knows no more than the place
+
+
+@pytest.mark.parametrize("content, named", WITHOUT_TENSORS, ids=[named for _, named in WITHOUT_TENSORS])
 def test_settings_that_loading_refuses(check, tmp_path, content, named):
     torch.save({"model": {}, **content}, tmp_path / "c.pt")
     code, _, unusual, _ = check(tmp_path / "c.pt")

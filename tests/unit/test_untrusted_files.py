@@ -33,6 +33,7 @@ from omegaconf import OmegaConf
 from omegaconf.nodes import AnyNode
 
 import fairseq_deep  # noqa: F401 (registers its task)
+from fairseq_deep.tools.main import main
 from tests.commands import binarise, run, train_command, write_pairs
 
 STOCK = Path(__file__).resolve().parents[1] / "data/stock_fairseq_0.12.2.pt"
@@ -184,6 +185,7 @@ HOSTILE = [
     (checkpoint(criterion="ctc"), "criterion = ctc"),
     (checkpoint(task__data="fasta", task__dataset_impl="fasta"), "dataset_impl = fasta"),
     (checkpoint(tokenizer=3), "tokenizer = 3"),
+    ({"cfg": torch.zeros(0)}, "settings = tensor([])"),
     (checkpoint(common__self=loop(), task="hubert_pretraining"), "task = hubert_pretraining"),
     ({"cfg": OmegaConf.create({"task": {"x": "${oc.env:SECRET}"}})}, "x = ${oc.env:SECRET}"),
     ({"cfg": {"task": TranslationConfig(data="${oc.env:A}")}}, "data = ${oc.env:A}"),
@@ -295,6 +297,19 @@ def test_files_next_to_a_checkpoint_and_those_of_the_caller_are_used(stranger, a
     found = hub_utils.from_pretrained(str(folder), "model.pt")
     hub = hub_utils.GeneratorHubInterface(found["args"], found["task"], found["models"])
     assert hub.apply_bpe("ab ba") == "ab b@@ a"
+
+
+@pytest.mark.parametrize("make, said", [
+    (lambda path: path.write_text("[" * 100_000), "maximum recursion depth"),
+    (lambda path: path.write_text("9" * 5000), ""),
+    (os.mkfifo, "it must be a regular file"),
+], ids=["nested", "digits", "pipe"])  # fmt: skip
+def test_steps_that_cannot_be_read(make, said, stranger, capsys):
+    folder = stranger({})
+    make(folder / "steps.json")
+    assert main(["translate", str(folder / "model.pt"), "--cpu"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and said in err and "steps.json" in err
 
 
 def test_old_checkpoints_and_shared_parts_name_no_files():

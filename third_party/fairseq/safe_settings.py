@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import re
 
+import torch
 from fairseq.safe_exit import OneLineError
 from omegaconf import OmegaConf, ValueNode
 
@@ -96,13 +97,15 @@ def refused(state):
     try:
         for key, value in settings([state.get("cfg"), state.get("args")]):
             if not is_allowed(key, value, known):
-                found.add(f"{shown(key)} = {shown(value)}")
+                found.add(f"{shown(key or 'settings')} = {shown(value)}")
     except RecursionError:
         found.add(f"more than {DEEPEST} levels of containers")
     return sorted(found)
 
 
 def is_allowed(key, value, known):
+    if isinstance(value, torch.Tensor):  # it has no truth value, for which settings are asked
+        return False
     if key in ALLOWED:
         return isinstance(value, str) and (value in ALLOWED[key] or is_of_a_user(key, value))
     if key in ("source_lang", "target_lang"):  # a part of a file's name
