@@ -1,5 +1,6 @@
 """No output of a command is one of its inputs, whatever it is called; closed and full streams end in one line."""
 
+import io
 import os
 import signal
 import subprocess
@@ -114,6 +115,19 @@ def test_a_signal_leaves_no_temporary_file(number, tmp_path):
     process.send_signal(number)
     assert process.wait(30) == -number
     assert os.listdir(tmp_path) == ["begun"]
+
+
+@pytest.mark.parametrize("given", ["in.txt", "-"])
+@pytest.mark.parametrize("output", ["out.txt", "-"])
+def test_an_empty_file_is_translated_like_empty_stdin(given, output, place, monkeypatch, capsys):
+    """The model is not asked: `load` gives none."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    monkeypatch.setattr("fairseq_deep.tools.translate.load", lambda *_: None)
+    Path("in.txt").write_text("")
+    assert main.main(["translate", "lone.pt", "--input", given, "--output", output]) == 0
+    assert tuple(capsys.readouterr()) == ("", "")
+    assert output == "-" or Path(output).read_text() == ""
 
 
 def test_messages_show_no_control_characters(tmp_path, monkeypatch, capsys):
