@@ -61,7 +61,7 @@ def average(paths: list[str]) -> tuple[dict[str, Any], int]:
     for index, path in enumerate(paths, 1):
         state = None  # frees the previous checkpoint before the next is read
         if sys.stderr.isatty():
-            print(f"[{index}/{len(paths)}] {path}", file=sys.stderr)
+            print(f"[{index}/{len(paths)}] {printable(path)}", file=sys.stderr)
         state = load_checkpoint(path)
         mean.add(path, state["model"])
     mean.write_to(state["model"])

@@ -2,6 +2,7 @@
 
 import io
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -136,3 +137,17 @@ def test_messages_show_no_control_characters(tmp_path, monkeypatch, capsys):
     assert main.main(["average", "--inputs", name, "--output", "x"]) == 2
     assert capsys.readouterr().err == "fairseq-deep average: there is no checkpoint a \\x1b[31mb\\u202e c\n"
     assert printable("\x9b\ud800é" + "x" * 300, 20) == "\\x9b\\ud800éxxxxxx..."
+
+
+def test_commands_of_fairseq_show_no_control_characters():
+    """The build's own module, whichever fairseq is installed."""
+    folder = Path(__file__).parents[2] / "third_party" / "fairseq"
+    safe_exit = runpy.run_path(str(folder / "safe_exit.py"))
+
+    @safe_exit["command"]
+    def command():
+        raise safe_exit["OneLineError"]("refused é\n\x1b[31mb\u202e\ud800")
+
+    with pytest.raises(SystemExit) as end:
+        command()
+    assert end.value.code == "refused é \\x1b[31mb\\u202e\\ud800"
