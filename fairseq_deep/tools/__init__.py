@@ -136,8 +136,12 @@ def write_text(path: str, text: str) -> None:
         file.write(text)
 
 
-def read_lines(path: str) -> list[str]:
-    r"""Return the lines of a UTF-8 file, split at ``\n`` alone, so that U+2028 or U+0085 inside a line do no harm."""
+def read_lines(path: str, may_be_empty: bool = False) -> list[str]:
+    r"""Return the lines of a UTF-8 file, split at ``\n`` alone, so that U+2028 or U+0085 inside a line do no harm.
+
+    Raises:
+        UserError: it cannot be read, is not UTF-8, or is empty without *may_be_empty*
+    """
     try:
         if path == "-":
             data = sys.stdin.buffer.read()
@@ -151,6 +155,8 @@ def read_lines(path: str) -> list[str]:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path} is not UTF-8 (line {line}); convert it with iconv") from error
     if not text:
+        if may_be_empty:
+            return []
         raise UserError(f"{path} is empty (0 lines)")
     return text[:-1].split("\n") if text.endswith("\n") else text.split("\n")
 

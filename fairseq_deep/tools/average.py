@@ -10,6 +10,7 @@ import re
 import sys
 from typing import Any, NamedTuple, Optional
 
+from fairseq_deep.errors import printable
 from fairseq_deep.tools import UserError, at_least_one, check_outputs, load_checkpoint, save_checkpoint
 
 _EPOCH = re.compile(r"checkpoint(\d+)\.pt")
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     names = ", ".join(args.inputs or map(os.path.basename, paths))
     note = "; without the optimizer state" if dropped else ""
     number = f"{len(paths)} checkpoint{'s' if len(paths) > 1 else ''}"
-    print(f"averaged {number} ({names}; {size:,} values{note}) -> {args.output}")
+    print(f"averaged {number} ({printable(names, None)}; {size:,} values{note}) -> {printable(args.output, None)}")
     return 0
 
 
@@ -60,7 +61,7 @@ def average(paths: list[str]) -> tuple[dict[str, Any], int]:
     for index, path in enumerate(paths, 1):
         state = None  # frees the previous checkpoint before the next is read
         if sys.stderr.isatty():
-            print(f"[{index}/{len(paths)}] {path}", file=sys.stderr)
+            print(f"[{index}/{len(paths)}] {printable(path)}", file=sys.stderr)
         state = load_checkpoint(path)
         mean.add(path, state["model"])
     mean.write_to(state["model"])
@@ -200,7 +201,8 @@ def _higher_is_better(path: str, metric: str) -> bool:
         raise UserError(f"cannot tell whether a high or a low {metric} is better; name the checkpoints with --inputs")
     if saved is not None and by_name is not None and saved != by_name:
         direction = "high" if saved else "low"
-        print(f"fairseq-deep average: warning: the run was told that a {direction} {metric} is better", file=sys.stderr)
+        told = f"the run was told that a {direction} {printable(metric)} is better"
+        print(f"fairseq-deep average: warning: {told}", file=sys.stderr)
     return by_name if saved is None else saved
 
 

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     bundles = find_bundles(args)
     if args.output != "-":
         check_outputs([args.output], [args.input, args.data, args.bpe_codes, *args.models, *parts_of(bundles)])
-    lines = None if args.input == "-" else read_lines(args.input)
+    lines = None if args.input == "-" else read_lines(args.input, may_be_empty=True)
     translator = load(args, bundles)
     stay = args.line_by_line or args.input == "-" and sys.stdin.isatty()
     chunks = split(lines if lines is not None else stdin_lines(), 1 if stay else CHUNK)

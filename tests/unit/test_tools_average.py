@@ -272,9 +272,11 @@ def test_best_goes_by_value_in_the_direction_of_the_metric(tmp_path, metric, max
 
 
 def test_best_warns_of_an_unlikely_direction(tmp_path, capsys):
-    checkpoint(tmp_path / "checkpoint.best_bleu_27.1.pt", {"w": torch.zeros(1)}, maximize=False)
+    checkpoint(tmp_path / "checkpoint.best_bleu\x1b[2J_27.1.pt", {"w": torch.zeros(1)}, maximize=False)
     assert main(["average", "--best", "1", "--dir", str(tmp_path), "--output", str(tmp_path / "out.pt")]) == 0
-    assert "warning: the run was told that a low bleu is better" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "warning: the run was told that a low bleu\\x1b[2J is better" in told.err
+    assert "(checkpoint.best_bleu\\x1b[2J_27.1.pt;" in told.out
 
 
 def test_best_reads_the_direction_from_older_configurations(tmp_path):

@@ -1,6 +1,8 @@
 """No output of a command is one of its inputs, whatever it is called; closed and full streams end in one line."""
 
+import io
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -116,9 +118,36 @@ def test_a_signal_leaves_no_temporary_file(number, tmp_path):
     assert os.listdir(tmp_path) == ["begun"]
 
 
+@pytest.mark.parametrize("given", ["in.txt", "-"])
+@pytest.mark.parametrize("output", ["out.txt", "-"])
+def test_an_empty_file_is_translated_like_empty_stdin(given, output, place, monkeypatch, capsys):
+    """The model is not asked: `load` gives none."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    monkeypatch.setattr("fairseq_deep.tools.translate.load", lambda *_: None)
+    Path("in.txt").write_text("")
+    assert main.main(["translate", "lone.pt", "--input", given, "--output", output]) == 0
+    assert tuple(capsys.readouterr()) == ("", "")
+    assert output == "-" or Path(output).read_text() == ""
+
+
 def test_messages_show_no_control_characters(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     name = "a\n\x1b[31mb\u202e\u2028c"
     assert main.main(["average", "--inputs", name, "--output", "x"]) == 2
     assert capsys.readouterr().err == "fairseq-deep average: there is no checkpoint a \\x1b[31mb\\u202e c\n"
     assert printable("\x9b\ud800é" + "x" * 300, 20) == "\\x9b\\ud800éxxxxxx..."
+
+
+def test_commands_of_fairseq_show_no_control_characters():
+    """The build's own module, whichever fairseq is installed."""
+    folder = Path(__file__).parents[2] / "third_party" / "fairseq"
+    safe_exit = runpy.run_path(str(folder / "safe_exit.py"))
+
+    @safe_exit["command"]
+    def command():
+        raise safe_exit["OneLineError"]("refused é\n\x1b[31mb\u202e\ud800")
+
+    with pytest.raises(SystemExit) as end:
+        command()
+    assert end.value.code == "refused é \\x1b[31mb\\u202e\\ud800"

@@ -12,6 +12,12 @@ class OneLineError(Exception):
         return str(self)
 
 
+def printable(line):
+    """`line` without what acts on a terminal: it may quote names from a stranger's checkpoint."""
+    words = " ".join(line.split())
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in words)
+
+
 def command(main):
     """`main`, where an exception with `one_line` prints that line and exits with status 1."""
 
@@ -23,6 +29,6 @@ def command(main):
             line = getattr(error, "one_line", None)
             if line is None:
                 raise
-            sys.exit(line)
+            sys.exit(printable(line))
 
     return run
