@@ -380,6 +380,13 @@ EDITS = [
         1,
         "--bf16 took every machine for a TPU",
     ),
+    Edit(
+        "fairseq/options.py",
+        "def get_validation_parser(default_task=None):",
+        'def get_validation_parser(default_task="translation"):',
+        1,
+        "fairseq-validate without --task ended in KeyError: None; the checkpoint says its task",
+    ),
     Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep6"', 1, "say that this is edited"),
     Edit("setup.py", "from torch.utils import cpp_extension", "raise ImportError", 1, "the sdist lacks their sources"),
     Edit("setup.py", r"^        setup_requires=\[[^]]*\],\n", "", 1, "pyproject.toml names them", regex=True),
