@@ -152,8 +152,9 @@ def hydra_example(data, save, *keys, **options):
 
 
 def test_the_example_for_hydra_trains_what_nested_keys_say(data, tmp_path):
-    hydra_example(data, tmp_path, "model.encoder.layers=3", "+model.decoder.embed_dim=16", "+model.encoder_embed_dim=16",
-                  "model.decoder.layers=1", "+model.encoder.ffn_embed_dim=24", "+model.quant_noise.pq_block_size=4")
+    hydra_example(data, tmp_path, "model.encoder.layers=3", "+model.decoder.embed_dim=16",
+                  "+model.encoder_embed_dim=16", "model.decoder.layers=1", "+model.encoder.ffn_embed_dim=24",
+                  "+model.quant_noise.pq_block_size=4")  # fmt: skip
     path = tmp_path / "checkpoint_last.pt"
     saved = torch.load(path, weights_only=False)
     state, flags = saved["model"], saved["cfg"]["model"]
