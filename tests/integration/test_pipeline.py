@@ -147,7 +147,7 @@ def hydra_example(data, save, *keys, **options):
     """The command of examples/hydra/README.md, on the small data."""
     return run("fairseq-hydra-train", "--config-dir", PACKAGE.parent / "examples/hydra", "--config-name", "dlcl",
                f"common.user_dir={PACKAGE}", f"task.data={data}", "task.source_lang=src", "task.target_lang=tgt",
-               f"checkpoint.save_dir={save}", f"hydra.run.dir={save}/run", "+common.cpu=true",
+               f"checkpoint.save_dir={save}", f"hydra.run.dir={save}/run", "common.cpu=true",
                "optimization.max_update=1", "dataset.max_tokens=400", *keys, **options)  # fmt: skip
 
 
@@ -167,7 +167,7 @@ def test_the_example_for_hydra_trains_what_nested_keys_say(data, tmp_path):
 
 @pytest.mark.parametrize("key, words", [
     ("+model.encoder.layer=1", "model.encoder.layer: no such setting (did you mean encoder.layers?)"),
-    ("+common.bf16=true +common.amp=true", "--bf16 and --amp exclude each other"),
+    ("common.bf16=true common.amp=true", "--bf16 and --amp exclude each other"),
     ("+model.init_from=none.pt", "--init-from none.pt: there is no such file"),
 ])  # fmt: skip
 def test_hydra_refuses_in_one_line(data, tmp_path, key, words):
