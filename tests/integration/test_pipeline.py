@@ -165,15 +165,11 @@ def test_the_example_for_hydra_trains_what_nested_keys_say(data, tmp_path):
     assert len(hypotheses(run("fairseq-generate", data, "--user-dir", PACKAGE, "--path", path, "--cpu"))) == 30
 
 
-@pytest.mark.parametrize("key, words", [
-    ("+model.encoder.layer=1", "model.encoder.layer: no such setting (did you mean encoder.layers?)"),
-    ("common.bf16=true common.amp=true", "--bf16 and --amp exclude each other"),
-    ("+model.init_from=none.pt", "--init-from none.pt: there is no such file"),
-])  # fmt: skip
-def test_hydra_refuses_in_one_line(data, tmp_path, key, words):
-    done = hydra_example(data, tmp_path, *key.split(), check=False)
-    assert done.returncode not in (0, None) and words in done.stdout + done.stderr
-    assert not list(tmp_path.glob("*.pt"))
+def test_hydra_refuses_an_unknown_key_in_one_line(data, tmp_path):
+    done = hydra_example(data, tmp_path, "+model.encoder.layer=1", check=False)
+    line = "fairseq_deep: model.encoder.layer: no such setting (did you mean encoder.layers?); see fairseq-train --help"
+    assert done.returncode not in (0, None) and line in done.stderr.splitlines()
+    assert "Traceback" not in done.stderr and not list(tmp_path.glob("*.pt"))
 
 
 @pytest.mark.parametrize(
@@ -202,6 +198,9 @@ def test_a_checkpoint_of_another_architecture_ends_training_with_one_line(data, 
     done = run(*train_command(data, folder, arch="transformer_prenorm_6l"), check=False)
     assert done.returncode not in (0, None)
     assert "another architecture" in done.stderr.splitlines()[-1]
+    flags = ["--finetune-from-model", folder / "checkpoint_last.pt"]
+    done = run(*train_command(data, folder / "other", *flags, arch="transformer_postnorm_2l2l_tiny"), check=False)
+    assert "its encoder is pre-norm, that of the model post-norm" in done.stderr.splitlines()[-1]
     assert "--init-from" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert {path.name: path.stat().st_mtime for path in folder.glob("*.pt")} == before
