@@ -18,12 +18,12 @@ from fairseq.models.transformer import base_architecture
 
 from .compat import skip_initialisation
 from .models.deep_transformer import DeepTransformerModel
+from .models.first_look import look_at
 from .models.idle_flags import settle_idle_flags
 from .models.legacy import ALIASES, translate_flags
 from .papers import COMPARISON, W19, X20, X24, Z19, Z19_MATT
 from .registry import UsageError, nearest
 from .row import Architecture, apply_aggregator_presets
-from .training import check_training
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ ARCHITECTURES: Dict[str, Architecture] = {row.name: row for row in _table()}
 # the bare model, with fairseq's defaults, for those who set each flag themselves
 @register_model_architecture("deep_transformer", "deep_transformer")
 def _bare_architecture(args: argparse.Namespace) -> None:
-    check_training(args)
+    look_at(args)
     settle_idle_flags(args, "residual")
     if getattr(args, "encoder_ffn_embed_dim", None) == 0 and getattr(args, "decoder_ffn_embed_dim", None) is None:
         args.decoder_ffn_embed_dim = 2048  # fairseq's default, and not the encoder's
@@ -145,6 +145,7 @@ for _row in ARCHITECTURES.values():
 def _apply_alias(alias: str, args: argparse.Namespace) -> None:
     name, flags = ALIASES[alias]
     logger.warning("architecture %s is called %s here", alias, name)
+    look_at(args)
     translate_flags(args)
     for flag, value in flags.items():
         if getattr(args, flag, None) is None:

@@ -10,10 +10,10 @@ from omegaconf import OmegaConf
 from .aggregators import AGGREGATORS
 from .models.checks import check_flags
 from .models.description import AXES, DECODER, SIDED, SIDES, describe, method_name
+from .models.first_look import look_at
 from .models.idle_flags import settle_idle_flags
 from .papers import ORIGINS
 from .registry import UsageError
-from .training import check_training
 
 # width, feed-forward width, attention heads, dropout
 SIZES = {
@@ -100,7 +100,7 @@ class Architecture:
 
     def apply(self, args: argparse.Namespace) -> None:
         """Fill what *args* leaves open: fairseq's architecture function, which sees the flags before anything else."""
-        check_training(args)
+        look_at(args)
         settle_idle_flags(args, self.layer_agg)
         self._follow_user(args)
         for flag, value in self.presets().items():

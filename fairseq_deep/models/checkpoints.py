@@ -101,9 +101,20 @@ def check_state_dict(own: Dict[str, Tensor], loaded: Dict[str, Tensor]) -> None:
     differences = state_differences(own, loaded)
     if differences:
         raise UsageError(
-            f"the checkpoint is of another architecture ({differences[0]}; {len(differences)} differences): "
-            "give the --arch and the flags that it was trained with, or another --save-dir"
+            f"the checkpoint is of another architecture ({_placement(own, loaded) or differences[0]}; "
+            f"{len(differences)} differences): give the --arch and the flags that it was trained with, "
+            "or another --save-dir; --init-from takes the weights of a shallower model"
         )
+
+
+def _placement(own: Dict[str, Tensor], loaded: Dict[str, Tensor]) -> str:
+    """How the placements of norms differ: a pre-norm stack has a norm at its end, a post-norm stack has none."""
+    for side in ("encoder", "decoder"):
+        norm, layers = f"{side}.layer_norm.weight", f"{side}.layers.0.self_attn_layer_norm.weight"
+        if layers in own and layers in loaded and (norm in own) != (norm in loaded):
+            kinds = ["pre-norm" if norm in state else "post-norm" for state in (loaded, own)]
+            return f"its {side} is {kinds[0]}, that of the model {kinds[1]}"
+    return ""
 
 
 def state_differences(own: Dict[str, Tensor], loaded: Dict[str, Tensor]) -> List[str]:

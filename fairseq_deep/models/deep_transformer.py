@@ -30,6 +30,7 @@ from .depth_log import StreamWatch, log_depth, log_streams
 from .description import SIDES, add_args, describe
 from .dictionaries import remember
 from .encoder import DeepTransformerEncoder
+from .hydra import flags_of_run
 from .init_from import initialise_from, take_path
 
 logger = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ class DeepTransformerModel(TransformerModel):
         allow_other = bool(getattr(args, "allow_other_dictionary", None))
         if allow_other:
             args.allow_other_dictionary = False  # of this command alone: a checkpoint that it saves does not have it
+        run = flags_of_run(args) if OmegaConf.is_config(args) else args
         if OmegaConf.is_config(args):  # from fairseq-hydra-train: fairseq would lose the flags that it does not know
             args = OmegaConf.to_container(args, resolve=True)
         # a copy, since what is derived from the flags is no flag
@@ -100,7 +102,7 @@ class DeepTransformerModel(TransformerModel):
         model = super().build_model(args, task)
         model.encoder.history.tie(model.decoder.history)
         model.decoder.history.tie(model.encoder.history)
-        check_exact(args, model)
+        check_exact(run, model)
         model._initialise(args)
         if source is not None:
             initialise_from(model, source, args.stacks, task, allow_other)

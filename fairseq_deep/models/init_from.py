@@ -142,6 +142,13 @@ def _norms(stack: Stack) -> str:
     return ("pre-norm" if stack.pre_norm else "post-norm") if has_norms(stack) else "no norms"
 
 
+def _fitting(kind: str) -> str:
+    """The architectures whose layers have norms of *kind*."""
+    names = {"post-norm": "transformer_postnorm_*, such as --arch transformer_postnorm_12l",
+             "pre-norm": "transformer_prenorm_*, such as --arch transformer_prenorm_12l"}  # fmt: skip
+    return f"an architecture {names[kind]}" if kind in names else "the --deep-init of its training"
+
+
 def _check_stack(source: Source, old: Stack, new: Stack) -> None:
     """Refuse a stack that cannot take the layers of another."""
     side = new.side
@@ -153,7 +160,7 @@ def _check_stack(source: Source, old: Stack, new: Stack) -> None:
         )
     kinds = [_norms(stack) for stack in (old, new)]
     if kinds[0] != kinds[1]:
-        raise source.refuse(f"its {side} has {kinds[0]}, the new one {kinds[1]}: use an architecture of its kind")
+        raise source.refuse(f"its {side} has {kinds[0]}, the new one {kinds[1]}: use {_fitting(kinds[0])}")
     if old.layout.split != new.layout.split:
         raise source.refuse(
             f"the layers of --layer-agg {old.aggregator.name} ({side}) are not those of {new.aggregator.name}: "

@@ -114,7 +114,8 @@ def _checkpoint(stream: BinaryIO) -> tuple[str, list[tuple[str, str]], list[str]
 
 def _name(state: dict[str, Any]) -> str:
     with contextlib.suppress(Exception):  # settings of any shape
-        return str(model_flags(state).get("arch", "unnamed"))
+        flags = model_flags(state)
+        return str(flags.get("arch") or flags.get("_name") or "unnamed")  # fairseq-hydra-train leaves "_name"
     return "unnamed"
 
 

@@ -2,8 +2,9 @@
 
 import logging
 import os
+import tempfile
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from ..compat import to_restore
 from ..exact import Exact
 from ..registry import UsageError
+from .evaluation import check_evaluation
 
 logger = logging.getLogger(__name__)
 
@@ -19,14 +21,18 @@ ALIGNING = "label_smoothed_cross_entropy_with_alignment"
 
 
 def check_training(flags: Any) -> None:
-    """Refuse flags of a command line for training; those of a checkpoint may be another machine's, and are left alone.
+    """Refuse flags of a training.
+
+    Args:
+        flags: those of a command line or of a whole configuration; not those of a checkpoint, which may be another
+            machine's
 
     Raises:
         UsageError: one line that names the flags and the cure
     """
-    if hasattr(flags, "_name") or not hasattr(flags, "ddp_backend"):  # "_name": fairseq is done with the command line
-        return
     _check_backend(flags)
+    _check_logdir(getattr(flags, "tensorboard_logdir", None))
+    check_evaluation(flags)
     _check_model(flags)
     _check_init_from(flags)
     chosen = [f"--{name}" for name in PRECISIONS if getattr(flags, name, False)]
@@ -117,6 +123,18 @@ def _check_backend(flags: Any) -> None:
     workers = max(getattr(flags, "distributed_world_size", None) or 1, int(os.environ.get("WORLD_SIZE", 1)))
     if backend == "slowmo" and workers > 1 and find_spec("fairscale") is None:
         raise UsageError("--ddp-backend slowmo needs fairscale: install it, or use --ddp-backend pytorch_ddp")
+
+
+def _check_logdir(path: Optional[str]) -> None:
+    if not path:
+        return
+    try:
+        os.makedirs(path, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        problem = f"cannot write there ({error.strerror}); use another directory"
+        raise UsageError(f"--tensorboard-logdir {path}: {problem}") from error
 
 
 def _check_fp16_on_cpu(flags: Any) -> None:

@@ -143,6 +143,35 @@ def test_hydra_train_keeps_the_plugins_flags(data, trained, tmp_path):
     assert len(hypotheses(done)) == 30
 
 
+def hydra_example(data, save, *keys, **options):
+    """The command of examples/hydra/README.md, on the small data."""
+    return run("fairseq-hydra-train", "--config-dir", PACKAGE.parent / "examples/hydra", "--config-name", "dlcl",
+               f"common.user_dir={PACKAGE}", f"task.data={data}", "task.source_lang=src", "task.target_lang=tgt",
+               f"checkpoint.save_dir={save}", f"hydra.run.dir={save}/run", "common.cpu=true",
+               "optimization.max_update=1", "dataset.max_tokens=400", *keys, **options)  # fmt: skip
+
+
+def test_the_example_for_hydra_trains_what_nested_keys_say(data, tmp_path):
+    hydra_example(data, tmp_path, "model.encoder.layers=3", "+model.decoder.embed_dim=16",
+                  "+model.encoder_embed_dim=16", "model.decoder.layers=1", "+model.encoder.ffn_embed_dim=24",
+                  "+model.quant_noise.pq_block_size=4")  # fmt: skip
+    path = tmp_path / "checkpoint_last.pt"
+    saved = torch.load(path, weights_only=False)
+    state, flags = saved["model"], saved["cfg"]["model"]
+    assert state["encoder.history.weight"].shape[:2] == (4, 4) and state["decoder.history.weight"].shape[:2] == (2, 2)
+    assert state["encoder.layers.2.fc1.weight"].shape == state["decoder.layers.0.fc1.weight"].shape == (24, 16)
+    assert flags["quant_noise_pq_block_size"] == 4 and not {"encoder", "decoder", "quant_noise"} & set(flags)
+    assert "transformer_dlcl_6l, " in run("fairseq-deep", "check", path).stdout
+    assert len(hypotheses(run("fairseq-generate", data, "--user-dir", PACKAGE, "--path", path, "--cpu"))) == 30
+
+
+def test_hydra_refuses_an_unknown_key_in_one_line(data, tmp_path):
+    done = hydra_example(data, tmp_path, "+model.encoder.layer=1", check=False)
+    line = "fairseq_deep: model.encoder.layer: no such setting (did you mean encoder.layers?); see fairseq-train --help"
+    assert done.returncode not in (0, None) and line in done.stderr.splitlines()
+    assert "Traceback" not in done.stderr and not list(tmp_path.glob("*.pt"))
+
+
 @pytest.mark.parametrize(
     "flags, words",
     [
@@ -150,6 +179,8 @@ def test_hydra_train_keeps_the_plugins_flags(data, trained, tmp_path):
         (["--layer-agg", "linear", "--encoder-layerdrop", "0.1"], "leave out --encoder-layerdrop"),
         (["--dlcl-weight-type", "scalar_3"], "does not divide the width"),
         (["--dlcl-window", "0"], "--dlcl-window 0"),
+        (["--eval-bleu", "--eval-bleu-args", '{"max_len_b": 0}'], "use a higher max_len_b"),
+        (["--tensorboard-logdir", "/dev/null/logs"], "--tensorboard-logdir /dev/null/logs: cannot write there"),
     ],
 )
 def test_wrong_flags_end_fairseq_train_with_one_line(data, tmp_path, flags, words):
@@ -167,6 +198,10 @@ def test_a_checkpoint_of_another_architecture_ends_training_with_one_line(data, 
     done = run(*train_command(data, folder, arch="transformer_prenorm_6l"), check=False)
     assert done.returncode not in (0, None)
     assert "another architecture" in done.stderr.splitlines()[-1]
+    flags = ["--finetune-from-model", folder / "checkpoint_last.pt"]
+    done = run(*train_command(data, folder / "other", *flags, arch="transformer_postnorm_2l2l_tiny"), check=False)
+    assert "its encoder is pre-norm, that of the model post-norm" in done.stderr.splitlines()[-1]
+    assert "--init-from" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert {path.name: path.stat().st_mtime for path in folder.glob("*.pt")} == before
 
@@ -177,3 +212,21 @@ def test_a_checkpoint_that_does_not_fit_is_one_line_where_a_run_resumes(small, t
     done = run(*train_command(small, tmp_path, "--max-update", "2", "--encoder-layers", "3"), check=False)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("fairseq_deep: the checkpoint is of another architecture")
+
+
+def test_deep_init_is_not_used_where_training_goes_on(data, tmp_path):
+    short = ["--disable-validation", "--no-epoch-checkpoints"]
+    run(*train_command(data, tmp_path, *short, "--max-update", "1", "--deep-init", "xavier"))
+    done = run(*train_command(data, tmp_path, *short, "--max-update", "2", "--deep-init", "lipschitz"))
+    path = tmp_path / "checkpoint_last.pt"
+    text = done.stdout + done.stderr
+    line = f"the training goes on from {path}: --deep-init not used; its weights began with deep init xavier"
+    assert text.count(line) == 1
+    assert torch.load(path, weights_only=False)["cfg"]["model"].deep_init == "xavier"
+
+
+def test_validation_needs_no_task(data, trained):
+    folder, _ = trained
+    done = run("fairseq-validate", data, "--user-dir", PACKAGE, "--path", folder / "checkpoint_last.pt", "--cpu",
+               "--max-tokens", "400")  # fmt: skip
+    assert "valid" in done.stdout + done.stderr and "loss" in done.stdout + done.stderr

@@ -159,8 +159,9 @@ REFUSED = {
                      "it has --encoder-ffn-embed-dim 48, the new model 32: use --encoder-ffn-embed-dim 48"),
     "activation": ("prenorm_6l", {"activation_fn": "gelu"}, {},
                    "it has --activation-fn gelu, the new model relu: use --activation-fn gelu"),
-    "norm": ("postnorm_6l", {}, {}, "its encoder has post-norm, the new one pre-norm: use an architecture of its kind"),
-    "no norms": ("postnorm_6l", {"deep_init": "rezero"}, {}, "its encoder has no norms, the new one pre-norm: use an"),
+    "norm": ("postnorm_6l", {}, {}, "its encoder has post-norm, the new one pre-norm: use an architecture "
+             "transformer_postnorm_*, such as --arch transformer_postnorm_12l"),
+    "no norms": ("postnorm_6l", {"deep_init": "rezero"}, {}, "its encoder has no norms, the new one pre-norm: use the"),
     "shallower": ("prenorm_6l", {"encoder_layers": 3}, {},
                   "its encoder has 3 layers, the new one 2: use --encoder-layers 3 or more"),
     "no layers": ("prenorm_6l", {"decoder_layers": 0}, {}, "its decoder has no layers to take"),

@@ -179,6 +179,14 @@ EDITS = [
         "the first gradient that fp16 could not hold ended a training on a CPU",
     ),
     Edit(
+        "fairseq/trainer.py",
+        "            except Exception:\n                self.consolidate_optimizer()\n",
+        "            except Exception as error:\n                if hasattr(error, 'one_line'):\n"
+        "                    raise\n                self.consolidate_optimizer()\n",
+        1,
+        "a mistake in the settings left a crash.pt",
+    ),
+    Edit(
         "fairseq_cli/train.py",
         "            log_output = trainer.train_step(samples)\n",
         "            log_output = safe_numbers.step(cfg.checkpoint, trainer, samples)\n",
@@ -395,6 +403,13 @@ EDITS = [
         "",
         1,
         "--bf16 took every machine for a TPU",
+    ),
+    Edit(
+        "fairseq/options.py",
+        "def get_validation_parser(default_task=None):",
+        'def get_validation_parser(default_task="translation"):',
+        1,
+        "fairseq-validate without --task ended in KeyError: None; the checkpoint says its task",
     ),
     Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep7"', 1, "say that this is edited"),
     Edit("setup.py", "from torch.utils import cpp_extension", "raise ImportError", 1, "the sdist lacks their sources"),
