@@ -16,8 +16,7 @@ from typing import Any, Optional, TextIO
 from fairseq_deep.tools import UserError, at_least_one, check_fairseq, check_outputs, read_lines, replacing
 
 CHUNK = 2000  # lines that are sorted by length together
-# where the experiment does not say
-SEARCH = {"beam": 4, "lenpen": 0.6, "max_len_a": 1.0, "max_len_b": 50}
+SEARCH = ("beam", "lenpen", "max_len_a", "max_len_b")
 
 
 def number(text: str) -> float:
@@ -98,7 +97,7 @@ def translate(args: argparse.Namespace) -> int:
 
 def load(args: argparse.Namespace) -> Any:
     """Return the `Translator` of the models."""
-    from fairseq_deep.translation import Translator, find_bundle
+    from fairseq_deep.translation import Translator, find_bundle, search_of
 
     names = ("data", "tokenizer", "lowercase", "source_lang", "target_lang", "gnmt_lenpen")
     parts = {name: getattr(args, name) for name in names}
@@ -109,12 +108,6 @@ def load(args: argparse.Namespace) -> Any:
         raise UserError(f"--nbest {args.nbest} is more than --beam {search['beam']}: choose a larger beam")
     return Translator(bundles, args.decode_precision, args.batch_size, args.max_tokens, args.cpu,
                       nbest=args.nbest, **search)  # fmt: skip
-
-
-def search_of(bundle: Any) -> dict[str, Any]:
-    """Return the beam search of the experiment, or the defaults where it does not say."""
-    found = {name: getattr(bundle, name) for name in SEARCH}
-    return {name: SEARCH[name] if value is None else value for name, value in found.items()}
 
 
 def stdin_lines() -> Iterator[str]:
@@ -165,7 +158,7 @@ def write(
     done = failed = 0
     try:
         for chunk in chunks:
-            for source, found in zip(chunk, translator.translate(chunk)):
+            for source, found in zip(chunk, translator.translate_nbest(chunk)):
                 done += 1
                 if not found:
                     failed += 1

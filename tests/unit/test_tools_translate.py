@@ -55,8 +55,8 @@ def test_the_length_penalty_is_that_of_the_recipe(trained, tmp_path):
     assert bundle.gnmt_lenpen and not find_bundle(str(trained)).gnmt_lenpen
     ours, stock = (Translator([each], beam=3, lenpen=0.8, nbest=3) for each in (bundle, find_bundle(str(trained))))
     line = (trained / "text/raw/test.en").read_text().splitlines()[0]
-    scores = {each.text: each.score for each in stock.translate([line])[0]}
-    for each in ours.translate([line])[0]:  # (5 + n) / 6 is less than n, and divides by less
+    scores = {each.text: each.score for each in stock.translate_nbest([line])[0]}
+    for each in ours.translate_nbest([line])[0]:  # (5 + n) / 6 is less than n, and divides by less
         assert each.score < scores[each.text]
     words = ["translate", tmp_path, "--input", trained / "text/raw/test.en"]
     assert run("fairseq-deep", *words).stdout == run("fairseq-deep", *words, "--gnmt-lenpen").stdout
@@ -175,7 +175,17 @@ def test_in_other_precisions(trained, translate):
 
 
 def test_from_python(trained):
-    found = Translator([find_bundle(str(trained))], beam=2, nbest=2, cpu=True).translate(["We see.", ""])
+    translator = Translator(str(trained), beam=2, nbest=2, cpu=True)
+    found = translator.translate_nbest(["We see.", ""])
+    assert translator.translate("We see.") == found[0][0].text
+    assert translator.translate(["We see.", ""]) == [found[0][0].text, ""] and translator.translate([]) == []
+    assert Translator([trained], beam=2, nbest=2, cpu=True).translate_nbest(["We see."]) == found[:1]
+    with pytest.raises(UsageError, match="sentence 2 has more tokens than the model's 24 positions; split it"):
+        translator.translate(["We see.", "We see. " * POSITIONS])
+    with pytest.raises(UsageError, match="takes a list of strings"):
+        translator.translate_nbest("We see.")
+    with pytest.raises(UsageError, match="Translator has no model"):
+        Translator([])
     for name, value in (("constraints", "ordered"), ("score_reference", True)):
         with pytest.raises(UsageError, match=f"{name} needs more than a source"):
             Translator([find_bundle(str(trained))], **{name: value})
