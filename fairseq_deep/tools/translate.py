@@ -62,8 +62,8 @@ def add_parts(parser: argparse.ArgumentParser) -> None:
     parts.add_argument("--bpe-codes", metavar="FILE", help="merges of subword-nmt (default: 'code' or 'bpecodes')")
     parts.add_argument("--tokenizer", choices=("moses", "none"), help="(default: moses)")
     parts.add_argument("--lowercase", action="store_true", default=None, help="lowercase the source")
-    parts.add_argument("--source-lang", metavar="SRC")
-    parts.add_argument("--target-lang", metavar="TGT")
+    parts.add_argument("-s", "--source-lang", metavar="SRC", help="(default: as the checkpoint or DIR names it)")
+    parts.add_argument("-t", "--target-lang", metavar="TGT")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,10 +4,12 @@ import argparse
 import dataclasses
 import math
 import os
+import re
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union, overload
 
 import torch
 from fairseq import checkpoint_utils, utils
+from fairseq.data import data_utils
 from fairseq.dataclass.configs import GenerationConfig
 from omegaconf import OmegaConf
 
@@ -224,6 +226,24 @@ def _dictionary(path: str):
         raise UsageError(f"{path} is no dictionary of fairseq: {' '.join(str(error).split())}") from error
 
 
+def _languages(bundle: Bundle, source: Optional[str], target: Optional[str]) -> List[str]:
+    """Return both languages; the data directory names the missing ones, by its binarised data or its dictionaries."""
+    pair: List[Optional[str]] = [source, target]
+    if not all(pair) and os.path.isdir(bundle.data):
+        inferred = [name for name in data_utils.infer_language_pair(bundle.data) if name not in (None, "None")]
+        matches = (re.match(r"dict\.([^.]+)\.txt$", name) for name in os.listdir(bundle.data))
+        names = inferred if len(inferred) == 2 else [match[1] for match in matches if match]
+        rest = [name for name in names if name not in pair]
+        if any(pair) and len(rest) == 1:
+            pair = [name or rest[0] for name in pair]
+        elif not any(pair) and len(inferred) == 2:
+            pair = list(inferred)
+    if not all(pair):
+        problem = f"{bundle.checkpoint} does not name its languages, and {bundle.data} does not tell them"
+        raise UsageError(f"{problem}: give --source-lang and --target-lang")
+    return [str(name) for name in pair]
+
+
 def build_task(bundle: Bundle, config: Any, precision: str = "fp32") -> DeepTranslationTask:
     """The task of the checkpoint's settings *config*, with the dictionaries of *bundle*.
 
@@ -235,11 +255,8 @@ def build_task(bundle: Bundle, config: Any, precision: str = "fp32") -> DeepTran
         value = old.get(field.name) if hasattr(old, "get") else getattr(old, field.name, None)
         if value is not None and not field.name.startswith(("eval_bleu", "_", "decode_")):
             fields[field.name] = value
-    languages: Dict[str, Optional[str]] = {}
-    for side in ("source_lang", "target_lang"):
-        languages[side] = getattr(bundle, side) or fields.get(side)
-        if not languages[side]:
-            raise UsageError(f"{bundle.checkpoint} does not name its languages: give --source-lang and --target-lang")
+    known = [getattr(bundle, side) or fields.get(side) for side in ("source_lang", "target_lang")]
+    languages = dict(zip(("source_lang", "target_lang"), _languages(bundle, *known)))
     fields.update(data=bundle.data, decode_precision=precision, gnmt_lenpen=bundle.gnmt_lenpen, **languages)
     sides = [_dictionary(f"{bundle.data}/dict.{languages[side]}.txt") for side in ("source_lang", "target_lang")]
     return DeepTranslationTask(OmegaConf.structured(DeepTranslationConfig(**fields)), *sides)

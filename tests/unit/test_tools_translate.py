@@ -10,9 +10,10 @@ import sys
 import pytest
 import torch
 
+from fairseq_deep.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.registry import UsageError
 from fairseq_deep.tools import main
-from fairseq_deep.translation import Translator, find_bundle
+from fairseq_deep.translation import Translator, build_task, find_bundle, load_state
 from tests import forkserver
 from tests.commands import PACKAGE, run
 
@@ -192,6 +193,31 @@ def test_from_python(trained):
     assert len(found[0]) == 2 and found[0][0].score >= found[0][1].score and found[1][0].text == ""
 
 
+def test_languages_are_those_of_the_data(trained, alone, tmp_path):
+    """As binarised data name them; dictionaries name the other one of the language that is given."""
+    folder = shutil.copytree(alone, tmp_path / "alone")
+    no_languages(folder)
+    bundle = find_bundle(str(folder / "averaged.pt"), data=str(trained / "data-bin"))
+    config = load_state(bundle)["cfg"]
+    cases = (({"data": str(trained / "data-bin")}, "en de"), ({"source_lang": "en"}, "en de"))
+    cases += (({"target_lang": "en"}, "de en"),)
+    for given, languages in cases:
+        task = build_task(find_bundle(str(folder / "averaged.pt"), **given), config).cfg
+        assert f"{task.source_lang} {task.target_lang}" == languages, given
+
+
+@pytest.mark.parametrize("command", ["translate", "package", "export"])
+def test_the_languages_have_short_flags(command):
+    required = [] if command == "translate" else ["--output", "out"]
+    args = main.parse([command, "model", *required, "-s", "de", "-t", "en"])
+    assert (args.source_lang, args.target_lang) == ("de", "en")
+
+
+def test_from_pretrained_finds_the_dictionaries_of_a_recipe(trained):
+    model = DeepTransformerModel.from_pretrained(str(trained), "averaged.pt")
+    assert model.task.source_dictionary == model.task.load_dictionary(str(trained / "data-bin/dict.en.txt"))
+
+
 def damage(name):
     def change(folder):
         (folder / name).write_text("nothing of the kind")
@@ -212,7 +238,7 @@ def no_languages(folder):
     import torch
 
     state = torch.load(folder / "averaged.pt", weights_only=False)
-    state["cfg"]["task"]["source_lang"] = None
+    state["cfg"]["task"]["source_lang"] = state["cfg"]["task"]["target_lang"] = None
     torch.save(state, folder / "averaged.pt")
 
 
@@ -233,7 +259,8 @@ BAD = {
                            "{parts} has sub-words, and there are no merges to cut words with: give --bpe-codes"),
     "not merges": (damage("code"), ["{model}"], "{parts}/code has no merges of subword-nmt: Error: invalid line 1"),
     "no object": (damage("steps.json"), ["{model}"], "cannot read {parts}/steps.json: "),
-    "no language": (no_languages, ["{model}"], "{model} does not name its languages: give --source-lang"),
+    "no language": (no_languages, ["{model}"], "{model} does not name its languages, and {parts} does not tell them: "
+                    "give --source-lang and --target-lang"),
     "several": (None, ["{model}", "--nbest", "2"], "--nbest 2 gives several translations of a line: add --json"),
     "too many": (None, ["{model}", "--nbest", "9", "--json"], "--nbest 9 is more than --beam 4: choose a larger beam"),
     "input": (None, ["{model}", "--input", "{here}/no"], "cannot read {here}/no: No such file"),
