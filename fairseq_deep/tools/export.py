@@ -18,6 +18,7 @@ from fairseq_deep.tools import (
     model_flags,
     save_checkpoint,
 )
+from fairseq_deep.tools.flags import added
 
 FORMATS = {"fairseq": "fairseq's transformer", "ctranslate2": "CTranslate2"}
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
@@ -147,12 +148,7 @@ def own_flags() -> set[str]:
 
     from fairseq_deep.models.deep_transformer import DeepTransformerModel
 
-    names = []
-    for model in (DeepTransformerModel, TransformerModel):
-        parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS, allow_abbrev=False)
-        model.add_args(parser)
-        names.append({action.dest for action in parser._actions})
-    return names[0] - names[1]
+    return {*added(DeepTransformerModel.add_args, TransformerModel.add_args)}
 
 
 def plain_flags(path: str, state: dict[str, Any], format: str) -> argparse.Namespace:

@@ -19,6 +19,7 @@ from fairseq_deep.tools import (
     diagnose,
     doctor,
     export,
+    flags,
     package,
     path,
     plot,
@@ -28,7 +29,8 @@ from fairseq_deep.tools import (
     wheelhouse,
 )
 
-COMMANDS = (path, archs, doctor, check, average, score, diagnose, translate, package, plot, report, export, wheelhouse)
+COMMANDS = (path, archs, flags, doctor, check, average, score, diagnose, translate, package, plot, report, export,
+            wheelhouse)  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):
