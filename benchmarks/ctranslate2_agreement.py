@@ -48,7 +48,7 @@ class Ours(Translator):
 
     def units(self, lines):
         """(units, score) of the best hypothesis of each of *lines*."""
-        return [found[0] for found in self.translate(lines)]
+        return [found[0] for found in self.translate_nbest(lines)]
 
 
 class Theirs:

@@ -12,7 +12,7 @@ if FAIRSEQ_ERROR is None:
     from .architectures import list_archs
 else:
 
-    def list_archs():
+    def list_archs(pattern="*"):
         """Raise: without fairseq there are no architectures."""
         raise ImportError("fairseq cannot be imported: `fairseq-deep doctor` tells why") from FAIRSEQ_ERROR
 

@@ -7,6 +7,7 @@ Depths, options and scores of the papers' systems: ``papers.py``.
 """
 
 import argparse
+import fnmatch
 import functools
 import logging
 import types
@@ -157,9 +158,26 @@ for _alias in ALIASES:
     register_model_architecture("deep_transformer", _alias)(functools.partial(_apply_alias, _alias))
 
 
-def list_archs() -> List[str]:
-    """Names of all architectures of this package, as ``--arch`` takes them."""
-    return sorted(ARCHITECTURES)
+def list_archs(pattern: str = "*") -> List[str]:
+    """Return the names that match the shell wildcard *pattern*, as ``--arch`` takes them, in alphabetical order.
+
+    The bare ``deep_transformer`` and the names of the original DLCL code work as ``--arch``, too, but are not listed.
+    """
+    return sorted(fnmatch.filter(ARCHITECTURES, pattern))
+
+
+def resolved_presets(name: str) -> Dict[str, Any]:
+    """Return the flags that *name* presets, with the values that its architecture function fills in.
+
+    Raises:
+        UsageError: there is no such architecture
+    """
+    row, filled, stock = get_architecture(name), argparse.Namespace(), argparse.Namespace()
+    row.apply(filled)
+    base_architecture(stock)
+    named = {**row.presets(), **dict(row.options)}
+    differs = [flag for flag, value in vars(filled).items() if getattr(stock, flag, None) != value]
+    return {flag: getattr(filled, flag) for flag in dict.fromkeys([*named, *differs]) if hasattr(filled, flag)}
 
 
 def get_architecture(name: str) -> Architecture:

@@ -95,6 +95,10 @@ class Registry:
     def names(self) -> List[str]:
         return sorted(self._entries)
 
+    def classes(self) -> Dict[str, Any]:
+        """The registered classes by their own names, which a package exports."""
+        return {entry.__name__: entry for entry in self._entries.values()}
+
     def get(self, name: str) -> Any:
         """The class registered as *name*.
 

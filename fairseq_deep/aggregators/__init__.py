@@ -8,4 +8,5 @@ from .base import AGGREGATORS, Aggregator
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["AGGREGATORS", "Aggregator"]
+globals().update(AGGREGATORS.classes())
+__all__ = ["AGGREGATORS", "Aggregator"] + list(AGGREGATORS.classes())

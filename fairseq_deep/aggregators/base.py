@@ -28,12 +28,21 @@ What a layer is, an aggregator says with its :class:`~fairseq_deep.stack.Layout`
 
 from typing import Any, Dict, List, Optional, Tuple
 
+import torch
 from torch import Tensor, nn
 
 from ..registry import Method, Registry
 from ..stack import Layout, Stack
 
 AGGREGATORS = Registry("--layer-agg")
+_BUILD = (
+    "{name} takes a Stack, not {given}; build {name}(Stack(layers=6, dim=512)), with "
+    "`from fairseq_deep.stack import Stack`"
+)
+_CALL = (
+    "{name} cannot be called; use state = start(x), then x = read(state, l) and state = write(state, l, layer(x)) "
+    "for each layer l, and finish(state)"
+)
 
 
 class Aggregator(nn.Module, Method):
@@ -69,6 +78,8 @@ class Aggregator(nn.Module, Method):
 
     def __init__(self, stack: Stack):
         super().__init__()
+        if not isinstance(stack, Stack):
+            raise TypeError(_BUILD.format(name=type(self).__name__, given=type(stack).__name__))
         self.num_layers = stack.steps
         self.dim = stack.dim
         self.pre_norm = stack.pre_norm
@@ -97,6 +108,11 @@ class Aggregator(nn.Module, Method):
     def record(self) -> Dict[str, Tensor]:
         """Scalars for the training log (0-dimensional tensors, by name)."""
         return {}
+
+    @torch.jit.unused
+    def forward(self, *args, **kwargs):
+        """Raise `TypeError`: an aggregator acts between layers, through the four methods below."""
+        raise TypeError(_CALL.format(name=type(self).__name__))
 
     def start(self, x: Tensor) -> List[Tensor]:
         """State that holds the embedding output *x* (T x B x C)."""

@@ -11,6 +11,7 @@ from .multihead import MultiheadAttention, self_attention
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
+globals().update(DECODER_ATTENTIONS.classes())
 __all__ = [
     "DECODER_ATTENTIONS", "Ancestry", "AverageAttention", "MultiheadAttention", "RunningMean", "Step", "self_attention",
-]  # fmt: skip
+] + list(DECODER_ATTENTIONS.classes())  # fmt: skip

@@ -8,4 +8,5 @@ from .base import INITS, Init, Place
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["INITS", "Init", "Place"]
+globals().update(INITS.classes())
+__all__ = ["INITS", "Init", "Place"] + list(INITS.classes())

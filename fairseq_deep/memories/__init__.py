@@ -8,4 +8,5 @@ from .base import MEMORIES, Memory
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["MEMORIES", "Memory"]
+globals().update(MEMORIES.classes())
+__all__ = ["MEMORIES", "Memory"] + list(MEMORIES.classes())

@@ -9,6 +9,7 @@ a flag beats a preset.
 import argparse
 import copy
 import logging
+import os
 import re
 from typing import Dict, Optional
 
@@ -111,6 +112,13 @@ class DeepTransformerModel(TransformerModel):
         model.fast_dropout = bool(getattr(args, "fast_dropout", None))
         model.full_context_alignment = bool(getattr(args, "full_context_alignment", None))
         return model
+
+    @classmethod
+    def from_pretrained(cls, model_name_or_path, checkpoint_file="model.pt", data_name_or_path=".", **kwargs):
+        """Load a model for fairseq's hub; the dictionaries of a recipe's directory are in its ``data-bin``."""
+        if data_name_or_path == "." and os.path.isdir(os.path.join(model_name_or_path, "data-bin")):
+            data_name_or_path = "./data-bin"
+        return super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **kwargs)
 
     def _initialise(self, args) -> None:
         """Fill the weights as the initialisations of both stacks say."""

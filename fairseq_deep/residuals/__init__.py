@@ -8,4 +8,5 @@ from .base import RESIDUALS, ResidualConnection
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["RESIDUALS", "ResidualConnection"]
+globals().update(RESIDUALS.classes())
+__all__ = ["RESIDUALS", "ResidualConnection"] + list(RESIDUALS.classes())

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from fairseq_deep.tools import UserError, format_table
+from fairseq_deep.tools.flags import actions
 
 HEADER = ("name", "family", "method of", "norm", "depth", "size", "parameters", "paper's BLEU", "in")
 
@@ -15,13 +16,14 @@ HEADER = ("name", "family", "method of", "norm", "depth", "size", "parameters", 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the pattern and ``--json``."""
     parser.add_argument("pattern", nargs="?", default="*", help="shell wildcard in quotes, such as 'transformer_dlcl*'")
+    parser.add_argument("--verbose", action="store_true", help="add the flags that each architecture presets")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the architectures that match the pattern."""
     names = select_names(_known_names(), args.pattern)
-    records = [_record(name) for name in names]
+    records = [_record(name, args.verbose) for name in names]
     if args.json:
         print(json.dumps(records, indent=2))
         return 0
@@ -45,6 +47,9 @@ def run(args: argparse.Namespace) -> int:
         f"{len(records)} architecture{'s' if len(records) > 1 else ''}; depth, size: encoder/decoder; "
         f"parameters: with a vocabulary of {' or '.join(vocabularies)}; paper's BLEU: as the paper prints it, not ours"
     )
+    for record in records if args.verbose else []:
+        presets = [(flag, str(value)) for flag, value in record["presets"].items()]
+        print(f"\n{record['name']} presets\n{format_table(presets, indent='  ')}")
     return 0
 
 
@@ -76,12 +81,26 @@ def _known_names() -> list[str]:
     return fairseq_deep.list_archs()
 
 
-def _record(name: str) -> dict[str, Any]:
-    from fairseq_deep.architectures import ARCHITECTURES, count_parameters
+def _record(name: str, verbose: bool) -> dict[str, Any]:
+    from fairseq_deep.architectures import ARCHITECTURES, count_parameters, resolved_presets
 
     arch = ARCHITECTURES[name]
     fields = ("name", "family", "origin", "paper", "norm", "layer_agg", "encoder_layers", "decoder_layers")
     fields += ("encoder_size", "size", "vocab", "bleu")
     record = {field: getattr(arch, field) for field in fields}
     record["parameters"] = count_parameters(name)
+    if verbose:
+        record["presets"] = _presets(resolved_presets(name))
     return record
+
+
+def _presets(values: dict[str, Any]) -> dict[str, Any]:
+    """Return *values* by their flags; of a switch, whether it is on."""
+    from fairseq_deep.models.deep_transformer import DeepTransformerModel
+
+    presets, known = {}, actions(DeepTransformerModel.add_args)
+    for name, value in values.items():
+        action = known.get(name)
+        flag = max(action.option_strings, key=len) if action else f"--{name.replace('_', '-')}"
+        presets[flag] = value is action.const if action and action.nargs == 0 else value
+    return presets

@@ -198,7 +198,7 @@ def _plugin() -> Iterator[Check]:
     program = (
         "import argparse, sys; from fairseq import utils; from fairseq.models import ARCH_MODEL_NAME_REGISTRY as names;"
         "utils.import_user_module(argparse.Namespace(user_dir=sys.argv[1]));"
-        "print('registered', sum(model == 'deep_transformer' != arch for arch, model in names.items()))"
+        "print('registered', sum(arch in names for arch in sys.modules['fairseq_deep'].list_archs()))"
     )
     result = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, timeout=300)
     last = (result.stdout.strip().splitlines() or [""])[-1]

@@ -18,6 +18,7 @@ from fairseq_deep.tools import (
     model_flags,
     save_checkpoint,
 )
+from fairseq_deep.tools.flags import added
 
 FORMATS = {"fairseq": "fairseq's transformer", "ctranslate2": "CTranslate2"}
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
@@ -32,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("with --format ctranslate2")
     group.add_argument("--quantization", choices=QUANTIZATIONS, help="type of the weights (default: float32)")
     group.add_argument("--data", metavar="DIR", help="folder with dict.SRC.txt and dict.TGT.txt (default: its own)")
-    group.add_argument("--source-lang", metavar="SRC")
-    group.add_argument("--target-lang", metavar="TGT")
+    group.add_argument("-s", "--source-lang", metavar="SRC", help="(default: as the checkpoint or DIR names it)")
+    group.add_argument("-t", "--target-lang", metavar="TGT")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,7 +96,6 @@ def write_ctranslate2(args: argparse.Namespace) -> int:
     from fairseq_deep.tools import ctranslate2_format
     from fairseq_deep.translation import build_model, build_task, find_bundle, load_state
 
-    ctranslate2_format.check_package()
     check_new_folder(args.output)
     bundle = find_bundle(args.checkpoint, **{name: getattr(args, name) for name in PARTS})
     state = load_state(bundle)
@@ -106,6 +106,7 @@ def write_ctranslate2(args: argparse.Namespace) -> int:
     problem = ctranslate2_format.find_problem(model, flags, task.source_dictionary, task.target_dictionary)
     if problem:
         raise UserError(f"{bundle.checkpoint} has {problem}")
+    ctranslate2_format.check_package()
     spec = ctranslate2_format.build_spec(model, flags.activation_fn, task.source_dictionary, task.target_dictionary)
     quantization = args.quantization or QUANTIZATIONS[0]
     ctranslate2_format.write_spec(spec, args.output, quantization)
@@ -141,12 +142,7 @@ def own_flags() -> set[str]:
 
     from fairseq_deep.models.deep_transformer import DeepTransformerModel
 
-    names = []
-    for model in (DeepTransformerModel, TransformerModel):
-        parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS, allow_abbrev=False)
-        model.add_args(parser)
-        names.append({action.dest for action in parser._actions})
-    return names[0] - names[1]
+    return {*added(DeepTransformerModel.add_args, TransformerModel.add_args)}
 
 
 def plain_flags(path: str, state: dict[str, Any], format: str) -> argparse.Namespace:

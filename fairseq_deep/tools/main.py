@@ -23,6 +23,7 @@ from fairseq_deep.tools import (
     diagnose,
     doctor,
     export,
+    flags,
     package,
     path,
     plot,
@@ -32,7 +33,8 @@ from fairseq_deep.tools import (
     wheelhouse,
 )
 
-COMMANDS = (path, archs, doctor, check, average, score, diagnose, translate, package, plot, report, export, wheelhouse)
+COMMANDS = (path, archs, flags, doctor, check, average, score, diagnose, translate, package, plot, report, export,
+            wheelhouse)  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):

@@ -50,7 +50,15 @@ def collect(args: argparse.Namespace, name: str) -> Any:
     import torch
 
     from fairseq_deep import packaged
-    from fairseq_deep.translation import TextSteps, build_model, build_task, check_merges, find_bundle, load_state
+    from fairseq_deep.translation import (
+        TextSteps,
+        build_model,
+        build_task,
+        check_merges,
+        find_bundle,
+        load_state,
+        search_of,
+    )
 
     parts = {part: getattr(args, part) for part in ("data", "tokenizer", "lowercase", "source_lang", "target_lang")}
     bundle = find_bundle(args.model, codes=args.bpe_codes, **parts)
@@ -67,7 +75,7 @@ def collect(args: argparse.Namespace, name: str) -> Any:
         config = packaged.make_config(
             args.name if args.name is not None else name, args.licence, flags, tied, task=vars_of(task.cfg),
             text={"tokenizer": bundle.tokenizer, "lowercase": bundle.lowercase, "sub_words": steps.kind},
-            search={**translate.search_of(bundle), "gnmt_lenpen": bundle.gnmt_lenpen},
+            search={**search_of(bundle), "gnmt_lenpen": bundle.gnmt_lenpen},
             criterion=criterion_of(state["cfg"]), made_with=versions(),
         )  # fmt: skip
     except ValueError as error:

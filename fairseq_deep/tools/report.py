@@ -8,6 +8,7 @@ import json
 import math
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -41,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"there is no folder {folder}: give the folder of a recipe's experiment")
     output = args.output or os.path.join(folder, "report.html")
     check_outputs([output], [folder, args.generate_output], own=["report.html"])
-    figures.check_library()
     try:
         page = gather(folder, args.samples, args.generate_output)
     except (KeyError, TypeError, AttributeError) as error:
@@ -78,7 +78,7 @@ def gather(folder: str, count: int, generated: Optional[str] = None) -> dict[str
         "against": _against(record),
         "tables": _tables(record, flags),
         "command": shlex.join(command),
-        "curves": _curves(runs),
+        **_curves(runs),
         **samples.choose(first, flags, count, generated),
     }
 
@@ -151,11 +151,18 @@ def _tables(record: dict[str, Any], flags: dict[str, str]) -> dict[str, list[tup
     return {heading: rows for heading, rows in tables.items() if rows}
 
 
-def _curves(runs: dict[str, str]) -> str:
-    """The picture of the trainings as SVG; nothing before the first line of a log."""
+def _curves(runs: dict[str, str]) -> dict[str, str]:
+    """Return the picture of the runs as SVG, or why there is none; nothing before the first line of a log."""
     logs = {name: curves.find_log(place) for name, place in runs.items()}
     found = {name or "this run": curves.read_run(path) for name, path in logs.items() if path}
-    return figures.as_svg(curves.draw(found)) if found else ""
+    if not found:
+        return {}
+    try:
+        figures.check_library()
+    except UserError as error:
+        print(f"fairseq-deep report: the page has no curves: {error}", file=sys.stderr)
+        return {"no_curves": str(error)}
+    return {"curves": figures.as_svg(curves.draw(found))}
 
 
 def render(**page: Any) -> str:

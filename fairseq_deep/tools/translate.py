@@ -18,8 +18,7 @@ from typing import Any, Optional, TextIO
 from fairseq_deep.tools import UserError, at_least_one, check_fairseq, check_outputs, read_lines, replacing
 
 CHUNK = 2000  # lines that are sorted by length together
-# where the experiment does not say
-SEARCH = {"beam": 4, "lenpen": 0.6, "max_len_a": 1.0, "max_len_b": 50}
+SEARCH = ("beam", "lenpen", "max_len_a", "max_len_b")
 
 
 def number(text: str) -> float:
@@ -65,8 +64,8 @@ def add_parts(parser: argparse.ArgumentParser) -> None:
     parts.add_argument("--bpe-codes", metavar="FILE", help="merges of subword-nmt (default: 'code' or 'bpecodes')")
     parts.add_argument("--tokenizer", choices=("moses", "none"), help="(default: moses)")
     parts.add_argument("--lowercase", action="store_true", default=None, help="lowercase the source")
-    parts.add_argument("--source-lang", metavar="SRC")
-    parts.add_argument("--target-lang", metavar="TGT")
+    parts.add_argument("-s", "--source-lang", metavar="SRC", help="(default: as the checkpoint or DIR names it)")
+    parts.add_argument("-t", "--target-lang", metavar="TGT")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -110,7 +109,7 @@ def parts_of(bundles: list[Any]) -> list[str]:
 
 def load(args: argparse.Namespace, bundles: list[Any]) -> Any:
     """Return the `Translator` of the models."""
-    from fairseq_deep.translation import Translator
+    from fairseq_deep.translation import Translator, search_of
 
     asked = {name: getattr(args, name) for name in SEARCH if getattr(args, name) is not None}
     search = {**search_of(bundles[0]), **asked}
@@ -118,12 +117,6 @@ def load(args: argparse.Namespace, bundles: list[Any]) -> Any:
         raise UserError(f"--nbest {args.nbest} is more than --beam {search['beam']}: choose a larger beam")
     return Translator(bundles, args.decode_precision, args.batch_size, args.max_tokens, args.cpu,
                       nbest=args.nbest, **search)  # fmt: skip
-
-
-def search_of(bundle: Any) -> dict[str, Any]:
-    """Return the beam search of the experiment, or the defaults where it does not say."""
-    found = {name: getattr(bundle, name) for name in SEARCH}
-    return {name: SEARCH[name] if value is None else value for name, value in found.items()}
 
 
 def stdin_lines() -> Iterator[str]:
@@ -174,7 +167,7 @@ def write(
     done = failed = 0
     try:
         for chunk in chunks:
-            for source, found in zip(chunk, translator.translate(chunk)):
+            for source, found in zip(chunk, translator.translate_nbest(chunk)):
                 done += 1
                 if not found:
                     failed += 1

@@ -15,6 +15,7 @@ from ..packaged import TOKENIZERS
 from ..registry import UsageError
 
 SEARCH = ("beam", "lenpen", "max_len_a", "max_len_b", "gnmt_lenpen")
+DEFAULT_SEARCH = {"beam": 4, "lenpen": 0.6, "max_len_a": 1.0, "max_len_b": 50}  # where the experiment does not say
 CHECKPOINTS = ("averaged.pt", "checkpoints/checkpoint_best.pt", "checkpoints/checkpoint_last.pt")
 CODES = ("code", "bpecodes", "spm.model")  # of subword-nmt, as fairseq's hub has them, too; of SentencePiece
 
@@ -71,6 +72,12 @@ def find_bundle(path: str, **given: Any) -> Bundle:
         if place is not None and not os.path.exists(place):
             raise UsageError(f"there is no {place}: see {flag}")
     return bundle
+
+
+def search_of(bundle: Bundle) -> Dict[str, Any]:
+    """Return the beam search of the experiment, with defaults for what it does not record."""
+    found = {name: getattr(bundle, name) for name in DEFAULT_SEARCH}
+    return {name: DEFAULT_SEARCH[name] if value is None else value for name, value in found.items()}
 
 
 def _of_package(folder: str) -> Dict[str, Any]:

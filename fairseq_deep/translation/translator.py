@@ -3,17 +3,20 @@
 import argparse
 import dataclasses
 import math
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+import os
+import re
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union, overload
 
 import torch
 from fairseq import checkpoint_utils, utils
+from fairseq.data import data_utils
 from fairseq.dataclass.configs import GenerationConfig
 from omegaconf import OmegaConf
 
 from ..compat import sha256
 from ..registry import UsageError
 from ..task import DeepTranslationConfig, DeepTranslationTask
-from .bundle import Bundle
+from .bundle import Bundle, find_bundle, search_of
 from .text import SEPARATOR, TextSteps
 
 
@@ -26,14 +29,16 @@ class Translation:
 
 
 class Translator:
-    """Beam search over *bundles*, an ensemble of models that share dictionaries and sub-words.
+    """Beam search with one model, or with an ensemble of models that share dictionaries and sub-words.
 
     Args:
+        models: a path, as `find_bundle` takes it, or a `Bundle`; a list of these is an ensemble
         precision: the decoder's products on a CPU, "fp32", "bf16" or "int8"
         batch_size, max_tokens: most sentences, and most tokens with padding, in a batch
         cpu: leave a GPU alone
         decoding: beam, lenpen, max_len_a, max_len_b, nbest and other fields of fairseq's ``GenerationConfig``;
-            not those that need more than a source, constraints and score_reference
+            the first model's own search fills those of `search_of`. constraints and score_reference are not
+            supported, since they need more than a source
 
     Raises:
         UsageError: a model cannot be loaded, *decoding* needs more than a source, or the models do not belong together
@@ -41,7 +46,7 @@ class Translator:
 
     def __init__(
         self,
-        bundles: Sequence[Bundle],
+        models: Union[str, os.PathLike, Bundle, Sequence[Union[str, os.PathLike, Bundle]]],
         precision: str = "fp32",
         batch_size: int = 64,
         max_tokens: int = 4000,
@@ -52,6 +57,10 @@ class Translator:
             if decoding.get(name):
                 raise UsageError(f"{name} needs more than a source, which is all that a Translator takes: leave it out")
         self.batch_size, self.max_tokens = batch_size, max_tokens
+        paths = [models] if isinstance(models, (str, os.PathLike, Bundle)) else models
+        bundles = [path if isinstance(path, Bundle) else find_bundle(os.fspath(path)) for path in paths]
+        if not bundles:
+            raise UsageError("Translator has no model: give the directory of a recipe, a package, or a checkpoint")
         states = [load_state(bundle) for bundle in bundles]
         self.task = build_task(bundles[0], states[0]["cfg"], precision)
         for bundle in bundles[1:]:
@@ -59,7 +68,7 @@ class Translator:
         config, first = self.task.cfg, bundles[0]
         check_merges(first, self.task)
         self.text = TextSteps(config.source_lang, config.target_lang, first.codes, first.tokenizer, first.lowercase)
-        generation = OmegaConf.structured(GenerationConfig(**decoding))
+        generation = OmegaConf.structured(GenerationConfig(**{**search_of(first), **decoding}))
         self.nbest = min(generation.nbest, generation.beam)
         self.device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
         self.models = [self._build(bundle, state, generation) for bundle, state in zip(bundles, states)]
@@ -87,11 +96,41 @@ class Translator:
         model.prepare_for_inference_(argparse.Namespace(generation=generation))
         return model
 
-    def translate(self, lines: Sequence[str]) -> List[List[Translation]]:
-        """The best hypotheses of each line, best first.
+    @overload
+    def translate(self, text: str) -> str: ...
 
-        An empty line has an empty one. A line with more units than the models have positions has none at all.
+    @overload
+    def translate(self, text: Sequence[str]) -> List[str]: ...
+
+    def translate(self, text):
+        """Translate a string to a string, or a list of strings to the list of their best translations.
+
+        Raises:
+            UsageError: a sentence has more tokens than the models have positions; nothing is translated
         """
+        lines = [text] if isinstance(text, str) else list(text)
+        found, encoded = self._encode(lines)
+        for number, hypotheses in enumerate(found, 1):
+            if not hypotheses and number - 1 not in encoded:
+                problem = f"sentence {number} has more tokens than the model's {self.max_source} positions"
+                raise UsageError(f"{problem}; split it, or use translate_nbest(), which skips it")
+        best = [hypotheses[0].text for hypotheses in self._fill(found, encoded)]
+        return best[0] if isinstance(text, str) else best
+
+    def translate_nbest(self, lines: Sequence[str]) -> List[List[Translation]]:
+        """Return the *nbest* hypotheses of each line with their scores, best first.
+
+        An empty line has one empty hypothesis. A line with more tokens than the models have positions has none.
+
+        Raises:
+            UsageError: *lines* is one string
+        """
+        if isinstance(lines, str):
+            raise UsageError("translate_nbest() takes a list of strings, not a string; put it in a list")
+        return self._fill(*self._encode(lines))
+
+    def _encode(self, lines: Sequence[str]) -> Tuple[List[List[Translation]], Dict[int, torch.Tensor]]:
+        """Return the hypotheses that need no search, for each line, and the tokens of the lines to search."""
         found: List[List[Translation]] = [[] for _ in lines]
         encoded = {}
         for number, line in enumerate(lines):
@@ -101,6 +140,9 @@ class Translator:
                 found[number] = [Translation("", 0.0)]
             elif len(tokens) <= self.max_source:
                 encoded[number] = tokens
+        return found, encoded
+
+    def _fill(self, found: List[List[Translation]], encoded: Dict[int, torch.Tensor]) -> List[List[Translation]]:
         for numbers in self._batches(encoded):
             for number, hypotheses in zip(numbers, self._search([encoded[number] for number in numbers])):
                 found[number] = [self._finish(each) for each in hypotheses[: self.nbest]]
@@ -184,6 +226,24 @@ def _dictionary(path: str):
         raise UsageError(f"{path} is no dictionary of fairseq: {' '.join(str(error).split())}") from error
 
 
+def _languages(bundle: Bundle, source: Optional[str], target: Optional[str]) -> List[str]:
+    """Return both languages; the data directory names the missing ones, by its binarised data or its dictionaries."""
+    pair: List[Optional[str]] = [source, target]
+    if not all(pair) and os.path.isdir(bundle.data):
+        inferred = [name for name in data_utils.infer_language_pair(bundle.data) if name not in (None, "None")]
+        matches = (re.match(r"dict\.([^.]+)\.txt$", name) for name in os.listdir(bundle.data))
+        names = inferred if len(inferred) == 2 else [match[1] for match in matches if match]
+        rest = [name for name in names if name not in pair]
+        if any(pair) and len(rest) == 1:
+            pair = [name or rest[0] for name in pair]
+        elif not any(pair) and len(inferred) == 2:
+            pair = list(inferred)
+    if not all(pair):
+        problem = f"{bundle.checkpoint} does not name its languages, and {bundle.data} does not tell them"
+        raise UsageError(f"{problem}: give --source-lang and --target-lang")
+    return [str(name) for name in pair]
+
+
 def build_task(bundle: Bundle, config: Any, precision: str = "fp32") -> DeepTranslationTask:
     """The task of the checkpoint's settings *config*, with the dictionaries of *bundle*.
 
@@ -195,11 +255,8 @@ def build_task(bundle: Bundle, config: Any, precision: str = "fp32") -> DeepTran
         value = old.get(field.name) if hasattr(old, "get") else getattr(old, field.name, None)
         if value is not None and not field.name.startswith(("eval_bleu", "_", "decode_")):
             fields[field.name] = value
-    languages: Dict[str, Optional[str]] = {}
-    for side in ("source_lang", "target_lang"):
-        languages[side] = getattr(bundle, side) or fields.get(side)
-        if not languages[side]:
-            raise UsageError(f"{bundle.checkpoint} does not name its languages: give --source-lang and --target-lang")
+    known = [getattr(bundle, side) or fields.get(side) for side in ("source_lang", "target_lang")]
+    languages = dict(zip(("source_lang", "target_lang"), _languages(bundle, *known)))
     fields.update(data=bundle.data, decode_precision=precision, gnmt_lenpen=bundle.gnmt_lenpen, **languages)
     sides = [_dictionary(f"{bundle.data}/dict.{languages[side]}.txt") for side in ("source_lang", "target_lang")]
     return DeepTranslationTask(OmegaConf.structured(DeepTranslationConfig(**fields)), *sides)

@@ -219,9 +219,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("structure", REFUSED)
-def test_what_ctranslate2_has_not_is_refused(structure, make, export):
+def test_what_ctranslate2_has_not_is_refused_without_its_package(structure, make, export, monkeypatch):
     name, flags, problem = REFUSED[structure]
     _, folder = make(name, **flags)
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    monkeypatch.delitem(sys.modules, "ctranslate2.specs", raising=False)
     code, out, err = export(folder / "model.pt", "--output", folder / "out")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"fairseq-deep export: {folder}/model.pt has {problem}") and not (folder / "out").exists()

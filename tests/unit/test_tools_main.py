@@ -1,5 +1,6 @@
 """The command itself, and its sub-commands path and archs."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -143,6 +144,70 @@ def test_archs_json_has_every_row_with_its_size(monkeypatch, capsys):
         record = by_name[f"transformer_{name}"]
         assert (record["family"], record["origin"]) == (family, origin)
     assert by_name["transformer_dlcl_6l_iwslt"]["bleu"] is None
+
+
+def test_archs_verbose_names_what_the_architecture_function_fills_in(monkeypatch, capsys):
+    from fairseq_deep import architectures
+
+    monkeypatch.setattr(architectures, "count_parameters", lambda name: 0)
+    assert main.main(["archs", "transformer_lstm_6l", "--verbose"]) == 0
+    presets = capsys.readouterr().out.partition("transformer_lstm_6l presets\n")[2]
+    shown = dict(line.split() for line in presets.splitlines())
+    assert shown["--layer-agg"] == "lstm" and shown["--encoder-layers"] == "6" and shown["--dropout"] == "0.1"
+    assert shown["--lstm-no-attn-residual"] == "False"
+    assert shown["--encoder-ffn-embed-dim"] == "0"  # the aggregator's, not the row's 2048
+
+
+def test_presets_rebuild_every_architecture_from_the_bare_model():
+    from fairseq.models import ARCH_CONFIG_REGISTRY
+
+    from fairseq_deep.architectures import resolved_presets
+
+    for name in fairseq_deep.list_archs("*_6l*"):
+        row, bare = (argparse.Namespace(**flags) for flags in ({}, resolved_presets(name)))
+        ARCH_CONFIG_REGISTRY[name](row)
+        ARCH_CONFIG_REGISTRY["deep_transformer"](bare)
+        assert vars(bare) == vars(row), name
+
+
+def test_list_archs_takes_a_pattern():
+    names = fairseq_deep.list_archs()
+    assert fairseq_deep.list_archs("*dlcl_*") == [name for name in names if "dlcl_" in name] != []
+    assert fairseq_deep.list_archs("no such") == []
+
+
+def test_flags_lists_each_of_our_flags_once(capsys):
+    from fairseq_deep.models.deep_transformer import DeepTransformerModel
+    from fairseq_deep.tools import flags
+    from fairseq_deep.tools.export import own_flags
+
+    assert main.main(["flags", "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    actions = flags.actions(DeepTransformerModel.add_args)
+    ours = [record["flag"] for record in records if record["axis"] != "task"]
+    assert sorted(ours) == sorted(max(actions[dest].option_strings, key=len) for dest in own_flags())
+    by_flag = {record["flag"]: record for record in records}
+    axis, window = by_flag["--layer-agg"], by_flag["--dlcl-window"]
+    assert axis["default"] == "residual" and {"dlcl", "lstm"} <= {*axis["choices"]}
+    found = [window[name] for name in ("axis", "methods", "type", "default")]
+    assert found == ["--layer-agg", ["dlcl"], "int", None]
+    assert by_flag["--dlcl-init"]["default"] == "avg" and by_flag["--decode-precision"]["default"] == "fp32"
+    assert all(record["help"] for record in records)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("dlcl", "--dlcl-init"), ("--layer-agg", "--dlcl-init"), ("task", "--gnmt-lenpen")]
+)
+def test_flags_of_a_method_or_an_axis(name, found, capsys):
+    assert main.main(["flags", "--", name]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert found in [line.split()[0] for line in lines] and lines[-1] == f"{len(lines) - 2} flags; default -: no value"
+
+
+def test_flags_of_an_unknown_method_names_the_nearest(capsys):
+    assert main.main(["flags", "dclc"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fairseq-deep flags: METHOD: unknown method or axis (dclc) (did you mean dlcl?)")
 
 
 def test_archs_without_fairseq_names_the_doctor(monkeypatch, capsys):

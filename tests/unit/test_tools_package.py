@@ -56,7 +56,7 @@ def pair(request, trained, tmp_path_factory):
 
 
 def found(*bundles, lines):
-    return Translator([find_bundle(str(path)) for path in bundles], **SEARCH).translate(lines)
+    return Translator([find_bundle(str(path)) for path in bundles], **SEARCH).translate_nbest(lines)
 
 
 def same_weights(*paths):
@@ -106,8 +106,8 @@ def test_sentencepiece_and_gnmts_length_penalty_are_kept(trained, tmp_path):
     assert main.main(["package", str(exp), "--output", str(tmp_path / "made")]) == 0
     assert (tmp_path / "made/spm.model").is_file() and not (tmp_path / "made/code").exists()
     lines, search = raw_lines(exp)[:10], {**SEARCH, "lenpen": 3.0}
-    want, got = (Translator([find_bundle(str(path))], **search).translate(lines) for path in (exp, tmp_path / "made"))
-    plain = Translator([find_bundle(str(exp), gnmt_lenpen=False)], **search).translate(lines)
+    want, got = (Translator(path, **search).translate_nbest(lines) for path in (exp, tmp_path / "made"))
+    plain = Translator([find_bundle(str(exp), gnmt_lenpen=False)], **search).translate_nbest(lines)
     assert got == want and [each[0].score for each in want] != [each[0].score for each in plain]
     card = (tmp_path / "made/README.md").read_text()
     assert "GNMT lenpen 3.0, at most 0.5 x source + 2 units" in card and "--max-len-a 0.5 --max-len-b 2 " in card
@@ -171,7 +171,7 @@ def test_an_ensemble_of_packages(trained, pair, tmp_path):
     parts = {"data": str(trained / "data-bin"), "codes": str(trained / "text/bpe/code")}
     want = [find_bundle(str(path), **parts) for path in (checkpoint, earlier)]
     got = found(package, tmp_path / "earlier", lines=lines)
-    assert got == Translator(want, **SEARCH).translate(lines) != found(package, lines=lines)
+    assert got == Translator(want, **SEARCH).translate_nbest(lines) != found(package, lines=lines)
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,7 @@ def test_validate_and_interactive(packaged, trained):
     command = ["fairseq-interactive", trained / "data-bin", "--remove-bpe", *GENERATE, "--path", packaged]
     said = [line.split("\t")[2] for line in run(*command, stdin=source).stdout.splitlines() if line[:2] == "H-"]
     translator = Translator([find_bundle(str(trained))], **SEARCH)
-    want = [best.text for best, *_ in translator.translate(raw_lines(trained)[:5])]
+    want = [best.text for best, *_ in translator.translate_nbest(raw_lines(trained)[:5])]
     assert [translator.text.finish(line) for line in said] == want
 
 
@@ -370,5 +370,5 @@ def test_the_other_tools_take_a_package(pair, trained, tmp_path):
     assert same_weights(checkpoint, mean)
     bundle = find_bundle(mean, data=str(package), codes=str(package / "code"))
     line = raw_lines(exp)[:1]
-    assert Translator([bundle], **SEARCH).translate(line) == found(exp, lines=line)
+    assert Translator([bundle], **SEARCH).translate_nbest(line) == found(exp, lines=line)
     assert main.main(["plot", "weights", weights, "--csv", str(tmp_path / "w.csv")]) == (2 if exp != trained else 0)

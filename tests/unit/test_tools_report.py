@@ -3,6 +3,7 @@
 import html.parser
 import json
 import re
+import sys
 
 import pytest
 
@@ -91,6 +92,15 @@ def test_what_the_page_says(tmp_path):
     assert "+2.35" in page.text and "0.012" in page.text and "4 of 4 sentences" in page.text
     assert re.search(r"\blr 0\.002\b", page.text), "of a flag given twice, the last counts"
     assert page.tags.count("svg") == 1 and page.text.count("learning rate") == 1
+
+
+def test_without_matplotlib_the_page_has_no_curves_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    page = report(make_run(tmp_path / "job"))
+    assert "This page has no curves: drawing needs matplotlib" in page.text and "svg" not in page.tags
+    assert "12.35" in page.text and "das Haus" in page.text
+    assert "the page has no curves: drawing needs matplotlib" in capsys.readouterr().err
 
 
 def test_it_needs_no_other_file_and_runs_no_text(tmp_path):

@@ -10,9 +10,10 @@ import sys
 import pytest
 import torch
 
+from fairseq_deep.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.registry import UsageError
 from fairseq_deep.tools import main
-from fairseq_deep.translation import Translator, find_bundle
+from fairseq_deep.translation import Translator, build_task, find_bundle, load_state
 from tests import forkserver
 from tests.commands import PACKAGE, run
 
@@ -55,8 +56,8 @@ def test_the_length_penalty_is_that_of_the_recipe(trained, tmp_path):
     assert bundle.gnmt_lenpen and not find_bundle(str(trained)).gnmt_lenpen
     ours, stock = (Translator([each], beam=3, lenpen=0.8, nbest=3) for each in (bundle, find_bundle(str(trained))))
     line = (trained / "text/raw/test.en").read_text().splitlines()[0]
-    scores = {each.text: each.score for each in stock.translate([line])[0]}
-    for each in ours.translate([line])[0]:  # (5 + n) / 6 is less than n, and divides by less
+    scores = {each.text: each.score for each in stock.translate_nbest([line])[0]}
+    for each in ours.translate_nbest([line])[0]:  # (5 + n) / 6 is less than n, and divides by less
         assert each.score < scores[each.text]
     words = ["translate", tmp_path, "--input", trained / "text/raw/test.en"]
     assert run("fairseq-deep", *words).stdout == run("fairseq-deep", *words, "--gnmt-lenpen").stdout
@@ -175,11 +176,46 @@ def test_in_other_precisions(trained, translate):
 
 
 def test_from_python(trained):
-    found = Translator([find_bundle(str(trained))], beam=2, nbest=2, cpu=True).translate(["We see.", ""])
+    translator = Translator(str(trained), beam=2, nbest=2, cpu=True)
+    found = translator.translate_nbest(["We see.", ""])
+    assert translator.translate("We see.") == found[0][0].text
+    assert translator.translate(["We see.", ""]) == [found[0][0].text, ""] and translator.translate([]) == []
+    assert Translator([trained], beam=2, nbest=2, cpu=True).translate_nbest(["We see."]) == found[:1]
+    with pytest.raises(UsageError, match="sentence 2 has more tokens than the model's 24 positions; split it"):
+        translator.translate(["We see.", "We see. " * POSITIONS])
+    with pytest.raises(UsageError, match="takes a list of strings"):
+        translator.translate_nbest("We see.")
+    with pytest.raises(UsageError, match="Translator has no model"):
+        Translator([])
     for name, value in (("constraints", "ordered"), ("score_reference", True)):
         with pytest.raises(UsageError, match=f"{name} needs more than a source"):
             Translator([find_bundle(str(trained))], **{name: value})
     assert len(found[0]) == 2 and found[0][0].score >= found[0][1].score and found[1][0].text == ""
+
+
+def test_languages_are_those_of_the_data(trained, alone, tmp_path):
+    """As binarised data name them; dictionaries name the other one of the language that is given."""
+    folder = shutil.copytree(alone, tmp_path / "alone")
+    no_languages(folder)
+    bundle = find_bundle(str(folder / "averaged.pt"), data=str(trained / "data-bin"))
+    config = load_state(bundle)["cfg"]
+    cases = (({"data": str(trained / "data-bin")}, "en de"), ({"source_lang": "en"}, "en de"))
+    cases += (({"target_lang": "en"}, "de en"),)
+    for given, languages in cases:
+        task = build_task(find_bundle(str(folder / "averaged.pt"), **given), config).cfg
+        assert f"{task.source_lang} {task.target_lang}" == languages, given
+
+
+@pytest.mark.parametrize("command", ["translate", "package", "export"])
+def test_the_languages_have_short_flags(command):
+    required = [] if command == "translate" else ["--output", "out"]
+    args = main.parse([command, "model", *required, "-s", "de", "-t", "en"])
+    assert (args.source_lang, args.target_lang) == ("de", "en")
+
+
+def test_from_pretrained_finds_the_dictionaries_of_a_recipe(trained):
+    model = DeepTransformerModel.from_pretrained(str(trained), "averaged.pt")
+    assert model.task.source_dictionary == model.task.load_dictionary(str(trained / "data-bin/dict.en.txt"))
 
 
 def damage(name):
@@ -202,7 +238,7 @@ def no_languages(folder):
     import torch
 
     state = torch.load(folder / "averaged.pt", weights_only=False)
-    state["cfg"]["task"]["source_lang"] = None
+    state["cfg"]["task"]["source_lang"] = state["cfg"]["task"]["target_lang"] = None
     torch.save(state, folder / "averaged.pt")
 
 
@@ -223,7 +259,8 @@ BAD = {
                            "{parts} has sub-words, and there are no merges to cut words with: give --bpe-codes"),
     "not merges": (damage("code"), ["{model}"], "{parts}/code has no merges of subword-nmt: Error: invalid line 1"),
     "no object": (damage("steps.json"), ["{model}"], "cannot read {parts}/steps.json: "),
-    "no language": (no_languages, ["{model}"], "{model} does not name its languages: give --source-lang"),
+    "no language": (no_languages, ["{model}"], "{model} does not name its languages, and {parts} does not tell them: "
+                    "give --source-lang and --target-lang"),
     "several": (None, ["{model}", "--nbest", "2"], "--nbest 2 gives several translations of a line: add --json"),
     "too many": (None, ["{model}", "--nbest", "9", "--json"], "--nbest 9 is more than --beam 4: choose a larger beam"),
     "input": (None, ["{model}", "--input", "{here}/no"], "cannot read {here}/no: No such file"),

@@ -1,0 +1,127 @@
+"""list the flags that this package adds to fairseq: method or axis, type or choices, default, help"""
+
+import argparse
+import inspect
+import json
+from collections.abc import Iterator
+from typing import Any, Callable, Optional
+
+from fairseq_deep.tools import UserError, check_fairseq, format_table
+
+HEADER = ("flag", "of", "type", "default", "help")
+GENERAL, TASK = "model", "task"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the method and ``--json``."""
+    text = "a method (dlcl), an axis (layer-agg), 'model' or 'task' (default: all flags)"
+    parser.add_argument("method", nargs="?", metavar="METHOD", help=text)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the flags of the method or axis."""
+    check_fairseq()
+    records = list(_records())
+    if args.method is not None:
+        records = _select(records, args.method)
+    if args.json:
+        print(json.dumps(records, indent=2))
+        return 0
+    rows = [HEADER]
+    for record in records:
+        of = f"{record['axis']} {'|'.join(record['methods'])}".strip()
+        kind = "|".join(record["choices"]) if record["choices"] else record["type"]
+        default = "-" if record["default"] is None else str(record["default"])
+        rows.append((record["flag"], of, kind, default, record["help"]))
+    print(format_table(rows))
+    print(f"{len(records)} flag{'s' if len(records) != 1 else ''}; default -: no value")
+    return 0
+
+
+def _select(records: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    from fairseq_deep.models.description import REGISTRIES
+    from fairseq_deep.registry import nearest
+
+    wanted = name.lstrip("-").replace("_", "-")
+    methods = {method for registry in REGISTRIES for method in registry.names()}
+    groups = {record["axis"].lstrip("-") for record in records}
+    if wanted not in methods | groups:
+        hint = nearest(wanted, methods | groups) or f"; methods: {', '.join(sorted(methods))}"
+        raise UserError(f"METHOD: unknown method or axis ({name}){hint}; 'fairseq-deep flags' lists all")
+    return [record for record in records if wanted in (record["axis"].lstrip("-"), *record["methods"])]
+
+
+def _records() -> Iterator[dict[str, Any]]:
+    """Yield a record for each flag, as the parsers of fairseq-train have it."""
+    from fairseq.models.transformer import TransformerModel
+    from fairseq.tasks.translation import TranslationTask
+
+    from fairseq_deep.models.deep_transformer import DeepTransformerModel
+    from fairseq_deep.models.description import DECODER, SIDED
+    from fairseq_deep.task import DeepTranslationTask
+
+    axes = {**SIDED, **DECODER}
+    owners = dict(_owners())
+    for dest, action in added(DeepTransformerModel.add_args, TransformerModel.add_args).items():
+        axis = next((axis for axis in axes if dest == axis or axis in SIDED and dest.endswith(f"_{axis}")), None)
+        if dest in owners:
+            registry, methods, default = owners[dest]
+            yield _record(action, registry.kind, methods, default)
+        elif axis is not None:
+            registry, default = axes[axis]
+            yield _record(action, registry.kind, [], default if dest == axis else None, registry.names())
+        else:
+            yield _record(action, GENERAL, [], False if action.nargs == 0 else None)
+    for action in added(DeepTranslationTask.add_args, TranslationTask.add_args).values():
+        yield _record(action, TASK, [], action.default)
+
+
+def _owners() -> Iterator[tuple[str, tuple[Any, list[str], Any]]]:
+    """Yield each flag of a method: its name in the arguments, its registry, its methods, its default in new models."""
+    from fairseq_deep.models.description import REGISTRIES
+
+    for registry in REGISTRIES:
+        for name in registry.names():
+            method, prefix = registry.get(name), registry.prefix(name)
+            parameters = inspect.signature(method.__init__).parameters
+            for dest, action in actions(method.add_args).items():
+                option = dest[len(prefix) + 1 :]
+                default = parameters[option].default if option in parameters else None
+                default = getattr(method, "presets", {}).get(option, default)
+                shared = [other for other in registry.names() if dest in actions(registry.get(other).add_args)]
+                default = None if default is inspect.Parameter.empty else default
+                if action.nargs == 0:  # whether the switch is on: some, such as --lstm-no-attn-residual, store False
+                    default = default is action.const
+                yield dest, (registry, shared, default)
+
+
+def actions(add_args: Callable[[Any], None]) -> dict[str, argparse.Action]:
+    """Return the actions of the parser that *add_args* fills, by the names of their values."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_args(parser)
+    return {action.dest: action for action in parser._actions}
+
+
+def added(ours: Callable[[Any], None], stock: Callable[[Any], None]) -> dict[str, argparse.Action]:
+    """Return the actions that *ours* adds to those of *stock*."""
+    known = actions(stock)
+    return {dest: action for dest, action in actions(ours).items() if dest not in known}
+
+
+def _record(
+    action: argparse.Action, axis: str, methods: list[str], default: Any, choices: Optional[list[str]] = None
+) -> dict[str, Any]:
+    kinds = {int: "int", float: "float"}
+    kind = "switch" if action.nargs == 0 else kinds.get(action.type, "str")
+    choices = choices or ([str(choice) for choice in action.choices] if action.choices else None)
+    default = default if isinstance(default, (bool, int, float, type(None))) else str(default)
+    return {
+        "flag": max(action.option_strings, key=len),
+        "axis": axis,
+        "methods": methods,
+        "type": kind,
+        "choices": choices,
+        "default": default,
+        "help": " ".join((action.help or "").split()),
+    }
