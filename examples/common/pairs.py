@@ -15,6 +15,8 @@ import tarfile
 
 from corpus import describe, die, read_lines, replaced_folder, run
 from fetch import fetch, read_checksums
+from records import PAIRS
+from report import read_json
 
 ARCHIVE = "https://object.pouta.csc.fi/OPUS-100/v1.0/opus-100-corpus-v1.0.tar.gz"
 MEMBER = re.compile(r"(?:.*/)?(supervised|zero-shot)/([a-z]+-[a-z]+)/(opus\.\2-(train|dev|test)\.[a-z]+)")
@@ -138,13 +140,11 @@ def nonempty(lines):
 
 def split_translations(args):
     """Write test.SRC-TGT.hyp and .ref of each direction, and test.hyp.tgt and test.ref.tgt of them all."""
-    from fairseq_deep.tools.score import parse_generated
+    from fairseq_deep.tools.generated import best, read_generated
 
-    with open(os.path.join(args.text, "pairs.json"), encoding="utf-8") as stream:
-        tests = json.load(stream)
-    with open(args.generate_output, encoding="utf-8") as stream:
-        found = parse_generated(stream.read().split("\n"))[0]
-    hypotheses = [found[number] for number in sorted(found)]
+    tests = read_json(os.path.join(args.text, "pairs.json"), PAIRS)
+    found = read_generated(args.generate_output)
+    hypotheses = [best(found[number]) for number in sorted(found) if "H" in found[number]]
     references = list(read_lines(os.path.join(args.text, "test.tgt")))
     if len(hypotheses) != len(references) or len(references) != sum(count for _, count in tests):
         counts = f"{len(hypotheses)} translations of {len(references)} sentences"

@@ -1,7 +1,6 @@
 """What a run was made with (``env``) and what came out of it (``result``)."""
 
 import argparse
-import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -13,6 +12,7 @@ import subprocess
 import sys
 import time
 
+import records
 from corpus import die, run
 from settings import effective, read_command
 
@@ -105,26 +105,20 @@ def read_environment(exp):
         return {}
 
 
-def read_json(path):
-    """What *path* holds; nothing if it is not there."""
+def read_json(path, schema=None):
+    """Return what *path* holds; nothing if it is not there."""
     try:
-        with open(path, encoding="utf-8") as stream:
-            return json.load(stream)
-    except OSError:
-        return {}
-    except ValueError:
-        die(f"{path} is damaged, as after a power cut: delete it, then the same command makes it again")
+        return records.read_json(path, schema or {}, "delete it, then run the same command again")
+    except records.RecordError as problem:
+        die(str(problem))
 
 
 def read_records(exp):
-    """The lines of ``train.jsonl``; one that a full disk or a power cut has torn is left out."""
-    records = []
-    with open(os.path.join(exp, "train.jsonl"), encoding="utf-8", errors="replace") as stream:
-        for line in stream:
-            with contextlib.suppress(ValueError):
-                record = json.loads(line)
-                records += [record] if isinstance(record, dict) else []
-    return records
+    """Return the lines of ``train.jsonl``, without any that a full disk or a power cut has torn."""
+    try:
+        return list(records.read_json_lines(os.path.join(exp, "train.jsonl"), records.TRAINED))
+    except records.RecordError as problem:
+        die(str(problem))
 
 
 def training_facts(exp):
@@ -173,7 +167,8 @@ def trained_with(exp):
 
 def read_scores(exp, subset):
     measures = {"sacrebleu": "", "tokenised": "-tokenized", "compound_split": "-compound-split"}
-    return {name: read_json(os.path.join(exp, f"score-{subset}{suffix}.json")) for name, suffix in measures.items()}
+    paths = {name: os.path.join(exp, f"score-{subset}{suffix}.json") for name, suffix in measures.items()}
+    return {name: read_json(path, records.SCORE) for name, path in paths.items()}
 
 
 def typed(text):
@@ -186,7 +181,7 @@ def typed(text):
 
 def read_data(exp):
     for folder in ("raw", "bpe"):
-        data = read_json(os.path.join(exp, "text", folder, "data.json"))
+        data = read_json(os.path.join(exp, "text", folder, "data.json"), records.DATA)
         if data:
             return data
     return {}

@@ -7,6 +7,7 @@ import os
 import statistics
 
 from corpus import die, run
+from records import RESULT
 from report import read_json, write_text
 
 from fairseq_deep.tools import format_table
@@ -47,7 +48,7 @@ def spread(values):
 
 def collect(exp, seeds, failed):
     """Return the record of all seeds, and the figures of each."""
-    records = {seed: read_json(os.path.join(exp, f"seed{seed}", "RESULT.json")) for seed in seeds}
+    records = {seed: read_json(os.path.join(exp, f"seed{seed}", "RESULT.json"), RESULT) for seed in seeds}
     for seed, record in records.items():
         if not record:
             die(f"{exp}/seed{seed}/RESULT.json is missing: run again with --stage 7")

@@ -42,6 +42,7 @@ resolve_against() {
   for n in "${runs[@]}"; do
     [[ -f $(hypotheses_of "$n") ]] || die "--against: there is no $(hypotheses_of "$n"): that run has to come to its end first"
   done
+  [[ ! $against -ef $exp ]] || die "--against $against is this run itself: give another one"
 }
 
 # enter_seed N, in a sub-shell: from here on the folder and all settings are those of this seed.

@@ -5,6 +5,7 @@ import os
 import re
 import statistics
 
+from records import RESULT
 from report import read_json, read_records
 from seeds import spread
 
@@ -99,7 +100,7 @@ def _diagnosed(folder):
 
 
 def _figures(folder):
-    result = read_json(os.path.join(folder, "RESULT.json"))
+    result = read_json(os.path.join(folder, "RESULT.json"), RESULT)
     records = read_records(folder)
     # of what was done twice, after a stop, the second time counts
     inner = {int(record["num_updates"]): record for record in records if record["kind"] == "train_inner"}

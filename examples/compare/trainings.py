@@ -13,6 +13,7 @@ import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from progress import clock
+from records import RESULT
 from report import read_json
 
 from fairseq_deep.tools import write_text
@@ -217,7 +218,7 @@ class Trainings:
         if self.stopping:
             return
         run.finish(time.time() - run.begun)
-        result = read_json(os.path.join(run.folder, "RESULT.json"))
+        result = read_json(os.path.join(run.folder, "RESULT.json"), RESULT)
         found = f"BLEU {result['bleu']:.2f}" if "bleu" in result else f"valid ppl {result['valid_ppl']:.2f}"
         print(f"{run.name}: done in {clock(time.time() - run.begun)}, {found}; {self._left()}", flush=True)
 

@@ -5,22 +5,32 @@ embeddings), are left out when a model is packaged.
 """
 
 import argparse
-import json
-import math
 import os
-import re
-from typing import Any, Callable, Dict, List, NoReturn, Tuple
+from typing import Any, Dict
 
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
 
 from ..models.deep_transformer import DeepTransformerModel
+from ..records import (
+    LARGEST_NUMBER,
+    SEARCH,
+    STEPS,
+    check,
+    exactly,
+    is_number,
+    language,
+    number,
+    one_of,
+    optional,
+    parse,
+    text,
+    truth,
+    whole,
+)
 from .folder import CODES, CONFIG, PackageError, check_sums, read_text
 
 FORMAT, VERSION = "fairseq_deep package", 1
-TOKENIZERS = ("moses", "none")
-LARGEST_NUMBER = 1_000_000
-"""No size, position or depth of a model is above it."""
 LEFT_OUT = (
     *("encoder_embed_path", "decoder_embed_path", "encoder_xformers_att_config", "decoder_xformers_att_config"),
     *("encoder_layers_to_keep", "decoder_layers_to_keep", "checkpoint_activations", "offload_activations"),
@@ -29,68 +39,39 @@ LEFT_OUT = (
 )
 """Flags of the model that are about files, parts of it, or training."""
 
-Check = Callable[[Any], bool]
+_line = text(r"[^\x00-\x1f\x7f]{0,200}", "one line of text")
+_positions = whole(1, LARGEST_NUMBER)
+_option = text(r"[\w.,+ \[\]-]{0,100}", "a short text")
+_size = whole(-1, LARGEST_NUMBER)
 
-
-def _truth(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _sub_words(value: Any) -> bool:
-    return value is None or isinstance(value, str) and value in CODES
-
-
-def _text(pattern: str) -> Check:
-    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
-
-
-def _whole(least: int, most: int) -> Check:
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def _number(least: float, most: float) -> Check:
-    return lambda value: _is_number(value) and least <= value <= most
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, int):
-        return not isinstance(value, bool) and abs(value) < 1 << 53
-    return isinstance(value, float) and math.isfinite(value)
-
-
-_line = _text(r"[^\x00-\x1f\x7f]{0,200}")
-_language = _text(r"[A-Za-z0-9_.-]{1,32}")
-_positions = _whole(1, LARGEST_NUMBER)
-_option = _text(r"[\w.,+ \[\]-]{0,100}")
-
-TOP: Dict[str, Check] = {
-    "format": lambda value: value == FORMAT,
-    "version": _whole(VERSION, VERSION),
-    "name": _line,
-    "licence": _line,
-    "arch": _text(r"\w{1,100}"),
-    **{section: lambda value: isinstance(value, dict) for section in ("model", "tied", "made_with")},
-}
-SECTIONS: Dict[str, Dict[str, Check]] = {
-    "task": {
-        "source_lang": _language,
-        "target_lang": _language,
-        "left_pad_source": _truth,
-        "left_pad_target": _truth,
+TASK = exactly(
+    {
+        "source_lang": language,
+        "target_lang": language,
+        "left_pad_source": truth,
+        "left_pad_target": truth,
         "max_source_positions": _positions,
         "max_target_positions": _positions,
-        "truncate_source": _truth,
-    },
-    "text": {"tokenizer": lambda value: value in TOKENIZERS, "lowercase": _truth, "sub_words": _sub_words},
-    "search": {
-        "beam": _whole(1, 1000),
-        "lenpen": _number(0, 100),
-        "gnmt_lenpen": _truth,
-        "max_len_a": _number(0, 100),
-        "max_len_b": _whole(1, LARGEST_NUMBER),
-    },
-    "criterion": {"label_smoothing": _number(0, 1)},
-}
+        "truncate_source": truth,
+    }
+)
+CONTENT = exactly(
+    {
+        "format": one_of(FORMAT),
+        "version": whole(VERSION, VERSION),
+        "name": _line,
+        "licence": _line,
+        "arch": text(r"\w{1,100}", "the name of an architecture"),
+        "task": TASK,
+        "text": exactly({**STEPS, "sub_words": optional(one_of(*CODES))}),
+        "search": exactly(SEARCH),
+        "criterion": exactly({"label_smoothing": number(0, 1)}),
+        "model": {},
+        "tied": {"*": text(r"[\w.]{1,200}", "the name of a tensor")},
+        "made_with": {"*": _line},
+    }
+)
+"""The schema of ``config.json``. The settings of ``model`` are those of its architecture."""
 
 LATER = {"max_len_a": 1.0, "max_len_b": 50}
 """Settings of the search that the first packages lack, and what they were translated with."""
@@ -103,11 +84,11 @@ def read_config(folder: str) -> Dict[str, Any]:
         PackageError: it is damaged, no JSON, or says what it may not say
     """
     check_sums(folder, [CONFIG])
-    path, text = os.path.join(folder, CONFIG), read_text(folder, CONFIG)
+    path, content = os.path.join(folder, CONFIG), read_text(folder, CONFIG)
     try:
-        config = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=once)
-    except (ValueError, RecursionError) as error:
-        raise PackageError(f"{path}: no configuration of a packaged model ({str(error)[:100]})") from error
+        config = parse(content)
+    except ValueError as error:
+        raise PackageError(f"{path}: no configuration of a packaged model ({error})") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise PackageError(f"{path}: no configuration of a packaged model (its format is not {FORMAT!r})")
     if config.get("version") != VERSION:
@@ -121,51 +102,21 @@ def read_config(folder: str) -> Dict[str, Any]:
     return config
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
-def once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
-    """An object of JSON whose names differ.
-
-    Raises:
-        ValueError: they do not
-    """
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name stands twice in one object")
-    return found
-
-
 def check_config(config: Dict[str, Any]) -> None:
     """Refuse a configuration that is not whole, or says more than it may.
 
     Raises:
         ValueError: what is wrong, in words
     """
-    _check("it", {key: value for key, value in config.items() if key not in SECTIONS}, TOP)
-    for name, checks in SECTIONS.items():
-        if not isinstance(config.get(name), dict):
-            raise ValueError(f"it has no section {name}")
-        _check(name, config[name], checks)
-    for section, checks in (("tied", _text(r"[\w.]{1,200}")), ("made_with", _line)):
-        _check(section, config[section], {key: checks for key in config[section] if _line(key)})
+    check(config, CONTENT)
+    for name in (*config["tied"], *config["made_with"]):
+        if not _line(name):
+            raise ValueError(f"a name is not one line of text ({name[:60]!r})")
     known = model_settings(config["arch"])
     for key, value in config["model"].items():
         if key not in known:
             raise ValueError(f"model has the unknown setting {key[:60]!r}")
         check_setting(known[key], value)
-
-
-def _check(section: str, content: Dict[str, Any], checks: Dict[str, Check]) -> None:
-    for key in checks:
-        if key not in content:
-            raise ValueError(f"{section} lacks {key}")
-    for key, value in content.items():
-        if key not in checks:
-            raise ValueError(f"{section} has the unknown setting {key[:60]!r}")
-        if not checks[key](value):
-            raise ValueError(f"{key} cannot be {repr(value)[:60]}")
 
 
 def model_settings(arch: str) -> Dict[str, argparse.Action]:
@@ -192,17 +143,14 @@ def check_setting(action: argparse.Action, value: Any) -> None:
         return
     items = value if isinstance(value, list) and len(value) <= 100 else [value]
     if action.nargs == 0:
-        right = _truth(value)
+        right = truth(value)
     elif action.type is int:
         right = _size(value)
     elif action.type is float:
-        right = _is_number(value)
+        right = is_number(value)
     elif action.choices is not None:
         right = isinstance(value, str) and value in action.choices
     else:
-        right = all(_option(item) or _is_number(item) and abs(item) <= LARGEST_NUMBER for item in items)
+        right = all(_option(item) or is_number(item) and abs(item) <= LARGEST_NUMBER for item in items)
     if not right:
         raise ValueError(f"{action.dest} cannot be {repr(value)[:60]}")
-
-
-_size = _whole(-1, LARGEST_NUMBER)

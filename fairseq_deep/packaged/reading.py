@@ -7,7 +7,6 @@ checked before anything is made of them.
 import argparse
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import re
@@ -24,7 +23,8 @@ from torch import Tensor
 from ..compat import skip_initialisation
 from ..models.checkpoints import state_differences
 from ..models.dictionaries import KEY, sums
-from .config import once, read_config
+from ..records import parse
+from .config import read_config
 from .folder import CODES, CONFIG, WEIGHTS, PackageError, check_sums, dictionary_name, folder_of, place, refuse_others
 
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}
@@ -124,8 +124,8 @@ def check_header(path: str) -> None:
     if LARGEST_HEADER < size <= os.path.getsize(path):
         raise PackageError(f"{path}: refused, because its header has {size:,} bytes, more than {LARGEST_HEADER:,}")
     try:
-        header = json.loads(content.decode(), object_pairs_hook=once)
-    except (ValueError, RecursionError) as error:
+        header = parse(content.decode())
+    except ValueError as error:
         reason = " ".join(str(error).split())[:100]
         raise PackageError(f"{path}: no whole file of safetensors ({reason})") from error
     if isinstance(header, dict) and header.get("__metadata__") not in (None, {"format": "pt"}):

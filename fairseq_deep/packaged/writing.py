@@ -10,7 +10,7 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from .config import FORMAT, LEFT_OUT, SECTIONS, VERSION, check_config, model_settings
+from .config import FORMAT, LEFT_OUT, TASK, VERSION, check_config, model_settings
 from .folder import CARD, CODES, CONFIG, WEIGHTS, PackageError, dictionary_name, write_sums
 from .reading import TYPES
 
@@ -56,7 +56,7 @@ def make_config(name: str, licence: str, flags: argparse.Namespace, tied: Dict[s
     model = {key: given[key] for key in sorted(known) if key in given}
     config = {"format": FORMAT, "version": VERSION, "name": name, "licence": licence, "arch": arch, **sections,
               "model": model, "tied": tied}  # fmt: skip
-    config["task"] = {key: sections["task"][key] for key in SECTIONS["task"]}
+    config["task"] = {key: sections["task"][key] for key in TASK}
     check_config(config)
     return config
 

@@ -5,12 +5,12 @@ folder. Several are drawn in one picture; a training that was stopped and went o
 """
 
 import argparse
-import json
 import os
 import re
 from collections.abc import Sequence
 from typing import Any, Optional
 
+from fairseq_deep.records import LOGGED, check, numeral, parse
 from fairseq_deep.tools import UserError, check_outputs, figures, format_table, read_lines, write_text
 
 # panel -> what it is called in the log: in training (after each interval), and in validation
@@ -89,13 +89,16 @@ def read_run(path: str) -> Run:
         UserError: it cannot be read, or holds no training
     """
     curves: Run = {}
-    for line in read_lines(path):
+    for place, line in enumerate(read_lines(path), 1):
         entry = _entry(line)
-        update = _number(entry.get("num_updates", entry.get("valid_num_updates")))
-        for name, value in entry.items():
-            number = _number(value)
-            if update is not None and number is not None:
-                curves.setdefault(name, {})[int(update)] = number
+        try:
+            check(entry, LOGGED)
+        except ValueError as error:
+            raise UserError(f"{path}:{place}: {error}; remove the line") from error
+        update = entry.get("num_updates", entry.get("valid_num_updates"))
+        for name, value in entry.items() if update is not None else ():
+            if numeral(value):
+                curves.setdefault(name, {})[int(float(update))] = float(value)
     if not any(name in curves for names in MEASURES.values() for name in names):
         raise UserError(f"{path} is no log of a training: it has no line with train_inner or valid")
     return {name: dict(sorted(curve.items())) for name, curve in curves.items()}
@@ -107,19 +110,12 @@ def _entry(line: str) -> dict[str, Any]:
     text = found[2] if found else line
     if text.startswith("{"):
         try:
-            entry = json.loads(text)
+            entry = parse(text)
         except ValueError:
             return {}
         return entry if found or entry.get("kind") in ("train_inner", "valid") else {}
     prefix = "valid_" if found and found[1] == "valid" else ""
     return {prefix + name: value for name, value in SIMPLE.findall(text)} if found else {}
-
-
-def _number(value: Any) -> Optional[float]:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
 
 
 def _summary(runs: dict[str, Run]) -> list[tuple[str, ...]]:

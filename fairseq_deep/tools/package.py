@@ -6,11 +6,11 @@ from_pretrained and fairseq-generate load it, with the translations of the check
 
 import argparse
 import contextlib
-import json
 import os
 import platform
 from typing import Any
 
+from fairseq_deep import records
 from fairseq_deep.tools import UserError, check_fairseq, check_new_folder, new_folder, translate
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -126,11 +126,7 @@ def counts(model: Any, tensors: dict[str, Any], task: Any) -> dict[str, str]:
 
 def record_of(run: str) -> dict[str, Any]:
     """Return what the recipe wrote down of its run; nothing for a lone checkpoint."""
-    path = os.path.join(run, "RESULT.json")
-    if not os.path.isfile(path):
-        return {}
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
+    return records.read_json(os.path.join(run, "RESULT.json"), records.RESULT, records.RERUN, UserError)
 
 
 def check_written(folder: str, content: Any) -> None:

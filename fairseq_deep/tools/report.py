@@ -4,7 +4,6 @@ The page needs no network and no other file. What an experiment has not come to 
 """
 
 import argparse
-import json
 import math
 import os
 import shlex
@@ -12,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Optional
 
+from fairseq_deep.records import RERUN, RESULT, SEEDS, read_json
 from fairseq_deep.tools import UserError, at_least_one, check_outputs, curves, figures, read_lines, samples, write_text
 
 TEMPLATE = "report.html.jinja"
@@ -42,11 +42,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"there is no folder {folder}: give the folder of a recipe's experiment")
     output = args.output or os.path.join(folder, "report.html")
     check_outputs([output], [folder, args.generate_output], own=["report.html"])
-    try:
-        page = gather(folder, args.samples, args.generate_output)
-    except (KeyError, TypeError, AttributeError) as error:
-        cause = f"{folder}/RESULT.json is not what a recipe writes ({error!r})"
-        raise UserError(f"{cause}: run again with --stage 7") from error
+    page = gather(folder, args.samples, args.generate_output)
     title = args.title or os.path.basename(os.path.abspath(folder))
     write_text(output, render(title=title, **page))
     print(f"{folder} -> {output}")
@@ -70,9 +66,9 @@ def gather(folder: str, count: int, generated: Optional[str] = None) -> dict[str
     if not command:
         raise UserError(f"{folder} holds no train.sh: give the folder of a recipe that has begun to train")
     flags = _flags(command)
-    record = _json(os.path.join(first, "RESULT.json"))
+    record = _result(first, RESULT)
     return {
-        "seeds": _json(os.path.join(folder, "RESULT.json")) if seeds else {},
+        "seeds": _result(folder, SEEDS) if seeds else {},
         "record": record,
         "scores": _scores(record),
         "against": _against(record),
@@ -85,20 +81,12 @@ def gather(folder: str, count: int, generated: Optional[str] = None) -> dict[str
 
 def _seeds(folder: str) -> list[int]:
     names = (name[4:] for name in os.listdir(folder) if name.startswith("seed"))
-    found = sorted(int(name) for name in names if name.isdigit())
+    found = sorted(int(name) for name in names if name.isascii() and name.isdigit())
     return [seed for seed in found if os.path.isfile(os.path.join(folder, f"seed{seed}", "train.sh"))]
 
 
-def _json(path: str) -> dict[str, Any]:
-    if not os.path.isfile(path):
-        return {}
-    try:
-        content = json.loads("\n".join(read_lines(path)))
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}): finish the experiment again with --stage 7") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is not what a recipe writes: it holds no object")
-    return content
+def _result(folder: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return read_json(os.path.join(folder, "RESULT.json"), schema, RERUN, UserError)
 
 
 def _command(path: str) -> list[str]:

@@ -5,9 +5,9 @@ import re
 from typing import Any, Optional
 
 from fairseq_deep.tools import UserError, read_lines
+from fairseq_deep.tools.generated import Sentences, best, read_generated
 
-LINE = re.compile(r"([STHDA])-(\d+)(?:\t|$)")
-LINKS = re.compile(r"(\d+-\d+)( \d+-\d+)*")
+LINKS = re.compile(r"(\d{1,6}-\d{1,6})( \d{1,6}-\d{1,6})*")
 WIDEST = 40  # tokens of a sentence whose alignment is still drawn
 
 
@@ -50,41 +50,26 @@ def _from_recipe(folder: str, source: Optional[str], target: Optional[str]) -> l
 
 def from_output(path: str) -> list[dict[str, Any]]:
     """The sentences of an output of ``fairseq-generate``, by their numbers."""
-    lines = _read_output(path)
-    alignments = _aligned(lines)
-    found = [
+    sentences = read_generated(path)
+    alignments = _aligned(sentences)
+    return [
         {
             "line": number + 1,
             "source": _joined(kinds.get("S", "")),
-            "ours": _joined(kinds.get("D", kinds["H"])),
+            "ours": _joined(best(kinds)),
             "reference": _joined(kinds.get("T", "")),
             "alignment": alignments.get(number + 1),
         }
-        for number, kinds in sorted(lines.items())
+        for number, kinds in sorted(sentences.items())
         if "H" in kinds
     ]
-    if not found:
-        raise UserError(f"{path} holds no line 'H-...'; give the output of fairseq-generate, run without --quiet")
-    return found
-
-
-def _read_output(path: str) -> dict[int, dict[str, str]]:
-    """Sentence -> kind of line -> its text; of several hypotheses the first, which is the best."""
-    sentences: dict[int, dict[str, str]] = {}
-    for line in read_lines(path):
-        match = LINE.match(line)
-        if match:
-            scored = match[1] in "HD"
-            fields = line.split("\t", 2 if scored else 1)
-            sentences.setdefault(int(match[2]), {}).setdefault(match[1], fields[-1] if len(fields) > 1 + scored else "")
-    return sentences
 
 
 def _alignments(path: str) -> dict[int, dict[str, Any]]:
-    return _aligned(_read_output(path)) if os.path.isfile(path) else {}
+    return _aligned(read_generated(path)) if os.path.isfile(path) else {}
 
 
-def _aligned(sentences: dict[int, dict[str, str]]) -> dict[int, dict[str, Any]]:
+def _aligned(sentences: Sentences) -> dict[int, dict[str, Any]]:
     """Line -> tokens of both sides and their links (source, target).
 
     Alignments count sub-words. Where ``--remove-bpe`` has joined these, their numbers point past the words that are

@@ -26,6 +26,7 @@ from fairseq_deep.tools import (
     significance,
     write_text,
 )
+from fairseq_deep.tools.generated import best, read_generated
 
 MEASURES = {
     "sacrebleu": "sacreBLEU (detokenised text)",
@@ -34,7 +35,6 @@ MEASURES = {
 }
 # ASCII: only ASCII white space separates, as where the substitution runs on bytes.
 _COMPOUND = re.compile(r"(\S)-(\S)", re.ASCII)
-_GENERATED = re.compile(r"([HDT])-(\d+)(?:\t|$)")
 
 
 class Texts(NamedTuple):
@@ -178,23 +178,6 @@ def split_compounds(line: str) -> str:
     return _COMPOUND.sub(r"\1 ##AT##-##AT## \2", line)
 
 
-def parse_generated(lines: list[str]) -> tuple[dict[int, str], dict[int, str]]:
-    """Return the best hypothesis and the reference of each sentence id in the output of ``fairseq-generate``.
-
-    Of several hypotheses (``--nbest``) the first is the best. A D- line, the hypothesis after ``--bpe`` and
-    ``--tokenizer``, beats the H- line: the T- line has been through these, too. Without these flags both are equal.
-    """
-    kinds: dict[str, dict[int, str]] = {"H": {}, "D": {}, "T": {}}
-    for line in lines:
-        match = _GENERATED.match(line)
-        if match:
-            kind, sentence = match[1], int(match[2])
-            fields = line.split("\t", 1 if kind == "T" else 2)
-            text = fields[-1] if len(fields) == (2 if kind == "T" else 3) else ""
-            kinds[kind].setdefault(sentence, text)
-    return {**kinds["H"], **kinds["D"]}, kinds["T"]
-
-
 def _check_arguments(args: argparse.Namespace) -> None:
     if args.sys and not args.ref:
         raise UserError("--sys needs --ref FILE, the references")
@@ -228,9 +211,9 @@ def _read_pair(system: str, paths: list[str]) -> Texts:
 
 def _read_generated(args: argparse.Namespace) -> Texts:
     path = args.generate_output
-    hypotheses, targets = parse_generated(read_lines(path))
-    if not hypotheses:
-        raise UserError(f"{path} holds no line 'H-...'; give the output of fairseq-generate, run without --quiet")
+    sentences = read_generated(path)
+    hypotheses = {number: best(kinds) for number, kinds in sentences.items() if "H" in kinds}
+    targets = {number: kinds["T"] for number, kinds in sentences.items() if "T" in kinds}
     detokenize = _detokenizer(args.detokenize)
     if args.ref:
         sources, sets = args.ref, [dict(enumerate(read_lines(name))) for name in args.ref]

@@ -5,16 +5,14 @@ own folder or given by hand.
 """
 
 import dataclasses
-import json
 import os
 from typing import Any, Dict, Optional
 
 from .. import packaged
 from ..compat import reads_formats
-from ..packaged import TOKENIZERS
-from ..registry import UsageError
+from ..errors import UsageError
+from ..records import RERUN, RESULT, SEARCH, STEPS, read_json
 
-SEARCH = ("beam", "lenpen", "max_len_a", "max_len_b", "gnmt_lenpen")
 DEFAULT_SEARCH = {"beam": 4, "lenpen": 0.6, "max_len_a": 1.0, "max_len_b": 50}  # where the experiment does not say
 CHECKPOINTS = ("averaged.pt", "checkpoints/checkpoint_best.pt", "checkpoints/checkpoint_last.pt")
 CODES = ("code", "bpecodes", "spm.model")  # of subword-nmt, as fairseq's hub has them, too; of SentencePiece
@@ -100,7 +98,7 @@ def _of_recipe(folder: str) -> Dict[str, Any]:
         cure = "give one of its seeds, as seed1" if seeds else "give the folder of a recipe that has trained"
         raise UsageError(f"{folder} has none of {', '.join(CHECKPOINTS)}: {cure}, or a checkpoint")
     found = {"checkpoint": checkpoint, "data": os.path.join(folder, "data-bin")}
-    result = _read_json(os.path.join(folder, "RESULT.json"))
+    result = read_json(os.path.join(folder, "RESULT.json"), RESULT, RERUN, UsageError)
     found.update({name: result[name] for name in SEARCH if name in result})
     return {**found, **_prepared(os.path.join(folder, "text", "bpe"))}
 
@@ -113,28 +111,9 @@ def _beside(checkpoint: str) -> Dict[str, Any]:
 def _prepared(folder: str) -> Dict[str, Any]:
     """How the text was prepared: the merges in *folder*, and what its ``steps.json`` says."""
     codes = [os.path.join(folder, name) for name in CODES]
-    found = _read_json(os.path.join(folder, "steps.json"))
-    if found.get("tokenizer", "moses") not in TOKENIZERS:
-        known = " and ".join(TOKENIZERS)
-        raise UsageError(f"{folder}/steps.json has the tokenizer {found['tokenizer']}: there are {known}")
+    found = read_json(os.path.join(folder, "steps.json"), STEPS, "correct it", UsageError)
     return {
         "codes": next(filter(os.path.isfile, codes), None),
         "tokenizer": found.get("tokenizer", "moses"),
-        "lowercase": found.get("lowercase") is True,
+        "lowercase": found.get("lowercase", False),
     }
-
-
-def _read_json(path: str) -> Dict[str, Any]:
-    """The object in the file, or nothing where there is no file."""
-    if os.path.exists(path) and not os.path.isfile(path):  # to open a FIFO would wait for whoever writes to it
-        raise UsageError(f"cannot read {path}: it must be a regular file")
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"cannot read {path}: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} is not what the recipe writes: it holds no object")
-    return content

@@ -1,6 +1,7 @@
 """``--init-from`` from the command line: from a stock model to a deeper one that trains, goes on and translates."""
 
 import argparse
+import shutil
 
 import torch
 from fairseq.data import Dictionary
@@ -20,6 +21,8 @@ def test_a_deeper_model_starts_goes_on_and_translates_without_the_file(data, tmp
     old, save = tmp_path / "stock.pt", tmp_path / "save"
     run(*train_command(data, tmp_path / "old", *SHALLOW, *SHORT, "--max-update", "3", arch="transformer"))
     (tmp_path / "old/checkpoint_last.pt").rename(old)
+    for path in data.glob("dict.*.txt"):
+        shutil.copy(path, tmp_path)
 
     def train(updates, *flags, **options):
         flags = [*DEEP, *SHORT, "--init-from", old, "--max-update", updates, *flags]

@@ -106,7 +106,7 @@ BAD = {
     "one name": (["{log}", "{log}", "--names", "a"], "--names has 1 for 2 logs"),
     "one name twice": (["{log}", "{log}"], "two logs have the same name: give --names A,B"),
     "no picture": (["{log}", "--output", "{here}/a.txt"], "cannot draw {here}/a.txt: its name must end in"),
-    "onto itself": (["{log}", "--output", "{here}/a.png", "--csv", "{log}"], "cannot write {log}: the file is"),
+    "onto itself": (["{log}", "--output", "{here}/a.png", "--csv", "{log}"], "cannot write {log}: it is an input"),
 }
 
 

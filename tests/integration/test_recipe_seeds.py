@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -154,7 +155,7 @@ def test_an_average_by_updates_without_checkpoints_is_refused(tools, stubs, corp
 
 
 def test_two_seeds_from_text_to_significance(tools, corpus, tmp_path):
-    """Real programs, but for the look at the machine: averages by updates, two references, and a run against itself."""
+    """Real programs, but for the look at the machine: averages by updates, two references, and a copy to compare."""
     for name in SCRIPTS:
         recipes.write_program(tools / name, f"[[ $1 != doctor ]] || exit 0\n{server().stand_in(name)}")
     write_references(corpus, 1)
@@ -177,10 +178,17 @@ def test_two_seeds_from_text_to_significance(tools, corpus, tmp_path):
     assert (exp / "seed2/test.ref1.de").read_text() == "das Haus 1\n" * 11
 
     done = recipe(tools, exp, "--data", corpus, *words, "--against", exp, *model)
+    assert done.returncode == 2 and "is this run itself: give another one" in done.stderr
+    other = tmp_path / "other"
+    for seed in (1, 2):
+        (other / f"seed{seed}").mkdir(parents=True)
+        for path in (exp / f"seed{seed}").glob("test.*"):
+            shutil.copy(path, other / f"seed{seed}")
+    done = recipe(tools, exp, "--data", corpus, *words, "--against", other, *model)
     assert done.returncode == 0, done.stderr + done.stdout
     assert done.stdout.count("  done in ") == 2  # two scorings
     record = json.loads((exp / "RESULT.json").read_text())
     found = [record["runs"][seed]["scores"]["test"]["sacrebleu"]["against"] for seed in "12"]
-    assert [entry["system"] for entry in found] == [str(exp / f"seed{seed}") for seed in "12"]
+    assert [entry["system"] for entry in found] == [str(other / f"seed{seed}") for seed in "12"]
     assert set(found[0]["measures"]) == {"BLEU", "chrF"} and "nrefs:2" in found[0]["measures"]["chrF"]["signature"]
     assert record["difference"]["mean"] == 0 and re.search(r"^  1 .* \+0\.00  1\.000$", done.stdout, re.MULTILINE)

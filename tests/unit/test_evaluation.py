@@ -28,7 +28,7 @@ def test_impossible_settings_are_refused(text, words):
     with pytest.raises(UsageError) as refused:
         check(text)
     text = str(refused.value)
-    assert text.startswith("fairseq_deep: --eval-bleu-args: ") and words in text and "\n" not in text
+    assert text.startswith("--eval-bleu-args: ") and words in text and "\n" not in text
 
 
 def test_settings_of_no_evaluation_are_not_looked_at():

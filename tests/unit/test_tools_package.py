@@ -293,7 +293,7 @@ BAD = {
                   "beyond the range of torch.float16"),
     "pruned": (pruned, [], "{here}/odd.pt"),
     "of another package": (foreign, [], "{here}/odd.pt"),
-    "a name of two lines": (None, ["{run}", "--name", "a\nb"], "{run}/averaged.pt cannot be packaged: name cannot be"),
+    "a name of two lines": (None, ["{run}", "--name", "a\nb"], "{run}/averaged.pt cannot be packaged: name is "),
 }  # fmt: skip
 
 

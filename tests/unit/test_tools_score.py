@@ -12,6 +12,7 @@ import pytest
 import sacrebleu
 
 from fairseq_deep.tools import score as tool
+from fairseq_deep.tools.generated import best, parse_generated
 from fairseq_deep.tools.main import main
 
 REFERENCES = [
@@ -273,11 +274,12 @@ def test_generated_lines_are_detokenised_on_both_sides(generated, tmp_path, caps
 
 def test_decoded_line_beats_the_raw_one():
     lines = ["T-0\tI'm here.", "H-0\t-1\tI &apos;m h@@ ere .", "D-0\t-1\tI'm here."]
-    assert tool.parse_generated(lines) == ({0: "I'm here."}, {0: "I'm here."})
+    kinds = parse_generated(lines, "out")[0]
+    assert best(kinds) == kinds["T"] == "I'm here." and kinds["H"] == "I &apos;m h@@ ere ."
 
 
 def test_empty_hypothesis_may_have_lost_its_last_tab():
-    assert tool.parse_generated(["T-0", "H-0\t-1.5"]) == ({0: ""}, {0: ""})
+    assert parse_generated(["T-0", "H-0\t-1.5"], "out") == {0: {"T": "", "H": ""}}
 
 
 def test_references_may_come_from_a_file(generated, tmp_path, capsys):

@@ -258,7 +258,7 @@ BAD = {
     "merges are missing": (lambda folder: (folder / "code").unlink(), ["{model}"],
                            "{parts} has sub-words, and there are no merges to cut words with: give --bpe-codes"),
     "not merges": (damage("code"), ["{model}"], "{parts}/code has no merges of subword-nmt: Error: invalid line 1"),
-    "no object": (damage("steps.json"), ["{model}"], "cannot read {parts}/steps.json: "),
+    "no object": (damage("steps.json"), ["{model}"], "{parts}/steps.json: "),
     "no language": (no_languages, ["{model}"], "{model} does not name its languages, and {parts} does not tell them: "
                     "give --source-lang and --target-lang"),
     "several": (None, ["{model}", "--nbest", "2"], "--nbest 2 gives several translations of a line: add --json"),

@@ -54,6 +54,8 @@ aim_repo data distributed_init_method finetune_from_model input local_cache_path
 restore_file results_path save_dir tensorboard_logdir user_dir wandb_project
 """.split()
 """Settings of the run that wrote the checkpoint. Nothing opens them where it is used, but for the data: see `drop`."""
+STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
+"""Where Hydra's configuration of logging writes."""
 FETCHED = {
     "bert": {"bpe_vocab_file": "vocab.txt"},
     "gpt2": {"gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"},
@@ -142,7 +144,8 @@ def named(key, value):
     """Whether a setting names a file or an address to open."""
     if value is None or value is False or isinstance(value, (str, list, tuple, dict)) and not value:
         return False
-    return key in FILES or key not in OF_THE_RUN and isinstance(value, str) and "://" in value
+    address = isinstance(value, str) and "://" in value and value not in STREAMS
+    return key in FILES or key not in OF_THE_RUN and address
 
 
 def emptied(content, folder, found, seen, key=""):

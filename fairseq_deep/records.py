@@ -1,0 +1,304 @@
+"""Records: JSON files that recipes write, read with a schema.
+
+A record may come from somebody else. Every reader of one uses this module, which imports the standard library only.
+
+A schema is one of these:
+
+- a `Check`: the value satisfies it;
+- a dictionary: the value is an object. A name in the schema is optional, unless `needed` wraps its schema. The name
+  ``"*"`` stands for all others. Without it, other names are accepted and not checked, but in `exactly`;
+- a list of one schema: the value is a list of such values.
+
+Objects have no name twice, strings are valid Unicode, and nesting ends at `DEEPEST`.
+"""
+
+import json
+import math
+import os
+import re
+import stat
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Type
+
+LARGEST_FILE = 1 << 28
+"""Bytes of the largest record that is read."""
+DEEPEST = 50
+"""Most levels of nested objects and lists."""
+
+
+class RecordError(ValueError):
+    """A record that cannot be used. The message is one line: ``FILE: problem``."""
+
+
+class Check(NamedTuple):
+    """A condition on one value, and the words for it: "a whole number from 1 to 1000"."""
+
+    expected: str
+    holds: Callable[[Any], bool]
+
+    def __call__(self, value: Any) -> bool:
+        return self.holds(value)
+
+
+class exactly(Dict[str, Any]):
+    """A schema of an object that has all of these names and no other."""
+
+
+class needed(NamedTuple):
+    """A schema in an object whose name must be there."""
+
+    schema: Any
+
+
+def whole(least: int, most: int) -> Check:
+    """Return the check for a whole number from *least* to *most*."""
+    expected = f"a whole number from {least} to {most}"
+    return Check(expected, lambda value: type(value) is int and least <= value <= most)
+
+
+def number(least: float, most: float) -> Check:
+    """Return the check for a finite number from *least* to *most*."""
+    return Check(f"a number from {least} to {most}", lambda value: is_number(value) and least <= value <= most)
+
+
+def text(pattern: str, expected: str) -> Check:
+    """Return the check for a string that matches *pattern* as a whole."""
+    return Check(expected, lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None)
+
+
+def optional(check: Check) -> Check:
+    """Return the check for null or a value that satisfies *check*."""
+    return Check(f"{check.expected} or null", lambda value: value is None or check(value))
+
+
+def one_of(*values: Any) -> Check:
+    """Return the check for one of *values*."""
+    expected = "one of " + ", ".join(map(str, values)) if len(values) > 1 else str(values[0])
+    return Check(expected, lambda value: isinstance(value, str) and value in values)
+
+
+def is_number(value: Any) -> bool:
+    """Whether *value* is a finite number that a double holds exactly or nearly."""
+    if type(value) is int:
+        return abs(value) < 1 << 53
+    return type(value) is float and math.isfinite(value)
+
+
+def _is_figure(value: Any) -> bool:
+    return type(value) in (int, float) and not 1e30 < abs(value) < math.inf
+
+
+def _is_numeral(value: Any) -> bool:
+    if isinstance(value, str):
+        return re.fullmatch(r"[-+]?(\d{1,30}(\.\d{0,30})?(e[-+]?\d\d?)?|inf|nan)", value, re.IGNORECASE) is not None
+    return _is_figure(value)
+
+
+def _is_count(value: Any) -> bool:
+    return _is_numeral(value) and 0 <= float(value) <= MOST
+
+
+MOST = 1 << 50
+"""Largest count."""
+truth = Check("true or false", lambda value: isinstance(value, bool))
+line = text(r"[^\x00-\x1f\x7f]{0,1000}", "one line of text")
+language = text(r"[A-Za-z0-9_.-]{1,32}", "a language code")
+amount = whole(0, MOST)
+figure = Check("a number", _is_figure)  # measured: a training that diverged has NaN or Infinity
+numeral = Check("a number", _is_numeral)  # as fairseq logs it: a number, or a string with one
+count = Check("a number of at least 0", _is_count)
+
+
+def parse(content: str) -> Any:
+    """Return what the JSON text *content* holds.
+
+    NaN and Infinity are values, since a training that diverged has them; the checks of settings refuse them.
+
+    Raises:
+        ValueError: it is not JSON, names are repeated, nesting is too deep, or a string is no valid Unicode
+    """
+    try:
+        found = json.loads(content, object_pairs_hook=once)
+    except RecursionError:
+        raise ValueError(f"nested more than {DEEPEST} levels deep") from None
+    except ValueError as error:
+        raise ValueError(f"not valid JSON: {str(error)[:100]}") from None
+    _check_plain(found)
+    return found
+
+
+def once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+    """Return the object of *pairs*, whose names differ.
+
+    Raises:
+        ValueError: they do not
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is repeated in one object")
+    return found
+
+
+def _check_plain(value: Any) -> None:
+    level = [value]
+    for _ in range(DEEPEST):
+        parts = [part for each in level if isinstance(each, (dict, list)) for part in _parts(each)]
+        if any(isinstance(part, str) and re.search("[\ud800-\udfff]", part) for part in (*level, *parts)):
+            raise ValueError("a string has half of a surrogate pair")
+        level = parts
+        if not level:
+            return
+    raise ValueError(f"nested more than {DEEPEST} levels deep")
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from value
+        yield from value.values()
+    else:
+        yield from value
+
+
+def check(value: Any, schema: Any, name: str = "") -> None:
+    """Refuse a *value* that is not of *schema*.
+
+    Raises:
+        ValueError: ``NAME is VALUE, not EXPECTED``
+    """
+    if isinstance(schema, needed):
+        schema = schema.schema
+    if isinstance(schema, dict):
+        _expect(isinstance(value, dict), value, "an object", name)
+        prefix = f"{name}." if name else ""
+        for key, part in schema.items():
+            if isinstance(part, needed if not isinstance(schema, exactly) else object) and key not in value:
+                raise ValueError(f"{prefix}{key} is missing")
+        for key, part in value.items():
+            if isinstance(schema, exactly) and key not in schema:
+                raise ValueError(f"{name or 'the content'} has the unknown setting {_short(repr(key))}")
+            if key in schema or "*" in schema:
+                check(part, schema[key] if key in schema else schema["*"], prefix + key)
+    elif isinstance(schema, list):
+        _expect(isinstance(value, list), value, "a list", name)
+        for number, part in enumerate(value, 1):
+            check(part, schema[0], f"{name}[{number}]")
+    else:
+        _expect(schema(value), value, schema.expected, name)
+
+
+def _expect(holds: bool, value: Any, expected: str, name: str) -> None:
+    if not holds:
+        shown = repr(value) if isinstance(value, (str, int, float, type(None))) else f"a {type(value).__name__}"
+        raise ValueError(f"{_short(name) or 'the content'} is {_short(shown)}, not {expected}")
+
+
+def _short(words: str) -> str:
+    plain = words.encode("unicode_escape").decode("ascii") if not words.isprintable() else words
+    return plain if len(plain) <= 60 else plain[:57] + "..."
+
+
+def read_json(path: str, schema: Any, cure: str, refuse: Type[Exception] = RecordError) -> Any:
+    """Return the content of the file, or an empty object where there is no file.
+
+    Args:
+        cure: what the user can do about a wrong file; the error ends with it
+        refuse: the class of the error
+
+    Raises:
+        RecordError: the file is not regular, cannot be read, or is not of *schema*
+    """
+    content = _read(path, refuse)
+    if content is None:
+        return {}
+    try:
+        found = parse(content)
+        check(found, schema)
+    except ValueError as error:
+        raise refuse(f"{path}: {error}; {cure}") from None
+    return found
+
+
+def read_json_lines(path: str, schema: Any) -> Iterator[Dict[str, Any]]:
+    """Yield the objects of a file with one on each line; none where there is no file.
+
+    A line that is not JSON is skipped: a full disk or a power cut can tear one.
+
+    Raises:
+        RecordError: the file cannot be read, or an object is not of *schema*
+    """
+    for place, content in enumerate((_read(path, RecordError, "replace") or "").split("\n"), 1):
+        try:
+            found = parse(content)
+        except ValueError:
+            continue
+        try:
+            check(found, schema)
+        except ValueError as error:
+            raise RecordError(f"{path}:{place}: {error}; remove the line") from None
+        yield found
+
+
+def _read(path: str, refuse: Type[Exception], errors: str = "strict") -> Optional[str]:
+    try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):  # to open a FIFO would wait for whoever writes to it
+            raise refuse(f"cannot read {path}: it must be a regular file")
+        if found.st_size > LARGEST_FILE:
+            raise refuse(f"cannot read {path}: it has {found.st_size:,} bytes, more than {LARGEST_FILE:,}")
+        with open(path, encoding="utf-8", errors=errors) as stream:
+            return stream.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except UnicodeDecodeError:
+        raise refuse(f"cannot read {path}: it is not UTF-8") from None
+    except OSError as error:
+        raise refuse(f"cannot read {path}: {error.strerror}") from None
+
+
+RERUN = "run the recipe again with --stage 7"
+"""What makes a ``RESULT.json`` again."""
+LARGEST_NUMBER = 1_000_000
+"""No size, position or depth of a model is above it."""
+TOKENIZERS = ("moses", "none")
+SEARCH: Dict[str, Check] = {
+    "beam": whole(1, 1000),
+    "lenpen": number(0, 100),
+    "gnmt_lenpen": truth,
+    "max_len_a": number(0, 100),
+    "max_len_b": whole(1, LARGEST_NUMBER),
+}
+STEPS = {"tokenizer": one_of(*TOKENIZERS), "lowercase": truth}
+"""``steps.json``: how a recipe prepares text."""
+_SIDE = needed({"score": needed(figure)})
+_MEASURE = {"difference": needed(figure), "p": needed(optional(figure)), "other": _SIDE, "ours": _SIDE}
+_COMPARED = {"system": line, "resamples": amount, "seed": amount, "measures": {"*": _MEASURE}}
+SCORE = {"bleu": figure, "chrf": figure, "brevity_penalty": figure, "sentences": amount, "signature": line,
+         "chrf_signature": line, "against": _COMPARED}  # fmt: skip
+DATA = {"route": line, "sets": {"*": {"pairs": needed(amount), "sha256": needed({"*": line})}}}
+_PRINTED = Check("a number, a line of text, true, false or null",
+                 lambda value: value is None or truth(value) or figure(value) or line(value))  # fmt: skip
+FACTS = {name: _PRINTED for name in (
+    "arch", "task", "conf", "seed", "precision", "devices", "tokens_per_update", "max_tokens", "update_freq",
+    "averaged", "average_updates", "hardware", "commit", "date", "smoke")}  # fmt: skip
+_FIGURES = ("bleu", "chrf", "valid_ppl", "best_valid_ppl")
+RESULT = {
+    **SEARCH, **FACTS, **{name: figure for name in (*_FIGURES, "mean_bleu", "tokenised_bleu", "compound_split_bleu")},
+    "signature": line, "updates": amount, "epochs": _PRINTED, "train_hours": figure, "parameters": optional(amount),
+    "pairs": {"*": amount}, "environment": {"*": line}, "data": DATA, "scores": {"*": {"*": SCORE}},
+}  # fmt: skip
+"""``RESULT.json`` of a recipe's run."""
+_SPREAD = {"mean": needed(figure), "std": needed(optional(figure)), "min": figure, "max": figure}
+SEEDS = {"signature": line, "seeds": [amount], "failed": [amount], "runs": {"*": RESULT},
+         **{name: _SPREAD for name in _FIGURES}}  # fmt: skip
+"""``RESULT.json`` of the same run with several seeds."""
+PAIRS = [Check("a pair of languages and its number of sentences",
+               lambda value: isinstance(value, list) and len(value) == 2 and line(value[0]) and amount(value[1]))]
+"""``pairs.json``: what a multilingual test set consists of."""
+LOGGED = {
+    **{name: count for name in ("num_updates", "valid_num_updates")},
+    **{name: numeral for name in ("loss", "ppl", "lr", "gnorm", "wps", "wpb", "ups", "valid_loss", "valid_ppl",
+                                  "valid_best_loss", "ratio_enc", "ratio_dec")},
+}  # fmt: skip
+"""What fairseq logs in training and in validation."""
+TRAINED = {"kind": needed(line), "time": needed(count), "session": needed(count), "commit": line,
+           "epoch": _PRINTED, **LOGGED}  # fmt: skip
+"""A line of ``train.jsonl``: what fairseq logs, with its kind, time and session."""
