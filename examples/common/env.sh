@@ -7,7 +7,7 @@ ensure_env() {
   local root
   root=$(unset CDPATH; cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
   if [[ ${FAIRSEQ_DEEP_ENV-} == current ]]; then
-    env_check_current
+    env_check_current "$root"
     return
   fi
   if ! env_is_ready "$root" "${1-}"; then
@@ -39,13 +39,25 @@ env_check_current() {
   [[ ${FAIRSEQ_DEEP_CHECKED-} != "$python" ]] || return 0 # by the script that called this one
   missing=$("$python" -c '
 import importlib
+import pathlib
+import sys
 for name in ("fairseq", "fairseq_deep"):
     try:
-        importlib.import_module(name)
+        module = importlib.import_module(name)
     except Exception:
         print(name)
         break
-' 2>/dev/null) || missing=${missing:-fairseq}
+else:
+    def read(folder):
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.py")}
+    used = pathlib.Path(module.__file__).parent
+    if read(used) != read(pathlib.Path(sys.argv[1], "fairseq_deep")):
+        print("other code from", used)
+' "$1" 2>/dev/null) || missing=${missing:-fairseq}
+  [[ $missing != "other code from "* ]] ||
+    env_fail "$python imports fairseq_deep from ${missing#other code from }, which differs from $1/fairseq_deep; run:\
+ $python -m pip install -e $1, or unset FAIRSEQ_DEEP_ENV" ||
+    return 1
   [[ -z $missing ]] ||
     env_fail "$python cannot import $missing; run: $python -m pip install -r requirements.txt, or unset FAIRSEQ_DEEP_ENV" ||
     return 1

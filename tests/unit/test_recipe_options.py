@@ -137,14 +137,19 @@ def test_every_file_that_decides_what_is_installed_changes_the_stamp(tmp_path):
     ("", ""),
     ("fairseq", "bin/python cannot import fairseq; run: "),
     ("fairseq_deep", "bin/python cannot import fairseq_deep; run: "),
+    ("the same code", "which differs from"),
 ])  # fmt: skip
 def test_the_environment_of_the_user_is_checked_once(tmp_path, lacks, said):
     """And not again by a script that this one calls."""
     (tmp_path / "bin").mkdir()
-    for name in {"fairseq", "fairseq_deep"} - {lacks}:
-        (tmp_path / f"{name}.py").write_text("")
-    if lacks:
-        (tmp_path / f"{lacks}.py").write_text("raise ImportError")
+    if lacks == "fairseq":
+        (tmp_path / "fairseq.py").write_text("raise ImportError")
+    copied = shutil.copytree(ROOT / "fairseq_deep", tmp_path / "fairseq_deep", ignore=shutil.ignore_patterns("__py*"))
+    (copied / "tools/new.py").write_text("")
+    if lacks != "the same code":  # as of another clone
+        (copied / "tools/new.py").unlink()
+    if lacks == "fairseq_deep":
+        (copied / "__init__.py").write_text("raise ImportError")
     program = tmp_path / "bin/python"
     program.write_text(f'#!/usr/bin/env bash\necho call >> {tmp_path}/calls\nexec {sys.executable} "$@"\n')
     program.chmod(0o755)
