@@ -11,8 +11,11 @@ ensure_tools docs
 # mkdocs wants all pages in one folder, and not its own; pages link to programs, too
 rm -rf build/pages
 mkdir -p build/pages
-git ls-files -z -- README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE CITATION.cff '*.txt' docs examples benchmarks third_party fairseq_deep |
-  xargs -0 cp --parents -t build/pages
+# those that are not committed yet, too
+git ls-files -z --cached --others --exclude-standard --deduplicate -- README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE CITATION.cff '*.txt' docs examples benchmarks third_party fairseq_deep |
+  while IFS= read -r -d '' page; do
+    [[ ! -f $page ]] || cp --parents -t build/pages "$page"
+  done
 # the page of a package that names no object has all modules, the contract first
 for page in build/pages/docs/site/api/*.md; do
   package=fairseq_deep/$(basename "$page" .md)

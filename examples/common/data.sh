@@ -35,9 +35,21 @@ check_folder() {
   for split in "${splits[@]}"; do
     for lang in "$source_lang" "$target_lang"; do
       [[ -f $data/$split.$lang || -f $data/$split.$lang.gz ]] ||
-        die "$data/$split.$lang is missing: --data needs $(commas_of "${splits[@]}").{$source_lang,$target_lang}, plain or .gz (of the test sets, those of --subsets)"
+        die "$data/$split.$lang is missing: --data needs $(commas_of "${splits[@]}").{$source_lang,$target_lang}, plain or .gz (of the test sets, those of --subsets)$(languages_there)"
     done
   done
+}
+
+# The languages of the training text in --data, where they are others than those asked for.
+languages_there() {
+  local file
+  local -a found=()
+  for file in "$data"/train.*; do
+    file=${file##*/train.}
+    file=${file%.gz}
+    [[ $file == "$source_lang" || $file == "$target_lang" || ! $file =~ ^[a-z]{2,3}([_-][A-Za-z]+)?$ ]] || found+=("$file")
+  done
+  ((${#found[@]} == 0)) || printf '; it has %s: give --source-lang and --target-lang' "${found[*]}"
 }
 
 # {a,b,c}

@@ -96,6 +96,7 @@ print_plan() {
   ((${#seed_list[@]} == 0)) || say "seeds    ${seed_list[*]}: one after the other, each in seedN of the folder"
   say "disk     about $disk_gb GB; $(free_gb) GB free"
   say "time     $(time_words)"
+  warn_of_size
 }
 
 data_words() {
@@ -110,17 +111,82 @@ data_words() {
   esac
 }
 
+# What cannot end well is said before the data are fetched: a job for GPUs on a CPU, or a large model for little text.
+# The time is a rough estimate, on the low side: 6 operations for each parameter and token, 50 billion a second and core.
+warn_of_size() {
+  local parameters hours pairs
+  ! $smoke && ((stage <= 4 && stop_stage >= 4)) || return 0
+  [[ -z $(train_value --stop-time-hours) ]] || return 0
+  parameters=$(rough_parameters)
+  hours=$((parameters / 1000 * $(training_tokens) / 1000 * 6 / 50000 / $(cores) / 3600))
+  ((ngpu > 0 || hours < 48)) || say "warning  this CPU needs more than $(commas "$hours") hours for it: use a GPU, or for" \
+    "your own text examples/own_text/run.sh"
+  [[ $route == folder && -f $data/train.$target_lang ]] || return 0
+  pairs=$(wc -l <"$data/train.$target_lang")
+  ((pairs >= 100000 || parameters < 50000000)) || say "warning  $(commas "$pairs") training pairs are few for a model of" \
+    "this size: examples/own_text/run.sh has smaller ones"
+}
+
+# By the layers and width in the architecture's name or in the flags.
+rough_parameters() {
+  local layers=6 decoder=6 width=512 ffn
+  if [[ $arch =~ _([0-9]+)l(([0-9]+)l)? ]]; then
+    layers=${BASH_REMATCH[1]} decoder=${BASH_REMATCH[3]:-6}
+  fi
+  [[ $arch != *_big* ]] || width=1024
+  [[ $arch != *_tiny* ]] || width=64
+  width=$(train_value_or --encoder-embed-dim "$width")
+  ffn=$(train_value_or --encoder-ffn-embed-dim $((4 * width)))
+  layers=$(train_value_or --encoder-layers "$layers")
+  decoder=$(train_value_or --decoder-layers "$decoder")
+  printf %s $(((layers * (4 * width + 2 * ffn) + decoder * (8 * width + 2 * ffn) + bpe_merges) * width))
+}
+
+train_value_or() {
+  local value
+  value=$(train_value "$1")
+  printf %s "${value:-$2}"
+}
+
+# Target tokens that training reads, as far as the options tell; a sub-word has about 4 bytes.
+training_tokens() {
+  local total epochs bytes=0 file
+  total=$(job_updates)
+  if [[ -n $total ]]; then
+    printf %s $((total * product))
+    return
+  fi
+  epochs=$(train_value --max-epoch)
+  for file in "$data/train.$target_lang" "$data/train.$target_lang.gz"; do
+    [[ ! -f $file || $route != folder ]] || bytes=$(wc -c <"$file")
+    [[ $file != *.gz ]] || bytes=$((3 * bytes))
+  done
+  printf %s $((${epochs:-0} * bytes / 4))
+}
+
+# Updates of the job; empty if only its epochs are known.
+job_updates() {
+  local total
+  total=$(train_value --max-update)
+  [[ -n $total ]] || ((updates == 0)) || total=$updates
+  printf %s "$total"
+}
+
 # Arithmetic only: what the speed will be, the first lines of progress say.
 time_words() {
-  local hours total=$updates
+  local hours total
   ((${#seed_list[@]} == 0)) || printf 'each seed: '
   hours=$(train_value --stop-time-hours)
-  ((total > 0)) && ! $smoke || total=$(train_value --max-update)
+  total=$(job_updates)
   if [[ -n $hours ]]; then
     awk -v h="$hours" 'BEGIN { printf "training ends after %.0f minutes at the latest", 60 * h }'
   elif [[ -n $total ]]; then
-    awk -v u="$total" -v p="$product" 'BEGIN { t = u * p / 1e6
-      printf "%d updates = %.0f million tokens: %.1f h at 100,000 tokens/s, %.0f h at 10,000", u, t, t / 360, t / 36 }'
+    awk -v u="$total" -v p="$product" '
+      function lasts(seconds) {
+        return seconds < 5400 ? sprintf("%d min", seconds / 60 + 1) : sprintf("%.0f h", seconds / 3600)
+      }
+      BEGIN { n = u * p; printf "%d updates = %.*f million tokens: %s at 100,000 tokens/s, %s at 10,000, %s at 1,000", u,
+        n < 1e7, n / 1e6, lasts(n / 1e5), lasts(n / 1e4), lasts(n / 1e3) }'
   else
     printf 'training ends after %s epochs; every line of progress says how much is left' "$(train_value --max-epoch)"
   fi

@@ -22,6 +22,8 @@ from report import commit
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 STOPPED = 75  # of a training that a signal has ended and that has saved
+LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d [\d:]{8} \| (?:INFO \| [\w.]+ \| )?")
+WIDTH = 90
 JSON_LINE = re.compile(r"\| INFO \| (train_inner|train|valid)\b\S* \| (\{.*\})\s*$")
 
 
@@ -45,16 +47,19 @@ class Plain:
     """A sign of life for commands that have no progress of their own."""
 
     def __init__(self, args):
-        self.every, self.begun, self.last = args.every, time.time(), ""
+        self.every, self.begun, self.last = args.every, time.time(), "no output yet"
         self.due = self.begun + args.every
 
     def read(self, line):
-        self.last = line.strip() or self.last
+        """Remember what the line says, without fairseq's time and module, and no list of all settings."""
+        words = LOG_PREFIX.sub("", line).strip()
+        if words and not words.startswith(("Namespace(", "{")):
+            self.last = words if len(words) <= WIDTH else words[: WIDTH - 3] + "..."
 
     def tick(self):
         if time.time() >= self.due:
             self.due = time.time() + self.every
-            say(f"{clock(time.time() - self.begun)}: {self.last[:90]}")
+            say(f"{clock(time.time() - self.begun)}: {self.last}")
 
     def finish(self, ok):
         pass
@@ -69,12 +74,13 @@ class Train(Plain):
         self.stop_hours = args.stop_hours
         self.jsonl = open(args.jsonl, "a+", encoding="utf-8", errors="replace")
         end_line(self.jsonl)
-        self.first = None
+        self.first, self.training = None, False
         self.session = round(self.begun)
         self.unsaid = {"commit": commit(ROOT)}  # the folder may be of an older one
 
     def read(self, line):
         super().read(line)
+        self.training = self.training or "begin training epoch" in line
         match = JSON_LINE.search(line)
         if not match:
             return
@@ -121,7 +127,8 @@ class Train(Plain):
     def tick(self):
         if self.first is None and time.time() >= self.due:
             self.due = time.time() + self.every
-            say(f"{clock(time.time() - self.begun)}: loading the data, first updates")
+            what = "first updates, no figures yet" if self.training else self.last
+            say(f"{clock(time.time() - self.begun)}: {what}")
 
     def finish(self, ok):
         self.jsonl.close()

@@ -69,3 +69,12 @@ def test_what_counts_as_a_sentence():
     found = [text for paragraph in prose(page) for text in sentences(paragraph)]
     assert found == ["Three CODE six.", "Eight et al (2019)", "Two.", "One!"]
     assert [words(text) for text in found] == [3, 4, 1, 1]
+
+
+@pytest.mark.parametrize("folder", ["docs", "examples", "docs/methods"])
+def test_the_site_has_a_line_for_each_page(folder):
+    """mkdocs would stop at one that is in no line."""
+    listed = (ROOT / "docs/site/mkdocs.yml").read_text(encoding="utf-8")
+    pages = [page for page in PAGES if page.is_relative_to(folder) and "site" not in page.parts]
+    missing = [str(page) for page in pages if not re.search(rf"[ :] {re.escape(str(page))}\n", listed)]
+    assert pages and not missing, f"add to nav in docs/site/mkdocs.yml: {', '.join(missing)}"

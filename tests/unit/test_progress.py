@@ -37,6 +37,44 @@ def wait_for(path, seconds=30):
     return path.read_text()
 
 
+def said(progress, kind, lines, **options):
+    """What the watch *kind* prints after *lines*."""
+    from types import SimpleNamespace
+
+    watch = kind(SimpleNamespace(every=0, **options))
+    for line in lines:
+        watch.read(line + "\n")
+    return watch
+
+
+INFO = "2026-11-24 16:03:39 | INFO | fairseq_cli.preprocess | "
+
+
+@pytest.mark.parametrize("lines, words", [
+    ([], "no output yet"),
+    (["", INFO], "no output yet"),
+    ([INFO + "Namespace(no_progress_bar=False, log_interval=100)"], "no output yet"),
+    ([INFO + "{'_name': None}"], "no output yet"),
+    ([INFO + "[en] Dictionary: 4168 types", "  "], "[en] Dictionary: 4168 types"),
+    (["x" * 91], "x" * 87 + "..."),
+    (["2026-11-24 16:03:39 | WARNING | fairseq | low on space"], "WARNING | fairseq | low on space"),
+])  # fmt: skip
+def test_a_sign_of_life_is_the_last_line_that_says_something(progress, capsys, lines, words):
+    said(progress, progress.Plain, lines).tick()
+    assert capsys.readouterr().out == f"  0 min 00 s: {words}\n"
+
+
+def test_before_the_first_figures_it_says_what_training_does(progress, capsys, tmp_path):
+    options = {"max_epoch": 0, "max_update": 0, "stop_hours": 0, "jsonl": str(tmp_path / "train.jsonl")}
+    watch = said(progress, progress.Train, [INFO + "loaded 10,000 examples from: data-bin"], **options)
+    watch.tick()
+    watch.read("2026-11-24 16:03:43 | INFO | fairseq.trainer | begin training epoch 1\n")
+    watch.tick()
+    watch.finish(True)
+    lines = [line.split(": ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["loaded 10,000 examples from: data-bin", "first updates, no figures yet"]
+
+
 @pytest.mark.parametrize("body, status", [
     ("exit 0", 0), ("exit 3", 1), ("exit 2", 1), ("exit 75", 130), ("kill -TERM $$", 130), ("kill -USR1 $$", 130),
     ("kill -KILL $$", 1),

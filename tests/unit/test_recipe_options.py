@@ -357,3 +357,53 @@ def test_any_working_folder_and_relative_paths_with_blanks(tmp_path):
     lines = run("--dry-run", "--ngpu", "8", "--exp", "my exp", cwd=folder).stdout.splitlines()
     assert value(command(lines, "fairseq-train"), "--save-dir") == str(folder / "my exp" / "checkpoints")
     assert os.listdir(folder) == []
+
+
+OWN = ROOT / "examples/own_text/run.sh"
+
+
+@pytest.fixture
+def own_text(tmp_path):
+    for name in ("train", "valid", "test"):
+        for lang in ("fr", "it"):
+            (tmp_path / f"{name}.{lang}").write_text("une phrase de quelques mots\n" * 1000)
+    (tmp_path / "train.domain").touch()
+    return tmp_path
+
+
+def warnings(*words, script=MAIN):
+    done = run("--dry-run", *words, script=script)
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stdout.splitlines() if line.startswith("warning")]
+
+
+def test_a_plan_says_what_a_cpu_cannot_do(own_text):
+    data = ("--data", own_text, "--source-lang", "fr", "--target-lang", "it")
+    hours, pairs = warnings("--ngpu", "0", *data)
+    assert re.search(r"this CPU needs more than [\d,]{5,} hours for it: use a GPU, or .*own_text", hours)
+    assert "1,000 training pairs are few for a model of this size: examples/own_text/run.sh has smaller ones" in pairs
+    assert warnings("--ngpu", "8", *data) == [pairs]
+    assert warnings("--ngpu", "0", "--smoke", *data) == [] == warnings("--ngpu", "0", "--demo")
+    assert warnings("--ngpu", "0", "--stage", "5", *data) == []
+    assert warnings("--ngpu", "0", *data, script=OWN) == []
+    assert warnings("--ngpu", "1", "--conf", "base", *data, script=OWN) == [pairs]
+
+
+def test_own_text_is_dlcl_at_the_size_that_is_asked_for(own_text, tmp_path):
+    data = ("--data", own_text, "--source-lang", "fr", "--target-lang", "it", "--exp", tmp_path / "exp", "--dry-run")
+    for conf, arch, width in (("mini", "transformer_dlcl_12l", "192"), ("base", "transformer_dlcl_20l_iwslt", None)):
+        lines = run("--ngpu", "1", "--conf", conf, *data, script=OWN).stdout.splitlines()
+        train = command(lines, "fairseq-train")
+        assert value(train, "--arch") == arch
+        assert width is None or value(train, "--encoder-embed-dim") == width
+    line = refused("--data", own_text, script=OWN)
+    assert "test.en is missing" in line and "; it has fr it: give --source-lang and --target-lang" in line
+
+
+@pytest.mark.parametrize("updates, words", [
+    ("20", "20 updates = 0.1 million tokens: 1 min at 100,000 tokens/s, 1 min at 10,000, 2 min at 1,000"),
+    ("3000", "3000 updates = 12 million tokens: 3 min at 100,000 tokens/s, 21 min at 10,000, 3 h at 1,000"),
+])  # fmt: skip
+def test_the_time_of_a_job_is_never_nothing(updates, words):
+    given = ["--ngpu", "0", "--max-tokens", "4096", "--batch-tokens", "4096", "--", "--max-update", updates]
+    assert f"time     {words}" in run("--dry-run", *given).stdout.splitlines()

@@ -405,6 +405,20 @@ EDITS = [
         "--bf16 took every machine for a TPU",
     ),
     Edit(
+        "fairseq/tasks/fairseq_task.py",
+        "torch.cuda.amp.autocast(enabled",
+        'torch.amp.autocast("cuda", enabled',
+        1,
+        "torch warned of it at every training",
+    ),
+    Edit(
+        "fairseq/data/iterators.py",
+        "pin_memory=True,",
+        "pin_memory=torch.cuda.is_available(),",
+        2,
+        "torch warned of it at every command on a CPU",
+    ),
+    Edit(
         "fairseq/options.py",
         "def get_validation_parser(default_task=None):",
         'def get_validation_parser(default_task="translation"):',
