@@ -43,13 +43,13 @@ check_folder() {
 # The languages of the training text in --data, where they are others than those asked for.
 languages_there() {
   local file
-  local -a found=()
+  local -a other=()
   for file in "$data"/train.*; do
     file=${file##*/train.}
     file=${file%.gz}
-    [[ $file == "$source_lang" || $file == "$target_lang" || ! $file =~ ^[a-z]{2,3}([_-][A-Za-z]+)?$ ]] || found+=("$file")
+    [[ $file == "$source_lang" || $file == "$target_lang" || ! $file =~ ^[a-z]{2,3}([_-][A-Za-z]+)?$ ]] || other+=("$file")
   done
-  ((${#found[@]} == 0)) || printf '; it has %s: give --source-lang and --target-lang' "${found[*]}"
+  ((${#other[@]} == 0)) || printf '; it has %s: give --source-lang and --target-lang' "${other[*]}"
 }
 
 # {a,b,c}

@@ -118,7 +118,7 @@ warn_of_size() {
   ! $smoke && ((stage <= 4 && stop_stage >= 4)) || return 0
   [[ -z $(train_value --stop-time-hours) ]] || return 0
   parameters=$(rough_parameters)
-  hours=$((parameters / 1000 * $(training_tokens) / 1000 * 6 / 50000 / $(cores) / 3600))
+  hours=$(awk -v p="$parameters" -v n="$(training_tokens)" -v c="$(cores)" 'BEGIN { printf "%d", 6 * p * n / 5e10 / c / 3600 }')
   ((ngpu > 0 || hours < 48)) || say "warning  this CPU needs more than $(commas "$hours") hours for it: use a GPU, or for" \
     "your own text examples/own_text/run.sh"
   [[ $route == folder && -f $data/train.$target_lang ]] || return 0
