@@ -255,6 +255,7 @@ HOSTILE = {
     "a setting less": (config(task__left_pad_source=KeyError), "task.left_pad_source is missing"),
     "a section that is none": (config(task=[1]), "task is a list, not an object"),
     "tied to nothing": (config(tied={"x": "y"}), "x cannot be tied to y"),
+    "tied although it is stored": (config(tied={EMBED: EMBED}), f"{EMBED} cannot be tied to {EMBED}"),
     "tied to a list": (config(tied={"x": ["y"]}), "tied.x is a list, not the name of a tensor"),
     "a card that lies": (config(name="a\nb"), "name is 'a\\nb', not one line of text"),
     "a later version": (config(version=2), "of version 2, and this program reads 1"),
