@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "fairseq_deep"
 ORDER = [
-    ["stack", "exact", "compat", "papers", "errors"],
+    ["stack", "exact", "compat", "papers", "errors", "records"],
     ["registry", "dropout"],
     ["aggregators", "attention", "residuals", "decoding"],
     ["memories", "inits"],
