@@ -287,7 +287,7 @@ RESULT = {
 }  # fmt: skip
 """``RESULT.json`` of a recipe's run."""
 _SPREAD = {"mean": needed(figure), "std": needed(optional(figure)), "min": figure, "max": figure}
-SEEDS = {"signature": line, "seeds": [amount], "failed": [amount], "runs": {"*": RESULT},
+SEEDS = {"signature": line, "seeds": needed([amount]), "failed": [amount], "runs": needed({"*": RESULT}),
          **{name: _SPREAD for name in _FIGURES}}  # fmt: skip
 """``RESULT.json`` of the same run with several seeds."""
 PAIRS = [Check("a pair of languages and its number of sentences",

@@ -119,7 +119,8 @@ def _scores(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _against(record: dict[str, Any]) -> dict[str, Any]:
-    return record.get("scores", {}).get("test", {}).get("sacrebleu", {}).get("against", {})
+    found = record.get("scores", {}).get("test", {}).get("sacrebleu", {}).get("against", {})
+    return found if "measures" in found else {}  # a multilingual score has pairs instead
 
 
 def _tables(record: dict[str, Any], flags: dict[str, str]) -> dict[str, list[tuple[str, Any]]]:

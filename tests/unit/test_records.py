@@ -178,8 +178,10 @@ def changed(draw, whole):
         target = found
         for key in path:
             target = target[key]
-        if last is not None:
+        if last is not None and draw(st.integers(0, 4)):
             target[last] = copy.deepcopy(draw(VALUES))
+        elif last is not None:
+            del target[last]
     text = json.dumps(found)
     if draw(st.integers(0, 3)) == 0:
         at = draw(st.integers(0, len(text)))
@@ -236,6 +238,13 @@ def test_a_record_that_is_changed_at_random_is_read_or_refused_in_one_line(name,
             assert code in (0, 2) and (code == 0 or printed.err[:-1].isprintable()), printed.err
 
     read()
+
+
+def test_a_comparison_of_many_pairs_is_no_paired_bootstrap(tmp_path):
+    """It has pairs and no measures; its page ended in a traceback."""
+    against = {"system": "exp/other", "pairs": {"en-de": 9.5}}
+    record = {**RECORD, "scores": {"test": {"sacrebleu": {"bleu": 12.3, "against": against}}}}
+    assert main(["report", str(make_run(tmp_path / "run", record))]) == 0
 
 
 @pytest.fixture
