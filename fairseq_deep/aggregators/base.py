@@ -76,10 +76,13 @@ class Aggregator(nn.Module, Method):
     decoder_flags: Tuple[str, ...] = ()
     presets: Dict[str, Any] = {}
 
+    def __new__(cls, *args: Any, **_: Any) -> "Aggregator":  # before a subclass asks the stack for anything
+        if args and not isinstance(args[0], Stack):
+            raise TypeError(_BUILD.format(name=cls.__name__, given=type(args[0]).__name__))
+        return super().__new__(cls)
+
     def __init__(self, stack: Stack):
         super().__init__()
-        if not isinstance(stack, Stack):
-            raise TypeError(_BUILD.format(name=type(self).__name__, given=type(stack).__name__))
         self.num_layers = stack.steps
         self.dim = stack.dim
         self.pre_norm = stack.pre_norm

@@ -218,6 +218,8 @@ def check_merges(bundle: Bundle, task: DeepTranslationTask) -> None:
 
 
 def _dictionary(path: str):
+    if os.path.exists(path) and not os.path.isfile(path):  # to open a FIFO would wait for whoever writes to it
+        raise UsageError(f"cannot read {path}: it must be a regular file; see --data")
     try:
         return DeepTranslationTask.load_dictionary(path)
     except OSError as error:

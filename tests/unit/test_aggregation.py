@@ -7,6 +7,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
+from fairseq_deep.aggregators import Aggregator
 from fairseq_deep.aggregators.hierarchical import Hierarchical
 from fairseq_deep.aggregators.iterative import Iterative
 from fairseq_deep.aggregators.linear import Linear
@@ -404,3 +405,11 @@ def test_memories_read_what_tops_the_stack(name, memory, build, batch):
     model = build(TINY.format("prenorm"), layer_agg=name, decoder_memory=memory).train()
     model(*batch)[0].square().sum().backward()
     assert [key for key, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+def test_the_contract_gives_the_last_evaluation():
+    """A method that evaluates a layer several times need not define `combine` or `point`."""
+    aggregator, x = Aggregator(Stack(2, C)), torch.zeros(T, B, C)
+    outputs = [x + 1, x + 2, x + 3]
+    assert aggregator.start(x)[0] is x and aggregator.point(x, outputs) is x
+    assert aggregator.combine(x, outputs) is outputs[2]

@@ -291,6 +291,7 @@ def test_keys_of_the_original_code_are_renamed():
         ({"weight_type": "scalar_5"}, "5 does not divide the width 12"),
         ({"weight_type": "scalar_0"}, "--dlcl-weight-type scalar_0"),
         ({"weight_type": "matrix"}, "scalar_N"),
+        ({"weight_type": "vector_3"}, "--dlcl-weight-type vector_3"),
         ({"window": 0}, "--dlcl-window 0"),
         ({"dropout": 1.0}, "--dlcl-dropout 1.0"),
         ({"no_norm": True, "pre_norm": False}, "--dlcl-no-norm needs a pre-norm stack"),

@@ -27,6 +27,13 @@ def modules(state, stack, kind):
     return {key[len(prefix) :].split(".")[0] for key in state if key.startswith(prefix)}
 
 
+def test_stacks_of_one_large_width_share(build):
+    """Python has one object for each small integer, and several for 512."""
+    widths = {"encoder_embed_dim": 512, "decoder_embed_dim": int("512")}
+    encoder, decoder = histories(build(TINY, lstm_share="gate-encdec", **widths))
+    assert encoder.gates is decoder.gates
+
+
 @pytest.mark.parametrize("share", SETS)
 def test_a_shared_module_is_one_object_and_one_entry(share, build):
     model = build(TINY, lstm_share=share)

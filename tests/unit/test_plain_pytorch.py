@@ -31,8 +31,11 @@ def test_packages_export_all_their_methods(package):
 
 
 def test_what_is_not_a_stack_is_refused_with_the_way_to_build_one():
-    with pytest.raises(TypeError, match=r"Dlcl takes a Stack, not int; build Dlcl\(Stack\(layers=6, dim=512\)\)"):
-        aggregators.Dlcl(6, 512)
+    registry = aggregators.AGGREGATORS
+    for method in {registry.get(name) for name in registry.names()}:
+        built = rf"{method.__name__} takes a Stack, not int; build {method.__name__}\(Stack\(layers=6, dim=512\)\)"
+        with pytest.raises(TypeError, match=built):
+            method(6, 512)
 
 
 def test_a_call_names_the_methods_to_use():

@@ -242,7 +242,13 @@ def no_languages(folder):
     torch.save(state, folder / "averaged.pt")
 
 
+def a_pipe_for_a_dictionary(folder):
+    (folder / "dict.de.txt").unlink()
+    os.mkfifo(folder / "dict.de.txt")
+
+
 BAD = {
+    "a pipe": (a_pipe_for_a_dictionary, ["{model}"], "cannot read {parts}/dict.de.txt: it must be a regular file"),
     "no model": (None, ["{here}/nothing"], "there is no {here}/nothing: give the folder of a recipe, a packaged "
                  "model, or a checkpoint"),
     "no run": (None, ["{here}"], "{here} has none of averaged.pt, checkpoints/checkpoint_best.pt, "
