@@ -1,7 +1,10 @@
 """Products in int8 and bf16 against their equations: each way that this torch has, and what stands in for it."""
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -46,6 +49,19 @@ def forced(layer, name, monkeypatch):
     """*layer* in int8 by the way with that *name*, whatever is the fastest."""
     monkeypatch.setattr(int8, "choose", lambda *shape: (name, name))
     return int8.Int8Linear(layer)
+
+
+AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2"}  # fmt: skip
+
+
+@there
+@pytest.mark.skipif(AVX2.items() <= os.environ.items(), reason="this process is held to AVX2")
+def test_each_way_follows_the_equation_with_avx2_only():
+    """In a process that is held to the instructions of a processor without VNNI."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env={**os.environ, **AVX2}, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 @there
