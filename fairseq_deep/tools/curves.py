@@ -152,7 +152,8 @@ def draw(runs: dict[str, Run]) -> Any:
     for axes, (name, parts) in zip(panels, shown.items()):
         for index, curves in enumerate(runs.values()):
             _draw_curves(axes, curves, parts, index)
-        if name in LOG_SCALES:
+        values = (value for run in runs.values() for part in parts if part for value in run.get(part, {}).values())
+        if name in LOG_SCALES and any(value > 0 for value in values):  # NaN alone has no logarithm
             _scale_log(axes)
         axes.set(xlabel="updates", ylabel=name)
         axes.grid(color="#dddddd", linewidth=0.6)

@@ -110,6 +110,15 @@ BAD = {
 }
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_run_whose_figures_are_no_numbers_is_drawn_without_a_warning(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    log = tmp_path / "a.log"
+    log.write_text('{"kind": "train_inner", "num_updates": "5", "loss": "nan", "ppl": "nan", "gnorm": "0"}\n')
+    assert main(["plot", "run", str(log), "--output", str(tmp_path / "a.svg")]) == 0
+    assert "nan" in capsys.readouterr().out and (tmp_path / "a.svg").stat().st_size > 1000
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_one_line(name, tmp_path, capsys):
     pytest.importorskip("matplotlib")
