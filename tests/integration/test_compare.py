@@ -370,7 +370,8 @@ def write_run(folder, kind, losses, parameters):
         records.append({"kind": "valid", "valid_num_updates": number, "valid_loss": loss, "valid_ppl": 2**loss})
     # what was done once more after a stop counts as it was the last time
     records.insert(0, {**records[-1], "valid_loss": 0.1})
-    (folder / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    lines = (json.dumps({"time": 1, "session": 1, **record}) for record in records)
+    (folder / "train.jsonl").write_text("".join(line + "\n" for line in lines))
     (folder / "logs/6-generate.log").write_text(
         "Translated 60 sentences (90 tokens) in 2.0s (30.00 sentences/s, 45.0 tokens/s)\n"
     )

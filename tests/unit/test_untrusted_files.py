@@ -9,7 +9,9 @@ import os
 import random
 import re
 import tarfile
+import tempfile
 import threading
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -54,13 +56,17 @@ def archive(path, *members, mode="w:gz"):
     return path
 
 
+OUTSIDE = Path(tempfile.gettempdir(), f"fairseq_deep-{uuid.uuid4()}")
+"""A file that no run before this one can have left behind."""
+
+
 def everything(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 @pytest.mark.parametrize("members, named", [
     ([member("m/a"), member("m/../../../x", "bad")], "outside of the archive"),
-    ([member("/tmp/x", "bad")], "outside of the archive"),
+    ([member(str(OUTSIDE), "bad")], "outside of the archive"),
     ([member("..\\x", "bad")], "outside of the archive"),
     ([member("m/link", type=tarfile.SYMTYPE, linkname="../../.."), member("m/link/x", "bad")], "neither a file nor"),
     ([member("m/link", type=tarfile.LNKTYPE, linkname="/etc/hostname")], "neither a file nor"),
@@ -78,7 +84,7 @@ def test_hostile_archives_are_refused_and_stay(members, named, cached, tmp_path,
         safe_files.unpack(str(path), replace=cached)
     assert "\n" not in str(refusal.value) and path.read_bytes() == bytes_before
     left = [name for name in everything(tmp_path) if name not in before and "fairseq-model-" not in name]
-    assert left == [] and not Path("/tmp/x").exists()
+    assert left == [] and not OUTSIDE.exists()
 
 
 @pytest.mark.parametrize("name, content", [("model.tar.gz", b"no archive"), ("model.pt", b""), ("cut.tar.gz", None)])
