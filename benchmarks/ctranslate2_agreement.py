@@ -20,8 +20,8 @@ import time
 import torch
 from against_ctranslate2 import describe_machine
 
+from fairseq_deep.runtime import Translator, find_bundle
 from fairseq_deep.tools import UserError, export, format_table, main, read_lines
-from fairseq_deep.translation import Translator, find_bundle
 
 
 def read_arguments(words=None):

@@ -19,9 +19,9 @@ from fairseq.models.transformer import TransformerModel, base_architecture
 from fairseq.sequence_generator import SequenceGenerator
 from omegaconf import OmegaConf
 
-from fairseq_deep.architectures import build_architecture
-from fairseq_deep.decoding import reduce_precision
-from fairseq_deep.generator import Generator
+from fairseq_deep.core.decoding import reduce_precision
+from fairseq_deep.plugin.architectures import build_architecture
+from fairseq_deep.plugin.generator import Generator
 from fairseq_deep.tools import format_table
 
 DEFAULT_SYSTEMS = ("stock", "ours", "ours-fp32", "ours-bf16", "ours-int8", "merged", "merged-fp32", "merged-int8")

@@ -12,8 +12,8 @@ import time
 
 import torch
 
-from fairseq_deep.attention import Ancestry, MultiheadAttention, RunningMean
-from fairseq_deep.decoding import pack_linear
+from fairseq_deep.core.attention import Ancestry, MultiheadAttention, RunningMean
+from fairseq_deep.core.decoding import pack_linear
 from fairseq_deep.tools import figures, format_table
 
 POSITIONS = (16, 32, 64, 128, 256, 512)

@@ -11,8 +11,8 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 
-from fairseq_deep.architectures import build_architecture
-from fairseq_deep.models.depth_log import log_depth
+from fairseq_deep.plugin.architectures import build_architecture
+from fairseq_deep.plugin.models.depth_log import log_depth
 
 
 def main():

@@ -20,7 +20,7 @@ import torch
 from device import decoding, measure, memory, model, optimizer, pins, report, training
 from device.count import available, by_line, by_op
 
-from fairseq_deep.registry import UsageError
+from fairseq_deep.core.registry import UsageError
 
 PHASES = {
     "training": ("forward", "loss", "backward"),

@@ -8,7 +8,7 @@ A fresh base-width model, random tokens, the summed label-smoothed loss that fai
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_deep.architectures import build_architecture
+from fairseq_deep.plugin.architectures import build_architecture
 
 VOCAB, SENTENCES, LENGTH = 1000, 128, 25
 

@@ -15,8 +15,8 @@ import torch
 from fairseq.data import Dictionary
 from torch.autograd.graph import saved_tensors_hooks
 
-from fairseq_deep.aggregators.dlcl import Dlcl
-from fairseq_deep.architectures import build_architecture
+from fairseq_deep.core.aggregators.dlcl import Dlcl
+from fairseq_deep.plugin.architectures import build_architecture
 
 
 def stacked_sum(weights, state):

@@ -18,7 +18,7 @@ from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 from omegaconf import OmegaConf
 
-from fairseq_deep.architectures import build_architecture
+from fairseq_deep.plugin.architectures import build_architecture
 
 # every method, and what takes a path of its own on a GPU
 MODELS = {

@@ -14,7 +14,7 @@ import sys
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_deep.architectures import build_architecture
+from fairseq_deep.plugin.architectures import build_architecture
 
 SYSTEMS = (
     ("plain pre-norm", "transformer_prenorm_6l", {}),

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from fairseq_cli import train
 
-from fairseq_deep.aggregators.lstm import DepthwiseLstm
+from fairseq_deep.core.aggregators.lstm import DepthwiseLstm
 
 
 class Watch:

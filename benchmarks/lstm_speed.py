@@ -16,7 +16,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 
-from fairseq_deep.architectures import build_architecture
+from fairseq_deep.plugin.architectures import build_architecture
 
 SYSTEMS = (
     ("plain pre-norm", "transformer_prenorm_6l"),

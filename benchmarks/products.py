@@ -2,7 +2,7 @@
 
 Each product is of a layer of its own: as many layers take turns as fill 16 MB in fp32, as those of a model do, so that
 weights come from where they would come from. GFLOP/s, of the median of all products in several rounds. "int8 ..." are
-the ways of fairseq_deep/decoding/int8.py with one scale a row of x; "dynamic ..." are torch's own, with one for all.
+those of fairseq_deep/core/decoding/int8.py with one scale per row of x; "dynamic ..." are torch's own, with one scale.
 
     python benchmarks/products.py [--width 256 --vocabulary 8000] [--rows 4 16 64 128 512] [--threads 1] [--rounds 9]
 """
@@ -15,8 +15,8 @@ import warnings
 import torch
 from torch import nn
 
-from fairseq_deep.decoding import describe, int8, packed
-from fairseq_deep.decoding.bfloat import BfloatLinear
+from fairseq_deep.core.decoding import describe, int8, packed
+from fairseq_deep.core.decoding.bfloat import BfloatLinear
 from fairseq_deep.tools import format_table
 
 BYTES = 16e6

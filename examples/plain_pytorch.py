@@ -11,8 +11,8 @@ Run it with ``python examples/plain_pytorch.py``.
 import torch
 from torch import Tensor, nn
 
-from fairseq_deep.aggregators import Aggregator, DepthwiseLstm, Dlcl
-from fairseq_deep.stack import Stack
+from fairseq_deep.core.aggregators import Aggregator, DepthwiseLstm, Dlcl
+from fairseq_deep.core.stack import Stack
 
 
 class SelfAttention(nn.Module):

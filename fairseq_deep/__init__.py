@@ -3,13 +3,14 @@
 Importing the package registers everything with fairseq, so ``--user-dir fairseq_deep`` is all it takes.
 """
 
-from .compat import FAIRSEQ_ERROR
+from .plugin.compat import FAIRSEQ_ERROR
 
 __version__ = "0.2.0"
 
 if FAIRSEQ_ERROR is None:
-    from . import packaged, task  # noqa: F401
-    from .architectures import list_archs
+    from .plugin import task  # noqa: F401 (registers models, architectures and the task)
+    from .plugin.architectures import list_archs
+    from .runtime import packaged  # noqa: F401 (registers the format of packaged models)
 else:
 
     def list_archs(pattern="*"):

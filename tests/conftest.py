@@ -7,10 +7,10 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_deep.aggregators import AGGREGATORS
-from fairseq_deep.architectures import ARCHITECTURES, build_architecture
-from fairseq_deep.attention import Ancestry
-from fairseq_deep.attention.order import read_order
+from fairseq_deep.core.aggregators import AGGREGATORS
+from fairseq_deep.core.attention import Ancestry
+from fairseq_deep.core.attention.beam_reorder import read_order
+from fairseq_deep.plugin.architectures import ARCHITECTURES, build_architecture
 
 VOCAB = 40
 

@@ -145,7 +145,7 @@ def own_flags():
     from fairseq.models.transformer import TransformerModel
 
     import fairseq_deep  # noqa: F401
-    from fairseq_deep.models.deep_transformer import DeepTransformerModel
+    from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
     parsers = [argparse.ArgumentParser() for _ in range(2)]
     TransformerModel.add_args(parsers[0])

@@ -2,8 +2,8 @@
 
 import re
 
-from fairseq_deep.architectures import ARCHITECTURES
-from fairseq_deep.models.description import DECODER, SIDED
+from fairseq_deep.plugin.architectures import ARCHITECTURES
+from fairseq_deep.plugin.models.description import DECODER, SIDED
 
 PRENORM, POSTNORM, LSTM = (f"transformer_{name}_2l2l_tiny" for name in ("prenorm", "postnorm", "lstm"))
 DLCL = "transformer_dlcl_2l2l_tiny"

@@ -10,7 +10,7 @@ from fairseq import checkpoint_utils, options, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 import fairseq_deep  # noqa: F401  the task and the models, as --user-dir brings them
-from fairseq_deep.architectures import build_architecture
+from fairseq_deep.plugin.architectures import build_architecture
 
 LANGUAGES = ("source", "target")
 ARCHITECTURES = {"dlcl": "transformer_dlcl_6l", "lstm": "transformer_lstm_6l", "dlcl30": "transformer_dlcl_30l"}

@@ -11,7 +11,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
 
 import fairseq_deep  # noqa: F401  registers the architectures
-from fairseq_deep.registry import UsageError, nearest
+from fairseq_deep.core.registry import UsageError, nearest
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 # look-ups, and what fairseq's own encoder layers hold a second time for inference on a CPU

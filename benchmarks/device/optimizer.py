@@ -9,7 +9,7 @@ from fairseq.dataclass.configs import CommonConfig, DistributedTrainingConfig, O
 from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY, OPTIMIZER_REGISTRY
 from omegaconf import OmegaConf
 
-from fairseq_deep.registry import UsageError, nearest
+from fairseq_deep.core.registry import UsageError, nearest
 
 from .count import Counter
 

@@ -19,7 +19,7 @@ from definitions import CLAIMS, PAPERS
 from report import read_json
 from scales import SCALES, WIDTHS
 
-from fairseq_deep.registry import nearest
+from fairseq_deep.core.registry import nearest
 from fairseq_deep.tools import UserError, format_table, write_text
 
 HERE = os.path.dirname(os.path.abspath(__file__))

@@ -65,7 +65,7 @@ def check_arch(name):
     """Refuse an architecture that neither fairseq nor this package knows."""
     from fairseq.models import ARCH_MODEL_REGISTRY
 
-    from fairseq_deep.registry import nearest  # which loads fairseq: the other commands do without
+    from fairseq_deep.core.registry import nearest  # which loads fairseq: the other commands do without
 
     if name not in ARCH_MODEL_REGISTRY:
         die(f"unknown --arch {name}{nearest(name, ARCH_MODEL_REGISTRY)}: fairseq-deep archs lists them")

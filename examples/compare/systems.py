@@ -8,7 +8,7 @@ import shlex
 import types
 from dataclasses import dataclass, field
 
-from fairseq_deep.registry import nearest
+from fairseq_deep.core.registry import nearest
 from fairseq_deep.tools import UserError
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}")
@@ -196,8 +196,8 @@ def _build(system, args):
         return
     from fairseq.data import Dictionary
 
-    from fairseq_deep.compat import skip_initialisation
-    from fairseq_deep.models.deep_transformer import DeepTransformerModel
+    from fairseq_deep.core.compat import skip_initialisation
+    from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
     symbols = Dictionary()
     task = types.SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols)

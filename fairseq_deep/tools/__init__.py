@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
-from fairseq_deep import compat
-from fairseq_deep.compat import model_flags as model_flags  # where the tools look for it
 from fairseq_deep.errors import UsageError as UserError
+from fairseq_deep.plugin import compat
+from fairseq_deep.plugin.compat import model_flags as model_flags  # where the tools look for it
 
 _USED = ("model", "task", "checkpoint")
 """Sections of a configuration that the tools read."""

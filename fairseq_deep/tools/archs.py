@@ -74,7 +74,7 @@ def natural_key(name: str) -> list[Any]:
 
 def _known_names() -> list[str]:
     import fairseq_deep
-    from fairseq_deep import compat
+    from fairseq_deep.plugin import compat
 
     if compat.FAIRSEQ_ERROR is not None:
         raise UserError(f"fairseq cannot be imported ({compat.FAIRSEQ_ERROR}); 'fairseq-deep doctor' names the cure")
@@ -82,7 +82,7 @@ def _known_names() -> list[str]:
 
 
 def _record(name: str, verbose: bool) -> dict[str, Any]:
-    from fairseq_deep.architectures import ARCHITECTURES, count_parameters, resolved_presets
+    from fairseq_deep.plugin.architectures import ARCHITECTURES, count_parameters, resolved_presets
 
     arch = ARCHITECTURES[name]
     fields = ("name", "family", "origin", "paper", "norm", "layer_agg", "encoder_layers", "decoder_layers")
@@ -96,7 +96,7 @@ def _record(name: str, verbose: bool) -> dict[str, Any]:
 
 def _presets(values: dict[str, Any]) -> dict[str, Any]:
     """Return *values* by their flags; of a switch, whether it is on."""
-    from fairseq_deep.models.deep_transformer import DeepTransformerModel
+    from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
     presets, known = {}, actions(DeepTransformerModel.add_args)
     for name, value in values.items():

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(path: str) -> tuple[list[tuple[str, str]], list[str]]:
     """Return what *path* holds, as rows of a table, and what of it is out of the ordinary."""
-    from fairseq_deep import packaged
+    from fairseq_deep.runtime import packaged
 
     if packaged.is_package(path):
         return _package(packaged.folder_of(path))
@@ -178,7 +178,7 @@ def _is_text(stream: BinaryIO) -> bool:
 
 
 def _package(folder: str) -> tuple[list[tuple[str, str]], list[str]]:
-    from fairseq_deep import packaged
+    from fairseq_deep.runtime import packaged
 
     rows, problems = [("kind", "packaged model")], packaged.find_problems(folder)
     try:

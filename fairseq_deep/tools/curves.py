@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from fairseq_deep.records import LOGGED, check, numeral, parse
+from fairseq_deep.runtime.records import LOGGED, check, numeral, parse
 from fairseq_deep.tools import UserError, check_outputs, figures, format_table, read_lines, write_text
 
 # panel -> what it is called in the log: in training (after each interval), and in validation

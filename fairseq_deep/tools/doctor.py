@@ -285,7 +285,7 @@ def _first_line(error: BaseException) -> str:
 
 def _decoding() -> Iterator[Check]:
     """Say how translation on this processor multiplies."""
-    machine, error = _try_import("fairseq_deep.decoding.machine")
+    machine, error = _try_import("fairseq_deep.core.decoding.machine")
     if not error:
         yield Check("decoding", "ok", machine.describe())
 

@@ -51,7 +51,7 @@ def write_fairseq(args: argparse.Namespace) -> int:
     check_outputs([args.output], [args.checkpoint])
     path = args.checkpoint
     if os.path.isdir(path):
-        from fairseq_deep.translation import find_bundle
+        from fairseq_deep.runtime import find_bundle
 
         path = find_bundle(path).checkpoint
     state = load_checkpoint(path)
@@ -93,8 +93,8 @@ def _name_stock_parts(config: Any) -> None:
 
 def write_ctranslate2(args: argparse.Namespace) -> int:
     """Write the folder that CTranslate2 reads."""
+    from fairseq_deep.runtime import build_model, build_task, find_bundle, load_state
     from fairseq_deep.tools import ctranslate2_format
-    from fairseq_deep.translation import build_model, build_task, find_bundle, load_state
 
     check_new_folder(args.output)
     bundle = find_bundle(args.checkpoint, **{name: getattr(args, name) for name in PARTS})
@@ -118,7 +118,7 @@ def loaded_model(path: str, weights: dict[str, Any], flags: argparse.Namespace) 
     """Return the model with `weights`: whatever version wrote them, it has today's names, and nothing is left over."""
     from fairseq.data import Dictionary
 
-    from fairseq_deep.models.deep_transformer import DeepTransformerModel
+    from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
     dictionaries = []
     for side in ("encoder", "decoder"):
@@ -140,7 +140,7 @@ def own_flags() -> set[str]:
     """Return the names of the model flags that this package adds to those of fairseq's Transformer."""
     from fairseq.models.transformer import TransformerModel
 
-    from fairseq_deep.models.deep_transformer import DeepTransformerModel
+    from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
     return {*added(DeepTransformerModel.add_args, TransformerModel.add_args)}
 
@@ -154,8 +154,8 @@ def plain_flags(path: str, state: dict[str, Any], format: str) -> argparse.Names
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
     from fairseq.models.transformer import TransformerModel
 
-    from fairseq_deep.models.deep_transformer import DeepTransformerModel
-    from fairseq_deep.models.description import describe
+    from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+    from fairseq_deep.plugin.models.description import describe
 
     flags = argparse.Namespace(**model_flags(state))
     flags.arch = getattr(flags, "arch", None) or getattr(flags, "_name", None)
@@ -189,7 +189,7 @@ def may_be_plain(aggregator: Any) -> bool:
 
 def check_weights(path: str, model: Any, format: str) -> None:
     """Raise `UserError` if the weights of DLCL are not exactly those of residual connections."""
-    from fairseq_deep.aggregators.dlcl import Dlcl
+    from fairseq_deep.core.aggregators.dlcl import Dlcl
 
     for side in ("encoder", "decoder"):
         history = getattr(getattr(model, side), "history", None)

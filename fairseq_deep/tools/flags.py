@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _select(records: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    from fairseq_deep.models.description import REGISTRIES
-    from fairseq_deep.registry import nearest
+    from fairseq_deep.core.registry import nearest
+    from fairseq_deep.plugin.models.description import REGISTRIES
 
     wanted = name.lstrip("-").replace("_", "-")
     methods = {method for registry in REGISTRIES for method in registry.names()}
@@ -57,9 +57,9 @@ def _records() -> Iterator[dict[str, Any]]:
     from fairseq.models.transformer import TransformerModel
     from fairseq.tasks.translation import TranslationTask
 
-    from fairseq_deep.models.deep_transformer import DeepTransformerModel
-    from fairseq_deep.models.description import DECODER, SIDED
-    from fairseq_deep.task import DeepTranslationTask
+    from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+    from fairseq_deep.plugin.models.description import DECODER, SIDED
+    from fairseq_deep.plugin.task import DeepTranslationTask
 
     axes = {**SIDED, **DECODER}
     owners = dict(_owners())
@@ -79,7 +79,7 @@ def _records() -> Iterator[dict[str, Any]]:
 
 def _owners() -> Iterator[tuple[str, tuple[Any, list[str], Any]]]:
     """Yield each flag of a method: its name in the arguments, its registry, its methods, its default in new models."""
-    from fairseq_deep.models.description import REGISTRIES
+    from fairseq_deep.plugin.models.description import REGISTRIES
 
     for registry in REGISTRIES:
         for name in registry.names():

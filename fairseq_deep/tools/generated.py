@@ -2,7 +2,7 @@
 
 import re
 
-from fairseq_deep.records import numeral
+from fairseq_deep.runtime.records import numeral
 from fairseq_deep.tools import UserError, read_lines
 
 LINE = re.compile(r"([STHDA])-(\d+)(?:\t|$)")

@@ -55,7 +55,7 @@ def _measure_once(model: Any, sample: dict[str, Any], cpu: bool) -> dict[str, An
     import torch
     from fairseq.utils import move_to_cuda
 
-    from fairseq_deep.diagnostics import layer_gradient_norms, source_gain, stream_statistics, sublayer_ratios
+    from fairseq_deep.core.diagnostics import layer_gradient_norms, source_gain, stream_statistics, sublayer_ratios
 
     if getattr(model.decoder, "adaptive_softmax", None) is not None:
         raise UserError("a model with --adaptive-softmax-cutoff cannot be diagnosed: fairseq has no gradient for it")
@@ -124,7 +124,7 @@ def trained(path: str, data: str, cpu: bool) -> Subject:
     """
     from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
-    from fairseq_deep.models.deep_transformer import DeepTransformerModel
+    from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
     if not os.path.isfile(path):
         raise UserError(f"there is no checkpoint {path}")
@@ -140,8 +140,8 @@ def trained(path: str, data: str, cpu: bool) -> Subject:
 def _check_arch(arch: str) -> None:
     from fairseq.models import ARCH_MODEL_REGISTRY
 
-    from fairseq_deep.models.deep_transformer import DeepTransformerModel
-    from fairseq_deep.registry import nearest
+    from fairseq_deep.core.registry import nearest
+    from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
     found = ARCH_MODEL_REGISTRY.get(arch)
     if found is None or not issubclass(found, DeepTransformerModel):

@@ -10,7 +10,7 @@ import os
 import platform
 from typing import Any
 
-from fairseq_deep import records
+from fairseq_deep.runtime import records
 from fairseq_deep.tools import UserError, check_fairseq, check_new_folder, new_folder, translate
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the folder, and load it again before it gets its name."""
     check_fairseq()
-    from fairseq_deep import packaged
+    from fairseq_deep.runtime import packaged
 
     output = os.path.abspath(args.output)
     check_new_folder(args.output)
@@ -49,14 +49,14 @@ def collect(args: argparse.Namespace, name: str) -> Any:
     """Return the `Content` of the folder."""
     import torch
 
-    from fairseq_deep import packaged
-    from fairseq_deep.translation import (
+    from fairseq_deep.runtime import (
         TextSteps,
         build_model,
         build_task,
         check_merges,
         find_bundle,
         load_state,
+        packaged,
         search_of,
     )
 
@@ -137,7 +137,7 @@ def check_written(folder: str, content: Any) -> None:
     """
     import torch
 
-    from fairseq_deep import packaged
+    from fairseq_deep.runtime import packaged
 
     found = packaged.load(os.path.join(folder, packaged.WEIGHTS))["model"]
     owners = {**{name: name for name in content.tensors}, **content.config["tied"]}

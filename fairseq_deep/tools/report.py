@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from fairseq_deep.records import RERUN, RESULT, SEEDS, read_json
+from fairseq_deep.runtime.records import RERUN, RESULT, SEEDS, read_json
 from fairseq_deep.tools import UserError, at_least_one, check_outputs, curves, figures, read_lines, samples, write_text
 
 TEMPLATE = "report.html.jinja"

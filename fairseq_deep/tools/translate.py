@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 def find_bundles(args: argparse.Namespace) -> list[Any]:
     """Return the `Bundle` of each model."""
-    from fairseq_deep.translation import find_bundle
+    from fairseq_deep.runtime import find_bundle
 
     names = ("data", "tokenizer", "lowercase", "source_lang", "target_lang", "gnmt_lenpen")
     parts = {name: getattr(args, name) for name in names}
@@ -109,7 +109,7 @@ def parts_of(bundles: list[Any]) -> list[str]:
 
 def load(args: argparse.Namespace, bundles: list[Any]) -> Any:
     """Return the `Translator` of the models."""
-    from fairseq_deep.translation import Translator, search_of
+    from fairseq_deep.runtime import Translator, search_of
 
     asked = {name: getattr(args, name) for name in SEARCH if getattr(args, name) is not None}
     search = {**search_of(bundles[0]), **asked}

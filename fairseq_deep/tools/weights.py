@@ -62,7 +62,7 @@ def load_weights(path: str) -> dict[str, Any]:
     """
     state = load_checkpoint(path)
 
-    from fairseq_deep.diagnostics.weights import dlcl_weights
+    from fairseq_deep.core.diagnostics.weights import dlcl_weights
 
     flags = model_flags(state)
     # as models/legacy.py reads the flags of the original code: its window was a mask of normalised weights only

@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Sequence
 
 import fairseq_deep
-from fairseq_deep.compat import sha256
+from fairseq_deep.runtime.files import sha256
 from fairseq_deep.tools import UserError, new_folder
 
 OLDEST = (3, 9)

@@ -20,7 +20,7 @@ from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerModel
 from fairseq.sequence_generator import SequenceGenerator
 
-from fairseq_deep.models.deep_transformer import DeepTransformerModel
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
 FOLDER = Path(__file__).parent
 VOCAB = 12

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from fairseq_deep.models.compiling import why_not
+from fairseq_deep.plugin.models.compiling import why_not
 from tests.commands import PACKAGE, losses, run, train_command
 
 EXACT = ("--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "0", "--max-update", "3")

@@ -8,7 +8,7 @@ import struct
 import pytest
 import torch
 
-from fairseq_deep.diagnostics import stream_statistics
+from fairseq_deep.core.diagnostics import stream_statistics
 from tests.commands import load_trained, run, train_command
 
 SIDES = {"enc": "encoder", "dec": "decoder"}

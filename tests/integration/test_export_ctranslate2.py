@@ -13,8 +13,8 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from fairseq_deep.architectures import get_architecture
-from fairseq_deep.models.deep_transformer import DeepTransformerModel
+from fairseq_deep.plugin.architectures import get_architecture
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.tools import main
 from tests.commands import PACKAGE, run, train_command
 from tests.conftest import tiny_flags

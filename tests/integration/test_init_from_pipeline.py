@@ -6,7 +6,7 @@ import shutil
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_deep.architectures import build_architecture
+from fairseq_deep.plugin.architectures import build_architecture
 from tests.commands import PACKAGE, losses, run, train_command
 from tests.conftest import tiny_flags
 from tests.integration.test_pipeline import hypotheses

@@ -72,7 +72,7 @@ def test_average_and_generate(data, trained, tmp_path):
 def test_from_pretrained_translates(data, trained):
     folder, _ = trained
     program = (
-        "from fairseq_deep.models.deep_transformer import DeepTransformerModel as M\n"
+        "from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel as M\n"
         f"m = M.from_pretrained({str(folder)!r}, 'checkpoint_last.pt', data_name_or_path={str(data)!r})\n"
         "model = m.models[0]\n"
         "assert model.encoder.history.gates is model.decoder.history.gates\n"

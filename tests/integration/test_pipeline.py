@@ -122,7 +122,7 @@ def test_validate(data, trained):
 def test_from_pretrained_translates(data, trained):
     folder, _ = trained
     program = (
-        "from fairseq_deep.models.deep_transformer import DeepTransformerModel as M\n"
+        "from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel as M\n"
         f"m = M.from_pretrained({str(folder)!r}, 'checkpoint_last.pt', data_name_or_path={str(data)!r})\n"
         "print('TRANSLATION', m.translate('1 2 3'))"
     )

@@ -12,7 +12,7 @@ import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.data import Dictionary
 
-from fairseq_deep.training.adam import FusedAdam
+from fairseq_deep.plugin.training.adam import FusedAdam
 from tests.methods import FORMS
 
 SYMBOLS, LENGTH = 8, 3

@@ -7,15 +7,15 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_deep.aggregators import Aggregator
-from fairseq_deep.aggregators.hierarchical import Hierarchical
-from fairseq_deep.aggregators.iterative import Iterative
-from fairseq_deep.aggregators.linear import Linear
-from fairseq_deep.aggregators.node import Node
-from fairseq_deep.architectures import build_architecture
-from fairseq_deep.compat import skip_initialisation
-from fairseq_deep.registry import UsageError
-from fairseq_deep.stack import Stack
+from fairseq_deep.core.aggregators import Aggregator
+from fairseq_deep.core.aggregators.hierarchical import Hierarchical
+from fairseq_deep.core.aggregators.iterative import Iterative
+from fairseq_deep.core.aggregators.linear import Linear
+from fairseq_deep.core.aggregators.node import Node
+from fairseq_deep.core.compat import skip_initialisation
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+from fairseq_deep.plugin.architectures import build_architecture
 from tests.conftest import make_batch
 from tests.reference import naive_aggregation
 from tests.reference.naive_dlcl import layer_norm

@@ -11,8 +11,8 @@ from fairseq.criterions.label_smoothed_cross_entropy_with_alignment import (
 from fairseq.models.transformer import base_architecture
 from fairseq.models.transformer_align import TransformerAlignModel
 
-from fairseq_deep.registry import UsageError
-from fairseq_deep.training import check_training
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.training import check_training
 from tests.conftest import make_batch, tiny_flags
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_deep.attention import Ancestry, MultiheadAttention
-from fairseq_deep.attention.cache import SourceCache, TargetCache
-from fairseq_deep.attention.order import Order, keep_sources, read_order
-from fairseq_deep.attention.steps import SHORT, by_column, softmax_, takes_rows
+from fairseq_deep.core.attention import Ancestry, MultiheadAttention
+from fairseq_deep.core.attention.beam_reorder import Order, keep_sources, read_order
+from fairseq_deep.core.attention.cache import SourceCache, TargetCache
+from fairseq_deep.core.attention.steps import SHORT, by_column, softmax_, takes_rows
 from tests.conftest import make_batch, reorder_all
 from tests.unit.test_beams import DOUBLE, NEAR, C, H, reorder, with_and_without_grad
 from tests.unit.test_dlcl import randomise

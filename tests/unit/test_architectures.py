@@ -6,9 +6,9 @@ import pytest
 from fairseq import options
 from fairseq.data import Dictionary
 
-from fairseq_deep.aggregators import AGGREGATORS
-from fairseq_deep.architectures import ARCHITECTURES, build_architecture, count_parameters, list_archs
-from fairseq_deep.models.deep_transformer import DeepTransformerModel
+from fairseq_deep.core.aggregators import AGGREGATORS
+from fairseq_deep.plugin.architectures import ARCHITECTURES, build_architecture, count_parameters, list_archs
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.invariances import INVARIANCES
 from tests.methods import FORMS
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_deep.attention import MultiheadAttention, multihead
+from fairseq_deep.core.attention import MultiheadAttention, multihead
 from tests.conftest import reorder_all
 from tests.reference.naive_lstm import attention as naive_attention
 from tests.reference.naive_lstm import relative_vector

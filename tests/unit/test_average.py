@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_deep.attention import Ancestry, AverageAttention, RunningMean
+from fairseq_deep.core.attention import Ancestry, AverageAttention, RunningMean
 from tests.conftest import reorder_all
 from tests.reference import naive_average as naive
 from tests.unit.test_dlcl import randomise, saved_bytes

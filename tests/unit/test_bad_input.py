@@ -6,9 +6,9 @@ import pytest
 from fairseq import options
 from fairseq.data import Dictionary
 
-from fairseq_deep.architectures import build_architecture, get_architecture
-from fairseq_deep.models.deep_transformer import DeepTransformerModel
-from fairseq_deep.registry import Registry, UsageError
+from fairseq_deep.core.registry import Registry, UsageError
+from fairseq_deep.plugin.architectures import build_architecture, get_architecture
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.commands import PACKAGE, run
 
 

@@ -10,13 +10,13 @@ from fairseq import options
 from fairseq.data import Dictionary
 from torch import nn
 
-from fairseq_deep.aggregators.attention_residual import AttentionResidual
-from fairseq_deep.aggregators.residual_dual import ResidualDual
-from fairseq_deep.architectures import build_architecture
-from fairseq_deep.compat import skip_initialisation
-from fairseq_deep.models.deep_transformer import DeepTransformerModel
-from fairseq_deep.registry import UsageError
-from fairseq_deep.stack import Stack
+from fairseq_deep.core.aggregators.attention_residual import AttentionResidual
+from fairseq_deep.core.aggregators.residual_dual import ResidualDual
+from fairseq_deep.core.compat import skip_initialisation
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+from fairseq_deep.plugin.architectures import build_architecture
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.invariances import INVARIANCES
 from tests.reference.naive_bare import attention_residual, residual_dual
 from tests.unit.test_dlcl import randomise, saved_bytes

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_deep.attention import Ancestry, MultiheadAttention
-from fairseq_deep.attention.cache import append, select
-from fairseq_deep.attention.order import hypotheses_per_sentence, read_order
+from fairseq_deep.core.attention import Ancestry, MultiheadAttention
+from fairseq_deep.core.attention.beam_reorder import hypotheses_per_sentence, read_order
+from fairseq_deep.core.attention.cache import append, select
 from tests.conftest import make_batch, reorder_all
 from tests.unit.test_dlcl import randomise
 

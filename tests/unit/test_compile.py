@@ -10,8 +10,8 @@ import torch.distributed
 import torch.nn.functional as F
 from torch import nn
 
-from fairseq_deep.models import compiling, deep_transformer
-from fairseq_deep.registry import UsageError
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.models import compiling, deep_transformer
 from tests.conftest import make_batch
 
 if not hasattr(torch, "compile") or compiling.why_not(torch.device("cpu"), "eager") is not None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from fairseq.sequence_generator import EnsembleModel
 
-from fairseq_deep.attention import multihead
-from fairseq_deep.registry import UsageError
+from fairseq_deep.core.attention import multihead
+from fairseq_deep.core.registry import UsageError
 from tests.unit.test_beams import Kernels
 from tests.unit.test_generation import assert_lively, assert_same, generate, make_sample, prepare, strengthen
 from tests.unit.test_merged import KINDS

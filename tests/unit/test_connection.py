@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from fairseq_deep.inits.admin import WeightedConnection
-from fairseq_deep.inits.deepnet import ScaledConnection
-from fairseq_deep.inits.rezero import GatedConnection
-from fairseq_deep.layers import DecoderLayer, EncoderLayer
-from fairseq_deep.residuals.plain import Plain
+from fairseq_deep.core.inits.admin import WeightedConnection
+from fairseq_deep.core.inits.deepnet import ScaledConnection
+from fairseq_deep.core.inits.rezero import GatedConnection
+from fairseq_deep.core.layers import DecoderLayer, EncoderLayer
+from fairseq_deep.core.residuals.plain import Plain
 from tests.unit.test_layers import DOUBLE, B, C, T, describe_layer, inputs
 
 VALUE = 0.7

@@ -8,7 +8,7 @@ from fairseq.criterions import label_smoothed_cross_entropy as stock
 from fairseq.data import Dictionary
 from fairseq.models import FairseqDecoder
 
-from fairseq_deep.training import criterion as own
+from fairseq_deep.plugin.training import criterion as own
 from tests.reference import naive_cross_entropy
 
 WORDS = 11

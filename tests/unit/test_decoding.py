@@ -10,11 +10,11 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from fairseq_deep.decoding import linear as layers
-from fairseq_deep.decoding import pack_linear, reduce_precision
-from fairseq_deep.decoding import packed as forms
-from fairseq_deep.registry import UsageError
-from fairseq_deep.task import DeepTranslationConfig, DeepTranslationTask
+from fairseq_deep.core.decoding import linear as layers
+from fairseq_deep.core.decoding import pack_linear, reduce_precision
+from fairseq_deep.core.decoding import packed as forms
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.task import DeepTranslationConfig, DeepTranslationTask
 
 GENERATION = OmegaConf.create({"generation": {"beam": 4, "print_alignment": None}})
 SHAPES = [(1, 1, 8, 8), (3, 5, 16, 33), (1, 128, 40, 7)]

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from fairseq_deep.diagnostics.record import depth_record
-from fairseq_deep.diagnostics.weights import dlcl_weights
+from fairseq_deep.core.diagnostics.record import depth_record
+from fairseq_deep.core.diagnostics.weights import dlcl_weights
 from tests.conftest import make_batch
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 
-from fairseq_deep.attention import DECODER_ATTENTIONS
-from fairseq_deep.diagnostics import depth_record
+from fairseq_deep.core.attention import DECODER_ATTENTIONS
+from fairseq_deep.core.diagnostics import depth_record
 from tests.conftest import make_batch
 from tests.device import AVAILABLE, AbsentCuda, WaitsOnMeta, tensors_in
 from tests.methods import METHODS, OPTIONS

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fairseq_deep.registry import UsageError
+from fairseq_deep.core.registry import UsageError
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_deep.architectures import build_architecture
-from fairseq_deep.diagnostics import (
+from fairseq_deep.core.diagnostics import (
     layer_gradient_norms,
     source_gain,
     stream_statistics,
     sublayer_ratios,
     variance_between,
 )
+from fairseq_deep.plugin.architectures import build_architecture
 from tests.conftest import make_batch
 from tests.reference import naive_connections as naive
 from tests.unit.test_inits_models import functions, shake, start

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fairseq_deep.registry import UsageError
+from fairseq_deep.core.registry import UsageError
 from tests.unit.test_diagnostics import POST, hooks, measure
 from tests.unit.test_inits_models import shake
 

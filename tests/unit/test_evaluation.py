@@ -4,8 +4,8 @@ import argparse
 
 import pytest
 
-from fairseq_deep.registry import UsageError
-from fairseq_deep.training.evaluation import check_evaluation
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.training.evaluation import check_evaluation
 
 
 def check(text, **flags):

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 from torch import nn
 
-from fairseq_deep.attention.multihead import MultiheadAttention
-from fairseq_deep.dropout import fast_dropout, speed_up_dropout
+from fairseq_deep.core.attention.multihead import MultiheadAttention
+from fairseq_deep.core.dropout import fast_dropout, speed_up_dropout
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.3, 0.5, 0.9, 1.0])

@@ -10,7 +10,7 @@ from fairseq.models.transformer import TransformerModel, base_architecture
 from fairseq.models.transformer_align import TransformerAlignModel
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
 
-from fairseq_deep.attention import multihead
+from fairseq_deep.core.attention import multihead
 from tests.conftest import make_batch, tiny_flags
 from tests.unit.test_beams import Kernels
 from tests.unit.test_merged import KINDS, STACKS, every_combination

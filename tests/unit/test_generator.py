@@ -10,13 +10,13 @@ from fairseq import search
 from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
 from torch import nn
 
-from fairseq_deep.attention import multihead
-from fairseq_deep.attention.beams import LARGEST_BEAM
-from fairseq_deep.decoding import reduce_precision
-from fairseq_deep.decoding.candidates import BLOCK, best_candidates, log_normaliser
-from fairseq_deep.generator import Generator
-from fairseq_deep.registry import UsageError
-from fairseq_deep.task import DeepTranslationConfig, DeepTranslationTask
+from fairseq_deep.core.attention import multihead
+from fairseq_deep.core.attention.beams import LARGEST_BEAM
+from fairseq_deep.core.decoding import reduce_precision
+from fairseq_deep.core.decoding.candidates import BLOCK, best_candidates, log_normaliser
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.generator import Generator
+from fairseq_deep.plugin.task import DeepTranslationConfig, DeepTranslationTask
 from tests.unit.test_generation import assert_same, make_sample, prepare, strengthen
 
 LENGTHS = (7, 3, 5, 2, 6, 7, 1)

@@ -8,7 +8,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from omegaconf import OmegaConf, open_dict
 
 import fairseq_deep  # noqa: F401
-from fairseq_deep.registry import UsageError
+from fairseq_deep.core.registry import UsageError
 
 ARCH = "transformer_dlcl_6l"
 

@@ -11,9 +11,9 @@ from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerModel, base_architecture
 from omegaconf import OmegaConf
 
-from fairseq_deep.models.dictionaries import sums
-from fairseq_deep.models.init_from import repeated_layers, take_path
-from fairseq_deep.registry import UsageError
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.models.dictionaries import sums
+from fairseq_deep.plugin.models.init_from import repeated_layers, take_path
 from tests.conftest import make_batch, tiny_flags
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_deep.architectures import build_architecture
-from fairseq_deep.inits import INITS
+from fairseq_deep.core.inits import INITS
+from fairseq_deep.plugin.architectures import build_architecture
 from tests.reference.naive_connections import deepnet_beta, tfixup_factor
 
 VOCAB = 400

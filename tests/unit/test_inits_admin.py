@@ -5,7 +5,7 @@ import torch
 from fairseq import checkpoint_utils, options
 from fairseq.tasks.translation import TranslationTask
 
-from fairseq_deep.registry import UsageError
+from fairseq_deep.core.registry import UsageError
 from tests.conftest import make_batch
 from tests.reference import naive_connections as naive
 from tests.unit.test_inits_models import DEPTH, POST, functions, shake, start, train_step, with_connections

@@ -3,8 +3,8 @@
 import pytest
 from fairseq import options
 
-from fairseq_deep.architectures import build_architecture
-from fairseq_deep.registry import UsageError
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.architectures import build_architecture
 from tests.unit.test_inits import FITTING, METHODS, STACKS
 
 POST, PRE, DLCL = "transformer_postnorm_6l", "transformer_prenorm_6l", "transformer_dlcl_postnorm_6l"

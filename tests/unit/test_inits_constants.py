@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from fairseq_deep.inits import INITS, Place
-from fairseq_deep.inits.admin import Admin, omega
-from fairseq_deep.inits.deepnet import DeepNet
-from fairseq_deep.inits.ds import DepthScaled
-from fairseq_deep.inits.tfixup import TFixup
-from fairseq_deep.stack import Stack
+from fairseq_deep.core.inits import INITS, Place
+from fairseq_deep.core.inits.admin import Admin, omega
+from fairseq_deep.core.inits.deepnet import DeepNet
+from fairseq_deep.core.inits.ds import DepthScaled
+from fairseq_deep.core.inits.tfixup import TFixup
+from fairseq_deep.core.stack import Stack
 
 
 def stack(side, n, m):

@@ -5,9 +5,9 @@ import torch
 from fairseq import options
 from fairseq.data import Dictionary
 
-from fairseq_deep.architectures import ARCHITECTURES, build_architecture, count_parameters
-from fairseq_deep.compat import skip_initialisation
-from fairseq_deep.inits import INITS
+from fairseq_deep.core.compat import skip_initialisation
+from fairseq_deep.core.inits import INITS
+from fairseq_deep.plugin.architectures import ARCHITECTURES, build_architecture, count_parameters
 from tests.reference import naive_connections as naive
 from tests.reference.naive_dlcl import layer_norm, run_stack
 from tests.unit.test_lstm_models import naive_embedding

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_deep.decoding import bfloat, describe, int8, linear, machine, reduce_precision
+from fairseq_deep.core.decoding import bfloat, describe, int8, linear, machine, reduce_precision
 
 SHAPES = [(1, 1, 8, 8), (3, 5, 16, 33), (1, 128, 40, 7), (2, 60, 256, 96), (2, 3, 1, 10)]
 NAMES = int8.ways().names

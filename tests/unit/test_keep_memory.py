@@ -24,10 +24,10 @@ def faults(first):
 
 
 def test_memory_is_used_again():
-    from fairseq_deep.training import keep_memory
+    from fairseq_deep.plugin.training import keep_memory
 
     if not keep_memory():
         pytest.skip("another C library, which is left alone")
-    kept = faults("from fairseq_deep.training import keep_memory; keep_memory()")
-    given_back = faults("import fairseq_deep.training")
+    kept = faults("from fairseq_deep.plugin.training import keep_memory; keep_memory()")
+    given_back = faults("import fairseq_deep.plugin.training")
     assert kept < 100 < given_back

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fairseq.models.transformer import TransformerModel, base_architecture
 
-from fairseq_deep.layers import LayerDrop
+from fairseq_deep.core.layers import LayerDrop
 from tests.conftest import make_batch, tiny_flags
 
 RATES = {"encoder_layerdrop": 0.4, "decoder_layerdrop": 0.4}

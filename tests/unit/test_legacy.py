@@ -7,8 +7,8 @@ import pytest
 import torch
 from fairseq import checkpoint_utils, options
 
-from fairseq_deep.architectures import ARCHITECTURES
-from fairseq_deep.models.legacy import ALIASES, translate_flags
+from fairseq_deep.plugin.architectures import ARCHITECTURES
+from fairseq_deep.plugin.models.legacy import ALIASES, translate_flags
 from fairseq_deep.tools.main import main
 from tests.conftest import make_batch, tiny_flags
 

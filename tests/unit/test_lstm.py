@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from fairseq_deep.aggregators.lstm import GLU, DepthwiseLstm, DepthwiseRnn, Gates, Hidden
-from fairseq_deep.stack import Stack
+from fairseq_deep.core.aggregators.lstm import GLU, DepthwiseLstm, DepthwiseRnn, Gates, Hidden
+from fairseq_deep.core.stack import Stack
 from tests.reference.naive_lstm import run_decoder, run_encoder
 from tests.unit.test_dlcl import randomise, saved_bytes
 

@@ -5,9 +5,9 @@ import torch
 from fairseq import options
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
-from fairseq_deep.aggregators.lstm import DepthwiseLstm, DepthwiseRnn
-from fairseq_deep.architectures import ARCHITECTURES
-from fairseq_deep.registry import UsageError
+from fairseq_deep.core.aggregators.lstm import DepthwiseLstm, DepthwiseRnn
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.architectures import ARCHITECTURES
 from tests.unit.test_lstm import make
 
 TINY = "transformer_lstm_2l2l_tiny"

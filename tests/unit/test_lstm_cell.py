@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_deep.aggregators import lstm_cell as module
-from fairseq_deep.aggregators.lstm import DepthwiseLstm
-from fairseq_deep.aggregators.lstm_cell import lstm_cell
+from fairseq_deep.core.aggregators import lstm_cell as module
+from fairseq_deep.core.aggregators.lstm import DepthwiseLstm
+from fairseq_deep.core.aggregators.lstm_cell import lstm_cell
 from tests.reference.naive_dlcl import layer_norm
 from tests.unit.test_dlcl import saved_bytes
 from tests.unit.test_lstm import make

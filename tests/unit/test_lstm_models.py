@@ -7,10 +7,10 @@ import torch
 from fairseq import options
 from fairseq.data import Dictionary
 
-from fairseq_deep.architectures import build_architecture, count_parameters
-from fairseq_deep.attention import MultiheadAttention
-from fairseq_deep.compat import skip_initialisation
-from fairseq_deep.models.deep_transformer import DeepTransformerModel
+from fairseq_deep.core.attention import MultiheadAttention
+from fairseq_deep.core.compat import skip_initialisation
+from fairseq_deep.plugin.architectures import build_architecture, count_parameters
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.conftest import make_batch
 from tests.reference.naive_dlcl import layer_norm
 from tests.reference.naive_lstm import attention, relative_vector, run_decoder, run_encoder

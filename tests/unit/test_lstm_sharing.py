@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
-from fairseq_deep import compat
-from fairseq_deep.registry import UsageError
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin import compat
 from fairseq_deep.tools.main import main
 from tests.unit.test_tools_average import checkpoint
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_deep.architectures import build_architecture
-from fairseq_deep.compat import skip_initialisation
-from fairseq_deep.memories import MEMORIES
-from fairseq_deep.memories.layerwise import Layerwise, depth_aligned
-from fairseq_deep.memories.msc import GruCell, Msc, MscMemory
-from fairseq_deep.memories.transparent import Transparent
-from fairseq_deep.registry import UsageError
-from fairseq_deep.stack import Stack
+from fairseq_deep.core.compat import skip_initialisation
+from fairseq_deep.core.memories import MEMORIES
+from fairseq_deep.core.memories.layerwise import Layerwise, depth_aligned
+from fairseq_deep.core.memories.msc import GruCell, Msc, MscMemory
+from fairseq_deep.core.memories.transparent import Transparent
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+from fairseq_deep.plugin.architectures import build_architecture
 from tests.reference import naive_memories
 from tests.unit.test_dlcl import randomise
 

@@ -7,10 +7,10 @@ import torch
 from fairseq import search
 from fairseq.sequence_generator import SequenceGenerator
 
-from fairseq_deep.inits import INITS
-from fairseq_deep.memories.msc import MscMemory
-from fairseq_deep.memories.transparent import Transparent
-from fairseq_deep.registry import UsageError
+from fairseq_deep.core.inits import INITS
+from fairseq_deep.core.memories.msc import MscMemory
+from fairseq_deep.core.memories.transparent import Transparent
+from fairseq_deep.core.registry import UsageError
 from tests.conftest import make_batch
 from tests.invariances import INVARIANCES
 from tests.reference import naive_memories

@@ -7,9 +7,9 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerConfig, base_architecture
 
-from fairseq_deep.attention import DECODER_ATTENTIONS
-from fairseq_deep.layers import DecoderLayer, ParallelDecoderLayer
-from fairseq_deep.models.description import describe
+from fairseq_deep.core.attention import DECODER_ATTENTIONS
+from fairseq_deep.core.layers import DecoderLayer, ParallelDecoderLayer
+from fairseq_deep.plugin.models.description import describe
 from tests.reference import naive_average, naive_connections
 from tests.reference.naive_dlcl import layer_norm, run_stack
 from tests.reference.naive_lstm import attention, run_decoder, run_encoder

@@ -6,9 +6,9 @@ import pytest
 import torch
 from fairseq import options
 
-from fairseq_deep.architectures import build_architecture
-from fairseq_deep.inits import INITS
-from fairseq_deep.registry import UsageError
+from fairseq_deep.core.inits import INITS
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.architectures import build_architecture
 from tests.conftest import make_batch
 from tests.reference import naive_connections as naive
 from tests.unit.test_bad_input import one_line

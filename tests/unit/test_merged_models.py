@@ -6,10 +6,10 @@ from fairseq import checkpoint_utils, options
 from fairseq.data import Dictionary
 from fairseq.tasks.translation import TranslationTask
 
-from fairseq_deep.architectures import ARCHITECTURES, build_architecture, count_parameters
-from fairseq_deep.compat import skip_initialisation
-from fairseq_deep.diagnostics import sublayer_ratios
-from fairseq_deep.registry import UsageError
+from fairseq_deep.core.compat import skip_initialisation
+from fairseq_deep.core.diagnostics import sublayer_ratios
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.architectures import ARCHITECTURES, build_architecture, count_parameters
 from tests import invariances
 from tests.unit.test_lstm_models import tensors_on_modules
 from tests.unit.test_merged import KINDS, STACKS, every_combination, is_parallel, make_layer

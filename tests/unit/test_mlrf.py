@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fairseq_deep.aggregators.mlrf import Mlrf
-from fairseq_deep.registry import UsageError
-from fairseq_deep.stack import Stack
+from fairseq_deep.core.aggregators.mlrf import Mlrf
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
 from tests.conftest import make_batch
 from tests.reference import naive_mlrf
 from tests.unit.test_dlcl import make_layers, randomise, run

@@ -7,13 +7,13 @@ import torch
 from fairseq import options
 from fairseq.data import Dictionary
 
-from fairseq_deep.aggregators.dlcl import Dlcl
-from fairseq_deep.aggregators.ode import Ode
-from fairseq_deep.aggregators.residual import Residual
-from fairseq_deep.architectures import build_architecture
-from fairseq_deep.compat import skip_initialisation
-from fairseq_deep.registry import UsageError
-from fairseq_deep.stack import Choice, Stack
+from fairseq_deep.core.aggregators.dlcl import Dlcl
+from fairseq_deep.core.aggregators.ode import Ode
+from fairseq_deep.core.aggregators.residual import Residual
+from fairseq_deep.core.compat import skip_initialisation
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Choice, Stack
+from fairseq_deep.plugin.architectures import build_architecture
 from tests.invariances import INVARIANCES
 from tests.reference.naive_ode import run_stack
 from tests.unit.test_dlcl import make_layers, randomise

@@ -12,10 +12,10 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer as StockFP16Optimizer
 from omegaconf import OmegaConf
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_deep.registry import UsageError
-from fairseq_deep.training import adam as fused
-from fairseq_deep.training.adam import FusedAdam
-from fairseq_deep.training.fp16 import FP16Optimizer
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.training import adam as fused
+from fairseq_deep.plugin.training.adam import FusedAdam
+from fairseq_deep.plugin.training.fp16 import FP16Optimizer
 
 SHAPES = [(7, 5), (5,), (3, 4, 2), (1,), ()]
 RATES = {"betas": (0.9, 0.98), "eps": 1e-3}  # so large that its place shows

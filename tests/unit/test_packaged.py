@@ -16,12 +16,12 @@ from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from safetensors.torch import load_file, save_file
 
-from fairseq_deep import packaged
-from fairseq_deep.architectures import ARCHITECTURES
-from fairseq_deep.models.deep_transformer import DeepTransformerModel
-from fairseq_deep.packaged import PackageError
-from fairseq_deep.packaged.config import model_settings
-from fairseq_deep.packaged.folder import write_sums
+from fairseq_deep.plugin.architectures import ARCHITECTURES
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from fairseq_deep.runtime import packaged
+from fairseq_deep.runtime.packaged import PackageError
+from fairseq_deep.runtime.packaged.config import model_settings
+from fairseq_deep.runtime.packaged.folder import write_sums
 from fairseq_deep.tools.main import main
 from tests.conftest import VOCAB, tiny_flags
 

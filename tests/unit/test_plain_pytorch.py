@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_deep import aggregators, attention, inits, memories, residuals
-from fairseq_deep.stack import Stack
+from fairseq_deep.core import aggregators, attention, inits, memories, residuals
+from fairseq_deep.core.stack import Stack
 
 EXAMPLE = Path(__file__).parents[2] / "examples/plain_pytorch.py"
 PACKAGES = {

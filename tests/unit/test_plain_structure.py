@@ -8,7 +8,7 @@ import torch
 from fairseq import options, utils
 from fairseq.models.transformer import TransformerModel, base_architecture
 
-from fairseq_deep.architectures import ARCHITECTURES
+from fairseq_deep.plugin.architectures import ARCHITECTURES
 from tests.conftest import make_batch, tiny_flags
 from tests.unit.test_layers import DUPLICATES
 

@@ -11,9 +11,9 @@ from fairseq.distributed import LegacyDistributedDataParallel
 from fairseq.models import ARCH_CONFIG_REGISTRY, DistributedFairseqModel
 from torch import nn
 
-from fairseq_deep.exact import Exact
-from fairseq_deep.registry import UsageError
-from fairseq_deep.training import by_type, checks
+from fairseq_deep.core.keep_fp32 import Exact
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.training import by_type, checks
 
 TINY = "transformer_dlcl_2l2l_tiny"
 
@@ -245,7 +245,8 @@ def test_bf16_on_a_gpu_without_it(on_gpu, dtype, supported, refused, monkeypatch
 
 def test_a_model_is_looked_at_when_it_moves(build, monkeypatch):
     seen = []
-    monkeypatch.setattr("fairseq_deep.models.deep_transformer.check_device", lambda weight: seen.append(weight.dtype))
+    check = "fairseq_deep.plugin.models.deep_transformer.check_device"
+    monkeypatch.setattr(check, lambda weight: seen.append(weight.dtype))
     build(TINY).to(dtype=torch.bfloat16).to(torch.device("cpu"))
     assert seen == [torch.bfloat16] * 2
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from fairseq.data.iterators import BackgroundConsumer, BufferedIterator
 
-from fairseq_deep.training.readers import stop_readers
+from fairseq_deep.plugin.training.readers import stop_readers
 
 
 class Slow:

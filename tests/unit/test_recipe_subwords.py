@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from subword_nmt.apply_bpe import BPE
 
-from fairseq_deep.registry import UsageError
-from fairseq_deep.translation import TextSteps, find_bundle
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.runtime import TextSteps, find_bundle
 from tests.unit.test_recipe_text import COMMON, assert_refused, write
 
 LETTERS = {"en": "abcdefg", "de": "uvwxyzä", "zh": "我们看见老房子"}

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairseq_deep import records
 from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime import find_bundle, records
 from fairseq_deep.tools.main import main
-from fairseq_deep.translation import find_bundle
 from tests.unit.test_fuzz import TIMES
 from tests.unit.test_tools_report import GENERATED, RECORD, make_run
 

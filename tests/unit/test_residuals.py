@@ -6,11 +6,11 @@ import io
 import pytest
 import torch
 
-from fairseq_deep.layers import DecoderLayer, EncoderLayer
-from fairseq_deep.residuals import RESIDUALS
-from fairseq_deep.residuals.branchnorm import BranchNorm
-from fairseq_deep.residuals.layerscale import LayerScale
-from fairseq_deep.stack import Stack
+from fairseq_deep.core.layers import DecoderLayer, EncoderLayer
+from fairseq_deep.core.residuals import RESIDUALS
+from fairseq_deep.core.residuals.branchnorm import BranchNorm
+from fairseq_deep.core.residuals.layerscale import LayerScale
+from fairseq_deep.core.stack import Stack
 from tests.reference import naive_residuals as naive
 from tests.reference.naive_connections import attention_function, feed_forward_function
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_deep.architectures import build_architecture
-from fairseq_deep.compat import skip_initialisation
-from fairseq_deep.diagnostics import sublayer_ratios
-from fairseq_deep.registry import UsageError
-from fairseq_deep.residuals import RESIDUALS
-from fairseq_deep.residuals.layerscale import LayerScale
-from fairseq_deep.residuals.sdu import Sdu
+from fairseq_deep.core.compat import skip_initialisation
+from fairseq_deep.core.diagnostics import sublayer_ratios
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.residuals import RESIDUALS
+from fairseq_deep.core.residuals.layerscale import LayerScale
+from fairseq_deep.core.residuals.sdu import Sdu
+from fairseq_deep.plugin.architectures import build_architecture
 from tests.conftest import make_batch
 from tests.invariances import INVARIANCES
 from tests.unit.test_residuals import (

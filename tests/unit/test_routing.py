@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from fairseq_deep.aggregators.routing import DynamicRouting, EmRouting, Routing
-from fairseq_deep.registry import UsageError
-from fairseq_deep.stack import Stack
+from fairseq_deep.core.aggregators.routing import DynamicRouting, EmRouting, Routing
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
 from tests.conftest import make_batch
 from tests.reference.naive_dlcl import layer_norm
 from tests.reference.naive_routing import aggregate, dynamic_routing, em_routing, squash

@@ -6,7 +6,7 @@ import pytest
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from omegaconf import OmegaConf
 
-from fairseq_deep.registry import UsageError
+from fairseq_deep.core.registry import UsageError
 from tests.golden import parse
 
 
@@ -57,7 +57,7 @@ def test_options_of_methods_that_are_replaced_are_left_out(row, flags, left_out,
     ids=str,
 )
 def test_all_other_clashes_are_told(row, flags, words, dictionary):
-    from fairseq_deep.architectures import build_architecture
+    from fairseq_deep.plugin.architectures import build_architecture
 
     with pytest.raises(UsageError) as error:
         build_architecture(f"transformer_{row}", dictionary, **flags)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fairseq_deep.aggregators.running_sums import first_row, is_row, next_row, single_sum, split
+from fairseq_deep.core.aggregators.running_sums import first_row, is_row, next_row, single_sum, split
 
 T, B, C = 3, 2, 12
 GROUPS = pytest.mark.parametrize("groups", [1, 3, C], ids=["scalar", "scalar_3", "vector"])

@@ -9,7 +9,7 @@ from collections import OrderedDict
 import pytest
 import torch
 
-from fairseq_deep import compat
+from fairseq_deep.plugin import compat
 from fairseq_deep.tools import average as tool
 from fairseq_deep.tools.main import main
 
@@ -309,7 +309,7 @@ def test_averaged_model_loads_into_fairseq(tmp_path):
     from fairseq import checkpoint_utils
     from fairseq.data import Dictionary
 
-    from fairseq_deep.architectures import build_architecture
+    from fairseq_deep.plugin.architectures import build_architecture
 
     dictionary = Dictionary()
     models = [

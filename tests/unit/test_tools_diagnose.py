@@ -167,7 +167,7 @@ def test_batch_is_from_the_middle_with_little_padding(data):
 
 
 def test_trained_model_with_and_without_dropout(data, checkpoint, tmp_path, capsys):
-    from fairseq_deep import compat
+    from fairseq_deep.plugin import compat
 
     arguments = [data, "--path", checkpoint, "--cpu", "--seeds", "2"]
     first, second = measure(tmp_path, *arguments)["models"][0]["seeds"]

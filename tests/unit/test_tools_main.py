@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import fairseq_deep
-from fairseq_deep import compat
+from fairseq_deep.plugin import compat
 from fairseq_deep.tools import UserError, archs, check_output_path, format_table, main, replacing, write_text
 from fairseq_deep.tools.main import COMMANDS
 
@@ -123,7 +123,7 @@ def test_archs_table_of_a_known_row():
 
 
 def test_archs_json_has_every_row_with_its_size(monkeypatch, capsys):
-    from fairseq_deep import architectures
+    from fairseq_deep.plugin import architectures
 
     # Counting each architecture takes long, and has its own test.
     monkeypatch.setattr(architectures, "count_parameters", lambda name: len(name))
@@ -147,7 +147,7 @@ def test_archs_json_has_every_row_with_its_size(monkeypatch, capsys):
 
 
 def test_archs_verbose_names_what_the_architecture_function_fills_in(monkeypatch, capsys):
-    from fairseq_deep import architectures
+    from fairseq_deep.plugin import architectures
 
     monkeypatch.setattr(architectures, "count_parameters", lambda name: 0)
     assert main.main(["archs", "transformer_lstm_6l", "--verbose"]) == 0
@@ -161,7 +161,7 @@ def test_archs_verbose_names_what_the_architecture_function_fills_in(monkeypatch
 def test_presets_rebuild_every_architecture_from_the_bare_model():
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
-    from fairseq_deep.architectures import resolved_presets
+    from fairseq_deep.plugin.architectures import resolved_presets
 
     for name in fairseq_deep.list_archs("*_6l*"):
         row, bare = (argparse.Namespace(**flags) for flags in ({}, resolved_presets(name)))
@@ -177,7 +177,7 @@ def test_list_archs_takes_a_pattern():
 
 
 def test_flags_lists_each_of_our_flags_once(capsys):
-    from fairseq_deep.models.deep_transformer import DeepTransformerModel
+    from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
     from fairseq_deep.tools import flags
     from fairseq_deep.tools.export import own_flags
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from fairseq import safe_load
 
-from fairseq_deep.models.deep_transformer import DeepTransformerModel
-from fairseq_deep.packaged import make_card
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from fairseq_deep.runtime import Translator, find_bundle
+from fairseq_deep.runtime.packaged import make_card
 from fairseq_deep.tools import main
-from fairseq_deep.translation import Translator, find_bundle
 from tests.commands import PACKAGE, run, train_command
 
 GENERATE = ["--user-dir", PACKAGE, "--beam", "3", "--lenpen", "0.8", "--max-len-a", "1", "--max-len-b", "50", "--cpu"]

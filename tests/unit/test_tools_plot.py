@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from fairseq_deep.diagnostics.weights import WeightMatrix
+from fairseq_deep.core.diagnostics.weights import WeightMatrix
 from fairseq_deep.tools import figures
 from fairseq_deep.tools import weights as plot
 from fairseq_deep.tools.main import main

@@ -10,10 +10,10 @@ import sys
 import pytest
 import torch
 
-from fairseq_deep.models.deep_transformer import DeepTransformerModel
-from fairseq_deep.registry import UsageError
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from fairseq_deep.runtime import Translator, build_task, find_bundle, load_state
 from fairseq_deep.tools import main
-from fairseq_deep.translation import Translator, build_task, find_bundle, load_state
 from tests import forkserver
 from tests.commands import PACKAGE, run
 

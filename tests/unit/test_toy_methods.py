@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_deep.aggregators import AGGREGATORS, Aggregator
-from fairseq_deep.diagnostics import depth_record, layer_gradient_norms
-from fairseq_deep.memories import MEMORIES, Memory
-from fairseq_deep.registry import UsageError
-from fairseq_deep.residuals import RESIDUALS, ResidualConnection
-from fairseq_deep.stack import Layout, Stack
+from fairseq_deep.core.aggregators import AGGREGATORS, Aggregator
+from fairseq_deep.core.diagnostics import depth_record, layer_gradient_norms
+from fairseq_deep.core.memories import MEMORIES, Memory
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.residuals import RESIDUALS, ResidualConnection
+from fairseq_deep.core.stack import Layout, Stack
 from tests.invariances import INVARIANCES
 
 

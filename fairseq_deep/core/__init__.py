@@ -1,0 +1,1 @@
+"""The models: torch is all that this part imports."""

@@ -1,0 +1,150 @@
+"""The contract between a stack of layers and the method that connects them.
+
+::
+
+    state = aggregator.start(y_0)                  # y_0: embedding output
+    for l, layer in enumerate(layers):             # l = 0 ... L-1
+        x = aggregator.read(state, l)              # input of layer l+1
+        state = aggregator.write(state, l, layer(x))   # or, where LayerDrop skips the layer: aggregator.skip(state, l)
+    out = aggregator.finish(state)                 # before the final norm of a pre-norm stack
+
+The state is a list of tensors that lives for one forward pass. It is passed, never kept on the module, so nothing
+has to be cleared, nested calls and activation recomputation are safe, and incremental decoding, which runs over
+time while the state runs over depth, needs no cache for it. A list of tensors is also all that TorchScript needs.
+
+What a layer is, an aggregator says with its :class:`~fairseq_deep.core.stack.Layout`:
+
+- usually a whole layer with its residual connections;
+- without residual connections or feed-forward sub-layer, where the aggregator does their work;
+- with ``split``, a *bare sub-layer* F(LN(x)) or F(x): the loop runs over sub-layers, and the aggregator
+  owns all additions;
+- with ``calls = k``, an encoder layer that is evaluated k times for one output, between ``read`` and ``write``::
+
+        outputs = []
+        for _ in range(k):
+            outputs.append(layer(aggregator.point(x, outputs)))
+        y = aggregator.combine(x, outputs)
+"""
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_deep.core.registry import Method, Registry
+from fairseq_deep.core.stack import Layout, Stack
+
+AGGREGATORS = Registry("--layer-agg")
+_BUILD = (
+    "{name} takes a Stack, not {given}; build {name}(Stack(layers=6, dim=512)), with "
+    "`from fairseq_deep.core.stack import Stack`"
+)
+_CALL = (
+    "{name} cannot be called; use state = start(x), then x = read(state, l) and state = write(state, l, layer(x)) "
+    "for each layer l, and finish(state)"
+)
+
+
+class Aggregator(nn.Module, Method):
+    """Base of all aggregators; each is made for one stack.
+
+    Args:
+        stack: the stack
+
+    Attributes:
+        num_layers: how often it is read and written: the number of layers L, or of modules where layers are split
+        dim: width C of the stack
+        pre_norm: the layers normalise their input (with a final norm after the stack), not their output
+        calls: evaluations of a layer; see :class:`Layout`
+        needs_every_layer: layers cannot be removed and renumbered (``--encoder-layers-to-keep``)
+        layerdrop: LayerDrop can skip layers; :meth:`skip` says what takes their place
+        encoder_only: it cannot be chosen for a decoder alone; where both stacks have it, the decoder's does without
+            what only an encoder can do
+        idle_flags: flags of fairseq that mean nothing in a stack with this method: {flag: (value that says so, what is
+            told who gives another)}; "{side}_..." is about the stack, others are idle if both stacks have the method
+        unsupported_flags: flags of fairseq that cannot be used with the method
+        decoder_flags: those of them that are about a decoder only
+        presets: options that new models have where they go with the rest, {option: value}. They stand in a model's
+            flags, and so in its checkpoints; a checkpoint without one was trained with the constructor's default
+    """
+
+    needs_every_layer = True
+    layerdrop = False
+    encoder_only = False
+    idle_flags: Dict[str, Tuple[Any, str]] = {}
+    unsupported_flags: Tuple[str, ...] = ()
+    decoder_flags: Tuple[str, ...] = ()
+    presets: Dict[str, Any] = {}
+
+    def __new__(cls, *args: Any, **_: Any) -> "Aggregator":  # before a subclass asks the stack for anything
+        if args and not isinstance(args[0], Stack):
+            raise TypeError(_BUILD.format(name=cls.__name__, given=type(args[0]).__name__))
+        return super().__new__(cls)
+
+    def __init__(self, stack: Stack):
+        super().__init__()
+        self.num_layers = stack.steps
+        self.dim = stack.dim
+        self.pre_norm = stack.pre_norm
+        self.calls = 1
+
+    @classmethod
+    def layout(cls, side: str, options: Dict[str, Any]) -> Layout:
+        """What the method with *options* makes of the layers of a stack on *side*."""
+        return Layout()
+
+    def tie(self, other: "Aggregator") -> None:
+        """Share with *other*, that of the other stack, what the method shares between the stacks."""
+
+    def matrices(self) -> List[Tensor]:
+        """The weight matrices (fan_out x fan_in) that an initialisation may fill; the rest keeps its start values."""
+        return []
+
+    def compiled(self) -> List[nn.Module]:
+        """The modules whose calls in training ``--compile`` compiles: those with many small operations."""
+        return []
+
+    def weights(self) -> Optional[Tensor]:
+        """Weights of sums over layers, (sums x entries) or (sums x entries x n), for plots; None if there are none."""
+        return None
+
+    def record(self) -> Dict[str, Tensor]:
+        """Scalars for the training log (0-dimensional tensors, by name)."""
+        return {}
+
+    @torch.jit.unused
+    def forward(self, *args, **kwargs):
+        """Raise `TypeError`: an aggregator acts between layers, through the four methods below."""
+        raise TypeError(_CALL.format(name=type(self).__name__))
+
+    def start(self, x: Tensor) -> List[Tensor]:
+        """State that holds the embedding output *x* (T x B x C)."""
+        return [x]
+
+    def read(self, state: List[Tensor], layer: int) -> Tensor:
+        """Input (T x B x C) of the layer with the 0-based index *layer*."""
+        raise NotImplementedError
+
+    def point(self, x: Tensor, outputs: List[Tensor]) -> Tensor:
+        """Where the layer with the input *x* is evaluated after it gave *outputs*; only with more than one call."""
+        return x
+
+    def combine(self, x: Tensor, outputs: List[Tensor]) -> Tensor:
+        """The output of the layer with the input *x*, which gave *outputs*; only with more than one call."""
+        return outputs[-1]
+
+    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+        """State after the layer with the 0-based index *layer* has returned *output* (T x B x C)."""
+        raise NotImplementedError
+
+    def skip(self, state: List[Tensor], layer: int) -> List[Tensor]:
+        """State after LayerDrop has skipped the layer with the 0-based index *layer*; only with *layerdrop*."""
+        return state
+
+    def layer_output(self, state: List[Tensor], output: Tensor) -> Tensor:
+        """What counts as the output y of the last layer that was written, which returned *output* (T x B x C)."""
+        return output
+
+    def finish(self, state: List[Tensor]) -> Tensor:
+        """Output of the stack (T x B x C), before the final norm of a pre-norm stack."""
+        raise NotImplementedError

@@ -1,0 +1,235 @@
+"""Dynamic Linear Combination of Layers (DLCL).
+
+Learning Deep Transformer Models for Machine Translation, Wang et al., ACL 2019, Section 3.
+
+The input of layer l+1 combines the outputs y_0 ... y_l of all layers below (y_0: the embedding output):
+
+    pre-norm   G(y_0, ..., y_l) = sum_k W^(l+1)_k LN(y_k)       Eq. (8)
+    post-norm  G(y_0, ..., y_l) = LN( sum_k W^(l+1)_k y_k )     Eq. (9)
+
+Names here: ``weight[l, k]`` is W^(l+1)_k, for k <= l; row L makes the output of the stack. The entries above the
+diagonal exist, as in the authors' code and their parameter counts, but are never used. Following that code, y_0 is
+not normalised: in pre-norm LN_k acts on y_k for k >= 1, and in post-norm the first combination has no norm, so that
+x_1 = weight[0, 0] * y_0.
+
+With LayerDrop, our choice: a skipped layer contributes nothing, and its weight goes to the entry below it. So the sum
+of a row's weights stays the same, and a stack with W^(l+1)_l = 1 does what a plain stack does with LayerDrop. Zeros in
+its place would end such a stack there, and renormalising the other weights could divide by zero.
+"""
+
+from typing import Dict, List, Optional
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_deep.core.compat import is_compiling
+from fairseq_deep.core.dropout import dropout_of
+from fairseq_deep.core.keep_fp32 import Exact
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+
+from .bands import bands
+from .base import AGGREGATORS, Aggregator
+from .running_sums import first_row, is_row, next_row, single_sum, split
+
+STARTS = ("avg", "one", "last")
+
+
+def _weight_type(value: str) -> str:
+    """The value of ``--dlcl-weight-type``, checked."""
+    kind, _, groups = value.partition("_")
+    if value in ("scalar", "vector") or (kind == "scalar" and groups.isdigit() and int(groups) > 0):
+        return value
+    raise UsageError(f"--dlcl-weight-type {value} is unknown: use scalar, scalar_N (N weights an entry) or vector")
+
+
+def used_weights(weight: Tensor, normalize: bool = False, window: Optional[int] = None) -> Tensor:
+    """The weights that the sums use, (L+1) x (L+1) x n in fp32: row l reads entry k, 0 where it does not.
+
+    Args:
+        weight: the parameter, (L+1) x (L+1) or (L+1) x (L+1) x n
+        normalize, window: see :class:`Dlcl`
+    """
+    weight = weight.detach().float().reshape(*weight.shape[:2], -1)
+    size = len(weight)
+    used = torch.ones(size, size, dtype=torch.bool, device=weight.device).tril().triu(1 - (window or size))
+    used = used.unsqueeze(-1)
+    if normalize:
+        weight = torch.softmax(weight.masked_fill(~used, float("-inf")), dim=1)
+    return weight.masked_fill(~used, 0.0)
+
+
+@AGGREGATORS.register("dlcl")
+class Dlcl(Exact, Aggregator):
+    """DLCL for one stack.
+
+    In training, the state is [the next combination, a token], and can be written once: see ``running_sums.py``. Without
+    gradients, and in TorchScript, it is [W, h_k, ..., h_l]: the weights, and the entries that the next combination
+    reads. With LayerDrop, the first form has the newest entry before the token: [x, h_l, token].
+
+    Args:
+        stack: see :class:`Aggregator`
+        init: start of W: ``avg`` (row l is 1/(l+1)), ``one``, or ``last`` (1 for the newest entry, 0 for the others, so
+            that the stack starts as the plain one: with *no_norm* this is DenseFormer, Pagliardini et al., 2024);
+            inside the window and the lower triangle only
+        fixed: W is not learned (ablations "fix 1/N" and "fix 1" of Table 6; also the dense residual average and sum)
+        weight_type: weights of an entry: ``scalar``; ``scalar_N``, where feature i uses weight i mod N; ``vector``,
+            one for each feature
+        normalize: softmax over a row's weights
+        dropout: probability of dropout on each combination
+        window: a combination reads the last *window* entries only (a true mask: the others get no gradient)
+        no_norm: no LN on the entries (ablation "- layer norm." of Table 6; pre-norm only)
+
+    Shapes:
+        weight: (L+1) x (L+1), or (L+1) x (L+1) x n with n > 1 weights an entry
+
+    Raises:
+        UsageError: a value is out of range, N does not divide the width, or *no_norm* in a post-norm stack
+    """
+
+    paper = "Wang 2019"
+    layerdrop = True
+
+    def __init__(
+        self,
+        stack: Stack,
+        init: str = "avg",
+        fixed: bool = False,
+        weight_type: str = "scalar",
+        normalize: bool = False,
+        dropout: float = 0.0,
+        window: Optional[int] = None,
+        no_norm: bool = False,
+    ):
+        super().__init__(stack)
+        num_layers, dim = self.num_layers, self.dim
+        if init not in STARTS:
+            raise UsageError(f"--dlcl-init {init} is unknown: use one of {', '.join(STARTS)}")
+        if window is not None and window < 1:
+            raise UsageError(f"--dlcl-window {window} leaves nothing to combine: use 1 or more, or leave it out")
+        if not 0.0 <= dropout < 1.0:
+            raise UsageError(f"--dlcl-dropout {dropout} is not a probability: use a value from 0 to below 1")
+        if no_norm and not self.pre_norm:
+            raise UsageError("--dlcl-no-norm needs a pre-norm stack: in post-norm the norm is the layer's own (Eq. 9)")
+        self.init = init
+        self.skips = stack.layerdrop > 0
+        self.normalize = normalize
+        self.window = num_layers + 1 if window is None else min(window, num_layers + 1)
+        self.groups = self._num_weights(_weight_type(weight_type), dim)
+        square = (num_layers + 1, num_layers + 1)
+        weight = torch.empty(square if self.groups == 1 else (*square, self.groups))
+        if fixed:
+            self.register_buffer("weight", weight)
+        else:
+            self.weight = nn.Parameter(weight)
+        self.layer_norms = nn.ModuleList([] if no_norm else [nn.LayerNorm(dim) for _ in range(num_layers)])
+        self.dropout = dropout_of(self, dropout)
+        self.reset_parameters()
+
+    @staticmethod
+    def _num_weights(weight_type: str, dim: int) -> int:
+        if weight_type == "vector":
+            return dim
+        groups = int(weight_type.partition("_")[2] or 1)
+        if dim % groups:
+            raise UsageError(f"--dlcl-weight-type {weight_type}: {groups} does not divide the width {dim} of the stack")
+        return groups
+
+    @staticmethod
+    def add_args(parser) -> None:
+        parser.add_argument("--dlcl-init", metavar="INIT", help="start of the DLCL weights: avg (1/(l+1)), one or last")
+        parser.add_argument("--dlcl-fixed", action="store_true", help="keep the DLCL weights at their start values")
+        parser.add_argument(
+            "--dlcl-weight-type",
+            metavar="TYPE",
+            type=_weight_type,
+            help="weights of a DLCL entry: scalar, scalar_N (feature i uses weight i mod N) or vector",
+        )
+        parser.add_argument("--dlcl-normalize", action="store_true", help="softmax over the DLCL weights of a row")
+        parser.add_argument("--dlcl-dropout", type=float, metavar="P", help="dropout on each DLCL combination")
+        parser.add_argument("--dlcl-window", type=int, metavar="N", help="combine only the last N layer outputs")
+        parser.add_argument("--dlcl-no-norm", action="store_true", help="no norm on what DLCL combines (pre-norm only)")
+
+    def reset_parameters(self) -> None:
+        """Set W to its start values, zero outside the window and above the diagonal."""
+        size = self.num_layers + 1
+        mask = torch.ones(size, size).tril().triu(1 - self.window)
+        start = {"avg": mask / mask.sum(dim=1, keepdim=True), "one": mask, "last": torch.eye(size)}[self.init]
+        with torch.no_grad():
+            self.weight.copy_(start if self.weight.dim() == 2 else start.unsqueeze(-1).expand_as(self.weight))
+
+    def weights(self) -> Tensor:
+        return used_weights(self.weight, self.normalize, self.window)
+
+    def is_plain(self) -> bool:
+        """Whether W is 1 for the newest entry and 0 for all others, and entries have no norms.
+
+        With a norm on an entry no W makes the stack a plain one: the norm's output has the same scale whatever the
+        layer's has, and is what the next layer adds to.
+        """
+        weights = self.weights()
+        newest = torch.eye(len(weights), device=weights.device).unsqueeze(-1)
+        return len(self.layer_norms) == 0 and torch.equal(weights, newest.expand_as(weights))
+
+    def record(self) -> Dict[str, Tensor]:
+        return bands(self.weights())
+
+    def _sum_weights(self, masked: bool) -> Tensor:
+        """The weights of the sums, n x (L+1) x (L+1) in fp32; *masked*: they are 0 where a sum does not read."""
+        size = self.num_layers + 1
+        weight = self.weight.view(size, size, self.groups).permute(2, 0, 1)
+        if self.normalize:
+            read = torch.ones(size, size, dtype=torch.bool, device=weight.device).tril().triu(1 - self.window)
+            return torch.softmax(weight.masked_fill(read.logical_not(), float("-inf")), dim=2)
+        if masked:
+            weight = weight.tril()
+            weight = weight.triu(1 - self.window) if self.window < size else weight
+        return weight
+
+    def start(self, x: Tensor) -> List[Tensor]:
+        if not torch.jit.is_scripting():
+            if self._learns(x):
+                return self._with_entry(first_row(x, self._sum_weights(masked=True), self.window), x)
+        return [split(self._sum_weights(masked=False), x.dtype), x.contiguous()]
+
+    def read(self, state: List[Tensor], layer: int) -> Tensor:
+        if is_row(state):
+            x = state[0]
+        else:
+            x = single_sum(state[0][:, layer, :, layer + 2 - len(state) : layer + 1], state[1:])
+        if not self.pre_norm and layer > 0:
+            x = self._norm(x, layer - 1)
+        return self.dropout(x)
+
+    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+        return self._append(state, layer, self._norm(output, layer) if self.pre_norm else output)
+
+    def skip(self, state: List[Tensor], layer: int) -> List[Tensor]:
+        return self._append(state, layer, state[-2] if is_row(state) else state[-1])
+
+    def _append(self, state: List[Tensor], layer: int, entry: Tensor) -> List[Tensor]:
+        if not torch.jit.is_scripting():
+            if is_row(state):
+                return self._with_entry(next_row([state[0], state[-1]], layer + 1, entry), entry)
+        entries = state[1:] + [entry.to(state[1].dtype).contiguous()]
+        return state[:1] + entries[-self.window :]
+
+    @torch.jit.unused
+    def _with_entry(self, row: List[Tensor], entry: Tensor) -> List[Tensor]:
+        """[x, token] with the newest entry, where LayerDrop may need it again."""
+        return [row[0], entry, row[1]] if self.skips else row
+
+    def finish(self, state: List[Tensor]) -> Tensor:
+        return self.read(state, self.num_layers)
+
+    @torch.jit.unused
+    def _learns(self, x: Tensor) -> bool:
+        """Whether sums keep what gradients need; a compiler finds out by itself."""
+        return torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad) and not is_compiling()
+
+    def _norm(self, x: Tensor, index: int) -> Tensor:
+        # a loop, since TorchScript takes no variable index into a ModuleList; without norms it does nothing
+        for i, layer_norm in enumerate(self.layer_norms):
+            if i == index:
+                x = layer_norm(x)
+        return x

@@ -1,0 +1,73 @@
+"""Hierarchical aggregation: a node merges each block of layers, and what it gives is the input of the next block.
+
+Exploiting Deep Representations for Neural Machine Translation, Dou et al., EMNLP 2018. With y_l the output of layer l,
+o_i that of node i, and AGG as in ``node.py``:
+
+    o_1 = AGG(y_1, y_2)
+    o_i = AGG(y_{2i-1}, y_{2i}, o_{i-1})
+
+o_i is the input of layer 2i+1, and the last o is the output of the stack.
+
+Names here: ``nodes[i - 1]`` makes o_i. With blocks of N layers it merges y_{(i-1)N+1} to y_{iN}, and o_{i-1}. Where N
+does not divide the depth, the last block is shorter, so that no layer stays outside.
+
+Our reading is made from secondary sources and from the two printed parameter counts, both of which it reproduces with
+blocks of two. The counts do not tell that o_i feeds the next block.
+"""
+
+from typing import List
+
+from torch import Tensor
+
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+
+from .base import AGGREGATORS
+from .node import NodeAggregator
+
+
+def _node_inputs(layers: int, block: int) -> List[int]:
+    """How many inputs each node has: the layers of its block, and the node below."""
+    return [min(block, layers - first) + (1 if first else 0) for first in range(0, layers, block)]
+
+
+@AGGREGATORS.register("hierarchical")
+class Hierarchical(NodeAggregator):
+    """Hierarchical aggregation. The state is the input of the open block and the outputs of its layers so far.
+
+    Args:
+        stack: see :class:`Aggregator`
+        block: number N of layers that a node merges; one node for all where the stack has fewer
+
+    Raises:
+        UsageError: *block* is below 1
+    """
+
+    def __init__(self, stack: Stack, block: int = 2):
+        if block < 1:
+            raise UsageError(f"--hierarchical-block {block} leaves no layers to merge: use 1 or more, or leave it out")
+        super().__init__(stack, _node_inputs(stack.steps, block))
+        self.block = block
+
+    @staticmethod
+    def add_args(parser) -> None:
+        parser.add_argument("--hierarchical-block", type=int, metavar="N",
+                            help="--layer-agg hierarchical: layers that a node merges (default: 2)")  # fmt: skip
+
+    def read(self, state: List[Tensor], layer: int) -> Tensor:
+        return state[-1]
+
+    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+        if (layer + 1) % self.block != 0 and layer + 1 != self.num_layers:
+            return state + [output]
+        inputs = state[1:] + [output]
+        if layer >= self.block:  # below the first block are the embeddings, which no node reads
+            inputs = inputs + [state[0]]
+        return [self.merge(inputs, layer // self.block)]
+
+    def layer_output(self, state: List[Tensor], output: Tensor) -> Tensor:
+        # what the next layer reads: the node's output at the end of a block, so that memories reach each node
+        return state[-1]
+
+    def finish(self, state: List[Tensor]) -> Tensor:
+        return state[0]

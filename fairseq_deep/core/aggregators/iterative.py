@@ -1,0 +1,47 @@
+"""Iterative aggregation: above a plain stack, a chain of nodes merges its layers one after the other.
+
+Exploiting Deep Representations for Neural Machine Translation, Dou et al., EMNLP 2018. With y_l the output of layer l
+and AGG as in ``node.py``:
+
+    o_1 = y_1
+    o_l = AGG(y_l, o_{l-1})
+
+o_L is the output of the stack. No layer reads an o: the layers are connected as in the plain stack.
+
+Names here: ``nodes[l - 2]`` makes o_l. The wiring is our reading of secondary sources.
+"""
+
+from typing import List
+
+from torch import Tensor
+
+from fairseq_deep.core.stack import Stack
+
+from .base import AGGREGATORS
+from .node import NodeAggregator
+
+
+@AGGREGATORS.register("iterative")
+class Iterative(NodeAggregator):
+    """Iterative aggregation. The state is y_l and o_l of the layer below.
+
+    Args:
+        stack: see :class:`Aggregator`
+    """
+
+    def __init__(self, stack: Stack):
+        super().__init__(stack, [2] * (stack.steps - 1))
+
+    def start(self, x: Tensor) -> List[Tensor]:
+        return [x, x]
+
+    def read(self, state: List[Tensor], layer: int) -> Tensor:
+        return state[0]
+
+    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+        if layer == 0:
+            return [output, output]
+        return [output, self.merge([output, state[1]], layer - 1)]
+
+    def finish(self, state: List[Tensor]) -> Tensor:
+        return state[1]

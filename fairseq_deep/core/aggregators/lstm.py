@@ -1,0 +1,358 @@
+"""Depth-wise LSTM, and the depth-wise RNN that it is compared with.
+
+Rewiring the Transformer with Depth-Wise LSTMs, Xu et al., 2024. An LSTM that runs over the layers, at each position by
+itself, takes the place of residual connections, feed-forward sub-layer and its norm; layers keep their attention alone.
+With A_i the attention output of layer i ("LSTM_Input"), [|] concatenation and * the element-wise product:
+
+    c = [Out_{i-1} | A_i]                                         Eq. (1)
+    i, f, o = sigmoid(LN(W_i c)), sigmoid(LN(W_f c)), sigmoid(LN(W_o c))   Eq. (2) to (4)
+    h = GeLU(LN(W_h c))                 1-layer hidden            Eq. (5)
+    h = W_h2 GLU(LN(W_h1 c))            2-layer hidden            Eq. (6)
+    Cell_i = Cell_{i-1} * f + h * i                               Eq. (7)
+    Out_i = Cell_i * o                                            Eq. (8)
+
+and Cell_0 = Out_0 = the embedding output. The biases that the paper prints in Eq. (2) to (6) are left out, because its
+parameter counts have none. The depth-wise RNN is Eq. (6), Out_i = h.
+
+The paper is silent on start values. Where the forget gates begin is decided here (``FORGET_BIAS``): at one half, 0.5^L
+is left of what tells positions apart, and a deep stack does not learn to use its source.
+
+Names here: ``gates[.].weight`` is W_i, W_f and W_o one below the other, ``hidden[.].fc1`` and ``fc2`` are W_h1 (or W_h)
+and W_h2. A *step* is one application of the LSTM: one a layer, or two in a decoder of variant (b).
+"""
+
+import math
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fairseq_deep.core.dropout import dropout_of
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Layout, Stack
+
+from .base import AGGREGATORS, Aggregator
+from .lstm_cell import lstm_cell, norm_gates
+
+SHARE = ("none", "gate", "gate-encdec", "all")
+MERGE = ("add", "concat", "two")
+GLU = ("sigmoid", "gelu", "swish", "relu")
+FORGET_BIAS = 5.0
+"""Start of the bias of the forget gate's norm: sigmoid(5) = 0.993 of the cell goes on to the next layer."""
+
+
+class Gates(nn.Module):
+    """Input, forget and output gate, one product, then a norm for each, and the cell that they act on.
+
+    Args:
+        in_dim: width of c
+        dim: width C of a gate
+        forget_bias: start of the bias of the forget gate's norm
+    """
+
+    def __init__(self, in_dim: int, dim: int, forget_bias: float):
+        super().__init__()
+        self.forget_bias = forget_bias
+        self.weight = nn.Parameter(torch.empty(3 * dim, in_dim))
+        self.norm_weight = nn.Parameter(torch.empty(3, dim))
+        self.norm_bias = nn.Parameter(torch.empty(3, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for matrix in self.weight.chunk(3):
+            nn.init.xavier_uniform_(matrix)
+        nn.init.ones_(self.norm_weight)
+        nn.init.zeros_(self.norm_bias)
+        nn.init.constant_(self.norm_bias[1], self.forget_bias)
+
+    def inputs(self, c: Tensor) -> Tensor:
+        """What the sigmoids of input, forget and output gate take (T x B x 3 x C) for *c* (T x B x in_dim)."""
+        return norm_gates(F.linear(c, self.weight), self.norm_weight, self.norm_bias)
+
+    def forward(self, c: Tensor, h: Tensor, cell: Tensor) -> Tuple[Tensor, Tensor]:
+        """Out and Cell (T x B x C each), Eq. (7) and (8), for *c*, *h* and the *cell* of the step before."""
+        return lstm_cell(self.inputs(c), h, cell)
+
+
+class Hidden(nn.Module):
+    """The hidden computation of one step, Eq. (5) or (6).
+
+    Args:
+        in_dim: width of c
+        dim: width C of the output
+        hidden: width of W_h1's output, before the GLU halves it; None for the 1-layer form, Eq. (5)
+        glu: the GLU's gate function, of ``GLU``
+        dropout: dropout on the output
+        activation_dropout: dropout on the output of the GLU
+    """
+
+    def __init__(
+        self, in_dim: int, dim: int, hidden: Optional[int], glu: str, dropout: float, activation_dropout: float
+    ):
+        super().__init__()
+        self.glu = glu
+        self.fc1 = nn.Linear(in_dim, hidden or dim, bias=False)
+        self.layer_norm = nn.LayerNorm(hidden or dim)
+        self.fc2 = nn.Linear(hidden // 2, dim, bias=False) if hidden else None
+        self.dropout = dropout_of(self, dropout)
+        self.activation_dropout = dropout_of(self, activation_dropout)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_uniform_(self.fc1.weight)
+        if self.fc2 is not None:
+            nn.init.xavier_uniform_(self.fc2.weight)
+
+    def forward(self, c: Tensor) -> Tensor:
+        """h (T x B x C) for *c* (T x B x in_dim)."""
+        x = self.layer_norm(self.fc1(c).to(self.layer_norm.weight.dtype))  # autocast leaves them different
+        if self.fc2 is None:
+            # flat, because the gradient of torch 1.13's GeLU is wrong on a CPU where what comes back is strided
+            return self.dropout(F.gelu(x.flatten(0, 1)).view(x.shape))
+        if self.glu == "sigmoid":
+            x = F.glu(x, dim=-1)
+        else:
+            a, b = x.chunk(2, dim=-1)
+            x = a * (F.gelu(b) if self.glu == "gelu" else F.silu(b) if self.glu == "swish" else F.relu(b))
+        return self.dropout(self.fc2(self.activation_dropout(x)))
+
+
+def _check(
+    ffn: int,
+    hidden: Optional[int],
+    glu: str,
+    merge: str,
+    share: str,
+    forget_bias: Optional[float],
+    dropout: Optional[float],
+    gated: bool,
+) -> None:
+    """Refuse values out of range and options that contradict each other.
+
+    Raises:
+        UsageError: one of them
+    """
+    shares = SHARE if gated else ("none", "all")
+    limits = (("ffn", ffn, (1, 2)), ("glu", glu, GLU), ("merge", merge, MERGE), ("share", share, shares))
+    for flag, value, values in limits:
+        if value not in values:
+            choices = ", ".join(map(str, values))
+            without = "" if gated else " without gates (--layer-agg rnn)"
+            raise UsageError(f"--lstm-{flag} {value} is unknown{without}: use one of {choices}")
+    if forget_bias is not None and not math.isfinite(forget_bias):
+        raise UsageError(f"--lstm-forget-bias {forget_bias} is not a number: leave it out, or use one such as 1")
+    if dropout is not None and not 0 <= dropout < 1:
+        raise UsageError(f"--lstm-dropout {dropout} is no probability: use 0 to below 1, or leave it out")
+    if ffn == 1 and hidden is not None:
+        raise UsageError("--lstm-hidden is the width of the 2-layer form: leave it out, or use --lstm-ffn 2")
+    if ffn == 1 and glu != "sigmoid":
+        raise UsageError("--lstm-glu is of the 2-layer form: leave it out, or use --lstm-ffn 2")
+    if hidden is not None and (hidden < 2 or hidden % 2):
+        raise UsageError(f"--lstm-hidden {hidden} cannot be halved by the GLU: use an even number")
+    if not gated and forget_bias is not None:
+        raise UsageError("--lstm-forget-bias does nothing in the RNN, which has no gates: use --layer-agg lstm")
+    if gated and merge != "add" and share in ("gate-encdec", "all"):
+        raise UsageError(
+            f"--lstm-merge {merge} gives the decoder gates of its own, which --lstm-share {share} cannot hold: "
+            "use --lstm-share gate or none"
+        )
+
+
+@AGGREGATORS.register("lstm")
+class DepthwiseLstm(Aggregator):
+    """The depth-wise LSTM of one stack. The state is [Out, Cell], after as many steps as were written.
+
+    Args:
+        stack: see :class:`Aggregator`; its norm placement changes nothing here, its activation dropout acts on the
+            output of the GLU
+        ffn: layers of the hidden computation: 1, Eq. (5), or 2, Eq. (6)
+        hidden: width of W_h1's output in the 2-layer form, before the GLU halves it; default 4 *dim*
+        glu: gate function of the GLU, of ``GLU``; the paper says "GLU", which is the sigmoid's
+        merge: what makes A_i of a decoder layer's two attention outputs S and X: "add": S + X; "concat": [S | X];
+            "two": variant (b) of the paper, with a step after each of them
+        attn_residual: in the decoder, the query of the attention to the source is S + Out_{i-1} instead of S; new
+            models have it (``presets``), and checkpoints that do not speak of it have it not
+        share: which parameters steps share: "none"; "gate": the gates of all layers of a stack; "gate-encdec": also
+            between encoder and decoder; "all": also the hidden computation within a stack. With "two", the first and
+            the second steps of the layers share among themselves.
+        forget_bias: start of the bias of the forget gate's norm; default ``FORGET_BIAS``
+        final_norm: a layer norm after the stack
+        dropout: on h; default that of the stack
+
+    With recomputation, only Out, Cell and A_i of each step are kept for the backward pass, which computes the rest
+    again.
+
+    Shapes:
+        Out, Cell, A_i: T x B x C; A_i of "concat" T x B x 2C
+
+    Raises:
+        UsageError: a value is out of range, or options contradict each other
+    """
+
+    flag_prefix = "lstm"
+    paper = "Xu 2024"
+    idle_flags = {
+        "{side}_ffn_embed_dim": (0, "has no feed-forward sub-layer: use --lstm-hidden instead"),
+        "{side}_normalize_before": (False, "has its own norms: use --lstm-final-norm for more"),
+        "activation_fn": ("gelu", "has its own: use --lstm-ffn and --lstm-glu"),
+    }
+    unsupported_flags = ("quant_noise_pq", "quant_noise_scalar", "{side}_xformers_att_config")
+    decoder_flags = ("cross_self_attention", "no_cross_attention", "no_decoder_final_norm")
+    decoder_options = ("merge", "attn_residual")
+    presets = {"attn_residual": True}
+    has_gates = True
+
+    def __init__(
+        self,
+        stack: Stack,
+        ffn: int = 2,
+        hidden: Optional[int] = None,
+        glu: str = "sigmoid",
+        merge: str = "add",
+        attn_residual: bool = False,
+        share: Optional[str] = None,
+        forget_bias: Optional[float] = None,
+        final_norm: bool = False,
+        dropout: Optional[float] = None,
+    ):
+        super().__init__(stack)
+        dim = self.dim
+        self.share = share or ("gate" if self.has_gates else "none")
+        _check(ffn, hidden, glu, merge, self.share, forget_bias, dropout, self.has_gates)
+        self.recompute = stack.recompute
+        dropout = stack.dropout if dropout is None else dropout
+        forget_bias = FORGET_BIAS if forget_bias is None else forget_bias
+        in_dim = 3 * dim if stack.side == "decoder" and merge == "concat" else 2 * dim
+        width = None if ffn == 1 else hidden or 4 * dim
+        # shared modules: one for each place of a step in its layer
+        num_gates = stack.steps if self.share == "none" else stack.modules_per_layer
+        num_hidden = stack.modules_per_layer if self.share == "all" else stack.steps
+        self.gates = nn.ModuleList(Gates(in_dim, dim, forget_bias) for _ in range(num_gates if self.has_gates else 0))
+        self.hidden = nn.ModuleList(
+            Hidden(in_dim, dim, width, glu, dropout, stack.activation_dropout) for _ in range(num_hidden)
+        )
+        self.final_norm = nn.LayerNorm(dim) if final_norm else None
+
+    @staticmethod
+    def add_args(parser) -> None:
+        def add(flag, help, **options):
+            parser.add_argument(f"--lstm-{flag}", help=f"depth-wise LSTM or RNN: {help}", **options)
+
+        add("ffn", "layers of the hidden computation, 1 (GeLU) or 2 (GLU; the default)", type=int, metavar="N")
+        add("hidden", "width of the 2-layer form before the GLU halves it (default: 4 x width)", type=int, metavar="N")
+        add("glu", f"gate function of the GLU: {', '.join(GLU)}", metavar="KIND")
+        add("merge", "outputs of a decoder layer's attentions: add, concat, or two (a step after each)", metavar="HOW")
+        query = "a decoder layer's input to the query of its second attention"
+        add("attn-residual", f"add {query} (new models do)", action="store_true", default=None)
+        add("no-attn-residual", f"do not add {query}", action="store_false", default=None, dest="lstm_attn_residual")
+        add("share", f"parameters that layers share: {', '.join(SHARE)} (default: gate; RNN: none)", metavar="WHAT")
+        add("forget-bias", f"start of the forget gate's bias (default: {FORGET_BIAS:g})", type=float, metavar="X")
+        add("final-norm", "a layer norm after each stack", action="store_true")
+        add("dropout", "dropout on the hidden computation's output (default: --dropout)", type=float, metavar="P")
+
+    @classmethod
+    def layout(cls, side: str, options: Dict[str, Any]) -> Layout:
+        merge = options.get("merge", "add")
+        return Layout(
+            residual=False,
+            feed_forward=False,
+            attention_bias=False,
+            merge="concat" if merge == "concat" else "add",
+            attn_residual=bool(options.get("attn_residual")),
+            split=side == "decoder" and merge == "two",  # variant (b): the LSTM acts after each attention
+        )
+
+    @classmethod
+    def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+        if not stack.layers:
+            raise UsageError(
+                f"--layer-agg {stack.aggregator.name} has nothing to connect without layers ({stack.side}): "
+                f"use --{stack.side}-layers 1 or more, or --{stack.side}-layer-agg residual"
+            )
+        decoder = stack if stack.side == "decoder" else other
+        for option in (option for option in cls.decoder_options if option in options):
+            flag = f"--lstm-{'no-' if options[option] is False else ''}{option.replace('_', '-')}"
+            if not issubclass(decoder.aggregator.method, DepthwiseLstm):
+                raise UsageError(
+                    f"{flag} is about the decoder, whose --layer-agg is {decoder.aggregator.name}: leave it out"
+                )
+            if decoder.parallel_attention:
+                raise UsageError(
+                    f"{flag} is not made for --decoder-attn {decoder.attention.name}: leave one of them out"
+                )
+            if option == "attn_residual" and options.get("merge") == "two":
+                raise UsageError(f"{flag} does nothing with --lstm-merge two: leave it out, or use another merge")
+        share = options.get("share")
+        if cls.has_gates and share in ("gate-encdec", "all"):
+            same = issubclass(other.aggregator.method, DepthwiseLstm) and other.aggregator.method.has_gates
+            if not same or other.dim != stack.dim:
+                raise UsageError(
+                    f"--lstm-share {share} needs --layer-agg lstm and one width in both stacks: use --lstm-share gate"
+                )
+
+    def tie(self, other: Aggregator) -> None:
+        if self.has_gates and self.share in ("gate-encdec", "all"):
+            self.gates = other.gates
+
+    def record(self) -> Dict[str, Tensor]:
+        """L2 norm over the matrices of each gate."""
+        found = {}
+        for index, name in enumerate(("input_gate", "forget_gate", "output_gate") if self.has_gates else ()):
+            matrices = [gates.weight.chunk(3)[index].float() for gates in self.gates]
+            found[name] = torch.stack([torch.linalg.vector_norm(matrix) for matrix in matrices]).norm()
+        return found
+
+    def matrices(self) -> List[Tensor]:
+        hidden = [linear.weight for part in self.hidden for linear in (part.fc1, part.fc2) if linear is not None]
+        return [matrix for gates in self.gates for matrix in gates.weight.chunk(3)] + hidden
+
+    def compiled(self) -> List[nn.Module]:
+        return list(self.gates)  # by count, the hidden computation gains nothing
+
+    def start(self, x: Tensor) -> List[Tensor]:
+        x = x.contiguous()  # a transposed view: without this, all that is computed from it would be strided, too
+        return [x, x] if len(self.gates) > 0 else [x]
+
+    def read(self, state: List[Tensor], layer: int) -> Tensor:
+        return state[0]
+
+    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+        if self.recompute and self.training:
+            return self._recomputed_step(state, layer, output)
+        return self._step(state, layer, output)
+
+    def layer_output(self, state: List[Tensor], output: Tensor) -> Tensor:
+        return state[0]
+
+    def finish(self, state: List[Tensor]) -> Tensor:
+        return state[0] if self.final_norm is None else self.final_norm(state[0])
+
+    def _step(self, state: List[Tensor], step: int, attention: Tensor) -> List[Tensor]:
+        """Eq. (1) to (8). Modules are found by a loop, since TorchScript takes no variable index into a ModuleList."""
+        c = torch.cat([state[0], attention], dim=-1)
+        h = attention
+        for index, hidden in enumerate(self.hidden):
+            if index == step % len(self.hidden):
+                h = hidden(c)
+        for index, gates in enumerate(self.gates):
+            if index == step % len(self.gates):
+                out, cell = gates(c, h, state[1])
+                return [out, cell]
+        return [h.to(state[0].dtype)]  # autocast leaves them different
+
+    @torch.jit.unused
+    def _recomputed_step(self, state: List[Tensor], step: int, attention: Tensor) -> List[Tensor]:
+        # the form that is not re-entrant, since DDP must see the gradient of a shared parameter once
+        return checkpoint(self._step, state, step, attention, use_reentrant=False)
+
+
+@AGGREGATORS.register("rnn")
+class DepthwiseRnn(DepthwiseLstm):
+    """The depth-wise RNN of one stack (Table 2): Out_i = h, without gates. The state is [Out].
+
+    Its arguments are those of :class:`DepthwiseLstm`; *share* is "none" (default) or "all", *forget_bias* is refused.
+    """
+
+    has_gates = False

@@ -1,0 +1,89 @@
+"""Gates and cell of the depth-wise LSTM, Eq. (2) to (4), (7) and (8) of :mod:`.lstm`, in few passes over memory.
+
+With z the normed inputs of the gates, s = sigmoid(z) = (i, f, o) and * the element-wise product,
+
+    Cell = Cell' * f + h * i,   Out = Cell * o
+
+where Cell' is the cell of the step before. From the gradients dOut and dCell (that of the next step)
+
+    g = dCell + dOut * o                              all that reaches Cell
+    dh = g * i,   dCell' = g * f
+    ds = (g * h, g * Cell', dOut * Cell),   dz = ds * s * (1 - s)
+
+Autograd would find the same in products of their own for every factor, then copy the three parts of ds together.
+Here they are written into one tensor, and s, h, Cell' and Cell are all that is kept.
+"""
+
+from typing import Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fairseq_deep.core.compat import is_compiling
+
+
+def norm_gates(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A layer norm over the features of each gate, with weights of its own.
+
+    Args:
+        x: T x B x 3C
+        weight, bias: 3 x C
+
+    Returns:
+        T x B x 3 x C
+    """
+    if not torch.jit.is_scripting():
+        if x.device.type != "cpu" and not is_compiling():
+            return _norm_groups(x, weight, bias)
+    x = x.view(x.size(0), x.size(1), 3, weight.size(1))
+    return torch.addcmul(bias, F.layer_norm(x, (weight.size(1),)), weight)
+
+
+def _norm_groups(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The same with a gate as a group: fewer passes over memory, but on a CPU this operation is slow."""
+    y = torch.group_norm(x.flatten(0, 1), 3, weight.view(-1), bias.view(-1))
+    return y.view(x.size(0), x.size(1), 3, weight.size(1))
+
+
+def _forward(z: Tensor, h: Tensor, cell: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    gates = torch.sigmoid(z)
+    i, f, o = gates.unbind(2)
+    cell = torch.mul(cell, f).addcmul_(h, i)
+    return cell * o, cell, gates
+
+
+class _Cell(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, z: Tensor, h: Tensor, old: Tensor) -> Tuple[Tensor, Tensor]:
+        out, cell, gates = _forward(z, h, old)
+        ctx.save_for_backward(gates, h, old, cell)
+        return out, cell
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_out: Tensor, d_cell: Tensor):
+        gates, h, old, cell = ctx.saved_tensors
+        total = torch.addcmul(d_cell, d_out, gates.select(2, 2))
+        d_z = torch.empty_like(gates)
+        for index, (grad, factor) in enumerate(((total, h), (total, old), (d_out, cell))):
+            torch.mul(grad, factor, out=d_z.select(2, index))
+        torch.ops.aten.sigmoid_backward.grad_input(d_z, gates, grad_input=d_z)
+        d_h, d_old = (total.unsqueeze(2) * gates[:, :, :2]).unbind(2)
+        return d_z, d_h, d_old
+
+
+def lstm_cell(z: Tensor, h: Tensor, cell: Tensor) -> Tuple[Tensor, Tensor]:
+    """Out and Cell of a step.
+
+    Args:
+        z: normed inputs of input, forget and output gate, T x B x 3 x C
+        h: the hidden computation, T x B x C
+        cell: the cell of the step before, T x B x C
+    """
+    if not torch.jit.is_scripting():
+        if not is_compiling():  # a compiler makes kernels of its own from the formula
+            return _Cell.apply(z, h, cell)
+    out, cell, _ = _forward(z, h, cell)
+    return out, cell

@@ -1,0 +1,236 @@
+"""Multi-layer representation fusion (MLRF): the decoder attends to a fusion of all encoder layers.
+
+Multi-layer Representation Fusion for Neural Machine Translation, Wang et al., COLING 2018. At the top of the encoder,
+at each position by itself, one g for all decoder layers replaces the output y_L of the last layer:
+
+    mean        g = 1/L sum_l y_l
+    learned     g = sum_l w_l y_l, w = softmax(a), or w itself
+    ffn         g = W_2 relu(W_1 [y_1; ..; y_L] + b_1) + b_2
+    multi-hop   U = softmax_l(tanh(Y W_1) W_2), V_h = sum_l U_lh y_l, g = W [V_1; ..; V_n]
+
+with [;] concatenation, Y the L x C matrix of the y_l, and n hops. The decoder is the plain stack.
+
+The functions are known to us from secondary sources, so this is in the manner of the paper. Our choices: ReLU and tanh,
+which matrices have biases, the widths, n = 4, all starts, and the norms. A pre-norm stack normalises the y_l before it
+fuses them, as DLCL does, and its final norm follows; a post-norm stack normalises g.
+
+Names here: ``fusion.weight`` is w or a; ``fusion.fc1`` and ``fc2`` are W_1 and W_2 of "ffn"; ``fusion.hidden``,
+``hops`` and ``out`` are W_1, W_2 and W of "multi-hop".
+"""
+
+from typing import Dict, List, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_deep.core.dropout import dropout_of
+from fairseq_deep.core.keep_fp32 import Exact
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+
+from .base import AGGREGATORS, Aggregator
+from .weighted_sum import weighted_sum
+
+KINDS = ("mean", "learned", "ffn", "multi-hop")
+WEIGHTS = ("softmax", "linear")
+
+
+class WeightedLayers(Exact, nn.Module):
+    """Sum over layers with one weight for each, which start equal.
+
+    Args:
+        layers: number L of layers
+        learned: weights are learned; else they stay 1/L
+        normalise: softmax over the weights
+    """
+
+    def __init__(self, layers: int, learned: bool = True, normalise: bool = False):
+        super().__init__()
+        self.learned, self.normalise = learned, normalise
+        weight = torch.full((layers,), 0.0 if normalise else 1.0 / layers)
+        if learned:
+            self.weight = nn.Parameter(weight)
+        else:
+            self.register_buffer("weight", weight, persistent=False)
+
+    def used_weight(self) -> Tensor:
+        """w, in fp32."""
+        return torch.softmax(self.weight, dim=0) if self.normalise else self.weight
+
+    def forward(self, outputs: List[Tensor]) -> Tensor:
+        return weighted_sum(self.used_weight().unsqueeze(1), outputs)
+
+
+class JoinedLayers(nn.Module):
+    """A feed-forward network on the concatenation of all layers.
+
+    Args:
+        layers: number L of layers
+        dim: width C
+        hidden: inner width
+        dropout: dropout on the inner layer
+    """
+
+    def __init__(self, layers: int, dim: int, hidden: int, dropout: float):
+        super().__init__()
+        self.fc1 = nn.Linear(layers * dim, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+        self.dropout = dropout_of(self, dropout)
+        for linear in (self.fc1, self.fc2):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, outputs: List[Tensor]) -> Tensor:
+        return self.fc2(self.dropout(F.relu(self.fc1(torch.cat(outputs, dim=-1)))))
+
+
+class MultiHop(nn.Module):
+    """Attention over layers with several hops.
+
+    Args:
+        dim: width C
+        hidden: width of W_1's output
+        hops: their number n
+    """
+
+    def __init__(self, dim: int, hidden: int, hops: int):
+        super().__init__()
+        self.hidden = nn.Linear(dim, hidden, bias=False)
+        self.hops = nn.Linear(hidden, hops, bias=False)
+        self.out = nn.Linear(hops * dim, dim, bias=False)
+        for linear in (self.hidden, self.hops, self.out):
+            nn.init.xavier_uniform_(linear.weight)
+
+    def shares(self, layers: Tensor) -> Tensor:
+        """U (L x T x B x n, at least in fp32) for Y (L x T x B x C)."""
+        scores = self.hops(torch.tanh(self.hidden(layers)))
+        if scores.dtype == torch.float16 or scores.dtype == torch.bfloat16:
+            scores = scores.float()
+        return torch.softmax(scores, dim=0)
+
+    def forward(self, outputs: List[Tensor]) -> Tensor:
+        layers = torch.stack(outputs)
+        shares = self.shares(layers).to(layers.dtype)
+        return self.out(torch.einsum("ltbh,ltbc->tbhc", shares, layers).flatten(-2))
+
+
+@AGGREGATORS.register("mlrf")
+class Mlrf(Aggregator):
+    """Fusion of the encoder's layers; in the decoder the plain stack, without parameters.
+
+    The encoder's state is the list of the outputs y_1 ... y_l, the decoder's the last output.
+
+    Args:
+        stack: see :class:`Aggregator`; its activation dropout acts in "ffn"
+        kind: of ``KINDS``; "learned" by default
+        weights: ("learned") "softmax", the default, or "linear": w itself, from 1/L
+        hidden: inner width of "ffn" (default 4 C), or width of W_1's output in "multi-hop" (default C)
+        hops: ("multi-hop") number n of hops; default 4
+
+    Raises:
+        UsageError: a value is unknown or out of range, an option is of another kind, or the encoder has no layer
+    """
+
+    paper = "Wang 2018"
+    encoder_only = True
+
+    def __init__(
+        self,
+        stack: Stack,
+        kind: str = "learned",
+        weights: Optional[str] = None,
+        hidden: Optional[int] = None,
+        hops: Optional[int] = None,
+    ):
+        super().__init__(stack)
+        _check_options(kind, weights, hidden, hops)
+        fuses = stack.side == "encoder"
+        if fuses and self.num_layers < 1:
+            raise UsageError("--layer-agg mlrf has no layer of the encoder to fuse: use --encoder-layers 1 or more")
+        self.fusion = _fusion(stack, kind, weights, hidden, hops) if fuses else None
+        norms = self.num_layers if fuses and self.pre_norm else 0
+        self.layer_norms = nn.ModuleList(nn.LayerNorm(self.dim) for _ in range(norms))
+        self.final_norm = nn.LayerNorm(self.dim) if fuses and not self.pre_norm else None
+
+    @staticmethod
+    def add_args(parser) -> None:
+        def add(flag, help, **options):
+            parser.add_argument(f"--mlrf-{flag}", help=f"--layer-agg mlrf: {help}", **options)
+
+        add("kind", f"how the encoder's layers are fused: {', '.join(KINDS)} (default: learned)", metavar="KIND")
+        add("weights", "of learned: softmax (the default) or linear", metavar="KIND")
+        add("hidden", "inner width of ffn (default: 4 x width) or multi-hop (default: width)", type=int, metavar="N")
+        add("hops", "number of hops of multi-hop (default: 4)", type=int, metavar="N")
+
+    def matrices(self) -> List[Tensor]:
+        found: List[Tensor] = []
+        if self.fusion is not None:
+            found = [part.weight for part in self.fusion.modules() if isinstance(part, nn.Linear)]
+        return found
+
+    def record(self) -> Dict[str, Tensor]:
+        """The weight of each layer, where it is one number."""
+        if not isinstance(self.fusion, WeightedLayers) or not self.fusion.learned:
+            return {}
+        weights = self.fusion.used_weight().detach()
+        return {f"layer_{number}": weight for number, weight in enumerate(weights.unbind(), 1)}
+
+    def read(self, state: List[Tensor], layer: int) -> Tensor:
+        return state[-1]
+
+    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+        if layer == 0 or self.fusion is None:
+            return [output]
+        return state + [output]
+
+    def finish(self, state: List[Tensor]) -> Tensor:
+        if self.fusion is None:
+            return state[0]
+        outputs = state
+        if len(self.layer_norms) > 0:
+            outputs = []
+            for index, norm in enumerate(self.layer_norms):
+                outputs.append(norm(state[index]))
+        x = self.fusion(outputs)
+        if self.final_norm is not None:
+            x = self.final_norm(x.to(self.final_norm.weight.dtype))  # autocast leaves them different
+        return x.to(state[-1].dtype)
+
+
+def _fusion(
+    stack: Stack, kind: str, weights: Optional[str], hidden: Optional[int], hops: Optional[int]
+) -> nn.Module:
+    """What makes g of the y_l."""
+    if kind == "mean":
+        return WeightedLayers(stack.layers, learned=False)
+    if kind == "learned":
+        return WeightedLayers(stack.layers, normalise=weights != "linear")
+    if kind == "ffn":
+        return JoinedLayers(stack.layers, stack.dim, hidden or 4 * stack.dim, stack.activation_dropout)
+    return MultiHop(stack.dim, hidden or stack.dim, hops or 4)
+
+
+def _check_options(kind: str, weights: Optional[str], hidden: Optional[int], hops: Optional[int]) -> None:
+    """Refuse values out of range and options of another kind.
+
+    Raises:
+        UsageError: one of them
+    """
+    if kind not in KINDS:
+        raise UsageError(f"--mlrf-kind {kind} is unknown: use one of {', '.join(KINDS)}")
+    if weights is not None and weights not in WEIGHTS:
+        raise UsageError(f"--mlrf-weights {weights} is unknown: use one of {', '.join(WEIGHTS)}")
+    options = (
+        ("weights", weights, ("learned",)),
+        ("hidden", hidden, ("ffn", "multi-hop")),
+        ("hops", hops, ("multi-hop",)),
+    )
+    for option, value, kinds in options:
+        if value is not None and kind not in kinds:
+            raise UsageError(
+                f"--mlrf-{option} does nothing with --mlrf-kind {kind}: leave it out, or use {' or '.join(kinds)}"
+            )
+    for option, number in (("hidden", hidden), ("hops", hops)):
+        if number is not None and number < 1:
+            raise UsageError(f"--mlrf-{option} {number} leaves nothing to compute: use 1 or more, or leave it out")

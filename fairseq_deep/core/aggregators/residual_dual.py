@@ -1,0 +1,86 @@
+"""ResiDual: a post-norm path and a pre-norm path through the same sub-layers.
+
+ResiDual: Transformer with Dual Residual Connections, Xie et al., 2023 (arXiv 2304.14802). With F_l the sub-layers
+(attention or feed-forward network, without norm and residual connection), N of them in a stack, and y_0 the embedding
+output:
+
+    x_0 = r_0 = y_0
+    a_l = F_l(x_{l-1})
+    x_l = LN_l(x_{l-1} + a_l)          as in post-norm
+    r_l = r_{l-1} + a_l                as in pre-norm, never normalised on its way
+    output = x_N + LN(r_N)
+
+Names here: ``norms[l - 1]`` is LN_l, ``dual_norm`` is the LN of r_N. Its eps is 1e-7, as in the authors' code, where r
+may also be scaled against overflow in fp16; here r is added up in fp32 instead.
+"""
+
+from typing import Any, Dict, List
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Layout, Stack
+
+from .base import AGGREGATORS, Aggregator
+
+
+@AGGREGATORS.register("residual-dual")
+class ResidualDual(Aggregator):
+    """ResiDual for one stack of bare sub-layers. The state is [x, r]; after the last sub-layer, [output, r].
+
+    Args:
+        stack: see :class:`Aggregator`; its norm placement changes nothing here
+
+    Shapes:
+        x, r: T x B x C; r is fp32 where x is fp16 or bf16
+    """
+
+    paper = "Xie 2023"
+    idle_flags = {"{side}_normalize_before": (False, "has its own norms: leave it out")}
+    decoder_flags = ("no_decoder_final_norm",)
+
+    def __init__(self, stack: Stack):
+        super().__init__(stack)
+        self.norms = nn.ModuleList(nn.LayerNorm(self.dim) for _ in range(self.num_layers))
+        self.dual_norm = nn.LayerNorm(self.dim, eps=1e-7)
+
+    @classmethod
+    def layout(cls, side: str, options: Dict[str, Any]) -> Layout:
+        return Layout(residual=False, split=True, input_norm=False, final_norm=False)
+
+    @classmethod
+    def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+        if stack.layers < 1:
+            raise UsageError(
+                f"--layer-agg residual-dual needs sub-layers: use --{stack.side}-layers 1 or more, "
+                f"or --{stack.side}-layer-agg residual"
+            )
+
+    def start(self, x: Tensor) -> List[Tensor]:
+        x = x.contiguous()  # a transposed view: without this, all that is computed from it would be strided, too
+        return [x, x.float() if x.dtype == torch.float16 or x.dtype == torch.bfloat16 else x]
+
+    def read(self, state: List[Tensor], layer: int) -> Tensor:
+        return state[0]
+
+    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+        x, r = state[0], state[1] + output
+        for index, norm in enumerate(self.norms):  # TorchScript takes no variable index into a ModuleList
+            if index == layer:
+                x = norm(x + output.to(x.dtype))  # autocast leaves them different
+        if layer == self.num_layers - 1:
+            x = x + self._norm_of_sum(r)
+        return [x.to(state[0].dtype), r]
+
+    def layer_output(self, state: List[Tensor], output: Tensor) -> Tensor:
+        return state[0]
+
+    def finish(self, state: List[Tensor]) -> Tensor:
+        return state[0]
+
+    def _norm_of_sum(self, r: Tensor) -> Tensor:
+        """LN of *r* in its type, which that of the parameters may be below."""
+        norm = self.dual_norm
+        return F.layer_norm(r, [self.dim], norm.weight.to(r.dtype), norm.bias.to(r.dtype), norm.eps)

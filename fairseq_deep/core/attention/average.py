@@ -1,0 +1,156 @@
+"""Average attention: a mean in place of self-attention.
+
+Accelerating Neural Transformer via an Average Attention Network, Zhang, Xiong and Su, ACL 2018. With x_t the input at
+position t of the target:
+
+    g_t      = FFN( 1/t sum_{k<=t} x_k )         the FFN is left out unless ``--average-ffn`` asks for it
+    i_t, f_t = sigmoid(W [x_t ; g_t])
+    h_t      = i_t * x_t + f_t * g_t
+
+A running sum makes it O(T) in training, and one vector of state in decoding.
+"""
+
+import uuid
+from typing import Dict, List, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .beam_reorder import Order
+from .beams import Step
+
+
+class RunningMean(nn.Module):
+    """Mean over each position and those before it.
+
+    Sums are in fp32 at least, so that the mean of a thousand positions in half precision is exact to its last digit.
+    In incremental decoding the state is a sum for each hypothesis, whatever its length.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._state = f"{uuid.uuid4()}.running_sum"
+
+    def forward(
+        self,
+        x: Tensor,
+        padding_mask: Optional[Tensor] = None,
+        causal: bool = True,
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        step: Optional[Step] = None,
+    ) -> Tensor:
+        """Average.
+
+        Args:
+            x: T x B x C
+            padding_mask: B x T, true where *x* is padding, which does not count
+            causal: positions do not see later ones; else each gets the mean over all
+            incremental_state: what came before *x* (one position), and then with *x*
+            step: what :class:`Ancestry` gives then, instead of *padding_mask*
+
+        Returns:
+            T x B x C
+        """
+        if incremental_state is not None:
+            assert step is not None, "a step of incremental decoding needs what Ancestry gives"
+            return self._next(x, incremental_state, step)
+        wide = x if x.dtype == torch.float64 else x.float()
+        if padding_mask is None:
+            count = torch.arange(1, x.size(0) + 1, device=x.device, dtype=wide.dtype).view(-1, 1, 1)
+        else:
+            words = padding_mask.t().logical_not().unsqueeze(-1)
+            wide = wide * words
+            count = words.to(wide.dtype).cumsum(0).clamp(min=1.0)
+        total = wide.cumsum(0)
+        if not causal:
+            total, count = total[-1:].expand_as(x), count[-1:]
+        return (total / count).to(x.dtype)
+
+    def _next(self, x: Tensor, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], step: Step) -> Tensor:
+        """The mean with the position *x* (1 x B x C)."""
+        count = step.count
+        assert count is not None
+        total: Optional[Tensor] = None
+        if self._state in incremental_state:
+            total = incremental_state[self._state]["total"]
+        if total is None:
+            total = torch.zeros(x.shape, dtype=count.dtype, device=x.device)
+        total = torch.addcmul(total, x, step.words)
+        state: Dict[str, Optional[Tensor]] = {"total": total}
+        incremental_state[self._state] = state
+        if torch.is_grad_enabled():
+            return (total / count).to(x.dtype)
+        return torch.div(total, count, out=torch.empty_like(x))
+
+    @torch.jit.export
+    def follow(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], order: Order) -> None:
+        """Take over the sums of the hypotheses of *order*."""
+        hypotheses = order.hypotheses
+        if self._state in incremental_state and hypotheses is not None:
+            total = incremental_state[self._state]["total"]
+            assert total is not None
+            incremental_state[self._state]["total"] = total.index_select(1, hypotheses)
+
+
+class AverageAttention(nn.Module):
+    """The mean of what came before, gated; takes the place of a causal self-attention.
+
+    Args:
+        dim: width C
+        ffn_dim: width of the FFN on the mean; None leaves it out
+        dropout: probability of dropout in the FFN
+    """
+
+    def __init__(self, dim: int, ffn_dim: Optional[int] = None, dropout: float = 0.0):
+        super().__init__()
+        self.mean = RunningMean()
+        self.fc1 = self.fc2 = None
+        if ffn_dim is not None:
+            self.fc1, self.fc2 = nn.Linear(dim, ffn_dim), nn.Linear(ffn_dim, dim)
+        self.dropout = dropout
+        self.retain_dropout = False
+        self.gate = nn.Linear(2 * dim, 2 * dim)
+        nn.init.xavier_uniform_(self.gate.weight)
+        nn.init.zeros_(self.gate.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Optional[Tensor] = None,
+        key_padding_mask: Optional[Tensor] = None,
+        attn_mask: Optional[Tensor] = None,
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        need_weights: bool = False,
+        step: Optional[Step] = None,
+        causal: bool = False,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """Average; the contract is that of self-attention in :class:`MultiheadAttention`.
+
+        Args:
+            query: T x B x C
+            memory: None
+            key_padding_mask: B x T, true where *query* is padding
+            attn_mask: any is the causal one
+            incremental_state: see :class:`RunningMean`
+            need_weights: not used, there are none
+            step: see :class:`RunningMean`
+            causal: no position sees later ones
+
+        Returns:
+            T x B x C, and None
+        """
+        causal = causal or attn_mask is not None or incremental_state is not None
+        mean = self.mean(query, key_padding_mask, causal, incremental_state, step)
+        if self.fc1 is not None and self.fc2 is not None:
+            kept = self.training or self.retain_dropout
+            mean = self.fc2(F.dropout(torch.relu(self.fc1(mean)), self.dropout, kept))
+        input_gate, forget_gate = torch.sigmoid(self.gate(torch.cat([query, mean], dim=-1))).chunk(2, dim=-1)
+        return torch.addcmul(input_gate * query, forget_gate, mean), None
+
+    def make_generation_fast_(
+        self, name: str, retain_dropout: bool = False, retain_dropout_modules: Optional[List[str]] = None, **kwargs
+    ) -> None:
+        """fairseq's ``--retain-dropout``: keep dropout while translating."""
+        named = retain_dropout_modules is None or "AverageAttention" in retain_dropout_modules
+        self.retain_dropout = retain_dropout and named

@@ -1,0 +1,183 @@
+"""What attentions keep between the steps of incremental decoding: keys and values of the target, and of the source.
+
+Those of the target grow by one position a step. They do so in place, in a buffer with room to grow, of which a cache is
+the first positions; while gradients are recorded, tensors are made anew. What a new order of hypotheses does to them is
+decided once for all (:class:`~fairseq_deep.core.attention.beam_reorder.Order`). Those of a hypothesis that is out may
+be NaN, which no mask hides from the others of its sentence: they are stored as 0, unless the caller looks for NaN.
+"""
+
+import uuid
+from typing import Dict, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .beam_reorder import Order, keep_sources
+from .steps import keep_keys
+
+
+def append(
+    cache: Optional[Tensor], buffer: Optional[Tensor], new: Tensor, finite: bool = False
+) -> Tuple[Tensor, Optional[Tensor]]:
+    """*cache* (... x T x D) followed by *new* (N positions), and the buffer that holds it.
+
+    With *finite*, NaN and infinities of *new* become 0.
+    """
+    if torch.is_grad_enabled():
+        if finite:
+            new = torch.nan_to_num(new, 0.0, 0.0, 0.0)
+        return new if cache is None else torch.cat([cache, new], dim=-2), None
+    past = 0 if cache is None else cache.size(-2)
+    length = past + new.size(-2)
+    if buffer is None or buffer.size(-2) < length:
+        shape = list(new.shape)
+        shape[-2] = max(2 * length // 64 * 64, 64)  # fused attention wants rows of a mask to begin at multiples of 16
+        buffer = new.new_empty(shape)
+        if cache is not None:
+            buffer.narrow(-2, 0, past).copy_(cache)
+    place = buffer.narrow(-2, past, length - past)
+    if finite:
+        torch.nan_to_num(new, 0.0, 0.0, 0.0, out=place)
+    else:
+        place.copy_(new)
+    return buffer.narrow(-2, 0, length), buffer
+
+
+def select(cache: Tensor, buffer: Optional[Tensor], dim: int, order: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
+    """The entries *order* in dimension *dim* of *cache* (... x T x D), and a buffer that holds them."""
+    if torch.is_grad_enabled() or buffer is None:
+        return cache.index_select(dim, order), None
+    shape = list(buffer.shape)
+    shape[dim] = order.numel()
+    buffer = buffer.new_empty(shape)
+    selected = buffer.narrow(-2, 0, cache.size(-2))
+    torch.index_select(cache, dim, order, out=selected)
+    return selected, buffer
+
+
+def of_each_hypothesis(cache: Tensor, mask: Tensor) -> Tensor:
+    """A cache of each hypothesis (2 x B x H x T x D) from that of all hypotheses of a sentence.
+
+    Args:
+        cache: 2 x sentences x H x (T * beam) x D
+        mask: sentences x beam x T x beam, 0 where a hypothesis has its key of a position
+    """
+    sentences, beam, length = mask.size(0), mask.size(1), mask.size(2)
+    index = mask.argmax(dim=3) + torch.arange(length, device=mask.device) * beam
+    index = index.view(1, sentences, 1, -1, 1)
+    own = cache.gather(3, index.expand(2, -1, cache.size(2), -1, cache.size(4)))
+    return own.view(2, sentences, cache.size(2), beam, -1, cache.size(4)).transpose(2, 3).flatten(1, 2)
+
+
+class TargetCache(nn.Module):
+    """Keys and values of the target's positions so far, of each hypothesis, or of all of a sentence together."""
+
+    def __init__(self):
+        super().__init__()
+        self._state = f"{uuid.uuid4()}.target"
+
+    def forward(
+        self,
+        incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
+        new: Tensor,
+        place: Optional[Tensor] = None,
+        checked: bool = False,
+    ) -> Tensor:
+        """Append *new*.
+
+        Args:
+            incremental_state: where they are kept
+            new: keys and values (2 x B x H x N x D) of N positions, or at one position, of the N hypotheses of a
+                sentence
+            place: where to put them in a cache of a fixed capacity (N)
+            checked: whoever runs the steps looks for NaN, and drops the cache if there is any
+
+        Returns:
+            all of them, 2 x B x H x T x D; with *place*, all that there is room for
+        """
+        cache: Optional[Tensor] = None
+        buffer: Optional[Tensor] = None
+        if self._state in incremental_state:
+            saved = incremental_state[self._state]
+            cache, buffer = saved["cache"], saved["buffer"]
+            if place is not None and cache is not None:
+                return cache.index_copy_(3, place, torch.nan_to_num(new, 0.0, 0.0, 0.0))
+        cache, buffer = append(cache, buffer, new, finite=not checked)
+        state: Dict[str, Optional[Tensor]] = {"cache": cache, "buffer": buffer}
+        incremental_state[self._state] = state
+        return cache
+
+    @torch.jit.export
+    def reserve(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], keys: int) -> None:
+        """Make room for so many *keys*: from now on, this is what the cache has, whether in use or 0."""
+        saved = incremental_state[self._state]
+        cache = saved["cache"]
+        assert cache is not None
+        room = cache.new_zeros(2, cache.size(1), cache.size(2), keys, cache.size(4))
+        room.narrow(3, 0, cache.size(3)).copy_(cache)
+        saved["cache"], saved["buffer"] = room, None
+
+    @torch.jit.export
+    def follow(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], order: Order) -> None:
+        """Take over the hypotheses of *order*."""
+        if self._state not in incremental_state:
+            return
+        saved = incremental_state[self._state]
+        cache, buffer = saved["cache"], saved["buffer"]
+        assert cache is not None
+        mask, rows = order.mask, order.hypotheses
+        if order.copies > 1:
+            cache, buffer, rows = cache.repeat_interleave(order.copies, dim=3), None, None
+        elif mask is not None and order.torn:  # from now on, each hypothesis has its own
+            cache, buffer = of_each_hypothesis(cache, mask), None
+        elif mask is not None:
+            rows = order.sources
+            if order.moves is not None and rows is not None and buffer is not None:
+                cache, buffer, rows = keep_sources(cache, 1, order), buffer.narrow(1, 0, rows.numel()), None
+        if rows is not None:
+            cache, buffer = select(cache, buffer, 1, rows)
+        state: Dict[str, Optional[Tensor]] = {"cache": cache, "buffer": buffer}
+        incremental_state[self._state] = state
+
+
+class SourceCache(nn.Module):
+    """Keys and values of the source, of which each has the same number of hypotheses, its beam."""
+
+    def __init__(self):
+        super().__init__()
+        self._state = f"{uuid.uuid4()}.source"
+
+    def forward(
+        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]
+    ) -> Optional[Tuple[Tensor, Tensor, Optional[Tensor]]]:
+        """Keys and values (sources x H x S x D), and what is added to the scores; None if they are not there yet."""
+        if self._state in incremental_state:
+            saved = incremental_state[self._state]
+            key, value = saved["key"], saved["value"]
+            if key is not None and value is not None:
+                return key, value, saved["bias"]
+        return None
+
+    def keep(
+        self,
+        incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
+        key: Tensor,
+        value: Tensor,
+        bias: Optional[Tensor],
+    ) -> None:
+        """Keep what :meth:`forward` gives."""
+        if bias is not None:  # fused attention copies it at each step if its rows do not begin at multiples of 16;
+            # a copy in any case: all layers are given the same, and each moves its own
+            bias = F.pad(bias, [0, -bias.size(-1) % 16]).narrow(-1, 0, bias.size(-1))
+        state: Dict[str, Optional[Tensor]] = {"key": key, "value": value, "bias": bias}
+        incremental_state[self._state] = state
+
+    @torch.jit.export
+    def follow(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], order: Order) -> None:
+        """Take over the sources of *order*."""
+        saved = self.forward(incremental_state)
+        if saved is not None and order.sources is not None:
+            key, value, bias = saved
+            bias = keep_sources(bias, 0, order) if bias is not None else None
+            self.keep(incremental_state, keep_keys(key, order), keep_sources(value, 0, order), bias)

@@ -1,0 +1,90 @@
+"""Attention of a step of incremental decoding on a CPU, in few operations and few passes over memory.
+
+A hypothesis has one query, so that operations take longer to call than to compute.
+"""
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from fairseq_deep.core.compat import autocasts
+
+from .beam_reorder import Order, keep_sources
+from .masks import can_ask
+
+SHORT = 16  # entries: torch's softmax goes through shorter rows one by one
+MANY = 2048  # entries in all, from which on that is slower than several passes over all of them
+
+
+def takes_rows(attention, query: Tensor, memory: Optional[Tensor], step) -> bool:
+    """Whether :func:`step_rows` knows this step of *attention*: in fp32, without gradients or anything special."""
+    if memory is None and (attention.qkv_proj is None or step is None or step.mask is None or step.place is not None):
+        return False
+    plain = query.dtype == torch.float32 and query.size(0) == 1 and attention.relative_values is None
+    drops = attention.dropout > 0 and (attention.training or attention.retain_dropout)
+    return plain and not drops and not torch.is_grad_enabled() and can_ask(query) and not autocasts()
+
+
+def step_rows(attention, query: Tensor, memory, padding, incremental_state, added, step) -> Tensor:
+    """The output of a :class:`MultiheadAttention`, 1 x B x C; see its ``forward``."""
+    heads, dim = attention.num_heads, attention.head_dim
+    rows = query.view(-1, query.size(2))
+    if memory is None:
+        groups, beam = step.mask.size(0), step.mask.size(2)
+        qkv = attention.qkv_proj(rows).view(groups, beam, 3, heads, dim)
+        new = qkv.narrow(2, 1, 2).permute(2, 0, 3, 1, 4)
+        key, value = attention.own_cache(incremental_state, new, checked=step.checked).unbind(0)
+        q, bias = qkv.select(2, 0), step.mask
+        if attention.relative_keys is not None:
+            distances = attention._distances(beam, key.size(2), beam, q.device, None)
+            bias = attention._relative_scores(q.transpose(1, 2), distances) + bias
+    else:
+        q = attention.q_proj(rows)
+        key, value, bias = attention._of_memory(q, memory, padding, incremental_state)
+        q = q.view(key.size(0), -1, heads, dim)
+    x = attend_rows(q, key, value, bias)
+    if added is not None:
+        x.add_(added.view(x.shape))
+    return attention.out_proj(x).view(query.shape)
+
+
+def attend_rows(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
+    """softmax(q k^T / sqrt(D) + bias) v of each head.
+
+    Args:
+        q: sources x beam x H x D
+        k, v: sources x H x S x D
+        bias: added to the scores, sources x 1 or H x 1 or beam x S
+
+    Returns:
+        (sources * beam) x C
+    """
+    batch, length, heads, dim = q.shape
+    queries = q.transpose(1, 2).reshape(batch * heads, length, dim)
+    nothing = torch.empty(1, 1, 1, dtype=q.dtype, device=q.device)
+    scores = torch.baddbmm(nothing, queries, k.flatten(0, 1).transpose(1, 2), beta=0.0, alpha=dim**-0.5)
+    if bias is not None:
+        scores.view(batch, heads, length, -1).add_(bias)
+    x = torch.bmm(softmax_(scores), v.flatten(0, 1))
+    return x.view(batch, heads, length, dim).transpose(1, 2).reshape(batch * length, heads * dim)
+
+
+def softmax_(scores: Tensor) -> Tensor:
+    """Softmax of the last dimension, in place of *scores* where that is quicker."""
+    if scores.size(-1) >= SHORT or scores.numel() < MANY:
+        return torch.softmax(scores, dim=-1)
+    exponentials = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+    return exponentials.div_(exponentials.sum(-1, keepdim=True))
+
+
+def by_column(k: Tensor) -> Tensor:
+    """Keys (B x H x S x D) that many steps attend to, laid out as their products want them: on a CPU, as D x S."""
+    return k.contiguous() if k.is_cuda else k.transpose(2, 3).contiguous().transpose(2, 3)
+
+
+def keep_keys(k: Tensor, order: Order) -> Tensor:
+    """The keys of the sources of *order*, in the layout that they have."""
+    if k.is_contiguous():
+        return keep_sources(k, 0, order)
+    return keep_sources(k.transpose(2, 3), 0, order).transpose(2, 3)

@@ -1,0 +1,43 @@
+"""The parts of a model that gradient norms are told of, and norms of many tensors at once."""
+
+import contextlib
+from typing import Dict, List
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_deep.core.inits.walk import layer_modules
+
+SIDES = ("encoder", "decoder")
+
+
+def part_parameters(model: nn.Module) -> Dict[str, List[List[nn.Parameter]]]:
+    """The parameters of each part of *model*.
+
+    Returns:
+        "encoder" and "decoder": a list for each layer, from the bottom; "encoder_aggregator", "decoder_aggregator"
+        (with the memory's, where they have any) and "embedding": one list each
+    """
+    parts: Dict[str, List[List[nn.Parameter]]] = {}
+    for side in SIDES:
+        stack = getattr(model, side)
+        parts[side] = [
+            [parameter for module in modules for parameter in module.parameters()] for modules in layer_modules(stack)
+        ]
+        aggregator = list(stack.history.parameters())
+        if getattr(stack, "memory", None) is not None:
+            aggregator += list(stack.memory.parameters())
+        if aggregator:
+            parts[f"{side}_aggregator"] = [aggregator]
+    tables = [table for side in SIDES for table in getattr(model, side).embed_tokens.parameters()]
+    parts["embedding"] = [list({id(table): table for table in tables}.values())]
+    return parts
+
+
+def tensor_norms(tensors: List[Tensor]) -> Tensor:
+    """The L2 norm of each of *tensors*, in fp32: in fp16 that of a scaled gradient could overflow."""
+    if all(tensor.dtype == torch.float32 for tensor in tensors):
+        return torch.stack(torch._foreach_norm(tensors))
+    with contextlib.suppress(TypeError):  # an older torch has no such argument
+        return torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32))
+    return torch.stack([torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in tensors])

@@ -1,0 +1,102 @@
+"""The contract of an initialisation: a rule for each matrix of a finished model, and the connections that it needs.
+
+:func:`fairseq_deep.core.inits.walk.initialise` finds the matrices and tells where they stand. It visits the attention
+and feed-forward matrices of all layers, and the embeddings. Norms start at 1 and 0 by themselves, and aggregators have
+start weights of their own, which stay unless the method has a rule for them.
+"""
+
+from dataclasses import dataclass
+from typing import Callable, Optional
+
+from torch import Tensor, nn
+
+from fairseq_deep.core.registry import Method, Registry
+from fairseq_deep.core.residuals import ResidualConnection
+from fairseq_deep.core.stack import Stack
+
+INITS = Registry("--deep-init")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a matrix stands.
+
+    Attributes:
+        layer: number of its layer in the stack, from 1
+        part: "self_attn", "encoder_attn", "ffn" or "residual"
+        role: "q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", (of an average attention) "gate", or what the
+            residual connection calls it
+    """
+
+    layer: int
+    part: str
+    role: str
+
+
+class Init(Method):
+    """Base of all methods: the start of one stack.
+
+    Args:
+        stack: the stack
+
+    Attributes:
+        stack: see above
+        touches: it fills anything at all
+        norms: the norm placements that it can be used with, of "pre" and "post"
+        layer_norm: layers have norms
+        without_residual: it can be used where an aggregator replaces the residual connections
+        connects: it needs residual connections of its own, see :meth:`connection`
+        three_sublayers: its constants are made for decoder layers with two attentions
+        counts_layers: layers compute with a constant of the depth, so that none can be dropped from a trained model
+    """
+
+    touches = True
+    norms = ("pre", "post")
+    layer_norm = True
+    without_residual = False
+    connects = False
+    three_sublayers = False
+    counts_layers = False
+
+    def __init__(self, stack: Stack):
+        self.stack = stack
+
+    def __str__(self) -> str:
+        own = {name: value for name, value in vars(self).items() if name != "stack"}
+        texts = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in own.items()}
+        return ", ".join(f"{name} {text}" for name, text in texts.items())
+
+    @property
+    def connections(self) -> int:
+        """Number of residual connections of the stack."""
+        return self.stack.layers * len(self.stack.sublayers)
+
+    def connection(self, number: int) -> Optional[ResidualConnection]:
+        """The residual connections of the layer *number* (from 1); None: those that ``--residual`` chooses."""
+        return None
+
+    def matrix(self, weight: Tensor, place: Place) -> None:
+        """Fill *weight* (fan_out x fan_in) in place."""
+        raise NotImplementedError
+
+    def embedding(self, weight: Tensor) -> None:
+        """Fill an embedding (V x C) in place: N(0, 1/C)."""
+        nn.init.normal_(weight, std=weight.size(1) ** -0.5)
+
+    def output(self, weight: Tensor) -> None:
+        """Fill an output projection that is no embedding's twin (V x C) in place: N(0, 1/C)."""
+        nn.init.normal_(weight, std=weight.size(1) ** -0.5)
+
+    def relative_keys(self, weight: Tensor) -> None:
+        """Fill the vectors of relative positions (distances x D) in place."""
+        nn.init.xavier_uniform_(weight)
+
+    def aggregator_matrix(self, weight: Tensor) -> None:
+        """Fill a matrix of the stack's aggregator in place. Default: leave it as it started."""
+
+    def prepare(self, stack: nn.Module) -> Optional[Callable[[], None]]:
+        """Make the finished *stack* ready for what the method does in the first training batch. Default: nothing.
+
+        Returns:
+            what takes it back, because a checkpoint is loaded; None if there is nothing
+        """

@@ -1,0 +1,47 @@
+"""Depth-scaled starts of other tool kits, the relatives of DS-Init (``ds.py``).
+
+``marian``: Xavier, the bounds of layer l divided by sqrt(l), queries, keys and values as matrices of their own.
+``gpt2``: N(0, 0.02^2), and the matrices that end a sub-layer divided by the square root of the number of residual
+connections of the stack (Language Models are Unsupervised Multitask Learners, Radford et al., 2019, Section 2.3).
+"""
+
+from torch import Tensor, nn
+
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+
+from .base import INITS, Place
+from .xavier import Xavier
+
+
+@INITS.register("depth-scaled")
+class ResidualScaled(Xavier):
+    """The scheme *kind*.
+
+    Args:
+        stack: see :class:`Init`
+        kind: "marian" or "gpt2"
+
+    Raises:
+        UsageError: the kind is neither
+    """
+
+    without_residual = False
+    paper = ""
+
+    def __init__(self, stack: Stack, kind: str = "marian"):
+        super().__init__(stack)
+        if kind not in ("marian", "gpt2"):
+            raise UsageError(f"--depth-scaled-kind {kind} is unknown: use marian or gpt2")
+        self.kind = kind
+
+    @staticmethod
+    def add_args(parser) -> None:
+        parser.add_argument("--depth-scaled-kind", metavar="KIND", help="--deep-init depth-scaled: marian or gpt2")
+
+    def matrix(self, weight: Tensor, place: Place) -> None:
+        if self.kind == "marian":
+            nn.init.xavier_uniform_(weight, gain=place.layer**-0.5)
+        else:
+            ends = place.role == "out_proj" or (place.part, place.role) == ("ffn", "fc2")
+            nn.init.normal_(weight, std=0.02 * (self.connections**-0.5 if ends else 1.0))

@@ -1,0 +1,26 @@
+"""Encoder and decoder layers, with the names of fairseq's own so that their checkpoints are the same."""
+
+from .decoder_layer import DecoderLayer, ParallelDecoderLayer
+from .encoder_layer import EncoderLayer
+from .layer_drop import LayerDrop
+from .non_residual import (
+    AttentionDecoderLayer,
+    AttentionEncoderLayer,
+    DecoderFeedForward,
+    EncoderFeedForward,
+    ParallelAttentionDecoderLayer,
+)
+from .wrapping import wrap_layer
+
+__all__ = [
+    "AttentionDecoderLayer",
+    "AttentionEncoderLayer",
+    "DecoderFeedForward",
+    "DecoderLayer",
+    "EncoderFeedForward",
+    "EncoderLayer",
+    "LayerDrop",
+    "ParallelAttentionDecoderLayer",
+    "ParallelDecoderLayer",
+    "wrap_layer",
+]

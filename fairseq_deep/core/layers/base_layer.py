@@ -1,0 +1,106 @@
+"""What the layers of both stacks share: norms, feed-forward sub-layer, dropout, residual connections.
+
+fairseq's own layers are not used: release 0.12.2 keeps a second, unused copy of each matrix of an encoder layer among
+its parameters and switches to a batch-first fast path that only fairseq's own loop feeds correctly; and neither has a
+place for residual connections of another kind. Parameter names are fairseq's.
+"""
+
+from typing import Optional
+
+import torch
+from fairseq import utils
+from fairseq.modules import FairseqDropout, LayerNorm
+from fairseq.modules.quant_noise import quant_noise
+from torch import Tensor, nn
+
+from fairseq_deep.core.residuals import ResidualConnection
+from fairseq_deep.core.residuals.plain import Plain
+from fairseq_deep.core.stack import Stack
+
+MODULE_NAMES = {"encoder": "TransformerEncoderLayer", "decoder": "TransformerDecoderLayer"}
+NORMS = {
+    "self": "self_attn_layer_norm",
+    "cross": "encoder_attn_layer_norm",
+    "merged": "encoder_attn_layer_norm",
+    "ffn": "final_layer_norm",
+}
+
+
+def has_norms(stack: Stack) -> bool:
+    """Whether the layers of *stack* have norms: some initialisations do without."""
+    return stack.init is None or stack.init.method.layer_norm
+
+
+def build_norm(stack: Stack, wanted: bool = True) -> nn.Module:
+    """A layer norm, or nothing where none is *wanted*."""
+    return LayerNorm(stack.dim, export=stack.export) if wanted else nn.Identity()
+
+
+def build_dropout(stack: Stack, probability: float) -> nn.Module:
+    """Dropout that knows the name of its layer, for ``--retain-dropout-modules``."""
+    return FairseqDropout(probability, module_name=MODULE_NAMES[stack.side])
+
+
+def noisy(module: Optional[nn.Module], stack: Stack) -> Optional[nn.Module]:
+    """*module* with fairseq's quantisation noise on its linear layers (``--quant-noise-pq``)."""
+    for linear in [] if module is None else [part for part in module.modules() if isinstance(part, nn.Linear)]:
+        quant_noise(linear, *stack.quant_noise)
+    return module
+
+
+class FeedForward(nn.Module):
+    """Base of what has a feed-forward network, FFN(x) = W_2 act(W_1 x + b_1) + b_2.
+
+    Args:
+        stack: the stack of the layer
+    """
+
+    def __init__(self, stack: Stack):
+        super().__init__()
+        self.embed_dim = stack.dim
+        self.dropout_module = build_dropout(stack, stack.dropout)
+        self.relu = stack.activation == "relu"  # which can be done in place where nothing is to be kept
+        self.activation_fn = utils.get_activation_fn(stack.activation)
+        self.activation_dropout_module = build_dropout(stack, stack.activation_dropout)
+        self.fc1 = quant_noise(nn.Linear(stack.dim, stack.ffn_dim), *stack.quant_noise)
+        self.fc2 = quant_noise(nn.Linear(stack.ffn_dim, stack.dim), *stack.quant_noise)
+
+    def ffn(self, x: Tensor) -> Tensor:
+        """The network, with dropout (T x B x C)."""
+        hidden = self.fc1(x)
+        if self.relu and not torch.is_grad_enabled():
+            hidden = torch.relu_(hidden)
+        else:
+            hidden = self.activation_fn(hidden)
+        x = self.activation_dropout_module(hidden)
+        return self.dropout_module(self.fc2(x))
+
+
+class BaseLayer(FeedForward):
+    """The parts that a whole Transformer layer has in both stacks; with F a sub-layer (Wang et al., 2019, Eq. 3 and 4):
+
+        post-norm  x_{l+1} = LN(x_l + F(x_l))
+        pre-norm   x_{l+1} = x_l + F(LN(x_l))
+
+    Args:
+        stack: the stack of the layer
+        residual: the residual connections of its sub-layers; None: plain ones
+    """
+
+    def __init__(self, stack: Stack, residual: Optional[ResidualConnection] = None):
+        super().__init__(stack)
+        self.normalize_before = stack.pre_norm
+        self.sublayers = [(name, NORMS[name]) for name in stack.sublayers]
+        self.last = len(self.sublayers) - 1
+        self.final_layer_norm = build_norm(stack, has_norms(stack))
+        self.residual = Plain(stack, 1) if residual is None else residual
+
+    def feed_forward(self, x: Tensor, bottom: Tensor) -> Tensor:
+        """The feed-forward sub-layer with its connection and norm (T x B x C); *bottom*: the layer's input."""
+        residual = x
+        if self.normalize_before:
+            x = self.final_layer_norm(x)
+        x = self.residual(residual, self.ffn(x), self.last, bottom)
+        if not self.normalize_before:
+            x = self.final_layer_norm(x)
+        return x

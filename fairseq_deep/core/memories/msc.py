@@ -1,0 +1,194 @@
+"""MSC: context over depth within the encoder, and a block of the encoder for each layer of the decoder.
+
+Multiscale Collaborative Deep Models for Neural Machine Translation, Wei et al., ACL 2020. The L layers of the encoder
+are N blocks; B_n is the output of block n, and with y_0 the embedding output,
+
+    c_0 = y_0,    c_n = GRU(B_n, c_{n-1}),    n = 1 ... N
+
+Each layer of block n gets c_{n-1}, and decoder layer n attends to block n and c_n. How a layer takes them is not
+published. In the manner of the paper, we choose
+
+    input of a layer in block n      x + LN_n(c_{n-1})
+    memory of decoder layer j        z_j = LN'_j(B_n + c_n),    n = j where M = N
+
+with one GRU cell for all blocks, a norm LN for each block and a norm LN' for each layer of the decoder. Where M is not
+N, n is the depth-aligned block, round(j N / M) but at least 1. Residual connections stay.
+
+Two parts need each other: the aggregator ``msc`` runs the encoder, the memory ``msc`` reads its state. In a decoder the
+aggregator is the plain stack, since a context has the length of the source.
+
+Names here: ``cell`` is the GRU, ``context_norms[n - 1]`` is LN_n, ``memory_norms[j - 1]`` is LN'_j.
+"""
+
+from typing import Any, Dict, List, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_deep.core.aggregators.base import AGGREGATORS, Aggregator
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Layout, Stack
+
+from .base import MEMORIES, Memory
+from .layerwise import depth_aligned
+
+
+class GruCell(nn.Module):
+    """One step of a GRU (Cho et al., 2014, in torch's form), at each position by itself; 6 C^2 + 6 C parameters.
+
+        r, z = sigmoid(W_r x + b_r + U_r h + b'_r), sigmoid(W_z x + b_z + U_z h + b'_z)
+        n = tanh(W_n x + b_n + r * (U_n h + b'_n))
+        h' = (1 - z) * n + z * h
+
+    Names and start values are those of :class:`torch.nn.GRUCell`: rows of W_r, W_z and W_n one below the other.
+
+    Args:
+        dim: width C
+    """
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.weight_ih = nn.Parameter(torch.empty(3 * dim, dim))
+        self.weight_hh = nn.Parameter(torch.empty(3 * dim, dim))
+        self.bias_ih = nn.Parameter(torch.empty(3 * dim))
+        self.bias_hh = nn.Parameter(torch.empty(3 * dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = self.weight_ih.size(1) ** -0.5
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        """h' (T x B x C) for the input *x* and the state *h* (T x B x C each)."""
+        own = F.linear(x, self.weight_ih, self.bias_ih).chunk(3, dim=-1)
+        past = F.linear(h, self.weight_hh, self.bias_hh).chunk(3, dim=-1)
+        r, z = torch.sigmoid(own[0] + past[0]), torch.sigmoid(own[1] + past[1])
+        n = torch.tanh(own[2] + r * past[2])
+        return (1 - z) * n + z * h
+
+
+def _num_blocks(stack: Stack, blocks: Optional[int]) -> int:
+    """The number of blocks of the encoder *stack*.
+
+    Raises:
+        UsageError: they cannot be of equal size
+    """
+    count = stack.decoder_layers if blocks is None else blocks
+    given = f"--decoder-layers {count}" if blocks is None else f"--msc-blocks {count}"
+    if count < 1:
+        raise UsageError(f"{given} leaves --layer-agg msc without a block: use 1 or more")
+    if stack.layers % count:
+        divisors = [n for n in range(1, stack.layers + 1) if stack.layers % n == 0]
+        best = min(divisors, key=lambda n: abs(n - count))
+        raise UsageError(
+            f"{given} does not divide --encoder-layers {stack.layers} into blocks of one size for --layer-agg msc: "
+            f"use --msc-blocks {best}, or another --encoder-layers"
+        )
+    return count
+
+
+@AGGREGATORS.register("msc")
+class Msc(Aggregator):
+    """Context over depth.
+
+    In an encoder, the state is [x, LN_n(c_{n-1}), c_{n-1}, B_1 + c_1, ..., B_{n-1} + c_{n-1}] within block n; the last
+    entries are what the memory ``msc`` reads. In a decoder it is [x], and there are no parameters.
+
+    Args:
+        stack: see :class:`Aggregator`
+        blocks: number N of blocks of the encoder; default: the number of decoder layers
+
+    Raises:
+        UsageError: *blocks* does not divide the number of layers
+    """
+
+    paper = "Wei 2020"
+    encoder_only = True
+
+    def __init__(self, stack: Stack, blocks: Optional[int] = None):
+        super().__init__(stack)
+        self.num_blocks = 0 if stack.side == "decoder" else _num_blocks(stack, blocks)
+        self.block_layers = stack.layers // max(self.num_blocks, 1)
+        self.cell = GruCell(self.dim) if self.num_blocks > 0 else None
+        self.context_norms = nn.ModuleList(nn.LayerNorm(self.dim) for _ in range(self.num_blocks))
+
+    @staticmethod
+    def add_args(parser) -> None:
+        parser.add_argument("--msc-blocks", type=int, metavar="N",
+                            help="--layer-agg msc: blocks of the encoder (default: the number of decoder layers)")
+
+    @classmethod
+    def layout(cls, side: str, options: Dict[str, Any]) -> Layout:
+        # the memories have norms, and nothing else reads the encoder: a final norm would never get a gradient
+        return Layout(final_norm=side == "decoder")
+
+    @classmethod
+    def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+        if stack.side == "decoder":
+            return
+        if other.memory is not None and other.memory.name != "msc":
+            raise UsageError(
+                f"--layer-agg msc makes contexts that --decoder-memory {other.memory.name} does not read: "
+                "add --decoder-memory msc, or use --encoder-layer-agg residual"
+            )
+        _num_blocks(stack, options.get("blocks"))
+
+    def start(self, x: Tensor) -> List[Tensor]:
+        x = x.contiguous()  # a transposed view: without this, all that is computed from it would be strided, too
+        return [x] if self.cell is None else [x, self._norm(x, 0), x]
+
+    def read(self, state: List[Tensor], layer: int) -> Tensor:
+        return state[0] if self.cell is None else state[0] + state[1]
+
+    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+        if self.cell is None:
+            return [output]
+        if (layer + 1) % self.block_layers != 0:
+            return [output] + state[1:]
+        context = self.cell(output, state[2])
+        added = self._norm(context, (layer + 1) // self.block_layers)
+        return [output, added, context] + state[3:] + [output + context]
+
+    def finish(self, state: List[Tensor]) -> Tensor:
+        return state[0]
+
+    def _norm(self, context: Tensor, block: int) -> Tensor:
+        # a loop, since TorchScript takes no variable index into a ModuleList; after the last block there is none
+        for index, layer_norm in enumerate(self.context_norms):
+            if index == block:
+                context = layer_norm(context)
+        return context
+
+
+@MEMORIES.register("msc")
+class MscMemory(Memory):
+    """Blocks with their contexts as memories, each with a norm of its own.
+
+    Args:
+        encoder, decoder: see :class:`Memory`
+    """
+
+    paper = "Wei 2020"
+    normalises = True
+
+    def __init__(self, encoder: Stack, decoder: Stack):
+        super().__init__(encoder, decoder)
+        self.memory_norms = nn.ModuleList(nn.LayerNorm(self.dim) for _ in range(self.num_memories))
+
+    @classmethod
+    def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+        name = other.aggregator.name if other.aggregator is not None else "residual"
+        if name != "msc":
+            raise UsageError(
+                f"--decoder-memory msc reads contexts that --layer-agg {name} of the encoder does not make: "
+                "add --encoder-layer-agg msc, or use --decoder-memory last"
+            )
+
+    def forward(self, outputs: List[Tensor], state: List[Tensor]) -> List[Tensor]:
+        blocks = state[3:]
+        memories: List[Tensor] = []
+        for index, layer_norm in enumerate(self.memory_norms):
+            memories.append(layer_norm(blocks[depth_aligned(index + 1, len(self.memory_norms), len(blocks)) - 1]))
+        return memories

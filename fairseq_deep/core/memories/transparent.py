@@ -1,0 +1,64 @@
+"""Transparent attention: each layer of the decoder attends to its own mean of the encoder's layers.
+
+Training Deeper Neural Machine Translation Models with Transparent Attention, Bapna et al., EMNLP 2018:
+
+    z_j = sum_{k=0..L} s_jk y_k,    s_j = softmax_k(dropout(W_j)),    j = 1 ... M
+
+with y_0 the encoder's embedding output. W starts at 0, so that all means are uniform. The paper's encoders are
+post-norm; in a pre-norm encoder, its final norm acts on each z_j, which is our choice.
+
+Names here: ``weight[j - 1, k]`` is W_jk.
+"""
+
+from typing import List
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_deep.core.aggregators.weighted_sum import weighted_sum
+from fairseq_deep.core.dropout import dropout_of
+from fairseq_deep.core.keep_fp32 import Exact
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+
+from .base import MEMORIES, Memory
+
+
+@MEMORIES.register("transparent")
+class Transparent(Exact, Memory):
+    """Transparent attention.
+
+    Args:
+        encoder, decoder: see :class:`Memory`
+        dropout: probability of dropout on the logits W
+
+    Shapes:
+        weight: M x (L+1)
+
+    Raises:
+        UsageError: the dropout is not a probability
+    """
+
+    paper = "Bapna 2018"
+
+    def __init__(self, encoder: Stack, decoder: Stack, dropout: float = 0.1):
+        super().__init__(encoder, decoder)
+        if not 0.0 <= dropout < 1.0:
+            raise UsageError(f"--transparent-dropout {dropout} is not a probability: use a value from 0 to below 1")
+        self.weight = nn.Parameter(torch.zeros(self.num_memories, self.num_layers + 1))
+        self.dropout = dropout_of(self, dropout)
+
+    @staticmethod
+    def add_args(parser) -> None:
+        parser.add_argument("--transparent-dropout", type=float, metavar="P",
+                            help="--decoder-memory transparent: dropout on the logits of the means (default: 0.1)")
+
+    def weights(self) -> Tensor:
+        """The means' weights s, M x (L+1), in fp32."""
+        return torch.softmax(self.weight.detach().float(), dim=1)
+
+    def forward(self, outputs: List[Tensor], state: List[Tensor]) -> List[Tensor]:
+        # y_0 is a transposed view: without this, the backward pass of each sum would copy it
+        entries = [output.contiguous() for output in outputs]
+        shares = torch.softmax(self.dropout(self.weight), dim=1)
+        return [weighted_sum(share.unsqueeze(1), entries) for share in shares.unbind(0)]

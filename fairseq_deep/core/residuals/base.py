@@ -1,0 +1,55 @@
+"""The contract of a residual connection: what becomes of the input and the output of a sub-layer.
+
+    post-norm  x_{l+1} = LN(r(x_l, F(x_l)))
+    pre-norm   x_{l+1} = r(x_l, F(LN(x_l)))
+
+Dropout is part of F. Each layer has one module for the connections of all its sub-layers.
+"""
+
+from typing import Dict, Tuple
+
+from torch import Tensor, nn
+
+from fairseq_deep.core.registry import Method, Registry
+from fairseq_deep.core.stack import Stack
+
+RESIDUALS = Registry("--residual")
+
+
+class ResidualConnection(nn.Module, Method):
+    """Base of all residual connections: those of one layer.
+
+    Args:
+        stack: the stack of the layer
+        number: which layer of the stack it is, from 1
+
+    Attributes:
+        sublayers: number of sub-layers of the layer
+        norms: the norm placements that the method can be used with, of "pre" and "post"
+        counts_layers: layers differ by their number, so that none can be dropped from a trained model
+    """
+
+    norms: Tuple[str, ...] = ("pre", "post")
+    counts_layers = False
+
+    def __init__(self, stack: Stack, number: int):
+        super().__init__()
+        self.sublayers = len(stack.sublayers)
+
+    def matrices(self) -> Dict[str, Tensor]:
+        """The weight matrices (fan_out x fan_in) that an initialisation may fill, by their role."""
+        return {}
+
+    def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
+        """Connect.
+
+        Args:
+            x: T x B x C, the input of the sub-layer, before a norm
+            output: T x B x C, the output F of the sub-layer
+            sublayer: its 0-based index in the layer
+            bottom: T x B x C, the input of the layer
+
+        Returns:
+            r, T x B x C
+        """
+        raise NotImplementedError

@@ -1,0 +1,67 @@
+"""BranchNorm: the branch of a post-norm sub-layer grows to its full size in the first updates.
+
+BranchNorm: Robustly Scaling Extremely Deep Transformers, Liu et al., 2023:
+
+    x_{l+1} = LN(x_l + a_t F(x_l)),    a_t = min(1, t / T)
+
+in update t, counted from 1: training starts with the branches all but closed, and from update T on the stack is a plain
+post-norm one. T is 4000 here, as many updates as a usual warm-up of the learning rate: our choice.
+
+Names here: ``scale`` is a_t, ``updates`` is T.
+"""
+
+from typing import List
+
+import torch
+from torch import Tensor
+
+from fairseq_deep.core.keep_fp32 import Exact
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+
+from .base import RESIDUALS, ResidualConnection
+
+
+@RESIDUALS.register("branchnorm")
+class BranchNorm(Exact, ResidualConnection):
+    """r = x + a_t F.
+
+    a_t is saved with the weights, so that an interrupted run goes on where it was, and a model generates with the a_t
+    that its weights were trained for. It never falls: a trained model that is trained further keeps it, whatever the
+    new run counts.
+
+    Args:
+        stack, number: see :class:`ResidualConnection`
+        updates: T
+
+    Shapes:
+        scale: a number, in fp32
+
+    Raises:
+        UsageError: T is less than 1
+    """
+
+    paper = "Liu 2023"
+    norms = ("post",)
+
+    def __init__(self, stack: Stack, number: int, updates: int = 4000):
+        super().__init__(stack, number)
+        if updates < 1:
+            raise UsageError(f"--branchnorm-updates {updates} is no number of updates: use 1 (plain post-norm) or more")
+        self.updates = updates
+        self.register_buffer("scale", torch.tensor(1.0 / updates))
+
+    @staticmethod
+    def add_args(parser) -> None:
+        parser.add_argument("--branchnorm-updates", type=int, metavar="T",
+                            help="BranchNorm: updates until the branches have their full size (default: 4000)")
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Set a_t for the update after *num_updates*; fairseq calls it at the beginning of each."""
+        self.scale.clamp_(min=min(1.0, (num_updates + 1) / self.updates))
+
+    def exact_tensors(self) -> List[Tensor]:
+        return [self.scale]  # bf16 could not count its steps
+
+    def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
+        return (x + self.scale * output).to(x.dtype)

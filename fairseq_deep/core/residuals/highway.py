@@ -1,0 +1,67 @@
+"""Highway connections: a gate chooses between x, or F(x), and a linear map of x.
+
+The two other self-gating forms of Highway Transformer: Self-Gating Enhanced Self-Attentive Networks, Chai et al., ACL
+2020, which the paper compares with its SDU (``sdu.py``), with g = s(x W_1 + b_1) and v = x W_2 + b_2:
+
+    gate        r = (1 - g) * x + F + g * v      the gate of Highway Networks (Srivastava et al., 2015) on x
+    attention   r = x + (1 - g) * F + g * v      gated attention: the gate is on the sub-layer
+
+As in the authors' code, both forms are for post-norm and for pre-norm, where g and v read the raw x, and v has a bias.
+All sub-layers have the gate, in all layers.
+
+Names here: ``linears[sublayer]`` is [W_1; W_2] of one sub-layer, as one product.
+"""
+
+from typing import Dict
+
+import torch
+from torch import Tensor
+
+from fairseq_deep.core.registry import UsageError, nearest
+from fairseq_deep.core.stack import Stack
+
+from .base import RESIDUALS, ResidualConnection
+from .sdu import gate_linears, gate_matrices
+
+FORMS = ("gate", "attention")
+
+
+@RESIDUALS.register("highway")
+class Highway(ResidualConnection):
+    """r = x + F + g * (v - x), or with the form "attention" r = x + F + g * (v - F).
+
+    Args:
+        stack, number: see :class:`ResidualConnection`
+        form: "gate" or "attention"
+
+    Shapes:
+        linears[sublayer].weight: 2C x C, W_1 above W_2
+
+    Raises:
+        UsageError: there is no such form
+    """
+
+    paper = "Chai 2020"
+
+    def __init__(self, stack: Stack, number: int, form: str = "gate"):
+        super().__init__(stack, number)
+        if form not in FORMS:
+            raise UsageError(f"--highway-form {form} is unknown{nearest(form, FORMS)}: use {' or '.join(FORMS)}")
+        self.gates_input = form == "gate"
+        self.linears = gate_linears(stack.dim, self.sublayers)
+
+    @staticmethod
+    def add_args(parser) -> None:
+        parser.add_argument("--highway-form", metavar="FORM",
+                            help="--residual highway: the gate is on x (gate, the default) or on F(x) (attention)")
+
+    def matrices(self) -> Dict[str, Tensor]:
+        return gate_matrices(self.linears)
+
+    def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
+        r = x + output
+        for index, linear in enumerate(self.linears):
+            if index == sublayer:
+                gate, value = linear(x).chunk(2, dim=-1)
+                r = r + torch.sigmoid(gate) * (value - (x if self.gates_input else output))
+        return r.to(x.dtype)

@@ -1,0 +1,66 @@
+"""LayerScale: each feature of a sub-layer's output has a learned factor, small at the start.
+
+Going deeper with Image Transformers, Touvron et al., ICCV 2021:
+
+    x_{l+1} = x_l + lambda * F(LN(x_l))
+
+with a vector lambda for each sub-layer, which starts at 0.1 in stacks of up to 18 layers, 1e-5 up to 24, 1e-6 in deeper
+ones. The depth is that of the stack itself. The paper is about vision and pre-norm; that post-norm stacks can have it,
+too, is our choice.
+
+Names here: ``weight[sublayer]`` is lambda.
+"""
+
+import math
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_deep.core.keep_fp32 import Exact
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+
+from .base import RESIDUALS, ResidualConnection
+
+
+def default_start(layers: int) -> float:
+    """The start of lambda in a stack of so many layers."""
+    if layers <= 18:
+        return 0.1
+    return 1e-5 if layers <= 24 else 1e-6
+
+
+@RESIDUALS.register("layerscale")
+class LayerScale(Exact, ResidualConnection):
+    """r = x + lambda * F.
+
+    Args:
+        stack, number: see :class:`ResidualConnection`
+        start: of lambda; None: by the depth of the stack
+
+    Shapes:
+        weight: sub-layers x C, in fp32 whatever the model is: fp16 has no normal number below 6e-5
+
+    Raises:
+        UsageError: the start is not a positive number
+    """
+
+    paper = "Touvron 2021"
+
+    def __init__(self, stack: Stack, number: int, start: Optional[float] = None):
+        super().__init__(stack, number)
+        start = default_start(stack.layers) if start is None else start
+        if not 0.0 < start < math.inf:
+            raise UsageError(
+                f"--layerscale-start {start} is not a positive number: use a small one (0.1), or leave it out"
+            )
+        self.weight = nn.Parameter(torch.full((self.sublayers, stack.dim), float(start)))
+
+    @staticmethod
+    def add_args(parser) -> None:
+        parser.add_argument("--layerscale-start", type=float, metavar="X",
+                            help="LayerScale: start of the factors (default: by the depth, 0.1, 1e-5 or 1e-6)")
+
+    def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
+        return (x + self.weight[sublayer] * output).to(x.dtype)

@@ -1,0 +1,35 @@
+"""Peri-LN: a sub-layer's output is normalised, too, before it is added.
+
+Peri-LN: Revisiting Normalization Layer in the Transformer Architecture, Kim et al., ICML 2025:
+
+    x_{l+1} = x_l + LN(F(LN(x_l)))
+
+in a pre-norm stack; the inner norm is the stack's own. Each sub-layer has an outer norm, whose gain starts at 1.
+Dropout is part of F, so that it comes before the outer norm.
+
+Names here: ``layer_norms[sublayer]`` is the outer LN.
+"""
+
+from torch import Tensor, nn
+
+from fairseq_deep.core.stack import Stack
+
+from .base import RESIDUALS, ResidualConnection
+
+
+@RESIDUALS.register("peri")
+class PeriNorm(ResidualConnection):
+    """r = x + LN(F)."""
+
+    paper = "Kim 2025"
+    norms = ("pre",)
+
+    def __init__(self, stack: Stack, number: int):
+        super().__init__(stack, number)
+        self.layer_norms = nn.ModuleList([nn.LayerNorm(stack.dim) for _ in range(self.sublayers)])
+
+    def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
+        for index, layer_norm in enumerate(self.layer_norms):
+            if index == sublayer:
+                output = layer_norm(output)
+        return (x + output).to(x.dtype)

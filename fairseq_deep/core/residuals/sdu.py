@@ -1,0 +1,97 @@
+"""Self-dependency units (SDU): a gated linear term of the input beside each sub-layer.
+
+Highway Transformer: Self-Gating Enhanced Self-Attentive Networks, Chai et al., ACL 2020:
+
+    SDU(x) = psi(x W_1 + b_1) * (x W_2 + b_2),    psi the sigmoid s or tanh
+    post-norm  x_{l+1} = LN(x_l + F(x_l) + SDU(x_l))
+    pre-norm   x_{l+1} = x_l + F(LN(x_l)) + SDU(x_l)
+
+In pre-norm the SDU reads the raw x, as in the authors' code; there is no dropout on it. The paper's best models have it
+in their lowest layers only (``--sdu-layers``), and tanh in all layers does harm there, so that psi is the sigmoid here
+unless told otherwise.
+
+Names here: ``linears[sublayer]`` is [W_1; W_2] of one sub-layer, as one product.
+"""
+
+from typing import Any, Dict, Iterable, Optional
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_deep.core.registry import UsageError, nearest
+from fairseq_deep.core.stack import Stack
+
+from .base import RESIDUALS, ResidualConnection
+
+ACTIVATIONS = ("sigmoid", "tanh")
+
+
+def gate_linears(dim: int, sublayers: int) -> nn.ModuleList:
+    """A linear layer C -> 2C for each sub-layer, [x W_1 + b_1; x W_2 + b_2], with the usual start of a linear layer."""
+    return nn.ModuleList([nn.Linear(dim, 2 * dim) for _ in range(sublayers)])
+
+
+def gate_matrices(linears: Iterable[nn.Module]) -> Dict[str, Tensor]:
+    """W_1 ("gate_N") and W_2 ("value_N") of each sub-layer N, each a part of the parameter itself."""
+    matrices: Dict[str, Tensor] = {}
+    for index, linear in enumerate(linears):
+        matrices[f"gate_{index}"], matrices[f"value_{index}"] = linear.weight.detach().chunk(2)
+    return matrices
+
+
+@RESIDUALS.register("sdu")
+class Sdu(ResidualConnection):
+    """r = x + F + psi(x W_1 + b_1) * (x W_2 + b_2).
+
+    Args:
+        stack, number: see :class:`ResidualConnection`
+        activation: psi, "sigmoid" or "tanh"
+        layers: only so many lowest layers have it, those above are plain ones, without parameters; None: all
+
+    Shapes:
+        linears[sublayer].weight: 2C x C, W_1 above W_2
+
+    Raises:
+        UsageError: a value is out of range
+    """
+
+    paper = "Chai 2020"
+    counts_layers = True
+
+    def __init__(self, stack: Stack, number: int, activation: str = "sigmoid", layers: Optional[int] = None):
+        super().__init__(stack, number)
+        if activation not in ACTIVATIONS:
+            raise UsageError(
+                f"--sdu-activation {activation} is unknown{nearest(activation, ACTIVATIONS)}: "
+                f"use {' or '.join(ACTIVATIONS)}"
+            )
+        if layers is not None and layers < 1:
+            raise UsageError(f"--sdu-layers {layers} leaves no layer with an SDU: use 1 or more, or --residual plain")
+        self.sigmoid = activation == "sigmoid"
+        self.linears = gate_linears(stack.dim, self.sublayers if layers is None or number <= layers else 0)
+
+    @staticmethod
+    def add_args(parser) -> None:
+        parser.add_argument("--sdu-activation", metavar="PSI", help="SDU: sigmoid (default) or tanh")
+        parser.add_argument("--sdu-layers", type=int, metavar="N", help="SDU in the N lowest layers (default: all)")
+
+    @classmethod
+    def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+        layers = options.get("layers")
+        depths = [one.layers for one in (stack, other) if one.residual is not None and one.residual.method is cls]
+        if layers is not None and depths and layers > max(depths):
+            raise UsageError(
+                f"--sdu-layers {layers} is more than the {max(depths)} layers there are: leave it out to have it in all"
+            )
+
+    def matrices(self) -> Dict[str, Tensor]:
+        return gate_matrices(self.linears)
+
+    def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
+        r = x + output
+        for index, linear in enumerate(self.linears):
+            if index == sublayer:
+                gate, value = linear(x).chunk(2, dim=-1)
+                gate = torch.sigmoid(gate) if self.sigmoid else torch.tanh(gate)
+                r = r + gate * value
+        return r.to(x.dtype)

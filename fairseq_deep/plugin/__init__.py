@@ -1,0 +1,1 @@
+"""Everything that imports fairseq: model, architectures, task, training."""

@@ -1,0 +1,220 @@
+"""The named architectures (``--arch``): one table, and the loop that registers it with fairseq.
+
+Names follow ``transformer_<method>[_postnorm]_<N>l[<M>l][_<size>]``: N encoder layers, M decoder layers, M written
+only where it is not 6. A row presets flags; a flag on the command line beats its preset (``row.py``).
+
+Depths, options and scores of the papers' systems: ``papers.py``.
+"""
+
+import argparse
+import fnmatch
+import functools
+import logging
+import types
+from typing import Any, Dict, List
+
+from fairseq.data import Dictionary
+from fairseq.models import register_model_architecture
+from fairseq.models.transformer import base_architecture
+
+from fairseq_deep.core.compat import skip_initialisation
+from fairseq_deep.core.registry import UsageError, nearest
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from fairseq_deep.plugin.models.first_look import look_at
+from fairseq_deep.plugin.models.idle_flags import settle_idle_flags
+from fairseq_deep.plugin.models.legacy import ALIASES, translate_flags
+
+from .papers import COMPARISON, W19, X20, X24, Z19, Z19_MATT
+from .presets import Architecture, apply_aggregator_presets
+
+logger = logging.getLogger(__name__)
+
+
+def _depth_name(encoder: int, decoder: int) -> str:
+    return f"{encoder}l" if decoder == 6 else f"{encoder}l{decoder}l"
+
+
+def _initialised_rows() -> List[Architecture]:
+    """Plain stacks that differ in how they start and (DeepNet, Admin) in the residual connection that this needs."""
+    rows = []
+    dropouts = (("attention_dropout", 0.1), ("activation_dropout", 0.1))
+    for depth, scores in X20.items():
+        for order, norm, bleu in (("_postnorm", "post", scores[0]), ("", "pre", scores[1])):
+            options = (("deep_init", "lipschitz"), *dropouts)
+            options += (("layernorm_embedding", True),) if norm == "post" else ()
+            name = f"transformer_lipschitz{order}_{_depth_name(*depth)}"
+            rows.append(
+                Architecture(name, norm, "residual", *depth, "base", bleu, paper="X20", vocab=35628, options=options)
+            )
+    for depth, (bleu, dropout, attention_dropout) in Z19.items():
+        options = (("deep_init", "ds"), ("dropout", dropout), ("attention_dropout", attention_dropout), dropouts[1])
+        shape = ("post", "residual", depth, depth, "base", bleu)
+        name = f"transformer_ds_{_depth_name(depth, depth)}"
+        rows.append(Architecture(name, *shape, paper="Z19", vocab=55022, options=options))
+    for name, depth, size, bleu, dropout, attention_dropout in Z19_MATT:
+        options = (("dropout", dropout), ("attention_dropout", attention_dropout), dropouts[1])
+        options += (("decoder_attn", "merged"),)
+        options += (("deep_init", "ds" if name.startswith("ds_") else "xavier"),)
+        shape = ("post", "residual", depth, depth, size, bleu)
+        paper = "-" if size == "iwslt" else "Z19"
+        rows.append(Architecture(f"transformer_{name}", *shape, paper=paper, vocab=55022, options=options))
+    for init in ("deepnet", "admin"):
+        for depth in ((18, 18), (24, 24), (30, 30), (60, 12)):
+            name = f"transformer_{init}_{_depth_name(*depth)}"
+            options = (("deep_init", init), *dropouts)
+            rows.append(Architecture(name, "post", "residual", *depth, "base", options=options))
+    return rows
+
+
+def _depthwise_rows() -> List[Architecture]:
+    return [
+        Architecture(
+            f"transformer_{name}",
+            "-",
+            name.partition("_")[0],
+            *depth,
+            size,
+            bleu,
+            paper="X24" if bleu else "-",
+            vocab=35628,
+            options=tuple(flags.items()),
+        )
+        for name, depth, size, bleu, flags in X24
+    ]
+
+
+def _compared_rows() -> List[Architecture]:
+    """Systems that the papers compare with, and their relatives."""
+    return [
+        Architecture(
+            f"transformer_{name}",
+            norm,
+            layer_agg,
+            *depth,
+            size,
+            bleu,
+            paper=paper,
+            vocab=35628 if paper == "X24" else 34040,
+            options=tuple(flags.items()),
+        )
+        for name, norm, layer_agg, depth, size, bleu, paper, flags in COMPARISON
+    ]
+
+
+def _table() -> List[Architecture]:
+    rows = [
+        Architecture("transformer_prenorm_6l_big_encoder", "pre", "residual", 6, 6, "base", "27.59", "big", "W19"),
+        Architecture("transformer_prenorm_6l_big", "pre", "residual", 6, 6, "big", "28.7", paper="W19"),
+        Architecture("transformer_postnorm_6l_big", "post", "residual", 6, 6, "big", "28.8", paper="W19"),
+        Architecture("transformer_dlcl_12l_big", "pre", "dlcl", 12, 6, "big", "29.17", paper="W19"),
+    ]
+    depths = (6, 12, 16, 18, 20, 24, 25, 30)
+    # stock fairseq's start, so that a plain stack is its model; the recipes of W19 add --deep-init xavier
+    for method, norm, layer_agg, base_depths in (
+        ("prenorm", "pre", "residual", (*depths, 35, 40, 48, 60)),
+        ("postnorm", "post", "residual", depths),
+        ("dlcl", "pre", "dlcl", (*depths, 35, 40, 48, 60)),
+        ("dlcl_postnorm", "post", "dlcl", depths),
+    ):
+        for depth in base_depths:
+            bleu, paper = W19[method].get(depth), "W19" if depth in W19[method] else "-"
+            name = f"transformer_{method}_{depth}l"
+            rows.append(Architecture(name, norm, layer_agg, depth, 6, "base", bleu, paper=paper))
+        for depth in (6, 12, 20):
+            rows.append(Architecture(f"transformer_{method}_{depth}l_iwslt", norm, layer_agg, depth, 6, "iwslt"))
+        rows.append(Architecture(f"transformer_{method}_3l3l_small", norm, layer_agg, 3, 3, "small"))
+        rows.append(Architecture(f"transformer_{method}_2l2l_tiny", norm, layer_agg, 2, 2, "tiny"))
+    return rows + _depthwise_rows() + _initialised_rows() + _compared_rows()
+
+
+ARCHITECTURES: Dict[str, Architecture] = {row.name: row for row in _table()}
+
+# the bare model, with fairseq's defaults, for those who set each flag themselves
+@register_model_architecture("deep_transformer", "deep_transformer")
+def _bare_architecture(args: argparse.Namespace) -> None:
+    look_at(args)
+    settle_idle_flags(args, "residual")
+    if getattr(args, "encoder_ffn_embed_dim", None) == 0 and getattr(args, "decoder_ffn_embed_dim", None) is None:
+        args.decoder_ffn_embed_dim = 2048  # fairseq's default, and not the encoder's
+    apply_aggregator_presets(args)
+    base_architecture(args)
+
+
+for _row in ARCHITECTURES.values():
+    register_model_architecture("deep_transformer", _row.name)(_row.apply)
+
+
+def _apply_alias(alias: str, args: argparse.Namespace) -> None:
+    name, flags = ALIASES[alias]
+    logger.warning("architecture %s is called %s here", alias, name)
+    look_at(args)
+    translate_flags(args)
+    for flag, value in flags.items():
+        if getattr(args, flag, None) is None:
+            setattr(args, flag, value)
+    ARCHITECTURES[name].apply(args)
+
+
+for _alias in ALIASES:
+    register_model_architecture("deep_transformer", _alias)(functools.partial(_apply_alias, _alias))
+
+
+def list_archs(pattern: str = "*") -> List[str]:
+    """Return the names that match the shell wildcard *pattern*, as ``--arch`` takes them, in alphabetical order.
+
+    The bare ``deep_transformer`` and the names of the original DLCL code work as ``--arch``, too, but are not listed.
+    """
+    return sorted(fnmatch.filter(ARCHITECTURES, pattern))
+
+
+def resolved_presets(name: str) -> Dict[str, Any]:
+    """Return the flags that *name* presets, with the values that its architecture function fills in.
+
+    Raises:
+        UsageError: there is no such architecture
+    """
+    row, filled, stock = get_architecture(name), argparse.Namespace(), argparse.Namespace()
+    row.apply(filled)
+    base_architecture(stock)
+    named = {**row.presets(), **dict(row.options)}
+    differs = [flag for flag, value in vars(filled).items() if getattr(stock, flag, None) != value]
+    return {flag: getattr(filled, flag) for flag in dict.fromkeys([*named, *differs]) if hasattr(filled, flag)}
+
+
+def get_architecture(name: str) -> Architecture:
+    """The row called *name*.
+
+    Raises:
+        UsageError: there is none; the message names the nearest
+    """
+    if name not in ARCHITECTURES:
+        raise UsageError(f"unknown architecture {name}{nearest(name, ARCHITECTURES)}: see fairseq-deep archs")
+    return ARCHITECTURES[name]
+
+
+def build_architecture(name: str, dictionary: Dictionary, **flags: Any) -> DeepTransformerModel:
+    """The model called *name* outside of fairseq's command line, freshly initialised.
+
+    Args:
+        name: an architecture
+        dictionary: fairseq's dictionary, of both languages
+        flags: model flags, with underscores; they beat the presets
+    """
+    args = argparse.Namespace(arch=name, **flags)
+    get_architecture(name).apply(args)
+    task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    return DeepTransformerModel.build_model(args, task)
+
+
+def count_parameters(name: str) -> int:
+    """Number of parameters of *name* at the paper's vocabulary, with embeddings shared wherever the widths allow."""
+    row = get_architecture(name)
+    dictionary = Dictionary()
+    for index in range(row.vocab - len(dictionary)):
+        dictionary.add_symbol(str(index))
+    shared = row.encoder_size is None
+    with skip_initialisation():
+        model = build_architecture(
+            name, dictionary, share_all_embeddings=shared, share_decoder_input_output_embed=True
+        )
+    return sum(parameter.numel() for parameter in model.parameters())

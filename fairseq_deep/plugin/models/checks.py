@@ -1,0 +1,254 @@
+"""Refuse flags of fairseq that contradict the chosen methods or each other, before anything is built."""
+
+from typing import Any, Dict
+
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+
+from .alignment import check_alignment
+
+
+def check_flags(flags: Any, stacks: Dict[str, Stack]) -> None:
+    """Refuse what the methods of *stacks* cannot do with fairseq's own flags.
+
+    Raises:
+        UsageError: one line that names the flags and the cure
+    """
+    if _given(flags, "encoder_xformers_att_config"):
+        raise UsageError("--encoder-xformers-att-config is not made for the layers of this package: leave it out")
+    _check_compile(flags)
+    decoder = stacks["decoder"]
+    for stack in stacks.values():
+        _check_aggregator(flags, stack, stacks["encoder"])
+        _check_relative(flags, stack)
+        _check_residual(flags, stack)
+        _check_init(flags, stack)
+    _check_attention(flags, decoder)
+    _check_memory(flags, stacks["encoder"], decoder)
+    check_alignment(flags, decoder)
+
+
+def check_sizes(args: Any, task: Any) -> None:
+    """Refuse sizes that contradict each other or the dictionaries of *task*.
+
+    Raises:
+        UsageError: one line that names the flags and the cure
+    """
+    interval = getattr(args, "log_depth_interval", None)
+    if interval is not None and interval < 1:
+        raise UsageError(f"--log-depth-interval {interval} logs nothing: use 1 or more, or leave it out")
+    for side in ("encoder", "decoder"):
+        names = ("embed_dim", "attention_heads", "ffn_embed_dim")
+        dim, heads, ffn = (getattr(args, f"{side}_{name}", None) for name in names)
+        for size, least, name in ((dim, 1, "embed-dim"), (heads, 1, "attention-heads"), (ffn, 0, "ffn-embed-dim")):
+            if size is not None and size < least:
+                raise UsageError(f"--{side}-{name} must be {least} or more ({size}): change it")
+        if dim and heads and dim % heads:
+            raise UsageError(
+                f"--{side}-embed-dim {dim} is not divisible by --{side}-attention-heads {heads}: change one of them"
+            )
+    if getattr(args, "share_all_embeddings", False):
+        if task.source_dictionary != task.target_dictionary:
+            raise UsageError(
+                "--share-all-embeddings needs one dictionary for both languages: "
+                "binarise with fairseq-preprocess --joined-dictionary, or leave the flag out"
+            )
+        if getattr(args, "encoder_embed_dim", None) != getattr(args, "decoder_embed_dim", None):
+            raise UsageError(
+                "--share-all-embeddings needs equal widths: make --encoder-embed-dim and --decoder-embed-dim equal, "
+                "or use --share-decoder-input-output-embed"
+            )
+    _check_widths(args)
+
+
+def _check_widths(args: Any) -> None:
+    width, output = getattr(args, "decoder_embed_dim", None), getattr(args, "decoder_output_dim", None)
+    shared = _given(args, "share_all_embeddings") or _given(args, "share_decoder_input_output_embed")
+    if shared and width and output and output != width and not _given(args, "adaptive_softmax_cutoff"):
+        raise UsageError(
+            f"--decoder-output-dim {output} is not the width of the shared embeddings, {width}: leave it out, "
+            "or do not share them"
+        )
+    if _given(args, "cross_self_attention") and getattr(args, "encoder_embed_dim", width) != width:
+        raise UsageError(
+            "--cross-self-attention needs equal widths: make --encoder-embed-dim and --decoder-embed-dim equal"
+        )
+    if _given(args, "tie_adaptive_weights") and _given(args, "adaptive_softmax_cutoff"):
+        raise UsageError("--tie-adaptive-weights ties to adaptive inputs, which these models have not: leave it out")
+
+
+def _given(flags: Any, name: str) -> bool:
+    return bool(getattr(flags, name, None))
+
+
+def _dashed(flag: str) -> str:
+    return f"--{flag.replace('_', '-')}"
+
+
+def _stock_attention(flags: Any) -> str:
+    """The flag that asks for fairseq's own decoder layers; "" if there is none."""
+    asked = [flag for flag in ("cross_self_attention", "decoder_xformers_att_config") if _given(flags, flag)]
+    return asked[0] if asked else ""
+
+
+def _check_compile(flags: Any) -> None:
+    if not _given(flags, "compile"):
+        return
+    for flag in ("quant_noise_pq", "quant_noise_scalar"):
+        if _given(flags, flag):
+            raise UsageError(f"{_dashed(flag)} changes weights in Python, which --compile cannot take: leave one out")
+    if _given(flags, "offload_activations"):
+        raise UsageError("--offload-activations is not made for --compile: use --checkpoint-activations instead")
+
+
+def _check_aggregator(flags: Any, stack: Stack, encoder: Stack) -> None:
+    name, method, side = stack.aggregator.name, stack.aggregator.method, stack.side
+    needed = [] if method.layerdrop else [f"{side}_layerdrop"]
+    if method.needs_every_layer:
+        needed += [f"{side}_layers_to_keep", *(["base_layers"] if side == "decoder" else [])]
+    for flag in needed:
+        if _given(flags, flag):
+            raise UsageError(
+                f"--layer-agg {name} needs each layer of the {side} at its place: "
+                f"leave out {_dashed(flag)}, or use --{side}-layer-agg residual"
+            )
+    if method.encoder_only and side == "decoder" and (
+        _given(flags, "decoder_layer_agg") or encoder.aggregator.method is not method
+    ):
+        raise UsageError(
+            f"--layer-agg {name} is made for encoders, not for a decoder alone: "
+            f"use --encoder-layer-agg {name}, and another --decoder-layer-agg such as residual"
+        )
+    unsupported = [flag.format(side=side) for flag in method.unsupported_flags]
+    for flag in unsupported + list(method.decoder_flags if side == "decoder" else ()):
+        if _given(flags, flag):
+            raise UsageError(
+                f"{_dashed(flag)} is not made for the layers of --layer-agg {name}: "
+                f"leave it out, or use --{side}-layer-agg residual"
+            )
+    if stack.layout.calls > 1 and _given(flags, "offload_activations"):
+        raise UsageError(
+            f"--offload-activations is not made for layers that --layer-agg {name} evaluates more than once: "
+            "use --checkpoint-activations"
+        )
+    stock = _stock_attention(flags) if side == "decoder" and not stack.layout.residual else ""
+    if stock:
+        raise UsageError(f"{_dashed(stock)} is not made for the layers of --layer-agg {name}: leave one of them out")
+
+
+def _check_relative(flags: Any, stack: Stack) -> None:
+    distance = stack.relative_positions
+    if distance is None:
+        if stack.relative_values:
+            raise UsageError("--relative-values needs a distance: add --relative-positions K, or leave it out")
+        return
+    if distance < 1:
+        raise UsageError(f"--relative-positions {distance} leaves no distance: use 1 or more, or leave it out")
+    if stack.side == "decoder" and not stack.attention.method.relative:
+        raise UsageError(
+            f"--relative-positions is not made for --decoder-attn {stack.attention.name}: leave one of them out"
+        )
+    if stack.side == "decoder" and _stock_attention(flags):
+        raise UsageError(f"--relative-positions is not made for {_dashed(_stock_attention(flags))}: leave one out")
+
+
+def _check_residual(flags: Any, stack: Stack) -> None:
+    name, norm = stack.residual.name, "pre" if stack.pre_norm else "post"
+    if name == "plain":
+        return
+    stock = _stock_attention(flags) if stack.side == "decoder" else ""
+    if stock:
+        raise UsageError(f"{_dashed(stock)} is not made for --residual {name}: leave it out, or use --residual plain")
+    if stack.residual.method.counts_layers and _given(flags, f"{stack.side}_layers_to_keep"):
+        raise UsageError(
+            f"--{stack.side}-layers-to-keep numbers layers anew, which --residual {name} tells apart: leave it out"
+        )
+    if not stack.layout.residual:
+        raise UsageError(
+            f"--residual {name} has nothing to connect: --layer-agg {stack.aggregator.name} replaces residual "
+            f"connections ({stack.side}); use --residual plain, or another --layer-agg"
+        )
+    if stack.init.method.connects or not stack.init.method.layer_norm:
+        has = "has residual connections of its own" if stack.init.method.connects else "is made for plain ones"
+        raise UsageError(
+            f"--deep-init {stack.init.name} {has} ({stack.side}): use --residual plain, or --deep-init xavier"
+        )
+    if norm not in stack.residual.method.norms:
+        other = "transformer_postnorm" if norm == "pre" else "transformer_prenorm"
+        raise UsageError(
+            f"--residual {name} is made for {stack.residual.method.norms[0]}-norm stacks ({stack.side}): "
+            f"use a {other} architecture, or another --residual"
+        )
+
+
+def _check_attention(flags: Any, stack: Stack) -> None:
+    """Refuse what is about attentions that the decoder has not."""
+    name = stack.attention.name
+    if name == "self":
+        return
+    flag = _stock_attention(flags) or ("no_cross_attention" if stack.parallel_attention else "")
+    if flag and _given(flags, flag):
+        raise UsageError(f"{_dashed(flag)} is not made for --decoder-attn {name}: leave one of them out")
+
+
+def _check_memory(flags: Any, encoder: Stack, decoder: Stack) -> None:
+    name = decoder.memory.name
+    if name == "last":
+        return
+    for flag in ("encoder_layerdrop", "encoder_layers_to_keep", "decoder_layerdrop", "decoder_layers_to_keep",
+                 "base_layers", "no_cross_attention", "cross_self_attention"):  # fmt: skip
+        if _given(flags, flag):
+            raise UsageError(
+                f"--decoder-memory {name} needs each layer at its place, and an attention to the source: "
+                f"leave out {_dashed(flag)}, or use --decoder-memory last"
+            )
+    if encoder.pre_norm and not encoder.layout.final_norm and not decoder.memory.method.normalises:
+        raise UsageError(
+            f"--decoder-memory {name} wants the final norm of a pre-norm encoder, which --layer-agg "
+            f"{encoder.aggregator.name} does without: use a postnorm architecture, or --decoder-memory last"
+        )
+    for stack in (encoder, decoder):
+        if stack.layers < 1:
+            raise UsageError(f"--decoder-memory {name} reads layers: use --{stack.side}-layers 1 or more")
+
+
+def _check_init(flags: Any, stack: Stack) -> None:
+    """Refuse an initialisation that is not made for the stack."""
+    name, method, side, layer_agg = stack.init.name, stack.init.method, stack.side, stack.aggregator.name
+    if not stack.layout.residual:
+        if not method.without_residual:
+            raise UsageError(
+                f"--deep-init {name} is about residual connections, which --layer-agg {layer_agg} replaces ({side}): "
+                "use xavier or lipschitz"
+            )
+    elif not method.layer_norm and layer_agg != "residual":
+        raise UsageError(
+            f"--deep-init {name} is made for stacks without norms: use --{side}-layer-agg residual, not {layer_agg}"
+        )
+    elif stack.pre_norm and "pre" not in method.norms:
+        kind = "post-norm" if method.layer_norm else "stacks without norms"
+        raise UsageError(
+            f"--deep-init {name} is made for {kind} ({side}): use a transformer_postnorm architecture, "
+            f"without --{side}-normalize-before"
+        )
+    if not method.layer_norm and _given(flags, "layernorm_embedding"):
+        raise UsageError(f"--layernorm-embedding adds a norm where --deep-init {name} does without: leave it out")
+    if method.three_sublayers and side == "decoder" and (stack.parallel_attention or not stack.cross_attention):
+        flag = f"--decoder-attn {stack.attention.name}" if stack.parallel_attention else "--no-cross-attention"
+        raise UsageError(f"--deep-init {name} counts three sub-layers, {flag} has two: use ds or lipschitz")
+    if method.touches:
+        _check_rules(flags, stack)
+
+
+def _check_rules(flags: Any, stack: Stack) -> None:
+    """Refuse matrices and depths that an initialisation has no rule for."""
+    name, side = stack.init.name, stack.side
+    if side == "decoder":
+        for flag in ("cross_self_attention", "decoder_xformers_att_config", "base_layers"):
+            if _given(flags, flag):
+                raise UsageError(f"{_dashed(flag)} has no rule in --deep-init {name}: leave one of them out")
+    if stack.init.method.counts_layers and _given(flags, f"{side}_layers_to_keep"):
+        raise UsageError(f"--{side}-layers-to-keep changes the depth that --deep-init {name} counts: leave it out")
+    for other in ("encoder", "decoder"):
+        if getattr(flags, f"{other}_layers", None) == 0:
+            raise UsageError(f"--{other}-layers 0 leaves --deep-init {name} without a depth: use 1 or more")

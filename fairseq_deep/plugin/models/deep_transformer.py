@@ -1,0 +1,281 @@
+"""The model ``deep_transformer``: fairseq's Transformer on the axes of this package.
+
+``--layer-agg`` says how layers are connected, ``--residual`` how sub-layers are, ``--decoder-memory`` and
+``--decoder-attn`` what the decoder attends to and with, ``--deep-init`` how weights start. Depth, width, norm placement
+and everything else are fairseq's own flags. Named architectures (``architectures.py``) are presets of these flags, and
+a flag beats a preset.
+"""
+
+import argparse
+import copy
+import logging
+import os
+import re
+from typing import Dict, Optional
+
+from fairseq.models import register_model
+from fairseq.models.transformer import TransformerModel, base_architecture
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from fairseq_deep.core.decoding import pack_linear
+from fairseq_deep.core.dropout import speed_up_dropout
+from fairseq_deep.core.inits.walk import initialise
+from fairseq_deep.plugin.training import check_device, check_exact, keep_memory
+
+from .alignment import add_args as add_alignment_args
+from .checkpoints import aliases, check_loadable, upgrade
+from .checks import check_flags, check_sizes
+from .compiling import compile_calls
+from .decoder import DeepTransformerDecoder
+from .depth_log import StreamWatch, log_depth, log_streams
+from .description import SIDES, add_args, describe
+from .dictionaries import remember
+from .encoder import DeepTransformerEncoder
+from .hydra import flags_of_run
+from .init_from import initialise_from, take_path
+
+logger = logging.getLogger(__name__)
+
+
+@register_model("deep_transformer")
+class DeepTransformerModel(TransformerModel):
+    """Transformer with a choice of connections between its layers.
+
+    Attributes:
+        encoder: :class:`DeepTransformerEncoder`
+        decoder: :class:`DeepTransformerDecoder`
+    """
+
+    waiting = ()  # what takes back the preparations for a first training batch
+    log_depth_interval = 0
+    num_updates = 0
+    steps = False  # whether train() was called: a fresh model, which a checkpoint is loaded into, only looks like it
+    watch = None  # what sees the streams of an update that is logged
+    begins = True  # no training step has been seen yet
+    fast_dropout = False  # --fast-dropout
+    compiles = False  # --compile, from the first training step on
+    compiler = None
+    full_context_alignment = False
+    __jit_ignored_attributes__ = ["compiler", "watch"]
+
+    @classmethod
+    def add_args(cls, parser) -> None:
+        """Add fairseq's Transformer flags and those of this package, without defaults."""
+        super().add_args(parser)
+        add_args(parser)
+        add_alignment_args(parser)
+        parser.add_argument("--log-depth-interval", type=int, metavar="N",
+                            help="log gradients of all layers, streams and aggregator weights at every N-th update")
+        parser.add_argument("--compile", action="store_true",
+                            help="compile layers and aggregators for training (torch.compile, torch 2.5 or newer)")
+        parser.add_argument("--init-from", metavar="FILE",
+                            help="checkpoint of a model as deep or shallower, whose weights a new model starts with")
+        parser.add_argument("--fast-dropout", action="store_true",
+                            help="on a CPU, draw dropout's masks in a third of the time; other masks for the same seed")
+        parser.add_argument("--allow-other-dictionary", action="store_true",
+                            help="take a checkpoint of another dictionary of the same size")
+
+    @classmethod
+    def build_model(cls, args, task):
+        """Build the model; the contract is fairseq's.
+
+        Raises:
+            UsageError: flags that clash
+        """
+        source = take_path(args)
+        allow_other = bool(getattr(args, "allow_other_dictionary", None))
+        if allow_other:
+            args.allow_other_dictionary = False  # of this command alone: a checkpoint that it saves does not have it
+        run = flags_of_run(args) if OmegaConf.is_config(args) else args
+        if OmegaConf.is_config(args):  # from fairseq-hydra-train: fairseq would lose the flags that it does not know
+            args = OmegaConf.to_container(args, resolve=True)
+        # a copy, since what is derived from the flags is no flag
+        args = argparse.Namespace(**(args if isinstance(args, dict) else vars(args)))
+        base_architecture(args)
+        check_sizes(args, task)
+        remember(task, allow_other)
+        task_flags = getattr(task, "cfg", None) or getattr(task, "args", None)
+        for flag in ("left_pad_target", "load_alignments"):
+            if hasattr(task_flags, flag):
+                setattr(args, flag, getattr(task_flags, flag))
+        args.stacks = describe(args)
+        check_flags(args, args.stacks)
+        model = super().build_model(args, task)
+        model.encoder.history.tie(model.decoder.history)
+        model.decoder.history.tie(model.encoder.history)
+        check_exact(run, model)
+        model._initialise(args)
+        if source is not None:
+            initialise_from(model, source, args.stacks, task, allow_other)
+        model.log_depth_interval = getattr(args, "log_depth_interval", None) or 0
+        model.compiles = bool(getattr(args, "compile", None))
+        model.fast_dropout = bool(getattr(args, "fast_dropout", None))
+        model.full_context_alignment = bool(getattr(args, "full_context_alignment", None))
+        return model
+
+    @classmethod
+    def from_pretrained(cls, model_name_or_path, checkpoint_file="model.pt", data_name_or_path=".", **kwargs):
+        """Load a model for fairseq's hub; the dictionaries of a recipe's directory are in its ``data-bin``."""
+        if data_name_or_path == "." and os.path.isdir(os.path.join(model_name_or_path, "data-bin")):
+            data_name_or_path = "./data-bin"
+        return super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **kwargs)
+
+    def _initialise(self, args) -> None:
+        """Fill the weights as the initialisations of both stacks say."""
+        stacks = [getattr(self, side) for side in SIDES]
+        pretrained = [side for side in SIDES if getattr(args, f"{side}_embed_path", None)]
+        keep = [getattr(self, side).embed_tokens.weight for side in pretrained]
+        initialise(self, *(stack.init for stack in stacks), keep=keep)
+        self.waiting = [cancel for cancel in (stack.init.prepare(stack) for stack in stacks) if cancel]
+        for stack in stacks:
+            if stack.init.touches:
+                text = f"{stack.stack.side}: --deep-init {stack.stack.init.name} {stack.init}"
+                logger.info(text.strip())
+
+    def prepare_for_inference_(self, cfg):
+        """fairseq calls it before it generates."""
+        super().prepare_for_inference_(cfg)
+        pack_linear(self)
+
+    def _apply(self, fn, *args, **kwargs):
+        super()._apply(fn, *args, **kwargs)
+        check_device(next(self.parameters()))
+        return self
+
+    def train(self, mode=True):
+        self.steps = mode
+        return super().train(mode)
+
+    def set_num_updates(self, num_updates):
+        """fairseq calls it after ``train()`` at the beginning of each training step, and when it loads a checkpoint."""
+        super().set_num_updates(num_updates)
+        self.num_updates = num_updates
+        if self.steps:
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        if self.begins and next(self.parameters()).device.type == "cpu":
+            keep_memory()
+            if self.fast_dropout:
+                speed_up_dropout(self)
+        self.begins = False
+        if self.watch is None and self._is_logged():
+            self.watch = StreamWatch(self)
+        waits = self.waiting and any(part._forward_pre_hooks for part in self.modules())  # for Admin's first batch
+        if self.compiles and not waits:
+            self.compiles = False
+            stacks = [getattr(self, side) for side in SIDES]
+            layers = [layer for stack in stacks for layer in stack.layers]
+            self.compiler = compile_calls(layers + [part for stack in stacks for part in stack.history.compiled()])
+
+    def perform_slowmo(self, optimizer, fp32_params=None):
+        """Log the depth, if it is time. fairseq calls a method of this name after each step, gradients in place."""
+        if self.compiler is not None:
+            self.compiler.report()
+        if self._is_logged():
+            log_depth(self)
+        if self.watch is not None:
+            log_streams(self.watch)
+            self.watch = None
+
+    def _is_logged(self) -> bool:
+        """Whether the update that is under way is one whose depth is logged."""
+        return bool(self.log_depth_interval) and (self.num_updates + 1) % self.log_depth_interval == 0
+
+    def forward(
+        self,
+        src_tokens,
+        src_lengths,
+        prev_output_tokens,
+        return_all_hiddens: bool = True,
+        features_only: bool = False,
+        alignment_layer: Optional[int] = None,
+        alignment_heads: Optional[int] = None,
+    ):
+        """Run both stacks; the contract is fairseq's.
+
+        With ``--full-context-alignment`` the alignments come from a second pass of the decoder.
+        """
+        encoder_out = self.encoder(src_tokens, src_lengths=src_lengths, return_all_hiddens=return_all_hiddens)
+        x, extra = self.decoder(
+            prev_output_tokens,
+            encoder_out=encoder_out,
+            features_only=features_only,
+            alignment_layer=alignment_layer,
+            alignment_heads=alignment_heads,
+        )
+        if self.full_context_alignment and (self.decoder.aligns or not self.training):
+            extra["attn"] = self.decoder(
+                prev_output_tokens,
+                encoder_out=encoder_out,
+                features_only=True,
+                full_context_alignment=True,
+                alignment_layer=alignment_layer,
+                alignment_heads=alignment_heads,
+            )[1]["attn"]
+        return x, extra
+
+    @classmethod
+    def build_encoder(cls, args, src_dict, embed_tokens):
+        return DeepTransformerEncoder(args, src_dict, embed_tokens)
+
+    @classmethod
+    def build_decoder(cls, args, tgt_dict, embed_tokens):
+        return DeepTransformerDecoder(args, tgt_dict, embed_tokens, no_encoder_attn=args.no_cross_attention)
+
+    def load_state_dict(
+        self,
+        state_dict: Dict[str, Tensor],
+        strict: bool = True,
+        model_cfg: Optional[object] = None,
+        args: Optional[argparse.Namespace] = None,
+    ):
+        """Load a checkpoint of this package, of fairseq's ``transformer`` or of the original DLCL code.
+
+        Raises:
+            UsageError: the checkpoint is of another vocabulary or another architecture
+        """
+        if strict and not self._prunes(model_cfg):
+            self.upgrade_state_dict(state_dict)
+            check_loadable(self, state_dict)
+        for cancel in self.waiting:
+            cancel()
+        return super().load_state_dict(state_dict, strict, self._both_sides(model_cfg, state_dict), args)
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+        for alias, name in aliases(self).items():  # torch asks for the second names, too
+            if prefix + name in state_dict:
+                state_dict[prefix + alias] = state_dict[prefix + name]
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def state_dict(self, *args, **kwargs):
+        """The parameters by name; what the aggregators of both stacks share is there once, as the encoder's."""
+        state = super().state_dict(*args, **kwargs)
+        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+        for alias in aliases(self):
+            state.pop(prefix + alias, None)
+        return state
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+        """Rename what other versions call differently; fairseq calls it before it loads."""
+        upgrade(self, state_dict)
+        super().upgrade_state_dict_named(state_dict, name)
+
+    @staticmethod
+    def _prunes(model_cfg) -> bool:
+        """Whether fairseq will drop layers of the checkpoint (``--encoder-layers-to-keep``)."""
+        sides = ("encoder_layers_to_keep", "decoder_layers_to_keep")
+        return model_cfg is not None and any(getattr(model_cfg, name, None) for name in sides)
+
+    def _both_sides(self, model_cfg, state_dict: Dict[str, Tensor]):
+        """*model_cfg*, in which a side whose layers are not chosen keeps all: fairseq would drop all of it."""
+        if not self._prunes(model_cfg):
+            return model_cfg
+        model_cfg = copy.copy(model_cfg)
+        for side in ("encoder", "decoder"):
+            if not getattr(model_cfg, f"{side}_layers_to_keep", None):
+                found = (re.match(rf"{side}\.layers\.(\d+)\.", key) for key in state_dict)
+                numbers = sorted({int(match[1]) for match in found if match})
+                setattr(model_cfg, f"{side}_layers_to_keep", ",".join(map(str, numbers)))
+        return model_cfg

@@ -1,0 +1,89 @@
+"""What fairseq's own training log shows about depth (``--log-depth-interval``): gradients, streams, aggregators."""
+
+from typing import Dict, List, Optional
+
+import torch
+from fairseq.logging import metrics
+from torch import Tensor, nn
+
+from fairseq_deep.core.diagnostics import depth_record, variance_between
+
+_LAYERS = ("enc_", "dec_", "embed")
+
+
+class StreamWatch:
+    """Looks at what comes out of the stacks of *model* the next time that each of them is called, and only then.
+
+    Gradient accumulation calls them more often: the first batch stands for the update.
+
+    Attributes:
+        shares: by name, the share of variance between the positions of a sentence (a tensor with one number)
+    """
+
+    def __init__(self, model: nn.Module):
+        self.shares: Dict[str, Tensor] = {}
+        self._handles: List = [
+            model.encoder.register_forward_hook(self._see_encoder),
+            model.decoder.register_forward_hook(self._see_decoder),
+        ]
+        self._padding = model.decoder.padding_idx
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _see_encoder(self, encoder: nn.Module, inputs, out) -> None:
+        if not encoder.training:
+            return
+        states, padding = out["encoder_states"] or out["encoder_out"], out["encoder_padding_mask"]
+        words = torch.ones(states[-1].shape[:2], dtype=torch.bool, device=states[-1].device)
+        self._keep("between_enc", states[-1], ~padding[0].t() if padding else words)
+
+    def _see_decoder(self, decoder: nn.Module, inputs, out) -> None:
+        if not decoder.training or not inputs:
+            return
+        states = out[1]["inner_states"]
+        self._keep("between_dec", states[-1], inputs[0].ne(self._padding).t())
+
+    @torch.no_grad()
+    def _keep(self, name: str, x: Tensor, words: Tensor) -> None:
+        if name not in self.shares:
+            self.shares[name] = variance_between(x.float(), words)
+
+
+def log_streams(watch: StreamWatch) -> None:
+    """Put what *watch* has seen into fairseq's metrics; what is no number would spoil the mean of the interval."""
+    watch.remove()
+    for name, value in watch.shares.items():
+        if torch.isfinite(value):
+            metrics.log_scalar(name, _short(float(value)))
+
+
+def log_depth(model: nn.Module) -> None:
+    """Put the norms of the gradients that *model* holds, and what its aggregators have learned, into fairseq's metrics.
+
+    A layer's norm is logged as its share of the norm of all gradients, which no common factor changes (loss scale,
+    division by the sample size, clipping). What is shown is that share times fairseq's own gnorm.
+    """
+    for name, value in depth_record(model).items():
+        if not name.startswith(_LAYERS):
+            metrics.log_scalar(name, _short(value))
+            continue
+        share = f"_share_{name}"  # fairseq does not show what begins with an underscore
+        metrics.log_scalar(share, value)
+        metrics.log_derived(f"gnorm_{name}", _norm(share))
+
+
+def _norm(share: str):
+    def norm(meters: Dict) -> Optional[float]:
+        values = [meters[name].avg if name in meters else None for name in ("gnorm", share)]
+        # nothing was recorded since the meters were last reset
+        return None if None in values else _short(float(values[0]) * values[1])
+
+    return norm
+
+
+def _short(value: float) -> float:
+    """Four significant digits: how a norm vanishes is what the log is for."""
+    return float(f"{value:.4g}")

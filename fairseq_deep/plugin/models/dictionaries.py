@@ -1,0 +1,97 @@
+"""Which dictionaries a model was trained with: a sum over their words, in the checkpoint's state of the task.
+
+Weights of another dictionary of the same size fit, and every word then has the vector of another one.
+"""
+
+import hashlib
+from typing import Any, Dict, Sequence
+
+from fairseq.tasks.fairseq_task import StatefulContainer
+
+from fairseq_deep.core.registry import UsageError
+
+KEY = "dictionaries"
+
+
+class Remembered(StatefulContainer):
+    """The state of a task and, in checkpoints, its dictionaries, which those of a checkpoint have to equal.
+
+    Args:
+        own: of the task's dictionaries, as :func:`sums` gives them
+        allow: whether others are allowed
+    """
+
+    def __init__(self, own: Dict[str, str], allow: bool):
+        super().__init__()
+        self.own, self.allow = own, allow
+
+    @property
+    def state_dict(self) -> Dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {**self._state, KEY: self.own}
+
+    def merge_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Take over what a checkpoint has kept.
+
+        Raises:
+            UsageError: it was of another dictionary
+        """
+        rest = dict(state_dict)
+        check(self.own, rest.pop(KEY, None), self.allow)
+        super().merge_state_dict(rest)
+
+
+def remember(task: Any, allow: bool) -> None:
+    """Have *task* keep its dictionaries in checkpoints, and refuse a checkpoint of others.
+
+    fairseq loads the state of a checkpoint into the task before it builds the model where it translates, and after it
+    where it trains.
+
+    Args:
+        allow: take a checkpoint of other dictionaries
+
+    Raises:
+        UsageError: the task has the state of a checkpoint of others
+    """
+    before = getattr(task, "state", None)
+    if not isinstance(before, StatefulContainer):  # of a task that was made by hand
+        return
+    state = Remembered(sums(task), allow)
+    state._factories = before._factories
+    state.merge_state_dict(before._state)
+    task.state = state
+
+
+def sums(task: Any) -> Dict[str, str]:
+    """{side: size of its dictionary, and a sum over its words in their order}."""
+    found = {}
+    for side in ("source", "target"):
+        symbols = getattr(getattr(task, f"{side}_dictionary", None), "symbols", None)
+        if symbols:
+            found[side] = sum_of(symbols)
+    return found
+
+
+def sum_of(symbols: Sequence[str]) -> str:
+    """The size of a dictionary, and a sum over its words."""
+    total = hashlib.sha256("\n".join(symbols).encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{len(symbols)} entries, sum {total[:12]}"
+
+
+def check(own: Dict[str, str], saved: Any, allow: bool) -> None:
+    """Refuse *saved*, of a checkpoint, where it names other dictionaries than *own*; None: it names none.
+
+    Raises:
+        UsageError: it does
+    """
+    if allow or not isinstance(saved, dict):
+        return
+    for side, now in own.items():
+        before = saved.get(side, now)
+        if before != now:
+            raise UsageError(
+                f"the checkpoint was trained with another {side} dictionary ({before}) than that of the data ({now}): "
+                "binarise with its own (fairseq-preprocess --srcdict, --tgtdict), or use another --save-dir; "
+                "--allow-other-dictionary takes it as it is (translating: "
+                "--model-overrides \"{'allow_other_dictionary': True}\")"
+            )

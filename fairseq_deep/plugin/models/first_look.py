@@ -1,0 +1,72 @@
+"""What happens to the flags of a new training before an architecture fills in its presets."""
+
+import argparse
+import logging
+import os
+from typing import Any
+
+from omegaconf import OmegaConf, open_dict
+
+from fairseq_deep.core.inits import INITS
+from fairseq_deep.plugin.compat import load_checkpoint, model_flags, to_restore
+from fairseq_deep.plugin.training import check_training
+
+from . import hydra
+from .description import SIDED, SIDES
+
+logger = logging.getLogger(__name__)
+
+INIT_FLAGS = ("deep_init", *(f"{side}_deep_init" for side in SIDES))
+
+
+def look_at(args: Any) -> None:
+    """Check the flags of a command line or of a configuration; those of a checkpoint are left alone.
+
+    Args:
+        args: a namespace, or the part ``model`` of a configuration of Hydra; nested keys become flat
+
+    Raises:
+        UsageError: one line that names the flags and the fix
+    """
+    if not OmegaConf.is_config(args):
+        if not hasattr(args, "_name") and hasattr(args, "ddp_backend"):
+            check_training(args)
+            _keep_inits(args)
+        return
+    if hydra.is_filled(args):
+        return
+    hydra.flatten(args)
+    flags = hydra.flags_of_run(args)
+    if not hasattr(flags, "ddp_backend"):
+        return
+    check_training(flags)
+    _keep_inits(flags)
+    with open_dict(args):
+        for name, value in vars(flags).items():
+            if name in hydra.known_flags() and (name in args or name in _init_options()) and value != args.get(name):
+                args[name] = value
+
+
+def _init_options() -> dict:
+    """The flags of initialisations and of their options, each with its value in no checkpoint."""
+    flags = argparse.Namespace(**dict.fromkeys(hydra.known_flags(), 0))
+    options = {f"{INITS.prefix(name)}_{option}" for name in INITS.names() for option in INITS.options(flags, name)}
+    return {**dict.fromkeys(options), **dict.fromkeys(INIT_FLAGS), "deep_init": SIDED["deep_init"][1]}
+
+
+def _keep_inits(flags: argparse.Namespace) -> None:
+    """Replace ``--deep-init`` where the training goes on: a checkpoint says how its weights began."""
+    given = [f"--{name.replace('_', '-')}" for name in INIT_FLAGS if getattr(flags, name, None)]
+    path = getattr(flags, "restore_file", None) or "checkpoint_last.pt"
+    if path == "checkpoint_last.pt":
+        path = to_restore(flags.save_dir, getattr(flags, "no_last_checkpoints", False))
+    if not given or not path or not os.path.isfile(path):
+        return
+    try:
+        old = model_flags(load_checkpoint(path))
+    except Exception:  # fairseq is about to load it, and says what is wrong
+        return
+    for name, default in _init_options().items():
+        setattr(flags, name, old.get(name) if old.get(name) is not None else default)
+    used = ", ".join(f"{name.replace('_', ' ')} {getattr(flags, name)}" for name in INIT_FLAGS if getattr(flags, name))
+    logger.info(f"the training goes on from {path}: {' and '.join(given)} not used; its weights began with {used}")

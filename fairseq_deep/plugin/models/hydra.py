@@ -1,0 +1,96 @@
+"""Configurations of ``fairseq-hydra-train``: the part ``model`` as flat flags, and the flags of the whole run.
+
+Stock fairseq groups some flags of its Transformer: ``model.encoder.layers`` is ``--encoder-layers``. Architecture
+functions know flat names only, so the groups are flattened before an architecture fills in its presets.
+"""
+
+import argparse
+import functools
+from dataclasses import fields
+from typing import Any, Dict, FrozenSet
+
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models.transformer import TransformerConfig, base_architecture
+from omegaconf import OmegaConf, open_dict
+
+from fairseq_deep.core.registry import UsageError, nearest
+
+GROUPS = ("encoder", "decoder", "quant_noise")
+PARTS = ("criterion", "optimizer", "lr_scheduler", "task")  # the parts of a run that have a name
+
+
+@functools.cache
+def _filled() -> FrozenSet[str]:
+    """The flags that every architecture sets."""
+    flags = argparse.Namespace()
+    base_architecture(flags)
+    return frozenset(vars(flags))
+
+
+@functools.cache
+def known_flags() -> Dict[str, Any]:
+    """All flags of a model, by flat name, with their type on the command line (None: any)."""
+    parser = argparse.ArgumentParser(add_help=False)
+    ARCH_MODEL_REGISTRY["deep_transformer"].add_args(parser)
+    config = TransformerConfig()
+    names = {f"{group}_{field.name}" for group in GROUPS for field in fields(getattr(config, group))}
+    names |= {field.name for field in fields(config)} - {*GROUPS}
+    return {**dict.fromkeys(names | _filled()), **{action.dest: action.type for action in parser._actions}}
+
+
+def is_filled(config: Any) -> bool:
+    """Whether an architecture has set the flags of *config* before, as in a checkpoint."""
+    return _filled() <= set(config)
+
+
+def flatten(config: Any) -> None:
+    """Replace the groups of *config*, the part ``model`` of a configuration, by flat flags.
+
+    Raises:
+        UsageError: a key is unknown, is there twice, or has a value of another type
+    """
+    known, flags = known_flags(), {}
+    for key, value in OmegaConf.to_container(config, resolve=True).items():
+        group = key in GROUPS and isinstance(value, dict)
+        for name, each in value.items() if group else [(key, value)]:
+            flag = f"{key}_{name}" if group else name
+            path = f"model.{key}.{name}" if group else f"model.{key}"
+            if flag not in (*known, "_name", "arch"):
+                raise UsageError(f"{path}: no such setting{_suggest(flag, group and key)}; see fairseq-train --help")
+            if flag in flags:
+                raise UsageError(f"{path}: it is also given as a flat or a nested key; leave one of them out")
+            flags[flag] = _check(path, each, known.get(flag))
+    with open_dict(config):
+        for group in GROUPS:
+            config.pop(group, None)
+        config.update(flags)
+
+
+def _suggest(flag: str, group: Any) -> str:
+    names = [name for name in known_flags() if not group or name.startswith(f"{group}_")]
+    text = nearest(flag, names)
+    return text.replace(f"{group}_", f"{group}.", 1) if group else text
+
+
+def _check(path: str, value: Any, kind: Any) -> Any:
+    """*value* as a command line would give it."""
+    if path.endswith("layers_to_keep") and isinstance(value, list):
+        return ",".join(map(str, value))
+    numbers = {int: int, float: (int, float)}
+    if kind in numbers and value is not None and (isinstance(value, bool) or not isinstance(value, numbers[kind])):
+        raise UsageError(f"{path}: not {'an integer' if kind is int else 'a number'} ({value!r}); correct the value")
+    return value
+
+
+def flags_of_run(config: Any) -> argparse.Namespace:
+    """The flags of the whole run that *config*, its part ``model``, belongs to, as a command line has them."""
+    run, flags = config._get_parent(), {}
+    parts = OmegaConf.to_container(run, resolve=False) if OmegaConf.is_dict(run) else {}
+    for name, part in parts.items():
+        if isinstance(part, dict) and name != "model":
+            flags.update({key: value for key, value in part.items() if not key.startswith("_")})
+    for name in PARTS:
+        part = parts.get(name)
+        flags[name] = part.get("_name") if isinstance(part, dict) else part
+    flags.update({key: value for key, value in OmegaConf.to_container(config).items() if key != "_name"})
+    return argparse.Namespace(**flags)

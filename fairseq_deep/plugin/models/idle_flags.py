@@ -1,0 +1,32 @@
+"""Flags of fairseq that mean nothing with a method: given by the user they are refused, else set to say so."""
+
+from typing import Any
+
+from fairseq_deep.core.aggregators import AGGREGATORS
+from fairseq_deep.core.registry import UsageError
+
+from .description import SIDES, method_name
+
+
+def settle_idle_flags(args: Any, layer_agg: str) -> None:
+    """Set the flags that an aggregator has no use for (``idle_flags``), before presets fill *args*.
+
+    It is called again on the flags of a checkpoint, and then finds its own values.
+
+    Args:
+        args: flags as the user gave them
+        layer_agg: the aggregator if no flag names one
+
+    Raises:
+        UsageError: the user gave one of those flags
+    """
+    chosen = {side: method_name(args, side, "layer_agg", layer_agg) for side in SIDES}
+    for side, name in chosen.items():
+        for flag, (value, cure) in AGGREGATORS.get(name).idle_flags.items():
+            of_both = "{side}" not in flag
+            if of_both and any(flag not in AGGREGATORS.get(other).idle_flags for other in chosen.values()):
+                continue
+            flag = flag.format(side=side)
+            if getattr(args, flag, None) not in (None, value):
+                raise UsageError(f"--{flag.replace('_', '-')} does nothing: --layer-agg {name} {cure}")
+            setattr(args, flag, value)

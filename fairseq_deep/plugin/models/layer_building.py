@@ -1,0 +1,49 @@
+"""From the description of a stack to the modules of its layers."""
+
+from typing import List
+
+from torch import nn
+
+from fairseq_deep.core.inits import Init
+from fairseq_deep.core.layers import (
+    AttentionDecoderLayer,
+    AttentionEncoderLayer,
+    DecoderFeedForward,
+    DecoderLayer,
+    EncoderFeedForward,
+    EncoderLayer,
+    ParallelAttentionDecoderLayer,
+    ParallelDecoderLayer,
+)
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+
+
+def build_layer(stack: Stack, init: Init, number: int) -> List[nn.Module]:
+    """The modules of the layer with that *number* (from 1): one, or where layers are split, one for each sub-layer."""
+    if stack.layout.residual:
+        own = init.connection(number)
+        residual = stack.residual.build(stack, number) if own is None else own
+        if stack.side == "encoder":
+            return [EncoderLayer(stack, residual)]
+        return [(ParallelDecoderLayer if stack.parallel_attention else DecoderLayer)(stack, residual)]
+    if stack.layout.split:
+        return [_bare_sublayer(stack, name) for name in stack.sublayers]
+    if stack.layout.feed_forward:
+        raise UsageError(
+            f"--layer-agg {stack.aggregator.name} has feed-forward sub-layers without residual connection: "
+            "its layout must split layers"
+        )
+    if stack.side == "encoder":
+        return [AttentionEncoderLayer(stack)]
+    return [(ParallelAttentionDecoderLayer if stack.parallel_attention else AttentionDecoderLayer)(stack)]
+
+
+def _bare_sublayer(stack: Stack, name: str) -> nn.Module:
+    if name == "ffn":
+        return (EncoderFeedForward if stack.side == "encoder" else DecoderFeedForward)(stack)
+    if stack.side == "encoder":
+        return AttentionEncoderLayer(stack)
+    if name == "merged":
+        return ParallelAttentionDecoderLayer(stack)
+    return AttentionDecoderLayer(stack, attends_to_self=name == "self", attends_to_source=name == "cross")

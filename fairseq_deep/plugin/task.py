@@ -1,0 +1,91 @@
+"""fairseq's translation task with the choices of this package for decoding (``--task deep_translation``)."""
+
+import logging
+from dataclasses import dataclass, field
+
+import torch
+from fairseq.dataclass import ChoiceEnum
+from fairseq.tasks import register_task
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+from fairseq_deep.core.decoding import PRECISIONS, has_bfloat, reduce_precision
+from fairseq_deep.core.registry import UsageError
+
+from .generator import Generator
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class DeepTranslationConfig(TranslationConfig):
+    """The flags of fairseq's translation task, and those of this one."""
+
+    decode_precision: ChoiceEnum(PRECISIONS) = field(
+        default="fp32", metadata={"help": "the decoder's matrix products when translating on a CPU: fp32, bf16 or int8"}
+    )
+    decode_compile: bool = field(
+        default=False, metadata={"help": "translate with steps that torch.compile has compiled, which takes a minute"}
+    )
+    gnmt_lenpen: bool = field(
+        default=False,
+        metadata={"help": "divide scores by ((5 + length) / 6)^lenpen, as GNMT, not by length^lenpen"},
+    )
+
+
+@register_task("deep_translation", dataclass=DeepTranslationConfig)
+class DeepTranslationTask(TranslationTask):
+    """Translation with ``--decode-precision``, ``--decode-compile`` and ``--gnmt-lenpen``, also of models trained for
+    ``translation``."""
+
+    def build_generator(self, models, args, seq_gen_cls=None, **options):
+        """A generator over decoders of the chosen precision: ours where nobody asks for another.
+
+        Raises:
+            UsageError: the models are not on a CPU in fp32, steps cannot be compiled, or --gnmt-lenpen does not go with
+                what is asked for
+        """
+        for model in models:
+            self._reduce(model)
+            self._compile(model)
+        if seq_gen_cls is None and not getattr(args, "print_alignment", False):
+            seq_gen_cls = Generator
+        generator = super().build_generator(models, args, seq_gen_cls=seq_gen_cls, **options)
+        if self.cfg.gnmt_lenpen:
+            _use_gnmt_lenpen(generator, args)
+        return generator
+
+    def _compile(self, model) -> None:
+        if not self.cfg.decode_compile or not getattr(model, "_is_generation_fast", False):
+            return
+        if not hasattr(model.decoder, "compile_steps"):
+            raise UsageError("--decode-compile is for models of this package: leave it out")
+        if str(self.cfg.decode_precision) == "int8":
+            raise UsageError("--decode-compile does not know products in int8: leave out one of the two")
+        if model.decoder.compiled is None:
+            model.decoder.compile_steps(dynamic=True)
+
+    def _reduce(self, model) -> None:
+        precision, present = str(self.cfg.decode_precision), getattr(model, "decode_precision", "fp32")
+        # fairseq builds a generator for --eval-bleu, too, of the model that it is about to train
+        if precision == present or not getattr(model, "_is_generation_fast", False):
+            return
+        if present != "fp32":
+            raise UsageError(f"the model is in --decode-precision {present} by now: load it again for {precision}")
+        weight = next(model.decoder.parameters())
+        if weight.is_cuda or weight.dtype != torch.float32:
+            raise UsageError(
+                f"--decode-precision {precision} is made for a CPU and a model in fp32: "
+                "add --cpu and leave out --fp16, or leave this out"
+            )
+        count = reduce_precision(model.decoder, precision)
+        # int8 in the encoder, too, costs more BLEU than its time is worth; fairseq's own encoder layers want weights
+        ours = hasattr(model.encoder, "stack") and has_bfloat()
+        encoded = reduce_precision(model.encoder, "bf16") if ours else 0
+        model.decode_precision = precision
+        logger.info(f"{count} linear layers of the decoder in {precision}, {encoded} of the encoder in bf16")
+
+
+def _use_gnmt_lenpen(generator, args) -> None:
+    if not isinstance(generator, Generator) or not generator.normalize_scores:
+        raise UsageError("--gnmt-lenpen is for a plain search: leave out --print-alignment and --unnormalized, or this")
+    generator.normalize_scores, generator.gnmt_lenpen = False, float(getattr(args, "lenpen", 1))

@@ -1,0 +1,157 @@
+"""Refuse flags of fairseq's trainer that cannot be right with this package, or on this machine."""
+
+import logging
+import os
+import tempfile
+from importlib.util import find_spec
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_deep.core.keep_fp32 import Exact
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.compat import to_restore
+
+from .evaluation import check_evaluation
+
+logger = logging.getLogger(__name__)
+
+PRECISIONS = ("fp16", "bf16", "amp")
+ALIGNING = "label_smoothed_cross_entropy_with_alignment"
+
+
+def check_training(flags: Any) -> None:
+    """Refuse flags of a training.
+
+    Args:
+        flags: those of a command line or of a whole configuration; not those of a checkpoint, which may be another
+            machine's
+
+    Raises:
+        UsageError: one line that names the flags and the cure
+    """
+    _check_backend(flags)
+    _check_logdir(getattr(flags, "tensorboard_logdir", None))
+    check_evaluation(flags)
+    _check_model(flags)
+    _check_init_from(flags)
+    chosen = [f"--{name}" for name in PRECISIONS if getattr(flags, name, False)]
+    if len(chosen) > 1:
+        raise UsageError(f"{' and '.join(chosen)} exclude each other: use one of them")
+    on_cpu = getattr(flags, "cpu", False) or not torch.cuda.is_available()
+    if on_cpu and not getattr(flags, "tpu", False):
+        if chosen == ["--fp16"]:
+            _check_fp16_on_cpu(flags)
+        if getattr(flags, "offload_activations", False):
+            raise UsageError("--offload-activations moves them from a GPU, and this run has none: "
+                             "use --checkpoint-activations")  # fmt: skip
+
+
+def check_exact(flags: Any, model: nn.Module) -> None:
+    """Refuse to send the gradients of weights that *model* keeps in fp32 in half precision.
+
+    Raises:
+        UsageError: one line that names the flags and the cure
+    """
+    half = getattr(flags, "fp16", False) or getattr(flags, "bf16", False)
+    hook = getattr(flags, "ddp_comm_hook", "none")
+    if half and str(hook) == "fp16" and any(isinstance(part, Exact) for part in model.modules()):
+        raise UsageError(
+            "--ddp-comm-hook fp16 would send gradients in fp16 that this model keeps in fp32, where they overflow: "
+            "leave it out, those of a model in half precision are sent in half precision anyway"
+        )
+
+
+def check_device(weight: Tensor) -> None:
+    """Refuse a model in bf16 on a GPU that has none.
+
+    Args:
+        weight: one of its weights
+
+    Raises:
+        UsageError: one line with the cure
+    """
+    # a tensor may be said to be on a GPU where there is none, to count what would run there
+    on_gpu = weight.is_cuda and torch.cuda.is_available()
+    if on_gpu and weight.dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported():
+        raise UsageError("--bf16: this GPU has no bf16 with this torch: use --fp16 or --amp")
+
+
+def _check_model(flags: Any) -> None:
+    """Flags of fairseq's models that end a training in a traceback."""
+    for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
+        if getattr(flags, name, None):
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for a trained model: give it where that is loaded, "
+                f"--model-overrides \"{{'{name}': '0,2'}}\", or use --{name[:7]}-layers"
+            )
+    adaptive, criterion = getattr(flags, "adaptive_softmax_cutoff", None), getattr(flags, "criterion", None) or ""
+    if adaptive and "cross_entropy" in criterion:
+        raise UsageError(f"--adaptive-softmax-cutoff is not made for --criterion {criterion}: use adaptive_loss")
+    supervised = getattr(flags, "load_alignments", False) and criterion == ALIGNING
+    if getattr(flags, "alignment_layer", None) is not None and not supervised:
+        raise UsageError(f"--alignment-layer has no effect without --load-alignments and --criterion {ALIGNING}; "
+                         "add both, or omit it")  # fmt: skip
+    if criterion == "adaptive_loss" and not adaptive:
+        raise UsageError("--criterion adaptive_loss needs --adaptive-softmax-cutoff: add that, or use cross_entropy")
+
+
+def _check_init_from(flags: Any) -> None:
+    """Refuse a second source of the first weights, and forget the first where the training goes on."""
+    path = getattr(flags, "init_from", None)
+    if path is None:
+        return
+    others = {"restore_file": "checkpoint_last.pt", "finetune_from_model": None, "encoder_embed_path": None}
+    for name, usual in {**others, "decoder_embed_path": None}.items():
+        if getattr(flags, name, usual) != usual:
+            raise UsageError(f"--init-from and --{name.replace('_', '-')} both give weights: leave one of them out")
+    last = to_restore(flags.save_dir, getattr(flags, "no_last_checkpoints", False))
+    if last:
+        logger.info(f"the training goes on from {last}: --init-from is not used")
+        flags.init_from = None
+    elif not os.path.isfile(path):
+        raise UsageError(f"--init-from {path}: there is no such file")
+
+
+def _check_backend(flags: Any) -> None:
+    backend = getattr(flags, "ddp_backend", None)
+    if backend == "fully_sharded":
+        raise UsageError(
+            "--ddp-backend fully_sharded is not made for this package: use --ddp-backend pytorch_ddp, "
+            "and to save memory --checkpoint-activations or --memory-efficient-fp16"
+        )
+    workers = max(getattr(flags, "distributed_world_size", None) or 1, int(os.environ.get("WORLD_SIZE", 1)))
+    if backend == "slowmo" and workers > 1 and find_spec("fairscale") is None:
+        raise UsageError("--ddp-backend slowmo needs fairscale: install it, or use --ddp-backend pytorch_ddp")
+
+
+def _check_logdir(path: Optional[str]) -> None:
+    if not path:
+        return
+    try:
+        os.makedirs(path, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        problem = f"cannot write there ({error.strerror}); use another directory"
+        raise UsageError(f"--tensorboard-logdir {path}: {problem}") from error
+
+
+def _check_fp16_on_cpu(flags: Any) -> None:
+    cure = "use --bf16 or --memory-efficient-fp16, or leave it out"
+    if not half_on_cpu():
+        cure = "use --bf16, or leave it out"
+    elif getattr(flags, "memory_efficient_fp16", False) or getattr(flags, "fp16_no_flatten_grads", False):
+        return
+    raise UsageError(f"--fp16 is made for a GPU, and this run has none: {cure}")
+
+
+def half_on_cpu() -> bool:
+    """Whether torch multiplies and normalises in fp16 on a CPU (from 2.2 on, or so)."""
+    x = torch.ones(1, 1, dtype=torch.float16)
+    try:
+        nn.functional.layer_norm(nn.functional.linear(x, x).softmax(-1), (1,))
+    except RuntimeError:
+        return False
+    return True

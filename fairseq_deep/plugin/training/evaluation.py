@@ -1,0 +1,72 @@
+"""Refuse ``--eval-bleu-args`` that would end a training at its first validation."""
+
+import json
+from dataclasses import fields
+from typing import Any, Dict
+
+from fairseq.dataclass.configs import GenerationConfig
+
+from fairseq_deep.core.registry import UsageError, nearest
+
+# the least value of each number; a search with less has no hypothesis, or divides by zero
+LEAST = {"beam": 1, "nbest": 1, "max_len_a": 0, "max_len_b": 0, "min_len": 0, "no_repeat_ngram_size": 0}
+TYPES = {int: int, float: (int, float), bool: bool}
+OTHER_OUTPUT = ("constraints", "score_reference")
+
+
+def check_evaluation(flags: Any) -> None:
+    """Refuse settings of a search that no validation can run with.
+
+    Raises:
+        UsageError: one line that names the setting and the fix
+    """
+    if not getattr(flags, "eval_bleu", False):
+        return
+    _read(flags, "eval_bleu_detok_args")
+    given, known = _read(flags, "eval_bleu_args"), {field.name: field.type for field in fields(GenerationConfig)}
+    for name, value in given.items():
+        if name not in known:
+            raise _refuse(f"no such setting ({name}){nearest(name, known)}; correct the name")
+        _check_value(name, value, TYPES.get(known[name]))
+    shortest = int(given.get("max_len_a", 0) * 2 + given.get("max_len_b", 200))  # of a word and the end of sentence
+    if shortest < max(given.get("min_len", 1), 1):
+        raise _refuse(f"max_len_a and max_len_b leave a short sentence {shortest} words; use a higher max_len_b")
+    if given.get("nbest", 1) > given.get("beam", 5):
+        raise _refuse(f"nbest exceeds beam ({given['nbest']}); use a larger beam")
+    strategies = [name for name in ("sampling", "match_source_len") if given.get(name)]
+    strategies += [name for name in ("diverse_beam_groups", "diversity_rate") if given.get(name, -1) > 0]
+    if len(strategies) > 1:
+        raise _refuse(f"{' and '.join(strategies)} exclude each other; use one of them")
+    for name in ("sampling_topk", "sampling_topp"):
+        if given.get(name, -1) >= 0 and not given.get("sampling"):
+            raise _refuse(f"{name} requires sampling; add \"sampling\": true")
+    groups = given.get("diverse_beam_groups", -1)
+    if groups > 0 and given.get("beam", 5) % groups:
+        raise _refuse(f"diverse_beam_groups does not divide beam ({groups}); change one of them")
+
+
+def _refuse(problem: str, flag: str = "eval_bleu_args") -> UsageError:
+    return UsageError(f"--{flag.replace('_', '-')}: {problem}")
+
+
+def _read(flags: Any, flag: str) -> Dict[str, Any]:
+    text = getattr(flags, flag, None) or "{}"
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise _refuse(f"not JSON ({text}); use '{{\"beam\": 4}}'", flag) from error
+    if not isinstance(value, dict):
+        raise _refuse(f"not a JSON object ({text}); use '{{\"beam\": 4}}'", flag)
+    return value
+
+
+def _check_value(name: str, value: Any, kind: Any) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is not None and (not isinstance(value, kind) or (kind is not bool and not number)) or value != value:
+        raise _refuse(f"{name} has the wrong type ({json.dumps(value)}); correct the value")
+    if name in LEAST and value < LEAST[name]:
+        raise _refuse(f"{name} is too low ({value}); use {LEAST[name]} or more")
+    if name == "temperature" and value <= 0:
+        raise _refuse(f"temperature is not positive ({value}); use 1")
+    if name in OTHER_OUTPUT and value:
+        raise _refuse(f"{name} is not supported during validation; leave it out")

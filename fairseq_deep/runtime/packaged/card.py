@@ -1,0 +1,155 @@
+"""The card of a packaged model: what it is, from what data, how good, and how to use it."""
+
+import re
+from typing import Any, Dict, Iterable, List, Sequence
+
+from fairseq_deep.errors import printable
+
+from .folder import WEIGHTS
+
+_MARKUP = re.compile(r"[\\`*_\[\]!#|~$]")
+_ADDRESS = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*):(?=\S)")
+"""What a page may make a link of by itself."""
+
+_FACTS = (("updates", "updates"), ("epochs", "epochs"), ("train_hours", "hours"),
+          ("valid_ppl", "validation perplexity"), ("averaged", "checkpoints averaged"), ("seed", "seed"),
+          ("precision", "precision"), ("tokens_per_update", "tokens per update"), ("devices", "devices"),
+          ("hardware", "hardware"), ("commit", "commit of the recipe"), ("date", "date"))  # fmt: skip
+_SCORES = (("sacrebleu", "sacreBLEU"), ("tokenised", "tokenised BLEU"), ("compound_split", "compound-split BLEU"))
+
+
+def make_card(config: Dict[str, Any], model: Dict[str, str], record: Dict[str, Any]) -> str:
+    """The text of ``README.md``.
+
+    Args:
+        config: the content of ``config.json``
+        model: rows of the first table that are counted: parameters, weights, dictionaries
+        record: what the recipe wrote in ``RESULT.json``; empty where there is none
+    """
+    task, text = config["task"], config["text"]
+    steps = ["lowercased (the source)"] * text["lowercase"] + ["segmented by jieba"] * _is_segmented(config)
+    steps += ["tokenised by sacremoses"] * (text["tokenizer"] == "moses")
+    steps += [f"sub-words of {text['sub_words']}"] * bool(text["sub_words"])
+    found = config["search"]
+    search = f"beam {found['beam']}, {'GNMT ' * found['gnmt_lenpen']}lenpen {found['lenpen']}, "
+    search += f"at most {found['max_len_a']:g} x source + {found['max_len_b']} units"
+    rows = [
+        ("translates", f"{task['source_lang']} to {task['target_lang']}"),
+        ("architecture", _Code(f"{_code(config['arch'])} of fairseq_deep")),
+        *model.items(),
+        ("text", ", ".join(steps) or "words as they are"),
+        ("search", search),
+        ("made with", ", ".join(f"{name} {version}" for name, version in config["made_with"].items())),
+        ("licence", config["licence"]),
+    ]
+    parts = [f"# {_cell(config['name'] or 'A translation model')}", _table(("", ""), rows), _use(config)]
+    return "\n\n".join([*parts, *_record(record, task), _files()]) + "\n"
+
+
+def _use(config: Dict[str, Any]) -> str:
+    task, found = config["task"], config["search"]
+    source, target = task["source_lang"], task["target_lang"]
+    units = {None: "", "subword-nmt": " --remove-bpe", "sentencepiece": " --remove-bpe sentencepiece"}
+    units = units[config["text"]["sub_words"]] + " --task deep_translation --gnmt-lenpen" * found["gnmt_lenpen"]
+    return f"""## Use
+
+FOLDER is this folder. It takes fairseq_deep with the fairseq that its repository builds (`pip install -r
+requirements.txt -c constraints.txt` in a clone). Nothing in the folder is a program or a pickle.
+
+Raw text:
+
+    fairseq-deep translate FOLDER --input text.{source} --output text.{target}
+
+In Python:
+
+    from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+    model = DeepTransformerModel.from_pretrained("FOLDER", checkpoint_file="{WEIGHTS}")
+    print(model.translate(["..."], beam={found["beam"]})){_by_hand(config)}
+
+Data that `fairseq-preprocess --srcdict FOLDER/dict.{source}.txt --tgtdict FOLDER/dict.{target}.txt` has binarised:
+
+    fairseq-generate DATA --path FOLDER/{WEIGHTS} --user-dir "$(fairseq-deep path)" \\
+        --max-len-a {found["max_len_a"]:g} --max-len-b {found["max_len_b"]} \\
+        --beam {found["beam"]} --lenpen {found["lenpen"]}{units}"""
+
+
+def _is_segmented(config: Dict[str, Any]) -> bool:
+    return config["task"]["source_lang"] == "zh" and config["text"]["tokenizer"] == "moses"
+
+
+def _by_hand(config: Dict[str, Any]) -> str:
+    """What fairseq's hub leaves to its user."""
+    steps = ["lowercase it"] * config["text"]["lowercase"] + ["cut it into words with jieba"] * _is_segmented(config)
+    return f"\n\nThere you prepare the source yourself: {' and '.join(steps)}." if steps else ""
+
+
+def _record(record: Dict[str, Any], task: Dict[str, Any]) -> List[str]:
+    """Data, scores and training, as far as the recipe wrote them down."""
+    if not record:
+        return ["## Data and scores\n\nThis model was packaged from a checkpoint alone, which does not record them."]
+    parts = []
+    languages = (task["source_lang"], task["target_lang"])
+    sets = _part(record, "data", "sets")
+    rows = [(split, _number(_part(sets, split).get("pairs")),
+             *(_part(sets, split, "sha256").get(lang, "-") for lang in languages)) for split in sets]  # fmt: skip
+    if rows:
+        heads = ("set", "pairs", *(f"sha256 of the {lang} text" for lang in languages))
+        route = _cell(_part(record, "data").get("route", "not recorded"))
+        parts.append(f"## Data\n\nRoute: {route}.\n\n{_table(heads, rows)}")
+    rows = []
+    for subset, scores in _part(record, "scores").items():
+        for key, label in _SCORES:
+            found = _part(scores, key)
+            if found.get("bleu") is not None:
+                rows.append((subset, label, _score(found["bleu"]), _code(found.get("signature", "-"))))
+            if found.get("chrf") is not None:
+                rows.append((subset, "chrF", _score(found["chrf"]), _code(found.get("chrf_signature", "-"))))
+    if rows:
+        note = "Only sacreBLEU and chrF, of detokenised text, compare with other work."
+        parts.append(f"## Scores\n\n{_table(('set', 'measure', 'score', 'signature'), rows)}\n\n{note}")
+    rows = [(label, _number(record[key])) for key, label in _FACTS if record.get(key) is not None]
+    smoke = "\n\nA test of the recipe (`--smoke`), not a trained model." if record.get("smoke") else ""
+    return [*parts, f"## Training\n\n{_table(('', ''), rows)}{smoke}"]
+
+
+def _files() -> str:
+    return "## Files\n\n`fairseq-deep check FOLDER` or `sha256sum -c SHA256SUMS` says whether they are as they were."
+
+
+def _part(content: Any, *keys: str) -> Dict[str, Any]:
+    """The object under *keys*; nothing where there is none."""
+    for key in keys:
+        content = content.get(key) if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else {}
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    """*value* as one line of plain text: no HTML, link, image or markup of its own, but for code of :func:`_code`."""
+    if isinstance(value, _Code):
+        return value
+    text = printable(" ".join(str(value).split()), None)
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _ADDRESS.sub(r"\1&#58;", _MARKUP.sub(r"\\\g<0>", text))
+
+
+class _Code(str):
+    """Markdown that is not to be escaped."""
+
+
+def _code(value: Any) -> _Code:
+    """*value* as code in a line or cell, where nothing but the end of the code and of the cell has a meaning."""
+    text = printable(" ".join(str(value).split()), None).replace("`", "'").replace("\\|", "|")
+    return _Code(f"`{text}`".replace("|", "\\|"))
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _score(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, (int, float)) else str(value)
