@@ -31,6 +31,7 @@ from ..layers.base_layer import has_norms
 from ..registry import UsageError
 from ..stack import Stack
 from .checkpoints import upgrade
+from .checks import check_numbers
 from .description import SIDES, describe
 from .dictionaries import KEY, sum_of, sums
 
@@ -119,9 +120,15 @@ def _read(path: str, model: nn.Module, task: Any) -> Source:
     if known is not TransformerModel and not isinstance(model, known or ()):
         raise UsageError(f"--init-from {path}: it is a model {arch}, neither one of this package nor a transformer")
     flags._name = arch  # which tells flags of a checkpoint from those of a command line
-    ARCH_CONFIG_REGISTRY[arch](flags)
+    try:
+        ARCH_CONFIG_REGISTRY[arch](flags)
+        check_numbers(flags)
+        stacks = describe(flags)
+    except Exception as error:  # settings of any kind set off what they like in fairseq
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"--init-from {path}: no model can be built of its settings ({reason})") from error
     upgrade(model, weights)
-    return Source(path, arch, weights, describe(flags), _find_dictionaries(path, state, task))
+    return Source(path, arch, weights, stacks, _find_dictionaries(path, state, task))
 
 
 def _find_dictionaries(path: str, state: Dict[str, Any], task: Any) -> Dict[str, str]:

@@ -187,6 +187,17 @@ def test_what_does_not_fit_is_refused_in_one_line(case, trained, build):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("setting", [{"encoder_layers": "x"}, {"layer_agg": "new"}, {"max_source_positions": -1}])
+def test_settings_of_which_no_model_can_be_built(setting, trained, build):
+    _, path = trained("prenorm_6l", **STOCK)
+    state = torch.load(path, weights_only=False)
+    vars(state["args"]).update(setting)
+    torch.save(state, path)
+    with pytest.raises(UsageError, match="no model can be built of its settings") as refused:
+        build("transformer_prenorm_6l", init_from=str(path), **STOCK)
+    assert str(refused.value).startswith(f"--init-from {path}: ") and "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("known", ["in itself", "beside it"])
 def test_other_words_are_refused_where_the_dictionaries_are_known(known, trained, build, dictionary, tmp_path, caplog):
     _, path = trained("prenorm_6l", **STOCK)

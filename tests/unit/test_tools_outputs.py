@@ -24,7 +24,8 @@ def place(tmp_path):
     for name in ("run/averaged.pt", "run/RESULT.json", "run/train.sh", "run/train.jsonl", "run/test.hyp.de",
                  "run/test.ref.de", "run/data-bin/dict.en.txt", "run/data-bin/dict.de.txt", "run/text/bpe/code",
                  "lone.pt", "dict.en.txt", "dict.de.txt", "code", "steps.json", "in.txt", "hyp.txt", "ref.txt",
-                 "gen.txt", "log.jsonl", "pairs/test.en-de.hyp", "pairs/test.en-de.ref", "other.pt"):  # fmt: skip
+                 "gen.txt", "log.jsonl", "pairs/test.en-de.hyp", "pairs/test.en-de.ref", "other.pt", "pkg/config.json",
+                 "pkg/model.safetensors", "epochs/checkpoint1.pt", "epochs/checkpoint2.pt"):  # fmt: skip
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}\n")
     return tmp_path
@@ -43,6 +44,8 @@ CASES = {  # command with OUT for the output, and inputs that OUT must not be
                  ["run/train.jsonl", "run/averaged.pt", "log.jsonl"]),
     "diagnose": (["diagnose", "run/data-bin", "--path", "lone.pt", "--json", "OUT"],
                  ["lone.pt", "run/data-bin/dict.en.txt"]),
+    "diagnose flags": (["diagnose", "run/data-bin", "--arch", "dlcl --init-from=lone.pt", "--encoder-embed-path",
+                        "in.txt", "--json", "OUT"], ["lone.pt", "in.txt"]),
     "report": (["report", "run", "--generate-output", "gen.txt", "--output", "OUT"],
                [*RUN, "run/test.hyp.de", "run/RESULT.json", "gen.txt"]),
     "score": (["score", "--sys", "hyp.txt", "--ref", "ref.txt", "--against", "run", "--json", "OUT"],
@@ -50,6 +53,9 @@ CASES = {  # command with OUT for the output, and inputs that OUT must not be
     "score generated": (["score", "--generate-output", "gen.txt", "--hypotheses", "OUT"], ["gen.txt"]),
     "score pairs": (["score", "--multilingual", "pairs", "--json", "OUT"], ["pairs/test.en-de.ref"]),
     "average": (["average", "--inputs", "lone.pt", "other.pt", "--output", "OUT"], ["lone.pt", "other.pt"]),
+    "average the last": (["average", "--dir", "epochs", "--last", "1", "--output", "OUT"],
+                         ["epochs/checkpoint1.pt", "epochs/checkpoint2.pt"]),
+    "average packages": (["average", "--inputs", "pkg/model.safetensors", "--output", "OUT"], ["pkg/config.json"]),
     "export": (["export", "lone.pt", "--output", "OUT"], ["lone.pt"]),
     "export run": (["export", "run", "--output", "OUT"], ["run/averaged.pt"]),
 }  # fmt: skip
@@ -71,6 +77,16 @@ def test_no_command_writes_over_its_input(case, place, monkeypatch, capsys):
             assert Path(name).read_text() == "{}\n"
         os.remove("link")
         os.remove("hard")
+
+
+def test_standard_input_is_an_input(place, monkeypatch):
+    """A file that the shell has opened for the command."""
+    monkeypatch.chdir(place)
+    words = ["score", "--sys", "-", "--ref", "ref.txt", "--json", "in.txt"]
+    with open("in.txt") as stream:
+        done = subprocess.run([*COMMAND, *words], stdin=stream, env={**os.environ, **TOLD}, capture_output=True)
+    assert done.returncode == 2 and b"cannot write in.txt: it is an input (standard input)" in done.stderr
+    assert Path("in.txt").read_text() == "{}\n"
 
 
 def test_new_files_and_what_the_command_wrote_itself_are_no_inputs(place):

@@ -264,6 +264,8 @@ BAD = {
     "merges are missing": (lambda folder: (folder / "code").unlink(), ["{model}"],
                            "{parts} has sub-words, and there are no merges to cut words with: give --bpe-codes"),
     "not merges": (damage("code"), ["{model}"], "{parts}/code has no merges of subword-nmt: Error: invalid line 1"),
+    "other merges": (lambda folder: (folder / "code").write_text("#version: 0.9\na b\n"), ["{model}"],
+                     "{parts}/code has merges of version 0.9; subword-nmt supports 0.1 and 0.2"),
     "no object": (damage("steps.json"), ["{model}"], "{parts}/steps.json: "),
     "no language": (no_languages, ["{model}"], "{model} does not name its languages, and {parts} does not tell them: "
                     "give --source-lang and --target-lang"),
