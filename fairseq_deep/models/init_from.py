@@ -149,11 +149,19 @@ def _norms(stack: Stack) -> str:
     return ("pre-norm" if stack.pre_norm else "post-norm") if has_norms(stack) else "no norms"
 
 
-def _fitting(kind: str) -> str:
-    """The architectures whose layers have norms of *kind*."""
-    names = {"post-norm": "transformer_postnorm_*, such as --arch transformer_postnorm_12l",
-             "pre-norm": "transformer_prenorm_*, such as --arch transformer_prenorm_12l"}  # fmt: skip
-    return f"an architecture {names[kind]}" if kind in names else "the --deep-init of its training"
+def _fitting(kind: str, new: Stack) -> str:
+    """Return the flags with which *new* would have norms of *kind*; its encoder is checked first."""
+    names = {"post-norm": "postnorm", "pre-norm": "prenorm"}
+    if new.aggregator.name == "dlcl":
+        names = {"post-norm": "dlcl_postnorm", "pre-norm": "dlcl"}
+    if kind not in names:
+        return "use the --deep-init of its training"
+    if new.side == "decoder" and kind == "pre-norm":
+        return "add --decoder-normalize-before"
+    arch = f"transformer_{names[kind]}_{new.layers}l"
+    arch = arch if new.side == "encoder" and arch in ARCH_CONFIG_REGISTRY else f"transformer_{names[kind]}_12l"
+    both = " --encoder-normalize-before" if new.side == "decoder" else ""
+    return f"use an architecture transformer_{names[kind]}_*, such as --arch {arch}{both}"
 
 
 def _check_stack(source: Source, old: Stack, new: Stack) -> None:
@@ -167,7 +175,7 @@ def _check_stack(source: Source, old: Stack, new: Stack) -> None:
         )
     kinds = [_norms(stack) for stack in (old, new)]
     if kinds[0] != kinds[1]:
-        raise source.refuse(f"its {side} has {kinds[0]}, the new one {kinds[1]}: use {_fitting(kinds[0])}")
+        raise source.refuse(f"its {side} has {kinds[0]}, the new one {kinds[1]}: {_fitting(kinds[0], new)}")
     if old.layout.split != new.layout.split:
         raise source.refuse(
             f"the layers of --layer-agg {old.aggregator.name} ({side}) are not those of {new.aggregator.name}: "

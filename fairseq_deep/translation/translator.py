@@ -5,6 +5,7 @@ import dataclasses
 import math
 import os
 import re
+from operator import eq
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union, overload
 
 import torch
@@ -257,7 +258,12 @@ def build_task(bundle: Bundle, config: Any, precision: str = "fp32") -> DeepTran
         value = old.get(field.name) if hasattr(old, "get") else getattr(old, field.name, None)
         if value is not None and not field.name.startswith(("eval_bleu", "_", "decode_")):
             fields[field.name] = value
-    known = [getattr(bundle, side) or fields.get(side) for side in ("source_lang", "target_lang")]
+    given = [getattr(bundle, side) for side in ("source_lang", "target_lang")]
+    stored = [fields.get(side) for side in ("source_lang", "target_lang")]
+    if None not in stored and any(map(eq, given, reversed(stored))) and stored[0] != stored[1]:
+        asked = " to ".join(str(name or there) for name, there in zip(given, stored))
+        raise UsageError(f"{bundle.checkpoint} translates {' to '.join(stored)}, not {asked}; omit -s and -t")
+    known = [name or there for name, there in zip(given, stored)]
     languages = dict(zip(("source_lang", "target_lang"), _languages(bundle, *known)))
     fields.update(data=bundle.data, decode_precision=precision, gnmt_lenpen=bundle.gnmt_lenpen, **languages)
     sides = [_dictionary(f"{bundle.data}/dict.{languages[side]}.txt") for side in ("source_lang", "target_lang")]

@@ -1,5 +1,6 @@
 """The options of the recipes: what is accepted, what is refused, and what the real job would run (--dry-run)."""
 
+import gzip
 import os
 import re
 import shlex
@@ -387,6 +388,19 @@ def test_a_plan_says_what_a_cpu_cannot_do(own_text):
     assert warnings("--ngpu", "0", "--stage", "5", *data) == []
     assert warnings("--ngpu", "0", *data, script=OWN) == []
     assert warnings("--ngpu", "1", "--conf", "base", *data, script=OWN) == [pairs]
+    assert warnings("--ngpu", "0", *data, "--", "--stop-time-hours", "1") == [pairs]
+    for lang in ("fr", "it"):
+        text = own_text / f"train.{lang}"
+        (own_text / f"train.{lang}.gz").write_bytes(gzip.compress(text.read_bytes()))
+        text.unlink()
+    assert warnings("--ngpu", "8", *data) == [pairs]
+
+
+@pytest.mark.parametrize("flag", ["--max-update", "--max-epoch", "--encoder-layers", "--encoder-ffn-embed-dim"])
+def test_flags_that_a_plan_counts_with_are_whole_numbers(flag):
+    for value in ("1e5", "x", "-1", "08", "a[$(exit 1)]"):
+        for words in ((flag, value), (f"{flag}={value}",)):
+            assert refused("--", *words) == f"error: {flag} takes a whole number, not '{value}'\n"
 
 
 def test_own_text_is_dlcl_at_the_size_that_is_asked_for(own_text, tmp_path):

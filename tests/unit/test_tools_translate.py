@@ -206,6 +206,16 @@ def test_languages_are_those_of_the_data(trained, alone, tmp_path):
         assert f"{task.source_lang} {task.target_lang}" == languages, given
 
 
+def test_a_model_is_not_used_in_its_reverse_direction(trained):
+    """Its joint dictionary would take any text."""
+    path = str(trained)
+    config = load_state(find_bundle(path))["cfg"]
+    for given in ({"source_lang": "de", "target_lang": "en"}, {"source_lang": "de"}, {"target_lang": "en"}):
+        with pytest.raises(UsageError, match=r"averaged.pt translates en to de, not .*; omit -s and -t$"):
+            build_task(find_bundle(path, **given), config)
+    assert build_task(find_bundle(path, source_lang="en", target_lang="de"), config).cfg.source_lang == "en"
+
+
 @pytest.mark.parametrize("command", ["translate", "package", "export"])
 def test_the_languages_have_short_flags(command):
     required = [] if command == "translate" else ["--output", "out"]
