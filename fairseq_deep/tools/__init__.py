@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, Optional
+from typing import Any, BinaryIO, Optional
 
 from fairseq_deep import compat
 from fairseq_deep.compat import model_flags as model_flags  # where the tools look for it
@@ -139,6 +139,17 @@ def write_text(path: str, text: str) -> None:
         file.write(text)
 
 
+def stdin() -> BinaryIO:
+    """Return standard input.
+
+    Raises:
+        UserError: the caller has closed it
+    """
+    if sys.stdin is None:
+        raise UserError("standard input is closed; redirect it from a file")
+    return sys.stdin.buffer
+
+
 def read_lines(path: str, may_be_empty: bool = False) -> list[str]:
     r"""Return the lines of a UTF-8 file, split at ``\n`` alone, so that U+2028 or U+0085 inside a line do no harm.
 
@@ -147,7 +158,7 @@ def read_lines(path: str, may_be_empty: bool = False) -> list[str]:
     """
     try:
         if path == "-":
-            data = sys.stdin.buffer.read()
+            data = stdin().read()
         else:
             with open(path, "rb") as file:
                 data = file.read()

@@ -107,7 +107,8 @@ class Translator:
         """Translate a string to a string, or a list of strings to the list of their best translations.
 
         Raises:
-            UsageError: a sentence has more tokens than the models have positions; nothing is translated
+            UsageError: a sentence is not a string, or has more tokens than the models have positions; nothing is
+                translated
         """
         lines = [text] if isinstance(text, str) else list(text)
         found, encoded = self._encode(lines)
@@ -124,7 +125,7 @@ class Translator:
         An empty line has one empty hypothesis. A line with more tokens than the models have positions has none.
 
         Raises:
-            UsageError: *lines* is one string
+            UsageError: *lines* is one string, or an element is not a string
         """
         if isinstance(lines, str):
             raise UsageError("translate_nbest() takes a list of strings, not a string; put it in a list")
@@ -135,6 +136,8 @@ class Translator:
         found: List[List[Translation]] = [[] for _ in lines]
         encoded = {}
         for number, line in enumerate(lines):
+            if not isinstance(line, str):
+                raise UsageError(f"sentence {number + 1} is of type {type(line).__name__}; it must be a string")
             units = self.text.prepare(line)
             tokens = self.task.source_dictionary.encode_line(units, add_if_not_exist=False).long()
             if not units:

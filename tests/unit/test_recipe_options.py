@@ -141,7 +141,7 @@ def test_every_file_that_decides_what_is_installed_changes_the_stamp(tmp_path):
     ("the same code", "which differs from"),
 ])  # fmt: skip
 def test_the_environment_of_the_user_is_checked_once(tmp_path, lacks, said):
-    """And not again by a script that this one calls."""
+    """And not again by a script that this one calls. The clone in the working directory is not what commands import."""
     (tmp_path / "bin").mkdir()
     if lacks == "fairseq":
         (tmp_path / "fairseq.py").write_text("raise ImportError")
@@ -158,7 +158,7 @@ def test_the_environment_of_the_user_is_checked_once(tmp_path, lacks, said):
     environment = {**os.environ, "FAIRSEQ_DEEP_ENV": "current", "PATH": path, "PYTHONPATH": str(tmp_path)}
     once = f". '{ROOT}/examples/common/env.sh'; ensure_env"
     script = f'{once} && bash -c "{once}"'
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.returncode == (1 if lacks else 0) and said in done.stderr and done.stderr.count("\n") == bool(lacks)
     assert (tmp_path / "calls").read_text().count("call") == 1
 

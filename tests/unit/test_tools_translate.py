@@ -185,6 +185,9 @@ def test_from_python(trained):
         translator.translate(["We see.", "We see. " * POSITIONS])
     with pytest.raises(UsageError, match="takes a list of strings"):
         translator.translate_nbest("We see.")
+    for lines, kind in ((b"We see.", "int"), ([b"We see."], "bytes"), (["We see.", None], "NoneType")):
+        with pytest.raises(UsageError, match=f"is of type {kind}; it must be a string"):
+            translator.translate(lines)
     with pytest.raises(UsageError, match="Translator has no model"):
         Translator([])
     for name, value in (("constraints", "ordered"), ("score_reference", True)):
