@@ -25,13 +25,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
-    "aggregators": "dlcl running_sums aggregation lstm lstm_cell lstm_sharing ode mlrf routing bare depth_record "
-    "layer_drop",
-    "attention": "attention ancestry average merged merged_decoding merged_models masks beams alignment",
-    "decoding": "hypotheses generator int8 precision decoding",
-    "packaged": "packaged records tools_package",
-    "inits": "inits inits_admin inits_bad_input inits_constants inits_models golden",
+    "aggregators": "dlcl running_sums aggregation lstm lstm_cell lstm_sharing lstm_bad_input ode mlrf routing bare "
+    "depth_record layer_drop plain_pytorch connection toy_methods lstm_models golden",
+    "attention": "attention ancestry average merged merged_decoding merged_flags masks beams alignment decoding "
+    "merged_models golden generation",
+    "decoding": "hypotheses generator int8 precision decoding compiled_steps generation",
+    "packaged": "packaged records tools_package tools_check",
+    "inits": "inits inits_admin inits_bad_input inits_constants inits_models golden residuals",
 }
+"""The test files of each package, those about it first: the first failure ends a run."""
 SAME = re.compile(r"_(Eq_Is|NotEq_IsNot|Is_Eq|IsNot_NotEq)$")
 """Operators that change nothing here: identity and equality of None, of short strings and of small integers."""
 TIMEOUT = 300

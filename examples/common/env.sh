@@ -41,6 +41,7 @@ env_check_current() {
 import importlib
 import pathlib
 import sys
+sys.path[:] = filter(None, sys.path)  # fairseq-train does not look into the working directory
 for name in ("fairseq", "fairseq_deep"):
     try:
         module = importlib.import_module(name)

@@ -22,6 +22,15 @@ resolve_average() {
   save_flags=(--save-interval-updates "$average_updates" --keep-interval-updates "$average" --no-epoch-checkpoints)
 }
 
+# Numbers that the plan counts with.
+check_train_numbers() {
+  local flag value
+  for flag in --max-update --max-epoch --{encoder,decoder}-layers --encoder-{,ffn-}embed-dim; do
+    value=$(train_value "$flag")
+    [[ -z $value ]] || check_value "$flag" int "$value"
+  done
+}
+
 check_average_updates() {
   local last
   last=$(train_value --max-update)

@@ -24,6 +24,7 @@ resolve_settings() {
   resolve_average
   $smoke && smoke_flags=(--max-update 20 --log-interval 5)
   build_train_command
+  check_train_numbers
   check_average_updates
   resolve_seeds
   resolve_against
@@ -116,15 +117,22 @@ data_words() {
 warn_of_size() {
   local parameters hours pairs
   ! $smoke && ((stage <= 4 && stop_stage >= 4)) || return 0
-  [[ -z $(train_value --stop-time-hours) ]] || return 0
   parameters=$(rough_parameters)
   hours=$(awk -v p="$parameters" -v n="$(training_tokens)" -v c="$(cores)" 'BEGIN { printf "%d", 6 * p * n / 5e10 / c / 3600 }')
+  [[ -z $(train_value --stop-time-hours) ]] || hours=0
   ((ngpu > 0 || hours < 48)) || say "warning  this CPU needs more than $(commas "$hours") hours for it: use a GPU, or for" \
     "your own text examples/own_text/run.sh"
-  [[ $route == folder && -f $data/train.$target_lang ]] || return 0
-  pairs=$(wc -l <"$data/train.$target_lang")
+  [[ $route == folder ]] || return 0
+  pairs=$(count_pairs)
   ((pairs >= 100000 || parameters < 50000000)) || say "warning  $(commas "$pairs") training pairs are few for a model of" \
     "this size: examples/own_text/run.sh has smaller ones"
+}
+
+# Lines of the training text, plain or .gz; 100,000 if there are more.
+count_pairs() {
+  local file=$data/train.$target_lang
+  [[ -f $file ]] || file+=.gz
+  { gzip -cdf "$file" 2>/dev/null || true; } | head -n 100000 | wc -l
 }
 
 # By the layers and width in the architecture's name or in the flags.

@@ -112,12 +112,14 @@ def check(systems, command, width):
     Raises:
         UserError: the first thing that is wrong, with the name of the system
     """
-    from fairseq_deep import list_archs
+    import fairseq_deep
 
     for name in ("fairseq", "fairseq_deep"):  # what a model logs when it is built, it logs again when it is trained
         logging.getLogger(name).setLevel(logging.WARNING)
-    package = set(list_archs())
+    package = set(fairseq_deep.list_archs())
     words = command[command.index("fairseq-train") + 1 :]
+    if "--user-dir" in words:  # fairseq takes one package from one place; the same code is installed in another
+        words[words.index("--user-dir") + 1] = os.path.dirname(fairseq_deep.__file__)
     for system in systems:
         system.ours = system.arch in package
         base = [*words[: words.index("--arch") + 1], system.arch, *words[words.index("--arch") + 2 :]]

@@ -84,12 +84,12 @@ def is_number(value: Any) -> bool:
 
 
 def _is_figure(value: Any) -> bool:
-    return type(value) in (int, float) and not 1e30 < abs(value) < math.inf
+    return type(value) is float or is_number(value)
 
 
 def _is_numeral(value: Any) -> bool:
     if isinstance(value, str):
-        return re.fullmatch(r"[-+]?(\d{1,30}(\.\d{0,30})?(e[-+]?\d\d?)?|inf|nan)", value, re.IGNORECASE) is not None
+        return re.fullmatch(r"[-+]?(\d{1,30}(\.\d{0,30})?(e[-+]?\d{1,3})?|inf|nan)", value, re.IGNORECASE) is not None
     return _is_figure(value)
 
 

@@ -82,10 +82,14 @@ def _read_merges(path: str):
     said = io.StringIO()
     try:
         with open(path, encoding="utf-8") as stream, contextlib.redirect_stderr(said):
-            return BPE(stream, separator=SEPARATOR).process_line
+            merges = BPE(stream, separator=SEPARATOR)
     except (OSError, ValueError, IndexError, SystemExit) as error:  # it prints and exits where a line is no merge
         problem = " ".join((said.getvalue() or str(error)).split())
         raise UsageError(f"{path} has no merges of subword-nmt: {problem}") from error
+    if merges.version not in ((0, 1), (0, 2)):  # the library would say so at the first word
+        version = ".".join(map(str, merges.version))
+        raise UsageError(f"{path} has merges of version {version}; subword-nmt supports 0.1 and 0.2: learn them again")
+    return merges.process_line
 
 
 def _read_pieces(path: str):

@@ -5,6 +5,7 @@ import dataclasses
 import math
 import os
 import re
+from operator import eq
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union, overload
 
 import torch
@@ -107,7 +108,8 @@ class Translator:
         """Translate a string to a string, or a list of strings to the list of their best translations.
 
         Raises:
-            UsageError: a sentence has more tokens than the models have positions; nothing is translated
+            UsageError: a sentence is not a string, or has more tokens than the models have positions; nothing is
+                translated
         """
         lines = [text] if isinstance(text, str) else list(text)
         found, encoded = self._encode(lines)
@@ -124,7 +126,7 @@ class Translator:
         An empty line has one empty hypothesis. A line with more tokens than the models have positions has none.
 
         Raises:
-            UsageError: *lines* is one string
+            UsageError: *lines* is one string, or an element is not a string
         """
         if isinstance(lines, str):
             raise UsageError("translate_nbest() takes a list of strings, not a string; put it in a list")
@@ -135,6 +137,8 @@ class Translator:
         found: List[List[Translation]] = [[] for _ in lines]
         encoded = {}
         for number, line in enumerate(lines):
+            if not isinstance(line, str):
+                raise UsageError(f"sentence {number + 1} is of type {type(line).__name__}; it must be a string")
             units = self.text.prepare(line)
             tokens = self.task.source_dictionary.encode_line(units, add_if_not_exist=False).long()
             if not units:
@@ -258,7 +262,12 @@ def build_task(bundle: Bundle, config: Any, precision: str = "fp32") -> DeepTran
         value = old.get(field.name) if hasattr(old, "get") else getattr(old, field.name, None)
         if value is not None and not field.name.startswith(("eval_bleu", "_", "decode_")):
             fields[field.name] = value
-    known = [getattr(bundle, side) or fields.get(side) for side in ("source_lang", "target_lang")]
+    given = [getattr(bundle, side) for side in ("source_lang", "target_lang")]
+    stored = [fields.get(side) for side in ("source_lang", "target_lang")]
+    if None not in stored and any(map(eq, given, reversed(stored))) and stored[0] != stored[1]:
+        asked = " to ".join(str(name or there) for name, there in zip(given, stored))
+        raise UsageError(f"{bundle.checkpoint} translates {' to '.join(stored)}, not {asked}; omit -s and -t")
+    known = [name or there for name, there in zip(given, stored)]
     languages = dict(zip(("source_lang", "target_lang"), _languages(bundle, *known)))
     fields.update(data=bundle.data, decode_precision=precision, gnmt_lenpen=bundle.gnmt_lenpen, **languages)
     sides = [_dictionary(f"{bundle.data}/dict.{languages[side]}.txt") for side in ("source_lang", "target_lang")]

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, Optional
+from typing import Any, BinaryIO, Optional
 
 from fairseq_deep.errors import UsageError as UserError
 from fairseq_deep.plugin import compat
@@ -41,15 +41,17 @@ def format_table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), inden
 def check_outputs(outputs: Sequence[Optional[str]], inputs: Sequence[Optional[str]], own: Sequence[str] = ()) -> None:
     """Raise `UserError` if an output cannot be written, is given twice, or would replace an input.
 
-    Files are compared by identity, also through symbolic and hard links. All files in an input directory are inputs.
+    Files are compared by identity, also through symbolic and hard links. All files in an input directory, and in that
+    of a package's weights, are inputs.
 
     Args:
         outputs: files; None is ignored
-        inputs: files and directories; None and "-" are ignored
+        inputs: files and directories; "-" is standard input, and None is ignored
         own: names of files in an input directory that the command itself has written before
     """
     written: dict[str, str] = {}
-    sources = [path for path in inputs if path not in (None, "-")]
+    sources = [path for path in inputs if path is not None]
+    sources += [os.path.dirname(path) or "." for path in sources if path.endswith(".safetensors")]
     for path in filter(None, outputs):
         check_output_path(path)
         place = os.path.realpath(path)
@@ -58,14 +60,15 @@ def check_outputs(outputs: Sequence[Optional[str]], inputs: Sequence[Optional[st
         written[place] = path
         for source in sources:
             if _holds(source, path, own):
-                raise UserError(f"cannot write {path}: it is an input ({source}); give another name")
+                shown = "standard input" if source == "-" else source
+                raise UserError(f"cannot write {path}: it is an input ({shown}); give another name")
 
 
 def _holds(source: str, path: str, own: Sequence[str]) -> bool:
     """Whether the existing file `path` is `source`, or is in the directory `source` and not one of `own`."""
     with contextlib.suppress(OSError):
         if not os.path.isdir(source):
-            return os.path.samefile(source, path)
+            return os.path.samefile(0 if source == "-" else source, path)
         seen = set()
         for folder, folders, names in os.walk(source, followlinks=True):
             place = os.path.realpath(folder)
@@ -136,6 +139,17 @@ def write_text(path: str, text: str) -> None:
         file.write(text)
 
 
+def stdin() -> BinaryIO:
+    """Return standard input.
+
+    Raises:
+        UserError: the caller has closed it
+    """
+    if sys.stdin is None:
+        raise UserError("standard input is closed; redirect it from a file")
+    return sys.stdin.buffer
+
+
 def read_lines(path: str, may_be_empty: bool = False) -> list[str]:
     r"""Return the lines of a UTF-8 file, split at ``\n`` alone, so that U+2028 or U+0085 inside a line do no harm.
 
@@ -144,7 +158,7 @@ def read_lines(path: str, may_be_empty: bool = False) -> list[str]:
     """
     try:
         if path == "-":
-            data = sys.stdin.buffer.read()
+            data = stdin().read()
         else:
             with open(path, "rb") as file:
                 data = file.read()

@@ -38,8 +38,10 @@ def run(args: argparse.Namespace) -> int:
     """Choose the checkpoints, average them and write the result."""
     if (args.dir is None) == (args.inputs is None):
         raise UserError("--last, --last-updates and --best need --dir DIR; --inputs names its files itself")
-    paths = args.inputs or _select(args)
-    _check_paths(paths, args.output)
+    found = args.inputs or _candidates(args)
+    paths = args.inputs or found[-(args.last or args.last_updates or args.best) :]
+    _check_paths(paths)
+    check_outputs([args.output], found)
     state, size = average(paths)
     dropped = state.pop("last_optimizer_state", None) is not None
     save_checkpoint(state, args.output)
@@ -154,7 +156,8 @@ def _layout(model: dict[str, Any]) -> dict[str, Slot]:
     return layout
 
 
-def _select(args: argparse.Namespace) -> list[str]:
+def _candidates(args: argparse.Namespace) -> list[str]:
+    """Return the checkpoints of the asked kind in the directory; the last ones are averaged."""
     if not os.path.isdir(args.dir):
         raise UserError(f"there is no folder {args.dir}")
     if args.last:
@@ -166,7 +169,7 @@ def _select(args: argparse.Namespace) -> list[str]:
     if len(found) < number:
         names = ", ".join(os.path.basename(path) for path in found) or "none"
         raise UserError(f"{args.dir} has {len(found)} of the {number} {kind}: {names}; ask for fewer")
-    return found[-number:]
+    return found
 
 
 def _by_number(folder: str, pattern: re.Pattern) -> list[str]:
@@ -206,11 +209,10 @@ def _higher_is_better(path: str, metric: str) -> bool:
     return by_name if saved is None else saved
 
 
-def _check_paths(paths: list[str], output: str) -> None:
+def _check_paths(paths: list[str]) -> None:
     seen: dict[str, str] = {}
     for path in paths:
         if not os.path.isfile(path):
             raise UserError(f"there is no checkpoint {path}")
         if seen.setdefault(os.path.realpath(path), path) != path or paths.count(path) > 1:
             raise UserError(f"{path} is given twice (same file as {seen[os.path.realpath(path)]}); name it once")
-    check_outputs([output], paths)

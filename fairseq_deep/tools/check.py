@@ -105,7 +105,8 @@ def _checkpoint(stream: BinaryIO) -> tuple[str, list[tuple[str, str]], list[str]
     else:
         problems.append("it has no model")
     rows.append(("parts", ", ".join(sorted(map(str, state)))))
-    problems += [f"a setting that is refused: {text}" for text in safe_settings.refused(state)]
+    refused = safe_settings.refused(state)
+    problems += [f"a setting that is refused: {text}" for text in refused] or _contradictions(state)
     with contextlib.suppress(RecursionError):  # refused by now
         dropped = safe_settings.drop(state, "")
         problems += [f"a setting that names a file, which is not used: {text}" for text in dropped]
@@ -117,6 +118,30 @@ def _name(state: dict[str, Any]) -> str:
         flags = model_flags(state)
         return str(flags.get("arch") or flags.get("_name") or "unnamed")  # fairseq-hydra-train leaves "_name"
     return "unnamed"
+
+
+def _contradictions(state: dict[str, Any]) -> list[str]:
+    """Why this package builds no model of the settings; empty also if they are of another model."""
+    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+
+    from fairseq_deep.plugin.models.checks import check_flags, check_numbers
+    from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+    from fairseq_deep.plugin.models.description import describe
+
+    arch = _name(state)
+    if ARCH_MODEL_REGISTRY.get(arch) is not DeepTransformerModel:
+        return []
+    try:
+        flags = argparse.Namespace(**model_flags(state))
+        ARCH_CONFIG_REGISTRY[arch](flags)
+        check_numbers(flags)
+        check_flags(flags, describe(flags))
+        depth = max(flags.encoder_layers or 0, flags.decoder_layers or 0)
+        if depth > len(state["model"]):
+            raise UserError(f"it has fewer tensors than {depth:,} layers")
+    except Exception as error:  # settings of any kind set off what they like in fairseq
+        return [f"no model can be built of its settings: {' '.join(str(error).split()) or type(error).__name__}"]
+    return []
 
 
 def _archive(path: str) -> tuple[list[tuple[str, str]], list[str]]:

@@ -5,9 +5,10 @@ folder. Several are drawn in one picture; a training that was stopped and went o
 """
 
 import argparse
+import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 
 from fairseq_deep.runtime.records import LOGGED, check, numeral, parse
@@ -22,6 +23,7 @@ MEASURES = {
 }
 LOG_SCALES = ("perplexity", "gradient norm")
 PLACES = ("train.jsonl", "logs/4-train.log")  # in the folder of a recipe
+LARGEST_DRAWN = 1e100  # matplotlib fails near the largest double
 ENTRY = re.compile(r"(?:^|\| )(train_inner|valid) \| (.*)$")
 SIMPLE = re.compile(r"([a-z]\w*)[= ](-?[\d.]+(?:e[-+]?\d+)?|nan|-?inf)(?=[\s,]|$)")
 
@@ -125,10 +127,14 @@ def _summary(runs: dict[str, Run]) -> list[tuple[str, ...]]:
         cells = []
         for measure in ("valid_loss", "valid_ppl"):
             values = list(curves.get(measure, {}).values())
-            cells += [f"{values[-1]:.3f}", f"{min(values):.3f}"] if values else ["-", "-"]
+            cells += [_figure(values[-1]), _figure(min(values))] if values else ["-", "-"]
         loss = list(curves.get("loss", {}).values())
-        rows.append((name, f"{updates:,}", f"{loss[-1]:.3f}" if loss else "-", *cells))
+        rows.append((name, f"{updates:,}", _figure(loss[-1]) if loss else "-", *cells))
     return rows
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 1e9 else f"{value:.3g}"
 
 
 def _csv(runs: dict[str, Run]) -> str:
@@ -153,7 +159,7 @@ def draw(runs: dict[str, Run]) -> Any:
         for index, curves in enumerate(runs.values()):
             _draw_curves(axes, curves, parts, index)
         values = (value for run in runs.values() for part in parts if part for value in run.get(part, {}).values())
-        if name in LOG_SCALES and any(value > 0 for value in values):  # NaN alone has no logarithm
+        if name in LOG_SCALES and any(value > 0 for value in _drawable(values)):  # NaN alone has no logarithm
             _scale_log(axes)
         axes.set(xlabel="updates", ylabel=name)
         axes.grid(color="#dddddd", linewidth=0.6)
@@ -161,6 +167,10 @@ def draw(runs: dict[str, Run]) -> Any:
     handles, labels = _legend(runs)
     figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(labels)), fontsize=8, frameon=False)
     return figure
+
+
+def _drawable(values: Iterable[float]) -> list[float]:
+    return [value if abs(value) <= LARGEST_DRAWN else math.nan for value in values]
 
 
 def _scale_log(axes: Any) -> None:
@@ -181,10 +191,10 @@ def _draw_curves(axes: Any, curves: Run, parts: Sequence[Optional[str]], index: 
     training, validation = (curves.get(part or "", {}) for part in parts)
     if training:
         width, alpha = (0.9, 0.55) if parts[1] else (1.3, 0.9)
-        axes.plot(list(training), list(training.values()), linewidth=width, alpha=alpha, **_look(index))
+        axes.plot(list(training), _drawable(training.values()), linewidth=width, alpha=alpha, **_look(index))
     if validation:
         points = {"marker": "o", "markersize": 3} if len(validation) < 40 else {}
-        axes.plot(list(validation), list(validation.values()), linewidth=1.8, **points, **_look(index))
+        axes.plot(list(validation), _drawable(validation.values()), linewidth=1.8, **points, **_look(index))
 
 
 def _legend(runs: dict[str, Run]) -> tuple[list[Any], list[str]]:

@@ -82,7 +82,9 @@ def _check(args: argparse.Namespace) -> None:
     if not os.path.isdir(args.data):
         cure = "give the folder that fairseq-preprocess wrote, before fairseq's flags"
         raise UserError(f"there is no folder {args.data}; {cure}")
-    check_outputs([args.json, args.plot], [args.data, *args.path])
+    words = [*args.fairseq_flags, *(word for arch in args.arch for word in arch.split())]
+    files = [word.partition("=")[2] or word for word in words]  # such as that of --encoder-embed-path
+    check_outputs([args.json, args.plot], [args.data, *args.path, *files])
     if args.plot is not None:
         figures.check_picture(args.plot)
 

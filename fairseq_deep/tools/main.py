@@ -95,7 +95,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 141
     except OSError as error:
         if error.filename is not None:
-            raise
+            return tell(f"{name}: cannot access {printable(error.filename, None)}: {error.strerror}", 2)
         _close_stdout()
         return tell(f"{name}: cannot write to standard output: {error.strerror}", 2)
 
@@ -123,15 +123,23 @@ class Ended(BaseException):
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Remove temporary files where SIGTERM or SIGHUP ends the command, and then let the signal end it."""
+    """Remove temporary files where SIGTERM or SIGHUP ends the command, and then let the signal end it.
+
+    A signal that the caller ignores, as nohup does with SIGHUP, stays ignored.
+    """
 
     def end(number: int, _: Any) -> NoReturn:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # a second signal must not end the removal
         raise Ended(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, end)
     try:
         yield
     except Ended as ended:

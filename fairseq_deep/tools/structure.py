@@ -2,8 +2,9 @@
 
 import math
 import os
+import pickle
 import zipfile
-from typing import Any, BinaryIO, NamedTuple, Optional
+from typing import Any, BinaryIO, Callable, NamedTuple, Optional
 
 import numpy as np
 
@@ -15,6 +16,15 @@ _KINDS = {
     **{"ByteStorage": "u1", "BoolStorage": "u1"},
 }
 """Types of values, as torch and numpy call them; numpy does not know bfloat16."""
+_INSTRUCTIONS = {
+    getattr(pickle, name)[0]
+    for name in (
+        "APPEND APPENDS BINFLOAT BINGET BININT BININT1 BININT2 BINPERSID BINPUT BINUNICODE BUILD EMPTY_DICT EMPTY_LIST "
+        "EMPTY_SET EMPTY_TUPLE GLOBAL LONG1 LONG_BINGET LONG_BINPUT MARK NEWFALSE NEWOBJ NEWTRUE NONE PROTO REDUCE "
+        "SETITEM SETITEMS SHORT_BINSTRING STOP TUPLE TUPLE1 TUPLE2 TUPLE3"
+    ).split()
+}
+"""Instructions of a pickle that torch's weights-only loader follows."""
 _BLOCK = 1 << 22
 _UNFILLED = "._float_tensor"
 """A buffer of sinusoidal positions, whose memory fairseq never fills."""
@@ -106,7 +116,7 @@ def read_structure(stream: BinaryIO, zipped: bool) -> Structure:
 
 
 def read_pickle(stream: BinaryIO, storages: Optional[list[Storage]] = None) -> tuple[Any, set[str]]:
-    """Return what the next pickle in *stream* holds, with stand-ins, and the names that are not allowed.
+    """Return what the next pickle in *stream* holds, with stand-ins, and names and instructions that are not allowed.
 
     Args:
         storages: gets the places of all values
@@ -114,10 +124,19 @@ def read_pickle(stream: BinaryIO, storages: Optional[list[Storage]] = None) -> t
     import torch
     from fairseq import safe_load
 
-    allowed, asked, places = safe_load.allowed_types(), set(), [] if storages is None else storages
+    allowed, places = safe_load.allowed_types(), [] if storages is None else storages
+    asked: set[str] = set()
+    refused: set[str] = set()
+
+    def noting(code: int, follow: Callable[[Any], None]) -> Callable[[Any], None]:
+        def note(reader: Any) -> None:
+            refused.add(f"pickle instruction {code}")
+            follow(reader)
+
+        return note if safe_load.NAMED_SAFE_GLOBALS and code not in _INSTRUCTIONS else follow
 
     class Reader(safe_load.RestrictedUnpickler):
-        dispatch = dict(safe_load.RestrictedUnpickler.dispatch)
+        dispatch = {code: noting(code, follow) for code, follow in safe_load.RestrictedUnpickler.dispatch.items()}
 
         def find_class(self, module: str, name: str) -> Any:
             if module == "torch._utils" and name.startswith("_rebuild"):
@@ -135,7 +154,7 @@ def read_pickle(stream: BinaryIO, storages: Optional[list[Storage]] = None) -> t
             places.append(Storage(place))
             return places[-1]
 
-    return Reader(stream).load(), asked
+    return Reader(stream).load(), asked or refused
 
 
 def _read_zip(stream: BinaryIO) -> Structure:

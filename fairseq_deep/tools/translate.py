@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Optional, TextIO
 
-from fairseq_deep.tools import UserError, at_least_one, check_fairseq, check_outputs, read_lines, replacing
+from fairseq_deep.tools import UserError, at_least_one, check_fairseq, check_outputs, read_lines, replacing, stdin
 
 CHUNK = 2000  # lines that are sorted by length together
 SEARCH = ("beam", "lenpen", "max_len_a", "max_len_b")
@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
     if args.output != "-":
         check_outputs([args.output], [args.input, args.data, args.bpe_codes, *args.models, *parts_of(bundles)])
     lines = None if args.input == "-" else read_lines(args.input, may_be_empty=True)
+    stay = args.input == "-" and stdin().isatty() or args.line_by_line
     translator = load(args, bundles)
-    stay = args.line_by_line or args.input == "-" and sys.stdin.isatty()
     chunks = split(lines if lines is not None else stdin_lines(), 1 if stay else CHUNK)
     if args.output == "-":
         if (sys.stdout.encoding or "").lower() not in ("utf-8", "utf8"):  # as the input is, whatever the locale
@@ -121,11 +121,15 @@ def load(args: argparse.Namespace, bundles: list[Any]) -> Any:
 
 def stdin_lines() -> Iterator[str]:
     """Lines of stdin, as they come."""
-    for count, line in enumerate(sys.stdin.buffer, 1):
-        try:
+    count = 0
+    try:
+        for line in stdin():
+            count += 1
             yield line.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise UserError(f"line {count} of stdin is not UTF-8; convert it with iconv") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"line {count} of stdin is not UTF-8; convert it with iconv") from error
+    except OSError as error:
+        raise UserError(f"cannot read standard input: {error.strerror}") from error
 
 
 def split(lines: Iterable[str], size: int) -> Iterator[list[str]]:

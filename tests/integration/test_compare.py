@@ -250,6 +250,16 @@ def test_bad_input_is_refused_in_one_line(modules, monkeypatch, capsys, corpus, 
     assert not (tmp_path / "exp").exists()
 
 
+def test_the_package_may_be_installed_in_another_place(modules, tmp_path):
+    """The recipe names the clone's package, and fairseq takes one of this name only."""
+    clone = shutil.copytree(recipes.ROOT / "fairseq_deep", tmp_path / "fairseq_deep")
+    systems = importlib.import_module("systems")
+    found = [systems.System("a", "transformer_dlcl_6l", [])]
+    command = ["fairseq-train", str(tmp_path), "--user-dir", str(clone), "--task", "translation", "--arch", "x"]
+    systems.check(found, command, WIDTH)
+    assert found[0].ours and command[3] == str(clone)
+
+
 def test_a_dry_run_shows_what_would_be_trained(modules, monkeypatch, capsys, corpus, tmp_path):
     systems = ("prenorm_6l", "fixed=dlcl_6l --dlcl-fixed", "encoder=lstm_6l --decoder-layer-agg residual")
     status, printed = call(modules, monkeypatch, capsys, tmp_path / "exp", corpus, *systems, seeds="1,2")

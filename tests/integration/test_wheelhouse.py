@@ -66,11 +66,11 @@ def alone():
     return apart if shutil.which("unshare") and subprocess.run([*apart, "true"]).returncode == 0 else []
 
 
-def install(wheels, *arguments, **variables):
+def install(wheels, *arguments, cwd=None, **variables):
     environment = {**os.environ, **OFFLINE, **variables}
     environment.pop("PYTHONPATH", None)
     command = [*alone(), str(wheels / "install.sh"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, cwd=cwd)
 
 
 def collect(folder):
@@ -114,8 +114,8 @@ def test_the_script_refuses_in_one_line_what_cannot_work(tmp_path):
     wheelhouse.write_rest(wheelhouse.find_repository(), str(folder), RELEASE, without_torch=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
 
-    def refused(*arguments, python=bare / "bin/python"):
-        done = install(folder, *arguments, PYTHON=str(python))
+    def refused(*arguments, python=bare / "bin/python", cwd=None):
+        done = install(folder, *arguments, cwd=cwd, PYTHON=str(python))
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and not new.exists(), done.stderr
         return done.stderr
 
@@ -137,7 +137,9 @@ def test_the_script_refuses_in_one_line_what_cannot_work(tmp_path):
         make()
         assert f"{evil} is a link or not in SHA256SUMS" in refused(new, python=sys.executable)
         evil.unlink()
-    assert "pip failed: ERROR: " in refused(new, python=sys.executable)
+    for name in ("pip", "venv"):  # a module of the directory in which the script is run
+        (folder / f"{name}.py").write_text("import sys\nsys.exit('run')\n")
+    assert "pip failed: ERROR: " in refused("../venv", python=sys.executable, cwd=folder)
     (folder / "README.txt").write_text("other")
     assert "missing or damaged" in refused(new)
 

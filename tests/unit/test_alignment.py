@@ -133,3 +133,12 @@ def test_a_run_without_alignments_to_learn_from_is_rejected(flags):
     flags = {"criterion": "label_smoothed_cross_entropy", "ddp_backend": "pytorch_ddp", "alignment_layer": 2, **flags}
     with pytest.raises(UsageError, match="--alignment-layer has no effect without --load-alignments"):
         check_training(argparse.Namespace(**flags))
+
+
+def test_data_without_alignments_are_rejected(tmp_path):
+    flags = {"criterion": "label_smoothed_cross_entropy_with_alignment", "ddp_backend": "pytorch_ddp",
+             "load_alignments": True, "data": str(tmp_path)}  # fmt: skip
+    with pytest.raises(UsageError, match="has no alignments of train; run fairseq-preprocess with --align-suffix"):
+        check_training(argparse.Namespace(**flags))
+    (tmp_path / "train.align.en-de.idx").touch()
+    check_training(argparse.Namespace(**flags))

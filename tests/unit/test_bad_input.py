@@ -96,6 +96,11 @@ def test_unknown_architecture_names_the_nearest():
         ("transformer_dlcl_6l", {"dlcl_weight_type": "scalar_3"}, "does not divide the width 16"),
         ("transformer_dlcl_6l", {"dlcl_init": "zero"}, "--dlcl-init zero"),
         ("transformer_dlcl_6l", {"encoder_attention_heads": 3}, "--encoder-embed-dim 16 is not divisible"),
+        ("transformer_dlcl_6l", {"encoder_attention_heads": -1}, "--encoder-attention-heads must be a whole number of"),
+        ("transformer_dlcl_6l", {"encoder_layers": -1}, "--encoder-layers must be a whole number of at least 0 (-1)"),
+        ("transformer_dlcl_6l", {"max_target_positions": 0}, "--max-target-positions must be a whole number of at"),
+        ("transformer_dlcl_6l", {"dropout": 2.0}, "--dropout must be a number from 0 to 1 (2.0): change it"),
+        ("transformer_dlcl_6l", {"decoder_layerdrop": float("nan")}, "--decoder-layerdrop must be a number from 0"),
         (
             "transformer_dlcl_6l",
             {"decoder_embed_dim": 8, "share_all_embeddings": True},

@@ -22,6 +22,9 @@ def check(text, **flags):
     ('{"sampling_topk": 3}', "sampling_topk requires sampling"),
     ('{"sampling": true, "match_source_len": true}', "sampling and match_source_len exclude each other"),
     ('{"diverse_beam_groups": 3}', "diverse_beam_groups does not divide beam (3)"),
+    ('{"max_len_a": Infinity}', "max_len_a has the wrong type (Infinity)"), ("[" * 100_000, "not JSON"),
+    ('{"max_len_b": ' + "9" * 400 + "}", "max_len_b has the wrong type"),
+    ('{"print_alignment": true}', "print_alignment is not supported during validation"),
     ('{"score_reference": true}', "score_reference is not supported during validation"),
 ])  # fmt: skip
 def test_impossible_settings_are_refused(text, words):
@@ -29,6 +32,17 @@ def test_impossible_settings_are_refused(text, words):
         check(text)
     text = str(refused.value)
     assert text.startswith("--eval-bleu-args: ") and words in text and "\n" not in text
+
+
+@pytest.mark.parametrize("flags, words", [
+    ({"eval_bleu_detok": "nope"}, "--eval-bleu-detok: cannot build nope (KeyError: 'nope'); use one of moses"),
+    ({"eval_bleu_detok": "moses", "eval_bleu_detok_args": '{"tokenizer": "space"}'}, "--eval-bleu-detok: cannot build"),
+    ({"eval_bleu_remove_bpe": "zz"}, "--eval-bleu-remove-bpe: unknown kind of sub-words (zz)"),
+])  # fmt: skip
+def test_text_that_cannot_be_joined_is_refused(flags, words):
+    with pytest.raises(UsageError) as refused:
+        check("{}", **flags)
+    assert words in str(refused.value)
 
 
 def test_settings_of_no_evaluation_are_not_looked_at():
@@ -41,3 +55,4 @@ def test_settings_of_no_evaluation_are_not_looked_at():
 ])  # fmt: skip
 def test_possible_settings_pass(text):
     check(text)
+    check(text, eval_bleu_detok="moses", eval_bleu_detok_args='{"moses_target_lang": "de"}', eval_bleu_remove_bpe="@@ ")

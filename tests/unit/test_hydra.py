@@ -26,6 +26,8 @@ def fill(model, arch=ARCH, **run):
     ({"encoder": {"embed_dim": 32, "layers": 2}}, {"encoder_embed_dim": 32, "encoder_layers": 2}),
     ({"decoder": {"layers": 1, "layer_agg": "residual"}}, {"decoder_layers": 1, "decoder_layer_agg": "residual"}),
     ({"quant_noise": {"pq": 0.1, "pq_block_size": 4}}, {"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 4}),
+    ({"decoder": {"normalize_before": False}, "activation_fn": "gelu"},
+     {"decoder_normalize_before": False, "activation_fn": "gelu"}),
     ({"encoder": {"layers_to_keep": [0, 2]}}, {"encoder_layers_to_keep": "0,2"}),
     ({"encoder": {"layers": 2}, "decoder_layers": 3}, {"encoder_layers": 2, "decoder_layers": 3}),
 ])  # fmt: skip
@@ -40,7 +42,9 @@ def test_nested_keys_are_flat_flags(nested, flat, arch):
     ({"encoder": {"layer": 2}}, "model.encoder.layer: no such setting (did you mean encoder.layers?)"),
     ({"dlcl_windw": 2}, "model.dlcl_windw: no such setting (did you mean dlcl_window?)"),
     ({"encoders": {"layers": 2}}, "model.encoders: no such setting"),
-    ({"encoder": 2}, "model.encoder: no such setting"),
+    ({"encoder": 2}, "model.encoder: no such setting (did you mean encoder_"),
+    ({"encoder": {"normalize_before": "no"}}, "model.encoder.normalize_before: not true or false ('no')"),
+    ({"activation_fn": "rely"}, "model.activation_fn: not one of relu, gelu, "),
     ({"encoder": {"layers": 2}, "encoder_layers": 2}, "model.encoder_layers: it is also given as a"),
     ({"decoder": {"layers": "six"}}, "model.decoder.layers: not an integer ('six')"),
     ({"dropout": True}, "model.dropout: not a number (True)"),
@@ -48,7 +52,7 @@ def test_nested_keys_are_flat_flags(nested, flat, arch):
 def test_other_keys_are_refused(model, words):
     with pytest.raises(UsageError) as refused:
         fill(model)
-    assert words in str(refused.value) and "\n" not in str(refused.value)
+    assert words in str(refused.value) and "\n" not in str(refused.value) and "__" not in str(refused.value)
 
 
 def test_settings_of_a_checkpoint_are_left_alone():

@@ -161,6 +161,18 @@ REFUSED = {
                    "it has --activation-fn gelu, the new model relu: use --activation-fn gelu"),
     "norm": ("postnorm_6l", {}, {}, "its encoder has post-norm, the new one pre-norm: use an architecture "
              "transformer_postnorm_*, such as --arch transformer_postnorm_12l"),
+    "depth": ("postnorm_6l", {}, {"encoder_layers": 20}, "its encoder has post-norm, the new one pre-norm: use an "
+              "architecture transformer_postnorm_*, such as --arch transformer_postnorm_20l"),
+    "post-norm DLCL": ("postnorm_6l", {}, {"arch": "dlcl_6l"}, "its encoder has post-norm, the new one pre-norm: use "
+                       "an architecture transformer_dlcl_postnorm_*, such as --arch transformer_dlcl_postnorm_12l"),
+    "pre-norm DLCL": ("prenorm_6l", {}, {"arch": "dlcl_postnorm_6l", "encoder_layers": 6},
+                      "its encoder has pre-norm, the new one post-norm: use an architecture transformer_dlcl_*, such "
+                      "as --arch transformer_dlcl_6l"),
+    "pre-norm decoder": ("postnorm_6l", {"decoder_normalize_before": True}, {"arch": "postnorm_6l"},
+                         "its decoder has pre-norm, the new one post-norm: add --decoder-normalize-before"),
+    "post-norm decoder": ("postnorm_6l", {"encoder_normalize_before": True}, {}, "its decoder has post-norm, the new "
+                          "one pre-norm: use an architecture transformer_postnorm_*, such as --arch "
+                          "transformer_postnorm_12l --encoder-normalize-before"),
     "no norms": ("postnorm_6l", {"deep_init": "rezero"}, {}, "its encoder has no norms, the new one pre-norm: use the"),
     "shallower": ("prenorm_6l", {"encoder_layers": 3}, {},
                   "its encoder has 3 layers, the new one 2: use --encoder-layers 3 or more"),
@@ -185,6 +197,17 @@ def test_what_does_not_fit_is_refused_in_one_line(case, trained, build):
         build(f"transformer_{arch}", init_from=str(path), **flags)
     assert str(refused.value).startswith(f"--init-from {path}: {problem}")
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("setting", [{"encoder_layers": "x"}, {"layer_agg": "new"}, {"max_source_positions": -1}])
+def test_settings_of_which_no_model_can_be_built(setting, trained, build):
+    _, path = trained("prenorm_6l", **STOCK)
+    state = torch.load(path, weights_only=False)
+    vars(state["args"]).update(setting)
+    torch.save(state, path)
+    with pytest.raises(UsageError, match="no model can be built of its settings") as refused:
+        build("transformer_prenorm_6l", init_from=str(path), **STOCK)
+    assert str(refused.value).startswith(f"--init-from {path}: ") and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("known", ["in itself", "beside it"])

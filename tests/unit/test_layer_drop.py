@@ -8,6 +8,8 @@ import torch
 from fairseq.models.transformer import TransformerModel, base_architecture
 
 from fairseq_deep.core.layers import LayerDrop
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.training import check_training
 from tests.conftest import make_batch, tiny_flags
 
 RATES = {"encoder_layerdrop": 0.4, "decoder_layerdrop": 0.4}
@@ -97,3 +99,11 @@ def test_all_layers_run_in_evaluation(build, dictionary):
     whole.load_state_dict(model.state_dict())
     assert torch.equal(model.eval()(*batch)[0], whole.eval()(*batch)[0])
     assert not torch.equal(measure(model, batch, 0)[0], measure(whole, batch, 0)[0])
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, float("nan")])
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_a_rate_that_is_no_probability_is_rejected(side, rate):
+    flags = {"ddp_backend": "pytorch_ddp", f"{side}_layerdrop": rate}
+    with pytest.raises(UsageError, match=rf"--{side}-layerdrop {rate} must be in \[0, 1\)"):
+        check_training(argparse.Namespace(**flags))

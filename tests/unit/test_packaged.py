@@ -482,7 +482,8 @@ def test_merges_are_those_of_the_package(load, with_merges, tmp_path):
 
 @pytest.mark.parametrize("content, said", [
     (b"#version: 0.2\nw 1\nw\n", "line 3 must be two sub-words"), (b"a b c\n", "line 1 must be two"),
-    (b"a b\n\n", "line 2 must be two"), (b"\xff b\n", "must be UTF-8"),
+    (b"a b\n\n", "line 2 must be two"), (b"\xff b\n", "must be UTF-8"), (b"", "line 1 must be two sub-words"),
+    (b"#version: 0.9\nw 1\n", "line 1 must be"),
 ])  # fmt: skip
 def test_broken_merges(content, said, with_merges, capsys, tmp_path):
     shutil.copytree(with_merges, tmp_path / "made")

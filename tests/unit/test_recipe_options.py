@@ -1,5 +1,6 @@
 """The options of the recipes: what is accepted, what is refused, and what the real job would run (--dry-run)."""
 
+import gzip
 import os
 import re
 import shlex
@@ -140,7 +141,7 @@ def test_every_file_that_decides_what_is_installed_changes_the_stamp(tmp_path):
     ("the same code", "which differs from"),
 ])  # fmt: skip
 def test_the_environment_of_the_user_is_checked_once(tmp_path, lacks, said):
-    """And not again by a script that this one calls."""
+    """And not again by a script that this one calls. The clone in the working directory is not what commands import."""
     (tmp_path / "bin").mkdir()
     if lacks == "fairseq":
         (tmp_path / "fairseq.py").write_text("raise ImportError")
@@ -157,7 +158,7 @@ def test_the_environment_of_the_user_is_checked_once(tmp_path, lacks, said):
     environment = {**os.environ, "FAIRSEQ_DEEP_ENV": "current", "PATH": path, "PYTHONPATH": str(tmp_path)}
     once = f". '{ROOT}/examples/common/env.sh'; ensure_env"
     script = f'{once} && bash -c "{once}"'
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.returncode == (1 if lacks else 0) and said in done.stderr and done.stderr.count("\n") == bool(lacks)
     assert (tmp_path / "calls").read_text().count("call") == 1
 
@@ -387,6 +388,19 @@ def test_a_plan_says_what_a_cpu_cannot_do(own_text):
     assert warnings("--ngpu", "0", "--stage", "5", *data) == []
     assert warnings("--ngpu", "0", *data, script=OWN) == []
     assert warnings("--ngpu", "1", "--conf", "base", *data, script=OWN) == [pairs]
+    assert warnings("--ngpu", "0", *data, "--", "--stop-time-hours", "1") == [pairs]
+    for lang in ("fr", "it"):
+        text = own_text / f"train.{lang}"
+        (own_text / f"train.{lang}.gz").write_bytes(gzip.compress(text.read_bytes()))
+        text.unlink()
+    assert warnings("--ngpu", "8", *data) == [pairs]
+
+
+@pytest.mark.parametrize("flag", ["--max-update", "--max-epoch", "--encoder-layers", "--encoder-ffn-embed-dim"])
+def test_flags_that_a_plan_counts_with_are_whole_numbers(flag):
+    for value in ("1e5", "x", "-1", "08", "a[$(exit 1)]"):
+        for words in ((flag, value), (f"{flag}={value}",)):
+            assert refused("--", *words) == f"error: {flag} takes a whole number, not '{value}'\n"
 
 
 def test_own_text_is_dlcl_at_the_size_that_is_asked_for(own_text, tmp_path):

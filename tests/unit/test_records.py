@@ -37,9 +37,11 @@ SUMMARY = {"bleu": {"mean": 12.3, "std": 0.5, "min": 12, "max": 13}, "seeds": [1
     (1 << 53, records.number(0, 1 << 60), "not a number from"),
     (math.nan, records.figure, ""),
     (True, records.figure, "is True, not a number"),
-    (1e300, records.figure, "not a number"),
+    (1e300, records.figure, ""),
+    (10**400, records.figure, "not a number"),
     ("nan", records.numeral, ""),
     ("-1.5e-07", records.numeral, ""),
+    ("3.27339e+150", records.numeral, ""),
     ("1_0", records.numeral, "is '1_0', not a number"),
     ("9" * 5000, records.numeral, "not a number"),
     ("10", records.count, ""),
@@ -244,6 +246,17 @@ def test_a_comparison_of_many_pairs_is_no_paired_bootstrap(tmp_path):
     against = {"system": "exp/other", "pairs": {"en-de": 9.5}}
     record = {**RECORD, "scores": {"test": {"sacrebleu": {"bleu": 12.3, "against": against}}}}
     assert main(["report", str(make_run(tmp_path / "run", record))]) == 0
+
+
+def test_a_diverged_training_is_drawn(tmp_path, capsys):
+    """fairseq logs a perplexity of 2^loss: matplotlib fails near the largest double, and draws no infinity."""
+    run = make_run(tmp_path / "run", {**RECORD, "valid_ppl": 1.7e308})
+    worse = {**LOGGED, "num_updates": "20", "loss": "500", "ppl": "3.27339e+150", "gnorm": "1.7e308"}
+    valid = {**VALID, "valid_loss": "1000", "valid_ppl": "1.07151e+301"}
+    (run / "train.jsonl").write_text("\n".join(map(json.dumps, (LOGGED, worse, valid))))
+    assert main(["plot", "run", str(run), "--output", str(tmp_path / "a.svg"), "--csv", str(tmp_path / "a.csv")]) == 0
+    assert "1.07e+301" in capsys.readouterr().out and ",ppl,20,3.27339e+150" in (tmp_path / "a.csv").read_text()
+    assert main(["report", str(run)]) == 0
 
 
 @pytest.fixture

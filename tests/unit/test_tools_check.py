@@ -212,8 +212,32 @@ def nested(levels, value=0):
 ])  # fmt: skip
 def test_settings_of_which_no_model_can_be_built(check, tmp_path, cfg, said):
     torch.save(state(cfg=cfg), tmp_path / "c.pt")
-    assert check(tmp_path / "c.pt")[0::2] == (1, [f"a setting that is refused: {said}"])
+    code, _, problems, _ = check(tmp_path / "c.pt")
+    assert code == 1 and problems[-1] == f"a setting that is refused: {said}"
     with pytest.raises(safe_load.CheckpointError, match="refused, because"):
+        safe_load.load(str(tmp_path / "c.pt"))
+
+
+@pytest.mark.parametrize("flags, said", [
+    ({"encoder_attention_heads": 3}, "--encoder-embed-dim 512 is not divisible by --encoder-attention-heads 3"),
+    ({"decoder_layers": -1}, "--decoder-layers must be a whole number of at least 0 (-1): change it"),
+    ({"encoder_layers": "x"}, "--encoder-layers must be a whole number of at least 0 (x): change it"),
+    ({"max_source_positions": -5}, "--max-source-positions must be a whole number of at least 1 (-5): change it"),
+    ({"layer_agg": "new"}, "unknown --layer-agg new"), ({"decoder_attn": 5}, ""),
+    ({"encoder_layers": 10**9}, "it has fewer tensors than 1,000,000,000 layers"),
+])  # fmt: skip
+def test_settings_that_contradict_each_other(check, tmp_path, flags, said):
+    torch.save(state(cfg={"model": {"_name": "transformer_dlcl_6l", **flags}}), tmp_path / "c.pt")
+    code, _, [problem], _ = check(tmp_path / "c.pt")
+    assert code == 1 and problem.startswith(f"no model can be built of its settings: {said}")
+
+
+@pytest.mark.skipif(not safe_load.NAMED_SAFE_GLOBALS, reason="older torch follows all instructions")
+@pytest.mark.parametrize("content, protocol, code", [(state(), 4, 149), (state(cfg={"lr": 1 << 9999}), 2, 139)])
+def test_instructions_that_loading_refuses(check, tmp_path, content, protocol, code):
+    torch.save(content, tmp_path / "c.pt", pickle_protocol=protocol)
+    assert any(f"asks for pickle instruction {code}, " in problem for problem in check(tmp_path / "c.pt")[2])
+    with pytest.raises(safe_load.CheckpointError, match=f"asks for pickle instruction {code}"):
         safe_load.load(str(tmp_path / "c.pt"))
 
 

@@ -24,7 +24,8 @@ def place(tmp_path):
     for name in ("run/averaged.pt", "run/RESULT.json", "run/train.sh", "run/train.jsonl", "run/test.hyp.de",
                  "run/test.ref.de", "run/data-bin/dict.en.txt", "run/data-bin/dict.de.txt", "run/text/bpe/code",
                  "lone.pt", "dict.en.txt", "dict.de.txt", "code", "steps.json", "in.txt", "hyp.txt", "ref.txt",
-                 "gen.txt", "log.jsonl", "pairs/test.en-de.hyp", "pairs/test.en-de.ref", "other.pt"):  # fmt: skip
+                 "gen.txt", "log.jsonl", "pairs/test.en-de.hyp", "pairs/test.en-de.ref", "other.pt", "pkg/config.json",
+                 "pkg/model.safetensors", "epochs/checkpoint1.pt", "epochs/checkpoint2.pt"):  # fmt: skip
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}\n")
     return tmp_path
@@ -43,6 +44,8 @@ CASES = {  # command with OUT for the output, and inputs that OUT must not be
                  ["run/train.jsonl", "run/averaged.pt", "log.jsonl"]),
     "diagnose": (["diagnose", "run/data-bin", "--path", "lone.pt", "--json", "OUT"],
                  ["lone.pt", "run/data-bin/dict.en.txt"]),
+    "diagnose flags": (["diagnose", "run/data-bin", "--arch", "dlcl --init-from=lone.pt", "--encoder-embed-path",
+                        "in.txt", "--json", "OUT"], ["lone.pt", "in.txt"]),
     "report": (["report", "run", "--generate-output", "gen.txt", "--output", "OUT"],
                [*RUN, "run/test.hyp.de", "run/RESULT.json", "gen.txt"]),
     "score": (["score", "--sys", "hyp.txt", "--ref", "ref.txt", "--against", "run", "--json", "OUT"],
@@ -50,6 +53,9 @@ CASES = {  # command with OUT for the output, and inputs that OUT must not be
     "score generated": (["score", "--generate-output", "gen.txt", "--hypotheses", "OUT"], ["gen.txt"]),
     "score pairs": (["score", "--multilingual", "pairs", "--json", "OUT"], ["pairs/test.en-de.ref"]),
     "average": (["average", "--inputs", "lone.pt", "other.pt", "--output", "OUT"], ["lone.pt", "other.pt"]),
+    "average the last": (["average", "--dir", "epochs", "--last", "1", "--output", "OUT"],
+                         ["epochs/checkpoint1.pt", "epochs/checkpoint2.pt"]),
+    "average packages": (["average", "--inputs", "pkg/model.safetensors", "--output", "OUT"], ["pkg/config.json"]),
     "export": (["export", "lone.pt", "--output", "OUT"], ["lone.pt"]),
     "export run": (["export", "run", "--output", "OUT"], ["run/averaged.pt"]),
 }  # fmt: skip
@@ -71,6 +77,16 @@ def test_no_command_writes_over_its_input(case, place, monkeypatch, capsys):
             assert Path(name).read_text() == "{}\n"
         os.remove("link")
         os.remove("hard")
+
+
+def test_standard_input_is_an_input(place, monkeypatch):
+    """A file that the shell has opened for the command."""
+    monkeypatch.chdir(place)
+    words = ["score", "--sys", "-", "--ref", "ref.txt", "--json", "in.txt"]
+    with open("in.txt") as stream:
+        done = subprocess.run([*COMMAND, *words], stdin=stream, env={**os.environ, **TOLD}, capture_output=True)
+    assert done.returncode == 2 and b"cannot write in.txt: it is an input (standard input)" in done.stderr
+    assert Path("in.txt").read_text() == "{}\n"
 
 
 def test_new_files_and_what_the_command_wrote_itself_are_no_inputs(place):
@@ -102,20 +118,66 @@ def test_closed_and_full_streams(redirection, status, told, words):
     assert done.returncode == status and len(lines) <= 1 and (told in done.stderr if told else not lines), done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_leaves_no_temporary_file(number, tmp_path):
-    """A command that is writing its output when the signal comes."""
+@pytest.mark.parametrize("words", [["translate", "lone.pt"], ["translate", "lone.pt", "--line-by-line"],
+                                   ["score", "--sys", "-", "--ref", "ref.txt"]])  # fmt: skip
+@pytest.mark.parametrize("closed", [True, False])
+def test_standard_input_that_cannot_be_read(words, closed, place, monkeypatch, capsys):
+    """Closed by the caller, so that Python has none, or opened for writing only."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("fairseq_deep.tools.translate.load", lambda *_: None)
+    with open("w", "wb") as stream:
+        unreadable = io.TextIOWrapper(io.BufferedReader(io.FileIO(os.dup(stream.fileno()), "rb")))
+    monkeypatch.setattr(sys, "stdin", None if closed else unreadable)
+    assert main.main(words) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and ("standard input is closed" if closed else "Bad file descriptor") in told, told
+    assert "standard output" not in told
+
+
+def test_a_file_that_cannot_be_accessed_is_one_line(monkeypatch, capsys):
+    def run(_):
+        os.listdir("no\nsuch")
+
+    monkeypatch.setattr("fairseq_deep.tools.path.run", run)
+    assert main.main(["path"]) == 2
+    assert capsys.readouterr().err == "fairseq-deep path: cannot access no\\nsuch: No such file or directory\n"
+
+
+def begin(tmp_path, finish, *launcher):
+    """Start a command that is writing its output; *finish* is what it does then."""
     code = "import sys, time; from fairseq_deep.tools import main, path, new_folder, replacing\n"
     code += "def run(args):\n    with replacing('out') as a, open(a, 'w'), new_folder('dir'):\n"
-    code += "        open('begun', 'w').close(); time.sleep(60)\n"
-    code += "path.run = run; sys.exit(main.main(['path']))"
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, **TOLD})
+    code += "        open('begun', 'w').close(); " + finish + "\n"
+    code += "    return 0\npath.run = run; sys.exit(main.main(['path']))"
+    process = subprocess.Popen([*launcher, sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, **TOLD})
     end = time.time() + 60
     while not (tmp_path / "begun").exists() and time.time() < end:
         time.sleep(0.02)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_temporary_file(number, tmp_path):
+    """A command that is writing its output when the signal comes."""
+    process = begin(tmp_path, "time.sleep(60)")
     process.send_signal(number)
     assert process.wait(30) == -number
     assert os.listdir(tmp_path) == ["begun"]
+
+
+def test_a_second_signal_does_not_end_the_removal(tmp_path):
+    """systemd can send SIGHUP right after SIGTERM."""
+    finish = "import os, shutil; rmtree = shutil.rmtree; shutil.rmtree = lambda *a, **b: " \
+        "(os.kill(os.getpid(), 1), rmtree(*a, **b)); os.kill(os.getpid(), 15)"
+    assert begin(tmp_path, finish).wait(30) == -signal.SIGTERM
+    assert os.listdir(tmp_path) == ["begun"]
+
+
+def test_a_signal_that_the_caller_ignores_stays_ignored(tmp_path):
+    process = begin(tmp_path, "time.sleep(2)", "nohup")
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(30) == 0
+    assert sorted(os.listdir(tmp_path)) == ["begun", "dir", "out"]
 
 
 @pytest.mark.parametrize("given", ["in.txt", "-"])

@@ -185,6 +185,9 @@ def test_from_python(trained):
         translator.translate(["We see.", "We see. " * POSITIONS])
     with pytest.raises(UsageError, match="takes a list of strings"):
         translator.translate_nbest("We see.")
+    for lines, kind in ((b"We see.", "int"), ([b"We see."], "bytes"), (["We see.", None], "NoneType")):
+        with pytest.raises(UsageError, match=f"is of type {kind}; it must be a string"):
+            translator.translate(lines)
     with pytest.raises(UsageError, match="Translator has no model"):
         Translator([])
     for name, value in (("constraints", "ordered"), ("score_reference", True)):
@@ -204,6 +207,16 @@ def test_languages_are_those_of_the_data(trained, alone, tmp_path):
     for given, languages in cases:
         task = build_task(find_bundle(str(folder / "averaged.pt"), **given), config).cfg
         assert f"{task.source_lang} {task.target_lang}" == languages, given
+
+
+def test_a_model_is_not_used_in_its_reverse_direction(trained):
+    """Its joint dictionary would take any text."""
+    path = str(trained)
+    config = load_state(find_bundle(path))["cfg"]
+    for given in ({"source_lang": "de", "target_lang": "en"}, {"source_lang": "de"}, {"target_lang": "en"}):
+        with pytest.raises(UsageError, match=r"averaged.pt translates en to de, not .*; omit -s and -t$"):
+            build_task(find_bundle(path, **given), config)
+    assert build_task(find_bundle(path, source_lang="en", target_lang="de"), config).cfg.source_lang == "en"
 
 
 @pytest.mark.parametrize("command", ["translate", "package", "export"])
@@ -264,6 +277,8 @@ BAD = {
     "merges are missing": (lambda folder: (folder / "code").unlink(), ["{model}"],
                            "{parts} has sub-words, and there are no merges to cut words with: give --bpe-codes"),
     "not merges": (damage("code"), ["{model}"], "{parts}/code has no merges of subword-nmt: Error: invalid line 1"),
+    "other merges": (lambda folder: (folder / "code").write_text("#version: 0.9\na b\n"), ["{model}"],
+                     "{parts}/code has merges of version 0.9; subword-nmt supports 0.1 and 0.2"),
     "no object": (damage("steps.json"), ["{model}"], "{parts}/steps.json: "),
     "no language": (no_languages, ["{model}"], "{model} does not name its languages, and {parts} does not tell them: "
                     "give --source-lang and --target-lang"),

@@ -187,6 +187,8 @@ HOSTILE = [
     (checkpoint(task__data="${oc.env:SECRET}"), "data = ${oc.env:SECRET}"),
     (checkpoint(task__data=AnyNode("${oc.env:SECRET}")), "data = ${oc.env:SECRET}"),
     (checkpoint(task__data="${model.data}"), "data = ${model.data}"),
+    (checkpoint(task__lang_pairs=["a-b", "a-x/../../c"]), "lang_pairs = a-x/../../c"),
+    (checkpoint(task__mono_langs="a,/tmp"), "mono_langs = a,/tmp"),
     (checkpoint(task="${task.data}"), "task = ${task.data}"),
     (checkpoint(criterion="ctc"), "criterion = ctc"),
     (checkpoint(task__data="fasta", task__dataset_impl="fasta"), "dataset_impl = fasta"),
@@ -335,7 +337,7 @@ def test_old_checkpoints_and_shared_parts_name_no_files():
 def test_the_lists_name_every_setting_of_a_file():
     """Of fairseq and of this package, as far as names tell."""
     odd = re.compile(r"path|file|dir(?!ection)|codes|merges|vocab|json|yaml|pretrained|_from$|_dict$|checkpoint"
-                     r"|url|repo|save|vocoder|lexicon|kenlm|init_method")  # fmt: skip
+                     r"|url|repo|save|vocoder|lexicon|kenlm|init_method|_data$")  # fmt: skip
     harmless = {"best_checkpoint_metric", "checkpoint_suffix", "pretrained"}
     found = set()
     for registry in (models.MODEL_REGISTRY, tasks.TASK_REGISTRY, criterions.CRITERION_REGISTRY, encoders.BPE_REGISTRY):

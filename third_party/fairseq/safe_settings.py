@@ -41,8 +41,8 @@ ALLOWED = {
 
 FILES = """
 baseline_model bpe_codes bpe_merges bpe_vocab bpe_vocab_file config_yaml decoder_embed_path embed_path
-encoder_embed_path ema_seed_model fixed_dictionary gpt2_encoder_json gpt2_vocab_bpe init_from label_dir lang_dict
-lang_to_offline_shard_ratio lm_path load_pretrained_decoder_from load_pretrained_encoder_from
+encoder_embed_path ema_seed_model extra_data fixed_dictionary gpt2_encoder_json gpt2_vocab_bpe init_from label_dir
+lang_dict lang_to_offline_shard_ratio lm_path load_pretrained_decoder_from load_pretrained_encoder_from
 load_pretrained_mbart_encoder_from load_pretrained_mbart_decoder_from multitask_config_yaml pretrained_checkpoint
 pretrained_mlm_checkpoint pretrained_xlm_checkpoint quantization_config_path replace_unk sampling_weights_from_file
 save_predictions sentencepiece_model sentencepiece_model_path source_dict target_dict vocoder w2v_path wer_args
@@ -54,6 +54,8 @@ aim_repo data distributed_init_method finetune_from_model input local_cache_path
 restore_file results_path save_dir tensorboard_logdir user_dir wandb_project
 """.split()
 """Settings of the run that wrote the checkpoint. Nothing opens them where it is used, but for the data: see `drop`."""
+LANGUAGES = re.compile(r"(\w+_)?(lang|langs|lang_pairs)")
+"""Settings whose values become parts of the names of files and directories."""
 STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
 """Where Hydra's configuration of logging writes."""
 FETCHED = {
@@ -110,7 +112,7 @@ def is_allowed(key, value, known):
         return False
     if key in ALLOWED:
         return isinstance(value, str) and (value in ALLOWED[key] or is_of_a_user(key, value))
-    if key in ("source_lang", "target_lang"):  # a part of a file's name
+    if LANGUAGES.fullmatch(key):
         return not (isinstance(value, str) and ("/" in value or "${" in value)) or value in known
     for pattern, least, most in RANGES:
         if pattern.fullmatch(key):

@@ -10,9 +10,13 @@ die() {
   exit 2
 }
 
+absolute() {
+  [[ $1 == /* ]] && echo "$1" || echo "$PWD/$1"
+}
+
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 [[ $# == 1 && $1 != -* ]] || die "usage: $0 VENV (a folder that is not there yet)"
-venv=$1
+venv=$(absolute "$1")
 [[ ! -e $venv ]] || die "$venv exists; give another name"
 
 (cd "$here" && sha256sum --quiet -c SHA256SUMS >/dev/null 2>&1) ||
@@ -27,6 +31,8 @@ tag=${fairseq#*-cp3}
 wanted=3.${tag%%-*}
 cure="set PYTHON=/path/to/python$wanted"
 python=$(command -v "${PYTHON:-python$wanted}") || die "${PYTHON:-python$wanted} is not there; $cure"
+python=$(absolute "$python")
+cd "$here/wheels" # Python imports modules of the current directory, and this one holds nothing but listed wheels
 found=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || die "$python does not run"
 [[ $found == "$wanted" ]] || die "$python is Python $found, and these wheels are for $wanted; $cure"
 

@@ -7,6 +7,17 @@ from fairseq_deep.core.stack import Stack
 
 from .alignment import check_alignment
 
+_LEAST = {
+    **{"encoder_embed_dim": 1, "encoder_attention_heads": 1, "encoder_ffn_embed_dim": 0, "encoder_layers": 0},
+    **{"max_source_positions": 1, "max_target_positions": 1},
+}
+"""Least values of sizes, of the decoder like the encoder."""
+_SHARES = (
+    *("dropout", "attention_dropout", "activation_dropout", "relu_dropout", "adaptive_softmax_dropout"),
+    *("encoder_layerdrop", "decoder_layerdrop"),
+)
+"""Probabilities."""
+
 
 def check_flags(flags: Any, stacks: Dict[str, Stack]) -> None:
     """Refuse what the methods of *stacks* cannot do with fairseq's own flags.
@@ -37,16 +48,7 @@ def check_sizes(args: Any, task: Any) -> None:
     interval = getattr(args, "log_depth_interval", None)
     if interval is not None and interval < 1:
         raise UsageError(f"--log-depth-interval {interval} logs nothing: use 1 or more, or leave it out")
-    for side in ("encoder", "decoder"):
-        names = ("embed_dim", "attention_heads", "ffn_embed_dim")
-        dim, heads, ffn = (getattr(args, f"{side}_{name}", None) for name in names)
-        for size, least, name in ((dim, 1, "embed-dim"), (heads, 1, "attention-heads"), (ffn, 0, "ffn-embed-dim")):
-            if size is not None and size < least:
-                raise UsageError(f"--{side}-{name} must be {least} or more ({size}): change it")
-        if dim and heads and dim % heads:
-            raise UsageError(
-                f"--{side}-embed-dim {dim} is not divisible by --{side}-attention-heads {heads}: change one of them"
-            )
+    check_numbers(args)
     if getattr(args, "share_all_embeddings", False):
         if task.source_dictionary != task.target_dictionary:
             raise UsageError(
@@ -59,6 +61,27 @@ def check_sizes(args: Any, task: Any) -> None:
                 "or use --share-decoder-input-output-embed"
             )
     _check_widths(args)
+
+
+def check_numbers(args: Any) -> None:
+    """Refuse numbers of which fairseq builds no model, or one that fails.
+
+    Raises:
+        UsageError: one line that names the flags and the cure
+    """
+    for name, value in vars(args).items():
+        least = _LEAST.get(name.replace("decoder_", "encoder_"))
+        if least is not None and value is not None and not (isinstance(value, int) and value >= least):
+            raise UsageError(f"{_dashed(name)} must be a whole number of at least {least} ({value}): change it")
+        is_share = name in _SHARES and value is not None
+        if is_share and not (isinstance(value, (int, float)) and 0 <= value <= 1):
+            raise UsageError(f"{_dashed(name)} must be a number from 0 to 1 ({value}): change it")
+    for side in ("encoder", "decoder"):
+        dim, heads = (getattr(args, f"{side}_{name}", None) for name in ("embed_dim", "attention_heads"))
+        if dim and heads and dim % heads:
+            raise UsageError(
+                f"--{side}-embed-dim {dim} is not divisible by --{side}-attention-heads {heads}: change one of them"
+            )
 
 
 def _check_widths(args: Any) -> None:

@@ -7,7 +7,7 @@ functions know flat names only, so the groups are flattened before an architectu
 import argparse
 import functools
 from dataclasses import fields
-from typing import Any, Dict, FrozenSet
+from typing import Any, Dict, FrozenSet, Optional
 
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerConfig, base_architecture
@@ -28,14 +28,14 @@ def _filled() -> FrozenSet[str]:
 
 
 @functools.cache
-def known_flags() -> Dict[str, Any]:
-    """All flags of a model, by flat name, with their type on the command line (None: any)."""
+def known_flags() -> Dict[str, Optional[argparse.Action]]:
+    """All flags of a model, by flat name, with their actions on the command line (None: any value)."""
     parser = argparse.ArgumentParser(add_help=False)
     ARCH_MODEL_REGISTRY["deep_transformer"].add_args(parser)
     config = TransformerConfig()
     names = {f"{group}_{field.name}" for group in GROUPS for field in fields(getattr(config, group))}
     names |= {field.name for field in fields(config)} - {*GROUPS}
-    return {**dict.fromkeys(names | _filled()), **{action.dest: action.type for action in parser._actions}}
+    return {**dict.fromkeys(names | _filled()), **{action.dest: action for action in parser._actions}}
 
 
 def is_filled(config: Any) -> bool:
@@ -67,18 +67,28 @@ def flatten(config: Any) -> None:
 
 
 def _suggest(flag: str, group: Any) -> str:
-    names = [name for name in known_flags() if not group or name.startswith(f"{group}_")]
+    names = [name for name in known_flags() if "__" not in name and name.startswith(f"{group}_" if group else "")]
     text = nearest(flag, names)
     return text.replace(f"{group}_", f"{group}.", 1) if group else text
 
 
-def _check(path: str, value: Any, kind: Any) -> Any:
+def _check(path: str, value: Any, action: Optional[argparse.Action]) -> Any:
     """*value* as a command line would give it."""
     if path.endswith("layers_to_keep") and isinstance(value, list):
         return ",".join(map(str, value))
-    numbers = {int: int, float: (int, float)}
-    if kind in numbers and value is not None and (isinstance(value, bool) or not isinstance(value, numbers[kind])):
-        raise UsageError(f"{path}: not {'an integer' if kind is int else 'a number'} ({value!r}); correct the value")
+    if action is None or value is None:
+        return value
+    if action.nargs == 0:
+        wanted, right = "true or false", value in (True, False)
+    elif action.type in (int, float):
+        kinds = (int,) if action.type is int else (int, float)
+        wanted = "an integer" if action.type is int else "a number"
+        right = isinstance(value, kinds) and not isinstance(value, bool)
+    else:
+        wanted = f"one of {', '.join(action.choices or ())}"
+        right = not action.choices or value in action.choices
+    if not right:
+        raise UsageError(f"{path}: not {wanted} ({value!r}); correct the value")
     return value
 
 

@@ -32,6 +32,7 @@ from fairseq_deep.core.stack import Stack
 from fairseq_deep.plugin.compat import load_checkpoint, model_flags
 
 from .checkpoints import upgrade
+from .checks import check_numbers
 from .description import SIDES, describe
 from .dictionaries import KEY, sum_of, sums
 
@@ -120,9 +121,15 @@ def _read(path: str, model: nn.Module, task: Any) -> Source:
     if known is not TransformerModel and not isinstance(model, known or ()):
         raise UsageError(f"--init-from {path}: it is a model {arch}, neither one of this package nor a transformer")
     flags._name = arch  # which tells flags of a checkpoint from those of a command line
-    ARCH_CONFIG_REGISTRY[arch](flags)
+    try:
+        ARCH_CONFIG_REGISTRY[arch](flags)
+        check_numbers(flags)
+        stacks = describe(flags)
+    except Exception as error:  # settings of any kind set off what they like in fairseq
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"--init-from {path}: no model can be built of its settings ({reason})") from error
     upgrade(model, weights)
-    return Source(path, arch, weights, describe(flags), _find_dictionaries(path, state, task))
+    return Source(path, arch, weights, stacks, _find_dictionaries(path, state, task))
 
 
 def _find_dictionaries(path: str, state: Dict[str, Any], task: Any) -> Dict[str, str]:
@@ -143,11 +150,19 @@ def _norms(stack: Stack) -> str:
     return ("pre-norm" if stack.pre_norm else "post-norm") if has_norms(stack) else "no norms"
 
 
-def _fitting(kind: str) -> str:
-    """The architectures whose layers have norms of *kind*."""
-    names = {"post-norm": "transformer_postnorm_*, such as --arch transformer_postnorm_12l",
-             "pre-norm": "transformer_prenorm_*, such as --arch transformer_prenorm_12l"}  # fmt: skip
-    return f"an architecture {names[kind]}" if kind in names else "the --deep-init of its training"
+def _fitting(kind: str, new: Stack) -> str:
+    """Return the flags with which *new* would have norms of *kind*; its encoder is checked first."""
+    names = {"post-norm": "postnorm", "pre-norm": "prenorm"}
+    if new.aggregator.name == "dlcl":
+        names = {"post-norm": "dlcl_postnorm", "pre-norm": "dlcl"}
+    if kind not in names:
+        return "use the --deep-init of its training"
+    if new.side == "decoder" and kind == "pre-norm":
+        return "add --decoder-normalize-before"
+    arch = f"transformer_{names[kind]}_{new.layers}l"
+    arch = arch if new.side == "encoder" and arch in ARCH_CONFIG_REGISTRY else f"transformer_{names[kind]}_12l"
+    both = " --encoder-normalize-before" if new.side == "decoder" else ""
+    return f"use an architecture transformer_{names[kind]}_*, such as --arch {arch}{both}"
 
 
 def _check_stack(source: Source, old: Stack, new: Stack) -> None:
@@ -161,7 +176,7 @@ def _check_stack(source: Source, old: Stack, new: Stack) -> None:
         )
     kinds = [_norms(stack) for stack in (old, new)]
     if kinds[0] != kinds[1]:
-        raise source.refuse(f"its {side} has {kinds[0]}, the new one {kinds[1]}: use {_fitting(kinds[0])}")
+        raise source.refuse(f"its {side} has {kinds[0]}, the new one {kinds[1]}: {_fitting(kinds[0], new)}")
     if old.layout.split != new.layout.split:
         raise source.refuse(
             f"the layers of --layer-agg {old.aggregator.name} ({side}) are not those of {new.aggregator.name}: "

@@ -1,5 +1,6 @@
 """Refuse flags of fairseq's trainer that cannot be right with this package, or on this machine."""
 
+import glob
 import logging
 import os
 import tempfile
@@ -89,12 +90,25 @@ def _check_model(flags: Any) -> None:
     adaptive, criterion = getattr(flags, "adaptive_softmax_cutoff", None), getattr(flags, "criterion", None) or ""
     if adaptive and "cross_entropy" in criterion:
         raise UsageError(f"--adaptive-softmax-cutoff is not made for --criterion {criterion}: use adaptive_loss")
+    for name in ("encoder_layerdrop", "decoder_layerdrop"):
+        if not 0 <= (getattr(flags, name, None) or 0) < 1:
+            raise UsageError(f"--{name.replace('_', '-')} {getattr(flags, name)} must be in [0, 1)")
+    _check_alignments(flags, criterion)
+    if criterion == "adaptive_loss" and not adaptive:
+        raise UsageError("--criterion adaptive_loss needs --adaptive-softmax-cutoff: add that, or use cross_entropy")
+
+
+def _check_alignments(flags: Any, criterion: str) -> None:
+    """Refuse supervised alignments that nothing learns from."""
     supervised = getattr(flags, "load_alignments", False) and criterion == ALIGNING
     if getattr(flags, "alignment_layer", None) is not None and not supervised:
         raise UsageError(f"--alignment-layer has no effect without --load-alignments and --criterion {ALIGNING}; "
                          "add both, or omit it")  # fmt: skip
-    if criterion == "adaptive_loss" and not adaptive:
-        raise UsageError("--criterion adaptive_loss needs --adaptive-softmax-cutoff: add that, or use cross_entropy")
+    data = str(getattr(flags, "data", None) or "").split(os.pathsep)[0]
+    split = getattr(flags, "train_subset", None) or "train"
+    if supervised and os.path.isdir(data) and not glob.glob(f"{glob.escape(data)}/{split}.align.*.idx"):
+        raise UsageError(f"--load-alignments: {data} has no alignments of {split}; "
+                         "run fairseq-preprocess with --align-suffix")  # fmt: skip
 
 
 def _check_init_from(flags: Any) -> None:

@@ -1,17 +1,20 @@
-"""Refuse ``--eval-bleu-args`` that would end a training at its first validation."""
+"""Refuse settings of ``--eval-bleu`` that would end a training at its first validation."""
 
+import argparse
 import json
 from dataclasses import fields
 from typing import Any, Dict
 
+from fairseq.data import data_utils, encoders
 from fairseq.dataclass.configs import GenerationConfig
 
 from fairseq_deep.core.registry import UsageError, nearest
+from fairseq_deep.runtime.records import is_number
 
 # the least value of each number; a search with less has no hypothesis, or divides by zero
 LEAST = {"beam": 1, "nbest": 1, "max_len_a": 0, "max_len_b": 0, "min_len": 0, "no_repeat_ngram_size": 0}
 TYPES = {int: int, float: (int, float), bool: bool}
-OTHER_OUTPUT = ("constraints", "score_reference")
+OTHER_OUTPUT = ("constraints", "score_reference", "print_alignment")
 
 
 def check_evaluation(flags: Any) -> None:
@@ -22,7 +25,7 @@ def check_evaluation(flags: Any) -> None:
     """
     if not getattr(flags, "eval_bleu", False):
         return
-    _read(flags, "eval_bleu_detok_args")
+    _check_text(flags)
     given, known = _read(flags, "eval_bleu_args"), {field.name: field.type for field in fields(GenerationConfig)}
     for name, value in given.items():
         if name not in known:
@@ -45,6 +48,23 @@ def check_evaluation(flags: Any) -> None:
         raise _refuse(f"diverse_beam_groups does not divide beam ({groups}); change one of them")
 
 
+def _check_text(flags: Any) -> None:
+    """Refuse a detokeniser or a removal of sub-words that this fairseq cannot run."""
+    name, options = getattr(flags, "eval_bleu_detok", None), _read(flags, "eval_bleu_detok_args")
+    try:
+        encoders.build_tokenizer(argparse.Namespace(tokenizer=name, **options))
+    except Exception as error:
+        known = ", ".join(sorted(encoders.TOKENIZER_REGISTRY))
+        problem = f"cannot build {name} ({type(error).__name__}: {error}); use one of {known}"
+        raise _refuse(problem, "eval_bleu_detok") from error
+    symbol = getattr(flags, "eval_bleu_remove_bpe", None)
+    try:
+        data_utils.post_process("", symbol)
+    except NotImplementedError as error:
+        problem = f"unknown kind of sub-words ({symbol}); use @@ or sentencepiece"
+        raise _refuse(problem, "eval_bleu_remove_bpe") from error
+
+
 def _refuse(problem: str, flag: str = "eval_bleu_args") -> UsageError:
     return UsageError(f"--{flag.replace('_', '-')}: {problem}")
 
@@ -53,7 +73,7 @@ def _read(flags: Any, flag: str) -> Dict[str, Any]:
     text = getattr(flags, flag, None) or "{}"
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _refuse(f"not JSON ({text}); use '{{\"beam\": 4}}'", flag) from error
     if not isinstance(value, dict):
         raise _refuse(f"not a JSON object ({text}); use '{{\"beam\": 4}}'", flag)
@@ -62,7 +82,8 @@ def _read(flags: Any, flag: str) -> Dict[str, Any]:
 
 def _check_value(name: str, value: Any, kind: Any) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind is not None and (not isinstance(value, kind) or (kind is not bool and not number)) or value != value:
+    wrong = kind is not None and (not isinstance(value, kind) or (kind is not bool and not number))
+    if wrong or number and not is_number(value):
         raise _refuse(f"{name} has the wrong type ({json.dumps(value)}); correct the value")
     if name in LEAST and value < LEAST[name]:
         raise _refuse(f"{name} is too low ({value}); use {LEAST[name]} or more")

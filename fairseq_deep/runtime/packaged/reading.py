@@ -7,6 +7,7 @@ checked before anything is made of them.
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 import re
@@ -90,10 +91,14 @@ def check_merges(folder: str, name: str) -> None:
     path = place(folder, name)
     try:
         with open(path, encoding="utf-8") as stream:
-            for number, line in enumerate(stream, 1):
-                is_version = number == 1 and re.fullmatch(r"#version: \d+(\.\d+)*\s*", line)
-                if not is_version and len(line.strip("\r\n ").split(" ")) != 2:
-                    raise PackageError(f"{path}: line {number} must be two sub-words ({line[:40]!r}); copy it again")
+            for number, line in enumerate(itertools.chain([stream.readline()], stream), 1):  # of an empty file "", too
+                if number == 1 and line.startswith("#version:"):
+                    right = re.fullmatch(r"#version: 0\.[12](\.0)*\s*", line)
+                else:
+                    right = len(line.strip("\r\n ").split(" ")) == 2
+                if not right:
+                    kind = "two sub-words, or on top #version: 0.2"
+                    raise PackageError(f"{path}: line {number} must be {kind} ({line[:40]!r}); copy it again")
     except UnicodeDecodeError as error:
         raise PackageError(f"{path}: must be UTF-8 ({error.reason}); copy it again") from error
 
