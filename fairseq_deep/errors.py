@@ -1,7 +1,6 @@
 """The exception for mistakes in the input, and text from elsewhere in a form that a terminal can show."""
 
 import unicodedata
-from typing import Optional
 
 
 class UsageError(Exception):
@@ -17,7 +16,7 @@ class UsageError(Exception):
         return f"fairseq_deep: {printable(' '.join(str(self).split()), None)}"
 
 
-def printable(text: object, limit: Optional[int] = 200) -> str:
+def printable(text: object, limit: int | None = 200) -> str:
     """*text* without anything that acts on a terminal or breaks a line.
 
     Control and format characters, line separators and surrogates become backslash escapes. More than *limit*

@@ -2,8 +2,8 @@
 
 import re
 
+from fairseq_deep.core.description import DECODER, SIDED
 from fairseq_deep.plugin.architectures import ARCHITECTURES
-from fairseq_deep.plugin.models.description import DECODER, SIDED
 
 PRENORM, POSTNORM, LSTM = (f"transformer_{name}_2l2l_tiny" for name in ("prenorm", "postnorm", "lstm"))
 DLCL = "transformer_dlcl_2l2l_tiny"
@@ -50,7 +50,6 @@ _OPTIONS = [
     (PRENORM, {"decoder_attn": "average", "average_ffn": True}),
     (PRENORM, {"relative_positions": 2, "relative_values": True}),
     (POSTNORM, {"relative_positions": 2, "decoder_attn": "merged-self", "checkpoint_activations": True}),
-    (PRENORM, {"cross_self_attention": True}),
     (PRENORM, {"share_all_embeddings": True, "layernorm_embedding": True, "decoder_learned_pos": True}),
     ("transformer_prenorm_6l_big_encoder", {"encoder_layers": 2, "decoder_layers": 2, "decoder_memory": "layerwise"}),
 ]

@@ -6,7 +6,6 @@ trainings.
 """
 
 from dataclasses import dataclass
-from typing import Dict, Optional, Tuple
 
 PAPERS = {
     "W19": "Wang et al., 2019, Learning Deep Transformer Models for Machine Translation",
@@ -31,7 +30,7 @@ class System:
     label: str
     words: str
     paper: str = "-"
-    depth: Optional[int] = None
+    depth: int | None = None
     line: str = ""
 
 
@@ -71,9 +70,9 @@ class Claim:
     source: str
     sentence: str
     group: str
-    systems: Tuple[System, ...]
-    statements: Tuple[Statement, ...]
-    extras: Tuple[str, ...] = ()
+    systems: tuple[System, ...]
+    statements: tuple[Statement, ...]
+    extras: tuple[str, ...] = ()
 
 
 def _layers(encoder: int, decoder: int = 6) -> str:
@@ -84,7 +83,7 @@ def _both(layers: int) -> str:
     return _layers(layers, layers)
 
 
-def _best(left: str, measure: str, *others: str) -> Tuple[Statement, ...]:
+def _best(left: str, measure: str, *others: str) -> tuple[Statement, ...]:
     return tuple(Statement("fits", left, right, measure=measure) for right in others)
 
 
@@ -102,7 +101,7 @@ _DLCL = {
     30: System("dlcl_30", "dlcl_6l" + _layers(30), "29.3", 30, "DLCL"),
 }
 
-CLAIMS: Dict[str, Claim] = {
+CLAIMS: dict[str, Claim] = {
     "deep-post-norm": Claim(
         "Deep post-norm stacks from Xavier's start do not train; with X20, Z19, DLCL or pre-norm they do",
         "X20 Tables 1 and 3, Z19 Table 3, W19 Table 1",

@@ -1,4 +1,4 @@
-"""``fairseq_deep/runtime/records.py`` only: importing the whole package takes seconds, and recipes start many programs."""
+"""``fairseq_deep/runtime/records.py`` only: importing the package takes seconds, and recipes start many programs."""
 
 import importlib.util
 import os

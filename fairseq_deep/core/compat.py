@@ -2,14 +2,15 @@
 
 import contextlib
 import functools
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 
 def skip_initialisation() -> Any:
-    """A context in which modules are built without memory, where torch has one (2.0 on); else a no-op."""
-    return torch.device("meta") if hasattr(torch, "set_default_device") else contextlib.nullcontext()
+    """A context in which modules are built without memory."""
+    return torch.device("meta")
 
 
 def is_compiling() -> bool:
@@ -35,12 +36,3 @@ def no_autocast(tensor: Any) -> Any:
     if kind == "meta":  # has no autocast, and the context refuses it
         return contextlib.nullcontext()
     return torch.autocast(kind, enabled=False)
-
-
-def autocast_state(device: str) -> Callable[[], Any]:
-    """What enters the autocast that is in force now for *device* ("cuda", "cpu") again, as often as it is called."""
-    if hasattr(torch, "get_autocast_dtype"):  # torch 2.4 on
-        dtype = torch.get_autocast_dtype(device)
-    else:
-        dtype = torch.get_autocast_cpu_dtype() if device == "cpu" else torch.get_autocast_gpu_dtype()
-    return functools.partial(torch.autocast, device, dtype=dtype, enabled=autocasts(device))

@@ -1,23 +1,62 @@
-"""``--fast-dropout``: dropout in a third of the time on a CPU.
+"""Dropout that can stay active in evaluation, and ``--fast-dropout``, a third of its time on a CPU.
 
-torch draws a number for each entry, which takes longer than many matrix products. Sixteen random bits an entry will do:
-four of them come from one number. The probability is exact to 2^-17, and what is kept is scaled by the one that is
-drawn with, so that the mean stays. The same seed gives the same masks, but others than without the flag.
+torch draws a number for each entry, which takes longer than many matrix products. Sixteen random bits per entry are
+enough: one number has four of them. The probability is exact to 2^-17, and kept entries are scaled by the probability
+that was drawn with, so the mean stays. The same seed gives the same masks, but not the masks without the flag.
 """
 
-import functools
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
 from .compat import is_compiling
 
 
-@torch.jit.unused
+class Dropout(nn.Module):
+    """Dropout of single entries.
+
+    Args:
+        p: probability of setting an entry to zero
+        module_name: the name that fairseq's ``--retain-dropout-modules`` selects it by
+
+    Attributes:
+        apply_during_inference: drop entries in evaluation, too
+        fast: draw masks with :func:`fast_dropout`
+    """
+
+    def __init__(self, p: float, module_name: str = ""):
+        super().__init__()
+        self.p, self.module_name = p, module_name
+        self.apply_during_inference = self.fast = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return *x* with entries dropped in training, or *x* itself."""
+        if self.p == 0 or not (self.training or self.apply_during_inference):
+            return x
+        return fast_dropout(x, self.p) if self.fast and not is_compiling() else F.dropout(x, self.p)
+
+    def make_generation_fast_(
+        self, retain_dropout: bool = False, retain_dropout_modules: Sequence[str] | None = None, **_
+    ) -> None:
+        """Follow fairseq's ``--retain-dropout`` and ``--retain-dropout-modules`` (fairseq calls it)."""
+        named = retain_dropout_modules is None or self.module_name in retain_dropout_modules
+        self.apply_during_inference = retain_dropout and named
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+def dropout_of(part: nn.Module, probability: float) -> Dropout:
+    """Dropout of *part*, named after its class."""
+    return Dropout(probability, type(part).__name__)
+
+
 def fast_dropout(x: Tensor, probability: float) -> Tensor:
-    """*x* with each entry set to zero with *probability* (0 to 1), and scaled so that its mean stays."""
+    """Set each entry of *x* to zero with *probability* (0 to 1), and scale the rest so that its mean stays."""
     dropped = round(probability * 2**16)
     if dropped == 0 or dropped == 2**16 or x.device.type != "cpu":
         return F.dropout(x, probability)
@@ -27,22 +66,10 @@ def fast_dropout(x: Tensor, probability: float) -> Tensor:
     return x * kept.mul_(2**16 / (2**16 - dropped))
 
 
-def dropout_of(part: nn.Module, probability: float) -> nn.Module:
-    """The dropout of a *part* that is no layer of fairseq's: ``--retain-dropout`` keeps it, too, while translating."""
-    return FairseqDropout(probability, module_name=type(part).__name__)
-
-
-def _forward(module: nn.Module, x: Tensor, inplace: bool = False) -> Tensor:
-    """Stands for the call of *module*, a dropout."""
-    if not (module.training or getattr(module, "apply_during_inference", False)):
-        return x
-    return F.dropout(x, module.p) if is_compiling() else fast_dropout(x, module.p)
-
-
 def speed_up_dropout(model: nn.Module) -> None:
     """Let all parts of *model* that drop entries do so with :func:`fast_dropout`."""
     for part in model.modules():
-        if isinstance(part, (FairseqDropout, nn.Dropout)):
-            part.forward = functools.partial(_forward, part)
+        if isinstance(part, Dropout):
+            part.fast = True
         elif hasattr(part, "fast_dropout"):
             part.fast_dropout = True

@@ -1,6 +1,5 @@
 """Tensors that stay exact when their model is converted to half precision."""
 
-from typing import List
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ class Exact:
     the model and the first to overflow in fp16; and a softmax or a sum over 31 entries wants exact weights.
     """
 
-    def exact_tensors(self) -> List[Tensor]:
+    def exact_tensors(self) -> list[Tensor]:
         """The parameters and buffers to keep."""
         return [self.weight]
 

@@ -6,11 +6,12 @@ Each method registers itself where it is defined, so adding a method changes no 
 
 import difflib
 import inspect
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from fairseq_deep.errors import UsageError
 
-from .stack import Choice, Stack
+from .stack import MethodConfig, Stack
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -32,7 +33,7 @@ class Method:
     """
 
     flag_prefix = ""
-    decoder_options: Tuple[str, ...] = ()
+    decoder_options: tuple[str, ...] = ()
     paper = ""
 
     @staticmethod
@@ -40,12 +41,12 @@ class Method:
         """Add the method's flags, without defaults: an architecture's preset must be able to set them."""
 
     @classmethod
-    def around(cls, options: Dict[str, Any]) -> Optional[str]:
+    def around(cls, options: dict[str, Any]) -> str | None:
         """The name of the method of the same axis that this one is built around; it gets it as *inner*."""
         return None
 
     @classmethod
-    def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
         """Refuse what the method cannot do.
 
         Args:
@@ -71,7 +72,7 @@ class Registry:
 
     def __init__(self, kind: str):
         self.kind = kind
-        self._entries: Dict[str, Any] = {}
+        self._entries: dict[str, Any] = {}
 
     def register(self, name: str) -> Callable:
         """Class decorator: make the class known as *name*.
@@ -93,10 +94,10 @@ class Registry:
         """Whether the class *entry* is one of the registered."""
         return any(known is entry for known in self._entries.values())
 
-    def names(self) -> List[str]:
+    def names(self) -> list[str]:
         return sorted(self._entries)
 
-    def classes(self) -> Dict[str, Any]:
+    def classes(self) -> dict[str, Any]:
         """The registered classes by their own names, which a package exports."""
         return {entry.__name__: entry for entry in self._entries.values()}
 
@@ -116,20 +117,20 @@ class Registry:
         """What the flags of the method *name* begin with."""
         return (self.get(name).flag_prefix or name).replace("-", "_")
 
-    def options(self, flags: Any, name: str) -> Dict[str, Any]:
+    def options(self, flags: Any, name: str) -> dict[str, Any]:
         """The options of the method *name* that *flags* have set."""
         prefix, method = self.prefix(name), self.get(name)
         known = [option for option in inspect.signature(method.__init__).parameters if option not in _PLACES]
         values = {option: getattr(flags, f"{prefix}_{option}", None) for option in known}
         return {option: value for option, value in values.items() if value is not None}
 
-    def choose(self, flags: Any, name: str) -> Choice:
+    def choose(self, flags: Any, name: str) -> MethodConfig:
         """The method *name* with the options that *flags* have set, and the one that it is built around."""
         method, options = self.get(name), self.options(flags, name)
         inner = method.around(options)
         if inner is not None:
             options["inner"] = self.choose(flags, inner)
-        return Choice(name, method, options)
+        return MethodConfig(name, method, options)
 
     def check(self, name: str) -> str:
         """*name* itself if it is registered: the ``type=`` of a command line flag."""

@@ -1,11 +1,13 @@
 """What a stack of layers is: one immutable description, which methods and layers are built from.
 
-Flags become descriptions in one place, ``models/description.py``. A description with numbers alone is enough to use a
+Flags become descriptions in one place, ``description.py``. A description with numbers alone is enough to use a
 method by itself: ``Dlcl(Stack(layers=6, dim=512))``.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Choice:
+class MethodConfig:
     """A method that was chosen on one axis.
 
     Attributes:
@@ -47,7 +49,7 @@ class Choice:
 
     name: str
     method: Any
-    options: Dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
     def build(self, *args) -> Any:
         """An instance of the method."""
@@ -69,14 +71,24 @@ class Stack:
         cross_attention: (decoder) layers attend to a source
         dropout, attention_dropout, activation_dropout: probabilities
         activation: name of the feed-forward sub-layer's activation function
+        max_positions: greatest number of tokens in a sentence
+        positions: absolute positions, "sinusoidal", "learned" or "none"
+        scale_embedding: embeddings are multiplied with sqrt(C)
+        embedding_norm: a norm follows embeddings and positions
+        final_norm: a pre-norm stack has a norm after its last layer
+        output_dim: (decoder) width before the output projection; None: C
+        tied_output: (decoder) the output projection is the embedding
         relative_positions: largest distance K of relative positions; None for none
         relative_values: these have vectors for the values, too
         recompute: activations are computed again in the backward pass
+        offload: until then, the inputs of layers wait in the CPU's memory
         layerdrop: probability with which a layer is left out in training
-        quant_noise: probability and size of blocks of fairseq's quantisation noise
-        export: norms are made for an export
+        pads_right: (decoder) targets are padded on the right, never on the left
+        aligns: (decoder) training needs attention weights, too
+        alignment_layer: (decoder) layer whose attention weights are returned, counted from 0; None: the last
+        alignment_heads: (decoder) heads that they are averaged over; None: all
         layout: what the aggregator makes of the layers
-        aggregator, init, residual, attention, memory: the methods; None where a part is built alone
+        aggregator, init, residual, attention, memory: the methods; None where a part is built by itself
     """
 
     layers: int
@@ -85,25 +97,41 @@ class Stack:
     side: str = "encoder"
     ffn_dim: int = 0
     heads: int = 1
-    other_layers: Optional[int] = None
-    memory_dim: Optional[int] = None
+    other_layers: int | None = None
+    memory_dim: int | None = None
     cross_attention: bool = True
     dropout: float = 0.0
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     activation: str = "relu"
-    relative_positions: Optional[int] = None
+    max_positions: int = 1024
+    positions: str = "sinusoidal"
+    scale_embedding: bool = True
+    embedding_norm: bool = False
+    final_norm: bool = True
+    output_dim: int | None = None
+    tied_output: bool = False
+    relative_positions: int | None = None
     relative_values: bool = False
     recompute: bool = False
+    offload: bool = False
     layerdrop: float = 0.0
-    quant_noise: Tuple[float, int] = (0.0, 8)
-    export: bool = False
+    pads_right: bool = False
+    aligns: bool = False
+    alignment_layer: int | None = None
+    alignment_heads: int | None = None
     layout: Layout = Layout()
-    aggregator: Optional[Choice] = None
-    init: Optional[Choice] = None
-    residual: Optional[Choice] = None
-    attention: Optional[Choice] = None
-    memory: Optional[Choice] = None
+    aggregator: MethodConfig | None = None
+    init: MethodConfig | None = None
+    residual: MethodConfig | None = None
+    attention: MethodConfig | None = None
+    memory: MethodConfig | None = None
+
+    @property
+    def methods(self) -> list[MethodConfig]:
+        """The methods that are chosen."""
+        chosen = (self.aggregator, self.init, self.residual, self.attention, self.memory)
+        return [choice for choice in chosen if choice is not None]
 
     @property
     def encoder_layers(self) -> int:
@@ -119,7 +147,7 @@ class Stack:
         return self.attention is not None and self.attention.method.parallel
 
     @property
-    def sublayers(self) -> Tuple[str, ...]:
+    def sublayers(self) -> tuple[str, ...]:
         """The sub-layers of a layer: of "self", "cross", "merged" and "ffn"."""
         if self.side == "encoder":
             attentions = ["self"]

@@ -11,7 +11,7 @@ import fnmatch
 import functools
 import logging
 import types
-from typing import Any, Dict, List
+from typing import Any
 
 from fairseq.data import Dictionary
 from fairseq.models import register_model_architecture
@@ -34,7 +34,7 @@ def _depth_name(encoder: int, decoder: int) -> str:
     return f"{encoder}l" if decoder == 6 else f"{encoder}l{decoder}l"
 
 
-def _initialised_rows() -> List[Architecture]:
+def _initialised_rows() -> list[Architecture]:
     """Plain stacks that differ in how they start and (DeepNet, Admin) in the residual connection that this needs."""
     rows = []
     dropouts = (("attention_dropout", 0.1), ("activation_dropout", 0.1))
@@ -66,7 +66,7 @@ def _initialised_rows() -> List[Architecture]:
     return rows
 
 
-def _depthwise_rows() -> List[Architecture]:
+def _depthwise_rows() -> list[Architecture]:
     return [
         Architecture(
             f"transformer_{name}",
@@ -83,7 +83,7 @@ def _depthwise_rows() -> List[Architecture]:
     ]
 
 
-def _compared_rows() -> List[Architecture]:
+def _compared_rows() -> list[Architecture]:
     """Systems that the papers compare with, and their relatives."""
     return [
         Architecture(
@@ -101,7 +101,7 @@ def _compared_rows() -> List[Architecture]:
     ]
 
 
-def _table() -> List[Architecture]:
+def _table() -> list[Architecture]:
     rows = [
         Architecture("transformer_prenorm_6l_big_encoder", "pre", "residual", 6, 6, "base", "27.59", "big", "W19"),
         Architecture("transformer_prenorm_6l_big", "pre", "residual", 6, 6, "big", "28.7", paper="W19"),
@@ -127,7 +127,7 @@ def _table() -> List[Architecture]:
     return rows + _depthwise_rows() + _initialised_rows() + _compared_rows()
 
 
-ARCHITECTURES: Dict[str, Architecture] = {row.name: row for row in _table()}
+ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in _table()}
 
 # the bare model, with fairseq's defaults, for those who set each flag themselves
 @register_model_architecture("deep_transformer", "deep_transformer")
@@ -159,7 +159,7 @@ for _alias in ALIASES:
     register_model_architecture("deep_transformer", _alias)(functools.partial(_apply_alias, _alias))
 
 
-def list_archs(pattern: str = "*") -> List[str]:
+def list_archs(pattern: str = "*") -> list[str]:
     """Return the names that match the shell wildcard *pattern*, as ``--arch`` takes them, in alphabetical order.
 
     The bare ``deep_transformer`` and the names of the original DLCL code work as ``--arch``, too, but are not listed.
@@ -167,7 +167,7 @@ def list_archs(pattern: str = "*") -> List[str]:
     return sorted(fnmatch.filter(ARCHITECTURES, pattern))
 
 
-def resolved_presets(name: str) -> Dict[str, Any]:
+def resolved_presets(name: str) -> dict[str, Any]:
     """Return the flags that *name* presets, with the values that its architecture function fills in.
 
     Raises:

@@ -2,9 +2,10 @@
 
 import argparse
 import os
-from typing import Any, Callable, Dict, Optional
+from collections.abc import Callable
+from typing import Any
 
-FAIRSEQ_ERROR: Optional[BaseException] = None
+FAIRSEQ_ERROR: BaseException | None = None
 """Why fairseq cannot be imported, or None if it can."""
 
 try:
@@ -13,7 +14,7 @@ except Exception as error:  # an incompatible fairseq fails in many ways; `fairs
     FAIRSEQ_ERROR = error
 
 
-def load_checkpoint(path: str) -> Dict[str, Any]:
+def load_checkpoint(path: str) -> dict[str, Any]:
     """A fairseq checkpoint as the dictionary that was saved, on the CPU.
 
     No code of the file is run wherever fairseq is the one that ``third_party/fairseq`` builds, or torch is 2.4 or
@@ -31,7 +32,7 @@ def load_checkpoint(path: str) -> Dict[str, Any]:
     return load(path, map_location="cpu")
 
 
-def register_format(ending: str, read: Callable[[str], Dict[str, Any]]) -> None:
+def register_format(ending: str, read: Callable[[str], dict[str, Any]]) -> None:
     """Have fairseq read checkpoints with names like *ending* by *read*, a function of the path.
 
     Only the fairseq that ``third_party/fairseq`` builds can be told; others stay as they are.
@@ -51,7 +52,7 @@ def reads_formats() -> bool:
     return hasattr(safe_load, "FORMATS")
 
 
-def model_flags(state: Dict[str, Any]) -> Dict[str, Any]:
+def model_flags(state: dict[str, Any]) -> dict[str, Any]:
     """The flags that the model of a checkpoint was built with."""
     flags = (state.get("cfg") or {}).get("model") or state.get("args") or {}
     return dict(flags if hasattr(flags, "keys") else vars(flags))

@@ -2,15 +2,15 @@
 
 import argparse
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 from fairseq.models.transformer import base_architecture
 from omegaconf import OmegaConf
 
 from fairseq_deep.core.aggregators import AGGREGATORS
+from fairseq_deep.core.description import AXES, DECODER, SIDED, SIDES, describe, method_name
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.models.checks import check_flags
-from fairseq_deep.plugin.models.description import AXES, DECODER, SIDED, SIDES, describe, method_name
 from fairseq_deep.plugin.models.first_look import look_at
 from fairseq_deep.plugin.models.idle_flags import settle_idle_flags
 
@@ -50,20 +50,20 @@ class Architecture:
     encoder_layers: int
     decoder_layers: int
     size: str
-    bleu: Optional[str] = None
-    encoder_size: Optional[str] = None
+    bleu: str | None = None
+    encoder_size: str | None = None
     paper: str = "-"
     vocab: int = 34040
-    options: Tuple[Tuple[str, Any], ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
 
     @property
-    def chosen(self) -> Dict[str, str]:
+    def chosen(self) -> dict[str, str]:
         """The method of the row on each axis."""
         options = {**dict(self.options), "layer_agg": self.layer_agg}
         return {axis: options.get(axis, default) for axis, (_, default) in {**SIDED, **DECODER}.items()}
 
     @property
-    def methods(self) -> Dict[str, Any]:
+    def methods(self) -> dict[str, Any]:
         """The methods of the row other than the plain ones, by name: their classes."""
         axes = {**SIDED, **DECODER}
         return {name: axes[axis][0].get(name) for axis, name in self.chosen.items() if name != axes[axis][1]}
@@ -82,9 +82,9 @@ class Architecture:
         plain = "Wang 2019" if self.norm == "pre" else "Vaswani 2017"
         return ORIGINS.get(name) or ORIGINS.get(name.partition("_")[0]) or ", ".join(dict.fromkeys(papers)) or plain
 
-    def presets(self) -> Dict[str, Any]:
+    def presets(self) -> dict[str, Any]:
         """The flags that the row presets."""
-        presets: Dict[str, Any] = {"layer_agg": self.layer_agg}
+        presets: dict[str, Any] = {"layer_agg": self.layer_agg}
         for side, size in (("encoder", self.encoder_size or self.size), ("decoder", self.size)):
             dim, ffn, heads, _ = SIZES[size]
             presets[f"{side}_embed_dim"] = dim
@@ -167,7 +167,7 @@ def apply_aggregator_presets(args: argparse.Namespace) -> None:
                 setattr(args, flag, value)
 
 
-def plain(args: Any) -> Dict[str, Any]:
+def plain(args: Any) -> dict[str, Any]:
     """Flags as a dictionary: fairseq-train has them in a namespace, fairseq-hydra-train in a configuration."""
     return dict(OmegaConf.to_container(args) if OmegaConf.is_config(args) else vars(args))
 
@@ -183,7 +183,7 @@ def _fits(args: argparse.Namespace, flag: str, value: Any) -> bool:
     return _refusal(args, {flag: value}) in (None, _refusal(args, {}))
 
 
-def _refusal(args: argparse.Namespace, more: Dict[str, Any]) -> Optional[str]:
+def _refusal(args: argparse.Namespace, more: dict[str, Any]) -> str | None:
     flags = argparse.Namespace(**{**plain(args), **more})
     base_architecture(flags)
     try:

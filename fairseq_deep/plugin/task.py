@@ -11,7 +11,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq_deep.core.decoding import PRECISIONS, has_bfloat, reduce_precision
 from fairseq_deep.core.registry import UsageError
 
-from .generator import Generator
+from .generator import AlignedGenerator, Generator
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +47,16 @@ class DeepTranslationTask(TranslationTask):
         for model in models:
             self._reduce(model)
             self._compile(model)
-        if seq_gen_cls is None and not getattr(args, "print_alignment", False):
-            seq_gen_cls = Generator
+        aligned = getattr(args, "print_alignment", None)
+        if seq_gen_cls is None:
+            seq_gen_cls = AlignedGenerator if aligned else Generator
+            if aligned:
+                options["extra_gen_cls_kwargs"] = {
+                    **(options.get("extra_gen_cls_kwargs") or {}), "print_alignment": aligned
+                }
         generator = super().build_generator(models, args, seq_gen_cls=seq_gen_cls, **options)
         if self.cfg.gnmt_lenpen:
-            _use_gnmt_lenpen(generator, args)
+            _use_gnmt_lenpen(generator)
         return generator
 
     def _compile(self, model) -> None:
@@ -85,7 +90,10 @@ class DeepTranslationTask(TranslationTask):
         logger.info(f"{count} linear layers of the decoder in {precision}, {encoded} of the encoder in bf16")
 
 
-def _use_gnmt_lenpen(generator, args) -> None:
-    if not isinstance(generator, Generator) or not generator.normalize_scores:
-        raise UsageError("--gnmt-lenpen is for a plain search: leave out --print-alignment and --unnormalized, or this")
-    generator.normalize_scores, generator.gnmt_lenpen = False, float(getattr(args, "lenpen", 1))
+def _use_gnmt_lenpen(generator) -> None:
+    if not isinstance(generator, Generator) or not generator.normalize_scores or not generator.is_supported():
+        raise UsageError(
+            "--gnmt-lenpen requires beam search with models of this package; omit it, or --unnormalized, "
+            "--constraints, --diverse-beam-groups and the like"
+        )
+    generator.gnmt_lenpen = True

@@ -1,8 +1,17 @@
-"""Translation of raw text with trained models."""
+"""Translation of raw text with trained models: packages, text before and after the model, the translator."""
 
-from .bundle import Bundle, find_bundle, search_of
-from .text import TextSteps
-from .translator import Translation, Translator, build_model, build_task, check_merges, load_state
+import importlib
 
-__all__ = ["Bundle", "TextSteps", "Translation", "Translator", "build_model", "build_task", "check_merges",
-           "find_bundle", "load_state", "search_of"]  # fmt: skip
+_HOMES = {
+    "bundle": ("Bundle", "find_bundle", "search_of"),
+    "text": ("TextSteps",),
+    "translator": ("Translation", "Translator", "build_model", "build_task", "check_merges", "load_state"),
+}
+__all__ = [name for names in _HOMES.values() for name in names]
+
+
+def __getattr__(name: str):
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,7 @@ own folder or given by hand.
 
 import dataclasses
 import os
-from typing import Any, Dict, Optional
+from typing import Any
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.plugin.compat import reads_formats
@@ -36,15 +36,15 @@ class Bundle:
 
     checkpoint: str
     data: str
-    codes: Optional[str] = None
+    codes: str | None = None
     tokenizer: str = "moses"
     lowercase: bool = False
-    source_lang: Optional[str] = None
-    target_lang: Optional[str] = None
-    beam: Optional[int] = None
-    lenpen: Optional[float] = None
-    max_len_a: Optional[float] = None
-    max_len_b: Optional[int] = None
+    source_lang: str | None = None
+    target_lang: str | None = None
+    beam: int | None = None
+    lenpen: float | None = None
+    max_len_a: float | None = None
+    max_len_b: int | None = None
     gnmt_lenpen: bool = False
 
 
@@ -73,13 +73,13 @@ def find_bundle(path: str, **given: Any) -> Bundle:
     return bundle
 
 
-def search_of(bundle: Bundle) -> Dict[str, Any]:
+def search_of(bundle: Bundle) -> dict[str, Any]:
     """Return the beam search of the experiment, with defaults for what it does not record."""
     found = {name: getattr(bundle, name) for name in DEFAULT_SEARCH}
     return {name: DEFAULT_SEARCH[name] if value is None else value for name, value in found.items()}
 
 
-def _of_package(folder: str) -> Dict[str, Any]:
+def _of_package(folder: str) -> dict[str, Any]:
     if not reads_formats():
         raise UsageError(f"{folder} is a packaged model: it takes the fairseq that third_party/fairseq builds")
     config = packaged.read_config(folder)
@@ -91,7 +91,7 @@ def _of_package(folder: str) -> Dict[str, Any]:
     return {"checkpoint": checkpoint, "data": folder, "codes": codes, **languages, **steps, **config["search"]}
 
 
-def _of_recipe(folder: str) -> Dict[str, Any]:
+def _of_recipe(folder: str) -> dict[str, Any]:
     checkpoints = [os.path.join(folder, name) for name in CHECKPOINTS]
     checkpoint = next(filter(os.path.isfile, checkpoints), None)
     if checkpoint is None:
@@ -104,12 +104,12 @@ def _of_recipe(folder: str) -> Dict[str, Any]:
     return {**found, **_prepared(os.path.join(folder, "text", "bpe"))}
 
 
-def _beside(checkpoint: str) -> Dict[str, Any]:
+def _beside(checkpoint: str) -> dict[str, Any]:
     folder = os.path.dirname(checkpoint) or "."
     return {"checkpoint": checkpoint, "data": folder, **_prepared(folder)}
 
 
-def _prepared(folder: str) -> Dict[str, Any]:
+def _prepared(folder: str) -> dict[str, Any]:
     """How the text was prepared: the merges in *folder*, and what its ``steps.json`` says."""
     codes = [os.path.join(folder, name) for name in CODES]
     found = read_json(os.path.join(folder, "steps.json"), STEPS, "correct it", UsageError)

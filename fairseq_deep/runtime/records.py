@@ -17,7 +17,8 @@ import math
 import os
 import re
 import stat
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Type
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 LARGEST_FILE = 1 << 28
 """Bytes of the largest record that is read."""
@@ -39,7 +40,7 @@ class Check(NamedTuple):
         return self.holds(value)
 
 
-class exactly(Dict[str, Any]):
+class exactly(dict[str, Any]):
     """A schema of an object that has all of these names and no other."""
 
 
@@ -126,7 +127,7 @@ def parse(content: str) -> Any:
     return found
 
 
-def once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object of *pairs*, whose names differ.
 
     Raises:
@@ -196,7 +197,7 @@ def _short(words: str) -> str:
     return plain if len(plain) <= 60 else plain[:57] + "..."
 
 
-def read_json(path: str, schema: Any, cure: str, refuse: Type[Exception] = RecordError) -> Any:
+def read_json(path: str, schema: Any, cure: str, refuse: type[Exception] = RecordError) -> Any:
     """Return the content of the file, or an empty object where there is no file.
 
     Args:
@@ -217,7 +218,7 @@ def read_json(path: str, schema: Any, cure: str, refuse: Type[Exception] = Recor
     return found
 
 
-def read_json_lines(path: str, schema: Any) -> Iterator[Dict[str, Any]]:
+def read_json_lines(path: str, schema: Any) -> Iterator[dict[str, Any]]:
     """Yield the objects of a file with one on each line; none where there is no file.
 
     A line that is not JSON is skipped: a full disk or a power cut can tear one.
@@ -237,7 +238,7 @@ def read_json_lines(path: str, schema: Any) -> Iterator[Dict[str, Any]]:
         yield found
 
 
-def _read(path: str, refuse: Type[Exception], errors: str = "strict") -> Optional[str]:
+def _read(path: str, refuse: type[Exception], errors: str = "strict") -> str | None:
     try:
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode):  # to open a FIFO would wait for whoever writes to it
@@ -259,7 +260,7 @@ RERUN = "run the recipe again with --stage 7"
 LARGEST_NUMBER = 1_000_000
 """No size, position or depth of a model is above it."""
 TOKENIZERS = ("moses", "none")
-SEARCH: Dict[str, Check] = {
+SEARCH: dict[str, Check] = {
     "beam": whole(1, 1000),
     "lenpen": number(0, 100),
     "gnmt_lenpen": truth,

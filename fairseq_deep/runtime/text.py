@@ -3,7 +3,6 @@
 import contextlib
 import io
 import re
-from typing import Optional
 
 from fairseq_deep.core.registry import UsageError
 
@@ -24,7 +23,7 @@ class TextSteps:
     """
 
     def __init__(
-        self, source_lang: str, target_lang: str, codes: Optional[str], tokenizer: str = "moses", lowercase=False
+        self, source_lang: str, target_lang: str, codes: str | None, tokenizer: str = "moses", lowercase=False
     ):
         self.lowercase, self.tokenizer, self.segmenter, self.cut = lowercase, None, None, None
         self.pieces = codes is not None and codes.endswith(".model")
@@ -44,14 +43,14 @@ class TextSteps:
             raise UsageError(f"{error.name} is missing: pip install {error.name.replace('_', '-')}") from error
 
     @property
-    def kind(self) -> Optional[str]:
+    def kind(self) -> str | None:
         """Whose sub-words these are; None: words are units."""
         if self.cut is None:
             return None
         return "sentencepiece" if self.pieces else "subword-nmt"
 
     @property
-    def symbol(self) -> Optional[str]:
+    def symbol(self) -> str | None:
         """What is taken out between sub-words, as fairseq's ``--remove-bpe`` does; None: nothing."""
         if self.cut is None:
             return None

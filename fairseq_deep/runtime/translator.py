@@ -5,8 +5,9 @@ import dataclasses
 import math
 import os
 import re
+from collections.abc import Iterator, Sequence
 from operator import eq
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union, overload
+from typing import Any, overload
 
 import torch
 from fairseq import checkpoint_utils, utils
@@ -48,7 +49,7 @@ class Translator:
 
     def __init__(
         self,
-        models: Union[str, os.PathLike, Bundle, Sequence[Union[str, os.PathLike, Bundle]]],
+        models: str | os.PathLike | Bundle | Sequence[str | os.PathLike | Bundle],
         precision: str = "fp32",
         batch_size: int = 64,
         max_tokens: int = 4000,
@@ -92,7 +93,7 @@ class Translator:
                 " an ensemble shares that"
             )
 
-    def _build(self, bundle: Bundle, state: Dict[str, Any], generation: Any) -> torch.nn.Module:
+    def _build(self, bundle: Bundle, state: dict[str, Any], generation: Any) -> torch.nn.Module:
         model = build_model(bundle, state, state["cfg"].model, self.task)
         model.to(self.device).eval()
         model.prepare_for_inference_(argparse.Namespace(generation=generation))
@@ -102,7 +103,7 @@ class Translator:
     def translate(self, text: str) -> str: ...
 
     @overload
-    def translate(self, text: Sequence[str]) -> List[str]: ...
+    def translate(self, text: Sequence[str]) -> list[str]: ...
 
     def translate(self, text):
         """Translate a string to a string, or a list of strings to the list of their best translations.
@@ -120,7 +121,7 @@ class Translator:
         best = [hypotheses[0].text for hypotheses in self._fill(found, encoded)]
         return best[0] if isinstance(text, str) else best
 
-    def translate_nbest(self, lines: Sequence[str]) -> List[List[Translation]]:
+    def translate_nbest(self, lines: Sequence[str]) -> list[list[Translation]]:
         """Return the *nbest* hypotheses of each line with their scores, best first.
 
         An empty line has one empty hypothesis. A line with more tokens than the models have positions has none.
@@ -132,9 +133,9 @@ class Translator:
             raise UsageError("translate_nbest() takes a list of strings, not a string; put it in a list")
         return self._fill(*self._encode(lines))
 
-    def _encode(self, lines: Sequence[str]) -> Tuple[List[List[Translation]], Dict[int, torch.Tensor]]:
+    def _encode(self, lines: Sequence[str]) -> tuple[list[list[Translation]], dict[int, torch.Tensor]]:
         """Return the hypotheses that need no search, for each line, and the tokens of the lines to search."""
-        found: List[List[Translation]] = [[] for _ in lines]
+        found: list[list[Translation]] = [[] for _ in lines]
         encoded = {}
         for number, line in enumerate(lines):
             if not isinstance(line, str):
@@ -147,15 +148,15 @@ class Translator:
                 encoded[number] = tokens
         return found, encoded
 
-    def _fill(self, found: List[List[Translation]], encoded: Dict[int, torch.Tensor]) -> List[List[Translation]]:
+    def _fill(self, found: list[list[Translation]], encoded: dict[int, torch.Tensor]) -> list[list[Translation]]:
         for numbers in self._batches(encoded):
             for number, hypotheses in zip(numbers, self._search([encoded[number] for number in numbers])):
                 found[number] = [self._finish(each) for each in hypotheses[: self.nbest]]
         return found
 
-    def _batches(self, encoded: Dict[int, torch.Tensor]) -> Iterator[List[int]]:
+    def _batches(self, encoded: dict[int, torch.Tensor]) -> Iterator[list[int]]:
         """Lines of like lengths, the longest first: what does not fit into memory shows at once."""
-        batch: List[int] = []
+        batch: list[int] = []
         longest = 0
         for number in sorted(encoded, key=lambda each: -len(encoded[each])):
             longest = max(longest, len(encoded[number]))
@@ -166,7 +167,7 @@ class Translator:
         if batch:
             yield batch
 
-    def _search(self, tokens: List[torch.Tensor]) -> List[List[Dict[str, torch.Tensor]]]:
+    def _search(self, tokens: list[torch.Tensor]) -> list[list[dict[str, torch.Tensor]]]:
         """Hypotheses of the sentences in order, which the collater sorts by length."""
         dataset = self.task.build_dataset_for_inference(tokens, [len(each) for each in tokens])
         sample = dataset.collater([dataset[index] for index in range(len(tokens))])
@@ -175,13 +176,13 @@ class Translator:
         hypotheses = dict(zip(order, self.task.inference_step(self.generator, self.models, sample)))
         return [hypotheses[index] for index in range(len(tokens))]
 
-    def _finish(self, hypothesis: Dict[str, torch.Tensor]) -> Translation:
+    def _finish(self, hypothesis: dict[str, torch.Tensor]) -> Translation:
         tokens = hypothesis["tokens"].int().cpu()
         words = self.task.target_dictionary.string(tokens, self.text.symbol)
         return Translation(self.text.finish(words), float(hypothesis["score"]) / math.log(2))
 
 
-def load_state(bundle: Bundle) -> Dict[str, Any]:
+def load_state(bundle: Bundle) -> dict[str, Any]:
     """The checkpoint, with settings of today's form.
 
     Raises:
@@ -196,7 +197,7 @@ def load_state(bundle: Bundle) -> Dict[str, Any]:
     return state
 
 
-def build_model(bundle: Bundle, state: Dict[str, Any], flags: Any, task: DeepTranslationTask) -> torch.nn.Module:
+def build_model(bundle: Bundle, state: dict[str, Any], flags: Any, task: DeepTranslationTask) -> torch.nn.Module:
     """The model of a checkpoint.
 
     Args:
@@ -233,9 +234,9 @@ def _dictionary(path: str):
         raise UsageError(f"{path} is no dictionary of fairseq: {' '.join(str(error).split())}") from error
 
 
-def _languages(bundle: Bundle, source: Optional[str], target: Optional[str]) -> List[str]:
+def _languages(bundle: Bundle, source: str | None, target: str | None) -> list[str]:
     """Return both languages; the data directory names the missing ones, by its binarised data or its dictionaries."""
-    pair: List[Optional[str]] = [source, target]
+    pair: list[str | None] = [source, target]
     if not all(pair) and os.path.isdir(bundle.data):
         inferred = [name for name in data_utils.infer_language_pair(bundle.data) if name not in (None, "None")]
         matches = (re.match(r"dict\.([^.]+)\.txt$", name) for name in os.listdir(bundle.data))

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, Optional
+from typing import Any
 
 from fairseq_deep.errors import UsageError as UserError
 from fairseq_deep.plugin import compat
@@ -38,7 +38,7 @@ def format_table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), inden
     return "\n".join(lines)
 
 
-def check_outputs(outputs: Sequence[Optional[str]], inputs: Sequence[Optional[str]], own: Sequence[str] = ()) -> None:
+def check_outputs(outputs: Sequence[str | None], inputs: Sequence[str | None], own: Sequence[str] = ()) -> None:
     """Raise `UserError` if an output cannot be written, is given twice, or would replace an input.
 
     Files are compared by identity, also through symbolic and hard links. All files in an input directory, and in that

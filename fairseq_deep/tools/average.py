@@ -8,7 +8,7 @@ import argparse
 import os
 import re
 import sys
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from fairseq_deep.errors import printable
 from fairseq_deep.tools import UserError, at_least_one, check_outputs, load_checkpoint, save_checkpoint
@@ -197,7 +197,7 @@ def _higher_is_better(path: str, metric: str) -> bool:
     config: Any = (state.get("cfg") or {}).get("checkpoint") or state.get("args")
     if isinstance(config, argparse.Namespace):
         config = vars(config)
-    saved: Optional[bool] = (config or {}).get("maximize_best_checkpoint_metric")
+    saved: bool | None = (config or {}).get("maximize_best_checkpoint_metric")
     words = metric.lower().replace("_", " ")
     by_name = True if _HIGHER_IS_BETTER.search(words) else False if _LOWER_IS_BETTER.search(words) else None
     if saved is None and by_name is None:

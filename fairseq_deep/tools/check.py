@@ -16,7 +16,7 @@ import stat
 import struct
 import tarfile
 import tempfile
-from typing import Any, BinaryIO, Optional
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -124,9 +124,9 @@ def _contradictions(state: dict[str, Any]) -> list[str]:
     """Why this package builds no model of the settings; empty also if they are of another model."""
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
+    from fairseq_deep.core.description import describe
     from fairseq_deep.plugin.models.checks import check_flags, check_numbers
     from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-    from fairseq_deep.plugin.models.description import describe
 
     arch = _name(state)
     if ARCH_MODEL_REGISTRY.get(arch) is not DeepTransformerModel:
@@ -170,7 +170,7 @@ def _archive(path: str) -> tuple[list[tuple[str, str]], list[str]]:
     return rows + [("uninspected", ", ".join(dark))] * bool(dark), problems
 
 
-def _member(opened: Any, name: str) -> Optional[list[str]]:
+def _member(opened: Any, name: str) -> list[str] | None:
     """What of a file in an archive is out of the ordinary; None: it is neither a checkpoint nor text."""
     start = opened.read(4)
     opened.seek(0)

@@ -33,8 +33,7 @@ def check_package() -> None:
 
 def find_problem(model: Any, flags: Any, source: Any, target: Any) -> str:
     """Return what of a plain model CTranslate2 does not compute, and the cure if there is one; "" if it does all."""
-    for flag in ("adaptive_softmax_cutoff", "no_cross_attention", "cross_self_attention", "base_layers",
-                 "encoder_xformers_att_config", "decoder_xformers_att_config"):  # fmt: skip
+    for flag in ("adaptive_softmax_cutoff", "no_cross_attention", "cross_self_attention"):
         if getattr(flags, flag, None):
             return f"--{flag.replace('_', '-')}, which CTranslate2 has not"
     if flags.activation_fn not in ACTIVATIONS:

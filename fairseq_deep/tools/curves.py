@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Optional
+from typing import Any
 
 from fairseq_deep.runtime.records import LOGGED, check, numeral, parse
 from fairseq_deep.tools import UserError, check_outputs, figures, format_table, read_lines, write_text
@@ -67,7 +67,7 @@ def _find(place: str) -> str:
     return found
 
 
-def find_log(folder: str) -> Optional[str]:
+def find_log(folder: str) -> str | None:
     """The log of the training in the folder of a recipe, if it has any line yet."""
     paths = (os.path.join(folder, name) for name in PLACES)
     return next((path for path in paths if os.path.isfile(path) and os.path.getsize(path)), None)
@@ -187,7 +187,7 @@ def _look(index: int) -> dict[str, Any]:
     return {"color": figures.COLOURS[colour], "linestyle": ("-", "--", ":", "-.")[turn % 4]}
 
 
-def _draw_curves(axes: Any, curves: Run, parts: Sequence[Optional[str]], index: int) -> None:
+def _draw_curves(axes: Any, curves: Run, parts: Sequence[str | None], index: int) -> None:
     training, validation = (curves.get(part or "", {}) for part in parts)
     if training:
         width, alpha = (0.9, 0.55) if parts[1] else (1.3, 0.9)

@@ -14,7 +14,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 from fairseq_deep.tools import UserError, check_fairseq, check_outputs, figures, format_table, write_text
 from fairseq_deep.tools.measuring import RATIOS, SIDES, fresh, mean_of, measure, trained
@@ -144,7 +144,7 @@ def _comparison(results: list[dict[str, Any]]) -> str:
     return format_table(rows, right=range(1, 7))
 
 
-def _spread(norms: list[float]) -> Optional[float]:
+def _spread(norms: list[float]) -> float | None:
     return norms[-1] / norms[0] if norms and norms[0] else None
 
 
@@ -152,7 +152,7 @@ def _at(values: Sequence[float], index: int) -> str:
     return _number(values[index]) if 0 <= index < len(values) else ""
 
 
-def _number(value: Optional[float]) -> str:
+def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.3f}" if 0.1 <= abs(value) < 1000 or value == 0 else f"{value:.2e}"

@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Optional
 
 from fairseq_deep.tools import format_table
 from fairseq_deep.tools.machine import Check, check_compiler, check_cpu, check_python, check_space
@@ -269,7 +268,7 @@ def _text_tools() -> Iterator[Check]:
             yield Check(package, "no", "not installed", f"needed for {purpose}", f"pip install {package}")
 
 
-def _try_import(name: str) -> tuple[Optional[object], str]:
+def _try_import(name: str) -> tuple[object | None, str]:
     """Return a module and "", or None and why it cannot be imported. What it prints is swallowed."""
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

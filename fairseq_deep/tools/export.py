@@ -154,8 +154,8 @@ def plain_flags(path: str, state: dict[str, Any], format: str) -> argparse.Names
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
     from fairseq.models.transformer import TransformerModel
 
+    from fairseq_deep.core.description import describe
     from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-    from fairseq_deep.plugin.models.description import describe
 
     flags = argparse.Namespace(**model_flags(state))
     flags.arch = getattr(flags, "arch", None) or getattr(flags, "_name", None)

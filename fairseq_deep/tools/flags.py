@@ -3,8 +3,8 @@
 import argparse
 import inspect
 import json
-from collections.abc import Iterator
-from typing import Any, Callable, Optional
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from fairseq_deep.tools import UserError, check_fairseq, format_table
 
@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _select(records: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    from fairseq_deep.core.description import REGISTRIES
     from fairseq_deep.core.registry import nearest
-    from fairseq_deep.plugin.models.description import REGISTRIES
 
     wanted = name.lstrip("-").replace("_", "-")
     methods = {method for registry in REGISTRIES for method in registry.names()}
@@ -57,8 +57,8 @@ def _records() -> Iterator[dict[str, Any]]:
     from fairseq.models.transformer import TransformerModel
     from fairseq.tasks.translation import TranslationTask
 
+    from fairseq_deep.core.description import DECODER, SIDED
     from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-    from fairseq_deep.plugin.models.description import DECODER, SIDED
     from fairseq_deep.plugin.task import DeepTranslationTask
 
     axes = {**SIDED, **DECODER}
@@ -79,7 +79,7 @@ def _records() -> Iterator[dict[str, Any]]:
 
 def _owners() -> Iterator[tuple[str, tuple[Any, list[str], Any]]]:
     """Yield each flag of a method: its name in the arguments, its registry, its methods, its default in new models."""
-    from fairseq_deep.plugin.models.description import REGISTRIES
+    from fairseq_deep.core.description import REGISTRIES
 
     for registry in REGISTRIES:
         for name in registry.names():
@@ -110,7 +110,7 @@ def added(ours: Callable[[Any], None], stock: Callable[[Any], None]) -> dict[str
 
 
 def _record(
-    action: argparse.Action, axis: str, methods: list[str], default: Any, choices: Optional[list[str]] = None
+    action: argparse.Action, axis: str, methods: list[str], default: Any, choices: list[str] | None = None
 ) -> dict[str, Any]:
     kinds = {int: "int", float: "float"}
     kind = "switch" if action.nargs == 0 else kinds.get(action.type, "str")

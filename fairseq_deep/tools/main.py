@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn, Optional
+from typing import Any, NoReturn
 
 from fairseq_deep.errors import printable
 from fairseq_deep.tools import (
@@ -51,7 +51,7 @@ class _Parser(argparse.ArgumentParser):
                 stream.write(message)
 
 
-def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the arguments of the sub-command that `argv` names; `run` is its function. Exits if they are wrong."""
     parser = _Parser(prog="fairseq-deep", description="Tools for deep Transformers in fairseq.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -72,7 +72,7 @@ def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     return args
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run ``fairseq-deep`` with `argv` (default: those of the process) and return its exit code."""
     name = "fairseq-deep"
     try:

@@ -3,8 +3,8 @@
 import os
 import shlex
 import sys
-from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from fairseq_deep.tools import UserError
 

@@ -10,7 +10,7 @@ import re
 import statistics
 import sys
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 from fairseq_deep.tools import UserError, format_table, read_lines
 
@@ -19,7 +19,7 @@ FOUR = ("de", "zh", "br", "te")
 DIRECTIONS = ("en-xx", "xx-en", "zero-shot")
 
 
-def score_folder(folder: str, metric: Any, against: Optional[str] = None) -> dict[str, Any]:
+def score_folder(folder: str, metric: Any, against: str | None = None) -> dict[str, Any]:
     """Return BLEU of each pair, and their means.
 
     Args:
@@ -96,7 +96,7 @@ def _summary(name: str, pairs: Sequence[str], scores: Any, others: Any, texts: A
     return found
 
 
-def language_accuracy(hypotheses: dict[str, list[str]]) -> Optional[float]:
+def language_accuracy(hypotheses: dict[str, list[str]]) -> float | None:
     """Return the mean over pairs of the share of hypotheses (%) that py3langid takes for the target language.
 
     None without that package, with a warning.

@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 from fairseq_deep.runtime.records import RERUN, RESULT, SEEDS, read_json
 from fairseq_deep.tools import UserError, at_least_one, check_outputs, curves, figures, read_lines, samples, write_text
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def gather(folder: str, count: int, generated: Optional[str] = None) -> dict[str, Any]:
+def gather(folder: str, count: int, generated: str | None = None) -> dict[str, Any]:
     """Return what the template shows of the experiment in *folder*.
 
     Args:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from typing import Any, Optional
+from typing import Any
 
 from fairseq_deep.tools import UserError, read_lines
 from fairseq_deep.tools.generated import Sentences, best, read_generated
@@ -11,7 +11,7 @@ LINKS = re.compile(r"(\d{1,6}-\d{1,6})( \d{1,6}-\d{1,6})*")
 WIDEST = 40  # tokens of a sentence whose alignment is still drawn
 
 
-def choose(folder: str, flags: dict[str, str], count: int, generated: Optional[str] = None) -> dict[str, Any]:
+def choose(folder: str, flags: dict[str, str], count: int, generated: str | None = None) -> dict[str, Any]:
     """Choose at most *count* sentences of the experiment in *folder*, by their place in the test set.
 
     Args:
@@ -31,7 +31,7 @@ def choose(folder: str, flags: dict[str, str], count: int, generated: Optional[s
     return {"samples": chosen, "sentences": len(found)}
 
 
-def _from_recipe(folder: str, source: Optional[str], target: Optional[str]) -> list[dict[str, Any]]:
+def _from_recipe(folder: str, source: str | None, target: str | None) -> list[dict[str, Any]]:
     translations = os.path.join(folder, f"test.hyp.{target}")
     if not os.path.isfile(translations):
         return []
@@ -93,7 +93,7 @@ def _joined(line: str) -> str:
     return re.sub(r"@@( |$)", "", line)
 
 
-def _chrf(ours: str, reference: str) -> Optional[float]:
+def _chrf(ours: str, reference: str) -> float | None:
     try:
         from sacrebleu.metrics import CHRF
     except ImportError:

@@ -14,7 +14,7 @@ import argparse
 import json
 import re
 import sys
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from fairseq_deep.tools import (
     UserError,
@@ -236,7 +236,7 @@ def _read_generated(args: argparse.Namespace) -> Texts:
     return Texts([detokenize(hypotheses[key]) for key in order], ordered, path, sources)
 
 
-def _detokenizer(lang: Optional[str]):
+def _detokenizer(lang: str | None):
     if lang is None:
         return lambda line: line
     try:

@@ -4,7 +4,8 @@ import math
 import os
 import pickle
 import zipfile
-from typing import Any, BinaryIO, Callable, NamedTuple, Optional
+from collections.abc import Callable
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -115,7 +116,7 @@ def read_structure(stream: BinaryIO, zipped: bool) -> Structure:
     return Structure(state, asked, problems)
 
 
-def read_pickle(stream: BinaryIO, storages: Optional[list[Storage]] = None) -> tuple[Any, set[str]]:
+def read_pickle(stream: BinaryIO, storages: list[Storage] | None = None) -> tuple[Any, set[str]]:
     """Return what the next pickle in *stream* holds, with stand-ins, and names and instructions that are not allowed.
 
     Args:

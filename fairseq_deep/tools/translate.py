@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Optional, TextIO
+from typing import Any, TextIO
 
 from fairseq_deep.tools import UserError, at_least_one, check_fairseq, check_outputs, read_lines, replacing, stdin
 
@@ -147,7 +147,7 @@ def split(lines: Iterable[str], size: int) -> Iterator[list[str]]:
 class Progress:
     """One line on a terminal that says how far a file is; *total* None: nothing is shown."""
 
-    def __init__(self, total: Optional[int]):
+    def __init__(self, total: int | None):
         self.total, self.begun = total, time.time()
         self.shown = total is not None and sys.stderr.isatty()
 

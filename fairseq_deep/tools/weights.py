@@ -7,7 +7,7 @@ out if |w| < 0.1 or if |w| is below 5 % of its row's largest, and (c) the weight
 import argparse
 import json
 import os
-from typing import Any, Optional
+from typing import Any
 
 from fairseq_deep.tools import (
     UserError,
@@ -77,7 +77,7 @@ def load_weights(path: str) -> dict[str, Any]:
     return matrices
 
 
-def _column(asked: Optional[int], matrices: dict[str, Any]) -> int:
+def _column(asked: int | None, matrices: dict[str, Any]) -> int:
     side, matrix = next(iter(matrices.items()))
     depth = len(matrix.values) - 1
     if asked is not None and not 0 <= asked <= depth:

@@ -58,7 +58,6 @@ CASES = {
     "admin_merged": plain("postnorm", "--deep-init", "admin", "--decoder-attn", "merged"),
     "rezero": plain("postnorm", "--deep-init", "rezero"),
     "tfixup": plain("postnorm", "--deep-init", "tfixup"),
-    "cross_self": plain("postnorm", "--cross-self-attention"),
 }
 
 

@@ -212,7 +212,6 @@ REFUSED = {
     "adaptive softmax": ("prenorm_6l", {"adaptive_softmax_cutoff": "10,20", "criterion": "adaptive_loss"},
                          "--adaptive-softmax-cutoff, which CTranslate2 has not"),
     "no source": ("prenorm_6l", {"no_cross_attention": True}, "--no-cross-attention, which CTranslate2 has not"),
-    "both in one": ("prenorm_6l", {"cross_self_attention": True}, "--cross-self-attention, which CTranslate2 has not"),
     "no layers": ("prenorm_6l", {"encoder_layers": 0}, "no layers (encoder), where CTranslate2 needs one"),
     "a narrow output": ("prenorm_6l", {"decoder_output_dim": 8}, "a --decoder-output-dim of its own: the export has"),
 }  # fmt: skip

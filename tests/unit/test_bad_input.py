@@ -87,8 +87,9 @@ def test_unknown_architecture_names_the_nearest():
         ("transformer_dlcl_6l", {"encoder_layers_to_keep": "0,2"}, "leave out --encoder-layers-to-keep"),
         ("transformer_prenorm_6l", {"decoder_output_dim": 8, "share_decoder_input_output_embed": True},
          "--decoder-output-dim 8 is not the width of the shared embeddings, 16: leave it out"),
-        ("transformer_prenorm_6l", {"decoder_embed_dim": 8, "cross_self_attention": True},
-         "--cross-self-attention needs equal widths"),
+        *(("transformer_prenorm_6l", {flag: value}, f"--{flag.replace('_', '-')} is not supported")
+          for flag, value in (("cross_self_attention", True), ("encoder_xformers_att_config", "{}"),
+                              ("decoder_xformers_att_config", "{}"), ("base_layers", 1), ("char_inputs", True))),
         ("transformer_prenorm_6l", {"adaptive_softmax_cutoff": "4,8", "tie_adaptive_weights": True},
          "--tie-adaptive-weights ties to adaptive inputs"),
         ("transformer_prenorm_6l", {"dlcl_window": 2}, "--dlcl-window does nothing without --layer-agg dlcl"),

@@ -415,7 +415,6 @@ for method in (DUAL, FULL):
         ({**method, "decoder_layers": 0}, "use --decoder-layers 1 or more"),
         ({**method, "decoder_layerdrop": 0.1}, "leave out --decoder-layerdrop"),
         ({**method, "residual": "sdu"}, "--residual sdu has nothing to connect"),
-        ({**method, "cross_self_attention": True}, "--cross-self-attention is not made"),
         *(({**method, "deep_init": init}, "use xavier or lipschitz") for init in FOR_RESIDUALS),
     ]
 

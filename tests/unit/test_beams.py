@@ -238,15 +238,6 @@ def test_orders_without_beams(encoded):
     assert_is(out, whole, [2, 0, 1])
 
 
-def test_fairseqs_own_layers_have_a_source_for_each_hypothesis(build, dictionary):
-    source, lengths, _ = make_batch(dictionary)
-    encoder = build("transformer_postnorm_2l2l_tiny", cross_self_attention=True).encoder.eval()
-    whole = encoder(source, lengths, return_all_hiddens=True)
-    out = reorder(encoder, whole, [0, 0, 1, 1, 2, 2])
-    assert hypotheses(out) == (6, 6)
-    assert_is(out, whole, [0, 0, 1, 1, 2, 2])
-
-
 @pytest.mark.parametrize("need_weights", [False, True], ids=["fused", "weights"])
 def test_hypotheses_of_one_source_attend_as_if_each_had_its_own(need_weights):
     """Several positions at once; also every gradient."""

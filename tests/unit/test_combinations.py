@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
+from fairseq_deep.core.description import DECODER, SIDED
 from fairseq_deep.core.registry import UsageError
-from fairseq_deep.plugin.models.description import DECODER, SIDED
 from tests.conftest import make_batch
 
 AXES = {**SIDED, **DECODER}

@@ -251,25 +251,3 @@ def test_whole_sentences_have_attention_weights_whatever_generation_wants(build,
     memory = model.encoder(source, lengths)
     assert model.decoder(target, encoder_out=memory)[1]["attn"][0] is not None
     assert model.decoder(target, encoder_out=memory, incremental_state={})[1]["attn"][0] is None
-
-
-@pytest.mark.parametrize("precision", ["bf16", "int8"])
-def test_fairseqs_own_layers_take_the_precision(build, batch, precision):
-    """Where they do not decode in steps, they read the weights."""
-    if precision == "bf16" and not layers.has_bfloat():
-        pytest.skip("this machine has no fast products in bf16")
-    model = build("transformer_postnorm_2l2l_tiny", cross_self_attention=True).eval()
-    with torch.no_grad():
-        expected = model(*batch)[0]
-        assert reduce_precision(model.decoder, precision) > 10
-        actual = model(*batch)[0]
-    assert float((actual - expected).abs().mean()) < 0.1 * float(expected.std())
-
-
-def test_a_scripted_encoder_reorders(build, batch):
-    model = build("transformer_postnorm_2l2l_tiny").eval()
-    memory = model.encoder(*batch[:2])
-    order = torch.tensor([0, 0, 1, 1, 2, 2])
-    scripted = torch.jit.script(model).encoder.reorder_encoder_out(memory, order)
-    assert scripted["hypotheses"][0].size(1) == 2
-    torch.testing.assert_close(scripted["encoder_out"][0], memory["encoder_out"][0])

@@ -280,13 +280,3 @@ def test_a_step_asks_the_device_once_and_launches_little(name, build, dictionary
         assert step.asked == 0 and reordering.asked == 1
         counts.append((step.count, reordering.count))
     assert set(counts[2:]) == {LAUNCHES[name]}
-
-
-@pytest.mark.parametrize("kind", ["self", "merged", "average", "merged-self", "merged-average"])
-def test_a_scripted_generator(kind, build, dictionary):
-    """As fairseq's own models can be."""
-    model, sample = build("transformer_postnorm_2l2l_tiny", **KINDS[kind]).eval(), make_sample(dictionary)
-    strengthen(model)
-    generator = SequenceGenerator([model], dictionary, beam_size=3, max_len_b=8)
-    expected = generator.generate([model], sample)
-    assert_same(torch.jit.script(generator)({"net_input": sample["net_input"]}), expected)

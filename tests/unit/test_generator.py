@@ -7,15 +7,17 @@ import math
 import pytest
 import torch
 from fairseq import search
-from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
+from fairseq.sequence_generator import SequenceGenerator
+from fairseq_deep.core.decoding.candidates import BLOCK, best_candidates, log_normaliser
 from torch import nn
 
 from fairseq_deep.core.attention import multihead
 from fairseq_deep.core.attention.beams import LARGEST_BEAM
 from fairseq_deep.core.decoding import reduce_precision
-from fairseq_deep.core.decoding.candidates import BLOCK, best_candidates, log_normaliser
 from fairseq_deep.core.registry import UsageError
-from fairseq_deep.plugin.generator import Generator
+from fairseq_deep.core.search import SearchOptions
+from fairseq_deep.core.search.choices import draw
+from fairseq_deep.plugin.generator import AlignedGenerator, Generator
 from fairseq_deep.plugin.task import DeepTranslationConfig, DeepTranslationTask
 from tests.unit.test_generation import assert_same, make_sample, prepare, strengthen
 
@@ -189,31 +191,87 @@ def same_words(some, others):
 @pytest.mark.parametrize(
     "options, given",
     [
-        ({"no_repeat_ngram_size": 2}, {}),
         ({"match_source_len": True}, {}),
         ({"tokens_to_suppress": ("a",)}, {}),
-        ({"diverse": True}, {}),
         ({}, {"prefix_tokens": torch.full((len(LENGTHS), 2), 6)}),
+        ({}, {"prefix_tokens": torch.tensor([[6, 7], [6, 1], [1, 1], [5, 9], [6, 6], [7, 1], [8, 8]])}),
     ],
     ids=lambda value: next(iter(value), "nothing"),
 )
-def test_what_it_does_not_know_is_left_to_fairseq(options, given, lively, dictionary):
+def test_what_can_be_asked_for(options, given, lively, dictionary):
     options = dict(options)
-    if options.pop("diverse", False):
-        options["search_strategy"] = search.DiverseBeamSearch(dictionary, 2, 0.5)
     if "tokens_to_suppress" in options:
         options["tokens_to_suppress"] = (dictionary[7],)
+    ours, searched, theirs = both(lively(), dictionary, make_sample(dictionary, LENGTHS), given, **options)
+    assert searched
+    assert_same(ours, theirs, attention=False)
+
+
+@pytest.mark.parametrize("given", [{}, {"prefix_tokens": torch.tensor([[6, 2]] * len(LENGTHS))}], ids=["", "ends"])
+def test_what_the_search_does_not_know_is_left_to_fairseq(given, lively, dictionary):
+    options = {} if given else {"search_strategy": search.DiverseBeamSearch(dictionary, 2, 0.5)}
     ours, searched, theirs = both(lively(), dictionary, make_sample(dictionary, LENGTHS), given, **options)
     assert not searched
     assert_same(ours, theirs, attention=False)
 
 
-def test_alignments_and_other_models_are_left_to_fairseq(lively, build, dictionary):
-    wanted = lively()
-    wanted.decoder.make_generation_fast_(need_attn=True)
-    assert not both(wanted, dictionary, make_sample(dictionary, LENGTHS))[1]
-    stock = build("transformer_prenorm_6l", encoder_layers=1, decoder_layers=1, cross_self_attention=True).eval()
-    assert not both(stock, dictionary, make_sample(dictionary, LENGTHS))[1]
+@pytest.mark.parametrize("beam", [1, 4])
+def test_no_ngram_is_repeated(beam, lively, dictionary):
+    """fairseq's own form compares with the padding behind a hypothesis on a CPU, and so finds nothing."""
+    model = lively()
+    free, held = (
+        Generator([model], dictionary, beam_size=beam, max_len_b=14, no_repeat_ngram_size=size).generate(
+            [model], make_sample(dictionary, LENGTHS)
+        )
+        for size in (0, 2)
+    )
+
+    def repeats(found):
+        words = [each["tokens"].tolist() for sentence in found for each in sentence]
+        return [each for each in words if len(set(zip(each, each[1:]))) < len(each) - 1]
+
+    assert repeats(free) and not repeats(held)
+
+
+@pytest.mark.parametrize("options", [{"topk": 1}, {"topp": 1e-6}], ids=str)
+def test_drawing_from_one_word_is_greedy_search(options, lively, dictionary):
+    model, sample = lively(), make_sample(dictionary, LENGTHS)
+    kinds = {f"sampling_{name}": value for name, value in options.items()}
+    drawn = Generator([model], dictionary, beam_size=3, max_len_b=14,
+                      search_strategy=search.Sampling(dictionary, **kinds))  # fmt: skip
+    greedy = Generator([model], dictionary, beam_size=1, max_len_b=14).generate([model], sample)
+    for sentence, (best,) in zip(drawn.generate([model], sample), greedy):
+        for each in sentence:
+            assert torch.equal(each["tokens"], best["tokens"])
+            torch.testing.assert_close(each["positional_scores"], best["positional_scores"])
+
+
+def test_words_are_drawn_by_their_probabilities():
+    logs = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
+    scores = torch.tensor([[-3.0]])
+    for options, wanted in (({}, [0.5, 0.25, 0.125, 0.125]), ({"sampling_topk": 2}, [2 / 3, 1 / 3, 0, 0]),
+                            ({"sampling_topp": 0.7}, [2 / 3, 1 / 3, 0, 0])):  # fmt: skip
+        asked = SearchOptions(beam=20000, sampling=True, **options)
+        values, words, ranks = draw(logs, scores, asked)
+        shares = words.bincount(minlength=4) / 20000 if words.dim() == 1 else words[0].bincount(minlength=4) / 20000
+        torch.testing.assert_close(shares, torch.tensor(wanted), atol=0.02, rtol=0)
+        torch.testing.assert_close(values[0], logs[0][words[0]] - 3)
+        assert not ranks.any()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_attention_weights_are_fairseqs(count, lively, dictionary):
+    models = [lively(seed) for seed in range(count)]
+    for model in models:
+        model.decoder.make_generation_fast_(need_attn=True)
+    ours, searched, theirs = both(models, dictionary, make_sample(dictionary, LENGTHS))
+    assert searched
+    assert_same(ours, theirs)
+
+
+def test_models_of_fairseq_are_left_to_fairseq(lively, build, dictionary):
+    adaptive = build("transformer_prenorm_6l", encoder_layers=1, decoder_layers=1, adaptive_softmax_cutoff="10,20")
+    assert not both(adaptive.eval(), dictionary, make_sample(dictionary, LENGTHS))[1]
 
 
 def test_bf16_does_not_depend_on_who_searches(lively, dictionary):
@@ -229,7 +287,7 @@ def test_the_task_builds_it_for_plain_beam_search_alone(build, dictionary):
     model = build("transformer_postnorm_2l2l_tiny").eval()
     assert type(task.build_generator([model], argparse.Namespace(beam=4))) is Generator
     aligned = task.build_generator([model], argparse.Namespace(beam=4, print_alignment="hard"))
-    assert type(aligned) is SequenceGeneratorWithAlignment
+    assert type(aligned) is AlignedGenerator
     assert not hasattr(task.build_generator([model], argparse.Namespace(score_reference=True)), "search")
     asked = task.build_generator([model], argparse.Namespace(beam=4), seq_gen_cls=SequenceGenerator)
     assert type(asked) is SequenceGenerator
@@ -241,7 +299,7 @@ def gnmt_score(hypothesis, alpha):
     return total / ((5 + len(hypothesis["tokens"])) / 6) ** alpha
 
 
-@pytest.mark.parametrize("asked", [{}, {"no_repeat_ngram_size": 2}], ids=["our search", "fairseq's"])
+@pytest.mark.parametrize("asked", [{}, {"match_source_len": True}], ids=str)
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 3.0])
 def test_gnmts_length_penalty_ranks_the_same_hypotheses(asked, alpha, lively, dictionary):
     model, sample = lively(), make_sample(dictionary, LENGTHS)

@@ -3,7 +3,6 @@
 import numpy
 import pytest
 import torch
-
 from fairseq_deep.core.decoding.hypotheses import Hypotheses, rank_by_gnmt
 
 EOS, WORDS, NOTHING = 2, 9, -float("inf")

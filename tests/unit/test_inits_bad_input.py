@@ -92,12 +92,6 @@ def without(*methods, **flags):
         ),
         (LSTM, {"encoder_deep_init": "ds"}, "which --layer-agg lstm replaces (encoder)", "use xavier or lipschitz"),
         (LSTM, {"deep_init": "ds", "encoder_layer_agg": "residual"}, "lstm replaces (decoder)", "xavier or"),
-        # layers of fairseq's own
-        *(
-            (POST, {"deep_init": method, flag: value}, f"--{flag.replace('_', '-')}", "leave")
-            for method in ("xavier", "deepnet")
-            for flag, value in (("cross_self_attention", True), ("decoder_xformers_att_config", "{}"))
-        ),
         # sub-layers and norms that a method counts on, or does without
         *(
             (POST, {"deep_init": method, "layernorm_embedding": True}, "--layernorm-embedding adds a norm", "leave it")
@@ -108,11 +102,6 @@ def without(*methods, **flags):
             for method in ("deepnet", "tfixup")
         ),
         # other layers, and depths that are not those of the training
-        *(
-            (POST, {"deep_init": method, "encoder_xformers_att_config": "{}"}, "--encoder-xformers", "leave it")
-            for method in ("fairseq", "xavier")
-        ),
-        (POST, {"deep_init": "ds", "base_layers": 1}, "--base-layers has no rule", "leave one of"),
         *(
             (POST, {"deep_init": "deepnet", f"{side}_layers_to_keep": "0,1"}, f"--{side}-layers-to-keep", "leave")
             for side in ("encoder", "decoder")
@@ -181,7 +170,6 @@ def test_the_model_of_a_command_line_is_refused(line, problem, dictionary):
         (POST, {"encoder_deep_init": "ds", "ds_init_alpha": 0.5}),
         (POST, {"encoder_deep_init": "rezero", "decoder_deep_init": "deepnet"}),
         (POST, {"deep_init": "rezero", "decoder_deep_init": "xavier", "decoder_layer_agg": "dlcl"}),
-        (PRE, {"deep_init": "fairseq", "cross_self_attention": True}),
         (LSTM, {"deep_init": "ds", "layer_agg": "residual", "encoder_ffn_embed_dim": 32}),
         (LSTM, {"deep_init": "lipschitz", "encoder_layer_agg": "residual", "encoder_deep_init": "ds"}),
         (POST, {"deep_init": "ds", "encoder_layerdrop": 0.2}),

@@ -304,13 +304,6 @@ def test_lipschitz_v1_has_a_norm_on_the_embedding_and_none_on_top(build):
         assert isinstance(stack.layer_norm, torch.nn.LayerNorm)
 
 
-@pytest.mark.parametrize("method", ["xavier", "lipschitz", "ds", "deepnet", "admin", "tfixup", "rezero"])
-def test_torchscript_agrees(method, build, batch):
-    model = with_connections(build, method).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(torch.jit.script(model)(*batch)[0], model(*batch)[0], rtol=1e-4, atol=1e-5)
-
-
 def test_a_model_without_memory_is_initialised_too():
     """As for counting parameters: on the device "meta", where every tensor has one address."""
     words = Dictionary()

@@ -8,9 +8,9 @@ from fairseq import utils
 from fairseq.models.transformer import TransformerConfig, base_architecture
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 
-from fairseq_deep.core.layers import DecoderLayer, EncoderLayer
+from fairseq_deep.core.description import describe
+from fairseq_deep.core.layers import DecoderContext, DecoderLayer, EncoderLayer, ParallelDecoderLayer
 from fairseq_deep.plugin.models.checkpoints import upgrade_layers
-from fairseq_deep.plugin.models.description import describe
 
 T, S, B, C, E, F = 6, 5, 3, 16, 24, 40  # E: width of a memory that is not the decoder's
 DOUBLE = {"dtype": torch.float64}
@@ -98,13 +98,22 @@ def inputs(side):
     return encoder_inputs() if side == "encoder" else decoder_inputs()
 
 
+def call(layer, x, need_head_weights=False, **options):
+    """Run a layer of ours or fairseq's with the names of fairseq's arguments."""
+    if not isinstance(layer, (DecoderLayer, ParallelDecoderLayer)):
+        return layer(x, **options)
+    ours = {"encoder_out": "memory", "encoder_padding_mask": "memory_padding", "self_attn_mask": "mask",
+            "self_attn_padding_mask": "padding", "incremental_state": "cache"}  # fmt: skip
+    return layer(x, DecoderContext(**{ours[name]: value for name, value in options.items()}), need_head_weights)
+
+
 def run(layer, x, options, seed=3):
     """Output, and a dictionary of the gradients of a fixed random direction in it."""
     torch.manual_seed(seed)
     x = x.clone().requires_grad_()
     options = {name: value.detach().clone().requires_grad_() if name == "encoder_out" and value is not None else value
                for name, value in options.items()}  # fmt: skip
-    output = layer(x, **options)
+    output = call(layer, x, **options)
     output = output if torch.is_tensor(output) else output[0]
     direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(5), **DOUBLE)
     layer.zero_grad()
@@ -214,12 +223,12 @@ def test_an_encoder_layer_of_an_old_fairseq_is_loaded():
 def test_incremental_decoding_equals_full_decoding_and_fairseqs(pre_norm, no_encoder_attn):
     stock, ours = twins("decoder", no_encoder_attn, pre_norm=pre_norm, encoder_dim=E)
     x, options = decoder_inputs(None if no_encoder_attn else E, masked=(2, 3))
-    full = ours.eval()(x, **options)[0]
+    full = call(ours.eval(), x, **options)[0]
     source = {name: value for name, value in options.items() if name.startswith("encoder_")}
     outputs = []
     for layer in (ours, stock.eval()):
         caches = {}
-        steps = [layer(x[i : i + 1], incremental_state=caches, **source)[0] for i in range(T)]
+        steps = [call(layer, x[i : i + 1], incremental_state=caches, **source)[0] for i in range(T)]
         outputs.append(torch.cat(steps))
         assert len(caches) == (1 if no_encoder_attn else 2)
     torch.testing.assert_close(outputs[0], full, **NEAR)
@@ -233,14 +242,13 @@ def test_weights_of_the_attention_to_the_source_are_fairseqs(pre_norm):
     x, options = decoder_inputs(E, masked=(2, 3))
     stock.train(), ours.train()
     expected, heads, none = stock(x, need_head_weights=True, **options)
-    actual, weights, nothing = ours(x, need_head_weights=True, **options)
-    assert weights.shape == (2, B, T, S) and none is nothing is None
+    actual, weights = call(ours, x, need_head_weights=True, **options)
+    assert weights.shape == (2, B, T, S) and none is None
     torch.testing.assert_close(actual, expected, **NEAR)
     torch.testing.assert_close(weights.double(), heads.double(), **NEAR)
     assert not weights[:, 1, :, :2].any() and not weights[:, 2, :, :3].any(), "no weight is on padding"
-    weights = ours(x, need_attn=True, **options)[1]
     torch.testing.assert_close(weights.mean(0).double(), stock(x, need_attn=True, **options)[1].double(), **NEAR)
-    assert ours(x, **options)[1] is None
+    assert call(ours, x, **options)[1] is None
 
 
 NAMES = {"encoder": ["TransformerEncoderLayer", "TransformerEncoderLayerBase"],
@@ -271,7 +279,7 @@ def test_quantisation_noise_is_on_every_matrix(side):
     assert len(matrices) == (6 if side == "encoder" else 10)
     before = {name: module.weight.detach().clone() for name, module in matrices.items()}
     x, options = inputs(side)
-    ours.eval()(x, **options)
+    call(ours.eval(), x, **options)
     assert all(torch.equal(module.weight, before[name]) for name, module in matrices.items())
     ours.train()(x, **options)
     for name, module in matrices.items():

@@ -90,12 +90,8 @@ def one_line(error):
             for side in ("encoder", "decoder")
             for flag, value in (("layerdrop", 0.1), ("layers_to_keep", "0"))
         ),
-        (TINY, {"base_layers": 1}, "each layer of the decoder", "leave out --base-layers"),
         (TINY, {"quant_noise_pq": 0.1}, "--quant-noise-pq is not made for the layers of", "leave it out"),
-        (TINY, {"cross_self_attention": True}, "--cross-self-attention is not made", "--decoder-layer-agg residual"),
         (TINY, {"no_cross_attention": True}, "--no-cross-attention is not made", "--decoder-layer-agg residual"),
-        (TINY, {"encoder_xformers_att_config": "{}"}, "--encoder-xformers-att-config is not", "leave it out"),
-        (TINY, {"decoder_xformers_att_config": "{}"}, "--decoder-xformers-att-config is not", "leave it out"),
         (TINY, {"relative_positions": 0}, "--relative-positions 0 leaves no distance", "use 1 or more"),
         (RNN, {"relative_positions": -1}, "--relative-positions -1 leaves no distance", "use 1 or more"),
         (TINY, {"relative_values": True}, "--relative-values needs a distance", "add --relative-positions K"),

@@ -159,14 +159,6 @@ def test_what_a_step_keeps():
     assert saved_bytes(lambda: module._norm_groups(x, weight, bias), [weight, bias]) == 3 * size + statistics
 
 
-def test_a_scripted_cell_is_the_formula():
-    inputs = cell_inputs()
-    scripted = torch.jit.script(lstm_cell)
-    assert "PythonOp" not in str(scripted.inlined_graph)
-    for got, want in zip(scripted(*inputs), plain_cell(*inputs)):
-        torch.testing.assert_close(got, want)
-
-
 @pytest.mark.skipif(not hasattr(torch, "compiler"), reason="torch.compile came with torch 2")
 def test_a_compiler_sees_the_formula_in_one_graph():
     """On the device whose eager form differs; gradients are its own, too."""

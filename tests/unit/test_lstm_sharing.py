@@ -180,9 +180,3 @@ def test_a_wrapper_loads_its_own_state(wrap, build, batch):
     assert not [name for name in state if ".decoder.history.gates." in name]
     wrap(second).load_state_dict(state)
     assert torch.equal(second(*batch)[0], first(*batch)[0])
-
-
-def test_the_state_of_a_scripted_model_loads(build, batch):
-    first, second = build(TINY, lstm_share="gate-encdec").eval(), build(TINY, lstm_share="gate-encdec").eval()
-    second.load_state_dict(torch.jit.script(first).state_dict())
-    assert torch.equal(second(*batch)[0], first(*batch)[0])

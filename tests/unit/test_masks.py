@@ -167,7 +167,6 @@ def shift(target, pad):
 @pytest.mark.parametrize(
     "name, flags",
     [(name, {}) for name in one_of_each()]
-    + [("transformer_prenorm_6l", {"cross_self_attention": True})]
     + [("transformer_prenorm_6l", {"decoder_attn": attention}) for attention in ATTENTIONS[1:]]
     + [("transformer_prenorm_6l", {"relative_positions": 2, "relative_values": True, "decoder_attn": attention})
        for attention in ("self", "merged-self")],

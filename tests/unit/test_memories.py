@@ -247,7 +247,7 @@ def test_parameters_of_layerwise_memories():
             for kind in ("transparent", "layerwise")
             for flag, value in (
                 ("encoder_layerdrop", 0.2), ("decoder_layerdrop", 0.2), ("encoder_layers_to_keep", "0"),
-                ("decoder_layers_to_keep", "1"), ("no_cross_attention", True), ("cross_self_attention", True),
+                ("decoder_layers_to_keep", "1"), ("no_cross_attention", True),
             )
         ),
         ({**TRANSPARENT, "encoder_layers": 0}, "--decoder-memory transparent reads layers: use --encoder-layers 1"),

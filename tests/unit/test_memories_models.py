@@ -5,7 +5,6 @@ import functools
 import pytest
 import torch
 from fairseq import search
-from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_deep.core.inits import INITS
 from fairseq_deep.core.memories.msc import MscMemory
@@ -201,12 +200,3 @@ def test_an_ensemble_of_models_with_and_without_memories(build, dictionary):
     for model in models:
         model.encoder.shares_sources = True
     assert_same(generate(models, dictionary, sample), expected)
-
-
-@pytest.mark.parametrize("kind", MEMORY_FLAGS)
-def test_a_scripted_generator(kind, build, dictionary):
-    model, sample = build(POSTNORM, **MEMORY_FLAGS[kind]).eval(), make_sample(dictionary)
-    strengthen(model)
-    generator = SequenceGenerator([model], dictionary, beam_size=3, max_len_b=8)
-    expected = generator.generate([model], sample)
-    assert_same(torch.jit.script(generator)({"net_input": sample["net_input"]}), expected)

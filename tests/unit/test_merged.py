@@ -8,8 +8,8 @@ from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerConfig, base_architecture
 
 from fairseq_deep.core.attention import DECODER_ATTENTIONS
-from fairseq_deep.core.layers import DecoderLayer, ParallelDecoderLayer
-from fairseq_deep.plugin.models.description import describe
+from fairseq_deep.core.description import describe
+from fairseq_deep.core.layers import DecoderContext, DecoderLayer, ParallelDecoderLayer
 from tests.reference import naive_average, naive_connections
 from tests.reference.naive_dlcl import layer_norm, run_stack
 from tests.reference.naive_lstm import attention, run_decoder, run_encoder
@@ -235,9 +235,9 @@ def test_layers_equal_the_equations(kind, pre_norm, padding, dim):
     def earlier(b, i, j):  # padding sees itself, for softmax to be defined; nobody sees that
         return j <= i and (bool(words[b, j]) or j == i)
 
-    masks = {} if padding == "none" else {"encoder_padding_mask": ~source, "self_attn_padding_mask": ~words}
-    actual, attn, nothing = layer(x, memory, self_attn_mask=future_mask(), **masks)
-    assert attn is None and nothing is None
+    masks = {} if padding == "none" else {"memory_padding": ~source, "padding": ~words}
+    actual, attn = layer(x, DecoderContext(memory, mask=future_mask(), **masks))
+    assert attn is None
     expected = naive_layer(layer, kind, pre_norm, memory, seen, earlier, naive_average.average_mask(words))(x)
     actual, expected = actual.transpose(0, 1)[words], expected.transpose(0, 1)[words]
     torch.testing.assert_close(actual, expected, **NEAR)

@@ -166,7 +166,6 @@ def clashes(kinds, name, **flags):
             (POST, {**flags, "average_ffn": True}, "--average-ffn does nothing", "leave it out")
             for flags in ({}, *(KINDS[kind] for kind in ("merged", "merged-self")))
         ),
-        *clashes(["average", *MERGED], POST, cross_self_attention=True, decoder_xformers_att_config="{}"),
         *clashes(MERGED, POST, no_cross_attention=True),
         *clashes(MERGED, LSTM, lstm_merge="concat", lstm_attn_residual=True),
         *clashes(MERGED, LSTM, lstm_merge="two"),

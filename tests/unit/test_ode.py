@@ -12,7 +12,7 @@ from fairseq_deep.core.aggregators.ode import Ode
 from fairseq_deep.core.aggregators.residual import Residual
 from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.core.registry import UsageError
-from fairseq_deep.core.stack import Choice, Stack
+from fairseq_deep.core.stack import MethodConfig, Stack
 from fairseq_deep.plugin.architectures import build_architecture
 from tests.invariances import INVARIANCES
 from tests.reference.naive_ode import run_stack
@@ -127,7 +127,7 @@ def test_identity_grows_as_documented():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_decoder_has_the_inner_aggregator_alone(name):
-    inner = Choice("dlcl", Dlcl, {"window": 2})
+    inner = MethodConfig("dlcl", Dlcl, {"window": 2})
     decoder = make(name, identity=CALLS[name] > 1, history="dlcl", inner=inner, side="decoder")
     assert decoder.calls == Ode.layout("decoder", choice(name)).calls == 1
     assert Ode.layout("encoder", choice(name)).calls == make(name).calls == CALLS[name]
@@ -300,7 +300,7 @@ def test_wrong_flags_are_refused_in_one_line(more, words, build):
         (True, {"history": "ode"}, "--ode-history ode"),
         (True, {"identity": True}, "add --ode-history dlcl"),
         (False, {"identity": True, "history": "dlcl"}, "pre-norm"),
-        (True, {"identity": True, "inner": Choice("dlcl", Dlcl, {"no_norm": True})}, "--dlcl-no-norm"),
+        (True, {"identity": True, "inner": MethodConfig("dlcl", Dlcl, {"no_norm": True})}, "--dlcl-no-norm"),
     ],
 )
 def test_the_constructor_refuses_too(pre_norm, more, words):
@@ -311,8 +311,8 @@ def test_the_constructor_refuses_too(pre_norm, more, words):
 
 def test_the_check_comes_before_a_model_is_built(monkeypatch):
     """A preset that does not go with the user's flags is left out by what ``check`` says."""
-    inner = Choice("dlcl", Dlcl)
-    stack = Stack(L, C, False, aggregator=Choice("ode", Ode))
+    inner = MethodConfig("dlcl", Dlcl)
+    stack = Stack(L, C, False, aggregator=MethodConfig("ode", Ode))
     with pytest.raises(UsageError, match="pre-norm"):
         Ode.check(stack, stack, {"history": "dlcl", "identity": True, "inner": inner})
     asked = []

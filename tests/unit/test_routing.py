@@ -344,14 +344,6 @@ def test_padding_changes_nothing(kind, norm, build, dictionary):
             torch.testing.assert_close(scores[:, :6], alone, rtol=1e-5, atol=1e-6)
 
 
-@every_kind
-@both_norms
-def test_torchscript_agrees(kind, norm, build, batch):
-    model = build(TINY[norm], layer_agg="routing", routing_kind=kind, routing_capsules=4).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(torch.jit.script(model)(*batch)[0], model(*batch)[0], rtol=1e-4, atol=1e-5)
-
-
 @both_norms
 def test_recomputed_models_agree(norm, build, batch):
     results = []

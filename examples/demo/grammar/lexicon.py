@@ -4,7 +4,7 @@ No English noun, adjective or verb stands twice with different German words, exc
 ("know" with an object is *kennen*, with a clause *wissen*). "you" is always *du*.
 """
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 
 class Phrase(NamedTuple):
@@ -253,7 +253,7 @@ class Adjective(NamedTuple):
 
     en: str
     de: str
-    stem: Optional[str]
+    stem: str | None
     kinds: tuple
 
 

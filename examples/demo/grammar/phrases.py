@@ -1,6 +1,6 @@
 """Noun phrases, pronouns, places and clauses in both languages at once."""
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from . import english, german
 from .lexicon import NOUN, POSSESSIVES, PRONOUNS, Adjective, Noun, Phrase, Time, Verb, number_words
@@ -14,7 +14,7 @@ class NounPhrase(NamedTuple):
     noun: Noun
     det: str = "the"
     plural: bool = False
-    adjective: Optional[Adjective] = None
+    adjective: Adjective | None = None
     count: int = 0
 
     @property
@@ -71,7 +71,7 @@ class Clause(NamedTuple):
     tense: str = "present"
     objects: tuple = ()
     tail: tuple = ()
-    time: Optional[Time] = None
+    time: Time | None = None
     negated: bool = False
     simple: bool = False
 
@@ -123,6 +123,6 @@ PLACES = {  # English, German, case, nouns
 HOME = {"place": Phrase("at home", "zu Hause"), "goal": Phrase("home", "nach Hause")}
 
 
-def place(entry: tuple, name: str, det: str = "the", adjective: Optional[Adjective] = None) -> Phrase:
+def place(entry: tuple, name: str, det: str = "the", adjective: Adjective | None = None) -> Phrase:
     en, de, case, _ = entry
     return prepositional(en, de, case, NounPhrase(NOUN[name], det, adjective=adjective))

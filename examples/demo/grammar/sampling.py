@@ -2,7 +2,6 @@
 
 import random
 from collections import defaultdict
-from typing import Optional
 
 from .lexicon import (
     ADJECTIVES,
@@ -132,11 +131,11 @@ class Sampler:
             return object_of(phrase, role, negated)
         return object_of(self.known(kinds, plural=self.chance(0.3), without=taken), role)
 
-    def objects(self, verb: Verb, subject: Subject, negated: bool, gap: Optional[str]) -> tuple:
+    def objects(self, verb: Verb, subject: Subject, negated: bool, gap: str | None) -> tuple:
         roles = [role for role in ("dat", "acc") if role in verb.roles and role != gap]
         return tuple(self.object(verb, role, subject, negated, role == "acc" and "dat" in verb.roles) for role in roles)
 
-    def place(self, role: str, verb: Optional[Verb] = None) -> Phrase:
+    def place(self, role: str, verb: Verb | None = None) -> Phrase:
         """A place ("in the garden"), goal ("into the garden") or spot ("on the table"); "at home" is a fixed phrase."""
         names = WHERE.get(verb.en[0]) if verb else None
         if role in HOME and not names and self.chance(0.15):
@@ -159,7 +158,7 @@ class Sampler:
             parts.append(self.place("place", verb))
         return tuple(parts)
 
-    def time(self, tense: str) -> Optional[Time]:
+    def time(self, tense: str) -> Time | None:
         """A time that fits the tense; "twenty-one days ago" is "vor einundzwanzig Tagen"."""
         if tense == "past" and self.chance(0.2):
             span, count = self.pick(SPANS), number_words(self.number())
@@ -174,7 +173,7 @@ class Sampler:
         spans = ("past",) if tense == "past" else ("now", "future")
         return self.pick([time for time in TIMES if time.span in spans])
 
-    def verb(self, tense: str, gap: Optional[str], gap_kind: str, subject_kind: str) -> Verb:
+    def verb(self, tense: str, gap: str | None, gap_kind: str, subject_kind: str) -> Verb:
         """A verb that has this tense, leaves this role open for this kind of noun, and takes this kind of subject."""
         barred = "now" if tense != "present" else ""
         fits = [verb for verb in VERBS if subject_kind in verb.subjects and barred not in verb.flags]
@@ -187,9 +186,9 @@ class Sampler:
 
     def clause(
         self,
-        subject: Optional[Subject] = None,
+        subject: Subject | None = None,
         tenses=FREE,
-        gap: Optional[str] = None,
+        gap: str | None = None,
         gap_kind: str = "",
         subject_kind: str = "person",
         time: float = 0.45,
@@ -216,7 +215,7 @@ class Sampler:
         phrase = self.known((self.pick(("text", "thing", "animal", "place", "dish", "drink")),), adjective=0.35)
         return phrase._replace(plural=phrase.noun.en_plural != "-" and self.chance(0.3))
 
-    def state(self, tenses=PLAIN, subject: Optional[Subject] = None, phrase: Optional[NounPhrase] = None) -> Clause:
+    def state(self, tenses=PLAIN, subject: Subject | None = None, phrase: NounPhrase | None = None) -> Clause:
         """A clause with "be": a quality or a place, of a person (`subject`) or of a thing (`phrase`)."""
         if not subject and not phrase:
             subject, phrase = (self.subject(), None) if self.chance(0.6) else (None, self.thing())

@@ -16,7 +16,7 @@ The paper's models are decoders of language models. Here each stack of a transla
 its own, and attentions to the source are sub-layers like others.
 """
 
-from typing import Any, Dict, List
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,15 +31,11 @@ from .base import AGGREGATORS, Aggregator
 
 def _linear(x: Tensor, weight: Tensor) -> Tensor:
     """The product in the type of *x*; autocast would lower it."""
-    if torch.jit.is_scripting():
-        product = F.linear(x, weight)
-    else:
-        with no_autocast(x):
-            product = F.linear(x, weight)
-    return product
+    with no_autocast(x):
+        return F.linear(x, weight)
 
 
-def _mix(logits: List[Tensor], sources: List[Tensor]) -> Tensor:
+def _mix(logits: list[Tensor], sources: list[Tensor]) -> Tensor:
     """sum_i softmax_i(logits) sources_i, added up in the type of the logits.
 
     A sum over stacked sources would keep a copy of them for the backward pass; this keeps references.
@@ -94,29 +90,29 @@ class AttentionResidual(Aggregator):
                             help="attention residuals: sub-layers a block (default: 1, the full form)")  # fmt: skip
 
     @classmethod
-    def layout(cls, side: str, options: Dict[str, Any]) -> Layout:
+    def layout(cls, side: str, options: dict[str, Any]) -> Layout:
         return Layout(residual=False, split=True)
 
     @classmethod
-    def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
         if stack.layers < 1:
             raise UsageError(
                 f"--layer-agg attention-residual needs sub-layers: use --{stack.side}-layers 1 or more, "
                 f"or --{stack.side}-layer-agg residual"
             )
 
-    def record(self) -> Dict[str, Tensor]:
+    def record(self) -> dict[str, Tensor]:
         """L2 norm over all w: how far the attentions are from plain means."""
         return {"query": self.query.float().norm()}
 
-    def start(self, x: Tensor) -> List[Tensor]:
+    def start(self, x: Tensor) -> list[Tensor]:
         x = x.contiguous()  # a transposed view: without this, all that is computed from it would be strided, too
         return [x, x, self._logits(x, 0, self.num_layers)]
 
-    def read(self, state: List[Tensor], layer: int) -> Tensor:
+    def read(self, state: list[Tensor], layer: int) -> Tensor:
         return state[0]
 
-    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+    def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         finished = state[1:]
         if layer % self.block > 0:  # a block is open
             finished = state[1:-1]
@@ -130,10 +126,10 @@ class AttentionResidual(Aggregator):
         h = _mix(logits, sources).to(state[0].dtype)
         return [h] + finished + ([output, own] if closes else [output])
 
-    def layer_output(self, state: List[Tensor], output: Tensor) -> Tensor:
+    def layer_output(self, state: list[Tensor], output: Tensor) -> Tensor:
         return state[0]
 
-    def finish(self, state: List[Tensor]) -> Tensor:
+    def finish(self, state: list[Tensor]) -> Tensor:
         return state[0]
 
     def _logits(self, source: Tensor, first: int, end: int) -> Tensor:

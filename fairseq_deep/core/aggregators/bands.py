@@ -1,11 +1,10 @@
 """Summaries of the weights with which sums read the outputs of layers."""
 
-from typing import Dict
 
 from torch import Tensor
 
 
-def bands(weights: Tensor) -> Dict[str, Tensor]:
+def bands(weights: Tensor) -> dict[str, Tensor]:
     """Mean |w| of what each sum reads: *newest* y_l, *previous* y_{l-1}, *older* y_0 ... y_{l-2}, *embedding* y_0.
 
     Args:

@@ -10,7 +10,7 @@
 
 The state is a list of tensors that lives for one forward pass. It is passed, never kept on the module, so nothing
 has to be cleared, nested calls and activation recomputation are safe, and incremental decoding, which runs over
-time while the state runs over depth, needs no cache for it. A list of tensors is also all that TorchScript needs.
+time while the state runs over depth, needs no cache for it.
 
 What a layer is, an aggregator says with its :class:`~fairseq_deep.core.stack.Layout`:
 
@@ -26,9 +26,8 @@ What a layer is, an aggregator says with its :class:`~fairseq_deep.core.stack.La
         y = aggregator.combine(x, outputs)
 """
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fairseq_deep.core.registry import Method, Registry
@@ -71,10 +70,10 @@ class Aggregator(nn.Module, Method):
     needs_every_layer = True
     layerdrop = False
     encoder_only = False
-    idle_flags: Dict[str, Tuple[Any, str]] = {}
-    unsupported_flags: Tuple[str, ...] = ()
-    decoder_flags: Tuple[str, ...] = ()
-    presets: Dict[str, Any] = {}
+    idle_flags: dict[str, tuple[Any, str]] = {}
+    unsupported_flags: tuple[str, ...] = ()
+    decoder_flags: tuple[str, ...] = ()
+    presets: dict[str, Any] = {}
 
     def __new__(cls, *args: Any, **_: Any) -> "Aggregator":  # before a subclass asks the stack for anything
         if args and not isinstance(args[0], Stack):
@@ -89,62 +88,61 @@ class Aggregator(nn.Module, Method):
         self.calls = 1
 
     @classmethod
-    def layout(cls, side: str, options: Dict[str, Any]) -> Layout:
+    def layout(cls, side: str, options: dict[str, Any]) -> Layout:
         """What the method with *options* makes of the layers of a stack on *side*."""
         return Layout()
 
     def tie(self, other: "Aggregator") -> None:
         """Share with *other*, that of the other stack, what the method shares between the stacks."""
 
-    def matrices(self) -> List[Tensor]:
+    def matrices(self) -> list[Tensor]:
         """The weight matrices (fan_out x fan_in) that an initialisation may fill; the rest keeps its start values."""
         return []
 
-    def compiled(self) -> List[nn.Module]:
+    def compiled(self) -> list[nn.Module]:
         """The modules whose calls in training ``--compile`` compiles: those with many small operations."""
         return []
 
-    def weights(self) -> Optional[Tensor]:
+    def weights(self) -> Tensor | None:
         """Weights of sums over layers, (sums x entries) or (sums x entries x n), for plots; None if there are none."""
         return None
 
-    def record(self) -> Dict[str, Tensor]:
+    def record(self) -> dict[str, Tensor]:
         """Scalars for the training log (0-dimensional tensors, by name)."""
         return {}
 
-    @torch.jit.unused
     def forward(self, *args, **kwargs):
         """Raise `TypeError`: an aggregator acts between layers, through the four methods below."""
         raise TypeError(_CALL.format(name=type(self).__name__))
 
-    def start(self, x: Tensor) -> List[Tensor]:
+    def start(self, x: Tensor) -> list[Tensor]:
         """State that holds the embedding output *x* (T x B x C)."""
         return [x]
 
-    def read(self, state: List[Tensor], layer: int) -> Tensor:
+    def read(self, state: list[Tensor], layer: int) -> Tensor:
         """Input (T x B x C) of the layer with the 0-based index *layer*."""
         raise NotImplementedError
 
-    def point(self, x: Tensor, outputs: List[Tensor]) -> Tensor:
+    def point(self, x: Tensor, outputs: list[Tensor]) -> Tensor:
         """Where the layer with the input *x* is evaluated after it gave *outputs*; only with more than one call."""
         return x
 
-    def combine(self, x: Tensor, outputs: List[Tensor]) -> Tensor:
+    def combine(self, x: Tensor, outputs: list[Tensor]) -> Tensor:
         """The output of the layer with the input *x*, which gave *outputs*; only with more than one call."""
         return outputs[-1]
 
-    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+    def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         """State after the layer with the 0-based index *layer* has returned *output* (T x B x C)."""
         raise NotImplementedError
 
-    def skip(self, state: List[Tensor], layer: int) -> List[Tensor]:
+    def skip(self, state: list[Tensor], layer: int) -> list[Tensor]:
         """State after LayerDrop has skipped the layer with the 0-based index *layer*; only with *layerdrop*."""
         return state
 
-    def layer_output(self, state: List[Tensor], output: Tensor) -> Tensor:
+    def layer_output(self, state: list[Tensor], output: Tensor) -> Tensor:
         """What counts as the output y of the last layer that was written, which returned *output* (T x B x C)."""
         return output
 
-    def finish(self, state: List[Tensor]) -> Tensor:
+    def finish(self, state: list[Tensor]) -> Tensor:
         """Output of the stack (T x B x C), before the final norm of a pre-norm stack."""
         raise NotImplementedError

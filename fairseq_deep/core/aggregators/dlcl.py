@@ -17,7 +17,6 @@ of a row's weights stays the same, and a stack with W^(l+1)_l = 1 does what a pl
 its place would end such a stack there, and renormalising the other weights could divide by zero.
 """
 
-from typing import Dict, List, Optional
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +42,7 @@ def _weight_type(value: str) -> str:
     raise UsageError(f"--dlcl-weight-type {value} is unknown: use scalar, scalar_N (N weights an entry) or vector")
 
 
-def used_weights(weight: Tensor, normalize: bool = False, window: Optional[int] = None) -> Tensor:
+def used_weights(weight: Tensor, normalize: bool = False, window: int | None = None) -> Tensor:
     """The weights that the sums use, (L+1) x (L+1) x n in fp32: row l reads entry k, 0 where it does not.
 
     Args:
@@ -64,7 +63,7 @@ class Dlcl(Exact, Aggregator):
     """DLCL for one stack.
 
     In training, the state is [the next combination, a token], and can be written once: see ``running_sums.py``. Without
-    gradients, and in TorchScript, it is [W, h_k, ..., h_l]: the weights, and the entries that the next combination
+    gradients it is [W, h_k, ..., h_l]: the weights, and the entries that the next combination
     reads. With LayerDrop, the first form has the newest entry before the token: [x, h_l, token].
 
     Args:
@@ -98,7 +97,7 @@ class Dlcl(Exact, Aggregator):
         weight_type: str = "scalar",
         normalize: bool = False,
         dropout: float = 0.0,
-        window: Optional[int] = None,
+        window: int | None = None,
         no_norm: bool = False,
     ):
         super().__init__(stack)
@@ -171,7 +170,7 @@ class Dlcl(Exact, Aggregator):
         newest = torch.eye(len(weights), device=weights.device).unsqueeze(-1)
         return len(self.layer_norms) == 0 and torch.equal(weights, newest.expand_as(weights))
 
-    def record(self) -> Dict[str, Tensor]:
+    def record(self) -> dict[str, Tensor]:
         return bands(self.weights())
 
     def _sum_weights(self, masked: bool) -> Tensor:
@@ -186,13 +185,12 @@ class Dlcl(Exact, Aggregator):
             weight = weight.triu(1 - self.window) if self.window < size else weight
         return weight
 
-    def start(self, x: Tensor) -> List[Tensor]:
-        if not torch.jit.is_scripting():
-            if self._learns(x):
-                return self._with_entry(first_row(x, self._sum_weights(masked=True), self.window), x)
+    def start(self, x: Tensor) -> list[Tensor]:
+        if self._learns(x):
+            return self._with_entry(first_row(x, self._sum_weights(masked=True), self.window), x)
         return [split(self._sum_weights(masked=False), x.dtype), x.contiguous()]
 
-    def read(self, state: List[Tensor], layer: int) -> Tensor:
+    def read(self, state: list[Tensor], layer: int) -> Tensor:
         if is_row(state):
             x = state[0]
         else:
@@ -201,35 +199,28 @@ class Dlcl(Exact, Aggregator):
             x = self._norm(x, layer - 1)
         return self.dropout(x)
 
-    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+    def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         return self._append(state, layer, self._norm(output, layer) if self.pre_norm else output)
 
-    def skip(self, state: List[Tensor], layer: int) -> List[Tensor]:
+    def skip(self, state: list[Tensor], layer: int) -> list[Tensor]:
         return self._append(state, layer, state[-2] if is_row(state) else state[-1])
 
-    def _append(self, state: List[Tensor], layer: int, entry: Tensor) -> List[Tensor]:
-        if not torch.jit.is_scripting():
-            if is_row(state):
-                return self._with_entry(next_row([state[0], state[-1]], layer + 1, entry), entry)
+    def _append(self, state: list[Tensor], layer: int, entry: Tensor) -> list[Tensor]:
+        if is_row(state):
+            return self._with_entry(next_row([state[0], state[-1]], layer + 1, entry), entry)
         entries = state[1:] + [entry.to(state[1].dtype).contiguous()]
         return state[:1] + entries[-self.window :]
 
-    @torch.jit.unused
-    def _with_entry(self, row: List[Tensor], entry: Tensor) -> List[Tensor]:
+    def _with_entry(self, row: list[Tensor], entry: Tensor) -> list[Tensor]:
         """[x, token] with the newest entry, where LayerDrop may need it again."""
         return [row[0], entry, row[1]] if self.skips else row
 
-    def finish(self, state: List[Tensor]) -> Tensor:
+    def finish(self, state: list[Tensor]) -> Tensor:
         return self.read(state, self.num_layers)
 
-    @torch.jit.unused
     def _learns(self, x: Tensor) -> bool:
         """Whether sums keep what gradients need; a compiler finds out by itself."""
         return torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad) and not is_compiling()
 
     def _norm(self, x: Tensor, index: int) -> Tensor:
-        # a loop, since TorchScript takes no variable index into a ModuleList; without norms it does nothing
-        for i, layer_norm in enumerate(self.layer_norms):
-            if i == index:
-                x = layer_norm(x)
-        return x
+        return self.layer_norms[index](x) if self.layer_norms else x

@@ -15,7 +15,6 @@ Our reading is made from secondary sources and from the two printed parameter co
 blocks of two. The counts do not tell that o_i feeds the next block.
 """
 
-from typing import List
 
 from torch import Tensor
 
@@ -26,7 +25,7 @@ from .base import AGGREGATORS
 from .node import NodeAggregator
 
 
-def _node_inputs(layers: int, block: int) -> List[int]:
+def _node_inputs(layers: int, block: int) -> list[int]:
     """How many inputs each node has: the layers of its block, and the node below."""
     return [min(block, layers - first) + (1 if first else 0) for first in range(0, layers, block)]
 
@@ -54,10 +53,10 @@ class Hierarchical(NodeAggregator):
         parser.add_argument("--hierarchical-block", type=int, metavar="N",
                             help="--layer-agg hierarchical: layers that a node merges (default: 2)")  # fmt: skip
 
-    def read(self, state: List[Tensor], layer: int) -> Tensor:
+    def read(self, state: list[Tensor], layer: int) -> Tensor:
         return state[-1]
 
-    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+    def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         if (layer + 1) % self.block != 0 and layer + 1 != self.num_layers:
             return state + [output]
         inputs = state[1:] + [output]
@@ -65,9 +64,9 @@ class Hierarchical(NodeAggregator):
             inputs = inputs + [state[0]]
         return [self.merge(inputs, layer // self.block)]
 
-    def layer_output(self, state: List[Tensor], output: Tensor) -> Tensor:
+    def layer_output(self, state: list[Tensor], output: Tensor) -> Tensor:
         # what the next layer reads: the node's output at the end of a block, so that memories reach each node
         return state[-1]
 
-    def finish(self, state: List[Tensor]) -> Tensor:
+    def finish(self, state: list[Tensor]) -> Tensor:
         return state[0]

@@ -11,7 +11,6 @@ o_L is the output of the stack. No layer reads an o: the layers are connected as
 Names here: ``nodes[l - 2]`` makes o_l. The wiring is our reading of secondary sources.
 """
 
-from typing import List
 
 from torch import Tensor
 
@@ -32,16 +31,16 @@ class Iterative(NodeAggregator):
     def __init__(self, stack: Stack):
         super().__init__(stack, [2] * (stack.steps - 1))
 
-    def start(self, x: Tensor) -> List[Tensor]:
+    def start(self, x: Tensor) -> list[Tensor]:
         return [x, x]
 
-    def read(self, state: List[Tensor], layer: int) -> Tensor:
+    def read(self, state: list[Tensor], layer: int) -> Tensor:
         return state[0]
 
-    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+    def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         if layer == 0:
             return [output, output]
         return [output, self.merge([output, state[1]], layer - 1)]
 
-    def finish(self, state: List[Tensor]) -> Tensor:
+    def finish(self, state: list[Tensor]) -> Tensor:
         return state[1]

@@ -14,7 +14,6 @@ the output would begin as a random mixture of layers, L times as large in varian
 normalise. Zeros are no dead end: the gradient of W_l does not depend on W_l.
 """
 
-from typing import List
 
 import torch
 import torch.nn.functional as F
@@ -51,13 +50,13 @@ class Linear(Aggregator):
 
     # no matrices(): an initialisation that fills them would undo the plain start
 
-    def read(self, state: List[Tensor], layer: int) -> Tensor:
+    def read(self, state: list[Tensor], layer: int) -> Tensor:
         return state[-1]
 
-    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+    def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         return [output] if layer == 0 else state + [output]
 
-    def finish(self, state: List[Tensor]) -> Tensor:
+    def finish(self, state: list[Tensor]) -> Tensor:
         if self.num_layers == 0:
             return state[0]
         return F.linear(torch.cat(state, dim=-1), self.matrix).to(state[-1].dtype)

@@ -22,7 +22,7 @@ and W_h2. A *step* is one application of the LSTM: one a layer, or two in a deco
 """
 
 import math
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -71,7 +71,7 @@ class Gates(nn.Module):
         """What the sigmoids of input, forget and output gate take (T x B x 3 x C) for *c* (T x B x in_dim)."""
         return norm_gates(F.linear(c, self.weight), self.norm_weight, self.norm_bias)
 
-    def forward(self, c: Tensor, h: Tensor, cell: Tensor) -> Tuple[Tensor, Tensor]:
+    def forward(self, c: Tensor, h: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
         """Out and Cell (T x B x C each), Eq. (7) and (8), for *c*, *h* and the *cell* of the step before."""
         return lstm_cell(self.inputs(c), h, cell)
 
@@ -89,7 +89,7 @@ class Hidden(nn.Module):
     """
 
     def __init__(
-        self, in_dim: int, dim: int, hidden: Optional[int], glu: str, dropout: float, activation_dropout: float
+        self, in_dim: int, dim: int, hidden: int | None, glu: str, dropout: float, activation_dropout: float
     ):
         super().__init__()
         self.glu = glu
@@ -121,12 +121,12 @@ class Hidden(nn.Module):
 
 def _check(
     ffn: int,
-    hidden: Optional[int],
+    hidden: int | None,
     glu: str,
     merge: str,
     share: str,
-    forget_bias: Optional[float],
-    dropout: Optional[float],
+    forget_bias: float | None,
+    dropout: float | None,
     gated: bool,
 ) -> None:
     """Refuse values out of range and options that contradict each other.
@@ -198,8 +198,8 @@ class DepthwiseLstm(Aggregator):
         "{side}_normalize_before": (False, "has its own norms: use --lstm-final-norm for more"),
         "activation_fn": ("gelu", "has its own: use --lstm-ffn and --lstm-glu"),
     }
-    unsupported_flags = ("quant_noise_pq", "quant_noise_scalar", "{side}_xformers_att_config")
-    decoder_flags = ("cross_self_attention", "no_cross_attention", "no_decoder_final_norm")
+    unsupported_flags = ("quant_noise_pq", "quant_noise_scalar")
+    decoder_flags = ("no_cross_attention", "no_decoder_final_norm")
     decoder_options = ("merge", "attn_residual")
     presets = {"attn_residual": True}
     has_gates = True
@@ -208,14 +208,14 @@ class DepthwiseLstm(Aggregator):
         self,
         stack: Stack,
         ffn: int = 2,
-        hidden: Optional[int] = None,
+        hidden: int | None = None,
         glu: str = "sigmoid",
         merge: str = "add",
         attn_residual: bool = False,
-        share: Optional[str] = None,
-        forget_bias: Optional[float] = None,
+        share: str | None = None,
+        forget_bias: float | None = None,
         final_norm: bool = False,
-        dropout: Optional[float] = None,
+        dropout: float | None = None,
     ):
         super().__init__(stack)
         dim = self.dim
@@ -253,7 +253,7 @@ class DepthwiseLstm(Aggregator):
         add("dropout", "dropout on the hidden computation's output (default: --dropout)", type=float, metavar="P")
 
     @classmethod
-    def layout(cls, side: str, options: Dict[str, Any]) -> Layout:
+    def layout(cls, side: str, options: dict[str, Any]) -> Layout:
         merge = options.get("merge", "add")
         return Layout(
             residual=False,
@@ -265,7 +265,7 @@ class DepthwiseLstm(Aggregator):
         )
 
     @classmethod
-    def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
         if not stack.layers:
             raise UsageError(
                 f"--layer-agg {stack.aggregator.name} has nothing to connect without layers ({stack.side}): "
@@ -296,7 +296,7 @@ class DepthwiseLstm(Aggregator):
         if self.has_gates and self.share in ("gate-encdec", "all"):
             self.gates = other.gates
 
-    def record(self) -> Dict[str, Tensor]:
+    def record(self) -> dict[str, Tensor]:
         """L2 norm over the matrices of each gate."""
         found = {}
         for index, name in enumerate(("input_gate", "forget_gate", "output_gate") if self.has_gates else ()):
@@ -304,46 +304,40 @@ class DepthwiseLstm(Aggregator):
             found[name] = torch.stack([torch.linalg.vector_norm(matrix) for matrix in matrices]).norm()
         return found
 
-    def matrices(self) -> List[Tensor]:
+    def matrices(self) -> list[Tensor]:
         hidden = [linear.weight for part in self.hidden for linear in (part.fc1, part.fc2) if linear is not None]
         return [matrix for gates in self.gates for matrix in gates.weight.chunk(3)] + hidden
 
-    def compiled(self) -> List[nn.Module]:
+    def compiled(self) -> list[nn.Module]:
         return list(self.gates)  # by count, the hidden computation gains nothing
 
-    def start(self, x: Tensor) -> List[Tensor]:
+    def start(self, x: Tensor) -> list[Tensor]:
         x = x.contiguous()  # a transposed view: without this, all that is computed from it would be strided, too
         return [x, x] if len(self.gates) > 0 else [x]
 
-    def read(self, state: List[Tensor], layer: int) -> Tensor:
+    def read(self, state: list[Tensor], layer: int) -> Tensor:
         return state[0]
 
-    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+    def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         if self.recompute and self.training:
             return self._recomputed_step(state, layer, output)
         return self._step(state, layer, output)
 
-    def layer_output(self, state: List[Tensor], output: Tensor) -> Tensor:
+    def layer_output(self, state: list[Tensor], output: Tensor) -> Tensor:
         return state[0]
 
-    def finish(self, state: List[Tensor]) -> Tensor:
+    def finish(self, state: list[Tensor]) -> Tensor:
         return state[0] if self.final_norm is None else self.final_norm(state[0])
 
-    def _step(self, state: List[Tensor], step: int, attention: Tensor) -> List[Tensor]:
-        """Eq. (1) to (8). Modules are found by a loop, since TorchScript takes no variable index into a ModuleList."""
+    def _step(self, state: list[Tensor], step: int, attention: Tensor) -> list[Tensor]:
+        """Eq. (1) to (8)."""
         c = torch.cat([state[0], attention], dim=-1)
-        h = attention
-        for index, hidden in enumerate(self.hidden):
-            if index == step % len(self.hidden):
-                h = hidden(c)
-        for index, gates in enumerate(self.gates):
-            if index == step % len(self.gates):
-                out, cell = gates(c, h, state[1])
-                return [out, cell]
+        h = self.hidden[step % len(self.hidden)](c)
+        if self.gates:
+            return list(self.gates[step % len(self.gates)](c, h, state[1]))
         return [h.to(state[0].dtype)]  # autocast leaves them different
 
-    @torch.jit.unused
-    def _recomputed_step(self, state: List[Tensor], step: int, attention: Tensor) -> List[Tensor]:
+    def _recomputed_step(self, state: list[Tensor], step: int, attention: Tensor) -> list[Tensor]:
         # the form that is not re-entrant, since DDP must see the gradient of a shared parameter once
         return checkpoint(self._step, state, step, attention, use_reentrant=False)
 

@@ -14,7 +14,6 @@ Autograd would find the same in products of their own for every factor, then cop
 Here they are written into one tensor, and s, h, Cell' and Cell are all that is kept.
 """
 
-from typing import Tuple
 
 import torch
 import torch.nn.functional as F
@@ -34,9 +33,8 @@ def norm_gates(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     Returns:
         T x B x 3 x C
     """
-    if not torch.jit.is_scripting():
-        if x.device.type != "cpu" and not is_compiling():
-            return _norm_groups(x, weight, bias)
+    if x.device.type != "cpu" and not is_compiling():
+        return _norm_groups(x, weight, bias)
     x = x.view(x.size(0), x.size(1), 3, weight.size(1))
     return torch.addcmul(bias, F.layer_norm(x, (weight.size(1),)), weight)
 
@@ -47,7 +45,7 @@ def _norm_groups(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return y.view(x.size(0), x.size(1), 3, weight.size(1))
 
 
-def _forward(z: Tensor, h: Tensor, cell: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+def _forward(z: Tensor, h: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     gates = torch.sigmoid(z)
     i, f, o = gates.unbind(2)
     cell = torch.mul(cell, f).addcmul_(h, i)
@@ -56,7 +54,7 @@ def _forward(z: Tensor, h: Tensor, cell: Tensor) -> Tuple[Tensor, Tensor, Tensor
 
 class _Cell(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, z: Tensor, h: Tensor, old: Tensor) -> Tuple[Tensor, Tensor]:
+    def forward(ctx, z: Tensor, h: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
         out, cell, gates = _forward(z, h, old)
         ctx.save_for_backward(gates, h, old, cell)
         return out, cell
@@ -74,7 +72,7 @@ class _Cell(torch.autograd.Function):
         return d_z, d_h, d_old
 
 
-def lstm_cell(z: Tensor, h: Tensor, cell: Tensor) -> Tuple[Tensor, Tensor]:
+def lstm_cell(z: Tensor, h: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
     """Out and Cell of a step.
 
     Args:
@@ -82,8 +80,7 @@ def lstm_cell(z: Tensor, h: Tensor, cell: Tensor) -> Tuple[Tensor, Tensor]:
         h: the hidden computation, T x B x C
         cell: the cell of the step before, T x B x C
     """
-    if not torch.jit.is_scripting():
-        if not is_compiling():  # a compiler makes kernels of its own from the formula
-            return _Cell.apply(z, h, cell)
+    if not is_compiling():  # a compiler makes kernels of its own from the formula
+        return _Cell.apply(z, h, cell)
     out, cell, _ = _forward(z, h, cell)
     return out, cell

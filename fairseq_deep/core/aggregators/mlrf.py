@@ -18,7 +18,6 @@ Names here: ``fusion.weight`` is w or a; ``fusion.fc1`` and ``fc2`` are W_1 and 
 ``hops`` and ``out`` are W_1, W_2 and W of "multi-hop".
 """
 
-from typing import Dict, List, Optional
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +57,7 @@ class WeightedLayers(Exact, nn.Module):
         """w, in fp32."""
         return torch.softmax(self.weight, dim=0) if self.normalise else self.weight
 
-    def forward(self, outputs: List[Tensor]) -> Tensor:
+    def forward(self, outputs: list[Tensor]) -> Tensor:
         return weighted_sum(self.used_weight().unsqueeze(1), outputs)
 
 
@@ -81,7 +80,7 @@ class JoinedLayers(nn.Module):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
-    def forward(self, outputs: List[Tensor]) -> Tensor:
+    def forward(self, outputs: list[Tensor]) -> Tensor:
         return self.fc2(self.dropout(F.relu(self.fc1(torch.cat(outputs, dim=-1)))))
 
 
@@ -109,7 +108,7 @@ class MultiHop(nn.Module):
             scores = scores.float()
         return torch.softmax(scores, dim=0)
 
-    def forward(self, outputs: List[Tensor]) -> Tensor:
+    def forward(self, outputs: list[Tensor]) -> Tensor:
         layers = torch.stack(outputs)
         shares = self.shares(layers).to(layers.dtype)
         return self.out(torch.einsum("ltbh,ltbc->tbhc", shares, layers).flatten(-2))
@@ -139,9 +138,9 @@ class Mlrf(Aggregator):
         self,
         stack: Stack,
         kind: str = "learned",
-        weights: Optional[str] = None,
-        hidden: Optional[int] = None,
-        hops: Optional[int] = None,
+        weights: str | None = None,
+        hidden: int | None = None,
+        hops: int | None = None,
     ):
         super().__init__(stack)
         _check_options(kind, weights, hidden, hops)
@@ -163,35 +162,31 @@ class Mlrf(Aggregator):
         add("hidden", "inner width of ffn (default: 4 x width) or multi-hop (default: width)", type=int, metavar="N")
         add("hops", "number of hops of multi-hop (default: 4)", type=int, metavar="N")
 
-    def matrices(self) -> List[Tensor]:
-        found: List[Tensor] = []
+    def matrices(self) -> list[Tensor]:
+        found: list[Tensor] = []
         if self.fusion is not None:
             found = [part.weight for part in self.fusion.modules() if isinstance(part, nn.Linear)]
         return found
 
-    def record(self) -> Dict[str, Tensor]:
+    def record(self) -> dict[str, Tensor]:
         """The weight of each layer, where it is one number."""
         if not isinstance(self.fusion, WeightedLayers) or not self.fusion.learned:
             return {}
         weights = self.fusion.used_weight().detach()
         return {f"layer_{number}": weight for number, weight in enumerate(weights.unbind(), 1)}
 
-    def read(self, state: List[Tensor], layer: int) -> Tensor:
+    def read(self, state: list[Tensor], layer: int) -> Tensor:
         return state[-1]
 
-    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+    def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         if layer == 0 or self.fusion is None:
             return [output]
         return state + [output]
 
-    def finish(self, state: List[Tensor]) -> Tensor:
+    def finish(self, state: list[Tensor]) -> Tensor:
         if self.fusion is None:
             return state[0]
-        outputs = state
-        if len(self.layer_norms) > 0:
-            outputs = []
-            for index, norm in enumerate(self.layer_norms):
-                outputs.append(norm(state[index]))
+        outputs = [norm(output) for norm, output in zip(self.layer_norms, state)] if self.layer_norms else state
         x = self.fusion(outputs)
         if self.final_norm is not None:
             x = self.final_norm(x.to(self.final_norm.weight.dtype))  # autocast leaves them different
@@ -199,7 +194,7 @@ class Mlrf(Aggregator):
 
 
 def _fusion(
-    stack: Stack, kind: str, weights: Optional[str], hidden: Optional[int], hops: Optional[int]
+    stack: Stack, kind: str, weights: str | None, hidden: int | None, hops: int | None
 ) -> nn.Module:
     """What makes g of the y_l."""
     if kind == "mean":
@@ -211,7 +206,7 @@ def _fusion(
     return MultiHop(stack.dim, hidden or stack.dim, hops or 4)
 
 
-def _check_options(kind: str, weights: Optional[str], hidden: Optional[int], hops: Optional[int]) -> None:
+def _check_options(kind: str, weights: str | None, hidden: int | None, hops: int | None) -> None:
     """Refuse values out of range and options of another kind.
 
     Raises:

@@ -12,7 +12,6 @@ That D is the width of the stack's feed-forward sub-layers follows from the pape
 dropout where those sub-layers have it; Xavier matrices, biases 0, norms 1 and 0.
 """
 
-from typing import List
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +48,7 @@ class Node(nn.Module):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
-    def forward(self, inputs: List[Tensor]) -> Tensor:
+    def forward(self, inputs: list[Tensor]) -> Tensor:
         """The merged representation (T x B x C) of *inputs* (n times T x B x C)."""
         joined = torch.cat(inputs, dim=-1)
         x = self.dropout(self.fc2(self.activation_dropout(F.relu(self.fc1(joined)))))
@@ -72,20 +71,16 @@ class NodeAggregator(Aggregator):
 
     paper = "Dou 2018"
 
-    def __init__(self, stack: Stack, inputs: List[int]):
+    def __init__(self, stack: Stack, inputs: list[int]):
         super().__init__(stack)
         self.nodes = nn.ModuleList(Node(stack, number) for number in inputs)
 
-    def matrices(self) -> List[Tensor]:
+    def matrices(self) -> list[Tensor]:
         return [linear.weight for node in self.nodes for linear in (node.fc1, node.fc2)]
 
-    def compiled(self) -> List[nn.Module]:
+    def compiled(self) -> list[nn.Module]:
         return list(self.nodes)
 
-    def merge(self, inputs: List[Tensor], index: int) -> Tensor:
+    def merge(self, inputs: list[Tensor], index: int) -> Tensor:
         """What the node with the 0-based *index* makes of *inputs* (T x B x C each)."""
-        x = inputs[0]
-        for i, node in enumerate(self.nodes):  # a loop: TorchScript takes no variable index into a ModuleList
-            if i == index:
-                x = node(inputs)
-        return x
+        return self.nodes[index](inputs)

@@ -25,14 +25,14 @@ Names here: ``gate`` has W and c, ``alpha`` is a, ``scalars`` are the b of rk2-i
 with the layer's residual connections, as the released code of the 2022 paper does.
 """
 
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_deep.core.keep_fp32 import Exact
 from fairseq_deep.core.registry import UsageError, nearest
-from fairseq_deep.core.stack import Choice, Layout, Stack
+from fairseq_deep.core.stack import Layout, MethodConfig, Stack
 
 from .base import AGGREGATORS, Aggregator
 from .weighted_sum import weighted_sum
@@ -49,7 +49,7 @@ LEARNED = ("rk2-learned", "rk2-init", "ema")
 HISTORIES = ("residual", "dlcl")
 
 
-def evaluations(method: str = "rk2", order: Optional[int] = None) -> int:
+def evaluations(method: str = "rk2", order: int | None = None) -> int:
     """How often a layer is evaluated.
 
     Raises:
@@ -105,15 +105,15 @@ class Ode(Exact, Aggregator):
         self,
         stack: Stack,
         method: str = "rk2",
-        order: Optional[int] = None,
+        order: int | None = None,
         history: str = "residual",
         identity: bool = False,
-        inner: Optional[Choice] = None,
+        inner: MethodConfig | None = None,
     ):
         super().__init__(stack)
         if inner is None:
             history = self.around({"history": history})
-            inner = Choice(history, AGGREGATORS.get(history))
+            inner = MethodConfig(history, AGGREGATORS.get(history))
         calls = evaluations(method, order)
         self._check_identity(stack, identity, calls, inner)
         self.inner = inner.build(stack)
@@ -142,7 +142,7 @@ class Ode(Exact, Aggregator):
                             help="ODE Transformer: F(x) = layer(x), as in the released code; with --ode-history dlcl")
 
     @classmethod
-    def around(cls, options: Dict[str, Any]) -> str:
+    def around(cls, options: dict[str, Any]) -> str:
         history = options.get("history", "residual")
         if history not in HISTORIES:
             raise UsageError(
@@ -151,18 +151,18 @@ class Ode(Exact, Aggregator):
         return history
 
     @classmethod
-    def layout(cls, side: str, options: Dict[str, Any]) -> Layout:
+    def layout(cls, side: str, options: dict[str, Any]) -> Layout:
         calls = evaluations(options.get("method", "rk2"), options.get("order"))
         return Layout(calls=calls if side == "encoder" else 1)
 
     @classmethod
-    def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
         inner = options["inner"]
         inner.method.check(stack, other, inner.options)
         cls._check_identity(stack, bool(options.get("identity")), cls.layout("encoder", options).calls, inner)
 
     @staticmethod
-    def _check_identity(stack: Stack, identity: bool, calls: int, inner: Choice) -> None:
+    def _check_identity(stack: Stack, identity: bool, calls: int, inner: MethodConfig) -> None:
         if not identity or stack.side != "encoder":
             return
         if calls == 1:
@@ -177,7 +177,7 @@ class Ode(Exact, Aggregator):
         if inner.options.get("no_norm"):
             raise UsageError("--ode-identity needs the norms that --dlcl-no-norm leaves out: leave one of them out")
 
-    def exact_tensors(self) -> List[Tensor]:
+    def exact_tensors(self) -> list[Tensor]:
         """The coefficients, whose gradients sum over all positions and features; the history has a rule of its own."""
         return [value for name, value in self.named_parameters() if not name.startswith("inner.")]
 
@@ -185,13 +185,13 @@ class Ode(Exact, Aggregator):
         if isinstance(other, Ode):
             self.inner.tie(other.inner)
 
-    def matrices(self) -> List[Tensor]:
+    def matrices(self) -> list[Tensor]:
         return self.inner.matrices()
 
-    def weights(self) -> Optional[Tensor]:
+    def weights(self) -> Tensor | None:
         return self.inner.weights()
 
-    def record(self) -> Dict[str, Tensor]:
+    def record(self) -> dict[str, Tensor]:
         found = dict(self.inner.record())
         if self.alpha is not None:
             found["alpha"] = self.alpha.detach()[0]
@@ -199,28 +199,28 @@ class Ode(Exact, Aggregator):
             found["first"], found["second"] = self.scalars.detach().unbind()
         return found
 
-    def start(self, x: Tensor) -> List[Tensor]:
+    def start(self, x: Tensor) -> list[Tensor]:
         return self.inner.start(x)
 
-    def read(self, state: List[Tensor], layer: int) -> Tensor:
+    def read(self, state: list[Tensor], layer: int) -> Tensor:
         return self.inner.read(state, layer)
 
-    def point(self, x: Tensor, outputs: List[Tensor]) -> Tensor:
+    def point(self, x: Tensor, outputs: list[Tensor]) -> Tensor:
         return self._point(x, self._changes(x, outputs))
 
-    def combine(self, x: Tensor, outputs: List[Tensor]) -> Tensor:
+    def combine(self, x: Tensor, outputs: list[Tensor]) -> Tensor:
         return (_exact(x) + self._increment(self._changes(x, outputs))).to(x.dtype)
 
-    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+    def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         return self.inner.write(state, layer, output)
 
-    def layer_output(self, state: List[Tensor], output: Tensor) -> Tensor:
+    def layer_output(self, state: list[Tensor], output: Tensor) -> Tensor:
         return self.inner.layer_output(state, output)
 
-    def finish(self, state: List[Tensor]) -> Tensor:
+    def finish(self, state: list[Tensor]) -> Tensor:
         return self.inner.finish(state)
 
-    def _point(self, x: Tensor, changes: List[Tensor]) -> Tensor:
+    def _point(self, x: Tensor, changes: list[Tensor]) -> Tensor:
         """Where the layer is evaluated after F_1, F_2, ..., in the type of *x*."""
         point = x
         for factor, change in zip(self.points[len(changes)], changes):
@@ -228,9 +228,9 @@ class Ode(Exact, Aggregator):
                 point = torch.add(_exact(point), change, alpha=factor)
         return point.to(x.dtype)
 
-    def _changes(self, x: Tensor, outputs: List[Tensor]) -> List[Tensor]:
+    def _changes(self, x: Tensor, outputs: list[Tensor]) -> list[Tensor]:
         """F_1, F_2, ... of the layer that gave *outputs*."""
-        changes: List[Tensor] = []
+        changes: list[Tensor] = []
         for output in outputs:
             change = _exact(output)
             if not self.identity:
@@ -238,7 +238,7 @@ class Ode(Exact, Aggregator):
             changes.append(change)
         return changes
 
-    def _increment(self, changes: List[Tensor]) -> Tensor:
+    def _increment(self, changes: list[Tensor]) -> Tensor:
         """sum_i b_i F_i."""
         if self.gate is not None:
             gate = torch.sigmoid(self.gate(torch.cat(changes, dim=-1)).to(changes[0].dtype))  # autocast lowers it

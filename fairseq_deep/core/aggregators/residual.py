@@ -4,7 +4,6 @@ The residual connections are inside the layers. Learning Deep Transformer Models
 (Wang et al., 2019), Section 3, calls it the special case W^(l+1)_l = 1, all other weights 0, of DLCL.
 """
 
-from typing import List
 
 from torch import Tensor
 
@@ -18,11 +17,11 @@ class Residual(Aggregator):
     needs_every_layer = False
     layerdrop = True
 
-    def read(self, state: List[Tensor], layer: int) -> Tensor:
+    def read(self, state: list[Tensor], layer: int) -> Tensor:
         return state[0]
 
-    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+    def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         return [output]
 
-    def finish(self, state: List[Tensor]) -> Tensor:
+    def finish(self, state: list[Tensor]) -> Tensor:
         return state[0]

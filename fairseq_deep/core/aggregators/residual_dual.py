@@ -14,7 +14,7 @@ Names here: ``norms[l - 1]`` is LN_l, ``dual_norm`` is the LN of r_N. Its eps is
 may also be scaled against overflow in fp16; here r is added up in fp32 instead.
 """
 
-from typing import Any, Dict, List
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,37 +47,35 @@ class ResidualDual(Aggregator):
         self.dual_norm = nn.LayerNorm(self.dim, eps=1e-7)
 
     @classmethod
-    def layout(cls, side: str, options: Dict[str, Any]) -> Layout:
+    def layout(cls, side: str, options: dict[str, Any]) -> Layout:
         return Layout(residual=False, split=True, input_norm=False, final_norm=False)
 
     @classmethod
-    def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
         if stack.layers < 1:
             raise UsageError(
                 f"--layer-agg residual-dual needs sub-layers: use --{stack.side}-layers 1 or more, "
                 f"or --{stack.side}-layer-agg residual"
             )
 
-    def start(self, x: Tensor) -> List[Tensor]:
+    def start(self, x: Tensor) -> list[Tensor]:
         x = x.contiguous()  # a transposed view: without this, all that is computed from it would be strided, too
         return [x, x.float() if x.dtype == torch.float16 or x.dtype == torch.bfloat16 else x]
 
-    def read(self, state: List[Tensor], layer: int) -> Tensor:
+    def read(self, state: list[Tensor], layer: int) -> Tensor:
         return state[0]
 
-    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+    def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         x, r = state[0], state[1] + output
-        for index, norm in enumerate(self.norms):  # TorchScript takes no variable index into a ModuleList
-            if index == layer:
-                x = norm(x + output.to(x.dtype))  # autocast leaves them different
+        x = self.norms[layer](x + output.to(x.dtype))  # autocast leaves them different
         if layer == self.num_layers - 1:
             x = x + self._norm_of_sum(r)
         return [x.to(state[0].dtype), r]
 
-    def layer_output(self, state: List[Tensor], output: Tensor) -> Tensor:
+    def layer_output(self, state: list[Tensor], output: Tensor) -> Tensor:
         return state[0]
 
-    def finish(self, state: List[Tensor]) -> Tensor:
+    def finish(self, state: list[Tensor]) -> Tensor:
         return state[0]
 
     def _norm_of_sum(self, r: Tensor) -> Tensor:

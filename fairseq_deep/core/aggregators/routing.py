@@ -27,7 +27,7 @@ Names here: ``maps[l - 1]`` is G_l and W_l, ``routing.beta_u`` and ``beta_a`` ar
 """
 
 import math
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -95,7 +95,7 @@ class DynamicRouting(nn.Module):
         square = x.square().sum(dim=-1, keepdim=True)
         return square / (1.0 + square) * x / torch.sqrt(square + 1e-8)
 
-    def step(self, votes: Tensor, logits: Tensor) -> Tuple[Tensor, Tensor]:
+    def step(self, votes: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Capsules O and shares c for the *logits* b."""
         shares = torch.softmax(logits, dim=-1)
         return self.squash((shares.unsqueeze(-1) * votes).sum(dim=0)), shares
@@ -126,7 +126,7 @@ class EmRouting(nn.Module):
         self.beta_u = nn.Parameter(torch.zeros(capsules))
         self.beta_a = nn.Parameter(torch.zeros(capsules))
 
-    def m_step(self, votes: Tensor, log_shares: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    def m_step(self, votes: Tensor, log_shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, variance and log a of each capsule."""
         # r / sum_l r as a softmax: a capsule that no layer counts for leaves no division by zero
         weights = torch.softmax(log_shares, dim=0).unsqueeze(-1)
@@ -180,8 +180,8 @@ class Routing(Aggregator):
         stack: Stack,
         kind: str = "em",
         iterations: int = 3,
-        capsules: Optional[int] = None,
-        hidden: Optional[int] = None,
+        capsules: int | None = None,
+        hidden: int | None = None,
     ):
         super().__init__(stack)
         if kind not in ROUTINGS:
@@ -220,31 +220,28 @@ class Routing(Aggregator):
         add("hidden", "inner width of each layer's map (default: 4 x width)", type=int, metavar="N")
 
     @classmethod
-    def layout(cls, side: str, options: Dict[str, Any]) -> Layout:
+    def layout(cls, side: str, options: dict[str, Any]) -> Layout:
         return Layout(final_norm=False)
 
-    def matrices(self) -> List[Tensor]:
+    def matrices(self) -> list[Tensor]:
         return [linear.weight for part in self.maps for linear in (part.fc1, part.fc2, part.vote)]
 
-    def compiled(self) -> List[nn.Module]:
+    def compiled(self) -> list[nn.Module]:
         return [*self.maps, self.routing]
 
-    def read(self, state: List[Tensor], layer: int) -> Tensor:
+    def read(self, state: list[Tensor], layer: int) -> Tensor:
         return state[-1]
 
-    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+    def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         return [output] if layer == 0 else state + [output]
 
-    def finish(self, state: List[Tensor]) -> Tensor:
+    def finish(self, state: list[Tensor]) -> Tensor:
         if self.training and self.recompute:
             return self._recomputed_aggregation(state)
         return self._aggregate(state)
 
-    def _aggregate(self, state: List[Tensor]) -> Tensor:
-        found: List[Tensor] = []
-        for index, part in enumerate(self.maps):
-            found.append(part(state[index]))
-        votes = torch.stack(found)
+    def _aggregate(self, state: list[Tensor]) -> Tensor:
+        votes = torch.stack([part(output) for part, output in zip(self.maps, state)])
         if votes.dtype == torch.float16 or votes.dtype == torch.bfloat16:
             votes = votes.float()
         votes = votes.view(votes.size(0), votes.size(1), votes.size(2), self.capsules, -1)
@@ -257,10 +254,8 @@ class Routing(Aggregator):
         x = F.layer_norm(x, [self.dim], norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
         return x.to(state[-1].dtype)
 
-    @torch.jit.unused
-    def _recomputed_aggregation(self, state: List[Tensor]) -> Tensor:
+    def _recomputed_aggregation(self, state: list[Tensor]) -> Tensor:
         return checkpoint(self._aggregate, state, use_reentrant=False)
 
-    @torch.jit.unused
     def _recomputed_routing(self, votes: Tensor) -> Tensor:
         return checkpoint(self.routing, votes, use_reentrant=False, preserve_rng_state=False)

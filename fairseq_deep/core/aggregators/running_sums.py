@@ -22,7 +22,7 @@ Shapes: *weights* are groups x R x R, where feature i of an entry has the weight
 groups x R x M, with M the number of values of a group.
 """
 
-from typing import List, Optional, Sequence, Tuple
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -48,15 +48,11 @@ def split(weights: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.stack([high, (weights - high).to(dtype)], dim=2)
 
 
-def product(parts: Tensor, entries: Tensor, added: Optional[Tensor] = None) -> Tensor:
+def product(parts: Tensor, entries: Tensor, added: Tensor | None = None) -> Tensor:
     """groups x Rp x M for *parts* (groups x R x p x K) and *entries* (groups x K x M); *added* has its shape."""
     factors = parts.flatten(1, 2)
-    if torch.jit.is_scripting():
-        total = torch.bmm(factors, entries) if added is None else torch.baddbmm(added, factors, entries)
-    else:
-        with no_autocast(entries):
-            total = torch.bmm(factors, entries) if added is None else torch.baddbmm(added, factors, entries)
-    return total
+    with no_autocast(entries):
+        return torch.bmm(factors, entries) if added is None else torch.baddbmm(added, factors, entries)
 
 
 def grouped(entry: Tensor, groups: int) -> Tensor:
@@ -64,7 +60,7 @@ def grouped(entry: Tensor, groups: int) -> Tensor:
     return entry.view(-1, groups).t()
 
 
-def joined(rows: Tensor, shape: List[int]) -> Tensor:
+def joined(rows: Tensor, shape: list[int]) -> Tensor:
     """An entry of that *shape* from what one row of weights gave, groups x p x M."""
     if rows.size(1) == 1:
         return rows[:, 0].t().contiguous().view(shape)
@@ -89,7 +85,7 @@ class RunningSums:
         self.groups, self.rows = parts.size(0), parts.size(1)
         self.block = self.rows if self.rows <= 8 else round(self.rows**0.5)
         self.entries = entry.new_empty(self.groups, self.rows, entry.numel() // self.groups)
-        self.ahead: Optional[Tensor] = None
+        self.ahead: Tensor | None = None
         self.count = 0
 
     def append(self, entry: Tensor) -> Tensor:
@@ -134,11 +130,11 @@ class Tape:
     def __init__(self, weights: Tensor, entry: Tensor, window: int):
         self.parts = split(weights.detach(), entry.dtype)
         self.dtype, self.learn, self.window = weights.dtype, weights.requires_grad, window
-        self.forward: Optional[RunningSums] = RunningSums(self.parts, entry, window)
-        self.backward: Optional[RunningSums] = None
-        self.entries: List[Tensor] = []
+        self.forward: RunningSums | None = RunningSums(self.parts, entry, window)
+        self.backward: RunningSums | None = None
+        self.entries: list[Tensor] = []
 
-    def append(self, entry: Tensor, row: int) -> Tuple[Tensor, Tensor]:
+    def append(self, entry: Tensor, row: int) -> tuple[Tensor, Tensor]:
         """Take h_r; give x_r, and what the backward pass wants: h_r in the buffer, or at the end the buffer."""
         sums = self.forward
         assert sums is not None and sums.count == row, "each row is written once, in their order"
@@ -182,7 +178,7 @@ class _Row(torch.autograd.Function):
     """One row: h_r and a token -> x_r and a token. Tokens chain the rows, so that gradients come in their order."""
 
     @staticmethod
-    def forward(ctx, entry: Tensor, token: Optional[Tensor], weights: Optional[Tensor], tape: Tape, row: int):
+    def forward(ctx, entry: Tensor, token: Tensor | None, weights: Tensor | None, tape: Tape, row: int):
         x, kept = tape.append(entry, row)
         ctx.tape, ctx.row, ctx.shape, ctx.dtypes = tape, row, x.shape, (entry.dtype, x.dtype)
         ctx.set_materialize_grads(False)
@@ -192,7 +188,7 @@ class _Row(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Optional[Tensor], token: Optional[Tensor]):
+    def backward(ctx, grad: Tensor | None, token: Tensor | None):
         tape: Tape = ctx.tape
         if token is None:  # no row above has a part: a backward pass begins, and one before may have ended half-way
             tape.rewind()
@@ -206,7 +202,7 @@ class _Row(torch.autograd.Function):
         return pulled, None, weights, None, None
 
 
-def first_row(entry: Tensor, weights: Tensor, window: int) -> List[Tensor]:
+def first_row(entry: Tensor, weights: Tensor, window: int) -> list[Tensor]:
     """[x_0, token] for h_0.
 
     Args:
@@ -218,17 +214,17 @@ def first_row(entry: Tensor, weights: Tensor, window: int) -> List[Tensor]:
     return list(_Row.apply(entry, None, weights, tape, 0))
 
 
-def next_row(state: List[Tensor], row: int, entry: Tensor) -> List[Tensor]:
+def next_row(state: list[Tensor], row: int, entry: Tensor) -> list[Tensor]:
     """[x_r, token] for h_r and what :func:`first_row` or this function gave for the row before."""
     return list(_Row.apply(entry, state[1], None, state[1].grad_fn.tape, row))
 
 
-def is_row(state: List[Tensor]) -> bool:
+def is_row(state: list[Tensor]) -> bool:
     """Whether *state* is what :func:`next_row` takes: it ends with a token, which alone is a vector."""
     return state[-1].dim() == 1
 
 
-def single_sum(parts: Tensor, entries: List[Tensor]) -> Tensor:
+def single_sum(parts: Tensor, entries: list[Tensor]) -> Tensor:
     """The sum over K *entries* (... x C) with *parts* (groups x p x K, see :func:`split`), for autograd or without."""
     stacked = torch.stack([grouped(entry, parts.size(0)) for entry in entries], dim=1)
     return joined(product(parts.unsqueeze(1), stacked), entries[0].shape)

@@ -5,14 +5,13 @@ sums at each layer, keeps (L+1)(L+2)/2 copies. Here autograd keeps references to
 the products are added one after the other, in fp32 for half-precision entries.
 """
 
-from typing import List
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-def _running_sum(weights: Tensor, entries: List[Tensor]) -> Tensor:
+def _running_sum(weights: Tensor, entries: list[Tensor]) -> Tensor:
     """The sum over *entries* (each ... x C) with *weights* (entries x n, n divides C), in the entries' type."""
     first = entries[0]
     groups = weights.size(1)
@@ -48,7 +47,7 @@ class _WeightedSum(torch.autograd.Function):
         return (grad_weights, *grad_entries)
 
 
-def weighted_sum(weights: Tensor, entries: List[Tensor]) -> Tensor:
+def weighted_sum(weights: Tensor, entries: list[Tensor]) -> Tensor:
     """Linear combination of *entries*.
 
     Args:
@@ -58,6 +57,4 @@ def weighted_sum(weights: Tensor, entries: List[Tensor]) -> Tensor:
     Returns:
         ... x C, in the entries' type
     """
-    if torch.jit.is_scripting():
-        return _running_sum(weights, entries)
     return _WeightedSum.apply(weights, *entries)

@@ -11,7 +11,6 @@ A running sum makes it O(T) in training, and one vector of state in decoding.
 """
 
 import uuid
-from typing import Dict, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -35,10 +34,10 @@ class RunningMean(nn.Module):
     def forward(
         self,
         x: Tensor,
-        padding_mask: Optional[Tensor] = None,
+        padding_mask: Tensor | None = None,
         causal: bool = True,
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
-        step: Optional[Step] = None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
+        step: Step | None = None,
     ) -> Tensor:
         """Average.
 
@@ -67,24 +66,23 @@ class RunningMean(nn.Module):
             total, count = total[-1:].expand_as(x), count[-1:]
         return (total / count).to(x.dtype)
 
-    def _next(self, x: Tensor, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], step: Step) -> Tensor:
+    def _next(self, x: Tensor, incremental_state: dict[str, dict[str, Tensor | None]], step: Step) -> Tensor:
         """The mean with the position *x* (1 x B x C)."""
         count = step.count
         assert count is not None
-        total: Optional[Tensor] = None
+        total: Tensor | None = None
         if self._state in incremental_state:
             total = incremental_state[self._state]["total"]
         if total is None:
             total = torch.zeros(x.shape, dtype=count.dtype, device=x.device)
         total = torch.addcmul(total, x, step.words)
-        state: Dict[str, Optional[Tensor]] = {"total": total}
+        state: dict[str, Tensor | None] = {"total": total}
         incremental_state[self._state] = state
         if torch.is_grad_enabled():
             return (total / count).to(x.dtype)
         return torch.div(total, count, out=torch.empty_like(x))
 
-    @torch.jit.export
-    def follow(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], order: Order) -> None:
+    def follow(self, incremental_state: dict[str, dict[str, Tensor | None]], order: Order) -> None:
         """Take over the sums of the hypotheses of *order*."""
         hypotheses = order.hypotheses
         if self._state in incremental_state and hypotheses is not None:
@@ -102,7 +100,7 @@ class AverageAttention(nn.Module):
         dropout: probability of dropout in the FFN
     """
 
-    def __init__(self, dim: int, ffn_dim: Optional[int] = None, dropout: float = 0.0):
+    def __init__(self, dim: int, ffn_dim: int | None = None, dropout: float = 0.0):
         super().__init__()
         self.mean = RunningMean()
         self.fc1 = self.fc2 = None
@@ -117,14 +115,14 @@ class AverageAttention(nn.Module):
     def forward(
         self,
         query: Tensor,
-        memory: Optional[Tensor] = None,
-        key_padding_mask: Optional[Tensor] = None,
-        attn_mask: Optional[Tensor] = None,
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        memory: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
         need_weights: bool = False,
-        step: Optional[Step] = None,
+        step: Step | None = None,
         causal: bool = False,
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Average; the contract is that of self-attention in :class:`MultiheadAttention`.
 
         Args:
@@ -149,7 +147,7 @@ class AverageAttention(nn.Module):
         return torch.addcmul(input_gate * query, forget_gate, mean), None
 
     def make_generation_fast_(
-        self, name: str, retain_dropout: bool = False, retain_dropout_modules: Optional[List[str]] = None, **kwargs
+        self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | None = None, **kwargs
     ) -> None:
         """fairseq's ``--retain-dropout``: keep dropout while translating."""
         named = retain_dropout_modules is None or "AverageAttention" in retain_dropout_modules

@@ -4,7 +4,7 @@ A hypothesis has the number sentence * beam + rank. Beam search within fairseq n
 apart; who calls the model may.
 """
 
-from typing import List, NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,12 +36,12 @@ class Order(NamedTuple):
         moves: where the *sources* are the first ones, but for some that come from behind them: (from, to) of these
     """
 
-    hypotheses: Optional[Tensor]
-    sources: Optional[Tensor]
-    mask: Optional[Tensor]
+    hypotheses: Tensor | None
+    sources: Tensor | None
+    mask: Tensor | None
     torn: bool
     copies: int = 1
-    moves: Optional[List[Tuple[int, int]]] = None
+    moves: list[tuple[int, int]] | None = None
 
 
 def keep_sources(x: Tensor, dim: int, order: Order) -> Tensor:
@@ -59,7 +59,7 @@ def keep_sources(x: Tensor, dim: int, order: Order) -> Tensor:
     return x.narrow(dim, 0, sources.numel())
 
 
-def _ask(new_order: Tensor, sentences: int, beam: int) -> Tuple[bool, bool]:
+def _ask(new_order: Tensor, sentences: int, beam: int) -> tuple[bool, bool]:
     """Whether each sentence stays where it is, and whether hypotheses of one are torn apart.
 
     The device is asked once where sentences go on or end, as in beam search; a second time where they change places.
@@ -74,8 +74,7 @@ def _ask(new_order: Tensor, sentences: int, beam: int) -> Tuple[bool, bool]:
     return False, beam > 1 and not bool(owners.eq(owners[:, :1]).all())
 
 
-@torch.jit.unused
-def _remember(new_order: Tensor, sentences: int, beam: int) -> Tuple[bool, bool]:
+def _remember(new_order: Tensor, sentences: int, beam: int) -> tuple[bool, bool]:
     """:func:`_ask`, whose answer stays on the tensor: decoders and encoders are given the same, one after the other."""
     if new_order.is_inference():  # nothing tells whether it has changed since
         return _ask(new_order, sentences, beam)
@@ -87,7 +86,7 @@ def _remember(new_order: Tensor, sentences: int, beam: int) -> Tuple[bool, bool]
     return known[1]
 
 
-def read_order(new_order: Tensor, sentences: int, beam: int, mask: Optional[Tensor] = None) -> Order:
+def read_order(new_order: Tensor, sentences: int, beam: int, mask: Tensor | None = None) -> Order:
     """What *new_order* (B) does where each of so many *sentences* has *beam* hypotheses.
 
     Args:
@@ -95,25 +94,16 @@ def read_order(new_order: Tensor, sentences: int, beam: int, mask: Optional[Tens
         sentences, beam: how many there are of them before
         mask: see :class:`Order`
     """
-    if torch.jit.is_scripting():
-        stays, torn = _ask(new_order, sentences, beam)
-    else:
-        stays, torn = _remember(new_order, sentences, beam)
-    hypotheses: Optional[Tensor] = new_order
-    sources: Optional[Tensor] = None
-    if stays and beam == 1:
-        hypotheses = None
+    stays, torn = _remember(new_order, sentences, beam)
+    hypotheses, sources, moves = (None if stays and beam == 1 else new_order), None, None
     if not stays:
         sources = torch.div(new_order if torn else new_order[::beam], beam, rounding_mode="floor")
-    moves: Optional[List[Tuple[int, int]]] = None
-    if not torch.jit.is_scripting():
-        if sources is not None and not torn and can_ask(sources):
+        if not torn and can_ask(sources):
             moves = _moves(sources.tolist(), sentences)
     return Order(hypotheses, sources, mask, torn, 1, moves)
 
 
-@torch.jit.unused
-def _moves(sources: List[int], sentences: int) -> Optional[List[Tuple[int, int]]]:
+def _moves(sources: list[int], sentences: int) -> list[tuple[int, int]] | None:
     """See :class:`Order`; None where that is not the case, or a copy of all would take as long."""
     moves = [(source, place) for place, source in enumerate(sources) if source != place]
     few = len(sources) <= sentences and 2 * len(moves) <= len(sources)

@@ -9,7 +9,7 @@ hypothesis sees are those that the one which it goes on saw.
 """
 
 import uuid
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,10 +33,10 @@ class Step(NamedTuple):
         checked: caches take new keys as they are: whoever runs the steps starts anew if there is NaN
     """
 
-    mask: Optional[Tensor]
+    mask: Tensor | None
     words: Tensor
-    count: Optional[Tensor]
-    place: Optional[Tensor]
+    count: Tensor | None
+    place: Tensor | None
     checked: bool = False
 
 
@@ -54,11 +54,10 @@ class Ancestry(nn.Module):
         self.attends = attends
         self.averages = averages
         self.largest_beam = LARGEST_BEAM
-        self.mark = CHECKED  # TorchScript knows no globals
 
     def forward(
         self,
-        incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
+        incremental_state: dict[str, dict[str, Tensor | None]],
         sentences: int,
         query: Tensor,
         words: Tensor,
@@ -76,8 +75,8 @@ class Ancestry(nn.Module):
         saved = incremental_state[self._state]
         mask, own, count, position = saved["mask"], saved["own"], saved["count"], saved["position"]
         assert mask is not None and own is not None
-        seen: Optional[Tensor] = None
-        place: Optional[Tensor] = None
+        seen: Tensor | None = None
+        place: Tensor | None = None
         if self.attends:
             groups, beam = mask.size(0), mask.size(1)
             slots = own.size(2)
@@ -97,9 +96,9 @@ class Ancestry(nn.Module):
             count = count + words
             saved["count"] = count
             count = count.clamp(min=1.0)
-        return Step(seen, words, count, place, self.mark in incremental_state)
+        return Step(seen, words, count, place, CHECKED in incremental_state)
 
-    def _first(self, sentences: int, query: Tensor) -> Dict[str, Optional[Tensor]]:
+    def _first(self, sentences: int, query: Tensor) -> dict[str, Tensor | None]:
         """The state before the first position.
 
         mask: sentences x beam x T x slots, what :class:`Step` has, with one slot where each hypothesis has its own keys
@@ -113,7 +112,7 @@ class Ancestry(nn.Module):
             sentences = rows
         beam = max(rows // max(sentences, 1), 1)
         slots = self._slots(beam)
-        state: Dict[str, Optional[Tensor]] = {
+        state: dict[str, Tensor | None] = {
             "mask": query.new_empty(sentences, beam, 0, slots),
             "buffer": None,
             "own": self._own(slots, query),
@@ -135,12 +134,11 @@ class Ancestry(nn.Module):
         own[0].fill_diagonal_(0.0)
         return own
 
-    def has_started(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]) -> bool:
+    def has_started(self, incremental_state: dict[str, dict[str, Tensor | None]]) -> bool:
         """Whether there is a position already."""
         return self._state in incremental_state
 
-    @torch.jit.unused
-    def go_on(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]) -> Tuple[int, int]:
+    def go_on(self, incremental_state: dict[str, dict[str, Tensor | None]]) -> tuple[int, int]:
         """For how many positions there is room that does not grow, and how many there are with the one to come."""
         if not self.attends:
             return 0, 0
@@ -150,8 +148,7 @@ class Ancestry(nn.Module):
         saved["length"] = torch.tensor(mask.size(2)) + 1 if length is None else length + 1
         return 0 if length is None else mask.size(2), int(saved["length"])
 
-    @torch.jit.unused
-    def reserve(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], capacity: int) -> int:
+    def reserve(self, incremental_state: dict[str, dict[str, Tensor | None]], capacity: int) -> int:
         """Make room for a *capacity* of positions, whether in use or hidden; the number of keys that this is."""
         saved = incremental_state[self._state]
         mask, length = saved["mask"], saved["mask"].size(2)
@@ -162,8 +159,7 @@ class Ancestry(nn.Module):
         saved["mask"], saved["buffer"] = room, None
         return capacity * mask.size(3)
 
-    @torch.jit.export
-    def reorder(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor) -> Optional[Order]:
+    def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], new_order: Tensor) -> Order | None:
         """Take over the hypotheses *new_order* (B), and tell what that does to caches; None before the first step."""
         if self._state not in incremental_state:
             return None
@@ -198,7 +194,7 @@ class Ancestry(nn.Module):
             saved["count"] = count.index_select(1, new_order)
         return order
 
-    def _widen(self, saved: Dict[str, Optional[Tensor]], new_order: Tensor, copies: int) -> Order:
+    def _widen(self, saved: dict[str, Tensor | None], new_order: Tensor, copies: int) -> Order:
         """Each sentence's one hypothesis becomes so many; all see what it has seen, which is in the first slot."""
         mask, count = saved["mask"], saved["count"]
         assert mask is not None

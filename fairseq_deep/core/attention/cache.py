@@ -7,7 +7,6 @@ be NaN, which no mask hides from the others of its sentence: they are stored as 
 """
 
 import uuid
-from typing import Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +17,8 @@ from .steps import keep_keys
 
 
 def append(
-    cache: Optional[Tensor], buffer: Optional[Tensor], new: Tensor, finite: bool = False
-) -> Tuple[Tensor, Optional[Tensor]]:
+    cache: Tensor | None, buffer: Tensor | None, new: Tensor, finite: bool = False
+) -> tuple[Tensor, Tensor | None]:
     """*cache* (... x T x D) followed by *new* (N positions), and the buffer that holds it.
 
     With *finite*, NaN and infinities of *new* become 0.
@@ -44,7 +43,7 @@ def append(
     return buffer.narrow(-2, 0, length), buffer
 
 
-def select(cache: Tensor, buffer: Optional[Tensor], dim: int, order: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
+def select(cache: Tensor, buffer: Tensor | None, dim: int, order: Tensor) -> tuple[Tensor, Tensor | None]:
     """The entries *order* in dimension *dim* of *cache* (... x T x D), and a buffer that holds them."""
     if torch.is_grad_enabled() or buffer is None:
         return cache.index_select(dim, order), None
@@ -79,9 +78,9 @@ class TargetCache(nn.Module):
 
     def forward(
         self,
-        incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
+        incremental_state: dict[str, dict[str, Tensor | None]],
         new: Tensor,
-        place: Optional[Tensor] = None,
+        place: Tensor | None = None,
         checked: bool = False,
     ) -> Tensor:
         """Append *new*.
@@ -96,20 +95,19 @@ class TargetCache(nn.Module):
         Returns:
             all of them, 2 x B x H x T x D; with *place*, all that there is room for
         """
-        cache: Optional[Tensor] = None
-        buffer: Optional[Tensor] = None
+        cache: Tensor | None = None
+        buffer: Tensor | None = None
         if self._state in incremental_state:
             saved = incremental_state[self._state]
             cache, buffer = saved["cache"], saved["buffer"]
             if place is not None and cache is not None:
                 return cache.index_copy_(3, place, torch.nan_to_num(new, 0.0, 0.0, 0.0))
         cache, buffer = append(cache, buffer, new, finite=not checked)
-        state: Dict[str, Optional[Tensor]] = {"cache": cache, "buffer": buffer}
+        state: dict[str, Tensor | None] = {"cache": cache, "buffer": buffer}
         incremental_state[self._state] = state
         return cache
 
-    @torch.jit.export
-    def reserve(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], keys: int) -> None:
+    def reserve(self, incremental_state: dict[str, dict[str, Tensor | None]], keys: int) -> None:
         """Make room for so many *keys*: from now on, this is what the cache has, whether in use or 0."""
         saved = incremental_state[self._state]
         cache = saved["cache"]
@@ -118,8 +116,7 @@ class TargetCache(nn.Module):
         room.narrow(3, 0, cache.size(3)).copy_(cache)
         saved["cache"], saved["buffer"] = room, None
 
-    @torch.jit.export
-    def follow(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], order: Order) -> None:
+    def follow(self, incremental_state: dict[str, dict[str, Tensor | None]], order: Order) -> None:
         """Take over the hypotheses of *order*."""
         if self._state not in incremental_state:
             return
@@ -137,7 +134,7 @@ class TargetCache(nn.Module):
                 cache, buffer, rows = keep_sources(cache, 1, order), buffer.narrow(1, 0, rows.numel()), None
         if rows is not None:
             cache, buffer = select(cache, buffer, 1, rows)
-        state: Dict[str, Optional[Tensor]] = {"cache": cache, "buffer": buffer}
+        state: dict[str, Tensor | None] = {"cache": cache, "buffer": buffer}
         incremental_state[self._state] = state
 
 
@@ -149,8 +146,8 @@ class SourceCache(nn.Module):
         self._state = f"{uuid.uuid4()}.source"
 
     def forward(
-        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]
-    ) -> Optional[Tuple[Tensor, Tensor, Optional[Tensor]]]:
+        self, incremental_state: dict[str, dict[str, Tensor | None]]
+    ) -> tuple[Tensor, Tensor, Tensor | None] | None:
         """Keys and values (sources x H x S x D), and what is added to the scores; None if they are not there yet."""
         if self._state in incremental_state:
             saved = incremental_state[self._state]
@@ -161,20 +158,19 @@ class SourceCache(nn.Module):
 
     def keep(
         self,
-        incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
+        incremental_state: dict[str, dict[str, Tensor | None]],
         key: Tensor,
         value: Tensor,
-        bias: Optional[Tensor],
+        bias: Tensor | None,
     ) -> None:
         """Keep what :meth:`forward` gives."""
         if bias is not None:  # fused attention copies it at each step if its rows do not begin at multiples of 16;
             # a copy in any case: all layers are given the same, and each moves its own
             bias = F.pad(bias, [0, -bias.size(-1) % 16]).narrow(-1, 0, bias.size(-1))
-        state: Dict[str, Optional[Tensor]] = {"key": key, "value": value, "bias": bias}
+        state: dict[str, Tensor | None] = {"key": key, "value": value, "bias": bias}
         incremental_state[self._state] = state
 
-    @torch.jit.export
-    def follow(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], order: Order) -> None:
+    def follow(self, incremental_state: dict[str, dict[str, Tensor | None]], order: Order) -> None:
         """Take over the sources of *order*."""
         saved = self.forward(incremental_state)
         if saved is not None and order.sources is not None:

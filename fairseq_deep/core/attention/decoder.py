@@ -4,7 +4,7 @@ Improving Deep Transformer with Depth-Scaled Initialization and Merged Attention
 "merged" is its MAtt; "merged-self" and "merged-average" are rows 6 and 7 of its Table 3.
 """
 
-from typing import Any, Dict, Optional
+from typing import Any
 
 from torch import nn
 
@@ -30,7 +30,7 @@ class SelfThenSource(Method):
     relative = True
     paper = "Vaswani 2017"
 
-    def target(self, stack: Stack, bias: bool) -> Optional[nn.Module]:
+    def target(self, stack: Stack, bias: bool) -> nn.Module | None:
         """What attends to the target's positions; None where the attention to the source does that, too."""
         return self_attention(stack, causal=True, bias=bias)
 
@@ -61,13 +61,13 @@ class AverageThenSource(SelfThenSource):
                             help="--decoder-attn average and merged-average: a feed-forward network on the mean")
 
     @classmethod
-    def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
         if options.get("ffn") and not stack.layout.feed_forward:
             raise UsageError(
                 f"--average-ffn needs a feed-forward width: leave it out with --layer-agg {stack.aggregator.name}"
             )
 
-    def target(self, stack: Stack, bias: bool) -> Optional[nn.Module]:
+    def target(self, stack: Stack, bias: bool) -> nn.Module | None:
         return AverageAttention(stack.dim, stack.ffn_dim if self.ffn else None, stack.activation_dropout)
 
 
@@ -80,14 +80,14 @@ class Merged(SelfThenSource):
     paper = "Zhang 2019"
 
     @classmethod
-    def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
         if other.dim != stack.dim:
             raise UsageError(
                 "--decoder-attn merged has one matrix for the values of both sides: make --encoder-embed-dim and "
                 f"--decoder-embed-dim equal ({other.dim} and {stack.dim}), or use merged-average"
             )
 
-    def target(self, stack: Stack, bias: bool) -> Optional[nn.Module]:
+    def target(self, stack: Stack, bias: bool) -> nn.Module | None:
         return None
 
 

@@ -3,14 +3,13 @@
 The three matrices become parts of one. Checkpoints know nothing of it: they have the parts.
 """
 
-from typing import Dict, List
 
 import torch
 from torch import Tensor, nn
 
 
 @torch.no_grad()
-def join_linear(parts: List[nn.Linear]) -> nn.Linear:
+def join_linear(parts: list[nn.Linear]) -> nn.Linear:
     """One matrix product for several of the same input: its output has theirs one after the other.
 
     The parts keep their weights, as views of the whole.
@@ -30,14 +29,14 @@ def join_linear(parts: List[nn.Linear]) -> nn.Linear:
     return joined
 
 
-def _put_in_joined(state: Dict[str, Tensor], prefix: str, *args) -> None:
+def _put_in_joined(state: dict[str, Tensor], prefix: str, *args) -> None:
     for part in ("weight", "bias"):
         own = [state.get(f"{prefix}{name}_proj.{part}") for name in "qkv"]
         if all(value is not None for value in own):
             state[f"{prefix}qkv_proj.{part}"] = torch.cat(own)
 
 
-def _leave_out_joined(module: nn.Module, state: Dict[str, Tensor], prefix: str, metadata) -> None:
+def _leave_out_joined(module: nn.Module, state: dict[str, Tensor], prefix: str, metadata) -> None:
     for part in ("weight", "bias"):
         state.pop(f"{prefix}qkv_proj.{part}", None)
 

@@ -12,23 +12,12 @@ from fairseq_deep.core.compat import is_compiling
 
 def can_ask(x: Tensor) -> bool:
     """Whether a value of *x* can be read without waiting for a device."""
-    if torch.jit.is_scripting():
-        known = x.device.type == "cpu"
-    else:
-        known = x.device.type == "cpu" and not is_compiling()  # a graph would break where a value is asked for
-    return known
+    return x.device.type == "cpu" and not is_compiling()  # a graph would break where a value is asked for
 
 
-if "msg" in torch.ops.aten._assert_async.overloads():  # torch 2.1
-
-    def check_later(right: Tensor, message: str) -> None:
-        """Stop with *message* when the device finds out that *right* is not true everywhere."""
-        torch._assert_async(right.all(), message)
-
-else:
-
-    def check_later(right: Tensor, message: str) -> None:
-        torch._assert_async(right.all())
+def check_later(right: Tensor, message: str) -> None:
+    """Stop with *message* when the device finds out that *right* is not true everywhere."""
+    torch._assert_async(right.all(), message)
 
 
 def product_type(x: Tensor) -> torch.dtype:

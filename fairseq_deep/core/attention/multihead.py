@@ -14,7 +14,6 @@ Names here: ``q_proj``, ``k_proj``, ``v_proj``, ``out_proj`` as in fairseq; ``re
 sees later ones, of -(K+1) ... 0.
 """
 
-from typing import Dict, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +31,7 @@ from .relative import all_distances, relative_scores, relative_values
 from .steps import by_column, step_rows, takes_rows
 
 
-def _weights(q: Tensor, k: Tensor, bias: Optional[Tensor]) -> Tensor:
+def _weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
     """Attention weights, in fp32 at least."""
     scores = torch.matmul(q * q.size(-1) ** -0.5, k.transpose(-2, -1))
     if bias is not None:
@@ -40,19 +39,14 @@ def _weights(q: Tensor, k: Tensor, bias: Optional[Tensor]) -> Tensor:
     return torch.softmax(scores if scores.dtype == torch.float64 else scores.float(), dim=-1)
 
 
-def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], dropout: float, causal: bool) -> Tensor:
+def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float, causal: bool) -> Tensor:
     if causal:
         bias = future_mask(q.size(2), k.size(2), q)
     return torch.matmul(F.dropout(_weights(q, k, bias).to(q.dtype), dropout), v)
 
 
-if hasattr(F, "scaled_dot_product_attention"):  # torch 2.0
-
-    def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], dropout: float, causal: bool) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=causal)
-
-else:
-    _attend = _attend_plainly
+def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float, causal: bool) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=causal)
 
 
 def _fuses_steps(q: Tensor) -> bool:
@@ -65,10 +59,8 @@ def _trains_plainly(q: Tensor, keys: int) -> bool:
 
     Gradients may be off: with recomputation the first pass has none, and is to round as the second one does.
     """
-    if not torch.jit.is_scripting():
-        if is_compiling():  # sentences of all lengths are to share compiled code
-            return False
-    return not q.is_cuda and keys <= 128
+    # compiled, sentences of all lengths are to share code
+    return not q.is_cuda and keys <= 128 and not is_compiling()
 
 
 class MultiheadAttention(nn.Module):
@@ -89,10 +81,10 @@ class MultiheadAttention(nn.Module):
         self,
         dim: int,
         num_heads: int,
-        kdim: Optional[int] = None,
+        kdim: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
-        relative_positions: Optional[int] = None,
+        relative_positions: int | None = None,
         relative_values: bool = False,
         causal: bool = False,
     ):
@@ -107,10 +99,10 @@ class MultiheadAttention(nn.Module):
         self.v_proj = nn.Linear(kdim or dim, dim, bias=bias)
         self.out_proj = nn.Linear(dim, dim, bias=bias)
         self.of_memory = kdim is not None
-        self.idle: Tuple[str, ...] = ()  # matrices that generation does not use: they have become parts of qkv_proj
-        self.qkv_proj: Optional[nn.Linear] = None  # in generation, the three in one
-        self.relative_keys: Optional[nn.Parameter] = None
-        self.relative_values: Optional[nn.Parameter] = None
+        self.idle: tuple[str, ...] = ()  # matrices that generation does not use: they have become parts of qkv_proj
+        self.qkv_proj: nn.Linear | None = None  # in generation, the three in one
+        self.relative_keys: nn.Parameter | None = None
+        self.relative_values: nn.Parameter | None = None
         self.farthest = 0
         if relative_positions is not None:
             # K+2 vectors where none looks ahead: the last is of all that is farther than K
@@ -138,15 +130,15 @@ class MultiheadAttention(nn.Module):
     def forward(
         self,
         query: Tensor,
-        memory: Optional[Tensor] = None,
-        key_padding_mask: Optional[Tensor] = None,
-        attn_mask: Optional[Tensor] = None,
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        memory: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
         need_weights: bool = False,
-        added: Optional[Tensor] = None,
-        step: Optional[Step] = None,
+        added: Tensor | None = None,
+        step: Step | None = None,
         causal: bool = False,
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Attend.
 
         Args:
@@ -165,11 +157,9 @@ class MultiheadAttention(nn.Module):
         Returns:
             T x B x C, and the weights (H x B x T x S, fp32) or None
         """
-        if not torch.jit.is_scripting():
-            usual = not need_weights and attn_mask is None
-            if usual and incremental_state is not None and not _fuses_steps(query):
-                if takes_rows(self, query, memory, step):
-                    return step_rows(self, query, memory, key_padding_mask, incremental_state, added, step), None
+        usual = not need_weights and attn_mask is None and incremental_state is not None
+        if usual and not _fuses_steps(query) and takes_rows(self, query, memory, step):
+            return step_rows(self, query, memory, key_padding_mask, incremental_state, added, step), None
         beam = 1
         if memory is None:
             mask = None if step is None else step.mask
@@ -186,7 +176,7 @@ class MultiheadAttention(nn.Module):
             attn_mask, causal = future_mask(q.size(2), key.size(2), q), False
         if attn_mask is not None:
             bias = attn_mask.to(q.dtype) if bias is None else bias + attn_mask.to(q.dtype)
-        distances: Optional[Tensor] = None
+        distances: Tensor | None = None
         if self.relative_keys is not None:
             if decoding:
                 place = None if step is None else step.place
@@ -206,12 +196,12 @@ class MultiheadAttention(nn.Module):
         q: Tensor,
         key: Tensor,
         value: Tensor,
-        bias: Optional[Tensor],
-        distances: Optional[Tensor],
+        bias: Tensor | None,
+        distances: Tensor | None,
         need_weights: bool,
         decoding: bool,
         causal: bool,
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Outputs of the heads (B x H x T x D), and their weights (B x H x T x S) if they are needed."""
         dropout = self.dropout if self.training or self.retain_dropout else 0.0
         of_values = self.relative_values
@@ -247,10 +237,10 @@ class MultiheadAttention(nn.Module):
     def _own(
         self,
         query: Tensor,
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]],
-        mask: Optional[Tensor],
-        place: Optional[Tensor],
-    ) -> Tuple[Tensor, Tensor, Tensor]:
+        incremental_state: dict[str, dict[str, Tensor | None]] | None,
+        mask: Tensor | None,
+        place: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, and keys and values (B x H x S x D) of all positions so far.
 
         With the *mask* and the *place* of a step, B are the sentences, and the queries and a position's keys those of
@@ -275,9 +265,9 @@ class MultiheadAttention(nn.Module):
         self,
         q: Tensor,
         memory: Tensor,
-        padding: Optional[Tensor],
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]],
-    ) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
+        padding: Tensor | None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys and values (sources x H x S x D) of the memory, and what padding adds to the scores.
 
         They are computed at the first step of incremental decoding.
@@ -295,13 +285,13 @@ class MultiheadAttention(nn.Module):
             self.memory_cache.keep(incremental_state, key, value, bias)
         return key, value, bias
 
-    def _padding_bias(self, padding: Optional[Tensor], q: Tensor) -> Optional[Tensor]:
+    def _padding_bias(self, padding: Tensor | None, q: Tensor) -> Tensor | None:
         """What hides the keys under *padding* from all queries: B x 1 x 1 x S. *padding* may be that already."""
         if padding is None:
             return None
         return padding_bias(padding, q.dtype) if padding.dim() == 2 else padding.to(q.dtype)
 
-    def _distances(self, queries: int, keys: int, beam: int, device: torch.device, place: Optional[Tensor]) -> Tensor:
+    def _distances(self, queries: int, keys: int, beam: int, device: torch.device, place: Tensor | None) -> Tensor:
         """Which vector belongs to a query and a key (T x S): that of their distance. A position has *beam* keys.
 
         The queries are the last positions, or in a cache of a fixed capacity, where their keys have their *place*.
@@ -316,7 +306,7 @@ class MultiheadAttention(nn.Module):
         distances = (of_key - of_query.unsqueeze(1)).clamp(-self.farthest, vectors - 1 - self.farthest)
         return distances + self.farthest
 
-    def _relative_scores(self, q: Tensor, distances: Optional[Tensor]) -> Tensor:
+    def _relative_scores(self, q: Tensor, distances: Tensor | None) -> Tensor:
         """What relative positions add to the scores: B x H x T x S; *distances*: those of a decoding step."""
         relative_keys = self.relative_keys
         assert relative_keys is not None
@@ -327,7 +317,7 @@ class MultiheadAttention(nn.Module):
         return scores.gather(3, distances.expand(q.size(0), q.size(1), q.size(2), -1))
 
     def make_generation_fast_(
-        self, name: str, retain_dropout: bool = False, retain_dropout_modules: Optional[List[str]] = None, **kwargs
+        self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | None = None, **kwargs
     ) -> None:
         """fairseq's ``--retain-dropout``: keep dropout while translating."""
         named = retain_dropout_modules is None or "MultiheadAttention" in retain_dropout_modules

@@ -3,7 +3,6 @@
 A hypothesis has one query, so that operations take longer to call than to compute.
 """
 
-from typing import Optional
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ SHORT = 16  # entries: torch's softmax goes through shorter rows one by one
 MANY = 2048  # entries in all, from which on that is slower than several passes over all of them
 
 
-def takes_rows(attention, query: Tensor, memory: Optional[Tensor], step) -> bool:
+def takes_rows(attention, query: Tensor, memory: Tensor | None, step) -> bool:
     """Whether :func:`step_rows` knows this step of *attention*: in fp32, without gradients or anything special."""
     if memory is None and (attention.qkv_proj is None or step is None or step.mask is None or step.place is not None):
         return False
@@ -49,7 +48,7 @@ def step_rows(attention, query: Tensor, memory, padding, incremental_state, adde
     return attention.out_proj(x).view(query.shape)
 
 
-def attend_rows(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
+def attend_rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     """softmax(q k^T / sqrt(D) + bias) v of each head.
 
     Args:

@@ -1,7 +1,7 @@
 """Linear layers in bf16 for decoding on a CPU: y = bf16(x) bf16(W)^T + bf16(b), added up in fp32, rounded to bf16."""
 
 import functools
-from typing import Callable, Optional
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from .timing import least_times
 SLOW = 2  # times the time of fp32 or more: the processor has no such products, and torch makes them of others
 
 
-def _product(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
+def _product(weight: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
     """By oneDNN's form of *weight*, or as it is where this torch or this machine has none."""
     try:
         product = in_blocks(weight)
@@ -39,7 +39,7 @@ class BfloatLinear(nn.Module):
         return self.linear.weight.float()
 
     @property
-    def bias(self) -> Optional[Tensor]:
+    def bias(self) -> Tensor | None:
         return None if self.linear.bias is None else self.linear.bias.float()
 
     def __getstate__(self):

@@ -6,7 +6,8 @@ hypotheses grow, and no question to the device within a step. Room is doubled wh
 """
 
 import logging
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -26,12 +27,10 @@ class CompiledSteps:
         options: of ``torch.compile``
 
     Raises:
-        UsageError: this torch cannot compile
+        UsageError: the capacity has no room
     """
 
-    def __init__(self, run: Callable, capacity: Optional[int] = None, **options: Any):
-        if not hasattr(torch, "compile"):
-            raise UsageError(f"torch {torch.__version__} cannot compile steps: take 2.0 or newer, or do without")
+    def __init__(self, run: Callable, capacity: int | None = None, **options: Any):
         if capacity is not None and capacity < 1:
             raise UsageError(f"a capacity of {capacity} positions has no room for any: give 1 or more, or none")
         self.run, self.capacity = run, capacity

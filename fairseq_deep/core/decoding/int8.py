@@ -14,7 +14,8 @@ where all of them overflow, x has 63 steps. An old torch has none of them, but F
 
 import functools
 import warnings
-from typing import Callable, Dict, NamedTuple, Optional, Tuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -100,7 +101,7 @@ def _by_dynamic(weight: Tensor, scales: Tensor, steps: int) -> Product:
     return product
 
 
-PRODUCTS: Dict[str, Callable[[Tensor, Tensor, int], Product]] = {
+PRODUCTS: dict[str, Callable[[Tensor, Tensor, int], Product]] = {
     "qlinear": _by_qlinear,
     "int_mm": _by_int_mm,
     "fbgemm": _by_fbgemm,
@@ -116,7 +117,7 @@ def _extremes(rows: int, inputs: int, steps: int) -> Tensor:
     return whole
 
 
-def _ones(rows: int, inputs: int) -> Tuple[Tensor, Tensor, Tensor]:
+def _ones(rows: int, inputs: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.ones(rows, inputs), torch.ones(rows, 1), torch.empty(rows, inputs)
 
 
@@ -149,7 +150,7 @@ def _is_right(make, outputs: int, inputs: int, steps: int) -> bool:
 class Ways(NamedTuple):
     """The products that are right on this machine, by name, and how many steps of x they are right with."""
 
-    names: Tuple[str, ...]
+    names: tuple[str, ...]
     steps: int
 
 
@@ -165,7 +166,7 @@ def ways() -> Ways:
 
 
 @functools.cache
-def choose(outputs: int, inputs: int, threads: int) -> Tuple[str, str]:
+def choose(outputs: int, inputs: int, threads: int) -> tuple[str, str]:
     """The names of the fastest products for few rows and for many, on this machine with so many *threads*."""
     names, steps = ways()
     if len(names) == 1:
@@ -197,7 +198,7 @@ class Int8Linear(nn.Module):
         weight = linear.weight.detach().float()
         self.scales = (weight.abs().amax(dim=1) / WEIGHT_STEPS).clamp(min=1e-30)
         self.whole = (weight / self.scales.unsqueeze(1)).round_().to(torch.int8)
-        self.bias: Optional[Tensor] = None if linear.bias is None else linear.bias.detach().float()
+        self.bias: Tensor | None = None if linear.bias is None else linear.bias.detach().float()
         self._prepare()
 
     def _prepare(self) -> None:

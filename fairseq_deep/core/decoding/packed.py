@@ -8,7 +8,8 @@ shape, for few rows and for many.
 
 import functools
 import itertools
-from typing import Callable, Dict, List, NamedTuple, Optional
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,7 @@ COPIES = 64  # at most
 COLD = 48_000_000  # bytes of weights that are measured in turns: in a model, none is in the cache when its turn comes
 
 
-def in_blocks(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
+def in_blocks(weight: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
     """The product by *weight*, of fp32 or bf16, in oneDNN's form.
 
     Raises:
@@ -33,18 +34,18 @@ def in_blocks(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
     return lambda x, bias: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 
-def _in_columns(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
+def _in_columns(weight: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
     if len(weight) >= 2 * PANEL:
         return _in_panels(weight)
     columns = weight.t().contiguous()
     return lambda x, bias: torch.mm(x, columns) if bias is None else torch.addmm(bias, x, columns)
 
 
-def _in_panels(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
+def _in_panels(weight: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
     """Columns, of which so many lie together that a row of them is within a page of memory."""
     panels = [(start, weight[start : start + PANEL].t().contiguous()) for start in range(0, len(weight), PANEL)]
 
-    def product(x: Tensor, bias: Optional[Tensor]) -> Tensor:
+    def product(x: Tensor, bias: Tensor | None) -> Tensor:
         y = x.new_empty(len(x), len(weight))
         for start, panel in panels:
             part = y[:, start : start + panel.size(1)]
@@ -57,7 +58,7 @@ def _in_panels(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
     return product
 
 
-def _in_rows(weight: Tensor) -> Callable[[Tensor, Optional[Tensor]], Tensor]:
+def _in_rows(weight: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
     return lambda x, bias: F.linear(x, weight, bias)
 
 
@@ -77,7 +78,7 @@ def choose(outputs: int, inputs: int, threads: int) -> Choice:
     """The fastest forms of a weight of *outputs* x *inputs* on this machine, with so many *threads*."""
     weight = torch.ones(min(outputs, PART), inputs)
     copies = min(COLD // (4 * weight.numel()) + 1, COPIES)
-    forms: Dict[str, Callable] = {}
+    forms: dict[str, Callable] = {}
     for name, lay_out in FORMS.items():
         try:
             products = [lay_out(weight.clone()) for _ in range(copies)]
@@ -88,7 +89,7 @@ def choose(outputs: int, inputs: int, threads: int) -> Choice:
     return Choice(*(fastest(forms, torch.ones(rows, inputs), None) for rows in MEASURED))
 
 
-def _in_turns(products: List[Callable]) -> Callable:
+def _in_turns(products: list[Callable]) -> Callable:
     turn = itertools.cycle(products)
     return lambda x, bias: next(turn)(x, bias)
 
@@ -104,7 +105,7 @@ class PackedLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
-        self.products: Optional[Choice] = None
+        self.products: Choice | None = None
         self._repack()
 
     def _apply(self, fn, *args, **kwargs):

@@ -1,7 +1,8 @@
 """Which of several ways to multiply by a weight is the fastest on this machine: measured for few rows and for many."""
 
 import time
-from typing import Any, Callable, Dict
+from collections.abc import Callable
+from typing import Any
 
 FEW = 24  # rows of an input, below which the way for few is taken
 MEASURED = (8, 128)  # rows that the way for few and that for many are measured with
@@ -10,7 +11,7 @@ MARGIN = 0.9  # a later way must take less than so much of the time: noise is no
 ROUNDS = 7
 
 
-def least_times(ways: Dict[str, Callable], *inputs: Any, rounds: int = ROUNDS) -> Dict[str, float]:
+def least_times(ways: dict[str, Callable], *inputs: Any, rounds: int = ROUNDS) -> dict[str, float]:
     """Seconds of each of *ways* for *inputs*: the least of several rounds in turns, after one that does not count."""
     times = {name: float("inf") for name in ways}
     for turn in range(rounds + 1):
@@ -22,7 +23,7 @@ def least_times(ways: Dict[str, Callable], *inputs: Any, rounds: int = ROUNDS) -
     return times
 
 
-def fastest(ways: Dict[str, Callable], *inputs: Any) -> str:
+def fastest(ways: dict[str, Callable], *inputs: Any) -> str:
     """The name of the first of *ways* that none is clearly faster than."""
     times = least_times(ways, *inputs)
     best = next(iter(times))

@@ -1,14 +1,13 @@
 """Gradient norm of every layer: the quantity of Figures 1 and 4 of Zhang et al., 2019."""
 
 import math
-from typing import Dict, List
 
 from torch import nn
 
 from .parts import part_parameters, tensor_norms
 
 
-def layer_gradient_norms(model: nn.Module) -> Dict[str, List[float]]:
+def layer_gradient_norms(model: nn.Module) -> dict[str, list[float]]:
     """L2 norm over all parameter gradients of each part of *model*, after a backward pass.
 
     Returns:

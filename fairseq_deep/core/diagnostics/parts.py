@@ -1,7 +1,6 @@
 """The parts of a model that gradient norms are told of, and norms of many tensors at once."""
 
 import contextlib
-from typing import Dict, List
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +10,14 @@ from fairseq_deep.core.inits.walk import layer_modules
 SIDES = ("encoder", "decoder")
 
 
-def part_parameters(model: nn.Module) -> Dict[str, List[List[nn.Parameter]]]:
+def part_parameters(model: nn.Module) -> dict[str, list[list[nn.Parameter]]]:
     """The parameters of each part of *model*.
 
     Returns:
         "encoder" and "decoder": a list for each layer, from the bottom; "encoder_aggregator", "decoder_aggregator"
         (with the memory's, where they have any) and "embedding": one list each
     """
-    parts: Dict[str, List[List[nn.Parameter]]] = {}
+    parts: dict[str, list[list[nn.Parameter]]] = {}
     for side in SIDES:
         stack = getattr(model, side)
         parts[side] = [
@@ -34,7 +33,7 @@ def part_parameters(model: nn.Module) -> Dict[str, List[List[nn.Parameter]]]:
     return parts
 
 
-def tensor_norms(tensors: List[Tensor]) -> Tensor:
+def tensor_norms(tensors: list[Tensor]) -> Tensor:
     """The L2 norm of each of *tensors*, in fp32: in fp16 that of a scaled gradient could overflow."""
     if all(tensor.dtype == torch.float32 for tensor in tensors):
         return torch.stack(torch._foreach_norm(tensors))

@@ -9,8 +9,8 @@ Norms are over the whole batch. d_z is the gradient at the sub-layer's input thr
 uses of z do not count. Where no norm follows r (pre-norm, no norms at all) beta_LN is missing, and beta is beta_RC.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Optional
 
 from torch import Tensor, nn
 
@@ -27,7 +27,7 @@ class Ratios:
     part: str
     variance: float
     beta_rc: float
-    beta_ln: Optional[float]
+    beta_ln: float | None
 
     @property
     def beta(self) -> float:
@@ -40,9 +40,9 @@ class _Probe:
     def __init__(self, layer: nn.Module):
         self.parts = [part for part, _ in layer.sublayers]
         self.post_norm = not layer.normalize_before and isinstance(layer.final_layer_norm, nn.LayerNorm)
-        self.inputs: List[Tensor] = []
-        self.sums: List[Tensor] = []
-        self.outputs: List[Tensor] = []
+        self.inputs: list[Tensor] = []
+        self.sums: list[Tensor] = []
+        self.outputs: list[Tensor] = []
         self.handles = [layer.register_forward_pre_hook(self._layer_input)]
         self.handles.append(layer.residual.register_forward_pre_hook(self._connect))
         self.handles.append(layer.residual.register_forward_hook(self._sum))
@@ -50,7 +50,7 @@ class _Probe:
             self.handles += [getattr(layer, norm).register_forward_hook(self._output) for _, norm in layer.sublayers]
 
     @staticmethod
-    def _keep(x: Tensor, kept: List[Tensor]) -> Tensor:
+    def _keep(x: Tensor, kept: list[Tensor]) -> Tensor:
         if not x.requires_grad:
             raise UsageError("nothing to measure without gradients: call outside no_grad")
         x = x * 1  # a copy whose only use is the sub-layer
@@ -77,7 +77,7 @@ class _Probe:
             return self._keep(output, self.inputs)
         return output
 
-    def ratios(self, number: int, words: Tensor) -> List[Ratios]:
+    def ratios(self, number: int, words: Tensor) -> list[Ratios]:
         found = []
         kept = self.inputs + self.sums + self.outputs
         if len(self.sums) < len(self.parts) or any(x.grad is None for x in kept):
@@ -91,8 +91,8 @@ class _Probe:
 
 
 def sublayer_ratios(
-    model: nn.Module, padding: Dict[str, Tensor], run: Callable[[], Tensor]
-) -> Dict[str, List[Ratios]]:
+    model: nn.Module, padding: dict[str, Tensor], run: Callable[[], Tensor]
+) -> dict[str, list[Ratios]]:
     """Measure every sub-layer in one forward and backward pass.
 
     Args:
@@ -108,7 +108,7 @@ def sublayer_ratios(
     Raises:
         UsageError: there is nothing to measure
     """
-    probes: Dict[str, List[_Probe]] = {side: [] for side in _SIDES}
+    probes: dict[str, list[_Probe]] = {side: [] for side in _SIDES}
     stacks = {side: list(getattr(model, side).layers) for side in _SIDES}
     measured = {side: layers for side, layers in stacks.items() if all(hasattr(x, "residual") for x in layers)}
     measured = {side: layers for side, layers in measured.items() if getattr(model, side).history.calls == 1}

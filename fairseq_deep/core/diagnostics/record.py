@@ -1,7 +1,6 @@
 """What a training run records about depth: each layer's share of the gradient, and what its aggregators hold."""
 
 import math
-from typing import Dict
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ SIDES = {"enc": "encoder", "dec": "decoder"}
 
 
 @torch.no_grad()
-def depth_record(model: nn.Module) -> Dict[str, float]:
+def depth_record(model: nn.Module) -> dict[str, float]:
     """Shares of the gradient norm and summaries of the aggregators, after a backward pass.
 
     A share is the L2 norm over the gradients of a part's parameters, divided by that over all of the model's: what
@@ -39,7 +38,7 @@ def depth_record(model: nn.Module) -> Dict[str, float]:
     return record
 
 
-def _shown(model: nn.Module) -> Dict[str, Tensor]:
+def _shown(model: nn.Module) -> dict[str, Tensor]:
     """What the aggregators and the memory of *model* show, by name."""
     found = {}
     for short, side in SIDES.items():
@@ -53,7 +52,7 @@ def _shown(model: nn.Module) -> Dict[str, Tensor]:
     return found
 
 
-def _shares(model: nn.Module, norms: Dict[int, float]) -> Dict[str, float]:
+def _shares(model: nn.Module, norms: dict[int, float]) -> dict[str, float]:
     total = math.hypot(*norms.values())
     if not total or not math.isfinite(total):
         return {}

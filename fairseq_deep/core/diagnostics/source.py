@@ -6,14 +6,14 @@ in nats a target token, a mean over the batch, without dropout. A model that ign
 has learned the target language: a loss alone does not tell the two apart.
 """
 
-from typing import Any, Dict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
 @torch.no_grad()
-def source_gain(model: nn.Module, sample: Dict[str, Any], padding_idx: int) -> float:
+def source_gain(model: nn.Module, sample: dict[str, Any], padding_idx: int) -> float:
     """The gain (see above) on *sample*, with the sources moved on by one sentence.
 
     Args:
@@ -35,7 +35,7 @@ def source_gain(model: nn.Module, sample: Dict[str, Any], padding_idx: int) -> f
     return float(wrong - true)
 
 
-def _nll(model: nn.Module, sample: Dict[str, Any], inputs: Dict[str, Tensor], padding_idx: int) -> Tensor:
+def _nll(model: nn.Module, sample: dict[str, Any], inputs: dict[str, Tensor], padding_idx: int) -> Tensor:
     scores = model.get_normalized_probs(model(**inputs), log_probs=True, sample=sample)
     return nn.functional.nll_loss(
         scores.flatten(0, 1).float(), sample["target"].flatten(), ignore_index=padding_idx

@@ -10,7 +10,7 @@ padding:
 alike, and nothing above can know which word is where: a stack that starts near 0 learns slowly.
 """
 
-from typing import Any, Dict, List
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def stream_statistics(
-    model: nn.Module, net_input: Dict[str, Any], padding_idx: int
-) -> Dict[str, Dict[str, List[float]]]:
+    model: nn.Module, net_input: dict[str, Any], padding_idx: int
+) -> dict[str, dict[str, list[float]]]:
     """std and between (see above) of y_0 ... y_L of both stacks: {"std": {"encoder": [...], "decoder": [...]}, ...}.
 
     Args:

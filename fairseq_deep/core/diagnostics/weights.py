@@ -6,7 +6,6 @@ is one, and 0 above the diagonal and outside the window.
 """
 
 from dataclasses import dataclass
-from typing import Dict, Optional, Union
 
 from torch import Tensor, nn
 
@@ -31,7 +30,7 @@ class WeightMatrix:
         size = self.values.abs()
         return (size >= 0.1) & (size >= 0.05 * size.amax(dim=1, keepdim=True))
 
-    def bands(self) -> Dict[str, float]:
+    def bands(self) -> dict[str, float]:
         """Mean |w| of what each sum reads: *newest* y_l, *previous* y_{l-1}, *older* y_0 ... y_{l-2}, *embedding* y_0.
 
         A band without an entry, in a stack of one layer, is left out; the embedding is also in one of the others.
@@ -40,8 +39,8 @@ class WeightMatrix:
 
 
 def dlcl_weights(
-    source: Union[nn.Module, Dict[str, Tensor]], normalize: bool = False, window: Optional[int] = None
-) -> Dict[str, WeightMatrix]:
+    source: nn.Module | dict[str, Tensor], normalize: bool = False, window: int | None = None
+) -> dict[str, WeightMatrix]:
     """The matrices of the stacks, "encoder" and "decoder", that have one.
 
     Args:

@@ -14,7 +14,8 @@ Matrices are Xavier's.
 """
 
 import math
-from typing import Any, Callable, Dict, List, Optional
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +84,7 @@ class Admin(Xavier):
         )  # fmt: skip
 
     @classmethod
-    def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
         if str(options.get("start")) == "profile" and stack.layout.calls > 1:
             raise UsageError(
                 f"--admin-start profile measures each layer once, --layer-agg {stack.aggregator.name} evaluates it "
@@ -97,7 +98,7 @@ class Admin(Xavier):
     def connection(self, number: int) -> ResidualConnection:
         return WeightedConnection(self.stack, number, self.omega)
 
-    def prepare(self, stack: nn.Module) -> Optional[Callable[[], None]]:
+    def prepare(self, stack: nn.Module) -> Callable[[], None] | None:
         if self.start != "profile":
             return None
         return Profiler([layer.residual for layer in stack.layers]).remove
@@ -116,7 +117,7 @@ class Profiler:
         UsageError: (at the first batch) the model is in half precision, where the optimizer has copied omega before
     """
 
-    def __init__(self, connections: List[nn.Module]):
+    def __init__(self, connections: list[nn.Module]):
         self.first, self.last = connections[0], connections[-1]
         self.variance = 1.0
         self.handles = [connection.register_forward_pre_hook(self._set) for connection in connections]

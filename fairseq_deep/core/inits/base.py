@@ -5,8 +5,8 @@ and feed-forward matrices of all layers, and the embeddings. Norms start at 1 an
 start weights of their own, which stay unless the method has a rule for them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable, Optional
 
 from torch import Tensor, nn
 
@@ -71,7 +71,7 @@ class Init(Method):
         """Number of residual connections of the stack."""
         return self.stack.layers * len(self.stack.sublayers)
 
-    def connection(self, number: int) -> Optional[ResidualConnection]:
+    def connection(self, number: int) -> ResidualConnection | None:
         """The residual connections of the layer *number* (from 1); None: those that ``--residual`` chooses."""
         return None
 
@@ -94,7 +94,7 @@ class Init(Method):
     def aggregator_matrix(self, weight: Tensor) -> None:
         """Fill a matrix of the stack's aggregator in place. Default: leave it as it started."""
 
-    def prepare(self, stack: nn.Module) -> Optional[Callable[[], None]]:
+    def prepare(self, stack: nn.Module) -> Callable[[], None] | None:
         """Make the finished *stack* ready for what the method does in the first training batch. Default: nothing.
 
         Returns:

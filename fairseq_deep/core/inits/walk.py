@@ -1,6 +1,6 @@
 """Find the matrices of a finished model, and have each filled by the rule of its stack's method."""
 
-from typing import Iterator, List, Sequence, Tuple
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,13 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 _ROLES = {"self_attn": (*_PROJECTIONS, "gate", "fc1", "fc2"), "encoder_attn": _PROJECTIONS, "ffn": ("fc1", "fc2")}
 
 
-def layer_modules(stack: nn.Module) -> List[List[nn.Module]]:
+def layer_modules(stack: nn.Module) -> list[list[nn.Module]]:
     """The modules of each layer of *stack*: one, or where layers are split, those of its sub-layers."""
     modules, count = list(stack.layers), stack.stack.modules_per_layer
     return [modules[start : start + count] for start in range(0, len(modules), count)]
 
 
-def layer_matrices(stack: nn.Module) -> Iterator[Tuple[nn.Linear, Place]]:
+def layer_matrices(stack: nn.Module) -> Iterator[tuple[nn.Linear, Place]]:
     """The attention and feed-forward projections of all layers of *stack*, with their places."""
     for number, modules in enumerate(layer_modules(stack), 1):
         for module in modules:

@@ -1,5 +1,7 @@
 """Encoder and decoder layers, with the names of fairseq's own so that their checkpoints are the same."""
 
+from .building import build_layer
+from .context import DecoderContext
 from .decoder_layer import DecoderLayer, ParallelDecoderLayer
 from .encoder_layer import EncoderLayer
 from .layer_drop import LayerDrop
@@ -15,6 +17,7 @@ from .wrapping import wrap_layer
 __all__ = [
     "AttentionDecoderLayer",
     "AttentionEncoderLayer",
+    "DecoderContext",
     "DecoderFeedForward",
     "DecoderLayer",
     "EncoderFeedForward",
@@ -22,5 +25,6 @@ __all__ = [
     "LayerDrop",
     "ParallelAttentionDecoderLayer",
     "ParallelDecoderLayer",
+    "build_layer",
     "wrap_layer",
 ]

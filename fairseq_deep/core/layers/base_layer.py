@@ -1,18 +1,16 @@
 """What the layers of both stacks share: norms, feed-forward sub-layer, dropout, residual connections.
 
-fairseq's own layers are not used: release 0.12.2 keeps a second, unused copy of each matrix of an encoder layer among
-its parameters and switches to a batch-first fast path that only fairseq's own loop feeds correctly; and neither has a
-place for residual connections of another kind. Parameter names are fairseq's.
+Parameter names are fairseq's.
 """
 
-from typing import Optional
+from __future__ import annotations
 
 import torch
-from fairseq import utils
-from fairseq.modules import FairseqDropout, LayerNorm
-from fairseq.modules.quant_noise import quant_noise
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_deep.core.dropout import Dropout
+from fairseq_deep.core.registry import UsageError, nearest
 from fairseq_deep.core.residuals import ResidualConnection
 from fairseq_deep.core.residuals.plain import Plain
 from fairseq_deep.core.stack import Stack
@@ -26,6 +24,47 @@ NORMS = {
 }
 
 
+def _gelu(x: Tensor) -> Tensor:
+    return F.gelu(x.float()).to(x.dtype)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _relu_squared(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+def _linear(x: Tensor) -> Tensor:
+    return x
+
+
+ACTIVATIONS = {
+    "relu": F.relu,
+    "relu_squared": _relu_squared,
+    "gelu": _gelu,
+    "gelu_accurate": _gelu_tanh,
+    "gelu_fast": _gelu_tanh,
+    "swish": F.silu,
+    "tanh": torch.tanh,
+    "linear": _linear,
+}
+"""The activation functions of feed-forward sub-layers by fairseq's names (``--activation-fn``)."""
+
+
+def activation(name: str):
+    """The activation function called *name*.
+
+    Raises:
+        UsageError: there is none
+    """
+    if name not in ACTIVATIONS:
+        choices = ", ".join(ACTIVATIONS)
+        raise UsageError(f"unknown --activation-fn {name}{nearest(name, ACTIVATIONS)}; choose from {choices}")
+    return ACTIVATIONS[name]
+
+
 def has_norms(stack: Stack) -> bool:
     """Whether the layers of *stack* have norms: some initialisations do without."""
     return stack.init is None or stack.init.method.layer_norm
@@ -33,19 +72,12 @@ def has_norms(stack: Stack) -> bool:
 
 def build_norm(stack: Stack, wanted: bool = True) -> nn.Module:
     """A layer norm, or nothing where none is *wanted*."""
-    return LayerNorm(stack.dim, export=stack.export) if wanted else nn.Identity()
+    return nn.LayerNorm(stack.dim) if wanted else nn.Identity()
 
 
-def build_dropout(stack: Stack, probability: float) -> nn.Module:
-    """Dropout that knows the name of its layer, for ``--retain-dropout-modules``."""
-    return FairseqDropout(probability, module_name=MODULE_NAMES[stack.side])
-
-
-def noisy(module: Optional[nn.Module], stack: Stack) -> Optional[nn.Module]:
-    """*module* with fairseq's quantisation noise on its linear layers (``--quant-noise-pq``)."""
-    for linear in [] if module is None else [part for part in module.modules() if isinstance(part, nn.Linear)]:
-        quant_noise(linear, *stack.quant_noise)
-    return module
+def build_dropout(stack: Stack, probability: float) -> Dropout:
+    """Dropout with the name that fairseq gives the layers of *stack*."""
+    return Dropout(probability, MODULE_NAMES[stack.side])
 
 
 class FeedForward(nn.Module):
@@ -60,10 +92,10 @@ class FeedForward(nn.Module):
         self.embed_dim = stack.dim
         self.dropout_module = build_dropout(stack, stack.dropout)
         self.relu = stack.activation == "relu"  # which can be done in place where nothing is to be kept
-        self.activation_fn = utils.get_activation_fn(stack.activation)
+        self.activation_fn = activation(stack.activation)
         self.activation_dropout_module = build_dropout(stack, stack.activation_dropout)
-        self.fc1 = quant_noise(nn.Linear(stack.dim, stack.ffn_dim), *stack.quant_noise)
-        self.fc2 = quant_noise(nn.Linear(stack.ffn_dim, stack.dim), *stack.quant_noise)
+        self.fc1 = nn.Linear(stack.dim, stack.ffn_dim)
+        self.fc2 = nn.Linear(stack.ffn_dim, stack.dim)
 
     def ffn(self, x: Tensor) -> Tensor:
         """The network, with dropout (T x B x C)."""
@@ -87,7 +119,7 @@ class BaseLayer(FeedForward):
         residual: the residual connections of its sub-layers; None: plain ones
     """
 
-    def __init__(self, stack: Stack, residual: Optional[ResidualConnection] = None):
+    def __init__(self, stack: Stack, residual: ResidualConnection | None = None):
         super().__init__(stack)
         self.normalize_before = stack.pre_norm
         self.sublayers = [(name, NORMS[name]) for name in stack.sublayers]

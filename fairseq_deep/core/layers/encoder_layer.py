@@ -1,6 +1,6 @@
 """Transformer encoder layer (Attention Is All You Need, Vaswani et al., 2017)."""
 
-from typing import Dict, Optional
+from __future__ import annotations
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from fairseq_deep.core.attention import self_attention
 from fairseq_deep.core.residuals import ResidualConnection
 from fairseq_deep.core.stack import Stack
 
-from .base_layer import BaseLayer, build_norm, has_norms, noisy
+from .base_layer import BaseLayer, build_norm, has_norms
 
 
 class EncoderLayer(BaseLayer):
@@ -19,12 +19,12 @@ class EncoderLayer(BaseLayer):
         residual: the residual connections of its sub-layers; None: plain ones
     """
 
-    def __init__(self, stack: Stack, residual: Optional[ResidualConnection] = None):
+    def __init__(self, stack: Stack, residual: ResidualConnection | None = None):
         super().__init__(stack, residual)
-        self.self_attn = noisy(self_attention(stack, causal=False), stack)
+        self.self_attn = self_attention(stack, causal=False)
         self.self_attn_layer_norm = build_norm(stack, has_norms(stack))
 
-    def forward(self, x: Tensor, encoder_padding_mask: Optional[Tensor]) -> Tensor:
+    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None) -> Tensor:
         """Run the layer.
 
         Args:
@@ -43,6 +43,3 @@ class EncoderLayer(BaseLayer):
         if not self.normalize_before:
             x = self.self_attn_layer_norm(x)
         return self.feed_forward(x, bottom)
-
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """Nothing to rename here (``models/checkpoints.py``); fairseq's encoder calls it."""

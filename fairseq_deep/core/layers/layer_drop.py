@@ -5,7 +5,6 @@ rescaled, and evaluation runs all layers. What a skipped layer leaves to the lay
 (:meth:`Aggregator.skip`).
 """
 
-from typing import List
 
 import torch
 from torch import nn
@@ -23,9 +22,9 @@ class LayerDrop(nn.Module):
         super().__init__()
         self.p, self.layers = float(p), layers
 
-    def forward(self) -> List[bool]:
+    def forward(self) -> list[bool]:
         """True for each layer that runs; the random numbers are those of fairseq's ``LayerDropModuleList``."""
         if self.p > 0.0 and self.training:
-            draws: List[float] = torch.empty(self.layers).uniform_().tolist()
+            draws: list[float] = torch.empty(self.layers).uniform_().tolist()
             return [draw > self.p for draw in draws]
         return [True for _ in range(self.layers)]

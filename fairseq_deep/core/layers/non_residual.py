@@ -14,17 +14,18 @@ second has the layer's input in it; without ``attn_residual`` it is LN(S).
 The projections have no bias: the printed parameter counts leave no other reading.
 """
 
-from typing import Dict, Optional, Tuple
+from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_deep.core.attention import Step, self_attention
+from fairseq_deep.core.attention import self_attention
 from fairseq_deep.core.stack import Stack
 
-from .base_layer import FeedForward, build_dropout, build_norm, noisy
+from .base_layer import FeedForward, build_dropout, build_norm
+from .context import DecoderContext
 from .parallel_attention import ParallelAttention
-from .target_attention import source_attention, target_attention
+from .target_attention import attend_to_source, attend_to_target, source_attention, target_attention
 
 
 class AttentionEncoderLayer(nn.Module):
@@ -36,17 +37,15 @@ class AttentionEncoderLayer(nn.Module):
 
     def __init__(self, stack: Stack):
         super().__init__()
-        self.self_attn = noisy(self_attention(stack, causal=False, bias=stack.layout.attention_bias), stack)
+        self.self_attn = self_attention(stack, causal=False, bias=stack.layout.attention_bias)
         self.self_attn_layer_norm = build_norm(stack, stack.layout.input_norm)
         self.dropout_module = build_dropout(stack, stack.dropout)
 
-    def forward(self, x: Tensor, encoder_padding_mask: Optional[Tensor]) -> Tensor:
+    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None) -> Tensor:
         """Attention output (T x B x C) of *x* (T x B x C); the contract is that of :meth:`EncoderLayer.forward`."""
         x, _ = self.self_attn(self.self_attn_layer_norm(x), key_padding_mask=encoder_padding_mask)
         return self.dropout_module(x)
 
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """Nothing to rename here; fairseq's encoder calls it."""
 
 
 class AttentionDecoderLayer(nn.Module):
@@ -71,52 +70,27 @@ class AttentionDecoderLayer(nn.Module):
             self.encoder_attn_layer_norm = build_norm(stack, stack.layout.input_norm)
         self.dropout_module = build_dropout(stack, stack.dropout)
 
-    def forward(
-        self,
-        x: Tensor,
-        encoder_out: Optional[Tensor] = None,
-        encoder_padding_mask: Optional[Tensor] = None,
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
-        self_attn_mask: Optional[Tensor] = None,
-        self_attn_padding_mask: Optional[Tensor] = None,
-        need_attn: bool = False,
-        need_head_weights: bool = False,
-        step: Optional[Step] = None,
-        causal: bool = False,
-    ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
-        """Run the layer; the contract is that of fairseq's ``TransformerDecoderLayerBase``.
+    def forward(self, x: Tensor, context: DecoderContext, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Run the layer; see :meth:`DecoderLayer.forward`.
 
         Returns:
-            the merged attention output (T x B x C, or T x B x 2C for "concat"), the weights of the attention to the
-            source (H x B x T x S) if *need_attn*, and None
+            the merged attention output (T x B x C, or T x B x 2C for "concat"), and the weights of the attention to the
+            source (H x B x T x S) or None
         """
-        outputs = []
-        attn: Optional[Tensor] = None
-        query = x
-        if self.self_attn is not None and self.self_attn_layer_norm is not None:
-            y, _ = self.self_attn(
-                self.self_attn_layer_norm(x),
-                key_padding_mask=self_attn_padding_mask,
-                attn_mask=self_attn_mask,
-                incremental_state=incremental_state,
-                step=step,
-                causal=causal,
-            )
+        outputs, weights, query = [], None, x
+        if self.self_attn is not None:
+            y = attend_to_target(self.self_attn, self.self_attn_layer_norm(x), context)
             y = self.dropout_module(y).to(x.dtype)  # autocast leaves them different
             outputs.append(y)
             query = x + y if self.attn_residual else y
-        if self.encoder_attn is not None and self.encoder_attn_layer_norm is not None and encoder_out is not None:
-            y, attn = self.encoder_attn(
-                self.encoder_attn_layer_norm(query),
-                encoder_out,
-                key_padding_mask=encoder_padding_mask,
-                incremental_state=incremental_state,
-                need_weights=need_attn or need_head_weights,
+        if self.encoder_attn is not None and context.memory is not None:
+            y, weights = attend_to_source(
+                self.encoder_attn, self.encoder_attn_layer_norm(query), context, need_weights
             )
             outputs.append(self.dropout_module(y))
         if len(outputs) == 1:
-            return outputs[0], attn, None
-        return torch.cat(outputs, dim=-1) if self.concat else outputs[0] + outputs[1], attn, None
+            return outputs[0], weights
+        return torch.cat(outputs, dim=-1) if self.concat else outputs[0] + outputs[1], weights
 
 
 class ParallelAttentionDecoderLayer(ParallelAttention):
@@ -132,32 +106,10 @@ class ParallelAttentionDecoderLayer(ParallelAttention):
         self.encoder_attn_layer_norm = build_norm(stack, stack.layout.input_norm)
         self.dropout_module = build_dropout(stack, stack.dropout)
 
-    def forward(
-        self,
-        x: Tensor,
-        encoder_out: Optional[Tensor] = None,
-        encoder_padding_mask: Optional[Tensor] = None,
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
-        self_attn_mask: Optional[Tensor] = None,
-        self_attn_padding_mask: Optional[Tensor] = None,
-        need_attn: bool = False,
-        need_head_weights: bool = False,
-        step: Optional[Step] = None,
-        causal: bool = False,
-    ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
+    def forward(self, x: Tensor, context: DecoderContext, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Run the layer; see :meth:`AttentionDecoderLayer.forward`."""
-        x, attn = self.attend(
-            self.encoder_attn_layer_norm(x),
-            encoder_out,
-            encoder_padding_mask,
-            incremental_state,
-            self_attn_mask,
-            self_attn_padding_mask,
-            need_attn or need_head_weights,
-            step,
-            causal,
-        )
-        return self.dropout_module(x), attn, None
+        x, weights = self.attend(self.encoder_attn_layer_norm(x), context, need_weights)
+        return self.dropout_module(x), weights
 
 
 class EncoderFeedForward(FeedForward):
@@ -171,12 +123,10 @@ class EncoderFeedForward(FeedForward):
         super().__init__(stack)
         self.final_layer_norm = build_norm(stack, stack.layout.input_norm)
 
-    def forward(self, x: Tensor, encoder_padding_mask: Optional[Tensor]) -> Tensor:
+    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None) -> Tensor:
         """FFN of *x* (T x B x C); its padding does not matter."""
         return self.ffn(self.final_layer_norm(x))
 
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """Nothing to rename here; fairseq's encoder calls it."""
 
 
 class DecoderFeedForward(FeedForward):
@@ -190,19 +140,6 @@ class DecoderFeedForward(FeedForward):
         super().__init__(stack)
         self.final_layer_norm = build_norm(stack, stack.layout.input_norm)
 
-    def forward(
-        self,
-        x: Tensor,
-        encoder_out: Optional[Tensor] = None,
-        encoder_padding_mask: Optional[Tensor] = None,
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
-        self_attn_mask: Optional[Tensor] = None,
-        self_attn_padding_mask: Optional[Tensor] = None,
-        need_attn: bool = False,
-        need_head_weights: bool = False,
-        step: Optional[Step] = None,
-        causal: bool = False,
-    ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
-        """FFN of *x* (T x B x C); all else is of the other sub-layers. See :meth:`AttentionDecoderLayer.forward`."""
-        nothing: Optional[Tensor] = None
-        return self.ffn(self.final_layer_norm(x)), nothing, nothing
+    def forward(self, x: Tensor, context: DecoderContext, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
+        """FFN of *x* (T x B x C), and None; see :meth:`DecoderLayer.forward`."""
+        return self.ffn(self.final_layer_norm(x)), None

@@ -12,11 +12,14 @@ network (row 7), each with matrices of its own.
 Here S is ``x``, H_L ``encoder_out``, ATT ``encoder_attn``, W_v and W_o its ``v_proj`` and ``out_proj`` with biases.
 """
 
-from typing import Dict, Optional, Tuple
+from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fairseq_deep.core.attention import RunningMean, Step
+from fairseq_deep.core.attention import RunningMean
+
+from .context import DecoderContext
+from .target_attention import attend_to_source, attend_to_target
 
 
 class ParallelAttention(nn.Module):
@@ -28,47 +31,21 @@ class ParallelAttention(nn.Module):
         mean: the mean of the target's values in that case
     """
 
-    def set_attentions(self, encoder_attn: nn.Module, self_attn: Optional[nn.Module]) -> None:
+    def set_attentions(self, encoder_attn: nn.Module, self_attn: nn.Module | None) -> None:
         """Take the attentions."""
         self.encoder_attn = encoder_attn
         self.self_attn = self_attn
         self.mean = RunningMean() if self_attn is None else None
 
-    def attend(
-        self,
-        x: Tensor,
-        encoder_out: Optional[Tensor],
-        encoder_padding_mask: Optional[Tensor],
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]],
-        self_attn_mask: Optional[Tensor],
-        self_attn_padding_mask: Optional[Tensor],
-        need_weights: bool,
-        step: Optional[Step] = None,
-        causal: bool = False,
-    ) -> Tuple[Tensor, Optional[Tensor]]:
-        """Sum of both attentions of *x* (T x B x C), and the weights of that to the source or None."""
-        assert encoder_out is not None, "merged attention needs a source"
-        added: Optional[Tensor] = None
+    def attend(self, x: Tensor, context: DecoderContext, need_weights: bool) -> tuple[Tensor, Tensor | None]:
+        """Sum of both attentions of *x* (T x B x C), and the weights of the attention to the source or None."""
+        assert context.memory is not None, "merged attention requires a source"
+        added = None
         if self.mean is not None:
-            averages_before = causal or self_attn_mask is not None or incremental_state is not None
+            averages_before = context.causal or context.mask is not None or context.cache is not None
             values = self.encoder_attn.v_proj(x)
-            added = self.mean(values, self_attn_padding_mask, averages_before, incremental_state, step)
-        y, attn = self.encoder_attn(
-            x,
-            encoder_out,
-            key_padding_mask=encoder_padding_mask,
-            incremental_state=incremental_state,
-            need_weights=need_weights,
-            added=added,
-        )
+            added = self.mean(values, context.padding, averages_before, context.cache, context.step)
+        y, weights = attend_to_source(self.encoder_attn, x, context, need_weights, added)
         if self.self_attn is not None:
-            own, _ = self.self_attn(
-                x,
-                key_padding_mask=self_attn_padding_mask,
-                attn_mask=self_attn_mask,
-                incremental_state=incremental_state,
-                step=step,
-                causal=causal,
-            )
-            y = y + own.to(y.dtype)
-        return y, attn
+            y = y + attend_to_target(self.self_attn, x, context).to(y.dtype)
+        return y, weights

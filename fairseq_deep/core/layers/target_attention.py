@@ -1,24 +1,54 @@
 """The attentions of a decoder layer, as ``--decoder-attn`` chooses them."""
 
-from typing import Optional
+from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_deep.core.attention.decoder import SelfThenSource
 from fairseq_deep.core.stack import Stack
 
-from .base_layer import noisy
+from .context import DecoderContext
 
 
 def _chosen(stack: Stack) -> SelfThenSource:
     return SelfThenSource() if stack.attention is None else stack.attention.build()
 
 
-def target_attention(stack: Stack) -> Optional[nn.Module]:
+def target_attention(stack: Stack) -> nn.Module | None:
     """What attends to the target's positions; None where the attention to the source does that, too."""
-    return noisy(_chosen(stack).target(stack, stack.layout.attention_bias), stack)
+    return _chosen(stack).target(stack, stack.layout.attention_bias)
 
 
 def source_attention(stack: Stack) -> nn.Module:
     """The attention to the source."""
-    return noisy(_chosen(stack).source(stack, stack.layout.attention_bias), stack)
+    return _chosen(stack).source(stack, stack.layout.attention_bias)
+
+
+def attend_to_target(attention: nn.Module, x: Tensor, context: DecoderContext) -> Tensor:
+    """Attend to the target's positions (T x B x C)."""
+    return attention(
+        x,
+        key_padding_mask=context.padding,
+        attn_mask=context.mask,
+        incremental_state=context.cache,
+        step=context.step,
+        causal=context.causal,
+    )[0]
+
+
+def attend_to_source(
+    attention: nn.Module, x: Tensor, context: DecoderContext, need_weights: bool, added: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Attend to the source: T x B x C, and the weights (H x B x T x S) or None.
+
+    Args:
+        added: T x B x C, added to the output of the heads before the output projection
+    """
+    return attention(
+        x,
+        context.memory,
+        key_padding_mask=context.memory_padding,
+        incremental_state=context.cache,
+        need_weights=need_weights,
+        added=added,
+    )

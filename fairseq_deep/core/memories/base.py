@@ -7,7 +7,6 @@
 The encoder computes all z once a sentence, applies its final norm (pre-norm) to each, and hands them on.
 """
 
-from typing import Dict, List
 
 from torch import Tensor, nn
 
@@ -36,11 +35,11 @@ class Memory(nn.Module, Method):
         self.num_memories = decoder.layers
         self.dim = encoder.dim
 
-    def record(self) -> Dict[str, Tensor]:
+    def record(self) -> dict[str, Tensor]:
         """Scalars for the training log (0-dimensional tensors, by name)."""
         return {}
 
-    def forward(self, outputs: List[Tensor], state: List[Tensor]) -> List[Tensor]:
+    def forward(self, outputs: list[Tensor], state: list[Tensor]) -> list[Tensor]:
         """What the decoder layers attend to.
 
         Args:

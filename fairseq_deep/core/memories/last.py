@@ -3,7 +3,6 @@
 Attention Is All You Need, Vaswani et al., 2017, Section 3.1.
 """
 
-from typing import List
 
 from torch import Tensor
 
@@ -16,6 +15,6 @@ class Last(Memory):
 
     paper = "Vaswani 2017"
 
-    def forward(self, outputs: List[Tensor], state: List[Tensor]) -> List[Tensor]:
-        nothing: List[Tensor] = []
+    def forward(self, outputs: list[Tensor], state: list[Tensor]) -> list[Tensor]:
+        nothing: list[Tensor] = []
         return nothing

@@ -10,7 +10,6 @@ is not L, we take the depth-aligned layer, i = round(j L / M) but at least 1, so
 attends to the encoder's output in any case.
 """
 
-from typing import List
 
 from torch import Tensor
 
@@ -32,6 +31,6 @@ class Layerwise(Memory):
 
     paper = "He 2018"
 
-    def forward(self, outputs: List[Tensor], state: List[Tensor]) -> List[Tensor]:
+    def forward(self, outputs: list[Tensor], state: list[Tensor]) -> list[Tensor]:
         depth, count = len(outputs) - 1, self.num_memories
         return [outputs[depth_aligned(number + 1, count, depth)] for number in range(count)]

@@ -20,7 +20,7 @@ aggregator is the plain stack, since a context has the length of the source.
 Names here: ``cell`` is the GRU, ``context_norms[n - 1]`` is LN_n, ``memory_norms[j - 1]`` is LN'_j.
 """
 
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -69,7 +69,7 @@ class GruCell(nn.Module):
         return (1 - z) * n + z * h
 
 
-def _num_blocks(stack: Stack, blocks: Optional[int]) -> int:
+def _num_blocks(stack: Stack, blocks: int | None) -> int:
     """The number of blocks of the encoder *stack*.
 
     Raises:
@@ -107,7 +107,7 @@ class Msc(Aggregator):
     paper = "Wei 2020"
     encoder_only = True
 
-    def __init__(self, stack: Stack, blocks: Optional[int] = None):
+    def __init__(self, stack: Stack, blocks: int | None = None):
         super().__init__(stack)
         self.num_blocks = 0 if stack.side == "decoder" else _num_blocks(stack, blocks)
         self.block_layers = stack.layers // max(self.num_blocks, 1)
@@ -120,12 +120,12 @@ class Msc(Aggregator):
                             help="--layer-agg msc: blocks of the encoder (default: the number of decoder layers)")
 
     @classmethod
-    def layout(cls, side: str, options: Dict[str, Any]) -> Layout:
+    def layout(cls, side: str, options: dict[str, Any]) -> Layout:
         # the memories have norms, and nothing else reads the encoder: a final norm would never get a gradient
         return Layout(final_norm=side == "decoder")
 
     @classmethod
-    def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
         if stack.side == "decoder":
             return
         if other.memory is not None and other.memory.name != "msc":
@@ -135,14 +135,14 @@ class Msc(Aggregator):
             )
         _num_blocks(stack, options.get("blocks"))
 
-    def start(self, x: Tensor) -> List[Tensor]:
+    def start(self, x: Tensor) -> list[Tensor]:
         x = x.contiguous()  # a transposed view: without this, all that is computed from it would be strided, too
         return [x] if self.cell is None else [x, self._norm(x, 0), x]
 
-    def read(self, state: List[Tensor], layer: int) -> Tensor:
+    def read(self, state: list[Tensor], layer: int) -> Tensor:
         return state[0] if self.cell is None else state[0] + state[1]
 
-    def write(self, state: List[Tensor], layer: int, output: Tensor) -> List[Tensor]:
+    def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         if self.cell is None:
             return [output]
         if (layer + 1) % self.block_layers != 0:
@@ -151,15 +151,12 @@ class Msc(Aggregator):
         added = self._norm(context, (layer + 1) // self.block_layers)
         return [output, added, context] + state[3:] + [output + context]
 
-    def finish(self, state: List[Tensor]) -> Tensor:
+    def finish(self, state: list[Tensor]) -> Tensor:
         return state[0]
 
     def _norm(self, context: Tensor, block: int) -> Tensor:
-        # a loop, since TorchScript takes no variable index into a ModuleList; after the last block there is none
-        for index, layer_norm in enumerate(self.context_norms):
-            if index == block:
-                context = layer_norm(context)
-        return context
+        """The context of a block; after the last there is no norm."""
+        return self.context_norms[block](context) if block < len(self.context_norms) else context
 
 
 @MEMORIES.register("msc")
@@ -178,7 +175,7 @@ class MscMemory(Memory):
         self.memory_norms = nn.ModuleList(nn.LayerNorm(self.dim) for _ in range(self.num_memories))
 
     @classmethod
-    def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
         name = other.aggregator.name if other.aggregator is not None else "residual"
         if name != "msc":
             raise UsageError(
@@ -186,9 +183,8 @@ class MscMemory(Memory):
                 "add --encoder-layer-agg msc, or use --decoder-memory last"
             )
 
-    def forward(self, outputs: List[Tensor], state: List[Tensor]) -> List[Tensor]:
+    def forward(self, outputs: list[Tensor], state: list[Tensor]) -> list[Tensor]:
         blocks = state[3:]
-        memories: List[Tensor] = []
-        for index, layer_norm in enumerate(self.memory_norms):
-            memories.append(layer_norm(blocks[depth_aligned(index + 1, len(self.memory_norms), len(blocks)) - 1]))
-        return memories
+        count = len(self.memory_norms)
+        aligned = (blocks[depth_aligned(number, count, len(blocks)) - 1] for number in range(1, count + 1))
+        return [layer_norm(block) for layer_norm, block in zip(self.memory_norms, aligned)]

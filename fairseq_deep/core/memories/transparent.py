@@ -10,7 +10,6 @@ post-norm; in a pre-norm encoder, its final norm acts on each z_j, which is our 
 Names here: ``weight[j - 1, k]`` is W_jk.
 """
 
-from typing import List
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +56,7 @@ class Transparent(Exact, Memory):
         """The means' weights s, M x (L+1), in fp32."""
         return torch.softmax(self.weight.detach().float(), dim=1)
 
-    def forward(self, outputs: List[Tensor], state: List[Tensor]) -> List[Tensor]:
+    def forward(self, outputs: list[Tensor], state: list[Tensor]) -> list[Tensor]:
         # y_0 is a transposed view: without this, the backward pass of each sum would copy it
         entries = [output.contiguous() for output in outputs]
         shares = torch.softmax(self.dropout(self.weight), dim=1)

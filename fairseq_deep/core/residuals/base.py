@@ -6,7 +6,6 @@
 Dropout is part of F. Each layer has one module for the connections of all its sub-layers.
 """
 
-from typing import Dict, Tuple
 
 from torch import Tensor, nn
 
@@ -29,14 +28,14 @@ class ResidualConnection(nn.Module, Method):
         counts_layers: layers differ by their number, so that none can be dropped from a trained model
     """
 
-    norms: Tuple[str, ...] = ("pre", "post")
+    norms: tuple[str, ...] = ("pre", "post")
     counts_layers = False
 
     def __init__(self, stack: Stack, number: int):
         super().__init__()
         self.sublayers = len(stack.sublayers)
 
-    def matrices(self) -> Dict[str, Tensor]:
+    def matrices(self) -> dict[str, Tensor]:
         """The weight matrices (fan_out x fan_in) that an initialisation may fill, by their role."""
         return {}
 

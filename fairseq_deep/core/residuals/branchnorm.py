@@ -10,7 +10,6 @@ post-norm one. T is 4000 here, as many updates as a usual warm-up of the learnin
 Names here: ``scale`` is a_t, ``updates`` is T.
 """
 
-from typing import List
 
 import torch
 from torch import Tensor
@@ -60,7 +59,7 @@ class BranchNorm(Exact, ResidualConnection):
         """Set a_t for the update after *num_updates*; fairseq calls it at the beginning of each."""
         self.scale.clamp_(min=min(1.0, (num_updates + 1) / self.updates))
 
-    def exact_tensors(self) -> List[Tensor]:
+    def exact_tensors(self) -> list[Tensor]:
         return [self.scale]  # bf16 could not count its steps
 
     def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ All sub-layers have the gate, in all layers.
 Names here: ``linears[sublayer]`` is [W_1; W_2] of one sub-layer, as one product.
 """
 
-from typing import Dict
 
 import torch
 from torch import Tensor
@@ -55,13 +54,12 @@ class Highway(ResidualConnection):
         parser.add_argument("--highway-form", metavar="FORM",
                             help="--residual highway: the gate is on x (gate, the default) or on F(x) (attention)")
 
-    def matrices(self) -> Dict[str, Tensor]:
+    def matrices(self) -> dict[str, Tensor]:
         return gate_matrices(self.linears)
 
     def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
         r = x + output
-        for index, linear in enumerate(self.linears):
-            if index == sublayer:
-                gate, value = linear(x).chunk(2, dim=-1)
-                r = r + torch.sigmoid(gate) * (value - (x if self.gates_input else output))
+        if self.linears:
+            gate, value = self.linears[sublayer](x).chunk(2, dim=-1)
+            r = r + torch.sigmoid(gate) * (value - (x if self.gates_input else output))
         return r.to(x.dtype)

@@ -12,7 +12,6 @@ Names here: ``weight[sublayer]`` is lambda.
 """
 
 import math
-from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +47,7 @@ class LayerScale(Exact, ResidualConnection):
 
     paper = "Touvron 2021"
 
-    def __init__(self, stack: Stack, number: int, start: Optional[float] = None):
+    def __init__(self, stack: Stack, number: int, start: float | None = None):
         super().__init__(stack, number)
         start = default_start(stack.layers) if start is None else start
         if not 0.0 < start < math.inf:

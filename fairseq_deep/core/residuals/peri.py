@@ -29,7 +29,4 @@ class PeriNorm(ResidualConnection):
         self.layer_norms = nn.ModuleList([nn.LayerNorm(stack.dim) for _ in range(self.sublayers)])
 
     def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
-        for index, layer_norm in enumerate(self.layer_norms):
-            if index == sublayer:
-                output = layer_norm(output)
-        return (x + output).to(x.dtype)
+        return (x + self.layer_norms[sublayer](output)).to(x.dtype)

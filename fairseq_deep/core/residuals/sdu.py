@@ -13,7 +13,8 @@ unless told otherwise.
 Names here: ``linears[sublayer]`` is [W_1; W_2] of one sub-layer, as one product.
 """
 
-from typing import Any, Dict, Iterable, Optional
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +32,9 @@ def gate_linears(dim: int, sublayers: int) -> nn.ModuleList:
     return nn.ModuleList([nn.Linear(dim, 2 * dim) for _ in range(sublayers)])
 
 
-def gate_matrices(linears: Iterable[nn.Module]) -> Dict[str, Tensor]:
+def gate_matrices(linears: Iterable[nn.Module]) -> dict[str, Tensor]:
     """W_1 ("gate_N") and W_2 ("value_N") of each sub-layer N, each a part of the parameter itself."""
-    matrices: Dict[str, Tensor] = {}
+    matrices: dict[str, Tensor] = {}
     for index, linear in enumerate(linears):
         matrices[f"gate_{index}"], matrices[f"value_{index}"] = linear.weight.detach().chunk(2)
     return matrices
@@ -58,7 +59,7 @@ class Sdu(ResidualConnection):
     paper = "Chai 2020"
     counts_layers = True
 
-    def __init__(self, stack: Stack, number: int, activation: str = "sigmoid", layers: Optional[int] = None):
+    def __init__(self, stack: Stack, number: int, activation: str = "sigmoid", layers: int | None = None):
         super().__init__(stack, number)
         if activation not in ACTIVATIONS:
             raise UsageError(
@@ -76,7 +77,7 @@ class Sdu(ResidualConnection):
         parser.add_argument("--sdu-layers", type=int, metavar="N", help="SDU in the N lowest layers (default: all)")
 
     @classmethod
-    def check(cls, stack: Stack, other: Stack, options: Dict[str, Any]) -> None:
+    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
         layers = options.get("layers")
         depths = [one.layers for one in (stack, other) if one.residual is not None and one.residual.method is cls]
         if layers is not None and depths and layers > max(depths):
@@ -84,14 +85,13 @@ class Sdu(ResidualConnection):
                 f"--sdu-layers {layers} is more than the {max(depths)} layers there are: leave it out to have it in all"
             )
 
-    def matrices(self) -> Dict[str, Tensor]:
+    def matrices(self) -> dict[str, Tensor]:
         return gate_matrices(self.linears)
 
     def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
         r = x + output
-        for index, linear in enumerate(self.linears):
-            if index == sublayer:
-                gate, value = linear(x).chunk(2, dim=-1)
-                gate = torch.sigmoid(gate) if self.sigmoid else torch.tanh(gate)
-                r = r + gate * value
+        if self.linears:
+            gate, value = self.linears[sublayer](x).chunk(2, dim=-1)
+            gate = torch.sigmoid(gate) if self.sigmoid else torch.tanh(gate)
+            r = r + gate * value
         return r.to(x.dtype)

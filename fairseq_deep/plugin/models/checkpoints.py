@@ -6,31 +6,50 @@ What both stacks share is in a checkpoint once, under its name in the encoder.
 """
 
 import re
-from typing import Dict, List, Optional
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_deep.core.aggregators.dlcl import Dlcl
+from fairseq_deep.core.positions import SinusoidalPositions
 from fairseq_deep.core.registry import UsageError
 
 # the unused copies in the encoder layers of fairseq 0.12.2
 _DUPLICATES = re.compile(r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")
 _NUMBERED_NORM = re.compile(r"(encoder\.layers\.\d+)\.layer_norms\.([01])\.(weight|bias)")
 _FUSED = re.compile(r"(.*\.(?:self|encoder)_attn)\.in_proj_(weight|bias)")
+_VERSION = torch.tensor([3.0])
 _NORMS = {"0": "self_attn_layer_norm", "1": "final_layer_norm"}
 
 
-def upgrade(model: nn.Module, state_dict: Dict[str, Tensor]) -> None:
+def upgrade(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
     """Rename in place what *state_dict*, of another origin, calls differently."""
     upgrade_layers(state_dict)
     for side in ("encoder", "decoder"):
-        history = getattr(model, side).history
-        if isinstance(history, Dlcl):
-            upgrade_dlcl(history, state_dict, f"{side}.history")
+        stack = getattr(model, side)
+        if isinstance(stack.history, Dlcl):
+            upgrade_dlcl(stack.history, state_dict, f"{side}.history")
+        if state_dict.get(f"{side}.version", _VERSION) <= 2 and f"{side}.layer_norm.weight" not in state_dict:
+            stack.layer_norm = None  # early versions of fairseq had no norm after the layers
+        state_dict[f"{side}.version"] = _VERSION
+        if isinstance(stack.embed_positions, SinusoidalPositions):
+            state_dict.pop(f"{side}.embed_positions.weights", None)
+            state_dict[f"{side}.embed_positions._float_tensor"] = torch.zeros(1)
+    _upgrade_output(model.decoder, state_dict)
 
 
-def upgrade_layers(state_dict: Dict[str, Tensor]) -> None:
+def _upgrade_output(decoder: nn.Module, state_dict: dict[str, Tensor]) -> None:
+    """Name the output projection, which old versions of fairseq stored otherwise, or not at all where it is tied."""
+    name = "decoder.output_projection.weight"
+    if decoder.output_projection is None:  # adaptive softmax: fairseq adds one where embeddings are shared
+        state_dict.pop(name, None)
+    elif name not in state_dict:
+        old = "decoder.embed_tokens.weight" if decoder.stack.tied_output else "decoder.embed_out"
+        if old in state_dict:
+            state_dict[name] = state_dict[old] if decoder.stack.tied_output else state_dict.pop(old)
+
+
+def upgrade_layers(state_dict: dict[str, Tensor]) -> None:
     """Rename in place what other versions of fairseq call differently in layers, and drop unused copies."""
     for key in list(state_dict):
         norm, fused = _NUMBERED_NORM.fullmatch(key), _FUSED.fullmatch(key)
@@ -43,17 +62,7 @@ def upgrade_layers(state_dict: Dict[str, Tensor]) -> None:
             del state_dict[key]
 
 
-def keep_final_norm(state_dict: Dict[str, Tensor], name: str) -> None:
-    """Stop fairseq from dropping the stack's final norm because of an old ``version`` number.
-
-    fairseq takes an early version for a model without that norm; the original DLCL code wrote early versions and
-    had it. Whether the checkpoint holds the norm is what decides.
-    """
-    if f"{name}.layer_norm.weight" in state_dict:
-        state_dict[f"{name}.version"] = torch.tensor([3.0])
-
-
-def upgrade_dlcl(history: Dlcl, state_dict: Dict[str, Tensor], name: str) -> None:
+def upgrade_dlcl(history: Dlcl, state_dict: dict[str, Tensor], name: str) -> None:
     """The keys of the original DLCL code: W with a third dimension of 1, norms numbered from 1."""
     weight = state_dict.get(f"{name}.weight")
     if weight is not None and weight.dim() == 3 and history.groups == 1 and weight.size(2) == 1:
@@ -67,28 +76,21 @@ def upgrade_dlcl(history: Dlcl, state_dict: Dict[str, Tensor], name: str) -> Non
                 state_dict[f"{name}.layer_norms.{index}.{part}"] = state_dict.pop(old)
 
 
-def aliases(model: nn.Module) -> Dict[str, str]:
-    """Names of parameters in the decoder's aggregator that are the encoder's, and their names there."""
-    names = {id(p): f"encoder.history.{name}" for name, p in model.encoder.history.named_parameters()}
-    own = model.decoder.history.named_parameters()
-    return {f"decoder.history.{name}": names[id(p)] for name, p in own if id(p) in names}
-
-
-def check_loadable(model: nn.Module, state_dict: Dict[str, Tensor]) -> None:
+def check_loadable(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
     """Refuse *state_dict*, renamed by :func:`upgrade`, if its names or shapes are not those of *model*.
 
     Raises:
         UsageError: one of them differs
     """
-    same = {a for a, name in aliases(model).items() if _equal(state_dict.get(a), state_dict.get(name))}
+    same = {a for a, name in model.aliases().items() if _equal(state_dict.get(a), state_dict.get(name))}
     check_state_dict(model.state_dict(), {key: state_dict[key] for key in state_dict if key not in same})
 
 
-def _equal(first: Optional[Tensor], second: Optional[Tensor]) -> bool:
+def _equal(first: Tensor | None, second: Tensor | None) -> bool:
     return first is not None and second is not None and torch.equal(first, second)
 
 
-def check_state_dict(own: Dict[str, Tensor], loaded: Dict[str, Tensor]) -> None:
+def check_state_dict(own: dict[str, Tensor], loaded: dict[str, Tensor]) -> None:
     """Refuse *loaded* if its names or shapes are not those of *own*."""
     for key in own:
         if key.endswith("embed_tokens.weight") and key in loaded and own[key].shape != loaded[key].shape:
@@ -107,7 +109,7 @@ def check_state_dict(own: Dict[str, Tensor], loaded: Dict[str, Tensor]) -> None:
         )
 
 
-def _placement(own: Dict[str, Tensor], loaded: Dict[str, Tensor]) -> str:
+def _placement(own: dict[str, Tensor], loaded: dict[str, Tensor]) -> str:
     """How the placements of norms differ: a pre-norm stack has a norm at its end, a post-norm stack has none."""
     for side in ("encoder", "decoder"):
         norm, layers = f"{side}.layer_norm.weight", f"{side}.layers.0.self_attn_layer_norm.weight"
@@ -117,7 +119,7 @@ def _placement(own: Dict[str, Tensor], loaded: Dict[str, Tensor]) -> str:
     return ""
 
 
-def state_differences(own: Dict[str, Tensor], loaded: Dict[str, Tensor]) -> List[str]:
+def state_differences(own: dict[str, Tensor], loaded: dict[str, Tensor]) -> list[str]:
     """In which names and shapes *loaded* differs from *own*, the state of a model."""
     differences = [f"it lacks {key}" for key in own if key not in loaded]
     differences += [f"it has {key}, which the model has not" for key in loaded if key not in own]

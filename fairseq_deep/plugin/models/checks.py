@@ -1,6 +1,6 @@
 """Refuse flags of fairseq that contradict the chosen methods or each other, before anything is built."""
 
-from typing import Any, Dict
+from typing import Any
 
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
@@ -19,14 +19,21 @@ _SHARES = (
 """Probabilities."""
 
 
-def check_flags(flags: Any, stacks: Dict[str, Stack]) -> None:
+UNSUPPORTED = (
+    "cross_self_attention", "encoder_xformers_att_config", "decoder_xformers_att_config", "base_layers", "char_inputs",
+)  # fmt: skip
+"""Flags of fairseq's Transformer that ask for layers of its own."""
+
+
+def check_flags(flags: Any, stacks: dict[str, Stack]) -> None:
     """Refuse what the methods of *stacks* cannot do with fairseq's own flags.
 
     Raises:
         UsageError: one line that names the flags and the cure
     """
-    if _given(flags, "encoder_xformers_att_config"):
-        raise UsageError("--encoder-xformers-att-config is not made for the layers of this package: leave it out")
+    for flag in UNSUPPORTED:
+        if _given(flags, flag):
+            raise UsageError(f"{_dashed(flag)} is not supported by the layers of this package; omit it")
     _check_compile(flags)
     decoder = stacks["decoder"]
     for stack in stacks.values():
@@ -92,10 +99,6 @@ def _check_widths(args: Any) -> None:
             f"--decoder-output-dim {output} is not the width of the shared embeddings, {width}: leave it out, "
             "or do not share them"
         )
-    if _given(args, "cross_self_attention") and getattr(args, "encoder_embed_dim", width) != width:
-        raise UsageError(
-            "--cross-self-attention needs equal widths: make --encoder-embed-dim and --decoder-embed-dim equal"
-        )
     if _given(args, "tie_adaptive_weights") and _given(args, "adaptive_softmax_cutoff"):
         raise UsageError("--tie-adaptive-weights ties to adaptive inputs, which these models have not: leave it out")
 
@@ -106,12 +109,6 @@ def _given(flags: Any, name: str) -> bool:
 
 def _dashed(flag: str) -> str:
     return f"--{flag.replace('_', '-')}"
-
-
-def _stock_attention(flags: Any) -> str:
-    """The flag that asks for fairseq's own decoder layers; "" if there is none."""
-    asked = [flag for flag in ("cross_self_attention", "decoder_xformers_att_config") if _given(flags, flag)]
-    return asked[0] if asked else ""
 
 
 def _check_compile(flags: Any) -> None:
@@ -128,7 +125,7 @@ def _check_aggregator(flags: Any, stack: Stack, encoder: Stack) -> None:
     name, method, side = stack.aggregator.name, stack.aggregator.method, stack.side
     needed = [] if method.layerdrop else [f"{side}_layerdrop"]
     if method.needs_every_layer:
-        needed += [f"{side}_layers_to_keep", *(["base_layers"] if side == "decoder" else [])]
+        needed.append(f"{side}_layers_to_keep")
     for flag in needed:
         if _given(flags, flag):
             raise UsageError(
@@ -154,9 +151,6 @@ def _check_aggregator(flags: Any, stack: Stack, encoder: Stack) -> None:
             f"--offload-activations is not made for layers that --layer-agg {name} evaluates more than once: "
             "use --checkpoint-activations"
         )
-    stock = _stock_attention(flags) if side == "decoder" and not stack.layout.residual else ""
-    if stock:
-        raise UsageError(f"{_dashed(stock)} is not made for the layers of --layer-agg {name}: leave one of them out")
 
 
 def _check_relative(flags: Any, stack: Stack) -> None:
@@ -171,17 +165,12 @@ def _check_relative(flags: Any, stack: Stack) -> None:
         raise UsageError(
             f"--relative-positions is not made for --decoder-attn {stack.attention.name}: leave one of them out"
         )
-    if stack.side == "decoder" and _stock_attention(flags):
-        raise UsageError(f"--relative-positions is not made for {_dashed(_stock_attention(flags))}: leave one out")
 
 
 def _check_residual(flags: Any, stack: Stack) -> None:
     name, norm = stack.residual.name, "pre" if stack.pre_norm else "post"
     if name == "plain":
         return
-    stock = _stock_attention(flags) if stack.side == "decoder" else ""
-    if stock:
-        raise UsageError(f"{_dashed(stock)} is not made for --residual {name}: leave it out, or use --residual plain")
     if stack.residual.method.counts_layers and _given(flags, f"{stack.side}_layers_to_keep"):
         raise UsageError(
             f"--{stack.side}-layers-to-keep numbers layers anew, which --residual {name} tells apart: leave it out"
@@ -209,9 +198,8 @@ def _check_attention(flags: Any, stack: Stack) -> None:
     name = stack.attention.name
     if name == "self":
         return
-    flag = _stock_attention(flags) or ("no_cross_attention" if stack.parallel_attention else "")
-    if flag and _given(flags, flag):
-        raise UsageError(f"{_dashed(flag)} is not made for --decoder-attn {name}: leave one of them out")
+    if stack.parallel_attention and _given(flags, "no_cross_attention"):
+        raise UsageError(f"--no-cross-attention is not made for --decoder-attn {name}: leave one of them out")
 
 
 def _check_memory(flags: Any, encoder: Stack, decoder: Stack) -> None:
@@ -219,7 +207,7 @@ def _check_memory(flags: Any, encoder: Stack, decoder: Stack) -> None:
     if name == "last":
         return
     for flag in ("encoder_layerdrop", "encoder_layers_to_keep", "decoder_layerdrop", "decoder_layers_to_keep",
-                 "base_layers", "no_cross_attention", "cross_self_attention"):  # fmt: skip
+                 "no_cross_attention"):  # fmt: skip
         if _given(flags, flag):
             raise UsageError(
                 f"--decoder-memory {name} needs each layer at its place, and an attention to the source: "
@@ -266,10 +254,6 @@ def _check_init(flags: Any, stack: Stack) -> None:
 def _check_rules(flags: Any, stack: Stack) -> None:
     """Refuse matrices and depths that an initialisation has no rule for."""
     name, side = stack.init.name, stack.side
-    if side == "decoder":
-        for flag in ("cross_self_attention", "decoder_xformers_att_config", "base_layers"):
-            if _given(flags, flag):
-                raise UsageError(f"{_dashed(flag)} has no rule in --deep-init {name}: leave one of them out")
     if stack.init.method.counts_layers and _given(flags, f"{side}_layers_to_keep"):
         raise UsageError(f"--{side}-layers-to-keep changes the depth that --deep-init {name} counts: leave it out")
     for other in ("encoder", "decoder"):

@@ -7,7 +7,8 @@ share, whatever their number and the sizes of a batch. Validation, generation an
 import functools
 import logging
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ class _Tiny(nn.Module):
 
 
 @functools.cache
-def why_not(device: torch.device, backend: str) -> Optional[str]:
+def why_not(device: torch.device, backend: str) -> str | None:
     """Why nothing can be compiled for *device*, in one line; None where two tiny modules have shared compiled code."""
     if not hasattr(torch, "compile"):
         return f"torch {torch.__version__} has no torch.compile"
@@ -71,11 +72,11 @@ class Compiler:
 
     def __init__(self, backend: str, started: float):
         self.backend = backend
-        self.functions: Dict[type, Optional[Callable]] = {}  # None: it cannot be compiled
-        self.started: Optional[float] = started
+        self.functions: dict[type, Callable | None] = {}  # None: it cannot be compiled
+        self.started: float | None = started
         self.before = graphs()
 
-    def run(self, module: nn.Module, args: Tuple, kwargs: Dict[str, Any]) -> Any:
+    def run(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The call of *module* in training."""
         kind = type(module)
         if kind not in self.functions:
@@ -114,7 +115,7 @@ class _Call:
         return self.module._call_impl(*args, **kwargs)
 
 
-def compile_calls(modules: List[nn.Module], backend: str = "inductor") -> Optional[Compiler]:
+def compile_calls(modules: list[nn.Module], backend: str = "inductor") -> Compiler | None:
     """Compile the calls of *modules* in training from now on; None, after a warning, where it cannot be done."""
     started = time.perf_counter()
     reason = why_not(next(modules[0].parameters()).device, backend) if modules else "there are no layers"
@@ -131,5 +132,4 @@ def compile_calls(modules: List[nn.Module], backend: str = "inductor") -> Option
     for module in modules:
         # where nn.Module.compile() puts what it makes of one module: it is neither copied nor saved
         module._compiled_call_impl = _Call(module, compiler)
-        module.__jit_ignored_attributes__ = ["_compiled_call_impl"]
     return compiler

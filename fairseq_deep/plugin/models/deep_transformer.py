@@ -11,7 +11,6 @@ import copy
 import logging
 import os
 import re
-from typing import Dict, Optional
 
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerModel, base_architecture
@@ -19,27 +18,27 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from fairseq_deep.core.decoding import pack_linear
+from fairseq_deep.core.description import SIDES, add_args, describe
 from fairseq_deep.core.dropout import speed_up_dropout
 from fairseq_deep.core.inits.walk import initialise
+from fairseq_deep.core.transformer import Transformer
 from fairseq_deep.plugin.training import check_device, check_exact, keep_memory
 
 from .alignment import add_args as add_alignment_args
-from .checkpoints import aliases, check_loadable, upgrade
+from .checkpoints import check_loadable, upgrade
 from .checks import check_flags, check_sizes
 from .compiling import compile_calls
-from .decoder import DeepTransformerDecoder
 from .depth_log import StreamWatch, log_depth, log_streams
-from .description import SIDES, add_args, describe
 from .dictionaries import remember
-from .encoder import DeepTransformerEncoder
 from .hydra import flags_of_run
 from .init_from import initialise_from, take_path
+from .stacks import DeepTransformerDecoder, DeepTransformerEncoder
 
 logger = logging.getLogger(__name__)
 
 
 @register_model("deep_transformer")
-class DeepTransformerModel(TransformerModel):
+class DeepTransformerModel(Transformer, TransformerModel):
     """Transformer with a choice of connections between its layers.
 
     Attributes:
@@ -56,8 +55,10 @@ class DeepTransformerModel(TransformerModel):
     fast_dropout = False  # --fast-dropout
     compiles = False  # --compile, from the first training step on
     compiler = None
-    full_context_alignment = False
-    __jit_ignored_attributes__ = ["compiler", "watch"]
+
+    def __init__(self, cfg, encoder, decoder):
+        TransformerModel.__init__(self, cfg, encoder, decoder)
+        self.tie()
 
     @classmethod
     def add_args(cls, parser) -> None:
@@ -102,8 +103,6 @@ class DeepTransformerModel(TransformerModel):
         args.stacks = describe(args)
         check_flags(args, args.stacks)
         model = super().build_model(args, task)
-        model.encoder.history.tie(model.decoder.history)
-        model.decoder.history.tie(model.encoder.history)
         check_exact(run, model)
         model._initialise(args)
         if source is not None:
@@ -183,53 +182,20 @@ class DeepTransformerModel(TransformerModel):
         """Whether the update that is under way is one whose depth is logged."""
         return bool(self.log_depth_interval) and (self.num_updates + 1) % self.log_depth_interval == 0
 
-    def forward(
-        self,
-        src_tokens,
-        src_lengths,
-        prev_output_tokens,
-        return_all_hiddens: bool = True,
-        features_only: bool = False,
-        alignment_layer: Optional[int] = None,
-        alignment_heads: Optional[int] = None,
-    ):
-        """Run both stacks; the contract is fairseq's.
-
-        With ``--full-context-alignment`` the alignments come from a second pass of the decoder.
-        """
-        encoder_out = self.encoder(src_tokens, src_lengths=src_lengths, return_all_hiddens=return_all_hiddens)
-        x, extra = self.decoder(
-            prev_output_tokens,
-            encoder_out=encoder_out,
-            features_only=features_only,
-            alignment_layer=alignment_layer,
-            alignment_heads=alignment_heads,
-        )
-        if self.full_context_alignment and (self.decoder.aligns or not self.training):
-            extra["attn"] = self.decoder(
-                prev_output_tokens,
-                encoder_out=encoder_out,
-                features_only=True,
-                full_context_alignment=True,
-                alignment_layer=alignment_layer,
-                alignment_heads=alignment_heads,
-            )[1]["attn"]
-        return x, extra
-
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens):
         return DeepTransformerEncoder(args, src_dict, embed_tokens)
 
     @classmethod
     def build_decoder(cls, args, tgt_dict, embed_tokens):
-        return DeepTransformerDecoder(args, tgt_dict, embed_tokens, no_encoder_attn=args.no_cross_attention)
+        return DeepTransformerDecoder(args, tgt_dict, embed_tokens)
 
     def load_state_dict(
         self,
-        state_dict: Dict[str, Tensor],
+        state_dict: dict[str, Tensor],
         strict: bool = True,
-        model_cfg: Optional[object] = None,
-        args: Optional[argparse.Namespace] = None,
+        model_cfg: object | None = None,
+        args: argparse.Namespace | None = None,
     ):
         """Load a checkpoint of this package, of fairseq's ``transformer`` or of the original DLCL code.
 
@@ -243,21 +209,7 @@ class DeepTransformerModel(TransformerModel):
             cancel()
         return super().load_state_dict(state_dict, strict, self._both_sides(model_cfg, state_dict), args)
 
-    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
-        for alias, name in aliases(self).items():  # torch asks for the second names, too
-            if prefix + name in state_dict:
-                state_dict[prefix + alias] = state_dict[prefix + name]
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-    def state_dict(self, *args, **kwargs):
-        """The parameters by name; what the aggregators of both stacks share is there once, as the encoder's."""
-        state = super().state_dict(*args, **kwargs)
-        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
-        for alias in aliases(self):
-            state.pop(prefix + alias, None)
-        return state
-
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Rename what other versions call differently; fairseq calls it before it loads."""
         upgrade(self, state_dict)
         super().upgrade_state_dict_named(state_dict, name)
@@ -268,7 +220,7 @@ class DeepTransformerModel(TransformerModel):
         sides = ("encoder_layers_to_keep", "decoder_layers_to_keep")
         return model_cfg is not None and any(getattr(model_cfg, name, None) for name in sides)
 
-    def _both_sides(self, model_cfg, state_dict: Dict[str, Tensor]):
+    def _both_sides(self, model_cfg, state_dict: dict[str, Tensor]):
         """*model_cfg*, in which a side whose layers are not chosen keeps all: fairseq would drop all of it."""
         if not self._prunes(model_cfg):
             return model_cfg

@@ -1,6 +1,5 @@
 """What fairseq's own training log shows about depth (``--log-depth-interval``): gradients, streams, aggregators."""
 
-from typing import Dict, List, Optional
 
 import torch
 from fairseq.logging import metrics
@@ -21,8 +20,8 @@ class StreamWatch:
     """
 
     def __init__(self, model: nn.Module):
-        self.shares: Dict[str, Tensor] = {}
-        self._handles: List = [
+        self.shares: dict[str, Tensor] = {}
+        self._handles: list = [
             model.encoder.register_forward_hook(self._see_encoder),
             model.decoder.register_forward_hook(self._see_decoder),
         ]
@@ -76,7 +75,7 @@ def log_depth(model: nn.Module) -> None:
 
 
 def _norm(share: str):
-    def norm(meters: Dict) -> Optional[float]:
+    def norm(meters: dict) -> float | None:
         values = [meters[name].avg if name in meters else None for name in ("gnorm", share)]
         # nothing was recorded since the meters were last reset
         return None if None in values else _short(float(values[0]) * values[1])

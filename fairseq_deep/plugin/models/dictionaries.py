@@ -4,7 +4,8 @@ Weights of another dictionary of the same size fit, and every word then has the 
 """
 
 import hashlib
-from typing import Any, Dict, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from fairseq.tasks.fairseq_task import StatefulContainer
 
@@ -21,16 +22,16 @@ class Remembered(StatefulContainer):
         allow: whether others are allowed
     """
 
-    def __init__(self, own: Dict[str, str], allow: bool):
+    def __init__(self, own: dict[str, str], allow: bool):
         super().__init__()
         self.own, self.allow = own, allow
 
     @property
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         return {**self._state, KEY: self.own}
 
-    def merge_state_dict(self, state_dict: Dict[str, Any]) -> None:
+    def merge_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what a checkpoint has kept.
 
         Raises:
@@ -62,7 +63,7 @@ def remember(task: Any, allow: bool) -> None:
     task.state = state
 
 
-def sums(task: Any) -> Dict[str, str]:
+def sums(task: Any) -> dict[str, str]:
     """{side: size of its dictionary, and a sum over its words in their order}."""
     found = {}
     for side in ("source", "target"):
@@ -78,7 +79,7 @@ def sum_of(symbols: Sequence[str]) -> str:
     return f"{len(symbols)} entries, sum {total[:12]}"
 
 
-def check(own: Dict[str, str], saved: Any, allow: bool) -> None:
+def check(own: dict[str, str], saved: Any, allow: bool) -> None:
     """Refuse *saved*, of a checkpoint, where it names other dictionaries than *own*; None: it names none.
 
     Raises:

@@ -7,12 +7,12 @@ from typing import Any
 
 from omegaconf import OmegaConf, open_dict
 
+from fairseq_deep.core.description import SIDED, SIDES
 from fairseq_deep.core.inits import INITS
 from fairseq_deep.plugin.compat import load_checkpoint, model_flags, to_restore
 from fairseq_deep.plugin.training import check_training
 
 from . import hydra
-from .description import SIDED, SIDES
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ functions know flat names only, so the groups are flattened before an architectu
 import argparse
 import functools
 from dataclasses import fields
-from typing import Any, Dict, FrozenSet, Optional
+from typing import Any
 
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerConfig, base_architecture
@@ -20,7 +20,7 @@ PARTS = ("criterion", "optimizer", "lr_scheduler", "task")  # the parts of a run
 
 
 @functools.cache
-def _filled() -> FrozenSet[str]:
+def _filled() -> frozenset[str]:
     """The flags that every architecture sets."""
     flags = argparse.Namespace()
     base_architecture(flags)
@@ -28,7 +28,7 @@ def _filled() -> FrozenSet[str]:
 
 
 @functools.cache
-def known_flags() -> Dict[str, Optional[argparse.Action]]:
+def known_flags() -> dict[str, argparse.Action | None]:
     """All flags of a model, by flat name, with their actions on the command line (None: any value)."""
     parser = argparse.ArgumentParser(add_help=False)
     ARCH_MODEL_REGISTRY["deep_transformer"].add_args(parser)
@@ -72,7 +72,7 @@ def _suggest(flag: str, group: Any) -> str:
     return text.replace(f"{group}_", f"{group}.", 1) if group else text
 
 
-def _check(path: str, value: Any, action: Optional[argparse.Action]) -> Any:
+def _check(path: str, value: Any, action: argparse.Action | None) -> Any:
     """*value* as a command line would give it."""
     if path.endswith("layers_to_keep") and isinstance(value, list):
         return ",".join(map(str, value))

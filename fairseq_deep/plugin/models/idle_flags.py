@@ -3,9 +3,8 @@
 from typing import Any
 
 from fairseq_deep.core.aggregators import AGGREGATORS
+from fairseq_deep.core.description import SIDES, method_name
 from fairseq_deep.core.registry import UsageError
-
-from .description import SIDES, method_name
 
 
 def settle_idle_flags(args: Any, layer_agg: str) -> None:

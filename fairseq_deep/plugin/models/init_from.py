@@ -16,8 +16,9 @@ import contextlib
 import logging
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Any
 
 import torch
 from fairseq.data import Dictionary
@@ -26,6 +27,7 @@ from fairseq.models.transformer import TransformerModel
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
+from fairseq_deep.core.description import SIDES, describe
 from fairseq_deep.core.layers.base_layer import has_norms
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
@@ -33,7 +35,6 @@ from fairseq_deep.plugin.compat import load_checkpoint, model_flags
 
 from .checkpoints import upgrade
 from .checks import check_numbers
-from .description import SIDES, describe
 from .dictionaries import KEY, sum_of, sums
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ LANGUAGES = dict(zip(SIDES, ("source", "target")))
 BINARISE = "binarise with its own (fairseq-preprocess --srcdict, --tgtdict)"
 
 
-def take_path(args: Any) -> Optional[str]:
+def take_path(args: Any) -> str | None:
     """The value of ``--init-from``, which is taken out of the flags: checkpoints are not to depend on that file."""
     path = getattr(args, "init_from", None)
     if path is not None:
@@ -56,7 +57,7 @@ def take_path(args: Any) -> Optional[str]:
     return path
 
 
-def repeated_layers(old: int, new: int) -> List[int]:
+def repeated_layers(old: int, new: int) -> list[int]:
     """Which of *old* layers each of *new* ones takes, at least as many; counted from 0."""
     top = (new - old) % old
     return [index % old for index in range(new - top)] + list(range(old - top, old))
@@ -76,15 +77,15 @@ class Source:
 
     path: str
     arch: str
-    weights: Dict[str, Tensor]
-    stacks: Dict[str, Stack]
-    dictionaries: Dict[str, str]
+    weights: dict[str, Tensor]
+    stacks: dict[str, Stack]
+    dictionaries: dict[str, str]
 
     def refuse(self, problem: str) -> UsageError:
         return UsageError(f"--init-from {self.path}: {problem}")
 
 
-def initialise_from(model: nn.Module, path: str, stacks: Dict[str, Stack], task: Any, allow_other: bool) -> None:
+def initialise_from(model: nn.Module, path: str, stacks: dict[str, Stack], task: Any, allow_other: bool) -> None:
     """Fill the parameters of *model*, described by *stacks*, with those of the checkpoint at *path* that it has.
 
     Args:
@@ -132,7 +133,7 @@ def _read(path: str, model: nn.Module, task: Any) -> Source:
     return Source(path, arch, weights, stacks, _find_dictionaries(path, state, task))
 
 
-def _find_dictionaries(path: str, state: Dict[str, Any], task: Any) -> Dict[str, str]:
+def _find_dictionaries(path: str, state: dict[str, Any], task: Any) -> dict[str, str]:
     """Hashes of the dictionaries of a checkpoint, from itself or from files next to it."""
     found = dict((state.get("task_state") or {}).get(KEY) or {})
     old = (state.get("cfg") or {}).get("task") or state.get("args") or {}
@@ -209,7 +210,7 @@ def _check_words(source: Source, task: Any, allow_other: bool) -> str:
     return f"; its dictionaries ({' and '.join(missing)}) are not there to compare" if missing else ""
 
 
-def _choose(source: Source, own: Dict[str, Tensor], stacks: Dict[str, Stack]) -> Dict[str, str]:
+def _choose(source: Source, own: dict[str, Tensor], stacks: dict[str, Stack]) -> dict[str, str]:
     """Names of parameters of the new model, and of what they take."""
     layers = {side: repeated_layers(source.stacks[side].layers, stacks[side].layers) for side in SIDES}
     chosen = {}
@@ -231,7 +232,7 @@ def _choose(source: Source, own: Dict[str, Tensor], stacks: Dict[str, Stack]) ->
     return chosen
 
 
-def _incomplete(source: Source, own: Dict[str, Tensor], stacks: Dict[str, Stack]) -> List[str]:
+def _incomplete(source: Source, own: dict[str, Tensor], stacks: dict[str, Stack]) -> list[str]:
     """The parameters of aggregators and memories that are not the checkpoint's: another method, or another depth."""
     old = source.stacks
     same = {f"{side}.history.": old[side].aggregator.name == stacks[side].aggregator.name for side in SIDES}
@@ -247,9 +248,9 @@ def _incomplete(source: Source, own: Dict[str, Tensor], stacks: Dict[str, Stack]
     return found
 
 
-def _check_shared(source: Source, own: Dict[str, Tensor], taken: Dict[str, str]) -> None:
+def _check_shared(source: Source, own: dict[str, Tensor], taken: dict[str, str]) -> None:
     """Refuse tables of embeddings that the new model has as one, and the checkpoint with different values."""
-    first: Dict[int, str] = {}
+    first: dict[int, str] = {}
     for name, other in taken.items():
         same = first.setdefault(own[name].data_ptr(), other)
         if same != other and not torch.equal(source.weights[same], source.weights[other]):
@@ -257,7 +258,7 @@ def _check_shared(source: Source, own: Dict[str, Tensor], taken: Dict[str, str])
 
 
 def _tell(
-    source: Source, own: Dict[str, Tensor], taken: Dict[str, str], stacks: Dict[str, Stack], checked: str
+    source: Source, own: dict[str, Tensor], taken: dict[str, str], stacks: dict[str, Stack], checked: str
 ) -> None:
     """Log what was taken, and what was not."""
     layers = []
@@ -272,7 +273,7 @@ def _tell(
     )
 
 
-def _runs(numbers: List[int]) -> str:
+def _runs(numbers: list[int]) -> str:
     """Numbers as runs: 1-6 5-6."""
     starts = [index for index, number in enumerate(numbers) if not index or number != numbers[index - 1] + 1]
     runs = [numbers[start:end] for start, end in zip(starts, [*starts[1:], len(numbers)])]

@@ -5,7 +5,7 @@ The names work as ``--arch`` and, like the flags, in checkpoints. The keys of su
 """
 
 import argparse
-from typing import Any, Dict, Tuple
+from typing import Any
 
 _TOY = {
     f"{side}_{flag}": value
@@ -14,7 +14,7 @@ _TOY = {
 }
 
 # their name: (ours, flags that differ)
-ALIASES: Dict[str, Tuple[str, Dict[str, Any]]] = {
+ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dlcl_transformer": ("transformer_dlcl_postnorm_6l", {}),
     "dlcl_transformer_postnorm_wmt_en_de": ("transformer_dlcl_postnorm_6l", {}),
     "dlcl_transformer_postnorm_deep_wmt_en_de": ("transformer_dlcl_postnorm_25l", {}),

@@ -12,7 +12,8 @@ torch's kernels add eps to sqrt(v) / c2, which is the same with eps / c2.
 
 import functools
 import math
-from typing import Any, Dict, Iterator, List, Union
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,14 +39,14 @@ class FusedAdam(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure=None, scale: Union[float, Tensor] = 1.0):
+    def step(self, closure=None, scale: float | Tensor = 1.0):
         """Divide all gradients by *scale*, and update the parameters."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            alike: Dict[Any, List[Tensor]] = {}
+            alike: dict[Any, list[Tensor]] = {}
             for weight in group["params"]:
                 if weight.grad is not None:
                     key = (weight.device, weight.dtype, self._count(weight, group))
@@ -55,7 +56,7 @@ class FusedAdam(torch.optim.Optimizer):
                     self._update(chunk, group, step, scale)
         return loss
 
-    def _count(self, weight: Tensor, group: Dict[str, Any]) -> int:
+    def _count(self, weight: Tensor, group: dict[str, Any]) -> int:
         """The number of the step of *weight*; its state is made here."""
         if weight.grad.is_sparse:
             raise RuntimeError("Adam takes no sparse gradients")
@@ -69,7 +70,7 @@ class FusedAdam(torch.optim.Optimizer):
         state["step"] = int(state.get("step", group.get("step", 0))) + 1  # apex counts in the group
         return state["step"]
 
-    def _update(self, weights: List[Tensor], group: Dict[str, Any], step: int, scale: Union[float, Tensor]) -> None:
+    def _update(self, weights: list[Tensor], group: dict[str, Any], step: int, scale: float | Tensor) -> None:
         half = weights[0].dtype in HALF
         targets, grads = weights, [weight.grad for weight in weights]
         if half:
@@ -86,13 +87,13 @@ class FusedAdam(torch.optim.Optimizer):
                 copy_all([weight.grad for weight in weights], grads)
 
 
-def _scaled(scale: Union[float, Tensor]) -> bool:
+def _scaled(scale: float | Tensor) -> bool:
     return torch.is_tensor(scale) or scale != 1.0  # a tensor is not asked: it may be on a GPU
 
 
-def _chunks(weights: List[Tensor]) -> Iterator[List[Tensor]]:
+def _chunks(weights: list[Tensor]) -> Iterator[list[Tensor]]:
     """*weights* in lists of up to ``CHUNK`` elements, or of one tensor."""
-    chunk: List[Tensor] = []
+    chunk: list[Tensor] = []
     size = 0
     for weight in weights:
         if chunk and size + weight.numel() > CHUNK:

@@ -4,7 +4,6 @@ A model in half precision whose weights of sums stay in fp32 (``exact.py``) has 
 fairseq take the type of the first for that of all: they are replaced here, and do for one type what they did before.
 """
 
-from typing import Dict, List
 
 import torch
 from fairseq import utils
@@ -24,7 +23,7 @@ class DistributedDataParallelByType(LegacyDistributedDataParallel):
     def __init__(self, module, process_group, buffer_size=2**28):
         super().__init__(module, process_group, buffer_size)
         first = next(module.parameters()).dtype
-        self.others: Dict[torch.dtype, List[Tensor]] = {}
+        self.others: dict[torch.dtype, list[Tensor]] = {}
         for weight in module.parameters():
             if weight.dtype != first and weight.requires_grad and not hasattr(weight, "expert"):
                 self.others.setdefault(weight.dtype, []).append(weight)
@@ -50,7 +49,7 @@ class DistributedDataParallelByType(LegacyDistributedDataParallel):
 _norm_of_one_type = utils.multi_tensor_total_norm
 
 
-def total_norm(grads: List[Tensor], *args, **kwargs) -> Tensor:
+def total_norm(grads: list[Tensor], *args, **kwargs) -> Tensor:
     """The norm of all *grads*, which apex's kernel would read as if all had the type of the first."""
     lists = [[grad for grad in grads if grad.dtype == dtype] for dtype in dict.fromkeys(grad.dtype for grad in grads)]
     parts = [_norm_of_one_type(alike, *args, **kwargs) for alike in lists]

@@ -5,7 +5,7 @@ import logging
 import os
 import tempfile
 from importlib.util import find_spec
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -140,7 +140,7 @@ def _check_backend(flags: Any) -> None:
         raise UsageError("--ddp-backend slowmo needs fairscale: install it, or use --ddp-backend pytorch_ddp")
 
 
-def _check_logdir(path: Optional[str]) -> None:
+def _check_logdir(path: str | None) -> None:
     if not path:
         return
     try:

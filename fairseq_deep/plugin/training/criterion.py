@@ -10,7 +10,8 @@ fairseq keeps z, log softmax z and, in the backward pass, three more tensors of 
 lse(z), and the backward pass writes the gradient where z is.
 """
 
-from typing import Any, Iterator, Tuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from fairseq.criterions import label_smoothed_cross_entropy as stock
@@ -29,7 +30,7 @@ class SmoothedCrossEntropy(torch.autograd.Function):
     """The loss and the negative log likelihood, summed over all positions; the backward pass overwrites the scores."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, target: Tensor, smoothing: float, padding: int) -> Tuple[Tensor, Tensor]:
+    def forward(ctx: Any, scores: Tensor, target: Tensor, smoothing: float, padding: int) -> tuple[Tensor, Tensor]:
         """Sum up (two scalars, in fp32 at least).
 
         Args:
@@ -56,7 +57,7 @@ class SmoothedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
         """The gradient of the scores, in their memory; a second backward pass is an error, as torch sees the change."""
         scores, target, normaliser, hidden = ctx.saved_tensors
         # with the scale of the loss before it is rounded: most probabilities are tiny, in fp16 some would become zero

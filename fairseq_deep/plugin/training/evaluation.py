@@ -3,7 +3,7 @@
 import argparse
 import json
 from dataclasses import fields
-from typing import Any, Dict
+from typing import Any
 
 from fairseq.data import data_utils, encoders
 from fairseq.dataclass.configs import GenerationConfig
@@ -69,7 +69,7 @@ def _refuse(problem: str, flag: str = "eval_bleu_args") -> UsageError:
     return UsageError(f"--{flag.replace('_', '-')}: {problem}")
 
 
-def _read(flags: Any, flag: str) -> Dict[str, Any]:
+def _read(flags: Any, flag: str) -> dict[str, Any]:
     text = getattr(flags, flag, None) or "{}"
     try:
         value = json.loads(text)

@@ -4,7 +4,6 @@ fairseq keeps fp32 copies of the weights (``--fp16``, ``--bf16``), and copies gr
 with zeroing, three launches each, far more than the whole of ``fused_adam``. With another optimizer nothing changes.
 """
 
-from typing import List, Tuple
 
 import torch
 from fairseq import optim
@@ -49,13 +48,13 @@ class FP16Optimizer(optim.FP16Optimizer):
                 copy.grad = None
         super().zero_grad()
 
-    def _pairs(self, name: str) -> Tuple[List[Tensor], List[Tensor]]:
+    def _pairs(self, name: str) -> tuple[list[Tensor], list[Tensor]]:
         """The weights, and of the fp32 copy of each its *name* ("data", "grad"); as in fairseq, not of frozen ones."""
         if not self.has_flat_params:
             pairs = [pair for pair in zip(self.fp16_params, self.fp32_params) if pair[0].requires_grad]
             return [weight for weight, _ in pairs], [getattr(copy, name) for _, copy in pairs]
-        weights: List[Tensor] = []
-        parts: List[Tensor] = []
+        weights: list[Tensor] = []
+        parts: list[Tensor] = []
         for device, flat in self.fp32_params.items():
             here = [weight for weight in self.fp16_params if weight.device.index == device]
             split = getattr(flat, name).split([weight.numel() for weight in here])

@@ -1,7 +1,8 @@
 """The card of a packaged model: what it is, from what data, how good, and how to use it."""
 
 import re
-from typing import Any, Dict, Iterable, List, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from fairseq_deep.errors import printable
 
@@ -18,7 +19,7 @@ _FACTS = (("updates", "updates"), ("epochs", "epochs"), ("train_hours", "hours")
 _SCORES = (("sacrebleu", "sacreBLEU"), ("tokenised", "tokenised BLEU"), ("compound_split", "compound-split BLEU"))
 
 
-def make_card(config: Dict[str, Any], model: Dict[str, str], record: Dict[str, Any]) -> str:
+def make_card(config: dict[str, Any], model: dict[str, str], record: dict[str, Any]) -> str:
     """The text of ``README.md``.
 
     Args:
@@ -46,7 +47,7 @@ def make_card(config: Dict[str, Any], model: Dict[str, str], record: Dict[str, A
     return "\n\n".join([*parts, *_record(record, task), _files()]) + "\n"
 
 
-def _use(config: Dict[str, Any]) -> str:
+def _use(config: dict[str, Any]) -> str:
     task, found = config["task"], config["search"]
     source, target = task["source_lang"], task["target_lang"]
     units = {None: "", "subword-nmt": " --remove-bpe", "sentencepiece": " --remove-bpe sentencepiece"}
@@ -73,17 +74,17 @@ Data that `fairseq-preprocess --srcdict FOLDER/dict.{source}.txt --tgtdict FOLDE
         --beam {found["beam"]} --lenpen {found["lenpen"]}{units}"""
 
 
-def _is_segmented(config: Dict[str, Any]) -> bool:
+def _is_segmented(config: dict[str, Any]) -> bool:
     return config["task"]["source_lang"] == "zh" and config["text"]["tokenizer"] == "moses"
 
 
-def _by_hand(config: Dict[str, Any]) -> str:
+def _by_hand(config: dict[str, Any]) -> str:
     """What fairseq's hub leaves to its user."""
     steps = ["lowercase it"] * config["text"]["lowercase"] + ["cut it into words with jieba"] * _is_segmented(config)
     return f"\n\nThere you prepare the source yourself: {' and '.join(steps)}." if steps else ""
 
 
-def _record(record: Dict[str, Any], task: Dict[str, Any]) -> List[str]:
+def _record(record: dict[str, Any], task: dict[str, Any]) -> list[str]:
     """Data, scores and training, as far as the recipe wrote them down."""
     if not record:
         return ["## Data and scores\n\nThis model was packaged from a checkpoint alone, which does not record them."]
@@ -116,7 +117,7 @@ def _files() -> str:
     return "## Files\n\n`fairseq-deep check FOLDER` or `sha256sum -c SHA256SUMS` says whether they are as they were."
 
 
-def _part(content: Any, *keys: str) -> Dict[str, Any]:
+def _part(content: Any, *keys: str) -> dict[str, Any]:
     """The object under *keys*; nothing where there is none."""
     for key in keys:
         content = content.get(key) if isinstance(content, dict) else None

@@ -6,7 +6,7 @@ embeddings), are left out when a model is packaged.
 
 import argparse
 import os
-from typing import Any, Dict
+from typing import Any
 
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
@@ -78,7 +78,7 @@ LATER = {"max_len_a": 1.0, "max_len_b": 50}
 """Settings of the search that the first packages lack, and what they were translated with."""
 
 
-def read_config(folder: str) -> Dict[str, Any]:
+def read_config(folder: str) -> dict[str, Any]:
     """The configuration in *folder*.
 
     Raises:
@@ -103,7 +103,7 @@ def read_config(folder: str) -> Dict[str, Any]:
     return config
 
 
-def check_config(config: Dict[str, Any]) -> None:
+def check_config(config: dict[str, Any]) -> None:
     """Refuse a configuration that is not whole, or says more than it may.
 
     Raises:
@@ -120,7 +120,7 @@ def check_config(config: Dict[str, Any]) -> None:
         check_setting(known[key], value)
 
 
-def model_settings(arch: str) -> Dict[str, argparse.Action]:
+def model_settings(arch: str) -> dict[str, argparse.Action]:
     """The settings that a packaged model of the architecture may have, with what the command line takes for them.
 
     Raises:

@@ -3,7 +3,7 @@
 import os
 import re
 import stat
-from typing import Dict, Iterable, List
+from collections.abc import Iterable
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.files import sha256
@@ -86,9 +86,9 @@ def check_sums(folder: str, names: Iterable[str]) -> None:
             raise PackageError(f"{damaged}: damaged, its sha256 is not that of {SUMS}; copy it again")
 
 
-def read_sums(folder: str) -> Dict[str, str]:
+def read_sums(folder: str) -> dict[str, str]:
     """The sums by the names of the files, as the program sha256sum writes them."""
-    sums: Dict[str, str] = {}
+    sums: dict[str, str] = {}
     for line in read_text(folder, SUMS).splitlines():
         found = _LINE.fullmatch(line)
         if found is None or found[2] in sums:
@@ -97,7 +97,7 @@ def read_sums(folder: str) -> Dict[str, str]:
     return sums
 
 
-def find_problems(folder: str) -> List[str]:
+def find_problems(folder: str) -> list[str]:
     """What of the files in *folder* is not as its sums say; the weights and settings are :func:`load`'s to judge."""
     try:
         sums = read_sums(folder)

@@ -13,7 +13,8 @@ import os
 import re
 import types
 from collections import OrderedDict
-from typing import Any, Dict, Iterator, List, Optional
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from fairseq.data import Dictionary
@@ -35,7 +36,7 @@ LARGEST_HEADER = 1 << 23
 """Bytes: 1,000 layers take some 4 million."""
 
 
-def load(path: str) -> Dict[str, Any]:
+def load(path: str) -> dict[str, Any]:
     """The checkpoint of the packaged model whose weights are at *path*.
 
     Returns:
@@ -77,7 +78,7 @@ def load(path: str) -> Dict[str, Any]:
     }
 
 
-def codes_of(config: Dict[str, Any]) -> Optional[str]:
+def codes_of(config: dict[str, Any]) -> str | None:
     """The name of the file with the sub-words, if words are cut into any."""
     return CODES.get(config["text"]["sub_words"])
 
@@ -103,7 +104,7 @@ def check_merges(folder: str, name: str) -> None:
         raise PackageError(f"{path}: must be UTF-8 ({error.reason}); copy it again") from error
 
 
-def odd_pieces(path: str) -> List[str]:
+def odd_pieces(path: str) -> list[str]:
     """What is wrong with a model of SentencePiece; empty if it can be read.
 
     Raises:
@@ -138,7 +139,7 @@ def check_header(path: str) -> None:
         raise PackageError(f"{path}: refused, because of its metadata; a package has none but its format")
 
 
-def read_tensors(path: str) -> Dict[str, Tensor]:
+def read_tensors(path: str) -> dict[str, Tensor]:
     """The tensors in the file, each with its own memory.
 
     Raises:
@@ -148,7 +149,7 @@ def read_tensors(path: str) -> Dict[str, Tensor]:
         from safetensors import safe_open
     except ImportError as error:
         raise PackageError(f"{path}: {error.name} is missing: pip install safetensors") from error
-    tensors: Dict[str, Tensor] = OrderedDict()
+    tensors: dict[str, Tensor] = OrderedDict()
     try:
         with safe_open(path, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 (it is no dictionary)
@@ -179,7 +180,7 @@ def read_dictionary(folder: str, name: str) -> Dictionary:
         raise PackageError(f"{path}: no dictionary of fairseq ({' '.join(str(error).split())[:100]})") from error
 
 
-def check_fit(folder: str, config: Dict[str, Any], tensors: Dict[str, Tensor], task: types.SimpleNamespace) -> None:
+def check_fit(folder: str, config: dict[str, Any], tensors: dict[str, Tensor], task: types.SimpleNamespace) -> None:
     """Refuse settings, tensors and dictionaries that do not belong together, with a model that takes no memory.
 
     Args:
@@ -205,7 +206,7 @@ def check_fit(folder: str, config: Dict[str, Any], tensors: Dict[str, Tensor], t
         raise PackageError(f"{where} ({differences[0]}; {len(differences)} differences)")
 
 
-def flags_of(config: Dict[str, Any]) -> argparse.Namespace:
+def flags_of(config: dict[str, Any]) -> argparse.Namespace:
     """The model's settings as fairseq hands them to ``build_model``."""
     flags = argparse.Namespace(_name=config["arch"], arch=config["arch"], **config["model"])
     ARCH_CONFIG_REGISTRY[config["arch"]](flags)
@@ -224,7 +225,7 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def settings_of(folder: str, config: Dict[str, Any]) -> Dict[str, Any]:
+def settings_of(folder: str, config: dict[str, Any]) -> dict[str, Any]:
     """The settings of a checkpoint: raw text goes in and comes out where fairseq's hub prepares it."""
     folder, task, text = os.path.abspath(folder), config["task"], config["text"]
     moses = {"_name": "moses", "moses_no_dash_splits": True, "moses_no_escape": False}

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import os
 import shutil
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,14 +30,14 @@ class Content:
         card: text of ``README.md``
     """
 
-    config: Dict[str, Any]
-    tensors: Dict[str, Tensor]
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
     data: str
-    codes: Optional[str]
+    codes: str | None
     card: str
 
 
-def make_config(name: str, licence: str, flags: argparse.Namespace, tied: Dict[str, str], **sections) -> Dict[str, Any]:
+def make_config(name: str, licence: str, flags: argparse.Namespace, tied: dict[str, str], **sections) -> dict[str, Any]:
     """The content of ``config.json``.
 
     Args:
@@ -62,8 +62,8 @@ def make_config(name: str, licence: str, flags: argparse.Namespace, tied: Dict[s
 
 
 def make_tensors(
-    model: nn.Module, stored: Dict[str, Tensor], dtype: Optional[torch.dtype]
-) -> Tuple[Dict[str, Tensor], Dict[str, str]]:
+    model: nn.Module, stored: dict[str, Tensor], dtype: torch.dtype | None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """What to store of a model, and which names are tied to a tensor of another name.
 
     Args:
@@ -78,9 +78,9 @@ def make_tensors(
     if dtype is not None:
         stored = model.to(dtype).state_dict()
         _check_finite(model, f"is beyond the range of {dtype}")
-    tensors: Dict[str, Tensor] = {}
-    tied: Dict[str, str] = {}
-    owners: Dict[Any, str] = {}
+    tensors: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    owners: dict[Any, str] = {}
     for name, value in model.state_dict().items():
         owner = owners.setdefault((value.data_ptr(), value.shape, value.stride()) if value.numel() else name, name)
         if owner != name:

@@ -1,9 +1,9 @@
 """From flags to the descriptions of both stacks. Nothing else reads the flags of methods."""
 
-from dataclasses import replace
-from typing import Any, Dict, Optional
+from __future__ import annotations
 
-from fairseq.models.transformer import TransformerConfig
+from dataclasses import replace
+from typing import Any
 
 from fairseq_deep.core.aggregators import AGGREGATORS
 from fairseq_deep.core.attention import DECODER_ATTENTIONS
@@ -11,7 +11,7 @@ from fairseq_deep.core.inits import INITS
 from fairseq_deep.core.memories import MEMORIES
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.residuals import RESIDUALS
-from fairseq_deep.core.stack import Stack
+from fairseq_deep.core.stack import MethodConfig, Stack
 
 SIDES = ("encoder", "decoder")
 # the axes that both stacks have, each with the method that is meant where no flag names one
@@ -22,7 +22,7 @@ AXES = ("layer_agg", "residual", *(f"{side}_{axis}" for side in SIDES for axis i
 REGISTRIES = [registry for registry, _ in (*SIDED.values(), *DECODER.values())]
 
 
-def method_name(flags: Any, side: str, axis: str, default: Optional[str] = None) -> str:
+def method_name(flags: Any, side: str, axis: str, default: str | None = None) -> str:
     """The method that *flags* choose for *side* on an axis of ``SIDED``: its own flag, that of both, or *default*."""
     return getattr(flags, f"{side}_{axis}", None) or getattr(flags, axis, None) or default or SIDED[axis][1]
 
@@ -47,59 +47,91 @@ def add_args(parser) -> None:
     parser.add_argument("--relative-values", action="store_true", help="relative positions on the values, too")
 
 
-def describe(flags: Any) -> Dict[str, Stack]:
+def describe(flags: Any) -> dict[str, Stack]:
     """The stacks that *flags* ask for, by side.
 
     Args:
-        flags: model flags after the architecture has filled them: a namespace, or fairseq's ``TransformerConfig``
+        flags: a namespace of model flags, after the architecture has filled them; fairseq's defaults hold for the rest
 
     Raises:
         UsageError: a method or an option is unknown, or clashes with another
     """
-    cfg = TransformerConfig.from_namespace(flags)
-    stacks = {side: _choose_methods(cfg, _numbers(cfg, side)) for side in SIDES}
-    _check_used(cfg, stacks)
+    stacks = {side: _choose_methods(flags, _numbers(flags, side)) for side in SIDES}
+    _check_used(flags, stacks)
     for side, other in zip(SIDES, reversed(SIDES)):
         stack = stacks[side]
-        for choice in (stack.aggregator, stack.init, stack.residual, stack.attention, stack.memory):
-            if choice is not None:
-                choice.method.check(stack, stacks[other], choice.options)
+        for choice in stack.methods:
+            choice.method.check(stack, stacks[other], choice.options)
     return stacks
 
 
-def _numbers(cfg: TransformerConfig, side: str) -> Stack:
+def complete(stack: Stack) -> Stack:
+    """*stack* with the plain method on each axis that has none."""
+    plain = {"aggregator": (AGGREGATORS, "residual"), "init": (INITS, "fairseq"), "residual": (RESIDUALS, "plain")}
+    if stack.side == "decoder":
+        plain.update({"attention": DECODER["decoder_attn"], "memory": DECODER["decoder_memory"]})
+    missing = {axis: own for axis, own in plain.items() if getattr(stack, axis) is None}
+    chosen = {axis: MethodConfig(name, registry.get(name)) for axis, (registry, name) in missing.items()}
+    return replace(stack, **chosen) if chosen else stack
+
+
+def _numbers(flags: Any, side: str) -> Stack:
     """What fairseq's own flags say of a stack."""
-    own, other = getattr(cfg, side), getattr(cfg, SIDES[1 - SIDES.index(side)])
-    depth, other_depth = (len(s.layers_to_keep.split(",")) if s.layers_to_keep else s.layers for s in (own, other))
+
+    def get(name: str, default: Any = None) -> Any:
+        value = getattr(flags, name, None)
+        return default if value is None else value
+
+    def depth(of: str) -> int:
+        kept = get(f"{of}_layers_to_keep")
+        return len(kept.split(",")) if kept else get(f"{of}_layers", 6)
+
+    dim, decodes = get(f"{side}_embed_dim", 512), side == "decoder"
+    learned = "learned" if get(f"{side}_learned_pos") else "sinusoidal"
+    offload = bool(get("offload_activations", False))
+    own = {
+        "output_dim": get("decoder_output_dim"),
+        "final_norm": not get("no_decoder_final_norm", False),
+        "tied_output": bool(get("share_all_embeddings") or get("share_decoder_input_output_embed")),
+        "pads_right": getattr(flags, "left_pad_target", None) is False,
+        "aligns": bool(get("load_alignments")),
+        "alignment_layer": get("alignment_layer"),
+        "alignment_heads": get("alignment_heads"),
+    }
     return Stack(
-        layers=depth,
-        dim=own.embed_dim,
-        pre_norm=own.normalize_before,
+        layers=depth(side),
+        dim=dim,
+        pre_norm=bool(get(f"{side}_normalize_before", False)),
         side=side,
-        ffn_dim=own.ffn_embed_dim,
-        heads=own.attention_heads,
-        other_layers=other_depth,
-        memory_dim=cfg.encoder.embed_dim,
-        cross_attention=not cfg.no_cross_attention,
-        dropout=cfg.dropout,
-        attention_dropout=cfg.attention_dropout,
-        # relu_dropout is what models of old fairseq versions call it
-        activation_dropout=float(cfg.activation_dropout or cfg.relu_dropout or 0),
-        activation=str(cfg.activation_fn),
-        relative_positions=getattr(cfg, "relative_positions", None),
-        relative_values=bool(getattr(cfg, "relative_values", False)),
-        recompute=cfg.checkpoint_activations or cfg.offload_activations,
-        layerdrop=own.layerdrop,
-        quant_noise=(cfg.quant_noise.pq, cfg.quant_noise.pq_block_size),
-        export=cfg.export,
+        ffn_dim=get(f"{side}_ffn_embed_dim", 2048),
+        heads=get(f"{side}_attention_heads", 8),
+        other_layers=depth(SIDES[1 - SIDES.index(side)]),
+        memory_dim=get("encoder_embed_dim", 512),
+        cross_attention=not get("no_cross_attention", False),
+        dropout=get("dropout", 0.1),
+        attention_dropout=get("attention_dropout", 0.0),
+        # relu_dropout is the name in models of old fairseq versions
+        activation_dropout=float(get("activation_dropout", 0) or get("relu_dropout", 0)),
+        activation=str(get("activation_fn", "relu")),
+        max_positions=get("max_target_positions" if decodes else "max_source_positions", 1024),
+        positions="none" if get("no_token_positional_embeddings") else learned,
+        scale_embedding=not get("no_scale_embedding", False),
+        embedding_norm=bool(get("layernorm_embedding", False)),
+        relative_positions=get("relative_positions"),
+        relative_values=bool(get("relative_values", False)),
+        recompute=offload or bool(get("checkpoint_activations", False)),
+        offload=offload,
+        layerdrop=get(f"{side}_layerdrop", 0.0),
+        **(own if decodes else {}),
     )
 
 
-def _choose_methods(cfg: TransformerConfig, stack: Stack) -> Stack:
-    chosen = {axis: registry.choose(cfg, method_name(cfg, stack.side, axis)) for axis, (registry, _) in SIDED.items()}
+def _choose_methods(flags: Any, stack: Stack) -> Stack:
+    names = {axis: method_name(flags, stack.side, axis) for axis in SIDED}
+    chosen = {axis: SIDED[axis][0].choose(flags, name) for axis, name in names.items()}
     if stack.side == "decoder":
-        names = {axis: getattr(cfg, axis, None) or default for axis, (_, default) in DECODER.items()}
-        chosen.update({axis: DECODER[axis][0].choose(cfg, name) for axis, name in names.items()})
+        names = {axis: getattr(flags, axis, None) or default for axis, (_, default) in DECODER.items()}
+        chosen.update({axis: DECODER[axis][0].choose(flags, name) for axis, name in names.items()})
     aggregator = chosen["layer_agg"]
     return replace(
         stack,
@@ -112,11 +144,11 @@ def _choose_methods(cfg: TransformerConfig, stack: Stack) -> Stack:
     )
 
 
-def _check_used(cfg: TransformerConfig, stacks: Dict[str, Stack]) -> None:
+def _check_used(flags: Any, stacks: dict[str, Stack]) -> None:
     """Refuse options of methods that neither stack uses, which would silently do nothing."""
-    used: Dict[str, set] = {}
+    used: dict[str, set] = {}
     for stack in stacks.values():
-        for choice in (stack.aggregator, stack.init, stack.residual, stack.attention, stack.memory):
+        for choice in stack.methods:
             while choice is not None:
                 kind = next(registry for registry in REGISTRIES if registry.knows(choice.method))
                 used.setdefault(kind.kind, set()).add(kind.prefix(choice.name))
@@ -124,7 +156,7 @@ def _check_used(cfg: TransformerConfig, stacks: Dict[str, Stack]) -> None:
     for registry in REGISTRIES:
         for name in registry.names():
             prefix = registry.prefix(name)
-            options = {} if prefix in used.get(registry.kind, ()) else registry.options(cfg, name)
+            options = {} if prefix in used.get(registry.kind, ()) else registry.options(flags, name)
             given = [option for option, value in options.items() if value is not False]
             if given:
                 flag = f"{prefix}_{given[0]}".replace("_", "-")

@@ -5,7 +5,9 @@ their hypothesis; the best *beam* others go on. A sentence is done when *beam* h
 length.
 """
 
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy
 import torch
@@ -32,20 +34,30 @@ class Hypotheses:
         longest: the greatest number of words, without end-of-sentence
         eos: end-of-sentence
         penalty: exponent of the length that scores are divided by; None: they are not
+        lengths: the greatest number of words of each sentence, beyond which its hypotheses score -inf; None: *longest*
 
     Attributes:
-        scores: sentences x beam, sums of log-probabilities; at first, one hypothesis a sentence
+        scores: sentences x beam, sums of log-probabilities; at first, one hypothesis per sentence
         ended: words, log-probabilities and score of the ended hypotheses of each sentence
     """
 
-    def __init__(self, sentences: int, beam: int, longest: int, eos: int, penalty: Optional[float]):
-        self.beam, self.longest, self.eos, self.penalty = beam, longest, eos, penalty
+    def __init__(
+        self,
+        sentences: int,
+        beam: int,
+        longest: int,
+        eos: int,
+        penalty: float | None = None,
+        lengths: list[int] | None = None,
+    ):
+        self.beam, self.longest, self.eos, self.penalty, self.lengths = beam, longest, eos, penalty, lengths
         self.step = 0
         self.numbers = numpy.arange(sentences)  # of the sentences that go on
         self.words = numpy.zeros((sentences, longest + 1), dtype=numpy.int64)
         self.sums = numpy.zeros((sentences, longest + 1), dtype=numpy.float32)
         self.out = numpy.zeros((sentences, beam), dtype=bool)  # they go on for want of others, and end no more
-        self.ended: List[List[Tuple]] = [[] for _ in range(sentences)]
+        self.attention: numpy.ndarray | None = None  # hypotheses x words x source, if there are weights
+        self.ended: list[list[tuple]] = [[] for _ in range(sentences)]
 
     @property
     def scores(self) -> Tensor:
@@ -54,7 +66,17 @@ class Hypotheses:
             return torch.zeros(count, 1)
         return torch.from_numpy(self.sums[:, self.step - 1].reshape(count, -1))
 
-    def advance(self, scores: Tensor, words: Tensor, ranks: Tensor) -> Optional[Continuation]:
+    def prefixes(self) -> list[list[int]]:
+        """The words of each hypothesis so far."""
+        return self.words[:, : self.step].tolist()
+
+    def attend(self, weights: Tensor) -> None:
+        """Keep the attention weights of this step, hypotheses x source."""
+        if self.attention is None:
+            self.attention = numpy.zeros((len(weights), self.longest + 1, weights.size(1)), dtype=numpy.float32)
+        self.attention[:, self.step] = weights.numpy()
+
+    def advance(self, scores: Tensor, words: Tensor, ranks: Tensor) -> Continuation | None:
         """Take over the candidates of a step (sentences x candidates each); None if the search has ended."""
         scores, words = scores.numpy(), words.numpy()
         sentences, beam = len(self.numbers), self.beam
@@ -80,6 +102,8 @@ class Hypotheses:
     def _take_over(self, parents, words, scores) -> Continuation:
         parents, words = parents.reshape(-1), words.reshape(-1)
         self.words, self.sums = self.words[parents], self.sums[parents]
+        if self.attention is not None:
+            self.attention = self.attention[parents]
         self.words[:, self.step] = words
         self.sums[:, self.step] = scores.reshape(-1)
         self.step += 1
@@ -91,29 +115,33 @@ class Hypotheses:
         for sentence, rank in zip(*ends[:, : self.beam].nonzero()):
             ended = self.ended[self.numbers[sentence]]
             if len(ended) < self.beam:
-                ended.append(self._hypothesis(parents[sentence, rank], scores[sentence, rank]))
+                score = scores[sentence, rank]
+                ended.append(self._hypothesis(parents[sentence, rank], score, self.numbers[sentence]))
             going[sentence] = len(ended) < self.beam and self.step < self.longest
         return going
 
-    def _hypothesis(self, row: int, score) -> Tuple:
+    def _hypothesis(self, row: int, score, sentence: int) -> tuple:
         words, sums = self.words[row, : self.step + 1].copy(), self.sums[row, : self.step + 1].copy()
         words[self.step], sums[self.step] = self.eos, score
         sums[1:] = sums[1:] - sums[:-1]
         if self.penalty is not None:
             score = score / numpy.float32((self.step + 1) ** self.penalty)
-        return words, sums, score
+        if self.lengths is not None and self.step > self.lengths[sentence]:
+            score = numpy.float32(-numpy.inf)
+        weights = None if self.attention is None else self.attention[row, : self.step + 1].T.copy()
+        return words, sums, score, weights
 
-    def results(self) -> List[List[Dict[str, Tensor]]]:
+    def results(self) -> list[list[dict[str, Tensor]]]:
         """The ended hypotheses of each sentence as fairseq's generators return them, the best first."""
         found = []
         for ended in self.ended:
-            scores = torch.tensor([float(score) for _, _, score in ended])
+            scores = torch.tensor([float(each[2]) for each in ended])
             _, order = torch.sort(scores, descending=True)
             found.append([_as_tensors(*ended[place]) for place in order])
         return found
 
 
-def rank_by_gnmt(found: List[List[Dict[str, Tensor]]], exponent: float) -> List[List[Dict[str, Tensor]]]:
+def rank_by_gnmt(found: list[list[dict[str, Tensor]]], exponent: float) -> list[list[dict[str, Tensor]]]:
     """Hypotheses by GNMT's score (Wu et al. 2016, Eq. 14, without coverage), the best first.
 
     Args:
@@ -138,11 +166,11 @@ def _fill_places(going):
     return order
 
 
-def _as_tensors(words, sums, score) -> Dict[str, Tensor]:
+def _as_tensors(words, sums, score, weights) -> dict[str, Tensor]:
     return {
         "tokens": torch.from_numpy(words),
         "score": torch.tensor(score),
-        "attention": torch.empty(0),
+        "attention": torch.empty(0) if weights is None else torch.from_numpy(weights),
         "alignment": torch.empty(0),
         "positional_scores": torch.from_numpy(sums),
     }

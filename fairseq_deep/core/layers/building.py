@@ -1,25 +1,25 @@
 """From the description of a stack to the modules of its layers."""
 
-from typing import List
+from __future__ import annotations
 
 from torch import nn
 
 from fairseq_deep.core.inits import Init
-from fairseq_deep.core.layers import (
-    AttentionDecoderLayer,
-    AttentionEncoderLayer,
-    DecoderFeedForward,
-    DecoderLayer,
-    EncoderFeedForward,
-    EncoderLayer,
-    ParallelAttentionDecoderLayer,
-    ParallelDecoderLayer,
-)
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
+from .decoder_layer import DecoderLayer, ParallelDecoderLayer
+from .encoder_layer import EncoderLayer
+from .non_residual import (
+    AttentionDecoderLayer,
+    AttentionEncoderLayer,
+    DecoderFeedForward,
+    EncoderFeedForward,
+    ParallelAttentionDecoderLayer,
+)
 
-def build_layer(stack: Stack, init: Init, number: int) -> List[nn.Module]:
+
+def build_layer(stack: Stack, init: Init, number: int) -> list[nn.Module]:
     """The modules of the layer with that *number* (from 1): one, or where layers are split, one for each sub-layer."""
     if stack.layout.residual:
         own = init.connection(number)

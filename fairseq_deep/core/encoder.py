@@ -1,67 +1,59 @@
 """The encoder: embedding, layers connected by an aggregator, final norm."""
 
-from typing import Dict, List, Optional, Tuple
+from __future__ import annotations
 
 import torch
-from fairseq.models.transformer import TransformerEncoderBase
 from torch import Tensor, nn
 
-from fairseq_deep.core.attention.beam_reorder import hypotheses_per_sentence, read_order
-from fairseq_deep.core.attention.masks import can_ask, padding_bias, product_type
-from fairseq_deep.core.layers import LayerDrop, wrap_layer
+from .attention.beam_reorder import hypotheses_per_sentence, read_order
+from .attention.masks import can_ask, padding_bias, product_type
+from .description import complete
+from .stack import Stack
+from .transformer_stack import TransformerStack
 
-from .checkpoints import keep_final_norm
-from .layer_building import build_layer
 
+class Encoder(TransformerStack):
+    """Transformer encoder with an aggregator between its layers.
 
-class DeepTransformerEncoder(TransformerEncoderBase):
-    """fairseq's encoder with our layers and an aggregator between them.
-
-    fairseq's embedding, beam reordering and checkpoint upgrades are inherited; its loop over the layers differs
-    between its versions and has no place for an aggregator, so the loop is ours.
+    Args:
+        stack, embed_tokens: see :class:`TransformerStack`
+        decoder: the decoder, whose layers may have memories of their own; None: all attend to the encoder's output
 
     Attributes:
-        stack: its description
-        init: how its weights start
-        layers: the L encoder layers, or the modules of their sub-layers
-        layer_drop: which of them run
-        history: the aggregator that connects them
-        memory: what makes the decoder layers' own memories; None where all attend to the encoder's output
-        shares_sources: the decoder takes one source for all hypotheses of a sentence
+        memory: makes the decoder layers' own memories; None where all attend to the encoder's output
+        shares_sources: beam search gets one source for all hypotheses of a sentence
     """
 
-    def __init__(self, cfg, dictionary, embed_tokens):
-        self.stack, decoder = cfg.stacks["encoder"], cfg.stacks["decoder"]
-        self.init = self.stack.init.build(self.stack)
-        self._next_layer = 0
-        super().__init__(cfg, dictionary, embed_tokens)
-        parts = (layer if self.stack.layout.split else [layer] for layer in self.layers.children())
-        self.layers = nn.ModuleList(part for layer in parts for part in layer)
-        self.num_layers = len(self.layers)
-        self.layer_drop = LayerDrop(self.stack.layerdrop, self.num_layers)
-        self.history = self.stack.aggregator.build(self.stack)
+    shares_sources = True
+
+    def __init__(self, stack: Stack, embed_tokens: nn.Embedding, decoder: Stack | None = None):
+        super().__init__(stack, embed_tokens)
         self.calls = self.history.calls
-        self.modules_per_layer = self.stack.modules_per_layer
-        self.memory = None if decoder.memory.name == "last" else decoder.memory.build(self.stack, decoder)
+        memory = None if decoder is None else complete(decoder).memory
+        self.memory = None if memory is None or memory.name == "last" else memory.build(self.stack, complete(decoder))
         self.memory_normalises = self.memory is not None and self.memory.normalises
-        if not self.stack.layout.final_norm:
-            self.layer_norm = None
-        # fairseq's own decoder layers want a source for each hypothesis
-        self.shares_sources = not (cfg.cross_self_attention or cfg.decoder.xformers_att_config)
 
-    def build_encoder_layer(self, cfg):
-        self._next_layer += 1
-        parts = [wrap_layer(part, cfg) for part in build_layer(self.stack, self.init, self._next_layer)]
-        return nn.ModuleList(parts) if self.stack.layout.split else parts[0]
+    def embed(self, tokens: Tensor, embedded: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Embedding output y_0 (B x T x C) of *tokens* (B x T), and their scaled embeddings.
 
-    def forward_scriptable(
+        Args:
+            embedded: B x T x C, in place of a look-up
+        """
+        embedding = x = self.embed_scale * (self.embed_tokens(tokens) if embedded is None else embedded)
+        if self.embed_positions is not None:
+            x = embedding + self.embed_positions(tokens)
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        return self.dropout_module(x), embedding
+
+    def forward(
         self,
         src_tokens,
-        src_lengths: Optional[Tensor] = None,
+        src_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
-        token_embeddings: Optional[Tensor] = None,
-    ) -> Dict[str, List[Tensor]]:
-        """Encode a batch; the contract is that of fairseq's ``TransformerEncoderBase.forward``.
+        token_embeddings: Tensor | None = None,
+    ) -> dict[str, list[Tensor]]:
+        """Encode a batch.
 
         Args:
             src_tokens: B x T, padded on either side
@@ -75,8 +67,8 @@ class DeepTransformerEncoder(TransformerEncoderBase):
             ``encoder_memories`` [T x B x C each], one for each decoder layer, where they have their own
         """
         padding = src_tokens.eq(self.padding_idx)
-        hidden: Optional[Tensor] = None
-        x, embedding = self.forward_embedding(src_tokens, token_embeddings)
+        hidden = None
+        x, embedding = self.embed(src_tokens, token_embeddings)
         if not can_ask(padding) or bool(padding.any()):
             hidden = padding_bias(padding, product_type(x))
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)
@@ -84,7 +76,7 @@ class DeepTransformerEncoder(TransformerEncoderBase):
 
         states, history = self.run_layers(x, hidden, return_all_hiddens or self.memory is not None)
         x = self.history.finish(history)
-        memories: List[Tensor] = []
+        memories = []
         if self.memory is not None:
             memories = self.memory(states[:-1] + [x], history)  # what tops the stack counts as its last layer
         if self.layer_norm is not None:
@@ -93,14 +85,13 @@ class DeepTransformerEncoder(TransformerEncoderBase):
                 memories = [self.layer_norm(memory) for memory in memories]
 
         lengths = src_tokens.ne(self.padding_idx).sum(dim=1, dtype=torch.int32).reshape(-1, 1).contiguous()
-        nothing: List[Tensor] = []
         encoded = {
             "encoder_out": [x],
             "encoder_padding_mask": [padding],
             "encoder_embedding": [embedding],
-            "encoder_states": states if return_all_hiddens else nothing,
-            "fc_results": nothing,
-            "src_tokens": nothing,
+            "encoder_states": states if return_all_hiddens else [],
+            "fc_results": [],
+            "src_tokens": [],
             "src_lengths": [lengths],
         }
         if self.memory is not None:
@@ -108,8 +99,8 @@ class DeepTransformerEncoder(TransformerEncoderBase):
         return encoded
 
     def run_layers(
-        self, x: Tensor, padding: Optional[Tensor], keeps_states: bool
-    ) -> Tuple[List[Tensor], List[Tensor]]:
+        self, x: Tensor, padding: Tensor | None, keeps_states: bool
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """y_0 ... y_L if they are to be kept, and what the aggregator holds at the end.
 
         Args:
@@ -117,7 +108,7 @@ class DeepTransformerEncoder(TransformerEncoderBase):
             padding: what hides the padding of *x* from attention (B x 1 x 1 x T); None if nothing does
             keeps_states: return y_0 ... y_L
         """
-        states: List[Tensor] = [x] if keeps_states else []
+        states = [x] if keeps_states else []
         history = self.history.start(x)
         runs = self.layer_drop()
         for index, layer in enumerate(self.layers):
@@ -126,7 +117,7 @@ class DeepTransformerEncoder(TransformerEncoderBase):
                 if self.calls == 1:
                     x = layer(x, padding)
                 else:
-                    outputs: List[Tensor] = []
+                    outputs: list[Tensor] = []
                     for _ in range(self.calls):
                         outputs.append(layer(self.history.point(x, outputs), padding))
                     x = self.history.combine(x, outputs)
@@ -137,13 +128,12 @@ class DeepTransformerEncoder(TransformerEncoderBase):
                 history = self.history.skip(history, index)
         return states, history
 
-    @torch.jit.export
-    def reorder_encoder_out(self, encoder_out: Dict[str, List[Tensor]], new_order: Tensor):
+    def reorder_encoder_out(self, encoder_out: dict[str, list[Tensor]], new_order: Tensor):
         """The output for the hypotheses *new_order*; where a sentence has several, it stays there once.
 
         Its key "hypotheses" then holds the numbers of the hypotheses of each sentence (sentences x beam).
         """
-        if not self.shares_sources or len(encoder_out["encoder_out"]) == 0:
+        if not self.shares_sources or not encoder_out["encoder_out"]:
             return self._select(encoder_out, new_order)
         count = encoder_out["encoder_out"][0].size(1)
         if "hypotheses" not in encoder_out:
@@ -159,24 +149,17 @@ class DeepTransformerEncoder(TransformerEncoderBase):
         kept = self._select(encoder_out, sources)
         return kept if order.torn else self._grouped(kept, beam)
 
-    def _select(self, encoder_out: Dict[str, List[Tensor]], order: Tensor) -> Dict[str, List[Tensor]]:
+    def _select(self, encoder_out: dict[str, list[Tensor]], order: Tensor) -> dict[str, list[Tensor]]:
         """The entries of the sources *order*."""
-        selected: Dict[str, List[Tensor]] = {}
+        selected = {}
         for name, values in encoder_out.items():
             if name != "hypotheses":
                 dim = 1 if name in ("encoder_out", "encoder_states", "encoder_memories") else 0
                 selected[name] = [value.index_select(dim, order) for value in values]
         return selected
 
-    def _grouped(self, encoder_out: Dict[str, List[Tensor]], beam: int) -> Dict[str, List[Tensor]]:
+    def _grouped(self, encoder_out: dict[str, list[Tensor]], beam: int) -> dict[str, list[Tensor]]:
         """The output, marked as that of *beam* hypotheses for each sentence."""
         source = encoder_out["encoder_out"][0]
-        grouped: Dict[str, List[Tensor]] = {}
-        for name, values in encoder_out.items():
-            grouped[name] = values
-        grouped["hypotheses"] = [torch.arange(source.size(1) * beam, device=source.device).view(-1, beam)]
-        return grouped
-
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
-        keep_final_norm(state_dict, name)
-        return super().upgrade_state_dict_named(state_dict, name)
+        numbers = torch.arange(source.size(1) * beam, device=source.device).view(-1, beam)
+        return {**encoder_out, "hypotheses": [numbers]}

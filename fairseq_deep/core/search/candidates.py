@@ -8,7 +8,7 @@ What does not depend on w is the hypothesis' *offset*. The c best of a sentence 
 largest maxima over all of its hypotheses: maxima are quick to find, and of the rest only those blocks are looked at.
 """
 
-from typing import Optional, Tuple
+from __future__ import annotations
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ BLOCK = 64  # words
 SUMS = 1e-18, 1e30  # sums of exponentials between these need no shift in fp32
 
 
-def log_normaliser(logits: Tensor, buffer: Optional[Tensor] = None) -> Tensor:
+def log_normaliser(logits: Tensor, buffer: Tensor | None = None) -> Tensor:
     """log sum_v exp logit(h, v), one value a row of *logits* (rows x words).
 
     Args:
@@ -30,7 +30,7 @@ def log_normaliser(logits: Tensor, buffer: Optional[Tensor] = None) -> Tensor:
     return torch.logsumexp(logits, 1)
 
 
-def best_candidates(logits: Tensor, offsets: Tensor, beam: int, count: int) -> Tuple[Tensor, Tensor, Tensor]:
+def best_candidates(logits: Tensor, offsets: Tensor, beam: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Scores, words and ranks of the hypotheses of the best candidates, the best first.
 
     Args:
@@ -52,13 +52,13 @@ def best_candidates(logits: Tensor, offsets: Tensor, beam: int, count: int) -> T
     maxima = (whole.amax(dim=3) + offsets.unsqueeze(2)).flatten(1)
     best = maxima.topk(count, dim=1, sorted=False).indices
     ranks, first = best // blocks, best % blocks * BLOCK
-    inside = torch.arange(BLOCK)
+    inside = torch.arange(BLOCK, device=logits.device)
     places = ((ranks * words + first).unsqueeze(2) + inside).flatten(1)
     scores = (logits.view(sentences, -1).gather(1, places).view(sentences, count, BLOCK)
               + offsets.gather(1, ranks).unsqueeze(2)).flatten(1)
     if blocks * BLOCK < words:  # the last words, which are no whole block
         rest = logits[:, blocks * BLOCK :].view(sentences, beam, -1) + offsets.unsqueeze(2)
-        numbers = torch.arange(beam * words).view(beam, words)[:, blocks * BLOCK :].flatten()
+        numbers = torch.arange(beam * words, device=logits.device).view(beam, words)[:, blocks * BLOCK :].flatten()
         scores = torch.cat([scores, rest.flatten(1)], dim=1)
         places = torch.cat([places, numbers.expand(sentences, -1)], dim=1)
     values, chosen = scores.topk(count, dim=1)

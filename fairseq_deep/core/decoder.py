@@ -1,0 +1,277 @@
+"""The decoder: embedding, layers connected by an aggregator, final norm, output projection."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .attention import Ancestry, MultiheadAttention, RunningMean
+from .attention.masks import can_ask, check_later, future_mask, padding_bias, product_type
+from .decoding import CompiledSteps, unpack_linear
+from .layers import DecoderContext
+from .stack import Stack
+from .transformer_stack import TransformerStack
+
+
+class Decoder(TransformerStack):
+    """Transformer decoder with an aggregator between its layers.
+
+    The aggregator combines the layers of one position, so incremental decoding needs no state for it.
+
+    Args:
+        stack, embed_tokens: see :class:`TransformerStack`; the embedding may have another width
+
+    Attributes:
+        ancestry: which hypotheses belong together in beam search
+        need_attn: return attention weights also in the steps of generation
+        compiled: what runs the steps of incremental decoding, if that is not :meth:`run_step` (:meth:`compile_steps`)
+        followers: in generation, the modules that keep something of hypotheses, in the order of their steps
+    """
+
+    def __init__(self, stack: Stack, embed_tokens: nn.Embedding):
+        super().__init__(stack, embed_tokens)
+        stack = self.stack
+        self.project_in_dim = _projection(embed_tokens.embedding_dim, stack.dim)
+        self.project_out_dim = _projection(stack.dim, stack.output_dim or stack.dim)
+        self.output_projection = self._output_projection()
+        names = stack.sublayers if stack.layout.split else ()
+        self.source_offset = max([names.index(name) for name in ("cross", "merged") if name in names], default=0)
+        own, heads = stack.alignment_layer, stack.alignment_heads
+        self.alignment_layer = stack.layers - 1 if own is None else own
+        self.alignment_heads = None if own is None else heads or 1
+        self.pads_right, self.aligns, self.need_attn = stack.pads_right, stack.aligns, True
+        self.compiled = self.followers = None
+        parts = list(self.layers.modules())
+        self.ancestry = Ancestry(
+            attends=any(isinstance(part, MultiheadAttention) and not part.of_memory for part in parts),
+            averages=any(isinstance(part, RunningMean) for part in parts),
+        )
+        self.relative = self.ancestry.attends and stack.relative_positions is not None
+
+    def _output_projection(self) -> nn.Module | None:
+        projection = nn.Linear(self.stack.output_dim or self.stack.dim, self.embed_tokens.num_embeddings, bias=False)
+        if self.stack.tied_output:
+            projection.weight = self.embed_tokens.weight
+        else:
+            nn.init.normal_(projection.weight, std=projection.in_features**-0.5)
+        return projection
+
+    def make_generation_fast_(self, need_attn: bool = False, **_) -> None:
+        """Prepare for generation (fairseq calls it, too); *need_attn*: steps return attention weights."""
+        self.need_attn = bool(need_attn)
+        # a walk over all modules at each step would take a tenth of the time of small batches
+        self.followers = [module for module in self.modules() if hasattr(module, "follow")]
+
+    def compile_steps(self, capacity: int | None = None, **options) -> None:
+        """Decode with steps that ``torch.compile`` takes whole, over caches of a fixed capacity.
+
+        Args:
+            capacity: room for so many target positions, of which more are refused; None doubles it where needed
+            options: of ``torch.compile``
+
+        Raises:
+            UsageError: this torch cannot compile
+        """
+        self.compiled = CompiledSteps(type(self).run_step, capacity, **options)
+        unpack_linear(self)
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: dict[str, list[Tensor]] | None = None,
+        incremental_state: dict | None = None,
+        features_only: bool = False,
+        full_context_alignment: bool = False,
+        alignment_layer: int | None = None,
+        alignment_heads: int | None = None,
+        src_lengths: Tensor | None = None,
+        return_all_hiddens: bool = False,
+    ) -> tuple[Tensor, dict]:
+        """Scores of all words at each position (B x T x V), and what :meth:`extract_features` returns besides.
+
+        Args:
+            features_only: return features in place of scores
+            src_lengths, return_all_hiddens: not used
+        """
+        x, extra = self.extract_features(
+            prev_output_tokens, encoder_out, incremental_state, full_context_alignment, alignment_layer, alignment_heads
+        )
+        return x if features_only else self.output_layer(x), extra
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """Scores of all words for *features*."""
+        return self.output_projection(features)
+
+    def look_up(self, tokens: Tensor) -> Tensor:
+        """Scaled embeddings of *tokens*."""
+        return self.embed_scale * self.embed_tokens(tokens.contiguous())
+
+    def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
+        """Embedding output y_0 (T x B x C) of *tokens* (B x T) at *positions* (B x T x C)."""
+        x = self.look_up(tokens)
+        if self.project_in_dim is not None:
+            x = self.project_in_dim(x)
+        if positions is not None:
+            x = x + positions
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        return self.dropout_module(x).transpose(0, 1).contiguous()
+
+    def masks(self, tokens: Tensor, like: Tensor, causal: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Masks of self-attention, None where nothing has to be masked.
+
+        Args:
+            tokens: B x T
+            like: has the type and the device of what is made
+            causal: positions see no later ones
+
+        Returns:
+            for the padding, B x T or what attention makes of it; and for later positions, T x T or, where that hides
+            padding, too, B x 1 x T x T. None of the latter leaves it to the layers to be causal.
+        """
+        padding = self._seen_padding(tokens, causal)
+        if not self.ancestry.attends:
+            return padding, None  # an average counts words
+        future = None
+        if causal and (padding is not None or self.relative):
+            future = future_mask(tokens.size(1), tokens.size(1), like)
+        if padding is None:
+            return None, future
+        bias = padding_bias(padding, like.dtype)
+        return (bias, None) if future is None else (None, future + bias)
+
+    def _seen_padding(self, tokens: Tensor, causal: bool) -> Tensor | None:
+        """Padding (B x T) of *tokens*, None if no position that is a word can see any."""
+        padding = tokens.eq(self.padding_idx)
+        # where no position sees later ones, padding on the right needs no mask
+        if can_ask(tokens):
+            return padding if bool((padding[:, :1] if causal else padding).any()) else None
+        if not causal or not self.pads_right:
+            return padding
+        if tokens.is_cuda:
+            check_later(padding[:, 0] <= padding[:, -1], "targets are padded on the left: use --left-pad-target")
+        return None
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: dict[str, list[Tensor]] | None = None,
+        incremental_state: dict | None = None,
+        full_context_alignment: bool = False,
+        alignment_layer: int | None = None,
+        alignment_heads: int | None = None,
+    ) -> tuple[Tensor, dict]:
+        """Features of a batch.
+
+        Args:
+            prev_output_tokens: B x T; with *incremental_state* only the last column is computed
+            encoder_out: the encoder's dictionary
+            incremental_state: the attentions' caches
+            full_context_alignment: let positions see later ones
+            alignment_layer: layer whose attention to the source is returned (default: ``--alignment-layer``, or the
+                last; in training none, unless the task loads alignments)
+            alignment_heads: number of heads to average it over (default: ``--alignment-heads``, or all)
+
+        Returns:
+            B x T x C, and a dictionary with ``attn`` [B x T x S] and ``inner_states`` y_0 ... y_M
+        """
+        if alignment_layer is None:
+            wanted = (self.need_attn or incremental_state is None) and (self.aligns or not self.training)
+            alignment_layer = self.alignment_layer if wanted else -1
+            alignment_heads = alignment_heads or self.alignment_heads
+        aligned = alignment_layer * self.modules_per_layer + self.source_offset if alignment_layer >= 0 else -1
+        encoded = encoder_out or {}
+        memory, memory_padding = (
+            encoded[name][0] if encoded.get(name) else None for name in ("encoder_out", "encoder_padding_mask")
+        )
+        inputs = (memory, memory_padding, encoded.get("encoder_memories", []), aligned)
+        if incremental_state is not None:
+            x, attn, states = self._step(prev_output_tokens, incremental_state, inputs)
+        else:
+            x, attn, states = self._whole(prev_output_tokens, not full_context_alignment, *inputs)
+        if attn is not None:
+            attn = attn[:alignment_heads].mean(dim=0)
+        return x, {"attn": [attn], "inner_states": states}
+
+    def _whole(self, tokens: Tensor, causal: bool, memory, memory_padding, memories, aligned: int):
+        """Run all positions of *tokens* (B x T); see :meth:`run_layers`."""
+        positions = None if self.embed_positions is None else self.embed_positions(tokens)
+        x = self.embed(tokens, positions)
+        like = x.new_empty(0, dtype=product_type(x))
+        padding, mask = self.masks(tokens, like, causal)
+        if memory_padding is not None:
+            memory_padding = padding_bias(memory_padding, like.dtype)
+        context = DecoderContext(memory, memory_padding, None, mask, padding, causal and mask is None)
+        return self.run_layers(x, context, memories, aligned)
+
+    def _step(self, tokens: Tensor, cache: dict, inputs: tuple):
+        positions = None if self.embed_positions is None else self.embed_positions(tokens, last=True)
+        inputs = (cache, tokens[:, -1:].contiguous(), positions, *inputs)
+        return self.run_step(*inputs) if self.compiled is None else self.compiled(self, *inputs)
+
+    def run_step(self, cache: dict, words: Tensor, positions, memory, memory_padding, memories, aligned: int):
+        """Run a step of incremental decoding, which asks the device nothing; see :meth:`run_layers`.
+
+        Args:
+            words: B x 1
+            positions: 1 x 1 x C or B x 1 x C, what is added to their embeddings
+        """
+        x = self.embed(words, positions)
+        sources = x.size(1) if memory is None else memory.size(1)
+        step = self.ancestry(cache, sources, x, words.ne(self.padding_idx))
+        return self.run_layers(x, DecoderContext(memory, memory_padding, cache, step=step), memories, aligned)
+
+    def run_layers(
+        self, x: Tensor, context: DecoderContext, memories: list[Tensor], aligned: int
+    ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """Features (B x T x C), weights of the attention to the source (H x B x T x S) or None, and y_0 ... y_M.
+
+        Args:
+            x: y_0, T x B x C
+            context: what all layers share
+            memories: what each layer attends to, where that is not the memory of *context*
+            aligned: index of the module whose attention weights are wanted; -1 for none
+        """
+        attn, states = None, [x]
+        history = self.history.start(x)
+        runs = self.layer_drop()
+        for index, layer in enumerate(self.layers):
+            if not runs[index]:
+                history = self.history.skip(history, index)
+                continue
+            x = self.history.read(history, index)
+            if memories:
+                context = context._replace(memory=memories[index // self.modules_per_layer])
+            x, weights = layer(x, context, index == aligned)
+            history = self.history.write(history, index, x)
+            if (index + 1) % self.modules_per_layer == 0:
+                states.append(self.history.layer_output(history, x))
+            if weights is not None and index == aligned:
+                attn = weights.float().to(x)
+        x = self.history.finish(history)
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        x = x.transpose(0, 1)  # T x B x C -> B x T x C
+        if self.project_out_dim is not None:
+            x = self.project_out_dim(x)
+        return x, attn, states
+
+    def reorder_incremental_state_scripting(self, incremental_state: dict, new_order: Tensor) -> None:
+        """Take over the hypotheses *new_order* (B); what that does to the caches is decided once for all of them.
+
+        fairseq's generator calls a method of this name.
+        """
+        order = self.ancestry.reorder(incremental_state, new_order)
+        if order is not None:
+            followers = self.followers
+            for module in self.modules() if followers is None else followers:
+                if hasattr(module, "follow"):
+                    module.follow(incremental_state, order)
+
+
+def _projection(inputs: int, outputs: int) -> nn.Linear | None:
+    """A projection between two widths; None where they are equal."""
+    if inputs == outputs:
+        return None
+    projection = nn.Linear(inputs, outputs, bias=False)
+    nn.init.xavier_uniform_(projection.weight)
+    return projection

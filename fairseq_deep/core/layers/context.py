@@ -1,0 +1,31 @@
+"""What the layers of a decoder share in one forward pass."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fairseq_deep.core.attention import Step
+
+
+class DecoderContext(NamedTuple):
+    """What a decoder layer gets besides its input.
+
+    Attributes:
+        memory: S x B x C, the encoder output that the layer attends to; None without a source
+        memory_padding: B x S, true where *memory* is padding, or its additive form (:func:`padding_bias`)
+        cache: keys, values and sums of incremental decoding; None for whole sentences
+        mask: added to the scores of self-attention, T x T or B x 1 x T x T
+        padding: B x T, true where the target is padding, or its additive form
+        causal: positions see no later ones, without a *mask* that hides them
+        step: what the attentions of a decoding step share (:class:`Ancestry`)
+    """
+
+    memory: Tensor | None = None
+    memory_padding: Tensor | None = None
+    cache: dict | None = None
+    mask: Tensor | None = None
+    padding: Tensor | None = None
+    causal: bool = False
+    step: Step | None = None

@@ -1,0 +1,61 @@
+"""What a search for translations can be asked for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fairseq_deep.core.registry import UsageError
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Options of :class:`BeamSearch`, by the names of fairseq-generate's flags.
+
+    Attributes:
+        beam: hypotheses per sentence; 1 is greedy search
+        max_len_a, max_len_b: a hypothesis has at most a S + b words, with S the number of source tokens in the batch
+        min_len: least number of words
+        lenpen: exponent of the length by which scores are divided; above 1 favours long hypotheses
+        unnormalized: do not divide scores
+        gnmt_lenpen: divide by ((5 + length) / 6)^lenpen (Wu et al., 2016, Eq. 14, without coverage)
+        unkpen: subtracted from the score of the unknown word
+        temperature: divides the scores of words before the softmax
+        no_repeat_ngram_size: no n-gram of this size occurs twice in a hypothesis; 0: any may
+        sampling: draw each word at random, instead of taking the best
+        sampling_topk: draw from the k most probable words; 0 or less: from all
+        sampling_topp: draw from the fewest words with at least this probability together; 0 or less: from all
+        match_source_len: hypotheses are at most as long as their source
+
+    Raises:
+        UsageError: a value is out of range
+    """
+
+    beam: int = 5
+    max_len_a: float = 0.0
+    max_len_b: int = 200
+    min_len: int = 1
+    lenpen: float = 1.0
+    unnormalized: bool = False
+    gnmt_lenpen: bool = False
+    unkpen: float = 0.0
+    temperature: float = 1.0
+    no_repeat_ngram_size: int = 0
+    sampling: bool = False
+    sampling_topk: int = -1
+    sampling_topp: float = -1.0
+    match_source_len: bool = False
+
+    def __post_init__(self):
+        for name, least in (("beam", 1), ("min_len", 0), ("max_len_a", 0), ("max_len_b", 0)):
+            if not getattr(self, name) >= least or math.isinf(getattr(self, name)):
+                raise UsageError(f"{name} {getattr(self, name)} must be {least} or more")
+        if not 0 < self.temperature < math.inf:
+            raise UsageError(f"temperature {self.temperature} must be above 0")
+        if self.gnmt_lenpen and self.unnormalized:
+            raise UsageError("gnmt_lenpen divides scores, which unnormalized leaves as they are; omit one of them")
+
+    @property
+    def penalty(self) -> float | None:
+        """The exponent of the length; None where it is not what scores are divided by."""
+        return None if self.unnormalized or self.gnmt_lenpen else self.lenpen

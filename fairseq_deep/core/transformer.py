@@ -1,0 +1,112 @@
+"""Encoder and decoder as one model."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .decoder import Decoder
+from .decoding import pack_linear
+from .encoder import Encoder
+from .inits.walk import initialise
+from .stack import Stack
+
+
+def token_embedding(size: int, dim: int, padding_idx: int) -> nn.Embedding:
+    """An embedding of *size* words, N(0, 1/C); zeros for padding."""
+    table = nn.Embedding(size, dim, padding_idx)
+    nn.init.normal_(table.weight, std=dim**-0.5)
+    nn.init.zeros_(table.weight[padding_idx])
+    return table
+
+
+class Transformer(nn.Module):
+    """Encoder-decoder model with a choice of connections between its layers.
+
+    Args:
+        encoder, decoder: its stacks
+
+    Attributes:
+        full_context_alignment: alignments come from a second pass of the decoder, which sees the whole target
+    """
+
+    full_context_alignment = False
+
+    def __init__(self, encoder: Encoder, decoder: Decoder):
+        nn.Module.__init__(self)  # see TransformerStack
+        self.encoder, self.decoder = encoder, decoder
+        self.tie()
+
+    @classmethod
+    def build(cls, stacks: dict[str, Stack], source_size: int, target_size: int | None = None, padding_idx: int = 1):
+        """A new model.
+
+        Args:
+            stacks: the descriptions of "encoder" and "decoder"
+            source_size, target_size: words of the dictionaries; None for the latter: both share one embedding
+            padding_idx: index of padding in both
+        """
+        source = token_embedding(source_size, stacks["encoder"].dim, padding_idx)
+        target = source
+        if target_size is not None:
+            target = token_embedding(target_size, stacks["decoder"].dim, padding_idx)
+        model = cls(Encoder(stacks["encoder"], source, stacks["decoder"]), Decoder(stacks["decoder"], target))
+        initialise(model, model.encoder.init, model.decoder.init)
+        return model
+
+    def tie(self) -> None:
+        """Share what the aggregators share between the stacks."""
+        self.encoder.history.tie(self.decoder.history)
+        self.decoder.history.tie(self.encoder.history)
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None,
+        prev_output_tokens: Tensor,
+        return_all_hiddens: bool = True,
+        features_only: bool = False,
+        alignment_layer: int | None = None,
+        alignment_heads: int | None = None,
+    ) -> tuple[Tensor, dict]:
+        """Run both stacks; see :meth:`Encoder.forward` and :meth:`Decoder.forward`."""
+        encoded = self.encoder(src_tokens, src_lengths, return_all_hiddens)
+        options = {"features_only": features_only, "alignment_layer": alignment_layer}
+        options["alignment_heads"] = alignment_heads
+        x, extra = self.decoder(prev_output_tokens, encoded, **options)
+        if self.full_context_alignment and (self.decoder.aligns or not self.training):
+            options.update(features_only=True, full_context_alignment=True)
+            extra["attn"] = self.decoder(prev_output_tokens, encoded, **options)[1]["attn"]
+        return x, extra
+
+    def prepare_for_decoding(self, need_attn: bool = False) -> Transformer:
+        """Merge and pack matrices for decoding; training is not possible afterwards.
+
+        Args:
+            need_attn: steps return attention weights
+        """
+        self.eval()
+        for name, module in list(self.named_modules()):
+            if hasattr(module, "make_generation_fast_"):
+                module.make_generation_fast_(name=name, need_attn=need_attn)
+        pack_linear(self)
+        return self
+
+    def aliases(self) -> dict[str, str]:
+        """Names of parameters in the decoder's aggregator that are the encoder's, and their names there."""
+        names = {id(p): f"encoder.history.{name}" for name, p in self.encoder.history.named_parameters()}
+        own = self.decoder.history.named_parameters()
+        return {f"decoder.history.{name}": names[id(p)] for name, p in own if id(p) in names}
+
+    def state_dict(self, *args, **kwargs):
+        """The parameters by name; what the aggregators of both stacks share is there once, as the encoder's."""
+        state = super().state_dict(*args, **kwargs)
+        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+        for alias in self.aliases():
+            state.pop(prefix + alias, None)
+        return state
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+        for alias, name in self.aliases().items():  # torch asks for the second names, too
+            if prefix + name in state_dict:
+                state_dict[prefix + alias] = state_dict[prefix + name]
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

@@ -1,0 +1,61 @@
+"""What encoder and decoder have in common: embedding, positions, layers, aggregator, final norm."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from .description import complete
+from .dropout import Dropout
+from .layers import LayerDrop, build_layer, wrap_layer
+from .positions import LearnedPositions, SinusoidalPositions
+from .stack import Stack
+
+
+class TransformerStack(nn.Module):
+    """Base of :class:`Encoder` and :class:`Decoder`.
+
+    Args:
+        stack: its description; axes without a method get the plain one
+        embed_tokens: the embedding of its tokens, with the index of padding
+
+    Attributes:
+        stack: its description, complete
+        init: how its weights are initialised
+        layers: its layers, or where layers are split, the modules of their sub-layers
+        layer_drop: draws which of them run
+        history: the aggregator that connects them (the name that checkpoints have)
+        layer_norm: the norm at the end of a pre-norm stack
+    """
+
+    def __init__(self, stack: Stack, embed_tokens: nn.Embedding):
+        nn.Module.__init__(self)  # not super(): in the plugin, fairseq's classes follow, which take other arguments
+        self.stack = stack = complete(stack)
+        self.init = stack.init.build(stack)
+        self.embed_tokens, self.padding_idx = embed_tokens, embed_tokens.padding_idx
+        self.embed_scale = math.sqrt(stack.dim) if stack.scale_embedding else 1.0
+        self.embed_positions = self._positions()
+        self.layernorm_embedding = nn.LayerNorm(stack.dim) if stack.embedding_norm else None
+        self.dropout_module = Dropout(stack.dropout, type(self).__name__)
+        numbers = range(1, stack.layers + 1)
+        modules = [module for number in numbers for module in build_layer(stack, self.init, number)]
+        self.layers = nn.ModuleList(wrap_layer(module, stack) for module in modules)
+        self.num_layers = len(self.layers)
+        self.modules_per_layer = stack.modules_per_layer
+        self.layer_drop = LayerDrop(stack.layerdrop, self.num_layers)
+        self.history = stack.aggregator.build(stack)
+        normalises = stack.pre_norm and stack.final_norm and stack.layout.final_norm
+        self.layer_norm = nn.LayerNorm(stack.dim) if normalises else None
+        self.register_buffer("version", torch.tensor([3.0]))  # of fairseq's format of checkpoints
+
+    def _positions(self) -> nn.Module | None:
+        kinds = {"sinusoidal": SinusoidalPositions, "learned": LearnedPositions}
+        kind = kinds.get(self.stack.positions)
+        return kind and kind(self.stack.dim, self.padding_idx, self.stack.max_positions)
+
+    def max_positions(self) -> int:
+        """The greatest number of tokens in a sentence."""
+        own = self.stack.max_positions
+        return own if self.embed_positions is None else min(own, self.embed_positions.max_positions)

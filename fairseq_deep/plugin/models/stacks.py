@@ -1,0 +1,76 @@
+"""Encoder and decoder as fairseq's parts: a dictionary, quantisation noise, adaptive softmax."""
+
+from __future__ import annotations
+
+from fairseq import utils
+from fairseq.models import FairseqEncoder, FairseqIncrementalDecoder
+from fairseq.modules import AdaptiveSoftmax
+from fairseq.modules.quant_noise import quant_noise
+from torch import Tensor, nn
+
+from fairseq_deep.core.decoder import Decoder
+from fairseq_deep.core.encoder import Encoder
+
+
+def _add_noise(stack: nn.Module, cfg) -> nn.Module | None:
+    """Add ``--quant-noise-pq`` to the layers of *stack*; return the module that adds it to embeddings."""
+    noise = (cfg.quant_noise.pq, cfg.quant_noise.pq_block_size)
+    if noise[0] <= 0:
+        return None
+    for name, module in stack.layers.named_modules():
+        if isinstance(module, nn.Linear) and "residual" not in name.split("."):
+            quant_noise(module, *noise)
+    return quant_noise(nn.Linear(stack.stack.dim, stack.stack.dim, bias=False), *noise)
+
+
+class DeepTransformerEncoder(Encoder, FairseqEncoder):
+    """:class:`Encoder` with fairseq's dictionary.
+
+    Args:
+        cfg: fairseq's configuration, with the descriptions of both stacks as ``stacks``
+        dictionary, embed_tokens: of the source
+    """
+
+    def __init__(self, cfg, dictionary, embed_tokens: nn.Embedding):
+        super().__init__(cfg.stacks["encoder"], embed_tokens, cfg.stacks["decoder"])
+        self.dictionary = dictionary
+        self.quant_noise = _add_noise(self, cfg)
+
+    def embed(self, tokens: Tensor, embedded: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x, embedding = super().embed(tokens, embedded)
+        return x if self.quant_noise is None else self.quant_noise(x), embedding
+
+
+class DeepTransformerDecoder(Decoder, FairseqIncrementalDecoder):
+    """:class:`Decoder` with fairseq's dictionary and its adaptive softmax.
+
+    Args:
+        cfg: see :class:`DeepTransformerEncoder`
+        dictionary, embed_tokens: of the target
+    """
+
+    onnx_trace = False
+
+    def __init__(self, cfg, dictionary, embed_tokens: nn.Embedding):
+        super().__init__(cfg.stacks["decoder"], embed_tokens)
+        self.dictionary = dictionary
+        self.quant_noise = _add_noise(self, cfg)
+        self.adaptive_softmax = None
+        if cfg.adaptive_softmax_cutoff is not None:
+            self.output_projection = None
+            self.adaptive_softmax = AdaptiveSoftmax(
+                len(dictionary),
+                self.stack.output_dim or self.stack.dim,
+                utils.eval_str_list(cfg.adaptive_softmax_cutoff, type=int),
+                dropout=cfg.adaptive_softmax_dropout,
+                factor=cfg.adaptive_softmax_factor,
+                tie_proj=cfg.tie_adaptive_proj,
+            )
+
+    def look_up(self, tokens: Tensor) -> Tensor:
+        x = super().look_up(tokens)
+        return x if self.quant_noise is None else self.quant_noise(x)
+
+    def output_layer(self, features: Tensor, **_) -> Tensor:
+        """Scores of all words; with an adaptive softmax, *features*."""
+        return features if self.adaptive_softmax is not None else super().output_layer(features)
