@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from fairseq_deep.errors import UsageError as UserError
 from fairseq_deep.plugin import compat

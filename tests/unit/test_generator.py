@@ -8,7 +8,6 @@ import pytest
 import torch
 from fairseq import search
 from fairseq.sequence_generator import SequenceGenerator
-from fairseq_deep.core.decoding.candidates import BLOCK, best_candidates, log_normaliser
 from torch import nn
 
 from fairseq_deep.core.attention import multihead
@@ -16,6 +15,7 @@ from fairseq_deep.core.attention.beams import LARGEST_BEAM
 from fairseq_deep.core.decoding import reduce_precision
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.search import SearchOptions
+from fairseq_deep.core.search.candidates import BLOCK, best_candidates, log_normaliser
 from fairseq_deep.core.search.choices import draw
 from fairseq_deep.plugin.generator import AlignedGenerator, Generator
 from fairseq_deep.plugin.task import DeepTranslationConfig, DeepTranslationTask
@@ -134,7 +134,7 @@ def test_steps_take_the_short_way(flags, lively, dictionary, monkeypatch):
     monkeypatch.setattr(multihead, "takes_rows", note)
     Generator([model], dictionary, beam_size=4, max_len_b=14).generate([model], make_sample(dictionary, LENGTHS))
     attentions = sum(isinstance(module, multihead.MultiheadAttention) for module in model.decoder.modules())
-    assert all(taken) and len(taken) > 10 * attentions
+    assert all(taken) and len(taken) > 5 * attentions
 
 
 def test_the_first_word_may_be_another(lively, dictionary):
@@ -215,7 +215,7 @@ def test_what_the_search_does_not_know_is_left_to_fairseq(given, lively, diction
     assert_same(ours, theirs, attention=False)
 
 
-@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("beam", [2, 4])
 def test_no_ngram_is_repeated(beam, lively, dictionary):
     """fairseq's own form compares with the padding behind a hypothesis on a CPU, and so finds nothing."""
     model = lively()
@@ -299,7 +299,7 @@ def gnmt_score(hypothesis, alpha):
     return total / ((5 + len(hypothesis["tokens"])) / 6) ** alpha
 
 
-@pytest.mark.parametrize("asked", [{}, {"match_source_len": True}], ids=str)
+@pytest.mark.parametrize("asked", [{}, {"min_len": 4}], ids=str)
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 3.0])
 def test_gnmts_length_penalty_ranks_the_same_hypotheses(asked, alpha, lively, dictionary):
     model, sample = lively(), make_sample(dictionary, LENGTHS)
@@ -317,11 +317,11 @@ def test_gnmts_length_penalty_ranks_the_same_hypotheses(asked, alpha, lively, di
     assert orders > 0, "another order than with length^1"
 
 
-@pytest.mark.parametrize("clash", [{"unnormalized": True}, {"print_alignment": "hard"}], ids=str)
+@pytest.mark.parametrize("clash", [{"unnormalized": True}, {"diverse_beam_groups": 2}], ids=str)
 def test_gnmts_length_penalty_is_refused_where_it_would_not_be_used(clash, build, dictionary):
     task = DeepTranslationTask(DeepTranslationConfig(gnmt_lenpen=True), dictionary, dictionary)
     model = build("transformer_postnorm_2l2l_tiny").eval()
-    with pytest.raises(UsageError, match="--gnmt-lenpen is for a plain search"):
+    with pytest.raises(UsageError, match="--gnmt-lenpen requires beam search"):
         task.build_generator([model], argparse.Namespace(beam=4, **clash))
 
 

@@ -3,7 +3,8 @@
 import numpy
 import pytest
 import torch
-from fairseq_deep.core.decoding.hypotheses import Hypotheses, rank_by_gnmt
+
+from fairseq_deep.core.search.hypotheses import Hypotheses, rank_by_gnmt
 
 EOS, WORDS, NOTHING = 2, 9, -float("inf")
 

@@ -11,6 +11,7 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, Trans
 from fairseq_deep.core.description import describe
 from fairseq_deep.core.layers import DecoderContext, DecoderLayer, EncoderLayer, ParallelDecoderLayer
 from fairseq_deep.plugin.models.checkpoints import upgrade_layers
+from fairseq_deep.plugin.models.stacks import add_noise
 
 T, S, B, C, E, F = 6, 5, 3, 16, 24, 40  # E: width of a memory that is not the decoder's
 DOUBLE = {"dtype": torch.float64}
@@ -274,14 +275,15 @@ def test_retained_dropout_is_fairseqs(side, kept):
 @both_sides
 def test_quantisation_noise_is_on_every_matrix(side):
     """In training each block of 4 weights is gone or, at the rate 1/2, twice as large; else nothing changes."""
-    _, ours = twins(side, quant_noise_pq=0.5, quant_noise_pq_block_size=4)
+    _, ours = twins(side)
+    add_noise(torch.nn.ModuleList([ours]), (0.5, 4))
     matrices = {name: module for name, module in ours.named_modules() if isinstance(module, torch.nn.Linear)}
     assert len(matrices) == (6 if side == "encoder" else 10)
     before = {name: module.weight.detach().clone() for name, module in matrices.items()}
     x, options = inputs(side)
     call(ours.eval(), x, **options)
     assert all(torch.equal(module.weight, before[name]) for name, module in matrices.items())
-    ours.train()(x, **options)
+    call(ours.train(), x, **options)
     for name, module in matrices.items():
         factor = (module.weight / before[name]).view(-1, 4)
         assert factor.eq(factor[:, :1]).all(), name

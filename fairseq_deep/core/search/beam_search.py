@@ -51,7 +51,6 @@ class BeamSearch:
         self.pad, self.eos, self.unk, self.suppressed = pad, eos, unk, list(suppressed)
         self._memory: Tensor | None = None
 
-    @torch.inference_mode()
     def __call__(
         self, src_tokens: Tensor, prefix: Tensor | None = None, first: int | None = None
     ) -> list[list[dict[str, Tensor]]]:
@@ -70,12 +69,14 @@ class BeamSearch:
             UsageError: the least length exceeds the greatest, or a model gives no sentence a probability
         """
         longest, lengths = self._lengths(src_tokens)
-        encoded = [model.encoder(src_tokens) for model in self.models]
-        # a CPU looks for NaN once per step, and searches again without that if there is any
-        for checked in (True, False) if src_tokens.device.type == "cpu" else (False,):
-            found = Hypotheses(src_tokens.size(0), self.options.beam, longest, self.eos, self.options.penalty, lengths)
-            if self._search(encoded, found, self.eos if first is None else first, prefix, checked):
-                break
+        with torch.inference_mode():
+            encoded = [model.encoder(src_tokens) for model in self.models]
+            # a CPU looks for NaN once per step, and searches again without that if there is any
+            for checked in (True, False) if src_tokens.device.type == "cpu" else (False,):
+                sizes = (src_tokens.size(0), self.options.beam, longest, self.eos)
+                found = Hypotheses(*sizes, self.options.penalty, lengths)
+                if self._search(encoded, found, self.eos if first is None else first, prefix, checked):
+                    break
         if not all(found.ended):
             raise UsageError(
                 "a sentence has no translation with a probability: the model gives NaN or infinite scores, as its "

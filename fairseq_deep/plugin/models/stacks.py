@@ -12,14 +12,19 @@ from fairseq_deep.core.decoder import Decoder
 from fairseq_deep.core.encoder import Encoder
 
 
-def _add_noise(stack: nn.Module, cfg) -> nn.Module | None:
-    """Add ``--quant-noise-pq`` to the layers of *stack*; return the module that adds it to embeddings."""
+def add_noise(layers: nn.Module, noise: tuple[float, int]) -> None:
+    """Add quantisation noise (``--quant-noise-pq`` and its block size) to the matrices of *layers*."""
+    for name, module in layers.named_modules():
+        if isinstance(module, nn.Linear) and "residual" not in name.split("."):
+            quant_noise(module, *noise)
+
+
+def _noisy_embedding(stack: nn.Module, cfg) -> nn.Module | None:
+    """Add quantisation noise to the layers of *stack*, and return the module that adds it to embeddings."""
     noise = (cfg.quant_noise.pq, cfg.quant_noise.pq_block_size)
     if noise[0] <= 0:
         return None
-    for name, module in stack.layers.named_modules():
-        if isinstance(module, nn.Linear) and "residual" not in name.split("."):
-            quant_noise(module, *noise)
+    add_noise(stack.layers, noise)
     return quant_noise(nn.Linear(stack.stack.dim, stack.stack.dim, bias=False), *noise)
 
 
@@ -34,7 +39,7 @@ class DeepTransformerEncoder(Encoder, FairseqEncoder):
     def __init__(self, cfg, dictionary, embed_tokens: nn.Embedding):
         super().__init__(cfg.stacks["encoder"], embed_tokens, cfg.stacks["decoder"])
         self.dictionary = dictionary
-        self.quant_noise = _add_noise(self, cfg)
+        self.quant_noise = _noisy_embedding(self, cfg)
 
     def embed(self, tokens: Tensor, embedded: Tensor | None = None) -> tuple[Tensor, Tensor]:
         x, embedding = super().embed(tokens, embedded)
@@ -54,7 +59,7 @@ class DeepTransformerDecoder(Decoder, FairseqIncrementalDecoder):
     def __init__(self, cfg, dictionary, embed_tokens: nn.Embedding):
         super().__init__(cfg.stacks["decoder"], embed_tokens)
         self.dictionary = dictionary
-        self.quant_noise = _add_noise(self, cfg)
+        self.quant_noise = _noisy_embedding(self, cfg)
         self.adaptive_softmax = None
         if cfg.adaptive_softmax_cutoff is not None:
             self.output_projection = None
