@@ -118,7 +118,7 @@ def test_training_is_that_of_the_model_as_it_is(make, backend, batches, how, nam
     """
     backend(how)
     plain, compiled = (model.double() for model in make(name, **flags))
-    assert_same(train(compiled, batches), train(plain, batches), rtol=1e-9, atol=1e-11)
+    assert_same(train(compiled, batches), train(plain, batches), rtol=1e-7, atol=1e-9)
     assert_compiled(compiled)
 
 

@@ -8,7 +8,7 @@ from fairseq_deep.core.inits.deepnet import ScaledConnection
 from fairseq_deep.core.inits.rezero import GatedConnection
 from fairseq_deep.core.layers import DecoderLayer, EncoderLayer
 from fairseq_deep.core.residuals.plain import Plain
-from tests.unit.test_layers import DOUBLE, B, C, T, describe_layer, inputs
+from tests.unit.test_layers import DOUBLE, B, C, T, call, describe_layer, inputs
 
 VALUE = 0.7
 KINDS = {
@@ -104,7 +104,7 @@ def make_layer(layer_kind, kind, **flags):
 
 def run(layer_kind, layer):
     x, options = inputs("encoder" if layer_kind == "encoder" else "decoder")
-    output = layer(x, **options)
+    output = call(layer, x, **options)
     return x, output if layer_kind == "encoder" else output[0]
 
 

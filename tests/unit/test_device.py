@@ -21,7 +21,7 @@ from tests.methods import METHODS, OPTIONS
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="this torch has no modes that stand for a device")
 
 # where the host waits in a step of decoding; in a forward pass it never does
-DECODING_WAITS = {"order._ask", "order.hypotheses_per_sentence"}
+DECODING_WAITS = {"beam_reorder._ask", "beam_reorder.hypotheses_per_sentence"}
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "autocast": torch.float16}
 DROPOUTS = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}

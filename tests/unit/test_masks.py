@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fairseq_deep.core import decoder, encoder
 from fairseq_deep.core.attention import MultiheadAttention, masks, multihead
 from fairseq_deep.plugin.architectures import ARCHITECTURES, build_architecture
-from fairseq_deep.plugin.models import decoder, encoder
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.conftest import make_batch, tiny_flags
 from tests.unit.test_dlcl import randomise
