@@ -14,8 +14,8 @@ import types
 from typing import Any
 
 from fairseq.data import Dictionary
-from fairseq.models import register_model_architecture
-from fairseq.models.transformer import base_architecture
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, register_model_architecture
+from fairseq.models.transformer import TransformerModel, base_architecture
 
 from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.core.registry import UsageError, nearest
@@ -129,16 +129,23 @@ def _table() -> list[Architecture]:
 
 ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in _table()}
 
-# the bare model, with fairseq's defaults, for those who set each flag themselves
-@register_model_architecture("deep_transformer", "deep_transformer")
-def _bare_architecture(args: argparse.Namespace) -> None:
+TWINS = {f"deep_{name}": name for name, model in ARCH_MODEL_REGISTRY.items() if model is TransformerModel}
+"""A twin of each architecture of fairseq's Transformer: the same model and presets, with the flags of this package."""
+
+
+def _apply_twin(stock: str, args: argparse.Namespace) -> None:
     look_at(args)
     settle_idle_flags(args, "residual")
     if getattr(args, "encoder_ffn_embed_dim", None) == 0 and getattr(args, "decoder_ffn_embed_dim", None) is None:
-        args.decoder_ffn_embed_dim = 2048  # fairseq's default, and not the encoder's
+        filled = argparse.Namespace()
+        ARCH_CONFIG_REGISTRY[stock](filled)
+        args.decoder_ffn_embed_dim = filled.decoder_ffn_embed_dim  # the stock default, and not the encoder's
     apply_aggregator_presets(args)
-    base_architecture(args)
+    ARCH_CONFIG_REGISTRY[stock](args)
 
+
+for _twin, _stock in TWINS.items():
+    register_model_architecture("deep_transformer", _twin)(functools.partial(_apply_twin, _stock))
 
 for _row in ARCHITECTURES.values():
     register_model_architecture("deep_transformer", _row.name)(_row.apply)
@@ -162,7 +169,8 @@ for _alias in ALIASES:
 def list_archs(pattern: str = "*") -> list[str]:
     """Return the names that match the shell wildcard *pattern*, as ``--arch`` takes them, in alphabetical order.
 
-    The bare ``deep_transformer`` and the names of the original DLCL code work as ``--arch``, too, but are not listed.
+    The twins of fairseq's architectures (``deep_transformer``, ``deep_transformer_iwslt_de_en``, ...) and the names of
+    the original DLCL code work as ``--arch``, too, but are not listed.
     """
     return sorted(fnmatch.filter(ARCHITECTURES, pattern))
 

@@ -37,15 +37,31 @@ def run(args: argparse.Namespace) -> int:
     """Print the report; return 0 if translation models can be trained here, else 1."""
     checks = [check for group in GROUPS for check in _guarded(group)]
     failed = [check.name for check in checks if check.state == "FAIL"]
+    patches = _patches()
     if args.json:
-        print(json.dumps({"training_works": not failed, "checks": [asdict(check) for check in checks]}, indent=2))
+        report = {"training_works": not failed, "checks": [asdict(check) for check in checks], "patches": patches}
+        print(json.dumps(report, indent=2))
         return 1 if failed else 0
     print(format_table([(check.name, check.state, check.value) for check in checks]))
     for check in checks:
         if check.reason:
             print(f"\n{check.name}: {check.reason}" + (f"\n  cure: {check.cure}" if check.cure else ""))
+    if patches:
+        print("\nReplaced in fairseq while this package is imported:")
+        print(format_table([(each["name"], each["reason"], f"until {each['until']}") for each in patches], indent="  "))
     print("\n" + (f"Training does not work here: {', '.join(failed)}." if failed else "Training works here."))
     return 1 if failed else 0
+
+
+def _patches() -> list[dict[str, str]]:
+    """Return what the plugin replaces in fairseq, and why; nothing where fairseq is missing."""
+    with contextlib.suppress(Exception):
+        from fairseq_deep.plugin.patches import EXIT_HOOK, PATCHES
+
+        found = [{"name": f"{patch.where}.{patch.name}".replace(":", "."), "reason": patch.reason,
+                  "until": patch.until} for patch in PATCHES]  # fmt: skip
+        return [*found, {"name": "atexit", "reason": EXIT_HOOK, "until": "none yet"}]
+    return []
 
 
 def _guarded(group) -> Iterator[Check]:

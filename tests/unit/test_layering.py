@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "fairseq_deep"
-PARTS = ["errors", "core", "runtime", "plugin", "tools"]
+PARTS = ["errors", "moved", "core", "runtime", "plugin", "tools"]
 """In this order: each part may import those before it."""
 CORE = [
     ["stack", "keep_fp32", "compat"],

@@ -37,6 +37,22 @@ from .stacks import DeepTransformerDecoder, DeepTransformerEncoder
 logger = logging.getLogger(__name__)
 
 
+def add_own_args(parser) -> None:
+    """Add the flags of this package, without defaults."""
+    add_args(parser)
+    add_alignment_args(parser)
+    parser.add_argument("--log-depth-interval", type=int, metavar="N",
+                        help="log gradients of all layers, streams and aggregator weights at every N-th update")
+    parser.add_argument("--compile", action="store_true",
+                        help="compile layers and aggregators for training (torch.compile, torch 2.5 or newer)")
+    parser.add_argument("--init-from", metavar="FILE",
+                        help="checkpoint of a model as deep or shallower, whose weights a new model starts with")
+    parser.add_argument("--fast-dropout", action="store_true",
+                        help="on a CPU, draw dropout's masks in a third of the time; other masks for the same seed")
+    parser.add_argument("--allow-other-dictionary", action="store_true",
+                        help="accept a checkpoint with a different dictionary of equal size")
+
+
 @register_model("deep_transformer")
 class DeepTransformerModel(Transformer, TransformerModel):
     """Transformer with a choice of connections between its layers.
@@ -64,18 +80,7 @@ class DeepTransformerModel(Transformer, TransformerModel):
     def add_args(cls, parser) -> None:
         """Add fairseq's Transformer flags and those of this package, without defaults."""
         super().add_args(parser)
-        add_args(parser)
-        add_alignment_args(parser)
-        parser.add_argument("--log-depth-interval", type=int, metavar="N",
-                            help="log gradients of all layers, streams and aggregator weights at every N-th update")
-        parser.add_argument("--compile", action="store_true",
-                            help="compile layers and aggregators for training (torch.compile, torch 2.5 or newer)")
-        parser.add_argument("--init-from", metavar="FILE",
-                            help="checkpoint of a model as deep or shallower, whose weights a new model starts with")
-        parser.add_argument("--fast-dropout", action="store_true",
-                            help="on a CPU, draw dropout's masks in a third of the time; other masks for the same seed")
-        parser.add_argument("--allow-other-dictionary", action="store_true",
-                            help="take a checkpoint of another dictionary of the same size")
+        add_own_args(parser)
 
     @classmethod
     def build_model(cls, args, task):

@@ -1,7 +1,8 @@
 """What fairseq does with all gradients at once, type by type.
 
-A model in half precision whose weights of sums stay in fp32 (``exact.py``) has gradients of two types. Two places of
-fairseq take the type of the first for that of all: they are replaced here, and do for one type what they did before.
+A model in half precision whose weights of sums stay in fp32 (``keep_fp32.py``) has gradients of two types. In two
+places, fairseq takes the type of the first for the type of all. The replacements (``patches.py``) do for one type what
+fairseq does.
 """
 
 
@@ -9,7 +10,6 @@ import torch
 from fairseq import utils
 from fairseq.distributed import LegacyDistributedDataParallel
 from fairseq.distributed import utils as distributed
-from fairseq.models import distributed_fairseq_model
 from torch import Tensor
 
 
@@ -54,7 +54,3 @@ def total_norm(grads: list[Tensor], *args, **kwargs) -> Tensor:
     lists = [[grad for grad in grads if grad.dtype == dtype] for dtype in dict.fromkeys(grad.dtype for grad in grads)]
     parts = [_norm_of_one_type(alike, *args, **kwargs) for alike in lists]
     return parts[0] if len(parts) == 1 else torch.norm(torch.stack(parts))
-
-
-distributed_fairseq_model.LegacyDistributedDataParallel = DistributedDataParallelByType
-utils.multi_tensor_total_norm = total_norm

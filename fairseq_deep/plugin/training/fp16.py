@@ -61,6 +61,3 @@ class FP16Optimizer(optim.FP16Optimizer):
             weights += here
             parts += [part.view_as(weight) for part, weight in zip(split, here)]
         return weights, parts
-
-
-optim.FP16Optimizer = FP16Optimizer  # where fairseq's trainer looks

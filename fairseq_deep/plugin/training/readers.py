@@ -5,7 +5,6 @@ that is in torch's C++, the process aborts ("terminate called without an active 
 its exit status then says that the training failed.
 """
 
-import atexit
 import contextlib
 import queue
 import threading
@@ -27,6 +26,3 @@ def stop_readers(patience: float = PATIENCE) -> None:
         while thread.is_alive() and time.monotonic() < end:
             with contextlib.suppress(queue.Empty):  # it may wait for room
                 thread._queue.get(timeout=0.05)
-
-
-atexit.register(stop_readers)
