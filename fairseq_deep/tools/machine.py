@@ -30,10 +30,10 @@ class Check:
 def check_python() -> Iterator[Check]:
     """Name Python and the platform."""
     version = platform.python_version()
-    if (3, 9) <= sys.version_info[:2] <= (3, 13):
+    if (3, 10) <= sys.version_info[:2] <= (3, 13):
         yield Check("Python", "ok", f"{version} ({sys.executable})")
     else:
-        yield Check("Python", "warn", version, "tested on 3.9 to 3.13 only", "make the environment with one of those")
+        yield Check("Python", "warn", version, "tested on 3.10 to 3.13 only", "make the environment with one of those")
     yield Check("platform", "ok", platform.platform())
 
 

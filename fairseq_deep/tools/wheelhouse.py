@@ -21,7 +21,7 @@ import fairseq_deep
 from fairseq_deep.runtime.files import sha256
 from fairseq_deep.tools import UserError, new_folder
 
-OLDEST = (3, 9)
+OLDEST = (3, 10)
 EXTRAS = ("plot",)
 TORCH = "torch"
 TOLD = ("Collecting ", "Processing ", "Building wheels")
@@ -91,7 +91,7 @@ def find_python(wanted: str) -> tuple[str, str]:
         release = _release(path)
         if release and (named or release == wanted):
             if tuple(map(int, release.split("."))) < OLDEST:
-                raise UserError(f"Python {release} is not supported; take 3.9 or newer")
+                raise UserError(f"Python {release} is not supported; take 3.10 or newer")
             return shutil.which(path), release
     if named:
         raise UserError(f"--python {wanted}: it does not run")

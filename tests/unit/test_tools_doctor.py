@@ -86,7 +86,7 @@ def test_a_check_that_breaks_is_reported_and_the_rest_goes_on(monkeypatch, capsy
 
 
 @pytest.mark.parametrize(
-    ("version", "state"), [((3, 8, 0), "warn"), ((3, 9, 18), "ok"), ((3, 13, 0), "ok"), ((3, 14, 0), "warn")]
+    ("version", "state"), [((3, 9, 18), "warn"), ((3, 10, 1), "ok"), ((3, 13, 0), "ok"), ((3, 14, 0), "warn")]
 )
 def test_python_outside_the_range_is_warned_about(monkeypatch, version, state):
     monkeypatch.setattr(sys, "version_info", version)
