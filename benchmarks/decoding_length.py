@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from fairseq_deep.core.attention import Ancestry, MultiheadAttention, RunningMean
+from fairseq_deep.core.attention import MultiheadAttention, RunningMean, SharedBeamState
 from fairseq_deep.core.decoding import pack_linear
 from fairseq_deep.tools import figures, format_table
 
@@ -20,7 +20,7 @@ POSITIONS = (16, 32, 64, 128, 256, 512)
 
 
 def _step(part, x, state):
-    return part.ancestry(state, part.sentences, x, torch.ones(x.size(1), 1, dtype=torch.bool, device=x.device))
+    return part.beam_state(state, part.sentences, x, torch.ones(x.size(1), 1, dtype=torch.bool, device=x.device))
 
 
 class MergedPart(torch.nn.Module):
@@ -29,7 +29,7 @@ class MergedPart(torch.nn.Module):
     def __init__(self, dim, sentences):
         super().__init__()
         self.sentences = sentences
-        self.ancestry = Ancestry(attends=False, averages=True)
+        self.beam_state = SharedBeamState(attends=False, averages=True)
         self.v_proj = torch.nn.Linear(dim, dim)
         self.mean = RunningMean()
 
@@ -37,7 +37,7 @@ class MergedPart(torch.nn.Module):
         return self.mean(self.v_proj(x), None, True, state, _step(self, x, state))
 
     def reorder(self, state, order):
-        decided = self.ancestry.reorder(state, order)
+        decided = self.beam_state.reorder(state, order)
         if decided is not None:
             self.mean.follow(state, decided)
 
@@ -48,7 +48,7 @@ class SelfPart(torch.nn.Module):
     def __init__(self, dim, sentences):
         super().__init__()
         self.sentences = sentences
-        self.ancestry = Ancestry()
+        self.beam_state = SharedBeamState()
         self.attention = MultiheadAttention(dim, dim // 64, causal=True)
         self.attention.make_generation_fast_("self_attn")
 
@@ -56,7 +56,7 @@ class SelfPart(torch.nn.Module):
         return self.attention(x, incremental_state=state, step=_step(self, x, state))[0]
 
     def reorder(self, state, order):
-        decided = self.ancestry.reorder(state, order)
+        decided = self.beam_state.reorder(state, order)
         if decided is not None:
             self.attention.own_cache.follow(state, decided)
 

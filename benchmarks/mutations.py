@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
     "aggregators": "dlcl running_sums aggregation lstm lstm_cell lstm_sharing lstm_bad_input ode mlrf routing bare "
     "depth_record layer_drop plain_pytorch connection toy_methods lstm_models golden",
-    "attention": "attention ancestry average merged merged_decoding merged_flags masks beams alignment decoding "
+    "attention": "attention beam_state average merged merged_decoding merged_flags masks beams alignment decoding "
     "merged_models golden generation",
     "decoding": "hypotheses generator int8 precision decoding compiled_steps generation",
     "packaged": "packaged records tools_package tools_check",

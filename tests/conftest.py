@@ -8,7 +8,7 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_deep.core.aggregators import AGGREGATORS
-from fairseq_deep.core.attention import Ancestry
+from fairseq_deep.core.attention import SharedBeamState
 from fairseq_deep.core.attention.beam_reorder import read_order
 from fairseq_deep.plugin.architectures import ARCHITECTURES, build_architecture
 
@@ -81,8 +81,8 @@ def batch(dictionary):
 def reorder_all(module, state, order):
     """What the decoder does when beam search asks for a new order."""
     parts = list(module.modules())
-    ancestry = [part for part in parts if isinstance(part, Ancestry)]
-    decided = ancestry[0].reorder(state, order) if ancestry else read_order(order, len(order), 1)
+    beam_state = [part for part in parts if isinstance(part, SharedBeamState)]
+    decided = beam_state[0].reorder(state, order) if beam_state else read_order(order, len(order), 1)
     for part in parts:
         if hasattr(part, "follow") and decided is not None:
             part.follow(state, decided)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .attention import Ancestry, MultiheadAttention, RunningMean
-from .attention.masks import can_ask, check_later, future_mask, padding_bias, product_type
+from .attention import MultiheadAttention, RunningMean, SharedBeamState
+from .attention.masks import check_later, future_mask, is_sync_free, padding_bias, product_type
 from .decoding import CompiledSteps, unpack_linear
 from .layers import DecoderContext
 from .stack import Stack
@@ -21,7 +21,7 @@ class Decoder(TransformerStack):
         stack, embed_tokens: see :class:`TransformerStack`; the embedding may have another width
 
     Attributes:
-        ancestry: which hypotheses belong together in beam search
+        beam_state: which hypotheses belong together in beam search
         need_attn: return attention weights also in the steps of generation
         compiled: what runs the steps of incremental decoding, if that is not :meth:`run_step` (:meth:`compile_steps`)
         followers: in generation, the modules that keep something of hypotheses, in the order of their steps
@@ -41,11 +41,11 @@ class Decoder(TransformerStack):
         self.pads_right, self.aligns, self.need_attn = stack.pads_right, stack.aligns, True
         self.compiled = self.followers = None
         parts = list(self.layers.modules())
-        self.ancestry = Ancestry(
+        self.beam_state = SharedBeamState(
             attends=any(isinstance(part, MultiheadAttention) and not part.of_memory for part in parts),
             averages=any(isinstance(part, RunningMean) for part in parts),
         )
-        self.relative = self.ancestry.attends and stack.relative_positions is not None
+        self.relative = self.beam_state.attends and stack.relative_positions is not None
 
     def _output_projection(self) -> nn.Module | None:
         projection = nn.Linear(self.stack.output_dim or self.stack.dim, self.embed_tokens.num_embeddings, bias=False)
@@ -129,7 +129,7 @@ class Decoder(TransformerStack):
             padding, too, B x 1 x T x T. None of the latter leaves it to the layers to be causal.
         """
         padding = self._seen_padding(tokens, causal)
-        if not self.ancestry.attends:
+        if not self.beam_state.attends:
             return padding, None  # an average counts words
         future = None
         if causal and (padding is not None or self.relative):
@@ -143,7 +143,7 @@ class Decoder(TransformerStack):
         """Padding (B x T) of *tokens*, None if no position that is a word can see any."""
         padding = tokens.eq(self.padding_idx)
         # where no position sees later ones, padding on the right needs no mask
-        if can_ask(tokens):
+        if is_sync_free(tokens):
             return padding if bool((padding[:, :1] if causal else padding).any()) else None
         if not causal or not self.pads_right:
             return padding
@@ -217,7 +217,7 @@ class Decoder(TransformerStack):
         """
         x = self.embed(words, positions)
         sources = x.size(1) if memory is None else memory.size(1)
-        step = self.ancestry(cache, sources, x, words.ne(self.padding_idx))
+        step = self.beam_state(cache, sources, x, words.ne(self.padding_idx))
         return self.run_layers(x, DecoderContext(memory, memory_padding, cache, step=step), memories, aligned)
 
     def run_layers(
@@ -260,7 +260,7 @@ class Decoder(TransformerStack):
 
         fairseq's generator calls a method of this name.
         """
-        order = self.ancestry.reorder(incremental_state, new_order)
+        order = self.beam_state.reorder(incremental_state, new_order)
         if order is not None:
             followers = self.followers
             for module in self.modules() if followers is None else followers:

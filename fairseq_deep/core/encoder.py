@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention.beam_reorder import hypotheses_per_sentence, read_order
-from .attention.masks import can_ask, padding_bias, product_type
+from .attention.masks import is_sync_free, padding_bias, product_type
 from .description import complete
 from .stack import Stack
 from .transformer_stack import TransformerStack
@@ -69,7 +69,7 @@ class Encoder(TransformerStack):
         padding = src_tokens.eq(self.padding_idx)
         hidden = None
         x, embedding = self.embed(src_tokens, token_embeddings)
-        if not can_ask(padding) or bool(padding.any()):
+        if not is_sync_free(padding) or bool(padding.any()):
             hidden = padding_bias(padding, product_type(x))
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)
         x = x.transpose(0, 1).contiguous()  # T x B x C; each norm would copy a transposed view, twice
@@ -147,7 +147,7 @@ class Encoder(TransformerStack):
         if sources is None:
             return encoder_out
         kept = self._select(encoder_out, sources)
-        return kept if order.torn else self._grouped(kept, beam)
+        return kept if order.splits_sentences else self._grouped(kept, beam)
 
     def _select(self, encoder_out: dict[str, list[Tensor]], order: Tensor) -> dict[str, list[Tensor]]:
         """The entries of the sources *order*."""

@@ -7,21 +7,21 @@ from torch import Tensor
 HALF = (torch.float16, torch.bfloat16)
 
 
-class Exact:
-    """Mixin, left of the module class: leave :meth:`exact_tensors` in fp32 when the model becomes fp16 or bf16.
+class KeepFp32:
+    """Mixin, left of the module class: leave :meth:`fp32_tensors` in fp32 when the model becomes fp16 or bf16.
 
     A weight of a sum over layers has a gradient that sums over all positions and features, so that it is the largest of
     the model and the first to overflow in fp16; and a softmax or a sum over 31 entries wants exact weights.
     """
 
-    def exact_tensors(self) -> list[Tensor]:
+    def fp32_tensors(self) -> list[Tensor]:
         """The parameters and buffers to keep."""
         return [self.weight]
 
     def _apply(self, fn, *args, **kwargs):
-        exact = [tensor.data for tensor in self.exact_tensors()]
+        exact = [tensor.data for tensor in self.fp32_tensors()]
         super()._apply(fn, *args, **kwargs)
-        for tensor, value in zip(self.exact_tensors(), exact):
+        for tensor, value in zip(self.fp32_tensors(), exact):
             if tensor.dtype in HALF:
                 tensor.data = value.to(tensor.device, torch.float32)
                 if tensor.grad is not None:

@@ -163,6 +163,6 @@ class Stack:
         return len(self.sublayers) if self.layout.split else 1
 
     @property
-    def steps(self) -> int:
-        """How often the aggregator is read and written: once for each module."""
+    def num_modules(self) -> int:
+        """Number of modules of all layers: how often the aggregator is read and written."""
         return self.layers * self.modules_per_layer

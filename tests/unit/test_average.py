@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_deep.core.attention import Ancestry, AverageAttention, RunningMean
+from fairseq_deep.core.attention import AverageAttention, RunningMean, SharedBeamState
 from tests.conftest import reorder_all
 from tests.reference import naive_average as naive
 from tests.unit.test_dlcl import randomise, saved_bytes
@@ -115,17 +115,17 @@ class Steps:
     """Runs *module* position by position, with what a decoder's attentions share."""
 
     def __init__(self, module, state):
-        self.module, self.state, self.ancestry = module, state, Ancestry(attends=False, averages=True)
+        self.module, self.state, self.beam_state = module, state, SharedBeamState(attends=False, averages=True)
 
     def __call__(self, x, mask=None):
         """Of the position *x* (1 x B x C), which is padding where *mask* (B) is true."""
         words = torch.ones(x.size(1), 1, dtype=torch.bool) if mask is None else ~mask.unsqueeze(1)
-        step = self.ancestry(self.state, x.size(1), x, words)
+        step = self.beam_state(self.state, x.size(1), x, words)
         output = self.module(x, incremental_state=self.state, step=step)
         return output[0] if isinstance(output, tuple) else output
 
     def reorder(self, order):
-        reorder_all(nn.ModuleList([self.module, self.ancestry]), self.state, order)
+        reorder_all(nn.ModuleList([self.module, self.beam_state]), self.state, order)
 
 
 @every_padding

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_deep.core.attention import Ancestry, MultiheadAttention
+from fairseq_deep.core.attention import MultiheadAttention, SharedBeamState
 from fairseq_deep.core.attention.beam_reorder import hypotheses_per_sentence, read_order
 from fairseq_deep.core.attention.cache import append, select
 from tests.conftest import make_batch, reorder_all
@@ -64,15 +64,16 @@ def test_an_order_keeps_sentences_or_tears_them_apart(order, beam, sentences):
     for dtype in (torch.long, torch.int32):
         new_order = torch.tensor(order, dtype=dtype)
         read = read_order(new_order, 3, beam)
-        assert read.torn is (sentences is None)
+        assert read.splits_sentences is (sentences is None)
         if sentences == "all":
             assert read.sources is None
         else:  # where they are torn apart, each hypothesis has a source of its own
-            assert read.sources.tolist() == ([number // beam for number in order] if read.torn else sentences)
+            split = [number // beam for number in order]
+            assert read.sources.tolist() == (split if read.splits_sentences else sentences)
         if sentences == "all" and beam == 1:
-            assert read.hypotheses is None
+            assert read.beam_indices is None
         else:
-            assert torch.equal(read.hypotheses, new_order)
+            assert torch.equal(read.beam_indices, new_order)
 
 
 class Kernels(TorchDispatchMode):
@@ -101,12 +102,12 @@ def test_an_order_is_looked_at_once(order):
         asked = kernels.asked
         again = read_order(order, 3, 2)
         assert kernels.asked == asked <= 2
-        assert again.torn is first.torn and (again.sources is None) is (first.sources is None)
-        assert read_order(order.clone(), 3, 2).torn is first.torn
+        assert again.splits_sentences is first.splits_sentences and (again.sources is None) is (first.sources is None)
+        assert read_order(order.clone(), 3, 2).splits_sentences is first.splits_sentences
         assert kernels.asked == 2 * asked
     order.copy_(torch.arange(len(order)).flip(0))
     changed = read_order(order, 3, 2)
-    assert changed.torn is (len(order) % 2 > 0) and changed.sources is not None
+    assert changed.splits_sentences is (len(order) % 2 > 0) and changed.sources is not None
     assert read_order(order, 4, 1).sources.tolist() == order.tolist(), "of other sentences"
 
 
@@ -295,13 +296,13 @@ def test_attention_in_steps_equals_attention_from_scratch(kind, orders, joined, 
     padding = torch.zeros(sentences, S, dtype=torch.bool)
     padding[-1, -2:] = True
     padding, owner = padding if kind == "memory" else None, torch.arange(sentences).repeat_interleave(2)
-    queries, state, ancestry = torch.zeros(0, len(owner), C, **DOUBLE), {}, Ancestry()
-    ancestry.largest_beam = 2 if "together" in kind else 1
+    queries, state, beam_state = torch.zeros(0, len(owner), C, **DOUBLE), {}, SharedBeamState()
+    beam_state.largest_beam = 2 if "together" in kind else 1
     with torch.set_grad_enabled(grad):
         for order in [*orders, None]:
             new = torch.randn(1, len(owner), C, **DOUBLE)
             queries = torch.cat([queries, new])
-            step = ancestry(state, sentences, new, torch.ones(len(owner), 1, dtype=torch.bool))
+            step = beam_state(state, sentences, new, torch.ones(len(owner), 1, dtype=torch.bool))
             need_weights = len(queries) % 2 == 0 and step.mask.size(2) == 1
             output, weights = fast(new, memory, padding, None, state, need_weights, step=step)
             mask = torch.full((len(queries),) * 2, float("-inf"), **DOUBLE).triu(1) if memory is None else None
@@ -314,4 +315,4 @@ def test_attention_in_steps_equals_attention_from_scratch(kind, orders, joined, 
             if order is not None:
                 order = torch.tensor(order)
                 owner, queries = owner[order], queries[:, order]
-                reorder_all(nn.ModuleList([fast, ancestry]), state, order)
+                reorder_all(nn.ModuleList([fast, beam_state]), state, order)

@@ -5,11 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from fairseq.modules import FairseqDropout
 from torch import nn
 
 from fairseq_deep.core.attention.multihead import MultiheadAttention
-from fairseq_deep.core.dropout import fast_dropout, speed_up_dropout
+from fairseq_deep.core.dropout import Dropout, fast_dropout, speed_up_dropout
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.3, 0.5, 0.9, 1.0])
@@ -50,7 +49,7 @@ def test_the_seed_decides():
 
 
 def test_all_parts_that_drop_entries_take_it(monkeypatch):
-    model = nn.ModuleList([nn.Dropout(0.5), FairseqDropout(0.5), MultiheadAttention(8, 2, dropout=0.5)])
+    model = nn.ModuleList([Dropout(0.5), Dropout(0.5), MultiheadAttention(8, 2, dropout=0.5)])
     speed_up_dropout(model)
     x = torch.ones(20, 3, 8)
     monkeypatch.setattr(F, "dropout", None)

@@ -116,7 +116,7 @@ def test_hypotheses_of_an_ensemble(lively, dictionary):
 @pytest.mark.parametrize("flags", [{}, {"relative_positions": 3}, {"decoder_attn": "average"}], ids=str)
 def test_beams_whose_hypotheses_have_keys_of_their_own(flags, lively, dictionary):
     model = lively(**flags)
-    model.decoder.ancestry.largest_beam = 2
+    model.decoder.beam_state.largest_beam = 2
     ours, searched, theirs = both(model, dictionary, make_sample(dictionary, LENGTHS))
     assert searched
     assert_same(ours, theirs, attention=False)
@@ -173,9 +173,9 @@ def test_a_hypothesis_that_is_not_finite_harms_no_other(lively, dictionary):
     embedding = copy.deepcopy(model.decoder.embed_tokens)
     embedding.weight.data[max(set(words) - {dictionary.eos()}, key=words.count)] = math.nan
     model.decoder.embed_tokens = embedding
-    model.decoder.ancestry.largest_beam = 0
+    model.decoder.beam_state.largest_beam = 0
     expected = generator.generate([model], sample)
-    model.decoder.ancestry.largest_beam = LARGEST_BEAM
+    model.decoder.beam_state.largest_beam = LARGEST_BEAM
     assert [len(sentence) for sentence in expected] == [4] * len(LENGTHS) and not same_words(before, expected)
     ours = Generator([model], dictionary, beam_size=4, max_len_b=14)
     assert_same(ours.generate([model], sample), expected, attention=False)

@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from fairseq.modules import FairseqDropout
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 
+from fairseq_deep.core.dropout import Dropout
 from tests.conftest import make_batch
 from tests.methods import METHODS, OPTIONS
 
@@ -61,7 +61,7 @@ def test_gradients_are_near_to_those_in_fp32(case, build, dictionary):
         for parameter in exact.parameters():  # no gate closed, and what fp16 holds
             parameter.copy_(parameter.add(0.02 * torch.randn_like(parameter)).half())
     for module in exact.modules():
-        if isinstance(module, FairseqDropout):  # those that flags ask for, and their defaults
+        if isinstance(module, Dropout):  # those that flags ask for, and their defaults
             module.p = 0.0
     words, gradients = torch.randint(len(dictionary), (batch[2].numel(),)), []
     for model in (exact, copy.deepcopy(exact).half()):

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from fairseq_deep.core.inits import INITS, Place
+from fairseq_deep.core.inits import INITS
+from fairseq_deep.core.inits import MatrixLocation as Place
 from fairseq_deep.core.inits.admin import Admin, omega
 from fairseq_deep.core.inits.deepnet import DeepNet
 from fairseq_deep.core.inits.ds import DepthScaled

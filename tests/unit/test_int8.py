@@ -13,14 +13,14 @@ from torch import nn
 from fairseq_deep.core.decoding import bfloat, describe, int8, linear, machine, reduce_precision
 
 SHAPES = [(1, 1, 8, 8), (3, 5, 16, 33), (1, 128, 40, 7), (2, 60, 256, 96), (2, 3, 1, 10)]
-NAMES = int8.ways().names
+NAMES = int8.available_kernels().names
 there = pytest.mark.skipif(not NAMES or NAMES[0] in int8.INEXACT, reason="this torch has one scale for all rows")
 
 
 @pytest.fixture
 def fresh():
     """Nothing that was found out before or in the test is kept."""
-    caches = (int8.ways, int8.choose, bfloat.has_bfloat)
+    caches = (int8.available_kernels, int8.choose, bfloat.has_bfloat)
     for cache in caches:
         cache.cache_clear()
     yield
@@ -65,13 +65,13 @@ def test_each_way_follows_the_equation_with_avx2_only():
 
 
 @there
-@pytest.mark.parametrize("steps", [steps for steps in int8.INPUT_STEPS if steps <= int8.ways().steps])
+@pytest.mark.parametrize("steps", [steps for steps in int8.INPUT_STEPS if steps <= int8.available_kernels().steps])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_each_way_follows_the_equation(shape, bias, name, steps, monkeypatch):
     """With 127 steps of x where the processor has VNNI, and everywhere with the 63 steps of a processor without."""
-    monkeypatch.setattr(int8, "ways", lambda: int8.Ways((name,), steps))
+    monkeypatch.setattr(int8, "available_kernels", lambda: int8.Int8Kernels((name,), steps))
     layer, x = case(shape, bias)
     with torch.no_grad():
         layer.weight[0] *= 30  # a row of its own size must not spoil the others
@@ -174,15 +174,15 @@ def test_a_way_that_overflows_or_is_absent_is_not_taken(fresh, monkeypatch):
     for make in (overflows, absent, fails):
         assert not int8._is_right(make, 64, 64, 127)
     monkeypatch.setattr(int8, "PRODUCTS", {"absent": absent, "overflows": overflows, **int8.PRODUCTS})
-    assert "overflows" not in int8.ways().names and "absent" not in int8.ways().names
+    assert "overflows" not in int8.available_kernels().names and "absent" not in int8.available_kernels().names
 
 
 def test_fewer_steps_where_all_of_them_overflow(fresh, monkeypatch):
     right = int8._is_right
     monkeypatch.setattr(int8, "_is_right", lambda make, n, k, steps: steps == 63 and right(make, n, k, steps))
-    if not int8.ways().names or int8.ways().names[0] in int8.INEXACT:
+    if not int8.available_kernels().names or int8.available_kernels().names[0] in int8.INEXACT:
         pytest.skip("this torch has one scale for all rows")
-    assert int8.ways().steps == 63 and "inputs in 7 bits (63 steps)" in describe()
+    assert int8.available_kernels().steps == 63 and "inputs in 7 bits (63 steps)" in describe()
     layer, x = case((3, 5, 16, 33))
     with torch.no_grad():
         y, expected = int8.Int8Linear(layer)(x).double(), naive(layer, x, 63)
@@ -192,9 +192,9 @@ def test_fewer_steps_where_all_of_them_overflow(fresh, monkeypatch):
 
 def test_an_old_torch_has_one_scale_for_all_rows(fresh, monkeypatch):
     monkeypatch.setattr(int8, "PRODUCTS", {})
-    if not int8.ways().names:
+    if not int8.available_kernels().names:
         pytest.skip("this torch has no FBGEMM")
-    assert int8.ways().names == ("dynamic",) and "one scale for all rows" in describe()
+    assert int8.available_kernels().names == ("dynamic",) and "one scale for all rows" in describe()
     layer, x = case((2, 60, 64, 33))
     x[0, 0], x[0, 1] = 0.0, 1e4
     with torch.no_grad():

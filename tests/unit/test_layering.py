@@ -22,6 +22,14 @@ CORE = [
 ]
 LEVELS = {part: level for level, parts in enumerate(CORE) for part in parts}
 TORCH_ONLY = {"torch", "numpy"}
+FAIRSEQ_STILL = {
+    "bundle": {"plugin.compat"},
+    "packaged": {"plugin.compat"},
+    "packaged.config": {"plugin.models.deep_transformer"},
+    "packaged.reading": {"plugin.models.checkpoints", "plugin.models.dictionaries"},
+    "translator": {"plugin.task"},
+}
+"""What the runtime imports of the plugin; nothing may be added."""
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -70,7 +78,8 @@ def test_a_module_imports_no_later_part(module):
         assert part in (None, "__main__")
         return
     later = PARTS[PARTS.index(part) + 1 :]
-    assert not [name for name in GRAPH[module] if part_of(name) in later]
+    known = FAIRSEQ_STILL.get(module.removeprefix("fairseq_deep.runtime."), ())
+    assert {name.removeprefix("fairseq_deep.") for name in GRAPH[module] if part_of(name) in later} == set(known)
 
 
 @pytest.mark.parametrize("module", sorted(name for name in GRAPH if part_of(name) == "core"))

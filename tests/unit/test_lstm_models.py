@@ -9,6 +9,7 @@ from fairseq.data import Dictionary
 
 from fairseq_deep.core.attention import MultiheadAttention
 from fairseq_deep.core.compat import skip_initialisation
+from fairseq_deep.core.layers import DecoderContext
 from fairseq_deep.plugin.architectures import build_architecture, count_parameters
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.conftest import make_batch
@@ -244,7 +245,7 @@ def test_dropout_acts_on_the_output_of_each_attention(build):
     model = build(TINY, dropout=0.5, lstm_merge="concat")
     encoder, decoder = model.encoder.layers[0], model.decoder.layers[0]
     x, memory = torch.randn(2, 12, 5, 16)
-    s, a = decoder(x, memory)[0].chunk(2, dim=-1)
+    s, a = decoder(x, DecoderContext(memory))[0].chunk(2, dim=-1)
     whole_s = decoder.self_attn(decoder.self_attn_layer_norm(x))[0]
     whole_a = decoder.encoder_attn(decoder.encoder_attn_layer_norm(x + s), memory)[0]
     for dropped, whole in ((encoder(x, None), encoder.eval()(x, None)), (s, whole_s), (a, whole_a)):
@@ -307,7 +308,7 @@ def test_incremental_decoding_equals_full_decoding_at_24_layers(flags, dtype, ne
             last = model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)[0]
             torch.testing.assert_close(last[:, -1], full[:, step - 1], rtol=near, atol=near)
     kinds = [key.rpartition(".")[2] for key in state]
-    assert sorted(kinds) == ["ancestry", *["source"] * 24, *["target"] * 24], "of attentions and beam search alone"
+    assert sorted(kinds) == ["beam_state", *["source"] * 24, *["target"] * 24], "of attentions and beam search alone"
 
 
 def tensors_on_modules(model):

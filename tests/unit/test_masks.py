@@ -147,7 +147,7 @@ def test_relative_positions_at_any_length_with_joined_projections(relative, leng
 def never_asks(monkeypatch):
     """As on a GPU or under torch.compile, where masks are made without a look at the batch."""
     for module in (encoder, decoder):
-        monkeypatch.setattr(module, "can_ask", lambda x: False)
+        monkeypatch.setattr(module, "is_sync_free", lambda x: False)
 
 
 def results(model, batch, words, **options):

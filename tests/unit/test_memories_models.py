@@ -91,7 +91,7 @@ def test_each_decoder_layer_attends_to_its_memory(kind, name, build, batch):
     source, lengths, target = batch
     seen = []
     for layer in model.decoder.layers:
-        layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[1]))
+        layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[1].memory))
     model(source, lengths, target)
     count = model.decoder.modules_per_layer
     assert len(seen) == len(model.decoder.layers) == model.encoder.memory.num_memories * count

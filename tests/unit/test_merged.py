@@ -254,7 +254,7 @@ def test_values_and_outputs_of_merged_attention_are_one_parameter():
     roles = {"encoder_attn.q_proj", "encoder_attn.k_proj", "encoder_attn.v_proj", "encoder_attn.out_proj", "fc1", "fc2"}
     roles |= {"encoder_attn_layer_norm", "final_layer_norm"}
     assert names == {f"{role}.{part}" for role in roles for part in ("weight", "bias")}
-    output, _ = layer.attend(x, memory, None, None, future_mask(), None, False)
+    output, _ = layer.attend(x, DecoderContext(memory, mask=future_mask()), False)
     both, direction = projections(layer.encoder_attn), torch.randn_like(output)
     shared = [*both["v"], *both["out"]]
     copies = [[part.detach().clone().requires_grad_() for part in shared] for _ in range(2)]

@@ -118,7 +118,7 @@ def numbers(state, kind, names):
     return sum(tensor.numel() for tensor in saved if tensor is not None)
 
 
-AVERAGES = (("running_sum", ("total",)), ("ancestry", ("count",)))
+AVERAGES = (("running_sum", ("total",)), ("beam_state", ("count",)))
 HELD = (*AVERAGES, ("target", ("cache",)), ("source", ("key", "value", "bias")))
 
 

@@ -11,7 +11,7 @@ from fairseq.distributed import LegacyDistributedDataParallel
 from fairseq.models import ARCH_CONFIG_REGISTRY, DistributedFairseqModel
 from torch import nn
 
-from fairseq_deep.core.keep_fp32 import Exact
+from fairseq_deep.core.keep_fp32 import KeepFp32
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.training import by_type, checks
 
@@ -258,7 +258,7 @@ def test_a_model_is_looked_at_when_it_moves(build, monkeypatch):
     ("transformer_prenorm_2l2l_tiny", {"fp16": True}, False),
 ])  # fmt: skip
 def test_what_is_kept_in_fp32_is_not_sent_in_fp16(arch, flags, refused, build):
-    assert any(isinstance(part, Exact) for part in build(arch).modules()) == (arch == TINY)
+    assert any(isinstance(part, KeepFp32) for part in build(arch).modules()) == (arch == TINY)
     build(arch, ddp_comm_hook="none", **flags)
     if refused:
         with pytest.raises(UsageError, match="leave it out"):

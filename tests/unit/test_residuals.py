@@ -5,7 +5,7 @@ import io
 import pytest
 import torch
 
-from fairseq_deep.core.layers import DecoderLayer, EncoderLayer
+from fairseq_deep.core.layers import DecoderContext, DecoderLayer, EncoderLayer
 from fairseq_deep.core.residuals import RESIDUALS
 from fairseq_deep.core.residuals.branchnorm import BranchNorm
 from fairseq_deep.core.residuals.layerscale import LayerScale
@@ -114,7 +114,7 @@ def test_layers_equal_the_equations(form, norm, side):
     residual = make(form, side, norm)
     layer = shake((EncoderLayer if side == "encoder" else DecoderLayer)(describe(side, norm), residual)).double()
     x, memory = torch.randn(T, B, C, requires_grad=True, **DOUBLE), torch.randn(S, B, C, requires_grad=True, **DOUBLE)
-    actual = layer(x, None) if side == "encoder" else layer(x, memory)[0]
+    actual = layer(x, None) if side == "encoder" else layer(x, DecoderContext(memory))[0]
     names = ["self_attn_layer_norm", *(["encoder_attn_layer_norm"] if side == "decoder" else []), "final_layer_norm"]
     sublayers = [
         (function, equation(form, residual, index), (getattr(layer, name).weight, getattr(layer, name).bias))

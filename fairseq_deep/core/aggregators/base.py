@@ -82,7 +82,7 @@ class Aggregator(nn.Module, Method):
 
     def __init__(self, stack: Stack):
         super().__init__()
-        self.num_layers = stack.steps
+        self.num_layers = stack.num_modules
         self.dim = stack.dim
         self.pre_norm = stack.pre_norm
         self.calls = 1

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fairseq_deep.core.compat import is_compiling
 from fairseq_deep.core.dropout import dropout_of
-from fairseq_deep.core.keep_fp32 import Exact
+from fairseq_deep.core.keep_fp32 import KeepFp32
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
@@ -59,7 +59,7 @@ def used_weights(weight: Tensor, normalize: bool = False, window: int | None = N
 
 
 @AGGREGATORS.register("dlcl")
-class Dlcl(Exact, Aggregator):
+class Dlcl(KeepFp32, Aggregator):
     """DLCL for one stack.
 
     In training, the state is [the next combination, a token], and can be written once: see ``running_sums.py``. Without

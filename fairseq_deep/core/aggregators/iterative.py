@@ -29,7 +29,7 @@ class Iterative(NodeAggregator):
     """
 
     def __init__(self, stack: Stack):
-        super().__init__(stack, [2] * (stack.steps - 1))
+        super().__init__(stack, [2] * (stack.num_modules - 1))
 
     def start(self, x: Tensor) -> list[Tensor]:
         return [x, x]

@@ -227,8 +227,8 @@ class DepthwiseLstm(Aggregator):
         in_dim = 3 * dim if stack.side == "decoder" and merge == "concat" else 2 * dim
         width = None if ffn == 1 else hidden or 4 * dim
         # shared modules: one for each place of a step in its layer
-        num_gates = stack.steps if self.share == "none" else stack.modules_per_layer
-        num_hidden = stack.modules_per_layer if self.share == "all" else stack.steps
+        num_gates = stack.num_modules if self.share == "none" else stack.modules_per_layer
+        num_hidden = stack.modules_per_layer if self.share == "all" else stack.num_modules
         self.gates = nn.ModuleList(Gates(in_dim, dim, forget_bias) for _ in range(num_gates if self.has_gates else 0))
         self.hidden = nn.ModuleList(
             Hidden(in_dim, dim, width, glu, dropout, stack.activation_dropout) for _ in range(num_hidden)

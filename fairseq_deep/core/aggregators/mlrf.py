@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_deep.core.dropout import dropout_of
-from fairseq_deep.core.keep_fp32 import Exact
+from fairseq_deep.core.keep_fp32 import KeepFp32
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
@@ -35,7 +35,7 @@ KINDS = ("mean", "learned", "ffn", "multi-hop")
 WEIGHTS = ("softmax", "linear")
 
 
-class WeightedLayers(Exact, nn.Module):
+class WeightedLayers(KeepFp32, nn.Module):
     """Sum over layers with one weight for each, which start equal.
 
     Args:

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_deep.core.keep_fp32 import Exact
+from fairseq_deep.core.keep_fp32 import KeepFp32
 from fairseq_deep.core.registry import UsageError, nearest
 from fairseq_deep.core.stack import Layout, MethodConfig, Stack
 
@@ -77,7 +77,7 @@ def _exact(x: Tensor) -> Tensor:
 
 
 @AGGREGATORS.register("ode")
-class Ode(Exact, Aggregator):
+class Ode(KeepFp32, Aggregator):
     """Runge-Kutta steps in an encoder, over the plain stack or over DLCL; a decoder has the inner aggregator alone.
 
     Args:
@@ -177,7 +177,7 @@ class Ode(Exact, Aggregator):
         if inner.options.get("no_norm"):
             raise UsageError("--ode-identity needs the norms that --dlcl-no-norm leaves out: leave one of them out")
 
-    def exact_tensors(self) -> list[Tensor]:
+    def fp32_tensors(self) -> list[Tensor]:
         """The coefficients, whose gradients sum over all positions and features; the history has a rule of its own."""
         return [value for name, value in self.named_parameters() if not name.startswith("inner.")]
 

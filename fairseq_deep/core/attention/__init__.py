@@ -4,7 +4,7 @@ import importlib
 import pkgutil
 
 from .average import AverageAttention, RunningMean
-from .beams import Ancestry, Step
+from .beams import DecodingStep, SharedBeamState
 from .decoder import DECODER_ATTENTIONS
 from .multihead import MultiheadAttention, self_attention
 
@@ -13,5 +13,6 @@ for _module in pkgutil.iter_modules(__path__):
 
 globals().update(DECODER_ATTENTIONS.classes())
 __all__ = [
-    "DECODER_ATTENTIONS", "Ancestry", "AverageAttention", "MultiheadAttention", "RunningMean", "Step", "self_attention",
+    "DECODER_ATTENTIONS", "AverageAttention", "DecodingStep", "MultiheadAttention", "RunningMean", "SharedBeamState",
+    "self_attention",
 ] + list(DECODER_ATTENTIONS.classes())  # fmt: skip

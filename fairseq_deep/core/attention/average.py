@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .beam_reorder import Order
-from .beams import Step
+from .beam_reorder import BeamReorder
+from .beams import DecodingStep
 
 
 class RunningMean(nn.Module):
@@ -37,7 +37,7 @@ class RunningMean(nn.Module):
         padding_mask: Tensor | None = None,
         causal: bool = True,
         incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
-        step: Step | None = None,
+        step: DecodingStep | None = None,
     ) -> Tensor:
         """Average.
 
@@ -46,13 +46,13 @@ class RunningMean(nn.Module):
             padding_mask: B x T, true where *x* is padding, which does not count
             causal: positions do not see later ones; else each gets the mean over all
             incremental_state: what came before *x* (one position), and then with *x*
-            step: what :class:`Ancestry` gives then, instead of *padding_mask*
+            step: what :class:`SharedBeamState` gives then, instead of *padding_mask*
 
         Returns:
             T x B x C
         """
         if incremental_state is not None:
-            assert step is not None, "a step of incremental decoding needs what Ancestry gives"
+            assert step is not None, "a step of incremental decoding needs what SharedBeamState gives"
             return self._next(x, incremental_state, step)
         wide = x if x.dtype == torch.float64 else x.float()
         if padding_mask is None:
@@ -66,7 +66,7 @@ class RunningMean(nn.Module):
             total, count = total[-1:].expand_as(x), count[-1:]
         return (total / count).to(x.dtype)
 
-    def _next(self, x: Tensor, incremental_state: dict[str, dict[str, Tensor | None]], step: Step) -> Tensor:
+    def _next(self, x: Tensor, incremental_state: dict[str, dict[str, Tensor | None]], step: DecodingStep) -> Tensor:
         """The mean with the position *x* (1 x B x C)."""
         count = step.count
         assert count is not None
@@ -82,9 +82,9 @@ class RunningMean(nn.Module):
             return (total / count).to(x.dtype)
         return torch.div(total, count, out=torch.empty_like(x))
 
-    def follow(self, incremental_state: dict[str, dict[str, Tensor | None]], order: Order) -> None:
+    def follow(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
         """Take over the sums of the hypotheses of *order*."""
-        hypotheses = order.hypotheses
+        hypotheses = order.beam_indices
         if self._state in incremental_state and hypotheses is not None:
             total = incremental_state[self._state]["total"]
             assert total is not None
@@ -120,7 +120,7 @@ class AverageAttention(nn.Module):
         attn_mask: Tensor | None = None,
         incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
         need_weights: bool = False,
-        step: Step | None = None,
+        step: DecodingStep | None = None,
         causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Average; the contract is that of self-attention in :class:`MultiheadAttention`.

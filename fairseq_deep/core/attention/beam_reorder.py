@@ -1,7 +1,7 @@
-"""Orders of hypotheses, as beam search asks for them at each step: what they do to what is kept.
+"""Beam reordering at each step of beam search, and its effect on cached state.
 
-A hypothesis has the number sentence * beam + rank. Beam search within fairseq never tears the hypotheses of a sentence
-apart; who calls the model may.
+A hypothesis has the index sentence * beam + rank. Beam search keeps the hypotheses of a sentence together; other
+callers of the model may split them.
 """
 
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .masks import can_ask
+from .masks import is_sync_free
 
 
 def hypotheses_per_sentence(new_order: Tensor, sentences: int) -> int:
@@ -22,32 +22,32 @@ def hypotheses_per_sentence(new_order: Tensor, sentences: int) -> int:
     return 1
 
 
-class Order(NamedTuple):
-    """What a new order of hypotheses does to what is kept of them; decided once, for all caches.
+class BeamReorder(NamedTuple):
+    """The effect of a beam reordering on cached state; computed once for all caches.
 
     Attributes:
-        hypotheses: the hypotheses that are taken over (B); None if these are all that there were, in order
-        sources: the sources that are kept, one a sentence, or where sentences are torn apart, one a hypothesis; None if
-            these are all that there were, in order
-        mask: where keys of the target are kept for all hypotheses of a sentence together: those that each hypothesis
-            sees before the new order (sentences x beam x T x slots)
-        torn: hypotheses of a sentence do not stay together
-        copies: so many hypotheses begin as copies of one, whose sentence they share from now on
-        moves: where the *sources* are the first ones, but for some that come from behind them: (from, to) of these
+        beam_indices: the hypotheses that continue (B); None if all do, in order
+        sources: the sources that continue, one per sentence, or per hypothesis where sentences are split; None if all
+            do, in order
+        mask: where a cache holds the keys of all hypotheses of a sentence: those that each hypothesis sees before the
+            reordering (sentences x beam x T x slots)
+        splits_sentences: hypotheses of a sentence do not stay together
+        copies: this many hypotheses start as copies of one, and share its sentence from now on
+        moves: (from, to) of the *sources* that fill the gaps of finished sentences, where all others stay
     """
 
-    hypotheses: Tensor | None
+    beam_indices: Tensor | None
     sources: Tensor | None
     mask: Tensor | None
-    torn: bool
+    splits_sentences: bool
     copies: int = 1
     moves: list[tuple[int, int]] | None = None
 
 
-def keep_sources(x: Tensor, dim: int, order: Order) -> Tensor:
-    """The entries of the sources of *order* in dimension *dim* of *x*, which is no one else's.
+def keep_sources(x: Tensor, dim: int, order: BeamReorder) -> Tensor:
+    """Select the sources of *order* in dimension *dim* of *x*, which nothing else refers to.
 
-    Without gradients, and where few sources change places, this moves them within *x*.
+    Moves entries within *x* if gradients are disabled and few sources change position.
     """
     sources, moves = order.sources, order.moves
     if sources is None:
@@ -60,7 +60,7 @@ def keep_sources(x: Tensor, dim: int, order: Order) -> Tensor:
 
 
 def _ask(new_order: Tensor, sentences: int, beam: int) -> tuple[bool, bool]:
-    """Whether each sentence stays where it is, and whether hypotheses of one are torn apart.
+    """Whether each sentence keeps its position, and whether hypotheses of a sentence are split.
 
     The device is asked once where sentences go on or end, as in beam search; a second time where they change places.
     """
@@ -86,25 +86,25 @@ def _remember(new_order: Tensor, sentences: int, beam: int) -> tuple[bool, bool]
     return known[1]
 
 
-def read_order(new_order: Tensor, sentences: int, beam: int, mask: Tensor | None = None) -> Order:
+def read_order(new_order: Tensor, sentences: int, beam: int, mask: Tensor | None = None) -> BeamReorder:
     """What *new_order* (B) does where each of so many *sentences* has *beam* hypotheses.
 
     Args:
         new_order: the hypotheses that are taken over
         sentences, beam: how many there are of them before
-        mask: see :class:`Order`
+        mask: see :class:`BeamReorder`
     """
-    stays, torn = _remember(new_order, sentences, beam)
-    hypotheses, sources, moves = (None if stays and beam == 1 else new_order), None, None
+    stays, splits = _remember(new_order, sentences, beam)
+    beam_indices, sources, moves = (None if stays and beam == 1 else new_order), None, None
     if not stays:
-        sources = torch.div(new_order if torn else new_order[::beam], beam, rounding_mode="floor")
-        if not torn and can_ask(sources):
+        sources = torch.div(new_order if splits else new_order[::beam], beam, rounding_mode="floor")
+        if not splits and is_sync_free(sources):
             moves = _moves(sources.tolist(), sentences)
-    return Order(hypotheses, sources, mask, torn, 1, moves)
+    return BeamReorder(beam_indices, sources, mask, splits, 1, moves)
 
 
 def _moves(sources: list[int], sentences: int) -> list[tuple[int, int]] | None:
-    """See :class:`Order`; None where that is not the case, or a copy of all would take as long."""
+    """See :class:`BeamReorder`; None where that is not the case, or a copy of all would take as long."""
     moves = [(source, place) for place, source in enumerate(sources) if source != place]
     few = len(sources) <= sentences and 2 * len(moves) <= len(sources)
     return moves if few and all(source >= len(sources) for source, _ in moves) else None

@@ -14,14 +14,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .beam_reorder import Order, hypotheses_per_sentence, read_order
+from .beam_reorder import BeamReorder, hypotheses_per_sentence, read_order
 from .cache import append, select
 
 CHECKED = "fairseq_deep.checked"  # in a state: the caller looks for NaN after each step, and drops it if there is any
 LARGEST_BEAM = 32  # above, so many multiplications take longer than copies of the keys
 
 
-class Step(NamedTuple):
+class DecodingStep(NamedTuple):
     """What all attentions of a decoding step share; B hypotheses, each with one new position.
 
     Attributes:
@@ -30,17 +30,17 @@ class Step(NamedTuple):
         words: 1 x B x 1, true where a hypothesis has a word at the new position
         count: 1 x B x 1, in fp32 at least: the number of words that it has by now, and at least 1
         place: where the new keys are in caches of a fixed capacity (slots); None where caches grow
-        checked: caches take new keys as they are: whoever runs the steps starts anew if there is NaN
+        caller_checks_nan: caches store new keys as they are: the caller starts again from scratch if there is NaN
     """
 
     mask: Tensor | None
     words: Tensor
     count: Tensor | None
     place: Tensor | None
-    checked: bool = False
+    caller_checks_nan: bool = False
 
 
-class Ancestry(nn.Module):
+class SharedBeamState(nn.Module):
     """Which hypotheses belong to a sentence, and in which slots their keys are, so that no order copies them.
 
     Args:
@@ -50,7 +50,7 @@ class Ancestry(nn.Module):
 
     def __init__(self, attends: bool = True, averages: bool = False):
         super().__init__()
-        self._state = f"{uuid.uuid4()}.ancestry"
+        self._state = f"{uuid.uuid4()}.beam_state"
         self.attends = attends
         self.averages = averages
         self.largest_beam = LARGEST_BEAM
@@ -61,7 +61,7 @@ class Ancestry(nn.Module):
         sentences: int,
         query: Tensor,
         words: Tensor,
-    ) -> Step:
+    ) -> DecodingStep:
         """Go one position on.
 
         Args:
@@ -96,12 +96,13 @@ class Ancestry(nn.Module):
             count = count + words
             saved["count"] = count
             count = count.clamp(min=1.0)
-        return Step(seen, words, count, place, CHECKED in incremental_state)
+        return DecodingStep(seen, words, count, place, CHECKED in incremental_state)
 
     def _first(self, sentences: int, query: Tensor) -> dict[str, Tensor | None]:
         """The state before the first position.
 
-        mask: sentences x beam x T x slots, what :class:`Step` has, with one slot where each hypothesis has its own keys
+        mask: sentences x beam x T x slots, the mask of :class:`DecodingStep`, with one slot where each hypothesis has
+            its own keys
         own: 2 x slots x slots, the part of it that is new at each step: each hypothesis sees the key that it makes; or,
             where that is of padding, none
         position, length: where the next one goes in a mask of a fixed capacity (1), on the device and on the CPU; None
@@ -159,7 +160,7 @@ class Ancestry(nn.Module):
         saved["mask"], saved["buffer"] = room, None
         return capacity * mask.size(3)
 
-    def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], new_order: Tensor) -> Order | None:
+    def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], new_order: Tensor) -> BeamReorder | None:
         """Take over the hypotheses *new_order* (B), and tell what that does to caches; None before the first step."""
         if self._state not in incremental_state:
             return None
@@ -172,9 +173,9 @@ class Ancestry(nn.Module):
             if copies > 1:
                 return self._widen(saved, new_order, copies)
         order = read_order(new_order, mask.size(0), beam, mask if slots > 1 else None)
-        if order.hypotheses is None:
+        if order.beam_indices is None:
             return order
-        if order.torn:
+        if order.splits_sentences:
             beam = 1
             if slots > 1:  # from now on, each hypothesis has keys of its own
                 mask, buffer = mask.amax(dim=3, keepdim=True), None
@@ -194,7 +195,7 @@ class Ancestry(nn.Module):
             saved["count"] = count.index_select(1, new_order)
         return order
 
-    def _widen(self, saved: dict[str, Tensor | None], new_order: Tensor, copies: int) -> Order:
+    def _widen(self, saved: dict[str, Tensor | None], new_order: Tensor, copies: int) -> BeamReorder:
         """Each sentence's one hypothesis becomes so many; all see what it has seen, which is in the first slot."""
         mask, count = saved["mask"], saved["count"]
         assert mask is not None
@@ -204,4 +205,4 @@ class Ancestry(nn.Module):
         saved["mask"], saved["buffer"], saved["own"] = wide, None, self._own(slots, mask)
         if count is not None:
             saved["count"] = count.index_select(1, new_order)
-        return Order(new_order, None, None, False, slots)
+        return BeamReorder(new_order, None, None, False, slots)

@@ -1,9 +1,9 @@
 """What attentions keep between the steps of incremental decoding: keys and values of the target, and of the source.
 
-Those of the target grow by one position a step. They do so in place, in a buffer with room to grow, of which a cache is
-the first positions; while gradients are recorded, tensors are made anew. What a new order of hypotheses does to them is
-decided once for all (:class:`~fairseq_deep.core.attention.beam_reorder.Order`). Those of a hypothesis that is out may
-be NaN, which no mask hides from the others of its sentence: they are stored as 0, unless the caller looks for NaN.
+The target's keys and values grow by one position per step, in place, in a buffer with room to grow; while gradients
+are recorded, new tensors are made. The effect of a beam reordering is computed once for all caches
+(:class:`~fairseq_deep.core.attention.beam_reorder.BeamReorder`). Keys of a discarded hypothesis may be NaN, which no
+mask hides from the others of its sentence: they are stored as 0, unless the caller checks for NaN.
 """
 
 import uuid
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .beam_reorder import Order, keep_sources
+from .beam_reorder import BeamReorder, keep_sources
 from .steps import keep_keys
 
 
@@ -116,17 +116,17 @@ class TargetCache(nn.Module):
         room.narrow(3, 0, cache.size(3)).copy_(cache)
         saved["cache"], saved["buffer"] = room, None
 
-    def follow(self, incremental_state: dict[str, dict[str, Tensor | None]], order: Order) -> None:
+    def follow(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
         """Take over the hypotheses of *order*."""
         if self._state not in incremental_state:
             return
         saved = incremental_state[self._state]
         cache, buffer = saved["cache"], saved["buffer"]
         assert cache is not None
-        mask, rows = order.mask, order.hypotheses
+        mask, rows = order.mask, order.beam_indices
         if order.copies > 1:
             cache, buffer, rows = cache.repeat_interleave(order.copies, dim=3), None, None
-        elif mask is not None and order.torn:  # from now on, each hypothesis has its own
+        elif mask is not None and order.splits_sentences:  # from now on, each hypothesis has its own
             cache, buffer = of_each_hypothesis(cache, mask), None
         elif mask is not None:
             rows = order.sources
@@ -170,7 +170,7 @@ class SourceCache(nn.Module):
         state: dict[str, Tensor | None] = {"key": key, "value": value, "bias": bias}
         incremental_state[self._state] = state
 
-    def follow(self, incremental_state: dict[str, dict[str, Tensor | None]], order: Order) -> None:
+    def follow(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
         """Take over the sources of *order*."""
         saved = self.forward(incremental_state)
         if saved is not None and order.sources is not None:

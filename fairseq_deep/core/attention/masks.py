@@ -10,7 +10,7 @@ from torch import Tensor
 from fairseq_deep.core.compat import is_compiling
 
 
-def can_ask(x: Tensor) -> bool:
+def is_sync_free(x: Tensor) -> bool:
     """Whether a value of *x* can be read without waiting for a device."""
     return x.device.type == "cpu" and not is_compiling()  # a graph would break where a value is asked for
 

@@ -23,7 +23,7 @@ from fairseq_deep.core.compat import is_compiling
 from fairseq_deep.core.dropout import fast_dropout
 from fairseq_deep.core.stack import Stack
 
-from .beams import Step
+from .beams import DecodingStep
 from .cache import SourceCache, TargetCache
 from .joined import join_projections
 from .masks import future_mask, padding_bias
@@ -136,7 +136,7 @@ class MultiheadAttention(nn.Module):
         incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
         need_weights: bool = False,
         added: Tensor | None = None,
-        step: Step | None = None,
+        step: DecodingStep | None = None,
         causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend.
@@ -150,8 +150,8 @@ class MultiheadAttention(nn.Module):
                 memory are computed at the first step.
             need_weights: also return the attention weights
             added: T x B x C, added to what the heads give before the output projection
-            step: (self-attention, in a step of incremental decoding) what :class:`Ancestry` gives. Its mask stands for
-                *key_padding_mask* and *attn_mask*.
+            step: (self-attention, in a step of incremental decoding) the output of :class:`SharedBeamState`. Its mask
+                replaces *key_padding_mask* and *attn_mask*.
             causal: (self-attention) no position sees later ones; without an *attn_mask* that says so
 
         Returns:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fairseq_deep.core.compat import autocasts
 
-from .beam_reorder import Order, keep_sources
-from .masks import can_ask
+from .beam_reorder import BeamReorder, keep_sources
+from .masks import is_sync_free
 
 SHORT = 16  # entries: torch's softmax goes through shorter rows one by one
 MANY = 2048  # entries in all, from which on that is slower than several passes over all of them
@@ -22,7 +22,7 @@ def takes_rows(attention, query: Tensor, memory: Tensor | None, step) -> bool:
         return False
     plain = query.dtype == torch.float32 and query.size(0) == 1 and attention.relative_values is None
     drops = attention.dropout > 0 and (attention.training or attention.retain_dropout)
-    return plain and not drops and not torch.is_grad_enabled() and can_ask(query) and not autocasts()
+    return plain and not drops and not torch.is_grad_enabled() and is_sync_free(query) and not autocasts()
 
 
 def step_rows(attention, query: Tensor, memory, padding, incremental_state, added, step) -> Tensor:
@@ -33,7 +33,7 @@ def step_rows(attention, query: Tensor, memory, padding, incremental_state, adde
         groups, beam = step.mask.size(0), step.mask.size(2)
         qkv = attention.qkv_proj(rows).view(groups, beam, 3, heads, dim)
         new = qkv.narrow(2, 1, 2).permute(2, 0, 3, 1, 4)
-        key, value = attention.own_cache(incremental_state, new, checked=step.checked).unbind(0)
+        key, value = attention.own_cache(incremental_state, new, checked=step.caller_checks_nan).unbind(0)
         q, bias = qkv.select(2, 0), step.mask
         if attention.relative_keys is not None:
             distances = attention._distances(beam, key.size(2), beam, q.device, None)
@@ -82,7 +82,7 @@ def by_column(k: Tensor) -> Tensor:
     return k.contiguous() if k.is_cuda else k.transpose(2, 3).contiguous().transpose(2, 3)
 
 
-def keep_keys(k: Tensor, order: Order) -> Tensor:
+def keep_keys(k: Tensor, order: BeamReorder) -> Tensor:
     """The keys of the sources of *order*, in the layout that they have."""
     if k.is_contiguous():
         return keep_sources(k, 0, order)

@@ -42,7 +42,7 @@ class CompiledSteps:
         Raises:
             UsageError: more positions than the capacity
         """
-        if torch.is_grad_enabled() or not decoder.ancestry.has_started(incremental_state):
+        if torch.is_grad_enabled() or not decoder.beam_state.has_started(incremental_state):
             return self.run(decoder, incremental_state, *inputs)
         self._make_room(decoder, incremental_state)
         try:
@@ -55,7 +55,7 @@ class CompiledSteps:
 
     def _make_room(self, decoder, incremental_state) -> None:
         """Where there is none for one more position, move all caches into larger ones."""
-        room, length = decoder.ancestry.go_on(incremental_state)
+        room, length = decoder.beam_state.go_on(incremental_state)
         if length <= room:
             return
         capacity = self.capacity or max(SMALLEST, 2 ** (length - 1).bit_length())
@@ -63,7 +63,7 @@ class CompiledSteps:
             raise UsageError(
                 f"a hypothesis has more than {capacity} positions: compile for a larger capacity, or leave it out"
             )
-        keys = decoder.ancestry.reserve(incremental_state, capacity)
+        keys = decoder.beam_state.reserve(incremental_state, capacity)
         for module in decoder.modules():
-            if hasattr(module, "reserve") and module is not decoder.ancestry:
+            if hasattr(module, "reserve") and module is not decoder.beam_state:
                 module.reserve(incremental_state, keys)

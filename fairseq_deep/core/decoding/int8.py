@@ -147,7 +147,7 @@ def _is_right(make, outputs: int, inputs: int, steps: int) -> bool:
     return True
 
 
-class Ways(NamedTuple):
+class Int8Kernels(NamedTuple):
     """The products that are right on this machine, by name, and how many steps of x they are right with."""
 
     names: tuple[str, ...]
@@ -155,20 +155,20 @@ class Ways(NamedTuple):
 
 
 @functools.cache
-def ways() -> Ways:
+def available_kernels() -> Int8Kernels:
     """What this torch has for this machine; no names if it has nothing."""
     for steps in INPUT_STEPS:
         names = tuple(name for name, make in PRODUCTS.items() if _is_right(make, 256, 256, steps))
         if names:
-            return Ways(names, steps)
+            return Int8Kernels(names, steps)
     names = tuple(name for name, make in INEXACT.items() if _is_right(make, 256, 256, INPUT_STEPS[-1]))
-    return Ways(names, INPUT_STEPS[-1])
+    return Int8Kernels(names, INPUT_STEPS[-1])
 
 
 @functools.cache
 def choose(outputs: int, inputs: int, threads: int) -> tuple[str, str]:
     """The names of the fastest products for few rows and for many, on this machine with so many *threads*."""
-    names, steps = ways()
+    names, steps = available_kernels()
     if len(names) == 1:
         return names[0], names[0]
     part = min(outputs, PART)
@@ -187,12 +187,12 @@ class Int8Linear(nn.Module):
         linear: the layer, on a CPU
 
     Raises:
-        RuntimeError: this torch has no such product for this machine (:func:`ways` names none)
+        RuntimeError: this torch has no such product for this machine (:func:`available_kernels` names none)
     """
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
-        if not ways().names:
+        if not available_kernels().names:
             raise RuntimeError("this torch has no products in int8 for this machine")
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = linear.weight.detach().float()
@@ -203,7 +203,7 @@ class Int8Linear(nn.Module):
 
     def _prepare(self) -> None:
         chosen = choose(self.out_features, self.in_features, torch.get_num_threads())
-        makes, steps = {**PRODUCTS, **INEXACT}, ways().steps
+        makes, steps = {**PRODUCTS, **INEXACT}, available_kernels().steps
         made = {name: makes[name](self.whole, self.scales, steps) for name in set(chosen)}
         self.few, self.many = (made[name] for name in chosen)
 

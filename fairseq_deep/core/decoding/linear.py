@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .bfloat import BfloatLinear, has_bfloat
-from .int8 import Int8Linear, ways
+from .int8 import Int8Linear, available_kernels
 from .packed import PackedLinear
 
 logger = logging.getLogger(__name__)
@@ -44,8 +44,8 @@ def reduce_precision(stack: nn.Module, precision: str) -> int:
     """
     if precision == "fp32":
         return 0
-    kind, there = {"bf16": (BfloatLinear, has_bfloat), "int8": (Int8Linear, lambda: bool(ways().names))}[precision]
-    if not there():
+    kind, exists = (BfloatLinear, has_bfloat()) if precision == "bf16" else (Int8Linear, available_kernels().names)
+    if not exists:
         logger.warning(f"this machine, or this torch, has no fast products in {precision}: they stay in fp32")
         return 0
     return _replace(stack, kind, (PackedLinear, nn.Linear))

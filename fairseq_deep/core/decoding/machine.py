@@ -1,14 +1,14 @@
 """What decoding in a lower precision does with the processor, in words."""
 
 from .bfloat import has_bfloat
-from .int8 import INEXACT, WEIGHT_STEPS, ways
+from .int8 import INEXACT, WEIGHT_STEPS, available_kernels
 
 LIBRARIES = {"qlinear": "oneDNN", "int_mm": "torch._int_mm", "fbgemm": "FBGEMM", "dynamic": "FBGEMM"}
 
 
 def describe() -> str:
     """One line: how products are computed here, in fp32, int8 and bf16."""
-    names, steps = ways()
+    names, steps = available_kernels()
     if not names:
         how = "none, fp32 instead"
     else:

@@ -18,7 +18,7 @@ INITS = Registry("--deep-init")
 
 
 @dataclass(frozen=True)
-class Place:
+class MatrixLocation:
     """Where a matrix stands.
 
     Attributes:
@@ -75,7 +75,7 @@ class Init(Method):
         """The residual connections of the layer *number* (from 1); None: those that ``--residual`` chooses."""
         return None
 
-    def matrix(self, weight: Tensor, place: Place) -> None:
+    def matrix(self, weight: Tensor, place: MatrixLocation) -> None:
         """Fill *weight* (fan_out x fan_in) in place."""
         raise NotImplementedError
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fairseq_deep.core.residuals import ResidualConnection
 from fairseq_deep.core.stack import Stack
 
-from .base import INITS, Init, Place
+from .base import INITS, Init, MatrixLocation
 
 
 class ScaledConnection(ResidualConnection):
@@ -55,5 +55,5 @@ class DeepNet(Init):
     def connection(self, number: int) -> ResidualConnection:
         return ScaledConnection(self.stack, number, self.alpha)
 
-    def matrix(self, weight: Tensor, place: Place) -> None:
+    def matrix(self, weight: Tensor, place: MatrixLocation) -> None:
         nn.init.xavier_normal_(weight, gain=1.0 if place.role in ("q_proj", "k_proj", "gate") else self.beta)

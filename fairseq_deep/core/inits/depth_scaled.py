@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
-from .base import INITS, Place
+from .base import INITS, MatrixLocation
 from .xavier import Xavier
 
 
@@ -39,7 +39,7 @@ class ResidualScaled(Xavier):
     def add_args(parser) -> None:
         parser.add_argument("--depth-scaled-kind", metavar="KIND", help="--deep-init depth-scaled: marian or gpt2")
 
-    def matrix(self, weight: Tensor, place: Place) -> None:
+    def matrix(self, weight: Tensor, place: MatrixLocation) -> None:
         if self.kind == "marian":
             nn.init.xavier_uniform_(weight, gain=place.layer**-0.5)
         else:

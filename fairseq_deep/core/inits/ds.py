@@ -16,7 +16,7 @@ import math
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
-from .base import INITS, Place
+from .base import INITS, MatrixLocation
 from .xavier import Xavier
 
 
@@ -54,5 +54,5 @@ class DepthScaled(Xavier):
             help="DS-Init: layer l is scaled by l^-P; 0.25 (default) as the paper's code, 0.5 as its Eq. 15",
         )  # fmt: skip
 
-    def gain(self, place: Place) -> float:
+    def gain(self, place: MatrixLocation) -> float:
         return super().gain(place) * self.alpha * place.layer**-self.exponent

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
-from .base import INITS, Init, Place
+from .base import INITS, Init, MatrixLocation
 
 EMBEDDINGS = ("lipschitz", "normal")
 
@@ -54,7 +54,7 @@ class Lipschitz(Init):
             help="Lipschitz initialisation: start of embeddings, lipschitz (default) or normal, N(0, 1/width)",
         )  # fmt: skip
 
-    def matrix(self, weight: Tensor, place: Place) -> None:
+    def matrix(self, weight: Tensor, place: MatrixLocation) -> None:
         _fill(weight)
 
     def embedding(self, weight: Tensor) -> None:

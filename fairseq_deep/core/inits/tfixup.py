@@ -9,7 +9,7 @@ Improving Transformer Optimization Through Better Initialization, Huang et al., 
 
 from torch import Tensor, nn
 
-from .base import INITS, Place
+from .base import INITS, MatrixLocation
 from .xavier import Xavier
 
 
@@ -23,7 +23,7 @@ class TFixup(Xavier):
     without_residual = False
     three_sublayers = True
 
-    def gain(self, place: Place) -> float:
+    def gain(self, place: MatrixLocation) -> float:
         if place.role in ("q_proj", "k_proj"):
             return 0.5**0.5  # as of fairseq's start, in both attentions
         if place.role == "gate":

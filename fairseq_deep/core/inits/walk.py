@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from .base import Init, Place
+from .base import Init, MatrixLocation
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 _ROLES = {"self_attn": (*_PROJECTIONS, "gate", "fc1", "fc2"), "encoder_attn": _PROJECTIONS, "ffn": ("fc1", "fc2")}
@@ -17,7 +17,7 @@ def layer_modules(stack: nn.Module) -> list[list[nn.Module]]:
     return [modules[start : start + count] for start in range(0, len(modules), count)]
 
 
-def layer_matrices(stack: nn.Module) -> Iterator[tuple[nn.Linear, Place]]:
+def layer_matrices(stack: nn.Module) -> Iterator[tuple[nn.Linear, MatrixLocation]]:
     """The attention and feed-forward projections of all layers of *stack*, with their places."""
     for number, modules in enumerate(layer_modules(stack), 1):
         for module in modules:
@@ -26,7 +26,7 @@ def layer_matrices(stack: nn.Module) -> Iterator[tuple[nn.Linear, Place]]:
                 for role in roles:
                     linear = getattr(owner, role, None)
                     if linear is not None:
-                        yield linear, Place(number, part, role)
+                        yield linear, MatrixLocation(number, part, role)
 
 
 def _fill_layers(stack: nn.Module, init: Init) -> None:
@@ -37,7 +37,7 @@ def _fill_layers(stack: nn.Module, init: Init) -> None:
     for number, modules in enumerate(layer_modules(stack), 1):
         for connection in [module.residual for module in modules if hasattr(module, "residual")]:
             for role, matrix in connection.matrices().items():
-                init.matrix(matrix, Place(number, "residual", role))
+                init.matrix(matrix, MatrixLocation(number, "residual", role))
     for module in stack.layers.modules():
         for vectors in (getattr(module, "relative_keys", None), getattr(module, "relative_values", None)):
             if vectors is not None:

@@ -10,7 +10,7 @@ sqrt(6 / 4C), which is Xavier with gain 1/sqrt(2) for each. Embeddings: N(0, 1/C
 
 from torch import Tensor, nn
 
-from .base import INITS, Init, Place
+from .base import INITS, Init, MatrixLocation
 
 
 @INITS.register("xavier")
@@ -20,10 +20,10 @@ class Xavier(Init):
     paper = "Glorot 2010"
     without_residual = True
 
-    def matrix(self, weight: Tensor, place: Place) -> None:
+    def matrix(self, weight: Tensor, place: MatrixLocation) -> None:
         nn.init.xavier_uniform_(weight, gain=self.gain(place))
 
-    def gain(self, place: Place) -> float:
+    def gain(self, place: MatrixLocation) -> float:
         """Factor on gamma for the matrix at *place*."""
         fused = place.part == "self_attn" and place.role in ("q_proj", "k_proj", "v_proj")
         return 0.5**0.5 if fused else 1.0

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fairseq_deep.core.attention import Step
+from fairseq_deep.core.attention import DecodingStep
 
 
 class DecoderContext(NamedTuple):
@@ -19,7 +19,7 @@ class DecoderContext(NamedTuple):
         mask: added to the scores of self-attention, T x T or B x 1 x T x T
         padding: B x T, true where the target is padding, or its additive form
         causal: positions see no later ones, without a *mask* that hides them
-        step: what the attentions of a decoding step share (:class:`Ancestry`)
+        step: what the attentions of a decoding step share (:class:`SharedBeamState`)
     """
 
     memory: Tensor | None = None
@@ -28,4 +28,4 @@ class DecoderContext(NamedTuple):
     mask: Tensor | None = None
     padding: Tensor | None = None
     causal: bool = False
-    step: Step | None = None
+    step: DecodingStep | None = None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fairseq_deep.core.aggregators.weighted_sum import weighted_sum
 from fairseq_deep.core.dropout import dropout_of
-from fairseq_deep.core.keep_fp32 import Exact
+from fairseq_deep.core.keep_fp32 import KeepFp32
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
@@ -24,7 +24,7 @@ from .base import MEMORIES, Memory
 
 
 @MEMORIES.register("transparent")
-class Transparent(Exact, Memory):
+class Transparent(KeepFp32, Memory):
     """Transparent attention.
 
     Args:

@@ -14,7 +14,7 @@ Names here: ``scale`` is a_t, ``updates`` is T.
 import torch
 from torch import Tensor
 
-from fairseq_deep.core.keep_fp32 import Exact
+from fairseq_deep.core.keep_fp32 import KeepFp32
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
@@ -22,7 +22,7 @@ from .base import RESIDUALS, ResidualConnection
 
 
 @RESIDUALS.register("branchnorm")
-class BranchNorm(Exact, ResidualConnection):
+class BranchNorm(KeepFp32, ResidualConnection):
     """r = x + a_t F.
 
     a_t is saved with the weights, so that an interrupted run goes on where it was, and a model generates with the a_t
@@ -59,7 +59,7 @@ class BranchNorm(Exact, ResidualConnection):
         """Set a_t for the update after *num_updates*; fairseq calls it at the beginning of each."""
         self.scale.clamp_(min=min(1.0, (num_updates + 1) / self.updates))
 
-    def exact_tensors(self) -> list[Tensor]:
+    def fp32_tensors(self) -> list[Tensor]:
         return [self.scale]  # bf16 could not count its steps
 
     def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fairseq_deep.core.keep_fp32 import Exact
+from fairseq_deep.core.keep_fp32 import KeepFp32
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
@@ -31,7 +31,7 @@ def default_start(layers: int) -> float:
 
 
 @RESIDUALS.register("layerscale")
-class LayerScale(Exact, ResidualConnection):
+class LayerScale(KeepFp32, ResidualConnection):
     """r = x + lambda * F.
 
     Args:

@@ -16,10 +16,13 @@ from fairseq_deep.core.registry import UsageError
 
 # the unused copies in the encoder layers of fairseq 0.12.2
 _DUPLICATES = re.compile(r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")
-_NUMBERED_NORM = re.compile(r"(encoder\.layers\.\d+)\.layer_norms\.([01])\.(weight|bias)")
+_NUMBERED_NORM = re.compile(r"((encoder|decoder)\.layers\.\d+)\.layer_norms\.(\d)\.(weight|bias)")
 _FUSED = re.compile(r"(.*\.(?:self|encoder)_attn)\.in_proj_(weight|bias)")
 _VERSION = torch.tensor([3.0])
-_NORMS = {"0": "self_attn_layer_norm", "1": "final_layer_norm"}
+_NORMS = {
+    "encoder": ("self_attn_layer_norm", "final_layer_norm"),
+    "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
+}
 
 
 def upgrade(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
@@ -53,8 +56,8 @@ def upgrade_layers(state_dict: dict[str, Tensor]) -> None:
     """Rename in place what other versions of fairseq call differently in layers, and drop unused copies."""
     for key in list(state_dict):
         norm, fused = _NUMBERED_NORM.fullmatch(key), _FUSED.fullmatch(key)
-        if norm:
-            state_dict[f"{norm[1]}.{_NORMS[norm[2]]}.{norm[3]}"] = state_dict.pop(key)
+        if norm and int(norm[3]) < len(_NORMS[norm[2]]):
+            state_dict[f"{norm[1]}.{_NORMS[norm[2]][int(norm[3])]}.{norm[4]}"] = state_dict.pop(key)
         elif fused:
             for proj, value in zip(("q_proj", "k_proj", "v_proj"), state_dict.pop(key).chunk(3)):
                 state_dict[f"{fused[1]}.{proj}.{fused[2]}"] = value

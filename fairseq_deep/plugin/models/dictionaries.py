@@ -14,7 +14,7 @@ from fairseq_deep.core.registry import UsageError
 KEY = "dictionaries"
 
 
-class Remembered(StatefulContainer):
+class DictionaryState(StatefulContainer):
     """The state of a task and, in checkpoints, its dictionaries, which those of a checkpoint have to equal.
 
     Args:
@@ -57,7 +57,7 @@ def remember(task: Any, allow: bool) -> None:
     before = getattr(task, "state", None)
     if not isinstance(before, StatefulContainer):  # of a task that was made by hand
         return
-    state = Remembered(sums(task), allow)
+    state = DictionaryState(sums(task), allow)
     state._factories = before._factories
     state.merge_state_dict(before._state)
     task.state = state
@@ -69,11 +69,11 @@ def sums(task: Any) -> dict[str, str]:
     for side in ("source", "target"):
         symbols = getattr(getattr(task, f"{side}_dictionary", None), "symbols", None)
         if symbols:
-            found[side] = sum_of(symbols)
+            found[side] = hash_symbols(symbols)
     return found
 
 
-def sum_of(symbols: Sequence[str]) -> str:
+def hash_symbols(symbols: Sequence[str]) -> str:
     """The size of a dictionary, and a sum over its words."""
     total = hashlib.sha256("\n".join(symbols).encode("utf-8", "surrogatepass")).hexdigest()
     return f"{len(symbols)} entries, sum {total[:12]}"

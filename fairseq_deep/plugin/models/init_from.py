@@ -35,7 +35,7 @@ from fairseq_deep.plugin.compat import load_checkpoint, model_flags
 
 from .checkpoints import upgrade
 from .checks import check_numbers
-from .dictionaries import KEY, sum_of, sums
+from .dictionaries import KEY, hash_symbols, sums
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ def _find_dictionaries(path: str, state: dict[str, Any], task: Any) -> dict[str,
         file = os.path.join(os.path.dirname(path), f"dict.{language}.txt")
         if name not in found and os.path.isfile(file):
             with contextlib.suppress(Exception):  # it is no dictionary
-                found[name] = sum_of(Dictionary.load(file).symbols)
+                found[name] = hash_symbols(Dictionary.load(file).symbols)
     return found
 
 

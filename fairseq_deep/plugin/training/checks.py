@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_deep.core.keep_fp32 import Exact
+from fairseq_deep.core.keep_fp32 import KeepFp32
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.compat import to_restore
 
@@ -57,7 +57,7 @@ def check_exact(flags: Any, model: nn.Module) -> None:
     """
     half = getattr(flags, "fp16", False) or getattr(flags, "bf16", False)
     hook = getattr(flags, "ddp_comm_hook", "none")
-    if half and str(hook) == "fp16" and any(isinstance(part, Exact) for part in model.modules()):
+    if half and str(hook) == "fp16" and any(isinstance(part, KeepFp32) for part in model.modules()):
         raise UsageError(
             "--ddp-comm-hook fp16 would send gradients in fp16 that this model keeps in fp32, where they overflow: "
             "leave it out, those of a model in half precision are sent in half precision anyway"

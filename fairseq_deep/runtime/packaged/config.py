@@ -29,7 +29,7 @@ from fairseq_deep.runtime.records import (
     whole,
 )
 
-from .folder import CODES, CONFIG, PackageError, check_sums, read_text
+from .folder import CODES, CONFIG, PackageError, read_text, verify_checksums
 
 FORMAT, VERSION = "fairseq_deep package", 1
 LEFT_OUT = (
@@ -84,7 +84,7 @@ def read_config(folder: str) -> dict[str, Any]:
     Raises:
         PackageError: it is damaged, no JSON, or says what it may not say
     """
-    check_sums(folder, [CONFIG])
+    verify_checksums(folder, [CONFIG])
     path, content = os.path.join(folder, CONFIG), read_text(folder, CONFIG)
     try:
         config = parse(content)

@@ -71,7 +71,7 @@ def read_text(folder: str, name: str) -> str:
         raise PackageError(f"{path}: cannot be read ({error})") from error
 
 
-def check_sums(folder: str, names: Iterable[str]) -> None:
+def verify_checksums(folder: str, names: Iterable[str]) -> None:
     """Compare the files *names* with their sums.
 
     Raises:
@@ -106,7 +106,7 @@ def find_problems(folder: str) -> list[str]:
     problems = [f"{name!r} is not in {SUMS}" for name in sorted(os.listdir(folder)) if name not in (SUMS, *sums)]
     for name in sums:
         try:
-            check_sums(folder, [name])
+            verify_checksums(folder, [name])
         except PackageError as error:
             problems.append(str(error))
     return problems

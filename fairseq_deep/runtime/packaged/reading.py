@@ -28,7 +28,17 @@ from fairseq_deep.plugin.models.dictionaries import KEY, sums
 from fairseq_deep.runtime.records import parse
 
 from .config import read_config
-from .folder import CODES, CONFIG, WEIGHTS, PackageError, check_sums, dictionary_name, folder_of, place, refuse_others
+from .folder import (
+    CODES,
+    CONFIG,
+    WEIGHTS,
+    PackageError,
+    dictionary_name,
+    folder_of,
+    place,
+    refuse_others,
+    verify_checksums,
+)
 
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}
 """Types of tensors, as the format and as torch call them; I64 is that of fairseq's markers of a version."""
@@ -52,7 +62,7 @@ def load(path: str) -> dict[str, Any]:
     dictionaries = [dictionary_name(config["task"][f"{side}_lang"]) for side in ("source", "target")]
     codes = [name for name in (codes_of(config),) if name]
     refuse_others(folder, [*dictionaries, *codes])
-    check_sums(folder, [*dictionaries, *codes, WEIGHTS])
+    verify_checksums(folder, [*dictionaries, *codes, WEIGHTS])
     if config["text"]["sub_words"] == "subword-nmt":
         check_merges(folder, codes[0])
     check_header(place(folder, WEIGHTS))

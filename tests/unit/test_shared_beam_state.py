@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_deep.core.attention import Ancestry, MultiheadAttention
-from fairseq_deep.core.attention.beam_reorder import Order, keep_sources, read_order
+from fairseq_deep.core.attention import MultiheadAttention, SharedBeamState
+from fairseq_deep.core.attention.beam_reorder import BeamReorder, keep_sources, read_order
 from fairseq_deep.core.attention.cache import SourceCache, TargetCache
 from fairseq_deep.core.attention.steps import SHORT, by_column, softmax_, takes_rows
 from tests.conftest import make_batch, reorder_all
@@ -22,14 +22,14 @@ def test_a_hypothesis_sees_its_ancestors_and_no_padding(torn, twice):
 
     "torn" ends with orders that take sentences apart; "twice" has another order before each.
     """
-    state, both = {}, nn.ModuleList([Ancestry(), TargetCache()])
-    ancestry, cache = both
+    state, both = {}, nn.ModuleList([SharedBeamState(), TargetCache()])
+    beam_state, cache = both
     ancestors = [[] for _ in range(9)]
     for step, order in enumerate([*SCRAMBLED[:2], [0, 4, 2, 1], [1, 1, 3]] if torn else SCRAMBLED):
         count, padded = len(ancestors), {0, step} if step in (1, 2) else set()
         words = torch.tensor([[row not in padded] for row in range(count)])
         keys = torch.stack([torch.full((count,), step), torch.arange(count)], dim=1).double()
-        mask = ancestry(state, 3, torch.zeros(1, count, C, **DOUBLE), words).mask
+        mask = beam_state(state, 3, torch.zeros(1, count, C, **DOUBLE), words).mask
         beam = 1 if torn and step > 2 else 3
         assert mask.shape == (count // beam, 1, beam, beam * (step + 1))
         held = cache(state, keys.view(1, -1, 1, beam, 2).expand(2, -1, -1, -1, -1))
@@ -45,7 +45,7 @@ def test_a_hypothesis_sees_its_ancestors_and_no_padding(torn, twice):
 
 @torch.no_grad()
 def test_a_new_order_copies_no_keys_unless_a_sentence_has_ended():
-    state, both = {}, nn.ModuleList([Ancestry(), TargetCache()])
+    state, both = {}, nn.ModuleList([SharedBeamState(), TargetCache()])
     places = []
     for order in ([1, 0, 3, 3], [0, 0, 2, 3], [2, 3], [1, 0]):
         count = 4 if len(places) < 3 else 2
@@ -65,24 +65,24 @@ def test_a_hypothesis_that_is_not_finite_harms_no_other(value, grad):
     queries[0, 0, 1] = value
     with torch.set_grad_enabled(grad):
         for together in (True, False):
-            ancestry, state = Ancestry(), {}
-            ancestry.largest_beam = 2 if together else 1
+            beam_state, state = SharedBeamState(), {}
+            beam_state.largest_beam = 2 if together else 1
             for query in queries:
-                step = ancestry(state, 2, query, torch.ones(4, 1, dtype=torch.bool))
-                assert step.mask.size(2) == ancestry.largest_beam
+                step = beam_state(state, 2, query, torch.ones(4, 1, dtype=torch.bool))
+                assert step.mask.size(2) == beam_state.largest_beam
                 outputs.append(module(query, incremental_state=state, step=step)[0])
-                reorder_all(nn.ModuleList([ancestry, module]), state, torch.tensor([0, 0, 3, 2]))
+                reorder_all(nn.ModuleList([beam_state, module]), state, torch.tensor([0, 0, 3, 2]))
     for got, want in zip(outputs[:3], outputs[3:]):
         torch.testing.assert_close(got, want, equal_nan=True, **NEAR)
 
 
 def test_one_hypothesis_a_sentence_or_too_many_have_keys_of_their_own():
     for sentences, count in ((3, 3), (2, 3), (2, 5), (0, 0), (4, 2), (2, 66)):
-        ancestry, state = Ancestry(), {}
+        beam_state, state = SharedBeamState(), {}
         for length in (1, 2):
-            step = ancestry(state, sentences, torch.zeros(1, count, C), torch.ones(count, 1, dtype=torch.bool))
+            step = beam_state(state, sentences, torch.zeros(1, count, C), torch.ones(count, 1, dtype=torch.bool))
             assert step.mask.shape == (count, 1, 1, length) and step.mask.eq(0).all()
-            reorder_all(ancestry, state, torch.arange(count))
+            reorder_all(beam_state, state, torch.arange(count))
 
 
 @torch.no_grad()
@@ -112,7 +112,7 @@ def test_keys_of_sources_keep_their_layout_as_sentences_leave():
     assert key.transpose(2, 3).is_contiguous()
     cache, state, before = SourceCache(), {}, key.clone()
     cache.keep(state, key, value, None)
-    cache.follow(state, Order(None, torch.tensor([2, 0]), None, False))
+    cache.follow(state, BeamReorder(None, torch.tensor([2, 0]), None, False))
     kept, values, _ = cache(state)
     assert torch.equal(kept, before[[2, 0]]) and torch.equal(values, value[[2, 0]])
     assert kept.transpose(2, 3).is_contiguous()
@@ -150,7 +150,7 @@ def test_sentences_that_take_places_of_others_are_moved_there(kept, moves, beam)
 
 @torch.no_grad()
 def test_caches_move_the_sentences_that_take_places_of_others():
-    state, parts = {}, nn.ModuleList([Ancestry(), TargetCache(), SourceCache()])
+    state, parts = {}, nn.ModuleList([SharedBeamState(), TargetCache(), SourceCache()])
     parts[0](state, 3, torch.zeros(1, 6, C), torch.ones(6, 1, dtype=torch.bool))
     own, key, value = parts[1](state, torch.randn(2, 3, H, 2, 4)), by_column(torch.randn(3, H, 5, 4)), torch.randn(3, 5)
     parts[2].keep(state, key, value, None)
