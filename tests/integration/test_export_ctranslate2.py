@@ -245,7 +245,7 @@ def test_bad_input_is_one_line(make, export, monkeypatch, capsys):
     refuses(f"cannot write {here}/no/out: there is no folder {here}/no; create it", model, "--output", f"{here}/no/out")
     refuses(f"there is no {here}/no: see --data", model, *new, "--data", f"{here}/no")
     refuses(f"cannot read {here}/dict.de.txt: ", model, *new, "--target-lang", "de")
-    refuses(f"{model} does not fit {here}: the checkpoint has a vocabulary of 30", model, *new, "--target-lang", "src")
+    refuses(f"{model} translates src to tgt, not src to src; omit -s and -t", model, *new, "--target-lang", "src")
     refuses(f"cannot load {here}/dict.src.txt: ", f"{here}/dict.src.txt", *new)
     with monkeypatch.context() as patch:
         patch.setattr(ctranslate2.specs.TransformerSpec, "save", failing)

@@ -312,3 +312,11 @@ def test_other_decoders_beside_it(build, batch):
         model = build(TINY["post"], **flags)
         model(*batch)[0].square().sum().backward()
         assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_one_layer_of_the_encoder_is_enough(build, batch):
+    """Its mean with nothing else is the plain encoder."""
+    flags = {"encoder_layers": 1, "mlrf_kind": "mean"}
+    model, plain = build(TINY["post"], layer_agg="mlrf", **flags).eval(), build(TINY["post"], encoder_layers=1).eval()
+    plain.load_state_dict(model.state_dict(), strict=False)
+    torch.testing.assert_close(model(*batch)[0], plain(*batch)[0])

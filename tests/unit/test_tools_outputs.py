@@ -149,7 +149,10 @@ def begin(tmp_path, finish, *launcher):
     code += "def run(args):\n    with replacing('out') as a, open(a, 'w'), new_folder('dir'):\n"
     code += "        open('begun', 'w').close(); " + finish + "\n"
     code += "    return 0\npath.run = run; sys.exit(main.main(['path']))"
-    process = subprocess.Popen([*launcher, sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, **TOLD})
+    command = [*launcher, sys.executable, "-c", code]
+    told = {"cwd": tmp_path, "env": {**os.environ, **TOLD}}
+    # the tests themselves may have been started by nohup, whose programs ignore SIGHUP
+    process = subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL), **told)
     end = time.time() + 60
     while not (tmp_path / "begun").exists() and time.time() < end:
         time.sleep(0.02)
