@@ -14,6 +14,7 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_deep.core.attention import DECODER_ATTENTIONS
 from fairseq_deep.core.diagnostics import depth_record
+from fairseq_deep.plugin.generator import Generator
 from tests.conftest import make_batch
 from tests.device import AVAILABLE, AbsentCuda, WaitsOnMeta, tensors_in
 from tests.methods import METHODS, OPTIONS
@@ -172,14 +173,16 @@ def test_a_method_on_the_device(case, build, dictionary):
 
 @pytest.mark.parametrize("flags", [{"decoder_attn": name} for name in DECODER_ATTENTIONS.names()]
                          + [{"relative_positions": 2}, {"decoder_memory": "transparent"}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("kind", [SequenceGenerator, Generator])
 @torch.no_grad()
-def test_beam_search_finds_on_the_device_what_it_finds_on_the_cpu(flags, build, dictionary):
+def test_beam_search_finds_on_the_device_what_it_finds_on_the_cpu(flags, kind, build, dictionary):
+    """fairseq's and ours; on the CPU, both find the same."""
     model, device = build(PRENORM, **flags).eval(), AbsentCuda()
     model.make_generation_fast_(need_attn=False)
     source, lengths, _ = make_batch(dictionary)
 
     def translate(model, source, lengths):
-        generator = SequenceGenerator([model], dictionary, beam_size=3, max_len_a=0, max_len_b=6, min_len=2)
+        generator = kind([model], dictionary, beam_size=3, max_len_a=0, max_len_b=6, min_len=2)
         found = generator.generate([model], {"net_input": {"src_tokens": source, "src_lengths": lengths}})
         return [[(h["tokens"].tolist(), float(h["score"])) for h in sentence] for sentence in found]
 

@@ -69,10 +69,11 @@ class BeamSearch:
             UsageError: the least length exceeds the greatest, or a model gives no sentence a probability
         """
         longest, lengths = self._lengths(src_tokens)
-        with torch.inference_mode():
+        on_cpu = src_tokens.device.type == "cpu"
+        with torch.inference_mode(on_cpu), torch.no_grad():  # in inference mode, calls are cheaper
             encoded = [model.encoder(src_tokens) for model in self.models]
             # a CPU looks for NaN once per step, and searches again without that if there is any
-            for checked in (True, False) if src_tokens.device.type == "cpu" else (False,):
+            for checked in (True, False) if on_cpu else (False,):
                 sizes = (src_tokens.size(0), self.options.beam, longest, self.eos)
                 found = Hypotheses(*sizes, self.options.penalty, lengths)
                 if self._search(encoded, found, self.eos if first is None else first, prefix, checked):
