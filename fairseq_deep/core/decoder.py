@@ -30,9 +30,6 @@ class Decoder(TransformerStack):
     def __init__(self, stack: Stack, embed_tokens: nn.Embedding):
         super().__init__(stack, embed_tokens)
         stack = self.stack
-        self.project_in_dim = _projection(embed_tokens.embedding_dim, stack.dim)
-        self.project_out_dim = _projection(stack.dim, stack.output_dim or stack.dim)
-        self.output_projection = self._output_projection()
         names = stack.sublayers if stack.layout.split else ()
         self.source_offset = max([names.index(name) for name in ("cross", "merged") if name in names], default=0)
         own, heads = stack.alignment_layer, stack.alignment_heads
@@ -47,13 +44,17 @@ class Decoder(TransformerStack):
         )
         self.relative = self.beam_state.attends and stack.relative_positions is not None
 
-    def _output_projection(self) -> nn.Module | None:
-        projection = nn.Linear(self.stack.output_dim or self.stack.dim, self.embed_tokens.num_embeddings, bias=False)
+    def _build_input(self) -> None:
+        self.project_in_dim = _projection(self.embed_tokens.embedding_dim, self.stack.dim)
+
+    def _build_output(self) -> None:
+        width = self.stack.output_dim or self.stack.dim
+        self.project_out_dim = _projection(self.stack.dim, width)
+        self.output_projection = nn.Linear(width, self.embed_tokens.num_embeddings, bias=False)
         if self.stack.tied_output:
-            projection.weight = self.embed_tokens.weight
+            self.output_projection.weight = self.embed_tokens.weight
         else:
-            nn.init.normal_(projection.weight, std=projection.in_features**-0.5)
-        return projection
+            nn.init.normal_(self.output_projection.weight, std=width**-0.5)
 
     def make_generation_fast_(self, need_attn: bool = False, **_) -> None:
         """Prepare for generation (fairseq calls it, too); *need_attn*: steps return attention weights."""

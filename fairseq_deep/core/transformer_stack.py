@@ -36,6 +36,7 @@ class TransformerStack(nn.Module):
         self.init = stack.init.build(stack)
         self.embed_tokens, self.padding_idx = embed_tokens, embed_tokens.padding_idx
         self.embed_scale = math.sqrt(stack.dim) if stack.scale_embedding else 1.0
+        self._build_input()  # parts are built in fairseq's order, so a seed gives the same weights
         self.embed_positions = self._positions()
         self.layernorm_embedding = nn.LayerNorm(stack.dim) if stack.embedding_norm else None
         self.dropout_module = Dropout(stack.dropout, type(self).__name__)
@@ -45,10 +46,17 @@ class TransformerStack(nn.Module):
         self.num_layers = len(self.layers)
         self.modules_per_layer = stack.modules_per_layer
         self.layer_drop = LayerDrop(stack.layerdrop, self.num_layers)
-        self.history = stack.aggregator.build(stack)
         normalises = stack.pre_norm and stack.final_norm and stack.layout.final_norm
         self.layer_norm = nn.LayerNorm(stack.dim) if normalises else None
+        self._build_output()
+        self.history = stack.aggregator.build(stack)
         self.register_buffer("version", torch.tensor([3.0]))  # of fairseq's format of checkpoints
+
+    def _build_input(self) -> None:
+        """Build what stands between the embeddings and the positions."""
+
+    def _build_output(self) -> None:
+        """Build what follows the final norm."""
 
     def _positions(self) -> nn.Module | None:
         kinds = {"sinusoidal": SinusoidalPositions, "learned": LearnedPositions}

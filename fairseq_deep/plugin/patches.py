@@ -58,9 +58,12 @@ _stock_add_args = TransformerModel.__dict__["add_args"].__func__
 
 @classmethod
 def _add_args(cls, parser) -> None:
-    """Add fairseq's flags, and for its own Transformer our flags as an error that names the architecture."""
+    """Add fairseq's flags, and for its own Transformer our flags as an error that names the architecture.
+
+    fairseq's command line passes a group of its parser. Programs that list the flags pass a parser, and get fairseq's.
+    """
     _stock_add_args(cls, parser)
-    if cls is TransformerModel:
+    if cls is TransformerModel and isinstance(parser, argparse._ArgumentGroup):
         from .models.deep_transformer import add_own_args
 
         own = argparse.ArgumentParser(add_help=False)
@@ -68,7 +71,8 @@ def _add_args(cls, parser) -> None:
         for action in own._actions:
             unknown = [option for option in action.option_strings if option not in parser._option_string_actions]
             if unknown:
-                parser.add_argument(*unknown, action=_NeedsTwin, nargs="?", help=argparse.SUPPRESS)
+                parser.add_argument(*unknown, action=_NeedsTwin, nargs="?", default=argparse.SUPPRESS,
+                                    help=argparse.SUPPRESS)
 
 
 PATCHES = (
