@@ -134,7 +134,7 @@ def test_post_norm_starts_with_the_scaled_embedding():
 
 
 @pytest.mark.parametrize("init", ["avg", "one", "last"])
-@pytest.mark.parametrize("window", [None, 1, 3])
+@pytest.mark.parametrize("window", [None, 1, 3, L + 1, L + 5])
 def test_start_weights(init, window):
     weight = Dlcl(Stack(L, C, True), init=init, window=window).weight
     for row, column in itertools.product(range(L + 1), repeat=2):

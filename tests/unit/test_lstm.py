@@ -278,3 +278,11 @@ def test_the_state_does_not_grow_and_is_not_kept(kind, entries):
         state = new
     assert {name: set(vars(module)) for name, module in aggregator.named_modules()} == before
     assert sorted(aggregator.state_dict()) == sorted(name for name, _ in aggregator.named_parameters())
+
+
+def test_an_initialisation_fills_each_gate_by_itself():
+    """A bound of the fan-in and fan-out of three gates as one matrix would be another."""
+    lstm = make(DepthwiseLstm, 2, C, share="none")
+    gates = lstm.matrices()[:6]
+    assert [tuple(matrix.shape) for matrix in gates] == 6 * [(C, 2 * C)]
+    assert sum(matrix.numel() for matrix in gates) == sum(part.weight.numel() for part in lstm.gates)
