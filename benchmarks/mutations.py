@@ -25,13 +25,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
-    "aggregators": "dlcl running_sums aggregation lstm lstm_cell lstm_sharing lstm_bad_input ode mlrf routing bare "
-    "depth_record layer_drop plain_pytorch connection toy_methods lstm_models golden",
-    "attention": "attention beam_state average merged merged_decoding merged_flags masks beams alignment decoding "
-    "merged_models golden generation",
-    "decoding": "hypotheses generator int8 precision decoding compiled_steps generation",
-    "packaged": "packaged records tools_package tools_check",
-    "inits": "inits inits_admin inits_bad_input inits_constants inits_models golden residuals",
+    "core/aggregators": "dlcl running_sums aggregation lstm lstm_cell lstm_sharing lstm_bad_input ode mlrf routing "
+    "bare depth_record layer_drop plain_pytorch connection toy_methods lstm_models golden",
+    "core/attention": "attention shared_beam_state average merged merged_decoding merged_flags masks beams alignment "
+    "decoding merged_models golden generation compiled_steps",
+    "core/search": "hypotheses generator",
+    "core/decoding": "int8 precision decoding compiled_steps generation",
+    "runtime/packaged": "packaged records tools_package tools_check",
+    "core/inits": "inits inits_admin inits_bad_input inits_constants inits_models golden residuals",
 }
 """The test files of each package, those about it first: the first failure ends a run."""
 SAME = re.compile(r"_(Eq_Is|NotEq_IsNot|Is_Eq|IsNot_NotEq)$")
