@@ -18,13 +18,14 @@ git ls-files -z --cached --others --exclude-standard --deduplicate -- README.md 
   done
 # the page of a package that names no object has all modules, the contract first
 for page in build/pages/docs/site/api/*.md; do
-  package=fairseq_deep/$(basename "$page" .md)
-  if [[ -d $package ]] && ! grep -q '^:::' "$page"; then
+  ! grep -q '^:::' "$page" || continue
+  for package in fairseq_deep/{core,plugin}/"$(basename "$page" .md)"; do
+    [[ -d $package ]] || continue
     for module in $(cd "$package" && printf '%s\n' base.py [!_]*.py | awk '!seen[$0]++'); do
       [[ -f $package/$module ]] || continue
-      printf '\n::: %s.%s\n' "${package/\//.}" "${module%.py}" >>"$page"
+      printf '\n::: %s.%s\n' "${package//\//.}" "${module%.py}" >>"$page"
     done
-  fi
+  done
 done
 NO_MKDOCS_2_WARNING=1 mkdocs build --strict --config-file docs/site/mkdocs.yml --site-dir "$PWD/build/site"
 echo "build/site: $(find build/site -name index.html | wc -l) pages"
