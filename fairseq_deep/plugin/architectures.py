@@ -1,7 +1,7 @@
 """The named architectures (``--arch``): one table, and the loop that registers it with fairseq.
 
 Names follow ``transformer_<method>[_postnorm]_<N>l[<M>l][_<size>]``: N encoder layers, M decoder layers, M written
-only where it is not 6. A row presets flags; a flag on the command line beats its preset (``row.py``).
+only where it is not 6. A row presets flags; a flag on the command line overrides them (``presets.py``).
 
 Depths, options and scores of the papers' systems: ``papers.py``.
 """
