@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fairseq_deep.core.attention.multihead import MultiheadAttention
+from fairseq_deep.core.attention import MultiheadAttention, multihead
 from fairseq_deep.core.dropout import Dropout, fast_dropout, speed_up_dropout
 
 
@@ -87,3 +87,10 @@ def test_retained_dropout_is_retained_in_all_that_connects_layers(name, flags, b
     generation = SimpleNamespace(retain_dropout=True, retain_dropout_modules=None)
     model.eval().prepare_for_inference_(SimpleNamespace(generation=generation))
     assert drops and all(part.apply_during_inference for part in drops)
+
+
+def test_without_the_flag_attention_draws_as_torch_does(monkeypatch):
+    monkeypatch.setattr(multihead, "fast_dropout", None)
+    attention = MultiheadAttention(8, 2, dropout=0.5).train()
+    first, second = attention(torch.ones(20, 3, 8))[0], attention(torch.ones(20, 3, 8))[0]
+    assert not torch.equal(first, second)

@@ -187,3 +187,14 @@ def test_a_step_without_gradients_is_one_with_them(masked, autocast):
             outputs.append(module(query, memory, attn_mask=mask, incremental_state={})[0].float())
             assert takes_rows(module, query, memory, None) == (not grad and not autocast)
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)
+
+
+def test_copies_of_one_hypothesis_share_its_sentence():
+    """As after the first step of a search, which has one hypothesis per sentence."""
+    shared, state = SharedBeamState(), {}
+    with torch.no_grad():
+        shared(state, 2, torch.zeros(1, 2, 4), torch.ones(2, 1, dtype=torch.bool))
+        order = shared.reorder(state, torch.tensor([0, 0, 0, 1, 1, 1]))
+        step = shared(state, 2, torch.zeros(1, 6, 4), torch.ones(6, 1, dtype=torch.bool))
+    assert order.copies == 3 and order.sources is None
+    assert step.mask.shape == (2, 1, 3, 2 * 3), "three hypotheses see the keys of their sentence"
