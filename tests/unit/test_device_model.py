@@ -334,7 +334,7 @@ def test_the_tables(tmp_path, capsys):
     assert "waits for the device" in printed and "bytes / bandwidth" in printed
     flags = ["--dropout", "0", "--what", "training", "--no-stock", "--compare", path]
     assert device_model.main([*SMALL, *flags]) == 0
-    assert "return self.dropout_module(self.fc2(x))" in capsys.readouterr().out
+    assert "return fast_dropout(x, self.p) if self.fast" in capsys.readouterr().out
     assert device_model.main([*SMALL, "--no-stock", "--memory", "--device", "V100"]) == 0
     assert "with recomputation" in capsys.readouterr().out
 

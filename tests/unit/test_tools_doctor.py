@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fairseq_deep import list_archs
+from fairseq_deep.plugin.patches import PATCHES
 from fairseq_deep.tools import doctor, machine
 from fairseq_deep.tools.main import main
 
@@ -64,11 +65,23 @@ def test_table_gives_reasons_and_cures_then_the_verdict(monkeypatch, capsys):
         yield doctor.Check("second", "FAIL", "broken", "because", "do this")
 
     monkeypatch.setattr(doctor, "GROUPS", (sick,))
+    monkeypatch.setattr(doctor, "_patches", lambda: [])
     assert main(["doctor"]) == 1
     assert capsys.readouterr().out == (
         "one     ok    fine\nsecond  FAIL  broken\n\nsecond: because\n  cure: do this\n\n"
         "Training does not work here: second.\n"
     )
+
+
+def test_patches_of_fairseq_are_listed(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "GROUPS", ())
+    assert main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    table = printed.partition("Replaced in fairseq while this package is imported:\n")[2].split("\n\n")[0]
+    known = [*(f"{each.where}.{each.name}".replace(":", ".") for each in PATCHES), "atexit"]
+    assert [line.split()[0] for line in table.splitlines()] == known
+    assert main(["doctor", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["patches"]) == len(PATCHES) + 1
 
 
 def test_a_check_that_breaks_is_reported_and_the_rest_goes_on(monkeypatch, capsys):
