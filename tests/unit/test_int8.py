@@ -248,3 +248,13 @@ def test_encoders_take_the_precision(build, batch, precision):
         actual = model(*batch)[0]
     assert not torch.equal(actual, expected)
     assert float((actual - expected).abs().mean()) < 0.1 * float(expected.std())
+
+
+@pytest.mark.parametrize("steps", int8.INPUT_STEPS)
+def test_inputs_are_rounded_to_whole_numbers(steps):
+    """A kernel that rounds otherwise would be wrong, and then replaced by a slower one without a word."""
+    x = torch.randn(7, 40)
+    largest, weight = x.abs().amax(1, keepdim=True), torch.empty(3, 40)
+    whole = int8._whole(x, largest, torch.empty_like(x), torch.tensor(float(steps)), int8._rounds(weight))
+    assert whole.dtype == torch.int8 and whole.abs().max() == steps
+    assert (whole.double() - x.double() * steps / largest).abs().max() <= 0.5 + 1e-5
