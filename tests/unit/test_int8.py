@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -258,3 +259,13 @@ def test_inputs_are_rounded_to_whole_numbers(steps):
     whole = int8._whole(x, largest, torch.empty_like(x), torch.tensor(float(steps)), int8._rounds(weight))
     assert whole.dtype == torch.int8 and whole.abs().max() == steps
     assert (whole.double() - x.double() * steps / largest).abs().max() <= 0.5 + 1e-5
+
+
+def test_no_kernel_is_lost_on_a_processor_with_vnni():
+    """One that is wrong is not used, and nothing else would show it but the time."""
+    flags = Path("/proc/cpuinfo")
+    if not flags.exists() or " avx512_vnni" not in flags.read_text():
+        pytest.skip("this processor has no VNNI")
+    if any(name in os.environ for name in AVX2) or tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        pytest.skip("held to AVX2, or a torch that may lack a kernel")
+    assert set(int8.available_kernels().names) == set(int8.PRODUCTS)
