@@ -246,6 +246,15 @@ def test_drawing_from_one_word_is_greedy_search(options, lively, dictionary):
             torch.testing.assert_close(each["positional_scores"], best["positional_scores"])
 
 
+def test_drawn_words_repeat_no_ngram_either(lively, dictionary):
+    """Also hypotheses that have ended and go on for want of others, to which no word may be left."""
+    options = {"beam_size": 4, "max_len_b": 14, "no_repeat_ngram_size": 1, "min_len": 2}
+    generator = Generator([lively()], dictionary, search_strategy=search.Sampling(dictionary), **options)
+    found = generator.generate(generator.model.models, make_sample(dictionary, LENGTHS))
+    words = [each["tokens"].tolist() for sentence in found for each in sentence]
+    assert len(words) > 3 * len(LENGTHS) and all(len(set(each)) == len(each) for each in words)
+
+
 def test_words_are_drawn_by_their_probabilities():
     logs = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
     scores = torch.tensor([[-3.0]])

@@ -26,6 +26,8 @@ def draw(logs: Tensor, scores: Tensor, options: SearchOptions) -> tuple[Tensor, 
         probabilities = probabilities.masked_fill(before >= options.sampling_topp, 0.0)
     elif options.sampling_topk > 0:
         probabilities[:, options.sampling_topk :] = 0.0
+    # a hypothesis that has ended and goes on for want of others may have no word left: its score is -inf then
+    probabilities[:, 0] += probabilities.sum(1).eq(0)
     drawn = torch.multinomial(probabilities, options.beam // hypotheses, replacement=True)
     ranks = torch.arange(hypotheses, device=logs.device).repeat_interleave(options.beam // hypotheses)
     ranks = ranks.expand(sentences, -1)
