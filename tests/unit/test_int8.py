@@ -268,4 +268,8 @@ def test_no_kernel_is_lost_on_a_processor_with_vnni():
         pytest.skip("this processor has no VNNI")
     if any(name in os.environ for name in AVX2) or tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
         pytest.skip("held to AVX2, or a torch that may lack a kernel")
-    assert set(int8.available_kernels().names) == set(int8.PRODUCTS)
+    for _ in range(4):  # a busy machine may make one look like a loop
+        if set(int8.available_kernels().names) == set(int8.PRODUCTS):
+            return
+        int8.available_kernels.cache_clear()
+    pytest.fail(f"only {int8.available_kernels().names}")
