@@ -12,13 +12,14 @@ from torch import Tensor
 
 from fairseq_deep.core.decoder import Decoder
 from fairseq_deep.core.search import BeamSearch, SearchOptions
+from fairseq_deep.core.search.hypotheses import rank_by_gnmt
 
 
 class Generator(SequenceGenerator):
     """Search with models of this package; arguments and results are those of fairseq's generator."""
 
     gnmt_lenpen = False
-    """Divide scores by GNMT's length penalty (``--gnmt-lenpen``)."""
+    """Divide scores by GNMT's length penalty (``--gnmt-lenpen``); *normalize_scores* is off then."""
 
     def _generate(
         self,
@@ -30,7 +31,8 @@ class Generator(SequenceGenerator):
         source = sample["net_input"].get("src_tokens")
         ends = prefix_tokens is not None and bool(prefix_tokens.eq(self.eos).any())
         if constraints is not None or ends or source is None or source.dim() != 2 or not self.is_supported():
-            return super()._generate(sample, prefix_tokens, constraints, bos_token)
+            found = super()._generate(sample, prefix_tokens, constraints, bos_token)
+            return rank_by_gnmt(found, self.len_penalty) if self.gnmt_lenpen else found
         return self._search()(source, prefix_tokens, bos_token)
 
     def is_supported(self) -> bool:
@@ -47,7 +49,7 @@ class Generator(SequenceGenerator):
             max_len_b=self.max_len_b,
             min_len=self.min_len,
             lenpen=self.len_penalty,
-            unnormalized=not self.normalize_scores,
+            unnormalized=not (self.normalize_scores or self.gnmt_lenpen),
             gnmt_lenpen=self.gnmt_lenpen,
             unkpen=self.unk_penalty,
             temperature=self.temperature,

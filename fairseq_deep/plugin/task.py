@@ -91,9 +91,7 @@ class DeepTranslationTask(TranslationTask):
 
 
 def _use_gnmt_lenpen(generator) -> None:
-    if not isinstance(generator, Generator) or not generator.normalize_scores or not generator.is_supported():
-        raise UsageError(
-            "--gnmt-lenpen requires beam search with models of this package; omit it, or --unnormalized, "
-            "--constraints, --diverse-beam-groups and the like"
-        )
-    generator.gnmt_lenpen = True
+    if not isinstance(generator, Generator) or not generator.normalize_scores:
+        raise UsageError("--gnmt-lenpen requires a search with normalised scores; omit --unnormalized and "
+                         "--score-reference, or this flag")  # fmt: skip
+    generator.normalize_scores, generator.gnmt_lenpen = False, True

@@ -308,14 +308,18 @@ def gnmt_score(hypothesis, alpha):
     return total / ((5 + len(hypothesis["tokens"])) / 6) ** alpha
 
 
-@pytest.mark.parametrize("asked", [{}, {"min_len": 4}], ids=str)
+DIVERSE = {"diverse_beam_groups": 2, "diverse_beam_strength": 0.5}
+
+
+@pytest.mark.parametrize("asked", [{}, {"min_len": 4}, DIVERSE], ids=["", "long", "fairseq's search"])
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 3.0])
 def test_gnmts_length_penalty_ranks_the_same_hypotheses(asked, alpha, lively, dictionary):
     model, sample = lively(), make_sample(dictionary, LENGTHS)
     task = DeepTranslationTask(DeepTranslationConfig(gnmt_lenpen=True), dictionary, dictionary)
     wanted = {"beam": 4, "max_len_a": 0, "max_len_b": 14, "lenpen": alpha, **asked}
     got = task.build_generator([model], argparse.Namespace(**wanted)).generate([model], copy.deepcopy(sample))
-    stock = SequenceGenerator([model], dictionary, beam_size=4, max_len_b=14, **asked).generate([model], sample)
+    given = {"search_strategy": search.DiverseBeamSearch(dictionary, 2, 0.5)} if asked is DIVERSE else asked
+    stock = SequenceGenerator([model], dictionary, beam_size=4, max_len_b=14, **given).generate([model], sample)
     orders = 0
     for ours, theirs in zip(got, stock):
         expected = sorted(theirs, key=lambda each: -gnmt_score(each, alpha))
@@ -326,11 +330,11 @@ def test_gnmts_length_penalty_ranks_the_same_hypotheses(asked, alpha, lively, di
     assert orders > 0, "another order than with length^1"
 
 
-@pytest.mark.parametrize("clash", [{"unnormalized": True}, {"diverse_beam_groups": 2}], ids=str)
+@pytest.mark.parametrize("clash", [{"unnormalized": True}, {"score_reference": True}], ids=str)
 def test_gnmts_length_penalty_is_refused_where_it_would_not_be_used(clash, build, dictionary):
     task = DeepTranslationTask(DeepTranslationConfig(gnmt_lenpen=True), dictionary, dictionary)
     model = build("transformer_postnorm_2l2l_tiny").eval()
-    with pytest.raises(UsageError, match="--gnmt-lenpen requires beam search"):
+    with pytest.raises(UsageError, match="--gnmt-lenpen requires a search with normalised scores"):
         task.build_generator([model], argparse.Namespace(beam=4, **clash))
 
 

@@ -104,8 +104,8 @@ class BeamSearch:
     def _search(self, encoded, found: Hypotheses, first: int, prefix: Tensor | None, checked: bool) -> bool:
         """Fill *found*.
 
-        With *checked*, caches take keys without a look for NaN, and the search ends when there is any: it has not
-        found anything then, and returns False.
+        With *checked*, caches store keys without a check for NaN. The search then returns False, and has found
+        nothing, if there is any.
         """
         states: list[dict] = [{CHECKED: {}} if checked else {} for _ in self.models]
         device = encoded[0]["encoder_out"][0].device
