@@ -39,7 +39,7 @@ from against.fairseq_systems import FairseqSystem, configure, longest, read_corp
 from against.turns import Turns
 from fairseq import tasks
 
-from fairseq_deep.tools import UserError, export, format_table
+from fairseq_deep.tools import UsageError, export, format_table
 from fairseq_deep.tools import main as tool
 from fairseq_deep.tools.machine import count_cores, describe_cpu
 
@@ -209,7 +209,7 @@ def export_plain(settings, folder):
     try:
         with contextlib.redirect_stdout(None):
             export.run(tool.parse(["export", settings.checkpoint["stock"], "--output", exported]))
-    except UserError as error:
+    except UsageError as error:
         raise SystemExit(str(error)) from None
     settings.checkpoint["stock"] = exported
 

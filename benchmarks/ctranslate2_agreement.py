@@ -21,7 +21,7 @@ import torch
 from against_ctranslate2 import describe_machine
 
 from fairseq_deep.runtime import Translator, find_bundle
-from fairseq_deep.tools import UserError, export, format_table, main, read_lines
+from fairseq_deep.tools import UsageError, export, format_table, main, read_lines
 
 
 def read_arguments(words=None):
@@ -43,7 +43,7 @@ class Ours(Translator):
     """The translator of this package, which gives units."""
 
     def _finish(self, hypothesis):
-        units = self.task.target_dictionary.string(hypothesis["tokens"].int().cpu()).split()
+        units = self.target.decode(hypothesis["tokens"].tolist()).split()
         return units, float(hypothesis["score"])
 
     def units(self, lines):
@@ -130,5 +130,5 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as work:
         try:
             print(run(arguments, work))
-        except UserError as error:
+        except UsageError as error:
             raise SystemExit(str(error)) from None

@@ -13,16 +13,15 @@ __version__ = "0.2.0"
 moved.install()
 
 if FAIRSEQ_ERROR is None:
-    from .plugin import patches, task  # noqa: F401 (registers models, architectures and the task)
+    from .plugin import patches, stored, task  # noqa: F401 (registers models, architectures, the task and formats)
     from .plugin.architectures import list_archs
-    from .runtime import packaged  # noqa: F401 (registers the format of packaged models)
 
     patches.apply()
 else:
 
     def list_archs(pattern="*"):
-        """Raise: without fairseq there are no architectures."""
-        raise ImportError("fairseq cannot be imported: `fairseq-deep doctor` tells why") from FAIRSEQ_ERROR
+        """Raise ImportError: fairseq is missing, and architectures are names in its registry."""
+        raise ImportError("architectures require fairseq; run 'fairseq-deep doctor'") from FAIRSEQ_ERROR
 
 
 __all__ = ["__version__", "list_archs"]

@@ -11,9 +11,20 @@ class UsageError(Exception):
     """
 
     @property
+    def message(self) -> str:
+        """The message on one line, without control characters."""
+        return one_line(self)
+
+    @property
     def one_line(self) -> str:
-        """What a command prints."""
-        return f"fairseq_deep: {printable(' '.join(str(self).split()), None)}"
+        """What fairseq's commands print."""
+        return f"fairseq_deep: {self.message}"
+
+
+def one_line(text: object, limit: int | None = None) -> str:
+    """*text*, such as an exception of a library, on one line; the type of an exception without a message."""
+    line = " ".join(str(text).split())
+    return printable(line or (type(text).__name__ if isinstance(text, BaseException) else ""), limit)
 
 
 def printable(text: object, limit: int | None = 200) -> str:

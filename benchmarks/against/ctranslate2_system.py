@@ -16,6 +16,7 @@ import tempfile
 
 import torch
 
+from fairseq_deep.runtime.dictionary import Dictionary
 from fairseq_deep.tools.ctranslate2_format import build_spec, write_spec
 
 from .fairseq_systems import load, longest, split_name
@@ -38,7 +39,8 @@ class CTranslate2System:
         if COMPUTE[precision] not in ctranslate2.get_supported_compute_types("cpu"):
             raise SystemExit(f"this CTranslate2 has no {precision} on this CPU: leave {system} out of --systems")
         _, model, self.work, config = load("stock", settings)
-        dictionaries = self.work.source_dictionary, self.work.target_dictionary
+        sides = self.work.source_dictionary, self.work.target_dictionary
+        dictionaries = [Dictionary(side.symbols[side.nspecial :]) for side in sides]
         with tempfile.TemporaryDirectory() as work:
             folder = os.path.join(work, "model")
             write_spec(build_spec(model, model.cfg.activation_fn, *dictionaries), folder, "float32")

@@ -20,7 +20,7 @@ from report import read_json
 from scales import SCALES, WIDTHS
 
 from fairseq_deep.core.registry import nearest
-from fairseq_deep.tools import UserError, format_table, write_text
+from fairseq_deep.tools import UsageError, format_table, write_text
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 COMPARE = os.path.join(os.path.dirname(HERE), "compare", "run.sh")
@@ -47,22 +47,22 @@ def parse(words):
 def check(args):
     """Refuse what cannot work before anything is trained."""
     if not args.claims:
-        raise UserError("no claim named: give one or more, as in: run.sh --data DIR depth (--list shows them)")
+        raise UsageError("no claim named: give one or more, as in: run.sh --data DIR depth (--list shows them)")
     for name in args.claims:
         if name not in CLAIMS:
-            raise UserError(f"there is no claim '{name}'{nearest(name, CLAIMS)}: --list shows them")
+            raise UsageError(f"there is no claim '{name}'{nearest(name, CLAIMS)}: --list shows them")
     if args.data and args.demo:
-        raise UserError("--data and --demo exclude each other: give one")
+        raise UsageError("--data and --demo exclude each other: give one")
     if not args.data and not args.demo:
         names = f"{{train,valid,test}}.{{{args.source_lang},{args.target_lang}}}"
-        raise UserError(f"--data is missing: a folder with {names}, plain or .gz (or --demo)")
+        raise UsageError(f"--data is missing: a folder with {names}, plain or .gz (or --demo)")
     if args.resamples < 100:
-        raise UserError(f"--resamples {args.resamples} is too few for a p of 0.05: use 100 or more")
+        raise UsageError(f"--resamples {args.resamples} is too few for a p of 0.05: use 100 or more")
     for split, least in LEAST.items() if args.data else ():
         path = find_text(args.data, f"{split}.{args.target_lang}")
         count = sum(1 for _ in itertools.islice(read_lines(path), least))
         if count < least:
-            raise UserError(
+            raise UsageError(
                 f"{args.data} has {count:,} sentence pairs of {split}, too few to judge a claim: give {least:,} or more"
             )
 
@@ -141,7 +141,7 @@ def main():
 def guarded():
     try:
         return main()
-    except UserError as problem:
+    except UsageError as problem:
         print("error: " + " ".join(str(problem).split()), file=sys.stderr)
         return 2
     except SystemExit as end:  # of the recipe's helpers

@@ -13,7 +13,7 @@ import sys
 from report import read_json
 from speed import find, generate_command, run
 
-from fairseq_deep.tools import UserError, write_text
+from fairseq_deep.tools import UsageError, write_text
 
 PAIRS = {"mini": 1000, "base": 3000}  # the paper has 3,000
 
@@ -31,7 +31,7 @@ def measure(records, args):
             print(f"{record['label']}: training and development text", flush=True)
             try:
                 kept = {"model": model, **_measure_one(folder, args)}
-            except UserError as problem:
+            except UsageError as problem:
                 problems.append(str(problem))
                 continue
             write_text(path, json.dumps(kept, indent=1) + "\n")

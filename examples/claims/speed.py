@@ -15,7 +15,7 @@ from children import call
 from report import read_json
 from results import SPEED
 
-from fairseq_deep.tools import UserError, write_text
+from fairseq_deep.tools import UsageError, write_text
 
 STEP = re.compile(r'"wps": "([\d.]+)", .*"wpb": "([\d.]+)"')
 UPDATES = 40
@@ -46,7 +46,7 @@ def measure(records, folder, args):
             try:
                 decoded[label].append(_decode(training))
                 steps[label].append(_train(training))
-            except UserError as problem:
+            except UsageError as problem:
                 problems[label] = str(problem)
     found = {
         label: {
@@ -66,12 +66,12 @@ def run(words, folder, what, cwd=None):
     """What the command prints.
 
     Raises:
-        UserError: it failed
+        UsageError: it failed
     """
     status, output, errors = call(words, cwd=cwd, capture=True)
     if status:
         reason = (errors.strip().splitlines() or ["no message"])[-1]
-        raise UserError(f"{folder}: {what} failed: {reason}")
+        raise UsageError(f"{folder}: {what} failed: {reason}")
     return output + errors
 
 
@@ -79,11 +79,11 @@ def find(pattern, text, folder, what):
     """What the last match of *pattern* captures in *text*.
 
     Raises:
-        UserError: there is none
+        UsageError: there is none
     """
     found = re.findall(pattern, text, re.MULTILINE)
     if not found:
-        raise UserError(f"{folder}: {what} is missing in what its command printed")
+        raise UsageError(f"{folder}: {what} is missing in what its command printed")
     return found[-1]
 
 
@@ -106,7 +106,7 @@ def _decode(folder):
     text = run(generate_command(folder, SUBSET), folder, "decoding")
     found = SPEED.findall(text)
     if not found:
-        raise UserError(f"{folder}: fairseq-generate did not say how fast it was")
+        raise UsageError(f"{folder}: fairseq-generate did not say how fast it was")
     return float(found[-1][1])
 
 
@@ -126,5 +126,5 @@ def _train(folder):
 def _median_step(text, folder):
     steps = [float(batch) / float(rate) for rate, batch in STEP.findall(text) if float(rate) > 0]
     if len(steps) < 2:
-        raise UserError(f"{folder}: fairseq-train logged no steps to be timed")
+        raise UsageError(f"{folder}: fairseq-train logged no steps to be timed")
     return statistics.median(steps[1:])  # the first one has the start-up in it

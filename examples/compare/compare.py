@@ -17,7 +17,7 @@ from report import read_json
 from systems import check, check_unchanged, read_systems
 from trainings import Run, Stopped, Trainings
 
-from fairseq_deep.tools import UserError, write_text
+from fairseq_deep.tools import UsageError, write_text
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # width, heads, updates, epochs to average
@@ -29,7 +29,7 @@ FREE = ("--data", "--data-tar", "--workers", "--force-batch", "--disk-gb", "--su
 FAILED = 3  # exit status where some trainings failed; 1 is that of whatever nobody has foreseen
 
 
-class Failed(UserError):
+class Failed(UsageError):
     """Some trainings failed; the others are in the table."""
 
 
@@ -56,12 +56,12 @@ def resolve(args):
     width, heads, updates, average = SIZES[args.conf]
     args.updates = updates if args.updates == "auto" else int(args.updates)
     if args.updates < 1:
-        raise UserError("--updates must be at least 1")
+        raise UsageError("--updates must be at least 1")
     if args.width != "auto":
         width, heads = int(args.width), max(1, int(args.width) // 32)
     args.width, args.heads = width, heads if args.heads == "auto" else int(args.heads)
     if args.width and (args.heads < 1 or args.width % args.heads):
-        raise UserError(f"--width {args.width} is not divisible by {args.heads} heads: change --width or --heads")
+        raise UsageError(f"--width {args.width} is not divisible by {args.heads} heads: change --width or --heads")
     if "--average" not in args.recipe:
         args.recipe += ["--average", str(average)]
     args.average = int(args.recipe[args.recipe.index("--average") + 1])
@@ -75,7 +75,7 @@ def which_seeds(text):
     words = text.split(",")
     seeds = [int(word) for word in words if word.isascii() and word.isdigit()]
     if len(set(seeds)) < len(words) or seeds == [0]:
-        raise UserError(f"--seeds takes how many, such as 3, or different ones, such as 4,7, not '{text}'")
+        raise UsageError(f"--seeds takes how many, such as 3, or different ones, such as 4,7, not '{text}'")
     return list(range(1, seeds[0] + 1)) if len(seeds) == 1 else seeds
 
 
@@ -95,7 +95,7 @@ def check_conditions(exp, now):
         if before == after or (name == "--updates" and before < after):
             continue
         before, after = ("the default" if value in (None, "") else value for value in (before, after))
-        raise UserError(f"{exp} was begun with another value of {name}: {before}, now {after}: use another --exp")
+        raise UsageError(f"{exp} was begun with another value of {name}: {before}, now {after}: use another --exp")
 
 
 def shared_flags(args):
@@ -121,7 +121,7 @@ def text_of(exp):
                 found.setdefault("".join(stream.read().splitlines()[2:3]), folder)
     if len(found) > 1:
         one, other = list(found.values())[:2]
-        raise UserError(f"{one} and {other} were trained on different text: delete one, or use another --exp")
+        raise UsageError(f"{one} and {other} were trained on different text: delete one, or use another --exp")
     return next(iter(found), "")
 
 
@@ -161,7 +161,7 @@ def dry_run(run):
     at = run.command.index("--")
     done = subprocess.run([*run.command[:at], "--dry-run", *run.command[at:]], capture_output=True, text=True)
     if done.returncode:
-        raise UserError((done.stderr.strip().splitlines() or ["the recipe failed"])[-1].removeprefix("error: "))
+        raise UsageError((done.stderr.strip().splitlines() or ["the recipe failed"])[-1].removeprefix("error: "))
     return done.stdout
 
 
@@ -194,7 +194,7 @@ class locked:
         self.stream = open(lock.name(folder), "a")
         problem = lock.take(self.stream.fileno(), folder, os.getpid(), patience)
         if problem:
-            raise UserError(problem)
+            raise UsageError(problem)
 
     def __enter__(self):
         return self.stream.fileno()
@@ -207,7 +207,7 @@ def report(args, systems, runs):
     """Write table and picture."""
     rows = results.rows(systems, runs, args.bootstrap)
     if not any(row["done"] or row["failed"] for row in rows):
-        raise UserError(f"no training in {args.exp} has come to its end: there is nothing to put into a table")
+        raise UsageError(f"no training in {args.exp} has come to its end: there is nothing to put into a table")
     folder = args.tables or args.exp
     os.makedirs(folder, exist_ok=True)
     text = table.write(folder, rows, results.facts(rows))
@@ -277,7 +277,7 @@ def guarded():
     except Stopped as end:
         print(end, file=sys.stderr)
         return 130
-    except UserError as problem:
+    except UsageError as problem:
         print("error: " + " ".join(str(problem).split()), file=sys.stderr)
         return FAILED if isinstance(problem, Failed) else 2
     except SystemExit as end:  # of the recipe's helpers

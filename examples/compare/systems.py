@@ -9,7 +9,7 @@ import types
 from dataclasses import dataclass, field
 
 from fairseq_deep.core.registry import nearest
-from fairseq_deep.tools import UserError
+from fairseq_deep.tools import UsageError
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}")
 # what a system may have of its own beside the flags of its model, its optimiser and its learning rate's schedule
@@ -59,14 +59,14 @@ def read_systems(words, path):
                 texts = (line.strip() for line in stream)
                 lines += [text for text in texts if text and not text.startswith("#")]
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--systems {path} cannot be read: {error}") from error
+            raise UsageError(f"--systems {path} cannot be read: {error}") from error
     if not lines:
-        raise UserError("no system to train: name architectures, as in: run.sh --data DIR prenorm_6l dlcl_6l")
+        raise UsageError("no system to train: name architectures, as in: run.sh --data DIR prenorm_6l dlcl_6l")
     known = _known_architectures()
     systems = [_parse(line, known) for line in lines]
     for index, system in enumerate(systems):
         if system.label in [other.label for other in systems[:index]]:
-            raise UserError(f"{system.label} is there twice: name one of them otherwise, as in 'LABEL={system.text}'")
+            raise UsageError(f"{system.label} is there twice: name one of them otherwise, as in 'LABEL={system.text}'")
     return systems
 
 
@@ -82,7 +82,7 @@ def _parse(line, known):
     try:
         words = shlex.split(line)
     except ValueError as error:
-        raise UserError(f"'{line}': {error}") from error
+        raise UsageError(f"'{line}': {error}") from error
     label, equals, name = words[0].partition("=") if words else ("", "", "")
     if not equals:
         label, name = "", label
@@ -90,14 +90,14 @@ def _parse(line, known):
     if arch is None:
         full = name if name.startswith("transformer") else f"transformer_{name}"
         near = nearest(full, known) or nearest(name, known)
-        raise UserError(f"there is no architecture '{name}'{near}: fairseq-deep archs lists them")
+        raise UsageError(f"there is no architecture '{name}'{near}: fairseq-deep archs lists them")
     short = arch[len("transformer_") :] if arch.startswith("transformer_") else arch
     if not equals:
         label = re.sub(r"[^A-Za-z0-9._+-]+", "_", "_".join([short, *(word.lstrip("-") for word in words[1:])]))
     if not LABEL.fullmatch(label):
-        raise UserError(f"'{label}' cannot name a system: use up to 60 letters, digits and . _ + -, as in 'X={arch}'")
+        raise UsageError(f"'{label}' cannot name a system: use up to 60 letters, digits and . _ + -, as in 'X={arch}'")
     if len(words) > 1 and not words[1].startswith("-"):
-        raise UserError(f"'{line}': '{words[1]}' is no flag; put each system in quotes of its own")
+        raise UsageError(f"'{line}': '{words[1]}' is no flag; put each system in quotes of its own")
     return System(label, arch, words[1:])
 
 
@@ -110,7 +110,7 @@ def check(systems, command, width):
         width: of all, or 0 for each architecture's own
 
     Raises:
-        UserError: the first thing that is wrong, with the name of the system
+        UsageError: the first thing that is wrong, with the name of the system
     """
     import fairseq_deep
 
@@ -125,8 +125,8 @@ def check(systems, command, width):
         base = [*words[: words.index("--arch") + 1], system.arch, *words[words.index("--arch") + 2 :]]
         try:
             _check_one(system, base, width)
-        except (UserError, SystemExit) as error:  # fairseq's parser exits
-            raise UserError(f"{system.label}: {error}") from error
+        except (UsageError, SystemExit) as error:  # fairseq's parser exits
+            raise UsageError(f"{system.label}: {error}") from error
 
 
 def _check_one(system, base, width):
@@ -137,7 +137,7 @@ def _check_one(system, base, width):
         try:
             with_own = _parse_flags([*base, *sizes, *system.flags])
             _build(system, with_own)
-        except (UserError, SystemExit) as error:
+        except (UsageError, SystemExit) as error:
             problem = error
             continue
         _check_equal(_parse_flags(base), with_own)
@@ -165,7 +165,7 @@ def _parse_flags(words):
         if unknown:
             flag = unknown[1].partition("=")[0]
             message = f"unknown flag '{flag}'{nearest(flag, parser._option_string_actions)}"
-        raise UserError(message)
+        raise UsageError(message)
 
     parser.error = refuse
     return options.parse_args_and_arch(parser, list(words))
@@ -189,7 +189,7 @@ def _check_equal(shared, own):
     for name in sorted(names):
         if getattr(shared, name, None) != getattr(own, name, None):
             flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{flag} must be the same for all systems: take it out of this one")
+            raise UsageError(f"{flag} must be the same for all systems: take it out of this one")
 
 
 def _build(system, args):
@@ -217,14 +217,14 @@ def check_unchanged(systems, folder, load, save):
         path = os.path.join(folder, system.label, "system.json")
         now, old = {"system": system.text, "settings": system.settings}, load(path)
         if old and old["system"] != system.text:
-            raise UserError(
+            raise UsageError(
                 f"{system.label} was '{old['system']}' in {folder}, now it is '{system.text}': give it another name"
                 f" ('LABEL={system.text}'), or use another --exp"
             )
         before = old.get("settings", {})  # folders of older versions do not have them
         for name in sorted(before.keys() & system.settings.keys()):
             if before[name] != system.settings[name]:
-                raise UserError(
+                raise UsageError(
                     f"{system.label} in {folder} has {name} {before[name]}, which '{system.text}' presets to"
                     f" {system.settings[name]} today: use another --exp"
                 )

@@ -8,9 +8,9 @@ from fairseq.models.transformer import base_architecture
 from omegaconf import OmegaConf
 
 from fairseq_deep.core.aggregators import AGGREGATORS
+from fairseq_deep.core.checks import check_flags
 from fairseq_deep.core.description import AXES, DECODER, SIDED, SIDES, describe, method_name
 from fairseq_deep.core.registry import UsageError
-from fairseq_deep.plugin.models.checks import check_flags
 from fairseq_deep.plugin.models.first_look import look_at
 from fairseq_deep.plugin.models.idle_flags import settle_idle_flags
 

@@ -3,12 +3,11 @@
 import logging
 from dataclasses import dataclass, field
 
-import torch
 from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from fairseq_deep.core.decoding import PRECISIONS, has_bfloat, reduce_precision
+from fairseq_deep.core.decoding import PRECISIONS, decode_in
 from fairseq_deep.core.registry import UsageError
 
 from .generator import AlignedGenerator, Generator
@@ -76,16 +75,7 @@ class DeepTranslationTask(TranslationTask):
             return
         if present != "fp32":
             raise UsageError(f"the model is in --decode-precision {present} by now: load it again for {precision}")
-        weight = next(model.decoder.parameters())
-        if weight.is_cuda or weight.dtype != torch.float32:
-            raise UsageError(
-                f"--decode-precision {precision} is made for a CPU and a model in fp32: "
-                "add --cpu and leave out --fp16, or leave this out"
-            )
-        count = reduce_precision(model.decoder, precision)
-        # int8 in the encoder, too, costs more BLEU than its time is worth; fairseq's own encoder layers want weights
-        ours = hasattr(model.encoder, "stack") and has_bfloat()
-        encoded = reduce_precision(model.encoder, "bf16") if ours else 0
+        count, encoded = decode_in(model, precision)
         model.decode_precision = precision
         logger.info(f"{count} linear layers of the decoder in {precision}, {encoded} of the encoder in bf16")
 

@@ -5,7 +5,9 @@ import importlib
 _HOMES = {
     "bundle": ("Bundle", "find_bundle", "search_of"),
     "text": ("TextSteps",),
-    "translator": ("Translation", "Translator", "build_model", "build_task", "check_merges", "load_state"),
+    "loading": ("LoadedModel", "load_model"),
+    "model": ("StoredModel", "build_model", "read_stored"),
+    "translator": ("Translation", "Translator"),
 }
 __all__ = [name for names in _HOMES.values() for name in names]
 

@@ -9,7 +9,6 @@ import os
 from typing import Any
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.plugin.compat import reads_formats
 
 from . import packaged
 from .records import RERUN, RESULT, SEARCH, STEPS, read_json
@@ -80,8 +79,6 @@ def search_of(bundle: Bundle) -> dict[str, Any]:
 
 
 def _of_package(folder: str) -> dict[str, Any]:
-    if not reads_formats():
-        raise UsageError(f"{folder} is a packaged model: it takes the fairseq that third_party/fairseq builds")
     config = packaged.read_config(folder)
     checkpoint = packaged.place(folder, packaged.WEIGHTS)
     languages = {name: config["task"][name] for name in ("source_lang", "target_lang")}

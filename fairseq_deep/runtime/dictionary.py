@@ -1,8 +1,12 @@
-"""fairseq's dictionaries: from words to indices and back."""
+"""Dictionaries of fairseq: from tokens to indices and back."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import stat
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,13 +17,13 @@ SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 
 
 class Dictionary:
-    """The words of one language, in their order.
+    """The tokens of one language, in their order.
 
     Args:
         words: without the four special symbols, which come first
 
     Attributes:
-        symbols: all symbols by their index
+        symbols: all tokens by their index
     """
 
     bos, pad, eos, unk = range(4)
@@ -38,40 +42,68 @@ class Dictionary:
 
     @classmethod
     def load(cls, path: str) -> Dictionary:
-        """Read a file of fairseq-preprocess: a word and its count per line.
+        """Read a file of fairseq-preprocess: a token and its count per line.
 
         Raises:
-            UsageError: a line is not a word and a count, or a word occurs twice; names the line
+            UsageError: the file cannot be read, a line is not a token and a count, or a token occurs twice
         """
         dictionary = cls()
         try:
+            if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO would block until someone writes to it
+                raise UsageError(f"{path}: must be a regular file; see --data")
             with open(path, encoding="utf-8") as stream:
                 for number, line in enumerate(stream, 1):
-                    dictionary._add(line.rstrip("\n").rstrip(), f"{path}:{number}")
+                    dictionary._add(line.rstrip(), f"{path}:{number}")
         except UnicodeDecodeError as error:
-            raise UsageError(f"{path}: must be UTF-8 ({error.reason}); copy it again") from error
+            raise UsageError(f"{path}: must be UTF-8 ({error.reason}); copy the dictionary again") from error
         except OSError as error:
-            raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from error
+            raise UsageError(f"{path}: cannot be read ({error.strerror or error}); see --data") from error
         return dictionary
 
     def _add(self, line: str, where: str) -> None:
-        """Add the word of a *line*, ``word count`` or ``word count #fairseq:overwrite``."""
+        """Add the token of a *line*, ``token count`` or ``token count #fairseq:overwrite``."""
         word, _, count = line.rpartition(" ")
         overwrites = count == "#fairseq:overwrite"
         if overwrites:
             word, _, count = word.rpartition(" ")
         if not word or not count.lstrip("-").isdigit():
-            raise UsageError(f"{where}: must be a word and its count; copy the dictionary again")
+            raise UsageError(f"{where}: must be a token and its count; copy the dictionary again")
         if word in self.indices and not overwrites:
-            raise UsageError(f"{where}: {word!r} occurs twice; remove a line, or mark it with #fairseq:overwrite")
+            raise UsageError(f"{where}: {word[:40]!r} occurs twice; remove a line, or mark it with #fairseq:overwrite")
         self.indices[word] = len(self.symbols)
         self.symbols.append(word)
 
     def encode(self, line: str) -> Tensor:
-        """The indices of the words in *line* and of end-of-sentence, T + 1."""
-        words = [self.indices.get(word, self.unk) for word in line.split()]
-        return torch.tensor([*words, self.eos])
+        """The indices of the tokens in *line* and of end-of-sentence, T + 1."""
+        return torch.tensor([*(self.indices.get(word, self.unk) for word in line.split()), self.eos])
 
-    def decode(self, indices: Sequence[int]) -> list[str]:
-        """The words at *indices*, without beginning and end of sentence."""
-        return [self.symbols[index] for index in indices if index not in (self.bos, self.eos)]
+    def decode(self, indices: Sequence[int]) -> str:
+        """The tokens at *indices*, without beginning and end of sentence."""
+        return " ".join(self.symbols[index] for index in indices if index not in (self.bos, self.eos))
+
+
+def hash_symbols(symbols: Sequence[str]) -> str:
+    """The size of a dictionary, and a hash of its tokens in their order."""
+    total = hashlib.sha256("\n".join(symbols).encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{len(symbols)} entries, sum {total[:12]}"
+
+
+def check_hashes(own: dict[str, str], saved: Any) -> None:
+    """Reject a model that was trained with other dictionaries: each token would get another one's vector.
+
+    Args:
+        own: hashes by side ("source", "target")
+        saved: those in the checkpoint; None if it has none
+
+    Raises:
+        UsageError: the hashes of a side differ
+    """
+    for side, now in own.items() if isinstance(saved, dict) else ():
+        before = saved.get(side, now)
+        if before != now:
+            raise UsageError(
+                f"the checkpoint was trained with another {side} dictionary ({before}) than that of the data ({now}): "
+                "binarise with its own (fairseq-preprocess --srcdict, --tgtdict), or use another --save-dir; "
+                "--allow-other-dictionary takes it as it is (translating: "
+                "--model-overrides \"{'allow_other_dictionary': True}\")"
+            )

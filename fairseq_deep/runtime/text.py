@@ -5,6 +5,7 @@ import io
 import re
 
 from fairseq_deep.core.registry import UsageError
+from fairseq_deep.errors import one_line
 
 SEPARATOR = "@@"
 TAG = re.compile(r"<2[^\s>]+> ?")  # of the target language, before a source: no sub-word model has seen it
@@ -49,13 +50,6 @@ class TextSteps:
             return None
         return "sentencepiece" if self.pieces else "subword-nmt"
 
-    @property
-    def symbol(self) -> str | None:
-        """What is taken out between sub-words, as fairseq's ``--remove-bpe`` does; None: nothing."""
-        if self.cut is None:
-            return None
-        return "sentencepiece" if self.pieces else f"{SEPARATOR} "
-
     def prepare(self, line: str) -> str:
         """The units of a raw line, with blanks between them."""
         if self.lowercase:
@@ -71,7 +65,11 @@ class TextSteps:
         return tag[0] + self.cut(line[tag.end() :]) if tag and self.pieces else self.cut(line)
 
     def finish(self, line: str) -> str:
-        """Raw text of a hypothesis whose sub-words are joined."""
+        """Raw text of the units in *line*, as fairseq's ``--remove-bpe`` joins them."""
+        if self.kind == "sentencepiece":
+            line = line.replace(" ", "").replace("\u2581", " ").strip()
+        elif self.kind == "subword-nmt":
+            line = (line + " ").replace(f"{SEPARATOR} ", "").rstrip()
         return line if self.tokenizer is None else self.detokenizer.detokenize(line.split())
 
 
@@ -97,5 +95,5 @@ def _read_pieces(path: str):
     try:
         model = SentencePieceProcessor(model_file=path)
     except (OSError, RuntimeError) as error:
-        raise UsageError(f"{path} is no model of SentencePiece: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{path} is no model of SentencePiece: {one_line(error)}") from error
     return lambda line: " ".join(model.encode(line, out_type=str))

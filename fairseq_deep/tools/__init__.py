@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
-from fairseq_deep.errors import UsageError as UserError
+from fairseq_deep.errors import UsageError
 from fairseq_deep.plugin import compat
 from fairseq_deep.plugin.compat import model_flags as model_flags  # where the tools look for it
 
@@ -39,7 +39,7 @@ def format_table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), inden
 
 
 def check_outputs(outputs: Sequence[str | None], inputs: Sequence[str | None], own: Sequence[str] = ()) -> None:
-    """Raise `UserError` if an output cannot be written, is given twice, or would replace an input.
+    """Raise `UsageError` if an output cannot be written, is given twice, or would replace an input.
 
     Files are compared by identity, also through symbolic and hard links. All files in an input directory, and in that
     of a package's weights, are inputs.
@@ -56,12 +56,12 @@ def check_outputs(outputs: Sequence[str | None], inputs: Sequence[str | None], o
         check_output_path(path)
         place = os.path.realpath(path)
         if place in written:
-            raise UserError(f"cannot write {path}: {written[place]} is the same file; give another name")
+            raise UsageError(f"cannot write {path}: {written[place]} is the same file; give another name")
         written[place] = path
         for source in sources:
             if _holds(source, path, own):
                 shown = "standard input" if source == "-" else source
-                raise UserError(f"cannot write {path}: it is an input ({shown}); give another name")
+                raise UsageError(f"cannot write {path}: it is an input ({shown}); give another name")
 
 
 def _holds(source: str, path: str, own: Sequence[str]) -> bool:
@@ -84,14 +84,14 @@ def _holds(source: str, path: str, own: Sequence[str]) -> bool:
 
 
 def check_output_path(path: str) -> None:
-    """Raise `UserError` if a file cannot be written at `path`, before any long work is done for it."""
+    """Raise `UsageError` if a file cannot be written at `path`, before any long work is done for it."""
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
-        raise UserError(f"cannot write {path}: there is no folder {folder}; create it first")
+        raise UsageError(f"cannot write {path}: there is no folder {folder}; create it first")
     if os.path.exists(path) and not os.path.isfile(path):
-        raise UserError(f"cannot write {path}: it exists and is not a regular file; give another name")
+        raise UsageError(f"cannot write {path}: it exists and is not a regular file; give another name")
     if not os.access(folder, os.W_OK):
-        raise UserError(f"cannot write {path}: the folder {folder} is not writable")
+        raise UsageError(f"cannot write {path}: the folder {folder} is not writable")
 
 
 @contextlib.contextmanager
@@ -105,7 +105,7 @@ def replacing(path: str) -> Iterator[str]:
         yield temporary
         os.replace(temporary, path)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         if os.path.isdir(temporary):
             shutil.rmtree(temporary, ignore_errors=True)
@@ -114,19 +114,19 @@ def replacing(path: str) -> Iterator[str]:
 
 
 def check_new_folder(path: str) -> None:
-    """Raise `UserError` if no folder can be made at `path`, before any long work is done for it."""
+    """Raise `UsageError` if no folder can be made at `path`, before any long work is done for it."""
     if os.path.lexists(path) and (not os.path.isdir(path) or os.path.islink(path) or os.listdir(path)):
-        raise UserError(f"cannot write {path}: it exists and is no empty folder; give another name")
+        raise UsageError(f"cannot write {path}: it exists and is no empty folder; give another name")
     parent = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(parent):
-        raise UserError(f"cannot write {path}: there is no folder {parent}; create it first")
+        raise UsageError(f"cannot write {path}: there is no folder {parent}; create it first")
     if not os.access(parent, os.W_OK):
-        raise UserError(f"cannot write {path}: the folder {parent} is not writable")
+        raise UsageError(f"cannot write {path}: the folder {parent} is not writable")
 
 
 @contextlib.contextmanager
 def new_folder(path: str) -> Iterator[str]:
-    """Yield an empty folder that becomes `path`, whole or not at all; raise `UserError` if it cannot."""
+    """Yield an empty folder that becomes `path`, whole or not at all; raise `UsageError` if it cannot."""
     check_new_folder(path)
     with replacing(path) as temporary:
         os.mkdir(temporary)
@@ -143,10 +143,10 @@ def stdin() -> BinaryIO:
     """Return standard input.
 
     Raises:
-        UserError: the caller has closed it
+        UsageError: the caller has closed it
     """
     if sys.stdin is None:
-        raise UserError("standard input is closed; redirect it from a file")
+        raise UsageError("standard input is closed; redirect it from a file")
     return sys.stdin.buffer
 
 
@@ -154,7 +154,7 @@ def read_lines(path: str, may_be_empty: bool = False) -> list[str]:
     r"""Return the lines of a UTF-8 file, split at ``\n`` alone, so that U+2028 or U+0085 inside a line do no harm.
 
     Raises:
-        UserError: it cannot be read, is not UTF-8, or is empty without *may_be_empty*
+        UsageError: it cannot be read, is not UTF-8, or is empty without *may_be_empty*
     """
     try:
         if path == "-":
@@ -164,28 +164,28 @@ def read_lines(path: str, may_be_empty: bool = False) -> list[str]:
                 data = file.read()
         text = data.decode("utf-8")
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path} is not UTF-8 (line {line}); convert it with iconv") from error
+        raise UsageError(f"{path} is not UTF-8 (line {line}); convert it with iconv") from error
     if not text:
         if may_be_empty:
             return []
-        raise UserError(f"{path} is empty (0 lines)")
+        raise UsageError(f"{path} is empty (0 lines)")
     return text[:-1].split("\n") if text.endswith("\n") else text.split("\n")
 
 
 def load_checkpoint(path: str) -> dict[str, Any]:
-    """Return the fairseq checkpoint at `path`, or raise `UserError` if it is none or cannot be read."""
+    """Return the fairseq checkpoint at `path`, or raise `UsageError` if it is none or cannot be read."""
     try:
         state = compat.load_checkpoint(path)
     except Exception as error:  # whatever a damaged or refused file raises ends in one line
-        raise UserError(f"cannot load {path}: {error}") from error
+        raise UsageError(f"cannot load {path}: {error}") from error
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise UserError(f"{path} is not a fairseq checkpoint (it has no 'model')")
+        raise UsageError(f"{path} is not a fairseq checkpoint (it has no 'model')")
     problem = _odd_part(state)
     if problem:
-        raise UserError(f"{path} is not a whole fairseq checkpoint: {problem}")
+        raise UsageError(f"{path} is not a whole fairseq checkpoint: {problem}")
     return state
 
 
@@ -218,10 +218,13 @@ def save_checkpoint(state: dict[str, Any], path: str) -> None:
         with replacing(path) as temporary:
             torch.save(state, temporary)
     except RuntimeError as error:  # what torch raises on a full disk
-        raise UserError(f"cannot write {path}: {error}") from error
+        raise UsageError(f"cannot write {path}: {error}") from error
 
 
 def check_fairseq() -> None:
-    """Raise `UserError` if fairseq cannot be imported."""
-    if compat.FAIRSEQ_ERROR is not None:
-        raise UserError(f"fairseq cannot be imported ({compat.FAIRSEQ_ERROR}); 'fairseq-deep doctor' names the cure")
+    """Raise `UsageError` if fairseq cannot be imported."""
+    error = compat.FAIRSEQ_ERROR
+    if isinstance(error, ModuleNotFoundError) and error.name == "fairseq":
+        raise UsageError("this requires fairseq, which is not installed; see docs/install.md")
+    if error is not None:
+        raise UsageError(f"this requires fairseq, which cannot be imported ({error}); run 'fairseq-deep doctor'")

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from fairseq_deep.tools import UserError, format_table
+from fairseq_deep.tools import UsageError, check_fairseq, format_table
 from fairseq_deep.tools.flags import actions
 
 HEADER = ("name", "family", "method of", "norm", "depth", "size", "parameters", "paper's BLEU", "in")
@@ -57,13 +57,13 @@ def select_names(known: list[str], pattern: str) -> list[str]:
     """Return the names in `known` that match the shell wildcard `pattern`, in natural order.
 
     Raises:
-        UserError: nothing matches; the message names the nearest architectures.
+        UsageError: nothing matches; the message names the nearest architectures.
     """
     names = sorted(fnmatch.filter(known, pattern), key=natural_key)
     if not names:
         near = difflib.get_close_matches(re.sub(r"[*?\[\]]", "", pattern), known, n=3, cutoff=0.4)
         hint = f"nearest: {', '.join(near)}" if near else "'fairseq-deep archs' lists all"
-        raise UserError(f"no architecture matches '{pattern}'; {hint}")
+        raise UsageError(f"no architecture matches '{pattern}'; {hint}")
     return names
 
 
@@ -74,10 +74,8 @@ def natural_key(name: str) -> list[Any]:
 
 def _known_names() -> list[str]:
     import fairseq_deep
-    from fairseq_deep.plugin import compat
 
-    if compat.FAIRSEQ_ERROR is not None:
-        raise UserError(f"fairseq cannot be imported ({compat.FAIRSEQ_ERROR}); 'fairseq-deep doctor' names the cure")
+    check_fairseq()
     return fairseq_deep.list_archs()
 
 

@@ -11,7 +11,7 @@ import sys
 from typing import Any, NamedTuple
 
 from fairseq_deep.errors import printable
-from fairseq_deep.tools import UserError, at_least_one, check_outputs, load_checkpoint, save_checkpoint
+from fairseq_deep.tools import UsageError, at_least_one, check_outputs, load_checkpoint, save_checkpoint
 
 _EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 _UPDATE = re.compile(r"checkpoint_(\d+)_(\d+)\.pt")
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Choose the checkpoints, average them and write the result."""
     if (args.dir is None) == (args.inputs is None):
-        raise UserError("--last, --last-updates and --best need --dir DIR; --inputs names its files itself")
+        raise UsageError("--last, --last-updates and --best need --dir DIR; --inputs names its files itself")
     found = args.inputs or _candidates(args)
     paths = args.inputs or found[-(args.last or args.last_updates or args.best) :]
     _check_paths(paths)
@@ -56,7 +56,7 @@ def average(paths: list[str]) -> tuple[dict[str, Any], int]:
     """Return the last checkpoint with the mean model of all, and the number of averaged values.
 
     Raises:
-        UserError: a file is no checkpoint, holds NaN or Inf, or differs from the first in keys, shapes or ties.
+        UsageError: a file is no checkpoint, holds NaN or Inf, or differs from the first in keys, shapes or ties.
     """
     mean = RunningMean()
     state = None
@@ -113,7 +113,7 @@ class RunningMean:
             if slot.averaged and slot.owner == key:
                 value = model[key].double()
                 if not torch.isfinite(value).all():
-                    raise UserError(f"{path} holds NaN or Inf in {key}; leave this checkpoint out")
+                    raise UsageError(f"{path} holds NaN or Inf in {key}; leave this checkpoint out")
                 # The first sum must be a copy: double() returns a float64 tensor itself.
                 self.sums[key] = self.sums[key].add_(value) if self.count else value.clone()
         self.count += 1
@@ -138,7 +138,7 @@ class RunningMean:
                 problem = f"{key} is {this.shape} in it and {first.shape} there"
             else:
                 problem = f"{key} differs in its type, or in what it is tied to"
-            raise UserError(f"{path} does not fit {self.first_path}: {problem}; average checkpoints of one run")
+            raise UsageError(f"{path} does not fit {self.first_path}: {problem}; average checkpoints of one run")
 
 
 def _layout(model: dict[str, Any]) -> dict[str, Slot]:
@@ -159,7 +159,7 @@ def _layout(model: dict[str, Any]) -> dict[str, Slot]:
 def _candidates(args: argparse.Namespace) -> list[str]:
     """Return the checkpoints of the asked kind in the directory; the last ones are averaged."""
     if not os.path.isdir(args.dir):
-        raise UserError(f"there is no folder {args.dir}")
+        raise UsageError(f"there is no folder {args.dir}")
     if args.last:
         found, number, kind = _by_number(args.dir, _EPOCH), args.last, "epoch checkpoints (checkpointE.pt)"
     elif args.last_updates:
@@ -168,7 +168,7 @@ def _candidates(args: argparse.Namespace) -> list[str]:
         found, number, kind = _by_value(args.dir), args.best, "best checkpoints (checkpoint.best_METRIC_VALUE.pt)"
     if len(found) < number:
         names = ", ".join(os.path.basename(path) for path in found) or "none"
-        raise UserError(f"{args.dir} has {len(found)} of the {number} {kind}: {names}; ask for fewer")
+        raise UsageError(f"{args.dir} has {len(found)} of the {number} {kind}: {names}; ask for fewer")
     return found
 
 
@@ -183,7 +183,7 @@ def _by_value(folder: str) -> list[str]:
     matches = [match for match in map(_BEST.fullmatch, sorted(os.listdir(folder))) if match]
     metrics = sorted({match[1] for match in matches})
     if len(metrics) > 1:
-        raise UserError(f"{folder} has best checkpoints by different metrics ({', '.join(metrics)}); use --inputs")
+        raise UsageError(f"{folder} has best checkpoints by different metrics ({', '.join(metrics)}); use --inputs")
     if not matches:
         return []
     higher = _higher_is_better(os.path.join(folder, matches[0][0]), metrics[0])
@@ -201,7 +201,7 @@ def _higher_is_better(path: str, metric: str) -> bool:
     words = metric.lower().replace("_", " ")
     by_name = True if _HIGHER_IS_BETTER.search(words) else False if _LOWER_IS_BETTER.search(words) else None
     if saved is None and by_name is None:
-        raise UserError(f"cannot tell whether a high or a low {metric} is better; name the checkpoints with --inputs")
+        raise UsageError(f"cannot tell whether a high or a low {metric} is better; name the checkpoints with --inputs")
     if saved is not None and by_name is not None and saved != by_name:
         direction = "high" if saved else "low"
         told = f"the run was told that a {direction} {printable(metric)} is better"
@@ -213,6 +213,6 @@ def _check_paths(paths: list[str]) -> None:
     seen: dict[str, str] = {}
     for path in paths:
         if not os.path.isfile(path):
-            raise UserError(f"there is no checkpoint {path}")
+            raise UsageError(f"there is no checkpoint {path}")
         if seen.setdefault(os.path.realpath(path), path) != path or paths.count(path) > 1:
-            raise UserError(f"{path} is given twice (same file as {seen[os.path.realpath(path)]}); name it once")
+            raise UsageError(f"{path} is given twice (same file as {seen[os.path.realpath(path)]}); name it once")

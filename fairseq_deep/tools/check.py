@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fairseq_deep.errors import printable
-from fairseq_deep.tools import UserError, check_fairseq, format_table, model_flags
+from fairseq_deep.errors import one_line, printable
+from fairseq_deep.tools import UsageError, check_fairseq, format_table, model_flags
 from fairseq_deep.tools.structure import Weight, read_pickle, read_structure
 
 _LONGEST = 4000
@@ -41,16 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a table for each path; 1 if any holds something out of the ordinary."""
-    check_fairseq()
     odd = False
     for number, path in enumerate(args.paths):
         try:
             rows, problems = describe(path)
-        except UserError:
+        except UsageError:
             raise
         except Exception as error:  # whatever a strange file sets off ends in one line
-            reason = " ".join(str(error).split())
-            raise UserError(f"cannot read {path} ({type(error).__name__}: {printable(reason)})") from error
+            reason = one_line(error)
+            raise UsageError(f"cannot read {path} ({type(error).__name__}: {printable(reason)})") from error
         rows += [("unusual", problem) for problem in problems] or [("unusual", "nothing")]
         cells = [(name, printable(text, _LONGEST)) for name, text in [("path", path), *rows]]
         print(("\n" if number else "") + format_table(cells))
@@ -69,19 +68,20 @@ def describe(path: str) -> tuple[list[tuple[str, str]], list[str]]:
         if stat.S_ISDIR(mode):
             return _folder(path)
         if not stat.S_ISREG(mode):
-            raise UserError(f"cannot read {path}: it must be a regular file or a directory")
+            raise UsageError(f"cannot read {path}: it must be a regular file or a directory")
         with open(path, "rb") as stream:
             start = stream.read(4)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    check_fairseq()
     if start != _ZIP and tarfile.is_tarfile(path):
         return _archive(path)
     try:
         with open(path, "rb") as stream:
             row, rows, problems = _checkpoint(stream)
     except Exception as error:  # whatever a damaged file raises ends in one line
-        reason = printable(" ".join(str(error).split()))
-        raise UserError(f"{path} is no readable checkpoint ({type(error).__name__}: {reason})") from error
+        reason = one_line(error, 200)
+        raise UsageError(f"{path} is no readable checkpoint ({type(error).__name__}: {reason})") from error
     return [("kind", row), *rows], problems
 
 
@@ -124,8 +124,8 @@ def _contradictions(state: dict[str, Any]) -> list[str]:
     """Why this package builds no model of the settings; empty also if they are of another model."""
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
+    from fairseq_deep.core.checks import check_flags, check_numbers
     from fairseq_deep.core.description import describe
-    from fairseq_deep.plugin.models.checks import check_flags, check_numbers
     from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
     arch = _name(state)
@@ -138,9 +138,9 @@ def _contradictions(state: dict[str, Any]) -> list[str]:
         check_flags(flags, describe(flags))
         depth = max(flags.encoder_layers or 0, flags.decoder_layers or 0)
         if depth > len(state["model"]):
-            raise UserError(f"it has fewer tensors than {depth:,} layers")
+            raise UsageError(f"it has fewer tensors than {depth:,} layers")
     except Exception as error:  # settings of any kind set off what they like in fairseq
-        return [f"no model can be built of its settings: {' '.join(str(error).split()) or type(error).__name__}"]
+        return [f"no model can be built of its settings: {one_line(error)}"]
     return []
 
 
@@ -158,14 +158,14 @@ def _archive(path: str) -> tuple[list[tuple[str, str]], list[str]]:
                 try:
                     safe_files.checked(member, path)
                 except pickle.UnpicklingError as error:
-                    problems.append(str(error).partition("because ")[2])
+                    problems.append(one_line(error))
                 opened = archive.extractfile(member) if member.isreg() else None
                 if opened is not None:
                     found = _member(opened, member.name)
                     dark += [member.name] if found is None else []
                     problems += [f"{member.name}: {problem}" for problem in found or ()]
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        raise UserError(f"{path} is no whole archive ({printable(error)})") from error
+        raise UsageError(f"{path} is no whole archive ({printable(error)})") from error
     rows = [("kind", f"archive, {len(names)} entries, {total:,} bytes unpacked"), ("holds", ", ".join(names))]
     return rows + [("uninspected", ", ".join(dark))] * bool(dark), problems
 
@@ -207,14 +207,15 @@ def _package(folder: str) -> tuple[list[tuple[str, str]], list[str]]:
 
     rows, problems = [("kind", "packaged model")], packaged.find_problems(folder)
     try:
-        state = packaged.load(os.path.join(folder, packaged.WEIGHTS))
+        package = packaged.load(os.path.join(folder, packaged.WEIGHTS))
     except packaged.PackageError as error:
         return rows, problems + [str(error)] * (str(error) not in problems)
-    weights = {id(value): value for value in state["model"].values()}.values()  # those that are tied count once
-    rows.append(("model", f"{_name(state)}, {len(weights)} tensors, {sum(w.numel() for w in weights):,} values"))
-    codes = state["cfg"]["bpe"] or {}
+    weights = {id(value): value for value in package.tensors.values()}.values()  # tied tensors count once
+    size = sum(weight.numel() for weight in weights)
+    rows.append(("model", f"{package.config['arch']}, {len(weights)} tensors, {size:,} values"))
+    codes = packaged.codes_of(package.config)
     try:
-        problems += packaged.odd_pieces(codes["sentencepiece_model"]) if "sentencepiece_model" in codes else []
+        problems += packaged.odd_pieces(os.path.join(folder, codes)) if codes == packaged.CODES["sentencepiece"] else []
     except ImportError:
         rows.append(("uninspected", f"{packaged.CODES['sentencepiece']} (pip install sentencepiece)"))
     return rows, problems

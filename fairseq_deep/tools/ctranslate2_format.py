@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairseq_deep.tools import UserError, new_folder
+from fairseq_deep.tools import UsageError, new_folder
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "tanh": "Tanh"}
 NEVER = -1e4
@@ -24,11 +24,11 @@ CTranslate2's own converters some sums overflow there."""
 
 
 def check_package() -> None:
-    """Raise `UserError` if CTranslate2's package is missing."""
+    """Raise `UsageError` if CTranslate2's package is missing."""
     try:
         import ctranslate2.specs  # noqa: F401
     except ImportError as error:
-        raise UserError(f"--format ctranslate2 needs its package ({error}): pip install ctranslate2") from error
+        raise UsageError(f"--format ctranslate2 needs its package ({error}): pip install ctranslate2") from error
 
 
 def find_problem(model: Any, flags: Any, source: Any, target: Any) -> str:
@@ -58,7 +58,7 @@ def build_spec(model: Any, activation: str, source: Any, target: Any) -> Any:
     """Return the specification of a plain model, with its weights in float32.
 
     Args:
-        model: fairseq's `TransformerModel`, or ours without an aggregator
+        model: a plain `Transformer`
         activation: fairseq's name of the activation function
         source, target: the dictionaries
     """
@@ -75,11 +75,11 @@ def build_spec(model: Any, activation: str, source: Any, target: Any) -> Any:
     _set_linear(spec.decoder.embeddings, decoder.embed_tokens)
     _set_linear(spec.decoder.projection, decoder.output_projection)
     spec.decoder.projection.bias = np.zeros(len(target), dtype=np.float32)
-    spec.decoder.projection.bias[target.pad()] = NEVER
+    spec.decoder.projection.bias[target.pad] = NEVER
     spec.register_source_vocabulary(list(source.symbols))
     spec.register_target_vocabulary(list(target.symbols))
     for name in ("bos", "eos", "unk"):
-        setattr(spec.config, f"{name}_token", target[getattr(target, name)()])
+        setattr(spec.config, f"{name}_token", target.symbols[getattr(target, name)])
     spec.config.decoder_start_token = spec.config.eos_token
     spec.config.add_source_eos = True
     spec.validate()

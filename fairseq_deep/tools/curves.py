@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fairseq_deep.runtime.records import LOGGED, check, numeral, parse
-from fairseq_deep.tools import UserError, check_outputs, figures, format_table, read_lines, write_text
+from fairseq_deep.tools import UsageError, check_outputs, figures, format_table, read_lines, write_text
 
 # panel -> what it is called in the log: in training (after each interval), and in validation
 MEASURES = {
@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
     """Print a table, draw the picture and write the numbers."""
     names = args.names.split(",") if args.names else _short(args.logs)
     if len(names) != len(args.logs):
-        raise UserError(f"--names has {len(names)} for {len(args.logs)} logs")
+        raise UsageError(f"--names has {len(names)} for {len(args.logs)} logs")
     if len({*names}) < len(names):
-        raise UserError("two logs have the same name: give --names A,B,...")
+        raise UsageError("two logs have the same name: give --names A,B,...")
     paths = [_find(place) for place in args.logs]
     figures.check_picture(args.output)
     check_outputs([args.output, args.csv], [*args.logs, *paths])
@@ -63,7 +63,7 @@ def _find(place: str) -> str:
         return place
     found = find_log(place)
     if not found:
-        raise UserError(f"{place} has neither {' nor '.join(PLACES)}: give the folder of a recipe that has trained")
+        raise UsageError(f"{place} has neither {' nor '.join(PLACES)}: give the folder of a recipe that has trained")
     return found
 
 
@@ -88,7 +88,7 @@ def read_run(path: str) -> Run:
     Of an update that was made twice, as after a kill, the later entry counts.
 
     Raises:
-        UserError: it cannot be read, or holds no training
+        UsageError: it cannot be read, or holds no training
     """
     curves: Run = {}
     for place, line in enumerate(read_lines(path), 1):
@@ -96,13 +96,13 @@ def read_run(path: str) -> Run:
         try:
             check(entry, LOGGED)
         except ValueError as error:
-            raise UserError(f"{path}:{place}: {error}; remove the line") from error
+            raise UsageError(f"{path}:{place}: {error}; remove the line") from error
         update = entry.get("num_updates", entry.get("valid_num_updates"))
         for name, value in entry.items() if update is not None else ():
             if numeral(value):
                 curves.setdefault(name, {})[int(float(update))] = float(value)
     if not any(name in curves for names in MEASURES.values() for name in names):
-        raise UserError(f"{path} is no log of a training: it has no line with train_inner or valid")
+        raise UsageError(f"{path} is no log of a training: it has no line with train_inner or valid")
     return {name: dict(sorted(curve.items())) for name, curve in curves.items()}
 
 

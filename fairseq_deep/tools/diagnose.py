@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from fairseq_deep.tools import UserError, check_fairseq, check_outputs, figures, format_table, write_text
+from fairseq_deep.tools import UsageError, check_fairseq, check_outputs, figures, format_table, write_text
 from fairseq_deep.tools.measuring import RATIOS, SIDES, fresh, mean_of, measure, trained
 
 
@@ -75,13 +75,13 @@ def _positive(text: str) -> int:
 def _check(args: argparse.Namespace) -> None:
     check_fairseq()
     if not args.arch and not args.path:
-        raise UserError("nothing to measure: give --arch NAME or --path CHECKPOINT")
+        raise UsageError("nothing to measure: give --arch NAME or --path CHECKPOINT")
     extra = [flag for flag in args.fairseq_flags if flag != "--cpu"]
     if extra and not args.arch:
-        raise UserError(f"{extra[0]} is not known; fairseq's flags are for --arch: a checkpoint has its own")
+        raise UsageError(f"{extra[0]} is not known; fairseq's flags are for --arch: a checkpoint has its own")
     if not os.path.isdir(args.data):
         cure = "give the folder that fairseq-preprocess wrote, before fairseq's flags"
-        raise UserError(f"there is no folder {args.data}; {cure}")
+        raise UsageError(f"there is no folder {args.data}; {cure}")
     words = [*args.fairseq_flags, *(word for arch in args.arch for word in arch.split())]
     files = [word.partition("=")[2] or word for word in words]  # such as that of --encoder-embed-path
     check_outputs([args.json, args.plot], [args.data, *args.path, *files])

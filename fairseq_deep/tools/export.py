@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from fairseq_deep.tools import (
-    UserError,
+    UsageError,
     check_fairseq,
     check_new_folder,
     check_outputs,
@@ -39,15 +39,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the model in the format."""
-    check_fairseq()
     return write_ctranslate2(args) if args.format == "ctranslate2" else write_fairseq(args)
 
 
 def write_fairseq(args: argparse.Namespace) -> int:
     """Write the checkpoint under the name of fairseq's model, without the optimizer's state."""
+    check_fairseq()
+    from fairseq_deep.plugin.architectures import TWINS
+    from fairseq_deep.plugin.stored import fill
+
     for name in ("quantization", *PARTS):
         if getattr(args, name) is not None:
-            raise UserError(f"--{name.replace('_', '-')} is for --format ctranslate2: add that, or leave it out")
+            raise UsageError(f"--{name.replace('_', '-')} is for --format ctranslate2: add that, or leave it out")
     check_outputs([args.output], [args.checkpoint])
     path = args.checkpoint
     if os.path.isdir(path):
@@ -55,10 +58,14 @@ def write_fairseq(args: argparse.Namespace) -> int:
 
         path = find_bundle(path).checkpoint
     state = load_checkpoint(path)
-    flags = plain_flags(path, state, "fairseq")
+    flags = fill(model_flags(state), path)
+    if flags.arch in TWINS and f"deep_{model_flags(state).get('arch')}" == flags.arch:
+        raise UsageError(f"{path} is a model {TWINS[flags.arch]} of fairseq: it needs no export")
+    flags.encoder_embed_path = flags.decoder_embed_path = None
+    check_layers(path, flags, "fairseq")
     model = loaded_model(path, state["model"], flags)
     check_weights(path, model, "fairseq")
-    state["model"] = {name: value for name, value in model.state_dict().items() if ".history." not in name}
+    state["model"] = {name: state["model"][name] for name in model.state_dict() if ".history." not in name}
     for name in own_flags():
         vars(flags).pop(name, None)
     flags.arch, flags.user_dir = "transformer", None
@@ -93,21 +100,20 @@ def _name_stock_parts(config: Any) -> None:
 
 def write_ctranslate2(args: argparse.Namespace) -> int:
     """Write the folder that CTranslate2 reads."""
-    from fairseq_deep.runtime import build_model, build_task, find_bundle, load_state
+    from fairseq_deep.runtime import find_bundle, load_model
     from fairseq_deep.tools import ctranslate2_format
 
     check_new_folder(args.output)
     bundle = find_bundle(args.checkpoint, **{name: getattr(args, name) for name in PARTS})
-    state = load_state(bundle)
-    flags = plain_flags(bundle.checkpoint, state, "ctranslate2")
-    task = build_task(bundle, state["cfg"])
-    model = build_model(bundle, state, state["cfg"].model, task)
-    check_weights(bundle.checkpoint, model, "ctranslate2")
-    problem = ctranslate2_format.find_problem(model, flags, task.source_dictionary, task.target_dictionary)
+    loaded = load_model(bundle)
+    check_layers(bundle.checkpoint, loaded.stored.flags, "ctranslate2")
+    check_weights(bundle.checkpoint, loaded.model, "ctranslate2")
+    parts = (loaded.model, loaded.stored.flags, loaded.source, loaded.target)
+    problem = ctranslate2_format.find_problem(*parts)
     if problem:
-        raise UserError(f"{bundle.checkpoint} has {problem}")
+        raise UsageError(f"{bundle.checkpoint} has {problem}")
     ctranslate2_format.check_package()
-    spec = ctranslate2_format.build_spec(model, flags.activation_fn, task.source_dictionary, task.target_dictionary)
+    spec = ctranslate2_format.build_spec(loaded.model, loaded.stored.flags.activation_fn, *parts[2:])
     quantization = args.quantization or QUANTIZATIONS[0]
     ctranslate2_format.write_spec(spec, args.output, quantization)
     print(f"{bundle.checkpoint} -> {args.output}: for CTranslate2, {quantization}")
@@ -116,24 +122,14 @@ def write_ctranslate2(args: argparse.Namespace) -> int:
 
 def loaded_model(path: str, weights: dict[str, Any], flags: argparse.Namespace) -> Any:
     """Return the model with `weights`: whatever version wrote them, it has today's names, and nothing is left over."""
-    from fairseq.data import Dictionary
+    from fairseq_deep.runtime.dictionary import SPECIAL, Dictionary
+    from fairseq_deep.runtime.model import StoredModel, build_model
 
-    from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-
-    dictionaries = []
-    for side in ("encoder", "decoder"):
-        dictionary = Dictionary()
-        for index in range(len(weights[f"{side}.embed_tokens.weight"]) - len(dictionary)):
-            dictionary.add_symbol(str(index))
-        dictionaries.append(dictionary)
-    task = argparse.Namespace(source_dictionary=dictionaries[0], target_dictionary=dictionaries[1])
-    flags = argparse.Namespace(**{**vars(flags), "encoder_embed_path": None, "decoder_embed_path": None})
+    sizes = [len(weights[f"{side}.embed_tokens.weight"]) - len(SPECIAL) for side in ("encoder", "decoder")]
     try:
-        model = DeepTransformerModel.build_model(flags, task)
-        model.to(weights["encoder.embed_tokens.weight"].dtype).load_state_dict(weights)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    return model
+        return build_model(StoredModel(flags, weights, {}), *(Dictionary(map(str, range(size))) for size in sizes))
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
 
 
 def own_flags() -> set[str]:
@@ -145,26 +141,10 @@ def own_flags() -> set[str]:
     return {*added(DeepTransformerModel.add_args, TransformerModel.add_args)}
 
 
-def plain_flags(path: str, state: dict[str, Any], format: str) -> argparse.Namespace:
-    """Return all flags of a checkpoint's model, whose layers are those of fairseq's `transformer`.
-
-    Raises:
-        UserError: they are not, or it is no model that needs an export
-    """
-    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-    from fairseq.models.transformer import TransformerModel
-
+def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
+    """Raise `UsageError` if the layers of the model are not those of fairseq's `transformer`."""
     from fairseq_deep.core.description import describe
-    from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
-    flags = argparse.Namespace(**model_flags(state))
-    flags.arch = getattr(flags, "arch", None) or getattr(flags, "_name", None)
-    model = ARCH_MODEL_REGISTRY.get(flags.arch)
-    ours = model is not None and issubclass(model, DeepTransformerModel)
-    if not ours and not (format == "ctranslate2" and model is TransformerModel):
-        cure = "it needs no export" if format == "fairseq" else "nor fairseq's transformer: its layers are not known"
-        raise UserError(f"{path} is a model {flags.arch}, not one of this package: {cure}")
-    ARCH_CONFIG_REGISTRY[flags.arch](flags)  # checkpoints of the original DLCL code say less
     for side, stack in describe(flags).items():
         init = stack.init.method
         other_layers = init.connects or not init.layer_norm
@@ -178,8 +158,7 @@ def plain_flags(path: str, state: dict[str, Any], format: str) -> argparse.Names
         }
         for flag, value in found.items():
             if value:
-                raise UserError(f"{path} has {flag} {value} ({side}), which {FORMATS[format]} has not")
-    return flags
+                raise UsageError(f"{path} has {flag} {value} ({side}), which {FORMATS[format]} has not")
 
 
 def may_be_plain(aggregator: Any) -> bool:
@@ -188,11 +167,11 @@ def may_be_plain(aggregator: Any) -> bool:
 
 
 def check_weights(path: str, model: Any, format: str) -> None:
-    """Raise `UserError` if the weights of DLCL are not exactly those of residual connections."""
+    """Raise `UsageError` if the weights of DLCL are not exactly those of residual connections."""
     from fairseq_deep.core.aggregators.dlcl import Dlcl
 
     for side in ("encoder", "decoder"):
         history = getattr(getattr(model, side), "history", None)
         if isinstance(history, Dlcl) and not history.is_plain():
             kind = "with weights that are not exactly residual"
-            raise UserError(f"{path} has --layer-agg dlcl ({side}) {kind}, which {FORMATS[format]} has not")
+            raise UsageError(f"{path} has --layer-agg dlcl ({side}) {kind}, which {FORMATS[format]} has not")

@@ -4,7 +4,7 @@ import io
 import os
 from typing import Any
 
-from fairseq_deep.tools import UserError, replacing
+from fairseq_deep.tools import UsageError, replacing
 
 FORMATS = ("png", "svg", "pdf")
 # distinct for the colour-blind (Okabe and Ito), most different first
@@ -12,18 +12,18 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 
 
 def check_picture(path: str) -> None:
-    """Raise `UserError` if a picture cannot be written at `path`, before any long work is done for it."""
+    """Raise `UsageError` if a picture cannot be written at `path`, before any long work is done for it."""
     if _format(path) not in FORMATS:
-        raise UserError(f"cannot draw {path}: its name must end in {', '.join(f'.{name}' for name in FORMATS)}")
+        raise UsageError(f"cannot draw {path}: its name must end in {', '.join(f'.{name}' for name in FORMATS)}")
     check_library()
 
 
 def check_library() -> None:
-    """Raise `UserError` if nothing can be drawn."""
+    """Raise `UsageError` if nothing can be drawn."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise UserError(f"drawing needs matplotlib ({error}): pip install matplotlib") from error
+        raise UsageError(f"drawing needs matplotlib ({error}): pip install matplotlib") from error
 
 
 def new_figure(width: float, height: float) -> Any:

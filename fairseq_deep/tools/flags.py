@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fairseq_deep.tools import UserError, check_fairseq, format_table
+from fairseq_deep.tools import UsageError, check_fairseq, format_table
 
 HEADER = ("flag", "of", "type", "default", "help")
 GENERAL, TASK = "model", "task"
@@ -48,7 +48,7 @@ def _select(records: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     groups = {record["axis"].lstrip("-") for record in records}
     if wanted not in methods | groups:
         hint = nearest(wanted, methods | groups) or f"; methods: {', '.join(sorted(methods))}"
-        raise UserError(f"METHOD: unknown method or axis ({name}){hint}; 'fairseq-deep flags' lists all")
+        raise UsageError(f"METHOD: unknown method or axis ({name}){hint}; 'fairseq-deep flags' lists all")
     return [record for record in records if wanted in (record["axis"].lstrip("-"), *record["methods"])]
 
 

@@ -3,7 +3,7 @@
 import re
 
 from fairseq_deep.runtime.records import numeral
-from fairseq_deep.tools import UserError, read_lines
+from fairseq_deep.tools import UsageError, read_lines
 
 LINE = re.compile(r"([STHDA])-(\d+)(?:\t|$)")
 LONGEST = 9
@@ -16,11 +16,11 @@ def read_generated(path: str) -> Sentences:
     """Return kind of line -> text, by sentence number; the first of several hypotheses, which is the best.
 
     Raises:
-        UserError: the file cannot be read, a number is wrong, or there is no hypothesis
+        UsageError: the file cannot be read, a number is wrong, or there is no hypothesis
     """
     sentences = parse_generated(read_lines(path), path)
     if not any("H" in kinds for kinds in sentences.values()):
-        raise UserError(f"{path} has no line 'H-...'; give the output of fairseq-generate, run without --quiet")
+        raise UsageError(f"{path} has no line 'H-...'; give the output of fairseq-generate, run without --quiet")
     return sentences
 
 
@@ -33,11 +33,11 @@ def parse_generated(lines: list[str], path: str) -> Sentences:
             continue
         kind, digits = match.groups()
         if len(digits) > LONGEST:
-            raise UserError(f"{path}:{place}: the sentence number has {len(digits)} digits; remove the line")
+            raise UsageError(f"{path}:{place}: the sentence number has {len(digits)} digits; remove the line")
         scored = kind in "HD"
         fields = line.split("\t", 1 + scored)
         if scored and (len(fields) < 2 or not numeral(fields[1].strip())):
-            raise UserError(f"{path}:{place}: {kind}-{digits} has no score; give what fairseq-generate has written")
+            raise UsageError(f"{path}:{place}: {kind}-{digits} has no score; give what fairseq-generate has written")
         sentences.setdefault(int(digits), {}).setdefault(kind, fields[-1] if len(fields) > 1 + scored else "")
     return sentences
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from fairseq_deep.errors import printable
 from fairseq_deep.tools import (
-    UserError,
+    UsageError,
     archs,
     average,
     check,
@@ -86,8 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return code
     except SystemExit as end:  # of the parser; its help may not have been written yet
         return _flushed(end, name)
-    except UserError as error:
-        return tell(f"{name}: {printable(' '.join(str(error).split()), None)}", 2)
+    except UsageError as error:
+        return tell(f"{name}: {error.message}", 2)
     except KeyboardInterrupt:
         return tell(f"{name}: interrupted", 130)
     except BrokenPipeError:  # the reader (head, less) has left
@@ -104,7 +104,7 @@ def open_streams() -> None:
     """Open what the caller has closed of the three standard streams, so that no file gets its number.
 
     Raises:
-        UserError: standard output is closed
+        UsageError: standard output is closed
     """
     for number in range(3):
         try:
@@ -114,7 +114,7 @@ def open_streams() -> None:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
-        raise UserError("standard output is closed; redirect it to a file or to /dev/null")
+        raise UsageError("standard output is closed; redirect it to a file or to /dev/null")
 
 
 class Ended(BaseException):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from fairseq_deep.tools import UserError
+from fairseq_deep.tools import UsageError
 
 SIDES = ("encoder", "decoder")
 RATIOS = ("variance", "beta_ln", "beta_rc", "beta")
@@ -27,7 +27,7 @@ def measure(subject: Subject, split: str, tokens: int, seeds: int, train: bool) 
     """Return the batch, the results of each of the seeds 1 ... `seeds`, and their mean.
 
     Raises:
-        UserError: the data cannot be read, or the model not be built or held in memory
+        UsageError: the data cannot be read, or the model not be built or held in memory
     """
     import torch
 
@@ -43,7 +43,7 @@ def measure(subject: Subject, split: str, tokens: int, seeds: int, train: bool) 
             runs.append({"seed": seed, **_measure_once(model, sample, subject.cpu)})
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error):
-            raise UserError(f"{subject.name} does not fit into memory: use fewer --tokens, or --cpu") from error
+            raise UsageError(f"{subject.name} does not fit into memory: use fewer --tokens, or --cpu") from error
         raise
     batch = {"sentences": len(sample["target"]), "target_tokens": int(sample["ntokens"])}
     mean = mean_of([{key: value for key, value in run.items() if key != "seed"} for run in runs])
@@ -58,7 +58,7 @@ def _measure_once(model: Any, sample: dict[str, Any], cpu: bool) -> dict[str, An
     from fairseq_deep.core.diagnostics import layer_gradient_norms, source_gain, stream_statistics, sublayer_ratios
 
     if getattr(model.decoder, "adaptive_softmax", None) is not None:
-        raise UserError("a model with --adaptive-softmax-cutoff cannot be diagnosed: fairseq has no gradient for it")
+        raise UsageError("a model with --adaptive-softmax-cutoff cannot be diagnosed: fairseq has no gradient for it")
     if torch.cuda.is_available() and not cpu:
         model, sample = model.cuda(), move_to_cuda(sample)
     inputs, pad = sample["net_input"], model.encoder.padding_idx
@@ -95,7 +95,7 @@ def fresh(name: str, data: str, flags: Sequence[str]) -> Subject:
     """The model that ``fairseq-train DATA FLAGS --arch NAME`` would start from; `name` may have flags of its own.
 
     Raises:
-        UserError: what is given is wrong
+        UsageError: what is given is wrong
     """
     from fairseq import options, tasks
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -120,20 +120,20 @@ def trained(path: str, data: str, cpu: bool) -> Subject:
     """The model of the checkpoint at `path`.
 
     Raises:
-        UserError: it cannot be loaded, or is not one of this package
+        UsageError: it cannot be loaded, or is not one of this package
     """
     from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
     from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
     if not os.path.isfile(path):
-        raise UserError(f"there is no checkpoint {path}")
+        raise UsageError(f"there is no checkpoint {path}")
     overrides = {"data": data, **_WHOLE}
     (model,), _, task = _or_user_error(
         f"cannot load {path}", lambda: load_model_ensemble_and_task([path], arg_overrides=overrides)
     )
     if not isinstance(model, DeepTransformerModel):
-        raise UserError(f"{path} is a {type(model).__name__}: only models of this package can be measured")
+        raise UsageError(f"{path} is a {type(model).__name__}: only models of this package can be measured")
     return Subject(path, task, lambda: model, cpu)
 
 
@@ -147,21 +147,21 @@ def _check_arch(arch: str) -> None:
     if found is None or not issubclass(found, DeepTransformerModel):
         known = [name for name, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, DeepTransformerModel)]
         cure = f"{nearest(arch, known)}; 'fairseq-deep archs' lists them"
-        raise UserError(f"{arch} is no architecture of this package{cure}")
+        raise UsageError(f"{arch} is no architecture of this package{cure}")
 
 
 def _refuse_flag(message: str) -> None:
-    raise UserError(f"{message} (neither this command nor fairseq-train has it, or its value is wrong)")
+    raise UsageError(f"{message} (neither this command nor fairseq-train has it, or its value is wrong)")
 
 
 def _or_user_error(problem: str, action: Callable[[], Any]) -> Any:
     """Return what `action` returns; whatever fairseq raises about its input becomes one line."""
     try:
         return action()
-    except UserError:
+    except UsageError:
         raise
     except Exception as error:
-        raise UserError(f"{problem}: {error or type(error).__name__}") from error
+        raise UsageError(f"{problem}: {error or type(error).__name__}") from error
 
 
 def _batch(task: Any, split: str, tokens: int) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _batch(task: Any, split: str, tokens: int) -> dict[str, Any]:
     _or_user_error(f"cannot read the split {split}", lambda: task.load_dataset(split))
     dataset = task.dataset(split)
     if getattr(dataset, "tgt_sizes", None) is None or len(dataset) == 0:
-        raise UserError(f"the split {split} has no sentence pairs: give data of --task translation")
+        raise UsageError(f"the split {split} has no sentence pairs: give data of --task translation")
     with numpy_seed(1):  # the order of equally long ones is random
         order = dataset.ordered_indices()
     lengths = numpy.asarray(dataset.tgt_sizes)[order]

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from fairseq_deep.tools import UserError, format_table, read_lines
+from fairseq_deep.tools import UsageError, format_table, read_lines
 
 PAIR = re.compile(r"test\.([a-z]{2,3})-([a-z]{2,3})\.hyp")
 FOUR = ("de", "zh", "br", "te")
@@ -55,17 +55,17 @@ def direction(pair: str) -> str:
 def read_folder(folder: str) -> dict[str, tuple[list[str], list[str]]]:
     """Return hypotheses and references of each pair."""
     if not os.path.isdir(folder):
-        raise UserError(f"--multilingual {folder}: there is no such folder")
+        raise UsageError(f"--multilingual {folder}: there is no such folder")
     pairs = sorted(f"{match[1]}-{match[2]}" for match in map(PAIR.fullmatch, os.listdir(folder)) if match)
     if not pairs:
-        raise UserError(f"{folder} holds no test.SRC-TGT.hyp, such as test.en-de.hyp; give one for each pair")
+        raise UsageError(f"{folder} holds no test.SRC-TGT.hyp, such as test.en-de.hyp; give one for each pair")
     texts = {}
     for pair in pairs:
         paths = [os.path.join(folder, f"test.{pair}.{kind}") for kind in ("hyp", "ref")]
         sides = [read_lines(path) for path in paths]
         if len(sides[0]) != len(sides[1]):
             counts = f"{paths[0]} has {len(sides[0])}, {paths[1]} has {len(sides[1])}"
-            raise UserError(f"line counts differ: {counts}; align the files")
+            raise UsageError(f"line counts differ: {counts}; align the files")
         texts[pair] = (sides[0], sides[1])
     return texts
 
@@ -75,10 +75,10 @@ def _other_scores(folder: str, texts: dict[str, tuple[list[str], list[str]]], me
     missing = sorted(set(texts) - set(others))
     if missing:
         first = ", ".join(missing[:3])
-        raise UserError(f"{folder} has no translations of {first}; score both systems on the same pairs")
+        raise UsageError(f"{folder} has no translations of {first}; score both systems on the same pairs")
     for pair, (_, references) in texts.items():
         if others[pair][1] != references:
-            raise UserError(f"{folder} has other references for {pair}; score both systems on the same test sets")
+            raise UsageError(f"{folder} has other references for {pair}; score both systems on the same test sets")
         found[pair] = metric.corpus_score(others[pair][0], [references]).score
     return found
 

@@ -11,7 +11,7 @@ import platform
 from typing import Any
 
 from fairseq_deep.runtime import records
-from fairseq_deep.tools import UserError, check_fairseq, check_new_folder, new_folder, translate
+from fairseq_deep.tools import UsageError, check_new_folder, new_folder, translate
 
 DTYPES = ("float16", "bfloat16", "float32")
 UNKNOWN_LICENCE = "not stated: ask whoever made the model"
@@ -29,13 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the folder, and load it again before it gets its name."""
-    check_fairseq()
     from fairseq_deep.runtime import packaged
 
     output = os.path.abspath(args.output)
     check_new_folder(args.output)
     if packaged.is_package(args.model):
-        raise UserError(f"{args.model} is a packaged model by now: copy the folder")
+        raise UsageError(f"{args.model} is a packaged model by now: copy the folder")
     content = collect(args, os.path.basename(output))
     with new_folder(output) as folder:
         packaged.write(folder, content)
@@ -49,53 +48,28 @@ def collect(args: argparse.Namespace, name: str) -> Any:
     """Return the `Content` of the folder."""
     import torch
 
-    from fairseq_deep.runtime import (
-        TextSteps,
-        build_model,
-        build_task,
-        check_merges,
-        find_bundle,
-        load_state,
-        packaged,
-        search_of,
-    )
+    from fairseq_deep.runtime import TextSteps, find_bundle, load_model, packaged, search_of
 
     parts = {part: getattr(args, part) for part in ("data", "tokenizer", "lowercase", "source_lang", "target_lang")}
     bundle = find_bundle(args.model, codes=args.bpe_codes, **parts)
-    state = load_state(bundle)
-    flags = argparse.Namespace(**vars_of(state["cfg"].model))
-    flags.encoder_embed_path = flags.decoder_embed_path = None  # the checkpoint has what was read from there
-    task = build_task(bundle, state["cfg"])
-    check_merges(bundle, task)
-    steps = TextSteps(task.cfg.source_lang, task.cfg.target_lang, bundle.codes, bundle.tokenizer)
-    model = build_model(bundle, state, flags, task)
-    dtype = getattr(torch, args.dtype) if args.dtype else None
+    loaded = load_model(bundle)
+    stored = loaded.stored
+    steps = TextSteps(loaded.source_lang, loaded.target_lang, bundle.codes, bundle.tokenizer)
+    task = {**stored.task, "source_lang": loaded.source_lang, "target_lang": loaded.target_lang}
     try:
-        tensors, tied = packaged.make_tensors(model, state["model"], dtype)
+        tensors, tied = packaged.make_tensors(
+            loaded.model, stored.tensors, getattr(torch, args.dtype) if args.dtype else None
+        )
         config = packaged.make_config(
-            args.name if args.name is not None else name, args.licence, flags, tied, task=vars_of(task.cfg),
+            args.name if args.name is not None else name, args.licence, stored.flags, tied, task=task,
             text={"tokenizer": bundle.tokenizer, "lowercase": bundle.lowercase, "sub_words": steps.kind},
             search={**search_of(bundle), "gnmt_lenpen": bundle.gnmt_lenpen},
-            criterion=criterion_of(state["cfg"]), made_with=versions(),
+            criterion={"label_smoothing": stored.label_smoothing}, made_with=versions(),
         )  # fmt: skip
     except ValueError as error:
-        raise UserError(f"{bundle.checkpoint} cannot be packaged: {error}") from error
-    card = packaged.make_card(config, counts(model, tensors, task), record_of(args.model))
+        raise UsageError(f"{bundle.checkpoint} cannot be packaged: {error}") from error
+    card = packaged.make_card(config, counts(loaded, tensors), record_of(args.model))
     return packaged.Content(config, tensors, bundle.data, bundle.codes, card)
-
-
-def vars_of(config: Any) -> dict[str, Any]:
-    """Return a configuration of fairseq as a dictionary: fairseq-hydra-train leaves others than fairseq-train."""
-    from omegaconf import OmegaConf
-
-    return dict(OmegaConf.to_container(config) if OmegaConf.is_config(config) else vars(config))
-
-
-def criterion_of(config: Any) -> dict[str, float]:
-    """Return what fairseq-validate needs to know of the training's criterion."""
-    criterion = config.get("criterion") or {}
-    smoothing = criterion.get("label_smoothing", 0.0) if hasattr(criterion, "get") else 0.0
-    return {"label_smoothing": smoothing}
 
 
 def versions() -> dict[str, str]:
@@ -110,15 +84,12 @@ def versions() -> dict[str, str]:
     return {**found, "Python": platform.python_version()}
 
 
-def counts(model: Any, tensors: dict[str, Any], task: Any) -> dict[str, str]:
+def counts(loaded: Any, tensors: dict[str, Any]) -> dict[str, str]:
     """Return the rows of the card that are counted."""
-    sizes = {
-        task.cfg.source_lang: len(task.source_dictionary),
-        task.cfg.target_lang: len(task.target_dictionary),
-    }
+    sizes = {loaded.source_lang: len(loaded.source), loaded.target_lang: len(loaded.target)}
     kinds = sorted({str(tensor.dtype).partition(".")[2] for tensor in tensors.values()})
     return {
-        "parameters": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
+        "parameters": f"{sum(parameter.numel() for parameter in loaded.model.parameters()):,}",
         "weights": f"{' and '.join(kinds)}, {sum(t.numel() * t.element_size() for t in tensors.values()):,} bytes",
         "dictionaries": ", ".join(f"{lang} {size:,}" for lang, size in sizes.items()),
     }
@@ -126,24 +97,24 @@ def counts(model: Any, tensors: dict[str, Any], task: Any) -> dict[str, str]:
 
 def record_of(run: str) -> dict[str, Any]:
     """Return what the recipe wrote down of its run; nothing for a lone checkpoint."""
-    return records.read_json(os.path.join(run, "RESULT.json"), records.RESULT, records.RERUN, UserError)
+    return records.read_json(os.path.join(run, "RESULT.json"), records.RESULT, records.RERUN, UsageError)
 
 
 def check_written(folder: str, content: Any) -> None:
     """Load the folder as anybody else would, and compare what comes of it.
 
     Raises:
-        UserError: it is not what was to be written
+        UsageError: it is not what was to be written
     """
     import torch
 
     from fairseq_deep.runtime import packaged
 
-    found = packaged.load(os.path.join(folder, packaged.WEIGHTS))["model"]
+    found = packaged.load(os.path.join(folder, packaged.WEIGHTS)).tensors
     owners = {**{name: name for name in content.tensors}, **content.config["tied"]}
     same = found.keys() == owners.keys() and all(
         torch.equal(found[name], content.tensors[owner]) and found[name].dtype == content.tensors[owner].dtype
         for name, owner in owners.items()
     )
     if not same:
-        raise UserError(f"cannot write {folder}: what was written reads otherwise; is the disk sound?")
+        raise UsageError(f"cannot write {folder}: what was written reads otherwise; is the disk sound?")

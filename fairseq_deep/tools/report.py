@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairseq_deep.runtime.records import RERUN, RESULT, SEEDS, read_json
-from fairseq_deep.tools import UserError, at_least_one, check_outputs, curves, figures, read_lines, samples, write_text
+from fairseq_deep.tools import UsageError, at_least_one, check_outputs, curves, figures, read_lines, samples, write_text
 
 TEMPLATE = "report.html.jinja"
 SCORES = {"sacrebleu": "sacreBLEU", "tokenised": "tokenised", "compound_split": "compound-split, tokenised"}
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     """Gather, draw and write the page."""
     folder = args.run_folder
     if not os.path.isdir(folder):
-        raise UserError(f"there is no folder {folder}: give the folder of a recipe's experiment")
+        raise UsageError(f"there is no folder {folder}: give the folder of a recipe's experiment")
     output = args.output or os.path.join(folder, "report.html")
     check_outputs([output], [folder, args.generate_output], own=["report.html"])
     page = gather(folder, args.samples, args.generate_output)
@@ -57,14 +57,14 @@ def gather(folder: str, count: int, generated: str | None = None) -> dict[str, A
         generated: the output of ``fairseq-generate`` to take them from, instead of the folder's own
 
     Raises:
-        UserError: it is not the folder of an experiment, or one of its files cannot be read
+        UsageError: it is not the folder of an experiment, or one of its files cannot be read
     """
     seeds = _seeds(folder)
     runs = {f"seed {seed}": os.path.join(folder, f"seed{seed}") for seed in seeds} or {"": folder}
     first = next(iter(runs.values()))
     command = _command(os.path.join(first, "train.sh"))
     if not command:
-        raise UserError(f"{folder} holds no train.sh: give the folder of a recipe that has begun to train")
+        raise UsageError(f"{folder} holds no train.sh: give the folder of a recipe that has begun to train")
     flags = _flags(command)
     record = _result(first, RESULT)
     return {
@@ -86,14 +86,14 @@ def _seeds(folder: str) -> list[int]:
 
 
 def _result(folder: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return read_json(os.path.join(folder, "RESULT.json"), schema, RERUN, UserError)
+    return read_json(os.path.join(folder, "RESULT.json"), schema, RERUN, UsageError)
 
 
 def _command(path: str) -> list[str]:
     try:
         return shlex.split(read_lines(path)[-1]) if os.path.isfile(path) else []
     except ValueError as error:
-        raise UserError(f"{path} is not what a recipe writes: {error}") from error
+        raise UsageError(f"{path} is not what a recipe writes: {error}") from error
 
 
 def _flags(command: Sequence[str]) -> dict[str, str]:
@@ -148,7 +148,7 @@ def _curves(runs: dict[str, str]) -> dict[str, str]:
         return {}
     try:
         figures.check_library()
-    except UserError as error:
+    except UsageError as error:
         print(f"fairseq-deep report: the page has no curves: {error}", file=sys.stderr)
         return {"no_curves": str(error)}
     return {"curves": figures.as_svg(curves.draw(found))}
@@ -159,7 +159,7 @@ def render(**page: Any) -> str:
     try:
         import jinja2
     except ImportError as error:
-        raise UserError(f"the page needs jinja2 ({error}): pip install jinja2") from error
+        raise UsageError(f"the page needs jinja2 ({error}): pip install jinja2") from error
     folder = jinja2.FileSystemLoader(os.path.dirname(os.path.abspath(__file__)))
     environment = jinja2.Environment(
         loader=folder, autoescape=True, undefined=jinja2.ChainableUndefined, trim_blocks=True, lstrip_blocks=True

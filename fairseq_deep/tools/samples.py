@@ -4,7 +4,7 @@ import os
 import re
 from typing import Any
 
-from fairseq_deep.tools import UserError, read_lines
+from fairseq_deep.tools import UsageError, read_lines
 from fairseq_deep.tools.generated import Sentences, best, read_generated
 
 LINKS = re.compile(r"(\d{1,6}-\d{1,6})( \d{1,6}-\d{1,6})*")
@@ -39,7 +39,7 @@ def _from_recipe(folder: str, source: str | None, target: str | None) -> list[di
     sources = read_lines(raw if os.path.isfile(raw) else pieces)
     sides = [sources, read_lines(translations), read_lines(os.path.join(folder, f"test.ref.{target}"))]
     if len({*map(len, sides)}) != 1:
-        raise UserError(f"{folder}: its test set and translations differ in length: run again with --stage 6")
+        raise UsageError(f"{folder}: its test set and translations differ in length: run again with --stage 6")
     alignments = _alignments(os.path.join(folder, "generate-test.txt"))
     names = ("source", "ours", "reference")
     return [

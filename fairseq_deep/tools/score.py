@@ -17,7 +17,7 @@ import sys
 from typing import Any, NamedTuple
 
 from fairseq_deep.tools import (
-    UserError,
+    UsageError,
     at_least_one,
     check_outputs,
     format_table,
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     texts = _read_generated(args) if args.generate_output else _read_pair(args.sys, args.ref)
     if args.references and len(args.references) != len(texts.references):
         sets = f"{len(texts.references)} set(s) of references"
-        raise UserError(f"--references is given {len(args.references)} time(s) for {sets}; give it once for each")
+        raise UsageError(f"--references is given {len(args.references)} time(s) for {sets}; give it once for each")
     other = significance.read_other(args.against, texts.references, args.lang or "") if args.against else None
     for path, lines in ((args.hypotheses, texts.hypotheses), *zip(args.references, texts.references)):
         if path:
@@ -153,12 +153,12 @@ def _metrics(measure: str, lowercase: bool, lang: str) -> dict[str, Any]:
     try:
         from sacrebleu.metrics import BLEU, CHRF
     except ImportError as error:
-        raise UserError(f"sacrebleu cannot be imported ({error}); pip install 'sacrebleu>=2'") from error
+        raise UsageError(f"sacrebleu cannot be imported ({error}); pip install 'sacrebleu>=2'") from error
     if measure == "sacrebleu":
         try:
             bleu = BLEU(lowercase=lowercase, force=True, trg_lang=lang)
         except (RuntimeError, ImportError) as error:  # a tokeniser that is a package of its own
-            raise UserError(f"--lang {lang} needs a tokeniser; pip install 'sacrebleu[{lang}]'") from error
+            raise UsageError(f"--lang {lang} needs a tokeniser; pip install 'sacrebleu[{lang}]'") from error
         return {"BLEU": bleu, "chrF": CHRF(lowercase=lowercase)}
     return {"BLEU": BLEU(lowercase=lowercase, force=True, tokenize="none", smooth_method="none")}
 
@@ -180,22 +180,22 @@ def split_compounds(line: str) -> str:
 
 def _check_arguments(args: argparse.Namespace) -> None:
     if args.sys and not args.ref:
-        raise UserError("--sys needs --ref FILE, the references")
+        raise UsageError("--sys needs --ref FILE, the references")
     if args.multilingual:
         single = ("ref", "tokenized", "compound_split", "lang", "detokenize", "hypotheses", "references", "resamples")
         for flag in single:
             if getattr(args, flag):
-                raise UserError(f"--{flag.replace('_', '-')} does not go with --multilingual; drop one of them")
+                raise UsageError(f"--{flag.replace('_', '-')} does not go with --multilingual; drop one of them")
     if args.sys:
         for flag in ("detokenize", "hypotheses", "references"):
             if getattr(args, flag):
-                raise UserError(f"--{flag} goes with --generate-output, not with --sys")
+                raise UsageError(f"--{flag} goes with --generate-output, not with --sys")
     if args.detokenize and (args.tokenized or args.compound_split):
-        raise UserError("--detokenize clashes with --tokenized and --compound-split: they score tokens; drop one")
+        raise UsageError("--detokenize clashes with --tokenized and --compound-split: they score tokens; drop one")
     if args.against and (args.tokenized or args.compound_split):
-        raise UserError("--against compares by sacreBLEU on detokenised text; drop --tokenized and --compound-split")
+        raise UsageError("--against compares by sacreBLEU on detokenised text; drop --tokenized and --compound-split")
     if args.resamples and not args.against:
-        raise UserError("--resamples needs --against RUN or FILE, the other system")
+        raise UsageError("--resamples needs --against RUN or FILE, the other system")
     inputs = [args.sys, args.generate_output, args.multilingual, args.against, *args.ref]
     check_outputs([args.hypotheses, *args.references, args.json], inputs)
 
@@ -205,7 +205,7 @@ def _read_pair(system: str, paths: list[str]) -> Texts:
     for path, references in zip(paths, texts.references):
         counts = len(texts.hypotheses), len(references)
         if counts[0] != counts[1]:
-            raise UserError(f"line counts differ: {system} has {counts[0]}, {path} has {counts[1]}; align the files")
+            raise UsageError(f"line counts differ: {system} has {counts[0]}, {path} has {counts[1]}; align the files")
     return texts
 
 
@@ -220,11 +220,11 @@ def _read_generated(args: argparse.Namespace) -> Texts:
     else:
         sources, sets = [path], [{key: detokenize(line) for key, line in targets.items()}]
         if not targets:
-            raise UserError(f"{path} holds no line 'T-...' (no target side?); give the references with --ref")
+            raise UsageError(f"{path} holds no line 'T-...' (no target side?); give the references with --ref")
     for source, references in zip(sources, sets):
         if hypotheses.keys() != references.keys():
             first = min(hypotheses.keys() ^ references.keys())
-            raise UserError(
+            raise UsageError(
                 f"{path} has {len(hypotheses)} hypotheses for {len(references)} references of {source}: "
                 f"sentence {first} has only one of them; generate again, without dropping sentences"
             )
@@ -242,7 +242,7 @@ def _detokenizer(lang: str | None):
     try:
         from sacremoses import MosesDetokenizer
     except ImportError as error:
-        raise UserError(f"sacremoses cannot be imported ({error}); pip install sacremoses") from error
+        raise UsageError(f"sacremoses cannot be imported ({error}); pip install sacremoses") from error
     moses = MosesDetokenizer(lang=lang)
     return lambda line: moses.detokenize(line.split())
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from fairseq_deep.tools import UserError, format_table, read_lines
+from fairseq_deep.tools import UsageError, format_table, read_lines
 
 SEED = 12345  # sacreBLEU's own default
 RESAMPLES = 1000
@@ -74,15 +74,15 @@ def read_run(folder: str, lang: str = "") -> tuple[list[str], list[list[str]]]:
     if lang in languages:
         languages = [lang]
     if len(languages) > 1:
-        raise UserError(f"{folder} holds translations into {', '.join(languages)}; choose one with --lang")
+        raise UsageError(f"{folder} holds translations into {', '.join(languages)}; choose one with --lang")
     if not languages:
         seeds = sorted((name for name in names if re.fullmatch(r"seed\d+", name)), key=lambda name: int(name[4:]))
         if seeds:
-            raise UserError(f"{folder} holds several seeds; give one of them, such as {os.path.join(folder, seeds[0])}")
-        raise UserError(f"{folder} holds no test.hyp.LANG; give a run of a recipe that has come to its end, or a file")
+            raise UsageError(f"{folder} holds several seeds; give one, such as {os.path.join(folder, seeds[0])}")
+        raise UsageError(f"{folder} holds no test.hyp.LANG; give a run of a recipe that has come to its end, or a file")
     first = f"test.ref.{languages[0]}"
     if first not in names:
-        raise UserError(f"{folder} holds no {first} beside its translations; score that run again (--stage 7)")
+        raise UsageError(f"{folder} holds no {first} beside its translations; score that run again (--stage 7)")
     more = [f"test.ref{number}.{languages[0]}" for number in range(1, len(names))]
     files = [first, *(name for name in more if name in names)]
     references = [read_lines(os.path.join(folder, name)) for name in files]
@@ -98,13 +98,13 @@ def read_other(path: str, references: list[list[str]], lang: str = "") -> list[s
         if len(others) == len(references) and len(others[0]) == len(references[0]) and others != references:
             pairs = zip(zip(*others), zip(*references))
             line = next((number for number, (a, b) in enumerate(pairs, 1) if a != b), "the last")
-            raise UserError(f"{path} has other references (line {line}); score both systems on the same test set")
+            raise UsageError(f"{path} has other references (line {line}); score both systems on the same test set")
         if len(others) != len(references):
             counts = f"{path} was scored with {len(others)} set(s) of references, not {len(references)}"
-            raise UserError(f"{counts}; score both systems with the same")
+            raise UsageError(f"{counts}; score both systems with the same")
     if len(hypotheses) != len(references[0]):
         counts = f"{path} has {len(hypotheses)} sentences and the references {len(references[0])}"
-        raise UserError(f"{counts}; translate the same test set with both systems")
+        raise UsageError(f"{counts}; translate the same test set with both systems")
     return hypotheses
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
-from fairseq_deep.tools import UserError, at_least_one, check_fairseq, check_outputs, read_lines, replacing, stdin
+from fairseq_deep.tools import UsageError, at_least_one, check_outputs, read_lines, replacing, stdin
 
 CHUNK = 2000  # lines that are sorted by length together
 SEARCH = ("beam", "lenpen", "max_len_a", "max_len_b")
@@ -70,9 +70,8 @@ def add_parts(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Translate; 1 if a line was too long."""
-    check_fairseq()
     if args.nbest > 1 and not args.json:
-        raise UserError(f"--nbest {args.nbest} gives several translations of a line: add --json")
+        raise UsageError(f"--nbest {args.nbest} gives several translations of a line: add --json")
     bundles = find_bundles(args)
     if args.output != "-":
         check_outputs([args.output], [args.input, args.data, args.bpe_codes, *args.models, *parts_of(bundles)])
@@ -114,7 +113,7 @@ def load(args: argparse.Namespace, bundles: list[Any]) -> Any:
     asked = {name: getattr(args, name) for name in SEARCH if getattr(args, name) is not None}
     search = {**search_of(bundles[0]), **asked}
     if args.nbest > search["beam"]:
-        raise UserError(f"--nbest {args.nbest} is more than --beam {search['beam']}: choose a larger beam")
+        raise UsageError(f"--nbest {args.nbest} is more than --beam {search['beam']}: choose a larger beam")
     return Translator(bundles, args.decode_precision, args.batch_size, args.max_tokens, args.cpu,
                       nbest=args.nbest, **search)  # fmt: skip
 
@@ -127,9 +126,9 @@ def stdin_lines() -> Iterator[str]:
             count += 1
             yield line.decode("utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise UserError(f"line {count} of stdin is not UTF-8; convert it with iconv") from error
+        raise UsageError(f"line {count} of stdin is not UTF-8; convert it with iconv") from error
     except OSError as error:
-        raise UserError(f"cannot read standard input: {error.strerror}") from error
+        raise UsageError(f"cannot read standard input: {error.strerror}") from error
 
 
 def split(lines: Iterable[str], size: int) -> Iterator[list[str]]:

@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from fairseq_deep.tools import (
-    UserError,
+    UsageError,
     check_outputs,
     figures,
     format_table,
@@ -58,7 +58,7 @@ def load_weights(path: str) -> dict[str, Any]:
     """Return the `WeightMatrix` of each stack of the checkpoint at `path` that has one.
 
     Raises:
-        UserError: it is no checkpoint, or one without DLCL
+        UsageError: it is no checkpoint, or one without DLCL
     """
     state = load_checkpoint(path)
 
@@ -70,10 +70,10 @@ def load_weights(path: str) -> dict[str, Any]:
     window = flags.get("dlcl_window") or (flags.get("history_window_size") if normalize else None)
     matrices = dlcl_weights(state["model"], normalize, window if window and window > 0 else None)
     if not matrices:
-        raise UserError(f"{path} has no DLCL weights: give a checkpoint that was trained with --layer-agg dlcl")
+        raise UsageError(f"{path} has no DLCL weights: give a checkpoint that was trained with --layer-agg dlcl")
     for side, matrix in matrices.items():
         if not matrix.values.isfinite().all():
-            raise UserError(f"{path} holds NaN or Inf in {side}.history.weight; give a checkpoint from before that")
+            raise UsageError(f"{path} holds NaN or Inf in {side}.history.weight; give a checkpoint from before that")
     return matrices
 
 
@@ -81,7 +81,7 @@ def _column(asked: int | None, matrices: dict[str, Any]) -> int:
     side, matrix = next(iter(matrices.items()))
     depth = len(matrix.values) - 1
     if asked is not None and not 0 <= asked <= depth:
-        raise UserError(f"--column {asked} is not in the {side}, which has y_0 to y_{depth}")
+        raise UsageError(f"--column {asked} is not in the {side}, which has y_0 to y_{depth}")
     return depth // 3 if asked is None else asked
 
 

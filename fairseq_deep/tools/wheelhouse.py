@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import fairseq_deep
 from fairseq_deep.runtime.files import sha256
-from fairseq_deep.tools import UserError, new_folder
+from fairseq_deep.tools import UsageError, new_folder
 
 OLDEST = (3, 10)
 EXTRAS = ("plot",)
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Make the folder, whole or not at all."""
     root = find_repository()
     if args.fairseq and not os.path.isfile(args.fairseq):
-        raise UserError(f"--fairseq {args.fairseq}: there is no such file")
+        raise UsageError(f"--fairseq {args.fairseq}: there is no such file")
     interpreter, release = find_python(args.python)
     with new_folder(args.output) as folder:
         wheels, venv = os.path.join(folder, "wheels"), os.path.join(folder, "build")
@@ -68,10 +68,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def find_repository() -> str:
-    """Return the root of the clone that this package is installed from, or raise `UserError`."""
+    """Return the root of the clone that this package is installed from, or raise `UsageError`."""
     root = os.path.dirname(os.path.abspath(fairseq_deep.__path__[0]))
     if not os.path.isfile(os.path.join(root, "third_party", "fairseq", "backend.py")):
-        raise UserError(
+        raise UsageError(
             "fairseq is built from the repository, and this package was installed without it; "
             "run this in a clone's environment (pip install -e . there)"
         )
@@ -82,20 +82,20 @@ def find_python(wanted: str) -> tuple[str, str]:
     """Return the path of the interpreter that *wanted* ("3.12" or a path) names, and its release.
 
     Raises:
-        UserError: there is none, or it is too old
+        UsageError: there is none, or it is too old
     """
     named = None if re.fullmatch(r"3\.\d+", wanted) else wanted
     if named and not shutil.which(named):
-        raise UserError(f"--python {wanted}: neither a release, such as 3.12, nor an interpreter on this machine")
+        raise UsageError(f"--python {wanted}: neither a release, such as 3.12, nor an interpreter on this machine")
     for path in [named] if named else _candidates(wanted):
         release = _release(path)
         if release and (named or release == wanted):
             if tuple(map(int, release.split("."))) < OLDEST:
-                raise UserError(f"Python {release} is not supported; take 3.10 or newer")
+                raise UsageError(f"Python {release} is not supported; take 3.10 or newer")
             return shutil.which(path), release
     if named:
-        raise UserError(f"--python {wanted}: it does not run")
-    raise UserError(
+        raise UsageError(f"--python {wanted}: it does not run")
+    raise UsageError(
         f"there is no Python {wanted} here, and fairseq has to be compiled for it; install it with its headers "
         f"(Debian/Ubuntu: apt install python{wanted}-dev python{wanted}-venv), or --python /path/to/python{wanted}"
     )
@@ -121,7 +121,7 @@ def make_venv(interpreter: str, folder: str) -> None:
     done = subprocess.run([interpreter, "-m", "venv", folder], capture_output=True, text=True)
     if done.returncode:
         last = (done.stdout + done.stderr).strip().splitlines() or ["no reason given"]
-        raise UserError(f"{interpreter} -m venv failed ({last[-1]}); install Python's venv, or make room on the disk")
+        raise UsageError(f"{interpreter} -m venv failed ({last[-1]}); install Python's venv, or make room on the disk")
 
 
 def copy_package(root: str, folder: str) -> str:
@@ -134,11 +134,11 @@ def copy_package(root: str, folder: str) -> str:
 
 
 def copy_fairseq(path: str, wheels: str, release: str) -> None:
-    """Copy a wheel of our fairseq; raise `UserError` if it is none, or for another Python than *release*."""
+    """Copy a wheel of our fairseq; raise `UsageError` if it is none, or for another Python than *release*."""
     name = os.path.basename(path)
     tag = "cp" + release.replace(".", "")
     if not re.fullmatch(rf"fairseq-[^-]*\+deep\d+-{tag}-\w+-\w+\.whl", name):
-        raise UserError(f"--fairseq {path}: not a wheel of our fairseq for Python {release} (fairseq-...+deepN-{tag}-)")
+        raise UsageError(f"--fairseq {path}: not our fairseq's wheel for Python {release} (fairseq-...+deepN-{tag}-)")
     shutil.copy(path, wheels)
 
 
@@ -154,7 +154,7 @@ class Pip:
         self.root, self.start = root, time.monotonic()
 
     def wheel(self, *arguments: str) -> None:
-        """Raise `UserError` with pip's reason, or that of the build of fairseq, if it fails."""
+        """Raise `UsageError` with pip's reason, or that of the build of fairseq, if it fails."""
         lines = []
         command, streams = [*self.command, *arguments], {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         with subprocess.Popen(command, cwd=self.root, text=True, errors="replace", **streams) as process:
@@ -168,7 +168,7 @@ class Pip:
                 process.terminate()
                 raise
         if process.returncode:
-            raise UserError(f"pip failed: {_reason(lines)}")
+            raise UsageError(f"pip failed: {_reason(lines)}")
 
 
 def _reason(lines: Sequence[str]) -> str:

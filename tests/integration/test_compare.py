@@ -484,7 +484,7 @@ def test_the_estimate_knows_systems_from_their_other_seeds(finished, modules):
 
 def test_a_second_command_in_the_same_folder_is_refused(modules, tmp_path):
     with modules.compare.locked(str(tmp_path)):
-        with pytest.raises(modules.compare.UserError, match=rf"in use by process {os.getpid()} on "):
+        with pytest.raises(modules.compare.UsageError, match=rf"in use by process {os.getpid()} on "):
             modules.compare.locked(str(tmp_path), patience=0)
     modules.compare.locked(str(tmp_path), patience=0).stream.close()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from fairseq_deep.tools import UserError, main, new_folder, wheelhouse
+from fairseq_deep.tools import UsageError, main, new_folder, wheelhouse
 from tests.commands import run
 
 RELEASE = "{}.{}".format(*sys.version_info)
@@ -174,7 +174,7 @@ def test_what_stops_pip_is_told_and_nothing_is_left(monkeypatch, tmp_path, capsy
 def test_a_folder_that_is_there_or_cannot_be_made_is_refused(tmp_path):
     full = Path(__file__).parent
     for path, told in ((full, "exists"), (tmp_path / "no/new", "there is no folder"), ("/proc/new", "cannot write")):
-        with pytest.raises(UserError, match=told), new_folder(str(path)):
+        with pytest.raises(UsageError, match=told), new_folder(str(path)):
             pass
     with pytest.raises(KeyboardInterrupt), new_folder(str(tmp_path / "new")):
         raise KeyboardInterrupt
@@ -187,27 +187,27 @@ def test_the_interpreter_is_one_of_the_release_that_is_asked_for(tmp_path, monke
     monkeypatch.setenv("PATH", str(tmp_path))
     path = tmp_path / "versions/3.99.1/bin/python"
     path.parent.mkdir(parents=True)
-    with pytest.raises(UserError, match=r"there is no Python 3.99 here, .* apt install python3.99-dev"):
+    with pytest.raises(UsageError, match=r"there is no Python 3.99 here, .* apt install python3.99-dev"):
         wheelhouse.find_python("3.99")
     path.write_text("#!/bin/sh\necho 3.99\n")
     path.chmod(0o755)
     assert wheelhouse.find_python("3.99") == (str(path), "3.99")
     path.write_text("#!/bin/sh\necho 3.8\n")
-    with pytest.raises(UserError, match="Python 3.8 is not supported"):
+    with pytest.raises(UsageError, match="Python 3.8 is not supported"):
         wheelhouse.find_python(str(path))
     for wanted in ("4", "python-that-is-not-there"):
-        with pytest.raises(UserError, match="neither a release"):
+        with pytest.raises(UsageError, match="neither a release"):
             wheelhouse.find_python(wanted)
 
 
 def test_another_wheel_is_no_fairseq_of_ours(tmp_path):
     tag = "cp" + RELEASE.replace(".", "")
     for name in (f"fairseq-0.12.2-{tag}-{tag}-linux_x86_64.whl", "fairseq-0.12.2+deep7-cp36-cp36m-linux_x86_64.whl"):
-        with pytest.raises(UserError, match="not a wheel of our fairseq"):
+        with pytest.raises(UsageError, match="not our fairseq.s wheel"):
             wheelhouse.copy_fairseq(str(tmp_path / name), str(tmp_path), RELEASE)
 
 
 def test_without_the_repository_it_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr("fairseq_deep.__path__", [str(tmp_path / "fairseq_deep")])
-    with pytest.raises(UserError, match="installed without it"):
+    with pytest.raises(UsageError, match="installed without it"):
         wheelhouse.find_repository()

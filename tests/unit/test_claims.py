@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_deep.tools import UserError
+from fairseq_deep.tools import UsageError
 from tests.claims import ROOT, scored
 
 FOLDER = ROOT / "examples/claims"
@@ -89,7 +89,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(claims, text, tmp_pa
         (("depth",), {"demo": "true", "resamples": "10"}, "--resamples 10 is too few"),
     ]
     for names, options, message in cases:
-        with pytest.raises(UserError) as error:
+        with pytest.raises(UsageError) as error:
             check(claims, *names, **options)
         assert message in str(error.value)
     exp = tmp_path / "exp"
@@ -100,7 +100,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(claims, text, tmp_pa
 
 
 def test_too_few_test_sentences(claims, text):
-    with pytest.raises(UserError, match="10 sentence pairs of test"):
+    with pytest.raises(UsageError, match="10 sentence pairs of test"):
         check(claims, "lstm", data=text(test=10))
 
 

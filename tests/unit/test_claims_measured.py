@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from fairseq_deep.tools import UserError
+from fairseq_deep.tools import UsageError
 
 
 def test_times_are_read_from_what_fairseq_prints(claims):
@@ -18,7 +18,7 @@ def test_times_are_read_from_what_fairseq_prints(claims):
     form = '| train_inner | {{"loss": "9", "wps": "{}", "ups": "2", "wpb": "{}", "bsz": "5"}}'
     log = "\n".join(form.format(rate, batch) for rate, batch in steps)
     assert claims["speed"]._median_step(log, "here") == 1.0
-    with pytest.raises(UserError, match="here: fairseq-train logged no steps"):
+    with pytest.raises(UsageError, match="here: fairseq-train logged no steps"):
         claims["speed"]._median_step("", "here")
 
 
@@ -53,7 +53,7 @@ def test_a_stop_ends_what_is_timed_and_then_the_claim(claims):
 
 def test_output_and_errors_are_told_apart(claims):
     assert claims["children"].call(["bash", "-c", "echo a; echo b >&2; exit 3"], capture=True) == (3, "a\n", "b\n")
-    with pytest.raises(UserError, match="here: decoding failed: b$"):
+    with pytest.raises(UsageError, match="here: decoding failed: b$"):
         claims["speed"].run(["bash", "-c", "echo a; echo b >&2; exit 3"], "here", "decoding")
 
 
@@ -70,7 +70,7 @@ def timed(claims, tmp_path, monkeypatch):
     def decode(folder):
         calls.append(folder)
         if folder.endswith("b") and broken:
-            raise UserError("b: out of memory")
+            raise UsageError("b: out of memory")
         return 100.0
 
     broken = []
@@ -123,7 +123,7 @@ def test_scores_are_found_among_warnings(claims, monkeypatch):
     monkeypatch.setattr(claims["fit"], "write_text", lambda *_: None)
     monkeypatch.setattr(claims["fit"], "run", lambda *_: said)
     assert claims["fit"]._bleu("here", "data", "test", "de") == 12.34
-    with pytest.raises(UserError, match="here: perplexity is missing"):
+    with pytest.raises(UsageError, match="here: perplexity is missing"):
         claims["fit"]._perplexity("here", "data", "test")
     monkeypatch.setattr(claims["fit"], "run", lambda *_: "| valid on 'test' subset | loss nan | ppl nan")
     assert str(claims["fit"]._perplexity("here", "data", "test")) == "nan"

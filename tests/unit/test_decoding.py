@@ -158,7 +158,7 @@ def test_a_model_in_half_precision_is_refused(build, dictionary, precision):
     task = DeepTranslationTask(cfg, dictionary, dictionary)
     model = build("transformer_postnorm_2l2l_tiny").half()
     model.prepare_for_inference_(GENERATION)
-    with pytest.raises(UsageError, match=f"{precision} is made for a CPU and a model in fp32: add --cpu"):
+    with pytest.raises(UsageError, match=f"{precision} requires a CPU and a model in fp32: add --cpu"):
         task.build_generator([model], types.SimpleNamespace())
 
 

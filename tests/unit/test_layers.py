@@ -8,9 +8,9 @@ from fairseq import utils
 from fairseq.models.transformer import TransformerConfig, base_architecture
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 
+from fairseq_deep.core.checkpoints import upgrade_layers
 from fairseq_deep.core.description import describe
 from fairseq_deep.core.layers import DecoderContext, DecoderLayer, EncoderLayer, ParallelDecoderLayer
-from fairseq_deep.plugin.models.checkpoints import upgrade_layers
 from fairseq_deep.plugin.models.stacks import add_noise
 
 T, S, B, C, E, F = 6, 5, 3, 16, 24, 40  # E: width of a memory that is not the decoder's

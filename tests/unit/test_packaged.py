@@ -16,6 +16,8 @@ from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from safetensors.torch import load_file, save_file
 
+from fairseq_deep.core.checkpoints import upgrade_layers
+from fairseq_deep.errors import UsageError
 from fairseq_deep.plugin.architectures import ARCHITECTURES
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.runtime import packaged
@@ -45,8 +47,6 @@ MODELS = {
     "transformer_lstm_share_all_6l": tiny_flags("transformer_lstm_share_all_6l"),
     "deep_transformer": {**PLAIN, "share_decoder_input_output_embed": True},
     "transformer_iwslt_de_en": {**PLAIN, "share_all_embeddings": True},  # fairseq's own
-    "transformer_prenorm_20l": {**tiny_flags("transformer_prenorm_20l"), "encoder_layers": 2, "decoder_layers": 1,
-                                "adaptive_softmax_cutoff": "6,10", "share_decoder_input_output_embed": True},
     "dlcl_transformer_toy": {"dropout": 0.0, "share_all_embeddings": True, "init_value": "one"},  # of the original code
 }
 
@@ -90,9 +90,12 @@ def test_a_model_comes_back_to_the_last_bit(name, dictionary, data, batch, tmp_p
     os.rename(tmp_path / "made", tmp_path / "moved")
     model = loaded(tmp_path / "moved/model.safetensors", tmp_path / "moved")
     back, state = model.state_dict(), original.state_dict()
+    upgrade_layers(state)  # fairseq's own has unused copies
     assert back.keys() == state.keys()
     assert [key for key in state if not torch.equal(back[key], state[key]) and not key.endswith(EMPTY[0])] == []
-    assert torch.equal(model(*batch)[0], original(*batch)[0])
+    atol = 1e-5 if name == "transformer_iwslt_de_en" else 0.0  # comes back as its twin, with other kernels
+    words = batch[2].ne(dictionary.pad())
+    torch.testing.assert_close(model(*batch)[0][words], original(*batch)[0][words], rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -100,7 +103,7 @@ def test_half_precision_is_the_same_weights_rounded(dtype, dictionary, data, tmp
     name = DLCL
     state = write_checkpoint(tmp_path / "c.pt", name, tiny_flags(name), dictionary).state_dict()
     assert package(tmp_path / "c.pt", data, tmp_path / "made", "--dtype", dtype) == 0
-    found = packaged.load(str(tmp_path / "made/model.safetensors"))["model"]
+    found = packaged.load(str(tmp_path / "made/model.safetensors")).tensors
     kind = getattr(torch, dtype)
     assert found.keys() == state.keys()
     kept = [key for key in sorted(found) if found[key].dtype == torch.float32]  # as the model does in training
@@ -114,7 +117,7 @@ def test_half_precision_is_the_same_weights_rounded(dtype, dictionary, data, tmp
     half["model"] = {key: value.to(kind) for key, value in half["model"].items()}
     torch.save(half, tmp_path / "half.pt")
     assert package(tmp_path / "half.pt", data, tmp_path / "again") == 0
-    again = packaged.load(str(tmp_path / "again/model.safetensors"))["model"]
+    again = packaged.load(str(tmp_path / "again/model.safetensors")).tensors
     assert {value.dtype for key, value in again.items() if not key.endswith(EMPTY)} == {kind}
 
 
@@ -136,7 +139,7 @@ def test_tied_tensors_are_stored_once(dictionary, data, tmp_path):
     stored = load_file(tmp_path / "made/model.safetensors")
     shaped = [key for key, value in stored.items() if value.shape == (VOCAB, 16)]
     assert shaped == ["encoder.embed_tokens.weight"]
-    found = packaged.load(str(tmp_path / "made/model.safetensors"))["model"]
+    found = packaged.load(str(tmp_path / "made/model.safetensors")).tensors
     assert found["decoder.output_projection.weight"] is found["encoder.embed_tokens.weight"]
 
 
@@ -235,22 +238,21 @@ HOSTILE = {
     "data elsewhere": (config(task__data="../"), UNKNOWN),
     "a file of embeddings": (config(model__encoder_embed_path="../secret"), "the unknown setting 'encoder_embed_path'"),
     "a file of no flag": (config(model__pretrained="../secret"), UNKNOWN),
-    "a reference": (config(model__dlcl_init="${oc.env:HOME}"), "dlcl_init cannot be '${oc.env:HOME}'"),
-    "an expression": (config(model__adaptive_softmax_cutoff="__import__('os').system('touch MARK')"), "cannot be"),
-    "a path for a word": (config(model__dlcl_init="../../x"), "dlcl_init cannot be '../../x'"),
+    "a reference": (config(model__dlcl_init="${oc.env:HOME}"), "model.dlcl_init is '${oc.env:HOME}', not a short"),
+    "an expression": (config(model__adaptive_softmax_cutoff="__import__('os').system('touch MARK')"),
+                      "not null or false: only fairseq supports it"),
+    "a path for a word": (config(model__dlcl_init="../../x"), "model.dlcl_init is '../../x', not a short text"),
     "a language elsewhere": (config(task__source_lang="../secret/x"), "source_lang is '../secret/x', not a language"),
     "a tokenizer": (config(text__tokenizer="evil"), "text.tokenizer is 'evil', not one of moses, none"),
     "a number for a truth": (config(text__lowercase=1), "text.lowercase is 1, not true or false"),
-    "another model": (config(arch="hubert"), "hubert is neither"),
-    "a model with files": (config(arch="transformer_from_pretrained_xlm"), "is neither"),
     "a path for a model": (config(arch="../x"), "arch is '../x', not the name of an architecture"),
-    "a list for a number": (config(model__encoder_layers=[2]), "encoder_layers cannot be [2]"),
+    "a list for a number": (config(model__encoder_layers=[2]), "model.encoder_layers is a list, not a whole number"),
     "very deep": (config(model__encoder_layers=900_000), "has not that many encoder_layers"),
-    "very wide": (config(model__encoder_embed_dim=10**9), "encoder_embed_dim cannot be 1000000000"),
-    "a huge number": (config(model__dropout=10**400), "dropout cannot be"),
+    "very wide": (config(model__encoder_embed_dim=10**9), "model.encoder_embed_dim is 1000000000, not a whole"),
+    "a huge number": (config(model__dropout=10**400), "model.dropout is 1000"),
     "a huge search": (config(search__beam=10**6), "search.beam is 1000000, not a whole number from 1 to 1000"),
     "heads that do not divide": (config(model__encoder_attention_heads=3), "no model can be built of it (--encoder"),
-    "no such method": (config(model__layer_agg="x"), "no model can be built of it (unknown --layer-agg x"),
+    "no such method": (config(model__layer_agg="x"), "model.layer_agg is 'x', not a method of this version"),
     "a section less": (config(search=KeyError), "search is missing"),
     "a setting less": (config(task__left_pad_source=KeyError), "task.left_pad_source is missing"),
     "a section that is none": (config(task=[1]), "task is a list, not an object"),
@@ -258,7 +260,8 @@ HOSTILE = {
     "tied although it is stored": (config(tied={EMBED: EMBED}), f"{EMBED} cannot be tied to {EMBED}"),
     "tied to a list": (config(tied={"x": ["y"]}), "tied.x is a list, not the name of a tensor"),
     "a card that lies": (config(name="a\nb"), "name is 'a\\nb', not one line of text"),
-    "a later version": (config(version=2), "of version 2, and this program reads 1"),
+    "a later version": (config(version=2),
+                        "has format version 2, but only 1 is supported; install a newer fairseq_deep"),
     "another format": (config(format="x"), "its format is not"),
     "NaN": (config(search__lenpen=float("nan")), "search.lenpen is nan, not a number"),
     "infinity": (lambda folder: text("config.json", (folder / "config.json").read_bytes().replace(b'"lenpen": 0.6',
@@ -285,9 +288,9 @@ HOSTILE = {
     "a tensor more": (tensors(lambda found: found.update(x=torch.ones(1))), "it has x, which the model has not"),
     "8 bits": (tensors(lambda found: found.update({EMBED: found[EMBED].to(torch.int8)})), "is of type I8"),
     "a word less": (text("dict.src.txt", b"".join(b"w%d 1\n" % index for index in range(VOCAB - 5))), "(39, 16)"),
-    "no dictionary": (text("dict.src.txt", b"a\nb\n"), "no dictionary of fairseq"),
-    "a dictionary in latin-1": (text("dict.tgt.txt", b"\xe4 1\n"), "no dictionary of fairseq"),
-    "words twice": (text("dict.tgt.txt", b"a 1\na 1\n"), "no dictionary of fairseq"),
+    "no dictionary": (text("dict.src.txt", b"a\nb\n"), "copy the dictionary again"),
+    "a dictionary in latin-1": (text("dict.tgt.txt", b"\xe4 1\n"), "copy the dictionary again"),
+    "words twice": (text("dict.tgt.txt", b"a 1\na 1\n"), "dict.tgt.txt:2: 'a' occurs twice"),
     "a link for weights": (link("model.safetensors", "../secret"), "because it is a link"),
     "a link for a dictionary": (link("dict.src.txt", "../secret"), "because it is a link"),
     "a link for settings": (link("config.json", "/etc/hostname"), "because it is a link"),
@@ -419,9 +422,22 @@ def test_damage_is_told(name, whole, tmp_path):
         packaged.load(str(tmp_path / "made/model.safetensors"))
 
 
+@pytest.mark.parametrize("arch", ["hubert", "transformer_from_pretrained_xlm", "of_a_later_version"])
+def test_fairseq_makes_no_checkpoint_of_another_model(arch, whole, tmp_path):
+    """The runtime takes no notice of the name."""
+    shutil.copytree(whole, tmp_path / "made")
+    config(arch=arch)(tmp_path / "made")
+    os.remove(tmp_path / "made/SHA256SUMS")
+    write_sums(str(tmp_path / "made"))
+    path = str(tmp_path / "made/model.safetensors")
+    assert packaged.load(path).config["arch"] == arch
+    with pytest.raises(UsageError, match=f"{arch}, which is neither of this package nor of fairseq's transformer"):
+        safe_load.load(path)
+
+
 def test_no_setting_names_a_file():
-    """Flags that are added later are left out of packages where they do (`LEFT_OUT`)."""
-    known = model_settings(DLCL)
+    """Flags of later versions included: `model_settings` lists what a package may have."""
+    known = model_settings()
     odd = re.compile(r"path|file|dir|from|restore|pretrain|profile|checkpoint|url|cmd|command|module")
     assert len(known) > 60 and [name for name in known if odd.search(name)] == []
 

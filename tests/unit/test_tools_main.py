@@ -10,7 +10,7 @@ import pytest
 
 import fairseq_deep
 from fairseq_deep.plugin import compat
-from fairseq_deep.tools import UserError, archs, check_output_path, format_table, main, replacing, write_text
+from fairseq_deep.tools import UsageError, archs, check_output_path, format_table, main, replacing, write_text
 from fairseq_deep.tools.main import COMMANDS
 
 
@@ -64,7 +64,7 @@ def test_wrong_arguments_take_one_line_and_exit_code_2(arguments, start, capsys)
 
 def test_user_error_becomes_one_line(monkeypatch, capsys):
     def run(args):
-        raise UserError("first\nsecond")
+        raise UsageError("first\nsecond")
 
     monkeypatch.setattr("fairseq_deep.tools.path.run", run)
     assert main.main(["path"]) == 2
@@ -98,18 +98,18 @@ def test_failed_writing_leaves_the_old_file_and_no_other(tmp_path):
 
 def test_output_path_is_checked_beforehand(tmp_path):
     check_output_path(str(tmp_path / "new"))
-    with pytest.raises(UserError, match="there is no folder"):
+    with pytest.raises(UsageError, match="there is no folder"):
         check_output_path(str(tmp_path / "missing" / "new"))
-    with pytest.raises(UserError, match="not a regular file"):
+    with pytest.raises(UsageError, match="not a regular file"):
         check_output_path(str(tmp_path))
 
 
 def test_archs_selects_by_wildcard_in_natural_order():
     known = ["t_dlcl_30l", "t_dlcl_6l", "t_post_6l", "t_dlcl_16l"]
     assert archs.select_names(known, "t_dlcl*") == ["t_dlcl_6l", "t_dlcl_16l", "t_dlcl_30l"]
-    with pytest.raises(UserError, match="no architecture matches 't_dlcl_31l'; nearest: t_dlcl_30l"):
+    with pytest.raises(UsageError, match="no architecture matches 't_dlcl_31l'; nearest: t_dlcl_30l"):
         archs.select_names(known, "t_dlcl_31l")
-    with pytest.raises(UserError, match="lists all"):
+    with pytest.raises(UsageError, match="lists all"):
         archs.select_names(known, "zzz")
 
 

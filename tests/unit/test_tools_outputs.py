@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_deep.errors import printable
-from fairseq_deep.tools import UserError, check_outputs, main
+from fairseq_deep.tools import UsageError, check_outputs, main
 
 COMMAND = [sys.executable, "-m", "fairseq_deep"]
 TOLD = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
@@ -93,9 +93,9 @@ def test_new_files_and_what_the_command_wrote_itself_are_no_inputs(place):
     (place / "run/report.html").touch()
     check_outputs([str(place / "run/report.html"), str(place / "run/new.json")], [str(place / "run")], ["report.html"])
     (place / "run/data-bin/up").symlink_to(place / "run")  # a loop
-    with pytest.raises(UserError, match="it is an input"):
+    with pytest.raises(UsageError, match="it is an input"):
         check_outputs([str(place / "run/report.html")], [str(place / "run")])
-    with pytest.raises(UserError, match="is the same file"):
+    with pytest.raises(UsageError, match="is the same file"):
         check_outputs([str(place / "a"), str(place / "run/../a")], [])
 
 

@@ -9,13 +9,13 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
-from fairseq import safe_load
 
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-from fairseq_deep.runtime import Translator, find_bundle
+from fairseq_deep.runtime import TextSteps, Translator, find_bundle
 from fairseq_deep.runtime.packaged import make_card
 from fairseq_deep.tools import main
 from tests.commands import PACKAGE, run, train_command
@@ -90,6 +90,42 @@ def test_fairseq_generate_gives_what_the_checkpoint_gives(pair):
         for path in (checkpoint, package / "model.safetensors")
     )
     assert len(want) == 3 * 2 * 40 and got == want
+
+
+def alone(*words, **options):
+    """fairseq-deep where fairseq cannot be imported."""
+    program = Path(__file__).parents[1] / "runtime_alone.py"
+    words = [sys.executable, program, *words]
+    return subprocess.run(words, capture_output=True, text=True, timeout=300, **options)
+
+
+def test_a_package_translates_where_fairseq_is_missing(pair):
+    """As fairseq-generate does, of which another test says that it gives what the checkpoint gives."""
+    exp, checkpoint, package = pair
+    done = run("fairseq-generate", exp / "data-bin", *GENERATE, "--remove-bpe", "--path", checkpoint)
+    lines = (line.split("\t") for line in done.stdout.splitlines() if line.startswith("D-"))
+    finish = TextSteps("en", "de", None).finish
+    want = {int(head[2:]): (finish(text), float(score)) for head, score, text in lines}
+    done = alone("translate", package, "--input", exp / "text/raw/test.en", "--json", "--cpu")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = [json.loads(line)["translations"][0] for line in done.stdout.splitlines()]
+    assert len(found) == 40 and [each["text"] for each in found] == [want[number][0] for number in range(40)]
+    assert [each["score"] for each in found] == pytest.approx([want[number][1] for number in range(40)], abs=2e-4)
+
+
+def test_the_tools_where_fairseq_is_missing(pair, tmp_path):
+    _, checkpoint, package = pair
+    assert alone("check", package).returncode == 0
+    assert "--licence" in alone("package", "--help").stdout
+    needs = "requires fairseq"
+    for words in (["translate", checkpoint, "--data", package], ["package", checkpoint, "--output", tmp_path / "made"],
+                  ["export", checkpoint, "--output", tmp_path / "out.pt"], ["archs"], ["flags"],
+                  ["average", "--inputs", checkpoint, "--output", tmp_path / "out.pt"],
+                  ["diagnose", "transformer_dlcl_2l2l_tiny", "--data", package]):  # fmt: skip
+        done = alone(*words)
+        assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1, (words, done)
+        assert needs in done.stderr and done.stderr.startswith(f"fairseq-deep {words[0]}: "), done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_sentencepiece_and_gnmts_length_penalty_are_kept(trained, tmp_path):
@@ -285,7 +321,7 @@ BAD = {
     "a file": (None, ["{run}", "--output", "{here}/full/x"], "cannot write {here}/full/x: it exists and is"),
     "no folder": (None, ["{run}", "--output", "{here}/a/b"], "cannot write {here}/a/b: there is no folder {here}/a"),
     "no run": (None, ["{here}/no"], "there is no {here}/no: give the folder of a recipe, a packaged model, or"),
-    "alone": (None, ["{run}/averaged.pt"], "cannot read {run}/dict.en.txt: No such file or directory; see --data"),
+    "alone": (None, ["{run}/averaged.pt"], "{run}/dict.en.txt: cannot be read (No such file or directory); see --data"),
     "no merges": (None, ["{run}/averaged.pt", "--data", "{run}/data-bin"], "{run}/data-bin has sub-words, and there"),
     "not finite": (infinite, [], "{here}/odd.pt cannot be packaged: encoder.embed_tokens.weight holds NaN or Inf"),
     "not merges": (None, ["{run}", "--bpe-codes", "{run}/RESULT.json"], "{run}/RESULT.json has no merges of subword"),
@@ -331,12 +367,6 @@ def test_without_safetensors_the_cure_is_named(packaged, trained, capsys, monkey
         assert main.main(words) == 2
         assert capsys.readouterr().err.endswith("is missing: pip install safetensors\n")
     assert not list(tmp_path.iterdir())
-
-
-def test_another_fairseq_is_told_apart(packaged, capsys, monkeypatch):
-    monkeypatch.delattr(safe_load, "FORMATS")
-    assert main.main(["translate", str(packaged)]) == 2
-    assert "it takes the fairseq that third_party/fairseq builds" in capsys.readouterr().err
 
 
 def test_a_package_is_not_packaged_again(pair, capsys, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import sacrebleu
 from sacrebleu.significance import PairedTest
 
-from fairseq_deep.tools import UserError, significance
+from fairseq_deep.tools import UsageError, significance
 from fairseq_deep.tools.main import main
 
 RNG = random.Random(3)
@@ -139,5 +139,5 @@ def test_what_cannot_be_compared_takes_one_line(words, run_folder, tmp_path, cap
 def test_the_language_chooses_the_translations(run_folder):
     write(run_folder / "test.hyp.en", REFERENCES)
     assert significance.read_other(str(run_folder), [REFERENCES], "de") == SYSTEMS["bad"]
-    with pytest.raises(UserError, match="holds no test.ref.en"):
+    with pytest.raises(UsageError, match="holds no test.ref.en"):
         significance.read_other(str(run_folder), [REFERENCES], "en")

@@ -12,7 +12,8 @@ import torch
 
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-from fairseq_deep.runtime import Translator, build_task, find_bundle, load_state
+from fairseq_deep.runtime import Translator, find_bundle, read_stored
+from fairseq_deep.runtime.loading import languages_of
 from fairseq_deep.tools import main
 from tests import forkserver
 from tests.commands import PACKAGE, run
@@ -190,9 +191,8 @@ def test_from_python(trained):
             translator.translate(lines)
     with pytest.raises(UsageError, match="Translator has no model"):
         Translator([])
-    for name, value in (("constraints", "ordered"), ("score_reference", True)):
-        with pytest.raises(UsageError, match=f"{name} needs more than a source"):
-            Translator([find_bundle(str(trained))], **{name: value})
+    with pytest.raises(UsageError, match=r"unknown search option len_pen \(did you mean lenpen\?\); choose from"):
+        Translator([find_bundle(str(trained))], len_pen=1)
     assert len(found[0]) == 2 and found[0][0].score >= found[0][1].score and found[1][0].text == ""
 
 
@@ -201,22 +201,22 @@ def test_languages_are_those_of_the_data(trained, alone, tmp_path):
     folder = shutil.copytree(alone, tmp_path / "alone")
     no_languages(folder)
     bundle = find_bundle(str(folder / "averaged.pt"), data=str(trained / "data-bin"))
-    config = load_state(bundle)["cfg"]
+    task = read_stored(bundle.checkpoint).task
     cases = (({"data": str(trained / "data-bin")}, "en de"), ({"source_lang": "en"}, "en de"))
     cases += (({"target_lang": "en"}, "de en"),)
     for given, languages in cases:
-        task = build_task(find_bundle(str(folder / "averaged.pt"), **given), config).cfg
-        assert f"{task.source_lang} {task.target_lang}" == languages, given
+        found = languages_of(find_bundle(str(folder / "averaged.pt"), **given), task)
+        assert " ".join(found) == languages, given
 
 
 def test_a_model_is_not_used_in_its_reverse_direction(trained):
     """Its joint dictionary would take any text."""
     path = str(trained)
-    config = load_state(find_bundle(path))["cfg"]
+    task = read_stored(find_bundle(path).checkpoint).task
     for given in ({"source_lang": "de", "target_lang": "en"}, {"source_lang": "de"}, {"target_lang": "en"}):
         with pytest.raises(UsageError, match=r"averaged.pt translates en to de, not .*; omit -s and -t$"):
-            build_task(find_bundle(path, **given), config)
-    assert build_task(find_bundle(path, source_lang="en", target_lang="de"), config).cfg.source_lang == "en"
+            languages_of(find_bundle(path, **given), task)
+    assert languages_of(find_bundle(path, source_lang="en", target_lang="de"), task) == ["en", "de"]
 
 
 @pytest.mark.parametrize("command", ["translate", "package", "export"])
@@ -261,7 +261,7 @@ def a_pipe_for_a_dictionary(folder):
 
 
 BAD = {
-    "a pipe": (a_pipe_for_a_dictionary, ["{model}"], "cannot read {parts}/dict.de.txt: it must be a regular file"),
+    "a pipe": (a_pipe_for_a_dictionary, ["{model}"], "{parts}/dict.de.txt: must be a regular file; see --data"),
     "no model": (None, ["{here}/nothing"], "there is no {here}/nothing: give the folder of a recipe, a packaged "
                  "model, or a checkpoint"),
     "no run": (None, ["{here}"], "{here} has none of averaged.pt, checkpoints/checkpoint_best.pt, "
@@ -269,9 +269,10 @@ BAD = {
     "no merges": (None, ["{model}", "--bpe-codes", "{here}/no"], "there is no {here}/no: see --bpe-codes"),
     "no folder": (None, ["{model}", "--data", "{here}/no"], "there is no {here}/no: see --data"),
     "no dictionary": (lambda folder: (folder / "dict.de.txt").unlink(), ["{model}"],
-                      "cannot read {parts}/dict.de.txt: No such file or directory; see --data"),
-    "no dictionary at all": (damage("dict.de.txt"), ["{model}"], "{parts}/dict.de.txt is no dictionary of fairseq: "),
-    "another dictionary": (other_dictionary, ["{model}"], "{model} does not fit {parts}: --share-all"),
+                      "{parts}/dict.de.txt: cannot be read (No such file or directory); see --data"),
+    "no dictionary at all": (damage("dict.de.txt"), ["{model}"], "{parts}/dict.de.txt:1: must be a token"),
+    "another dictionary": (other_dictionary, ["{model}"],
+                           "{model} does not fit {parts}: the checkpoint was trained with another source dict"),
     "other dictionaries": (other_dictionaries, ["{model}"], "{model} does not fit {parts}: "),
     "no checkpoint": (damage("averaged.pt"), ["{model}"], "cannot load {model}: "),
     "merges are missing": (lambda folder: (folder / "code").unlink(), ["{model}"],
@@ -337,9 +338,14 @@ def test_translations_are_utf_8_whatever_the_locale(alone, trained):
 
 
 def test_an_ensemble_of_strangers_is_refused(trained, alone, translate, tmp_path):
-    shutil.copytree(alone, tmp_path / "other")
-    other_dictionary(tmp_path / "other")
-    code, _, err = translate(trained, tmp_path / "other/averaged.pt", text="We see.\n")
+    folder = shutil.copytree(alone, tmp_path / "other")
+    state = torch.load(folder / "averaged.pt", weights_only=False)
+    del state["task_state"]
+    torch.save(state, folder / "averaged.pt")
+    words = (folder / "dict.en.txt").read_text().splitlines(keepends=True)
+    for lang in ("en", "de"):
+        (folder / f"dict.{lang}.txt").write_text("".join([words[1], words[0], *words[2:]]))
+    code, _, err = translate(trained, folder / "averaged.pt", text="We see.\n")
     problem = f"{tmp_path}/other/dict.en.txt is not the dictionary of {trained}/averaged.pt"
     assert code == 2 and err.endswith(f"{problem}: an ensemble shares dictionaries\n")
 

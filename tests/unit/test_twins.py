@@ -8,9 +8,9 @@ from fairseq import options
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.models.transformer import TransformerModel
 
+from fairseq_deep.core.checkpoints import upgrade_layers
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.architectures import TWINS
-from fairseq_deep.plugin.models.checkpoints import upgrade_layers
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.plugin.patches import PATCHES
 

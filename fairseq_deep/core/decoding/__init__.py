@@ -2,7 +2,8 @@
 
 from .bfloat import has_bfloat
 from .compiled import CompiledSteps
-from .linear import PRECISIONS, pack_linear, reduce_precision, unpack_linear
+from .linear import PRECISIONS, decode_in, pack_linear, reduce_precision, unpack_linear
 from .machine import describe
 
-__all__ = ["PRECISIONS", "CompiledSteps", "describe", "has_bfloat", "pack_linear", "reduce_precision", "unpack_linear"]
+__all__ = ["PRECISIONS", "CompiledSteps", "decode_in", "describe", "has_bfloat", "pack_linear", "reduce_precision",
+           "unpack_linear"]  # fmt: skip

@@ -17,6 +17,9 @@ from fairseq.models.transformer import TransformerModel, base_architecture
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from fairseq_deep.core.alignment import add_args as add_alignment_args
+from fairseq_deep.core.checkpoints import check_loadable, upgrade
+from fairseq_deep.core.checks import check_flags, check_sizes
 from fairseq_deep.core.decoding import pack_linear
 from fairseq_deep.core.description import SIDES, add_args, describe
 from fairseq_deep.core.dropout import speed_up_dropout
@@ -24,9 +27,6 @@ from fairseq_deep.core.inits.walk import initialise
 from fairseq_deep.core.transformer import Transformer
 from fairseq_deep.plugin.training import check_device, check_exact, keep_memory
 
-from .alignment import add_args as add_alignment_args
-from .checkpoints import check_loadable, upgrade
-from .checks import check_flags, check_sizes
 from .compiling import compile_calls
 from .depth_log import StreamWatch, log_depth, log_streams
 from .dictionaries import remember

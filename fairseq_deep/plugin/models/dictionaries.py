@@ -3,13 +3,11 @@
 Weights of another dictionary of the same size fit, and every word then has the vector of another one.
 """
 
-import hashlib
-from collections.abc import Sequence
 from typing import Any
 
 from fairseq.tasks.fairseq_task import StatefulContainer
 
-from fairseq_deep.core.registry import UsageError
+from fairseq_deep.runtime.dictionary import check_hashes, hash_symbols
 
 KEY = "dictionaries"
 
@@ -38,7 +36,8 @@ class DictionaryState(StatefulContainer):
             UsageError: it was of another dictionary
         """
         rest = dict(state_dict)
-        check(self.own, rest.pop(KEY, None), self.allow)
+        saved = rest.pop(KEY, None)
+        check_hashes(self.own, None if self.allow else saved)
         super().merge_state_dict(rest)
 
 
@@ -71,28 +70,3 @@ def sums(task: Any) -> dict[str, str]:
         if symbols:
             found[side] = hash_symbols(symbols)
     return found
-
-
-def hash_symbols(symbols: Sequence[str]) -> str:
-    """The size of a dictionary, and a sum over its words."""
-    total = hashlib.sha256("\n".join(symbols).encode("utf-8", "surrogatepass")).hexdigest()
-    return f"{len(symbols)} entries, sum {total[:12]}"
-
-
-def check(own: dict[str, str], saved: Any, allow: bool) -> None:
-    """Refuse *saved*, of a checkpoint, where it names other dictionaries than *own*; None: it names none.
-
-    Raises:
-        UsageError: it does
-    """
-    if allow or not isinstance(saved, dict):
-        return
-    for side, now in own.items():
-        before = saved.get(side, now)
-        if before != now:
-            raise UsageError(
-                f"the checkpoint was trained with another {side} dictionary ({before}) than that of the data ({now}): "
-                "binarise with its own (fairseq-preprocess --srcdict, --tgtdict), or use another --save-dir; "
-                "--allow-other-dictionary takes it as it is (translating: "
-                "--model-overrides \"{'allow_other_dictionary': True}\")"
-            )

@@ -27,14 +27,15 @@ from fairseq.models.transformer import TransformerModel
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
+from fairseq_deep.core.checkpoints import upgrade
+from fairseq_deep.core.checks import check_numbers
 from fairseq_deep.core.description import SIDES, describe
 from fairseq_deep.core.layers.base_layer import has_norms
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
+from fairseq_deep.errors import one_line
 from fairseq_deep.plugin.compat import load_checkpoint, model_flags
 
-from .checkpoints import upgrade
-from .checks import check_numbers
 from .dictionaries import KEY, hash_symbols, sums
 
 logger = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ def _read(path: str, model: nn.Module, task: Any) -> Source:
     try:
         state = load_checkpoint(path)
     except Exception as error:  # whatever a damaged or refused file raises
-        raise UsageError(f"--init-from {path}: cannot load it ({' '.join(str(error).split())})") from error
+        raise UsageError(f"--init-from {path}: cannot load it ({one_line(error)})") from error
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise UsageError(f"--init-from {path}: it is not a fairseq checkpoint (it has no 'model')")
     flags, weights = argparse.Namespace(**model_flags(state)), dict(state["model"])
@@ -127,7 +128,7 @@ def _read(path: str, model: nn.Module, task: Any) -> Source:
         check_numbers(flags)
         stacks = describe(flags)
     except Exception as error:  # settings of any kind set off what they like in fairseq
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error)
         raise UsageError(f"--init-from {path}: no model can be built of its settings ({reason})") from error
     upgrade(model, weights)
     return Source(path, arch, weights, stacks, _find_dictionaries(path, state, task))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fairseq_deep.errors import printable
+from fairseq_deep.errors import one_line
 
 from .folder import WEIGHTS
 
@@ -133,7 +133,7 @@ def _cell(value: Any) -> str:
     """*value* as one line of plain text: no HTML, link, image or markup of its own, but for code of :func:`_code`."""
     if isinstance(value, _Code):
         return value
-    text = printable(" ".join(str(value).split()), None)
+    text = one_line(value)
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _ADDRESS.sub(r"\1&#58;", _MARKUP.sub(r"\\\g<0>", text))
 
@@ -144,7 +144,7 @@ class _Code(str):
 
 def _code(value: Any) -> _Code:
     """*value* as code in a line or cell, where nothing but the end of the code and of the cell has a meaning."""
-    text = printable(" ".join(str(value).split()), None).replace("`", "'").replace("\\|", "|")
+    text = one_line(value).replace("`", "'").replace("\\|", "|")
     return _Code(f"`{text}`".replace("|", "\\|"))
 
 

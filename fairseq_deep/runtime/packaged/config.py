@@ -4,18 +4,19 @@ A setting that is not known here is refused, whatever it is. Settings of trainin
 embeddings), are left out when a model is packaged.
 """
 
+from __future__ import annotations
+
 import argparse
+import functools
 import os
 from typing import Any
 
-from fairseq.models import ARCH_MODEL_REGISTRY
-from fairseq.models.transformer import TransformerModel
-
-from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from fairseq_deep.core import alignment, description
 from fairseq_deep.runtime.records import (
     LARGEST_NUMBER,
     SEARCH,
     STEPS,
+    Check,
     check,
     exactly,
     is_number,
@@ -32,18 +33,40 @@ from fairseq_deep.runtime.records import (
 from .folder import CODES, CONFIG, PackageError, read_text, verify_checksums
 
 FORMAT, VERSION = "fairseq_deep package", 1
-LEFT_OUT = (
-    *("encoder_embed_path", "decoder_embed_path", "encoder_xformers_att_config", "decoder_xformers_att_config"),
-    *("encoder_layers_to_keep", "decoder_layers_to_keep", "checkpoint_activations", "offload_activations"),
-    *("min_params_to_wrap", "log_depth_interval", "compile", "fast_dropout", "export"),
-    *("init_from", "allow_other_dictionary"),
-)
-"""Flags of the model that are about files, parts of it, or training."""
+NEWER = "install a newer fairseq_deep"
 
 _line = text(r"[^\x00-\x1f\x7f]{0,200}", "one line of text")
 _positions = whole(1, LARGEST_NUMBER)
-_option = text(r"[\w.,+ \[\]-]{0,100}", "a short text")
 _size = whole(-1, LARGEST_NUMBER)
+_share = number(0, 1)
+_number = Check("a number", is_number)
+_option = Check(
+    "a short text or a number",
+    lambda value: is_number(value) and abs(value) <= LARGEST_NUMBER or text(r"[\w.,+ \[\]-]{0,100}", "")(value),
+)
+_unsupported = Check("null or false: only fairseq supports it", lambda value: not value)
+
+STACK = {
+    **{name: _size for name in ("embed_dim", "ffn_embed_dim", "layers", "attention_heads")},
+    **{name: truth for name in ("normalize_before", "learned_pos")},
+    "layerdrop": _share,
+}
+FAIRSEQ = {
+    **{f"{side}_{name}": check for side in ("encoder", "decoder") for name, check in STACK.items()},
+    **{name: _share for name in ("dropout", "attention_dropout", "activation_dropout", "relu_dropout")},
+    **{name: _positions for name in ("max_source_positions", "max_target_positions")},
+    **{name: truth for name in ("share_decoder_input_output_embed", "share_all_embeddings", "layernorm_embedding",
+                                "no_token_positional_embeddings", "no_scale_embedding", "no_cross_attention",
+                                "no_decoder_final_norm")},
+    "activation_fn": one_of("relu", "gelu", "gelu_fast", "gelu_accurate", "tanh", "linear"),
+    "decoder_output_dim": _size,
+    **{name: _number for name in ("adaptive_softmax_dropout", "adaptive_softmax_factor", "quant_noise_pq_block_size",
+                                  "quant_noise_scalar", "base_sublayers", "base_shuffle")},
+    **{name: _unsupported for name in ("adaptive_input", "adaptive_softmax_cutoff", "tie_adaptive_weights",
+                                       "tie_adaptive_proj", "quant_noise_pq", "char_inputs", "base_layers",
+                                       "cross_self_attention")},
+}  # fmt: skip
+"""Flags of fairseq's Transformer that a package may have, with their checks."""
 
 TASK = exactly(
     {
@@ -93,7 +116,8 @@ def read_config(folder: str) -> dict[str, Any]:
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise PackageError(f"{path}: no configuration of a packaged model (its format is not {FORMAT!r})")
     if config.get("version") != VERSION:
-        raise PackageError(f"{path}: of version {str(config.get('version'))[:20]}, and this program reads {VERSION}")
+        version = str(config.get("version"))[:20]
+        raise PackageError(f"{path}: has format version {version}, but only {VERSION} is supported; {NEWER}")
     if isinstance(config.get("search"), dict):
         config["search"] = {**LATER, **config["search"]}
     try:
@@ -113,45 +137,37 @@ def check_config(config: dict[str, Any]) -> None:
     for name in (*config["tied"], *config["made_with"]):
         if not _line(name):
             raise ValueError(f"a name is not one line of text ({name[:60]!r})")
-    known = model_settings(config["arch"])
-    for key, value in config["model"].items():
+    known = model_settings()
+    for key in config["model"]:
         if key not in known:
-            raise ValueError(f"model has the unknown setting {key[:60]!r}")
-        check_setting(known[key], value)
+            raise ValueError(f"model has the unknown setting {key[:60]!r}; if it is a new one, {NEWER}")
+    check(config["model"], known, "model")
 
 
-def model_settings(arch: str) -> dict[str, argparse.Action]:
-    """The settings that a packaged model of the architecture may have, with what the command line takes for them.
-
-    Raises:
-        ValueError: it is neither an architecture of this package nor one of fairseq's ``transformer``
-    """
-    model = ARCH_MODEL_REGISTRY.get(arch)
-    if model not in (DeepTransformerModel, TransformerModel):
-        raise ValueError(f"{arch} is neither an architecture of this package nor one of fairseq's transformer")
-    parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS, allow_abbrev=False, add_help=False)
-    model.add_args(parser)
-    return {action.dest: action for action in parser._actions if action.dest not in LEFT_OUT}
+@functools.cache
+def model_settings() -> dict[str, Check]:
+    """The flags of a model that a package may have, with their checks: fairseq's, and those of the methods."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    description.add_args(parser)
+    alignment.add_args(parser)
+    return {name: optional(each) for name, each in FAIRSEQ.items()} | {
+        action.dest: optional(_check_of(action)) for action in parser._actions
+    }
 
 
-def check_setting(action: argparse.Action, value: Any) -> None:
-    """Refuse a value that the flag cannot have.
-
-    Raises:
-        ValueError: with the setting and the value
-    """
-    if value is None:
-        return
-    items = value if isinstance(value, list) and len(value) <= 100 else [value]
+def _check_of(action: argparse.Action) -> Check:
+    """The check of a flag's values."""
+    registry = getattr(action.type, "__self__", None)  # of a flag that chooses a method
+    if registry is not None:
+        names = registry.names()
+        return Check(f"a method of this version ({registry.kind} {', '.join(names)}); {NEWER}", names.__contains__)
+    if action.choices is not None:
+        return one_of(*action.choices)
     if action.nargs == 0:
-        right = truth(value)
-    elif action.type is int:
-        right = _size(value)
-    elif action.type is float:
-        right = is_number(value)
-    elif action.choices is not None:
-        right = isinstance(value, str) and value in action.choices
-    else:
-        right = all(_option(item) or is_number(item) and abs(item) <= LARGEST_NUMBER for item in items)
-    if not right:
-        raise ValueError(f"{action.dest} cannot be {repr(value)[:60]}")
+        return truth
+    plain = {int: _size, float: _number}.get(action.type, _option)
+    return Check(plain.expected, lambda value: all(map(plain, value)) if _is_list(value) else plain(value))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= 100

@@ -1,30 +1,27 @@
-"""A packaged model as the checkpoint that fairseq's commands expect.
+"""Reading of packaged models.
 
-Nothing in the folder is run, and no other file is read. Sums, settings, names, shapes and types of all tensors are
-checked before anything is made of them.
+Nothing in the directory is executed, and no other file is read. Checksums, settings, names, shapes and types of all
+tensors are checked before anything is made of them.
 """
 
-import argparse
-import contextlib
-import dataclasses
+from __future__ import annotations
+
 import itertools
-import logging
 import os
 import re
-import types
+from argparse import Namespace
 from collections import OrderedDict
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fairseq.data import Dictionary
-from fairseq.dataclass.configs import GenerationConfig
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from torch import Tensor
 
+from fairseq_deep.core.checkpoints import state_differences, upgrade_layers
 from fairseq_deep.core.compat import skip_initialisation
-from fairseq_deep.plugin.models.checkpoints import state_differences
-from fairseq_deep.plugin.models.dictionaries import KEY, sums
+from fairseq_deep.errors import UsageError, one_line
+from fairseq_deep.runtime.dictionary import Dictionary, hash_symbols
+from fairseq_deep.runtime.model import READERS, StoredModel, untrained
 from fairseq_deep.runtime.records import parse
 
 from .config import read_config
@@ -46,18 +43,43 @@ LARGEST_HEADER = 1 << 23
 """Bytes: 1,000 layers take some 4 million."""
 
 
-def load(path: str) -> dict[str, Any]:
-    """The checkpoint of the packaged model whose weights are at *path*.
+@dataclass(frozen=True)
+class Package:
+    """The content of a package.
 
-    Returns:
-        what a checkpoint of fairseq holds, without optimizer: "cfg", "model" (tied tensors are one), ...
+    Attributes:
+        config: the content of ``config.json``
+        tensors: weights by name; tied names have one tensor
+        source, target: dictionaries
+    """
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    source: Dictionary
+    target: Dictionary
+
+    @property
+    def flags(self) -> Namespace:
+        """The flags of the model."""
+        return Namespace(arch=self.config["arch"], **self.config["model"])
+
+    @property
+    def stored(self) -> StoredModel:
+        """The model as all readers return it."""
+        hashes = {"source": hash_symbols(self.source.symbols), "target": hash_symbols(self.target.symbols)}
+        smoothing = self.config["criterion"]["label_smoothing"]
+        return StoredModel(self.flags, self.tensors, self.config["task"], hashes, smoothing)
+
+
+def load(path: str) -> Package:
+    """Read the package whose weights are at *path*.
 
     Raises:
-        PackageError: the folder is damaged, or holds what it may not hold
+        PackageError: the directory is damaged, or holds what it may not hold
     """
     folder = folder_of(path)
     if os.path.basename(path) != WEIGHTS:
-        raise PackageError(f"{path}: no packaged model; its weights are called {WEIGHTS}")
+        raise PackageError(f"{path}: not a packaged model, whose weights are called {WEIGHTS}")
     config = read_config(folder)
     dictionaries = [dictionary_name(config["task"][f"{side}_lang"]) for side in ("source", "target")]
     codes = [name for name in (codes_of(config),) if name]
@@ -71,21 +93,13 @@ def load(path: str) -> dict[str, Any]:
         if name in tensors or owner not in tensors:
             raise PackageError(f"{os.path.join(folder, CONFIG)}: refused, because {name} cannot be tied to {owner}")
     tensors.update({name: tensors[owner] for name, owner in config["tied"].items()})
-    source, target = (read_dictionary(folder, name) for name in dictionaries)
-    task = types.SimpleNamespace(source_dictionary=source, target_dictionary=target)
-    check_fit(folder, config, tensors, task)
-    return {
-        "args": None,
-        "cfg": settings_of(folder, config),
-        "model": tensors,
-        "criterion": None,
-        "optimizer_history": [
-            {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0},
-        ],
-        "task_state": {KEY: sums(task)},
-        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
-        "last_optimizer_state": None,
-    }
+    upgrade_layers(tensors)  # older packages of fairseq's own models have unused copies
+    package = Package(config, tensors, *(read_dictionary(folder, name) for name in dictionaries))
+    check_fit(folder, package)
+    return package
+
+
+READERS[".safetensors"] = lambda path: load(path).stored
 
 
 def codes_of(config: dict[str, Any]) -> str | None:
@@ -125,7 +139,7 @@ def odd_pieces(path: str) -> list[str]:
     try:
         SentencePieceProcessor(model_file=path)
     except (OSError, RuntimeError) as error:
-        return [f"{path}: not a valid model of SentencePiece ({' '.join(str(error).split())[:100]})"]
+        return [f"{path}: not a valid model of SentencePiece ({one_line(error, 100)})"]
     return []
 
 
@@ -143,7 +157,7 @@ def check_header(path: str) -> None:
     try:
         header = parse(content.decode())
     except ValueError as error:
-        reason = " ".join(str(error).split())[:100]
+        reason = one_line(error, 100)
         raise PackageError(f"{path}: no whole file of safetensors ({reason})") from error
     if isinstance(header, dict) and header.get("__metadata__") not in (None, {"format": "pt"}):
         raise PackageError(f"{path}: refused, because of its metadata; a package has none but its format")
@@ -172,94 +186,41 @@ def read_tensors(path: str) -> dict[str, Tensor]:
     except PackageError:
         raise
     except Exception as error:  # what the library raises of a damaged file is its own, and has no common type
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error, 200)
         raise PackageError(f"{path}: no whole file of safetensors ({reason or type(error).__name__})") from error
     return tensors
 
 
 def read_dictionary(folder: str, name: str) -> Dictionary:
-    """fairseq's dictionary in the file *name*.
+    """The dictionary in the file *name*.
 
     Raises:
-        PackageError: it is none
+        PackageError: it is not valid
     """
     path = place(folder, name)
     try:
         return Dictionary.load(path)
-    except Exception as error:  # fairseq raises nothing more special of a wrong encoding
-        raise PackageError(f"{path}: no dictionary of fairseq ({' '.join(str(error).split())[:100]})") from error
+    except UsageError as error:
+        raise PackageError(error.message) from error
 
 
-def check_fit(folder: str, config: dict[str, Any], tensors: dict[str, Tensor], task: types.SimpleNamespace) -> None:
-    """Refuse settings, tensors and dictionaries that do not belong together, with a model that takes no memory.
-
-    Args:
-        task: with both dictionaries
+def check_fit(folder: str, package: Package) -> None:
+    """Reject settings, tensors and dictionaries that do not belong together, with a model that takes no memory.
 
     Raises:
         PackageError: what differs
     """
-    path = os.path.join(folder, CONFIG)
+    path, flags = os.path.join(folder, CONFIG), package.flags
     for side in ("encoder", "decoder"):
-        if (config["model"].get(f"{side}_layers") or 0) > len(tensors):
+        if (getattr(flags, f"{side}_layers", None) or 0) > len(package.tensors):
             raise PackageError(f"{path}: refused, because {WEIGHTS} has not that many {side}_layers")
-    task.cfg = argparse.Namespace(load_alignments=False, **config["task"])
     try:
-        with skip_initialisation(), quiet():
-            model = ARCH_MODEL_REGISTRY[config["arch"]].build_model(flags_of(config), task)
-            differences = state_differences(model.state_dict(), tensors)
-    except Exception as error:  # whatever settings set off in fairseq and torch, and our own refusals
-        reason = " ".join(str(error).split())[:200]
+        with skip_initialisation():
+            model = untrained(flags, package.source, package.target)
+            differences = state_differences(model.state_dict(), package.tensors)
+    except Exception as error:  # settings trigger any exception in torch, and our own
+        reason = one_line(error, 200)
         raise PackageError(f"{path}: refused, no model can be built of it ({reason})") from error
     if differences:
         where = f"{os.path.join(folder, WEIGHTS)}: does not fit {CONFIG} and the dictionaries"
         raise PackageError(f"{where} ({differences[0]}; {len(differences)} differences)")
-
-
-def flags_of(config: dict[str, Any]) -> argparse.Namespace:
-    """The model's settings as fairseq hands them to ``build_model``."""
-    flags = argparse.Namespace(_name=config["arch"], arch=config["arch"], **config["model"])
-    ARCH_CONFIG_REGISTRY[config["arch"]](flags)
-    return flags
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """What is built in here says nothing: it is built again by whoever asked for the checkpoint."""
-    logger = logging.getLogger("fairseq_deep")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-def settings_of(folder: str, config: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a checkpoint: raw text goes in and comes out where fairseq's hub prepares it."""
-    folder, task, text = os.path.abspath(folder), config["task"], config["text"]
-    moses = {"_name": "moses", "moses_no_dash_splits": True, "moses_no_escape": False}
-    languages = {name: task[name] for name in ("source_lang", "target_lang")}
-    codes = os.path.join(folder, codes_of(config) or "")
-    sub_words = {
-        "subword-nmt": {"_name": "subword_nmt", "bpe_codes": codes, "bpe_separator": "@@"},
-        "sentencepiece": {"_name": "sentencepiece", "sentencepiece_model": codes},
-        None: None,
-    }
-    search = dict(config["search"])
-    gnmt_lenpen = search.pop("gnmt_lenpen")
-    criterion = {"_name": "adaptive_loss", "sentence_avg": False}
-    if not config["model"].get("adaptive_softmax_cutoff"):
-        criterion = {"_name": "label_smoothed_cross_entropy", "sentence_avg": False, "report_accuracy": False,
-                     "ignore_prefix_size": 0, **config["criterion"]}  # fmt: skip
-    return {
-        "_name": None,
-        "model": flags_of(config),
-        "task": {"_name": "deep_translation", "data": folder, "dataset_impl": None, "train_subset": "train",
-                 "required_seq_len_multiple": 1, "gnmt_lenpen": gnmt_lenpen, **task},
-        "dataset": {"max_tokens": 4000, "batch_size": 64},
-        "criterion": criterion,
-        "generation": dataclasses.asdict(GenerationConfig(**search)),
-        "tokenizer": {**moses, **languages} if text["tokenizer"] == "moses" else None,
-        "bpe": sub_words[text["sub_words"]],
-    }  # fmt: skip

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .config import FORMAT, LEFT_OUT, TASK, VERSION, check_config, model_settings
+from fairseq_deep.errors import one_line
+
+from .config import FORMAT, TASK, VERSION, check_config, model_settings
 from .folder import CARD, CODES, CONFIG, WEIGHTS, PackageError, dictionary_name, write_sums
 from .reading import TYPES
 
@@ -48,13 +50,12 @@ def make_config(name: str, licence: str, flags: argparse.Namespace, tied: dict[s
     Raises:
         ValueError: the model cannot be packaged, in words
     """
-    arch = getattr(flags, "arch", None) or getattr(flags, "_name", None)
-    known, given = model_settings(arch), vars(flags)
-    for flag in LEFT_OUT:
-        if flag.endswith(("_to_keep", "_att_config")) and given.get(flag):
+    given, known = vars(flags), model_settings()
+    for flag in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
+        if given.get(flag):
             raise ValueError(f"it has --{flag.replace('_', '-')}, which a package cannot hold")
     model = {key: given[key] for key in sorted(known) if key in given}
-    config = {"format": FORMAT, "version": VERSION, "name": name, "licence": licence, "arch": arch, **sections,
+    config = {"format": FORMAT, "version": VERSION, "name": name, "licence": licence, "arch": given["arch"], **sections,
               "model": model, "tied": tied}  # fmt: skip
     config["task"] = {key: sections["task"][key] for key in TASK}
     check_config(config)
@@ -126,4 +127,4 @@ def write(folder: str, content: Content) -> None:
     except PackageError:
         raise
     except Exception as error:  # safetensors has errors of its own for a full disk
-        raise PackageError(f"{folder} cannot be written ({' '.join(str(error).split())})") from error
+        raise PackageError(f"{folder} cannot be written ({one_line(error)})") from error

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from fairseq_deep.core.registry import UsageError
-from fairseq_deep.core.stack import Stack
-
 from .alignment import check_alignment
+from .registry import UsageError
+from .stack import Stack
 
 _LEAST = {
     **{"encoder_embed_dim": 1, "encoder_attention_heads": 1, "encoder_ffn_embed_dim": 0, "encoder_layers": 0},

@@ -15,8 +15,8 @@ target.
 
 from typing import Any
 
-from fairseq_deep.core.registry import UsageError
-from fairseq_deep.core.stack import Stack
+from .registry import UsageError
+from .stack import Stack
 
 
 def add_args(parser) -> None:

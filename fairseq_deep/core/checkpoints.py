@@ -10,9 +10,9 @@ import re
 import torch
 from torch import Tensor, nn
 
-from fairseq_deep.core.aggregators.dlcl import Dlcl
-from fairseq_deep.core.positions import SinusoidalPositions
-from fairseq_deep.core.registry import UsageError
+from .aggregators.dlcl import Dlcl
+from .positions import SinusoidalPositions
+from .registry import UsageError
 
 # the unused copies in the encoder layers of fairseq 0.12.2
 _DUPLICATES = re.compile(r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")

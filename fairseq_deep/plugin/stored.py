@@ -1,0 +1,129 @@
+"""Stored models between fairseq and the runtime: checkpoints for the runtime, packages for fairseq's commands."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from typing import Any
+
+from fairseq import checkpoint_utils
+from fairseq.dataclass.configs import GenerationConfig
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.models.transformer import TransformerModel
+from fairseq.tasks.translation import TranslationConfig
+from omegaconf import OmegaConf
+
+from fairseq_deep.errors import UsageError, one_line
+from fairseq_deep.runtime import packaged
+from fairseq_deep.runtime.model import READERS, StoredModel
+
+from .compat import register_format
+from .models.deep_transformer import DeepTransformerModel
+from .models.dictionaries import KEY
+
+
+def read_checkpoint(path: str) -> StoredModel:
+    """The model of a checkpoint of this package or of fairseq's ``transformer``.
+
+    Raises:
+        UsageError: the file cannot be loaded, or has another model
+    """
+    try:
+        state = checkpoint_utils.load_checkpoint_to_cpu(path)
+    except Exception as error:  # a damaged or refused file raises any exception
+        raise UsageError(f"cannot load {path}: {one_line(error)}") from error
+    if not isinstance(state, dict) or not state.get("model") or not state.get("cfg"):
+        raise UsageError(f"{path} is not a checkpoint of fairseq")
+    config = state["cfg"]
+    criterion = config.get("criterion") or {}
+    smoothing = criterion.get("label_smoothing", 0.0) if hasattr(criterion, "get") else 0.0
+    flags = fill(_plain(config.model), path)
+    flags.encoder_embed_path = flags.decoder_embed_path = None  # the checkpoint has what was read from there
+    hashes = (state.get("task_state") or {}).get(KEY)
+    return StoredModel(flags, state["model"], _task_settings(_plain(config.task)), hashes, smoothing)
+
+
+def fill(flags: dict[str, Any], path: str) -> argparse.Namespace:
+    """*flags* of the model at *path*, filled by its architecture; a stock architecture becomes its twin.
+
+    Raises:
+        UsageError: the architecture is unknown, or neither of this package nor of fairseq's ``transformer``
+    """
+    arch = flags.get("arch") or flags.get("_name")
+    model = ARCH_MODEL_REGISTRY.get(arch)
+    if model is TransformerModel:
+        arch = f"deep_{arch}"
+    elif model is not DeepTransformerModel:
+        raise UsageError(
+            f"{path} has the architecture {arch}, which is neither of this package nor of fairseq's transformer; "
+            "translate with fairseq-generate"
+        )
+    filled = argparse.Namespace(**{**flags, "arch": arch, "_name": arch})
+    try:
+        ARCH_CONFIG_REGISTRY[arch](filled)
+    except Exception as error:  # settings of any kind trigger any exception in fairseq
+        raise UsageError(f"{path} does not have the settings of {arch} ({error})") from error
+    return filled
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    """A configuration as a dictionary: fairseq-hydra-train leaves others than fairseq-train."""
+    return dict(OmegaConf.to_container(config) if OmegaConf.is_config(config) else vars(config))
+
+
+def _task_settings(found: dict[str, Any]) -> dict[str, Any]:
+    """Settings of fairseq's translation task, with its defaults for those that *found* lacks."""
+    settings = OmegaConf.to_container(OmegaConf.structured(TranslationConfig), throw_on_missing=False)
+    return {name: default if found.get(name) is None else found[name] for name, default in settings.items()}
+
+
+def as_checkpoint(path: str) -> dict[str, Any]:
+    """The package whose weights are at *path*, as fairseq loads a checkpoint.
+
+    Raises:
+        UsageError: it is rejected
+    """
+    package, folder = packaged.load(path), os.path.abspath(packaged.folder_of(path))
+    stored = package.stored
+    return {
+        "args": None,
+        "cfg": _configuration(folder, package.config, fill(vars(package.flags), path)),
+        "model": package.tensors,
+        "criterion": None,
+        "optimizer_history": [
+            {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0},
+        ],
+        "task_state": {KEY: stored.hashes},
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
+        "last_optimizer_state": None,
+    }
+
+
+def _configuration(folder: str, config: dict[str, Any], flags: argparse.Namespace) -> dict[str, Any]:
+    """fairseq's configuration; its hub then takes raw text."""
+    task, text, search = config["task"], config["text"], dict(config["search"])
+    gnmt_lenpen = search.pop("gnmt_lenpen")
+    languages = {name: task[name] for name in ("source_lang", "target_lang")}
+    moses = {"_name": "moses", "moses_no_dash_splits": True, "moses_no_escape": False, **languages}
+    codes = os.path.join(folder, packaged.codes_of(config) or "")
+    sub_words = {
+        "subword-nmt": {"_name": "subword_nmt", "bpe_codes": codes, "bpe_separator": "@@"},
+        "sentencepiece": {"_name": "sentencepiece", "sentencepiece_model": codes},
+    }
+    return {
+        "_name": None,
+        "model": flags,
+        "task": {"_name": "deep_translation", "data": folder, "dataset_impl": None, "train_subset": "train",
+                 "required_seq_len_multiple": 1, "gnmt_lenpen": gnmt_lenpen, **task},
+        "dataset": {"max_tokens": 4000, "batch_size": 64},
+        "criterion": {"_name": "label_smoothed_cross_entropy", "sentence_avg": False, "report_accuracy": False,
+                      "ignore_prefix_size": 0, **config["criterion"]},
+        "generation": dataclasses.asdict(GenerationConfig(**search)),
+        "tokenizer": moses if text["tokenizer"] == "moses" else None,
+        "bpe": sub_words.get(text["sub_words"]),
+    }  # fmt: skip
+
+
+READERS[""] = read_checkpoint
+register_format(".safetensors", as_checkpoint)

@@ -1,0 +1,88 @@
+"""Trained models with their dictionaries, ready to translate."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from operator import eq
+from typing import Any
+
+from fairseq_deep.core.transformer import Transformer
+from fairseq_deep.errors import UsageError
+
+from .bundle import Bundle
+from .dictionary import Dictionary, check_hashes, hash_symbols
+from .model import StoredModel, build_model, read_stored
+from .text import SEPARATOR
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A trained model with its dictionaries.
+
+    Attributes:
+        model: with its weights, on the CPU
+        stored: what it was made of
+        source, target: dictionaries
+        source_lang, target_lang: languages
+    """
+
+    model: Transformer
+    stored: StoredModel
+    source: Dictionary
+    target: Dictionary
+    source_lang: str
+    target_lang: str
+
+
+def load_model(bundle: Bundle) -> LoadedModel:
+    """The model of *bundle*.
+
+    Raises:
+        UsageError: a file cannot be read, the languages are unknown, or the parts do not belong together
+    """
+    stored = read_stored(bundle.checkpoint)
+    languages = languages_of(bundle, stored.task)
+    sides = [Dictionary.load(f"{bundle.data}/dict.{language}.txt") for language in languages]
+    if bundle.codes is None and any(word.endswith(SEPARATOR) for word in sides[0].symbols):
+        raise UsageError(f"{bundle.data} has sub-words, and there are no merges to cut words with: give --bpe-codes")
+    try:
+        own = zip(("source", "target"), (hash_symbols(each.symbols) for each in sides))
+        check_hashes(dict(own), stored.hashes)
+        model = build_model(stored, *sides)
+    except Exception as error:  # settings of any kind trigger any exception in torch
+        problem = (str(error).splitlines() or [type(error).__name__])[-1].strip()
+        raise UsageError(f"{bundle.checkpoint} does not fit {bundle.data}: {problem}") from error
+    return LoadedModel(model, stored, *sides, *languages)
+
+
+def languages_of(bundle: Bundle, task: dict[str, Any]) -> list[str]:
+    """The source and the target language: as *bundle*, the settings *task*, or the names of files say.
+
+    Raises:
+        UsageError: nothing names them, or the model translates in the other direction
+    """
+    sides = ("source_lang", "target_lang")
+    given, stored = [getattr(bundle, side) for side in sides], [task.get(side) for side in sides]
+    if None not in stored and any(map(eq, given, reversed(stored))) and stored[0] != stored[1]:
+        asked = " to ".join(str(name or there) for name, there in zip(given, stored))
+        raise UsageError(f"{bundle.checkpoint} translates {' to '.join(stored)}, not {asked}; omit -s and -t")
+    pair = [name or there for name, there in zip(given, stored)]
+    if not all(pair) and os.path.isdir(bundle.data):
+        pair = _complete(pair, sorted(os.listdir(bundle.data)))
+    if not all(pair):
+        problem = f"{bundle.checkpoint} does not name its languages, and {bundle.data} does not tell them"
+        raise UsageError(f"{problem}: give --source-lang and --target-lang")
+    return [str(name) for name in pair]
+
+
+def _complete(pair: list[str | None], files: list[str]) -> list[str | None]:
+    """*pair* with the languages that the names of *files* tell: binarised data, or else dictionaries."""
+    binarised = (re.match(r"[^.]+\.([^.-]+)-([^.-]+)\.", name) for name in files)
+    inferred = next((list(match.groups()) for match in binarised if match and "None" not in match.groups()), [])
+    if not any(pair):
+        return inferred or pair
+    names = inferred or [match[1] for match in (re.match(r"dict\.([^.]+)\.txt$", name) for name in files) if match]
+    rest = [name for name in names if name not in pair]
+    return [name or rest[0] for name in pair] if len(rest) == 1 else pair
