@@ -20,7 +20,7 @@ COPY third_party third_party
 RUN pip install ./third_party/fairseq -c constraints.txt
 
 COPY . .
-RUN pip install -e '.[plot]' -c constraints.txt && fairseq-deep doctor
+RUN pip install -e '.[train,plot]' -c constraints.txt && fairseq-deep doctor
 
 RUN useradd --create-home --uid 1000 user && mkdir /data && chown user /data
 USER 1000

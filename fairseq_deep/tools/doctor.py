@@ -50,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
         print("\nReplaced in fairseq while this package is imported:")
         print(format_table([(each["name"], each["reason"], f"until {each['until']}") for each in patches], indent="  "))
     print("\n" + (f"Training does not work here: {', '.join(failed)}." if failed else "Training works here."))
+    if failed and not _try_import("fairseq_deep.runtime.translator")[1]:
+        print("Packaged models can be translated here.")
     return 1 if failed else 0
 
 
@@ -112,6 +114,8 @@ def _fairseq() -> Iterator[Check]:
     fairseq, error = _try_import("fairseq")
     if error:
         reason = error
+        if "No module named 'fairseq'" in error:
+            reason = "it is not installed; training requires it, translating packaged models does not"
         if sys.version_info >= (3, 11) and "mutable default" in error:
             reason += "; stock fairseq 0.12.2 and its hydra do not import on Python 3.11 and newer"
         yield Check("fairseq", "FAIL", "cannot be imported", reason, f"{SET_UP} (brings fairseq 0.12.2+deep7)")

@@ -22,7 +22,7 @@ from fairseq_deep.runtime.files import sha256
 from fairseq_deep.tools import UsageError, new_folder
 
 OLDEST = (3, 10)
-EXTRAS = ("plot",)
+EXTRAS = ("plot", "train")
 TORCH = "torch"
 TOLD = ("Collecting ", "Processing ", "Building wheels")
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
