@@ -69,7 +69,7 @@ def test_table_gives_reasons_and_cures_then_the_verdict(monkeypatch, capsys):
     assert main(["doctor"]) == 1
     assert capsys.readouterr().out == (
         "one     ok    fine\nsecond  FAIL  broken\n\nsecond: because\n  cure: do this\n\n"
-        "Training does not work here: second.\n"
+        "Training does not work here: second.\nPackaged models can be translated here.\n"
     )
 
 

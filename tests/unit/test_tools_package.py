@@ -168,20 +168,6 @@ def test_a_package_from_before_it_had_a_longest_output(pair, tmp_path):
     assert (bundle.beam, bundle.max_len_a, bundle.max_len_b) == (3, 1.0, 50)
 
 
-@pytest.mark.parametrize("lang, lowercase, steps", [
-    ("zh", False, "cut it into words with jieba"), ("zh", True, "lowercase it and cut it into words with jieba"),
-    ("en", True, "lowercase it"), ("en", False, ""),
-])  # fmt: skip
-def test_the_card_says_what_fairseqs_hub_does_not_do(lang, lowercase, steps):
-    card = make_card({
-        "name": "", "licence": "MIT", "arch": "a", "made_with": {},
-        "search": {"beam": 4, "lenpen": 1, "gnmt_lenpen": False, "max_len_a": 1.2, "max_len_b": 10},
-        "task": {"source_lang": lang, "target_lang": "de"},
-        "text": {"tokenizer": "moses", "lowercase": lowercase, "sub_words": None},
-    }, {}, {})  # fmt: skip
-    assert (f"prepare the source yourself: {steps}." in card) == bool(steps) == ("yourself" in card)
-
-
 def test_values_are_plain_text_in_the_card():
     evil = "<img src=x onerror=alert(1)> [a](javascript:alert(1)) ![b](data:x) https://x.y | # `c` \x1b[2J\n<https://z>"
     card = make_card({

@@ -54,8 +54,8 @@ def _use(config: dict[str, Any]) -> str:
     units = units[config["text"]["sub_words"]] + " --task deep_translation --gnmt-lenpen" * found["gnmt_lenpen"]
     return f"""## Use
 
-FOLDER is this folder. It takes fairseq_deep with the fairseq that its repository builds (`pip install -r
-requirements.txt -c constraints.txt` in a clone). Nothing in the folder is a program or a pickle.
+FOLDER is this directory. Install fairseq_deep (`pip install .` in a clone of its repository); translating does not
+require fairseq. Nothing in the directory is a program or a pickle.
 
 Raw text:
 
@@ -63,11 +63,11 @@ Raw text:
 
 In Python:
 
-    from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-    model = DeepTransformerModel.from_pretrained("FOLDER", checkpoint_file="{WEIGHTS}")
-    print(model.translate(["..."], beam={found["beam"]})){_by_hand(config)}
+    from fairseq_deep.runtime import Translator
+    Translator("FOLDER").translate("...")
 
-Data that `fairseq-preprocess --srcdict FOLDER/dict.{source}.txt --tgtdict FOLDER/dict.{target}.txt` has binarised:
+With fairseq (`pip install -r requirements.txt -c constraints.txt` in the clone), data that
+`fairseq-preprocess --srcdict FOLDER/dict.{source}.txt --tgtdict FOLDER/dict.{target}.txt` has binarised:
 
     fairseq-generate DATA --path FOLDER/{WEIGHTS} --user-dir "$(fairseq-deep path)" \\
         --max-len-a {found["max_len_a"]:g} --max-len-b {found["max_len_b"]} \\
@@ -76,12 +76,6 @@ Data that `fairseq-preprocess --srcdict FOLDER/dict.{source}.txt --tgtdict FOLDE
 
 def _is_segmented(config: dict[str, Any]) -> bool:
     return config["task"]["source_lang"] == "zh" and config["text"]["tokenizer"] == "moses"
-
-
-def _by_hand(config: dict[str, Any]) -> str:
-    """What fairseq's hub leaves to its user."""
-    steps = ["lowercase it"] * config["text"]["lowercase"] + ["cut it into words with jieba"] * _is_segmented(config)
-    return f"\n\nThere you prepare the source yourself: {' and '.join(steps)}." if steps else ""
 
 
 def _record(record: dict[str, Any], task: dict[str, Any]) -> list[str]:
