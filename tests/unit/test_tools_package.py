@@ -116,11 +116,11 @@ def test_a_package_translates_where_fairseq_is_missing(pair):
 def test_the_tools_where_fairseq_is_missing(pair, tmp_path):
     _, checkpoint, package = pair
     assert alone("check", package).returncode == 0
+    assert alone("average", "--inputs", checkpoint, "--output", tmp_path.parent / "mean.pt").returncode == 0
     assert "--licence" in alone("package", "--help").stdout
     needs = "requires fairseq"
     for words in (["translate", checkpoint, "--data", package], ["package", checkpoint, "--output", tmp_path / "made"],
                   ["export", checkpoint, "--output", tmp_path / "out.pt"], ["archs"], ["flags"],
-                  ["average", "--inputs", checkpoint, "--output", tmp_path / "out.pt"],
                   ["diagnose", "transformer_dlcl_2l2l_tiny", "--data", package]):  # fmt: skip
         done = alone(*words)
         assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1, (words, done)
