@@ -17,14 +17,13 @@ SIDES = ("encoder", "decoder")
 # the axes that both stacks have, each with the method that is meant where no flag names one
 SIDED = {"layer_agg": (AGGREGATORS, "residual"), "deep_init": (INITS, "fairseq"), "residual": (RESIDUALS, "plain")}
 DECODER = {"decoder_attn": (DECODER_ATTENTIONS, "self"), "decoder_memory": (MEMORIES, "last")}
-# flags that choose what a model computes with
-AXES = ("layer_agg", "residual", *(f"{side}_{axis}" for side in SIDES for axis in ("layer_agg", "residual")), *DECODER)
-REGISTRIES = [registry for registry, _ in (*SIDED.values(), *DECODER.values())]
+AXES = {**SIDED, **DECODER}
+REGISTRIES = [registry for registry, _ in AXES.values()]
 
 
 def method_name(flags: Any, side: str, axis: str, default: str | None = None) -> str:
-    """The method that *flags* choose for *side* on an axis of ``SIDED``: its own flag, that of both, or *default*."""
-    return getattr(flags, f"{side}_{axis}", None) or getattr(flags, axis, None) or default or SIDED[axis][1]
+    """The method that *flags* choose for *side* on *axis*: by the flag of the side, by that of both, or *default*."""
+    return getattr(flags, f"{side}_{axis}", None) or getattr(flags, axis, None) or default or AXES[axis][1]
 
 
 def add_args(parser) -> None:
@@ -127,11 +126,8 @@ def _numbers(flags: Any, side: str) -> Stack:
 
 
 def _choose_methods(flags: Any, stack: Stack) -> Stack:
-    names = {axis: method_name(flags, stack.side, axis) for axis in SIDED}
-    chosen = {axis: SIDED[axis][0].choose(flags, name) for axis, name in names.items()}
-    if stack.side == "decoder":
-        names = {axis: getattr(flags, axis, None) or default for axis, (_, default) in DECODER.items()}
-        chosen.update({axis: DECODER[axis][0].choose(flags, name) for axis, name in names.items()})
+    axes = AXES if stack.side == "decoder" else SIDED
+    chosen = {axis: axes[axis][0].choose(flags, method_name(flags, stack.side, axis)) for axis in axes}
     aggregator = chosen["layer_agg"]
     return replace(
         stack,

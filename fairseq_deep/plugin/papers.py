@@ -108,8 +108,8 @@ COMPARISON = [
     ("ode_rk2_6l", "pre", "ode", (6, 6), "base", None, "-", {"ode_method": "rk2"}),
     ("ode_rk4_6l", "pre", "ode", (6, 6), "base", None, "-", {"ode_method": "rk4"}),
     ("ode_ema_6l", "pre", "ode", (6, 6), "base", None, "-", {"ode_method": "ema"}),
-    ("ode_24l", "pre", "ode", (24, 6), "base", "30.29", "X24", {**_RK2, "relative_positions": 8}),
-    ("ode_12l_big", "pre", "ode", (12, 6), "big", "30.77", "X24", {**_RK2, "relative_positions": 16}),
+    ("ode_24l", "pre", "ode", (24, 6), "base", "30.29", "X24", {"relative_positions": 8, **_RK2}),
+    ("ode_12l_big", "pre", "ode", (12, 6), "big", "30.77", "X24", {"relative_positions": 16, **_RK2}),
     ("relative_6l", "post", "residual", (6, 6), "base", None, "-", {"relative_positions": 16, "relative_values": True}),
     ("relative_6l_big", "post", "residual", (6, 6), "big", "29.2", "W19",
      {"relative_positions": 8, "relative_values": True}),  # fmt: skip

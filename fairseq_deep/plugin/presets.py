@@ -1,16 +1,16 @@
 """A row of the table of architectures: what it presets, and what of it holds where the user asks for other methods."""
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from fairseq.models.transformer import base_architecture
-from omegaconf import OmegaConf
 
 from fairseq_deep.core.aggregators import AGGREGATORS
-from fairseq_deep.core.checks import check_flags
-from fairseq_deep.core.description import AXES, DECODER, SIDED, SIDES, describe, method_name
-from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.attention import DECODER_ATTENTIONS
+from fairseq_deep.core.description import AXES, SIDES, method_name
+from fairseq_deep.core.inits import INITS
 from fairseq_deep.plugin.models.first_look import look_at
 from fairseq_deep.plugin.models.idle_flags import settle_idle_flags
 
@@ -40,8 +40,8 @@ class Architecture:
         encoder_size: a key of ``SIZES`` where the encoder's differs
         paper: key of the paper that has this system, or "-"
         vocab: entries of the vocabulary that parameters are counted with: the paper's
-        options: further flags and their values; left out are those of a method that the user replaces, and those that
-            do not go with the aggregator or the attention that the user asks for
+        options: further flags and their values, each after those that it needs; left out are those of a method that
+            the user replaces and, where the user asks for another aggregator or attention, those that clash with it
     """
 
     name: str
@@ -60,13 +60,12 @@ class Architecture:
     def chosen(self) -> dict[str, str]:
         """The method of the row on each axis."""
         options = {**dict(self.options), "layer_agg": self.layer_agg}
-        return {axis: options.get(axis, default) for axis, (_, default) in {**SIDED, **DECODER}.items()}
+        return {axis: options.get(axis, default) for axis, (_, default) in AXES.items()}
 
     @property
     def methods(self) -> dict[str, Any]:
         """The methods of the row other than the plain ones, by name: their classes."""
-        axes = {**SIDED, **DECODER}
-        return {name: axes[axis][0].get(name) for axis, name in self.chosen.items() if name != axes[axis][1]}
+        return {name: AXES[axis][0].get(name) for axis, name in self.chosen.items() if name != AXES[axis][1]}
 
     @property
     def family(self) -> str:
@@ -105,44 +104,30 @@ class Architecture:
         settle_idle_flags(args, self.layer_agg)
         self._follow_user(args)
         for flag, value in self.presets().items():
-            if getattr(args, flag, None) is None:
-                setattr(args, flag, dict(self.options).get(flag, value))
+            _fill(args, flag, dict(self.options).get(flag, value))
         self._apply_options(args)
         apply_aggregator_presets(args)
         base_architecture(args)
 
     def _apply_options(self, args: argparse.Namespace) -> None:
-        """Fill the row's further flags: those of methods that are asked for, and that go with another aggregator."""
-        aggregators = [method_name(args, side, "layer_agg") for side in SIDES]
-        other_attention = args_or(args, "decoder_attn", "self") != self.chosen["decoder_attn"]
-        other = other_attention or any(name != self.layer_agg for name in aggregators)
-        # an initialisation yields to what replaces the residual connections that it is about
-        replaced = not all(AGGREGATORS.get(name).layout("encoder", {}).residual for name in aggregators)
-        left = []
+        """Fill the further flags of the row; with another aggregator or attention, those that do not clash."""
+        axes = [(side, axis, self.chosen[axis]) for side in SIDES for axis in ("layer_agg", "decoder_attn")]
+        other = any(method_name(args, side, axis, own) != own for side, axis, own in axes)
         for flag, value in self.options:
-            if getattr(args, flag, None) is not None or not self._is_asked_for(args, flag):
-                continue
-            if flag in AXES or not other or (flag == "deep_init" and not replaced):
-                setattr(args, flag, value)
-            else:
-                left.append((flag, value))
-        for flag, value in left + left:  # twice, since one may need another
-            if getattr(args, flag, None) is None and _fits(args, flag, value):
-                setattr(args, flag, value)
+            if self._is_asked_for(args, flag):
+                _fill(args, flag, value, check=other)
 
     def _is_asked_for(self, args: argparse.Namespace, flag: str) -> bool:
-        """Whether *flag* is of no method of the row, or of one that *args* do not replace."""
-        names = {axis: [method_name(args, side, axis, self.chosen[axis]) for side in SIDES] for axis in SIDED}
-        names.update({axis: [args_or(args, axis, self.chosen[axis])] for axis in DECODER})
-        for axis, name in self.chosen.items():
-            registry = {**SIDED, **DECODER}[axis][0]
-            option = flag[len(registry.prefix(name)) + 1 :]
-            if flag == f"{registry.prefix(name)}_{option}":
-                of_decoder = option in registry.get(name).decoder_options
-                return names[axis][-1] == name if of_decoder else name in names[axis]
+        """Return whether *flag* belongs to no method of the row, or to one that *args* choose."""
+        for axis, own in self.chosen.items():
+            registry, names = AXES[axis][0], _names(args, axis)
+            prefix = f"{registry.prefix(own)}_"
+            if flag.startswith(prefix):
+                of_decoder = flag[len(prefix) :] in registry.get(own).decoder_options
+                return own in (names[1:] if of_decoder else names)
         # relative positions of layers that an aggregator makes are for its own layers
         whole = AGGREGATORS.get(self.layer_agg).layout("encoder", {}).residual
-        return whole or not flag.startswith("relative_") or set(names["layer_agg"]) == {self.layer_agg}
+        return whole or not flag.startswith("relative_") or set(_names(args, "layer_agg")) == {self.layer_agg}
 
     @staticmethod
     def _follow_user(args: argparse.Namespace) -> None:
@@ -154,40 +139,54 @@ class Architecture:
         ):
             value = getattr(args, flag, None)
             nothing = value is None or (value == 0 and "ffn" in flag)  # 0: an encoder without feed-forward sub-layers
-            if not nothing and getattr(args, follower, None) is None:
-                setattr(args, follower, value)
+            if not nothing:
+                _fill(args, follower, value)
 
 
 def apply_aggregator_presets(args: argparse.Namespace) -> None:
     """Fill what the methods that connect the layers preset in new models."""
-    for name in dict.fromkeys(method_name(args, side, "layer_agg") for side in SIDES):
-        for option, value in AGGREGATORS.get(name).presets.items():
-            flag = f"{AGGREGATORS.prefix(name)}_{option}"
-            if getattr(args, flag, None) is None and _fits(args, flag, value):
-                setattr(args, flag, value)
+    for side, name in zip(SIDES, _names(args, "layer_agg")):
+        method = AGGREGATORS.get(name)
+        for option, value in method.presets.items():
+            if side == "decoder" or option not in method.decoder_options:
+                _fill(args, f"{AGGREGATORS.prefix(name)}_{option}", value)
 
 
-def plain(args: Any) -> dict[str, Any]:
-    """Flags as a dictionary: fairseq-train has them in a namespace, fairseq-hydra-train in a configuration."""
-    return dict(OmegaConf.to_container(args) if OmegaConf.is_config(args) else vars(args))
+def _fill(args: argparse.Namespace, flag: str, value: Any, check: bool = True) -> None:
+    """Set *flag* to its preset *value*, unless *args* have it or, with *check*, flags that clash with it."""
+    if getattr(args, flag, None) is None and not (check and flag in CLASHES and CLASHES[flag](args, value)):
+        setattr(args, flag, value)
 
 
-def args_or(args: argparse.Namespace, flag: str, default: Any) -> Any:
-    """The value of *flag*, or *default* where it is not given."""
-    value = getattr(args, flag, None)
-    return default if value is None else value
+def _names(args: argparse.Namespace, axis: str) -> list[str]:
+    """Return the names of the methods that *args* choose on *axis* for encoder and decoder."""
+    return [method_name(args, side, axis) for side in SIDES]
 
 
-def _fits(args: argparse.Namespace, flag: str, value: Any) -> bool:
-    """Whether a row's option goes with what the user asked for: it is left out if it alone would be refused."""
-    return _refusal(args, {flag: value}) in (None, _refusal(args, {}))
+def _attention(args: argparse.Namespace) -> Any:
+    return DECODER_ATTENTIONS.get(_names(args, "decoder_attn")[1])
 
 
-def _refusal(args: argparse.Namespace, more: dict[str, Any]) -> str | None:
-    flags = argparse.Namespace(**{**plain(args), **more})
-    base_architecture(flags)
-    try:
-        check_flags(flags, describe(flags))
-    except UsageError as error:
-        return str(error)
-    return None
+def _is_replaced(args: argparse.Namespace, init: str) -> bool:
+    """Return whether *init* needs residual connections and would fill a stack without them."""
+    layouts = {side: AGGREGATORS.get(method_name(args, side, "layer_agg")).layout(side, {}) for side in SIDES}
+    filled = [layouts[side] for side in SIDES if method_name(args, side, "deep_init", init) == init]
+    return not INITS.get(init).without_residual and not all(layout.residual for layout in filled)
+
+
+CLASHES: dict[str, Callable[[argparse.Namespace, Any], bool]] = {
+    "deep_init": _is_replaced,
+    "layernorm_embedding": lambda args, _: not all(INITS.get(name).layer_norm for name in _names(args, "deep_init")),
+    "relative_positions": lambda args, _: not _attention(args).relative,
+    "relative_values": lambda args, _: getattr(args, "relative_positions", None) is None,
+    "dlcl_no_norm": lambda args, _: bool(getattr(args, "ode_identity", None)),
+    "lstm_share": lambda args, share: (
+        share in ("gate-encdec", "all")
+        and (set(_names(args, "layer_agg")) != {"lstm"} or args.encoder_embed_dim != args.decoder_embed_dim)
+    ),
+    "lstm_merge": lambda args, merge: (
+        _attention(args).parallel or (merge == "two" and getattr(args, "lstm_attn_residual", None) is not None)
+    ),
+    "lstm_attn_residual": lambda args, _: _attention(args).parallel or getattr(args, "lstm_merge", None) == "two",
+}
+"""Rules for presets: each returns whether the value of a preset clashes with other flags in a namespace."""

@@ -74,8 +74,8 @@ def _plain(config: Any) -> dict[str, Any]:
 
 def _task_settings(found: dict[str, Any]) -> dict[str, Any]:
     """Settings of fairseq's translation task, with its defaults for those that *found* lacks."""
-    settings = OmegaConf.to_container(OmegaConf.structured(TranslationConfig), throw_on_missing=False)
-    return {name: default if found.get(name) is None else found[name] for name, default in settings.items()}
+    defaults = dataclasses.asdict(TranslationConfig())
+    return {name: default if found.get(name) is None else found[name] for name, default in defaults.items()}
 
 
 def as_checkpoint(path: str) -> dict[str, Any]:

@@ -57,19 +57,18 @@ def _records() -> Iterator[dict[str, Any]]:
     from fairseq.models.transformer import TransformerModel
     from fairseq.tasks.translation import TranslationTask
 
-    from fairseq_deep.core.description import DECODER, SIDED
+    from fairseq_deep.core.description import AXES, SIDED
     from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
     from fairseq_deep.plugin.task import DeepTranslationTask
 
-    axes = {**SIDED, **DECODER}
     owners = dict(_owners())
     for dest, action in added(DeepTransformerModel.add_args, TransformerModel.add_args).items():
-        axis = next((axis for axis in axes if dest == axis or axis in SIDED and dest.endswith(f"_{axis}")), None)
+        axis = next((axis for axis in AXES if dest == axis or axis in SIDED and dest.endswith(f"_{axis}")), None)
         if dest in owners:
             registry, methods, default = owners[dest]
             yield _record(action, registry.kind, methods, default)
         elif axis is not None:
-            registry, default = axes[axis]
+            registry, default = AXES[axis]
             yield _record(action, registry.kind, [], default if dest == axis else None, registry.names())
         else:
             yield _record(action, GENERAL, [], False if action.nargs == 0 else None)

@@ -5,11 +5,10 @@ import itertools
 import pytest
 import torch
 
-from fairseq_deep.core.description import DECODER, SIDED
+from fairseq_deep.core.description import AXES
 from fairseq_deep.core.registry import UsageError
 from tests.conftest import make_batch
 
-AXES = {**SIDED, **DECODER}
 # what a method cannot be without
 NEEDS = {("layer_agg", "msc"): {"decoder_memory": "msc"}, ("decoder_memory", "msc"): {"layer_agg": "msc"}}
 CURES = ("use ", "leave ", "add ", "make ")

@@ -310,7 +310,7 @@ def test_the_constructor_refuses_too(pre_norm, more, words):
 
 
 def test_the_check_comes_before_a_model_is_built(monkeypatch):
-    """A preset that does not go with the user's flags is left out by what ``check`` says."""
+    """``check`` refuses what the constructor refuses, and asks the inner aggregator."""
     inner = MethodConfig("dlcl", Dlcl)
     stack = Stack(L, C, False, aggregator=MethodConfig("ode", Ode))
     with pytest.raises(UsageError, match="pre-norm"):
