@@ -233,22 +233,23 @@ class Decoder(TransformerStack):
             aligned: index of the module whose attention weights are wanted; -1 for none
         """
         attn, states = None, [x]
-        history = self.history.start(x)
+        aggregator = self.aggregator
+        state = aggregator.start(x)
         runs = self.layer_drop()
         for index, layer in enumerate(self.layers):
             if not runs[index]:
-                history = self.history.skip(history, index)
+                state = aggregator.skip(state, index)
                 continue
-            x = self.history.read(history, index)
+            x = aggregator.read(state, index)
             if memories:
                 context = context._replace(memory=memories[index // self.modules_per_layer])
             x, weights = layer(x, context, index == aligned)
-            history = self.history.write(history, index, x)
+            state = aggregator.write(state, index, x)
             if (index + 1) % self.modules_per_layer == 0:
-                states.append(self.history.layer_output(history, x))
+                states.append(aggregator.layer_output(state, x))
             if weights is not None and index == aligned:
                 attn = weights.float().to(x)
-        x = self.history.finish(history)
+        x = aggregator.finish(state)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         x = x.transpose(0, 1)  # T x B x C -> B x T x C

@@ -189,7 +189,7 @@ def test_dlcl_flags_reach_both_stacks(flags, check, dictionary):
     for parsed, expected in ((args, True), (plain, False)):
         model = DeepTransformerModel.build_model(parsed, task)
         for stack in (model.encoder, model.decoder):
-            assert bool(check(stack.history)) is expected
+            assert bool(check(stack.aggregator)) is expected
 
 
 @every_architecture

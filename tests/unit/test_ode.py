@@ -194,7 +194,7 @@ def test_a_whole_model(name, invariance, build, dictionary):
 def test_the_encoder_evaluates_its_layers_as_the_equations_say(name, build, batch):
     model = build(TINY, **flags(name, ode_history="dlcl", encoder_layers=L)).double().eval()
     encoder, (source, lengths, _) = model.encoder, batch
-    randomise(encoder.history.inner)
+    randomise(encoder.aggregator.inner)
     calls = [0] * L
     for index, layer in enumerate(encoder.layers):
         layer.register_forward_pre_hook(lambda *_, index=index: calls.__setitem__(index, calls[index] + 1))
@@ -202,7 +202,7 @@ def test_the_encoder_evaluates_its_layers_as_the_equations_say(name, build, batc
     assert calls == [CALLS[name]] * L
     padding = source.eq(encoder.padding_idx)
     layers = [lambda x, layer=layer: layer(x, padding) for layer in encoder.layers]
-    states, expected = naive(encoder.history, out["encoder_states"][0], layers, name)
+    states, expected = naive(encoder.aggregator, out["encoder_states"][0], layers, name)
     words = ~padding.T
     torch.testing.assert_close(out["encoder_out"][0][words], encoder.layer_norm(expected)[words])
     assert len(out["encoder_states"]) == L + 1
