@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from torch import Tensor, nn
 
 from .attention import MultiheadAttention, RunningMean, SharedBeamState
@@ -24,7 +26,7 @@ class Decoder(TransformerStack):
         beam_state: which hypotheses belong together in beam search
         need_attn: return attention weights also in the steps of generation
         compiled: what runs the steps of incremental decoding, if that is not :meth:`run_step` (:meth:`compile_steps`)
-        followers: in generation, the modules that keep something of hypotheses, in the order of their steps
+        caches: in generation, the modules that store something per hypothesis, in the order of their steps
     """
 
     def __init__(self, stack: Stack, embed_tokens: nn.Embedding):
@@ -36,7 +38,7 @@ class Decoder(TransformerStack):
         self.alignment_layer = stack.layers - 1 if own is None else own
         self.alignment_heads = None if own is None else heads or 1
         self.pads_right, self.aligns, self.need_attn = stack.pads_right, stack.aligns, True
-        self.compiled = self.followers = None
+        self.compiled = self.caches = None
         parts = list(self.layers.modules())
         self.beam_state = SharedBeamState(
             attends=any(isinstance(part, MultiheadAttention) and not part.of_memory for part in parts),
@@ -60,7 +62,14 @@ class Decoder(TransformerStack):
         """Prepare for generation (fairseq calls it, too); *need_attn*: steps return attention weights."""
         self.need_attn = bool(need_attn)
         # a walk over all modules at each step would take a tenth of the time of small batches
-        self.followers = [module for module in self.modules() if hasattr(module, "follow")]
+        self.caches = self._find_caches()
+
+    def _find_caches(self) -> list[nn.Module]:
+        for module in self.modules():
+            if hasattr(type(module), "follow") and not hasattr(module, "reorder"):
+                warnings.warn(f"{type(module).__name__}.follow is now called reorder", FutureWarning, stacklevel=3)
+                module.reorder = module.follow
+        return [module for module in self.modules() if hasattr(module, "reorder") and module is not self.beam_state]
 
     def compile_steps(self, capacity: int | None = None, **options) -> None:
         """Decode with steps that ``torch.compile`` takes whole, over caches of a fixed capacity.
@@ -264,10 +273,8 @@ class Decoder(TransformerStack):
         """
         order = self.beam_state.reorder(incremental_state, new_order)
         if order is not None:
-            followers = self.followers
-            for module in self.modules() if followers is None else followers:
-                if hasattr(module, "follow"):
-                    module.follow(incremental_state, order)
+            for cache in self._find_caches() if self.caches is None else self.caches:
+                cache.reorder(incremental_state, order)
 
 
 def _projection(inputs: int, outputs: int) -> nn.Linear | None:
