@@ -28,7 +28,7 @@ class Encoder(TransformerStack):
 
     def __init__(self, stack: Stack, embed_tokens: nn.Embedding, decoder: Stack | None = None):
         super().__init__(stack, embed_tokens)
-        self.calls = self.aggregator.calls
+        self.num_evaluations = self.aggregator.num_evaluations
         memory = None if decoder is None else complete(decoder).memory
         self.memory = None if memory is None or memory.name == "last" else memory.build(self.stack, complete(decoder))
         self.memory_normalises = self.memory is not None and self.memory.normalises
@@ -115,12 +115,12 @@ class Encoder(TransformerStack):
         for index, layer in enumerate(self.layers):
             if runs[index]:
                 x = aggregator.read(state, index)
-                if self.calls == 1:
+                if self.num_evaluations == 1:
                     x = layer(x, padding)
                 else:
                     outputs: list[Tensor] = []
-                    for _ in range(self.calls):
-                        outputs.append(layer(aggregator.point(x, outputs), padding))
+                    for _ in range(self.num_evaluations):
+                        outputs.append(layer(aggregator.next_input(x, outputs), padding))
                     x = aggregator.combine(x, outputs)
                 state = aggregator.write(state, index, x)
                 if keeps_states and (index + 1) % self.modules_per_layer == 0:

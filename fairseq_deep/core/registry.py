@@ -6,6 +6,7 @@ Each method registers itself where it is defined, so adding a method changes no 
 
 import difflib
 import inspect
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,6 +19,9 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """" (did you mean X?)" for the closest of *names*, or an empty string when none is close."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+_RENAMED = {"point": "next_input", "around": "inner_method", "idle_flags": "unused_flags"}
 
 
 class Method:
@@ -36,14 +40,26 @@ class Method:
     decoder_options: tuple[str, ...] = ()
     paper = ""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Accept attributes by their names in the last release, and serve them by both."""
+        super().__init_subclass__(**options)
+        for old, new in _RENAMED.items():
+            if new in vars(cls):
+                setattr(cls, old, vars(cls)[new])
+            elif old in vars(cls):
+                warnings.warn(f"{cls.__name__}.{old} is now called {new}", FutureWarning, stacklevel=2)
+                setattr(cls, new, vars(cls)[old])
+
     @staticmethod
     def add_args(parser) -> None:
         """Add the method's flags, without defaults: an architecture's preset must be able to set them."""
 
     @classmethod
-    def around(cls, options: dict[str, Any]) -> str | None:
+    def inner_method(cls, options: dict[str, Any]) -> str | None:
         """The name of the method of the same axis that this one is built around; it gets it as *inner*."""
         return None
+
+    around = inner_method
 
     @classmethod
     def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
@@ -127,7 +143,7 @@ class Registry:
     def choose(self, flags: Any, name: str) -> MethodConfig:
         """The method *name* with the options that *flags* have set, and the one that it is built around."""
         method, options = self.get(name), self.options(flags, name)
-        inner = method.around(options)
+        inner = method.inner_method(options)
         if inner is not None:
             options["inner"] = self.choose(flags, inner)
         return MethodConfig(name, method, options)

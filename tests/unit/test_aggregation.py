@@ -408,8 +408,8 @@ def test_memories_read_what_tops_the_stack(name, memory, build, batch):
 
 
 def test_the_contract_gives_the_last_evaluation():
-    """A method that evaluates a layer several times need not define `combine` or `point`."""
+    """A method that evaluates a layer several times need not define `combine` or `next_input`."""
     aggregator, x = Aggregator(Stack(2, C)), torch.zeros(T, B, C)
     outputs = [x + 1, x + 2, x + 3]
-    assert aggregator.start(x)[0] is x and aggregator.point(x, outputs) is x
+    assert aggregator.start(x)[0] is x and aggregator.next_input(x, outputs) is x
     assert aggregator.combine(x, outputs) is outputs[2]
