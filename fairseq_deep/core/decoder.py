@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 from torch import Tensor, nn
 
 from .attention import MultiheadAttention, RunningMean, SharedBeamState
@@ -65,10 +63,6 @@ class Decoder(TransformerStack):
         self.caches = self._find_caches()
 
     def _find_caches(self) -> list[nn.Module]:
-        for module in self.modules():
-            if hasattr(type(module), "follow") and not hasattr(module, "reorder"):
-                warnings.warn(f"{type(module).__name__}.follow is now called reorder", FutureWarning, stacklevel=3)
-                module.reorder = module.follow
         return [module for module in self.modules() if hasattr(module, "reorder") and module is not self.beam_state]
 
     def compile_steps(self, capacity: int | None = None, **options) -> None:
@@ -241,8 +235,7 @@ class Decoder(TransformerStack):
             memories: what each layer attends to, where that is not the memory of *context*
             aligned: index of the module whose attention weights are wanted; -1 for none
         """
-        attn, states = None, [x]
-        aggregator = self.aggregator
+        attn, states, aggregator = None, [x], self.aggregator
         state = aggregator.start(x)
         runs = self.layer_drop()
         for index, layer in enumerate(self.layers):

@@ -108,8 +108,7 @@ class Encoder(TransformerStack):
             padding: what hides the padding of *x* from attention (B x 1 x 1 x T); None if nothing does
             keeps_states: return y_0 ... y_L
         """
-        states = [x] if keeps_states else []
-        aggregator = self.aggregator
+        aggregator, states = self.aggregator, [x] if keeps_states else []
         state = aggregator.start(x)
         runs = self.layer_drop()
         for index, layer in enumerate(self.layers):

@@ -21,9 +21,6 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-_RENAMED = {"point": "next_input", "around": "inner_method", "idle_flags": "unused_flags"}
-
-
 class Method:
     """What methods of all axes have: flags, and what they say of themselves before they are built.
 
@@ -41,9 +38,9 @@ class Method:
     paper = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Accept attributes by their names in the last release, and serve them by both."""
+        """Accept the names of the last release with a warning, and provide both names."""
         super().__init_subclass__(**options)
-        for old, new in _RENAMED.items():
+        for old, new in (("point", "next_input"), ("around", "inner_method"), ("idle_flags", "unused_flags")):
             if new in vars(cls):
                 setattr(cls, old, vars(cls)[new])
             elif old in vars(cls):
@@ -58,8 +55,6 @@ class Method:
     def inner_method(cls, options: dict[str, Any]) -> str | None:
         """The name of the method of the same axis that this one is built around; it gets it as *inner*."""
         return None
-
-    around = inner_method
 
     @classmethod
     def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:

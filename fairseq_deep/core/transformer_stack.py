@@ -7,7 +7,6 @@ import math
 import torch
 from torch import nn
 
-from .aggregators import Aggregator
 from .description import complete
 from .dropout import Dropout
 from .layers import LayerDrop, build_layer, wrap_layer
@@ -54,7 +53,7 @@ class TransformerStack(nn.Module):
         self.register_buffer("version", torch.tensor([3.0]))  # of fairseq's format of checkpoints
 
     @property
-    def aggregator(self) -> Aggregator:
+    def aggregator(self) -> nn.Module:
         return self.history
 
     def _build_input(self) -> None:

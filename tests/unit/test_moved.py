@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fairseq_deep.core.aggregators import Ode
-from fairseq_deep.core.decoder import Decoder
 from fairseq_deep.core.stack import Layout, Stack
 from fairseq_deep.moved import MOVED
 
@@ -88,17 +87,3 @@ def test_the_new_names_do_not_warn():
 
         assert Twice(Stack(2, 8)).num_evaluations == Layout(num_evaluations=2).num_evaluations == 2
     assert Twice.point is Twice.next_input and Twice.idle_flags == {} and Twice.around({}) == "residual"
-
-
-def test_a_cache_with_the_old_name_is_reordered():
-    class Cache(torch.nn.Module):
-        def follow(self, incremental_state, order):
-            incremental_state["order"] = order.beam_indices.tolist()
-
-    decoder, state = Decoder(Stack(1, 8, side="decoder", ffn_dim=8), torch.nn.Embedding(9, 8, padding_idx=1)), {}
-    decoder.cache = Cache()
-    with pytest.warns(FutureWarning, match="Cache.follow is now called reorder"):
-        decoder.make_generation_fast_()
-    decoder.beam_state(state, 1, torch.zeros(1, 2, 8), torch.ones(2, 1, dtype=torch.bool))
-    decoder.reorder_incremental_state_scripting(state, torch.tensor([1, 1]))
-    assert state["order"] == [1, 1]

@@ -18,8 +18,7 @@ What a layer is, an aggregator says with its :class:`~fairseq_deep.core.stack.La
 - without residual connections or feed-forward sub-layer, where the aggregator does their work;
 - with ``split``, a *bare sub-layer* F(LN(x)) or F(x): the loop runs over sub-layers, and the aggregator
   owns all additions;
-- with ``num_evaluations = k``, an encoder layer that is evaluated k times per output, between ``read`` and
-  ``write``::
+- with ``num_evaluations = k``, an encoder layer that is evaluated k times, between ``read`` and ``write``::
 
         outputs = []
         for _ in range(k):
@@ -89,15 +88,11 @@ class Aggregator(nn.Module, Method):
         self.pre_norm = stack.pre_norm
         self.num_evaluations = 1
 
-    @property
-    def calls(self) -> int:
-        """The name of *num_evaluations* in the last release."""
-        return self.num_evaluations
-
-    @calls.setter
-    def calls(self, value: int) -> None:
+    def _set_calls(self, value: int) -> None:
         warnings.warn(f"{type(self).__name__}.calls is now called num_evaluations", FutureWarning, stacklevel=3)
         self.num_evaluations = value
+
+    calls = property(lambda self: self.num_evaluations, _set_calls)  # its name in the last release
 
     @classmethod
     def layout(cls, side: str, options: dict[str, Any]) -> Layout:
