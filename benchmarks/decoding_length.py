@@ -39,7 +39,7 @@ class MergedPart(torch.nn.Module):
     def reorder(self, state, order):
         decided = self.beam_state.reorder(state, order)
         if decided is not None:
-            self.mean.follow(state, decided)
+            self.mean.reorder(state, decided)
 
 
 class SelfPart(torch.nn.Module):
@@ -58,7 +58,7 @@ class SelfPart(torch.nn.Module):
     def reorder(self, state, order):
         decided = self.beam_state.reorder(state, order)
         if decided is not None:
-            self.attention.own_cache.follow(state, decided)
+            self.attention.own_cache.reorder(state, decided)
 
 
 def step_times(part, options):

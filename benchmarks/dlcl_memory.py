@@ -116,7 +116,7 @@ def main():
     for label, name in rows:
         model = build(name, options, dictionary)
         if "stacked" in label:
-            model.encoder.history.__class__ = model.decoder.history.__class__ = StackedDlcl
+            model.encoder.aggregator.__class__ = model.decoder.aggregator.__class__ = StackedDlcl
         run = runner(model)
         result = (saved_bytes(run, model), step_seconds(run, options))
         plain = plain or result

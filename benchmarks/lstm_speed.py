@@ -32,7 +32,7 @@ def multiplications(model, length):
     for stack in (model.encoder, model.decoder):
         modules = stack.modules()
         total = sum(m.weight.numel() for m in modules if isinstance(m, torch.nn.Linear))
-        gates = getattr(stack.history, "gates", [])
+        gates = getattr(stack.aggregator, "gates", [])
         if len(gates):  # shared: applied once a layer
             total += len(stack.layers) // len(gates) * sum(gate.weight.numel() for gate in gates)
         heads = sum("_attn" in name and name.endswith("q_proj") for name, _ in stack.named_modules())

@@ -44,7 +44,7 @@ def whole(name):
 
     def prepare(linear):
         layer = int8.Int8Linear(linear)
-        layer.few = layer.many = int8.PRODUCTS[name](layer.whole, layer.scales, int8.ways().steps)
+        layer.few = layer.many = int8.PRODUCTS[name](layer.whole, layer.scales, int8.available_kernels().steps)
         return layer
 
     return prepare
@@ -135,7 +135,7 @@ def main():
     with torch.inference_mode():
         for inputs, outputs in shapes:
             speeds, absent = measure(inputs, outputs, options)
-            few, many = int8.choose(outputs, inputs, options.threads) if int8.ways().names else ("-", "-")
+            few, many = int8.choose(outputs, inputs, options.threads) if int8.available_kernels().names else ("-", "-")
             print(f"{inputs} x {outputs}, GFLOP/s; chosen in int8: {few} for few rows, {many} for many")
             head = ("", *(f"{count} rows" for count in options.rows))
             table = [head, *((name, *(f"{speed:.0f}" for speed in row)) for name, row in speeds.items())]

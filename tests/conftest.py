@@ -84,8 +84,8 @@ def reorder_all(module, state, order):
     beam_state = [part for part in parts if isinstance(part, SharedBeamState)]
     decided = beam_state[0].reorder(state, order) if beam_state else read_order(order, len(order), 1)
     for part in parts:
-        if hasattr(part, "follow") and decided is not None:
-            part.follow(state, decided)
+        if hasattr(part, "reorder") and part not in beam_state and decided is not None:
+            part.reorder(state, decided)
 
 
 def pytest_collection_finish():

@@ -30,8 +30,8 @@ def upgrade(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
     upgrade_layers(state_dict)
     for side in ("encoder", "decoder"):
         stack = getattr(model, side)
-        if isinstance(stack.history, Dlcl):
-            upgrade_dlcl(stack.history, state_dict, f"{side}.history")
+        if isinstance(stack.aggregator, Dlcl):
+            upgrade_dlcl(stack.aggregator, state_dict, f"{side}.history")
         if state_dict.get(f"{side}.version", _VERSION) <= 2 and f"{side}.layer_norm.weight" not in state_dict:
             stack.layer_norm = None  # early versions of fairseq had no norm after the layers
         state_dict[f"{side}.version"] = _VERSION
@@ -65,14 +65,14 @@ def upgrade_layers(state_dict: dict[str, Tensor]) -> None:
             del state_dict[key]
 
 
-def upgrade_dlcl(history: Dlcl, state_dict: dict[str, Tensor], name: str) -> None:
+def upgrade_dlcl(aggregator: Dlcl, state_dict: dict[str, Tensor], name: str) -> None:
     """The keys of the original DLCL code: W with a third dimension of 1, norms numbered from 1."""
     weight = state_dict.get(f"{name}.weight")
-    if weight is not None and weight.dim() == 3 and history.groups == 1 and weight.size(2) == 1:
+    if weight is not None and weight.dim() == 3 and aggregator.groups == 1 and weight.size(2) == 1:
         state_dict[f"{name}.weight"] = weight.squeeze(2)
-    if f"{name}.layer_norms.{history.num_layers}.weight" not in state_dict:
+    if f"{name}.layer_norms.{aggregator.num_layers}.weight" not in state_dict:
         return
-    for index in range(history.num_layers):
+    for index in range(aggregator.num_layers):
         for part in ("weight", "bias"):
             old = f"{name}.layer_norms.{index + 1}.{part}"
             if old in state_dict:

@@ -145,7 +145,7 @@ def _check_aggregator(flags: Any, stack: Stack, encoder: Stack) -> None:
                 f"{_dashed(flag)} is not made for the layers of --layer-agg {name}: "
                 f"leave it out, or use --{side}-layer-agg residual"
             )
-    if stack.layout.calls > 1 and _given(flags, "offload_activations"):
+    if stack.layout.num_evaluations > 1 and _given(flags, "offload_activations"):
         raise UsageError(
             f"--offload-activations is not made for layers that --layer-agg {name} evaluates more than once: "
             "use --checkpoint-activations"

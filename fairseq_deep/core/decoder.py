@@ -24,7 +24,7 @@ class Decoder(TransformerStack):
         beam_state: which hypotheses belong together in beam search
         need_attn: return attention weights also in the steps of generation
         compiled: what runs the steps of incremental decoding, if that is not :meth:`run_step` (:meth:`compile_steps`)
-        followers: in generation, the modules that keep something of hypotheses, in the order of their steps
+        caches: in generation, the modules that store something per hypothesis, in the order of their steps
     """
 
     def __init__(self, stack: Stack, embed_tokens: nn.Embedding):
@@ -36,7 +36,7 @@ class Decoder(TransformerStack):
         self.alignment_layer = stack.layers - 1 if own is None else own
         self.alignment_heads = None if own is None else heads or 1
         self.pads_right, self.aligns, self.need_attn = stack.pads_right, stack.aligns, True
-        self.compiled = self.followers = None
+        self.compiled = self.caches = None
         parts = list(self.layers.modules())
         self.beam_state = SharedBeamState(
             attends=any(isinstance(part, MultiheadAttention) and not part.of_memory for part in parts),
@@ -60,7 +60,10 @@ class Decoder(TransformerStack):
         """Prepare for generation (fairseq calls it, too); *need_attn*: steps return attention weights."""
         self.need_attn = bool(need_attn)
         # a walk over all modules at each step would take a tenth of the time of small batches
-        self.followers = [module for module in self.modules() if hasattr(module, "follow")]
+        self.caches = self._find_caches()
+
+    def _find_caches(self) -> list[nn.Module]:
+        return [module for module in self.modules() if hasattr(module, "reorder") and module is not self.beam_state]
 
     def compile_steps(self, capacity: int | None = None, **options) -> None:
         """Decode with steps that ``torch.compile`` takes whole, over caches of a fixed capacity.
@@ -232,23 +235,23 @@ class Decoder(TransformerStack):
             memories: what each layer attends to, where that is not the memory of *context*
             aligned: index of the module whose attention weights are wanted; -1 for none
         """
-        attn, states = None, [x]
-        history = self.history.start(x)
+        attn, states, aggregator = None, [x], self.aggregator
+        state = aggregator.start(x)
         runs = self.layer_drop()
         for index, layer in enumerate(self.layers):
             if not runs[index]:
-                history = self.history.skip(history, index)
+                state = aggregator.skip(state, index)
                 continue
-            x = self.history.read(history, index)
+            x = aggregator.read(state, index)
             if memories:
                 context = context._replace(memory=memories[index // self.modules_per_layer])
             x, weights = layer(x, context, index == aligned)
-            history = self.history.write(history, index, x)
+            state = aggregator.write(state, index, x)
             if (index + 1) % self.modules_per_layer == 0:
-                states.append(self.history.layer_output(history, x))
+                states.append(aggregator.layer_output(state, x))
             if weights is not None and index == aligned:
                 attn = weights.float().to(x)
-        x = self.history.finish(history)
+        x = aggregator.finish(state)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         x = x.transpose(0, 1)  # T x B x C -> B x T x C
@@ -263,10 +266,8 @@ class Decoder(TransformerStack):
         """
         order = self.beam_state.reorder(incremental_state, new_order)
         if order is not None:
-            followers = self.followers
-            for module in self.modules() if followers is None else followers:
-                if hasattr(module, "follow"):
-                    module.follow(incremental_state, order)
+            for cache in self._find_caches() if self.caches is None else self.caches:
+                cache.reorder(incremental_state, order)
 
 
 def _projection(inputs: int, outputs: int) -> nn.Linear | None:

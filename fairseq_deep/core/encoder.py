@@ -28,7 +28,7 @@ class Encoder(TransformerStack):
 
     def __init__(self, stack: Stack, embed_tokens: nn.Embedding, decoder: Stack | None = None):
         super().__init__(stack, embed_tokens)
-        self.calls = self.history.calls
+        self.num_evaluations = self.aggregator.num_evaluations
         memory = None if decoder is None else complete(decoder).memory
         self.memory = None if memory is None or memory.name == "last" else memory.build(self.stack, complete(decoder))
         self.memory_normalises = self.memory is not None and self.memory.normalises
@@ -74,11 +74,11 @@ class Encoder(TransformerStack):
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)
         x = x.transpose(0, 1).contiguous()  # T x B x C; each norm would copy a transposed view, twice
 
-        states, history = self.run_layers(x, hidden, return_all_hiddens or self.memory is not None)
-        x = self.history.finish(history)
+        states, state = self.run_layers(x, hidden, return_all_hiddens or self.memory is not None)
+        x = self.aggregator.finish(state)
         memories = []
         if self.memory is not None:
-            memories = self.memory(states[:-1] + [x], history)  # what tops the stack counts as its last layer
+            memories = self.memory(states[:-1] + [x], state)  # what tops the stack counts as its last layer
         if self.layer_norm is not None:
             x = self.layer_norm(x)
             if not self.memory_normalises:
@@ -101,32 +101,32 @@ class Encoder(TransformerStack):
     def run_layers(
         self, x: Tensor, padding: Tensor | None, keeps_states: bool
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """y_0 ... y_L if they are to be kept, and what the aggregator holds at the end.
+        """y_0 ... y_L if they are to be kept, and the aggregator's state at the end.
 
         Args:
             x: y_0, T x B x C
             padding: what hides the padding of *x* from attention (B x 1 x 1 x T); None if nothing does
             keeps_states: return y_0 ... y_L
         """
-        states = [x] if keeps_states else []
-        history = self.history.start(x)
+        aggregator, states = self.aggregator, [x] if keeps_states else []
+        state = aggregator.start(x)
         runs = self.layer_drop()
         for index, layer in enumerate(self.layers):
             if runs[index]:
-                x = self.history.read(history, index)
-                if self.calls == 1:
+                x = aggregator.read(state, index)
+                if self.num_evaluations == 1:
                     x = layer(x, padding)
                 else:
                     outputs: list[Tensor] = []
-                    for _ in range(self.calls):
-                        outputs.append(layer(self.history.point(x, outputs), padding))
-                    x = self.history.combine(x, outputs)
-                history = self.history.write(history, index, x)
+                    for _ in range(self.num_evaluations):
+                        outputs.append(layer(aggregator.next_input(x, outputs), padding))
+                    x = aggregator.combine(x, outputs)
+                state = aggregator.write(state, index, x)
                 if keeps_states and (index + 1) % self.modules_per_layer == 0:
-                    states.append(self.history.layer_output(history, x))
+                    states.append(aggregator.layer_output(state, x))
             else:
-                history = self.history.skip(history, index)
-        return states, history
+                state = aggregator.skip(state, index)
+        return states, state
 
     def reorder_encoder_out(self, encoder_out: dict[str, list[Tensor]], new_order: Tensor):
         """The output for the hypotheses *new_order*; where a sentence has several, it stays there once.

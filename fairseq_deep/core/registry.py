@@ -6,6 +6,7 @@ Each method registers itself where it is defined, so adding a method changes no 
 
 import difflib
 import inspect
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -36,12 +37,22 @@ class Method:
     decoder_options: tuple[str, ...] = ()
     paper = ""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Accept the names of the last release with a warning, and provide both names."""
+        super().__init_subclass__(**options)
+        for old, new in (("point", "next_input"), ("around", "inner_method"), ("idle_flags", "unused_flags")):
+            if new in vars(cls):
+                setattr(cls, old, vars(cls)[new])
+            elif old in vars(cls):
+                warnings.warn(f"{cls.__name__}.{old} is now called {new}", FutureWarning, stacklevel=2)
+                setattr(cls, new, vars(cls)[old])
+
     @staticmethod
     def add_args(parser) -> None:
         """Add the method's flags, without defaults: an architecture's preset must be able to set them."""
 
     @classmethod
-    def around(cls, options: dict[str, Any]) -> str | None:
+    def inner_method(cls, options: dict[str, Any]) -> str | None:
         """The name of the method of the same axis that this one is built around; it gets it as *inner*."""
         return None
 
@@ -127,7 +138,7 @@ class Registry:
     def choose(self, flags: Any, name: str) -> MethodConfig:
         """The method *name* with the options that *flags* have set, and the one that it is built around."""
         method, options = self.get(name), self.options(flags, name)
-        inner = method.around(options)
+        inner = method.inner_method(options)
         if inner is not None:
             options["inner"] = self.choose(flags, inner)
         return MethodConfig(name, method, options)

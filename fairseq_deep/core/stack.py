@@ -6,7 +6,8 @@ method by itself: ``Dlcl(Stack(layers=6, dim=512))``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import warnings
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 
@@ -23,7 +24,7 @@ class Layout:
         attn_residual: there, the query of the second attention has the layer's input added
         split: each sub-layer is a module of its own, after which the aggregator acts (*bare* sub-layers)
         final_norm: a pre-norm stack has its norm after the last layer
-        calls: evaluations of a layer for one output; see :meth:`Aggregator.point`
+        num_evaluations: evaluations of a layer for one output; see :meth:`Aggregator.next_input`
     """
 
     residual: bool = True
@@ -34,7 +35,13 @@ class Layout:
     attn_residual: bool = False
     split: bool = False
     final_norm: bool = True
-    calls: int = 1
+    num_evaluations: int = 1
+    calls: InitVar[int | None] = None  # the name of num_evaluations in the last release
+
+    def __post_init__(self, calls: int | None) -> None:
+        if calls is not None:
+            warnings.warn("Layout(calls=...) is now called num_evaluations", FutureWarning, stacklevel=3)
+            object.__setattr__(self, "num_evaluations", calls)
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ class Transformer(nn.Module):
 
     def tie(self) -> None:
         """Share what the aggregators share between the stacks."""
-        self.encoder.history.tie(self.decoder.history)
-        self.decoder.history.tie(self.encoder.history)
+        self.encoder.aggregator.tie(self.decoder.aggregator)
+        self.decoder.aggregator.tie(self.encoder.aggregator)
 
     def forward(
         self,
@@ -93,8 +93,8 @@ class Transformer(nn.Module):
 
     def aliases(self) -> dict[str, str]:
         """Names of parameters in the decoder's aggregator that are the encoder's, and their names there."""
-        names = {id(p): f"encoder.history.{name}" for name, p in self.encoder.history.named_parameters()}
-        own = self.decoder.history.named_parameters()
+        names = {id(p): f"encoder.history.{name}" for name, p in self.encoder.aggregator.named_parameters()}
+        own = self.decoder.aggregator.named_parameters()
         return {f"decoder.history.{name}": names[id(p)] for name, p in own if id(p) in names}
 
     def state_dict(self, *args, **kwargs):

@@ -26,7 +26,7 @@ class TransformerStack(nn.Module):
         init: how its weights are initialised
         layers: its layers, or where layers are split, the modules of their sub-layers
         layer_drop: draws which of them run
-        history: the aggregator that connects them (the name that checkpoints have)
+        aggregator: the method that connects them, registered as ``history``, its name in checkpoints
         layer_norm: the norm at the end of a pre-norm stack
     """
 
@@ -51,6 +51,10 @@ class TransformerStack(nn.Module):
         self._build_output()
         self.history = stack.aggregator.build(stack)
         self.register_buffer("version", torch.tensor([3.0]))  # of fairseq's format of checkpoints
+
+    @property
+    def aggregator(self) -> nn.Module:
+        return self.history
 
     def _build_input(self) -> None:
         """Build what stands between the embeddings and the positions."""

@@ -21,8 +21,8 @@ from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.core.registry import UsageError, nearest
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.plugin.models.first_look import look_at
-from fairseq_deep.plugin.models.idle_flags import settle_idle_flags
 from fairseq_deep.plugin.models.legacy import ALIASES, translate_flags
+from fairseq_deep.plugin.models.unused_flags import settle_unused_flags
 
 from .papers import COMPARISON, W19, X20, X24, Z19, Z19_MATT
 from .presets import Architecture, apply_aggregator_presets
@@ -135,7 +135,7 @@ TWINS = {f"deep_{name}": name for name, model in ARCH_MODEL_REGISTRY.items() if 
 
 def _apply_twin(stock: str, args: argparse.Namespace) -> None:
     look_at(args)
-    settle_idle_flags(args, "residual")
+    settle_unused_flags(args, "residual")
     if getattr(args, "encoder_ffn_embed_dim", None) == 0 and getattr(args, "decoder_ffn_embed_dim", None) is None:
         filled = argparse.Namespace()
         ARCH_CONFIG_REGISTRY[stock](filled)

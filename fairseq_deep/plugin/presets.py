@@ -12,7 +12,7 @@ from fairseq_deep.core.attention import DECODER_ATTENTIONS
 from fairseq_deep.core.description import AXES, SIDES, method_name
 from fairseq_deep.core.inits import INITS
 from fairseq_deep.plugin.models.first_look import look_at
-from fairseq_deep.plugin.models.idle_flags import settle_idle_flags
+from fairseq_deep.plugin.models.unused_flags import settle_unused_flags
 
 from .papers import ORIGINS
 
@@ -101,7 +101,7 @@ class Architecture:
     def apply(self, args: argparse.Namespace) -> None:
         """Fill what *args* leaves open: fairseq's architecture function, which sees the flags before anything else."""
         look_at(args)
-        settle_idle_flags(args, self.layer_agg)
+        settle_unused_flags(args, self.layer_agg)
         self._follow_user(args)
         for flag, value in self.presets().items():
             _fill(args, flag, dict(self.options).get(flag, value))

@@ -171,7 +171,7 @@ def check_weights(path: str, model: Any, format: str) -> None:
     from fairseq_deep.core.aggregators.dlcl import Dlcl
 
     for side in ("encoder", "decoder"):
-        history = getattr(getattr(model, side), "history", None)
-        if isinstance(history, Dlcl) and not history.is_plain():
+        aggregator = getattr(getattr(model, side), "aggregator", None)
+        if isinstance(aggregator, Dlcl) and not aggregator.is_plain():
             kind = "with weights that are not exactly residual"
             raise UsageError(f"{path} has --layer-agg dlcl ({side}) {kind}, which {FORMATS[format]} has not")

@@ -75,7 +75,7 @@ def test_from_pretrained_translates(data, trained):
         "from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel as M\n"
         f"m = M.from_pretrained({str(folder)!r}, 'checkpoint_last.pt', data_name_or_path={str(data)!r})\n"
         "model = m.models[0]\n"
-        "assert model.encoder.history.gates is model.decoder.history.gates\n"
+        "assert model.encoder.aggregator.gates is model.decoder.aggregator.gates\n"
         "print('TRANSLATION', m.translate('1 2 3'))"
     )
     assert "TRANSLATION" in run(BIN / "python", "-c", program).stdout

@@ -90,13 +90,13 @@ def test_forward_and_gradients_equal_the_equations(name, options, depth):
 def test_whole_models_equal_the_equations(name, norm, build, batch):
     """Depths of both kinds, the final norm of a pre-norm stack after it, and every gradient of the model."""
     model = build(TINY.format(norm), layer_agg=name, **DEPTHS).double().eval()
-    for history in (model.encoder.history, model.decoder.history):
-        randomise(history)
+    for aggregator in (model.encoder.aggregator, model.decoder.aggregator):
+        randomise(aggregator)
     source, lengths, target = batch
     padding = source.eq(model.encoder.padding_idx)
 
     def top(stack, y_0, layers):
-        x = naive(stack.history, y_0, layers)
+        x = naive(stack.aggregator, y_0, layers)
         norm = stack.layer_norm
         return x if norm is None else layer_norm(x, norm.weight, norm.bias)
 
@@ -224,10 +224,10 @@ def test_start_values_of_nodes():
 def test_lipschitz_fills_nodes_and_leaves_the_start_of_linear(build):
     model = build(TINY.format("postnorm"), encoder_layer_agg="hierarchical", decoder_layer_agg="linear",
                   deep_init="lipschitz", encoder_ffn_embed_dim=200)  # fmt: skip
-    for matrix in model.encoder.history.matrices():
+    for matrix in model.encoder.aggregator.matrices():
         bound = matrix.size(1) ** -0.5
         assert 0.97 * bound < matrix.abs().max() <= bound
-    matrix = model.decoder.history.matrix
+    matrix = model.decoder.aggregator.matrix
     assert torch.equal(matrix, torch.cat([torch.zeros(16, 16), torch.eye(16)], dim=1))
 
 
@@ -277,8 +277,8 @@ def test_every_parameter_has_a_gradient(name, norm, build, batch):
 @pytest.mark.parametrize("name, norm", MODELS)
 def test_recomputation_agrees(name, norm, build, batch):
     model = build(TINY.format(norm), layer_agg=name, **DEPTHS)
-    for history in (model.encoder.history, model.decoder.history):
-        randomise(history)
+    for aggregator in (model.encoder.aggregator, model.decoder.aggregator):
+        randomise(aggregator)
     expected = model(*batch)[0]
     again = build(TINY.format(norm), layer_agg=name, checkpoint_activations=True, **DEPTHS)
     again.load_state_dict(model.state_dict())
@@ -294,7 +294,7 @@ def test_recomputation_agrees(name, norm, build, batch):
 @pytest.mark.parametrize("name, norm", MODELS)
 def test_incremental_decoding_is_the_full_forward(name, norm, build, dictionary):
     model = build(TINY.format(norm), layer_agg=name, **DEPTHS).eval()
-    randomise(model.decoder.history)
+    randomise(model.decoder.aggregator)
     source, lengths, target = make_batch(dictionary, target_lengths=(6, 6, 6))
     with torch.no_grad():
         memory = model.encoder(source, lengths)
@@ -308,8 +308,8 @@ def test_incremental_decoding_is_the_full_forward(name, norm, build, dictionary)
 @pytest.mark.parametrize("name, norm", MODELS)
 def test_padding_changes_nothing(name, norm, build, dictionary):
     model = build(TINY.format(norm), layer_agg=name, **DEPTHS).eval()
-    for history in (model.encoder.history, model.decoder.history):
-        randomise(history)
+    for aggregator in (model.encoder.aggregator, model.decoder.aggregator):
+        randomise(aggregator)
     source, lengths, target = make_batch(dictionary, lengths=(5, 9, 3), target_lengths=(6, 6, 6))
     together = model(source, lengths, target)[0]
     for row, length in enumerate(lengths):
@@ -378,7 +378,7 @@ def test_the_flag_of_the_block_is_a_number(build):
     assert parser.parse_args(["--hierarchical-block", "3"]).hierarchical_block == 3
     assert parser.parse_args([]).hierarchical_block is None
     model = build(TINY.format("postnorm"), layer_agg="hierarchical", hierarchical_block=3, **DEPTHS)
-    assert [len(stack.history.nodes) for stack in (model.encoder, model.decoder)] == [1, 2]
+    assert [len(stack.aggregator.nodes) for stack in (model.encoder, model.decoder)] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -408,8 +408,8 @@ def test_memories_read_what_tops_the_stack(name, memory, build, batch):
 
 
 def test_the_contract_gives_the_last_evaluation():
-    """A method that evaluates a layer several times need not define `combine` or `point`."""
+    """A method that evaluates a layer several times need not define `combine` or `next_input`."""
     aggregator, x = Aggregator(Stack(2, C)), torch.zeros(T, B, C)
     outputs = [x + 1, x + 2, x + 3]
-    assert aggregator.start(x)[0] is x and aggregator.point(x, outputs) is x
+    assert aggregator.start(x)[0] is x and aggregator.next_input(x, outputs) is x
     assert aggregator.combine(x, outputs) is outputs[2]

@@ -189,7 +189,7 @@ def test_dlcl_flags_reach_both_stacks(flags, check, dictionary):
     for parsed, expected in ((args, True), (plain, False)):
         model = DeepTransformerModel.build_model(parsed, task)
         for stack in (model.encoder, model.decoder):
-            assert bool(check(stack.history)) is expected
+            assert bool(check(stack.aggregator)) is expected
 
 
 @every_architecture
@@ -218,7 +218,7 @@ def test_a_flag_beats_its_preset(name):
     assert {flag: getattr(args, flag) for flag in chosen} == chosen
     assert args.encoder_normalize_before and args.decoder_normalize_before
     plain = parse("--arch", name)
-    for flag, (value, _) in AGGREGATORS.get(ARCHITECTURES[name].layer_agg).idle_flags.items():
+    for flag, (value, _) in AGGREGATORS.get(ARCHITECTURES[name].layer_agg).unused_flags.items():
         presets.update({flag.format(side=side): value for side in ("encoder", "decoder")})
     presets.update(ARCHITECTURES[name].options)
     assert {flag: getattr(plain, flag) for flag in presets} == presets

@@ -117,8 +117,8 @@ def test_flags_that_clash(build, name, flags, words):
 
 def test_options_of_the_aggregator_of_one_side(build):
     model = build("transformer_prenorm_6l", decoder_layer_agg="dlcl", dlcl_weight_type="vector")
-    assert model.decoder.history.weight.shape == (7, 7, 16)
-    assert not list(model.encoder.history.parameters())
+    assert model.decoder.aggregator.weight.shape == (7, 7, 16)
+    assert not list(model.encoder.aggregator.parameters())
 
 
 def test_shared_embeddings_of_two_dictionaries(build, dictionary):

@@ -174,7 +174,7 @@ def perturb(model):
 def test_residual_dual_without_r_is_post_norm(flags, build, batch):
     model, plain = build(POST, **DUAL, **flags).double().eval(), build(POST, **flags).double().eval()
     perturb(model)
-    copied = {side: getattr(model, side).history.dual_norm for side in ("encoder", "decoder")}
+    copied = {side: getattr(model, side).aggregator.dual_norm for side in ("encoder", "decoder")}
     for norm in copied.values():
         nn.init.zeros_(norm.weight)
         nn.init.zeros_(norm.bias)
@@ -194,7 +194,7 @@ def test_attention_residual_starts_as_pre_norm(flags, block, build, batch):
     copy_into(plain, model, flags)
     without_eps(model, plain)
     torch.testing.assert_close(model(*batch)[0], plain(*batch)[0])
-    nn.init.normal_(model.encoder.history.query)
+    nn.init.normal_(model.encoder.aggregator.query)
     assert not torch.allclose(model(*batch)[0], plain(*batch)[0], rtol=0.01)
 
 
@@ -290,8 +290,8 @@ def test_what_holds_for_every_model(check, combination, build, dictionary):
         name, flags = COMBINATIONS[combination]
         model = build(name, **{**flags, **more})
         for stack in (model.encoder, model.decoder):
-            if isinstance(stack.history, AttentionResidual):
-                nn.init.normal_(stack.history.query, std=0.5)  # at 0, the gain has no influence
+            if isinstance(stack.aggregator, AttentionResidual):
+                nn.init.normal_(stack.aggregator.query, std=0.5)  # at 0, the gain has no influence
         return model
 
     INVARIANCES[check](make_model, dictionary)
@@ -301,7 +301,7 @@ def test_what_holds_for_every_model(check, combination, build, dictionary):
 def test_modules_are_bare_sublayers(flags, build):
     model = build(TINY, **flags)
     for stack, count in ((model.encoder, 4), (model.decoder, 6)):
-        assert len(stack.layers) == stack.history.num_layers == count
+        assert len(stack.layers) == stack.aggregator.num_layers == count
         assert (stack.layer_norm is None) == (flags is DUAL)
         norms = [module for module in stack.layers.modules() if isinstance(module, nn.LayerNorm)]
         assert len(norms) == (0 if flags is DUAL else count)
@@ -380,9 +380,9 @@ def test_flags_reach_both_stacks(dictionary):
     args = options.parse_args_and_arch(options.get_training_parser(), input_args=line)
     assert args.attention_residual_block == 2
     model = build_architecture(TINY, dictionary, **FULL, attention_residual_block=2)
-    assert (model.encoder.history.block, model.decoder.history.block) == (2, 2)
+    assert (model.encoder.aggregator.block, model.decoder.aggregator.block) == (2, 2)
     default = build_architecture(TINY, dictionary, **FULL)
-    assert (default.encoder.history.block, default.decoder.history.block) == (1, 1)
+    assert (default.encoder.aggregator.block, default.decoder.aggregator.block) == (1, 1)
 
 
 @each_method

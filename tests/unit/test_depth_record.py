@@ -91,7 +91,7 @@ def test_summary_of_dlcl_weights(build):
     model = build("transformer_dlcl_3l3l_small", decoder_layer_agg="residual")
     weight = torch.tensor([[1.0, 9, 9, 9], [-2, 3, 9, 9], [0.5, -0.25, 4, 9], [1, 1, 2, -8]])
     with torch.no_grad():
-        model.encoder.history.weight.copy_(weight)
+        model.encoder.aggregator.weight.copy_(weight)
     assert depth_record(model) == {
         "dlcl_enc_newest": (1 + 3 + 4 + 8) / 4,
         "dlcl_enc_previous": pytest.approx((2 + 0.25 + 2) / 3),
@@ -117,18 +117,18 @@ def test_weights_are_those_that_the_sums_use(build, flags):
     model = build("transformer_dlcl_6l", **flags)
     for side in ("encoder", "decoder"):
         with torch.no_grad():
-            getattr(model, side).history.weight.normal_()
+            getattr(model, side).aggregator.weight.normal_()
     stored = dlcl_weights(model.state_dict(), flags.get("dlcl_normalize", False), flags.get("dlcl_window"))
     for side, matrix in dlcl_weights(model).items():
-        history = getattr(model, side).history.requires_grad_(False)
-        assert torch.equal(stored[side].values, matrix.values) and matrix.per_entry == history.groups
-        for layer in range(history.num_layers + 1):
+        aggregator = getattr(model, side).aggregator.requires_grad_(False)
+        assert torch.equal(stored[side].values, matrix.values) and matrix.per_entry == aggregator.groups
+        for layer in range(aggregator.num_layers + 1):
             # with one entry 1 and the others 0, a sum is the weight of that entry
-            for entry in range(history.num_layers + 1):
-                state = history.start(torch.full((1, 1, history.dim), float(entry == 0)))
+            for entry in range(aggregator.num_layers + 1):
+                state = aggregator.start(torch.full((1, 1, aggregator.dim), float(entry == 0)))
                 for below in range(layer):
-                    state = state + [torch.full((1, 1, history.dim), float(entry == below + 1))]
-                used = history.read(state[:1] + state[1:][-history.window :], layer)
+                    state = state + [torch.full((1, 1, aggregator.dim), float(entry == below + 1))]
+                used = aggregator.read(state[:1] + state[1:][-aggregator.window :], layer)
                 torch.testing.assert_close(matrix.values[layer, entry], used.mean())
 
 
@@ -136,7 +136,7 @@ def test_gates_of_the_lstm(build):
     model = build("transformer_lstm_3l3l", lstm_share="none")
     with torch.no_grad():
         for side, factor in (("encoder", 1.0), ("decoder", 10.0)):
-            for gates in getattr(model, side).history.gates:
+            for gates in getattr(model, side).aggregator.gates:
                 for value, matrix in zip((1.0, 2.0, 3.0), gates.weight.chunk(3)):
                     matrix.fill_(factor * value)
     record = depth_record(model)

@@ -244,7 +244,7 @@ def test_gradients_of_two_precisions(build, batch):
         dtype = torch.float32 if name.endswith("history.weight") else torch.bfloat16
         parameter.data = parameter.data.to(dtype)
         parameter.grad = torch.ones_like(parameter)
-    size = sum(parameter.numel() for parameter in model.encoder.history.parameters())
+    size = sum(parameter.numel() for parameter in model.encoder.aggregator.parameters())
     assert layer_gradient_norms(model)["encoder_aggregator"] == pytest.approx([math.sqrt(size)], rel=1e-2)
 
 

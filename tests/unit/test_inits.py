@@ -325,8 +325,8 @@ def test_gates_of_both_stacks_are_the_encoders(decoder, make):
     """Where the encoder is left alone, so are they."""
     plain = same_seed(make, "transformer_lstm_6l", lstm_share="gate-encdec")
     model = same_seed(make, "transformer_lstm_6l", lstm_share="gate-encdec", decoder_deep_init=decoder)
-    assert model.encoder.history.gates[0].weight is model.decoder.history.gates[0].weight
-    assert torch.equal(model.encoder.history.gates[0].weight, plain.encoder.history.gates[0].weight)
+    assert model.encoder.aggregator.gates[0].weight is model.decoder.aggregator.gates[0].weight
+    assert torch.equal(model.encoder.aggregator.gates[0].weight, plain.encoder.aggregator.gates[0].weight)
     model = same_seed(make, "transformer_lstm_6l", lstm_share="gate-encdec", encoder_deep_init="lipschitz")
-    for gate in model.encoder.history.gates[0].weight.chunk(3):
+    for gate in model.encoder.aggregator.gates[0].weight.chunk(3):
         check_sample("gate", gate, "uniform", math.sqrt(1 / (2 * DIM)))

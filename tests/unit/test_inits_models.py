@@ -82,9 +82,9 @@ def naive_scores(model, source, target, method, pre_norm):
         if side == "encoder":
             x = x.masked_fill(source.eq(pad).T.unsqueeze(-1), 0.0)
         layers = [layer_function(layer, side, method, pre_norm, memory, seen, earlier) for layer in stack.layers]
-        if hasattr(stack.history, "weight"):
-            norms = [affine(norm) for norm in stack.history.layer_norms]
-            weight = stack.history.weight.view(*stack.history.weight.shape[:2], -1)
+        if hasattr(stack.aggregator, "weight"):
+            norms = [affine(norm) for norm in stack.aggregator.layer_norms]
+            weight = stack.aggregator.weight.view(*stack.aggregator.weight.shape[:2], -1)
             x = run_stack(x, layers, weight, norms, pre_norm)
         else:
             for layer in layers:

@@ -51,21 +51,21 @@ def test_dlcl_with_skipped_layers_follows_its_definition(norm, options, build, d
     """Against sums over lists in which the entry of a skipped layer is the one below, with and without gradients."""
     name = "transformer_dlcl_6l" if norm == "prenorm" else "transformer_dlcl_postnorm_6l"
     model = build(name, encoder_layerdrop=0.5, **options).double().train()
-    history, layers = model.encoder.history, model.encoder.layers
+    aggregator, layers = model.encoder.aggregator, model.encoder.layers
     with torch.no_grad():
-        history.weight.uniform_(-1, 1)
+        aggregator.weight.uniform_(-1, 1)
     runs = [False, True, True, False, False, True]
     monkeypatch.setattr(LayerDrop, "forward", lambda self: list(runs))
     start = torch.randn(5, 3, 16, dtype=torch.float64, requires_grad=True)
 
     def combine(entries, row):
         read = torch.zeros(7, dtype=torch.bool)
-        read[max(0, row + 1 - history.window) : row + 1] = True
-        weight = history.weight[row].view(7, -1)
-        if history.normalize:
+        read[max(0, row + 1 - aggregator.window) : row + 1] = True
+        weight = aggregator.weight[row].view(7, -1)
+        if aggregator.normalize:
             weight = torch.softmax(weight.masked_fill(~read.unsqueeze(1), float("-inf")), dim=0)
         x = sum(weight[k] * entries[k] for k in range(row + 1) if read[k])
-        return x if norm == "prenorm" or row == 0 else history.layer_norms[row - 1](x)
+        return x if norm == "prenorm" or row == 0 else aggregator.layer_norms[row - 1](x)
 
     def naive():
         entries = [start]
@@ -75,14 +75,14 @@ def test_dlcl_with_skipped_layers_follows_its_definition(norm, options, build, d
             if runs[number]:
                 entry = layer(x, None)
                 if norm == "prenorm":
-                    entry = history.layer_norms[number](entry)
+                    entry = aggregator.layer_norms[number](entry)
             entries.append(entry)
         return combine(entries, 6)
 
     def ours():
-        return history.finish(model.encoder.run_layers(start, None, False)[1])
+        return aggregator.finish(model.encoder.run_layers(start, None, False)[1])
 
-    weights = [start, *history.parameters(), *layers.parameters()]
+    weights = [start, *aggregator.parameters(), *layers.parameters()]
     results = []
     for forward in (ours, naive):
         output = forward()

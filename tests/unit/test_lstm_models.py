@@ -43,7 +43,7 @@ def naive_embedding(stack, tokens):
 def naive_model(model, source, target, share, merge, clip=None, attn_residual=True, glu="sigmoid"):
     """Scores (B x T x V) of a model of the narrow architectures, from the equations alone."""
     pad = model.encoder.padding_idx
-    norms = [stack.history.final_norm for stack in (model.encoder, model.decoder)]
+    norms = [stack.aggregator.final_norm for stack in (model.encoder, model.decoder)]
     norms = [None if norm is None else (norm.weight, norm.bias) for norm in norms]
 
     def seen(b, i, j):
@@ -56,7 +56,7 @@ def naive_model(model, source, target, share, merge, clip=None, attn_residual=Tr
         naive_attention(layer.self_attn, layer.self_attn_layer_norm, seen, clip) for layer in model.encoder.layers
     ]
     x = naive_embedding(model.encoder, source).masked_fill(source.eq(pad).T.unsqueeze(-1), 0.0)
-    memory = run_encoder(x, attentions, named_steps(model.encoder.history, share, 1), glu, norms[0])
+    memory = run_encoder(x, attentions, named_steps(model.encoder.aggregator, share, 1), glu, norms[0])
     layers, places = list(model.decoder.layers), 2 if merge == "two" else 1
     pairs = [
         (
@@ -65,7 +65,7 @@ def naive_model(model, source, target, share, merge, clip=None, attn_residual=Tr
         )
         for first, last in zip(layers[::places], layers[places - 1 :: places])
     ]
-    steps = named_steps(model.decoder.history, share, places)
+    steps = named_steps(model.decoder.aggregator, share, places)
     x = naive_embedding(model.decoder, target)
     x = run_decoder(x, pairs, steps, merge, glu, attn_residual, norms[1])
     return x.transpose(0, 1) @ model.decoder.output_projection.weight.T
@@ -90,7 +90,7 @@ def naive_model(model, source, target, share, merge, clip=None, attn_residual=Tr
 )
 def test_scores_and_gradients_equal_the_equations(flags, build, batch):
     model = build(TINY, **flags).double()
-    for part in (model.encoder.layers, model.decoder.layers, model.encoder.history, model.decoder.history):
+    for part in (model.encoder.layers, model.decoder.layers, model.encoder.aggregator, model.decoder.aggregator):
         randomise(part)
     source, lengths, target = batch
     chosen = {
@@ -165,12 +165,12 @@ def test_parameter_count_of_further_flags(flags, count):
     assert sum(parameter.numel() for parameter in model.parameters()) == count
 
 
-def histories(model):
-    return model.encoder.history, model.decoder.history
+def aggregators(model):
+    return model.encoder.aggregator, model.decoder.aggregator
 
 
 def every_hidden(check):
-    return lambda model: all(check(hidden) for history in histories(model) for hidden in history.hidden)
+    return lambda model: all(check(hidden) for aggregator in aggregators(model) for hidden in aggregator.hidden)
 
 
 def attentions(model):
@@ -190,19 +190,19 @@ def relative_rows(model):
         (["--lstm-ffn", "1"], every_hidden(lambda h: h.fc2 is None)),
         (["--lstm-hidden", "48"], every_hidden(lambda h: (h.fc1.out_features, h.fc2.in_features) == (48, 24))),
         (["--lstm-glu", "swish"], every_hidden(lambda h: h.glu == "swish")),
-        (["--lstm-merge", "two"], lambda m: [len(h.hidden) for h in histories(m)] == [2, 4]),
-        (["--lstm-merge", "concat"], lambda m: [h.hidden[0].fc1.in_features for h in histories(m)] == [32, 48]),
+        (["--lstm-merge", "two"], lambda m: [len(h.hidden) for h in aggregators(m)] == [2, 4]),
+        (["--lstm-merge", "concat"], lambda m: [h.hidden[0].fc1.in_features for h in aggregators(m)] == [32, 48]),
         (["--lstm-no-attn-residual"], lambda m: not any(layer.attn_residual for layer in m.decoder.layers)),
-        (["--lstm-share", "none"], lambda m: [len(h.gates) for h in histories(m)] == [2, 2]),
-        (["--lstm-share", "all"], lambda m: [len(h.hidden) for h in histories(m)] == [1, 1]),
-        (["--lstm-share", "gate-encdec"], lambda m: m.encoder.history.gates[0] is m.decoder.history.gates[0]),
-        (["--lstm-forget-bias", "0"], lambda m: all(h.gates[0].norm_bias.eq(0).all() for h in histories(m))),
-        (["--lstm-forget-bias", "2"], lambda m: all(h.gates[0].norm_bias[1].eq(2).all() for h in histories(m))),
+        (["--lstm-share", "none"], lambda m: [len(h.gates) for h in aggregators(m)] == [2, 2]),
+        (["--lstm-share", "all"], lambda m: [len(h.hidden) for h in aggregators(m)] == [1, 1]),
+        (["--lstm-share", "gate-encdec"], lambda m: m.encoder.aggregator.gates[0] is m.decoder.aggregator.gates[0]),
+        (["--lstm-forget-bias", "0"], lambda m: all(h.gates[0].norm_bias.eq(0).all() for h in aggregators(m))),
+        (["--lstm-forget-bias", "2"], lambda m: all(h.gates[0].norm_bias[1].eq(2).all() for h in aggregators(m))),
         (["--lstm-dropout", "0.25", "--dropout", "0.5"], every_hidden(lambda h: h.dropout.p == 0.25)),
         (["--dropout", "0.5"], every_hidden(lambda h: h.dropout.p == 0.5)),
-        (["--lstm-final-norm"], lambda m: all(h.final_norm is not None for h in histories(m))),
+        (["--lstm-final-norm"], lambda m: all(h.final_norm is not None for h in aggregators(m))),
         (["--relative-positions", "3"], lambda m: relative_rows(m) == [7, 7, 5, 5]),
-        (["--layer-agg", "rnn"], lambda m: all(len(h.gates) == 0 for h in histories(m))),
+        (["--layer-agg", "rnn"], lambda m: all(len(h.gates) == 0 for h in aggregators(m))),
         (["--dropout", "0.2"], every_hidden(lambda h: h.dropout.p == 0.2)),
         (["--activation-dropout", "0.2"], every_hidden(lambda h: h.activation_dropout.p == 0.2)),
         (["--relu-dropout", "0.2"], every_hidden(lambda h: h.activation_dropout.p == 0.2)),
@@ -211,7 +211,7 @@ def relative_rows(model):
             every_hidden(lambda h: h.activation_dropout.p == 0.2),
         ),
         (["--attention-dropout", "0.2"], lambda m: {a.dropout for a in attentions(m)} == {0.2}),
-        (["--checkpoint-activations"], lambda m: all(h.recompute for h in histories(m))),
+        (["--checkpoint-activations"], lambda m: all(h.recompute for h in aggregators(m))),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -225,8 +225,8 @@ def test_flags_reach_both_stacks(flags, check, dictionary):
 
 
 def test_forget_gates_alone_are_open_at_the_start(build):
-    for history in histories(build(TINY)):
-        bias = history.gates[0].norm_bias
+    for aggregator in aggregators(build(TINY)):
+        bias = aggregator.gates[0].norm_bias
         assert bias[1].eq(5).all() and bias[[0, 2]].eq(0).all()
 
 
@@ -261,18 +261,18 @@ def test_activations_stay_in_range_at_the_start(depth, flags, build, dictionary)
     size = {"encoder_layers": depth, "decoder_layers": depth, "encoder_embed_dim": 64, "decoder_embed_dim": 64}
     model = build("transformer_lstm_6l", **size, **flags).eval()
     states, gates = [], []
-    for history in histories(model):
+    for aggregator in aggregators(model):
 
-        def write(state, layer, output, history=history):
-            states.append(history._step(state, layer, output))
+        def write(state, layer, output, aggregator=aggregator):
+            states.append(aggregator._step(state, layer, output))
             return states[-1]
 
-        history.write = write
+        aggregator.write = write
 
         def opened(module, inputs):
             gates.append(torch.sigmoid(module.inputs(inputs[0])).movedim(2, 0).flatten(1, 2))
 
-        history.gates[0].register_forward_pre_hook(opened)
+        aggregator.gates[0].register_forward_pre_hook(opened)
     with torch.no_grad():
         model(*make_batch(dictionary, lengths=(12,) * 8, target_lengths=(12,) * 8))
     assert len(states) == depth * (3 if flags.get("lstm_merge") == "two" else 2)

@@ -17,8 +17,8 @@ GATE_SET = 6 * 16 * 16 + 6 * 16  # numbers in it at the width of the narrow mode
 HIDDEN = 2 * 16 * 64 + 2 * 64 + 32 * 16
 
 
-def histories(model):
-    return model.encoder.history, model.decoder.history
+def aggregators(model):
+    return model.encoder.aggregator, model.decoder.aggregator
 
 
 def modules(state, stack, kind):
@@ -30,7 +30,7 @@ def modules(state, stack, kind):
 def test_stacks_of_one_large_width_share(build):
     """Python has one object for each small integer, and several for 512."""
     widths = {"encoder_embed_dim": 512, "decoder_embed_dim": int("512")}
-    encoder, decoder = histories(build(TINY, lstm_share="gate-encdec", **widths))
+    encoder, decoder = aggregators(build(TINY, lstm_share="gate-encdec", **widths))
     assert encoder.gates is decoder.gates
 
 
@@ -41,7 +41,7 @@ def test_a_shared_module_is_one_object_and_one_entry(share, build):
     for stack, (gates, hidden) in zip(("encoder", "decoder"), SETS[share]):
         assert len(modules(state, stack, "gates")) == gates
         assert len(modules(state, stack, "hidden")) == hidden
-    encoder, decoder = histories(model)
+    encoder, decoder = aggregators(model)
     across = share in ("gate-encdec", "all")
     assert (encoder.gates[0] is decoder.gates[0]) is across
     assert encoder.hidden[0] is not decoder.hidden[0]
@@ -62,7 +62,7 @@ def unshare(shared, alone):
     """Make *alone*, which shares nothing, equal to *shared*, by the rule of which step has which module."""
     rest = {key: value for key, value in shared.state_dict().items() if ".history." not in key}
     torch.nn.Module.load_state_dict(alone, rest, strict=False)
-    for ours, theirs in zip(histories(shared), histories(alone)):
+    for ours, theirs in zip(aggregators(shared), aggregators(alone)):
         for kind in ("gates", "hidden"):
             for step, module in enumerate(getattr(theirs, kind)):
                 modules = getattr(ours, kind)
@@ -86,7 +86,7 @@ def test_gradients_of_what_is_shared_add(share, merge, build, batch):
     for output in scores:
         output.backward(direction)
     sums = {}
-    for ours, theirs in zip(histories(shared), histories(alone)):
+    for ours, theirs in zip(aggregators(shared), aggregators(alone)):
         for kind in ("gates", "hidden"):
             common = getattr(ours, kind)
             for step, module in enumerate(getattr(theirs, kind)):
@@ -98,7 +98,7 @@ def test_gradients_of_what_is_shared_add(share, merge, build, batch):
 
 
 def test_first_and_second_steps_of_two_share_among_themselves(build):
-    decoder = build("transformer_lstm_6l", lstm_merge="two").decoder.history
+    decoder = build("transformer_lstm_6l", lstm_merge="two").decoder.aggregator
     assert len(decoder.gates) == 2 and len(decoder.hidden) == 12
     assert decoder.gates[0] is not decoder.gates[1]
     calls = []
@@ -115,11 +115,11 @@ def test_a_checkpoint_restores_and_keeps_the_sharing(share, build, batch, tmp_pa
     model, other = (build(TINY, lstm_share=share).eval() for _ in range(2))
     torch.save(model.state_dict(), tmp_path / "model.pt")
     saved = torch.load(tmp_path / "model.pt")
-    shared_gates = histories(other)[1].gates
+    shared_gates = aggregators(other)[1].gates
     other.load_state_dict(saved, strict=True)
     assert torch.equal(model(*batch)[0], other(*batch)[0])
-    assert histories(other)[1].gates is shared_gates
-    assert (histories(other)[0].gates[0] is shared_gates[0]) is (share in ("gate-encdec", "all"))
+    assert aggregators(other)[1].gates is shared_gates
+    assert (aggregators(other)[0].gates[0] is shared_gates[0]) is (share in ("gate-encdec", "all"))
 
 
 @pytest.mark.parametrize("share", ["gate-encdec", "all"])
@@ -138,24 +138,24 @@ def test_averaging_has_one_entry_and_counts_it_once(share, build, batch, tmp_pat
     loaded = build(TINY, lstm_share=share).eval()
     loaded.load_state_dict(averaged, strict=True)
     torch.testing.assert_close(loaded(*batch)[0], mean(*batch)[0])
-    assert histories(loaded)[0].gates[0] is histories(loaded)[1].gates[0]
+    assert aggregators(loaded)[0].gates[0] is aggregators(loaded)[1].gates[0]
 
 
 @pytest.mark.parametrize("share", ["gate-encdec", "all"])
 def test_copies_keep_the_sharing(share, build, batch):
     model = build(TINY, lstm_share=share).eval()
     twin = copy.deepcopy(model)
-    encoder, decoder = histories(twin)
+    encoder, decoder = aggregators(twin)
     assert encoder.gates[0] is decoder.gates[0]
-    assert encoder.gates[0] is not model.encoder.history.gates[0]
+    assert encoder.gates[0] is not model.encoder.aggregator.gates[0]
     assert twin.state_dict().keys() == model.state_dict().keys()
     with torch.no_grad():
         for parameter in encoder.gates.parameters():
             parameter.add_(0.5)
     assert not torch.equal(twin(*batch)[0], model(*batch)[0])
-    assert torch.equal(decoder.gates[0].norm_bias, model.decoder.history.gates[0].norm_bias + 0.5)
+    assert torch.equal(decoder.gates[0].norm_bias, model.decoder.aggregator.gates[0].norm_bias + 0.5)
     for converted in (twin.half(), twin.float(), twin.double()):
-        assert converted.encoder.history.gates[0].weight is converted.decoder.history.gates[0].weight
+        assert converted.encoder.aggregator.gates[0].weight is converted.decoder.aggregator.gates[0].weight
 
 
 def test_the_state_of_a_wrapper_has_one_entry_too(build):

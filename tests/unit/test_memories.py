@@ -158,19 +158,19 @@ def test_the_cell_is_torchs():
 @pytest.mark.parametrize("blocks, memories", [(None, 3), (None, 6), (1, 1), (1, 2), (2, 3), (6, 2)])
 def test_msc_equals_the_equation(blocks, memories):
     encoder, decoder = stacks(memories=memories)
-    history = randomise(Msc(encoder, blocks).double())
+    aggregator = randomise(Msc(encoder, blocks).double())
     memory = randomise(MscMemory(encoder, decoder).double())
     count = blocks or memories
-    assert len(history.context_norms) == count and len(memory.memory_norms) == memories
+    assert len(aggregator.context_norms) == count and len(memory.memory_norms) == memories
     layers = [torch.nn.Sequential(torch.nn.Linear(C, C), torch.nn.Tanh()).double() for _ in range(L)]
     y_0 = torch.randn(T, B, C, dtype=torch.float64, requires_grad=True)
-    state = history.start(y_0)
+    state = aggregator.start(y_0)
     for index, layer in enumerate(layers):
-        state = history.write(state, index, layer(history.read(state, index)))
-    actual = [history.finish(state), *memory([], state)]
-    norms = pairs(history.context_norms), pairs(memory.memory_norms)
-    top, memories = naive_memories.msc(y_0, layers, count, parameters_of(history.cell), *norms)
-    modules = [history, memory, *layers]
+        state = aggregator.write(state, index, layer(aggregator.read(state, index)))
+    actual = [aggregator.finish(state), *memory([], state)]
+    norms = pairs(aggregator.context_norms), pairs(memory.memory_norms)
+    top, memories = naive_memories.msc(y_0, layers, count, parameters_of(aggregator.cell), *norms)
+    modules = [aggregator, memory, *layers]
     sources = [y_0, *(parameter for module in modules for parameter in module.parameters())]
     assert_gradients_equal(actual, [top, *memories], sources)
     # the decoder sees the memories alone: what it trains
@@ -178,13 +178,13 @@ def test_msc_equals_the_equation(blocks, memories):
 
 
 def test_msc_in_a_decoder_is_the_plain_stack():
-    history = Msc(stacks()[1])
-    assert not list(history.parameters())
+    aggregator = Msc(stacks()[1])
+    assert not list(aggregator.parameters())
     x, y = torch.randn(T, B, C), torch.randn(T, B, C)
-    state = history.start(x)
-    assert torch.equal(history.read(state, 0), x)
-    state = history.write(state, 0, y)
-    assert len(state) == 1 and torch.equal(history.finish(state), y)
+    state = aggregator.start(x)
+    assert torch.equal(aggregator.read(state, 0), x)
+    state = aggregator.write(state, 0, y)
+    assert len(state) == 1 and torch.equal(aggregator.finish(state), y)
 
 
 # --- parameters and flags ---

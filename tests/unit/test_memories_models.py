@@ -59,11 +59,11 @@ def naive_model_memories(encoder, source):
     memory = encoder.memory
     if isinstance(memory, MscMemory):
         layers = [functools.partial(layer, encoder_padding_mask=padding) for layer in encoder.layers]
-        history = encoder.history
-        norms = pairs(history.context_norms), pairs(memory.memory_norms)
-        blocks = len(history.context_norms)
-        return naive_memories.msc(outputs[0], layers, blocks, parameters_of(history.cell), *norms)[1]
-    outputs = [*outputs[:-1], encoder.history.finish(final_state(encoder, outputs[0], padding))]
+        aggregator = encoder.aggregator
+        norms = pairs(aggregator.context_norms), pairs(memory.memory_norms)
+        blocks = len(aggregator.context_norms)
+        return naive_memories.msc(outputs[0], layers, blocks, parameters_of(aggregator.cell), *norms)[1]
+    outputs = [*outputs[:-1], encoder.aggregator.finish(final_state(encoder, outputs[0], padding))]
     if isinstance(memory, Transparent):
         memories = naive_memories.transparent(outputs, memory.weight)
     else:
@@ -74,9 +74,9 @@ def naive_model_memories(encoder, source):
 
 
 def final_state(encoder, x, padding):
-    state = encoder.history.start(x)
+    state = encoder.aggregator.start(x)
     for index, layer in enumerate(encoder.layers):
-        state = encoder.history.write(state, index, layer(encoder.history.read(state, index), padding))
+        state = encoder.aggregator.write(state, index, layer(encoder.aggregator.read(state, index), padding))
     return state
 
 
@@ -122,7 +122,7 @@ def test_every_init_works_or_is_refused(name, kind, init, build, batch):
         cures = ("use --encoder-layer-agg residual, not msc", "use a transformer_postnorm architecture")
         assert any(cure in str(error) for cure in cures)
         return
-    for part in ("memory", "history"):
+    for part in ("memory", "aggregator"):
         ours, other = getattr(model.encoder, part).state_dict(), getattr(untouched, part).state_dict()
         assert ours.keys() == other.keys()
         for key, value in ours.items():

@@ -96,11 +96,11 @@ def naive_layer(layer, kind, pre_norm, *context, method="plain"):
     return lambda x: naive_connections.run_sublayers(x, sublayers, pre_norm)
 
 
-def naive_depthwise(history, layers, x, kind, context, merge="add", attn_residual=True):
+def naive_depthwise(aggregator, layers, x, kind, context, merge="add", attn_residual=True):
     """Output of a stack of layers that are their attention alone, of normalised queries."""
-    places, final = 2 if merge == "two" else 1, history.final_norm and affine(history.final_norm)
-    share = "none" if not len(history.gates) else "gate"
-    steps = named_steps(history, share, places)
+    places, final = 2 if merge == "two" else 1, aggregator.final_norm and affine(aggregator.final_norm)
+    share = "none" if not len(aggregator.gates) else "gate"
+    steps = named_steps(aggregator, share, places)
     stack = []
     for first, last in zip(layers[::places], layers[places - 1 :: places]):
         whole = argparse.Namespace(self_attn=first.self_attn, encoder_attn=last.encoder_attn)
@@ -127,13 +127,13 @@ def naive_scores(model, kind, stack, source, lengths, target, causal=True, metho
     context = (memory, seen, earlier, naive_average.average_mask(words, causal))
     x, layers = start(decoder, target), list(decoder.layers)
     if stack in ("lstm", "rnn"):
-        x = naive_depthwise(decoder.history, layers, x, kind, context, **options)
+        x = naive_depthwise(decoder.aggregator, layers, x, kind, context, **options)
     else:
         pre_norm = layers[0].normalize_before
         functions = [naive_layer(layer, kind, pre_norm, *context, method=method) for layer in layers]
         if stack.startswith("dlcl"):
-            norms = [affine(norm) for norm in decoder.history.layer_norms]
-            x = run_stack(x, functions, decoder.history.weight.unsqueeze(-1), norms, pre_norm)
+            norms = [affine(norm) for norm in decoder.aggregator.layer_norms]
+            x = run_stack(x, functions, decoder.aggregator.weight.unsqueeze(-1), norms, pre_norm)
         else:
             for function in functions:
                 x = function(x)
@@ -149,7 +149,7 @@ def make(build):
         name, options = STACKS[stack]
         model = build(name, **{"decoder_layers": 3, **options, **KINDS[kind], **flags}).double()
         with torch.no_grad():
-            for parameter in (*model.decoder.layers.parameters(), *model.decoder.history.parameters()):
+            for parameter in (*model.decoder.layers.parameters(), *model.decoder.aggregator.parameters()):
                 parameter.normal_(std=0.5)
         model.decoder.need_attn = False  # its weights are of fp32
         return model

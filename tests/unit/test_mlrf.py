@@ -221,7 +221,7 @@ def test_a_model_learns_in_every_parameter(norm, options, build, batch):
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
     if options["kind"] != "mean":
-        assert all(parameter.grad.any() for parameter in model.encoder.history.fusion.parameters())
+        assert all(parameter.grad.any() for parameter in model.encoder.aggregator.fusion.parameters())
 
 
 @both_norms

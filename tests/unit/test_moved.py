@@ -1,11 +1,15 @@
-"""Old import paths of documented names."""
+"""Import paths and names of the last release."""
 
 import importlib
 import subprocess
 import sys
+import warnings
 
 import pytest
+import torch
 
+from fairseq_deep.core.aggregators import Ode
+from fairseq_deep.core.stack import Layout, Stack
 from fairseq_deep.moved import MOVED
 
 
@@ -32,3 +36,54 @@ def test_names_of_older_programs():
 def test_an_unknown_module_is_unknown():
     with pytest.raises(ModuleNotFoundError, match="fairseq_deep.nothing"):
         importlib.import_module("fairseq_deep.nothing")
+
+
+def test_methods_of_the_last_release_work_and_warn():
+    with pytest.warns(FutureWarning) as warned:
+
+        class Thrice(Ode):
+            idle_flags = {"activation_fn": ("relu", "has its own")}
+
+            def __init__(self, stack):
+                super().__init__(stack, method="ema")
+                self.calls = 3
+
+            @classmethod
+            def around(cls, options):
+                return super().around({"history": "dlcl"})
+
+            @classmethod
+            def layout(cls, side, options):
+                return Layout(calls=3)
+
+            def point(self, x, outputs):
+                return super().point(x, outputs) + 1
+
+    assert {str(warning.message) for warning in warned} == {
+        f"Thrice.{names}" for names in ("point is now called next_input", "around is now called inner_method",
+                                        "idle_flags is now called unused_flags")
+    }  # fmt: skip
+    assert {warning.filename for warning in warned} == {__file__}
+    x = torch.zeros(1, 1, 8)
+    with pytest.warns(FutureWarning, match="Thrice.calls is now called num_evaluations") as warned:
+        aggregator = Thrice(Stack(2, 8))
+        assert warned[0].filename == __file__
+    assert aggregator.num_evaluations == aggregator.calls == 3 and torch.equal(aggregator.next_input(x, []), x + 1)
+    assert Thrice.unused_flags == {"activation_fn": ("relu", "has its own")} and Thrice.inner_method({}) == "dlcl"
+    with pytest.warns(FutureWarning, match="is now called num_evaluations") as warned:
+        assert Thrice.layout("encoder", {}) == Layout(num_evaluations=3)
+        assert warned[0].filename == __file__
+
+
+def test_the_new_names_do_not_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+
+        class Twice(Ode):
+            unused_flags = {}
+
+            def next_input(self, x, outputs):
+                return super().next_input(x, outputs)
+
+        assert Twice(Stack(2, 8)).num_evaluations == Layout(num_evaluations=2).num_evaluations == 2
+    assert Twice.point is Twice.next_input and Twice.idle_flags == {} and Twice.around({}) == "residual"

@@ -43,8 +43,8 @@ def run(aggregator, y_0, layers):
     state = aggregator.start(y_0)
     for index, layer in enumerate(layers):
         x, outputs = aggregator.read(state, index), []
-        for _ in range(aggregator.calls):
-            outputs.append(layer(aggregator.point(x, outputs)))
+        for _ in range(aggregator.num_evaluations):
+            outputs.append(layer(aggregator.next_input(x, outputs)))
         state = aggregator.write(state, index, aggregator.combine(x, outputs))
     return aggregator.finish(state)
 
@@ -96,7 +96,7 @@ def test_a_step_of_a_linear_layer_is_the_exponential_to_its_order(name, order):
 @pytest.mark.parametrize("history, plain", [("residual", Residual), ("dlcl", Dlcl)])
 def test_one_evaluation_is_the_plain_stack(history, plain):
     aggregator = make("ema1", history=history)
-    assert aggregator.calls == 1
+    assert aggregator.num_evaluations == 1
     layers, y_0 = make_layers(torch.float32), torch.randn(T, B, C)
     state, other = aggregator.start(y_0), plain(Stack(L, C))
     expected = other.start(y_0)
@@ -114,7 +114,7 @@ def test_start_values():
     assert make("rk2-init").scalars.tolist() == [1, 1]
     assert make("ema3").alpha.tolist() == [0.5]
     assert Ode(Stack(L, C)).fixed == [0.5, 0.5], "the default is rk2"
-    assert Ode(Stack(L, C), method="ema").calls == 2
+    assert Ode(Stack(L, C), method="ema").num_evaluations == 2
 
 
 def test_identity_grows_as_documented():
@@ -122,15 +122,15 @@ def test_identity_grows_as_documented():
     x = torch.ones(1, 1, C)
     for identity, value in ((True, 2.5), (False, 1.0)):
         aggregator = make("rk2", history="dlcl", identity=identity)
-        assert aggregator.combine(x, [x, aggregator.point(x, [x])]).unique().tolist() == [value]
+        assert aggregator.combine(x, [x, aggregator.next_input(x, [x])]).unique().tolist() == [value]
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_decoder_has_the_inner_aggregator_alone(name):
     inner = MethodConfig("dlcl", Dlcl, {"window": 2})
     decoder = make(name, identity=CALLS[name] > 1, history="dlcl", inner=inner, side="decoder")
-    assert decoder.calls == Ode.layout("decoder", choice(name)).calls == 1
-    assert Ode.layout("encoder", choice(name)).calls == make(name).calls == CALLS[name]
+    assert decoder.num_evaluations == Ode.layout("decoder", choice(name)).num_evaluations == 1
+    assert Ode.layout("encoder", choice(name)).num_evaluations == make(name).num_evaluations == CALLS[name]
     assert {key.partition(".")[0] for key in decoder.state_dict()} == {"inner"}
     assert decoder.inner.window == 2
     assert torch.equal(decoder.weights(), decoder.inner.weights()) and decoder.record().keys() == {
@@ -156,12 +156,12 @@ def test_half_precision_takes_differences_in_fp32(name, dtype):
         assert torch.equal(half.state_dict()[key], value), "coefficients stay as they were, in fp32"
     assert half.inner.layer_norms[0].weight.dtype == dtype and half.inner.weight.dtype == torch.float32
     x, outputs, exact_outputs = (100 * torch.randn(T, B, C)).to(dtype), [], []
-    for _ in range(aggregator.calls):
-        point = half.point(x, outputs)
+    for _ in range(aggregator.num_evaluations):
+        point = half.next_input(x, outputs)
         assert point.dtype == dtype
         outputs.append(point + torch.randn_like(point))
         exact_outputs.append(outputs[-1].double())
-    if aggregator.calls == 2:  # more evaluations continue from points that were rounded
+    if aggregator.num_evaluations == 2:  # more evaluations continue from points that were rounded
         exact = copy.deepcopy(aggregator).double().combine(x.double(), exact_outputs)
         torch.testing.assert_close(half.combine(x, outputs), exact.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-2)
     leaves = [output.requires_grad_() for output in outputs]
@@ -194,7 +194,7 @@ def test_a_whole_model(name, invariance, build, dictionary):
 def test_the_encoder_evaluates_its_layers_as_the_equations_say(name, build, batch):
     model = build(TINY, **flags(name, ode_history="dlcl", encoder_layers=L)).double().eval()
     encoder, (source, lengths, _) = model.encoder, batch
-    randomise(encoder.history.inner)
+    randomise(encoder.aggregator.inner)
     calls = [0] * L
     for index, layer in enumerate(encoder.layers):
         layer.register_forward_pre_hook(lambda *_, index=index: calls.__setitem__(index, calls[index] + 1))
@@ -202,7 +202,7 @@ def test_the_encoder_evaluates_its_layers_as_the_equations_say(name, build, batc
     assert calls == [CALLS[name]] * L
     padding = source.eq(encoder.padding_idx)
     layers = [lambda x, layer=layer: layer(x, padding) for layer in encoder.layers]
-    states, expected = naive(encoder.history, out["encoder_states"][0], layers, name)
+    states, expected = naive(encoder.aggregator, out["encoder_states"][0], layers, name)
     words = ~padding.T
     torch.testing.assert_close(out["encoder_out"][0][words], encoder.layer_norm(expected)[words])
     assert len(out["encoder_states"]) == L + 1

@@ -140,7 +140,7 @@ def test_what_stays_exact_is_updated_in_fp32(flag, name, build, dictionary):
     line = ["data", "--arch", TINY, "--optimizer", name, "--lr", "1e-5", flag, "--cpu", "--share-all-embeddings"]
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), input_args=line))
     model = build(TINY).to(torch.float16 if "fp16" in flag else torch.bfloat16)
-    weight = model.encoder.history.weight
+    weight = model.encoder.aggregator.weight
     before = weight.detach().clone()
     optimizer = MemoryEfficientFP16Optimizer.build_optimizer(cfg, list(model.parameters()))
     weight.grad = torch.full_like(weight, 1e5)
@@ -269,4 +269,4 @@ def test_what_is_kept_in_fp32_is_not_sent_in_fp16(arch, flags, refused, build):
 
 def test_a_copy_of_a_half_model_is_exact_too(build):
     model = copy.deepcopy(build(TINY).half())
-    assert model.encoder.history.weight.dtype == torch.float32
+    assert model.encoder.aggregator.weight.dtype == torch.float32

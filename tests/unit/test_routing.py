@@ -351,7 +351,7 @@ def test_recomputed_models_agree(norm, build, batch):
         torch.manual_seed(5)
         flags = {"layer_agg": "routing", "checkpoint_activations": recompute, "dropout": 0.1}
         model = build(TINY[norm], **flags).train().double()
-        assert model.decoder.history.recompute is recompute
+        assert model.decoder.aggregator.recompute is recompute
         torch.manual_seed(6)
         model(*batch)[0].square().sum().backward()
         results.append([parameter.grad for parameter in model.parameters()])

@@ -11,7 +11,7 @@ from fairseq_deep.core.attention import DECODER_ATTENTIONS
 from fairseq_deep.core.description import AXES, describe
 from fairseq_deep.core.registry import Registry, UsageError
 from fairseq_deep.plugin.architectures import ARCHITECTURES
-from fairseq_deep.plugin.models.checks import check_flags
+from fairseq_deep.core.checks import check_flags
 from tests.golden import parse
 
 

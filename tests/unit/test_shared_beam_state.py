@@ -112,7 +112,7 @@ def test_keys_of_sources_keep_their_layout_as_sentences_leave():
     assert key.transpose(2, 3).is_contiguous()
     cache, state, before = SourceCache(), {}, key.clone()
     cache.keep(state, key, value, None)
-    cache.follow(state, BeamReorder(None, torch.tensor([2, 0]), None, False))
+    cache.reorder(state, BeamReorder(None, torch.tensor([2, 0]), None, False))
     kept, values, _ = cache(state)
     assert torch.equal(kept, before[[2, 0]]) and torch.equal(values, value[[2, 0]])
     assert kept.transpose(2, 3).is_contiguous()

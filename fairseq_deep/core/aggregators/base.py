@@ -18,14 +18,15 @@ What a layer is, an aggregator says with its :class:`~fairseq_deep.core.stack.La
 - without residual connections or feed-forward sub-layer, where the aggregator does their work;
 - with ``split``, a *bare sub-layer* F(LN(x)) or F(x): the loop runs over sub-layers, and the aggregator
   owns all additions;
-- with ``calls = k``, an encoder layer that is evaluated k times for one output, between ``read`` and ``write``::
+- with ``num_evaluations = k``, an encoder layer that is evaluated k times, between ``read`` and ``write``::
 
         outputs = []
         for _ in range(k):
-            outputs.append(layer(aggregator.point(x, outputs)))
+            outputs.append(layer(aggregator.next_input(x, outputs)))
         y = aggregator.combine(x, outputs)
 """
 
+import warnings
 from typing import Any
 
 from torch import Tensor, nn
@@ -54,13 +55,13 @@ class Aggregator(nn.Module, Method):
         num_layers: how often it is read and written: the number of layers L, or of modules where layers are split
         dim: width C of the stack
         pre_norm: the layers normalise their input (with a final norm after the stack), not their output
-        calls: evaluations of a layer; see :class:`Layout`
+        num_evaluations: evaluations of a layer; see :class:`Layout`
         needs_every_layer: layers cannot be removed and renumbered (``--encoder-layers-to-keep``)
         layerdrop: LayerDrop can skip layers; :meth:`skip` says what takes their place
         encoder_only: it cannot be chosen for a decoder alone; where both stacks have it, the decoder's does without
             what only an encoder can do
-        idle_flags: flags of fairseq that mean nothing in a stack with this method: {flag: (value that says so, what is
-            told who gives another)}; "{side}_..." is about the stack, others are idle if both stacks have the method
+        unused_flags: flags of fairseq that have no effect with this method: {flag: (no-op value, end of the error for
+            other values)}; "{side}_..." is about the stack, others are unused if both stacks have the method
         unsupported_flags: flags of fairseq that cannot be used with the method
         decoder_flags: those of them that are about a decoder only
         presets: options that new models have where they go with the rest, {option: value}. They stand in a model's
@@ -70,7 +71,7 @@ class Aggregator(nn.Module, Method):
     needs_every_layer = True
     layerdrop = False
     encoder_only = False
-    idle_flags: dict[str, tuple[Any, str]] = {}
+    unused_flags: dict[str, tuple[Any, str]] = {}
     unsupported_flags: tuple[str, ...] = ()
     decoder_flags: tuple[str, ...] = ()
     presets: dict[str, Any] = {}
@@ -85,7 +86,13 @@ class Aggregator(nn.Module, Method):
         self.num_layers = stack.num_modules
         self.dim = stack.dim
         self.pre_norm = stack.pre_norm
-        self.calls = 1
+        self.num_evaluations = 1
+
+    def _set_calls(self, value: int) -> None:
+        warnings.warn(f"{type(self).__name__}.calls is now called num_evaluations", FutureWarning, stacklevel=3)
+        self.num_evaluations = value
+
+    calls = property(lambda self: self.num_evaluations, _set_calls)  # its name in the last release
 
     @classmethod
     def layout(cls, side: str, options: dict[str, Any]) -> Layout:
@@ -123,12 +130,12 @@ class Aggregator(nn.Module, Method):
         """Input (T x B x C) of the layer with the 0-based index *layer*."""
         raise NotImplementedError
 
-    def point(self, x: Tensor, outputs: list[Tensor]) -> Tensor:
-        """Where the layer with the input *x* is evaluated after it gave *outputs*; only with more than one call."""
+    def next_input(self, x: Tensor, outputs: list[Tensor]) -> Tensor:
+        """The input of the next evaluation of the layer that read *x* and returned *outputs* so far."""
         return x
 
     def combine(self, x: Tensor, outputs: list[Tensor]) -> Tensor:
-        """The output of the layer with the input *x*, which gave *outputs*; only with more than one call."""
+        """The output of the layer that read *x* and returned *outputs*; called with more than one evaluation only."""
         return outputs[-1]
 
     def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:

@@ -193,7 +193,7 @@ class DepthwiseLstm(Aggregator):
 
     flag_prefix = "lstm"
     paper = "Xu 2024"
-    idle_flags = {
+    unused_flags = {
         "{side}_ffn_embed_dim": (0, "has no feed-forward sub-layer: use --lstm-hidden instead"),
         "{side}_normalize_before": (False, "has its own norms: use --lstm-final-norm for more"),
         "activation_fn": ("gelu", "has its own: use --lstm-ffn and --lstm-glu"),

@@ -112,15 +112,15 @@ class Ode(KeepFp32, Aggregator):
     ):
         super().__init__(stack)
         if inner is None:
-            history = self.around({"history": history})
+            history = self.inner_method({"history": history})
             inner = MethodConfig(history, AGGREGATORS.get(history))
-        calls = evaluations(method, order)
-        self._check_identity(stack, identity, calls, inner)
+        count = evaluations(method, order)
+        self._check_identity(stack, identity, count, inner)
         self.inner = inner.build(stack)
-        self.calls = calls if stack.side == "encoder" else 1
-        self.identity = identity and self.calls > 1
-        self.points = POINTS[self.calls]
-        learned = method if self.calls > 1 else ""
+        self.num_evaluations = count if stack.side == "encoder" else 1
+        self.identity = identity and self.num_evaluations > 1
+        self.points = POINTS[self.num_evaluations]
+        learned = method if self.num_evaluations > 1 else ""
         self.fixed = FIXED.get(learned, [1.0])
         self.gate = nn.Linear(2 * self.dim, 1) if learned == "rk2-learned" else None
         self.scalars = nn.Parameter(torch.ones(2)) if learned == "rk2-init" else None
@@ -142,7 +142,7 @@ class Ode(KeepFp32, Aggregator):
                             help="ODE Transformer: F(x) = layer(x), as in the released code; with --ode-history dlcl")
 
     @classmethod
-    def around(cls, options: dict[str, Any]) -> str:
+    def inner_method(cls, options: dict[str, Any]) -> str:
         history = options.get("history", "residual")
         if history not in HISTORIES:
             raise UsageError(
@@ -152,20 +152,20 @@ class Ode(KeepFp32, Aggregator):
 
     @classmethod
     def layout(cls, side: str, options: dict[str, Any]) -> Layout:
-        calls = evaluations(options.get("method", "rk2"), options.get("order"))
-        return Layout(calls=calls if side == "encoder" else 1)
+        count = evaluations(options.get("method", "rk2"), options.get("order"))
+        return Layout(num_evaluations=count if side == "encoder" else 1)
 
     @classmethod
     def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
         inner = options["inner"]
         inner.method.check(stack, other, inner.options)
-        cls._check_identity(stack, bool(options.get("identity")), cls.layout("encoder", options).calls, inner)
+        cls._check_identity(stack, bool(options.get("identity")), cls.layout("encoder", options).num_evaluations, inner)
 
     @staticmethod
-    def _check_identity(stack: Stack, identity: bool, calls: int, inner: MethodConfig) -> None:
+    def _check_identity(stack: Stack, identity: bool, count: int, inner: MethodConfig) -> None:
         if not identity or stack.side != "encoder":
             return
-        if calls == 1:
+        if count == 1:
             raise UsageError("--ode-identity does nothing with --ode-order 1: leave one of them out")
         if inner.name != "dlcl":
             raise UsageError(
@@ -205,7 +205,7 @@ class Ode(KeepFp32, Aggregator):
     def read(self, state: list[Tensor], layer: int) -> Tensor:
         return self.inner.read(state, layer)
 
-    def point(self, x: Tensor, outputs: list[Tensor]) -> Tensor:
+    def next_input(self, x: Tensor, outputs: list[Tensor]) -> Tensor:
         return self._point(x, self._changes(x, outputs))
 
     def combine(self, x: Tensor, outputs: list[Tensor]) -> Tensor:

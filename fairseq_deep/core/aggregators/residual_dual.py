@@ -38,7 +38,7 @@ class ResidualDual(Aggregator):
     """
 
     paper = "Xie 2023"
-    idle_flags = {"{side}_normalize_before": (False, "has its own norms: leave it out")}
+    unused_flags = {"{side}_normalize_before": (False, "has its own norms: leave it out")}
     decoder_flags = ("no_decoder_final_norm",)
 
     def __init__(self, stack: Stack):

@@ -82,7 +82,7 @@ class RunningMean(nn.Module):
             return (total / count).to(x.dtype)
         return torch.div(total, count, out=torch.empty_like(x))
 
-    def follow(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
+    def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
         """Take over the sums of the hypotheses of *order*."""
         hypotheses = order.beam_indices
         if self._state in incremental_state and hypotheses is not None:

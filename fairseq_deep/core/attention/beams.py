@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .beam_reorder import BeamReorder, hypotheses_per_sentence, read_order
 from .cache import append, select
 
-CHECKED = "fairseq_deep.checked"  # in a state: the caller looks for NaN after each step, and drops it if there is any
+CALLER_CHECKS_NAN = "fairseq_deep.caller_checks_nan"  # a key of incremental states; see :class:`DecodingStep`
 LARGEST_BEAM = 32  # above, so many multiplications take longer than copies of the keys
 
 
@@ -96,7 +96,7 @@ class SharedBeamState(nn.Module):
             count = count + words
             saved["count"] = count
             count = count.clamp(min=1.0)
-        return DecodingStep(seen, words, count, place, CHECKED in incremental_state)
+        return DecodingStep(seen, words, count, place, CALLER_CHECKS_NAN in incremental_state)
 
     def _first(self, sentences: int, query: Tensor) -> dict[str, Tensor | None]:
         """The state before the first position.

@@ -81,7 +81,7 @@ class TargetCache(nn.Module):
         incremental_state: dict[str, dict[str, Tensor | None]],
         new: Tensor,
         place: Tensor | None = None,
-        checked: bool = False,
+        caller_checks_nan: bool = False,
     ) -> Tensor:
         """Append *new*.
 
@@ -90,7 +90,7 @@ class TargetCache(nn.Module):
             new: keys and values (2 x B x H x N x D) of N positions, or at one position, of the N hypotheses of a
                 sentence
             place: where to put them in a cache of a fixed capacity (N)
-            checked: whoever runs the steps looks for NaN, and drops the cache if there is any
+            caller_checks_nan: the caller of the steps looks for NaN, and drops the cache if there is any
 
         Returns:
             all of them, 2 x B x H x T x D; with *place*, all that there is room for
@@ -102,7 +102,7 @@ class TargetCache(nn.Module):
             cache, buffer = saved["cache"], saved["buffer"]
             if place is not None and cache is not None:
                 return cache.index_copy_(3, place, torch.nan_to_num(new, 0.0, 0.0, 0.0))
-        cache, buffer = append(cache, buffer, new, finite=not checked)
+        cache, buffer = append(cache, buffer, new, finite=not caller_checks_nan)
         state: dict[str, Tensor | None] = {"cache": cache, "buffer": buffer}
         incremental_state[self._state] = state
         return cache
@@ -116,7 +116,7 @@ class TargetCache(nn.Module):
         room.narrow(3, 0, cache.size(3)).copy_(cache)
         saved["cache"], saved["buffer"] = room, None
 
-    def follow(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
+    def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
         """Take over the hypotheses of *order*."""
         if self._state not in incremental_state:
             return
@@ -170,7 +170,7 @@ class SourceCache(nn.Module):
         state: dict[str, Tensor | None] = {"key": key, "value": value, "bias": bias}
         incremental_state[self._state] = state
 
-    def follow(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
+    def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
         """Take over the sources of *order*."""
         saved = self.forward(incremental_state)
         if saved is not None and order.sources is not None:

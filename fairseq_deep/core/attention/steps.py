@@ -33,7 +33,7 @@ def step_rows(attention, query: Tensor, memory, padding, incremental_state, adde
         groups, beam = step.mask.size(0), step.mask.size(2)
         qkv = attention.qkv_proj(rows).view(groups, beam, 3, heads, dim)
         new = qkv.narrow(2, 1, 2).permute(2, 0, 3, 1, 4)
-        key, value = attention.own_cache(incremental_state, new, checked=step.caller_checks_nan).unbind(0)
+        key, value = attention.own_cache(incremental_state, new, caller_checks_nan=step.caller_checks_nan).unbind(0)
         q, bias = qkv.select(2, 0), step.mask
         if attention.relative_keys is not None:
             distances = attention._distances(beam, key.size(2), beam, q.device, None)

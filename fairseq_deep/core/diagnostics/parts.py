@@ -23,7 +23,7 @@ def part_parameters(model: nn.Module) -> dict[str, list[list[nn.Parameter]]]:
         parts[side] = [
             [parameter for module in modules for parameter in module.parameters()] for modules in layer_modules(stack)
         ]
-        aggregator = list(stack.history.parameters())
+        aggregator = list(stack.aggregator.parameters())
         if getattr(stack, "memory", None) is not None:
             aggregator += list(stack.memory.parameters())
         if aggregator:

@@ -111,7 +111,7 @@ def sublayer_ratios(
     probes: dict[str, list[_Probe]] = {side: [] for side in _SIDES}
     stacks = {side: list(getattr(model, side).layers) for side in _SIDES}
     measured = {side: layers for side, layers in stacks.items() if all(hasattr(x, "residual") for x in layers)}
-    measured = {side: layers for side, layers in measured.items() if getattr(model, side).history.calls == 1}
+    measured = {side: own for side, own in measured.items() if getattr(model, side).aggregator.num_evaluations == 1}
     if not any(measured.values()):
         raise UsageError("no residual connections to measure: use a plain or DLCL stack")
     if any("forward" in vars(layer) for layers in measured.values() for layer in layers):  # see wrap_layer

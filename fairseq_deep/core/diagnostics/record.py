@@ -43,7 +43,7 @@ def _shown(model: nn.Module) -> dict[str, Tensor]:
     found = {}
     for short, side in SIDES.items():
         stack = getattr(model, side)
-        methods = {stack.stack.aggregator.name: stack.history}
+        methods = {stack.stack.aggregator.name: stack.aggregator}
         memory = getattr(stack, "memory", None)
         if memory is not None:
             methods["memory"] = memory

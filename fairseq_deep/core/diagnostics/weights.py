@@ -51,7 +51,7 @@ def dlcl_weights(
     found = {}
     for side in ("encoder", "decoder"):
         if isinstance(source, nn.Module):
-            weights = getattr(source, side).history.weights()
+            weights = getattr(source, side).aggregator.weights()
         else:
             weight = source.get(f"{side}.history.weight", source.get(f"{side}.history.inner.weight"))
             weights = None if weight is None else used_weights(weight, normalize, window)

@@ -85,7 +85,7 @@ class Admin(Xavier):
 
     @classmethod
     def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
-        if str(options.get("start")) == "profile" and stack.layout.calls > 1:
+        if str(options.get("start")) == "profile" and stack.layout.num_evaluations > 1:
             raise UsageError(
                 f"--admin-start profile measures each layer once, --layer-agg {stack.aggregator.name} evaluates it "
                 "more often: use another --admin-start"

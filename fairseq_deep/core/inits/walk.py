@@ -74,10 +74,10 @@ def initialise(model: nn.Module, encoder_init: Init, decoder_init: Init, keep: S
     for stack, init in ((model.encoder, encoder_init), (model.decoder, decoder_init)):
         if not init.touches:
             filled.add(stack.embed_tokens.weight.data_ptr())
-            filled.update(matrix.data_ptr() for matrix in stack.history.matrices())
+            filled.update(matrix.data_ptr() for matrix in stack.aggregator.matrices())
             continue
         _fill_layers(stack, init)
-        for matrix in stack.history.matrices():
+        for matrix in stack.aggregator.matrices():
             if matrix.data_ptr() not in filled:
                 init.aggregator_matrix(matrix)
             filled.add(matrix.data_ptr())

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fairseq_deep.core.attention.beams import CHECKED
+from fairseq_deep.core.attention.beams import CALLER_CHECKS_NAN
 from fairseq_deep.core.registry import UsageError
 
 from .candidates import best_candidates, log_normaliser
@@ -73,10 +73,10 @@ class BeamSearch:
         with torch.inference_mode(on_cpu), torch.no_grad():  # in inference mode, calls are cheaper
             encoded = [model.encoder(src_tokens) for model in self.models]
             # a CPU looks for NaN once per step, and searches again without that if there is any
-            for checked in (True, False) if on_cpu else (False,):
+            for checks_nan in (True, False) if on_cpu else (False,):
                 sizes = (src_tokens.size(0), self.options.beam, longest, self.eos)
                 found = Hypotheses(*sizes, self.options.penalty, lengths)
-                if self._search(encoded, found, self.eos if first is None else first, prefix, checked):
+                if self._search(encoded, found, self.eos if first is None else first, prefix, checks_nan):
                     break
         if not all(found.ended):
             raise UsageError(
@@ -101,18 +101,18 @@ class BeamSearch:
             )
         return longest, lengths
 
-    def _search(self, encoded, found: Hypotheses, first: int, prefix: Tensor | None, checked: bool) -> bool:
+    def _search(self, encoded, found: Hypotheses, first: int, prefix: Tensor | None, checks_nan: bool) -> bool:
         """Fill *found*.
 
-        With *checked*, caches store keys without a check for NaN. The search then returns False, and has found
+        With *checks_nan*, caches store keys without a check for NaN. The search then returns False, and has found
         nothing, if there is any.
         """
-        states: list[dict] = [{CHECKED: {}} if checked else {} for _ in self.models]
+        states: list[dict] = [{CALLER_CHECKS_NAN: {}} if checks_nan else {} for _ in self.models]
         device = encoded[0]["encoder_out"][0].device
         words = torch.full((len(found.numbers),), first, device=device)
         while True:
             logits, offsets, broken = self._log_probabilities(found, words, encoded, states)
-            if checked and broken:
+            if checks_nan and broken:
                 return False
             self._forbid(logits, found, prefix)
             candidates = self._candidates(logits, offsets, found)

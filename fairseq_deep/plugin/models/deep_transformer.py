@@ -171,7 +171,7 @@ class DeepTransformerModel(Transformer, TransformerModel):
             self.compiles = False
             stacks = [getattr(self, side) for side in SIDES]
             layers = [layer for stack in stacks for layer in stack.layers]
-            self.compiler = compile_calls(layers + [part for stack in stacks for part in stack.history.compiled()])
+            self.compiler = compile_calls(layers + [part for stack in stacks for part in stack.aggregator.compiled()])
 
     def perform_slowmo(self, optimizer, fp32_params=None):
         """Log the depth, if it is time. fairseq calls a method of this name after each step, gradients in place."""

@@ -81,7 +81,7 @@ def verify_checksums(folder: str, names: Iterable[str]) -> None:
     for name in names:
         if name not in sums:
             raise PackageError(f"{path}: has no sum of {name}; the folder is not whole")
-        if sum_of(place(folder, name)) != sums[name]:
+        if hash_file(place(folder, name)) != sums[name]:
             damaged = os.path.join(folder, name)
             raise PackageError(f"{damaged}: damaged, its sha256 is not that of {SUMS}; copy it again")
 
@@ -129,12 +129,12 @@ def refuse_others(folder: str, names: Iterable[str]) -> None:
 def write_sums(folder: str) -> None:
     """Write the sums of all files in *folder*."""
     names = sorted(os.listdir(folder))
-    lines = [f"{sum_of(os.path.join(folder, name))}  {name}\n" for name in names]
+    lines = [f"{hash_file(os.path.join(folder, name))}  {name}\n" for name in names]
     with open(os.path.join(folder, SUMS), "w", encoding="utf-8", newline="\n") as stream:
         stream.writelines(lines)
 
 
-def sum_of(path: str) -> str:
+def hash_file(path: str) -> str:
     """The sum of a file.
 
     Raises:

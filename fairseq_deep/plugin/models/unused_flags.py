@@ -1,4 +1,4 @@
-"""Flags of fairseq that mean nothing with a method: given by the user they are refused, else set to say so."""
+"""Flags of fairseq that have no effect with a method: rejected if the user sets them, else set to a no-op value."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from fairseq_deep.core.description import SIDES, method_name
 from fairseq_deep.core.registry import UsageError
 
 
-def settle_idle_flags(args: Any, layer_agg: str) -> None:
-    """Set the flags that an aggregator has no use for (``idle_flags``), before presets fill *args*.
+def settle_unused_flags(args: Any, layer_agg: str) -> None:
+    """Set the flags that an aggregator has no use for (``unused_flags``), before presets fill *args*.
 
     It is called again on the flags of a checkpoint, and then finds its own values.
 
@@ -21,9 +21,9 @@ def settle_idle_flags(args: Any, layer_agg: str) -> None:
     """
     chosen = {side: method_name(args, side, "layer_agg", layer_agg) for side in SIDES}
     for side, name in chosen.items():
-        for flag, (value, cure) in AGGREGATORS.get(name).idle_flags.items():
+        for flag, (value, cure) in AGGREGATORS.get(name).unused_flags.items():
             of_both = "{side}" not in flag
-            if of_both and any(flag not in AGGREGATORS.get(other).idle_flags for other in chosen.values()):
+            if of_both and any(flag not in AGGREGATORS.get(other).unused_flags for other in chosen.values()):
                 continue
             flag = flag.format(side=side)
             if getattr(args, flag, None) not in (None, value):
