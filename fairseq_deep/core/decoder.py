@@ -8,6 +8,7 @@ from .attention import MultiheadAttention, RunningMean, SharedBeamState
 from .attention.masks import check_later, future_mask, is_sync_free, padding_bias, product_type
 from .decoding import CompiledSteps, unpack_linear
 from .layers import DecoderContext
+from .registry import UsageError
 from .stack import Stack
 from .transformer_stack import TransformerStack
 
@@ -63,6 +64,9 @@ class Decoder(TransformerStack):
         self.caches = self._find_caches()
 
     def _find_caches(self) -> list[nn.Module]:
+        for module in self.modules():
+            if hasattr(module, "follow") and not hasattr(module, "reorder"):
+                raise UsageError(f"{type(module).__name__}.follow is now called reorder; rename it")
         return [module for module in self.modules() if hasattr(module, "reorder") and module is not self.beam_state]
 
     def compile_steps(self, capacity: int | None = None, **options) -> None:

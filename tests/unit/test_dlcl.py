@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from fairseq_deep.core import checkpoints
 from fairseq_deep.core.aggregators.dlcl import Dlcl
 from fairseq_deep.core.aggregators.residual import Residual
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
-from fairseq_deep.plugin.models import checkpoints
 from tests.conftest import make_batch
 from tests.reference.naive_dlcl import run_stack
 

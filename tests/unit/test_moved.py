@@ -10,6 +10,7 @@ import torch
 
 from fairseq_deep.core.aggregators import Ode
 from fairseq_deep.core.stack import Layout, Stack
+from fairseq_deep.errors import UsageError
 from fairseq_deep.moved import MOVED
 
 
@@ -87,3 +88,16 @@ def test_the_new_names_do_not_warn():
 
         assert Twice(Stack(2, 8)).num_evaluations == Layout(num_evaluations=2).num_evaluations == 2
     assert Twice.point is Twice.next_input and Twice.idle_flags == {} and Twice.around({}) == "residual"
+
+
+def test_a_cache_with_the_old_name_is_rejected(build):
+    """It would silently not be reordered."""
+    model = build("transformer_dlcl_2l2l_tiny")
+
+    class Old(torch.nn.Module):
+        def follow(self, state, order):
+            pass
+
+    model.decoder.extra = Old()
+    with pytest.raises(UsageError, match="Old.follow is now called reorder; rename it"):
+        model.prepare_for_decoding()

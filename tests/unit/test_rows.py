@@ -8,10 +8,10 @@ from omegaconf import OmegaConf
 
 from fairseq_deep.core.aggregators import AGGREGATORS
 from fairseq_deep.core.attention import DECODER_ATTENTIONS
+from fairseq_deep.core.checks import check_flags
 from fairseq_deep.core.description import AXES, describe
 from fairseq_deep.core.registry import Registry, UsageError
 from fairseq_deep.plugin.architectures import ARCHITECTURES
-from fairseq_deep.core.checks import check_flags
 from tests.golden import parse
 
 
