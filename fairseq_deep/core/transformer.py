@@ -86,7 +86,7 @@ class Transformer(nn.Module):
         """
         self.eval()
         for name, module in list(self.named_modules()):
-            if hasattr(module, "make_generation_fast_"):
+            if module is not self and hasattr(module, "make_generation_fast_"):  # fairseq's model has one, too
                 module.make_generation_fast_(name=name, need_attn=need_attn)
         pack_linear(self)
         return self
