@@ -18,7 +18,7 @@ CORE = [
     ["layers", "diagnostics", "description"],
     ["transformer_stack"],
     ["encoder", "decoder"],
-    ["transformer"],
+    ["transformer", "torch_export"],
 ]
 LEVELS = {part: level for level, parts in enumerate(CORE) for part in parts}
 TORCH_ONLY = {"torch", "numpy"}
