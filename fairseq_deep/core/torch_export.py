@@ -126,9 +126,8 @@ class StepProgram(nn.Module):
         if beam_state.averages:
             saved["count"] = saved["count"].index_select(1, rows)
         order = BeamReorder(rows, None, seen if self.slots > 1 else None, False)
-        for module in self.decoder.modules():
-            if hasattr(module, "follow"):
-                module.follow(state, order)
+        for cache in self.decoder.find_caches():
+            cache.reorder(state, order)
 
 
 def export_encoder(model: nn.Module, beam: int = 1, capacity: int = 64) -> torch.export.ExportedProgram:
