@@ -3,16 +3,6 @@
 #
 #   examples/wmt18_zhen/run.sh               fetch the data, train on the GPUs there are
 #   examples/wmt18_zhen/run.sh --data DIR    your own text: {train,valid,test}.{SRC,TGT}
-set -euo pipefail
-unset CDPATH
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-
-# shellcheck disable=SC2034  # read by recipe.sh
-defaults=(
-  --task wmt18_zhen --source-lang zh --target-lang en
-  --conf ds_matt_12l12l
-  --bpe-merges 32000 --vocab-threshold 0 --max-subwords 256
-  --average 5 --beam 4 --lenpen 0.6 --gen-batch 32
-)
+here=$(unset CDPATH; cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit
 # shellcheck source=/dev/null
-. "$here/../common/recipe.sh" "$@"
+. "$here/../common/start.sh" wmt18_zhen "$here/${0##*/}" "$@"

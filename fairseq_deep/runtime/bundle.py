@@ -96,7 +96,7 @@ def _of_recipe(folder: str) -> dict[str, Any]:
         cure = "give one of its seeds, as seed1" if seeds else "give the folder of a recipe that has trained"
         raise UsageError(f"{folder} has none of {', '.join(CHECKPOINTS)}: {cure}, or a checkpoint")
     found = {"checkpoint": checkpoint, "data": os.path.join(folder, "data-bin")}
-    result = read_json(os.path.join(folder, "RESULT.json"), RESULT, RERUN, UsageError)
+    result = read_json(os.path.join(folder, "RESULT.json"), RESULT, RERUN)
     found.update({name: result[name] for name in SEARCH if name in result})
     return {**found, **_prepared(os.path.join(folder, "text", "bpe"))}
 
@@ -109,7 +109,7 @@ def _beside(checkpoint: str) -> dict[str, Any]:
 def _prepared(folder: str) -> dict[str, Any]:
     """How the text was prepared: the merges in *folder*, and what its ``steps.json`` says."""
     codes = [os.path.join(folder, name) for name in CODES]
-    found = read_json(os.path.join(folder, "steps.json"), STEPS, "correct it", UsageError)
+    found = read_json(os.path.join(folder, "steps.json"), STEPS, "correct it")
     return {
         "codes": next(filter(os.path.isfile, codes), None),
         "tokenizer": found.get("tokenizer", "moses"),

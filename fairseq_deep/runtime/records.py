@@ -1,6 +1,6 @@
 """Records: JSON files that recipes write, read with a schema.
 
-A record may come from somebody else. Every reader of one uses this module, which imports the standard library only.
+A record may come from somebody else. Every reader of one uses this module.
 
 A schema is one of these:
 
@@ -20,14 +20,12 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from fairseq_deep.errors import UsageError
+
 LARGEST_FILE = 1 << 28
 """Bytes of the largest record that is read."""
 DEEPEST = 50
 """Most levels of nested objects and lists."""
-
-
-class RecordError(ValueError):
-    """A record that cannot be used. The message is one line: ``FILE: problem``."""
 
 
 class Check(NamedTuple):
@@ -197,24 +195,23 @@ def _short(words: str) -> str:
     return plain if len(plain) <= 60 else plain[:57] + "..."
 
 
-def read_json(path: str, schema: Any, cure: str, refuse: type[Exception] = RecordError) -> Any:
+def read_json(path: str, schema: Any, cure: str) -> Any:
     """Return the content of the file, or an empty object where there is no file.
 
     Args:
         cure: what the user can do about a wrong file; the error ends with it
-        refuse: the class of the error
 
     Raises:
-        RecordError: the file is not regular, cannot be read, or is not of *schema*
+        UsageError: the file is not regular, cannot be read, or is not of *schema*
     """
-    content = _read(path, refuse)
+    content = _read(path)
     if content is None:
         return {}
     try:
         found = parse(content)
         check(found, schema)
     except ValueError as error:
-        raise refuse(f"{path}: {error}; {cure}") from None
+        raise UsageError(f"{path}: {error}; {cure}") from None
     return found
 
 
@@ -224,9 +221,9 @@ def read_json_lines(path: str, schema: Any) -> Iterator[dict[str, Any]]:
     A line that is not JSON is skipped: a full disk or a power cut can tear one.
 
     Raises:
-        RecordError: the file cannot be read, or an object is not of *schema*
+        UsageError: the file cannot be read, or an object is not of *schema*
     """
-    for place, content in enumerate((_read(path, RecordError, "replace") or "").split("\n"), 1):
+    for place, content in enumerate((_read(path, "replace") or "").split("\n"), 1):
         try:
             found = parse(content)
         except ValueError:
@@ -234,25 +231,25 @@ def read_json_lines(path: str, schema: Any) -> Iterator[dict[str, Any]]:
         try:
             check(found, schema)
         except ValueError as error:
-            raise RecordError(f"{path}:{place}: {error}; remove the line") from None
+            raise UsageError(f"{path}:{place}: {error}; remove the line") from None
         yield found
 
 
-def _read(path: str, refuse: type[Exception], errors: str = "strict") -> str | None:
+def _read(path: str, errors: str = "strict") -> str | None:
     try:
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode):  # to open a FIFO would wait for whoever writes to it
-            raise refuse(f"cannot read {path}: it must be a regular file")
+            raise UsageError(f"cannot read {path}: it must be a regular file")
         if found.st_size > LARGEST_FILE:
-            raise refuse(f"cannot read {path}: it has {found.st_size:,} bytes, more than {LARGEST_FILE:,}")
+            raise UsageError(f"cannot read {path}: it has {found.st_size:,} bytes, more than {LARGEST_FILE:,}")
         with open(path, encoding="utf-8", errors=errors) as stream:
             return stream.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except UnicodeDecodeError:
-        raise refuse(f"cannot read {path}: it is not UTF-8") from None
+        raise UsageError(f"cannot read {path}: it is not UTF-8") from None
     except OSError as error:
-        raise refuse(f"cannot read {path}: {error.strerror}") from None
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
 
 
 RERUN = "run the recipe again with --stage 7"

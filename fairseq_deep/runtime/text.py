@@ -1,14 +1,84 @@
-"""From raw text to sub-words and back, as in the recipes: sacremoses, jieba (Chinese), subword-nmt, SentencePiece."""
+"""From raw text to sub-words and back: sacremoses, jieba (Chinese), subword-nmt, SentencePiece.
+
+Recipes prepare training text with the same functions (:func:`tokenizer_of`, :func:`cutter_of`).
+"""
+
+from __future__ import annotations
 
 import contextlib
 import io
 import re
+from collections.abc import Callable
 
-from fairseq_deep.core.registry import UsageError
-from fairseq_deep.errors import one_line
+from fairseq_deep.errors import UsageError, one_line
 
 SEPARATOR = "@@"
 TAG = re.compile(r"<2[^\s>]+> ?")  # of the target language, before a source: no sub-word model has seen it
+
+
+def tokenizer_of(lang: str, kind: str = "moses", lowercase: bool = False) -> Callable[[str], str]:
+    """The function from a raw line to words with blanks between them.
+
+    Args:
+        kind: "moses" or "none"
+
+    Raises:
+        UsageError: a package is missing
+    """
+    segment = tokenize = None
+    if kind == "moses":
+        with packages_named():
+            from sacremoses import MosesTokenizer
+
+            tokenize = MosesTokenizer(lang).tokenize
+            if lang == "zh":
+                import jieba
+
+                jieba.setLogLevel("WARNING")
+                segment = jieba.cut
+
+    def prepare(line: str) -> str:
+        line = line.lower() if lowercase else line
+        if segment is not None:
+            line = " ".join(segment(line))
+        if tokenize is not None:
+            line = tokenize(line, return_str=True)
+        return " ".join(line.split())
+
+    return prepare
+
+
+def cutter_of(codes: str) -> Callable[[str], str]:
+    """The function from words to sub-words; a tag at the beginning stays whole.
+
+    Args:
+        codes: file with the merges of subword-nmt, or a model of SentencePiece (.model)
+
+    Raises:
+        UsageError: a package is missing, or the file cannot be read
+    """
+    with packages_named():
+        cut = _read_pieces(codes) if is_pieces(codes) else _read_merges(codes)
+
+    def keep_tag(line: str) -> str:
+        tag = TAG.match(line)
+        return tag[0] + cut(line[tag.end() :]) if tag else cut(line)
+
+    return keep_tag
+
+
+def is_pieces(codes: str) -> bool:
+    """Whether the file is a model of SentencePiece."""
+    return codes.endswith(".model")
+
+
+@contextlib.contextmanager
+def packages_named():
+    """Report a missing package with the command that installs it."""
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(f"{error.name} is missing: pip install {error.name.replace('_', '-')}") from error
 
 
 class TextSteps:
@@ -19,6 +89,9 @@ class TextSteps:
         tokenizer: "moses" or "none"
         lowercase: whether the source is lowercased first
 
+    Attributes:
+        kind: "subword-nmt" or "sentencepiece"; None: words are units
+
     Raises:
         UsageError: a package is missing, or the merges cannot be read
     """
@@ -26,43 +99,19 @@ class TextSteps:
     def __init__(
         self, source_lang: str, target_lang: str, codes: str | None, tokenizer: str = "moses", lowercase=False
     ):
-        self.lowercase, self.tokenizer, self.segmenter, self.cut = lowercase, None, None, None
-        self.pieces = codes is not None and codes.endswith(".model")
-        try:
-            if tokenizer == "moses":
-                from sacremoses import MosesDetokenizer, MosesTokenizer
+        self.tokenize = tokenizer_of(source_lang, tokenizer, lowercase)
+        self.cut = None if codes is None else cutter_of(codes)
+        self.kind = None if codes is None else "sentencepiece" if is_pieces(codes) else "subword-nmt"
+        self.detokenizer = None
+        if tokenizer == "moses":
+            from sacremoses import MosesDetokenizer
 
-                self.tokenizer, self.detokenizer = MosesTokenizer(source_lang), MosesDetokenizer(target_lang)
-                if source_lang == "zh":
-                    import jieba
-
-                    jieba.setLogLevel("WARNING")
-                    self.segmenter = jieba.cut
-            if codes is not None:
-                self.cut = _read_pieces(codes) if self.pieces else _read_merges(codes)
-        except ImportError as error:
-            raise UsageError(f"{error.name} is missing: pip install {error.name.replace('_', '-')}") from error
-
-    @property
-    def kind(self) -> str | None:
-        """Whose sub-words these are; None: words are units."""
-        if self.cut is None:
-            return None
-        return "sentencepiece" if self.pieces else "subword-nmt"
+            self.detokenizer = MosesDetokenizer(target_lang)
 
     def prepare(self, line: str) -> str:
         """The units of a raw line, with blanks between them."""
-        if self.lowercase:
-            line = line.lower()
-        if self.segmenter is not None:
-            line = " ".join(self.segmenter(line))
-        if self.tokenizer is not None:
-            line = self.tokenizer.tokenize(line, return_str=True)
-        line = " ".join(line.split())
-        if self.cut is None:
-            return line
-        tag = TAG.match(line)
-        return tag[0] + self.cut(line[tag.end() :]) if tag and self.pieces else self.cut(line)
+        line = self.tokenize(line)
+        return line if self.cut is None else self.cut(line)
 
     def finish(self, line: str) -> str:
         """Raw text of the units in *line*, as fairseq's ``--remove-bpe`` joins them."""
@@ -70,10 +119,10 @@ class TextSteps:
             line = line.replace(" ", "").replace("\u2581", " ").strip()
         elif self.kind == "subword-nmt":
             line = (line + " ").replace(f"{SEPARATOR} ", "").rstrip()
-        return line if self.tokenizer is None else self.detokenizer.detokenize(line.split())
+        return line if self.detokenizer is None else self.detokenizer.detokenize(line.split())
 
 
-def _read_merges(path: str):
+def _read_merges(path: str) -> Callable[[str], str]:
     from subword_nmt.apply_bpe import BPE
 
     said = io.StringIO()
@@ -81,7 +130,7 @@ def _read_merges(path: str):
         with open(path, encoding="utf-8") as stream, contextlib.redirect_stderr(said):
             merges = BPE(stream, separator=SEPARATOR)
     except (OSError, ValueError, IndexError, SystemExit) as error:  # it prints and exits where a line is no merge
-        problem = " ".join((said.getvalue() or str(error)).split())
+        problem = one_line(said.getvalue() or error)
         raise UsageError(f"{path} has no merges of subword-nmt: {problem}") from error
     if merges.version not in ((0, 1), (0, 2)):  # the library would say so at the first word
         version = ".".join(map(str, merges.version))
@@ -89,7 +138,7 @@ def _read_merges(path: str):
     return merges.process_line
 
 
-def _read_pieces(path: str):
+def _read_pieces(path: str) -> Callable[[str], str]:
     from sentencepiece import SentencePieceProcessor
 
     try:

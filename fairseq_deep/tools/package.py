@@ -97,7 +97,7 @@ def counts(loaded: Any, tensors: dict[str, Any]) -> dict[str, str]:
 
 def record_of(run: str) -> dict[str, Any]:
     """Return what the recipe wrote down of its run; nothing for a lone checkpoint."""
-    return records.read_json(os.path.join(run, "RESULT.json"), records.RESULT, records.RERUN, UsageError)
+    return records.read_json(os.path.join(run, "RESULT.json"), records.RESULT, records.RERUN)
 
 
 def check_written(folder: str, content: Any) -> None:

@@ -86,7 +86,7 @@ def _seeds(folder: str) -> list[int]:
 
 
 def _result(folder: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return read_json(os.path.join(folder, "RESULT.json"), schema, RERUN, UsageError)
+    return read_json(os.path.join(folder, "RESULT.json"), schema, RERUN)
 
 
 def _command(path: str) -> list[str]:

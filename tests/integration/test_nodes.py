@@ -118,7 +118,9 @@ def test_two_machines_train_as_one_process_and_one_that_dies_ends_both(programs,
     words = shlex.split((exp / "train.sh").read_text())
     for flag, value in (("--update-freq", "4"), ("--save-dir", str(tmp_path / "one"))):
         words[words.index(flag) + 1] = value
-    alone = losses_in(server().call(words).stdout)
+    done = server().call(words)
+    alone = losses_in(done.stdout)
+    assert done.returncode == 0, done.stderr
     assert len(alone) >= 16 and found == pytest.approx(alone, abs=2e-3)
     weights = last(exp / "checkpoints")
     for name, value in last(tmp_path / "one").items():

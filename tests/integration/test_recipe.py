@@ -18,7 +18,7 @@ from fairseq_deep.tools.main import main as fairseq_deep_command
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = ROOT / "run_wmt16_ende.sh"
-CORPUS = ROOT / "examples/common/corpus.py"
+PROGRAMS = ROOT / "tests/recipe_programs.py"
 LANGS = ("en", "de")
 WORDS = dict(
     pair.split(":") for pair in "the:das house:Haus is:ist green:grün not:nicht old:alt we:wir see:sehen".split()
@@ -80,7 +80,8 @@ def corpus(tmp_path):
 
 
 def check(data, out, *words):
-    command = [sys.executable, str(CORPUS), "--source-lang", "en", "--target-lang", "de", "--data", data, "--out", out]
+    command = [sys.executable, str(PROGRAMS), "corpus", "--source-lang", "en", "--target-lang", "de"]
+    command += ["--data", data, "--out", out]
     return subprocess.run([*map(str, command), *words], capture_output=True, text=True, timeout=60)
 
 

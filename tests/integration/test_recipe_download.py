@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMON = ROOT / "examples/common"
+PROGRAMS = ROOT / "tests/recipe_programs.py"
 LANGS = ("en", "de")
 
 
@@ -58,7 +58,7 @@ def home(tmp_path):
 def fetch(home_url, tmp_path, *words, task="wmt16_ende", langs=LANGS):
     command = [
         sys.executable,
-        COMMON / "rebuild.py",
+        PROGRAMS, "rebuild",
         "--corpus",
         ROOT / "examples" / task / "corpus.json",
         "--source-lang",
@@ -140,7 +140,7 @@ def test_archives_from_their_home_must_be_the_known_ones(home, tmp_path):
     text = (ROOT / "examples/wmt16_ende/corpus.json").read_text()
     own.write_text(re.sub(r"https://[^\"]*/", home.as_uri() + "/", text))
     folders = ["--archives", tmp_path / "archives", "--out", tmp_path / "out"]
-    command = [sys.executable, COMMON / "rebuild.py", "--corpus", own, "--source-lang", "en", "--target-lang", "de"]
+    command = [sys.executable, PROGRAMS, "rebuild", "--corpus", own, "--source-lang", "en", "--target-lang", "de"]
     command = [*map(str, [*command, *folders])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert_refused(done, "commoncrawl", "not c7a74e2ea01a", "take it as it is with --checksums none")
@@ -204,7 +204,7 @@ def google_tar(path, **changed):
 def unpack(tar, tmp_path, *words):
     command = [
         sys.executable,
-        COMMON / "wmt16_tar.py",
+        PROGRAMS, "wmt16_tar",
         "--source-lang",
         "en",
         "--target-lang",

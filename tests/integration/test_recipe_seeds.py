@@ -111,7 +111,8 @@ class TestSeeds:
         recipes.assert_gone(int(hanging.read_text()), 30 if number == signal.SIGKILL else 0.5)
         said = child.stderr.read()
         assert child.returncode == (-9 if number == signal.SIGKILL else 130)
-        assert re.fullmatch(r"stopped in stage 4 \(train\); to go on: \S+/exp/resume.sh\n", said)
+        if number != signal.SIGKILL:
+            assert re.fullmatch(r"stopped in stage 4 \(train\); to go on: \S+/exp/resume.sh\n", said)
         assert programs(stubs).count("fairseq-train") == 1
         hang.unlink()
         resume = [str(tmp_path / "exp/resume.sh")]

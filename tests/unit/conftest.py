@@ -10,7 +10,7 @@ import pytest
 from tests import claims as claims_of
 from tests.commands import PACKAGE, run, train_command
 
-COMMON = PACKAGE.parent / "examples/common"
+PROGRAMS = PACKAGE.parent / "tests/recipe_programs.py"
 WORDS = dict(
     pair.split(":") for pair in "the:das house:Haus is:ist green:grün not:nicht old:alt we:wir see:sehen".split()
 )
@@ -31,7 +31,7 @@ def trained(tmp_path_factory):
     exp = tmp_path_factory.mktemp("recipe")
     write_text(exp / "text/raw", random.Random(3))
     languages = ["--source-lang", "en", "--target-lang", "de"]
-    run(sys.executable, COMMON / "subwords.py", *languages, "--text", exp / "text/raw", "--out", exp / "text/bpe",
+    run(sys.executable, PROGRAMS, "subwords", *languages, "--text", exp / "text/raw", "--out", exp / "text/bpe",
         "--merges", "30", "--max-words", "50")  # fmt: skip
     prefixes = [part for split in ("train", "valid", "test") for part in (f"--{split}pref", exp / "text/bpe" / split)]
     run("fairseq-preprocess", *languages, *prefixes, "--destdir", exp / "data-bin", "--joined-dictionary")

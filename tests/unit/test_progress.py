@@ -1,6 +1,5 @@
-"""``progress.py``, which runs the commands of a recipe: its status, and that nothing outlives it."""
+"""The supervisor of a recipe's commands: their status, and that nothing outlives it."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -11,22 +10,19 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).resolve().parents[2] / "examples/common/progress.py"
+from fairseq_deep.recipes import process, record
+
+PROGRAMS = Path(__file__).resolve().parents[2] / "tests/recipe_programs.py"
 SAVING = "trap 'sleep 0.3; echo saved > {mark}; exit 75' TERM USR1; echo $$ > {pid}; while :; do sleep 0.05; done"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def progress():
-    spec = importlib.util.spec_from_file_location("progress_of_the_recipes", PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(PROGRAM.parent))
-    spec.loader.exec_module(module)
-    sys.path.remove(str(PROGRAM.parent))
-    return module
+    return process
 
 
 def begin(folder, body, *options):
-    command = [sys.executable, PROGRAM, "--log", folder / "log", *options, "--", "bash", "-c", body]
+    command = [sys.executable, PROGRAMS, "process", "--log", folder / "log", *options, "--", "bash", "-c", body]
     return subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL)
 
 
@@ -39,9 +35,7 @@ def wait_for(path, seconds=30):
 
 def said(progress, kind, lines, **options):
     """What the watch *kind* prints after *lines*."""
-    from types import SimpleNamespace
-
-    watch = kind(SimpleNamespace(every=0, **options))
+    watch = kind(every=0, **options)
     for line in lines:
         watch.read(line + "\n")
     return watch
@@ -65,7 +59,8 @@ def test_a_sign_of_life_is_the_last_line_that_says_something(progress, capsys, l
 
 
 def test_before_the_first_figures_it_says_what_training_does(progress, capsys, tmp_path):
-    options = {"max_epoch": 0, "max_update": 0, "stop_hours": 0, "jsonl": str(tmp_path / "train.jsonl")}
+    limits = {"--max-epoch": "", "--max-update": "", "--stop-time-hours": ""}
+    options = {"limits": limits, "jsonl": str(tmp_path / "train.jsonl")}
     watch = said(progress, progress.Train, [INFO + "loaded 10,000 examples from: data-bin"], **options)
     watch.tick()
     watch.read("2026-11-24 16:03:43 | INFO | fairseq.trainer | begin training epoch 1\n")
@@ -94,17 +89,16 @@ def test_signals_are_handed_on_and_the_end_is_awaited(number, tmp_path):
 
 def test_a_training_that_goes_on_at_another_commit_says_both(progress, tmp_path):
     stats = '{"epoch": 1, "update": 0.5, "num_updates": "%d", "loss": "9", "ppl": "512"}'
-    path, options = tmp_path / "train.jsonl", ("--mode", "train", "--jsonl", tmp_path / "train.jsonl")
+    path, options = tmp_path / "train.jsonl", ("--train", tmp_path / "train.jsonl")
     assert begin(tmp_path, "exit 3", *options).wait(30) == 1 and path.read_text() == ""  # it has trained nothing
     for update in (1, 2):
         assert begin(tmp_path, f"echo '| INFO | train_inner | {stats % update}'", *options).wait(30) == 0
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    report = sys.modules["report"]
-    assert [record["kind"] for record in records] == ["session", "train_inner"] * 2
-    assert records[0]["commit"] == report.commit(progress.ROOT)
+    assert [each["kind"] for each in records] == ["session", "train_inner"] * 2
+    assert records[0]["commit"] == record.commit()
     records[0]["commit"] = "1234567"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert report.training_facts(str(tmp_path))["commit"] == f"1234567, {records[2]['commit']}"
+    path.write_text("".join(json.dumps(each) + "\n" for each in records))
+    assert record.training_facts(str(tmp_path))["commit"] == f"1234567, {records[2]['commit']}"
 
 
 def test_kill_9_leaves_nothing_running(tmp_path):

@@ -1,7 +1,6 @@
 """Fetching archives, and descriptions of corpora: what goes wrong is one line, and nothing half-written is taken."""
 
 import gzip
-import importlib
 import json
 import resource
 import subprocess
@@ -11,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes import record
+from fairseq_deep.recipes.text import fetch as fetching
+from fairseq_deep.recipes.text import rebuild as rebuilding
 from tests.integration.test_recipe_download import pack, sgm
-from tests.unit.test_recipe_text import COMMON, assert_refused
+from tests.unit.test_recipe_text import PROGRAMS, assert_refused
 
-DESCRIPTIONS = sorted((COMMON.parent).glob("*/*.json"))
+DESCRIPTIONS = sorted((PROGRAMS.parents[1] / "examples").glob("*/*.json"))
 TABLE = {
     "languages": ["fi", "en"],
     "archives": {"table": "https://x.invalid/corpus.gz"},
@@ -22,13 +25,6 @@ TABLE = {
     "valid": [{"sacrebleu": "wmt17"}],
     "test": [{"sacrebleu": "wmt18"}],
 }
-
-
-@pytest.fixture
-def modules():
-    sys.path.insert(0, str(COMMON))
-    yield {name: importlib.import_module(name) for name in ("fetch", "rebuild")}
-    sys.path.remove(str(COMMON))
 
 
 @pytest.fixture
@@ -50,7 +46,7 @@ def write_table(folder, content):
 
 def rebuild(home, *words, **how):
     folder = home.parent
-    command = [sys.executable, COMMON / "rebuild.py", "--corpus", folder / "corpus.json", "--source-lang", "en"]
+    command = [sys.executable, PROGRAMS, "rebuild", "--corpus", folder / "corpus.json", "--source-lang", "en"]
     command += ["--target-lang", "fi", "--url", home.as_uri(), "--archives", folder / "archives"]
     command += ["--out", folder / "out", *words]
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, **how)
@@ -75,7 +71,7 @@ def test_a_bad_table_is_one_line(home, content, parts):
         write_table(home, content)
     done = rebuild(home)
     if not content and content is not None:  # an empty table is one: the next program says that there is no text
-        command = [sys.executable, COMMON / "corpus.py", "--source-lang", "en", "--target-lang", "fi"]
+        command = [sys.executable, PROGRAMS, "corpus", "--source-lang", "en", "--target-lang", "fi"]
         command += ["--data", home.parent / "out", "--out", home.parent / "raw"]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60)
     else:
@@ -112,34 +108,31 @@ def test_a_full_disk_leaves_nothing_that_looks_whole(home):
     assert rebuild(home).returncode == 0
 
 
-def test_sacrebleus_own_sums_hold_where_its_own_archives_are_fetched(home, modules, monkeypatch, capsys):
-    archives = modules["rebuild"].Archives({}, ("en", "fi"), str(home.parent / "archives"), "", {})
-    monkeypatch.setattr(modules["fetch"], "download", lambda url, part: Path(part).write_bytes(b"<html>"))
-    with pytest.raises(SystemExit):
+def test_sacrebleus_own_sums_hold_where_its_own_archives_are_fetched(home, monkeypatch):
+    archives = rebuilding.Archives({}, ("en", "fi"), str(home.parent / "archives"), "", {})
+    monkeypatch.setattr(fetching, "download", lambda url, part: Path(part).write_bytes(b"<html>"))
+    with pytest.raises(UsageError, match="not f996c245ecffea23d0006fa4c34e9064"):
         archives.of_sacrebleu("wmt18")
-    assert "not f996c245ecffea23d0006fa4c34e9064" in capsys.readouterr().err
     assert not list((home.parent / "archives").iterdir())
 
 
-def test_no_network_is_one_line(tmp_path, modules, monkeypatch, capsys):
+def test_no_network_is_one_line(tmp_path, monkeypatch):
     waits = []
-    monkeypatch.setattr(modules["fetch"].time, "sleep", waits.append)
-    with pytest.raises(SystemExit):
-        modules["fetch"].fetch("http://127.0.0.1:9/x.tgz", "x.tgz", str(tmp_path), {})
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "cannot fetch http://127.0.0.1:9/x.tgz" in said and "or use --data DIR" in said
+    monkeypatch.setattr(fetching.time, "sleep", waits.append)
+    with pytest.raises(UsageError, match="cannot fetch http://127.0.0.1:9/x.tgz: .*, or use --data DIR"):
+        fetching.fetch("http://127.0.0.1:9/x.tgz", "x.tgz", str(tmp_path), {})
     assert len(waits) == 3 and not (tmp_path / "x.tgz").exists()
 
 
 @pytest.mark.parametrize("path", DESCRIPTIONS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_every_description_is_whole(path, modules):
+def test_every_description_is_whole(path):
     """Its archives are used, come over https under names of their own, and sacreBLEU knows its test sets."""
     from sacrebleu.dataset import DATASETS
 
-    found = modules["rebuild"].read_description(str(path))
-    sets = {name: parts for name, parts in found.items() if modules["rebuild"].SETS.fullmatch(name)}
+    found = rebuilding.read_description(str(path))
+    sets = {name: parts for name, parts in found.items() if rebuilding.SETS.fullmatch(name)}
     parts = [part for some in sets.values() if isinstance(some, list) for part in some]
-    used = {key for part in parts for key in modules["rebuild"].as_list(part.get("archive", []))}
+    used = {key for part in parts for key in rebuilding.as_list(part.get("archive", []))}
     assert {"train", "valid", "test"} <= set(sets) and used == set(found["archives"])
     addresses = [urllib.parse.urlsplit(address) for address in found["archives"].values()]
     assert all(address.scheme == "https" for address in addresses)
@@ -149,10 +142,7 @@ def test_every_description_is_whole(path, modules):
         assert {f"{one}-{two}", f"{two}-{one}"} & set(DATASETS[name].langpairs) and DATASETS[name].md5
 
 
-def test_a_package_that_a_later_stage_needs_is_asked_for_first(modules, capsys):
-    report = importlib.import_module("report")
-    report.check_packages(["sacremoses"])
-    with pytest.raises(SystemExit):
-        report.check_packages(["sacremoses", "no_such_package"])
-    said = capsys.readouterr().err
-    assert said.startswith("error: this recipe needs no_such_package: run ") and said.count("\n") == 1
+def test_a_package_that_a_later_stage_needs_is_asked_for_first():
+    record.check_packages(["sacremoses"])
+    with pytest.raises(UsageError, match="this recipe needs no_such_package: run "):
+        record.check_packages(["sacremoses", "no_such_package"])

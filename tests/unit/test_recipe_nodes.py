@@ -1,6 +1,5 @@
 """What machines have to do with each other in a recipe: who ended it, what is awaited, what is killed."""
 
-import importlib
 import json
 import os
 import signal
@@ -8,11 +7,14 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
 
-COMMON = Path(__file__).resolve().parents[2] / "examples/common"
+from fairseq_deep.recipes import nodes as nodes_of_recipes
+
+PROGRAMS = Path(__file__).resolve().parents[2] / "tests/recipe_programs.py"
 SUMMARY = """
 fairseq_deep: --lr 5 is too much
 E1123 01:22:24.113000 24249 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0
@@ -32,11 +34,9 @@ Root Cause (first observed failure):
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def nodes():
-    sys.path.insert(0, str(COMMON))
-    yield importlib.import_module("nodes")
-    sys.path.remove(str(COMMON))
+    return nodes_of_recipes
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_signal_goes_to_the_processes_and_not_to_torchrun(nodes, tmp_path):
 
 
 def call(*words):
-    command = [sys.executable, COMMON / "nodes.py", *words]
+    command = [sys.executable, PROGRAMS, "nodes", *words]
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60)
 
 
@@ -131,7 +131,7 @@ def test_waiting(tmp_path, port):
     free = call("port", "--port", port)
     assert free.returncode == 65 and f"port {port} is in use on " in free.stderr and "--master HOST:PORT" in free.stderr
     late = waiting(tmp_path, 1, hours="0")
-    assert late.returncode == 1 and "machine 0 has not begun to train within 0.0 hours (--wait-hours)" in late.stderr
+    assert late.returncode == 1 and "machine 0 has not begun to train within 0 hours (--wait-hours)" in late.stderr
     name = waiting(tmp_path, port, host="no.such.host.invalid")
     assert name.returncode == 1 and "knows no machine of that name" in name.stderr and "Traceback" not in name.stderr
     (tmp_path / "node0.failed").write_text("stage 2 (text) refused its input\n")
@@ -143,8 +143,6 @@ def test_waiting(tmp_path, port):
 
 def test_a_folder_that_is_not_shared(nodes, tmp_path, port, monkeypatch):
     monkeypatch.setattr(nodes, "FRESH", 0)
-    arguments = ["nodes.py", "wait", "--host", "127.0.0.1", "--port", str(port), "--hours", "1",
-                 "--marker", str(tmp_path / ".done.3"), "--key", "7"]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", arguments)
-    with pytest.raises(SystemExit, match=f"does not see in {tmp_path} what machine 0 has prepared.*copy {tmp_path}"):
-        nodes.main()
+    place = types.SimpleNamespace(host="127.0.0.1", port=port)
+    with pytest.raises(nodes.Failed, match=f"does not see in {tmp_path} what machine 0 has prepared.*copy {tmp_path}"):
+        nodes.wait(place, "1", {}, (str(tmp_path / ".done.3"), "7"), None)

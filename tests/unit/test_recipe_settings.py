@@ -1,21 +1,17 @@
 """Which two commands train the same."""
 
-import importlib
 import shlex
-import sys
-from pathlib import Path
 
 import pytest
 
-COMMON = Path(__file__).resolve().parents[2] / "examples/common"
+from fairseq_deep.recipes import changes
+
 BASE = "fairseq-train DATA --arch a --lr 0.1 --adam-betas '(0.9, 0.98)' --fp16 --clip-norm -1 --max-epoch 3"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def settings():
-    sys.path.insert(0, str(COMMON))
-    yield importlib.import_module("settings")
-    sys.path.remove(str(COMMON))
+    return changes
 
 
 def words(text):

@@ -10,7 +10,7 @@ from subword_nmt.apply_bpe import BPE
 
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.runtime import TextSteps, find_bundle
-from tests.unit.test_recipe_text import COMMON, assert_refused, write
+from tests.unit.test_recipe_text import PROGRAMS, assert_refused, write
 
 LETTERS = {"en": "abcdefg", "de": "uvwxyzä", "zh": "我们看见老房子"}
 
@@ -30,7 +30,7 @@ def text(tmp_path):
 
 
 def cut(text, out, *words, langs=("en", "de")):
-    command = [sys.executable, COMMON / "subwords.py", "--source-lang", langs[0], "--target-lang", langs[1]]
+    command = [sys.executable, PROGRAMS, "subwords", "--source-lang", langs[0], "--target-lang", langs[1]]
     command += ["--text", text, "--out", out, "--merges", "30", "--max-words", "50", *words]
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMON = ROOT / "examples/common"
+PROGRAMS = ROOT / "tests/recipe_programs.py"
 LANGS = ("en", "de")
 
 
@@ -32,7 +32,7 @@ def data(tmp_path):
 
 
 def program(name, *words):
-    command = [sys.executable, COMMON / name, "--source-lang", "en", "--target-lang", "de", *words]
+    command = [sys.executable, PROGRAMS, name.removesuffix(".py"), "--source-lang", "en", "--target-lang", "de", *words]
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60)
 
 

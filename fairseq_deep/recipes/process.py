@@ -1,11 +1,11 @@
-"""Run a command with all its output in a log, and show how far it is: one short line every few seconds.
+"""Commands of an experiment: all their output in a log, progress on the screen, and signals handed on.
 
-``--mode train`` reads fairseq's JSON lines and keeps them in ``--jsonl``, with the commit of each session;
-``--mode generate`` counts translations and keeps them in ``--out`` if none is missing; any other command gets a sign of
-life.  The exit status is 1 if the command failed, so that it is never taken for the recipe's own status of bad input.
+:class:`Supervisor` runs one command at a time. A watcher reads its output: :class:`Plain` shows a sign of life,
+:class:`Train` reads fairseq's JSON lines, and :class:`Generate` counts translations and keeps them.
 """
 
-import argparse
+from __future__ import annotations
+
 import contextlib
 import functools
 import json
@@ -13,14 +13,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
+from typing import Any
 
-from nodes import Launch
-from report import commit
+from .nodes import Failed, Launch
+from .record import commit
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 STOPPED = 75  # of a training that a signal has ended and that has saved
 LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d [\d:]{8} \| (?:INFO \| [\w.]+ \| )?")
 WIDTH = 90
@@ -46,9 +45,9 @@ def end_line(stream):
 class Plain:
     """A sign of life for commands that have no progress of their own."""
 
-    def __init__(self, args):
-        self.every, self.begun, self.last = args.every, time.time(), "no output yet"
-        self.due = self.begun + args.every
+    def __init__(self, every: float = 10):
+        self.every, self.begun, self.last = every, time.time(), "no output yet"
+        self.due = self.begun + every
 
     def read(self, line):
         """Remember what the line says, without fairseq's time and module, and no list of all settings."""
@@ -65,18 +64,30 @@ class Plain:
         pass
 
 
+class Echo(Plain):
+    """Shows all output."""
+
+    def read(self, line):
+        """Show the line."""
+        print(line, end="", flush=True)
+
+    def tick(self):
+        """The output says enough."""
+
+
 class Train(Plain):
     """Epoch, update, loss and the time left of fairseq-train with ``--log-format json``."""
 
-    def __init__(self, args):
-        super().__init__(args)
-        self.limits = {"update": args.max_epoch, "num_updates": args.max_update}
-        self.stop_hours = args.stop_hours
-        self.jsonl = open(args.jsonl, "a+", encoding="utf-8", errors="replace")
+    def __init__(self, jsonl: str, limits: dict[str, str], every: float = 10):
+        super().__init__(every)
+        numbers = {name: float(value) if value else None for name, value in limits.items()}
+        self.limits = {"update": numbers["--max-epoch"], "num_updates": numbers["--max-update"]}
+        self.stop_hours = numbers["--stop-time-hours"]
+        self.jsonl = open(jsonl, "a+", encoding="utf-8", errors="replace")
         end_line(self.jsonl)
         self.first, self.training = None, False
         self.session = round(self.begun)
-        self.unsaid = {"commit": commit(ROOT)}  # the folder may be of an older one
+        self.unsaid = {"commit": commit()}  # the folder may be of an older one
 
     def read(self, line):
         super().read(line)
@@ -137,12 +148,12 @@ class Train(Plain):
 class Generate(Plain):
     """Counts translations; a run that lost a sentence is a failed run, and empty lines stay empty."""
 
-    def __init__(self, args):
-        super().__init__(args)
-        with open(args.total, encoding="utf-8") as stream:
+    def __init__(self, source: str, out: str):
+        super().__init__()
+        with open(source, encoding="utf-8") as stream:
             self.empty = [not line.strip() for line in stream]
-        self.out = args.out
-        self.stream = open(args.out + ".new", "w", encoding="utf-8")
+        self.out = out
+        self.stream = open(out + ".new", "w", encoding="utf-8")
         self.seen = set()
 
     def read(self, line):
@@ -199,96 +210,113 @@ def end_with_parent():
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
-def keep_ticking(watch, stop, child, owners, launch, send):
-    """Show progress every second; end ``child`` when one of the processes that want it is gone."""
-    told = False
-    while not stop.wait(1):
-        watch.tick()
-        if launch:
-            launch.tick(child)
-        if not told and not all(map(is_alive, owners)):
-            send(signal.SIGTERM)
-            told = True  # a second signal would end a training that is saving
+class Stopped(Exception):
+    """A signal of the user has ended the work."""
 
 
-def follow(watch, command, log, owners=(), launch=None):
-    """Run ``command``, feed ``watch`` and ``log``; return the exit status.
+class Supervisor:
+    """Runs commands, and hands SIGINT, SIGTERM and SIGUSR1 on to the one that runs.
 
     Args:
-        launch: where the command is torchrun, what knows its processes
+        owners: processes without which a command is to end
     """
-    early = []
-    send = early.append  # until there is somebody to send it to
-    # The terminal sends Ctrl-C to the command as well; it ends, and then so do we. Torchrun is kept from it.
-    for number in (signal.SIGTERM, signal.SIGUSR1, *([] if launch is None else [signal.SIGINT])):
-        signal.signal(number, lambda number, _: send(number))
-    try:
-        child = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace",
-            preexec_fn=end_with_parent, start_new_session=launch is not None,
-        )  # fmt: skip
-    except OSError as problem:
-        log.write(f"{command[0]}: {problem.strerror}\n")
-        return 127
-    send = child.send_signal if launch is None else functools.partial(launch.send, child)
+
+    def __init__(self, owners: list[int] | None = None):
+        self.owners, self.send, self.stopping, self.launch = owners or [], None, False, None
+
+    def install(self) -> None:
+        """Handle the signals from here on."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, _: Any) -> None:
+        already, self.stopping = self.stopping, True
+        if self.send is None:
+            if not already:
+                raise Stopped
+        elif number != signal.SIGINT or self.launch is not None:  # the terminal sends Ctrl-C to the command, too
+            self.send(number)
+
+    def run(self, command: list[str], log: str, watch: Plain, launch: Launch | None = None) -> None:
+        """Run *command* with its output in the file *log*.
+
+        Raises:
+            Stopped: a signal has ended it
+            Failed: it has failed
+        """
+        with open(log, "a", encoding="utf-8") as stream:
+            status = self._follow(watch, command, stream, launch)
+            problem = watch.finish(status == 0)
+            if status < 0 and not problem:
+                problem = f"{'torchrun ' if launch else ''}ended by signal {-status} (out of memory?)"
+            elif status and launch:
+                problem = launch.problem(STOPPED)
+                status = 1 if problem else STOPPED
+            if problem:
+                stream.write(problem + "\n")
+        ended = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGUSR1, 130, 143, STOPPED)
+        if status in ended or self.stopping and status:
+            raise Stopped
+        if status or problem:
+            raise Failed(last_words(log))
+        if self.stopping:
+            raise Stopped
+
+    def _follow(self, watch: Plain, command: list[str], log: Any, launch: Launch | None) -> int:
+        try:
+            child = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8",
+                errors="replace", preexec_fn=end_with_parent, start_new_session=launch is not None, pass_fds=LOCKS,
+            )  # fmt: skip
+        except OSError as problem:
+            log.write(f"{command[0]}: {problem.strerror}\n")
+            return 127
+        self.launch, self.send = launch, functools.partial(_send, child, launch)
+        if self.stopping:
+            self.send(signal.SIGTERM)
+        stop = threading.Event()
+        ticker = threading.Thread(target=self._keep_ticking, args=(watch, stop, child), daemon=True)
+        ticker.start()
+        for line in child.stdout:
+            log.write(line)
+            log.flush()
+            watch.read(line)
+            if launch:
+                launch.read(line)
+        status = child.wait()
+        self.send = None
+        stop.set()
+        ticker.join()
+        return status
+
+    def _keep_ticking(self, watch: Plain, stop: threading.Event, child: Any) -> None:
+        """Show progress every second; end the command when one of its owners is gone."""
+        told = False
+        while not stop.wait(1):
+            watch.tick()
+            if self.launch:
+                self.launch.tick(child)
+            if not told and not all(map(is_alive, self.owners)):
+                self.send(signal.SIGTERM)
+                told = True  # a second signal would end a training that is saving
+
+
+LOCKS: list[int] = []
+"""Descriptors of locked files, which all commands inherit: the lock is held until the last of them has ended."""
+
+
+def _send(child: Any, launch: Launch | None, number: int) -> None:
     if launch is None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in early:
-        send(number)
-    stop = threading.Event()
-    ticker = threading.Thread(target=keep_ticking, args=(watch, stop, child, owners, launch, send), daemon=True)
-    ticker.start()
-    for line in child.stdout:
-        log.write(line)
-        log.flush()
-        watch.read(line)
-        if launch:
-            launch.read(line)
-    status = child.wait()
-    stop.set()
-    ticker.join()
-    return status
+        child.send_signal(number)
+    else:
+        launch.send(child, number)
 
 
-def number(text):
-    return float(text) if text else None
-
-
-def numbers(text):
-    return [int(part) for part in text.split(",")]
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mode", choices=("plain", "train", "generate"), default="plain")
-    parser.add_argument("--log", required=True)
-    parser.add_argument("--owner", type=numbers, default=[], help="processes without which the command is to end: N,N")
-    parser.add_argument("--every", type=float, default=10, help="seconds between two lines")
-    parser.add_argument("--jsonl", help="train: file to append fairseq's records to")
-    for flag in ("--max-epoch", "--max-update", "--stop-hours"):
-        parser.add_argument(flag, type=number, help="train: where it ends")
-    parser.add_argument("--total", help="generate: the text that is translated")
-    parser.add_argument("--out", help="generate: file for the translations")
-    parser.add_argument("--torchrun", action="store_true", help="the command is torchrun")
-    parser.add_argument("--peers", type=json.loads, help="what the other machines have left so far: nodes.py look")
-    parser.add_argument("command", nargs="+")
-    args = parser.parse_args()
-    launch = Launch(args.peers) if args.torchrun else None
-    watch = {"plain": Plain, "train": Train, "generate": Generate}[args.mode](args)
-    with open(args.log, "a", encoding="utf-8") as log:
-        status = follow(watch, args.command, log, args.owner, launch)
-        problem = watch.finish(status == 0)
-        if status < 0 and not problem:
-            problem = f"{'torchrun ' if launch else ''}ended by signal {-status} (out of memory?)"
-        elif status and launch:
-            problem = launch.problem(STOPPED)
-            status = 1 if problem else STOPPED
-        if problem:
-            log.write(problem + "\n")
-    if status in (-signal.SIGINT, -signal.SIGTERM, -signal.SIGUSR1, 130, 143, STOPPED):
-        return 130
-    return 1 if status or problem else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def last_words(log: str) -> str:
+    """The last line of a log that says anything."""
+    try:
+        with open(log, encoding="utf-8", errors="replace") as stream:
+            lines = [line.rstrip("\n") for line in stream if line.strip()]
+    except OSError:
+        lines = []
+    return lines[-1][:300] if lines else "no output"

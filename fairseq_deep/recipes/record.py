@@ -1,6 +1,7 @@
-"""What a run was made with (``env``) and what came out of it (``result``)."""
+"""What a run was made with (``env.txt``) and what came out of it (``RESULT.json``)."""
 
-import argparse
+from __future__ import annotations
+
 import importlib.metadata
 import importlib.util
 import json
@@ -12,9 +13,11 @@ import subprocess
 import sys
 import time
 
-import records
-from corpus import die, run
-from settings import effective, read_command
+from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime import records
+
+from .changes import effective, read_command
+from .options import ROOT
 
 PACKAGES = ("fairseq-deep", "fairseq", "torch", "numpy", "sacrebleu", "sacremoses", "subword-nmt")
 PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
@@ -27,11 +30,11 @@ def version(package):
         return "not installed"
 
 
-def commit(root):
+def commit():
     """Return the commit of the repository, marked if files differ from it."""
 
     def git(*words):
-        return subprocess.run(["git", "-C", root, *words], capture_output=True, text=True)
+        return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True)
 
     try:
         head = git("rev-parse", "--short=12", "HEAD")
@@ -57,18 +60,23 @@ def hardware(gpus):
 
     seen = torch.cuda.device_count()
     if seen < gpus:
-        die(f"torch {torch.__version__} sees {seen} of {gpus} GPUs: install torch for your CUDA, or use --ngpu {seen}")
+        raise UsageError(
+            f"torch {torch.__version__} sees {seen} of {gpus} GPUs: install torch for your CUDA, or use --ngpu {seen}"
+        )
     return f"{gpus} x {torch.cuda.get_device_name(0)}"
 
 
 def check_arch(name):
-    """Refuse an architecture that neither fairseq nor this package knows."""
+    """Reject an architecture that neither fairseq nor this package knows."""
+    if sys.modules.get("fairseq", 1) is None:  # the driver is run without it
+        del sys.modules["fairseq"]
     from fairseq.models import ARCH_MODEL_REGISTRY
 
+    import fairseq_deep.plugin.architectures  # noqa: F401 (registers ours)
     from fairseq_deep.core.registry import nearest  # which loads fairseq: the other commands do without
 
     if name not in ARCH_MODEL_REGISTRY:
-        die(f"unknown --arch {name}{nearest(name, ARCH_MODEL_REGISTRY)}: fairseq-deep archs lists them")
+        raise UsageError(f"unknown --arch {name}{nearest(name, ARCH_MODEL_REGISTRY)}: fairseq-deep archs lists them")
 
 
 def write_text(path, text):
@@ -78,23 +86,23 @@ def write_text(path, text):
             stream.write(text)
         os.replace(path + ".new", path)
     except OSError as problem:
-        die(f"cannot write {path}: {problem.strerror}")
+        raise UsageError(f"cannot write {path}: {problem.strerror}") from None
 
 
 def check_packages(names):
     """Refuse to begin without a package that a later stage needs."""
     for name in names:
         if importlib.util.find_spec(name) is None:
-            die(f"this recipe needs {name}: run {sys.executable} -m pip install {name}, then the same command again")
+            raise UsageError(
+                f"this recipe needs {name}: run {sys.executable} -m pip install {name}, then the same command again"
+            )
 
 
-def environment(args):
-    check_packages(args.needs)
-    if args.arch:
-        check_arch(args.arch)
+def write_environment(path, gpus):
+    """Write down versions, commit and hardware."""
     facts = {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
-    facts.update(commit=commit(args.root), system=platform.platform(), hardware=hardware(args.gpus))
-    write_text(args.out, "".join(f"{key:13} {value}\n" for key, value in facts.items()))
+    facts.update(commit=commit(), system=platform.platform(), hardware=hardware(gpus))
+    write_text(path, "".join(f"{key:13} {value}\n" for key, value in facts.items()))
 
 
 def read_environment(exp):
@@ -107,18 +115,12 @@ def read_environment(exp):
 
 def read_json(path, schema=None):
     """Return what *path* holds; nothing if it is not there."""
-    try:
-        return records.read_json(path, schema or {}, "delete it, then run the same command again")
-    except records.RecordError as problem:
-        die(str(problem))
+    return records.read_json(path, schema or {}, "delete it, then run the same command again")
 
 
 def read_records(exp):
     """Return the lines of ``train.jsonl``, without any that a full disk or a power cut has torn."""
-    try:
-        return list(records.read_json_lines(os.path.join(exp, "train.jsonl"), records.TRAINED))
-    except records.RecordError as problem:
-        die(str(problem))
+    return list(records.read_json_lines(os.path.join(exp, "train.jsonl"), records.TRAINED))
 
 
 def training_facts(exp):
@@ -152,7 +154,9 @@ def trained_with(exp):
             lines = stream.read().splitlines()
         devices, max_tokens, update_freq = map(int, lines[1].split())
     except (OSError, ValueError, IndexError):
-        die(f"{exp}/trained-with.txt does not say how the model was trained: run again with --stage 4")
+        raise UsageError(
+            f"{exp}/trained-with.txt does not say how the model was trained: run again with --stage 4"
+        ) from None
     precision = [name for name in ("fp16", "bf16", "amp") if f"--{name}" in flags]
     return {
         "devices": lines[3] if len(lines) > 3 else devices,
@@ -171,14 +175,6 @@ def read_scores(exp, subset):
     return {name: read_json(path, records.SCORE) for name, path in paths.items()}
 
 
-def typed(text):
-    """Turn the text of a number or a truth value into one."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
 def read_data(exp):
     for folder in ("raw", "bpe"):
         data = read_json(os.path.join(exp, "text", folder, "data.json"), records.DATA)
@@ -187,15 +183,18 @@ def read_data(exp):
     return {}
 
 
-def collect(args):
-    """Return the record of the run: what a table of results needs comes first, the details after it."""
-    subsets = [] if args.subsets == "none" else args.subsets.split(",")
-    scores = {subset: read_scores(args.exp, subset) for subset in subsets}
+def collect(exp, subsets, settings):
+    """Return the record of the run: what a table of results needs comes first, the details after it.
+
+    Args:
+        settings: of the recipe, to keep in the record
+    """
+    scores = {subset: read_scores(exp, subset) for subset in subsets}
     test = scores.get("test", {})
     for subset, found in scores.items():
         if not found["sacrebleu"]:
-            die(f"{args.exp}/score-{subset}.json is missing: run again with --stage 7")
-    env, data, trained = read_environment(args.exp), read_data(args.exp), training_facts(args.exp)
+            raise UsageError(f"{exp}/score-{subset}.json is missing: run again with --stage 7")
+    env, data, trained = read_environment(exp), read_data(exp), training_facts(exp)
     tests = {name: found["sacrebleu"]["bleu"] for name, found in scores.items() if name != "valid"}
     record = {
         **(measures(test) if subsets else {}),
@@ -206,8 +205,7 @@ def collect(args):
         "pairs": {split: facts["pairs"] for split, facts in data.get("sets", {}).items()},
         "date": time.strftime("%Y-%m-%d"),
     }
-    record.update((key, typed(value)) for key, value in (pair.split("=", 1) for pair in args.set))
-    record.update(trained_with(args.exp))
+    record.update({**settings, **trained_with(exp)})
     return {**record, "environment": env, "data": data, "scores": scores}
 
 
@@ -268,43 +266,18 @@ def table_rows(exp, record, target_lang):
     return rows + [(label, os.path.join(exp, name)) for label, name in files]
 
 
-def print_table(args, record):
+def print_table(exp, langs, record):
+    """Print a few translations, and the table of results."""
     print()
     scored = "bleu" in record
-    for source, ours, reference in samples(args.exp, args.source_lang, args.target_lang) if scored else []:
-        print(f"  {args.source_lang:11} {source}\n  {'ours':11} {ours}\n  {'reference':11} {reference}\n")
-    for label, value in table_rows(args.exp, record, args.target_lang):
+    for source, ours, reference in samples(exp, *langs) if scored else []:
+        print(f"  {langs[0]:11} {source}\n  {'ours':11} {ours}\n  {'reference':11} {reference}\n")
+    for label, value in table_rows(exp, record, langs[1]):
         print(f"  {label:11} {value}")
     if scored:
         print(f"BLEU = {record['bleu']:.2f}")
 
 
-def result(args):
-    record = collect(args)
-    write_text(os.path.join(args.exp, "RESULT.json"), json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    print_table(args, record)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    commands = parser.add_subparsers(required=True)
-    env = commands.add_parser("env")
-    env.add_argument("--root", required=True, help="repository")
-    env.add_argument("--arch", help="architecture to check the name of")
-    env.add_argument("--gpus", type=int, default=0)
-    env.add_argument("--needs", nargs="*", default=[], help="packages of later stages")
-    env.add_argument("--out", required=True)
-    env.set_defaults(command=environment)
-    res = commands.add_parser("result")
-    res.add_argument("--exp", required=True)
-    res.add_argument("--subsets", default="test")
-    res.add_argument("--source-lang", required=True)
-    res.add_argument("--target-lang", required=True)
-    res.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    res.set_defaults(command=result)
-    args = parser.parse_args()
-    args.command(args)
-
-
-if __name__ == "__main__":
-    run(main)
+def write_json(path, content):
+    """Write an object, whole or not at all."""
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")

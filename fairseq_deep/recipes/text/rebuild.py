@@ -19,7 +19,6 @@ KEY and NAME may be lists: the first that is there is taken. With "restore": tru
 truecased is made plain again. Any other key of a description or part is a note.
 """
 
-import argparse
 import gzip
 import html
 import json
@@ -29,10 +28,13 @@ import tarfile
 import tempfile
 from itertools import zip_longest
 
-from corpus import decode_lines, die, read_lines, replaced_folder, run
-from fetch import ends_with, extract, fetch, read_checksums
+from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes.options import EXAMPLES
 
-KNOWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "checksums.txt")
+from .corpus import decode_lines, read_lines, replaced_folder
+from .fetch import ends_with, extract, fetch, read_checksums
+
+KNOWN = os.path.join(EXAMPLES, "common", "checksums.txt")
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 MARKUP_LINE = re.compile(r"<(url|talkid|keywords|speaker|reviewer|translator)\b")
 TITLE = re.compile(r"</?(title|description)>")
@@ -85,7 +87,7 @@ class Archives:
 
         found, pair = DATASETS[name], "-".join(self.langs)
         if pair not in found.langpairs:
-            die(f"sacreBLEU's {name} has no {pair}: give your own text with --data")
+            raise UsageError(f"sacreBLEU's {name} has no {pair}: give your own text with --data")
         address = found.data[0]
         # their archives have the same name in different years
         own = f"{name.replace('/', '-')}-{address.rsplit('/', 1)[-1]}"
@@ -107,7 +109,9 @@ class Archives:
                     paths.append(found[0])
                     break
             else:
-                die(f"{' and '.join(keys)} hold no {what} in '{lang}': delete them and run the same command again")
+                raise UsageError(
+                    f"{' and '.join(keys)} hold no {what} in '{lang}': delete them and run the same command again"
+                )
         return paths
 
 
@@ -128,7 +132,9 @@ def aligned(sides, what):
     """Yield pairs of lines; the two sides must be of one length."""
     for pair in zip_longest(*sides):
         if None in pair:
-            die(f"{what} has more lines in one language than in the other: delete its archive and run again")
+            raise UsageError(
+                f"{what} has more lines in one language than in the other: delete its archive and run again"
+            )
         yield pair
 
 
@@ -159,7 +165,7 @@ def table_streams(path, name):
                 member = archive.extractfile(entry)
                 yield entry.name, gzip.open(member) if entry.name.endswith(".gz") else member
     if not found:
-        die(f"{path} holds no {name}: delete it and run the same command again")
+        raise UsageError(f"{path} holds no {name}: delete it and run the same command again")
 
 
 def restored(pairs, langs):
@@ -224,27 +230,16 @@ def fetch_all(description, archives):
         archives.of_sacrebleu(name)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", required=True, help="the description")
-    parser.add_argument("--source-lang", required=True)
-    parser.add_argument("--target-lang", required=True)
-    parser.add_argument("--archives", required=True, help="folder to keep the archives in")
-    parser.add_argument("--out", required=True, help="folder to write {train,valid,test,test1 ...}.LANG to")
-    parser.add_argument("--url", default="", help="folder that holds all archives, instead of their homes")
-    parser.add_argument("--checksums", default="", help="file of sha256 sums, or none (default: ours, without --url)")
-    args = parser.parse_args()
-    langs, description = (args.source_lang, args.target_lang), read_description(args.corpus)
+def rebuild(plan, out):
+    """Fetch the archives of the plan's description, and write {train,valid,test,test1 ...}.LANG to *out*."""
+    options, langs, description = plan.options, plan.langs, read_description(plan.description)
     if sorted(langs) != sorted(description["languages"]):
         known = "-".join(description["languages"])
-        die(f"this corpus is {known}, not {langs[0]}-{langs[1]}: give your own text with --data")
-    sums = None if args.checksums == "none" else read_checksums(args.checksums or ("none" if args.url else KNOWN))
-    archives = Archives(description["archives"], langs, args.archives, args.url, sums)
+        raise UsageError(f"this corpus is {known}, not {langs[0]}-{langs[1]}: give your own text with --data")
+    known = options.checksums or ("none" if options.data_url else KNOWN)
+    sums = None if options.checksums == "none" else read_checksums(known)
+    archives = Archives(description["archives"], langs, plan.path("download"), options.data_url, sums)
     fetch_all(description, archives)
     print("  unpacking", flush=True)
-    with replaced_folder(args.out) as out, tempfile.TemporaryDirectory(dir=out) as archives.work:
-        build(description, archives, out)
-
-
-if __name__ == "__main__":
-    run(main)
+    with replaced_folder(out) as folder, tempfile.TemporaryDirectory(dir=folder) as archives.work:
+        build(description, archives, folder)

@@ -6,73 +6,72 @@ the text as it is.  Every step works on blocks of lines in several processes, so
 memory.
 """
 
-import argparse
-import importlib
 import io
 import json
 import os
-import re
+import signal
 import time
 from collections import Counter
 from contextlib import redirect_stderr
 from itertools import islice, starmap
 from multiprocessing import Pool
+from typing import NamedTuple
 
-from corpus import die, find_splits, read_lines, replaced_folder, run
-from sacremoses import MosesTokenizer
-from subword_nmt.apply_bpe import BPE
-from subword_nmt.learn_bpe import learn_bpe
+from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime.text import TAG, cutter_of, packages_named, tokenizer_of
+
+from .corpus import find_splits, read_lines, replaced_folder
 
 MAX_RATIO = 9  # longer side over shorter side, as in the usual corpus cleaning
 BLOCK = 2000
-TAG = re.compile(r"<2[^\s>]+> ?")  # of the target language, before a source; no sub-word model sees it
 PIECES_FROM = 10_000_000  # sentences that SentencePiece learns from, drawn at random
 COVERAGE = 0.9995  # of characters, by SentencePiece's vocabulary
 _tokenizers = {}
 _cut = None
 
 
-def load_merges(code):
+class Settings(NamedTuple):
+    """How text is cut into sub-words.
+
+    Attributes:
+        langs: source and target
+        bpe: "joint", "per-side" or "sentencepiece"
+        merges: of the BPE, or pieces of SentencePiece
+        max_words, max_subwords: of a training sentence; 0 sub-words: any number
+        workers: processes
+    """
+
+    langs: tuple
+    bpe: str
+    merges: int
+    max_words: int
+    max_subwords: int = 0
+    lowercase: bool = False
+    workers: int = 1
+
+    @property
+    def tokenizer(self):
+        """What comes before the sub-words."""
+        return "none" if self.bpe == "sentencepiece" else "moses"
+
+
+def load_cutter(codes):
     global _cut
-    if code.endswith(".model"):
-        model = import_package("sentencepiece").SentencePieceProcessor(model_file=code)
-
-        def _cut(line):
-            return " ".join(model.encode(line, out_type=str))
-    else:
-        with open(code, encoding="utf-8") as stream:
-            _cut = BPE(stream).process_line
+    _cut = cutter_of(codes)
 
 
-def import_package(name):
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        die(f"{name} is missing: pip install {name}")
-
-
-def segment_chinese(line):
-    return " ".join(import_package("jieba").cut(line))
-
-
-def tokenize_block(lang, lines, lowercase):
-    tokenizer = _tokenizers.setdefault(lang, MosesTokenizer(lang))
-    lines = (line.lower() if lowercase else line for line in lines)
-    lines = map(segment_chinese, lines) if lang == "zh" else lines
-    return [" ".join(tokenizer.tokenize(line, return_str=True).split()) for line in lines]
-
-
-def lower_pairs(langs, pairs, lowercase):
-    return [tuple(map(str.lower, pair)) for pair in pairs] if lowercase else pairs
-
-
-def tokenize_pairs(langs, pairs, lowercase):
-    return list(zip(*(tokenize_block(lang, side, lowercase) for lang, side in zip(langs, zip(*pairs)))))
+def tokenize_pairs(langs, pairs, kind, lowercase):
+    sides = []
+    for lang, side in zip(langs, zip(*pairs)):
+        key = (lang, kind, lowercase)
+        if key not in _tokenizers:
+            _tokenizers[key] = tokenizer_of(*key)
+        sides.append(list(map(_tokenizers[key], side)))
+    return list(zip(*sides))
 
 
 def apply_block(lines):
-    tags = [TAG.match(line) for line in lines]
-    return [tag[0] + _cut(line[tag.end() :]) if tag else _cut(line) for tag, line in zip(tags, lines)]
+    return list(map(_cut, lines))
 
 
 def blocks(items):
@@ -87,7 +86,7 @@ def spread(function, jobs, workers, initializer=None, initargs=()):
             initializer(*initargs)
         yield from starmap(function, jobs)
         return
-    with Pool(workers, initializer, initargs) as pool:
+    with Pool(workers, _begin_worker, (initializer, initargs)) as pool:
         waiting = []
         for job in jobs:
             waiting.append(pool.apply_async(function, job))
@@ -95,6 +94,13 @@ def spread(function, jobs, workers, initializer=None, initargs=()):
                 yield waiting.pop(0).get()
         for result in waiting:
             yield result.get()
+
+
+def _begin_worker(initializer, initargs):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool ends its workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if initializer:
+        initializer(*initargs)
 
 
 class Ticker:
@@ -117,15 +123,15 @@ def fits(pair, max_words):
     return 0 < lengths[0] and lengths[1] <= max_words and lengths[1] <= MAX_RATIO * lengths[0]
 
 
-def tokenize_split(args, split, tmp):
+def tokenize_split(args, text, split, tmp):
     """Write the tokenised ``split`` to ``tmp``; return the pairs kept and dropped."""
-    langs, ticker, kept, dropped = (args.source_lang, args.target_lang), Ticker(f"tokenising {split}"), 0, 0
-    pairs = zip(*(read_lines(os.path.join(args.text, f"{split}.{lang}")) for lang in langs))
-    jobs = ((langs, block, args.lowercase) for block in blocks(pairs))
+    langs, ticker, kept, dropped = args.langs, Ticker(f"tokenising {split}"), 0, 0
+    pairs = zip(*(read_lines(os.path.join(text, f"{split}.{lang}")) for lang in langs))
+    jobs = ((langs, block, args.tokenizer, args.lowercase) for block in blocks(pairs))
     plain = args.bpe == "sentencepiece"  # words are nothing to it
     files = [open(os.path.join(tmp, f"{split}.tok.{lang}"), "w", encoding="utf-8") for lang in langs]
     with files[0], files[1]:
-        for block in spread(lower_pairs if plain else tokenize_pairs, jobs, args.workers):
+        for block in spread(tokenize_pairs, jobs, args.workers):
             ticker.add(len(block))
             for pair in block:
                 if split == "train" and not plain and not fits(pair, args.max_words):
@@ -139,6 +145,8 @@ def tokenize_split(args, split, tmp):
 
 def learn(args, langs, code):
     """Learn merges on the tokenised training text of ``langs``, and write them to ``code``."""
+    from subword_nmt.learn_bpe import learn_bpe
+
     words, tmp = Counter(), os.path.dirname(code)
     for lang in langs:
         for line in read_lines(os.path.join(tmp, f"train.tok.{lang}")):
@@ -151,7 +159,8 @@ def learn(args, langs, code):
 
 def learn_pieces(args, langs, model):
     """Learn a vocabulary of ``args.merges`` pieces on the training text of all ``langs``."""
-    spm = import_package("sentencepiece")
+    with packages_named():
+        import sentencepiece as spm
     paths = (os.path.join(os.path.dirname(model), f"train.tok.{lang}") for lang in langs)
     lines = (TAG.sub("", line, 1) for path in paths for line in read_lines(path))
     print(f"  learning {args.merges:,} pieces", flush=True)
@@ -162,7 +171,9 @@ def learn_pieces(args, langs, model):
             hard_vocab_limit=False, num_threads=args.workers, minloglevel=2,
         )  # fmt: skip
     except RuntimeError as problem:
-        die(f"SentencePiece learns no {args.merges:,} pieces from this text: {str(problem).splitlines()[-1]}")
+        raise UsageError(
+            f"SentencePiece learns no {args.merges:,} pieces from this text: {str(problem).splitlines()[-1]}"
+        ) from None
 
 
 def learn_codes(args, langs, tmp):
@@ -186,7 +197,7 @@ def apply_split(args, split, lang, code, tmp):
     jobs = ((block,) for block in blocks(read_lines(tokenised)))
     ticker = Ticker(f"sub-words of {split}.{lang}")
     with open(os.path.join(tmp, f"{split}.{lang}"), "w", encoding="utf-8") as stream:
-        for block in spread(apply_block, jobs, args.workers, load_merges, (code,)):
+        for block in spread(apply_block, jobs, args.workers, load_cutter, (code,)):
             ticker.add(len(block))
             stream.writelines(line + "\n" for line in block)
     os.remove(tokenised)
@@ -205,48 +216,31 @@ def drop_long(langs, limit, tmp):
             else:
                 dropped += 1
     if not kept:
-        die(f"no training pair has 1 to {limit} sub-words a side: see --max-subwords")
+        raise UsageError(f"no training pair has 1 to {limit} sub-words a side: see --max-subwords")
     for path in paths:
         os.replace(f"{path}.short", path)
     if dropped:
         print(f"  {dropped:,} training pairs dropped: over {limit} sub-words")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--source-lang", required=True)
-    parser.add_argument("--target-lang", required=True)
-    parser.add_argument("--text", required=True, help="folder with the plain text")
-    parser.add_argument("--out", required=True, help="folder to write")
-    parser.add_argument("--merges", type=int, required=True)
-    parser.add_argument("--bpe", choices=("joint", "per-side", "sentencepiece"), default="joint")
-    parser.add_argument("--max-words", type=int, required=True)
-    parser.add_argument("--max-subwords", type=int, default=0, help="of a training sentence; 0: any number")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--lowercase", action="store_true")
-    args = parser.parse_args()
-    langs, splits = (args.source_lang, args.target_lang), find_splits(args.text, args.source_lang)
-    if "zh" in langs and args.bpe != "sentencepiece":
-        import_package("jieba").setLogLevel("WARNING")
-        segment_chinese("")  # reads its dictionary, once for all processes
-    with replaced_folder(args.out) as tmp:
+def cut_corpus(text, out, settings):
+    """Write the text of the folder *text*, cut into sub-words, to the folder *out*."""
+    langs, splits = settings.langs, find_splits(text, settings.langs[0])
+    for lang in langs:
+        tokenizer_of(lang, settings.tokenizer)("")  # jieba reads its dictionary, once for all processes
+    with replaced_folder(out) as tmp:
         for split in splits:
-            kept, dropped = tokenize_split(args, split, tmp)
+            kept, dropped = tokenize_split(settings, text, split, tmp)
             if split == "train" and not kept:
-                die(f"no training pair has 1 to {args.max_words} words a side: see --max-words")
+                raise UsageError(f"no training pair has 1 to {settings.max_words} words a side: see --max-words")
             if dropped:
-                reason = f"over {args.max_words} words or a length ratio over {MAX_RATIO}"
+                reason = f"over {settings.max_words} words or a length ratio over {MAX_RATIO}"
                 print(f"  {dropped:,} training pairs dropped: {reason}")
-        codes = learn_codes(args, langs, tmp)
-        tokenizer = "none" if args.bpe == "sentencepiece" else "moses"
+        codes = learn_codes(settings, langs, tmp)
         with open(os.path.join(tmp, "steps.json"), "w", encoding="utf-8") as stream:  # for fairseq-deep translate
-            json.dump({"tokenizer": tokenizer, "lowercase": args.lowercase}, stream)
+            json.dump({"tokenizer": settings.tokenizer, "lowercase": settings.lowercase}, stream)
         for split in splits:
             for lang, code in zip(langs, codes):
-                apply_split(args, split, lang, code, tmp)
-        if args.max_subwords:
-            drop_long(langs, args.max_subwords, tmp)
-
-
-if __name__ == "__main__":
-    run(main)
+                apply_split(settings, split, lang, code, tmp)
+        if settings.max_subwords:
+            drop_long(langs, settings.max_subwords, tmp)

@@ -1,14 +1,12 @@
-"""Whether a training that has begun may go on with another command: only how long it takes may change, and its noise.
+"""Whether a training that has begun may go on with another command: only its length and its logging may change."""
 
-``--before`` is the file with the command that it began with. What differs ends this with one line.
-"""
+from __future__ import annotations
 
-import argparse
 import os
 import re
 import shlex
 
-from corpus import die, run
+from fairseq_deep.errors import UsageError
 
 FREE = """
 --user-dir --save-dir --max-epoch --max-update --stop-time-hours --stop-min-lr --num-workers --log-format --log-interval
@@ -56,20 +54,12 @@ def read_command(path):
         return shlex.split(stream.read())
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--before", required=True)
-    parser.add_argument("--exp", required=True, help="the folder, as the message names it")
-    parser.add_argument("command", nargs="+")
-    args = parser.parse_args()
-    before = read_command(args.before)
-    changed = difference(before, args.command) if before else ""
+def check(path, exp, command):
+    """Reject a *command* that trains something else than the one in the file *path*, with which *exp* was begun."""
+    before = read_command(path)
+    changed = difference(before, command) if before else ""
     if changed:
-        die(
-            f"{args.exp} was trained with {changed}: give the same, use another --exp, "
-            f"or delete {os.path.join(args.exp, 'checkpoints')} to train anew"
+        raise UsageError(
+            f"{exp} was trained with {changed}: give the same, use another --exp, "
+            f"or delete {os.path.join(exp, 'checkpoints')} to train anew"
         )
-
-
-if __name__ == "__main__":
-    run(main)

@@ -16,7 +16,9 @@ import urllib.error
 import urllib.request
 import zlib
 
-from corpus import checksum, die
+from fairseq_deep.errors import UsageError
+
+from .corpus import checksum
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TRIES = 4
@@ -32,9 +34,9 @@ def read_checksums(path):
         with open(path, encoding="utf-8") as stream:
             fields = [line.split() for line in stream if line.strip() and not line.startswith("#")]
     except OSError as problem:
-        die(f"--checksums {path}: {problem.strerror}")
+        raise UsageError(f"--checksums {path}: {problem.strerror}") from None
     if any(len(pair) != 2 or not re.fullmatch("[0-9a-fA-F]{32}|[0-9a-fA-F]{64}", pair[0]) for pair in fields):
-        die(f"--checksums {path}: every line must be 'SHA256  NAME'")
+        raise UsageError(f"--checksums {path}: every line must be 'SHA256  NAME'")
     return {os.path.basename(name.lstrip("*")): digest.lower() for digest, name in fields}
 
 
@@ -49,7 +51,7 @@ def fetch(url, name, folder, checksums):
         problem = find_fault(part, checksums.get(name), name)
         if problem:
             os.remove(part)
-            die(
+            raise UsageError(
                 f"{url}: {problem}; nothing was kept, run the same command again, give another --data-url,"
                 " or take it as it is with --checksums none"
             )
@@ -74,13 +76,15 @@ def download(url, part):
         except (OSError, ValueError) as problem:
             reason = str(getattr(problem, "reason", problem))
             if getattr(problem, "errno", None) in NO_ROOM:
-                die(f"{part}: {problem.strerror}; make room, and run the same command again: it goes on there")
+                raise UsageError(
+                    f"{part}: {problem.strerror}; make room, and run the same command again: it goes on there"
+                ) from None
             if url.startswith("file:"):
                 break
         if attempt < TRIES:
             print(f"  {reason}; trying again", flush=True)
             time.sleep(2**attempt)
-    die(
+    raise UsageError(
         f"cannot fetch {url}: {reason}; run the same command again (it goes on where it stopped),"
         f" put a copy of yours into {os.path.dirname(part)}, or use --data DIR"
     )

@@ -1,10 +1,11 @@
 """Unpack and check Google's pre-processed WMT16 archive, whose text is tokenised and cut into sub-words already."""
 
-import argparse
 import os
 
-from corpus import copy_pairs, describe, die, read_lines, replaced_folder, run
-from fetch import extract, find_fault
+from fairseq_deep.errors import UsageError
+
+from .corpus import copy_pairs, describe, read_lines, replaced_folder
+from .fetch import extract, find_fault
 
 SETS = {
     "train": "train.tok.clean.bpe.32000",
@@ -21,7 +22,9 @@ def parse_lines(text):
         split, _, numbers = part.partition("=")
         low, _, high = numbers.partition("-")
         if split not in SETS or not (low + high).isdigit():
-            die(f"--data-lines '{text}': give SET=N or SET=LEAST-MOST for train, valid, test, separated by commas")
+            raise UsageError(
+                f"--data-lines '{text}': give SET=N or SET=LEAST-MOST for train, valid, test, separated by commas"
+            )
         wanted[split] = (int(low), int(high or low))
     return wanted
 
@@ -31,7 +34,7 @@ def copy_sets(tar, folder, langs, wanted):
     names = {f"{prefix}.{lang}": f"{prefix}.{lang}" for prefix in SETS.values() for lang in langs}
     missing = extract(tar, names, folder)
     if missing:
-        die(f"--data-tar {tar} lacks {', '.join(sorted(missing))}")
+        raise UsageError(f"--data-tar {tar} lacks {', '.join(sorted(missing))}")
     counts = {}
     for split, prefix in SETS.items():
         paths = [os.path.join(folder, f"{prefix}.{lang}") for lang in langs]
@@ -40,7 +43,7 @@ def copy_sets(tar, folder, langs, wanted):
             os.remove(path)
         low, high = wanted.get(split, (1, pairs))
         if not low <= pairs <= high:
-            die(
+            raise UsageError(
                 f"{prefix} has {pairs} lines, not {low}{f' to {high}' if high > low else ''}:"
                 " another archive? (--data-lines '' takes it all the same)"
             )
@@ -64,25 +67,13 @@ def unpack_plain(tar, out, langs, counts):
                     stream.writelines(f"{line}\n" for line in lines)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--source-lang", required=True)
-    parser.add_argument("--target-lang", required=True)
-    parser.add_argument("--tar", required=True)
-    parser.add_argument("--out", required=True, help="folder for bpe/ and, where there is plain text, raw/")
-    parser.add_argument("--sha256", default="")
-    parser.add_argument("--lines", default="", help="SET=N or SET=LEAST-MOST, separated by commas")
-    args = parser.parse_args()
-    langs = (args.source_lang, args.target_lang)
-    wanted = parse_lines(args.lines)
-    problem = find_fault(args.tar, args.sha256)
+def unpack(plan):
+    """Write the sub-words of the archive, and its plain text where it has any."""
+    options, langs, wanted = plan.options, plan.langs, parse_lines(plan.options.data_lines)
+    problem = find_fault(options.data_tar, options.data_sha256)
     if problem:
-        die(f"--data-tar {args.tar}: {problem}; get the file again")
-    with replaced_folder(os.path.join(args.out, "bpe")) as tmp:
-        counts = copy_sets(args.tar, tmp, langs, wanted)
-        describe(tmp, langs, counts, os.path.basename(args.tar))
-    unpack_plain(args.tar, args.out, langs, counts)
-
-
-if __name__ == "__main__":
-    run(main)
+        raise UsageError(f"--data-tar {options.data_tar}: {problem}; get the file again")
+    with replaced_folder(plan.path("text", "bpe")) as tmp:
+        counts = copy_sets(options.data_tar, tmp, langs, wanted)
+        describe(tmp, langs, counts, os.path.basename(options.data_tar))
+    unpack_plain(options.data_tar, plan.path("text"), langs, counts)

@@ -6,17 +6,18 @@ until their sizes stand to each other as powers 1/T of what they were, T being t
 which lines of the test set belong to which direction.
 """
 
-import argparse
 import json
 import os
 import re
 import shutil
 import tarfile
 
-from corpus import describe, die, read_lines, replaced_folder, run
-from fetch import fetch, read_checksums
-from records import PAIRS
-from report import read_json
+from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes.record import read_json
+from fairseq_deep.runtime.records import PAIRS
+
+from .corpus import describe, read_lines, replaced_folder
+from .fetch import fetch, read_checksums
 
 ARCHIVE = "https://object.pouta.csc.fi/OPUS-100/v1.0/opus-100-corpus-v1.0.tar.gz"
 MEMBER = re.compile(r"(?:.*/)?(supervised|zero-shot)/([a-z]+-[a-z]+)/(opus\.\2-(train|dev|test)\.[a-z]+)")
@@ -51,7 +52,9 @@ def read_pair(folder, pair, split):
         return []
     sides = [list(read_lines(path)) for path in paths]
     if len(sides[0]) != len(sides[1]):
-        die(f"{paths[0]} has {len(sides[0])} lines but {paths[1]} has {len(sides[1])}: line n of both must be a pair")
+        raise UsageError(
+            f"{paths[0]} has {len(sides[0])} lines but {paths[1]} has {len(sides[1])}: line n of both must be a pair"
+        )
     return list(zip(*sides))
 
 
@@ -91,20 +94,22 @@ class Writer:
             stream.close()
 
 
-def prepare(args):
-    if not args.data:
-        sums = {} if args.checksums in ("", "none") else read_checksums(args.checksums)
+def prepare(plan):
+    """Write the text of all pairs; the corpus is fetched where no data are given."""
+    options, data = plan.options, plan.options.data or plan.path("corpus")
+    if not options.data:
+        sums = {} if options.checksums in ("", "none") else read_checksums(options.checksums)
         name = ARCHIVE.rsplit("/", 1)[-1]
-        archive = fetch(f"{args.url.rstrip('/')}/{name}" if args.url else ARCHIVE, name, args.archives, sums)
+        address = f"{options.data_url.rstrip('/')}/{name}" if options.data_url else ARCHIVE
+        archive = fetch(address, name, plan.path("download"), sums)
         print("  unpacking", flush=True)
-        unpack(archive, args.corpus)
-    data = args.data or args.corpus
+        unpack(archive, data)
     supervised = find_pairs(data, "supervised")
     if not supervised:
-        die(f"{data} holds no supervised/XX-YY: give the folder of OPUS-100, or one laid out like it")
-    with replaced_folder(args.out) as out:
+        raise UsageError(f"{data} holds no supervised/XX-YY: give the folder of OPUS-100, or one laid out like it")
+    with replaced_folder(plan.path("text", "raw")) as out:
         writers = {split: Writer(out, split) for split in ("train", "valid", "test")}
-        write_train(supervised, writers["train"], args.temperature)
+        write_train(supervised, writers["train"], float(options.temperature))
         tests = []
         for kind, pairs in (("supervised", supervised), ("zero-shot", find_pairs(data, "zero-shot"))):
             for pair, folder in pairs.items():
@@ -117,11 +122,11 @@ def prepare(args):
         for split, writer in writers.items():
             writer.close()
             if not writer.count:
-                die(f"{data} has no {'dev' if split == 'valid' else split} sets")
+                raise UsageError(f"{data} has no {'dev' if split == 'valid' else split} sets")
         with open(os.path.join(out, "pairs.json"), "w", encoding="utf-8") as stream:
             json.dump(tests, stream)
         counts = {split: (writer.count, 0) for split, writer in writers.items()}
-        describe(out, SIDES, counts, args.data or "download")
+        describe(out, SIDES, counts, options.data or "download")
         print(f"  {len(supervised)} training pairs, {len(tests)} directions to test")
 
 
@@ -138,24 +143,24 @@ def nonempty(lines):
     return [pair for pair in lines if all(pair)]
 
 
-def split_translations(args):
+def split_translations(output, text, folder):
     """Write test.SRC-TGT.hyp and .ref of each direction, and test.hyp.tgt and test.ref.tgt of them all."""
     from fairseq_deep.tools.generated import best, read_generated
 
-    tests = read_json(os.path.join(args.text, "pairs.json"), PAIRS)
-    found = read_generated(args.generate_output)
+    tests = read_json(os.path.join(text, "pairs.json"), PAIRS)
+    found = read_generated(output)
     hypotheses = [best(found[number]) for number in sorted(found) if "H" in found[number]]
-    references = list(read_lines(os.path.join(args.text, "test.tgt")))
+    references = list(read_lines(os.path.join(text, "test.tgt")))
     if len(hypotheses) != len(references) or len(references) != sum(count for _, count in tests):
         counts = f"{len(hypotheses)} translations of {len(references)} sentences"
-        die(f"{args.generate_output} has {counts}: translate again, with --stage 6")
+        raise UsageError(f"{output} has {counts}: translate again, with --stage 6")
     begin = 0
-    with replaced_folder(args.out) as out:
+    with replaced_folder(folder) as out:
         for name, count in tests:
             for kind, lines in (("hyp", hypotheses), ("ref", references)):
                 write_lines(os.path.join(out, f"test.{name}.{kind}"), lines[begin : begin + count])
             begin += count
-    home = os.path.dirname(args.generate_output)
+    home = os.path.dirname(output)
     write_lines(os.path.join(home, "test.hyp.tgt"), hypotheses)
     write_lines(os.path.join(home, "test.ref.tgt"), references)
 
@@ -163,28 +168,3 @@ def split_translations(args):
 def write_lines(path, lines):
     with open(path, "w", encoding="utf-8") as stream:
         stream.writelines(f"{line}\n" for line in lines)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    commands = parser.add_subparsers(required=True)
-    first = commands.add_parser("prepare")
-    first.add_argument("--data", default="", help="folder of the corpus; without it, it is fetched")
-    first.add_argument("--url", default="", help="folder that holds the archive, instead of its home")
-    first.add_argument("--checksums", default="")
-    first.add_argument("--archives", required=True, help="folder to keep the archive in")
-    first.add_argument("--corpus", required=True, help="folder to unpack it to")
-    first.add_argument("--temperature", type=float, required=True)
-    first.add_argument("--out", required=True)
-    first.set_defaults(command=prepare)
-    second = commands.add_parser("split")
-    second.add_argument("--generate-output", required=True)
-    second.add_argument("--text", required=True, help="folder with pairs.json")
-    second.add_argument("--out", required=True)
-    second.set_defaults(command=split_translations)
-    args = parser.parse_args()
-    args.command(args)
-
-
-if __name__ == "__main__":
-    run(main)

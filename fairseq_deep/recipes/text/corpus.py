@@ -5,36 +5,18 @@ kind becomes one blank, so that no reader splits a line where another does not. 
 sets, test1, test2 and so on, and beside test.TARGET further references, test.TARGET.ref1, test.TARGET.ref2 and so on.
 """
 
-import argparse
 import gzip
 import hashlib
 import json
 import os
 import re
 import shutil
-import sys
 import zlib
 from itertools import zip_longest
 
-BAD_INPUT = 65
+from fairseq_deep.errors import UsageError
+
 SPLITS = ("train", "valid", "test")
-
-
-def die(message):
-    """End with one line on stderr and the exit status that the recipe knows as bad input."""
-    print("error: " + " ".join(str(message).splitlines()), file=sys.stderr)
-    sys.exit(BAD_INPUT)
-
-
-def run(main):
-    """Run a helper's ``main``; Ctrl-C ends it without a traceback, and a full disk with one line."""
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except OSError as problem:
-        place = f"{problem.filename}: " if problem.filename else ""
-        die(f"{place}{problem.strerror or problem}; nothing was kept of it: run the same command again after that")
 
 
 def find_text(folder, name):
@@ -42,7 +24,7 @@ def find_text(folder, name):
     for path in (os.path.join(folder, name), os.path.join(folder, name + ".gz")):
         if os.path.isfile(path):
             return path
-    die(f"{os.path.join(folder, name)} is missing (plain or .gz)")
+    raise UsageError(f"{os.path.join(folder, name)} is missing (plain or .gz)")
 
 
 def decode_lines(stream, name):
@@ -56,9 +38,9 @@ def decode_lines(stream, name):
                 return
             text = line.decode(encoding)
         except UnicodeDecodeError:
-            die(f"{name}, line {number}: not UTF-8; convert the file with iconv")
+            raise UsageError(f"{name}, line {number}: not UTF-8; convert the file with iconv") from None
         except (EOFError, OSError, zlib.error) as problem:
-            die(f"{name} cannot be read after line {number}: {problem}; get the file again")
+            raise UsageError(f"{name} cannot be read after line {number}: {problem}; get the file again") from None
         yield text
         encoding = "utf-8"
 
@@ -75,7 +57,9 @@ def find_splits(folder, lang):
     pattern = re.compile(rf"test([1-9]\d*)\.{re.escape(lang)}(\.gz)?")
     found = sorted({int(match[1]) for match in map(pattern.fullmatch, os.listdir(folder)) if match})
     if found != list(range(1, len(found) + 1)):
-        die(f"{folder} has test{found[-1]}.{lang} with a gap before it: the test sets are test, test1, test2 and so on")
+        raise UsageError(
+            f"{folder} has test{found[-1]}.{lang} with a gap before it: the test sets are test, test1, test2 and so on"
+        )
     return (*SPLITS, *(f"test{number}" for number in found))
 
 
@@ -94,7 +78,9 @@ def copy_pairs(paths, targets, keep_empty):
             else:
                 dropped += 1
     if counts[0] != counts[1]:
-        die(f"{paths[0]} has {counts[0]} lines but {paths[1]} has {counts[1]}: line n of both must be a pair")
+        raise UsageError(
+            f"{paths[0]} has {counts[0]} lines but {paths[1]} has {counts[1]}: line n of both must be a pair"
+        )
     return written, dropped
 
 
@@ -133,7 +119,9 @@ def find_references(data, split, lang):
     odd = sorted(found - set(wanted))
     if odd:
         path = os.path.join(data, f"{split}.{lang}.ref{odd[0]}")
-        die(f"{path}: the first reference is {split}.{lang}, then come {split}.{lang}.ref1 and so on without a gap")
+        raise UsageError(
+            f"{path}: the first reference is {split}.{lang}, then come {split}.{lang}.ref1 and so on without a gap"
+        )
     return [f"{split}.{lang}.ref{number}" for number in wanted]
 
 
@@ -147,7 +135,9 @@ def copy_references(data, out, split, lang, sentences):
                 print(line, file=stream)
                 count += 1
         if count != sentences:
-            die(f"{path} has {count} lines, but the {split} set {sentences}: it needs one for each sentence")
+            raise UsageError(
+                f"{path} has {count} lines, but the {split} set {sentences}: it needs one for each sentence"
+            )
     return names
 
 
@@ -175,7 +165,7 @@ def copy_corpus(data, out, langs, route):
             test = split.startswith("test")
             counts[split] = copy_pairs(paths, targets, keep_empty=test)
             if not counts[split][0]:
-                die(f"{paths[0]} and {paths[1]} hold no sentence pair: {split} data is needed")
+                raise UsageError(f"{paths[0]} and {paths[1]} hold no sentence pair: {split} data is needed")
             names = copy_references(data, tmp, split, langs[1], counts[split][0]) if test else []
             references.update({split: names} if names else {})
         same = refuse_one_text(tmp, langs, data)
@@ -191,7 +181,9 @@ def refuse_one_text(folder, langs, data):
         equal = [source == target for source, target in pairs]
         shares[split] = sum(equal) / len(equal)
         if all(equal) and len(equal) > 1:
-            die(f"{data}: {split}.{langs[0]} and {split}.{langs[1]} hold the same text: one of them is the wrong file")
+            raise UsageError(
+                f"{data}: {split}.{langs[0]} and {split}.{langs[1]} hold the same text: one of them is the wrong file"
+            )
     return shares
 
 
@@ -208,6 +200,37 @@ def print_notes(folder, langs, same):
         count = sum(line in seen for line in sources)
         if count:
             print(f"  note: {count:,} of {len(sources):,} {split} sources are training sources, too")
+
+
+def check_folder(plan):
+    """Reject a folder of ``--data`` that lacks a text, or is where the experiment keeps its own copy."""
+    options, data = plan.options, plan.options.data
+    if options.multilingual:
+        if not os.path.isdir(os.path.join(data, "supervised")):
+            raise UsageError(f"--data {data}: there is no supervised/XX-YY in it, as OPUS-100 has")
+        return
+    if not os.path.isdir(data):
+        raise UsageError(f"--data {data}: no such folder")
+    own = os.path.realpath(plan.path("text"))
+    if os.path.isdir(own) and (os.path.realpath(data) + os.sep).startswith(own + os.sep):
+        raise UsageError(
+            f"--data {data} is where --exp {plan.exp} keeps its own copy of the text: give the folder that it came from"
+        )
+    splits = sorted({*SPLITS, *plan.subsets})
+    for split in splits:
+        for lang in plan.langs:
+            if not any(os.path.isfile(os.path.join(data, f"{split}.{lang}{end}")) for end in ("", ".gz")):
+                raise UsageError(
+                    f"{data}/{split}.{lang} is missing: --data needs {{{','.join(splits)}}}.{{{','.join(plan.langs)}}}, "
+                    f"plain or .gz (of the test sets, those of --subsets){_languages_there(data, plan.langs)}"
+                )
+
+
+def _languages_there(data, langs):
+    """The languages of the training text in *data*, where they are others than *langs*."""
+    found = [re.fullmatch(r"train\.([a-z]{2,3}([_-][A-Za-z]+)?)(\.gz)?", name) for name in sorted(os.listdir(data))]
+    other = [match[1] for match in found if match and match[1] not in langs]
+    return f"; it has {' '.join(other)}: give --source-lang and --target-lang" if other else ""
 
 
 def check_lengths(folder, langs, max_tokens, positions):
@@ -228,29 +251,7 @@ def check_lengths(folder, langs, max_tokens, positions):
                 side = "source" if lang == langs[0] else "target"
                 cures = {max_tokens: "raise --max-tokens", positions[lang]: f"raise --max-{side}-positions (after --)"}
                 cure = cures[limit] + (", or set --max-words lower" if split == "train" else ", or shorten the line")
-                die(
+                raise UsageError(
                     f"{split}.{lang}, line {1 + lengths.index(longest)}: the longest sentence has {longest} sub-words, "
                     f"more than {limit}: {cure}"
                 )
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--source-lang", required=True)
-    parser.add_argument("--target-lang", required=True)
-    parser.add_argument("--data", help="folder with {train,valid,test}.LANG, plain or .gz")
-    parser.add_argument("--out", help="folder to write")
-    parser.add_argument("--route", default="", help="where the text came from, for the record")
-    parser.add_argument("--lengths", metavar="FOLDER", help="only check the sentences in FOLDER, cut into sub-words")
-    parser.add_argument("--max-tokens", type=int)
-    parser.add_argument("--positions", type=int, nargs=2, help="of the model, source and target")
-    args = parser.parse_args()
-    langs = (args.source_lang, args.target_lang)
-    if args.lengths:
-        check_lengths(args.lengths, langs, args.max_tokens, dict(zip(langs, args.positions)))
-    else:
-        copy_corpus(args.data, args.out, langs, args.route)
-
-
-if __name__ == "__main__":
-    run(main)

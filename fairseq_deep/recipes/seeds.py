@@ -1,16 +1,22 @@
-"""What came out of several seeds: mean, standard deviation, least and most, in ``RESULT.json`` and a short table."""
+"""Several seeds: the text once, in the folder of the experiment, and a training for each seed in its folder seedN.
 
-import argparse
-import json
+Their results are put side by side in ``RESULT.json`` and a short table.
+"""
+
+from __future__ import annotations
+
+import glob
 import math
 import os
+import re
+import shutil
 import statistics
 
-from corpus import die, run
-from records import RESULT
-from report import read_json, write_text
-
+from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime.records import RESULT
 from fairseq_deep.tools import format_table
+
+from .record import read_json, write_json
 
 # name in RESULT.json, head of the column, its form
 FIGURES = (
@@ -51,7 +57,7 @@ def collect(exp, seeds, failed):
     records = {seed: read_json(os.path.join(exp, f"seed{seed}", "RESULT.json"), RESULT) for seed in seeds}
     for seed, record in records.items():
         if not record:
-            die(f"{exp}/seed{seed}/RESULT.json is missing: run again with --stage 7")
+            raise UsageError(f"{exp}/seed{seed}/RESULT.json is missing: run again with --stage 7")
     found = {seed: figures(record) for seed, record in records.items()}
     summary = {}
     for name, _, _ in FIGURES:
@@ -78,22 +84,69 @@ def table(summary, found, failed):
     return format_table(lines, right=range(1, len(columns) + 1), indent="  ")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--exp", required=True, help="folder with a seedN for each seed")
-    parser.add_argument("--seeds", type=int, nargs="+", required=True, help="those that have come to their end")
-    parser.add_argument("--failed", type=int, nargs="*", default=[])
-    args = parser.parse_args()
-    summary, found = collect(args.exp, args.seeds, args.failed)
-    write_text(os.path.join(args.exp, "RESULT.json"), json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
-    print()
-    print(table(summary, found, args.failed))
+def parse(text):
+    """The seeds that *text* names: 3 are 1, 2 and 3; with a comma it is a list.
+
+    Raises:
+        UsageError: it is neither, or names one twice
+    """
+    if re.fullmatch("[1-9][0-9]{0,2}", text):
+        return list(range(1, int(text) + 1))
+    if not re.fullmatch("(0|[1-9][0-9]*)(,(0|[1-9][0-9]*))+", text):
+        raise UsageError(f"--seeds takes how many, such as 3, or a list such as 4,7, not '{text}'")
+    seeds = [int(word) for word in text.split(",")]
+    for seed in seeds:
+        if seeds.count(seed) > 1:
+            raise UsageError(f"--seeds {text} names seed {seed} twice")
+    return seeds
+
+
+def resolve(plan):
+    """The seeds of a plan; empty for a single training."""
+    options = plan.options
+    if not options.seeds:
+        if options.stop_stage >= 4 and holds_seeds(plan.exp):
+            raise UsageError(f"{plan.exp} holds several seeds: give --seeds, or another --exp")
+        return []
+    if "seed" in options.given:
+        raise UsageError("--seed and --seeds exclude each other: give one")
+    found = parse(options.seeds)
+    if os.path.exists(plan.path("checkpoints")):
+        raise UsageError(f"{plan.exp} holds a training of one seed: use another --exp")
+    if "disk_gb" not in options.given:
+        options.disk_gb *= len(found)
+    return found
+
+
+def holds_seeds(folder):
+    """Whether *folder* has trainings of several seeds."""
+    return any(
+        glob.glob(os.path.join(glob.escape(folder), "seed[0-9]*", name)) for name in ("checkpoints", "test.hyp.*")
+    )
+
+
+def link_text(plan):
+    """Let a seed find the common text in its folder, as if it had been made there."""
+    os.makedirs(plan.path("logs"), exist_ok=True)
+    for part in ("text", "data-bin"):
+        if not os.path.islink(plan.path(part)):
+            os.symlink(os.path.join("..", part), plan.path(part))
+    for name in ("env.txt", *(f".done.{stage}" for stage in range(4))):
+        if os.path.isfile(os.path.join(plan.home, name)):
+            shutil.copyfile(os.path.join(plan.home, name), plan.path(name))
+
+
+def summarise(exp, seeds, failed):
+    """Write the record of all seeds, and print their table."""
+    if not seeds:
+        return
+    summary, found = collect(exp, seeds, failed)
+    path = os.path.join(exp, "RESULT.json")
+    write_json(path, summary)
     scored = "bleu" in summary
+    print()
+    print(table(summary, found, failed))
     print(f"  signature {summary['signature']}" if scored else "  not translated")
-    print(f"  record    {os.path.join(args.exp, 'RESULT.json')}")
+    print(f"  record    {path}")
     if scored:
         print(f"BLEU = {summary['bleu']['mean']:.2f}")
-
-
-if __name__ == "__main__":
-    run(main)

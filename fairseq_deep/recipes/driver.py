@@ -1,0 +1,213 @@
+"""The driver of a recipe: reads options, prints the plan, and runs the stages.
+
+    driver TASK SCRIPT check WORDS...    # rejects bad input, prints the plan; exit status 3: nothing is left to do
+    driver TASK SCRIPT run WORDS...      # in the environment of the recipes
+
+TASK is a folder under ``examples/`` with a file ``recipe.args``, and SCRIPT what the user has called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import sys
+
+from fairseq_deep.errors import UsageError
+
+from . import estimate, lock, nodes, record, scripts, seeds
+from .options import EXAMPLES
+from .plan import Plan, cores
+from .process import LOCKS, Plain, Stopped, Supervisor
+from .recipe import Recipe
+from .runner import Runner, StageFailed, report_result
+from .steps import STAGES, set_up, start_training
+
+DONE = 3
+"""Exit status of ``check`` where nothing is left to do."""
+
+
+def read_options(task: str, words: list[str]) -> Recipe:
+    """The options of a recipe: its own defaults, then those of the user."""
+    path, options = os.path.join(EXAMPLES, task, "recipe.args"), Recipe()
+    if not os.path.isfile(path):
+        raise UsageError(f"there is no recipe {task} ({path}); run this in a clone of the repository")
+    with open(path, encoding="utf-8") as stream:
+        options.parse(shlex.split(stream.read(), comments=True), by_user=False)
+    options.set("task", task)
+    return options.parse(words)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the driver; return its exit status."""
+    task, script, action, *words = arguments
+    try:
+        options = read_options(task, words)
+        plan = Plan(options)
+        if options.help:
+            print(options.usage(os.path.basename(script)))
+            return DONE
+        plan.resolve()
+        return check(plan, script, words) if action == "check" else run(plan, script, words)
+    except StageFailed as end:
+        print(end, file=sys.stderr)
+        return end.status
+    except Stopped:
+        return 130
+    except KeyboardInterrupt:
+        return 130
+    except UsageError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return 2
+
+
+def check(plan: Plan, script: str, words: list[str]) -> int:
+    """Print the plan, and do what needs no environment."""
+    options = plan.options
+    if options.show_config:
+        for name, value in dataclasses.asdict(options).items():
+            print(f"{name:20} {json.dumps(value)}")
+        return DONE
+    for line in estimate.describe(plan):
+        print(line, flush=True)
+    if options.sbatch:
+        scripts.write_sbatch(plan, script, words)
+        return DONE
+    if options.dry_run:
+        if plan.place.rank == 0:
+            print("ensure_env  # makes .venv from requirements.txt")
+        run(plan, script, words)
+        return DONE
+    if plan.place.rank == 0:
+        check_disk(plan)
+    return 0
+
+
+def check_disk(plan: Plan) -> None:
+    """Reject an experiment for which there is no room."""
+    free, needed = estimate.free_gb(plan.exp), plan.options.disk_gb
+    if free + estimate.used_gb(plan.exp) < needed:
+        raise UsageError(
+            f"{plan.exp}: {free} GB free, about {needed} GB needed: choose a larger disk with --exp, or lower "
+            "--disk-gb if you know better"
+        )
+
+
+def run(plan: Plan, script: str, words: list[str]) -> int:
+    """Run the stages, on the first machine or another one."""
+    options = plan.options
+    supervisor = Supervisor([int(pid) for pid in os.environ.get("RECIPE_OWNER", "").split(",") if pid])
+    if not options.dry_run:
+        supervisor.install()
+        use_cores(plan)
+    if plan.place.rank:
+        return join_training(plan, supervisor)
+    runner = Runner(plan, supervisor)
+    if not options.dry_run:
+        prepare(runner, script, words)
+    if plan.seed_list:
+        runner.run_stages(STAGES, options.stage, min(options.stop_stage, 3))
+        return run_seeds(runner) if options.stop_stage >= 4 else 0
+    runner.run_stages(STAGES, options.stage, options.stop_stage)
+    if options.stop_stage == 7 and not options.dry_run:
+        record.print_table(plan.exp, plan.langs, report_result(runner))
+    return 0
+
+
+def use_cores(plan: Plan) -> None:
+    """Share the cores among the processes of the training."""
+    if not plan.options.ngpu:
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // plan.processes)))
+        if "OMP_WAIT_POLICY" not in os.environ:  # see spin_shortly in env.sh
+            os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+
+
+def make_folder(plan: Plan, name: str) -> None:
+    """Make the folder of the experiment, and lock its file *name*."""
+    try:
+        os.makedirs(plan.path("logs"), exist_ok=True)
+        LOCKS.append(lock.take(plan.path(name), plan.exp))
+    except OSError as error:
+        raise UsageError(f"cannot write to {plan.exp} ({error.strerror}): choose another folder with --exp") from error
+
+
+def prepare(runner: Runner, script: str, words: list[str]) -> None:
+    """The folder, the command that made it, and how to go on."""
+    plan, options = runner.plan, runner.plan.options
+    make_folder(plan, ".lock")
+    if plan.place.nnodes > 1:
+        nodes.check_port(plan.place.port)
+    runner.peers = plan.place.watch_peers(plan.path("logs"))
+    if options.stage:
+        runner.markers.forget(options.stage)
+    scripts.write_commands(plan, script, words)
+
+
+def run_seeds(runner: Runner) -> int:
+    """Train each seed. One that fails leaves the others alone; bad input and the user's signals end it all."""
+    plan, options, good, failed = runner.plan, runner.plan.options, [], []
+    for seed in plan.seed_list:
+        print(f"seed {seed}", flush=True)
+        try:
+            _run_seed(Runner(plan.of_seed(seed), runner.supervisor))
+            good.append(seed)
+        except StageFailed as end:
+            if end.status != 1:
+                raise
+            print(end, file=sys.stderr, flush=True)
+            failed.append(seed)
+    if options.stop_stage == 7 and not options.dry_run:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(plan.path("RESULT.json"))
+        seeds.summarise(plan.exp, good, failed)
+    return 1 if failed else 0
+
+
+def _run_seed(runner: Runner) -> None:
+    plan, options = runner.plan, runner.plan.options
+    first = max(options.stage, 4)
+    if not runner.dry:
+        seeds.link_text(plan)
+        if options.stage:
+            runner.markers.forget(first)
+    runner.run_stages(STAGES, first, options.stop_stage)
+    if options.stop_stage == 7 and not runner.dry:
+        found = report_result(runner)
+        perplexities = f"  valid ppl   {found.get('valid_ppl', '-')} (best {found.get('best_valid_ppl', '-')})"
+        said = f"BLEU = {found['bleu']:.2f}" if "bleu" in found else perplexities
+        print(f"seed {options.seed}: {said}", flush=True)
+
+
+def join_training(plan: Plan, supervisor: Supervisor) -> int:
+    """The part of a machine other than the first: wait for the data, and train."""
+    options, rank = plan.options, plan.place.rank
+    if not options.stage <= 4 <= options.stop_stage:
+        print("only the first machine has these stages: nothing to do here")
+        return 0
+    runner = Runner(plan, supervisor)
+    if runner.dry:
+        STAGES[4](runner)
+        return 0
+    make_folder(plan, f"logs/node{rank}.lock")
+    runner.peers = plan.place.watch_peers(plan.path("logs"))
+    if not options.stage:
+        print("stage 0 set-up", flush=True)
+        runner.attempt(0, lambda each: set_up(each, f"logs/node{rank}.env.txt"), f"0-set-up.node{rank}.log")
+    first = f"{plan.place.host}:{plan.place.port}"
+    print(f"stage 4 train, when machine 0 ({first}) has prepared the data", flush=True)
+    runner.attempt(4, _train_with_first, f"4-train.node{rank}.log")
+    print("  done; machine 0 does the rest", flush=True)
+    return 0
+
+
+def _train_with_first(runner: Runner) -> None:
+    plan, markers = runner.plan, runner.markers
+    trained = None if plan.options.stage else (markers.path(4), plan.keys[4])
+    nodes.wait(plan.place, plan.options.wait_hours, runner.peers, (markers.path(3), plan.keys[3]), trained)
+    if trained and markers.is_done(4):
+        print("  already done", flush=True)
+        return
+    runner.every = 600
+    start_training(runner, Plain(runner.every))

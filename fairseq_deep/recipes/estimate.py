@@ -1,0 +1,139 @@
+"""What a plan costs: disk, time, and whether this machine and this text are enough for it."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import os
+import re
+import shutil
+from collections.abc import Iterator
+
+from .plan import Plan, cores
+
+FLOPS = 5e10
+"""Operations per second and core of a CPU, on the high side."""
+
+
+def describe(plan: Plan) -> Iterator[str]:
+    """The lines that are printed before anything is done."""
+    options, place = plan.options, plan.place
+    note = "" if plan.product == options.batch_tokens else f", the job has {options.batch_tokens:,}"
+    yield (f"recipe   {options.task}, {options.source_lang} to {options.target_lang}, {options.arch}, "
+           f"conf {options.conf or 'none'}, {options.precision}")  # fmt: skip
+    yield f"folder   {plan.exp}"
+    yield f"data     {_data_words(plan)}"
+    yield f"batch    {plan.batch_words()}{note}"
+    if place.nnodes > 1:
+        first = options.master or "that of the job"
+        yield f"machines {place.nnodes} with {plan.processes} processes each; the first is {first}"
+    if plan.seed_list:
+        seeds = " ".join(map(str, plan.seed_list))
+        yield f"seeds    {seeds}: one after the other, each in seedN of the folder"
+    yield f"disk     about {options.disk_gb} GB; {free_gb(plan.exp)} GB free"
+    yield f"time     {'each seed: ' * bool(plan.seed_list)}{_time_words(plan)}"
+    yield from _warnings(plan)
+
+
+def free_gb(folder: str) -> int:
+    """Free space where *folder* is, or will be."""
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return shutil.disk_usage(folder).free >> 30
+
+
+def used_gb(folder: str) -> int:
+    """Space that *folder* takes."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        total += sum(os.lstat(os.path.join(place, name)).st_size for name in names)
+    return total >> 30
+
+
+def _data_words(plan: Plan) -> str:
+    options = plan.options
+    if plan.route == "download":
+        if not plan.has_download:
+            return "your own: --data DIR"
+        return "fetched and rebuilt from its public parts" + f" at {options.data_url}" * bool(options.data_url)
+    return {"demo": "the built-in corpus", "folder": options.data, "tar": options.data_tar}[plan.route]
+
+
+def _job_updates(plan: Plan) -> int:
+    """Updates of the job; 0 if only its epochs are known."""
+    return int(plan.train_value("--max-update") or plan.options.updates)
+
+
+def _time_words(plan: Plan) -> str:
+    """Arithmetic only: what the speed will be, the first lines of progress say."""
+    hours, total = plan.train_value("--stop-time-hours"), _job_updates(plan)
+    if hours:
+        return f"training ends after {60 * float(hours):.0f} minutes at the latest"
+    if not total:
+        epochs = plan.train_value("--max-epoch")
+        return f"training ends after {epochs} epochs; every line of progress says how much is left"
+    tokens = total * plan.product
+
+    def lasts(pace: float) -> str:
+        seconds = tokens / pace
+        return f"{int(seconds / 60 + 1)} min" if seconds < 5400 else f"{seconds / 3600:.0f} h"
+
+    millions = f"{tokens / 1e6:.{1 if tokens < 1e7 else 0}f} million tokens"
+    return (
+        f"{total} updates = {millions}: {lasts(1e5)} at 100,000 tokens/s, {lasts(1e4)} at 10,000, {lasts(1e3)} at 1,000"
+    )
+
+
+def _warnings(plan: Plan) -> Iterator[str]:
+    """What cannot end well: a job for GPUs on a CPU, or a large model for little text."""
+    options, parameters = plan.options, _parameters(plan)
+    if options.smoke or not options.stage <= 4 <= options.stop_stage:
+        return
+    hours = int(6 * parameters * _training_tokens(plan) / FLOPS / cores() / 3600)  # 6 per parameter and token
+    if not options.ngpu and hours >= 48 and not plan.train_value("--stop-time-hours"):
+        yield (f"warning  this CPU needs more than {hours:,} hours for it: use a GPU, or for your own text "
+               "examples/own_text/run.sh")  # fmt: skip
+    pairs = _count_pairs(plan) if plan.route == "folder" else 100_000
+    if pairs < 100_000 and parameters >= 50_000_000:
+        yield (f"warning  {pairs:,} training pairs are few for a model of this size: examples/own_text/run.sh has "
+               "smaller ones")  # fmt: skip
+
+
+def _parameters(plan: Plan) -> int:
+    """A rough number of parameters, from the name of the architecture and the flags."""
+    name, layers, decoder = plan.options.arch, 6, 6
+    match = re.search(r"_(\d+)l((\d+)l)?", name)
+    if match:
+        layers, decoder = int(match[1]), int(match[3] or 6)
+    width = 1024 if "_big" in name else 64 if "_tiny" in name else 512
+    width = int(plan.train_value("--encoder-embed-dim", str(width)))
+    ffn = int(plan.train_value("--encoder-ffn-embed-dim", str(4 * width)))
+    layers = int(plan.train_value("--encoder-layers", str(layers)))
+    decoder = int(plan.train_value("--decoder-layers", str(decoder)))
+    return (layers * (4 * width + 2 * ffn) + decoder * (8 * width + 2 * ffn) + plan.options.bpe_merges) * width
+
+
+def _training_tokens(plan: Plan) -> int:
+    """Target tokens that training reads, as far as the options tell; a sub-word has about 4 bytes."""
+    total = _job_updates(plan)
+    if total:
+        return total * plan.product
+    size = 0
+    for end, factor in (("", 1), (".gz", 3)):
+        path = os.path.join(plan.options.data, f"train.{plan.options.target_lang}{end}")
+        if plan.route == "folder" and os.path.isfile(path):
+            size = factor * os.path.getsize(path)
+    return int(plan.train_value("--max-epoch", "0")) * size // 4
+
+
+def _count_pairs(plan: Plan) -> int:
+    """Lines of the training text; 100,000 if there are more."""
+    path = os.path.join(plan.options.data, f"train.{plan.options.target_lang}")
+    if plan.options.multilingual:
+        return 100_000
+    opened = open(path, "rb") if os.path.isfile(path) else gzip.open(f"{path}.gz")
+    try:
+        with opened as stream:
+            return sum(1 for _ in itertools.islice(stream, 100_000))
+    except (OSError, EOFError):  # the stage that reads it says what is wrong
+        return 100_000

@@ -1,0 +1,48 @@
+"""One run at a time in a folder: a locked file, which all processes that inherit it hold together."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import time
+
+from fairseq_deep.errors import UsageError
+
+PATIENCE = 30
+"""Seconds that a run which is ending may take; ``RECIPE_PATIENCE`` overrides it."""
+
+
+def take(path: str, folder: str) -> int:
+    """Lock the file *path* for this process, and return its descriptor.
+
+    Raises:
+        UsageError: another run works in *folder*
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    os.set_inheritable(descriptor, True)
+    patience = int(os.environ.get("RECIPE_PATIENCE", PATIENCE))
+    for second in range(patience + 1):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if second == 0:
+                print(f"waiting for {owner(path)}, which still works in {folder}", flush=True)
+            time.sleep(1 if patience else 0)
+        except OSError:
+            return descriptor  # a file system without locks
+        else:
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}, since {since}\n".encode(), 0)
+            return descriptor
+    raise UsageError(f"{folder} is in use by {owner(path)}: wait for its end, or use another --exp")
+
+
+def owner(path: str) -> str:
+    """Who holds the lock, in words."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return stream.read().strip() or "another run"
+    except OSError:
+        return "another run"

@@ -1,0 +1,339 @@
+"""From the options of a recipe to a plan: folder, data, devices, batch, and the command of the training."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+
+from fairseq_deep.errors import UsageError
+
+from . import changes, nodes, seeds
+from .options import EXAMPLES, ROOT, WHOLE, check_extra_flags, check_value, load_conf
+from .recipe import Recipe
+from .stages import compute_keys, hypotheses_of
+from .text.corpus import check_folder
+
+
+class Plan:
+    """A recipe whose options have been resolved and checked.
+
+    Attributes:
+        options: the recipe's, without "auto"
+        exp: folder of this training
+        home: folder of the experiment, which has several trainings if there are several seeds
+        route: where the text comes from: "demo", "folder", "tar" or "download"
+        processes, devices: of the training, on each machine and on all
+        product: tokens per update
+        save_flags: flags of fairseq-train for ``--average-updates``
+        keys: hash of all that each stage depends on
+        train_command: words
+        seed_list: seeds to train; empty for a single training
+        place: this machine among several
+    """
+
+    def __init__(self, options: Recipe):
+        self.options = options
+        if options.demo and "conf" not in options.given:
+            options.conf = "demo"
+        load_conf(options, os.path.join(EXAMPLES, "common", "common.args"))
+        load_conf(options, options.conf)
+        self.conf_flags = [word for flag, value in options.conf_flags.items() for word in (flag, value) if word]
+        check_extra_flags(options)
+
+    def resolve(self) -> Plan:
+        """Resolve and check everything that needs no text.
+
+        Raises:
+            UsageError: the options contradict each other, or the folder holds something else
+        """
+        options = self.options
+        if not options.arch:
+            raise UsageError(f"--arch is missing: none of the conf files '{options.conf}' names one")
+        if not options.stage <= options.stop_stage <= 7:
+            raise UsageError(f"--stage {options.stage}, --stop-stage {options.stop_stage}: stages run from 0 to 7")
+        if options.workers == "auto":
+            options.workers = cores()
+        self._resolve_folder()
+        self._resolve_route()
+        self._check_embeddings()
+        self.place = nodes.Place(options)
+        self._resolve_devices()
+        self._resolve_batch()
+        self.save_flags = self._averaging_flags()
+        self.smoke_flags = ["--max-update", "20", "--log-interval", "5"] if options.smoke else []
+        self.train_command = self._train_command()
+        self._check_numbers()
+        self.seed_list = seeds.resolve(self)
+        self._check_against()
+        self.keys = compute_keys(self)
+        for plan in [self.of_seed(seed) for seed in self.seed_list] or [self]:
+            plan._check_changed()
+        if options.same_text not in ("", self.keys[3]):
+            folder = os.path.dirname(self.exp)
+            raise UsageError(
+                f"the trainings in {folder} were trained on other data, or text cut in another way: use another --exp"
+            )
+        return self
+
+    def of_seed(self, seed: int) -> Plan:
+        """The plan of one of several seeds, in its own folder."""
+        plan = copy.copy(self)
+        plan.options = copy.copy(self.options)
+        plan.options.seed, plan.exp = seed, os.path.join(self.home, f"seed{seed}")
+        other = os.path.join(self.options.against, f"seed{seed}")
+        if self.options.against and os.path.isdir(other):
+            plan.options.against = other
+        plan.train_command = plan._train_command()
+        plan.keys = compute_keys(plan)
+        return plan
+
+    @property
+    def langs(self) -> tuple[str, str]:
+        """Source and target language."""
+        return self.options.source_lang, self.options.target_lang
+
+    @property
+    def subsets(self) -> list[str]:
+        """Sets to translate and score."""
+        return [] if self.options.subsets == "none" else self.options.subsets.split(",")
+
+    @property
+    def description(self) -> str:
+        """The file that describes the corpus to fetch."""
+        return os.path.join(EXAMPLES, self.options.task, f"{self.options.corpus}.json")
+
+    @property
+    def has_download(self) -> bool:
+        """Whether there is a public corpus."""
+        return self.options.multilingual or os.path.isfile(self.description)
+
+    def path(self, *parts: str) -> str:
+        """A path in the folder of this training."""
+        return os.path.join(self.exp, *parts)
+
+    def train_value(self, flag: str, default: str = "") -> str:
+        """The value of a flag that fairseq-train will see: the last one given."""
+        return value_of(self.train_command, flag) or default
+
+    def _resolve_folder(self) -> None:
+        options = self.options
+        name = f"{options.task}-{options.conf.replace(',', '-').replace('/', '-')}"
+        if "arch" in options.given:
+            name += f"-{options.arch.removeprefix('transformer_')}"
+        name = ("demo" if options.demo else name) + "-smoke" * options.smoke
+        exp = os.path.join(ROOT, "exp", name) if options.exp == "auto" else options.exp
+        self.exp = self.home = os.path.join(os.getcwd(), exp).rstrip("/")
+        if ":" in self.exp or "," in self.exp:  # fairseq splits paths at ':' and prefixes at ','
+            raise UsageError(f"--exp {self.exp}: fairseq cannot take ':' or ',' in a path; choose another folder")
+        if os.path.exists(self.exp) and not os.path.isdir(self.exp):
+            raise UsageError(f"--exp {self.exp} is a file: choose another folder")
+        if any(os.path.exists(self.path(name)) for name in ("cmd.sh", "env.txt")):
+            return
+        for part in ("text", "data-bin", "checkpoints", "corpus"):
+            if os.path.exists(self.path(part)):
+                raise UsageError(
+                    f"--exp {self.exp} holds a {part} that no recipe has made, and it would be overwritten: "
+                    "choose another folder"
+                )
+
+    def _resolve_route(self) -> None:
+        options = self.options
+        given = {"folder": options.data, "tar": options.data_tar, "demo": options.demo}
+        chosen = [route for route, value in given.items() if value]
+        if len(chosen) > 1:
+            raise UsageError("--data, --data-tar and --demo exclude each other: give one")
+        self.route = chosen[0] if chosen else "download"
+        if options.max_words == "auto":
+            options.max_words = options.download_max_words if self.route == "download" else 250
+        if self.route == "tar" and not os.path.isfile(options.data_tar):
+            raise UsageError(f"--data-tar {options.data_tar}: no such file")
+        if self.route == "folder":
+            check_folder(self)
+        if self.route == "download" and not options.dry_run and not self.has_download:
+            raise UsageError(
+                f"there is no public archive of {options.task} (no {self.description}): give your own text with "
+                "--data DIR"
+            )
+
+    def _check_embeddings(self) -> None:
+        options = self.options
+        if options.bpe == "per-side" and options.embeddings != "target":
+            raise UsageError(
+                "--bpe per-side makes a dictionary for each side, which --embeddings all cannot share: "
+                "add --embeddings target"
+            )
+        if options.bpe != "joint" and self.route == "tar":
+            raise UsageError(f"the text of --data-tar has a joint BPE: leave out --bpe {options.bpe}")
+
+    def _resolve_devices(self) -> None:
+        options = self.options
+        if options.ngpu == "auto":
+            options.ngpu = count_gpus()
+        if options.ngpu and options.cpu_processes != 1:
+            raise UsageError("--cpu-processes is for --ngpu 0: on GPUs there is one process for each")
+        self.processes = options.ngpu or options.cpu_processes
+        self.devices = self.place.nnodes * self.processes
+        self.device_name = ("GPU" if options.ngpu else "CPU") + "s" * (self.devices > 1)
+        if options.ngpu and options.decode_precision != "fp32":
+            raise UsageError(
+                f"--decode-precision {options.decode_precision} is made for the CPU: leave it out, or use --ngpu 0"
+            )
+        if not options.ngpu and options.stage <= 4 and options.precision == "fp16":
+            raise UsageError("--precision fp16 needs a GPU: fairseq has no fp16 training on the CPU; use fp32 or bf16")
+
+    def _resolve_batch(self) -> None:
+        """Another product than the published one is another experiment, and requires ``--force-batch``."""
+        options, step = self.options, self.devices * self.options.max_tokens
+        if options.update_freq == "auto":
+            options.update_freq = 1 if options.smoke else max(1, (options.batch_tokens + step // 2) // step)
+        self.product = step * options.update_freq
+        free = options.smoke or options.force_batch or options.stage > 4
+        if self.product != options.batch_tokens and not free:
+            raise UsageError(
+                f"{self.batch_words()}, but this job is defined for {options.batch_tokens:,}: change --ngpu, "
+                "--max-tokens or --update-freq, or accept it with --force-batch true"
+            )
+
+    def batch_words(self) -> str:
+        """The batch in words."""
+        tokens, frequency = self.options.max_tokens, self.options.update_freq
+        return (
+            f"{self.devices} {self.device_name} x {tokens:,} tokens x update-freq {frequency} = "
+            f"{self.product:,} tokens per update"
+        )
+
+    def _averaging_flags(self) -> list[str]:
+        """With ``--average-updates``, checkpoints of every so many updates replace those of the epochs."""
+        options, every = self.options, self.options.average_updates
+        if not every:
+            return []
+        if options.average < 2:
+            raise UsageError(
+                f"--average-updates {every} with --average {options.average}: there is nothing to average; "
+                "raise --average, or leave --average-updates out"
+            )
+        clashes = ("--save-interval-updates", "--keep-interval-updates", "--keep-interval-updates-pattern", "--no-save")
+        for word in (*self.conf_flags, *options.extra):
+            if word.partition("=")[0] in clashes:
+                raise UsageError(
+                    f"{word.partition('=')[0]} clashes with --average-updates {every}, which decides what is saved: "
+                    "drop one of them"
+                )
+        flags = ["--save-interval-updates", every, "--keep-interval-updates", options.average]
+        return [*map(str, flags), "--no-epoch-checkpoints"]
+
+    def _train_command(self) -> list[str]:
+        options = self.options
+        device = ["--distributed-world-size", self.devices] if options.ngpu else ["--cpu"]
+        if not options.ngpu and self.devices > 1:
+            device += ["--distributed-backend", "gloo"]
+        words = [
+            "fairseq-train", self.path("data-bin"), "--user-dir", os.path.join(ROOT, "fairseq_deep"),
+            "--task", "translation", "--source-lang", options.source_lang, "--target-lang", options.target_lang,
+            "--arch", options.arch, self.share_flag, *self.conf_flags, "--max-tokens", options.max_tokens,
+            "--update-freq", options.update_freq, "--seed", options.seed, *device,
+            *([] if options.precision == "fp32" else [f"--{options.precision}"]),
+            "--save-dir", self.path("checkpoints"), "--log-format", "json", *self.save_flags, *self.smoke_flags,
+            *options.extra,
+        ]  # fmt: skip
+        return [str(word) for word in words]
+
+    @property
+    def share_flag(self) -> str:
+        """The flag for ``--embeddings``."""
+        everything = self.options.embeddings == "all"
+        return "--share-all-embeddings" if everything else "--share-decoder-input-output-embed"
+
+    def _check_numbers(self) -> None:
+        sizes = [f"--{side}-{name}" for side in ("encoder", "decoder") for name in ("layers", "embed-dim",
+                                                                                     "ffn-embed-dim")]  # fmt: skip
+        for flag in ("--max-update", "--max-epoch", *sizes):
+            value = self.train_value(flag)
+            if value:
+                check_value(flag, value, WHOLE)
+        last, every = self.train_value("--max-update"), self.options.average_updates
+        if last and not self.options.smoke and every > int(last):
+            raise UsageError(f"--average-updates {every}: training ends after {last} updates; choose fewer")
+
+    def _check_against(self) -> None:
+        """What ``--against`` names must exist before anything is trained."""
+        against, several = self.options.against, bool(self.seed_list)
+        if not against:
+            return
+        if not self.subsets:
+            raise UsageError("--against compares translations, and --subsets none makes none: drop one of them")
+        if not os.path.exists(against):
+            raise UsageError(f"--against {against}: no such run or file")
+        runs = [against]
+        if seeds.holds_seeds(against):
+            if not several:
+                raise UsageError(f"--against {against} holds several seeds: give one of them, such as {against}/seed1")
+            runs = [f"{against}/seed{seed}" for seed in self.seed_list]
+        for run in runs:
+            if not os.path.isfile(hypotheses_of(run, self.options.target_lang)):
+                raise UsageError(
+                    f"--against: there is no {hypotheses_of(run, self.options.target_lang)}: that run has to come to "
+                    "its end first"
+                )
+        if os.path.exists(self.exp) and os.path.samefile(against, self.exp):
+            raise UsageError(f"--against {against} is this run itself: give another one")
+
+    def run_record(self) -> list[str]:
+        """What a training may not change half-way, beside its command; recorded when it begins."""
+        machines = f" on {self.place.nnodes} machines" if self.place.nnodes > 1 else ""
+        batch = f"{self.devices} {self.options.max_tokens} {self.options.update_freq}"
+        return [self.options.arch, batch, self.keys[3], f"{self.devices} {self.device_name}{machines}"]
+
+    def _check_changed(self) -> None:
+        """Reject a training that has begun with something else."""
+        options, record = self.options, self.path("trained-with.txt")
+        begun = os.path.isfile(self.path("checkpoints", "checkpoint_last.pt")) and os.path.isfile(record)
+        if options.stage > 4 or not begun:
+            return
+        with open(record, encoding="utf-8") as stream:
+            before, now = [*stream.read().splitlines(), "", "", ""], self.run_record()
+        if before[0] != now[0]:
+            raise UsageError(f"{self.exp} holds a {before[0]} model, not a {now[0]} one: use another --exp")
+        if before[2] != now[2]:
+            raise UsageError(
+                f"{self.exp} holds a model trained on other data, or text cut in another way: use another --exp, "
+                f"or delete {self.path('checkpoints')} to train anew"
+            )
+        changes.check(self.path("train.sh"), self.exp, self.train_command)
+        if before[1] != now[1] and not options.force_batch:
+            old = before[1].split()
+            raise UsageError(
+                f"{self.exp} was trained with {old[0]} device(s) x {old[1]} tokens x update-freq {old[2]}, now it "
+                f"would be {self.devices} x {options.max_tokens} x {options.update_freq}: go on with the same, use "
+                "another --exp, or change it on purpose with --force-batch true"
+            )
+
+
+def value_of(command: list[str], flag: str) -> str:
+    """The last value of *flag* in a command; empty if it has none."""
+    value = ""
+    for word, following in zip(command, [*command[1:], ""]):
+        if word == flag:
+            value = following
+        elif word.startswith(f"{flag}="):
+            value = word.partition("=")[2]
+    return value
+
+
+def cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def count_gpus() -> int:
+    """Number of visible GPUs."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
+    except OSError:
+        return 0
+    seen = sum(line.startswith("GPU ") for line in listed.splitlines())
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        visible = [part for part in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if part]
+        seen = min(seen, 0 if visible[:1] == ["-1"] else len(visible))
+    return seen

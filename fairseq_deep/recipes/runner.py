@@ -1,0 +1,186 @@
+"""Runs the stages of a plan: each once, with its log and its marker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fairseq_deep.errors import UsageError, one_line
+
+from . import record
+from .options import flag_of, quote
+from .plan import Plan
+from .process import Failed, Plain, Stopped, Supervisor, last_words
+from .stages import Markers
+
+NAMES = ("set-up", "data", "text", "binarise", "train", "average", "generate", "score")
+
+
+class StageFailed(Exception):
+    """A stage has failed, or a signal has ended it; *status* is the exit status of the driver."""
+
+    def __init__(self, message: str, status: int = 1):
+        super().__init__(message)
+        self.status = status
+
+
+class Tee:
+    """Text to several streams."""
+
+    def __init__(self, *streams: Any):
+        self.streams = streams
+
+    def write(self, text: str) -> int:
+        """Write to all of them."""
+        for stream in self.streams:
+            stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush all of them."""
+        for stream in self.streams:
+            stream.flush()
+
+
+class Runner:
+    """What stages run with.
+
+    Args:
+        plan: of one training
+        supervisor: runs commands
+
+    Attributes:
+        dry: only show commands
+        log: of the present stage
+        current: number of the present stage
+        every: seconds between two lines of progress
+        peers: what other machines have left of earlier failures
+    """
+
+    def __init__(self, plan: Plan, supervisor: Supervisor):
+        self.plan, self.supervisor, self.dry = plan, supervisor, plan.options.dry_run
+        self.markers = Markers(plan)
+        self.log, self.current, self.every, self.peers = "", 0, 10.0, {}
+
+    def run_stages(self, functions: list[Callable[[Runner], None]], first: int, last: int) -> None:
+        """Run the stages *first* to *last*; those that are done are left out.
+
+        Raises:
+            UsageError: the input of a stage is rejected
+            StageFailed: a stage has failed
+        """
+        for stage in range(first, last + 1):
+            name, begun = NAMES[stage], time.monotonic()
+            if not self.dry and self.markers.is_done(stage):
+                print(f"stage {stage} {name}: already done", flush=True)
+                continue
+            print(f"stage {stage} {name}", flush=True)
+            if not self.dry:
+                self.markers.forget(stage)
+            self.attempt(stage, functions[stage], f"{stage}-{name}.log")
+            if not self.dry:
+                self.markers.set(stage)
+                print(f"  done in {duration(time.monotonic() - begun)}", flush=True)
+
+    def attempt(self, stage: int, function: Callable[[Runner], None], log: str) -> None:
+        """Run the function of a stage; its failure is left for the other machines to see."""
+        self.current, self.log = stage, self.plan.path("logs", log)
+        try:
+            function(self)
+        except Stopped:
+            raise StageFailed(
+                f"stopped in stage {stage} ({NAMES[stage]}); to go on: {self.resume_words()}", 130
+            ) from None
+        except (UsageError, OSError) as error:
+            self._tell(f"stage {stage} ({NAMES[stage]}) refused its input")
+            if isinstance(error, OSError):
+                raise UsageError(_of_system(error)) from error
+            raise
+        except Failed as error:
+            self._tell(str(error))
+            raise StageFailed(
+                f"error: stage {stage} ({NAMES[stage]}) failed: {error}; log: {quote([self.log])}; to go on once it is "
+                f"cured: {self.resume_words()}"
+            ) from None
+
+    def _tell(self, words: str) -> None:
+        with contextlib.suppress(OSError):
+            self.plan.place.tell_peers(self.plan.path("logs"), words)
+
+    def resume_words(self) -> str:
+        """The command that goes on."""
+        rank = ["--node-rank", self.plan.place.rank] if "node_rank" in self.plan.options.given else []
+        return quote([os.path.join(self.plan.home, "resume.sh"), *rank])
+
+    def run(self, *command: Any, watch: Plain | None = None, launch: Any = None) -> None:
+        """Run a command with its output in the log, or show it."""
+        words = [str(word) for word in command]
+        if self.dry:
+            print(quote(words))
+        else:
+            self.supervisor.run(words, self.log, watch or Plain(self.every), launch)
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """What is printed in here goes to the log, too."""
+        with open(self.log, "a", encoding="utf-8") as stream, contextlib.redirect_stdout(Tee(sys.stdout, stream)):
+            yield
+
+    def call(self, words: str, function: Callable[..., Any], *arguments: Any) -> None:
+        """Call a function whose few lines go to the screen and to the log, or show *words*."""
+        if self.dry:
+            print(f"# {words}")
+        else:
+            with self.shown():
+                function(*arguments)
+
+    def need(self, path: str) -> None:
+        """Reject a stage whose input is not there."""
+        if not self.dry and not os.path.exists(path):
+            raise UsageError(f"stage {self.current} needs {path}: run the earlier stages first (leave --stage out)")
+
+    def replace(self, old: str, new: str) -> None:
+        """Rename a folder to *new*, in place of what is there."""
+        if self.dry:
+            print(f"# {quote([old])} becomes {quote([new])}")
+        else:
+            shutil.rmtree(new, ignore_errors=True)
+            os.replace(old, new)
+
+
+def _of_system(error: OSError) -> str:
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{error.strerror or one_line(error)}; nothing was kept of it: run the same command again after that"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words."""
+    whole = int(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 60} min {whole % 60:02} s" if whole >= 60 else f"{whole} s"
+
+
+def report_result(runner: Runner) -> dict[str, Any]:
+    """Write ``RESULT.json`` of the run, and return it."""
+    plan, options = runner.plan, runner.plan.options
+    names = ("task", "conf", "beam", "gnmt_lenpen", "max_len_b", "average_updates", "smoke")
+    settings = {name: getattr(options, name) for name in names}
+    settings.update({name: _number(getattr(options, name)) for name in ("lenpen", "max_len_a")})
+    averaged = plan.path("averaged.txt")  # there may have been fewer
+    settings["averaged"] = int(open(averaged).read()) if os.path.exists(averaged) else options.average
+    found = record.collect(plan.exp, plan.subsets, settings)
+    record.write_json(plan.path("RESULT.json"), found)
+    return found
+
+
+def _number(text: str) -> float | int:
+    return float(text) if "." in text else int(text)
+
+
+__all__ = ["NAMES", "Runner", "StageFailed", "duration", "flag_of", "last_words", "report_result"]

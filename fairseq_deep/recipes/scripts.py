@@ -1,0 +1,76 @@
+"""Scripts that a recipe writes: its command, the one that goes on, and a job for SLURM."""
+
+from __future__ import annotations
+
+import os
+
+from .options import flag_of, quote
+from .plan import Plan
+
+JOB = """child=$! over=false
+trap 'over=true; kill -USR1 "$child"' USR1
+# a signal ends a wait before the child has ended
+until wait "$child"; status=$?; ! kill -0 "$child" 2>/dev/null; do :; done
+
+if $over && ((status == 130)); then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
+"""
+
+
+def write_commands(plan: Plan, script: str, words: list[str]) -> None:
+    """Write ``cmd.sh`` with the command of the user, and ``resume.sh`` that goes on."""
+    kept, others = without_options(words, "stage", "stop_stage", "node_rank")  # the markers know what is done
+    _write(plan.path("cmd.sh"), script, quote(words))
+    _write(plan.path("resume.sh"), script, f'{quote(kept)} "$@" {quote(others)}')
+
+
+def _environment() -> list[str]:
+    """Lines that change to the present folder and set what the scripts read."""
+    chosen = os.environ.get("FAIRSEQ_DEEP_ENV")
+    return [quote(["cd", os.getcwd()]), *([quote(["export", f"FAIRSEQ_DEEP_ENV={chosen}"])] if chosen else [])]
+
+
+def _write(path: str, script: str, words: str) -> None:
+    # exec, so that a signal to this file's shell reaches the recipe
+    lines = ["#!/usr/bin/env bash", *_environment(), f"{quote(['exec', script])} {words}"]
+    with open(f"{path}.new", "w", encoding="utf-8") as stream:
+        stream.write("\n".join(lines) + "\n")
+    os.chmod(f"{path}.new", 0o755)
+    os.replace(f"{path}.new", path)
+
+
+def without_options(words: list[str], *names: str) -> tuple[list[str], list[str]]:
+    """The words before a lone ``--`` without some options and their values, and the rest."""
+    flags, kept, rest = [flag_of(name) for name in names], [], list(words)
+    while rest and rest[0] != "--":
+        word = rest.pop(0)
+        flag, equals, _ = word.partition("=")
+        if flag not in flags:
+            kept.append(word)
+        elif not equals and rest:
+            rest.pop(0)
+    return kept, rest
+
+
+def write_sbatch(plan: Plan, script: str, words: list[str]) -> None:
+    """Write this command, one task on each machine, as a job that goes on after its time limit."""
+    options, (kept, others) = plan.options, without_options(words, "sbatch", "nnodes", "node_rank", "master")
+    gpus = [f"#SBATCH --gpus-per-node={options.ngpu}"] if options.ngpu else []
+    settings = [f"job-name={options.task}", f"nodes={plan.place.nnodes}", "ntasks-per-node=1"]
+    limits = ["time=24:00:00", "requeue", "signal=B:USR1@300", "open-mode=append", "output=train-%j.log"]
+    folder, *exports = _environment()
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# The recipe on {plan.place.nnodes} machine(s): {quote(['sbatch', options.sbatch])}. Options there, such as "
+        "--time, are stronger than these.",
+        "# 300 seconds before the time is over (leave enough for one validation) the training saves, and the job is put in",
+        "# the queue again. A pre-empted one saves at SIGTERM, and SLURM itself puts it in the queue.",
+        *(f"#SBATCH --{setting}" for setting in settings), *gpus, *(f"#SBATCH --{limit}" for limit in limits),
+        "set -uo pipefail", f"{folder} || exit 2", *exports, f"srun {quote([script, *kept, *others])} &", JOB,
+    ]  # fmt: skip
+    with open(f"{options.sbatch}.new", "w", encoding="utf-8") as stream:
+        stream.write("\n".join(lines))
+    os.replace(f"{options.sbatch}.new", options.sbatch)
+    print(f"wrote {options.sbatch}: {quote(['sbatch', options.sbatch])}")

@@ -1,0 +1,119 @@
+"""Stages of an experiment: what each depends on, and the markers of those that are done."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import platform
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from .options import EXAMPLES, ROOT
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+
+def hypotheses_of(run: str, lang: str) -> str:
+    """The translations of a run, or the file itself."""
+    return os.path.join(run, f"test.hyp.{lang}") if os.path.isdir(run) else run
+
+
+def crc(paths: Any) -> list[tuple[str, int]]:
+    """Names and checksums of those of *paths* that exist."""
+    found = []
+    for path in paths:
+        if os.path.isfile(path):
+            total = 0
+            with open(path, "rb") as stream:
+                for block in iter(lambda stream=stream: stream.read(1 << 20), b""):
+                    total = zlib.crc32(block, total)
+            found.append((os.path.basename(path), total))
+    return found
+
+
+def _data(plan: Plan) -> list[Any]:
+    """What identifies the text that an experiment begins with."""
+    options = plan.options
+    if plan.route == "tar":
+        return crc([options.data_tar])
+    if plan.route == "demo":
+        return crc(sorted(glob.glob(os.path.join(EXAMPLES, "demo", "**", "*.py"), recursive=True)))
+    if plan.route == "download":
+        temperature = [options.temperature] * options.multilingual
+        return [options.data_url, *temperature, *([options.corpus] if options.corpus != "corpus" else [])]
+    if options.multilingual:
+        pattern = os.path.join(glob.escape(options.data), "*", "*", "opus.*")
+        return [options.temperature, *((path, os.path.getsize(path)) for path in sorted(glob.glob(pattern)))]
+    names = [f"{split}.{lang}" for split in ("train", "valid", "test", "test[1-9]*") for lang in plan.langs]
+    names += [f"test*.{options.target_lang}.ref[0-9]*"]
+    found = {path for name in names for end in ("", ".gz")
+             for path in glob.glob(os.path.join(glob.escape(options.data), name + end))}  # fmt: skip
+    return crc(sorted(found))
+
+
+def _parts(plan: Plan, stage: int) -> list[Any]:
+    """What a stage depends on besides the stages before it."""
+    options = plan.options
+    if stage == 0:
+        known = "" if options.arch_known else options.arch
+        requirements = crc([os.path.join(ROOT, "requirements.txt")])
+        return [ROOT, platform.node(), options.ngpu, os.environ.get("FAIRSEQ_DEEP_ENV", ""), known, requirements]
+    if stage == 4:
+        names = ("arch", "max_tokens", "update_freq", "precision", "seed")
+        flags = [plan.share_flag, *plan.conf_flags, *plan.smoke_flags, *options.extra, *plan.save_flags]
+        return [plan.devices, *(getattr(options, name) for name in names), flags]
+    if stage == 7:
+        path = hypotheses_of(options.against, options.target_lang)
+        return [options.against, crc([path])]
+    names = {1: ("source_lang", "target_lang", "data_tar", "data_sha256", "data_lines"),
+             2: ("bpe_merges", "max_words", "lowercase", "bpe", "max_subwords"), 3: ("vocab_threshold",),
+             5: ("average",), 6: ("beam", "lenpen", "gen_batch", "max_len_a", "max_len_b", "subsets",
+                                  "decode_precision", "gnmt_lenpen")}  # fmt: skip
+    own = [getattr(options, name) for name in names[stage]]
+    return [plan.route, *own, _data(plan)] if stage == 1 else own
+
+
+def compute_keys(plan: Plan) -> list[str]:
+    """A hash for each stage of all that it depends on; stage 0 counts for no other."""
+    keys, previous = [], ""
+    for stage in range(8):
+        keys.append(hashlib.sha256(repr((previous, _parts(plan, stage))).encode()).hexdigest())
+        previous = keys[stage] if stage else ""
+    return keys
+
+
+class Markers:
+    """Files that say which stages of a plan are done."""
+
+    def __init__(self, plan: Plan):
+        self.exp, self.keys = plan.exp, plan.keys
+
+    def path(self, stage: int) -> str:
+        """The marker of a stage."""
+        return os.path.join(self.exp, f".done.{stage}")
+
+    def is_done(self, stage: int) -> bool:
+        """Whether the stage was done with the same settings."""
+        return read_marker(self.path(stage)) == self.keys[stage]
+
+    def set(self, stage: int) -> None:
+        """Mark the stage as done."""
+        with open(self.path(stage), "w", encoding="utf-8") as stream:
+            stream.write(self.keys[stage] + "\n")
+
+    def forget(self, stage: int) -> None:
+        """Remove the markers of a stage and of what was made from its result; nothing is made from stage 0."""
+        for each in range(stage, 8 if stage else 1):
+            if os.path.exists(self.path(each)):
+                os.remove(self.path(each))
+
+
+def read_marker(path: str) -> str:
+    """The key in a marker; empty if there is none."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return stream.read().strip()
+    except OSError:
+        return ""

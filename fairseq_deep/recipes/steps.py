@@ -1,0 +1,251 @@
+"""The stages of a recipe: set-up, data, text, binarise, train, average, generate, score."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+from typing import Any
+
+from fairseq_deep.errors import UsageError
+
+from . import nodes, record
+from .options import EXAMPLES, ROOT, quote
+from .process import Echo, Failed, Generate, Train
+from .runner import Runner
+from .text.corpus import check_lengths, copy_corpus
+
+
+def set_up(runner: Runner, out: str = "env.txt") -> None:
+    """Check this machine, and write down what it is."""
+    plan, options = runner.plan, runner.plan.options
+    needs = ["sentencepiece"] if options.bpe == "sentencepiece" else ["jieba"] if "zh" in plan.langs else []
+    runner.run("fairseq-deep", "doctor")
+    if runner.dry:
+        return
+    record.check_packages(needs)
+    if "arch" in options.given and not options.arch_known:
+        record.check_arch(options.arch)
+    with runner.shown():
+        record.write_environment(plan.path(out), options.ngpu)
+
+
+def get_data(runner: Runner) -> None:
+    """Get and check the text."""
+    plan, options, raw = runner.plan, runner.plan.options, runner.plan.path("text", "raw")
+    if options.multilingual:
+        from .text import pairs
+
+        runner.call("all pairs become one text", pairs.prepare, plan)
+        return
+    source = {"demo": plan.path("corpus"), "folder": options.data, "download": plan.path("corpus")}.get(plan.route)
+    if plan.route == "tar":
+        from .text import wmt16_tar
+
+        runner.call(f"{options.data_tar} is unpacked and checked", wmt16_tar.unpack, plan)
+        return
+    if plan.route == "demo":
+        runner.run("python3", os.path.join(EXAMPLES, "demo", "make_corpus.py"), "--out", source)
+    if plan.route == "download":
+        if not plan.has_download:
+            runner.call("there is no public archive: --data DIR", lambda: None)
+            return
+        from .text import rebuild
+
+        runner.call(f"the corpus of {plan.description} is fetched and rebuilt", rebuild.rebuild, plan, source)
+    name = options.data if plan.route == "folder" else plan.route
+    runner.call(f"the text of {source} is checked and copied", copy_corpus, source, raw, plan.langs, name)
+
+
+def cut_text(runner: Runner) -> None:
+    """Tokenise the text and cut it into sub-words."""
+    plan, options = runner.plan, runner.plan.options
+    if plan.route == "tar":
+        print("  the archive holds sub-words already: nothing to do")
+        return
+    text = plan.path("text", "raw")
+    runner.need(text)
+    if runner.dry:
+        runner.call(f"{options.bpe} sub-words, {options.bpe_merges:,} merges", lambda: None)
+        return
+    from .text.subwords import Settings, cut_corpus
+
+    settings = Settings(plan.langs, options.bpe, options.bpe_merges, options.max_words, options.max_subwords,
+                        options.lowercase, options.workers)  # fmt: skip
+    runner.call("", cut_corpus, text, plan.path("text", "bpe"), settings)
+
+
+def binarise(runner: Runner) -> None:
+    """Binarise the sub-words."""
+    plan, options, prefix = runner.plan, runner.plan.options, runner.plan.path("text", "bpe")
+    runner.need(prefix)
+    new, joined = plan.path("data-bin.new"), [] if options.bpe == "per-side" else ["--joined-dictionary"]
+    if not runner.dry:
+        shutil.rmtree(new, ignore_errors=True)
+    runner.run(
+        "fairseq-preprocess", "--source-lang", options.source_lang, "--target-lang", options.target_lang, *joined,
+        "--trainpref", f"{prefix}/train", "--validpref", f"{prefix}/valid", "--testpref", _test_prefixes(runner),
+        "--thresholdsrc", options.vocab_threshold, "--thresholdtgt", options.vocab_threshold,
+        "--workers", options.workers, "--destdir", new,
+    )  # fmt: skip
+    runner.replace(new, plan.path("data-bin"))
+
+
+def _test_prefixes(runner: Runner) -> str:
+    """The prefixes of all test sets, as fairseq-preprocess takes them."""
+    plan, prefix, names, number = runner.plan, runner.plan.path("text", "bpe"), ["test"], 1
+    while (f"test{number}" in plan.subsets if runner.dry
+           else os.path.exists(f"{prefix}/test{number}.{plan.options.source_lang}")):  # fmt: skip
+        names.append(f"test{number}")
+        number += 1
+    return ",".join(f"{prefix}/{name}" for name in names)
+
+
+def train(runner: Runner) -> None:
+    """Train, or go on with the training that has begun."""
+    plan, options = runner.plan, runner.plan.options
+    runner.need(plan.path("data-bin"))
+    last, records = plan.path("checkpoints", "checkpoint_last.pt"), plan.path("train.jsonl")
+    if not runner.dry:
+        positions = [int(plan.train_value(f"--max-{side}-positions", "1024")) for side in ("source", "target")]
+        check_lengths(plan.path("text", "bpe"), plan.langs, options.max_tokens, dict(zip(plan.langs, positions)))
+        if plan.place.nnodes > 1:
+            nodes.check_port(plan.place.port)
+        if not os.path.isfile(last) and os.path.isfile(records):  # the record of another training
+            os.replace(records, plan.path("train.before.jsonl"))
+        record.write_text(plan.path("trained-with.txt"), "\n".join(plan.run_record()) + "\n")
+        record.write_text(plan.path("train.sh"), quote(plan.train_command) + "\n")
+    start_training(runner)
+    if not runner.dry and not os.path.isfile(last):
+        with open(runner.log, "a", encoding="utf-8") as stream:
+            stream.write("fairseq-train ended without a checkpoint\n")
+        raise Failed("fairseq-train ended without a checkpoint")
+
+
+def start_training(runner: Runner, watch: Any = None) -> None:
+    """The processes of the training on this machine; in a dry run those of all machines."""
+    plan, place = runner.plan, runner.plan.place
+    if not runner.dry and watch is None:
+        limits = {flag: plan.train_value(flag) for flag in ("--max-epoch", "--max-update", "--stop-time-hours")}
+        watch = Train(plan.path("train.jsonl"), limits, runner.every)
+    if place.nnodes == 1 and (plan.processes == 1 or plan.options.ngpu):
+        runner.run(*plan.train_command, watch=watch)
+        return
+    if runner.dry:
+        for rank in range(place.nnodes):
+            if place.nnodes > 1:
+                print(f"# on machine {rank}:")
+            runner.run(*place.launcher(rank, plan.processes), *plan.train_command)
+        return
+    # the time that torchrun gives the others to save, where one has ended; one that is stuck ends sooner
+    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "600"
+    words = [*place.launcher(place.rank, plan.processes), *plan.train_command]
+    runner.run(*words, watch=watch, launch=nodes.Launch(runner.peers))
+
+
+def average(runner: Runner) -> None:
+    """Average the last checkpoints."""
+    plan, options, out = runner.plan, runner.plan.options, runner.plan.path("averaged.pt")
+    runner.need(plan.path("checkpoints", "checkpoint_last.pt"))
+    every, found = options.average_updates, options.average
+    if not runner.dry:
+        pattern = "checkpoint_[0-9]*_[0-9]*.pt" if every else "checkpoint[0-9]*.pt"
+        found = len(glob.glob(os.path.join(glob.escape(plan.path("checkpoints")), pattern)))
+    if not found and every and not options.smoke:
+        raise UsageError(
+            f"no checkpoint of every {every} updates (--average-updates) in {plan.path('checkpoints')}: train in "
+            "another --exp with fewer, or take the last checkpoint with --average-updates 0"
+        )
+    wanted = min(options.average, found)
+    if wanted <= 1:
+        print("  one checkpoint, nothing to average: taking the last one")
+        if not runner.dry:
+            shutil.copyfile(plan.path("checkpoints", "checkpoint_last.pt"), out)
+    else:
+        if wanted < options.average:
+            print(f"  only {wanted} checkpoints exist: averaging these")
+        choice = "--last-updates" if every else "--last"
+        runner.run("fairseq-deep", "average", choice, wanted, "--dir", plan.path("checkpoints"), "--output", out)
+    if not runner.dry:
+        record.write_text(plan.path("averaged.txt"), f"{max(wanted, 1)}\n")
+
+
+def generate(runner: Runner) -> None:
+    """Translate the test sets."""
+    plan, options = runner.plan, runner.plan.options
+    runner.need(plan.path("averaged.pt"))
+    runner.need(plan.path("data-bin"))
+    task = ["--decode-precision", options.decode_precision] if options.decode_precision != "fp32" else []
+    task += ["--gnmt-lenpen"] * options.gnmt_lenpen
+    for subset in plan.subsets:
+        source = plan.path("text", "bpe", f"{subset}.{options.source_lang}")
+        runner.need(source)
+        watch = None if runner.dry else Generate(source, plan.path(f"generate-{subset}.txt"))
+        runner.run(
+            "fairseq-generate", plan.path("data-bin"), "--user-dir", os.path.join(ROOT, "fairseq_deep"),
+            "--task", "deep_translation" if task else "translation", *task, "--source-lang", options.source_lang,
+            "--target-lang", options.target_lang, "--path", plan.path("averaged.pt"), "--gen-subset", subset,
+            "--beam", options.beam, "--lenpen", options.lenpen, "--max-len-a", options.max_len_a,
+            "--max-len-b", options.max_len_b, "--batch-size", options.gen_batch, "--remove-bpe",
+            *["sentencepiece"] * (options.bpe == "sentencepiece"), *["--cpu"] * (not options.ngpu), watch=watch,
+        )  # fmt: skip
+
+
+def score(runner: Runner) -> None:
+    """Score the translations, by three procedures; sacreBLEU against the plain reference where there is one."""
+    plan, options = runner.plan, runner.plan.options
+    cased = ["--lowercase"] * options.lowercase
+    if options.multilingual and plan.subsets:
+        _score_pairs(runner, cased)
+        return
+    for subset in plan.subsets:
+        output = plan.path(f"generate-{subset}.txt")
+        runner.need(output)
+        other = ["--against", options.against] if subset == "test" and options.against else []
+        common = ["fairseq-deep", "score", "--generate-output", output]
+        runner.run(
+            *common, "--detokenize", options.target_lang, *cased,
+            "--hypotheses", plan.path(f"{subset}.hyp.{options.target_lang}"), *_references(runner, subset), *other,
+            "--json", plan.path(f"score-{subset}.json"),
+        )  # fmt: skip
+        for procedure in ("tokenized", "compound-split"):
+            out = plan.path(f"score-{subset}-{procedure}.json")
+            runner.run(*common, f"--{procedure}", *cased, "--json", out)
+
+
+def _references(runner: Runner, subset: str) -> list[str]:
+    """Flags of `score` for the references, of which there may be several."""
+    plan, lang = runner.plan, runner.plan.options.target_lang
+    plain = plan.path("text", "raw", f"{subset}.{lang}")
+    words = ["--references", plan.path(f"{subset}.ref.{lang}")]
+    if os.path.isfile(plain) or runner.dry and plan.route != "tar":
+        words += ["--ref", plain]
+    # before there is text, those of --data
+    folder = plan.options.data if runner.dry and plan.route == "folder" else plan.path("text", "raw")
+    pattern = os.path.join(glob.escape(folder), f"{subset}.{lang}.ref[0-9]*")
+    count = len(glob.glob(pattern)) if subset.startswith("test") else 0
+    for number in range(1, count + 1):
+        words += ["--references", plan.path(f"{subset}.ref{number}.{lang}"), "--ref", f"{plain}.ref{number}"]
+    if not runner.dry:
+        for path in glob.glob(os.path.join(glob.escape(plan.exp), f"{subset}.ref[0-9]*.{lang}")):
+            number = re.fullmatch(rf"{subset}\.ref(\d+)\.{re.escape(lang)}", os.path.basename(path))
+            if number and int(number[1]) > count:
+                os.remove(path)  # of text that had more of them
+    return words
+
+
+def _score_pairs(runner: Runner, cased: list[str]) -> None:
+    """Of many pairs: each by itself, then the means."""
+    from .text import pairs
+
+    plan, output, folder = runner.plan, runner.plan.path("generate-test.txt"), runner.plan.path("pairs")
+    other = ["--against", os.path.join(plan.options.against, "pairs")] if plan.options.against else []
+    runner.need(output)
+    text = plan.path("text", "raw")
+    runner.call("the translations are split into directions", pairs.split_translations, output, text, folder)
+    words = ["--multilingual", folder, *cased, *other, "--json", plan.path("score-test.json")]
+    runner.run("fairseq-deep", "score", *words, watch=Echo())
+
+
+STAGES = [set_up, get_data, cut_text, binarise, train, average, generate, score]

@@ -1,0 +1,1 @@
+"""The text of an experiment: fetched, rebuilt, checked, and cut into sub-words."""
