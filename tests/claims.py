@@ -1,20 +1,17 @@
 """What the tests of ``examples/claims`` share."""
 
 import importlib
-import sys
 from pathlib import Path
 
+CLAIMS = "fairseq_deep.recipes.claims"
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def modules():
-    """The modules of the command by name; they find each other by their folders."""
-    folders = [str(ROOT / "examples" / name) for name in ("claims", "compare", "common")]
-    sys.path[:0] = folders
-    names = ("definitions", "scales", "judge", "page", "speed", "fit", "children", "claims")
-    yield {name: importlib.import_module(name) for name in names}
-    for folder in folders:
-        sys.path.remove(folder)
+    """The modules of the command by name."""
+    names = {name: name for name in ("definitions", "scales", "judge", "page", "speed", "fit")}
+    yield {name: importlib.import_module(f"{CLAIMS}.{module}" if module[0] != "." else "fairseq_deep.recipes.children")
+           for name, module in {**names, "claims": "driver", "children": ".children"}.items()}  # fmt: skip
 
 
 def record(label, **seeds):

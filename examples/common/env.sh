@@ -22,12 +22,6 @@ ensure_env() {
   hash -r
 }
 
-# How threads on a CPU wait for each other, some thousand times a second. Without spinning, waking them takes up to half
-# of the time; spinning for long makes training several times slower beside other work.
-spin_shortly() {
-  [[ -n ${OMP_WAIT_POLICY-} ]] || export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-3000}
-}
-
 env_fail() {
   printf 'set-up: %s\n' "$1" >&2
   return 1

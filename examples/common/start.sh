@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Starts the driver of the recipes: start.sh TASK SCRIPT WORDS... It checks the words before the environment is made.
+# Starts the driver of the recipes: start.sh KIND SCRIPT WORDS... (see fairseq_deep/recipes/driver.py). It checks the
+# words before the environment is made.
 common=$(unset CDPATH; cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit
 # shellcheck source=/dev/null
 . "$common/env.sh"
@@ -14,5 +15,5 @@ fi
 status=$?
 ((status != 3)) || exit 0
 ((status == 0)) || exit "$status"
-ensure_env || exit 1
+ensure_env >&2 || exit 1
 exec python3 "$driver" "$1" "$2" run "${@:3}"

@@ -1,15 +1,17 @@
 """The driver of a recipe: reads options, prints the plan, and runs the stages.
 
-    driver TASK SCRIPT check WORDS...    # rejects bad input, prints the plan; exit status 3: nothing is left to do
-    driver TASK SCRIPT run WORDS...      # in the environment of the recipes
+    driver KIND SCRIPT check WORDS...    # rejects bad input, prints the plan; exit status 3: nothing is left to do
+    driver KIND SCRIPT run WORDS...      # in the environment of the recipes
 
-TASK is a folder under ``examples/`` with a file ``recipe.args``, and SCRIPT what the user has called.
+KIND is ``recipe/TASK`` (a folder under ``examples/`` with a file ``recipe.args``), ``compare`` or ``claims``. SCRIPT is
+what the user has called.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import shlex
@@ -42,9 +44,11 @@ def read_options(task: str, words: list[str]) -> Recipe:
 
 def main(arguments: list[str]) -> int:
     """Run the driver; return its exit status."""
-    task, script, action, *words = arguments
+    kind, script, action, *words = arguments
+    if kind in ("compare", "claims"):
+        return importlib.import_module(f"{__package__}.{kind}.driver").main(script, action, words)
     try:
-        options = read_options(task, words)
+        options = read_options(kind.removeprefix("recipe/"), words)
         plan = Plan(options)
         if options.help:
             print(options.usage(os.path.basename(script)))
@@ -101,7 +105,8 @@ def run(plan: Plan, script: str, words: list[str]) -> int:
     supervisor = Supervisor([int(pid) for pid in os.environ.get("RECIPE_OWNER", "").split(",") if pid])
     if not options.dry_run:
         supervisor.install()
-        use_cores(plan)
+        if not options.ngpu:
+            share_cores(plan.processes)
     if plan.place.rank:
         return join_training(plan, supervisor)
     runner = Runner(plan, supervisor)
@@ -116,12 +121,15 @@ def run(plan: Plan, script: str, words: list[str]) -> int:
     return 0
 
 
-def use_cores(plan: Plan) -> None:
-    """Share the cores among the processes of the training."""
-    if not plan.options.ngpu:
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // plan.processes)))
-        if "OMP_WAIT_POLICY" not in os.environ:  # see spin_shortly in env.sh
-            os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+def share_cores(processes: int) -> None:
+    """Share the cores among *processes*, whose threads wait for each other some thousand times a second.
+
+    Without spinning, waking them takes up to half of the time; spinning for long makes training several times slower
+    next to other work.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 
 def make_folder(plan: Plan, name: str) -> None:

@@ -89,7 +89,7 @@ class Place:
             self._resolve_master(options, steps)
 
     def _resolve_master(self, options, steps):
-        """HOST, HOST:PORT, or in brackets as [::1]:29500; under SLURM its first machine, and a port of the job's own."""
+        """HOST or HOST:PORT, also [::1]:29500; under SLURM its first machine, and a port of the job's own."""
         if not options.master and steps == self.nnodes:
             options.master = _slurm_master()
         master = options.master

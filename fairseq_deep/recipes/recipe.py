@@ -64,7 +64,7 @@ class Recipe(Options):
     vocab_threshold: int = option(5, WHOLE, "sub-words seen fewer times become unknown")
     temperature: str = option("5", NUMBER, "many pairs: small ones are repeated as if drawn with this temperature")
     max_words: int | str = option("auto", AUTO_COUNT,
-                                  "longest training sentence in words; auto: 250, or that of the fetched corpus")  # fmt: skip
+                                  "longest training sentence in words; auto: 250, or the corpus's own")  # fmt: skip
     max_subwords: int = option(0, WHOLE, "longest training sentence in sub-words; 0: any")
     lowercase: bool = option(False, SWITCH, "lower-case the text")
     average: int = option(5, WHOLE, "last checkpoints to average")

@@ -65,8 +65,8 @@ def write_sbatch(plan: Plan, script: str, words: list[str]) -> None:
         "#!/usr/bin/env bash",
         f"# The recipe on {plan.place.nnodes} machine(s): {quote(['sbatch', options.sbatch])}. Options there, such as "
         "--time, are stronger than these.",
-        "# 300 seconds before the time is over (leave enough for one validation) the training saves, and the job is put in",
-        "# the queue again. A pre-empted one saves at SIGTERM, and SLURM itself puts it in the queue.",
+        "# 300 seconds before the time is over (leave enough for one validation) the training saves, and the job goes",
+        "# back into the queue. A pre-empted one saves at SIGTERM, and SLURM itself puts it in the queue.",
         *(f"#SBATCH --{setting}" for setting in settings), *gpus, *(f"#SBATCH --{limit}" for limit in limits),
         "set -uo pipefail", f"{folder} || exit 2", *exports, f"srun {quote([script, *kept, *others])} &", JOB,
     ]  # fmt: skip

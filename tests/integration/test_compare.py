@@ -16,9 +16,11 @@ import pytest
 import sacrebleu
 from sacrebleu.significance import PairedTest
 
+from fairseq_deep.recipes import process
 from tests.forkserver import server
 from tests.integration import test_recipe as recipes
 
+COMPARE = "fairseq_deep.recipes.compare"
 FOLDER = recipes.ROOT / "examples/compare"
 WIDTH = 16
 # what fairseq-train says of a training
@@ -46,8 +48,6 @@ def compare(tools, *given, **how):
 @pytest.fixture
 def stubs(base_stubs, tools):
     """Those of the recipe; nor is this machine looked at, which takes seconds."""
-    body = f'[[ $* != *"report.py env"* ]] || {{ touch "${{!#}}"; exit 0; }}\nexec {sys.executable} "$@"'
-    recipes.write_program(tools / "python3", body)
     recipes.write_program(tools / "fairseq-train", STUB)
     make_real(tools, "fairseq-deep", "[[ $1 == diagnose ]]")
     return base_stubs
@@ -189,24 +189,22 @@ def test_without_data_or_with_help(tools):
 
 @pytest.fixture
 def modules(monkeypatch):
-    """The scripts behind the command, in this process."""
-    for folder in (recipes.ROOT / "examples/common", FOLDER):
-        monkeypatch.syspath_prepend(folder)
+    """The modules behind the command, in this process."""
     monkeypatch.setenv("FAIRSEQ_DEEP_ENV", "current")
     monkeypatch.setenv("FAIRSEQ_DEEP_CHECKED", shutil.which("python") or "")
-    names = ("compare", "results", "table", "trainings", "picture")
-    return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    names = {"compare": "driver", **{name: name for name in ("results", "table", "trainings", "picture")}}
+    found = {name: importlib.import_module(f"{COMPARE}.{module}") for name, module in names.items()}
+    return SimpleNamespace(**found)
 
 
 def call(modules, monkeypatch, capsys, exp, data, *systems, recipe=(), flags=(), **options):
     """What ``run.sh`` starts, without the seconds that it takes to load; return the status and the output."""
-    values = dict(conf="mini", seeds="1", updates="4", width=WIDTH, heads="2", jobs="1", ngpu="0", devices="0")
-    values.update({"bootstrap": "0", "dry_run": "true", "table_only": "false", **options})
+    values = dict(conf="mini", seeds="1", updates="4", width=WIDTH, heads="2", jobs="1", ngpu="0")
+    values.update({"bootstrap": "0", "dry_run": "true", "table_only": "false", "exp": exp, "data": data, **options})
     given = [text for name, value in values.items() for text in (f"--{name.replace('_', '-')}", str(value))]
-    words = ["--conf", "mini", "--source-lang", "en", "--target-lang", "de", "--data", str(data), *recipe]
-    lists = [str(len(words)), *words, str(len(flags)), *flags, *systems]
-    monkeypatch.setattr(sys, "argv", ["compare.py", "--exp", str(exp), *given, "--", *lists])
-    status = modules.compare.guarded()
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    status = modules.compare.main("run.sh", "run", [*given, *recipe, *systems, *(["--", *flags] if flags else [])])
     return status, capsys.readouterr()
 
 
@@ -227,11 +225,11 @@ BAD = {
     "twice": (["lstm_6l", "transformer_lstm_6l"], {}, ["lstm_6l is there twice"]),
     "label": (["a/b=lstm_6l"], {}, ["'a/b' cannot name a system"]),
     "no system": ([], {}, ["no system to train"]),
-    "no file": ([], {"file": "/nowhere"}, ["--systems /nowhere cannot be read"]),
-    "seeds": (["lstm_6l"], {"seeds": "1,b"}, ["--seeds takes how many, such as 3, or different ones", "'1,b'"]),
+    "no file": ([], {"systems": "/nowhere"}, ["--systems /nowhere cannot be read"]),
+    "seeds": (["lstm_6l"], {"seeds": "1,b"}, ["--seeds takes how many, such as 3, or a list", "'1,b'"]),
     "no seeds": (["lstm_6l"], {"seeds": "00"}, ["--seeds takes how many"]),
     "seed in two ways": (["lstm_6l"], {"seeds": "1,01"}, ["--seeds takes how many"]),
-    "seeds twice": (["lstm_6l"], {"seeds": "1,1"}, ["--seeds takes how many"]),
+    "seeds twice": (["lstm_6l"], {"seeds": "1,1"}, ["--seeds 1,1 names seed 1 twice"]),
     "heads": (["lstm_6l"], {"heads": "3"}, ["--width 16 is not divisible by 3 heads"]),
     "no updates": (["lstm_6l"], {"updates": "0"}, ["--updates must be at least 1"]),
     "batch": (["lstm_6l"], {"recipe": ["--max-tokens", "1000"]}, ["1,000 tokens per update, but this job is defined"]),
@@ -253,7 +251,7 @@ def test_bad_input_is_refused_in_one_line(modules, monkeypatch, capsys, corpus, 
 def test_the_package_may_be_installed_in_another_place(modules, tmp_path):
     """The recipe names the clone's package, and fairseq takes one of this name only."""
     clone = shutil.copytree(recipes.ROOT / "fairseq_deep", tmp_path / "fairseq_deep")
-    systems = importlib.import_module("systems")
+    systems = importlib.import_module(f"{COMPARE}.systems")
     found = [systems.System("a", "transformer_dlcl_6l", [])]
     command = ["fairseq-train", str(tmp_path), "--user-dir", str(clone), "--task", "translation", "--arch", "x"]
     systems.check(found, command, WIDTH)
@@ -283,7 +281,7 @@ def test_changed_conditions_are_refused_and_more_updates_taken(modules, monkeypa
         recipes.assert_refused(SimpleNamespace(returncode=status, stderr=printed.err), *parts, status=2)
 
     words = ["--conf", "mini", "--source-lang", "en", "--target-lang", "de", "--average", "1"]
-    args = SimpleNamespace(recipe=words, flags=[])
+    args = SimpleNamespace(recipe=words, extra=[])
     args.updates, args.width, args.heads = 4, WIDTH, 2
     modules.compare.save_json(str(exp / "conditions.json"), modules.compare.conditions(args))
     modules.compare.save_json(str(exp / "runs/a/system.json"), {"system": "transformer_lstm_6l"})
@@ -347,7 +345,8 @@ def test_other_data_are_refused_before_the_text_is_touched(
     assert text.read_text() == before and not (tmp_path / "exp/runs/rnn_6l").exists()
     shutil.copytree(tmp_path / "exp/runs/lstm_6l", tmp_path / "exp/runs/old")
     noted = tmp_path / "exp/runs/old/seed1/trained-with.txt"
-    noted.write_text(re.sub(r"(?m)^(\d+ \d+)$", r"1\1", noted.read_text()))
+    lines = noted.read_text().splitlines()
+    noted.write_text("\n".join([*lines[:2], "another", *lines[3:]]) + "\n")
     status, printed = call(*given)
     done = SimpleNamespace(returncode=status, stderr=printed.err)
     recipes.assert_refused(done, "lstm_6l/seed1", "old/seed1 were trained on different text", status=2)
@@ -396,7 +395,7 @@ def finished(modules, tmp_path):
     runs = []
     for system in systems:
         for seed in (1, 2, 3):
-            run = modules.trainings.Run(system, seed, str(tmp_path / system.label / f"seed{seed}"), ["one.sh"])
+            run = modules.trainings.Run(system, seed, str(tmp_path / system.label / f"seed{seed}"), [])
             runs.append(run)
             if system.label == "worse" and seed > 1:
                 continue
@@ -450,7 +449,8 @@ def test_table_and_picture_of_what_is_there(finished, modules, tmp_path, monkeyp
 def test_without_matplotlib_there_is_a_table_all_the_same(finished, modules, monkeypatch, tmp_path, capsys):
     rows, _ = finished
     monkeypatch.setattr(modules.compare.results, "rows", lambda *_: rows)
-    monkeypatch.delitem(sys.modules, "picture")
+    monkeypatch.delitem(sys.modules, f"{COMPARE}.picture")
+    monkeypatch.delattr(importlib.import_module(COMPARE), "picture")
     monkeypatch.setitem(sys.modules, "matplotlib.ticker", None)
     modules.compare.report(SimpleNamespace(exp=str(tmp_path), bootstrap=0, tables=""), [], [])
     printed = capsys.readouterr().out
@@ -477,16 +477,18 @@ def test_the_estimate_knows_systems_from_their_other_seeds(finished, modules):
     _, runs = finished
     todo = [runs[7], runs[8]]  # of "worse", whose first seed took 10 s
     assert modules.trainings.estimate(runs, todo) == pytest.approx(20)
-    new = modules.trainings.Run(SimpleNamespace(label="new"), 1, "/nowhere", ["one.sh"])
+    new = modules.trainings.Run(SimpleNamespace(label="new"), 1, "/nowhere", [])
     assert modules.trainings.estimate(runs, [new]) == pytest.approx((2 * 60 + 10) / 7)
     assert modules.trainings.estimate([new], [new]) is None
 
 
-def test_a_second_command_in_the_same_folder_is_refused(modules, tmp_path):
+def test_a_second_command_in_the_same_folder_is_refused(modules, tmp_path, monkeypatch):
+    monkeypatch.setenv("RECIPE_PATIENCE", "0")
     with modules.compare.locked(str(tmp_path)):
         with pytest.raises(modules.compare.UsageError, match=rf"in use by process {os.getpid()} on "):
-            modules.compare.locked(str(tmp_path), patience=0)
-    modules.compare.locked(str(tmp_path), patience=0).stream.close()
+            modules.compare.locked(str(tmp_path))
+    with modules.compare.locked(str(tmp_path)):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -497,7 +499,7 @@ def test_what_more_updates_would_average_is_kept(modules, tmp_path, average, kep
     for name in ("checkpoint2.pt", "checkpoint_best.pt", "checkpoint_last.pt"):
         (tmp_path / "checkpoints" / name).touch()
     system = SimpleNamespace(label="a", ours=True)
-    run = modules.trainings.Run(system, 1, str(tmp_path), ["one.sh", "--average", average])
+    run = modules.trainings.Run(system, 1, str(tmp_path), ["--average", average])
     run.finish(1.0)
     assert not run.is_done(), "without its figures it is to be done again"
     (tmp_path / "RESULT.json").touch()
@@ -510,7 +512,7 @@ def test_the_worth_of_the_source_is_not_an_older_models(modules, tmp_path, tools
     monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "logs").mkdir()
     (tmp_path / "diagnose.json").write_text('{"models": []}')
-    run = modules.trainings.Run(SimpleNamespace(label="a", ours=True), 1, str(tmp_path), ["one.sh"])
+    run = modules.trainings.Run(SimpleNamespace(label="a", ours=True), 1, str(tmp_path), [])
     run.diagnose(os.environ)
     assert (tmp_path / "diagnose.json").exists(), "it was not trained now"
     run.begun = time.time()
@@ -534,15 +536,14 @@ def test_torn_lines_of_a_training_are_left_out(finished, modules):
     whole = modules.results._figures(str(folder))
     (folder / "train.jsonl").write_text((folder / "train.jsonl").read_text() + '{"kind": "valid", "valid_num_up')
     assert modules.results._figures(str(folder)) == whole
-    progress = importlib.import_module("progress")
-    args = SimpleNamespace(every=1, max_epoch=0, max_update=0, stop_hours=0, jsonl=str(folder / "train.jsonl"))
-    train = progress.Train(args)
+    limits = {"--max-epoch": "", "--max-update": "", "--stop-time-hours": ""}
+    train = process.Train(str(folder / "train.jsonl"), limits)
     train.note("session", {"commit": "x"})
     train.finish(True)
     assert json.loads((folder / "train.jsonl").read_text().splitlines()[-1])["commit"] == "x"
     assert modules.results._figures(str(folder)) == whole
     (folder / "RESULT.json").write_text('{"bleu":')
-    with pytest.raises(SystemExit):
+    with pytest.raises(modules.compare.UsageError):
         modules.results._figures(str(folder))
 
 

@@ -108,7 +108,7 @@ def test_one_that_cannot_be_timed_leaves_the_others(timed):
 
 
 def test_a_translation_is_planned_by_the_command_that_the_recipe_left(claims, tmp_path):
-    """As ``examples/common/prepare.sh`` writes it: a folder, and one line that the shell becomes."""
+    """As ``recipes/scripts.py`` writes it: a folder, and one line that the shell becomes."""
     (tmp_path / "recipe.sh").write_text('echo "$@" > asked; echo "fairseq-generate DATA --gen-subset test --beam 4"\n')
     (tmp_path / "cmd.sh").write_text(f"#!/usr/bin/env bash\ncd {tmp_path}\nexec bash recipe.sh --arch a -- --lr 1\n")
     found = claims["speed"].generate_command(str(tmp_path), "valid")
@@ -132,7 +132,7 @@ def test_scores_are_found_among_warnings(claims, monkeypatch):
 
 
 def test_the_picture_by_depth_has_a_line_for_each_method_and_all_times_in_sight(claims, monkeypatch):
-    draw = pytest.importorskip("draw")
+    draw = pytest.importorskip("fairseq_deep.recipes.claims.draw")
     drawn = []
     monkeypatch.setattr(draw.figures, "save_figure", lambda figure, path: drawn.append(figure))
     records = [

@@ -221,7 +221,8 @@ def check_folder(plan):
         for lang in plan.langs:
             if not any(os.path.isfile(os.path.join(data, f"{split}.{lang}{end}")) for end in ("", ".gz")):
                 raise UsageError(
-                    f"{data}/{split}.{lang} is missing: --data needs {{{','.join(splits)}}}.{{{','.join(plan.langs)}}}, "
+                    f"{data}/{split}.{lang} is missing: --data needs {{{','.join(splits)}}}"
+                    f".{{{','.join(plan.langs)}}}, "
                     f"plain or .gz (of the test sets, those of --subsets){_languages_there(data, plan.langs)}"
                 )
 

@@ -5,10 +5,9 @@ import os
 import re
 import statistics
 
-from records import RESULT
-from report import read_json, read_records
-from seeds import spread
-
+from fairseq_deep.recipes.record import read_json, read_records
+from fairseq_deep.recipes.seeds import spread
+from fairseq_deep.runtime.records import RESULT
 from fairseq_deep.tools.significance import paired_bootstrap, read_run
 
 SPEED = re.compile(r"\(([\d.]+) sentences/s, ([\d.]+) tokens/s\)")

@@ -8,20 +8,27 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
-from progress import clock
-from records import RESULT
-from report import read_json
+from fairseq_deep.recipes.options import EXAMPLES, ROOT
+from fairseq_deep.recipes.process import clock
+from fairseq_deep.recipes.record import read_json, write_text
+from fairseq_deep.runtime.records import RESULT
 
-from fairseq_deep.tools import write_text
-
+MAIN = os.path.join(ROOT, "fairseq_deep", "recipes", "__main__.py")
+SCRIPT = os.path.join(EXAMPLES, "compare", "one.sh")
 UPDATE = re.compile(r"^  epoch +\d+  update +(\d+) ")
 # what does not change the result of a training that is done
 IDLE = ("--data", "--data-tar", "--workers", "--force-batch", "--disk-gb", "--ngpu", "--exp")
 EVERY = 30  # seconds between two lines of progress
+
+
+def recipe_program(words):
+    """The command of a recipe with these words."""
+    return [sys.executable, MAIN, "recipe/compare", SCRIPT, "run", *words]
 
 
 class Stopped(Exception):
@@ -54,7 +61,7 @@ class Run:
 
     def key(self):
         """A sum over the command that matters, so that a training under other settings counts as not done."""
-        words, kept = iter(self.command[1:]), []
+        words, kept = iter(self.command), []
         for word in words:
             if word in IDLE:
                 next(words)
@@ -199,8 +206,9 @@ class Trainings:
             if self.stopping:
                 return
             child = subprocess.Popen(
-                run.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8",
-                errors="replace", env=environment, pass_fds=[self.lock], stdin=subprocess.DEVNULL,
+                recipe_program(run.command),
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
+                encoding="utf-8", errors="replace", env=environment, pass_fds=[self.lock],
             )  # fmt: skip
             self.children[run] = child
         problem = self._follow(run, child.stdout)

@@ -10,10 +10,10 @@ import random
 import shutil
 import sys
 
-from report import read_json
-from speed import find, generate_command, run
+from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes.record import read_json, write_text
 
-from fairseq_deep.tools import UsageError, write_text
+from .speed import find, generate_command, run
 
 PAIRS = {"mini": 1000, "base": 3000}  # the paper has 3,000
 

@@ -9,7 +9,7 @@ import os
 import re
 import statistics
 
-from results import bootstrap
+from fairseq_deep.recipes.compare.results import bootstrap
 
 LEARNED = 0.1
 """Nats a sub-word by which the true source must beat another's before a model counts as one that uses it."""

@@ -11,11 +11,10 @@ import shlex
 import shutil
 import statistics
 
-from children import call
-from report import read_json
-from results import SPEED
-
-from fairseq_deep.tools import UsageError, write_text
+from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes.children import call
+from fairseq_deep.recipes.compare.results import SPEED
+from fairseq_deep.recipes.record import read_json, write_text
 
 STEP = re.compile(r'"wps": "([\d.]+)", .*"wpb": "([\d.]+)"')
 UPDATES = 40

@@ -4,12 +4,11 @@ import os
 import subprocess
 import sys
 
-from results import equal_time
-from seeds import spread
-from table import markdown, show
-from table import seeds as _seeds
-
-from fairseq_deep.tools import write_text
+from fairseq_deep.recipes.compare.results import equal_time
+from fairseq_deep.recipes.compare.table import markdown, show
+from fairseq_deep.recipes.compare.table import seeds as _seeds
+from fairseq_deep.recipes.record import write_text
+from fairseq_deep.recipes.seeds import spread
 
 # column, figure, format, with least and most of the seeds
 COLUMNS = (
@@ -113,7 +112,7 @@ def pictures(folder, claim, records, timed):
     """Draw what the claim asks for beside compare's own picture; return what is there, in words."""
     drawn = ["picture.png"]
     try:
-        import draw
+        from . import draw
     except ImportError as error:
         return f"no picture: {error}; pip install matplotlib"
     if "depth" in claim.extras and any(record["done"] for record in records):

@@ -9,7 +9,7 @@ import types
 from dataclasses import dataclass, field
 
 from fairseq_deep.core.registry import nearest
-from fairseq_deep.tools import UsageError
+from fairseq_deep.errors import UsageError
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}")
 # what a system may have of its own beside the flags of its model, its optimiser and its learning rate's schedule

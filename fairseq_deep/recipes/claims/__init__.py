@@ -1,0 +1,1 @@
+"""Claims of the papers: their systems, and statements that are judged by what comes out."""

@@ -1,0 +1,1 @@
+"""Systems trained under equal conditions, in one table and one picture."""
