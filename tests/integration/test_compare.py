@@ -309,7 +309,7 @@ def test_a_failed_system_is_marked_and_made_up_for(modules, monkeypatch, capsys,
     Path(f"{stubs}.fail").touch()
     listed = tmp_path / "systems.txt"
     listed.write_text("# depth-wise\n\nrnn_6l\nlstm_6l\n")
-    how = {"file": listed, "dry_run": "false", "bootstrap": "5"}
+    how = {"systems": listed, "dry_run": "false", "bootstrap": "5"}
     status, printed = call(modules, monkeypatch, capsys, tmp_path / "exp", corpus, **how)
     assert "rnn_6l seed 1: FAILED: stage 4 (train) failed: ValueError: planted\n" in printed.out
     last = "error: 1 of 2 trainings failed: rnn_6l seed 1; the same command tries again\n"
@@ -317,7 +317,7 @@ def test_a_failed_system_is_marked_and_made_up_for(modules, monkeypatch, capsys,
     table = (tmp_path / "exp/table.md").read_text()
     assert "| 0 of 1 (1 FAILED) |" in table and "FAILED: rnn_6l, seed 1: stage 4 (train) failed" in table
     assert trained(stubs) == ["lstm_6l/seed1", "rnn_6l/seed1"]
-    alone, printed = call(modules, monkeypatch, capsys, tmp_path / "exp", corpus, "rnn_6l", **{**how, "file": ""})
+    alone, printed = call(modules, monkeypatch, capsys, tmp_path / "exp", corpus, "rnn_6l", **{**how, "systems": ""})
     assert alone == 3 and printed.err.startswith("error: 1 of 1 trainings failed: rnn_6l seed 1;")
     assert "| 0 of 1 (1 FAILED) |" in (tmp_path / "exp/table.md").read_text(), "a table of failures alone"
     trained(stubs)
