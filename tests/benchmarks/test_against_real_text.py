@@ -1,11 +1,11 @@
 """benchmarks/against_ctranslate2.py from the command line: systems in processes of their own, on real text."""
 
 import sys
-from pathlib import Path
 
-from tests.commands import run, train_command
+from tests.helpers.commands import run, train_command
+from tests.helpers.paths import ROOT
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "against_ctranslate2.py"
+SCRIPT = ROOT / "benchmarks/against_ctranslate2.py"
 SYSTEMS = ["stock", "ours", "other-int8"]
 
 

@@ -130,7 +130,7 @@ def test_a_planted_synchronisation_is_reported_with_its_line():
         x = torch.empty(4, 5, device="meta")
         float(x.sum().item())  # here
     (sync,) = counter.syncs
-    assert sync.where[2].endswith("# here") and sync.where[0].endswith("tests/unit/test_device_model.py")
+    assert sync.where[2].endswith("# here") and sync.where[0].endswith("tests/benchmarks/test_device_model.py")
     assert sync.line == next(n for n, text in enumerate(open(__file__), 1) if text.strip().endswith("# here"))
     assert not sync.known
 

@@ -1,11 +1,11 @@
 """Layer aggregation (hierarchical, iterative, linear): the equations, counts, start values, whole models, refusals."""
 
 import argparse
+import functools
 import itertools
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 
 from fairseq_deep.core.aggregators import Aggregator
 from fairseq_deep.core.aggregators.hierarchical import Hierarchical
@@ -13,17 +13,16 @@ from fairseq_deep.core.aggregators.iterative import Iterative
 from fairseq_deep.core.aggregators.linear import Linear
 from fairseq_deep.core.aggregators.node import Node
 from fairseq_deep.core.attention.masks import future_mask
-from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.core.layers import DecoderContext
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
-from fairseq_deep.plugin.architectures import build_architecture
-from tests.conftest import make_batch
+from tests.helpers.aggregators import make_layers, run
+from tests.helpers.models import full_size, make_batch, size_of
+from tests.helpers.tensors import DOUBLE, assert_same_gradients, randomise
 from tests.reference import naive_aggregation
 from tests.reference.naive_dlcl import layer_norm
 
 T, B, C, D = 5, 3, 6, 10
-DOUBLE = {"dtype": torch.float64}
 KINDS = {"hierarchical": Hierarchical, "iterative": Iterative, "linear": Linear}
 # (method, options, depth): depths that blocks divide and do not divide, blocks of one layer and larger than the stack
 CASES = [
@@ -33,20 +32,6 @@ CASES = [
 ]
 TINY = "transformer_{}_2l2l_tiny"
 DEPTHS = {"encoder_layers": 3, "decoder_layers": 5}
-
-
-def randomise(module):
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(torch.randn_like(parameter))
-    return module
-
-
-def run(aggregator, y_0, layers):
-    state = aggregator.start(y_0)
-    for index, layer in enumerate(layers):
-        state = aggregator.write(state, index, layer(aggregator.read(state, index)))
-    return aggregator.finish(state)
 
 
 def naive(aggregator, y_0, layers):
@@ -64,25 +49,15 @@ def naive(aggregator, y_0, layers):
     return naive_aggregation.hierarchical(y_0, layers, nodes, aggregator.block)
 
 
-def make_layers(depth):
-    return [torch.nn.Sequential(torch.nn.Linear(C, C), torch.nn.Tanh()).double() for _ in range(depth)]
-
-
-def assert_equal_gradients(actual, expected, sources, direction, **near):
-    wanted = torch.autograd.grad(expected, sources, direction)
-    for want, got in zip(wanted, torch.autograd.grad(actual, sources, direction)):
-        torch.testing.assert_close(got, want, **near)
-
-
 @pytest.mark.parametrize("name, options, depth", CASES)
 def test_forward_and_gradients_equal_the_equations(name, options, depth):
     aggregator = randomise(KINDS[name](Stack(depth, C, ffn_dim=D), **options).double())
-    layers = make_layers(depth)
+    layers = make_layers(depth, C)
     y_0 = torch.randn(T, B, C, requires_grad=True, **DOUBLE)
     actual, expected = run(aggregator, y_0, layers), naive(aggregator, y_0, layers)
     torch.testing.assert_close(actual, expected)
     sources = [y_0, *aggregator.parameters(), *(p for layer in layers for p in layer.parameters())]
-    assert_equal_gradients(actual, expected, sources, torch.randn(T, B, C, **DOUBLE), rtol=1e-6, atol=1e-9)
+    assert_same_gradients(actual, expected, sources, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("norm", ["prenorm", "postnorm"])
@@ -116,7 +91,7 @@ def test_whole_models_equal_the_equations(name, norm, build, batch):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     assert (model.encoder.layer_norm is None) is (norm == "postnorm")
     parameters = list(model.parameters())
-    assert_equal_gradients(actual, expected, parameters, torch.randn_like(actual), rtol=1e-4, atol=1e-4)
+    assert_same_gradients(actual, expected, parameters, rtol=1e-4, atol=1e-4)
 
 
 def test_a_node_of_one_input_is_a_post_norm_feed_forward_sublayer():
@@ -156,20 +131,7 @@ ADDED = {
 @pytest.fixture(scope="module")
 def size():
     """size(name, **flags): number of parameters with a shared vocabulary of 34,040."""
-    words = Dictionary()
-    for index in range(34040 - len(words)):
-        words.add_symbol(str(index))
-    known = {}
-
-    def count(name, **flags):
-        key = (name, *sorted(flags.items()))
-        if key not in known:
-            with skip_initialisation():
-                model = build_architecture(name, words, share_all_embeddings=True, **flags)
-            known[key] = sum(parameter.numel() for parameter in model.parameters())
-        return known[key]
-
-    return count
+    return functools.cache(lambda name, **flags: size_of(full_size(name, 34040, share_all_embeddings=True, **flags)))
 
 
 @pytest.mark.parametrize("norm", ["postnorm", "prenorm"])

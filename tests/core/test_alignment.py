@@ -8,12 +8,11 @@ import torch
 from fairseq.criterions.label_smoothed_cross_entropy_with_alignment import (
     LabelSmoothedCrossEntropyCriterionWithAlignment as Criterion,
 )
-from fairseq.models.transformer import base_architecture
 from fairseq.models.transformer_align import TransformerAlignModel
 
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.training import check_training
-from tests.conftest import make_batch, tiny_flags
+from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
 
 
 def aligned(dictionary):
@@ -50,16 +49,11 @@ def measure(model, sample, dictionary):
 def test_loss_and_gradients_are_those_of_transformer_align(norm, flags, build, dictionary):
     name = f"transformer_{norm}_6l"
     flags = {**tiny_flags(name), "share_all_embeddings": True, "alignment_layer": 3, **flags}
-    args = argparse.Namespace(
-        **{f"{side}_normalize_before": norm == "prenorm" for side in ("encoder", "decoder")}, **flags
-    )
-    base_architecture(args)
-    task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    stock = TransformerAlignModel.build_model(args, task)
+    aligner = fairseq_transformer(dictionary, norm, TransformerAlignModel, **flags)
     model = build(name, **flags, load_alignments=True)
-    model.load_state_dict(stock.state_dict())
+    model.load_state_dict(aligner.state_dict())
     sample = aligned(dictionary)
-    (ours, our_share, gradients), (theirs, share, expected) = (measure(m, sample, dictionary) for m in (model, stock))
+    (ours, our_share, gradients), (theirs, share, expected) = (measure(m, sample, dictionary) for m in (model, aligner))
     assert share > 0
     torch.testing.assert_close((ours, torch.tensor(our_share)), (theirs, torch.tensor(share)))
     for parameter, gradient in gradients.items():
@@ -67,7 +61,7 @@ def test_loss_and_gradients_are_those_of_transformer_align(norm, flags, build, d
     fields = ("src_tokens", "src_lengths", "prev_output_tokens")
     batch = [sample["net_input"][field] for field in fields]
     words = batch[2].ne(dictionary.pad())
-    found = [m.eval()(*batch)[1]["attn"][0][words] for m in (model, stock)]
+    found = [m.eval()(*batch)[1]["attn"][0][words] for m in (model, aligner)]
     torch.testing.assert_close(*found)
 
 

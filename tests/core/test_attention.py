@@ -5,13 +5,13 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_deep.core.attention import MultiheadAttention, multihead
-from tests.conftest import reorder_all
+from tests.helpers.equations import projections
+from tests.helpers.models import reorder_all
+from tests.helpers.tensors import DOUBLE, assert_same_gradients, randomise
 from tests.reference.naive_lstm import attention as naive_attention
 from tests.reference.naive_lstm import relative_vector
-from tests.unit.test_dlcl import randomise
 
 T, B, C, H, S, KDIM = 6, 3, 10, 2, 5, 7
-DOUBLE = {"dtype": torch.float64}
 NEAR = {"rtol": 1e-8, "atol": 1e-10}
 ROUNDED = {"rtol": 1e-4, "atol": 1e-4}  # where weights are asked for, they are of fp32
 # padding of sentences 1 and 2, on the left, on the right, and in the middle
@@ -33,9 +33,6 @@ def future_mask(length=T):
     return torch.full((length, length), float("-inf"), **DOUBLE).triu(1)
 
 
-def projections(module):
-    names = {"q": module.q_proj, "k": module.k_proj, "v": module.v_proj, "out": module.out_proj}
-    return {name: (linear.weight, linear.bias) for name, linear in names.items()}
 
 
 def naive(module, query, memory=None, padding=None, causal=False, relative=None, relative_value=None):
@@ -46,12 +43,6 @@ def naive(module, query, memory=None, padding=None, causal=False, relative=None,
     return naive_attention(query, memory, projections(module), H, visible, relative, relative_value)
 
 
-def assert_same_gradients(actual, expected, sources, near):
-    direction = torch.randn_like(actual)
-    expected_grads = torch.autograd.grad(expected, sources, direction)
-    actual_grads = torch.autograd.grad(actual, sources, direction)
-    for want, got in zip(expected_grads, actual_grads):
-        torch.testing.assert_close(got, want, **near)
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
@@ -84,7 +75,7 @@ def test_self_attention_equals_the_equations(bias, padding, causal, clip, values
         torch.testing.assert_close(weights.double(), expected_weights, rtol=1e-5, atol=1e-6)
     else:
         assert weights is None
-    assert_same_gradients(actual, expected, [query, *module.parameters()], near)
+    assert_same_gradients(actual, expected, [query, *module.parameters()], **near)
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
@@ -102,7 +93,7 @@ def test_attention_to_a_memory_equals_the_equations(bias, kdim, padding, need_we
     torch.testing.assert_close(actual, expected, **near)
     if need_weights:
         torch.testing.assert_close(weights.double(), expected_weights, rtol=1e-5, atol=1e-6)
-    assert_same_gradients(actual, expected, [query, memory, *module.parameters()], near)
+    assert_same_gradients(actual, expected, [query, memory, *module.parameters()], **near)
 
 
 def torchs_own(module, kdim, bias):

@@ -6,12 +6,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_deep.core.attention import AverageAttention, RunningMean, SharedBeamState
-from tests.conftest import reorder_all
+from tests.helpers.models import reorder_all
+from tests.helpers.tensors import DOUBLE, randomise, saved_bytes
 from tests.reference import naive_average as naive
-from tests.unit.test_dlcl import randomise, saved_bytes
 
 T, B, C, FFN = 7, 3, 6, 10
-DOUBLE = {"dtype": torch.float64}
 # padding of sentences 1 and 2, on the left, on the right, and in the middle
 PADDING = {"none": ([], []), "left": ([0], [0, 1, 2]), "right": ([5, 6], [6]), "middle": ([2], [3, 4])}
 every_padding = pytest.mark.parametrize("padding", PADDING)

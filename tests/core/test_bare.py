@@ -2,24 +2,23 @@
 
 import argparse
 import itertools
-import types
 
 import pytest
 import torch
-from fairseq import options
-from fairseq.data import Dictionary
 from torch import nn
 
 from fairseq_deep.core.aggregators.attention_residual import AttentionResidual
 from fairseq_deep.core.aggregators.residual_dual import ResidualDual
-from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 from fairseq_deep.plugin.architectures import build_architecture
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-from tests.invariances import INVARIANCES
+from tests.helpers.aggregators import make_layers
+from tests.helpers.flags import parse
+from tests.helpers.invariances import INVARIANCES
+from tests.helpers.models import full_size, size_of, task_of
+from tests.helpers.tensors import randomise, saved_bytes
 from tests.reference.naive_bare import attention_residual, residual_dual
-from tests.unit.test_dlcl import randomise, saved_bytes
 
 T, B, C, L = 5, 3, 7, 3
 N = {"encoder": 2 * L, "decoder": 3 * L}
@@ -44,13 +43,9 @@ def run(aggregator, y_0, sublayers):
     return path, aggregator.finish(state)
 
 
-def make_sublayers(count):
-    return [nn.Sequential(nn.Linear(C, C), nn.Tanh()).double() for _ in range(count)]
-
-
 def assert_same_with_gradients(aggregator, naive):
     """The outputs of all sub-layers and every gradient of *aggregator* are those of *naive*(y_0, sub-layers)."""
-    sublayers = make_sublayers(aggregator.num_layers)
+    sublayers = make_layers(aggregator.num_layers, C)
     y_0 = torch.randn(T, B, C, dtype=torch.float64, requires_grad=True)
     sources = [y_0, *aggregator.parameters(), *(p for sublayer in sublayers for p in sublayer.parameters())]
     want, got = naive(y_0, sublayers), torch.stack(run(aggregator, y_0, sublayers)[0])
@@ -93,7 +88,7 @@ def test_attention_residual_equals_the_equations(side, block):
     "kind, options", [(ResidualDual, {}), (AttentionResidual, {}), (AttentionResidual, {"block": 4})], ids=str
 )
 def test_the_output_is_what_counts_as_y_of_the_last_layer(kind, options):
-    path, output = run(randomise(make(kind, **options).double()), torch.randn(T, B, C).double(), make_sublayers(2 * L))
+    path, output = run(randomise(make(kind, **options).double()), torch.randn(T, B, C).double(), make_layers(2 * L, C))
     assert torch.equal(path[-1], output)
 
 
@@ -365,19 +360,14 @@ COUNTS = [
 ]
 
 
-@pytest.mark.parametrize("name, flags, count", COUNTS)
-def test_parameter_counts(name, flags, count):
-    words = Dictionary()
-    for index in range(34040 - len(words)):
-        words.add_symbol(str(index))
-    with skip_initialisation():
-        model = build_architecture(name, words, share_all_embeddings=True, **flags)
-    assert sum(parameter.numel() for parameter in model.parameters()) == count
+@pytest.mark.parametrize("name, flags, expected", COUNTS)
+def test_parameter_counts(name, flags, expected):
+    assert size_of(full_size(name, 34040, share_all_embeddings=True, **flags)) == expected
 
 
 def test_flags_reach_both_stacks(dictionary):
-    line = ["data", "--arch", TINY, "--layer-agg", "attention-residual", "--attention-residual-block", "2"]
-    args = options.parse_args_and_arch(options.get_training_parser(), input_args=line)
+    line = ["--arch", TINY, "--layer-agg", "attention-residual", "--attention-residual-block", "2"]
+    args = parse(*line)
     assert args.attention_residual_block == 2
     model = build_architecture(TINY, dictionary, **FULL, attention_residual_block=2)
     assert (model.encoder.aggregator.block, model.decoder.aggregator.block) == (2, 2)
@@ -394,7 +384,7 @@ def test_norm_placement_changes_nothing(flags, build):
 
 def test_flags_that_no_architecture_has_settled_add_no_norm(dictionary):
     """As from fairseq-hydra-train."""
-    task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    task = task_of(dictionary)
     sizes = {f"{side}_{name}": 8 for side in ("encoder", "decoder") for name in ("embed_dim", "ffn_embed_dim")}
     flags = {**DUAL, **sizes, "encoder_normalize_before": True, "decoder_normalize_before": True}
     model = DeepTransformerModel.build_model(argparse.Namespace(**flags), task)

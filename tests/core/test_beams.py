@@ -5,18 +5,13 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_deep.core.attention import MultiheadAttention, SharedBeamState
 from fairseq_deep.core.attention.beam_reorder import hypotheses_per_sentence, read_order
 from fairseq_deep.core.attention.cache import append, select
-from tests.conftest import make_batch, reorder_all
-from tests.unit.test_dlcl import randomise
-
-C, H, KDIM, S = 8, 2, 6, 5
-DOUBLE = {"dtype": torch.float64}
-NEAR = {"rtol": 1e-4, "atol": 1e-5}  # in steps, softmax is of fp32
-with_and_without_grad = pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+from tests.helpers.beams import KDIM, NEAR, C, H, S, reorder, with_and_without_grad
+from tests.helpers.models import make_batch, reorder_all
+from tests.helpers.tensors import DOUBLE, Kernels, randomise
 
 
 @pytest.mark.parametrize(
@@ -74,23 +69,6 @@ def test_an_order_keeps_sentences_or_tears_them_apart(order, beam, sentences):
             assert read.beam_indices is None
         else:
             assert torch.equal(read.beam_indices, new_order)
-
-
-class Kernels(TorchDispatchMode):
-    """Counts operations that are more than views of a tensor, and the values of tensors that Python wants to know."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = self.asked = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = str(function)
-        views = any(result.alias_info and not result.alias_info.is_write for result in function._schema.returns)
-        if name in ("aten._local_scalar_dense.default", "aten.equal.default"):
-            self.asked += 1
-        elif not (views or "empty" in name or "_unsafe_view" in name):
-            self.count += 1
-        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("order", [[1, 0, 2, 2, 5, 4], [2, 3], [3, 2, 0, 0, 5, 4], [0, 2, 4]], ids=str)
@@ -192,10 +170,6 @@ def encoded(build, dictionary):
     encoder = build("transformer_postnorm_2l2l_tiny").encoder.eval()
     with torch.no_grad():
         return encoder, encoder(source, lengths, return_all_hiddens=True)
-
-
-def reorder(encoder, out, order):
-    return encoder.reorder_encoder_out(out, torch.tensor(order))
 
 
 def test_sources_are_kept_once_a_sentence(encoded):

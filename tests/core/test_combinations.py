@@ -7,7 +7,7 @@ import torch
 
 from fairseq_deep.core.description import AXES
 from fairseq_deep.core.registry import UsageError
-from tests.conftest import make_batch
+from tests.helpers.models import make_batch
 
 # what a method cannot be without
 NEEDS = {("layer_agg", "msc"): {"decoder_memory": "msc"}, ("decoder_memory", "msc"): {"layer_agg": "msc"}}

@@ -8,11 +8,11 @@ from fairseq.sequence_generator import EnsembleModel
 
 from fairseq_deep.core.attention import multihead
 from fairseq_deep.core.registry import UsageError
-from tests.unit.test_beams import Kernels
-from tests.unit.test_generation import assert_lively, assert_same, generate, make_sample, prepare, strengthen
-from tests.unit.test_merged import KINDS
+from tests.helpers.beams import NEAR
+from tests.helpers.decoder_attention import KINDS
+from tests.helpers.generation import assert_lively, assert_same, generate, make_sample, prepare, strengthen
+from tests.helpers.tensors import Kernels
 
-NEAR = {"rtol": 1e-4, "atol": 1e-5}
 NO_COMPILER = {"backend": "eager"}  # traces, and runs what it has traced
 SENTENCES, BEAM = 3, 4
 MODELS = {

@@ -8,7 +8,8 @@ from fairseq_deep.core.inits.deepnet import ScaledConnection
 from fairseq_deep.core.inits.rezero import GatedConnection
 from fairseq_deep.core.layers import DecoderLayer, EncoderLayer
 from fairseq_deep.core.residuals.plain import Plain
-from tests.unit.test_layers import DOUBLE, B, C, T, call, describe_layer, inputs
+from tests.helpers.layers import B, C, T, call, describe_layer, inputs
+from tests.helpers.tensors import DOUBLE
 
 VALUE = 0.7
 KINDS = {

@@ -15,14 +15,10 @@ from fairseq_deep.core.decoding import pack_linear, reduce_precision
 from fairseq_deep.core.decoding import packed as forms
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.task import DeepTranslationConfig, DeepTranslationTask
+from tests.helpers.tensors import case
 
 GENERATION = OmegaConf.create({"generation": {"beam": 4, "print_alignment": None}})
 SHAPES = [(1, 1, 8, 8), (3, 5, 16, 33), (1, 128, 40, 7)]
-
-
-def case(shape, bias=True):
-    length, batch, inputs, outputs = shape
-    return nn.Linear(inputs, outputs, bias=bias).eval(), torch.randn(length, batch, inputs)
 
 
 @pytest.mark.parametrize("bias", [True, False])

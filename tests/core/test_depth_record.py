@@ -7,7 +7,7 @@ import torch
 
 from fairseq_deep.core.diagnostics.record import depth_record
 from fairseq_deep.core.diagnostics.weights import dlcl_weights
-from tests.conftest import make_batch
+from tests.helpers.models import make_batch
 
 
 def backward(model, dictionary):

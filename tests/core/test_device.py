@@ -1,4 +1,4 @@
-"""Every method on a CUDA device that is not there (``tests/device.py``), in training, evaluation and decoding.
+"""Every method on a CUDA device that is not there (``tests/helpers/device.py``), in training, evaluation and decoding.
 
 What a model computes stays on the device and in the model's type, has the values that it has on the CPU, and the host
 waits for nothing. Backward passes, which need a real device, run on tensors without values.
@@ -15,9 +15,9 @@ from fairseq.sequence_generator import SequenceGenerator
 from fairseq_deep.core.attention import DECODER_ATTENTIONS
 from fairseq_deep.core.diagnostics import depth_record
 from fairseq_deep.plugin.generator import Generator
-from tests.conftest import make_batch
-from tests.device import AVAILABLE, AbsentCuda, WaitsOnMeta, tensors_in
-from tests.methods import METHODS, OPTIONS
+from tests.helpers.device import AVAILABLE, AbsentCuda, WaitsOnMeta, tensors_in
+from tests.helpers.methods import METHODS, OPTIONS
+from tests.helpers.models import PRENORM, make_batch
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="this torch has no modes that stand for a device")
 
@@ -26,7 +26,6 @@ DECODING_WAITS = {"beam_reorder._ask", "beam_reorder.hypotheses_per_sentence"}
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "autocast": torch.float16}
 DROPOUTS = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
-PRENORM = "transformer_prenorm_2l2l_tiny"
 CASES = {
     **{f"{name}-{precision}": (*case, precision) for name, case in METHODS.items() for precision in PRECISIONS},
     **{

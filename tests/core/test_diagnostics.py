@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 
 from fairseq_deep.core.diagnostics import (
     layer_gradient_norms,
@@ -14,32 +13,23 @@ from fairseq_deep.core.diagnostics import (
     variance_between,
 )
 from fairseq_deep.plugin.architectures import build_architecture
-from tests.conftest import make_batch
+from tests.helpers.diagnostics import hooks, loss_of, measure, paddings
+from tests.helpers.equations import functions, start
+from tests.helpers.models import POSTNORM as POST
+from tests.helpers.models import PRENORM as PRE
+from tests.helpers.models import make_batch, make_dictionary
+from tests.helpers.tensors import shake
 from tests.reference import naive_connections as naive
-from tests.unit.test_inits_models import functions, shake, start
 
-POST, PRE = "transformer_postnorm_2l2l_tiny", "transformer_prenorm_2l2l_tiny"
 PARTS = {"encoder": ["self", "ffn"], "decoder": ["self", "cross", "ffn"]}
 
 
-def loss_of(model, batch, seed=1):
-    scores = model(*batch)[0]
-    generator = torch.Generator().manual_seed(seed)
-    return (scores * torch.randn(scores.shape, generator=generator)).sum()
 
 
-def paddings(model, batch):
-    pad = model.encoder.padding_idx
-    return {"encoder": batch[0].eq(pad), "decoder": batch[2].eq(pad)}
 
 
-def measure(model, batch):
-    return sublayer_ratios(model, paddings(model, batch), lambda: loss_of(model, batch))
 
 
-def hooks(model):
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return sum(len(getattr(module, kind, ())) for module in model.modules() for kind in kinds)
 
 
 # what follows recomputes every sub-layer from its equations, and its gradients from Eq. (10) to (14) of the paper
@@ -338,10 +328,7 @@ def test_forget_gates_at_one_half_make_positions_alike(words):
 
 @pytest.fixture(scope="module")
 def words():
-    dictionary = Dictionary()
-    for index in range(2000 - len(dictionary)):
-        dictionary.add_symbol(str(index))
-    return dictionary
+    return make_dictionary(2000)
 
 
 def measured_at_start(words, seed, sentences=24, length=25, **flags):

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from fairseq_deep.core.registry import UsageError
-from tests.unit.test_diagnostics import POST, hooks, measure
-from tests.unit.test_inits_models import shake
+from tests.helpers.diagnostics import hooks, measure
+from tests.helpers.models import POSTNORM as POST
+from tests.helpers.tensors import shake
 
 
 def test_a_stack_without_residual_connections_is_left_out(build, batch):

@@ -4,35 +4,18 @@ import itertools
 
 import pytest
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 from fairseq_deep.core import checkpoints
 from fairseq_deep.core.aggregators.dlcl import Dlcl
 from fairseq_deep.core.aggregators.residual import Residual
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
-from tests.conftest import make_batch
+from tests.helpers.aggregators import make_layers, run
+from tests.helpers.models import make_batch
+from tests.helpers.tensors import randomise, saved_bytes
 from tests.reference.naive_dlcl import run_stack
 
 T, B, C, L = 7, 3, 12, 5
-
-
-def run(aggregator, y_0, layers):
-    state = aggregator.start(y_0)
-    for index, layer in enumerate(layers):
-        state = aggregator.write(state, index, layer(aggregator.read(state, index)))
-    return aggregator.finish(state)
-
-
-def make_layers(dtype=torch.float64):
-    return [torch.nn.Sequential(torch.nn.Linear(C, C), torch.nn.Tanh()).to(dtype) for _ in range(L)]
-
-
-def randomise(module):
-    with torch.no_grad():
-        for tensor in itertools.chain(module.parameters(), module.buffers()):
-            tensor.copy_(torch.randn_like(tensor))
-    return module
 
 
 def naive(aggregator, y_0, layers, **options):
@@ -48,7 +31,7 @@ def naive(aggregator, y_0, layers, **options):
 def test_forward_and_gradients_equal_the_equation(pre_norm, weight_type, normalize, window):
     aggregator = Dlcl(Stack(L, C, pre_norm), weight_type=weight_type, normalize=normalize, window=window).double()
     randomise(aggregator)
-    layers = make_layers()
+    layers = make_layers(L, C)
     y_0 = torch.randn(T, B, C, dtype=torch.float64, requires_grad=True)
     sources = [y_0, *aggregator.parameters(), *(p for layer in layers for p in layer.parameters())]
     direction = torch.randn(T, B, C, dtype=torch.float64)
@@ -68,7 +51,7 @@ def test_no_norm_and_fixed_weights_equal_the_equation():
     for init, value in (("avg", lambda row: 1 / (row + 1)), ("one", lambda row: 1.0)):
         aggregator = Dlcl(Stack(L, C, True), init=init, fixed=True, no_norm=True).double()
         assert not list(aggregator.parameters())
-        layers = make_layers()
+        layers = make_layers(L, C)
         y_0 = torch.randn(T, B, C, dtype=torch.float64)
         outputs = [y_0]
         for row in range(L + 1):
@@ -82,7 +65,7 @@ def test_identity_weights_without_norm_are_the_plain_stack():
     aggregator = Dlcl(Stack(L, C, True), no_norm=True)
     with torch.no_grad():
         aggregator.weight.copy_(torch.eye(L + 1))
-    layers = make_layers(torch.float32)
+    layers = make_layers(L, C, torch.float32)
     y_0 = torch.randn(T, B, C)
     torch.testing.assert_close(run(aggregator, y_0, layers), run(Residual(Stack(L, C, True)), y_0, layers))
 
@@ -122,7 +105,7 @@ def test_with_norms_on_entries_no_weights_make_a_plain_stack(pre_norm):
         assert (second - 2 * first).abs().max() > 0.1
     with torch.no_grad():
         aggregator.weight.copy_(torch.eye(L + 1))
-    layers = make_layers()
+    layers = make_layers(L, C)
     plain = run(Residual(Stack(L, C, pre_norm)), y_0, layers)
     assert (run(aggregator, y_0, layers) - plain).abs().max() > 0.1
 
@@ -154,7 +137,7 @@ def test_last_without_norms_starts_as_the_plain_stack(build, batch):
 
 def test_window_is_a_true_mask():
     aggregator = randomise(Dlcl(Stack(L, C, True), window=2))
-    layers = make_layers(torch.float32)
+    layers = make_layers(L, C, torch.float32)
     y_0 = torch.randn(T, B, C)
     before = run(aggregator, y_0, layers)
     outside = torch.ones(L + 1, L + 1).tril(-2).bool()
@@ -206,22 +189,6 @@ def test_weights_stay_exact_in_half_precision(dtype):
     assert aggregator.layer_norms[0].weight.dtype == dtype
     assert torch.equal(aggregator.weight, exact), "W stays as it was, in fp32"
     assert aggregator.weights().sum(1).sub(1).abs().max() < 1e-6
-
-
-def saved_bytes(function, own=()):
-    """Bytes of the storages that autograd keeps after *function*, each once and without those of *own*."""
-    own = {tensor.data_ptr() for tensor in own}
-    kept = {}
-
-    def pack(tensor):
-        storage = tensor.storage() if not hasattr(tensor, "untyped_storage") else tensor.untyped_storage()  # torch 1.13
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        function()
-    return sum(storage.nbytes() for storage in kept.values())
 
 
 class Stacked(Dlcl):

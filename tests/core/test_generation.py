@@ -1,22 +1,24 @@
 """fairseq's generators on our decoders: the hypotheses of fairseq's own transformer, and those of no cache at all."""
 
-import argparse
-import types
-
 import pytest
 import torch
 from fairseq import search
-from fairseq.models.transformer import TransformerModel, base_architecture
 from fairseq.models.transformer_align import TransformerAlignModel
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
 
 from fairseq_deep.core.attention import multihead
-from tests.conftest import make_batch, tiny_flags
-from tests.unit.test_beams import Kernels
-from tests.unit.test_merged import KINDS, STACKS, every_combination
-
-NEAR = {"rtol": 1e-4, "atol": 1e-4}
-LENGTHS = (7, 3, 5, 2, 6)
+from tests.helpers.decoder_attention import KINDS, STACKS, every_combination
+from tests.helpers.generation import (
+    Restless,
+    assert_lively,
+    assert_same,
+    generate,
+    make_sample,
+    prepare,
+    strengthen,
+)
+from tests.helpers.models import fairseq_transformer, tiny_flags
+from tests.helpers.tensors import Kernels
 
 
 @pytest.fixture
@@ -26,74 +28,14 @@ def twins(build, dictionary):
     def make(norm="prenorm", seed=1):
         torch.manual_seed(seed)
         name = f"transformer_{norm}_6l"
-        pre_norm = norm == "prenorm"
         flags = {**tiny_flags(name), "encoder_layers": 2, "decoder_layers": 3}
-        args = argparse.Namespace(encoder_normalize_before=pre_norm, decoder_normalize_before=pre_norm, **flags)
-        base_architecture(args)
-        task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-        stock = TransformerModel.build_model(args, task).eval()
-        strengthen(stock)
-        model = build(name, **flags).eval()
-        model.load_state_dict(stock.state_dict())
-        return stock, model
+        theirs = fairseq_transformer(dictionary, norm, **flags).eval()
+        strengthen(theirs)
+        ours = build(name, **flags).eval()
+        ours.load_state_dict(theirs.state_dict())
+        return theirs, ours
 
     return make
-
-
-def strengthen(model):
-    """Give matrices weights that make words and sources matter."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=0.4)
-
-
-class Restless(search.BeamSearch):
-    """Beam search that adds something of each sentence, step and word to the scores.
-
-    Models with random weights repeat themselves; this makes hypotheses differ, change places, and end at all steps.
-    """
-
-    def __init__(self, words):
-        super().__init__(words)
-        self.noise = 4 * torch.randn(50, 60, len(words), generator=torch.Generator().manual_seed(5))
-        self.noise[:, :, words.eos()] += 4.0
-
-    def step(self, step, lprobs, scores, prev_output_tokens=None, original_batch_idxs=None):
-        lprobs = lprobs + self.noise[original_batch_idxs, step].unsqueeze(1).to(lprobs)
-        return super().step(step, lprobs, scores, prev_output_tokens, original_batch_idxs)
-
-
-def make_sample(dictionary, lengths=LENGTHS):
-    source, lengths, _ = make_batch(dictionary, lengths=lengths)
-    source[:, -1] = dictionary.eos()
-    return {"id": torch.arange(len(lengths)), "net_input": {"src_tokens": source, "src_lengths": lengths}}
-
-
-def generate(models, dictionary, sample, kind=SequenceGenerator, strategy=Restless, incremental=True, **options):
-    torch.manual_seed(3)  # for sampling
-    models = models if isinstance(models, list) else [models]
-    given = {name: options.pop(name) for name in ("prefix_tokens",) if name in options}
-    options = {"beam_size": 4, "max_len_b": 18, **options}
-    generator = kind(models, dictionary, search_strategy=strategy(dictionary), **options)
-    generator.model.has_incremental = incremental
-    return generator.generate(models, sample, **given)
-
-
-def prepare(model, **flags):
-    """What ``fairseq-generate`` does with a model that it has loaded."""
-    model.prepare_for_inference_(argparse.Namespace(generation=argparse.Namespace(**flags)))
-
-
-def assert_same(actual, expected, attention=True):
-    """The same hypotheses of each sentence in the same order, with scores and, unless told otherwise, attention."""
-    assert len(actual) == len(expected) > 0
-    for ours, theirs in zip(actual, expected):
-        assert [hypothesis["tokens"].tolist() for hypothesis in ours] == [h["tokens"].tolist() for h in theirs]
-        for got, want in zip(ours, theirs):
-            for name in ("score", "positional_scores", *(["attention"] if attention else [])):
-                assert got[name].numel() > 0 or name != "attention"
-                torch.testing.assert_close(got[name], want[name], **NEAR)
 
 
 both_norms = pytest.mark.parametrize("norm", ["prenorm", "postnorm"])
@@ -112,15 +54,6 @@ def test_beam_search_finds_what_fairseqs_transformer_does(norm, seed, twins, dic
         prepare(one)
     assert_same(generate(model, dictionary, sample), expected, attention=False)
     assert generate(model, dictionary, sample)[0][0]["attention"].numel() == 0
-
-
-def assert_lively(hypotheses, beam=4):
-    """Sentences end at different steps, so that they leave the batch one after the other, and differ in their words."""
-    lengths = [sorted(len(hypothesis["tokens"]) for hypothesis in sentence) for sentence in hypotheses]
-    assert all(len(sentence) == beam for sentence in lengths)
-    assert len({sentence[-1] for sentence in lengths}) > 2 and max(lengths)[-1] > 5
-    words = {tuple(hypothesis["tokens"].tolist()) for sentence in hypotheses for hypothesis in sentence}
-    assert len(words) > 0.9 * beam * len(hypotheses)
 
 
 @both_norms
@@ -278,5 +211,5 @@ def test_a_step_asks_the_device_once_and_launches_little(name, build, dictionary
         with Kernels() as step:
             model.decoder(tokens[:, :length], encoder_out=encoded[0], incremental_state=states[0])
         assert step.asked == 0 and reordering.asked == 1
-        counts.append((step.count, reordering.count))
+        counts.append((len(step.names), len(reordering.names)))
     assert set(counts[2:]) == {LAUNCHES[name]}

@@ -2,13 +2,17 @@
 
 import pytest
 import torch
-from fairseq import checkpoint_utils, options
+from fairseq import checkpoint_utils
 from fairseq.tasks.translation import TranslationTask
 
 from fairseq_deep.core.registry import UsageError
-from tests.conftest import make_batch
+from tests.helpers.equations import functions, start
+from tests.helpers.flags import parse
+from tests.helpers.inits import DEPTH, train_step, with_connections
+from tests.helpers.models import POSTNORM as POST
+from tests.helpers.models import make_batch
+from tests.helpers.tensors import shake
 from tests.reference import naive_connections as naive
-from tests.unit.test_inits_models import DEPTH, POST, functions, shake, start, train_step, with_connections
 
 
 @pytest.mark.parametrize(
@@ -109,8 +113,8 @@ def test_a_profiled_model_is_not_profiled_again_when_loaded(build, dictionary, t
 @pytest.mark.parametrize("start", ["profile", "logn"])
 def test_translating_needs_the_checkpoint_alone(start, dictionary, tmp_path):
     """fairseq builds the model from the flags that the checkpoint holds."""
-    line = ["data", "--arch", POST, "--encoder-embed-dim", "16", "--deep-init", "admin", "--admin-start", start]
-    args = options.parse_args_and_arch(options.get_training_parser(), input_args=line)
+    line = ["--arch", POST, "--encoder-embed-dim", "16", "--deep-init", "admin", "--admin-start", start]
+    args = parse(*line)
     task = TranslationTask(args, dictionary, dictionary)
     model = task.build_model(args).train()
     batch = make_batch(dictionary)

@@ -1,25 +1,14 @@
 """Flags that mean nothing for, or contradict, an initialisation end with one line: the flag, and what to do instead."""
 
 import pytest
-from fairseq import options
 
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.architectures import build_architecture
-from tests.unit.test_inits import FITTING, METHODS, STACKS
+from tests.helpers.flags import one_line, parse
+from tests.helpers.inits import FITTING, METHODS, STACKS
 
 POST, PRE, DLCL = "transformer_postnorm_6l", "transformer_prenorm_6l", "transformer_dlcl_postnorm_6l"
 LSTM = "transformer_lstm_6l"
-
-
-def one_line(error):
-    text = error.value.one_line
-    assert text.startswith("fairseq_deep: ")
-    assert "\n" not in text
-    return text
-
-
-def parse(*flags):
-    return options.parse_args_and_arch(options.get_training_parser(), input_args=["data", *flags])
 
 
 def without(*methods, **flags):

@@ -2,47 +2,22 @@
 
 import pytest
 import torch
-from fairseq import options
 from fairseq.data import Dictionary
 
 from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.core.inits import INITS
 from fairseq_deep.plugin.architectures import ARCHITECTURES, build_architecture, count_parameters
+from tests.helpers.equations import affine, functions, start
+from tests.helpers.flags import parse
+from tests.helpers.inits import DEPTH, M, N, train_step, with_connections
+from tests.helpers.models import POSTNORM as POST
+from tests.helpers.models import PRENORM as PRE
+from tests.helpers.models import size_of
+from tests.helpers.tensors import shake
 from tests.reference import naive_connections as naive
 from tests.reference.naive_dlcl import layer_norm, run_stack
-from tests.unit.test_lstm_models import naive_embedding
 
-POST, PRE = "transformer_postnorm_2l2l_tiny", "transformer_prenorm_2l2l_tiny"
-DEPTH = {"encoder": 2, "decoder": 3}
-N, M = DEPTH.values()
 KINDS = {"deepnet": "deepnet", "admin": "admin", "rezero": "rezero"}
-
-
-def affine(norm):
-    return (norm.weight, norm.bias) if isinstance(norm, torch.nn.Module) and list(norm.parameters()) else None
-
-
-def functions(layer, memory, source_seen, target_seen):
-    """The pairs (F, LN) of a layer's sub-layers; *memory* is None in the encoder."""
-    pairs = []
-    for name in ("self_attn", "encoder_attn"):
-        module = getattr(layer, name, None)
-        if module is not None:
-            roles = {"q": module.q_proj, "k": module.k_proj, "v": module.v_proj, "out": module.out_proj}
-            projections = {role: (linear.weight, linear.bias) for role, linear in roles.items()}
-            own = memory is not None and name == "self_attn"
-            seen, keys = (target_seen, None) if own else (source_seen, memory)
-            function = naive.attention_function(projections, module.num_heads, seen, keys)
-            pairs.append((function, affine(getattr(layer, f"{name}_layer_norm"))))
-    matrices = (layer.fc1.weight, layer.fc1.bias, layer.fc2.weight, layer.fc2.bias)
-    return [*pairs, (naive.feed_forward_function(*matrices), affine(layer.final_layer_norm))]
-
-
-def shake(model, deviation):
-    """Give every parameter a value that no initialisation would."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=deviation)
 
 
 def layer_function(layer, side, method, pre_norm, *seen):
@@ -56,13 +31,6 @@ def layer_function(layer, side, method, pre_norm, *seen):
             factor = layer.residual.weight[index if method == "admin" else 0]
         sublayers.append((function, naive.connect(KINDS.get(method, "plain"), factor), norm))
     return lambda x: naive.run_sublayers(x, sublayers, pre_norm)
-
-
-def start(stack, tokens):
-    """y_0, with the norm on the embedding where there is one."""
-    x = naive_embedding(stack, tokens)
-    norm = affine(stack.layernorm_embedding)
-    return x if norm is None else layer_norm(x, *norm)
 
 
 def naive_scores(model, source, target, method, pre_norm):
@@ -127,14 +95,6 @@ def test_scores_and_gradients_equal_the_equations(method, name, flags, build, ba
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, msg=lambda text, key=key: f"{key}: {text}")
 
 
-def with_connections(build, method, **flags):
-    return build(POST, encoder_layers=N, decoder_layers=M, deep_init=method, **flags)
-
-
-def count(model):
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 @pytest.mark.parametrize(
     "method, difference",
     [
@@ -147,7 +107,7 @@ def count(model):
 def test_parameters_that_a_method_adds_and_removes(method, difference, build):
     plain = build(POST, encoder_layers=N, decoder_layers=M)
     model = with_connections(build, method)
-    assert count(model) - count(plain) == difference
+    assert size_of(model) - size_of(plain) == difference
     if difference == 0:
         assert model.state_dict().keys() == plain.state_dict().keys()
     kept = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
@@ -174,12 +134,6 @@ def test_rezero_starts_as_the_identity(build, batch):
     for name, parameter in model.named_parameters():
         moves = "residual" in name and "decoder" in name or "embed" in name or "output" in name
         assert bool(parameter.grad.any()) is (moves and "encoder.embed" not in name), name
-
-
-def train_step(model, batch):
-    output = model.train()(*batch)[0]
-    output.square().mean().backward()
-    return output
 
 
 @pytest.mark.parametrize("method", [name for name in INITS.names() if name != "fairseq"])
@@ -240,10 +194,6 @@ PARAMETERS = {
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_parameter_count_is_the_papers(name):
     assert count_parameters(name) == PARAMETERS[name]
-
-
-def parse(*flags):
-    return options.parse_args_and_arch(options.get_training_parser(), input_args=["data", *flags])
 
 
 DROPOUTS = {"lipschitz": (0.1, 0.1, 0.1), "deepnet": (0.1, 0.1, 0.1), "admin": (0.1, 0.1, 0.1)}
@@ -309,7 +259,7 @@ def test_a_model_without_memory_is_initialised_too():
     words = Dictionary()
     with skip_initialisation():
         for method in ("lipschitz", "tfixup", "admin"):
-            assert count(build_architecture(POST, words, deep_init=method)) > 0
+            assert size_of(build_architecture(POST, words, deep_init=method)) > 0
 
 
 @pytest.mark.parametrize("sides", [("encoder",), ("decoder",), ("encoder", "decoder")], ids="+".join)

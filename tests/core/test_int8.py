@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fairseq_deep.core.decoding import bfloat, describe, int8, linear, machine, reduce_precision
+from tests.helpers.tensors import case
 
 SHAPES = [(1, 1, 8, 8), (3, 5, 16, 33), (1, 128, 40, 7), (2, 60, 256, 96), (2, 3, 1, 10)]
 NAMES = int8.available_kernels().names
@@ -27,11 +28,6 @@ def fresh():
     yield
     for cache in caches:
         cache.cache_clear()
-
-
-def case(shape, bias=True):
-    length, batch, inputs, outputs = shape
-    return nn.Linear(inputs, outputs, bias=bias).eval(), torch.randn(length, batch, inputs)
 
 
 def naive(layer, x, steps):

@@ -1,16 +1,14 @@
 """LayerDrop: plain stacks skip what fairseq skips, and DLCL gives the weight of a skipped layer to the entry below."""
 
 import argparse
-import types
 
 import pytest
 import torch
-from fairseq.models.transformer import TransformerModel, base_architecture
 
 from fairseq_deep.core.layers import LayerDrop
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.training import check_training
-from tests.conftest import make_batch, tiny_flags
+from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
 
 RATES = {"encoder_layerdrop": 0.4, "decoder_layerdrop": 0.4}
 
@@ -27,17 +25,14 @@ def measure(model, batch, seed):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_plain_stack_and_dlcl_of_the_newest_entry_skip_the_layers_that_fairseq_skips(seed, build, dictionary):
     flags = {**tiny_flags("transformer_prenorm_6l"), **RATES, "share_all_embeddings": True}
-    args = argparse.Namespace(**{f"{side}_normalize_before": True for side in ("encoder", "decoder")}, **flags)
-    base_architecture(args)
-    task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    stock = TransformerModel.build_model(args, task)
+    theirs = fairseq_transformer(dictionary, "prenorm", **flags)
     batch = make_batch(dictionary, (5, 5, 5), (6, 6, 6))
-    expected, gradients = measure(stock, batch, seed)
+    expected, gradients = measure(theirs, batch, seed)
     skipped = sum(gradients[f"encoder.layers.{number}.fc1.weight"] is None for number in range(6))
     assert 0 < skipped < 6
     for choice in ({}, {"layer_agg": "dlcl", "dlcl_init": "last", "dlcl_no_norm": True}):
         model = build("transformer_prenorm_6l", **flags, **choice)
-        model.load_state_dict(stock.state_dict(), strict=not choice)
+        model.load_state_dict(theirs.state_dict(), strict=not choice)
         output, found = measure(model, batch, seed)
         torch.testing.assert_close(output, expected)
         for name in gradients.keys() & found.keys():  # fairseq's encoder layers carry weights that no one uses

@@ -1,24 +1,19 @@
 """Encoder and decoder layers against fairseq's own with the same weights: outputs, gradients, states."""
 
-import argparse
-
 import pytest
 import torch
 from fairseq import utils
-from fairseq.models.transformer import TransformerConfig, base_architecture
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 
 from fairseq_deep.core.checkpoints import upgrade_layers
 from fairseq_deep.core.description import describe
-from fairseq_deep.core.layers import DecoderContext, DecoderLayer, EncoderLayer, ParallelDecoderLayer
+from fairseq_deep.core.layers import DecoderLayer, EncoderLayer
 from fairseq_deep.plugin.models.stacks import add_noise
+from tests.helpers.layers import DUPLICATES, B, C, E, S, T, call, config, decoder_inputs, encoder_inputs, inputs
+from tests.helpers.tensors import DOUBLE, shake
 
-T, S, B, C, E, F = 6, 5, 3, 16, 24, 40  # E: width of a memory that is not the decoder's
-DOUBLE = {"dtype": torch.float64}
 # before torch 2.0, ours rounds softmax to fp32
 NEAR = {"rtol": 0, "atol": 1e-6 if hasattr(torch.nn.functional, "scaled_dot_product_attention") else 1e-5}
-# unused copies in the encoder layers of fairseq 0.12.2
-DUPLICATES = {f"{matrix}_{part}" for matrix in ("in_proj", "out_proj", "fc1", "fc2") for part in ("weight", "bias")}
 
 
 @pytest.fixture(autouse=True)
@@ -29,21 +24,6 @@ def exact_softmax(monkeypatch):
 
 both_norms = pytest.mark.parametrize("pre_norm", [False, True], ids=["post", "pre"])
 both_sides = pytest.mark.parametrize("side", ["encoder", "decoder"])
-
-
-def config(pre_norm=False, encoder_dim=C, **flags):
-    flags = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, **flags}
-    for side, dim in (("encoder", encoder_dim), ("decoder", C)):
-        flags.update({f"{side}_embed_dim": dim, f"{side}_ffn_embed_dim": F, f"{side}_attention_heads": 2,
-                      f"{side}_normalize_before": pre_norm})  # fmt: skip
-    args = argparse.Namespace(**flags)
-    base_architecture(args)
-    return TransformerConfig.from_namespace(args)
-
-
-def describe_layer(side, **flags):
-    """The description of the stack of a layer with the flags of :func:`config`."""
-    return describe(config(**flags))[side]
 
 
 def load(layer, state):
@@ -63,49 +43,9 @@ def twins(side, no_encoder_attn=False, **flags):
         stock.can_use_fastpath = False  # it takes batch x time, which only fairseq's own loop gives it
     else:
         stock, ours = TransformerDecoderLayerBase(cfg, no_encoder_attn), DecoderLayer(stack)
-    with torch.no_grad():
-        for parameter in stock.parameters():
-            parameter.normal_(std=0.3)
+    shake(stock, 0.3)
     load(ours, stock.state_dict())
     return stock.double(), ours.double()
-
-
-def padding(length, masked):
-    """B x length; *masked*: for the second and third sentence, how many positions of it (None: no mask)."""
-    if masked is None:
-        return None
-    mask = torch.zeros(B, length, dtype=torch.bool)
-    for sentence, count in enumerate(masked, start=1):
-        mask[sentence, slice(count) if count > 0 else slice(length + count, None)] = True
-    return mask
-
-
-def encoder_inputs(masked=None):
-    return torch.randn(T, B, C, **DOUBLE), {"encoder_padding_mask": padding(T, masked)}
-
-
-def decoder_inputs(dim=C, masked=None, target_masked=None):
-    mask = torch.full((T, T), float("-inf"), **DOUBLE).triu(1)
-    memory = None if dim is None else torch.randn(S, B, dim, requires_grad=True, **DOUBLE)
-    return torch.randn(T, B, C, **DOUBLE), {
-        "encoder_out": memory,
-        "encoder_padding_mask": None if dim is None else padding(S, masked),
-        "self_attn_mask": mask,
-        "self_attn_padding_mask": padding(T, target_masked),
-    }
-
-
-def inputs(side):
-    return encoder_inputs() if side == "encoder" else decoder_inputs()
-
-
-def call(layer, x, need_head_weights=False, **options):
-    """Run a layer of ours or fairseq's with the names of fairseq's arguments."""
-    if not isinstance(layer, (DecoderLayer, ParallelDecoderLayer)):
-        return layer(x, **options)
-    ours = {"encoder_out": "memory", "encoder_padding_mask": "memory_padding", "self_attn_mask": "mask",
-            "self_attn_padding_mask": "padding", "incremental_state": "cache"}  # fmt: skip
-    return layer(x, DecoderContext(**{ours[name]: value for name, value in options.items()}), need_head_weights)
 
 
 def run(layer, x, options, seed=3):
@@ -196,9 +136,7 @@ def test_relu_dropout_is_the_old_name():
 def test_fairseqs_layer_loads_ours(side, pre_norm):
     stock, ours = twins(side, pre_norm=pre_norm)
     assert set(stock.state_dict()) - set(ours.state_dict()) <= DUPLICATES
-    with torch.no_grad():
-        for parameter in ours.parameters():
-            parameter.normal_(std=0.3)
+    shake(ours, 0.3)
     stock.load_state_dict(ours.state_dict(), strict=True)
     assert_same(stock.train(), ours.train(), *inputs(side))
 

@@ -6,23 +6,12 @@ import pytest
 import torch
 
 from fairseq_deep.core.aggregators.lstm import GLU, DepthwiseLstm, DepthwiseRnn, Gates, Hidden
-from fairseq_deep.core.stack import Stack
+from tests.helpers.aggregators import make_layers
+from tests.helpers.lstm import make, named_steps
+from tests.helpers.tensors import DOUBLE, randomise, saved_bytes
 from tests.reference.naive_lstm import run_decoder, run_encoder
-from tests.unit.test_dlcl import randomise, saved_bytes
 
 T, B, C, L = 5, 3, 7, 3
-DOUBLE = {"dtype": torch.float64}
-
-
-def make(kind, layers, dim, decoder=False, dropout=0.0, activation_dropout=0.0, recompute=False, **options):
-    """The aggregator *kind* of a stack with these numbers."""
-    side = "decoder" if decoder else "encoder"
-    numbers = {"dropout": dropout, "activation_dropout": activation_dropout, "recompute": recompute}
-    return kind(Stack(layers, dim, side=side, layout=kind.layout(side, options), **numbers), **options)
-
-
-def make_attention():
-    return torch.nn.Sequential(torch.nn.Linear(C, C), torch.nn.Tanh()).double()
 
 
 def run(aggregator, x, attentions, merge="add"):
@@ -42,33 +31,6 @@ def run(aggregator, x, attentions, merge="add"):
     for index, layer in enumerate(layers):
         state = aggregator.write(state, index, layer(aggregator.read(state, index)))
     return aggregator.finish(state)
-
-
-def named_step(aggregator, gates, hidden):
-    """The parameters of one step by their names in the equations, from the modules with these indices."""
-    hidden = aggregator.hidden[hidden]
-    step = {
-        "W_h1": hidden.fc1.weight,
-        "LN_h": (hidden.layer_norm.weight, hidden.layer_norm.bias),
-        "W_h2": None if hidden.fc2 is None else hidden.fc2.weight,
-    }
-    if gates is not None:
-        dim, gates = aggregator.dim, aggregator.gates[gates]
-        for row, gate in enumerate("ifo"):
-            step[f"W_{gate}"] = gates.weight[row * dim : (row + 1) * dim]
-            step[f"LN_{gate}"] = gates.norm_weight[row], gates.norm_bias[row]
-    return step
-
-
-def named_steps(aggregator, share, places):
-    """Those of all steps, for the sharing mode and the number of steps a layer."""
-    gated = type(aggregator) is DepthwiseLstm
-    steps = []
-    for layer, place in itertools.product(range(aggregator.num_layers // places), range(places)):
-        own, common = layer * places + place, place
-        gates = own if share == "none" else common
-        steps.append(named_step(aggregator, gates if gated else None, common if share == "all" else own))
-    return steps
 
 
 def naive(aggregator, x, attentions, share, merge, glu):
@@ -95,7 +57,7 @@ SHARING = [
 def test_forward_and_gradients_equal_the_equations(decoder, kind, merge, share, options, final_norm):
     aggregator = make(kind, L, C, merge=merge, share=share, decoder=decoder, final_norm=final_norm, **options).double()
     randomise(aggregator)
-    modules = [(make_attention(), make_attention()) if decoder else (make_attention(),) for _ in range(L)]
+    modules = [tuple(make_layers(2 if decoder else 1, C)) for _ in range(L)]
     attentions = modules if decoder else [module for (module,) in modules]
     x = torch.randn(T, B, C, requires_grad=True, **DOUBLE)
     sources = [x, *aggregator.parameters(), *(p for layer in modules for part in layer for p in part.parameters())]
@@ -228,7 +190,7 @@ def test_recomputation_changes_nothing(kind, merge, share):
         torch.manual_seed(3)
         options = {"dropout": 0.3, "activation_dropout": 0.2, "recompute": recompute}
         aggregator = make(kind, L, C, merge=merge, share=share, decoder=True, **options).double()
-        modules = [(make_attention(), make_attention()) for _ in range(L)]
+        modules = [tuple(make_layers(2, C)) for _ in range(L)]
         x = torch.randn(T, B, C, requires_grad=True, **DOUBLE)
         calls = count_calls(aggregator)
         output = run(aggregator, x, modules, merge)

@@ -2,27 +2,16 @@
 
 import pytest
 import torch
-from fairseq import options
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
 from fairseq_deep.core.aggregators.lstm import DepthwiseLstm, DepthwiseRnn
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.architectures import ARCHITECTURES
-from tests.unit.test_lstm import make
+from tests.helpers.flags import one_line, parse
+from tests.helpers.lstm import make
+from tests.helpers.methods import LSTM as TINY
 
-TINY = "transformer_lstm_2l2l_tiny"
 RNN = "transformer_rnn_6l"
-
-
-def parse(*flags):
-    return options.parse_args_and_arch(options.get_training_parser(), input_args=["data", *flags])
-
-
-def one_line(error):
-    text = error.value.one_line
-    assert text.startswith("fairseq_deep: ")
-    assert "\n" not in text
-    return text
 
 
 @pytest.mark.parametrize(

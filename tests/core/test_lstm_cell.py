@@ -3,14 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_deep.core.aggregators import lstm_cell as module
 from fairseq_deep.core.aggregators.lstm import DepthwiseLstm
 from fairseq_deep.core.aggregators.lstm_cell import lstm_cell
+from tests.helpers.lstm import make
+from tests.helpers.tensors import Kernels, saved_bytes
 from tests.reference.naive_dlcl import layer_norm
-from tests.unit.test_dlcl import saved_bytes
-from tests.unit.test_lstm import make
 
 T, B, C = 4, 3, 5
 
@@ -115,34 +114,19 @@ def test_half_precision_is_no_worse_than_the_formula_step_by_step(dtype):
         assert (now - exact).norm() < 1.02 * (before - exact).norm()
 
 
-class Launches(TorchDispatchMode):
-    """Counts operations that are no views and allocate no more than memory: each is a kernel, or a few, on a GPU."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        view = any(part.alias_info is not None and not part.alias_info.is_write for part in func._schema.returns)
-        name = func.overloadpacket.__name__
-        if not view and "empty" not in name and name not in ("detach", "_unsafe_view"):
-            self.names.append(name)
-        return func(*args, **(kwargs or {}))
-
-
 def test_what_a_step_launches():
     """On a device that is no CPU. Without gradients there is nothing more than in the forward pass of training."""
     aggregator = make(DepthwiseLstm, 1, 8).to("meta")
     out, cell, attention = torch.randn(3, T, B, 8, device="meta", requires_grad=True)
     forward = ["cat", "mm", "native_layer_norm", "glu", "mm"]
     forward += ["mm", "native_group_norm", "sigmoid", "mul", "addcmul_", "mul"]
-    with Launches() as launches:
+    with Kernels() as launches:
         new_out, new_cell = aggregator.write([out, cell], 0, attention)
     assert launches.names == forward
-    with torch.no_grad(), Launches() as launches:
+    with torch.no_grad(), Kernels() as launches:
         aggregator.write([out, cell], 0, attention)
     assert launches.names == forward
-    with Launches() as launches:
+    with Kernels() as launches:
         torch.autograd.grad([new_out, new_cell], list(aggregator.parameters()), [new_out, new_cell])
     gates = ["addcmul", "mul", "mul", "mul", "sigmoid_backward", "mul", "native_group_norm_backward", "mm"]
     hidden = ["mm", "mm", "glu_backward", "native_layer_norm_backward", "mm"]

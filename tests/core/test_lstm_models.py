@@ -1,43 +1,33 @@
 """Whole models with depth-wise LSTMs: the equations, flags, counts, range at the start, decoding, mixed stacks."""
 
-import types
-
 import pytest
 import torch
-from fairseq import options
-from fairseq.data import Dictionary
 
 from fairseq_deep.core.attention import MultiheadAttention
-from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.core.layers import DecoderContext
-from fairseq_deep.plugin.architectures import build_architecture, count_parameters
+from fairseq_deep.plugin.architectures import count_parameters
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-from tests.conftest import make_batch
+from tests.helpers.equations import naive_embedding, projections
+from tests.helpers.flags import parse
+from tests.helpers.lstm import aggregators, named_steps
+from tests.helpers.methods import LSTM as TINY
+from tests.helpers.models import full_size, make_batch, size_of, task_of
+from tests.helpers.tensors import randomise, tensors_on_modules
 from tests.reference.naive_dlcl import layer_norm
 from tests.reference.naive_lstm import attention, relative_vector, run_decoder, run_encoder
-from tests.unit.test_dlcl import randomise
-from tests.unit.test_lstm import named_steps
-
-TINY = "transformer_lstm_2l2l_tiny"
 
 
 def naive_attention(module, norm, visible, clip=None, memory=None, causal=False):
     """A_i of a layer as a plain function of its input: attention of the normalised query, projected without bias."""
-    names = {"q": module.q_proj, "k": module.k_proj, "v": module.v_proj, "out": module.out_proj}
-    projections = {name: (linear.weight, None) for name, linear in names.items()}
+    unbiased = {role: (weight, None) for role, (weight, _) in projections(module).items()}
     relative = None if clip is None else relative_vector(module.relative_keys, clip, causal)
 
     def attend(x):
         query = layer_norm(x, norm.weight, norm.bias)
         keys = query if memory is None else memory
-        return attention(query, keys, projections, module.num_heads, visible, relative)[0]
+        return attention(query, keys, unbiased, module.num_heads, visible, relative)[0]
 
     return attend
-
-
-def naive_embedding(stack, tokens):
-    x = stack.embed_tokens.weight[tokens] * stack.embed_tokens.embedding_dim**0.5 + stack.embed_positions(tokens)
-    return x.transpose(0, 1)
 
 
 def naive_model(model, source, target, share, merge, clip=None, attn_residual=True, glu="sigmoid"):
@@ -144,7 +134,7 @@ GATES = 6 * 512**2 + 6 * 512
 
 
 @pytest.mark.parametrize(
-    "flags, count",
+    "flags, expected",
     [
         ({"lstm_share": "gate-encdec"}, 70216704),
         ({"lstm_share": "gate-encdec", "lstm_hidden": 1536}, 62340096),
@@ -156,17 +146,8 @@ GATES = 6 * 512**2 + 6 * 512
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
-def test_parameter_count_of_further_flags(flags, count):
-    words = Dictionary()
-    for index in range(35628 - len(words)):
-        words.add_symbol(str(index))
-    with skip_initialisation():
-        model = build_architecture("transformer_lstm_6l", words, share_all_embeddings=True, **flags)
-    assert sum(parameter.numel() for parameter in model.parameters()) == count
-
-
-def aggregators(model):
-    return model.encoder.aggregator, model.decoder.aggregator
+def test_parameter_count_of_further_flags(flags, expected):
+    assert size_of(full_size("transformer_lstm_6l", 35628, share_all_embeddings=True, **flags)) == expected
 
 
 def every_hidden(check):
@@ -217,9 +198,9 @@ def relative_rows(model):
 )
 def test_flags_reach_both_stacks(flags, check, dictionary):
     common = ["--arch", TINY, "--encoder-embed-dim", "16"]
-    task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    task = task_of(dictionary)
     for line, expected in ((common + flags, True), (common, False)):
-        args = options.parse_args_and_arch(options.get_training_parser(), input_args=["data", *line])
+        args = parse(*line)
         model = DeepTransformerModel.build_model(args, task)
         assert bool(check(model)) is expected
 
@@ -311,25 +292,6 @@ def test_incremental_decoding_equals_full_decoding_at_24_layers(flags, dtype, ne
     assert sorted(kinds) == ["beam_state", *["source"] * 24, *["target"] * 24], "of attentions and beam search alone"
 
 
-def tensors_on_modules(model):
-    """Names of attributes, other than parameters and buffers, that hold a tensor, also in lists and dictionaries."""
-
-    def holds(value):
-        if isinstance(value, dict):
-            value = list(value.values())
-        if isinstance(value, (list, tuple, set)):
-            return any(map(holds, value))
-        return torch.is_tensor(value)
-
-    own = ("_parameters", "_buffers", "_modules")
-    return {
-        f"{name}.{attribute}"
-        for name, module in model.named_modules()
-        for attribute, value in vars(module).items()
-        if attribute not in own and holds(value)
-    }
-
-
 @pytest.mark.parametrize("flags", [{}, {"checkpoint_activations": True}, {"relative_positions": 2}], ids=str)
 def test_nothing_stays_on_the_modules(flags, build, batch):
     model = build(TINY, **flags)
@@ -390,5 +352,5 @@ def test_states_of_the_stacks_are_the_outputs_of_their_layers(build, batch):
 )
 def test_new_models_say_whether_their_queries_have_the_layers_input(flags, expected):
     """Where there is such a query; so that a checkpoint of before, which does not say it, stays what it was."""
-    args = options.parse_args_and_arch(options.get_training_parser(), input_args=["data", *flags])
+    args = parse(*flags)
     assert getattr(args, "lstm_attn_residual", None) is expected

@@ -8,17 +8,14 @@ import torch
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin import compat
 from fairseq_deep.tools.main import main
-from tests.unit.test_tools_average import checkpoint
+from tests.helpers.lstm import aggregators
+from tests.helpers.methods import LSTM as TINY
+from tests.helpers.tools import checkpoint
 
-TINY = "transformer_lstm_2l2l_tiny"
 # {sharing: (gate sets and hidden computations of the encoder, and of the decoder, that are in the state)}
 SETS = {"none": ((2, 2), (2, 2)), "gate": ((1, 2), (1, 2)), "gate-encdec": ((1, 2), (0, 2)), "all": ((1, 1), (0, 1))}
 GATE_SET = 6 * 16 * 16 + 6 * 16  # numbers in it at the width of the narrow models
 HIDDEN = 2 * 16 * 64 + 2 * 64 + 32 * 16
-
-
-def aggregators(model):
-    return model.encoder.aggregator, model.decoder.aggregator
 
 
 def modules(state, stack, kind):

@@ -13,11 +13,10 @@ from fairseq_deep.core import decoder, encoder
 from fairseq_deep.core.attention import MultiheadAttention, masks, multihead
 from fairseq_deep.plugin.architectures import ARCHITECTURES, build_architecture
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-from tests.conftest import make_batch, tiny_flags
-from tests.unit.test_dlcl import randomise
+from tests.helpers.models import make_batch, task_of, tiny_flags
+from tests.helpers.tensors import DOUBLE, randomise
 
 T, B, C, H = 6, 3, 10, 2
-DOUBLE = {"dtype": torch.float64}
 NEAR = {"rtol": 1e-8, "atol": 1e-10}
 RELATIVE = [{}, {"relative_positions": 2}, {"relative_positions": 9}]
 RELATIVE.append({"relative_positions": 2, "relative_values": True})
@@ -264,7 +263,7 @@ def test_the_task_says_where_targets_are_padded_and_whether_it_aligns(dictionary
     name = "transformer_prenorm_6l"
 
     def decoder_of(**flags):
-        task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+        task = task_of(dictionary)
         setattr(task, kind, types.SimpleNamespace(**flags))
         args = types.SimpleNamespace(arch=name, **tiny_flags(name))
         ARCHITECTURES[name].apply(args)

@@ -4,24 +4,27 @@ import itertools
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 
-from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.core.memories import MEMORIES
 from fairseq_deep.core.memories.layerwise import Layerwise, depth_aligned
 from fairseq_deep.core.memories.msc import GruCell, Msc, MscMemory
 from fairseq_deep.core.memories.transparent import Transparent
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
-from fairseq_deep.plugin.architectures import build_architecture
+from tests.helpers.memories import (
+    ENCODER_MSC,
+    LAYERWISE,
+    MSC,
+    TRANSPARENT,
+    assert_gradients_equal,
+    pairs,
+    parameters_of,
+)
+from tests.helpers.models import POSTNORM, PRENORM, full_size, size_of
+from tests.helpers.tensors import randomise
 from tests.reference import naive_memories
-from tests.unit.test_dlcl import randomise
 
 T, B, C, L, M = 4, 2, 6, 6, 3
-PRENORM, POSTNORM = "transformer_prenorm_2l2l_tiny", "transformer_postnorm_2l2l_tiny"
-TRANSPARENT, LAYERWISE = {"decoder_memory": "transparent"}, {"decoder_memory": "layerwise"}
-MSC = {"decoder_memory": "msc", "layer_agg": "msc"}
-ENCODER_MSC = {"decoder_memory": "msc", "encoder_layer_agg": "msc"}
 
 
 def stacks(layers=L, memories=M, pre_norm=True):
@@ -31,26 +34,6 @@ def stacks(layers=L, memories=M, pre_norm=True):
 
 def make_outputs(count=L + 1):
     return [torch.randn(T, B, C, dtype=torch.float64, requires_grad=True) for _ in range(count)]
-
-
-def pairs(norms):
-    return [(norm.weight, norm.bias) for norm in norms]
-
-
-def parameters_of(cell):
-    return cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
-
-
-def assert_gradients_equal(actual, expected, sources, tolerance=1e-6):
-    """The tensors *actual* and *expected* are equal, and so are the gradients of *sources*, which all have one."""
-    assert len(actual) == len(expected)
-    near = {"rtol": tolerance, "atol": tolerance}
-    for got, want in zip(actual, expected):
-        torch.testing.assert_close(got, want, **near)
-    directions = [torch.randn_like(tensor) for tensor in actual]
-    want = torch.autograd.grad(expected, sources, directions, retain_graph=True)
-    for index, got in enumerate(torch.autograd.grad(actual, sources, directions, retain_graph=True)):
-        torch.testing.assert_close(got, want[index], **near)
 
 
 # --- transparent attention ---
@@ -190,35 +173,28 @@ def test_msc_in_a_decoder_is_the_plain_stack():
 # --- parameters and flags ---
 
 
-def count(name, vocab, **flags):
-    dictionary = Dictionary()
-    for index in range(vocab - len(dictionary)):
-        dictionary.add_symbol(str(index))
-    with skip_initialisation():
-        model = build_architecture(
-            name, dictionary, share_all_embeddings=True, share_decoder_input_output_embed=True, **flags
-        )
-    return sum(parameter.numel() for parameter in model.parameters())
+def size(name, vocab, **flags):
+    return size_of(full_size(name, vocab, share_all_embeddings=True, share_decoder_input_output_embed=True, **flags))
 
 
 def test_parameters_of_transparent_attention():
     """17 x 6 weights more; norms of both embeddings, as in the printed 93.87M, are as large as final norms."""
-    assert count("transformer_postnorm_16l", 35628, layernorm_embedding=True, **TRANSPARENT) == 93906022
-    assert count("transformer_prenorm_16l", 35628, **TRANSPARENT) == 93906022
-    assert count("transformer_prenorm_16l", 35628) == 93906022 - 17 * 6
+    assert size("transformer_postnorm_16l", 35628, layernorm_embedding=True, **TRANSPARENT) == 93906022
+    assert size("transformer_prenorm_16l", 35628, **TRANSPARENT) == 93906022
+    assert size("transformer_prenorm_16l", 35628) == 93906022 - 17 * 6
 
 
 def test_parameters_of_msc():
     """A GRU, a norm for each block and one for each decoder layer; without the final norm of a pre-norm encoder."""
     for name, final in (("transformer_prenorm_18l", 1024), ("transformer_postnorm_18l", 0)):
         more = 6 * 512**2 + 6 * 512 + (6 + 6) * 1024 - final
-        assert count(name, 35628, **MSC) == count(name, 35628) + more
-    assert count("transformer_prenorm_18l", 35628, **MSC) == 101797888
-    assert count("transformer_prenorm_6l_big", 35628, encoder_layers=18, decoder_layers=18, **MSC) == 571928576
+        assert size(name, 35628, **MSC) == size(name, 35628) + more
+    assert size("transformer_prenorm_18l", 35628, **MSC) == 101797888
+    assert size("transformer_prenorm_6l_big", 35628, encoder_layers=18, decoder_layers=18, **MSC) == 571928576
 
 
 def test_parameters_of_layerwise_memories():
-    assert count("transformer_prenorm_6l", 34040, **LAYERWISE) == 61569024
+    assert size("transformer_prenorm_6l", 34040, **LAYERWISE) == 61569024
 
 
 @pytest.mark.parametrize(

@@ -10,23 +10,21 @@ from fairseq_deep.core.inits import INITS
 from fairseq_deep.core.memories.msc import MscMemory
 from fairseq_deep.core.memories.transparent import Transparent
 from fairseq_deep.core.registry import UsageError
-from tests.conftest import make_batch
-from tests.invariances import INVARIANCES
-from tests.reference import naive_memories
-from tests.reference.naive_dlcl import layer_norm
-from tests.unit.test_dlcl import randomise
-from tests.unit.test_generation import assert_lively, assert_same, generate, make_sample, prepare, strengthen
-from tests.unit.test_memories import (
+from tests.helpers.generation import assert_lively, assert_same, generate, make_sample, prepare, strengthen
+from tests.helpers.invariances import INVARIANCES
+from tests.helpers.memories import (
     ENCODER_MSC,
     LAYERWISE,
     MSC,
-    POSTNORM,
-    PRENORM,
     TRANSPARENT,
     assert_gradients_equal,
     pairs,
     parameters_of,
 )
+from tests.helpers.models import POSTNORM, PRENORM, make_batch
+from tests.helpers.tensors import randomise
+from tests.reference import naive_memories
+from tests.reference.naive_dlcl import layer_norm
 
 TWO = {"decoder_layer_agg": "lstm", "lstm_merge": "two", "lstm_share": "none", "decoder_ffn_embed_dim": 0}
 LSTM = {"layer_agg": "lstm", "encoder_ffn_embed_dim": 0, "decoder_ffn_embed_dim": 0}

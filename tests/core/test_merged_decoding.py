@@ -3,18 +3,18 @@
 import pytest
 import torch
 
-from tests.conftest import make_batch
-from tests.unit.test_merged import COMBINATIONS, EXACT, every_combination, make  # noqa: F401
+from tests.helpers.decoder_attention import COMBINATIONS, EXACT, every_combination, make_model
+from tests.helpers.invariances import NEAR
+from tests.helpers.models import make_batch
 
-# models of fp64; in steps, and before torch 2.0 everywhere, their softmax is of fp32
-NEAR = {"rtol": 1e-4, "atol": 1e-4}
+# models of fp64; in steps, and before torch 2.0 everywhere, their softmax is of fp32: NEAR
 EXACTLY = {"rtol": 1e-9, "atol": 1e-9} if EXACT else NEAR
 
 
 @pytest.fixture
-def model_of(make):  # noqa: F811
+def model_of(build):
     """model_of(kind, stack, **flags): a narrow model with random parameters, in fp64, for translating."""
-    return lambda *names, **flags: make(*names, **flags).eval()
+    return lambda *names, **flags: make_model(build, *names, **flags).eval()
 
 
 def scores(model, target, encoder_out, **options):

@@ -4,18 +4,26 @@ import math
 
 import pytest
 import torch
-from fairseq import options
 
 from fairseq_deep.core.inits import INITS
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.architectures import build_architecture
-from tests.conftest import make_batch
+from tests.helpers.decoder_attention import (
+    EXACT,
+    KINDS,
+    PAD,
+    assert_same_gradients,
+    attention_functions,
+    naive_scores,
+    norms_of,
+)
+from tests.helpers.equations import start
+from tests.helpers.flags import one_line, parse
+from tests.helpers.inits import DIM, FFN, FITTING, MATRIX, STACKS, VOCAB, check_sample, expected
+from tests.helpers.models import make_batch, make_dictionary
+from tests.helpers.tensors import shake
+from tests.reference import naive_average as averages
 from tests.reference import naive_connections as naive
-from tests.unit.test_bad_input import one_line
-from tests.unit.test_inits import DIM, FFN, FITTING, MATRIX, STACKS, VOCAB, check_sample, expected, make_dictionary
-from tests.unit.test_inits_models import start
-from tests.unit.test_merged import EXACT, KINDS, PAD, assert_same_gradients, attention_functions, naive_scores, norms_of
-from tests.unit.test_merged import naive_average as averages
 
 POST, PRE, LSTM = "transformer_postnorm_6l", "transformer_prenorm_6l", "transformer_lstm_6l"
 MERGED = ["merged", "merged-self", "merged-average"]
@@ -123,9 +131,7 @@ def test_admin_profile_follows_the_recursion(kind, build, dictionary):
 @pytest.mark.parametrize("method", ["admin", "rezero"])
 def test_scores_and_gradients_with_connections_of_their_own(kind, method, build, batch):
     model = build("transformer_postnorm_2l2l_tiny", deep_init=method, decoder_layers=3, **KINDS[kind]).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.5 if method == "admin" else 0.2)
+    shake(model, 0.5 if method == "admin" else 0.2)
     model.decoder.need_attn, words = False, batch[2].ne(PAD)
     wanted = naive_scores(model, kind, "postnorm", *batch, method=method)[words]
     actual = model(*batch)[0][words]
@@ -222,7 +228,6 @@ def test_what_goes_together_trains(name, flags, build, batch):
 
 
 def test_the_command_line_names_the_nearest():
-    parser = options.get_training_parser()
     with pytest.raises(UsageError) as error:
-        options.parse_args_and_arch(parser, input_args=["data", "--arch", POST, "--decoder-attn", "merge"])
+        parse("--arch", POST, "--decoder-attn", "merge")
     assert "did you mean merged?" in one_line(error)

@@ -2,18 +2,18 @@
 
 import pytest
 import torch
-from fairseq import checkpoint_utils, options
-from fairseq.data import Dictionary
+from fairseq import checkpoint_utils
 from fairseq.tasks.translation import TranslationTask
 
-from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.core.diagnostics import sublayer_ratios
 from fairseq_deep.core.layers import DecoderContext
 from fairseq_deep.core.registry import UsageError
-from fairseq_deep.plugin.architectures import ARCHITECTURES, build_architecture, count_parameters
-from tests import invariances
-from tests.unit.test_lstm_models import tensors_on_modules
-from tests.unit.test_merged import KINDS, STACKS, every_combination, is_parallel, make_layer
+from fairseq_deep.plugin.architectures import ARCHITECTURES, count_parameters
+from tests.helpers import invariances
+from tests.helpers.decoder_attention import KINDS, STACKS, every_combination, is_parallel, make_layer
+from tests.helpers.flags import parse
+from tests.helpers.models import full_size, size_of
+from tests.helpers.tensors import tensors_on_modules
 
 MATT = sorted(name for name, row in ARCHITECTURES.items() if dict(row.options).get("decoder_attn"))
 
@@ -42,18 +42,6 @@ ABLATIONS = {
 }
 
 
-def count(model):
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def full_size(name, entries, **flags):
-    words = Dictionary()
-    for index in range(entries - len(words)):
-        words.add_symbol(str(index))
-    with skip_initialisation():
-        return build_architecture(name, words, **flags)
-
-
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_parameter_count_is_the_papers(name):
     assert count_parameters(name) == PARAMETERS[name]
@@ -62,26 +50,22 @@ def test_parameter_count_is_the_papers(name):
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameter_count_of_the_ablations(kind):
     flags = {"decoder_attn": "self", **KINDS[kind]}
-    assert count(full_size("transformer_matt_6l", 55022, share_all_embeddings=True, **flags)) == ABLATIONS[kind]
+    assert size_of(full_size("transformer_matt_6l", 55022, share_all_embeddings=True, **flags)) == ABLATIONS[kind]
 
 
 def test_separate_vocabularies_have_the_same_sum():
     """As in the recipes: the target's embedding is the output projection, the source has its own."""
     model = full_size("transformer_matt_6l", 27511, share_decoder_input_output_embed=True)
-    assert count(model) == PARAMETERS["transformer_matt_6l"]
+    assert size_of(model) == PARAMETERS["transformer_matt_6l"]
 
 
 @pytest.mark.parametrize("name", MATT)
 def test_merging_saves_four_matrices_a_layer(name):
     """And their biases, and a norm: 4 C^2 + 6 C."""
-    merged, plain = (count(full_size(name, 100, **flags)) for flags in ({}, {"decoder_attn": "self"}))
+    merged, plain = (size_of(full_size(name, 100, **flags)) for flags in ({}, {"decoder_attn": "self"}))
     row = ARCHITECTURES[name]
     dim = {"base": 512, "big": 1024, "iwslt": 512}[row.size]
     assert plain - merged == row.decoder_layers * (4 * dim**2 + 6 * dim)
-
-
-def parse(*flags):
-    return options.parse_args_and_arch(options.get_training_parser(), input_args=["data", *flags])
 
 
 @pytest.mark.parametrize(
@@ -122,7 +106,7 @@ def test_a_flag_beats_the_preset(name):
 def test_dropout_is_once_on_each_sublayer(kind):
     """And within attention, on weights alone: where all of them are dropped, the mean is left."""
     layer = make_layer(kind, dropout=0.5).float().train()
-    seen, x, memory = [], torch.randn(6, 4, 8), torch.randn(5, 4, 8)
+    seen, x, memory = [], torch.randn(6, 4, 16), torch.randn(5, 4, 16)
     layer.dropout_module.register_forward_hook(lambda _, args, output: seen.append((args[0], output)))
     layer(x, DecoderContext(memory, mask=torch.zeros(6, 6)))
     assert len(seen) == (2 if is_parallel(kind) else 3)
@@ -145,7 +129,7 @@ def test_dropout_in_a_depthwise_lstm(kind, build):
 
 def test_attention_dropout_leaves_the_mean_alone():
     layer = make_layer("merged", attention_dropout=1.0).float().train()
-    x, memory = torch.randn(6, 4, 8), torch.randn(5, 4, 8)
+    x, memory = torch.randn(6, 4, 16), torch.randn(5, 4, 16)
     context, attention = DecoderContext(memory, mask=torch.zeros(6, 6)), layer.encoder_attn
     output, _ = layer.attend(x, context, True)
     torch.testing.assert_close(output, attention.out_proj(layer.mean(attention.v_proj(x))), rtol=1e-4, atol=1e-4)
@@ -225,10 +209,10 @@ def test_what_generation_makes_of_the_matrices_is_not_saved(build, batch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fairseq_builds_it_from_the_checkpoint_alone(kind, dictionary, batch, tmp_path):
-    line = ["data", "--arch", "transformer_postnorm_2l2l_tiny"]
+    line = ["--arch", "transformer_postnorm_2l2l_tiny"]
     line += ["--decoder-attn", KINDS[kind].get("decoder_attn", "self")]
     line += ["--average-ffn"] if "ffn" in kind else []
-    args = options.parse_args_and_arch(options.get_training_parser(), input_args=line)
+    args = parse(*line)
     task = TranslationTask(args, dictionary, dictionary)
     model = task.build_model(args).eval()
     history = [{"optimizer_name": "adam", "lr_scheduler_state": {}, "num_updates": 1}]

@@ -6,13 +6,12 @@ import torch
 from fairseq_deep.core.aggregators.mlrf import Mlrf
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
-from tests.conftest import make_batch
+from tests.helpers.aggregators import make_layers, run
+from tests.helpers.models import TINY, make_batch
+from tests.helpers.tensors import DOUBLE, randomise
 from tests.reference import naive_mlrf
-from tests.unit.test_dlcl import make_layers, randomise, run
 
 T, B, C, L = 3, 2, 12, 5
-DOUBLE = {"dtype": torch.float64}
-TINY = {"pre": "transformer_prenorm_2l2l_tiny", "post": "transformer_postnorm_2l2l_tiny"}
 OPTIONS = [
     {"kind": "mean"},
     {"kind": "learned"},
@@ -59,7 +58,7 @@ def test_forward_and_gradients_equal_the_equation(norm, options):
     with torch.no_grad():
         for parameter in aggregator.parameters():
             parameter.copy_(torch.randn_like(parameter))
-    layers = make_layers()
+    layers = make_layers(L, C)
     y_0 = torch.randn(T, B, C, requires_grad=True, **DOUBLE)
     outputs = [layers[0](y_0)]
     for layer in layers[1:]:
@@ -110,7 +109,7 @@ def test_hops_share_all_layers_out():
 def test_the_decoder_is_the_plain_stack(kind):
     aggregator = Mlrf(Stack(L, C, side="decoder"), kind=kind)
     assert not list(aggregator.parameters()) and not list(aggregator.buffers()) and not aggregator.matrices()
-    layers = make_layers(torch.float32)
+    layers = make_layers(L, C, torch.float32)
     x = torch.randn(T, B, C)
     expected = x
     state = aggregator.start(x)

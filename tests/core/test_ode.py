@@ -4,19 +4,18 @@ import copy
 
 import pytest
 import torch
-from fairseq import options
-from fairseq.data import Dictionary
 
 from fairseq_deep.core.aggregators.dlcl import Dlcl
 from fairseq_deep.core.aggregators.ode import Ode
 from fairseq_deep.core.aggregators.residual import Residual
-from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import MethodConfig, Stack
-from fairseq_deep.plugin.architectures import build_architecture
-from tests.invariances import INVARIANCES
+from tests.helpers.aggregators import make_layers
+from tests.helpers.flags import parse
+from tests.helpers.invariances import INVARIANCES
+from tests.helpers.models import full_size, size_of
+from tests.helpers.tensors import randomise
 from tests.reference.naive_ode import run_stack
-from tests.unit.test_dlcl import make_layers, randomise
 
 T, B, C, L = 7, 3, 12, 5
 METHODS = ("rk2", "rk3", "rk4", "rk2-learned", "rk2-init", "ema1", "ema2", "ema3", "ema4")
@@ -69,7 +68,7 @@ CASES += [(name, "dlcl", True, True) for name in METHODS if name != "ema1"]
 )
 def test_forward_and_gradients_equal_the_equations(name, history, pre_norm, identity):
     aggregator = randomise(make(name, pre_norm, history, identity).double())
-    layers = make_layers()
+    layers = make_layers(L, C)
     y_0 = torch.randn(T, B, C, dtype=torch.float64, requires_grad=True)
     sources = [y_0, *aggregator.parameters(), *(p for layer in layers for p in layer.parameters())]
     direction = torch.randn(T, B, C, dtype=torch.float64)
@@ -97,7 +96,7 @@ def test_a_step_of_a_linear_layer_is_the_exponential_to_its_order(name, order):
 def test_one_evaluation_is_the_plain_stack(history, plain):
     aggregator = make("ema1", history=history)
     assert aggregator.num_evaluations == 1
-    layers, y_0 = make_layers(torch.float32), torch.randn(T, B, C)
+    layers, y_0 = make_layers(L, C, torch.float32), torch.randn(T, B, C)
     state, other = aggregator.start(y_0), plain(Stack(L, C))
     expected = other.start(y_0)
     for index, layer in enumerate(layers):
@@ -217,13 +216,8 @@ def test_one_evaluation_makes_the_plain_model(build, batch):
     assert torch.equal(model(*batch)[0], plain(*batch)[0])
 
 
-def count(name, vocab, **more):
-    dictionary = Dictionary()
-    for index in range(vocab - len(dictionary)):
-        dictionary.add_symbol(str(index))
-    with skip_initialisation():
-        model = build_architecture(name, dictionary, share_all_embeddings=True, **more)
-    return sum(parameter.numel() for parameter in model.parameters())
+def size(name, vocab, **more):
+    return size_of(full_size(name, vocab, share_all_embeddings=True, **more))
 
 
 @pytest.mark.parametrize(
@@ -240,14 +234,14 @@ def count(name, vocab, **more):
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
 def test_parameters_that_it_adds(options, added):
-    assert count("transformer_prenorm_6l", 34040, **options) == 61569024 + added
+    assert size("transformer_prenorm_6l", 34040, **options) == 61569024 + added
 
 
 def test_parameters_of_the_published_systems():
     """24 and 6 layers, and 12 and 6 of the big model; the spec's fitted counts have a layout of their own."""
     system = flags("rk2-learned", ode_history="dlcl", relative_values=True)
-    assert count("transformer_prenorm_24l", 35628, relative_positions=8, **system) == 119217315
-    assert count("transformer_prenorm_6l_big", 35628, relative_positions=16, encoder_layers=12, **system) == 288525531
+    assert size("transformer_prenorm_24l", 35628, relative_positions=8, **system) == 119217315
+    assert size("transformer_prenorm_6l_big", 35628, relative_positions=16, encoder_layers=12, **system) == 288525531
 
 
 @pytest.mark.parametrize(
@@ -322,13 +316,11 @@ def test_the_check_comes_before_a_model_is_built(monkeypatch):
 
 
 def test_the_command_line_sets_the_options():
-    line = ["data", "--arch", TINY, "--layer-agg", "ode", "--ode-method", "ema", "--ode-order", "3"]
-    args = options.parse_args_and_arch(
-        options.get_training_parser(), input_args=[*line, "--ode-history", "dlcl", "--ode-identity"]
-    )
+    line = ["--arch", TINY, "--layer-agg", "ode", "--ode-method", "ema", "--ode-order", "3"]
+    args = parse(*line, "--ode-history", "dlcl", "--ode-identity")
     assert (args.ode_method, args.ode_order, args.ode_history, args.ode_identity) == ("ema", 3, "dlcl", True)
     with pytest.raises(SystemExit):
-        options.parse_args_and_arch(options.get_training_parser(), input_args=[*line[:-1], "two"])
+        parse(*line[:-1], "two")
 
 
 def test_ddp_sees_each_parameter_once_with_recomputation(build, batch, tmp_path):

@@ -2,15 +2,15 @@
 
 import re
 import runpy
-from pathlib import Path
 
 import pytest
 import torch
 
 from fairseq_deep.core import aggregators, attention, inits, memories, residuals
 from fairseq_deep.core.stack import Stack
+from tests.helpers.paths import ROOT
 
-EXAMPLE = Path(__file__).parents[2] / "examples/plain_pytorch.py"
+EXAMPLE = ROOT / "examples/plain_pytorch.py"
 PACKAGES = {
     aggregators: aggregators.AGGREGATORS,
     attention: attention.DECODER_ATTENTIONS,

@@ -10,49 +10,15 @@ from fairseq_deep.core.residuals import RESIDUALS
 from fairseq_deep.core.residuals.branchnorm import BranchNorm
 from fairseq_deep.core.residuals.layerscale import LayerScale
 from fairseq_deep.core.stack import Stack
+from tests.helpers.equations import layer_functions
+from tests.helpers.models import TINY
+from tests.helpers.residuals import FORMS, B, C, S, T, describe, every_placed_form, make, scores
+from tests.helpers.tensors import DOUBLE, shake
 from tests.reference import naive_residuals as naive
-from tests.reference.naive_connections import attention_function, feed_forward_function
 
-T, S, B, C, F, HEADS = 3, 4, 2, 6, 8, 2
-DOUBLE = {"dtype": torch.float64}
-TINY = {"pre": "transformer_prenorm_2l2l_tiny", "post": "transformer_postnorm_2l2l_tiny"}
 SUBLAYERS = {"encoder": 2, "decoder": 3}
-# each method and form: its name, options, and the norm placements that it is for
-FORMS = {
-    "sdu": ("sdu", {}, ("pre", "post")),
-    "sdu tanh": ("sdu", {"activation": "tanh"}, ("pre", "post")),
-    "highway": ("highway", {}, ("pre", "post")),
-    "highway attention": ("highway", {"form": "attention"}, ("pre", "post")),
-    "b2t": ("b2t", {}, ("post",)),
-    "peri": ("peri", {}, ("pre",)),
-    "layerscale": ("layerscale", {"start": 0.3}, ("pre", "post")),
-    "branchnorm": ("branchnorm", {"updates": 10}, ("post",)),
-}
-PLACED = [(form, norm) for form, (_, _, norms) in FORMS.items() for norm in norms]
 
 every_form = pytest.mark.parametrize("form", FORMS)
-every_placed_form = pytest.mark.parametrize("form, norm", PLACED)
-
-
-def describe(side="encoder", norm="pre", layers=2):
-    return Stack(layers=layers, dim=C, pre_norm=norm == "pre", side=side, ffn_dim=F, heads=HEADS)
-
-
-def make(form, side="encoder", norm="pre", number=1):
-    """The connections of one layer; in the case of BranchNorm in update 4 of 10."""
-    name, options, norms = FORMS[form]
-    residual = RESIDUALS.get(name)(describe(side, norm if norm in norms else norms[0]), number, **options)
-    if name == "branchnorm":
-        residual.set_num_updates(3)
-    return residual
-
-
-def shake(module, deviation=0.4):
-    """Random weights that no start has."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_(std=deviation)
-    return module
 
 
 def equation(form, residual, sublayer):
@@ -93,18 +59,6 @@ def test_every_sublayers_connection_equals_the_equation(form, side):
         expected = naive.each_position(equation(form, residual, sublayer), x, output, bottom)
         sources = [("x", x), ("F", output), ("bottom", bottom), *residual.named_parameters()]
         assert_same_gradients(expected, residual(x, output, sublayer, bottom), sources)
-
-
-def layer_functions(layer, memory):
-    """F of each sub-layer of a layer without padding."""
-    functions = []
-    for name, keys, seen in (("self_attn", None, lambda b, i, j: True), ("encoder_attn", memory, lambda b, i, j: True)):
-        module = getattr(layer, name, None)
-        if module is not None:
-            roles = {"q": module.q_proj, "k": module.k_proj, "v": module.v_proj, "out": module.out_proj}
-            projections = {role: (linear.weight, linear.bias) for role, linear in roles.items()}
-            functions.append(attention_function(projections, HEADS, seen, keys))
-    return [*functions, feed_forward_function(layer.fc1.weight, layer.fc1.bias, layer.fc2.weight, layer.fc2.bias)]
 
 
 @every_placed_form
@@ -176,10 +130,6 @@ def test_layerscale_keeps_its_factors_in_fp32(dtype):
     r = residual(x, output, 1, x)
     assert r.dtype == dtype
     torch.testing.assert_close(r, (exact[1] * output.float()).to(dtype), rtol=0, atol=0)
-
-
-def scores(model, batch):
-    return model(*batch)[0]
 
 
 class TestBranchNorm:

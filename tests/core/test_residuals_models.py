@@ -2,31 +2,17 @@
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 
-from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.core.diagnostics import sublayer_ratios
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.residuals import RESIDUALS
 from fairseq_deep.core.residuals.layerscale import LayerScale
 from fairseq_deep.core.residuals.sdu import Sdu
-from fairseq_deep.plugin.architectures import build_architecture
-from tests.conftest import make_batch
-from tests.invariances import INVARIANCES
-from tests.unit.test_residuals import (
-    FORMS,
-    PLACED,
-    TINY,
-    B,
-    C,
-    T,
-    describe,
-    every_placed_form,
-    layer_functions,
-    make,
-    scores,
-    shake,
-)
+from tests.helpers.equations import layer_functions
+from tests.helpers.invariances import INVARIANCES
+from tests.helpers.models import TINY, full_size, make_batch, size_of
+from tests.helpers.residuals import FORMS, PLACED, B, C, T, describe, every_placed_form, make, scores
+from tests.helpers.tensors import shake
 
 
 def flags_of(form):
@@ -86,19 +72,6 @@ def test_the_limit_is_the_plain_model(case, build, batch):
         torch.testing.assert_close(scores(model, batch), scores(plain, batch), rtol=1e-4, atol=1e-4)
 
 
-def count(model):
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-@pytest.fixture(scope="module")
-def words():
-    """The vocabulary of the papers that compare with the SDU."""
-    dictionary = Dictionary()
-    for index in range(35628 - len(dictionary)):
-        dictionary.add_symbol(str(index))
-    return dictionary
-
-
 @pytest.mark.parametrize(
     "norm, flags, added",
     [
@@ -112,10 +85,10 @@ def words():
         ("post", {"residual": "branchnorm"}, 0),
     ],
 )
-def test_exact_parameter_counts(norm, flags, added, words):
-    with skip_initialisation():
-        model = build_architecture(f"transformer_{norm}norm_6l", words, share_all_embeddings=True, **flags)
-    assert count(model) == {"pre": 62382080, "post": 62380032}[norm] + added
+def test_exact_parameter_counts(norm, flags, added):
+    """With the vocabulary of the papers that compare with the SDU."""
+    model = full_size(f"transformer_{norm}norm_6l", 35628, share_all_embeddings=True, **flags)
+    assert size_of(model) == {"pre": 62382080, "post": 62380032}[norm] + added
 
 
 def test_only_the_lowest_layers_have_an_sdu(build):

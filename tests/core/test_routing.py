@@ -9,15 +9,14 @@ import torch
 from fairseq_deep.core.aggregators.routing import DynamicRouting, EmRouting, Routing
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
-from tests.conftest import make_batch
+from tests.helpers.aggregators import run
+from tests.helpers.models import TINY, make_batch
+from tests.helpers.tensors import DOUBLE, saved_bytes
 from tests.reference.naive_dlcl import layer_norm
 from tests.reference.naive_routing import aggregate, dynamic_routing, em_routing, squash
-from tests.unit.test_dlcl import run, saved_bytes
 
 T, B, C, L = 3, 2, 6, 3
-DOUBLE = {"dtype": torch.float64}
 KINDS = ("dynamic", "em")
-TINY = {"pre": "transformer_prenorm_2l2l_tiny", "post": "transformer_postnorm_2l2l_tiny"}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 both_norms = pytest.mark.parametrize("norm", ["pre", "post"])
 

@@ -8,9 +8,9 @@ from fairseq_deep.core.attention import MultiheadAttention, SharedBeamState
 from fairseq_deep.core.attention.beam_reorder import BeamReorder, keep_sources, read_order
 from fairseq_deep.core.attention.cache import SourceCache, TargetCache
 from fairseq_deep.core.attention.steps import SHORT, by_column, softmax_, takes_rows
-from tests.conftest import make_batch, reorder_all
-from tests.unit.test_beams import DOUBLE, NEAR, C, H, reorder, with_and_without_grad
-from tests.unit.test_dlcl import randomise
+from tests.helpers.beams import NEAR, C, H, reorder, with_and_without_grad
+from tests.helpers.models import make_batch, reorder_all
+from tests.helpers.tensors import DOUBLE, randomise
 
 SCRAMBLED = [[1, 1, 0, 3, 5, 4, 8, 8, 8], [0, 1, 2, 5, 3, 3, 6, 7, 8], [2, 0, 0, 7, 7, 6], [3, 4, 5], [2, 2, 1]]
 

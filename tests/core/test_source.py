@@ -10,10 +10,10 @@ import types
 import pytest
 import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
-from fairseq.data import Dictionary
 
 from fairseq_deep.plugin.training.adam import FusedAdam
-from tests.methods import FORMS
+from tests.helpers.methods import FORMS
+from tests.helpers.models import make_dictionary
 
 SYMBOLS, LENGTH = 8, 3
 BLIND = LENGTH * math.log(SYMBOLS) / (LENGTH + 1)  # nats per token; the end of a sentence is certain
@@ -25,10 +25,7 @@ SCHEDULES = {"branchnorm": {"branchnorm_updates": WARMUP}}
 
 @pytest.fixture(scope="module")
 def dictionary():
-    symbols = Dictionary()
-    for index in range(SYMBOLS):
-        symbols.add_symbol(f"w{index}")
-    return symbols
+    return make_dictionary(4 + SYMBOLS)  # four are special
 
 
 def copies(dictionary, size):

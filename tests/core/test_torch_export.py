@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.export import Dim, export
 
-from tests.conftest import make_batch
-from tests.methods import METHODS
+from tests.helpers.methods import METHODS
+from tests.helpers.models import make_batch
 
 SIZES = ({0: Dim("sentences", min=2, max=64), 1: Dim("words", min=2, max=512)},)
 

@@ -5,12 +5,9 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-from tests.forkserver import SCRIPTS, server
-
-BIN = Path(sys.executable).parent
-PACKAGE = Path(__file__).parents[1] / "fairseq_deep"
+from tests.helpers.forkserver import BIN, SCRIPTS, server
+from tests.helpers.paths import PACKAGE
 
 
 def run(*command, stdin=None, check=True, cwd=None, real=False, prepare=None):
@@ -64,6 +61,7 @@ def binarise(folder, splits, *flags):
 NARROW = ["--encoder-embed-dim", "16", "--encoder-attention-heads", "2", "--decoder-attention-heads", "2",
           "--share-all-embeddings"]  # fmt: skip
 FEED_FORWARD = ["--encoder-ffn-embed-dim", "32"]
+EXACT = ("--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "0")
 
 
 def train_command(data, save_dir, *flags, arch="transformer_dlcl_2l2l_tiny", launcher=()):
@@ -99,3 +97,24 @@ def load_trained(path):
 
     data = torch.load(path, weights_only=False)["cfg"]["task"]["data"]
     return checkpoint_utils.load_model_ensemble_and_task([str(path)], arg_overrides={"data": data})
+
+
+def hypotheses(done):
+    """The translations that fairseq-generate printed, one for each beam."""
+    return [line.split("\t")[2] for line in sorted(done.stdout.splitlines()) if re.match(r"H-\d+\t", line)]
+
+
+def assert_reduced_precision_trains_like_fp32(data, folder, arch, *flags):
+    """--fp16 needs a GPU, and --amp has no effect on a CPU (autocast is tested with the architectures)."""
+    import pytest
+
+    flags = (*flags, "--max-update", "20", "--lr", "5e-3", "--no-save", *EXACT)
+    exact, *reduced = (
+        losses(run(*train_command(data, folder, *flags, *more, arch=arch)))
+        for more in ((), ("--memory-efficient-fp16",), ("--bf16",))
+    )
+    assert set(exact) == set(range(1, 21))
+    # a model that gives each entry of the vocabulary the same probability has log2(16) = 4 in each update
+    assert max(list(exact.values())[-5:]) < 3.8
+    for found in reduced:
+        assert found == pytest.approx(exact, abs=0.05)

@@ -1,27 +1,11 @@
 """Use the core where fairseq, omegaconf and hydra cannot be imported: every method, forward, backward, search."""
 
 import dataclasses
-import sys
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 
 import torch
+import without_fairseq
 
-BLOCKED = ("fairseq", "omegaconf", "hydra")
-
-
-class Blocker(MetaPathFinder, Loader):
-    """Finds what is blocked, and fails to load it."""
-
-    def find_spec(self, name, path=None, target=None):
-        return ModuleSpec(name, self) if name.partition(".")[0] in BLOCKED else None
-
-    def create_module(self, spec):
-        raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name)
-
-
-sys.meta_path.insert(0, Blocker())
-sys.path.insert(0, __file__.rpartition("/tests/")[0])
+without_fairseq.block()
 
 from fairseq_deep.core.aggregators import AGGREGATORS  # noqa: E402
 from fairseq_deep.core.attention import DECODER_ATTENTIONS  # noqa: E402
@@ -68,5 +52,5 @@ for axis, registry in (("aggregator", AGGREGATORS), ("residual", RESIDUALS), ("i
                        ("attention", DECODER_ATTENTIONS), ("memory", MEMORIES)):  # fmt: skip
     for name in registry.names():
         check(axis, registry, name)
-assert not [name for name in sys.modules if name.partition(".")[0] in BLOCKED]
+without_fairseq.assert_nothing_is_loaded()
 print("every method works")

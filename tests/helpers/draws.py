@@ -13,8 +13,8 @@ import re
 
 from hypothesis import strategies as st
 
-from tests import faults
-from tests.commands import PACKAGE, losses_in
+from tests.helpers import faults
+from tests.helpers.commands import PACKAGE, losses_in
 
 UPDATES = 3
 INTEGERS = (-1, 0, 1, 2, 3, 4, 8, 100)

@@ -12,7 +12,7 @@ import os
 import signal
 from pathlib import Path
 
-from tests.forkserver import server
+from tests.helpers.forkserver import server
 
 KINDS = ("EIO", "ENOSPC", "kill")
 KILLED = -signal.SIGKILL
@@ -157,7 +157,7 @@ def fault_of_saved(cfg):
     import torch
     from fairseq import checkpoint_utils
 
-    from tests import invariances
+    from tests.helpers import invariances
 
     path = Path(cfg.checkpoint.save_dir) / "checkpoint_last.pt"
     overrides = {"data": cfg.task.data}
@@ -182,7 +182,7 @@ def train(command, log, prepare=None):
     All output is in the file *log*. *prepare* is "install", "send", "poison" or "watch" with its arguments.
     """
     if prepare:
-        prepare = [f"tests.faults:{prepare[0]}", *prepare[1:]]
+        prepare = [f"tests.helpers.faults:{prepare[0]}", *prepare[1:]]
     done = server().call([str(word) for word in command], prepare=prepare)
     Path(log).write_text(done.stdout + done.stderr)
     return done.returncode

@@ -159,7 +159,7 @@ def work(job):
     sys.path[0] = str(BIN)
     if job["prepare"]:
         place, *arguments = job["prepare"]
-        sys.path.insert(1, str(Path(__file__).parents[1]))
+        sys.path.insert(1, str(Path(__file__).parents[2]))
         find(place)(*arguments)
         del sys.path[1]
     set_up_logging(name)

@@ -6,7 +6,7 @@ Each function takes ``make(**flags)``, which builds a narrow model without dropo
 
 import torch
 
-from tests.conftest import make_batch
+from tests.helpers.models import make_batch
 
 # a fresh 24-layer depth-wise LSTM amplifies the rounding of fp32 about a hundredfold
 NEAR = {"rtol": 1e-4, "atol": 1e-4}

@@ -4,9 +4,9 @@ import re
 
 from fairseq_deep.core.description import DECODER, SIDED
 from fairseq_deep.plugin.architectures import ARCHITECTURES
+from tests.helpers.models import POSTNORM, PRENORM
 
-PRENORM, POSTNORM, LSTM = (f"transformer_{name}_2l2l_tiny" for name in ("prenorm", "postnorm", "lstm"))
-DLCL = "transformer_dlcl_2l2l_tiny"
+LSTM, DLCL = "transformer_lstm_2l2l_tiny", "transformer_dlcl_2l2l_tiny"
 NO_FFN = {"encoder_ffn_embed_dim": None, "decoder_ffn_embed_dim": None}
 # what a method cannot be without
 NEEDS = {"msc": {"layer_agg": "msc", "decoder_memory": "msc"}, "lstm": NO_FFN, "rnn": NO_FFN}

@@ -6,17 +6,16 @@ import pytest
 import torch
 from fairseq import utils
 
-from tests.commands import PACKAGE, load_trained, losses, run, train_command
-from tests.integration.test_pipeline import hypotheses
+from tests.helpers.commands import EXACT, PACKAGE, hypotheses, load_trained, losses, run, train_command
+from tests.helpers.models import POSTNORM as POST
 
-POST = "transformer_postnorm_2l2l_tiny"
 PROFILE = ("--deep-init", "admin", "--admin-start", "profile")
-EXACT = ("--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "0", "--disable-validation")
+FLAGS = (*EXACT, "--disable-validation")
 RATE = 1.5e-3  # the highest learning rate of three updates; that of the first is 0, so that it profiles alone
 
 
 def train(data, folder, *flags, check=True, **options):
-    return run(*train_command(data, folder, *PROFILE, *EXACT, *flags, arch=POST, **options), check=check)
+    return run(*train_command(data, folder, *PROFILE, *FLAGS, *flags, arch=POST, **options), check=check)
 
 
 def state(path):

@@ -3,7 +3,7 @@
 import json
 import random
 
-from tests.commands import PACKAGE, binarise, run, train_command, write_pairs
+from tests.helpers.commands import PACKAGE, binarise, run, train_command, write_pairs
 
 
 def test_a_run_learns_the_alignments_that_it_is_given(tmp_path):

@@ -1,15 +1,13 @@
 """What must hold for every architecture, at tiny width and full depth."""
 
-import types
-
 import pytest
-from fairseq import options
-from fairseq.data import Dictionary
 
 from fairseq_deep.core.aggregators import AGGREGATORS
-from fairseq_deep.plugin.architectures import ARCHITECTURES, build_architecture, count_parameters, list_archs
+from fairseq_deep.plugin.architectures import ARCHITECTURES, count_parameters, list_archs
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-from tests.invariances import INVARIANCES
+from tests.helpers.flags import parse
+from tests.helpers.invariances import INVARIANCES
+from tests.helpers.models import full_size, size_of, task_of
 
 every_architecture = pytest.mark.parametrize("name", list_archs())
 
@@ -71,11 +69,6 @@ PARAMETERS = {
 }
 
 
-def parse(*flags):
-    """What fairseq-train makes of a command line."""
-    return options.parse_args_and_arch(options.get_training_parser(), input_args=["data", *flags])
-
-
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_parameter_count_is_the_papers(name):
     assert count_parameters(name) == PARAMETERS[name]
@@ -92,7 +85,7 @@ def test_postnorm_models_have_one_final_norm_less():
 
 
 @pytest.mark.parametrize(
-    "flags, count",
+    "flags, expected",
     [
         ({"decoder_layer_agg": "residual"}, 137257921),
         ({"encoder_layers": 20, "dlcl_no_norm": True}, 105702890),
@@ -101,12 +94,8 @@ def test_postnorm_models_have_one_final_norm_less():
     ],
     ids=["encoder only", "no history norm", "vector weights", "fixed weights"],
 )
-def test_parameter_count_of_the_ablations(flags, count):
-    dictionary = Dictionary()
-    for index in range(34040 - len(dictionary)):
-        dictionary.add_symbol(str(index))
-    model = build_architecture("transformer_dlcl_30l", dictionary, share_all_embeddings=True, **flags)
-    assert sum(parameter.numel() for parameter in model.parameters()) == count
+def test_parameter_count_of_the_ablations(flags, expected):
+    assert size_of(full_size("transformer_dlcl_30l", 34040, share_all_embeddings=True, **flags)) == expected
 
 
 # these two are checked at every depth; depth has no part in the others, which see the shallowest row of each structure
@@ -185,7 +174,7 @@ def test_the_big_encoder_is_on_one_side_only():
 def test_dlcl_flags_reach_both_stacks(flags, check, dictionary):
     args = parse("--arch", "transformer_dlcl_6l", "--encoder-embed-dim", "16", *flags)
     plain = parse("--arch", "transformer_dlcl_6l", "--encoder-embed-dim", "16")
-    task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    task = task_of(dictionary)
     for parsed, expected in ((args, True), (plain, False)):
         model = DeepTransformerModel.build_model(parsed, task)
         for stack in (model.encoder, model.decoder):

@@ -1,26 +1,15 @@
 """Mistakes end with one line that names the problem and the cure."""
 
-import types
 
 import pytest
-from fairseq import options
 from fairseq.data import Dictionary
 
 from fairseq_deep.core.registry import Registry, UsageError
 from fairseq_deep.plugin.architectures import build_architecture, get_architecture
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
-from tests.commands import PACKAGE, run
-
-
-def one_line(error):
-    text = error.value.one_line
-    assert text.startswith("fairseq_deep: ")
-    assert "\n" not in text
-    return text
-
-
-def parse(*flags):
-    return options.parse_args_and_arch(options.get_training_parser(), input_args=["data", *flags])
+from tests.helpers.commands import PACKAGE, run
+from tests.helpers.flags import one_line, parse
+from tests.helpers.models import task_of
 
 
 @pytest.mark.parametrize("flag", ["--layer-agg", "--encoder-layer-agg", "--decoder-layer-agg"])
@@ -122,7 +111,7 @@ def test_options_of_the_aggregator_of_one_side(build):
 
 
 def test_shared_embeddings_of_two_dictionaries(build, dictionary):
-    task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=Dictionary())
+    task = task_of(dictionary, Dictionary())
     args = build("transformer_dlcl_2l2l_tiny").args
     args.share_all_embeddings = True
     with pytest.raises(UsageError) as error:

@@ -6,21 +6,21 @@ import pytest
 import torch
 
 from fairseq_deep.plugin.models.compiling import why_not
-from tests.commands import PACKAGE, losses, run, train_command
+from tests.helpers.commands import EXACT, PACKAGE, losses, run, train_command
 
-EXACT = ("--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "0", "--max-update", "3")
+FLAGS = (*EXACT, "--max-update", "3")
 ARCH = "transformer_prenorm_2l2l_tiny"
 
 
 @pytest.fixture(scope="module")
 def plain(data, tmp_path_factory):
-    return losses(run(*train_command(data, tmp_path_factory.mktemp("plain"), *EXACT, arch=ARCH)))
+    return losses(run(*train_command(data, tmp_path_factory.mktemp("plain"), *FLAGS, arch=ARCH)))
 
 
 def test_training_compiles_and_generation_does_not(data, tmp_path, plain):
     if why_not(torch.device("cpu"), "inductor") is not None:
         pytest.skip("there is no compiler")
-    done = run(*train_command(data, tmp_path, *EXACT, "--compile", arch=ARCH))
+    done = run(*train_command(data, tmp_path, *FLAGS, "--compile", arch=ARCH))
     assert losses(done) == pytest.approx(plain, abs=2e-3)
     [said] = re.findall(r"--compile: .*", done.stdout + done.stderr)
     assert re.fullmatch(r"--compile: compiled [1-9]\d* functions; the first step took [\d.]+ s", said)
@@ -32,7 +32,7 @@ def test_training_compiles_and_generation_does_not(data, tmp_path, plain):
 def test_without_a_compiler_one_line_says_so(data, tmp_path, plain, monkeypatch):
     monkeypatch.setenv("CXX", str(tmp_path / "missing"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    done = run(*train_command(data, tmp_path, *EXACT, "--compile", arch=ARCH), real=True)  # torch reads CXX early
+    done = run(*train_command(data, tmp_path, *FLAGS, "--compile", arch=ARCH), real=True)  # torch reads CXX early
     assert losses(done) == plain
     [said] = re.findall(r"--compile .*", done.stdout + done.stderr)
     assert said.startswith("--compile does nothing here, training goes on without it: ") and "compiler" in said

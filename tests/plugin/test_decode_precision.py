@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.commands import PACKAGE, run, train_command
-from tests.integration.test_pipeline import hypotheses
+from tests.helpers.commands import PACKAGE, hypotheses, run, train_command
 
 ARCHITECTURES = {
     "transformer_dlcl_2l2l_tiny": (),

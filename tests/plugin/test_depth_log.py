@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from fairseq_deep.core.diagnostics import stream_statistics
-from tests.commands import load_trained, run, train_command
+from tests.helpers.commands import EXACT, load_trained, run, train_command
 
 SIDES = {"enc": "encoder", "dec": "decoder"}
-EXACT = ("--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "0", "--disable-validation")
+FLAGS = (*EXACT, "--disable-validation")
 EVERY = ("--save-interval-updates", "1", "--no-epoch-checkpoints")  # a checkpoint after each update
 POST, DLCL, LSTM = (f"transformer_{method}_2l2l_tiny" for method in ("postnorm", "dlcl", "lstm"))
 NORMS = ("gnorm_", "ratio_")
@@ -20,7 +20,7 @@ DIGITS = {"rel": 1e-3, "abs": 1e-4}  # the log has 4 decimals
 
 
 def train(data, folder, *flags, arch=POST, **options):
-    return run(*train_command(data, folder, *EXACT, *flags, arch=arch, **options))
+    return run(*train_command(data, folder, *FLAGS, *flags, arch=arch, **options))
 
 
 def entries(done, tag="train_inner"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fairseq_deep.tools.main import main
-from tests.commands import PACKAGE, binarise, losses, run, train_command, write_pairs
+from tests.helpers.commands import PACKAGE, binarise, losses, run, train_command, write_pairs
 
 EPOCH = ("--max-epoch", "1", "--num-workers", "0", "--no-epoch-checkpoints")
 

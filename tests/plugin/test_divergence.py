@@ -7,8 +7,8 @@ import pytest
 import torch
 from fairseq import safe_numbers
 
-from tests import faults
-from tests.commands import PACKAGE, losses_in, run, train_command
+from tests.helpers import faults
+from tests.helpers.commands import PACKAGE, losses_in, run, train_command
 
 FLAGS = ("--max-epoch", "2", "--num-workers", "0", "--max-tokens", "150", "--no-epoch-checkpoints")
 
@@ -85,7 +85,7 @@ POISON = """
 import os, sys
 import fairseq_deep
 sys.path.insert(0, {root!r})
-from tests import faults
+from tests.helpers import faults
 if os.environ["RANK"] == "1":
     faults.poison({module!r}, float("nan"), [4])
 """

@@ -1,4 +1,4 @@
-"""Random command lines (tests/draws.py): refused in one line, or trained, saved, loaded and decoded as it must be.
+"""Random command lines (tests/helpers/draws.py): refused in one line, or trained, saved, loaded and decoded.
 
 100 draws, the same in each run; FAIRSEQ_DEEP_DRAWS=5000 asks for more.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 
-from tests import draws
+from tests.helpers import draws
 
 PARTS = 5
 COUNT = int(os.environ.get("FAIRSEQ_DEEP_DRAWS", 100))

@@ -8,18 +8,18 @@ import sys
 import sysconfig
 import tarfile
 from collections import namedtuple
-from pathlib import Path
 
 import pytest
 
-THIRD_PARTY = Path(__file__).resolve().parents[2] / "third_party" / "fairseq"
+from tests.helpers.paths import ROOT, importable
+
+THIRD_PARTY = ROOT / "third_party/fairseq"
 
 
 @pytest.fixture(scope="module")
 def modules():
-    sys.path.insert(0, str(THIRD_PARTY))
-    yield importlib.import_module("backend"), importlib.import_module("edits")
-    sys.path.remove(str(THIRD_PARTY))
+    with importable(THIRD_PARTY):
+        yield importlib.import_module("backend"), importlib.import_module("edits")
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tests.commands import PACKAGE, losses, run, train_command
+from tests.helpers.commands import EXACT, PACKAGE, losses, run, train_command
 
-EXACT = ["--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "0", "--clip-norm", "1.0"]
+FLAGS = [*EXACT, "--clip-norm", "1.0"]
 
 
 def with_optimizer(name, command):
@@ -16,7 +16,7 @@ def with_optimizer(name, command):
 
 @pytest.mark.parametrize("first, second, flags", [("adam", "fused_adam", []), ("fused_adam", "adam", ["--bf16"])])
 def test_a_run_goes_on_with_the_other_optimizer(data, tmp_path, first, second, flags):
-    common = [*EXACT, "--weight-decay", "0.01", *flags]
+    common = [*FLAGS, "--weight-decay", "0.01", *flags]
     whole = losses(run(*train_command(data, tmp_path / "whole", "--max-update", "8", *common)))
     start = losses(run(*with_optimizer(first, train_command(data, tmp_path / "parts", "--max-update", "4", *common))))
     rest = losses(run(*with_optimizer(second, train_command(data, tmp_path / "parts", "--max-update", "8", *common))))
@@ -26,7 +26,7 @@ def test_a_run_goes_on_with_the_other_optimizer(data, tmp_path, first, second, f
 
 def test_two_processes_in_half_precision_equal_one(data, tmp_path):
     """With the backend that copies gradients into one buffer, and those of W in fp32 beside it."""
-    common = ["--max-update", "5", "--memory-efficient-fp16", *EXACT]
+    common = ["--max-update", "5", "--memory-efficient-fp16", *FLAGS]
     command = train_command(data, tmp_path / "one", *common, "--update-freq", "2")
     alone = losses(run(*with_optimizer("fused_adam", command)))
     launcher = ["torchrun", "--standalone", "--nproc_per_node", "2"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.commands import PACKAGE, losses, run, train_command
+from tests.helpers.commands import PACKAGE, losses, run, train_command
 
 FUSED, STOCK = "fused_label_smoothed_cross_entropy", "label_smoothed_cross_entropy"
 

@@ -5,6 +5,7 @@ numbers, text by its bytes. FAIRSEQ_DEEP_FUZZ=20 makes 20 times as many.
 """
 
 import copy
+import importlib
 import os
 import pickletools
 import struct
@@ -19,20 +20,15 @@ import pytest
 import torch
 from fairseq import safe_files, safe_load
 from fairseq.data import Dictionary, indexed_dataset
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import fairseq_deep  # noqa: F401 (registers its task)
 from fairseq_deep.tools.main import main
-from tests.unit.test_recipe_text import COMMON, LANGS
-from tests.unit.test_untrusted_files import STOCK, archive, everything, member
-
-TIMES = int(os.environ.get("FAIRSEQ_DEEP_FUZZ", 1))
-
-
-def examples(count):
-    return settings(max_examples=count * TIMES, derandomize=TIMES == 1, database=None, deadline=None,
-                    suppress_health_check=list(HealthCheck))  # fmt: skip
+from tests.helpers.fuzz import examples
+from tests.helpers.hostile import archive, everything, member
+from tests.helpers.paths import COMMON, STOCK, importable
+from tests.helpers.recipes import LANGS
 
 
 @pytest.fixture(scope="module")
@@ -318,11 +314,8 @@ def test_lines_of_a_dictionary(folder, lines):
 
 @pytest.fixture(scope="module")
 def corpus():
-    sys.path.insert(0, str(COMMON))
-    import corpus
-
-    yield corpus
-    sys.path.remove(str(COMMON))
+    with importable(COMMON):
+        yield importlib.import_module("corpus")
 
 
 white = "a \t\r\x0b\x0c\x1c\x1e\x85\u2028\u2029\u00a0\u200b\ufeffä😀'\"$`\\"

@@ -19,7 +19,7 @@ from fairseq_deep.core.search.candidates import BLOCK, best_candidates, log_norm
 from fairseq_deep.core.search.choices import draw
 from fairseq_deep.plugin.generator import AlignedGenerator, Generator
 from fairseq_deep.plugin.task import DeepTranslationConfig, DeepTranslationTask
-from tests.unit.test_generation import assert_same, make_sample, prepare, strengthen
+from tests.helpers.generation import assert_same, make_sample, prepare, strengthen
 
 LENGTHS = (7, 3, 5, 2, 6, 7, 1)
 SETTINGS = {

@@ -5,7 +5,8 @@ import argparse
 import pytest
 import torch
 
-from tests.golden import FOLDER, build, load, model_flags, outputs, parse
+from tests.golden import FOLDER, build, load, model_flags, outputs
+from tests.helpers.flags import parse
 
 NEAR = {"rtol": 1e-5, "atol": 1e-5}
 # new models have another value of them than some of the goldens, which keep what they were made with
@@ -15,7 +16,7 @@ CHANGED = ["lstm_attn_residual"]
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.pt")))
 def test_a_golden_checkpoint_computes_what_it_did(name):
     golden = load(name)
-    args = parse(golden["flags"])
+    args = parse(*golden["flags"])
     vars(args).update({flag: golden["resolved"].get(flag) for flag in CHANGED})
     now = model_flags(args)
     assert {flag: now[flag] for flag in golden["resolved"]} == golden["resolved"]

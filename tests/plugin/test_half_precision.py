@@ -8,8 +8,8 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 
 from fairseq_deep.core.dropout import Dropout
-from tests.conftest import make_batch
-from tests.methods import METHODS, OPTIONS
+from tests.helpers.methods import METHODS, OPTIONS
+from tests.helpers.models import make_batch
 
 # relative error of the whole gradient in fp16; EM routing divides by variances that can be near to nothing
 ERRORS = {"layer_agg-routing": 0.5}

@@ -6,15 +6,13 @@ import re
 
 import pytest
 import torch
-from fairseq import options
-from fairseq.data import Dictionary
-from fairseq.models.transformer import TransformerModel, base_architecture
 from omegaconf import OmegaConf
 
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.models.dictionaries import sums
 from fairseq_deep.plugin.models.init_from import repeated_layers, take_path
-from tests.conftest import make_batch, tiny_flags
+from tests.helpers.flags import parse
+from tests.helpers.models import fairseq_transformer, make_batch, make_dictionary, task_of, tiny_flags
 
 
 @pytest.mark.parametrize(
@@ -39,10 +37,7 @@ def trained(tmp_path, build, dictionary):
         arch = "transformer" if name == "transformer" else f"transformer_{name}"
         flags = {**tiny_flags("transformer_prenorm_6l" if arch == name else arch), **flags}
         if arch == name:
-            args = argparse.Namespace(**flags)
-            base_architecture(args)
-            task = argparse.Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
-            model = TransformerModel.build_model(args, task)
+            model = fairseq_transformer(dictionary, **flags)
         else:
             model = build(arch, **flags)
         with torch.no_grad():
@@ -217,16 +212,14 @@ def test_other_words_are_refused_where_the_dictionaries_are_known(known, trained
     task = {"data": str(tmp_path / "data")}  # a setting of the checkpoint, whose files are not opened
     task.update(source_lang="src", target_lang="tgt")
     state = {"cfg": {"model": state["args"], "task": task}, "model": state["model"]}
-    other = Dictionary()
-    for index in range(len(dictionary) - len(other)):
-        other.add_symbol(f"v{index}")
+    other = make_dictionary(len(dictionary), prefix="v")
     (tmp_path / "data").mkdir()
     for language in ("src", "tgt"):
         other.save(str(tmp_path / f"data/dict.{language}.txt"))
 
     def start(target, **flags):
         if known == "in itself":
-            both = argparse.Namespace(source_dictionary=dictionary, target_dictionary=target)
+            both = task_of(dictionary, target)
             state["task_state"] = {"dictionaries": sums(both)}
         else:
             for language, words in (("src", dictionary), ("tgt", target)):
@@ -268,10 +261,8 @@ def test_files_that_are_no_such_models_are_refused(trained, build, tmp_path):
         assert "\n" not in str(refused.value)
 
 
-def parse(*flags):
-    parser = options.get_training_parser()
-    words = ["data", "--arch", "transformer_prenorm_2l2l_tiny", "--optimizer", "adam", *map(str, flags)]
-    return options.parse_args_and_arch(parser, input_args=words)
+def parsed(*flags):
+    return parse("--arch", "transformer_prenorm_2l2l_tiny", "--optimizer", "adam", *map(str, flags))
 
 
 @pytest.mark.parametrize(
@@ -280,19 +271,19 @@ def parse(*flags):
 def test_one_source_of_weights_is_enough(flags, tmp_path):
     (tmp_path / "old.pt").write_text("")
     with pytest.raises(UsageError, match=f"--init-from and {flags[0]} both give weights: leave one of them out"):
-        parse("--init-from", tmp_path / "old.pt", "--save-dir", tmp_path, *flags)
+        parsed("--init-from", tmp_path / "old.pt", "--save-dir", tmp_path, *flags)
 
 
 def test_the_file_is_wanted_at_the_first_start_only(tmp_path):
     save = tmp_path / "save"
     with pytest.raises(UsageError, match=f"--init-from {tmp_path}/old.pt: there is no such file"):
-        parse("--init-from", tmp_path / "old.pt", "--save-dir", save)
+        parsed("--init-from", tmp_path / "old.pt", "--save-dir", save)
     (tmp_path / "old.pt").write_text("")
-    assert parse("--init-from", tmp_path / "old.pt", "--save-dir", save).init_from == str(tmp_path / "old.pt")
+    assert parsed("--init-from", tmp_path / "old.pt", "--save-dir", save).init_from == str(tmp_path / "old.pt")
     save.mkdir()
     torch.save({}, save / "checkpoint_last.pt")
     (tmp_path / "old.pt").unlink()
-    assert parse("--init-from", tmp_path / "old.pt", "--save-dir", save).init_from is None
+    assert parsed("--init-from", tmp_path / "old.pt", "--save-dir", save).init_from is None
 
 
 @pytest.mark.parametrize("config", [False, True], ids=["namespace", "hydra"])

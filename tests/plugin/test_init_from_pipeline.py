@@ -7,9 +7,8 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_deep.plugin.architectures import build_architecture
-from tests.commands import PACKAGE, losses, run, train_command
-from tests.conftest import tiny_flags
-from tests.integration.test_pipeline import hypotheses
+from tests.helpers.commands import PACKAGE, hypotheses, losses, run, train_command
+from tests.helpers.models import tiny_flags
 
 SHALLOW = ["--encoder-layers", "2", "--decoder-layers", "1", "--encoder-normalize-before", "--decoder-normalize-before"]
 DEEP = ["--encoder-layers", "3", "--decoder-layers", "2", "--share-all-embeddings"]

@@ -3,7 +3,7 @@
 import random
 import re
 
-from tests.commands import PACKAGE, binarise, run, train_command, write_pairs
+from tests.helpers.commands import PACKAGE, binarise, run, train_command, write_pairs
 
 
 def test_reversal_is_learned_whatever_the_seed(tmp_path):

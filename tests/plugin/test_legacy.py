@@ -5,12 +5,13 @@ import re
 
 import pytest
 import torch
-from fairseq import checkpoint_utils, options
+from fairseq import checkpoint_utils
 
 from fairseq_deep.plugin.architectures import ARCHITECTURES
 from fairseq_deep.plugin.models.legacy import ALIASES, translate_flags
 from fairseq_deep.tools.main import main
-from tests.conftest import make_batch, tiny_flags
+from tests.helpers.flags import parse
+from tests.helpers.models import make_batch, tiny_flags
 
 
 def old_keys(model, first_norm):
@@ -74,7 +75,7 @@ def test_an_original_checkpoint_gives_the_same_output(build, dictionary, tmp_pat
 
 @pytest.mark.parametrize("alias", sorted(ALIASES))
 def test_an_old_name_presets_what_its_new_name_does(alias, caplog):
-    args = options.parse_args_and_arch(options.get_training_parser(), input_args=["data", "--arch", alias])
+    args = parse("--arch", alias)
     name, flags = ALIASES[alias]
     presets = {**ARCHITECTURES[name].presets(), **flags}
     assert {flag: getattr(args, flag) for flag in presets} == presets

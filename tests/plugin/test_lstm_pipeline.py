@@ -3,8 +3,16 @@
 import pytest
 import torch
 
-from tests.commands import BIN, PACKAGE, losses, run, train_command
-from tests.integration.test_pipeline import EXACT, assert_reduced_precision_trains_like_fp32, hypotheses
+from tests.helpers.commands import (
+    BIN,
+    EXACT,
+    PACKAGE,
+    assert_reduced_precision_trains_like_fp32,
+    hypotheses,
+    losses,
+    run,
+    train_command,
+)
 
 SHARED = ("--lstm-share", "gate-encdec")
 

@@ -5,10 +5,18 @@ import re
 import pytest
 import torch
 
-from tests.commands import BIN, PACKAGE, losses, run, train_command
+from tests.helpers.commands import (
+    BIN,
+    EXACT,
+    PACKAGE,
+    assert_reduced_precision_trains_like_fp32,
+    hypotheses,
+    losses,
+    run,
+    train_command,
+)
 
 UPDATES = 12
-EXACT = ("--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "0")
 
 
 @pytest.fixture(scope="module")
@@ -17,10 +25,6 @@ def trained(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     done = run(*train_command(data, folder, "--max-epoch", "3", arch="transformer_dlcl_30l"))
     return folder, done
-
-
-def hypotheses(done):
-    return [line.split("\t")[2] for line in sorted(done.stdout.splitlines()) if re.match(r"H-\d+\t", line)]
 
 
 def test_training_learns_and_writes_checkpoints(trained):
@@ -59,20 +63,6 @@ def test_two_processes_equal_one_with_twice_the_accumulation(data, tmp_path, bac
     both = run(*train_command(data, tmp_path / "two", *exact, *flags, launcher=launcher))
     assert set(losses(both)) == set(alone) == set(range(1, 6))
     assert losses(both) == pytest.approx(alone, abs=2e-3)
-
-
-def assert_reduced_precision_trains_like_fp32(data, folder, arch, *flags):
-    """--fp16 needs a GPU, and --amp has no effect on a CPU (autocast is tested with the architectures)."""
-    flags = (*flags, "--max-update", "20", "--lr", "5e-3", "--no-save", *EXACT)
-    exact, *reduced = (
-        losses(run(*train_command(data, folder, *flags, *more, arch=arch)))
-        for more in ((), ("--memory-efficient-fp16",), ("--bf16",))
-    )
-    assert set(exact) == set(range(1, 21))
-    # a model that gives each entry of the vocabulary the same probability has log2(16) = 4 in each update
-    assert max(list(exact.values())[-5:]) < 3.8
-    for found in reduced:
-        assert found == pytest.approx(exact, abs=0.05)
 
 
 def test_reduced_precision_trains_on_the_cpu(data, tmp_path):

@@ -1,16 +1,13 @@
 """Architectures that differ from fairseq's transformer in their start alone are fairseq's transformer."""
 
-import argparse
-import types
-
 import pytest
 import torch
-from fairseq import options, utils
-from fairseq.models.transformer import TransformerModel, base_architecture
+from fairseq import utils
 
 from fairseq_deep.plugin.architectures import ARCHITECTURES
-from tests.conftest import make_batch, tiny_flags
-from tests.unit.test_layers import DUPLICATES
+from tests.helpers.flags import parse
+from tests.helpers.layers import DUPLICATES
+from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
 
 PLAIN_INITS = ("fairseq", "xavier", "lipschitz", "ds", "depth-scaled")
 STARTS = [name for name in ARCHITECTURES if name.startswith(("transformer_lipschitz_", "transformer_ds_"))]
@@ -32,10 +29,7 @@ def stock_transformer(name, dictionary, **flags):
     for side, layers in (("encoder", row.encoder_layers), ("decoder", row.decoder_layers)):
         flags.update({f"{side}_layers": layers, f"{side}_normalize_before": row.norm == "pre"})
     flags["layernorm_embedding"] = name.startswith("transformer_lipschitz_postnorm_")
-    args = argparse.Namespace(**flags)
-    base_architecture(args)
-    task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    return TransformerModel.build_model(args, task)
+    return fairseq_transformer(dictionary, **flags)
 
 
 def shapes(state):
@@ -97,10 +91,7 @@ def test_a_plain_start_leaves_the_structure(init, name, build, dictionary):
 @pytest.mark.parametrize("name", STARTS)
 def test_of_fairseqs_own_flags_only_those_of_the_row_differ(name):
     """Depth, width, norms and dropout; whatever else fairseq's transformer has is at its default."""
-    ours, theirs = (
-        vars(options.parse_args_and_arch(options.get_training_parser(), input_args=["data", "--arch", arch]))
-        for arch in (name, "transformer")
-    )
+    ours, theirs = (vars(parse("--arch", arch)) for arch in (name, "transformer"))
     different = {flag for flag in theirs if ours[flag] != theirs[flag]} - {"arch"}
     assert different <= {"dropout", "attention_dropout", "activation_dropout", "encoder_layers", "decoder_layers",
                          "encoder_normalize_before", "decoder_normalize_before", "layernorm_embedding"}  # fmt: skip

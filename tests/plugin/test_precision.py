@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq import options, utils
+from fairseq import utils
 from fairseq.distributed import LegacyDistributedDataParallel
 from fairseq.models import ARCH_CONFIG_REGISTRY, DistributedFairseqModel
 from torch import nn
@@ -14,6 +14,7 @@ from torch import nn
 from fairseq_deep.core.keep_fp32 import KeepFp32
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.training import by_type, checks
+from tests.helpers.flags import parse
 
 TINY = "transformer_dlcl_2l2l_tiny"
 
@@ -137,8 +138,8 @@ def test_what_stays_exact_is_updated_in_fp32(flag, name, build, dictionary):
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.optim import MemoryEfficientFP16Optimizer
 
-    line = ["data", "--arch", TINY, "--optimizer", name, "--lr", "1e-5", flag, "--cpu", "--share-all-embeddings"]
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), input_args=line))
+    line = ["--arch", TINY, "--optimizer", name, "--lr", "1e-5", flag, "--cpu", "--share-all-embeddings"]
+    cfg = convert_namespace_to_omegaconf(parse(*line))
     model = build(TINY).to(torch.float16 if "fp16" in flag else torch.bfloat16)
     weight = model.encoder.aggregator.weight
     before = weight.detach().clone()
@@ -151,9 +152,8 @@ def test_what_stays_exact_is_updated_in_fp32(flag, name, build, dictionary):
     torch.testing.assert_close(before - weight, torch.full_like(weight, 1e-5), rtol=1e-2, atol=0)
 
 
-def parse(*flags):
-    line = ["data", "--arch", TINY, "--optimizer", "adam", *flags]
-    return options.parse_args_and_arch(options.get_training_parser(), input_args=line)
+def parsed(*flags):
+    return parse("--arch", TINY, "--optimizer", "adam", *flags)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_what_cannot_be_is_refused_before_anything_is_built(flags, words, arch):
     if flags == ["--fp16"] and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     with pytest.raises(UsageError, match=words):
-        parse(*flags, "--arch", arch)
+        parsed(*flags, "--arch", arch)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_what_cannot_be_is_refused_before_anything_is_built(flags, words, arch):
     ids=" ".join,
 )
 def test_what_works_is_not_refused(flags):
-    parse(*flags)
+    parsed(*flags)
 
 
 def test_fp16_on_a_cpu_without_half_precision_is_refused(monkeypatch):
@@ -196,7 +196,7 @@ def test_fp16_on_a_cpu_without_half_precision_is_refused(monkeypatch):
     with pytest.raises(
         UsageError, match="--fp16 is made for a GPU, and this run has none: use --bf16, or leave it out"
     ):
-        parse("--memory-efficient-fp16", "--cpu")
+        parsed("--memory-efficient-fp16", "--cpu")
 
 
 def test_half_on_a_cpu_is_tried(monkeypatch):
@@ -215,9 +215,9 @@ def test_slowmo_needs_fairscale(workers, installed, refused, monkeypatch):
     monkeypatch.setattr(checks, "find_spec", lambda name: object() if installed else None)
     if refused:
         with pytest.raises(UsageError, match="needs fairscale"):
-            parse("--ddp-backend", "slowmo")
+            parsed("--ddp-backend", "slowmo")
     else:
-        parse("--ddp-backend", "slowmo")
+        parsed("--ddp-backend", "slowmo")
 
 
 def test_flags_of_a_checkpoint_are_another_machines():

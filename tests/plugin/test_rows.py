@@ -12,11 +12,11 @@ from fairseq_deep.core.checks import check_flags
 from fairseq_deep.core.description import AXES, describe
 from fairseq_deep.core.registry import Registry, UsageError
 from fairseq_deep.plugin.architectures import ARCHITECTURES
-from tests.golden import parse
+from tests.helpers.flags import parse
 
 
 def parsed(row, *flags):
-    return parse(["--arch", f"transformer_{row}", *flags])
+    return parse("--arch", f"transformer_{row}", *flags)
 
 
 @pytest.mark.parametrize(

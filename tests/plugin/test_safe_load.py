@@ -18,14 +18,13 @@ from fairseq.logging import meters
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import OmegaConf
 
-from tests.commands import run
-
-TESTS = Path(__file__).resolve().parents[1]
-STOCK = TESTS / "data" / "stock_fairseq_0.12.2.pt"  # written by fairseq 0.12.2 as published, torch 1.13.1
+from tests.helpers.commands import run
+from tests.helpers.hostile import Call
+from tests.helpers.paths import ROOT, STOCK
 
 
 def module_of_this_tree():
-    path = TESTS.parent / "third_party" / "fairseq" / "safe_load.py"
+    path = ROOT / "third_party/fairseq/safe_load.py"
     spec = importlib.util.spec_from_file_location("safe_load_of_this_tree", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -42,16 +41,6 @@ def load(request, monkeypatch):
     monkeypatch.setattr(safe_load, "NAMED_SAFE_GLOBALS", request.param == "weights_only")
     monkeypatch.delenv(safe_load.OPT_OUT, raising=False)
     return safe_load.load
-
-
-class Call:
-    """Pickles as a call of `function`."""
-
-    def __init__(self, function, *arguments):
-        self.call = function, arguments
-
-    def __reduce__(self):
-        return self.call
 
 
 def save(path, content, **options):
@@ -189,7 +178,7 @@ def test_torchscript_is_refused(load, tmp_path):
 
 
 def test_tar_is_refused(load, tmp_path):
-    shutil.make_archive(str(tmp_path / "old"), "tar", TESTS / "data")
+    shutil.make_archive(str(tmp_path / "old"), "tar", STOCK.parent)
     with pytest.raises(safe_load.CheckpointError, match="tar"):
         load(tmp_path / "old.tar")
 

@@ -1,13 +1,11 @@
 """A model of plain structure is fairseq's own transformer: same keys, same outputs, checkpoints load."""
 
 import argparse
-import types
 
 import pytest
 import torch
-from fairseq.models.transformer import TransformerModel, base_architecture
 
-from tests.conftest import make_batch, tiny_flags
+from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
 
 
 @pytest.fixture(params=["prenorm", "postnorm"])
@@ -17,14 +15,9 @@ def twins(request, build, dictionary):
     def make(**flags):
         name = f"transformer_{request.param}_6l"
         flags = {**tiny_flags(name), "share_all_embeddings": True, **flags}
-        pre_norm = request.param == "prenorm"
-        args = argparse.Namespace(encoder_normalize_before=pre_norm, decoder_normalize_before=pre_norm, **flags)
-        base_architecture(args)
-        task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-        stock = TransformerModel.build_model(args, task)
-        model = build(name, **flags)
-        model.load_state_dict(stock.state_dict())
-        return stock, model
+        theirs, ours = fairseq_transformer(dictionary, request.param, **flags), build(name, **flags)
+        ours.load_state_dict(theirs.state_dict())
+        return theirs, ours
 
     return make
 

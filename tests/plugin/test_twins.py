@@ -4,7 +4,6 @@ import argparse
 
 import pytest
 import torch
-from fairseq import options
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.models.transformer import TransformerModel
 
@@ -13,18 +12,16 @@ from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.architectures import TWINS
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.plugin.patches import PATCHES
+from tests.helpers.flags import parse
+from tests.helpers.models import task_of
 
 NARROW = {"encoder_layers": 2, "decoder_layers": 2}
-
-
-def parse(*flags):
-    return options.parse_args_and_arch(options.get_training_parser(), input_args=["data", *flags])
 
 
 @pytest.mark.parametrize("twin, stock", TWINS.items())
 def test_a_twin_is_the_stock_model(twin, stock, dictionary, batch):
     """Its flags, parameters and outputs; the encoder layers of fairseq 0.12.2 have unused copies besides."""
-    task = argparse.Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    task = task_of(dictionary)
     flags = {name: argparse.Namespace(**NARROW) for name in (stock, twin)}
     for name, given in flags.items():
         ARCH_CONFIG_REGISTRY[name](given)

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import dataclasses
 import http.server
-import io
 import os
 import random
 import re
@@ -32,36 +31,15 @@ from fairseq.data import encoders
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks.translation import TranslationConfig
 from omegaconf import OmegaConf
-from omegaconf.nodes import AnyNode
 
 import fairseq_deep  # noqa: F401 (registers its task)
 from fairseq_deep.tools.main import main
-from tests.commands import binarise, run, train_command, write_pairs
-
-STOCK = Path(__file__).resolve().parents[1] / "data/stock_fairseq_0.12.2.pt"
-
-
-def member(name, text="", **fields):
-    info = tarfile.TarInfo(name)
-    info.size = len(text)
-    for field, value in fields.items():
-        setattr(info, field, value)
-    return info, text if isinstance(text, bytes) else text.encode()
-
-
-def archive(path, *members, mode="w:gz"):
-    with tarfile.open(path, mode) as opened:
-        for info, content in members:
-            opened.addfile(info, io.BytesIO(content))
-    return path
-
+from tests.helpers.commands import binarise, run, train_command, write_pairs
+from tests.helpers.hostile import HOSTILE, archive, checkpoint, everything, member
+from tests.helpers.paths import STOCK
 
 OUTSIDE = Path(tempfile.gettempdir(), f"fairseq_deep-{uuid.uuid4()}")
 """A file that no run before this one can have left behind."""
-
-
-def everything(folder):
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 @pytest.mark.parametrize("members, named", [
@@ -164,42 +142,6 @@ def test_names_of_files_are_not_run(command, hostile_folder, tmp_path):
     done = run(*commands[command], check=False, cwd=tmp_path)
     assert not list(tmp_path.rglob("MARK")), done.stderr[-2000:]
     assert list(hostile_folder.glob("*.npy")) or command == "diagnose", done.stderr[-2000:]  # it was read
-
-
-def checkpoint(**settings):
-    cfg = {"task": {"_name": "translation", "data": "x"}, "model": {"_name": "transformer"}, "common": {"seed": 1}}
-    for name, value in settings.items():
-        section, _, key = name.partition("__")
-        cfg.setdefault(section, {})[key or "_name"] = value
-    return {"cfg": cfg, "model": {"w": torch.ones(1)}}
-
-
-def loop():
-    content = {"_name": "translation"}
-    content["self"] = content
-    return content
-
-
-HOSTILE = [
-    (checkpoint(task="speech_unit_modeling"), "task = speech_unit_modeling"),
-    (checkpoint(task__dataset_impl="fasta"), "dataset_impl = fasta"),
-    (checkpoint(task__dataset_impl=OmegaConf.create({"_name": "fasta"})), "dataset_impl = fasta"),
-    (checkpoint(task__data="${oc.env:SECRET}"), "data = ${oc.env:SECRET}"),
-    (checkpoint(task__data=AnyNode("${oc.env:SECRET}")), "data = ${oc.env:SECRET}"),
-    (checkpoint(task__data="${model.data}"), "data = ${model.data}"),
-    (checkpoint(task__lang_pairs=["a-b", "a-x/../../c"]), "lang_pairs = a-x/../../c"),
-    (checkpoint(task__mono_langs="a,/tmp"), "mono_langs = a,/tmp"),
-    (checkpoint(task="${task.data}"), "task = ${task.data}"),
-    (checkpoint(criterion="ctc"), "criterion = ctc"),
-    (checkpoint(task__data="fasta", task__dataset_impl="fasta"), "dataset_impl = fasta"),
-    (checkpoint(tokenizer=3), "tokenizer = 3"),
-    ({"cfg": torch.zeros(0)}, "settings = tensor([])"),
-    (checkpoint(common__self=loop(), task="hubert_pretraining"), "task = hubert_pretraining"),
-    ({"cfg": OmegaConf.create({"task": {"x": "${oc.env:SECRET}"}})}, "x = ${oc.env:SECRET}"),
-    ({"cfg": {"task": TranslationConfig(data="${oc.env:A}")}}, "data = ${oc.env:A}"),
-    ({"args": argparse.Namespace(task="text_to_speech", arch="transformer")}, "task = text_to_speech"),
-    ({"args": argparse.Namespace(dataset_impl="fasta"), "cfg": None}, "dataset_impl = fasta"),
-]
 
 
 @pytest.mark.parametrize("state, named", HOSTILE, ids=[named for _, named in HOSTILE])

@@ -1,11 +1,11 @@
 """The pages: lines of at most 120 characters, sentences of at most 40 words."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.paths import ROOT
+
 PAGES = sorted(
     path.relative_to(ROOT)
     for folder in (".", "docs", "examples", "benchmarks", "third_party")

@@ -2,11 +2,11 @@
 
 import re
 from importlib.metadata import requires
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.paths import ROOT
+
 LOCKED = ROOT / "third_party/locked"
 RELEASE = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.MULTILINE)
 

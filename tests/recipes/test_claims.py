@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fairseq_deep.tools import UsageError
-from tests.claims import ROOT, scored
+from tests.helpers.claims import scored
+from tests.helpers.paths import ROOT
 
 FOLDER = ROOT / "examples/claims"
 

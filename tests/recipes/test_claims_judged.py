@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.claims import record, scored
+from tests.helpers.claims import record, scored
 
 
 @pytest.mark.parametrize(

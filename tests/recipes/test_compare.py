@@ -16,10 +16,11 @@ import pytest
 import sacrebleu
 from sacrebleu.significance import PairedTest
 
-from tests.forkserver import server
-from tests.integration import test_recipe as recipes
+from tests.helpers import recipes
+from tests.helpers.forkserver import server
+from tests.helpers.paths import ROOT
 
-FOLDER = recipes.ROOT / "examples/compare"
+FOLDER = ROOT / "examples/compare"
 WIDTH = 16
 # what fairseq-train says of a training
 SAID = r"""
@@ -29,8 +30,6 @@ SAID = r"""
     echo '| INFO | valid | {"epoch": 1, "valid_loss": "8.5", "valid_ppl": "362", "valid_num_updates": "4"}'
 """
 STUB = recipes.STUB.replace("    [[ ! -e $CALLS.hang ]]", f"{SAID}    [[ ! -e $CALLS.hang ]]")
-
-tools, corpus, base_stubs = recipes.tools, recipes.corpus, recipes.stubs
 
 
 def words(corpus, exp, *more, flags=()):
@@ -44,13 +43,13 @@ def compare(tools, *given, **how):
 
 
 @pytest.fixture
-def stubs(base_stubs, tools):
+def stubs(stubs, tools):
     """Those of the recipe; nor is this machine looked at, which takes seconds."""
     body = f'[[ $* != *"report.py env"* ]] || {{ touch "${{!#}}"; exit 0; }}\nexec {sys.executable} "$@"'
     recipes.write_program(tools / "python3", body)
     recipes.write_program(tools / "fairseq-train", STUB)
     make_real(tools, "fairseq-deep", "[[ $1 == diagnose ]]")
-    return base_stubs
+    return stubs
 
 
 def make_real(tools, name, condition="true"):
@@ -190,7 +189,7 @@ def test_without_data_or_with_help(tools):
 @pytest.fixture
 def modules(monkeypatch):
     """The scripts behind the command, in this process."""
-    for folder in (recipes.ROOT / "examples/common", FOLDER):
+    for folder in (ROOT / "examples/common", FOLDER):
         monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("FAIRSEQ_DEEP_ENV", "current")
     monkeypatch.setenv("FAIRSEQ_DEEP_CHECKED", shutil.which("python") or "")
@@ -252,7 +251,7 @@ def test_bad_input_is_refused_in_one_line(modules, monkeypatch, capsys, corpus, 
 
 def test_the_package_may_be_installed_in_another_place(modules, tmp_path):
     """The recipe names the clone's package, and fairseq takes one of this name only."""
-    clone = shutil.copytree(recipes.ROOT / "fairseq_deep", tmp_path / "fairseq_deep")
+    clone = shutil.copytree(ROOT / "fairseq_deep", tmp_path / "fairseq_deep")
     systems = importlib.import_module("systems")
     found = [systems.System("a", "transformer_dlcl_6l", [])]
     command = ["fairseq-train", str(tmp_path), "--user-dir", str(clone), "--task", "translation", "--arch", "x"]
@@ -337,7 +336,7 @@ def test_other_data_are_refused_before_the_text_is_touched(
     assert call(*given, dry_run="false")[0] == 0
     text = tmp_path / "exp/shared/text/raw/valid.de"
     before = text.read_text()
-    recipes.write_pairs(corpus, "valid", [("new", "neu")] * 3)
+    recipes.write_pairs(corpus, valid=[("new", "neu")] * 3)
     status, printed = call(*given, dry_run="false")
     done = SimpleNamespace(returncode=status, stderr=printed.err)
     recipes.assert_refused(done, "exp were trained on other data", status=2)

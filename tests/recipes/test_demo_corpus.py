@@ -4,11 +4,12 @@ import hashlib
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo"
+from tests.helpers.paths import ROOT
+
+DEMO = ROOT / "examples/demo"
 
 
 def run(*arguments):

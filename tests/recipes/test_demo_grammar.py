@@ -1,11 +1,12 @@
 """The grammar of the demo corpus: correct German, word for word, on hand-written pairs."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
-DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo"
+from tests.helpers.paths import ROOT
+
+DEMO = ROOT / "examples/demo"
 sys.path.insert(0, str(DEMO))
 
 from grammar import german, sentences  # noqa: E402

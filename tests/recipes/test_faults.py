@@ -6,8 +6,8 @@ import pytest
 import torch
 from fairseq import safe_save
 
-from tests import faults
-from tests.commands import losses_in, train_command
+from tests.helpers import faults
+from tests.helpers.commands import losses_in, train_command
 
 FLAGS = ("--max-epoch", "2", "--num-workers", "0", "--keep-last-epochs", "1")
 WRITES = 38

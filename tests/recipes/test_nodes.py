@@ -14,10 +14,10 @@ import pytest
 import torch
 from fairseq import safe_nodes
 
-from tests.commands import losses_in, train_command
-from tests.forkserver import SCRIPTS, server
-from tests.integration import test_recipe as recipes
-from tests.integration.test_recipe import MAIN, environment
+from tests.helpers import recipes
+from tests.helpers.commands import losses_in, train_command
+from tests.helpers.forkserver import server
+from tests.helpers.recipes import MAIN, environment
 
 WORDS = """
 --conf mini --arch transformer_dlcl_2l2l_tiny --bpe-merges 60 --workers 1 --disk-gb 1 --beam 1 --ngpu 0
@@ -27,14 +27,12 @@ MODEL = """
 -- --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --decoder-layers 2 --dropout 0 --attention-dropout 0
 --activation-dropout 0 --lr 0.01 --warmup-updates 10 --num-workers 0 --log-interval 1 --max-epoch 4
 """.split()
-tools, corpus = recipes.tools, recipes.corpus
 
 
 @pytest.fixture
 def programs(tools):
     """A folder for PATH: programs in forks, and no look at the machine."""
-    for name in SCRIPTS:
-        recipes.write_program(tools / name, f"[[ $1 != doctor ]] || exit 0\n{server().stand_in(name)}")
+    recipes.make_real(tools)
     return tools
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).resolve().parents[2] / "examples/common/progress.py"
+from tests.helpers.paths import COMMON, importable
+
+PROGRAM = COMMON / "progress.py"
 SAVING = "trap 'sleep 0.3; echo saved > {mark}; exit 75' TERM USR1; echo $$ > {pid}; while :; do sleep 0.05; done"
 
 
@@ -19,9 +21,8 @@ SAVING = "trap 'sleep 0.3; echo saved > {mark}; exit 75' TERM USR1; echo $$ > {p
 def progress():
     spec = importlib.util.spec_from_file_location("progress_of_the_recipes", PROGRAM)
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(PROGRAM.parent))
-    spec.loader.exec_module(module)
-    sys.path.remove(str(PROGRAM.parent))
+    with importable(COMMON):
+        spec.loader.exec_module(module)
     return module
 
 

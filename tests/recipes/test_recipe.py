@@ -2,94 +2,27 @@
 
 import gzip
 import json
-import os
 import random
-import shlex
 import shutil
-import stat
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from fairseq_deep.tools.main import main as fairseq_deep_command
-
-ROOT = Path(__file__).resolve().parents[2]
-MAIN = ROOT / "run_wmt16_ende.sh"
-CORPUS = ROOT / "examples/common/corpus.py"
-LANGS = ("en", "de")
-WORDS = dict(
-    pair.split(":") for pair in "the:das house:Haus is:ist green:grün not:nicht old:alt we:wir see:sehen".split()
+from tests.helpers.recipes import (
+    LANGS,
+    MAIN,
+    SMALL,
+    assert_gone,
+    assert_refused,
+    check,
+    environment,
+    programs,
+    recipe,
+    write_pairs,
 )
-
-
-@pytest.fixture
-def tools(tmp_path):
-    """A folder for PATH with this Python first and, where it is not installed, ``fairseq-deep``."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name in ("python", "python3"):
-        write_program(folder / name, f'exec {sys.executable} "$@"')
-    if not shutil.which("fairseq-deep", path=str(Path(sys.executable).parent)):
-        write_program(
-            folder / "fairseq-deep", f'PYTHONPATH={shlex.quote(str(ROOT))} exec {sys.executable} -m fairseq_deep "$@"'
-        )
-    return folder
-
-
-def write_program(path, body):
-    path.write_text(f"#!/usr/bin/env bash\n{body}\n")
-    path.chmod(path.stat().st_mode | stat.S_IEXEC)
-
-
-def environment(tools):
-    path = os.pathsep.join((str(tools), str(Path(sys.executable).parent), os.environ["PATH"]))
-    return {
-        **os.environ,
-        "PATH": path,
-        "FAIRSEQ_DEEP_ENV": "current",
-        "FAIRSEQ_DEEP_CHECKED": str(tools / "python"),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-
-
-def recipe(tools, exp, *words, **how):
-    command = [str(MAIN), "--exp", str(exp), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(tools), timeout=300, **how)
-
-
-def write_pairs(folder, split, pairs):
-    folder.mkdir(exist_ok=True, parents=True)
-    for lang, side in zip(LANGS, zip(*pairs)):
-        (folder / f"{split}.{lang}").write_text("".join(line + "\n" for line in side), encoding="utf-8")
-
-
-@pytest.fixture
-def corpus(tmp_path):
-    """200 word-for-word pairs for training, with two broken ones; a test set with an empty line."""
-    folder, rng = tmp_path / "parallel text", random.Random(5)
-    draw = lambda: " ".join(rng.choice(list(WORDS)) for _ in range(rng.randint(3, 7)))  # noqa: E731
-    pairs = [(en, " ".join(map(WORDS.get, en.split()))) for en in (draw() for _ in range(220))]
-    write_pairs(folder, "train", [*pairs[:200], ("", "leer"), ("empty", " ")])
-    write_pairs(folder, "valid", pairs[200:210])
-    write_pairs(folder, "test", [*pairs[210:213], ("", "leer"), *pairs[213:220]])
-    return folder
-
-
-def check(data, out, *words):
-    command = [sys.executable, str(CORPUS), "--source-lang", "en", "--target-lang", "de", "--data", data, "--out", out]
-    return subprocess.run([*map(str, command), *words], capture_output=True, text=True, timeout=60)
-
-
-def assert_refused(done, *parts, status=65):
-    """One line on stderr, and nothing that looks like a result."""
-    assert done.returncode == status, done.stderr
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
-    for part in parts:
-        assert part in done.stderr
 
 
 class TestCorpus:
@@ -108,7 +41,7 @@ class TestCorpus:
         assert facts["sets"]["train"]["pairs"] == 200 and facts["sets"]["train"]["dropped"] == 2
 
     def test_white_space_that_splits_lines_elsewhere_becomes_a_blank(self, corpus, tmp_path):
-        write_pairs(corpus, "test", [("a\u2028b\x85c\rd", "x\x0cy"), ("e", "z")])
+        write_pairs(corpus, test=[("a\u2028b\x85c\rd", "x\x0cy"), ("e", "z")])
         assert check(corpus, tmp_path / "out").returncode == 0
         assert (tmp_path / "out/test.en").read_text().split("\n") == ["a b c d", "e", ""]
 
@@ -134,71 +67,6 @@ class TestCorpus:
         (corpus / "train.de").unlink()
         (corpus / "train.de.gz").write_bytes(whole[:2000])
         assert_refused(check(corpus, tmp_path / "out"), "train.de.gz", "get the file again")
-
-
-# A stand-in for every program of stages 0 and 3 to 7: it records its call and leaves what the next stage needs.
-STUB = r"""
-name=${0##*/}
-printf '%s\n' "$name $*" >>"$CALLS"
-argument() {
-  local flag=$1 previous='' word
-  shift
-  for word; do
-    [[ $previous == "$flag" ]] && printf %s "$word"
-    previous=$word
-  done
-}
-case $name in
-  fairseq-preprocess) mkdir -p "$(argument --destdir "$@")" ;;
-  fairseq-train)
-    folder=$(argument --save-dir "$@")
-    mkdir -p "$folder"
-    touch "$folder/checkpoint_last.pt" "$folder/checkpoint1.pt" "$folder/checkpoint2.pt"
-    [[ ! -e $CALLS.hang ]] || { echo $$ >"$CALLS.hanging"; exec sleep 300; }
-    [[ ! -e $CALLS.fail ]] || { echo "ValueError: planted"; exit 1; } ;;
-  fairseq-generate) for ((i = 0; i < 11; i++)); do printf 'S-%d\ta\nT-%d\tb\nH-%d\t-0.1\tb\n' $i $i $i; done ;;
-  fairseq-deep)
-    [[ $1 == average ]] && touch "$(argument --output "$@")"
-    [[ $1 == score ]] && printf '{"bleu": 12.34, "signature": "s"}' >"$(argument --json "$@")"
-    [[ $* == *--hypotheses* ]] || exit 0
-    printf 'b\n' >"$(argument --hypotheses "$@")"
-    printf 'b\n' >"$(argument --references "$@")" ;;
-esac
-"""
-
-
-@pytest.fixture
-def stubs(tools, tmp_path, monkeypatch):
-    """Replace fairseq's programs by ``STUB``; return the file with the calls."""
-    for name in ("fairseq-preprocess", "fairseq-train", "fairseq-generate", "fairseq-deep"):
-        write_program(tools / name, STUB)
-    write_program(tools / "python", "exit 0")  # asked only whether fairseq can be imported
-    calls = tmp_path / "calls"
-    calls.touch()
-    monkeypatch.setenv("CALLS", str(calls))
-    return calls
-
-
-def programs(calls):
-    """The programs called so far, in order; the list starts anew."""
-    called = [line.split() for line in calls.read_text().splitlines()]
-    calls.write_text("")
-    return [" ".join(words[: 2 if words[0] == "fairseq-deep" else 1]) for words in called]
-
-
-def assert_gone(pid, seconds=30):
-    """The process ends by itself: a training run must not outlive the script and meet its successor."""
-    end = time.time() + seconds
-    while time.time() < end:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"process {pid} still runs")
-
-
-SMALL = ("--conf", "mini", "--bpe-merges", "50", "--workers", "1")
 
 
 class TestStages:
@@ -250,7 +118,7 @@ class TestStages:
         assert not (tmp_path / "exp/averaged.pt").exists()
 
     def test_a_lost_translation_fails_the_stage(self, tools, stubs, corpus, tmp_path):
-        write_pairs(corpus, "test", [("a", "b")] * 12)
+        write_pairs(corpus, test=[("a", "b")] * 12)
         done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL)
         assert_refused(done, "stage 6 (generate) failed", "only 11 of 12 sentences", status=1)
 

@@ -7,31 +7,13 @@ import re
 import stat
 import subprocess
 import sys
-import tarfile
 import threading
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-COMMON = ROOT / "examples/common"
-LANGS = ("en", "de")
-
-
-def pack(path, files, mode="w:gz"):
-    """Write a tar archive of ``{name: text}``."""
-    folder = path.parent / (path.name + ".files")
-    with tarfile.open(path, mode) as archive:
-        for name, text in files.items():
-            source = folder / name
-            source.parent.mkdir(parents=True, exist_ok=True)
-            source.write_text(text, encoding="utf-8")
-            archive.add(source, name)
-
-
-def sgm(*lines):
-    body = "\n".join(f'<seg id="{n}">{line}</seg>' for n, line in enumerate(lines, 1))
-    return f'<refset><doc docid="x"><p>\n{body}\n</p></doc></refset>\n'
+from tests.helpers.paths import ROOT
+from tests.helpers.recipes import LANGS, assert_refused, lines, pack, program, sgm
 
 
 @pytest.fixture
@@ -55,36 +37,9 @@ def home(tmp_path):
     return folder
 
 
-def fetch(home_url, tmp_path, *words, task="wmt16_ende", langs=LANGS):
-    command = [
-        sys.executable,
-        COMMON / "rebuild.py",
-        "--corpus",
-        ROOT / "examples" / task / "corpus.json",
-        "--source-lang",
-        langs[0],
-        "--target-lang",
-        langs[1],
-        "--url",
-        home_url,
-        "--archives",
-        tmp_path / "archives",
-        "--out",
-        tmp_path / "corpus",
-        *words,
-    ]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60)
-
-
-def lines(path):
-    return path.read_text(encoding="utf-8").splitlines()
-
-
-def assert_refused(done, *parts):
-    assert done.returncode == 65, done.stderr
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
-    for part in parts:
-        assert part in done.stderr
+def fetch(home_url, tmp_path, *words, task="wmt16_ende", **how):
+    places = ["--url", home_url, "--archives", tmp_path / "archives", "--out", tmp_path / "corpus"]
+    return program("rebuild.py", "--corpus", ROOT / "examples" / task / "corpus.json", *places, *words, **how)
 
 
 def test_wmt16_is_rebuilt_from_its_parts(home, tmp_path):
@@ -139,13 +94,11 @@ def test_archives_from_their_home_must_be_the_known_ones(home, tmp_path):
     own = tmp_path / "corpus.json"
     text = (ROOT / "examples/wmt16_ende/corpus.json").read_text()
     own.write_text(re.sub(r"https://[^\"]*/", home.as_uri() + "/", text))
-    folders = ["--archives", tmp_path / "archives", "--out", tmp_path / "out"]
-    command = [sys.executable, COMMON / "rebuild.py", "--corpus", own, "--source-lang", "en", "--target-lang", "de"]
-    command = [*map(str, [*command, *folders])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    command = ["rebuild.py", "--corpus", own, "--archives", tmp_path / "archives", "--out", tmp_path / "out"]
+    done = program(*command)
     assert_refused(done, "commoncrawl", "not c7a74e2ea01a", "take it as it is with --checksums none")
     assert "none to compare it with" in done.stdout and not (tmp_path / "out").exists()
-    done = subprocess.run([*command, "--checksums", "none"], capture_output=True, text=True, timeout=60)
+    done = program(*command, "--checksums", "none")
     assert done.returncode == 0 and (tmp_path / "out/train.en").exists(), done.stderr
 
 
@@ -202,20 +155,7 @@ def google_tar(path, **changed):
 
 
 def unpack(tar, tmp_path, *words):
-    command = [
-        sys.executable,
-        COMMON / "wmt16_tar.py",
-        "--source-lang",
-        "en",
-        "--target-lang",
-        "de",
-        "--tar",
-        tar,
-        "--out",
-        tmp_path / "text",
-        *words,
-    ]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60)
+    return program("wmt16_tar.py", "--tar", tar, "--out", tmp_path / "text", *words)
 
 
 def test_the_preprocessed_archive_is_unpacked(tmp_path):

@@ -4,15 +4,13 @@ import gzip
 import importlib
 import json
 import resource
-import subprocess
-import sys
 import urllib.parse
 from pathlib import Path
 
 import pytest
 
-from tests.integration.test_recipe_download import pack, sgm
-from tests.unit.test_recipe_text import COMMON, assert_refused
+from tests.helpers.paths import COMMON, importable
+from tests.helpers.recipes import assert_refused, pack, program, sgm
 
 DESCRIPTIONS = sorted((COMMON.parent).glob("*/*.json"))
 TABLE = {
@@ -26,9 +24,8 @@ TABLE = {
 
 @pytest.fixture
 def modules():
-    sys.path.insert(0, str(COMMON))
-    yield {name: importlib.import_module(name) for name in ("fetch", "rebuild")}
-    sys.path.remove(str(COMMON))
+    with importable(COMMON):
+        yield {name: importlib.import_module(name) for name in ("fetch", "rebuild")}
 
 
 @pytest.fixture
@@ -50,10 +47,8 @@ def write_table(folder, content):
 
 def rebuild(home, *words, **how):
     folder = home.parent
-    command = [sys.executable, COMMON / "rebuild.py", "--corpus", folder / "corpus.json", "--source-lang", "en"]
-    command += ["--target-lang", "fi", "--url", home.as_uri(), "--archives", folder / "archives"]
-    command += ["--out", folder / "out", *words]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, **how)
+    places = ["--url", home.as_uri(), "--archives", folder / "archives", "--out", folder / "out"]
+    return program("rebuild.py", "--corpus", folder / "corpus.json", *places, *words, langs=("en", "fi"), **how)
 
 
 def test_a_table_is_taken_apart(home):
@@ -75,9 +70,7 @@ def test_a_bad_table_is_one_line(home, content, parts):
         write_table(home, content)
     done = rebuild(home)
     if not content and content is not None:  # an empty table is one: the next program says that there is no text
-        command = [sys.executable, COMMON / "corpus.py", "--source-lang", "en", "--target-lang", "fi"]
-        command += ["--data", home.parent / "out", "--out", home.parent / "raw"]
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60)
+        done = program("corpus.py", "--data", home.parent / "out", "--out", home.parent / "raw", langs=("en", "fi"))
     else:
         assert not (home.parent / "out").exists() and not (home.parent / "out.new").exists()
     assert_refused(done, *parts)

@@ -8,11 +8,11 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-COMMON = Path(__file__).resolve().parents[2] / "examples/common"
+from tests.helpers.paths import COMMON, importable
+
 SUMMARY = """
 fairseq_deep: --lr 5 is too much
 E1123 01:22:24.113000 24249 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0
@@ -34,9 +34,8 @@ Root Cause (first observed failure):
 
 @pytest.fixture(scope="module")
 def nodes():
-    sys.path.insert(0, str(COMMON))
-    yield importlib.import_module("nodes")
-    sys.path.remove(str(COMMON))
+    with importable(COMMON):
+        yield importlib.import_module("nodes")
 
 
 @pytest.fixture

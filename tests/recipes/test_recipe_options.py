@@ -7,14 +7,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from fairseq_deep import list_archs
+from tests.helpers.paths import ROOT
+from tests.helpers.recipes import MAIN
 
-ROOT = Path(__file__).resolve().parents[2]
-MAIN = ROOT / "run_wmt16_ende.sh"
 IWSLT = ROOT / "examples/iwslt14_deen/run.sh"
 LSTM = ROOT / "examples/depthwise_lstm/run.sh"
 CONFS = sorted((ROOT / "examples").glob("*/conf/*.args")) + [ROOT / "examples/demo/demo.args"]

@@ -9,13 +9,12 @@ import logging
 import re
 import shlex
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from fairseq_deep import list_archs
+from tests.helpers.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TABLE = (ROOT / "examples/README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\| [WZX]\d\d, .* \| `([^`]*)` \|$", TABLE, re.MULTILINE)
 

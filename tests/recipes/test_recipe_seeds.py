@@ -10,11 +10,8 @@ import time
 
 import pytest
 
-from tests.forkserver import SCRIPTS, server
-from tests.integration import test_recipe as recipes
-from tests.integration.test_recipe import SMALL, assert_refused, check, programs, recipe
-
-tools, corpus, stubs = recipes.tools, recipes.corpus, recipes.stubs
+from tests.helpers import recipes
+from tests.helpers.recipes import SMALL, assert_refused, check, programs, recipe
 
 
 def write_references(corpus, *numbers, count=11):
@@ -156,8 +153,7 @@ def test_an_average_by_updates_without_checkpoints_is_refused(tools, stubs, corp
 
 def test_two_seeds_from_text_to_significance(tools, corpus, tmp_path):
     """Real programs, but for the look at the machine: averages by updates, two references, and a copy to compare."""
-    for name in SCRIPTS:
-        recipes.write_program(tools / name, f"[[ $1 != doctor ]] || exit 0\n{server().stand_in(name)}")
+    recipes.make_real(tools)
     write_references(corpus, 1)
     words = "--conf mini --arch transformer_dlcl_2l2l_tiny --bpe-merges 60 --smoke --workers 1 --beam 1".split()
     words += "--seeds 2 --average-updates 6 --average 2 --max-tokens 300".split()

@@ -2,20 +2,18 @@
 
 import importlib
 import shlex
-import sys
-from pathlib import Path
 
 import pytest
 
-COMMON = Path(__file__).resolve().parents[2] / "examples/common"
+from tests.helpers.paths import COMMON, importable
+
 BASE = "fairseq-train DATA --arch a --lr 0.1 --adam-betas '(0.9, 0.98)' --fp16 --clip-norm -1 --max-epoch 3"
 
 
 @pytest.fixture(scope="module")
 def settings():
-    sys.path.insert(0, str(COMMON))
-    yield importlib.import_module("settings")
-    sys.path.remove(str(COMMON))
+    with importable(COMMON):
+        yield importlib.import_module("settings")
 
 
 def words(text):

@@ -1,16 +1,13 @@
 """Sub-words of the recipes: joint, per side, SentencePiece; Chinese; what is dropped; several test sets."""
 
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from subword_nmt.apply_bpe import BPE
 
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.runtime import TextSteps, find_bundle
-from tests.unit.test_recipe_text import COMMON, assert_refused, write
+from tests.helpers.recipes import assert_refused, lines, program, write_pairs
 
 LETTERS = {"en": "abcdefg", "de": "uvwxyzä", "zh": "我们看见老房子"}
 
@@ -25,18 +22,12 @@ def text(tmp_path):
     rng, folder = random.Random(3), tmp_path / "text"
     pairs = [tuple(" ".join(word(lang, rng) for _ in range(3)) for lang in ("en", "de")) for _ in range(120)]
     pairs[8] = tuple(" ".join([side] * 4) for side in pairs[8])
-    write(folder, train=pairs[:100], valid=pairs[100:110], test=pairs[110:115], test1=pairs[115:120])
+    write_pairs(folder, train=pairs[:100], valid=pairs[100:110], test=pairs[110:115], test1=pairs[115:120])
     return folder
 
 
-def cut(text, out, *words, langs=("en", "de")):
-    command = [sys.executable, COMMON / "subwords.py", "--source-lang", langs[0], "--target-lang", langs[1]]
-    command += ["--text", text, "--out", out, "--merges", "30", "--max-words", "50", *words]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60)
-
-
-def lines(path):
-    return Path(path).read_text(encoding="utf-8").splitlines()
+def cut(text, out, *words, **how):
+    return program("subwords.py", "--text", text, "--out", out, "--merges", "30", "--max-words", "50", *words, **how)
 
 
 def merges(path):

@@ -4,52 +4,26 @@ import gzip
 import io
 import os
 import subprocess
-import sys
 import tarfile
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-COMMON = ROOT / "examples/common"
-LANGS = ("en", "de")
-
-
-def write(folder, **splits):
-    """Files SPLIT.LANG of lists of pairs."""
-    folder.mkdir(exist_ok=True)
-    for split, pairs in splits.items():
-        for lang, side in zip(LANGS, zip(*pairs)):
-            (folder / f"{split}.{lang}").write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
+from tests.helpers.paths import ROOT
+from tests.helpers.recipes import LANGS, assert_refused, check, program, write_pairs
 
 
 @pytest.fixture
 def data(tmp_path):
     folder = tmp_path / "data"
     pairs = [(f"word {n}", f"Wort {n}") for n in range(200)]
-    write(folder, train=pairs[:100], valid=pairs[100:110], test=pairs[110:120])
+    write_pairs(folder, train=pairs[:100], valid=pairs[100:110], test=pairs[110:120])
     return folder
-
-
-def program(name, *words):
-    command = [sys.executable, COMMON / name, "--source-lang", "en", "--target-lang", "de", *words]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60)
-
-
-def copy(data, tmp_path):
-    return program("corpus.py", "--data", data, "--out", tmp_path / "out")
-
-
-def assert_refused(done, *parts, status=65):
-    assert done.returncode == status and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
-    for part in parts:
-        assert part in done.stderr
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_word(data, tmp_path):
     path = data / "train.de"
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert copy(data, tmp_path).returncode == 0
+    assert check(data, tmp_path / "out").returncode == 0
     assert (tmp_path / "out/train.de").read_bytes().startswith(b"Wort 0\n")
 
 
@@ -59,20 +33,20 @@ def test_a_damaged_gzip_file_is_one_line_wherever_it_is_damaged(data, tmp_path, 
     whole[place : place + 8] = b"\xff" * 8
     (data / "train.de").unlink()
     (data / "train.de.gz").write_bytes(whole)
-    assert_refused(copy(data, tmp_path), "train.de.gz")
+    assert_refused(check(data, tmp_path / "out"), "train.de.gz")
 
 
 def test_one_text_on_both_sides_is_refused(data, tmp_path):
     (data / "valid.de").write_bytes((data / "valid.en").read_bytes())
-    assert_refused(copy(data, tmp_path), "valid.en and valid.de hold the same text")
+    assert_refused(check(data, tmp_path / "out"), "valid.en and valid.de hold the same text")
     assert not (tmp_path / "out").exists()
 
 
 def test_what_makes_a_score_mean_less_is_said(data, tmp_path):
-    assert "note" not in copy(data, tmp_path).stdout
+    assert "note" not in check(data, tmp_path / "out").stdout
     pairs = [(f"word {n}", f"Wort {n}") for n in range(100)]
-    write(data, train=[*pairs, *[("same", "same")] * 5], test=[pairs[3], pairs[3], ("new", "neu")])
-    said = copy(data, tmp_path).stdout
+    write_pairs(data, train=[*pairs, *[("same", "same")] * 5], test=[pairs[3], pairs[3], ("new", "neu")])
+    said = check(data, tmp_path / "out").stdout
     assert "note: 5 % of the training pairs have the same text on both sides" in said
     assert "note: 2 of 3 test sources are training sources, too" in said and "valid sources" not in said
 

@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.paths import ROOT
+
 SCRIPT = ROOT / "examples/slurm/train.sbatch"
 # a training that saves at a signal, or ends by itself
 SRUN = """#!/usr/bin/env bash

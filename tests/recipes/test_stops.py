@@ -10,8 +10,8 @@ import pytest
 import torch
 from fairseq import safe_load, safe_save, safe_stop
 
-from tests import faults
-from tests.commands import BIN, PACKAGE, losses_in, train_command
+from tests.helpers import faults
+from tests.helpers.commands import BIN, PACKAGE, losses_in, train_command
 
 FLAGS = ("--max-epoch", "2", "--num-workers", "0", "--max-tokens", "150")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

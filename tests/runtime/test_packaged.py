@@ -25,10 +25,11 @@ from fairseq_deep.runtime.packaged import PackageError
 from fairseq_deep.runtime.packaged.config import model_settings
 from fairseq_deep.runtime.packaged.folder import write_sums
 from fairseq_deep.tools.main import main
-from tests.conftest import VOCAB, tiny_flags
+from tests.helpers.fuzz import TIMES
+from tests.helpers.methods import DLCL
+from tests.helpers.models import VOCAB, task_of, tiny_flags
+from tests.helpers.tools import EMPTY
 
-DLCL = "transformer_dlcl_2l2l_tiny"
-EMPTY = ("._float_tensor", ".version")  # of which fairseq says nothing, or what it likes
 PLAIN = {**{f"{side}_{key}": value for side in ("encoder", "decoder")
             for key, value in (("layers", 1), ("embed_dim", 16), ("ffn_embed_dim", 32), ("attention_heads", 2))},
          "dropout": 0.0}  # fmt: skip
@@ -64,7 +65,7 @@ def write_checkpoint(path, name, flags, dictionary):
     """A checkpoint of a fresh model, as fairseq-train leaves it; the model."""
     resolved = argparse.Namespace(_name=name, arch=name, **flags)
     ARCH_CONFIG_REGISTRY[name](resolved)
-    task = argparse.Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    task = task_of(dictionary)
     model = ARCH_MODEL_REGISTRY[name].build_model(argparse.Namespace(**vars(resolved)), task).eval()
     model.load_state_dict(model.state_dict())  # fairseq's own fills its unused copies then
     cfg = {"model": resolved, "task": {"_name": "translation", "data": "x", "source_lang": "src", "target_lang": "tgt"}}
@@ -396,7 +397,7 @@ def change_words(folder, rng):
 @pytest.mark.parametrize("change", [change_values, change_header, change_words])
 def test_what_is_changed_at_random_is_read_or_refused(change, whole, tmp_path):
     rng, outcomes = random.Random(7), []
-    for _ in range(50 * int(os.environ.get("FAIRSEQ_DEEP_FUZZ", 1))):
+    for _ in range(50 * TIMES):
         folder = tmp_path / "made"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(whole, folder)

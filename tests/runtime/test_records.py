@@ -5,19 +5,18 @@ import json
 import math
 import os
 import sys
-from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import find_bundle, records
 from fairseq_deep.tools.main import main
-from tests.unit.test_fuzz import TIMES
-from tests.unit.test_tools_report import GENERATED, RECORD, make_run
+from tests.helpers.fuzz import examples
+from tests.helpers.paths import COMMON
+from tests.helpers.runs import GENERATED, RECORD, make_run
 
-COMMON = Path(__file__).parents[2] / "examples/common"
 NESTED = "[" * 100_000
 STEPS = {"tokenizer": "moses", "lowercase": False}
 LOGGED = {"kind": "train_inner", "time": 5.0, "session": 1, "loss": "9.5", "ppl": "724", "num_updates": "10"}
@@ -228,8 +227,7 @@ def test_a_record_that_is_changed_at_random_is_read_or_refused_in_one_line(name,
     make_run(run / "seeds/seed1")
     strategy, commands = READERS[name]
 
-    @settings(max_examples=25 * TIMES, derandomize=TIMES == 1, database=None, deadline=None,
-              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @examples(25)
     @given(strategy)
     def read(text):
         (run / name).write_text(text, encoding="utf-8", errors="surrogatepass")

@@ -7,13 +7,9 @@ import sys
 
 import pytest
 
-from tests import claims as claims_of
-from tests.commands import PACKAGE, run, train_command
-
-COMMON = PACKAGE.parent / "examples/common"
-WORDS = dict(
-    pair.split(":") for pair in "the:das house:Haus is:ist green:grün not:nicht old:alt we:wir see:sehen".split()
-)
+from tests.helpers.commands import run, train_command
+from tests.helpers.paths import COMMON
+from tests.helpers.recipes import WORDS
 
 
 def write_text(folder, rng):
@@ -41,9 +37,3 @@ def trained(tmp_path_factory):
     shutil.copy(exp / "checkpoints/checkpoint_last.pt", exp / "averaged.pt")
     (exp / "RESULT.json").write_text(json.dumps({"beam": 3, "lenpen": 0.8}))
     return exp
-
-
-@pytest.fixture(scope="module")
-def claims():
-    """The modules of ``examples/claims`` by name."""
-    yield from claims_of.modules()

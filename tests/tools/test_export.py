@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from fairseq_deep.tools import main
-from tests.commands import PACKAGE, run, train_command
-from tests.conftest import tiny_flags
-from tests.integration.test_pipeline import hypotheses
+from tests.helpers.commands import PACKAGE, hypotheses, run, train_command
+from tests.helpers.models import tiny_flags
 
 DEPTH = ("--encoder-layers", "2", "--decoder-layers", "3", "--max-update", "6")
-WITHOUT = ["tests.commands:without_plugin"]  # stock fairseq
+WITHOUT = ["tests.helpers.commands:without_plugin"]  # stock fairseq
 
 
 def generate(data, path, *flags, stock=False):

@@ -16,8 +16,8 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_deep.plugin.architectures import get_architecture
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.tools import main
-from tests.commands import PACKAGE, run, train_command
-from tests.conftest import tiny_flags
+from tests.helpers.commands import PACKAGE, run, train_command
+from tests.helpers.models import make_dictionary, task_of, tiny_flags
 
 ctranslate2 = pytest.importorskip("ctranslate2") if importlib.util.find_spec("ctranslate2") else None
 pytestmark = pytest.mark.skipif(ctranslate2 is None, reason="needs ctranslate2")
@@ -46,10 +46,7 @@ def dictionaries(tmp_path_factory):
     """A folder with a dictionary of 38 source units, and one of 30 target units."""
     folder = tmp_path_factory.mktemp("dictionaries")
     for language, size in (("src", 38), ("tgt", 30)):
-        dictionary = Dictionary()
-        for index in range(size - len(dictionary)):
-            dictionary.add_symbol(f"{language}{index}")
-        dictionary.save(str(folder / f"dict.{language}.txt"))
+        make_dictionary(size, language).save(str(folder / f"dict.{language}.txt"))
     return folder
 
 
@@ -66,7 +63,7 @@ def make(tmp_path, dictionaries):
             dictionary.save(str(tmp_path / f"dict.{side}.txt"))
         args = argparse.Namespace(arch=arch, task="translation", source_lang="src", target_lang="tgt", **flags)
         get_architecture(arch).apply(args)
-        task = argparse.Namespace(source_dictionary=both[0], target_dictionary=both[1])
+        task = task_of(both[0], both[1])
         model = DeepTransformerModel.build_model(args, task).eval()
         with torch.no_grad():
             for value in [*model.encoder.layers.parameters(), *model.decoder.layers.parameters()]:

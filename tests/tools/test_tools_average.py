@@ -4,7 +4,6 @@ import argparse
 import os
 import subprocess
 import sys
-from collections import OrderedDict
 
 import pytest
 import torch
@@ -12,25 +11,10 @@ import torch
 from fairseq_deep.plugin import compat
 from fairseq_deep.tools import average as tool
 from fairseq_deep.tools.main import main
+from tests.helpers.tools import checkpoint, failing
 
+fails = failing("average")
 
-def checkpoint(path, model, maximize=None, **others):
-    """Save `model` at `path` the way fairseq does, and return the path as text."""
-    config = {"model": argparse.Namespace(arch="transformer_x"), "checkpoint": {}}
-    if maximize is not None:
-        config["checkpoint"]["maximize_best_checkpoint_metric"] = maximize
-    state = {
-        "args": None,
-        "cfg": config,
-        "model": OrderedDict(model),
-        "optimizer_history": [{"num_updates": 7, "optimizer_name": "FairseqAdam", "lr_scheduler_state": {}}],
-        "task_state": {},
-        "extra_state": {"train_iterator": {"epoch": 1}},
-        "last_optimizer_state": {"state": {}},
-        **others,
-    }
-    torch.save(state, path)
-    return str(path)
 
 
 def series(folder, values, dtype=torch.float32):
@@ -45,13 +29,6 @@ def run(paths, output):
     return main(["average", "--inputs", *map(str, paths), "--output", str(output)])
 
 
-def fails(capsys, *arguments):
-    """Run the command, which must fail with one line; return that line."""
-    assert main(["average", *map(str, arguments)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1
-    assert captured.err.startswith("fairseq-deep average: ")
-    return captured.err
 
 
 @pytest.mark.parametrize(

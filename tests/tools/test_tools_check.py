@@ -13,8 +13,8 @@ import torch
 from fairseq import safe_load
 
 from fairseq_deep.tools.main import main
-from tests.unit.test_safe_load import STOCK, Call
-from tests.unit.test_untrusted_files import HOSTILE
+from tests.helpers.hostile import HOSTILE, Call
+from tests.helpers.paths import STOCK
 
 
 @pytest.fixture

@@ -10,10 +10,13 @@ import torch
 
 from fairseq_deep.tools import diagnose, measuring
 from fairseq_deep.tools.main import main
-from tests.commands import FEED_FORWARD, NARROW, binarise, run, train_command, write_pairs
+from tests.helpers.commands import FEED_FORWARD, NARROW, binarise, run, train_command, write_pairs
+from tests.helpers.methods import DLCL
+from tests.helpers.models import POSTNORM as POST
+from tests.helpers.tools import failing
 
-POST = "transformer_postnorm_2l2l_tiny"
-DLCL = "transformer_dlcl_2l2l_tiny"
+fails = failing("diagnose")
+
 LSTM = "transformer_lstm_2l2l_tiny"
 COMMON = [*NARROW, *FEED_FORWARD, "--cpu"]
 
@@ -39,15 +42,6 @@ def measure(tmp_path, *arguments):
     path = tmp_path / "out.json"
     assert main(["diagnose", *map(str, arguments), "--json", str(path)]) == 0
     return json.loads(path.read_text())
-
-
-def fails(capsys, *arguments):
-    """Run the command, which must fail with one line; return that line."""
-    assert main(["diagnose", *map(str, arguments)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1
-    assert captured.err.startswith("fairseq-deep diagnose: ")
-    return captured.err
 
 
 def test_real_command_line(data, tmp_path):

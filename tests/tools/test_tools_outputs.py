@@ -13,6 +13,7 @@ import pytest
 
 from fairseq_deep.errors import printable
 from fairseq_deep.tools import UsageError, check_outputs, main
+from tests.helpers.paths import ROOT
 
 COMMAND = [sys.executable, "-m", "fairseq_deep"]
 TOLD = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
@@ -206,7 +207,7 @@ def test_messages_show_no_control_characters(tmp_path, monkeypatch, capsys):
 
 def test_commands_of_fairseq_show_no_control_characters():
     """The build's own module, whichever fairseq is installed."""
-    folder = Path(__file__).parents[2] / "third_party" / "fairseq"
+    folder = ROOT / "third_party/fairseq"
     safe_exit = runpy.run_path(str(folder / "safe_exit.py"))
 
     @safe_exit["command"]

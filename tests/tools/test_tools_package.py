@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,11 +17,11 @@ from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.runtime import TextSteps, Translator, find_bundle
 from fairseq_deep.runtime.packaged import make_card
 from fairseq_deep.tools import main
-from tests.commands import PACKAGE, run, train_command
+from tests.helpers.commands import PACKAGE, run, train_command
+from tests.helpers.paths import ROOT
+from tests.helpers.tools import EMPTY, GENERATE
 
-GENERATE = ["--user-dir", PACKAGE, "--beam", "3", "--lenpen", "0.8", "--max-len-a", "1", "--max-len-b", "50", "--cpu"]
 SEARCH = {"beam": 3, "lenpen": 0.8, "max_len_a": 1.0, "max_len_b": 50, "nbest": 3, "cpu": True}
-EMPTY = ("._float_tensor", ".version")  # no weights
 RESULT = {
     "beam": 3, "lenpen": 0.8, "bleu": 31.4, "updates": 240, "hardware": "2 cores, a | b", "commit": "abc",
     "data": {"route": "demo", "sets": {"train": {"pairs": 22000, "sha256": {"en": "e" * 64, "de": "d" * 64}}}},
@@ -94,7 +93,7 @@ def test_fairseq_generate_gives_what_the_checkpoint_gives(pair):
 
 def alone(*words, **options):
     """fairseq-deep where fairseq cannot be imported."""
-    program = Path(__file__).parents[1] / "runtime_alone.py"
+    program = ROOT / "tests/helpers/runtime_alone.py"
     words = [sys.executable, program, *words]
     return subprocess.run(words, capture_output=True, text=True, timeout=300, **options)
 

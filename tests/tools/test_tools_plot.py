@@ -13,6 +13,9 @@ from fairseq_deep.core.diagnostics.weights import WeightMatrix
 from fairseq_deep.tools import figures
 from fairseq_deep.tools import weights as plot
 from fairseq_deep.tools.main import main
+from tests.helpers.tools import failing
+
+fails = failing("plot", "weights")
 
 ENCODER = torch.tensor([[1.0, 9, 9], [-0.5, 0.09, 9], [0.3, -4.0, 0.1]])
 DECODER = torch.tensor([[2.0, 9], [0.0, 1.5]])
@@ -30,13 +33,6 @@ def draw(*arguments):
     return main(["plot", "weights", *map(str, arguments)])
 
 
-def fails(capsys, *arguments):
-    """Run the command, which must fail with one line; return that line."""
-    assert draw(*arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1
-    assert captured.err.startswith("fairseq-deep plot: ")
-    return captured.err
 
 
 def test_points_below_a_tenth_or_5_percent_of_their_row_are_left_out():

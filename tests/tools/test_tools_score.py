@@ -14,6 +14,9 @@ import sacrebleu
 from fairseq_deep.tools import score as tool
 from fairseq_deep.tools.generated import best, parse_generated
 from fairseq_deep.tools.main import main
+from tests.helpers.tools import failing
+
+fails = failing("score")
 
 REFERENCES = [
     "The old man did not see the red-haired girl yesterday, because it was dark.",
@@ -61,13 +64,6 @@ def run(capsys, *arguments):
     return capsys.readouterr().out.splitlines()
 
 
-def fails(capsys, *arguments):
-    """Run the command, which must fail with one line; return that line."""
-    assert main(["score", *map(str, arguments)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1
-    assert captured.err.startswith("fairseq-deep score: ")
-    return captured.err
 
 
 def test_default_is_sacrebleu_with_its_signature(files, capsys, tmp_path):

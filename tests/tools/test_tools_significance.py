@@ -10,6 +10,9 @@ from sacrebleu.significance import PairedTest
 
 from fairseq_deep.tools import UsageError, significance
 from fairseq_deep.tools.main import main
+from tests.helpers.tools import failing
+
+fails = failing("score")
 
 RNG = random.Random(3)
 WORDS = "the old man did not see a red haired girl who was here".split()
@@ -44,14 +47,6 @@ def words(tmp_path):
     write(tmp_path / "good", SYSTEMS["good"])
     write(tmp_path / "ref", REFERENCES)
     return ["--sys", str(tmp_path / "good"), "--ref", str(tmp_path / "ref")]
-
-
-def fails(capsys, *arguments):
-    """Run the command, which must fail with one line; return that line."""
-    assert main(["score", *map(str, arguments)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1
-    return captured.err
 
 
 def test_as_sacrebleu_itself_with_a_fixed_seed(words, run_folder, tmp_path, capsys, monkeypatch):

@@ -15,11 +15,11 @@ from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.runtime import Translator, find_bundle, read_stored
 from fairseq_deep.runtime.loading import languages_of
 from fairseq_deep.tools import main
-from tests import forkserver
-from tests.commands import PACKAGE, run
+from tests.helpers import forkserver
+from tests.helpers.commands import run
+from tests.helpers.tools import GENERATE
 
-POSITIONS = 24  # of the model in conftest.py
-GENERATE = ["--user-dir", PACKAGE, "--beam", "3", "--lenpen", "0.8", "--max-len-a", "1", "--max-len-b", "50", "--cpu"]
+POSITIONS = 24  # of the model of the fixture "trained"
 
 GREEDY = ["--beam", 1]  # where batches differ, and with them the rounding that decides between near hypotheses
 

@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from fairseq_deep.tools import UsageError, main, new_folder, wheelhouse
-from tests.commands import run
+from tests.helpers.commands import run
 
 RELEASE = "{}.{}".format(*sys.version_info)
 OFFLINE = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": "",
