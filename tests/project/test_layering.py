@@ -1,13 +1,13 @@
-"""What may import what (docs/design.md): core knows torch only, and no part knows a later one."""
+"""What may import what (docs/design.md): core knows torch only, no part knows a later one, no test another test."""
 
 import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "fairseq_deep"
+from tests.helpers.paths import PACKAGE, ROOT
+
 PARTS = ["errors", "moved", "core", "runtime", "plugin", "tools"]
 """In this order: each part may import those before it."""
 CORE = [
@@ -86,9 +86,22 @@ def test_core_and_runtime_do_without_fairseq(module):
         assert not other or other == own or LEVELS[other[0]] < LEVELS[own[0]], f"{module} imports {name}"
 
 
+def test_no_test_module_is_imported():
+    """What tests share is in tests/helpers, tests/reference, tests/golden, and in fixtures of a conftest.py."""
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    modules = {path.stem for path in files if path.stem.startswith("test_") or path.stem == "conftest"}
+    assert len(modules) > 100
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in getattr(node, "names", []) if isinstance(alias, ast.alias)]
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found = modules & {part for name in names for part in name.split(".")}
+            assert not found, f"{path.relative_to(ROOT)} imports {', '.join(sorted(found))}"
+
+
 def test_core_works_where_fairseq_is_missing():
     """Every method is built, trained for a step and searched with, in a process that cannot import fairseq."""
-    program = Path(__file__).parents[1] / "core_alone.py"
+    program = ROOT / "tests/helpers/core_alone.py"
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.endswith("every method works\n")
