@@ -6,7 +6,7 @@ meta device, which have shapes and no values; the few values that decide which k
     python benchmarks/device_model.py --arch transformer_prenorm_30l transformer_dlcl_30l "transformer_dlcl_30l --dlcl-window 5"
     python benchmarks/device_model.py --arch transformer_lstm_6l --what decoding --by-line --json after.json --compare before.json
     python benchmarks/device_model.py --arch transformer_dlcl_30l --memory
-    python benchmarks/device_model.py --pin      # what tests/unit/test_device_model.py holds against
+    python benchmarks/device_model.py --pin      # what tests/benchmarks/test_device_model.py holds against
 """  # noqa: E501
 
 import argparse

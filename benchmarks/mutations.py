@@ -63,10 +63,16 @@ def cosmic_ray(folder, *words):
     return subprocess.run(["cosmic-ray", *words], cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
+def test_file(folder, name):
+    """The path of the tests *name*, which are in a folder of what they test."""
+    (path,) = folder.glob(f"tests/*/test_{name}.py")
+    return str(path.relative_to(folder))
+
+
 def prepare(package, folder):
     """List the mutations of *package*; return their numbers in a fixed order."""
     copy_to(folder)
-    tests = " ".join(f"tests/unit/test_{name}.py" for name in TESTS[package].split())
+    tests = " ".join(test_file(folder, name) for name in TESTS[package].split())
     config = CONFIG.format(package=package, timeout=TIMEOUT, python=sys.executable, tests=tests)
     (folder / "mutations.toml").write_text(config)
     cosmic_ray(folder, "baseline", "mutations.toml")  # fails where the tests do without a mutation

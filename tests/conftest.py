@@ -1,29 +1,18 @@
-"""What the tests share: a small vocabulary, small models of every architecture, small batches."""
+"""The fixtures that all tests share: a vocabulary, narrow models, batches, binarised data."""
 
 import gc
 import logging
+import random
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 
-from fairseq_deep.core.aggregators import AGGREGATORS
-from fairseq_deep.core.attention import SharedBeamState
-from fairseq_deep.core.attention.beam_reorder import read_order
-from fairseq_deep.plugin.architectures import ARCHITECTURES, build_architecture
+from fairseq_deep.plugin.architectures import build_architecture
 
-VOCAB = 40
+pytest.register_assert_rewrite("tests.helpers")
 
-
-def tiny_flags(name, dim=16):
-    """Flags that make the architecture *name* narrow, with *dim* features; its depth and structure stay."""
-    flags = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
-    row = ARCHITECTURES[name]
-    for side, width in (("encoder", dim), ("decoder", dim * 3 // 2 if row.encoder_size else dim)):
-        flags.update({f"{side}_embed_dim": width, f"{side}_attention_heads": 2})
-        if AGGREGATORS.get(row.layer_agg).layout(side, dict(row.options)).feed_forward:
-            flags[f"{side}_ffn_embed_dim"] = 2 * dim
-    return flags
+from tests.helpers.commands import binarise, write_pairs  # noqa: E402
+from tests.helpers.models import VOCAB, make_batch, make_dictionary, tiny_flags  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +32,7 @@ def log_levels():
 
 @pytest.fixture(scope="session")
 def dictionary():
-    symbols = Dictionary()
-    for index in range(VOCAB - len(symbols)):
-        symbols.add_symbol(f"w{index}")
-    return symbols
+    return make_dictionary(VOCAB)
 
 
 @pytest.fixture
@@ -59,33 +45,28 @@ def build(dictionary):
     return build
 
 
-def make_batch(dictionary, lengths=(5, 7, 3), target_lengths=(4, 6, 6), left_pad=True):
-    """Random sentence pairs: source (padded on the left unless told otherwise), its lengths, target input."""
-    longest = max(lengths)
-    source = torch.full((len(lengths), longest), dictionary.pad())
-    for row, length in enumerate(lengths):
-        words = torch.randint(dictionary.nspecial, len(dictionary), (length,))
-        source[row, longest - length if left_pad else 0 :][:length] = words
-    target = torch.full((len(target_lengths), max(target_lengths)), dictionary.pad())
-    for row, length in enumerate(target_lengths):
-        target[row, 0] = dictionary.eos()
-        target[row, 1:length] = torch.randint(dictionary.nspecial, len(dictionary), (length - 1,))
-    return source, torch.tensor(lengths), target
-
-
 @pytest.fixture
 def batch(dictionary):
     return make_batch(dictionary)
 
 
-def reorder_all(module, state, order):
-    """What the decoder does when beam search asks for a new order."""
-    parts = list(module.modules())
-    beam_state = [part for part in parts if isinstance(part, SharedBeamState)]
-    decided = beam_state[0].reorder(state, order) if beam_state else read_order(order, len(order), 1)
-    for part in parts:
-        if hasattr(part, "reorder") and part not in beam_state and decided is not None:
-            part.reorder(state, decided)
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """Binarised pairs: 300 for training, 40 for validation, 30 for testing."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = random.Random(11)
+    for split, count in (("train", 300), ("valid", 40), ("test", 30)):
+        write_pairs(folder / split, count, rng)
+    return binarise(folder, ("train", "valid", "test"))
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory):
+    """A few pairs, of which trainings take less than a second: 60 for training, 8 for validation."""
+    folder, rng = tmp_path_factory.mktemp("small"), random.Random(1)
+    for split, count in (("train", 60), ("valid", 8)):
+        write_pairs(folder / split, count, rng)
+    return binarise(folder, ("train", "valid"))
 
 
 def pytest_collection_finish():

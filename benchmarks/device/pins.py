@@ -1,4 +1,4 @@
-"""The counts that ``tests/unit/test_device_model.py`` holds against, by line of the source."""
+"""The counts that ``tests/benchmarks/test_device_model.py`` holds against, by line of the source."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,6 @@
 """A plain model in CTranslate2's format, by way of the specifications in its Python package.
 
-What CTranslate2 computes was found out by comparing outputs (tests/integration/test_export_ctranslate2.py):
+What CTranslate2 computes was found out by comparing outputs (tests/tools/test_export_ctranslate2.py):
 
 - positions count from 0, and there are as many as their table has rows; where self-attention has relative positions,
   it adds no others;

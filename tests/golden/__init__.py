@@ -15,12 +15,11 @@ import argparse
 from pathlib import Path
 
 import torch
-from fairseq import options
-from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerModel
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from tests.helpers.models import make_dictionary, task_of
 
 FOLDER = Path(__file__).parent
 VOCAB = 12
@@ -28,21 +27,9 @@ NARROW = ["--encoder-embed-dim", "8", "--encoder-attention-heads", "2", "--decod
           "--encoder-layers", "2", "--decoder-layers", "2", "--share-all-embeddings", "--dropout", "0"]  # fmt: skip
 
 
-def vocabulary() -> Dictionary:
-    symbols = Dictionary()
-    for index in range(VOCAB - len(symbols)):
-        symbols.add_symbol(f"w{index}")
-    return symbols
-
-
-def parse(flags):
-    """The namespace that fairseq-train makes of *flags*."""
-    return options.parse_args_and_arch(options.get_training_parser(), input_args=["data", *flags])
-
-
 def build(args) -> DeepTransformerModel:
-    symbols = vocabulary()
-    task = argparse.Namespace(source_dictionary=symbols, target_dictionary=symbols)
+    symbols = make_dictionary(VOCAB)
+    task = task_of(symbols)
     return DeepTransformerModel.build_model(args, task).eval()
 
 
@@ -62,7 +49,7 @@ def outputs(model, source, target):
     """Logits, and the hypotheses of a beam of 3."""
     pad = model.encoder.padding_idx
     lengths = source.ne(pad).sum(1)
-    generator = SequenceGenerator([model], vocabulary(), beam_size=3, max_len_a=0, max_len_b=6, min_len=2)
+    generator = SequenceGenerator([model], make_dictionary(VOCAB), beam_size=3, max_len_a=0, max_len_b=6, min_len=2)
     sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
     hypotheses = generator.generate([model], sample)
     translations = [[(h["tokens"].tolist(), float(h["score"])) for h in sentence] for sentence in hypotheses]

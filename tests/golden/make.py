@@ -5,7 +5,8 @@ import zlib
 
 import torch
 
-from tests.golden import FOLDER, NARROW, VOCAB, build, model_flags, outputs, parse
+from tests.golden import FOLDER, NARROW, VOCAB, build, model_flags, outputs
+from tests.helpers.flags import parse
 
 
 def plain(norm, *flags):
@@ -64,7 +65,7 @@ CASES = {
 def make(name):
     """Write the golden *name*."""
     torch.manual_seed(zlib.crc32(name.encode()))
-    args = parse(CASES[name])
+    args = parse(*CASES[name])
     resolved = model_flags(args)
     model = build(args)
     with torch.no_grad():  # so that norms, biases and closed gates are seen in the outputs, too

@@ -8,10 +8,7 @@ import math
 import torch
 
 from .naive_dlcl import layer_norm
-
-
-def sigmoid(value):
-    return 1 / (1 + torch.exp(-value))
+from .naive_lstm import sigmoid
 
 
 def tanh(value):

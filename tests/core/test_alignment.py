@@ -1,0 +1,138 @@
+"""Supervised alignments: the loss and every gradient of fairseq's ``transformer_align``, in all decoders."""
+
+import argparse
+import types
+
+import pytest
+import torch
+from fairseq.criterions.label_smoothed_cross_entropy_with_alignment import (
+    LabelSmoothedCrossEntropyCriterionWithAlignment as Criterion,
+)
+from fairseq.models.transformer_align import TransformerAlignModel
+
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.training import check_training
+from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
+
+
+def aligned(dictionary):
+    """A batch in which the second target word of each sentence has two links, and the others one or none."""
+    source, lengths, target = make_batch(dictionary)
+    rows, width = target.shape
+    links, weights = [], []
+    for row in range(rows):
+        first = source.size(1) - int(lengths[row])
+        for word, place, weight in ((0, 0, 1.0), (1, 0, 0.5), (1, 1, 0.5)):
+            links.append((first + place, row * width + word))
+            weights.append(weight)
+    net_input = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": target}
+    return {
+        "net_input": net_input,
+        "target": target.roll(-1, 1).masked_fill(target.eq(dictionary.pad()), dictionary.pad()),
+        "ntokens": int(target.ne(dictionary.pad()).sum()),
+        "alignments": torch.tensor(links),
+        "align_weights": torch.tensor(weights),
+    }
+
+
+def measure(model, sample, dictionary):
+    """The loss, its share of alignments, and every gradient."""
+    task = types.SimpleNamespace(target_dictionary=dictionary)
+    loss, _, log = Criterion(task, False, 0.1, 0.3)(model.train(), sample)
+    model.zero_grad()
+    loss.backward()
+    return loss, log["alignment_loss"], {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("norm", ["prenorm", "postnorm"])
+@pytest.mark.parametrize("flags", [{"alignment_heads": 2}, {"full_context_alignment": True}], ids="-".join)
+def test_loss_and_gradients_are_those_of_transformer_align(norm, flags, build, dictionary):
+    name = f"transformer_{norm}_6l"
+    flags = {**tiny_flags(name), "share_all_embeddings": True, "alignment_layer": 3, **flags}
+    aligner = fairseq_transformer(dictionary, norm, TransformerAlignModel, **flags)
+    model = build(name, **flags, load_alignments=True)
+    model.load_state_dict(aligner.state_dict())
+    sample = aligned(dictionary)
+    (ours, our_share, gradients), (theirs, share, expected) = (measure(m, sample, dictionary) for m in (model, aligner))
+    assert share > 0
+    torch.testing.assert_close((ours, torch.tensor(our_share)), (theirs, torch.tensor(share)))
+    for parameter, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected[parameter], rtol=1e-4, atol=1e-5, msg=parameter)
+    fields = ("src_tokens", "src_lengths", "prev_output_tokens")
+    batch = [sample["net_input"][field] for field in fields]
+    words = batch[2].ne(dictionary.pad())
+    found = [m.eval()(*batch)[1]["attn"][0][words] for m in (model, aligner)]
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize(
+    "name, flags",
+    [
+        ("transformer_dlcl_6l", {"full_context_alignment": True}),
+        ("transformer_lstm_6l", {}),
+        ("transformer_dlcl_6l", {"decoder_attn": "merged", "alignment_heads": 2}),
+        ("transformer_dlcl_6l", {"decoder_attn": "average", "full_context_alignment": True}),
+        ("transformer_prenorm_6l", {"layer_agg": "mlrf"}),
+    ],
+    ids=str,
+)
+def test_the_alignment_loss_reaches_the_layer_and_what_is_below_only(name, flags, build, dictionary):
+    model = build(name, alignment_layer=2, load_alignments=True, **flags).train()
+    sample = aligned(dictionary)
+    output = model(**sample["net_input"])
+    task = types.SimpleNamespace(target_dictionary=dictionary)
+    Criterion(task, False, 0.1, 1.0).compute_alignment_loss(sample, output).backward()
+    reached = [
+        any(p.grad is not None and bool(p.grad.any()) for p in model.decoder.layers[number].parameters())
+        for number in range(len(model.decoder.layers))
+    ]
+    depth = model.decoder.modules_per_layer
+    layers = [any(reached[start : start + depth]) for start in range(0, len(reached), depth)]
+    assert layers == [True, True, True, False, False, False]
+
+
+def test_generation_returns_the_supervised_layer_and_heads(build, dictionary):
+    model = build("transformer_dlcl_6l", alignment_layer=2, alignment_heads=1).eval()
+    source, lengths, target = make_batch(dictionary)
+    encoded = model.encoder(source, lengths)
+    expected = model.decoder(target, encoded, alignment_layer=2, alignment_heads=1)[1]["attn"][0]
+    assert torch.equal(model.decoder(target, encoded)[1]["attn"][0], expected)
+    assert not torch.allclose(model.decoder(target, encoded, alignment_layer=5)[1]["attn"][0], expected)
+    step = model.decoder(target[:, :1], encoded, incremental_state={})[1]["attn"][0]
+    torch.testing.assert_close(step, expected[:, :1])
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ({"alignment_layer": 6}, r"--alignment-layer 6 must be in \[0, 5\]"),
+        ({"alignment_layer": -1}, r"--alignment-layer -1 must be in \[0, 5\]"),
+        ({"alignment_layer": 0, "alignment_heads": 3}, r"--alignment-heads 3 must be in \[1, 2\]"),
+        ({"alignment_heads": 1}, "--alignment-heads requires --alignment-layer"),
+        ({"full_context_alignment": True}, "--full-context-alignment requires --alignment-layer"),
+        ({"alignment_layer": 0, "no_cross_attention": True}, "omit --no-cross-attention"),
+        ({"alignment_layer": 0, "decoder_layerdrop": 0.1}, "omit --decoder-layerdrop"),
+    ],
+    ids=str,
+)
+def test_impossible_flags_are_rejected(flags, message, build):
+    with pytest.raises(UsageError, match=message):
+        build("transformer_dlcl_6l", **flags)
+
+
+@pytest.mark.parametrize(
+    "flags", [{"load_alignments": True}, {"criterion": "label_smoothed_cross_entropy_with_alignment"}], ids=str
+)
+def test_a_run_without_alignments_to_learn_from_is_rejected(flags):
+    flags = {"criterion": "label_smoothed_cross_entropy", "ddp_backend": "pytorch_ddp", "alignment_layer": 2, **flags}
+    with pytest.raises(UsageError, match="--alignment-layer has no effect without --load-alignments"):
+        check_training(argparse.Namespace(**flags))
+
+
+def test_data_without_alignments_are_rejected(tmp_path):
+    flags = {"criterion": "label_smoothed_cross_entropy_with_alignment", "ddp_backend": "pytorch_ddp",
+             "load_alignments": True, "data": str(tmp_path)}  # fmt: skip
+    with pytest.raises(UsageError, match="has no alignments of train; run fairseq-preprocess with --align-suffix"):
+        check_training(argparse.Namespace(**flags))
+    (tmp_path / "train.align.en-de.idx").touch()
+    check_training(argparse.Namespace(**flags))

@@ -1,0 +1,48 @@
+"""Every pair of methods of two axes works, or is refused with one line that has a cure."""
+
+import itertools
+
+import pytest
+import torch
+
+from fairseq_deep.core.description import AXES
+from fairseq_deep.core.registry import UsageError
+from tests.helpers.models import make_batch
+
+# what a method cannot be without
+NEEDS = {("layer_agg", "msc"): {"decoder_memory": "msc"}, ("decoder_memory", "msc"): {"layer_agg": "msc"}}
+CURES = ("use ", "leave ", "add ", "make ")
+
+
+def pairs():
+    for first, second in itertools.combinations(AXES, 2):
+        for names in itertools.product(AXES[first][0].names(), AXES[second][0].names()):
+            yield dict(zip((first, second), names))
+
+
+@pytest.mark.parametrize("norm", ["prenorm", "postnorm"])
+def test_every_pair_works_or_is_refused(norm, dictionary, build):
+    works = refused = 0
+    batch = make_batch(dictionary)
+    for flags in pairs():
+        for axis, name in list(flags.items()):
+            flags = {**NEEDS.get((axis, name), {}), **flags}
+        try:
+            without_ffn = flags.get("layer_agg") in ("lstm", "rnn")
+            widths = {f"{side}_ffn_embed_dim": None for side in ("encoder", "decoder")} if without_ffn else {}
+            model = build(f"transformer_{norm}_2l2l_tiny", **flags, **widths).train()
+        except UsageError as error:
+            text = str(error)
+            assert "\n" not in text and "--" in text and any(cure in text for cure in CURES), text
+            refused += 1
+            continue
+        with torch.no_grad():  # from where no gate is closed
+            for parameter in model.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+        output = model(*batch)[0]
+        assert output.isfinite().all(), flags
+        output.square().mean().backward()
+        missing = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+        assert not missing, (flags, missing)
+        works += 1
+    assert works > 150 and refused > 50

@@ -1,0 +1,249 @@
+"""Linear layers for decoding: packed, bf16, int8, against their equations; what is replaced and what is not."""
+
+import copy
+import pickle
+import time
+import types
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from fairseq_deep.core.decoding import linear as layers
+from fairseq_deep.core.decoding import pack_linear, reduce_precision
+from fairseq_deep.core.decoding import packed as forms
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.task import DeepTranslationConfig, DeepTranslationTask
+from tests.helpers.tensors import case
+
+GENERATION = OmegaConf.create({"generation": {"beam": 4, "print_alignment": None}})
+SHAPES = [(1, 1, 8, 8), (3, 5, 16, 33), (1, 128, 40, 7)]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_packed_weights_give_the_same_product(shape, bias):
+    linear, x = case(shape, bias)
+    packed = layers.PackedLinear(linear)
+    with torch.no_grad():
+        assert packed.products is not None
+        torch.testing.assert_close(packed(x), linear(x), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(packed(x.transpose(0, 1)), linear(x.transpose(0, 1)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", forms.FORMS)
+@pytest.mark.parametrize("rows", [1, forms.FEW - 1, forms.FEW, 3 * forms.FEW])
+def test_every_form_gives_the_same_product(name, rows, monkeypatch):
+    try:
+        forms.FORMS[name](torch.ones(2, 2))
+    except (AttributeError, RuntimeError):
+        pytest.skip("this torch has none")
+    monkeypatch.setattr(forms, "choose", lambda *shape: forms.Choice(name, name))
+    linear, x = case((1, rows, 24, 40))
+    with torch.no_grad():
+        torch.testing.assert_close(layers.PackedLinear(linear)(x), linear(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("outputs", [2 * forms.PANEL - 1, 2 * forms.PANEL, 3 * forms.PANEL + 7])
+def test_wide_weights_are_multiplied_in_panels(outputs, bias, monkeypatch):
+    monkeypatch.setattr(forms, "choose", lambda *shape: forms.Choice("columns", "columns"))
+    linear, x = case((2, 3, 5, outputs), bias)
+    with torch.inference_mode():
+        torch.testing.assert_close(layers.PackedLinear(linear)(x), linear(x), rtol=1e-5, atol=1e-5)
+
+
+def test_the_faster_form_is_chosen_and_what_is_missing_is_not(monkeypatch):
+    def slow(weight):
+        return lambda x, bias: (time.sleep(0.002), x @ weight.t())[1]
+
+    def missing(weight):
+        raise AttributeError("no such operation")
+
+    def fast(weight):
+        return lambda x, bias: x @ weight.t()
+
+    monkeypatch.setattr(forms, "FORMS", {"slow": slow, "missing": missing, "fast": fast})
+    forms.choose.cache_clear()
+    assert forms.choose(8, 8, 1) == ("fast", "fast")
+    monkeypatch.setattr(forms, "FORMS", {"fast": fast, "slow": slow})
+    assert forms.choose(8, 8, 2) == ("fast", "fast")
+    forms.choose.cache_clear()
+
+
+def test_a_view_of_many_rows_is_one_product():
+    """torch would make a product for each row of a B x 1 x C view."""
+    linear, x = case((1, 60, 16, 33))
+    with torch.no_grad():
+        y = layers.PackedLinear(linear)(x.transpose(0, 1))
+        torch.testing.assert_close(y, linear(x).transpose(0, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_the_packed_copy_is_of_fp32_on_a_cpu_alone():
+    linear, x = case(SHAPES[1])
+    packed = layers.PackedLinear(linear)
+    packed.bfloat16()
+    assert packed.products is None
+    with torch.no_grad():
+        torch.testing.assert_close(packed(x.bfloat16()), linear(x.bfloat16()))
+        packed.float()
+        assert packed.products is not None
+        torch.testing.assert_close(packed(x), linear(x), rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_flow_where_they_are_recorded():
+    linear, x = case(SHAPES[1])
+    layers.PackedLinear(linear)(x.requires_grad_()).sum().backward()
+    assert x.grad is not None and linear.weight.grad is not None
+
+
+def test_a_packed_layer_can_be_copied_and_pickled():
+    linear, x = case(SHAPES[1])
+    packed = layers.PackedLinear(linear)
+    with torch.no_grad():
+        for other in (copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))):
+            torch.testing.assert_close(other(x), linear(x), rtol=1e-5, atol=1e-5)
+
+
+def test_bf16_rounds_weights_and_inputs():
+    linear, x = case(SHAPES[1])
+    with torch.no_grad():
+        y = layers.BfloatLinear(linear)(x)
+        assert y.dtype == torch.float32
+        exact = x.bfloat16().double() @ linear.weight.bfloat16().double().t() + linear.bias.bfloat16().double()
+        torch.testing.assert_close(y.double(), exact, rtol=0.01, atol=0.01)
+        assert not torch.equal(y, linear(x))
+
+
+def linears(module, kind):
+    return [name for name, child in module.named_modules() if type(child) is kind]
+
+
+@pytest.mark.parametrize("name", ["transformer_postnorm_2l2l_tiny", "transformer_dlcl_2l2l_tiny"])
+def test_inference_packs_both_stacks_and_precision_is_the_decoders(build, batch, name):
+    model = build(name, share_all_embeddings=True).eval()
+    with torch.no_grad():
+        expected = model(*batch)[0]
+        table = model.encoder.embed_tokens.weight.clone()
+        model.prepare_for_inference_(GENERATION)
+        torch.testing.assert_close(model(*batch)[0], expected, rtol=1e-4, atol=1e-5)
+        count = reduce_precision(model.decoder, "int8")
+        assert count == len(linears(model.decoder, layers.Int8Linear)) > 10
+        assert "output_projection" in linears(model.decoder, layers.Int8Linear)
+        assert not linears(model.encoder, layers.Int8Linear)
+        left = linears(model.decoder, nn.Linear) + linears(model.decoder, layers.PackedLinear)
+        joined = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # which are one matrix now
+        assert [name for name in left if not name.endswith(joined)] == []
+        assert torch.equal(model.encoder.embed_tokens.weight, table)
+        actual = model(*batch)[0]
+        assert not torch.equal(actual, expected)
+        assert float((actual - expected).abs().mean()) < 0.1 * float(expected.std())
+
+
+def test_fp32_and_other_devices_are_left_alone(build):
+    model = build("transformer_postnorm_2l2l_tiny")
+    assert reduce_precision(model.decoder, "fp32") == 0
+    model.half()
+    assert pack_linear(model) == 0 and not linears(model, layers.PackedLinear)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_a_model_in_half_precision_is_refused(build, dictionary, precision):
+    cfg = DeepTranslationConfig(decode_precision=precision)
+    task = DeepTranslationTask(cfg, dictionary, dictionary)
+    model = build("transformer_postnorm_2l2l_tiny").half()
+    model.prepare_for_inference_(GENERATION)
+    with pytest.raises(UsageError, match=f"{precision} requires a CPU and a model in fp32: add --cpu"):
+        task.build_generator([model], types.SimpleNamespace())
+
+
+def test_a_model_that_is_about_to_be_trained_keeps_its_matrices(build, dictionary):
+    """fairseq builds a generator of it for ``--eval-bleu``."""
+    task = DeepTranslationTask(DeepTranslationConfig(decode_precision="int8"), dictionary, dictionary)
+    model = build("transformer_postnorm_2l2l_tiny")
+    count = len(linears(model.decoder, nn.Linear))
+    task.build_generator([model], types.SimpleNamespace())
+    assert len(linears(model.decoder, nn.Linear)) == count > 10
+    model.prepare_for_inference_(GENERATION)
+    task.build_generator([model], types.SimpleNamespace())
+    assert linears(model.decoder, layers.Int8Linear)
+    other = DeepTranslationTask(DeepTranslationConfig(decode_precision="bf16"), dictionary, dictionary)
+    with pytest.raises(UsageError, match="in --decode-precision int8 by now: load it again"):
+        other.build_generator([model], types.SimpleNamespace())
+
+
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="torch 2.0")
+def test_the_task_compiles_models_that_are_about_to_translate(build, dictionary):
+    def task(**options):
+        return DeepTranslationTask(DeepTranslationConfig(decode_compile=True, **options), dictionary, dictionary)
+
+    model = build("transformer_postnorm_2l2l_tiny")
+    task().build_generator([model], types.SimpleNamespace())
+    assert model.decoder.compiled is None
+    model.prepare_for_inference_(GENERATION)
+    with pytest.raises(UsageError, match="does not know products in int8: leave out one of the two"):
+        task(decode_precision="int8").build_generator([model], types.SimpleNamespace())
+    model = build("transformer_postnorm_2l2l_tiny")
+    model.prepare_for_inference_(GENERATION)
+    task().build_generator([model], types.SimpleNamespace())
+    assert model.decoder.compiled is not None
+    stock = types.SimpleNamespace(_is_generation_fast=True, decoder=types.SimpleNamespace())
+    with pytest.raises(UsageError, match="--decode-compile is for models of this package"):
+        task()._compile(stock)
+
+
+def test_weights_can_be_loaded_into_a_prepared_model(build, batch):
+    model, other = build("transformer_postnorm_2l2l_tiny").eval(), build("transformer_postnorm_2l2l_tiny").eval()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        expected = other(*batch)[0]
+        model.prepare_for_inference_(GENERATION)
+        assert model.state_dict().keys() == other.state_dict().keys()
+        model.load_state_dict(other.state_dict())
+        torch.testing.assert_close(model(*batch)[0], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(in_steps(model, batch), in_steps(other, batch), rtol=1e-4, atol=1e-5)
+
+
+def in_steps(model, batch):
+    source, lengths, target = batch
+    memory, state = model.encoder(source, lengths), {}
+    steps = range(1, target.size(1) + 1)
+    return torch.cat([model.decoder(target[:, :t], encoder_out=memory, incremental_state=state)[0] for t in steps], 1)
+
+
+def test_a_prepared_model_runs_under_autocast(build, batch):
+    model = build("transformer_postnorm_2l2l_tiny").eval()
+    model.prepare_for_inference_(GENERATION)
+    with torch.no_grad():
+        expected = in_steps(model, batch)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            actual = in_steps(model, batch).float()
+    assert float((actual - expected).abs().max()) < 0.1 * float(expected.std())
+
+
+def test_matrices_of_another_kind_are_not_joined(build, batch):
+    """Those of ``--quant-noise-scalar`` quantise themselves."""
+
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model = build("transformer_postnorm_2l2l_tiny").eval()
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        layer.self_attn.v_proj.__class__ = Doubled
+    with torch.no_grad():
+        expected = in_steps(model, batch)
+        model.prepare_for_inference_(GENERATION)
+        torch.testing.assert_close(in_steps(model, batch), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_whole_sentences_have_attention_weights_whatever_generation_wants(build, batch):
+    """fairseq's scorer adds up those of an ensemble."""
+    model = build("transformer_postnorm_2l2l_tiny").eval()
+    model.prepare_for_inference_(GENERATION)
+    source, lengths, target = batch
+    memory = model.encoder(source, lengths)
+    assert model.decoder(target, encoder_out=memory)[1]["attn"][0] is not None
+    assert model.decoder(target, encoder_out=memory, incremental_state={})[1]["attn"][0] is None

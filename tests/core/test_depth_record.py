@@ -1,0 +1,165 @@
+"""What a training run records about depth: shares of the gradient, and what aggregators hold."""
+
+import math
+
+import pytest
+import torch
+
+from fairseq_deep.core.diagnostics.record import depth_record
+from fairseq_deep.core.diagnostics.weights import dlcl_weights
+from tests.helpers.models import make_batch
+
+
+def backward(model, dictionary):
+    """*model* with the gradients of a cross entropy."""
+    torch.manual_seed(3)
+    source, lengths, target = make_batch(dictionary)
+    logits = model(source, lengths, target)[0].float()
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten()).backward()
+    return model
+
+
+def norm(parameters):
+    """The L2 norm over all gradients, one vector at a time, in float64."""
+    unique = {id(p): p.grad.double().flatten() for p in parameters if p.grad is not None}
+    return float(torch.cat(list(unique.values())).norm())
+
+
+@pytest.mark.parametrize("name", ["transformer_postnorm_2l2l_tiny", "transformer_dlcl_6l", "transformer_lstm_3l3l"])
+def test_shares_are_those_of_the_gradient_of_the_whole_model(build, dictionary, name):
+    model = backward(build(name), dictionary)
+    record = depth_record(model)
+    total = norm(model.parameters())
+    for side in ("encoder", "decoder"):
+        layers = getattr(model, side).layers
+        for number, layer in enumerate(layers, 1):
+            assert record[f"{side[:3]}_{number}"] == pytest.approx(norm(layer.parameters()) / total, rel=1e-5)
+        assert f"{side[:3]}_{len(layers) + 1}" not in record
+        ratio = norm(layers[0].parameters()) / norm(layers[-1].parameters())
+        assert record[f"ratio_{side[:3]}"] == pytest.approx(ratio, rel=1e-5)
+    tables = [*model.encoder.embed_tokens.parameters(), *model.decoder.embed_tokens.parameters()]
+    assert record["embed"] == pytest.approx(norm(tables) / total, rel=1e-5)
+    assert all(isinstance(value, float) and math.isfinite(value) for value in record.values())
+
+
+def test_whatever_scales_all_gradients_cancels(build, dictionary):
+    model = backward(build("transformer_dlcl_2l2l_tiny"), dictionary)
+    plain = depth_record(model)
+    shares = [name for name in plain if not name.startswith("dlcl_")]
+    assert sorted(shares) == ["dec_1", "dec_2", "embed", "enc_1", "enc_2", "ratio_dec", "ratio_enc"]
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(4096.0)
+    assert depth_record(model) == pytest.approx(plain, rel=1e-5)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    assert depth_record(model) == pytest.approx(plain, rel=1e-5)
+
+
+def test_norms_that_fp16_cannot_hold(build):
+    model = build("transformer_postnorm_2l2l_tiny").half()
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 30000.0)  # 8 such values already have a norm above 65504
+    counts = {name: sum(p.numel() for p in layer.parameters()) for name, layer in
+              (("enc_1", model.encoder.layers[0]), ("dec_2", model.decoder.layers[1]))}  # fmt: skip
+    total = sum(p.numel() for p in model.parameters())
+    record = depth_record(model)
+    for name, count in counts.items():
+        assert record[name] == pytest.approx(math.sqrt(count / total), rel=1e-3)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_without_a_finite_gradient_there_are_no_shares(build, dictionary, value):
+    model = build("transformer_dlcl_2l2l_tiny")
+    assert set(depth_record(model)) == {f"dlcl_{side}_{band}" for side in ("enc", "dec")
+                                        for band in ("newest", "previous", "older", "embedding")}  # fmt: skip
+    backward(model, dictionary)
+    assert "enc_1" in depth_record(model)
+    model.encoder.layers[1].fc1.weight.grad[0, 0] = value
+    assert all(name.startswith("dlcl_") for name in depth_record(model))
+    assert depth_record(build("transformer_postnorm_2l2l_tiny")) == {}
+
+
+def test_layers_that_layerdrop_left_out_are_recorded(build, dictionary):
+    model = build("transformer_prenorm_6l", encoder_layerdrop=0.9).train()
+    backward(model, dictionary)
+    record = depth_record(model)
+    assert [f"enc_{number}" in record for number in range(1, 8)] == [True] * 6 + [False]
+    assert min(record[f"enc_{number}"] for number in range(1, 7)) == 0.0  # those that did not run
+
+
+def test_summary_of_dlcl_weights(build):
+    model = build("transformer_dlcl_3l3l_small", decoder_layer_agg="residual")
+    weight = torch.tensor([[1.0, 9, 9, 9], [-2, 3, 9, 9], [0.5, -0.25, 4, 9], [1, 1, 2, -8]])
+    with torch.no_grad():
+        model.encoder.aggregator.weight.copy_(weight)
+    assert depth_record(model) == {
+        "dlcl_enc_newest": (1 + 3 + 4 + 8) / 4,
+        "dlcl_enc_previous": pytest.approx((2 + 0.25 + 2) / 3),
+        "dlcl_enc_older": pytest.approx((0.5 + 1 + 1) / 3),
+        "dlcl_enc_embedding": (1 + 2 + 0.5 + 1) / 4,
+    }
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"dlcl_window": 2},
+        {"dlcl_normalize": True},
+        {"dlcl_normalize": True, "dlcl_window": 3},
+        {"dlcl_weight_type": "scalar_4"},
+        {"dlcl_weight_type": "vector", "dlcl_normalize": True},
+        {"dlcl_fixed": True},
+    ],
+    ids=str,
+)
+def test_weights_are_those_that_the_sums_use(build, flags):
+    model = build("transformer_dlcl_6l", **flags)
+    for side in ("encoder", "decoder"):
+        with torch.no_grad():
+            getattr(model, side).aggregator.weight.normal_()
+    stored = dlcl_weights(model.state_dict(), flags.get("dlcl_normalize", False), flags.get("dlcl_window"))
+    for side, matrix in dlcl_weights(model).items():
+        aggregator = getattr(model, side).aggregator.requires_grad_(False)
+        assert torch.equal(stored[side].values, matrix.values) and matrix.per_entry == aggregator.groups
+        for layer in range(aggregator.num_layers + 1):
+            # with one entry 1 and the others 0, a sum is the weight of that entry
+            for entry in range(aggregator.num_layers + 1):
+                state = aggregator.start(torch.full((1, 1, aggregator.dim), float(entry == 0)))
+                for below in range(layer):
+                    state = state + [torch.full((1, 1, aggregator.dim), float(entry == below + 1))]
+                used = aggregator.read(state[:1] + state[1:][-aggregator.window :], layer)
+                torch.testing.assert_close(matrix.values[layer, entry], used.mean())
+
+
+def test_gates_of_the_lstm(build):
+    model = build("transformer_lstm_3l3l", lstm_share="none")
+    with torch.no_grad():
+        for side, factor in (("encoder", 1.0), ("decoder", 10.0)):
+            for gates in getattr(model, side).aggregator.gates:
+                for value, matrix in zip((1.0, 2.0, 3.0), gates.weight.chunk(3)):
+                    matrix.fill_(factor * value)
+    record = depth_record(model)
+    size = 3 * 16 * 32  # three layers, width 16
+    assert record["lstm_enc_input_gate"] == pytest.approx(math.sqrt(size))
+    assert record["lstm_enc_forget_gate"] == pytest.approx(2 * math.sqrt(size))
+    assert record["lstm_enc_output_gate"] == pytest.approx(3 * math.sqrt(size))
+    assert record["lstm_dec_forget_gate"] == pytest.approx(20 * math.sqrt(size))
+    assert not [name for name in depth_record(build("transformer_rnn_6l")) if name.startswith("lstm")]
+
+
+@pytest.mark.parametrize("name", ["transformer_dlcl_2l2l_tiny", "transformer_lstm_2l2l_tiny"])
+def test_one_transfer_brings_everything(build, dictionary, name, monkeypatch):
+    """Before the one call of ``cpu`` nothing is read on the host."""
+    model = backward(build(name), dictionary)
+    calls = []
+    for method in ("cpu", "item", "tolist", "__float__", "__bool__", "numpy"):
+        original = getattr(torch.Tensor, method)
+
+        def watched(tensor, *args, _method=method, _original=original, **options):
+            calls.append(_method)
+            return _original(tensor, *args, **options)
+
+        monkeypatch.setattr(torch.Tensor, method, watched)
+    assert depth_record(model)
+    assert calls[0] == "cpu" and calls.count("cpu") == 1

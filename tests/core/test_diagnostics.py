@@ -1,0 +1,383 @@
+"""Gradient norms, variance and gradient ratios and stream widths, against formulas by hand on two-layer models."""
+
+import math
+
+import pytest
+import torch
+
+from fairseq_deep.core.diagnostics import (
+    layer_gradient_norms,
+    source_gain,
+    stream_statistics,
+    sublayer_ratios,
+    variance_between,
+)
+from fairseq_deep.plugin.architectures import build_architecture
+from tests.helpers.diagnostics import hooks, loss_of, measure, paddings
+from tests.helpers.equations import functions, start
+from tests.helpers.models import POSTNORM as POST
+from tests.helpers.models import PRENORM as PRE
+from tests.helpers.models import make_batch, make_dictionary
+from tests.helpers.tensors import shake
+from tests.reference import naive_connections as naive
+
+PARTS = {"encoder": ["self", "ffn"], "decoder": ["self", "cross", "ffn"]}
+
+
+
+
+
+
+
+
+
+
+# what follows recomputes every sub-layer from its equations, and its gradients from Eq. (10) to (14) of the paper
+
+
+def variance(r, words):
+    """Over the features, mean over the words."""
+    centred = r - r.mean(-1, keepdim=True)
+    return float((centred**2).mean(-1)[words].mean())
+
+
+def through_norm(gradient, r, weight, eps=1e-5):
+    """d_r = diag(g / sigma) (I - (1 1^T + r' r'^T) / d) d_o."""
+    sigma = torch.sqrt(((r - r.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True) + eps)
+    normal = (r - r.mean(-1, keepdim=True)) / sigma
+    gradient = gradient * weight
+    return (gradient - gradient.mean(-1, keepdim=True) - normal * (gradient * normal).mean(-1, keepdim=True)) / sigma
+
+
+def through_function(gradient, z, function, factor):
+    """d_z = (factor + dF/dz) d_r."""
+    z = z.detach().requires_grad_()
+    return factor * gradient + torch.autograd.grad(function(z), z, gradient)[0]
+
+
+def chain(model, batch, factors):
+    """Every sub-layer as (side, layer, part, F, LN, factor, z, r, o), and the loss; o is r where no norm follows."""
+    source, _, target = batch
+    pad, pre_norm = model.encoder.padding_idx, model.encoder.layers[0].normalize_before
+    seen = lambda b, i, j: source[b, j] != pad  # noqa: E731
+    earlier = lambda b, i, j: j <= i  # noqa: E731
+    memory, found = None, []
+    for side, tokens in (("encoder", source), ("decoder", target)):
+        stack = getattr(model, side)
+        x = start(stack, tokens)
+        if side == "encoder":
+            x = x.masked_fill(source.eq(pad).T.unsqueeze(-1), 0.0)
+        for number, layer in enumerate(stack.layers, 1):
+            for part, (function, norm) in zip(PARTS[side], functions(layer, memory, seen, earlier)):
+                z = x
+                normed = naive.layer_norm(z, *norm) if pre_norm else z
+                r = factors[side] * z + function(normed)
+                x = r if pre_norm else naive.layer_norm(r, *norm)
+                found.append((side, number, part, function, norm, factors[side], z, r, x))
+        norm = stack.layer_norm
+        memory = x = x if norm is None else naive.layer_norm(x, norm.weight, norm.bias)
+    scores = x.transpose(0, 1) @ model.decoder.output_projection.weight.T
+    generator = torch.Generator().manual_seed(1)
+    return found, (scores * torch.randn(scores.shape, generator=generator)).sum()
+
+
+METHODS = [
+    (POST, "xavier", {}),
+    (POST, "lipschitz", {"layernorm_embedding": True}),
+    (POST, "deepnet", {}),
+    (PRE, "xavier", {}),
+]
+
+
+@pytest.mark.parametrize("name, method, flags", METHODS, ids=lambda value: value if isinstance(value, str) else "")
+def test_ratios_of_every_sublayer_equal_the_papers_equations(name, method, flags, build, dictionary):
+    batch = make_batch(dictionary, target_lengths=(6, 6, 6))
+    model = build(name, deep_init=method, **flags).train()
+    shake(model, 0.4)
+    factors = {side: naive.deepnet_alpha(side, 2, 2) if method == "deepnet" else 1.0 for side in PARTS}
+    found, loss = chain(model, batch, factors)
+    torch.testing.assert_close(loss, loss_of(model, batch), rtol=1e-4, atol=1e-3)
+    measured = measure(model, batch)
+    assert {side: len(ratios) for side, ratios in measured.items()} == {"encoder": 4, "decoder": 6}
+    flat = iter(measured["encoder"] + measured["decoder"])
+    words = {side: ~padding.T for side, padding in paddings(model, batch).items()}
+    for side, number, part, function, norm, factor, z, r, o in found:
+        (got, post_norm) = next(flat), name == POST
+        d_o = torch.autograd.grad(loss, o, retain_graph=True)[0]
+        d_r = through_norm(d_o, r, norm[0]).detach() if post_norm else d_o
+        inner = function if post_norm else lambda z, f=function, norm=norm: f(naive.layer_norm(z, *norm))
+        d_z = through_function(d_r, z, inner, factor)
+        place = f"{side} {number} {part}"
+        assert (got.layer, got.part) == (number, part)
+        assert got.variance == pytest.approx(variance(r.detach(), words[side]), rel=1e-3), place
+        assert got.beta_rc == pytest.approx(float(d_z.norm() / d_r.norm()), rel=1e-3), place
+        if post_norm:
+            assert got.beta_ln == pytest.approx(float(d_r.norm() / d_o.norm()), rel=1e-3), place
+            assert got.beta == pytest.approx(got.beta_ln * got.beta_rc)
+        else:
+            assert got.beta_ln is None and got.beta == got.beta_rc
+
+
+@pytest.mark.parametrize("name", [POST, PRE])
+def test_other_uses_of_an_input_do_not_count(name, build, batch):
+    """As with aggregators: here the loss sees what goes into the second layer, whose ratio stays."""
+    model = build(name, deep_init="xavier").train()
+    source, lengths, target = batch
+
+    def run(weight):
+        encoder_out = model.encoder(source, lengths, return_all_hiddens=True)
+        scores = model.decoder(target, encoder_out=encoder_out)[0]
+        return scores.square().sum() + weight * (encoder_out["encoder_states"][1] ** 3).sum()
+
+    alone, seen = (sublayer_ratios(model, paddings(model, batch), lambda w=w: run(w))["encoder"] for w in (0.0, 10.0))
+    assert (seen[2].layer, seen[2].part) == (2, "self")
+    assert seen[2].beta_rc == pytest.approx(alone[2].beta_rc, rel=1e-5)
+    assert seen[1].beta_rc != pytest.approx(alone[1].beta_rc, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", [POST, PRE])
+def test_measuring_leaves_no_trace(name, build, batch):
+    """The model computes as before, and a second measurement gives the same, whatever gradients there are."""
+    model = build(name, deep_init="xavier").train()
+    before, hooked = model(*batch)[0], hooks(model)
+    first = measure(model, batch)
+    assert hooks(model) == hooked
+    assert measure(model, batch) == first
+    assert torch.equal(model(*batch)[0], before)
+
+
+def test_hooks_are_removed_after_an_error(build, batch):
+    model = build(POST).train()
+    hooked = hooks(model)
+
+    def run():
+        loss_of(model, batch)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sublayer_ratios(model, paddings(model, batch), run)
+    assert hooks(model) == hooked
+
+
+
+def test_ratios_are_measured_in_the_mode_that_the_model_has(build, batch):
+    """In training dropout is part of F; it is the model's own, so that it differs from call to call."""
+    model = build(POST, dropout=0.5)
+    assert measure(model.train(), batch) != measure(model, batch)
+    assert measure(model.eval(), batch) == measure(model, batch)
+    assert not model.training
+
+
+def by_name(model, prefix):
+    """The norm over all parameters whose names begin so."""
+    gradients = [value.grad for name, value in model.named_parameters() if name.startswith(prefix)]
+    return math.sqrt(sum(float((gradient.double() ** 2).sum()) for gradient in gradients))
+
+
+@pytest.mark.parametrize(
+    "name, flags, aggregators",
+    [
+        (POST, {}, []),
+        (PRE, {}, []),
+        ("transformer_dlcl_2l2l_tiny", {}, ["encoder", "decoder"]),
+        (POST, {"decoder_layer_agg": "dlcl"}, ["decoder"]),
+        (POST, {"deep_init": "admin"}, []),
+        (POST, {"deep_init": "rezero"}, []),
+        ("transformer_lstm_2l2l_tiny", {}, ["encoder", "decoder"]),
+    ],
+)
+def test_gradient_norm_of_every_layer(name, flags, aggregators, build, batch):
+    model = build(name, **flags).train()
+    shake(model, 0.4)
+    loss_of(model, batch).backward()
+    norms = layer_gradient_norms(model)
+    assert set(norms) == {"encoder", "decoder", "embedding", *(f"{side}_aggregator" for side in aggregators)}
+    for side in ("encoder", "decoder"):
+        expected = [by_name(model, f"{side}.layers.{layer}.") for layer in range(2)]
+        assert norms[side] == pytest.approx(expected, rel=1e-4) and min(expected) > 0
+    for side in aggregators:
+        assert norms[f"{side}_aggregator"] == pytest.approx([by_name(model, f"{side}.history.")], rel=1e-4)
+    both = math.hypot(by_name(model, "encoder.embed_tokens"), by_name(model, "decoder.embed_tokens"))
+    assert norms["embedding"] == pytest.approx([both], rel=1e-4)
+
+
+def test_a_shared_table_counts_once(build, batch):
+    model = build(POST, share_all_embeddings=True)
+    loss_of(model, batch).backward()
+    once = float(model.encoder.embed_tokens.weight.grad.norm())
+    assert layer_gradient_norms(model)["embedding"] == pytest.approx([once])
+
+
+def test_parameters_without_a_gradient_count_nothing(build, batch):
+    model = build(POST)
+    assert layer_gradient_norms(model) == {"encoder": [0.0, 0.0], "decoder": [0.0, 0.0], "embedding": [0.0]}
+    frozen = model.decoder.layers[1].fc1.weight
+    for parameter in (*model.encoder.layers[0].parameters(), frozen):
+        parameter.requires_grad = False
+    loss_of(model, batch).backward()
+    norms = layer_gradient_norms(model)
+    assert norms["encoder"][0] == 0.0 < norms["encoder"][1]
+    frozen.grad = torch.zeros_like(frozen)
+    assert norms["decoder"][1] == pytest.approx(by_name(model, "decoder.layers.1."), rel=1e-4)
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_layers_that_layerdrop_would_skip_are_measured_too(side, build, batch):
+    model = build(POST, **{f"{side}_layerdrop": 0.9, f"{side}_layers": 12}).train()
+    assert len(layer_gradient_norms(model)[side]) == 12
+
+
+def test_gradients_of_two_precisions(build, batch):
+    """As under --fp16, where the weights of DLCL stay in fp32."""
+    model = build("transformer_dlcl_2l2l_tiny")
+    for name, parameter in model.named_parameters():
+        dtype = torch.float32 if name.endswith("history.weight") else torch.bfloat16
+        parameter.data = parameter.data.to(dtype)
+        parameter.grad = torch.ones_like(parameter)
+    size = sum(parameter.numel() for parameter in model.encoder.aggregator.parameters())
+    assert layer_gradient_norms(model)["encoder_aggregator"] == pytest.approx([math.sqrt(size)], rel=1e-2)
+
+
+@pytest.mark.parametrize("name", [POST, PRE, "transformer_dlcl_2l2l_tiny"])
+def test_std_and_share_between_positions_of_every_stream(name, build, batch):
+    """Of what each layer returns, y_0 first, without padding."""
+    model = build(name).eval()
+    shake(model, 0.4)
+    source, lengths, target = batch
+    outputs = {side: [] for side in PARTS}
+    for side, kept in outputs.items():
+        stack, tokens = getattr(model, side), source if side == "encoder" else target
+        y_0 = start(stack, tokens).detach()
+        kept.append(y_0)
+        for layer in stack.layers:
+            layer.register_forward_hook(
+                lambda _, inputs, output, kept=kept: kept.append(output[0] if isinstance(output, tuple) else output)
+            )
+    net_input = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": target}
+    streams = stream_statistics(model, net_input, model.encoder.padding_idx)
+    words = {side: ~padding.T for side, padding in paddings(model, batch).items()}
+    for side, kept in outputs.items():
+        values = [state[words[side]].double() for state in kept]
+        expected = [math.sqrt(float(((value - value.mean()) ** 2).mean())) for value in values]
+        assert len(expected) == 3
+        assert streams["std"][side] == pytest.approx(expected, rel=5e-3)
+        shares = []
+        for state, std in zip(kept, expected):
+            sentences = [state[words[side][:, column], column].double() for column in range(state.size(1))]
+            squares = torch.cat([(sentence - sentence.mean(0)) ** 2 for sentence in sentences])
+            shares.append(float(squares.mean()) / std**2)
+        assert streams["between"][side] == pytest.approx(shares, rel=1e-4)
+
+
+def test_variance_between_positions():
+    """1 where the mean of a sentence says nothing, 0 where its positions are alike; other sentences do not matter."""
+    x, words = torch.randn(40, 3, 6), torch.ones(40, 3, dtype=torch.bool)
+    assert float(variance_between(x - x.mean(0), words)) == pytest.approx(1)
+    assert float(variance_between(x[:1].expand(40, -1, -1), words)) == pytest.approx(0, abs=1e-12)
+    words[:, 1], words[30:, 2] = False, False
+    padded = torch.where(words.unsqueeze(2), x, torch.tensor(1e9))
+    assert float(variance_between(padded, words)) == pytest.approx(float(variance_between(x, words)))
+    assert variance_between(torch.zeros(3, 2, 4), words[:3, :2]) == 0
+    assert math.isnan(variance_between(x * math.nan, words))
+
+
+def test_source_gain_is_what_the_true_source_is_worth(build, batch):
+    """Nothing for a model that cannot see it; for others the loss with the sentence before, less that with the own."""
+    source, lengths, target = batch
+    model = build(PRE).train()
+    shake(model, 0.4)
+    inputs = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": target}
+    sample = {"net_input": inputs, "target": target.roll(-1, 1)}
+    pad = model.encoder.padding_idx
+    gain = source_gain(model, sample, pad)
+    assert model.training
+    model.eval()
+    losses = []
+    for order in ([*range(len(source))], [len(source) - 1, *range(len(source) - 1)]):
+        scores = model(source[order], lengths[order], target)[0].double().log_softmax(-1)
+        words = sample["target"].ne(pad)
+        picked = scores[words].gather(1, sample["target"][words].unsqueeze(1))
+        losses.append(-float(picked.detach().mean()))
+    assert gain == pytest.approx(losses[1] - losses[0], abs=1e-5) and abs(gain) > 1e-3
+    for layer in model.decoder.layers:
+        torch.nn.init.zeros_(layer.encoder_attn.out_proj.weight)
+    assert source_gain(model, sample, pad) == pytest.approx(0, abs=1e-6)
+    one = {"net_input": {name: value[:1] for name, value in inputs.items()}, "target": target[:1]}
+    with pytest.raises(ValueError, match="give more than one"):
+        source_gain(model, one, pad)
+
+
+def test_forget_gates_at_one_half_make_positions_alike(words):
+    """0.5^L is left of what tells them apart; the default bias, 5, keeps it."""
+    shares = {}
+    lstm = "transformer_lstm_6l"
+    for name, (arch, flags) in {
+        "plain": (PRE, {}), "lstm": (lstm, {"lstm_forget_bias": 0.0}), "kept": (lstm, {}),
+    }.items():  # fmt: skip
+        torch.manual_seed(1)
+        size = {f"{side}_{key}": value for side in PARTS for key, value in (("layers", 12), ("embed_dim", 64))}
+        model = build_architecture(arch, words, **size, **flags).eval()
+        tokens = torch.randint(words.nspecial, len(words), (8, 12))
+        net_input = {"src_tokens": tokens, "src_lengths": torch.full((8,), 12), "prev_output_tokens": tokens}
+        shares[name] = stream_statistics(model, net_input, words.pad())["between"]["encoder"][-1]
+    assert shares["lstm"] < 0.01 < 0.1 < min(shares["plain"], shares["kept"])
+
+
+# Table 1 and Figure 1 of the paper in a quarter of its width, where 3 seeds take seconds
+
+
+@pytest.fixture(scope="module")
+def words():
+    return make_dictionary(2000)
+
+
+def measured_at_start(words, seed, sentences=24, length=25, **flags):
+    """(Var(r), beta_LN, beta_RC) of each part, mean over 12 fresh layers, and gradient norms, on words after Zipf."""
+    torch.manual_seed(seed)
+    size = {"encoder_embed_dim": 128, "encoder_ffn_embed_dim": 512, "encoder_attention_heads": 2}
+    dropout = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.1)
+    depth = {"encoder_layers": 12, "decoder_layers": 12}
+    model = build_architecture(POST, words, **size, **depth, **dropout, **flags).train()
+    frequencies = 1 / torch.arange(1, len(words) - words.nspecial + 1)
+    tokens = torch.multinomial(frequencies, 3 * sentences * length, replacement=True) + words.nspecial
+    source, target, goal = tokens.view(3, sentences, length)
+
+    def run():
+        scores = model(source, torch.full((sentences,), length), target)[0]
+        return torch.nn.functional.cross_entropy(scores.flatten(0, 1), goal.flatten(), label_smoothing=0.1)
+
+    nothing = torch.zeros(sentences, length, dtype=torch.bool)
+    ratios = sublayer_ratios(model, {"encoder": nothing, "decoder": nothing}, run)
+    means = []
+    for side, parts in PARTS.items():
+        for part in parts:
+            chosen = [(r.variance, r.beta_ln, r.beta_rc) for r in ratios[side] if r.part == part]
+            assert len(chosen) == 12
+            means.append([sum(values) / 12 for values in zip(*chosen)])
+    return torch.tensor(means), layer_gradient_norms(model)
+
+
+@pytest.mark.parametrize(
+    "flags, variance, beta_ln, near, growth",
+    [
+        ({"deep_init": "xavier"}, [1.38, 1.40, 1.48, 1.84, 1.39], [0.86, 0.84, 0.82, 0.74, 0.84], 0.03, (20, 200)),
+        ({"deep_init": "ds"}, [1.10, 1.10, 1.13, 1.15, 1.11], [0.96, 0.95, 0.95, 0.94, 0.94], 0.02, (1.2, 2.2)),
+        (  # by simulation: the literal Eq. (15) is not what the paper measured
+            {"deep_init": "ds", "ds_init_exponent": 0.5},
+            [1.07, 1.05, 1.08, 1.06, 1.05],
+            [0.98, 0.98, 0.98, 0.98, 0.98],
+            0.03,
+            (0.2, 0.9),
+        ),
+    ],
+    ids=["xavier", "ds", "Eq. 15"],
+)
+def test_variance_and_gradients_at_the_start_are_the_papers(words, flags, variance, beta_ln, near, growth):
+    """Self-attention and feed-forward of the encoder, then the decoder's three; growth: last over first layer of it."""
+    measured = [measured_at_start(words, seed, **flags) for seed in (1, 2, 3)]
+    means = torch.stack([values for values, _ in measured]).mean(0)
+    assert means[:, 0].tolist() == pytest.approx(variance, abs=near)
+    assert means[:, 1].tolist() == pytest.approx(beta_ln, abs=near)
+    assert float(means[3, 2]) == pytest.approx(1.0, abs=0.01), "beta_RC of the attention to the source"
+    for _, norms in measured:
+        assert growth[0] < norms["decoder"][-1] / norms["decoder"][0] < growth[1]

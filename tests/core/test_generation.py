@@ -1,0 +1,215 @@
+"""fairseq's generators on our decoders: the hypotheses of fairseq's own transformer, and those of no cache at all."""
+
+import pytest
+import torch
+from fairseq import search
+from fairseq.models.transformer_align import TransformerAlignModel
+from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
+
+from fairseq_deep.core.attention import multihead
+from tests.helpers.decoder_attention import KINDS, STACKS, every_combination
+from tests.helpers.generation import (
+    Restless,
+    assert_lively,
+    assert_same,
+    generate,
+    make_sample,
+    prepare,
+    strengthen,
+)
+from tests.helpers.models import fairseq_transformer, tiny_flags
+from tests.helpers.tensors import Kernels
+
+
+@pytest.fixture
+def twins(build, dictionary):
+    """twins(norm, seed): fairseq's own transformer with random weights, and ours with those."""
+
+    def make(norm="prenorm", seed=1):
+        torch.manual_seed(seed)
+        name = f"transformer_{norm}_6l"
+        flags = {**tiny_flags(name), "encoder_layers": 2, "decoder_layers": 3}
+        theirs = fairseq_transformer(dictionary, norm, **flags).eval()
+        strengthen(theirs)
+        ours = build(name, **flags).eval()
+        ours.load_state_dict(theirs.state_dict())
+        return theirs, ours
+
+    return make
+
+
+both_norms = pytest.mark.parametrize("norm", ["prenorm", "postnorm"])
+seeds = pytest.mark.parametrize("seed", [1, 2, 3, 4])
+
+
+@both_norms
+@seeds
+def test_beam_search_finds_what_fairseqs_transformer_does(norm, seed, twins, dictionary):
+    """With attention as the model is, and without as ``fairseq-generate`` prepares it."""
+    (stock, model), sample = twins(norm, seed), make_sample(dictionary)
+    expected = generate(stock, dictionary, sample)
+    assert_lively(expected)
+    assert_same(generate(model, dictionary, sample), expected)
+    for one in (stock, model):
+        prepare(one)
+    assert_same(generate(model, dictionary, sample), expected, attention=False)
+    assert generate(model, dictionary, sample)[0][0]["attention"].numel() == 0
+
+
+@both_norms
+def test_one_model_with_beams_of_different_sizes(norm, twins, dictionary):
+    (stock, model), sample = twins(norm), make_sample(dictionary)
+    for beam in (4, 1, 3, 8, 1):
+        assert_same(generate(model, dictionary, sample, beam_size=beam),
+                    generate(stock, dictionary, sample, beam_size=beam))  # fmt: skip
+    for lengths in ((4,), (2, 2), (9, 1, 1, 3)):
+        sample = make_sample(dictionary, lengths)
+        assert_same(generate(model, dictionary, sample), generate(stock, dictionary, sample))
+
+
+def test_generators_of_two_beams_take_turns(twins, dictionary):
+    """Nothing of a search stays on the model."""
+    (stock, model), sample = twins(), make_sample(dictionary)
+    generators = {
+        beam: SequenceGenerator([model], dictionary, beam_size=beam, max_len_b=12, search_strategy=Restless(dictionary))
+        for beam in (4, 2)
+    }
+    for beam in (4, 2, 4, 2):
+        expected = generate(stock, dictionary, sample, beam_size=beam, max_len_b=12)
+        assert_same(generators[beam].generate([model], sample), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"no_repeat_ngram_size": 2},
+        {"min_len": 6},
+        {"len_penalty": 0.5, "normalize_scores": False},
+        {"temperature": 1.7, "unk_penalty": 1.0},
+        {"match_source_len": True},
+        {"strategy": lambda words: search.DiverseBeamSearch(words, 2, 0.5)},
+        {"strategy": lambda words: search.DiverseSiblingsSearch(words, 0.3)},
+        {"strategy": lambda words: search.Sampling(words)},
+        {"strategy": lambda words: search.Sampling(words, sampling_topk=5)},
+        {"strategy": lambda words: search.Sampling(words, sampling_topp=0.8), "beam_size": 1},
+    ],
+    ids=["ngrams", "min", "penalty", "temperature", "length", "diverse", "siblings", "sampling", "topk", "topp"],
+)
+def test_other_searches(options, twins, dictionary):
+    (stock, model), sample = twins(seed=2), make_sample(dictionary)
+    assert_same(generate(model, dictionary, sample, **options), generate(stock, dictionary, sample, **options))
+
+
+def test_an_ensemble(twins, dictionary):
+    """Of two of ours, and of one of fairseq's and one of ours."""
+    pairs, sample = [twins("prenorm", 1), twins("postnorm", 2)], make_sample(dictionary)
+    (first, ours), (second, others) = pairs
+    expected = generate([first, second], dictionary, sample)
+    assert_same(generate([ours, others], dictionary, sample), expected)
+    assert_same(generate([first, others], dictionary, sample), expected)
+    assert_same(generate([ours, others], dictionary, sample, beam_size=1),
+                generate([first, second], dictionary, sample, beam_size=1))  # fmt: skip
+
+
+def test_prefixes(twins, dictionary):
+    """Of different lengths, padded on the right; one of them ends the sentence."""
+    (stock, model), sample = twins(), make_sample(dictionary)
+    prefix = torch.randint(4, 40, (5, 3))
+    prefix[0, 1:], prefix[1, 2], prefix[2, 1], prefix[2, 2] = dictionary.pad(), dictionary.pad(), 2, dictionary.pad()
+    results = [generate(one, dictionary, sample, prefix_tokens=prefix) for one in (model, stock)]
+    assert_same(*results)
+    for row, sentence in zip(prefix.tolist(), results[0]):
+        words = [word for word in row if word != dictionary.pad()]
+        assert all(hypothesis["tokens"].tolist()[: len(words)] == words for hypothesis in sentence)
+
+
+@pytest.mark.parametrize("how", ["hard", "soft"])
+@pytest.mark.parametrize("full_context", [False, True], ids=["", "full_context"])
+def test_alignments_are_fairseqs(how, full_context, twins, dictionary):
+    (stock, model), sample = twins(), make_sample(dictionary)
+    stock.__class__ = TransformerAlignModel
+    stock.alignment_layer, stock.alignment_heads = len(stock.decoder.layers) - 1, None
+    results = []
+    for one in (model, stock):
+        one.full_context_alignment = full_context
+        prepare(one, print_alignment=True)
+        results.append(generate(one, dictionary, sample, SequenceGeneratorWithAlignment, print_alignment=how))
+    pairs = [pair for sentences in zip(*results) for pair in zip(*sentences)]
+    assert len(pairs) == 20
+    for got, want in pairs:
+        assert torch.equal(got["tokens"], want["tokens"])
+        if how == "hard":
+            assert got["alignment"] and got["alignment"] == want["alignment"]
+        else:  # as text
+            ours, theirs = (torch.tensor([list(map(float, row)) for row in one["alignment"]]) for one in (got, want))
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
+
+
+@every_combination
+def test_caches_and_shared_sources_change_no_hypothesis(kind, stack, build, dictionary):
+    """Against beam search that computes all positions at each step, of sources that each hypothesis has for itself."""
+    name, flags = STACKS[stack]
+    model = build(name, decoder_layers=3, **flags, **KINDS[kind]).eval()
+    strengthen(model.decoder.layers)
+    sample = make_sample(dictionary)
+    model.encoder.shares_sources = False
+    expected = generate(model, dictionary, sample, incremental=False)
+    assert_lively(expected)
+    model.encoder.shares_sources = True
+    assert_same(generate(model, dictionary, sample), expected)
+    prepare(model)
+    assert_same(generate(model, dictionary, sample), expected, attention=False)
+
+
+@every_combination
+def test_the_attention_of_a_gpu_changes_no_hypothesis(kind, stack, build, dictionary, monkeypatch):
+    """In a decoding step, fused attention is for GPUs alone; plain products are faster on a CPU."""
+    name, flags = STACKS[stack]
+    model, sample = build(name, decoder_layers=3, **flags, **KINDS[kind]).eval(), make_sample(dictionary)
+    strengthen(model.decoder.layers)
+    prepare(model)
+    calls, attend = [], multihead._attend
+    monkeypatch.setattr(multihead, "_attend", lambda *args: calls.append(len(args[0])) or attend(*args))
+    expected = generate(model, dictionary, sample)
+    alone = len(calls)
+    monkeypatch.setattr(multihead, "_fuses_steps", lambda q: True)
+    assert_same(generate(model, dictionary, sample), expected, attention=False)
+    assert len(calls) - alone > alone > 0
+
+
+# of a step with 6 layers, and of the order of hypotheses before it; fairseq's own transformer has some 232 in all
+LAUNCHES = {
+    "transformer_prenorm_6l": (104, 5),
+    "transformer_postnorm_6l": (103, 5),
+    "transformer_matt_6l": (91, 11),
+}
+
+
+def one_kernel(q, *others):
+    """In place of fused attention: of its shape, in its memory layout."""
+    return q.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+@torch.no_grad()
+def test_a_step_asks_the_device_once_and_launches_little(name, build, dictionary, monkeypatch):
+    """With attention as on a GPU, without positions, of sentences that go on and caches that have room."""
+    monkeypatch.setattr(multihead, "_fuses_steps", lambda q: True)
+    monkeypatch.setattr(multihead, "_attend", one_kernel)
+    model = build(name, no_token_positional_embeddings=True).eval()
+    prepare(model)
+    ensemble = EnsembleModel([model])
+    tokens, sample = torch.randint(4, 40, (20, 20)), make_sample(dictionary)
+    encoded = ensemble.forward_encoder(sample["net_input"])
+    encoded = ensemble.reorder_encoder_out(encoded, torch.arange(5).repeat_interleave(4))
+    states, counts = [{}], []
+    for length in range(1, 13):
+        order = torch.arange(5).repeat_interleave(4) * 4 + torch.randint(4, (20,))
+        with Kernels() as reordering:
+            ensemble.reorder_incremental_state(states, order)
+            encoded = ensemble.reorder_encoder_out(encoded, order)
+        with Kernels() as step:
+            model.decoder(tokens[:, :length], encoder_out=encoded[0], incremental_state=states[0])
+        assert step.asked == 0 and reordering.asked == 1
+        counts.append((len(step.names), len(reordering.names)))
+    assert set(counts[2:]) == {LAUNCHES[name]}

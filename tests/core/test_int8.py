@@ -1,0 +1,271 @@
+"""Products in int8 and bf16 against their equations: each way that this torch has, and what stands in for it."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fairseq_deep.core.decoding import bfloat, describe, int8, linear, machine, reduce_precision
+from tests.helpers.tensors import case
+
+SHAPES = [(1, 1, 8, 8), (3, 5, 16, 33), (1, 128, 40, 7), (2, 60, 256, 96), (2, 3, 1, 10)]
+NAMES = int8.available_kernels().names
+there = pytest.mark.skipif(not NAMES or NAMES[0] in int8.INEXACT, reason="this torch has one scale for all rows")
+
+
+@pytest.fixture
+def fresh():
+    """Nothing that was found out before or in the test is kept."""
+    caches = (int8.available_kernels, int8.choose, bfloat.has_bfloat)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+def naive(layer, x, steps):
+    """y = s_x s_w (x_q W_q^T) + b, a row and an output at a time."""
+    y = torch.empty(*x.shape[:-1], layer.out_features, dtype=torch.double)
+    for at, row in zip(y.view(-1, layer.out_features), x.reshape(-1, layer.in_features).double()):
+        row_scale = row.abs().max() / steps
+        for output, weight in enumerate(layer.weight.detach().double()):
+            scale = weight.abs().max() / 127
+            whole = (row / row_scale).round() @ (weight / scale).round()
+            at[output] = row_scale * scale * whole + (0.0 if layer.bias is None else layer.bias[output].double())
+    return y
+
+
+def forced(layer, name, monkeypatch):
+    """*layer* in int8 by the way with that *name*, whatever is the fastest."""
+    monkeypatch.setattr(int8, "choose", lambda *shape: (name, name))
+    return int8.Int8Linear(layer)
+
+
+AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2"}  # fmt: skip
+
+
+@there
+@pytest.mark.skipif(AVX2.items() <= os.environ.items(), reason="this process is held to AVX2")
+def test_each_way_follows_the_equation_with_avx2_only():
+    """In a process that is held to the instructions of a processor without VNNI."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env={**os.environ, **AVX2}, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@there
+@pytest.mark.parametrize("steps", [steps for steps in int8.INPUT_STEPS if steps <= int8.available_kernels().steps])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_each_way_follows_the_equation(shape, bias, name, steps, monkeypatch):
+    """With 127 steps of x where the processor has VNNI, and everywhere with the 63 steps of a processor without."""
+    monkeypatch.setattr(int8, "available_kernels", lambda: int8.Int8Kernels((name,), steps))
+    layer, x = case(shape, bias)
+    with torch.no_grad():
+        layer.weight[0] *= 30  # a row of its own size must not spoil the others
+        x[0, 0] *= 100
+        y, expected = forced(layer, name, monkeypatch)(x).double(), naive(layer, x, steps)
+        largest, heaviest = x.abs().amax(-1, keepdim=True).double(), layer.weight.abs().amax(1).double()
+        # a value half-way between two steps may be rounded either way: a step of one value of x
+        assert float(((y - expected).abs() / (largest / steps * heaviest)).max()) < 1.01
+        assert float(((y - expected).abs() / (largest / steps * heaviest)).mean()) < 0.02
+        # half a step of each value of x, and half a step of each weight, times what they are multiplied with
+        rounded = 0.5 * largest / steps * layer.weight.abs().sum(1) + 0.5 * heaviest / 127 * x.abs().sum(-1, True)
+        exact = torch.nn.functional.linear(x.double(), layer.weight.double(), None if not bias else layer.bias.double())
+        assert bool(((y - exact).abs() <= 1.02 * rounded + 0.25 * largest / steps * heaviest / 127).all())
+
+
+@there
+@pytest.mark.parametrize("name", NAMES)
+def test_the_largest_sums_do_not_overflow(name, monkeypatch):
+    layer = nn.Linear(512, 4, bias=False)
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+        layer.weight[1] = -1.0
+        for sign in (1.0, -1.0):
+            x = torch.full((3, 512), sign)
+            expected = sign * torch.tensor([512.0, -512.0, 512.0, 512.0]).expand(3, 4)
+            torch.testing.assert_close(forced(layer, name, monkeypatch)(x), expected)
+
+
+@there
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_depend_on_no_other_row(name, monkeypatch):
+    layer, x = case((1, 60, 48, 20))
+    product = forced(layer, name, monkeypatch)
+    with torch.no_grad():
+        alone = torch.cat([product(row) for row in x.view(-1, 1, 48)])
+        assert torch.equal(product(x)[0], alone)
+        x[0, 0], x[0, 1], x[0, 2], x[0, 3], x[0, 4] = 0.0, 1e30, float("nan"), float("inf"), 1e-42
+        y = product(x)[0]
+        assert torch.equal(y[5:], alone[5:])
+        assert torch.equal(y[0], layer.bias) and torch.allclose(y[4], layer.bias)
+        assert bool(torch.isfinite(y[1]).all())
+        assert not torch.isfinite(y[2:4]).any()
+
+
+@there
+def test_all_ways_give_the_same(monkeypatch):
+    layer, x = case((1, 64, 256, 64))
+    with torch.no_grad():
+        ys = [forced(layer, name, monkeypatch)(x) for name in NAMES]
+        for y in ys[1:]:  # but for values half-way between two steps
+            assert float((y - ys[0]).abs().max()) < 0.01 and float((y - ys[0]).abs().median()) < 1e-6
+
+
+@pytest.mark.skipif(not NAMES, reason="this torch has no products in int8")
+def test_inputs_of_any_form():
+    layer, x = case((3, 5, 16, 33))
+    product = int8.Int8Linear(layer)
+    with torch.no_grad():
+        y = product(x)
+        assert torch.equal(product(x.transpose(0, 1)), y.transpose(0, 1))
+        assert torch.equal(product(x[0, 0]), y[0, 0])
+        assert product(x[:0]).shape == (0, 5, 33)
+        strided = torch.stack([x, x], -1)[..., 0]
+        assert torch.equal(product(strided), y)
+        assert product(x.bfloat16()).dtype == torch.bfloat16
+        kept = x.clone()
+        product(x)
+        assert torch.equal(x, kept)
+    assert not product(x.requires_grad_()).requires_grad  # outside of no_grad, too
+
+
+@pytest.mark.skipif(not NAMES, reason="this torch has no products in int8")
+def test_weights_and_copies():
+    layer, x = case((3, 5, 16, 33))
+    with torch.no_grad():
+        layer.weight[3] = 0.0
+        product = int8.Int8Linear(layer)
+        step = layer.weight.abs().amax(1, keepdim=True) / 127
+        assert bool(((product.weight - layer.weight).abs() <= 0.501 * step).all())
+        assert torch.equal(product.bias, layer.bias) and int8.Int8Linear(case(SHAPES[1], False)[0]).bias is None
+        assert float((product(x)[..., 3] - layer.bias[3]).abs().max()) == 0.0
+        assert "33" in repr(product) and not product.state_dict()
+        for other in (copy.deepcopy(product), pickle.loads(pickle.dumps(product))):
+            assert torch.equal(other(x), product(x))
+
+
+def test_a_way_that_overflows_or_is_absent_is_not_taken(fresh, monkeypatch):
+    def overflows(weight, scales, steps):  # as pairs of products do in 16 bits
+        product = original(weight, scales, steps)
+        limit = 40.0 * steps / 127
+        return lambda x, *rest: product(x, *rest).clamp(-limit * len(x[0]), limit * len(x[0]))
+
+    def absent(weight, scales, steps):
+        return torch.ops.quantized.there_is_no_such_operation
+
+    def fails(weight, scales, steps):
+        raise RuntimeError("unsupported processor")
+
+    original = next(iter({**int8.PRODUCTS, **int8.INEXACT}.values()))
+    for make in (overflows, absent, fails):
+        assert not int8._is_right(make, 64, 64, 127)
+    monkeypatch.setattr(int8, "PRODUCTS", {"absent": absent, "overflows": overflows, **int8.PRODUCTS})
+    assert "overflows" not in int8.available_kernels().names and "absent" not in int8.available_kernels().names
+
+
+def test_fewer_steps_where_all_of_them_overflow(fresh, monkeypatch):
+    right = int8._is_right
+    monkeypatch.setattr(int8, "_is_right", lambda make, n, k, steps: steps == 63 and right(make, n, k, steps))
+    if not int8.available_kernels().names or int8.available_kernels().names[0] in int8.INEXACT:
+        pytest.skip("this torch has one scale for all rows")
+    assert int8.available_kernels().steps == 63 and "inputs in 7 bits (63 steps)" in describe()
+    layer, x = case((3, 5, 16, 33))
+    with torch.no_grad():
+        y, expected = int8.Int8Linear(layer)(x).double(), naive(layer, x, 63)
+        step = x.abs().amax(-1, keepdim=True).double() / 63 * layer.weight.abs().amax(1).double()
+        assert float(((y - expected).abs() / step).max()) < 1.01
+
+
+def test_an_old_torch_has_one_scale_for_all_rows(fresh, monkeypatch):
+    monkeypatch.setattr(int8, "PRODUCTS", {})
+    if not int8.available_kernels().names:
+        pytest.skip("this torch has no FBGEMM")
+    assert int8.available_kernels().names == ("dynamic",) and "one scale for all rows" in describe()
+    layer, x = case((2, 60, 64, 33))
+    x[0, 0], x[0, 1] = 0.0, 1e4
+    with torch.no_grad():
+        y, expected = int8.Int8Linear(layer)(x), layer(x)
+    assert float((y - expected).norm(dim=-1).div(expected.norm(dim=-1)).max()) < 0.05
+    torch.testing.assert_close(y[0, 0], layer.bias)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_without_products_one_line_says_so(fresh, monkeypatch, caplog, precision):
+    monkeypatch.setattr(int8, "PRODUCTS", {})
+    monkeypatch.setattr(int8, "INEXACT", {})
+    monkeypatch.setattr(linear, "has_bfloat", lambda: False)
+    monkeypatch.setattr(machine, "has_bfloat", lambda: False)
+    stack = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    assert reduce_precision(stack, precision) == 0 and type(stack[0]) is nn.Linear
+    assert [record.message for record in caplog.records] == [
+        f"this machine, or this torch, has no fast products in {precision}: they stay in fp32"
+    ]
+    assert describe().endswith("; int8: none, fp32 instead; bf16: none, fp32 instead")
+    if precision == "int8":
+        with pytest.raises(RuntimeError, match="no products in int8"):
+            int8.Int8Linear(stack[0])
+
+
+def test_a_bfloat_layer_can_be_copied_and_does_without_blocks(monkeypatch):
+    def missing(weight):
+        raise AttributeError("no such operation")
+
+    layer, x = case((3, 5, 16, 33))
+    with torch.no_grad():
+        product = bfloat.BfloatLinear(layer)
+        for other in (copy.deepcopy(product), pickle.loads(pickle.dumps(product))):
+            assert torch.equal(other(x), product(x))
+        turned = product(x.transpose(0, 1)).transpose(0, 1)
+        monkeypatch.setattr(bfloat, "in_blocks", missing)
+        product = bfloat.BfloatLinear(layer)
+        torch.testing.assert_close(turned, product(x), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_encoders_take_the_precision(build, batch, precision):
+    if not (bfloat.has_bfloat() if precision == "bf16" else NAMES):
+        pytest.skip("this machine has no such products")
+    model = build("transformer_postnorm_2l2l_tiny", share_all_embeddings=True).eval()
+    with torch.no_grad():
+        expected = model(*batch)[0]
+        for layer in model.encoder.layers:
+            layer.self_attn.make_generation_fast_("")
+        assert reduce_precision(model.encoder, precision) == 2 * 4  # queries, keys and values are one
+        actual = model(*batch)[0]
+    assert not torch.equal(actual, expected)
+    assert float((actual - expected).abs().mean()) < 0.1 * float(expected.std())
+
+
+@pytest.mark.parametrize("steps", int8.INPUT_STEPS)
+def test_inputs_are_rounded_to_whole_numbers(steps):
+    """A kernel that rounds otherwise would be wrong, and then replaced by a slower one without a word."""
+    x = torch.randn(7, 40)
+    largest, weight = x.abs().amax(1, keepdim=True), torch.empty(3, 40)
+    whole = int8._whole(x, largest, torch.empty_like(x), torch.tensor(float(steps)), int8._rounds(weight))
+    assert whole.dtype == torch.int8 and whole.abs().max() == steps
+    assert (whole.double() - x.double() * steps / largest).abs().max() <= 0.5 + 1e-5
+
+
+def test_no_kernel_is_lost_on_a_processor_with_vnni():
+    """One that is wrong is not used, and nothing else would show it but the time."""
+    flags = Path("/proc/cpuinfo")
+    if not flags.exists() or " avx512_vnni" not in flags.read_text():
+        pytest.skip("this processor has no VNNI")
+    if any(name in os.environ for name in AVX2) or tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        pytest.skip("held to AVX2, or a torch that may lack a kernel")
+    for _ in range(4):  # a busy machine may make one look like a loop
+        if set(int8.available_kernels().names) == set(int8.PRODUCTS):
+            return
+        int8.available_kernels.cache_clear()
+    pytest.fail(f"only {int8.available_kernels().names}")

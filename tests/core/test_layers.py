@@ -1,0 +1,230 @@
+"""Encoder and decoder layers against fairseq's own with the same weights: outputs, gradients, states."""
+
+import pytest
+import torch
+from fairseq import utils
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
+
+from fairseq_deep.core.checkpoints import upgrade_layers
+from fairseq_deep.core.description import describe
+from fairseq_deep.core.layers import DecoderLayer, EncoderLayer
+from fairseq_deep.plugin.models.stacks import add_noise
+from tests.helpers.layers import DUPLICATES, B, C, E, S, T, call, config, decoder_inputs, encoder_inputs, inputs
+from tests.helpers.tensors import DOUBLE, shake
+
+# before torch 2.0, ours rounds softmax to fp32
+NEAR = {"rtol": 0, "atol": 1e-6 if hasattr(torch.nn.functional, "scaled_dot_product_attention") else 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def exact_softmax(monkeypatch):
+    """fairseq rounds softmax to fp32; without that, only what is wrong makes a difference."""
+    monkeypatch.setattr(utils, "softmax", lambda x, dim, onnx_trace=False: torch.softmax(x, dim))
+
+
+both_norms = pytest.mark.parametrize("pre_norm", [False, True], ids=["post", "pre"])
+both_sides = pytest.mark.parametrize("side", ["encoder", "decoder"])
+
+
+def load(layer, state):
+    """Load the *state* of another layer as a whole model would: names and copies of other versions are upgraded."""
+    prefix = "encoder.layers.0."
+    state = {prefix + name: value for name, value in state.items()}
+    upgrade_layers(state)
+    layer.load_state_dict({name[len(prefix) :]: value for name, value in state.items()}, strict=True)
+
+
+def twins(side, no_encoder_attn=False, **flags):
+    """fairseq's layer with random weights, and ours with those."""
+    cfg = config(no_cross_attention=no_encoder_attn, **flags)
+    stack = describe(cfg)[side]
+    if side == "encoder":
+        stock, ours = TransformerEncoderLayerBase(cfg), EncoderLayer(stack)
+        stock.can_use_fastpath = False  # it takes batch x time, which only fairseq's own loop gives it
+    else:
+        stock, ours = TransformerDecoderLayerBase(cfg, no_encoder_attn), DecoderLayer(stack)
+    shake(stock, 0.3)
+    load(ours, stock.state_dict())
+    return stock.double(), ours.double()
+
+
+def run(layer, x, options, seed=3):
+    """Output, and a dictionary of the gradients of a fixed random direction in it."""
+    torch.manual_seed(seed)
+    x = x.clone().requires_grad_()
+    options = {name: value.detach().clone().requires_grad_() if name == "encoder_out" and value is not None else value
+               for name, value in options.items()}  # fmt: skip
+    output = call(layer, x, **options)
+    output = output if torch.is_tensor(output) else output[0]
+    direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(5), **DOUBLE)
+    layer.zero_grad()
+    (output * direction).sum().backward()
+    gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
+    gradients["x"] = x.grad
+    if options.get("encoder_out") is not None:
+        gradients["encoder_out"] = options["encoder_out"].grad
+    return output.detach(), gradients
+
+
+def assert_same(stock, ours, x, options):
+    expected, wanted = run(stock, x, options)
+    actual, gotten = run(ours, x, options)
+    torch.testing.assert_close(actual, expected, **NEAR)
+    assert gotten.keys() == wanted.keys() - DUPLICATES
+    for name, gradient in gotten.items():
+        if gradient is None or wanted[name] is None:
+            assert gradient is wanted[name] is None, name
+            continue
+        torch.testing.assert_close(gradient, wanted[name], msg=lambda text, name=name: f"{name}: {text}", **NEAR)
+    return gotten
+
+
+@both_norms
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("masked", [None, (2, 3), (-2, -1)], ids=["full", "left", "right"])
+def test_encoder_layer_is_fairseqs(pre_norm, activation, masked):
+    stock, ours = twins("encoder", pre_norm=pre_norm, activation_fn=activation)
+    gradients = assert_same(stock.train(), ours.train(), *encoder_inputs(masked))
+    assert all(gradient.any() for name, gradient in gradients.items() if name != "self_attn.k_proj.bias")
+
+
+@both_norms
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("dim", [C, E], ids=["one width", "another width"])
+@pytest.mark.parametrize("masked", [(None, None), ((2, 3), None), ((-1, -2), (-2, -1))], ids=["full", "left", "both"])
+def test_decoder_layer_is_fairseqs(pre_norm, activation, dim, masked):
+    stock, ours = twins("decoder", pre_norm=pre_norm, activation_fn=activation, encoder_dim=dim)
+    assert ours.encoder_attn.k_proj.weight.shape == ours.encoder_attn.v_proj.weight.shape == (C, dim)
+    gradients = assert_same(stock.train(), ours.train(), *decoder_inputs(dim, *masked))
+    assert all(gradient.any() for name, gradient in gradients.items() if not name.endswith("k_proj.bias"))
+
+
+@both_norms
+@pytest.mark.parametrize("has_attn", [False, True], ids=["without the attention", "without a source"])
+def test_decoder_layer_that_sees_no_source_is_fairseqs(pre_norm, has_attn):
+    """As in a language model, or in a decoder that gets no output of an encoder."""
+    stock, ours = twins("decoder", no_encoder_attn=not has_attn, pre_norm=pre_norm)
+    assert (ours.encoder_attn is not None) is has_attn
+    gradients = assert_same(stock.train(), ours.train(), *decoder_inputs(None, target_masked=(-2, -1)))
+    assert {name for name, gradient in gradients.items() if gradient is None} == {
+        name for name in gradients if "encoder_attn" in name
+    }
+
+
+@both_norms
+@both_sides
+def test_dropout_drops_what_fairseq_drops(side, pre_norm):
+    """Without padding both draw the same random numbers in the same order."""
+    rates = {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.1}
+    stock, ours = twins(side, pre_norm=pre_norm, activation_fn="gelu", **rates)
+    x, options = inputs(side)
+    assert_same(stock.train(), ours.train(), x, options)
+    assert not torch.equal(run(ours, x, options)[0], run(ours, x, options, seed=4)[0])
+    assert_same(stock.eval(), ours.eval(), x, options)
+    assert torch.equal(run(ours, x, options)[0], run(ours, x, options, seed=4)[0])
+
+
+def test_relu_dropout_is_the_old_name():
+    _, ours = twins("encoder", relu_dropout=0.4)
+    assert ours.activation_dropout_module.p == 0.4
+    _, ours = twins("encoder", relu_dropout=0.4, activation_dropout=0.3)
+    assert ours.activation_dropout_module.p == 0.3
+
+
+@both_norms
+@both_sides
+def test_fairseqs_layer_loads_ours(side, pre_norm):
+    stock, ours = twins(side, pre_norm=pre_norm)
+    assert set(stock.state_dict()) - set(ours.state_dict()) <= DUPLICATES
+    shake(ours, 0.3)
+    stock.load_state_dict(ours.state_dict(), strict=True)
+    assert_same(stock.train(), ours.train(), *inputs(side))
+
+
+def test_an_encoder_layer_of_an_old_fairseq_is_loaded():
+    """Its norms have numbers, and its queries, keys and values one projection."""
+    stock, ours = twins("encoder")
+    state = {name: value for name, value in stock.state_dict().items() if name not in DUPLICATES}
+    for part in ("weight", "bias"):
+        for number, norm in enumerate(("self_attn_layer_norm", "final_layer_norm")):
+            state[f"layer_norms.{number}.{part}"] = state.pop(f"{norm}.{part}")
+        fused = torch.cat([state.pop(f"self_attn.{proj}_proj.{part}") for proj in "qkv"])
+        state[f"self_attn.in_proj_{part}"] = fused
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.zero_()
+    load(ours, state)
+    assert_same(stock.train(), ours.train(), *encoder_inputs((2, 3)))
+
+
+@both_norms
+@pytest.mark.parametrize("no_encoder_attn", [False, True], ids=["", "no source"])
+def test_incremental_decoding_equals_full_decoding_and_fairseqs(pre_norm, no_encoder_attn):
+    stock, ours = twins("decoder", no_encoder_attn, pre_norm=pre_norm, encoder_dim=E)
+    x, options = decoder_inputs(None if no_encoder_attn else E, masked=(2, 3))
+    full = call(ours.eval(), x, **options)[0]
+    source = {name: value for name, value in options.items() if name.startswith("encoder_")}
+    outputs = []
+    for layer in (ours, stock.eval()):
+        caches = {}
+        steps = [call(layer, x[i : i + 1], incremental_state=caches, **source)[0] for i in range(T)]
+        outputs.append(torch.cat(steps))
+        assert len(caches) == (1 if no_encoder_attn else 2)
+    torch.testing.assert_close(outputs[0], full, **NEAR)
+    torch.testing.assert_close(outputs[0], outputs[1], **NEAR)
+
+
+@both_norms
+def test_weights_of_the_attention_to_the_source_are_fairseqs(pre_norm):
+    """fairseq's layer means them over the heads unless asked not to, ours leaves that to the decoder."""
+    stock, ours = twins("decoder", pre_norm=pre_norm, encoder_dim=E)
+    x, options = decoder_inputs(E, masked=(2, 3))
+    stock.train(), ours.train()
+    expected, heads, none = stock(x, need_head_weights=True, **options)
+    actual, weights = call(ours, x, need_head_weights=True, **options)
+    assert weights.shape == (2, B, T, S) and none is None
+    torch.testing.assert_close(actual, expected, **NEAR)
+    torch.testing.assert_close(weights.double(), heads.double(), **NEAR)
+    assert not weights[:, 1, :, :2].any() and not weights[:, 2, :, :3].any(), "no weight is on padding"
+    torch.testing.assert_close(weights.mean(0).double(), stock(x, need_attn=True, **options)[1].double(), **NEAR)
+    assert call(ours, x, **options)[1] is None
+
+
+NAMES = {"encoder": ["TransformerEncoderLayer", "TransformerEncoderLayerBase"],
+         "decoder": ["TransformerDecoderLayer", "TransformerDecoderLayerBase"]}  # fmt: skip
+
+
+@both_sides
+@pytest.mark.parametrize("kept", ["all", "attention", "layer", "other"])
+def test_retained_dropout_is_fairseqs(side, kept):
+    """``--retain-dropout`` keeps dropout while translating, of all modules or of those that are named."""
+    stock, ours = twins(side, dropout=0.2, attention_dropout=0.3, activation_dropout=0.1)
+    modules = {"all": None, "attention": ["MultiheadAttention"], "layer": NAMES[side], "other": ["Embedding"]}[kept]
+    for layer in (stock.eval(), ours.eval()):
+        for name, module in layer.named_modules():
+            if hasattr(module, "make_generation_fast_"):
+                module.make_generation_fast_(name=name, retain_dropout=True, retain_dropout_modules=modules)
+    x, options = inputs(side)
+    torch.testing.assert_close(run(ours, x, options)[0].double(), run(stock, x, options)[0].double(), **NEAR)
+    again = torch.equal(run(ours, x, options)[0], run(ours, x, options, seed=4)[0])
+    assert again is (kept == "other")
+
+
+@both_sides
+def test_quantisation_noise_is_on_every_matrix(side):
+    """In training each block of 4 weights is gone or, at the rate 1/2, twice as large; else nothing changes."""
+    _, ours = twins(side)
+    add_noise(torch.nn.ModuleList([ours]), (0.5, 4))
+    matrices = {name: module for name, module in ours.named_modules() if isinstance(module, torch.nn.Linear)}
+    assert len(matrices) == (6 if side == "encoder" else 10)
+    before = {name: module.weight.detach().clone() for name, module in matrices.items()}
+    x, options = inputs(side)
+    call(ours.eval(), x, **options)
+    assert all(torch.equal(module.weight, before[name]) for name, module in matrices.items())
+    call(ours.train(), x, **options)
+    for name, module in matrices.items():
+        factor = (module.weight / before[name]).view(-1, 4)
+        assert factor.eq(factor[:, :1]).all(), name
+        assert set(factor.unique().tolist()) == {0.0, 2.0}, name
+    _, plain = twins(side)
+    assert not any(module._forward_pre_hooks for module in plain.modules())

@@ -1,0 +1,312 @@
+"""Masks that are made once a forward pass, and without asking the device: against slow forms, and by count."""
+
+import contextlib
+import types
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fairseq_deep.core import decoder, encoder
+from fairseq_deep.core.attention import MultiheadAttention, masks, multihead
+from fairseq_deep.plugin.architectures import ARCHITECTURES, build_architecture
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from tests.helpers.models import make_batch, task_of, tiny_flags
+from tests.helpers.tensors import DOUBLE, randomise
+
+T, B, C, H = 6, 3, 10, 2
+NEAR = {"rtol": 1e-8, "atol": 1e-10}
+RELATIVE = [{}, {"relative_positions": 2}, {"relative_positions": 9}]
+RELATIVE.append({"relative_positions": 2, "relative_values": True})
+SHALLOW = {"encoder_layers": 4, "decoder_layers": 2}
+ATTENTIONS = ("self", "average", "merged", "merged-self", "merged-average")
+relative_or_not = pytest.mark.parametrize("relative", RELATIVE, ids=lambda r: "-".join(map(str, r.values())) or "plain")
+
+
+def one_of_each():
+    """The shallowest row of each kind: norms, aggregator, and options."""
+    kinds = {}
+    for row in sorted(ARCHITECTURES.values(), key=lambda row: row.encoder_layers + row.decoder_layers):
+        kinds.setdefault((row.norm, row.layer_agg, tuple(name for name, _ in sorted(dict(row.options).items()))), row)
+    return [row.name for row in kinds.values()]
+
+
+def padded(left=0, right=0):
+    mask = torch.zeros(B, T, dtype=torch.bool)
+    mask[1, :left] = True
+    mask[2, T - right :] = True
+    return mask
+
+
+def outcome(module, query, **options):
+    """Output and every gradient."""
+    query = query.clone().requires_grad_()
+    output, weights = module(query, **options)
+    direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(5), **DOUBLE)
+    grads = torch.autograd.grad(output, [query, *module.parameters()], direction)
+    return [output, *grads] if weights is None else [output, weights, *grads]
+
+
+def assert_same(one, other, near=None):
+    assert len(one) == len(other)
+    for got, want in zip(one, other):
+        torch.testing.assert_close(got, want, **(near or NEAR))
+
+
+@relative_or_not
+@pytest.mark.parametrize("need_weights", [False, True], ids=["fused", "weights"])
+def test_a_bias_for_all_layers_is_the_padding_mask(relative, need_weights):
+    module, query = randomise(MultiheadAttention(C, H, **relative).double()), torch.randn(T, B, C, **DOUBLE)
+    for mask in (padded(left=2), padded(right=3), padded(2, 1), padded()):
+        bias = masks.padding_bias(mask, torch.float64)
+        assert bias.shape == (B, 1, 1, T)
+        assert torch.equal(bias[:, 0, 0].ne(0), mask)
+        endless = torch.zeros(B, 1, 1, T).masked_fill(mask.view(B, 1, 1, T), float("-inf"))
+        options = [{"key_padding_mask": given, "need_weights": need_weights} for given in (endless, mask, bias)]
+        expected, *others = [outcome(module, query, **each) for each in options]
+        for actual in others:
+            assert_same(actual, expected)
+
+
+@relative_or_not
+@pytest.mark.parametrize("need_weights", [False, True], ids=["fused", "weights"])
+@pytest.mark.parametrize("right", [0, 2])
+def test_causal_is_the_causal_mask(relative, need_weights, right):
+    module = randomise(MultiheadAttention(C, H, causal=True, **relative).double())
+    query, mask = torch.randn(T, B, C, **DOUBLE), torch.full((T, T), float("-inf"), **DOUBLE).triu(1)
+    options = {"need_weights": need_weights, "key_padding_mask": padded(right=right) if right else None}
+    assert torch.equal(masks.future_mask(T, T, query), mask)
+    expected = outcome(module, query, attn_mask=mask, **options)
+    assert_same(outcome(module, query, causal=True, **options), expected)
+
+
+def test_causal_needs_no_mask_where_nothing_else_is_added(monkeypatch):
+    given, module = [], MultiheadAttention(C, H).eval()
+    monkeypatch.setattr(multihead, "_attend", lambda q, k, v, bias, *rest: given.append((bias, rest[-1])) or v)
+    module(torch.randn(T, B, C), causal=True)
+    module(torch.randn(T, B, C), causal=True, key_padding_mask=padded(right=1))
+    assert given[0] == (None, True)
+    assert given[1][0].shape == (B, 1, T, T) and not given[1][1]
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
+def test_attention_without_torchs_fused_one_is_the_same(monkeypatch, causal):
+    module, query = randomise(MultiheadAttention(C, H).double()), torch.randn(T, B, C, **DOUBLE)
+    options = {"causal": causal, "key_padding_mask": None if causal else padded(right=2)}
+    expected = outcome(module, query, **options)
+    monkeypatch.setattr(multihead, "_attend", multihead._attend_plainly)
+    assert_same(outcome(module, query, **options), expected, {"rtol": 1e-4, "atol": 1e-5})
+
+
+def test_the_type_of_products_is_that_of_autocast():
+    x = torch.zeros(2, 3)
+    assert masks.product_type(x) == torch.float32
+    assert masks.product_type(x.half()) == torch.float16
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert masks.product_type(x) == torch.bfloat16 == nn.Linear(3, 3)(x).dtype
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[func._schema.name.split("::")[1]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("values", [False, True])
+@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
+def test_no_gradient_of_relative_positions_is_scattered(values, causal):
+    module = MultiheadAttention(C, H, relative_positions=2, relative_values=values, causal=causal)
+    with Operations() as operations:
+        module(torch.randn(T, B, C), causal=causal)[0].sum().backward()
+    assert module.relative_keys.grad.any()
+    scattered = ("gather", "scatter", "scatter_add", "index", "index_add", "index_put", "index_select", "embedding")
+    assert not [name for name in operations.counts if name.strip("_") in scattered]
+
+
+@relative_or_not
+@pytest.mark.parametrize("length", [1, 2, 3, 12])
+def test_relative_positions_at_any_length_with_joined_projections(relative, length):
+    """In generation the three projections are one, so that queries are a part of its output."""
+    module, query = randomise(MultiheadAttention(C, H, **relative).double()), torch.randn(length, B, C, **DOUBLE)
+    expected = module(query)[0]
+    module.eval().make_generation_fast_("")
+    with torch.no_grad():
+        torch.testing.assert_close(module(query)[0], expected, **NEAR)
+
+
+@pytest.fixture
+def never_asks(monkeypatch):
+    """As on a GPU or under torch.compile, where masks are made without a look at the batch."""
+    for module in (encoder, decoder):
+        monkeypatch.setattr(module, "is_sync_free", lambda x: False)
+
+
+def results(model, batch, words, **options):
+    """Outputs for *words*, and every gradient of them."""
+    model.zero_grad()
+    torch.manual_seed(3)  # a few methods have dropout of their own
+    output = model(*batch, **options)[0][words]
+    (output * torch.randn(output.shape, generator=torch.Generator().manual_seed(5), **DOUBLE)).sum().backward()
+    return [output, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def shift(target, pad):
+    """*target* with its padding on the left."""
+    return torch.stack([torch.cat([row[row.eq(pad)], row[row.ne(pad)]]) for row in target])
+
+
+@pytest.mark.parametrize(
+    "name, flags",
+    [(name, {}) for name in one_of_each()]
+    + [("transformer_prenorm_6l", {"decoder_attn": attention}) for attention in ATTENTIONS[1:]]
+    + [("transformer_prenorm_6l", {"relative_positions": 2, "relative_values": True, "decoder_attn": attention})
+       for attention in ("self", "merged-self")],
+    ids=str,
+)  # fmt: skip
+def test_a_model_that_never_asks_computes_the_same(request, build, dictionary, name, flags):
+    """In fp64, with every gradient; sources padded, targets padded on the right, on the left, or not at all."""
+    model = randomise(build(name, **SHALLOW, **flags).double()).train()
+    pad, results_of = dictionary.pad(), {}
+    batches = {"right": make_batch(dictionary), "full": make_batch(dictionary, (4, 4), (5, 5))}
+    source, lengths, target = batches["right"]
+    batches["left"] = (source, lengths, shift(target, pad))
+    known = {"right": (True, False), "full": (True, False), "left": (False,)}
+    for kind, batch in batches.items():
+        results_of[kind] = results(model, batch, batch[2].ne(pad))
+    for got, want in zip(results_of["left"], results_of["right"]):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-8)
+    request.getfixturevalue("never_asks")
+    for kind, batch in batches.items():
+        for model.decoder.pads_right in known[kind]:
+            assert_same(results(model, batch, batch[2].ne(pad)), results_of[kind], {"rtol": 1e-6, "atol": 1e-9})
+
+
+@pytest.mark.parametrize("decoder_attn", ATTENTIONS)
+def test_full_context_is_the_same_without_asking(build, dictionary, decoder_attn, request):
+    model = build("transformer_prenorm_6l", decoder_attn=decoder_attn).double().eval()
+    source, lengths, target = make_batch(dictionary)
+    words = target.ne(dictionary.pad())
+    encoded = model.encoder(source, lengths)
+    expected = model.decoder(target, encoded, full_context_alignment=True)[0][words]
+    request.getfixturevalue("never_asks")
+    for model.decoder.pads_right in (True, False):
+        actual = model.decoder(target, model.encoder(source, lengths), full_context_alignment=True)[0][words]
+        torch.testing.assert_close(actual, expected, **NEAR)
+
+
+@pytest.mark.parametrize("name", one_of_each())
+def test_a_forward_pass_asks_the_device_nothing(dictionary, name, monkeypatch):
+    """On the meta device, which has no answers."""
+    monkeypatch.setattr(torch, "autocast", lambda *args, **options: contextlib.nullcontext())  # there is none for it
+    with torch.device("meta"):
+        model = build_architecture(name, dictionary, **{**tiny_flags(name), **SHALLOW})
+    model.to("meta").train()
+    tokens = torch.empty(2, 5, dtype=torch.long, device="meta")
+    lengths = torch.empty(2, dtype=torch.long, device="meta")
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        bool(tokens.any())
+    for model.decoder.pads_right in (True, False):
+        assert model(tokens, lengths, tokens)[0].shape == (2, 5, len(dictionary))
+    encoded = model.eval().encoder(tokens, lengths, return_all_hiddens=True)
+    assert model.decoder(tokens, encoded, full_context_alignment=True)[1]["attn"][0].shape == (2, 5, 5)
+
+
+@pytest.mark.parametrize("flags", [{}, {"relative_positions": 2}, {"decoder_attn": "merged-self"}], ids=str)
+@pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
+@pytest.mark.parametrize("pads_right", [True, False])
+def test_masks_are_made_once(build, batch, never_asks, monkeypatch, flags, autocast, pads_right):
+    """Whatever the depth: the same operations that only masks need, and masks of the type that attention takes."""
+    monkeypatch.setattr(multihead, "_trains_plainly", lambda q, keys: False)  # as on a GPU; plain products make a mask
+    counts, types_of_masks = [], set()
+
+    def note(module, inputs, options):
+        given = [options.get(name) for name in ("key_padding_mask", "attn_mask")]
+        types_of_masks.update(mask.dtype for mask in given if mask is not None)
+
+    for depth in (2, 4):
+        model = build("transformer_prenorm_6l", **flags, encoder_layers=depth, decoder_layers=depth).train()
+        model.decoder.pads_right = pads_right
+        for module in model.modules():
+            if isinstance(module, MultiheadAttention):
+                module.register_forward_pre_hook(note, with_kwargs=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast), Operations() as operations:
+            model(*batch)
+        made = ("zeros", "masked_fill", "masked_fill_", "triu")
+        counts.append({name: operations.counts[name] for name in made})
+    assert counts[0] == counts[1]
+    assert counts[0]["masked_fill_"] == (2 if pads_right else 3)
+    assert counts[0]["triu"] == (0 if pads_right and "relative_positions" not in flags else 1)
+    assert types_of_masks == {torch.bfloat16 if autocast else torch.float32}
+
+
+@pytest.mark.parametrize("decoder_attn", ATTENTIONS)
+def test_training_computes_no_weights_that_nobody_reads(build, batch, decoder_attn):
+    model = build("transformer_prenorm_6l", decoder_attn=decoder_attn)
+    shape = (*batch[2].shape, batch[0].size(1))
+    assert model.train()(*batch)[1]["attn"] == [None]
+    assert model(*batch, alignment_layer=2)[1]["attn"][0].shape == shape
+    assert model.eval()(*batch)[1]["attn"][0].shape == shape
+    model.train().decoder.aligns = True
+    assert model(*batch)[1]["attn"][0].shape == shape
+
+
+@pytest.mark.parametrize("kind", ["cfg", "args"])
+def test_the_task_says_where_targets_are_padded_and_whether_it_aligns(dictionary, kind):
+    name = "transformer_prenorm_6l"
+
+    def decoder_of(**flags):
+        task = task_of(dictionary)
+        setattr(task, kind, types.SimpleNamespace(**flags))
+        args = types.SimpleNamespace(arch=name, **tiny_flags(name))
+        ARCHITECTURES[name].apply(args)
+        return DeepTransformerModel.build_model(args, task).decoder
+
+    assert decoder_of(left_pad_target=False).pads_right
+    assert not decoder_of(left_pad_target=True).pads_right
+    assert not decoder_of().pads_right
+    assert decoder_of(load_alignments=True).aligns
+    assert not decoder_of(load_alignments=False).aligns
+
+
+def test_what_the_task_says_is_checked_on_a_gpu(dictionary):
+    masks.check_later(torch.tensor([True, True]), "wrong")
+    with pytest.raises(RuntimeError):
+        masks.check_later(torch.tensor([True, False]), "wrong")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("need_weights", [False, True], ids=["fused", "weights"])
+def test_hidden_keys_have_no_weight_and_hidden_rows_are_finite(dtype, need_weights):
+    """Also with large scores, and with padding that makes a whole sentence."""
+    module = randomise(MultiheadAttention(C, H)).to(dtype)
+    query, mask = 20 * torch.randn(T, B, C, dtype=dtype), padded(2, 3)
+    bias = masks.padding_bias(mask, dtype)
+    endless = torch.zeros_like(bias).masked_fill(mask.view(B, 1, 1, T), float("-inf"))
+    got, want = (module(query, key_padding_mask=each, need_weights=need_weights) for each in (bias, endless))
+    assert torch.equal(got[0], want[0])
+    assert not need_weights or torch.equal(got[1], want[1])
+    mask[1] = True
+    future = masks.future_mask(T, T, query, -1e4)
+    for options in ({}, {"attn_mask": future}):
+        output = module(query, key_padding_mask=mask, need_weights=need_weights, **options)[0]
+        assert output.isfinite().all()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_source_of_padding_alone_spoils_nothing(build, dictionary, training):
+    model = build("transformer_prenorm_6l").train(training)
+    source, lengths, target = make_batch(dictionary)
+    expected = model(source, lengths, target)[0]
+    source[1] = dictionary.pad()
+    actual = model(source, lengths, target)[0]
+    torch.testing.assert_close(actual[[0, 2]], expected[[0, 2]])
+    actual.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())

@@ -1,0 +1,188 @@
+"""Residual connections (--residual) against their equations, alone and in layers; their start, and what they keep."""
+
+import io
+
+import pytest
+import torch
+
+from fairseq_deep.core.layers import DecoderContext, DecoderLayer, EncoderLayer
+from fairseq_deep.core.residuals import RESIDUALS
+from fairseq_deep.core.residuals.branchnorm import BranchNorm
+from fairseq_deep.core.residuals.layerscale import LayerScale
+from fairseq_deep.core.stack import Stack
+from tests.helpers.equations import layer_functions
+from tests.helpers.models import TINY
+from tests.helpers.residuals import FORMS, B, C, S, T, describe, every_placed_form, make, scores
+from tests.helpers.tensors import DOUBLE, shake
+from tests.reference import naive_residuals as naive
+
+SUBLAYERS = {"encoder": 2, "decoder": 3}
+
+every_form = pytest.mark.parametrize("form", FORMS)
+
+
+def equation(form, residual, sublayer):
+    """The plain form of one sub-layer's connection, with the weights of *residual*."""
+    name, options, _ = FORMS[form]
+    if name in ("sdu", "highway"):
+        (w_1, w_2), (b_1, b_2) = (part.chunk(2) for part in residual.linears[sublayer].parameters())
+        if name == "sdu":
+            return naive.sdu(w_1, b_1, w_2, b_2, naive.tanh if options else naive.sigmoid)
+        return (naive.gated_attention if options else naive.highway_gate)(w_1, b_1, w_2, b_2)
+    if name == "b2t":
+        return naive.bottom_to_top(sublayer == residual.sublayers - 1)
+    if name == "peri":
+        norm = residual.layer_norms[sublayer]
+        return naive.peri(norm.weight, norm.bias)
+    if name == "layerscale":
+        return naive.layerscale(residual.weight[sublayer])
+    return naive.branchnorm(4, 10)
+
+
+def assert_same_gradients(expected, actual, sources):
+    """Of both tensors, in one random direction, with respect to all *sources* (name, tensor)."""
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-7)  # BranchNorm's number is of fp32
+    direction = torch.randn_like(actual)
+    tensors = [tensor for _, tensor in sources]
+    wanted, got = (torch.autograd.grad(y, tensors, direction, allow_unused=True) for y in (expected, actual))
+    for (key, tensor), want, have in zip(sources, wanted, got):
+        want, have = (torch.zeros_like(tensor) if grad is None else grad for grad in (want, have))
+        torch.testing.assert_close(have, want, rtol=1e-6, atol=1e-7, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@every_form
+@pytest.mark.parametrize("side", SUBLAYERS)
+def test_every_sublayers_connection_equals_the_equation(form, side):
+    residual = shake(make(form, side)).double()
+    for sublayer in range(SUBLAYERS[side]):
+        x, output, bottom = (torch.randn(T, B, C, requires_grad=True, **DOUBLE) for _ in range(3))
+        expected = naive.each_position(equation(form, residual, sublayer), x, output, bottom)
+        sources = [("x", x), ("F", output), ("bottom", bottom), *residual.named_parameters()]
+        assert_same_gradients(expected, residual(x, output, sublayer, bottom), sources)
+
+
+@every_placed_form
+@pytest.mark.parametrize("side", SUBLAYERS)
+def test_layers_equal_the_equations(form, norm, side):
+    """What a layer gives its connections: its own input as bottom, the sub-layer's raw input, the right index."""
+    residual = make(form, side, norm)
+    layer = shake((EncoderLayer if side == "encoder" else DecoderLayer)(describe(side, norm), residual)).double()
+    x, memory = torch.randn(T, B, C, requires_grad=True, **DOUBLE), torch.randn(S, B, C, requires_grad=True, **DOUBLE)
+    actual = layer(x, None) if side == "encoder" else layer(x, DecoderContext(memory))[0]
+    names = ["self_attn_layer_norm", *(["encoder_attn_layer_norm"] if side == "decoder" else []), "final_layer_norm"]
+    sublayers = [
+        (function, equation(form, residual, index), (getattr(layer, name).weight, getattr(layer, name).bias))
+        for index, (function, name) in enumerate(zip(layer_functions(layer, memory), names))
+    ]
+    assert len(sublayers) == SUBLAYERS[side]
+    expected = naive.run_layer(x, sublayers, norm == "pre")
+    assert_same_gradients(expected, actual, [("x", x), ("memory", memory), *layer.named_parameters()])
+
+
+def test_b2t_without_the_layers_input_is_post_norm():
+    """The only difference is the input of the layer, in the last sub-layer."""
+    for side, count in SUBLAYERS.items():
+        residual, (x, output, bottom) = make("b2t", side), torch.randn(3, T, B, C, **DOUBLE)
+        for sublayer in range(count):
+            expected = x + output + (bottom if sublayer == count - 1 else 0)
+            torch.testing.assert_close(residual(x, output, sublayer, bottom), expected)
+            assert torch.equal(residual(x, output, sublayer, bottom * 0), x + output)
+
+
+def test_peri_forgets_the_size_of_a_branch():
+    residual, (x, output) = make("peri").double(), 9 * torch.randn(2, T, B, C, **DOUBLE)
+    torch.testing.assert_close(residual(x, 1000 * output, 0, x), residual(x, output, 0, x), rtol=1e-5, atol=1e-5)
+    added = residual(x, output, 1, x) - x
+    torch.testing.assert_close(added.var(-1, unbiased=False), torch.ones(T, B, **DOUBLE), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["sdu", "highway"])
+def test_gates_start_as_linear_layers_do(form):
+    torch.manual_seed(1)
+    stack = Stack(layers=1, dim=256, side="decoder")
+    for linear in RESIDUALS.get(form)(stack, 1).linears:
+        for parameter in linear.parameters():
+            assert 0.98 / 16 < parameter.detach().abs().max() <= 1 / 16
+            assert parameter.detach().mean().abs() < 0.01
+
+
+@pytest.mark.parametrize("depth, start", [(1, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6), (60, 1e-6)])
+def test_layerscale_starts_by_the_depth_of_its_stack(depth, start):
+    for stack in (Stack(layers=depth, dim=C, other_layers=6), Stack(layers=depth, dim=C, side="decoder")):
+        weight = LayerScale(stack, 1).weight
+        assert naive.layerscale_start(depth) == start
+        assert weight.shape == (SUBLAYERS[stack.side], C) and weight.eq(torch.tensor(start)).all()
+        assert LayerScale(stack, 1, start=0.5).weight.eq(0.5).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_layerscale_keeps_its_factors_in_fp32(dtype):
+    """1e-6 is a subnormal number of fp16; the sum is rounded once."""
+    residual = LayerScale(describe(layers=30), 1)
+    with torch.no_grad():
+        residual.weight.mul_(1 + torch.rand_like(residual.weight))
+    exact = residual.weight.detach().clone()
+    residual.weight.grad = torch.ones_like(exact)
+    residual.to(dtype)
+    assert residual.weight.dtype == residual.weight.grad.dtype == torch.float32
+    assert torch.equal(residual.weight, exact)
+    x, output = torch.zeros(T, B, C, dtype=dtype), 1000 * torch.randn(T, B, C).to(dtype)
+    r = residual(x, output, 1, x)
+    assert r.dtype == dtype
+    torch.testing.assert_close(r, (exact[1] * output.float()).to(dtype), rtol=0, atol=0)
+
+
+class TestBranchNorm:
+    """a_t = min(1, t / T), in the update t from 1."""
+
+    def value(self, model):
+        """a_t of a model, or of connections; the same in all layers."""
+        values = {float(module.scale) for module in model.modules() if isinstance(module, BranchNorm)}
+        assert len(values) == 1
+        return values.pop()
+
+    def test_it_grows_update_by_update_and_stays(self):
+        residual = BranchNorm(describe(norm="post"), 1, updates=8)
+        assert self.value(residual) == 1 / 8
+        for done in range(20):
+            for _ in range(2):  # fairseq tells it for each batch of an update
+                residual.set_num_updates(done)
+            assert self.value(residual) == min(1.0, (done + 1) / 8)
+        assert self.value(BranchNorm(describe(norm="post"), 1)) == pytest.approx(1 / 4000)
+
+    def test_fairseq_tells_all_layers(self, build):
+        model = build(TINY["post"], residual="branchnorm", branchnorm_updates=8, checkpoint_activations=True)
+        model.set_num_updates(5)
+        assert self.value(model) == 0.75
+        assert len([module for module in model.modules() if isinstance(module, BranchNorm)]) == 4
+
+    def test_a_checkpoint_keeps_it(self, build, batch):
+        """For generation, and for training that goes on; fairseq tells the number of updates before it loads."""
+        make = lambda: build(TINY["post"], residual="branchnorm", branchnorm_updates=8)  # noqa: E731
+        first, resumed, generating, finetuned = make(), make(), make(), make()
+        first.set_num_updates(4)
+        file = io.BytesIO()
+        torch.save(first.state_dict(), file)
+        for model, loaded_at in ((resumed, 5), (generating, None), (finetuned, None)):
+            if loaded_at is not None:
+                model.set_num_updates(loaded_at)
+            file.seek(0)
+            model.load_state_dict(torch.load(file))
+            assert self.value(model) == 5 / 8
+            torch.testing.assert_close(scores(model.eval(), batch), scores(first.eval(), batch))
+        resumed.set_num_updates(5)
+        assert self.value(resumed) == 6 / 8
+        finetuned.set_num_updates(0)
+        assert self.value(finetuned) == 5 / 8, "what was trained with open branches keeps them"
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_half_precision_does_not_round_it(self, dtype):
+        residual = BranchNorm(describe(norm="post"), 1, updates=4001)
+        residual.set_num_updates(3998)
+        exact = residual.scale.clone()
+        residual.to(dtype)
+        assert residual.scale.dtype == torch.float32 and torch.equal(residual.scale, exact)
+        residual.set_num_updates(3999)
+        assert residual.scale > exact
+        x, output = torch.zeros(T, B, C, dtype=dtype), torch.randn(T, B, C).to(dtype)
+        assert residual(x, output, 0, x).dtype == dtype

@@ -1,0 +1,153 @@
+"""Methods that the package does not know (``tests/helpers/toy_methods.py``), used without an edit to it.
+
+The whole suite of invariances runs over them, and a training run through the command line.
+"""
+
+import re
+
+import pytest
+import torch
+
+from fairseq_deep.core.aggregators import AGGREGATORS, Aggregator
+from fairseq_deep.core.diagnostics import depth_record, layer_gradient_norms
+from fairseq_deep.core.registry import UsageError
+from tests.helpers.invariances import INVARIANCES
+from tests.helpers.paths import ROOT
+from tests.helpers.toy_methods import TOYS, ToyBare, register
+
+MODELS = {
+    "aggregator": {"layer_agg": "toy", "toy_dropout": 0.0},
+    "memory": {"decoder_memory": "toy", "toy_start": 0.3},
+    "residual": {"residual": "toy"},
+    "bare": {"layer_agg": "toy-bare"},
+    "calls": {"layer_agg": "toy-calls"},
+    "all": {"layer_agg": "toy", "decoder_memory": "toy", "residual": "toy", "decoder_attn": "merged"},
+    "bare and memory": {"layer_agg": "toy-bare", "decoder_memory": "toy", "decoder_attn": "average"},
+    "one side": {"encoder_layer_agg": "toy-bare", "decoder_layer_agg": "dlcl"},
+}
+
+
+
+
+@pytest.fixture(autouse=True)
+def toys(monkeypatch):
+    for registry in {id(registry): registry for registry, _, _ in TOYS}.values():
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    register()
+
+
+@pytest.mark.parametrize("invariance", INVARIANCES)
+@pytest.mark.parametrize("name, norm", [*((name, "prenorm") for name in MODELS), ("all", "postnorm")])
+def test_invariance(name, norm, invariance, build, dictionary):
+    def make(**flags):
+        model = build(f"transformer_{norm}_2l2l_tiny", **{**MODELS[name], **flags})
+        assert isinstance(model.encoder.history, dict((n, m) for r, n, m in TOYS if r is AGGREGATORS).get(
+            MODELS[name].get("layer_agg"), Aggregator
+        ))  # fmt: skip
+        return model
+
+    INVARIANCES[invariance](make, dictionary)
+
+
+def test_bare_sublayers_with_plain_additions_are_the_plain_stack(build, batch, monkeypatch):
+    """The streams put together: x += F(LN x) for each sub-layer, with the same weights."""
+    monkeypatch.setattr(ToyBare, "write", lambda self, state, layer, output: [state[0] + output] * 2)
+    plain, bare = build("transformer_prenorm_2l2l_tiny").eval(), build(
+        "transformer_prenorm_2l2l_tiny", layer_agg="toy-bare"
+    ).eval()
+    parts = {"encoder": 2, "decoder": 3}
+    owner = {"self_attn": 0, "self_attn_layer_norm": 0, "encoder_attn": 1, "encoder_attn_layer_norm": 1}
+    weights = {}
+    for key, value in plain.state_dict().items():
+        found = re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.(\w+)\.(.*)", key)
+        if found:
+            side, layer, part, rest = found.groups()
+            index = int(layer) * parts[side] + owner.get(part, parts[side] - 1)
+            key = f"{side}.layers.{index}.{part}.{rest}"
+        weights[key] = value
+    bare.load_state_dict(weights)
+    torch.testing.assert_close(bare(*batch)[0], plain(*batch)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_layers_are_counted_as_layers(build, batch):
+    """Diagnostics, attention weights and hidden states of a split stack are those of its layers."""
+    model = build("transformer_prenorm_2l2l_tiny", layer_agg="toy-bare").train()
+    source, lengths, target = batch
+    encoder_out = model.encoder(source, lengths, return_all_hiddens=True)
+    output, extra = model.decoder(target, encoder_out=encoder_out, alignment_layer=1)
+    output.sum().backward()
+    assert len(encoder_out["encoder_states"]) == len(extra["inner_states"]) == 3
+    assert extra["attn"][0].shape == (*target.shape, source.size(1))
+    norms = layer_gradient_norms(model)
+    assert len(norms["encoder"]) == len(norms["decoder"]) == 2 and min(norms["encoder"]) > 0
+
+
+def test_what_a_method_shows_is_recorded(build, batch):
+    model = build("transformer_prenorm_2l2l_tiny", layer_agg="toy").train()
+    model(*batch)[0].sum().backward()
+    record = depth_record(model)
+    assert record["toy_enc_share"] == record["toy_dec_share"] == pytest.approx(0.7)
+
+
+def test_a_methods_own_dropout_is_its_own(build, dictionary):
+    """--dropout is another flag."""
+    model = build("transformer_prenorm_2l2l_tiny", layer_agg="toy", toy_dropout=0.25, dropout=0.5)
+    assert (model.encoder.history.dropout.p, model.decoder.history.dropout.p) == (0.25, 0.25)
+    assert model.encoder.layers[0].dropout_module.p == 0.5
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ({"layer_agg": "toy", "toy_dropout": 1.0}, "--toy-dropout 1.0 is not a probability"),
+        ({"toy_dropout": 0.1}, "--toy-dropout does nothing without --layer-agg toy: add that, or leave it out"),
+        ({"toy_start": 0.1}, "--toy-start does nothing without --decoder-memory toy: add that, or leave it out"),
+        ({"layer_agg": "toy-bare", "residual": "toy"}, "--residual toy has nothing to connect"),
+        ({"decoder_layer_agg": "toy-calls"}, "--layer-agg toy-calls is made for encoders"),
+        ({"layer_agg": "toy", "encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop"),
+        ({"layer_agg": "toy-bare", "deep_init": "ds"}, "--deep-init ds is about residual connections"),
+    ],
+)
+def test_clashes_are_refused_in_one_line(flags, words, build):
+    with pytest.raises(UsageError) as error:
+        build("transformer_prenorm_2l2l_tiny", **flags)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory):
+    """A folder for --user-dir that adds the toys to the package."""
+    folder = tmp_path_factory.mktemp("plugin") / "toy_plugin"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport fairseq_deep\n"
+        "from tests.helpers.toy_methods import register\nregister()\n"
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--layer-agg", "toy", "--toy-dropout", "0.1", "--decoder-memory", "toy", "--residual", "toy"],
+        ["--layer-agg", "toy-bare", "--log-depth-interval", "1"],
+    ],
+    ids=["toy", "bare"],
+)
+def test_they_train_and_translate_from_the_command_line(flags, plugin, tmp_path):
+    import random
+
+    from tests.helpers.commands import binarise, losses, run, train_command, write_pairs
+
+    rng = random.Random(3)
+    for split, count in (("train", 60), ("valid", 10), ("test", 10)):
+        write_pairs(tmp_path / split, count, rng)
+    data = binarise(tmp_path, ("train", "valid", "test"))
+    command = train_command(data, tmp_path / "save", *flags, "--max-update", "6", arch="transformer_prenorm_2l2l_tiny")
+    command[command.index("--user-dir") + 1] = plugin
+    done = run(*command)
+    assert len(losses(done)) == 6
+    assert "gnorm_enc_1" in done.stdout + done.stderr or "--log-depth-interval" not in flags
+    checkpoint = tmp_path / "save" / "checkpoint_last.pt"
+    generated = run("fairseq-generate", data, "--user-dir", plugin, "--path", checkpoint, "--beam", "3", "--cpu")
+    assert len(re.findall(r"^H-\d+", generated.stdout, re.M)) == 10

@@ -1,0 +1,1 @@
+"""What the tests share. No test module imports another one."""

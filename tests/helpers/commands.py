@@ -1,0 +1,120 @@
+"""Console scripts run as a user runs them, on a small made-up language pair."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+from tests.helpers.forkserver import BIN, SCRIPTS, server
+from tests.helpers.paths import PACKAGE
+
+
+def run(*command, stdin=None, check=True, cwd=None, real=False, prepare=None):
+    """Run a console script of this environment with one thread; on failure, show what it printed.
+
+    It runs in a fork of a process that has imported what it needs; *real* starts it as a user does. *prepare*:
+    "module:function" and its arguments, called there before it.
+    """
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
+    line = [str(part) for part in command]
+    if line[0] in SCRIPTS and not real:
+        done = server().call(line, stdin, cwd, env, prepare)
+    else:
+        done = subprocess.run(line, input=stdin, capture_output=True, text=True, env=env, timeout=300, cwd=cwd)
+    if check and done.returncode:
+        raise AssertionError(f"{' '.join(line)} exited {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+    return done
+
+
+def without_plugin():
+    """Called in the process of a command: it cannot import this package."""
+    sys.modules["fairseq_deep"] = None
+
+
+def write_pairs(path, count, rng, leave_out=(), longest=8):
+    """Random strings of 3 to *longest* digits (path.src) and their reversals (path.tgt).
+
+    Returns:
+        the *count* strings, none of them of *leave_out*
+    """
+    written = []
+    with open(f"{path}.src", "w") as source, open(f"{path}.tgt", "w") as target:
+        while len(written) < count:
+            digits = " ".join(str(rng.randrange(10)) for _ in range(rng.randint(3, longest)))
+            if digits not in leave_out:
+                print(digits, file=source)
+                print(digits[::-1], file=target)
+                written.append(digits)
+    return written
+
+
+def binarise(folder, splits, *flags):
+    """Binarised form, in folder/bin, of the pairs folder/SPLIT.src and folder/SPLIT.tgt."""
+    prefixes = [part for split in splits for part in (f"--{split}pref", folder / split)]
+    run("fairseq-preprocess", "-s", "src", "-t", "tgt", *prefixes, "--destdir", folder / "bin",
+        "--joined-dictionary", *flags)  # fmt: skip
+    return folder / "bin"
+
+
+NARROW = ["--encoder-embed-dim", "16", "--encoder-attention-heads", "2", "--decoder-attention-heads", "2",
+          "--share-all-embeddings"]  # fmt: skip
+FEED_FORWARD = ["--encoder-ffn-embed-dim", "32"]
+EXACT = ("--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "0")
+
+
+def train_command(data, save_dir, *flags, arch="transformer_dlcl_2l2l_tiny", launcher=()):
+    """A stock-style command line with the plugin added to it."""
+    narrow = NARROW if arch.startswith(("transformer_lstm", "transformer_rnn")) else NARROW + FEED_FORWARD
+    return [
+        *launcher, *([BIN / "fairseq-train"] if launcher else ["fairseq-train"]), data,
+        "--user-dir", PACKAGE, "--arch", arch, *narrow,
+        "--optimizer", "adam", "--lr", "2e-3", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "4",
+        "--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1", "--max-tokens", "400", "--seed", "5",
+        "--save-dir", save_dir, "--cpu", "--log-format", "json", "--log-interval", "1", *flags,
+    ]  # fmt: skip
+
+
+def losses(done):
+    """The training loss after each update, {update: loss}, of an ended process."""
+    return losses_in(done.stdout + done.stderr)
+
+
+def losses_in(log):
+    """The same of the text of a json log."""
+    found = {}
+    for text in re.findall(r"train_inner \| (\{.*\})", log):
+        entry = json.loads(text)
+        found[int(entry["num_updates"])] = float(entry["loss"])
+    return found
+
+
+def load_trained(path):
+    """Models, settings and task of the checkpoint at *path*, with the data that its training had."""
+    import torch  # not in the processes that only start commands
+    from fairseq import checkpoint_utils
+
+    data = torch.load(path, weights_only=False)["cfg"]["task"]["data"]
+    return checkpoint_utils.load_model_ensemble_and_task([str(path)], arg_overrides={"data": data})
+
+
+def hypotheses(done):
+    """The translations that fairseq-generate printed, one for each beam."""
+    return [line.split("\t")[2] for line in sorted(done.stdout.splitlines()) if re.match(r"H-\d+\t", line)]
+
+
+def assert_reduced_precision_trains_like_fp32(data, folder, arch, *flags):
+    """--fp16 needs a GPU, and --amp has no effect on a CPU (autocast is tested with the architectures)."""
+    import pytest
+
+    flags = (*flags, "--max-update", "20", "--lr", "5e-3", "--no-save", *EXACT)
+    exact, *reduced = (
+        losses(run(*train_command(data, folder, *flags, *more, arch=arch)))
+        for more in ((), ("--memory-efficient-fp16",), ("--bf16",))
+    )
+    assert set(exact) == set(range(1, 21))
+    # a model that gives each entry of the vocabulary the same probability has log2(16) = 4 in each update
+    assert max(list(exact.values())[-5:]) < 3.8
+    for found in reduced:
+        assert found == pytest.approx(exact, abs=0.05)

@@ -1,0 +1,56 @@
+"""Use the core where fairseq, omegaconf and hydra cannot be imported: every method, forward, backward, search."""
+
+import dataclasses
+
+import torch
+import without_fairseq
+
+without_fairseq.block()
+
+from fairseq_deep.core.aggregators import AGGREGATORS  # noqa: E402
+from fairseq_deep.core.attention import DECODER_ATTENTIONS  # noqa: E402
+from fairseq_deep.core.inits import INITS  # noqa: E402
+from fairseq_deep.core.memories import MEMORIES  # noqa: E402
+from fairseq_deep.core.residuals import RESIDUALS  # noqa: E402
+from fairseq_deep.core.search import BeamSearch, SearchOptions  # noqa: E402
+from fairseq_deep.core.stack import MethodConfig, Stack  # noqa: E402
+from fairseq_deep.core.transformer import Transformer  # noqa: E402
+
+
+def stacks(axis, registry, name):
+    """Both stacks with the method *name* on *axis*, where it is made for them."""
+    method = registry.get(name)
+    pre_norm = "pre" in getattr(method, "norms", ("pre",))
+    made = {}
+    for side in ("encoder", "decoder"):
+        stack = Stack(2, 16, pre_norm, side, ffn_dim=32, heads=2)
+        if side == "decoder" or axis not in ("attention", "memory"):
+            config = MethodConfig(name, method)
+            layout = method.layout(side, {}) if axis == "aggregator" else stack.layout
+            stack = dataclasses.replace(stack, layout=layout, **{axis: config})
+        made[side] = stack
+    if name == "msc" and axis == "memory":
+        made = {side: stacks("aggregator", AGGREGATORS, "msc")[side] for side in made}
+        made["decoder"] = dataclasses.replace(made["decoder"], memory=MethodConfig(name, method))
+    return made
+
+
+def check(axis, registry, name):
+    torch.manual_seed(1)
+    model = Transformer.build(stacks(axis, registry, name), 20)
+    source, target = torch.randint(4, 20, (3, 5)), torch.randint(4, 20, (3, 4))
+    source[1, :2] = 1
+    model.train()(source, None, target)[0].float().logsumexp(-1).sum().backward()
+    missing = [key for key, parameter in model.named_parameters() if parameter.grad is None]
+    assert not missing, (axis, name, missing)
+    found = BeamSearch([model.prepare_for_decoding()], SearchOptions(beam=3, max_len_b=6))(source)
+    assert [len(sentence) for sentence in found] == [3, 3, 3], (axis, name)
+    assert all(each["score"].isfinite() for sentence in found for each in sentence), (axis, name)
+
+
+for axis, registry in (("aggregator", AGGREGATORS), ("residual", RESIDUALS), ("init", INITS),
+                       ("attention", DECODER_ATTENTIONS), ("memory", MEMORIES)):  # fmt: skip
+    for name in registry.names():
+        check(axis, registry, name)
+without_fairseq.assert_nothing_is_loaded()
+print("every method works")

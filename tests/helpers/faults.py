@@ -1,0 +1,188 @@
+"""Trainings in which one chosen write to a folder goes wrong, which get a signal at a chosen update, or are looked at.
+
+What counts as a write: opening a file for writing, each block that goes to the system, fsync, rename and remove.
+"""
+
+import atexit
+import builtins
+import errno
+import io
+import json
+import os
+import signal
+from pathlib import Path
+
+from tests.helpers.forkserver import server
+
+KINDS = ("EIO", "ENOSPC", "kill")
+KILLED = -signal.SIGKILL
+
+
+class Faults:
+    """Makes the write number *at* fail, and for ENOSPC all later ones that need room; 0: counts alone."""
+
+    def __init__(self, folder, kind="", at=0):
+        self.folder, self.kind, self.at, self.count = os.path.realpath(folder), kind, at, 0
+
+    def covers(self, path):
+        return isinstance(path, (str, os.PathLike)) and os.path.realpath(path).startswith(self.folder)
+
+    def point(self, needs_room=True):
+        """One write: returns, raises, or never returns."""
+        self.count += 1
+        if self.count == self.at and self.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.count == self.at and self.kind == "EIO":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if self.at and self.count >= self.at and self.kind == "ENOSPC" and needs_room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def install(self):
+        faults, real_open = self, builtins.open
+        names = {name: getattr(os, name) for name in ("replace", "rename", "remove", "unlink")}
+        fsync = os.fsync
+
+        class Raw(io.FileIO):
+            def write(self, data):
+                half = memoryview(data).cast("B")[: len(data) // 2]
+                last = faults.count + 1 == faults.at
+                if last:
+                    super().write(half)  # the disk takes some of it
+                faults.point()
+                return super().write(data)
+
+        def opening(path, mode="r", *rest, **options):
+            if not faults.covers(path) or not set(mode) & set("wax+"):
+                return real_open(path, mode, *rest, **options)
+            faults.point()
+            if "+" in mode:
+                return real_open(path, mode, *rest, **options)
+            raw = io.BufferedWriter(Raw(path, mode.replace("b", "").replace("t", "")), 65536)
+            return raw if "b" in mode else io.TextIOWrapper(raw, encoding="utf-8")
+
+        def wrapped(function):
+            def changed(path, *rest, **options):
+                if faults.covers(path):
+                    faults.point(needs_room=False)
+                return function(path, *rest, **options)
+
+            return changed
+
+        def synced(number):
+            faults.point()
+            return fsync(number)
+
+        builtins.open = io.open = opening
+        os.fsync = synced
+        for name, function in names.items():
+            setattr(os, name, wrapped(function))
+
+
+def install(folder, kind="", at=0, counted=""):
+    """Called in the process of the training: the write number *at* to *folder* fails; all are counted, in a file."""
+    faults = Faults(folder, kind, at)
+    if counted:
+        write = Path(counted).write_text
+        atexit.register(lambda: write(str(faults.count)))
+    faults.install()
+
+
+def send(number, update):
+    """Called there, too: the training sends itself a signal in the middle of the update after *update*."""
+    from fairseq.trainer import Trainer
+
+    real = Trainer.train_step
+
+    def train_step(trainer, *rest, **options):
+        if trainer.get_num_updates() == update:
+            os.kill(os.getpid(), number)
+        return real(trainer, *rest, **options)
+
+    Trainer.train_step = train_step
+
+
+def poison(name, value, updates, backward=False):
+    """Called there, too: the output of the module *name*, or its gradient, is multiplied by *value* in an update.
+
+    Args:
+        updates: the numbers of these updates, in order; one that is there twice is so once more after a rewind
+    """
+    import torch
+    from fairseq.trainer import Trainer
+
+    real = Trainer.train_step
+
+    def change(module, inputs, output):
+        tensor, *others = (output,) if torch.is_tensor(output) else output
+        if backward:
+            tensor.register_hook(lambda grad: grad * value)
+            return None
+        return tensor * value if torch.is_tensor(output) else (tensor * value, *others)
+
+    def train_step(trainer, *rest, **options):
+        if not updates or trainer.get_num_updates() + 1 != updates[0]:
+            return real(trainer, *rest, **options)
+        updates.pop(0)
+        hook = trainer.get_model().get_submodule(name).register_forward_hook(change, prepend=True)
+        try:
+            return real(trainer, *rest, **options)
+        finally:
+            hook.remove()
+
+    Trainer.train_step = train_step
+
+
+def watch(report):
+    """Called in the process of the training, before it: look at each gradient, and at the model that is saved."""
+    import fairseq_cli.train as program
+    from fairseq.trainer import Trainer
+
+    train, clip, missing = program.main, Trainer.clip_grad_norm, set()
+
+    def clip_grad_norm(trainer, *rest, **options):
+        for name, parameter in trainer.get_model().named_parameters():
+            if parameter.requires_grad and (parameter.grad is None or not parameter.grad.isfinite().all()):
+                missing.add(name)
+        return clip(trainer, *rest, **options)
+
+    def main(cfg):
+        train(cfg)
+        Path(report).write_text(json.dumps({"missing": sorted(missing), "fault": fault_of_saved(cfg)}))
+
+    Trainer.clip_grad_norm, program.main = clip_grad_norm, main
+
+
+def fault_of_saved(cfg):
+    """What does not hold for the model that was saved."""
+    import torch
+    from fairseq import checkpoint_utils
+
+    from tests.helpers import invariances
+
+    path = Path(cfg.checkpoint.save_dir) / "checkpoint_last.pt"
+    overrides = {"data": cfg.task.data}
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], arg_overrides=overrides)
+    model.double()  # some methods, such as EM routing, amplify the rounding of fp32 a thousandfold
+    for check in (
+        invariances.incremental_decoding_equals_full_decoding,
+        invariances.hypotheses_that_share_a_source_decode_as_alone,
+        invariances.padding_and_batch_composition_change_nothing,
+    ):
+        torch.manual_seed(1)
+        try:
+            check(lambda: model, task.source_dictionary)
+        except Exception as error:
+            return f"{check.__name__}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return ""
+
+
+def train(command, log, prepare=None):
+    """Exit status of fairseq-train's *command* (its name, then arguments), negative for a signal.
+
+    All output is in the file *log*. *prepare* is "install", "send", "poison" or "watch" with its arguments.
+    """
+    if prepare:
+        prepare = [f"tests.helpers.faults:{prepare[0]}", *prepare[1:]]
+    done = server().call([str(word) for word in command], prepare=prepare)
+    Path(log).write_text(done.stdout + done.stderr)
+    return done.returncode

@@ -1,0 +1,77 @@
+"""Files from strangers: what hides a call, archives of any content, settings that are off the list."""
+
+import argparse
+import io
+import tarfile
+
+import torch
+from fairseq.tasks.translation import TranslationConfig
+from omegaconf import OmegaConf
+from omegaconf.nodes import AnyNode
+
+import fairseq_deep  # noqa: F401 (registers its task)
+
+
+class Call:
+    """Pickles as a call of `function`."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def member(name, text="", **fields):
+    info = tarfile.TarInfo(name)
+    info.size = len(text)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info, text if isinstance(text, bytes) else text.encode()
+
+
+def archive(path, *members, mode="w:gz"):
+    with tarfile.open(path, mode) as opened:
+        for info, content in members:
+            opened.addfile(info, io.BytesIO(content))
+    return path
+
+
+def everything(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def checkpoint(**settings):
+    cfg = {"task": {"_name": "translation", "data": "x"}, "model": {"_name": "transformer"}, "common": {"seed": 1}}
+    for name, value in settings.items():
+        section, _, key = name.partition("__")
+        cfg.setdefault(section, {})[key or "_name"] = value
+    return {"cfg": cfg, "model": {"w": torch.ones(1)}}
+
+
+def loop():
+    content = {"_name": "translation"}
+    content["self"] = content
+    return content
+
+
+HOSTILE = [
+    (checkpoint(task="speech_unit_modeling"), "task = speech_unit_modeling"),
+    (checkpoint(task__dataset_impl="fasta"), "dataset_impl = fasta"),
+    (checkpoint(task__dataset_impl=OmegaConf.create({"_name": "fasta"})), "dataset_impl = fasta"),
+    (checkpoint(task__data="${oc.env:SECRET}"), "data = ${oc.env:SECRET}"),
+    (checkpoint(task__data=AnyNode("${oc.env:SECRET}")), "data = ${oc.env:SECRET}"),
+    (checkpoint(task__data="${model.data}"), "data = ${model.data}"),
+    (checkpoint(task__lang_pairs=["a-b", "a-x/../../c"]), "lang_pairs = a-x/../../c"),
+    (checkpoint(task__mono_langs="a,/tmp"), "mono_langs = a,/tmp"),
+    (checkpoint(task="${task.data}"), "task = ${task.data}"),
+    (checkpoint(criterion="ctc"), "criterion = ctc"),
+    (checkpoint(task__data="fasta", task__dataset_impl="fasta"), "dataset_impl = fasta"),
+    (checkpoint(tokenizer=3), "tokenizer = 3"),
+    ({"cfg": torch.zeros(0)}, "settings = tensor([])"),
+    (checkpoint(common__self=loop(), task="hubert_pretraining"), "task = hubert_pretraining"),
+    ({"cfg": OmegaConf.create({"task": {"x": "${oc.env:SECRET}"}})}, "x = ${oc.env:SECRET}"),
+    ({"cfg": {"task": TranslationConfig(data="${oc.env:A}")}}, "data = ${oc.env:A}"),
+    ({"args": argparse.Namespace(task="text_to_speech", arch="transformer")}, "task = text_to_speech"),
+    ({"args": argparse.Namespace(dataset_impl="fasta"), "cfg": None}, "dataset_impl = fasta"),
+]

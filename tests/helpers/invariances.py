@@ -1,0 +1,155 @@
+"""What must hold for every model, whatever its methods.
+
+Each function takes ``make(**flags)``, which builds a narrow model without dropout, and the vocabulary.
+``INVARIANCES`` has them all by name.
+"""
+
+import torch
+
+from tests.helpers.models import make_batch
+
+# a fresh 24-layer depth-wise LSTM amplifies the rounding of fp32 about a hundredfold
+NEAR = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def features(model, source, lengths, target):
+    return model(source, lengths, target)[0]
+
+
+def every_parameter_gets_a_finite_gradient(make, dictionary):
+    """With weights that are not at a special point, as zeros at the start may be."""
+    batch, model = make_batch(dictionary), make().train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    output = features(model, *batch)
+    assert output.isfinite().all()
+    words = torch.randint(len(dictionary), (output[..., 0].numel(),))
+    torch.nn.functional.cross_entropy(output.flatten(0, 1), words).backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.isfinite().all(), key
+        # a key bias shifts all scores of a query alike, so that its gradient is rounding only
+        assert parameter.grad.any() or key.endswith("k_proj.bias"), key
+
+
+def a_loaded_model_gives_the_same_output(make, dictionary):
+    batch, model, other = make_batch(dictionary), make().eval(), make().eval()
+    with torch.no_grad():
+        expected = features(model, *batch)
+        assert not torch.equal(expected, features(other, *batch))
+        other.load_state_dict(model.state_dict())
+        assert torch.equal(expected, features(other, *batch))
+
+
+def incremental_decoding_equals_full_decoding(make, dictionary):
+    """Also when the beam, here three hypotheses of one sentence, is reordered in the middle."""
+    model = make().eval()
+    source, lengths, target = make_batch(dictionary, lengths=(5,), target_lengths=(6, 6, 6))
+    source, lengths = source.repeat(3, 1), lengths.repeat(3)
+    order = torch.tensor([2, 0, 0])
+    with torch.no_grad():
+        encoder_out = model.encoder(source, lengths)
+        state = {}
+        for step in range(1, 4):
+            model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)
+        model.decoder.reorder_incremental_state_scripting(state, order)
+        target = target[order]
+        full = model.decoder(target, encoder_out=encoder_out)[0]
+        for step in range(4, 7):
+            last = model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)[0]
+            torch.testing.assert_close(last[:, -1], full[:, step - 1], **NEAR)
+
+
+def hypotheses_that_share_a_source_decode_as_alone(make, dictionary):
+    """As in beam search: two sentences of two hypotheses each, reordered, then one sentence that is left."""
+    model = make().eval()
+    source, lengths, target = make_batch(dictionary, lengths=(5, 3), target_lengths=(5, 5, 5, 5))
+    order = torch.tensor([1, 0, 2, 2])
+    with torch.no_grad():
+        encoder_out = model.encoder(source, lengths)
+        encoder_out, state = model.encoder.reorder_encoder_out(encoder_out, torch.tensor([0, 0, 1, 1])), {}
+        for step in range(1, 3):
+            model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)
+        for new_order in (order, torch.tensor([3, 2])):
+            model.decoder.reorder_incremental_state_scripting(state, new_order)
+            encoder_out = model.encoder.reorder_encoder_out(encoder_out, new_order)
+            target = target[new_order]
+        full = model.decoder(target, encoder_out=model.encoder(source[[1, 1]], lengths[[1, 1]]))[0]
+        for step in range(3, 6):
+            last = model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)[0]
+            torch.testing.assert_close(last[:, -1], full[:, step - 1], **NEAR)
+
+
+def padding_and_batch_composition_change_nothing(make, dictionary):
+    model = make().eval()
+    source, lengths, target = make_batch(dictionary)
+    pad = dictionary.pad()
+    with torch.no_grad():
+        together = features(model, source, lengths, target)
+        for row in range(len(source)):
+            words, outputs = source[row][source[row] != pad], target[row][target[row] != pad]
+            alone = features(model, words[None], lengths[row : row + 1], outputs[None])[0]
+            torch.testing.assert_close(together[row, : len(outputs)], alone, **NEAR)
+            padding = torch.full((2,), pad)
+            right = features(model, torch.cat([words, padding])[None], lengths[row : row + 1], outputs[None])[0]
+            torch.testing.assert_close(right, alone, **NEAR)
+            left = features(model, words[None], lengths[row : row + 1], torch.cat([padding, outputs])[None])[0]
+            torch.testing.assert_close(left[2:], alone, **NEAR)
+
+
+def activation_checkpointing_changes_nothing(make, dictionary):
+    results, batch = [], make_batch(dictionary)
+    for recompute in (False, True):
+        torch.manual_seed(3)
+        model = make(checkpoint_activations=recompute, dropout=0.1).train()
+        calls = []
+        for stack in (model.encoder, model.decoder):
+            dropout = next(module for name, module in stack.layers[-1].named_modules() if name == "dropout_module")
+            dropout.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        output = features(model, *batch)
+        once = len(calls)
+        output.square().mean().backward()
+        assert len(calls) == (2 * once if recompute else once), "each layer runs again in the backward pass"
+        results.append([output, *(parameter.grad for parameter in model.parameters())])
+    for plain, recomputed in zip(*results):
+        torch.testing.assert_close(recomputed, plain, rtol=1e-4, atol=1e-5)
+
+
+def lower_precision_is_finite_and_near(make, dictionary):
+    """All in bf16, and as under --amp, where layer outputs, norms and the embedding come in different types.
+
+    Near means: far below the spread of the outputs, at any depth. A model whose layers amplify every difference (fresh
+    depth-wise LSTMs from 12 layers on) is no nearer than what the rounding of its weights alone changes.
+    """
+    batch, model = make_batch(dictionary), make().train()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = features(model, *batch)
+    mixed.float().square().mean().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+        assert parameter.grad.dtype == parameter.dtype
+    model.eval().zero_grad()
+    with torch.no_grad():
+        exact = features(model, *batch)
+        half = features(model.bfloat16(), *batch)
+        rounded = features(model.float(), *batch)
+    assert half.dtype == torch.bfloat16
+    unavoidable = (rounded - exact).abs().mean()
+    for output in (half, mixed):
+        assert output.isfinite().all() and not torch.equal(output.float(), exact)
+        assert (output.float() - exact).abs().mean() < max(0.1 * exact.std(), 4 * unavoidable)
+
+
+INVARIANCES = {
+    check.__name__: check
+    for check in (
+        every_parameter_gets_a_finite_gradient,
+        a_loaded_model_gives_the_same_output,
+        incremental_decoding_equals_full_decoding,
+        hypotheses_that_share_a_source_decode_as_alone,
+        padding_and_batch_composition_change_nothing,
+        activation_checkpointing_changes_nothing,
+        lower_precision_is_finite_and_near,
+    )
+}

@@ -1,0 +1,78 @@
+"""Small models of every method, as (architecture, flags), by name; for tests that run them all."""
+
+import re
+
+from fairseq_deep.core.description import DECODER, SIDED
+from fairseq_deep.plugin.architectures import ARCHITECTURES
+from tests.helpers.models import POSTNORM, PRENORM
+
+LSTM, DLCL = "transformer_lstm_2l2l_tiny", "transformer_dlcl_2l2l_tiny"
+NO_FFN = {"encoder_ffn_embed_dim": None, "decoder_ffn_embed_dim": None}
+# what a method cannot be without
+NEEDS = {"msc": {"layer_agg": "msc", "decoder_memory": "msc"}, "lstm": NO_FFN, "rnn": NO_FFN}
+
+
+def methods():
+    """Each method of each axis; of the initialisations, those that change what a layer computes."""
+    for axis, (registry, _) in {**SIDED, **DECODER}.items():
+        for name in registry.names():
+            method = registry.get(name)
+            if axis == "deep_init" and method.layer_norm and not method.connects:
+                continue
+            norms = getattr(method, "norms", ("pre",))
+            yield f"{axis}-{name}", (PRENORM if "pre" in norms else POSTNORM, {axis: name, **NEEDS.get(name, {})})
+
+
+METHODS = dict(methods())
+# what computes otherwise than the method's default does
+_OPTIONS = [
+    (DLCL, {"dlcl_weight_type": "vector"}),
+    (DLCL, {"dlcl_weight_type": "scalar_4", "dlcl_dropout": 0.1}),
+    (DLCL, {"dlcl_window": 2, "dlcl_normalize": True}),
+    (DLCL, {"dlcl_fixed": True, "dlcl_no_norm": True}),
+    ("transformer_dlcl_postnorm_2l2l_tiny", {}),
+    (LSTM, {"lstm_merge": "concat", "lstm_attn_residual": False}),
+    (LSTM, {"lstm_merge": "two", "lstm_share": "none", "lstm_final_norm": True}),
+    (LSTM, {"lstm_share": "gate-encdec", "lstm_ffn": 1}),
+    (LSTM, {"lstm_share": "all", "lstm_glu": "gelu"}),
+    (LSTM, {"decoder_attn": "merged"}),
+    (LSTM, {"checkpoint_activations": True}),
+    (PRENORM, {"layer_agg": "mlrf", "mlrf_kind": "ffn"}),
+    (PRENORM, {"layer_agg": "mlrf", "mlrf_kind": "multi-hop"}),
+    (POSTNORM, {"layer_agg": "mlrf", "mlrf_kind": "mean"}),
+    (PRENORM, {"layer_agg": "ode", "ode_method": "rk2-learned"}),
+    (PRENORM, {"layer_agg": "ode", "ode_method": "rk2-init", "checkpoint_activations": True}),
+    (PRENORM, {"layer_agg": "ode", "ode_method": "ema", "ode_history": "dlcl", "ode_identity": True}),
+    (POSTNORM, {"layer_agg": "routing", "routing_kind": "dynamic", "checkpoint_activations": True}),
+    (PRENORM, {"layer_agg": "attention-residual", "attention_residual_block": 2}),
+    (POSTNORM, {"residual": "highway", "highway_form": "attention"}),
+    (PRENORM, {"residual": "sdu", "sdu_activation": "tanh", "sdu_layers": 1}),
+    (PRENORM, {"decoder_attn": "average", "average_ffn": True}),
+    (PRENORM, {"relative_positions": 2, "relative_values": True}),
+    (POSTNORM, {"relative_positions": 2, "decoder_attn": "merged-self", "checkpoint_activations": True}),
+    (PRENORM, {"share_all_embeddings": True, "layernorm_embedding": True, "decoder_learned_pos": True}),
+    ("transformer_prenorm_6l_big_encoder", {"encoder_layers": 2, "decoder_layers": 2, "decoder_memory": "layerwise"}),
+]
+OPTIONS = {
+    " ".join([name.split("_")[1], *(f"{flag}={value}" for flag, value in flags.items())]): (name, flags)
+    for name, flags in _OPTIONS
+}
+
+
+def forms():
+    """Each system of the table of architectures, whatever its depth, and each method that has none to itself."""
+    rows = {}
+    for row in sorted(ARCHITECTURES.values(), key=lambda row: (row.encoder_layers, row.decoder_layers)):
+        rows.setdefault(re.sub(r"transformer_(.*?)_\d+l(?![a-z]).*", r"\1", row.name), row)
+    for name, row in rows.items():
+        yield name, (row.name, {})
+    known = {method for row in rows.values() if len(row.methods) == 1 for method in row.methods}
+    for axis, (registry, default) in {**SIDED, **DECODER}.items():
+        for name in sorted({*registry.names()} - known - {default}):
+            for norm in getattr(registry.get(name), "norms", ("pre",)):
+                if norm == "pre" or axis in ("deep_init", "residual"):
+                    flags = {axis: name, **NEEDS.get(name, {})}
+                    yield f"{norm}norm {name}", (f"transformer_{norm}norm_2l2l_tiny", flags)
+
+
+FORMS = dict(forms())

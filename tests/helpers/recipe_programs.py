@@ -1,0 +1,128 @@
+"""Parts of the recipes as programs: ``recipe_programs.py PART FLAGS`` calls a function of ``fairseq_deep.recipes``.
+
+A problem is one line on stderr and exit status 65, as a stage of a recipe reports it.
+"""
+
+import argparse
+import json
+import os
+import sys
+import types
+
+sys.modules["fairseq"] = None
+sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from fairseq_deep.errors import UsageError  # noqa: E402
+from fairseq_deep.recipes import nodes, process  # noqa: E402
+from fairseq_deep.recipes.recipe import Recipe  # noqa: E402
+from fairseq_deep.recipes.text import corpus, rebuild, subwords, wmt16_tar  # noqa: E402
+
+
+class Plan:
+    """A plan of which only options and folders are used."""
+
+    def __init__(self, folders, **options):
+        self.options, self.folders = Recipe(**options), folders
+        self.langs = (self.options.source_lang, self.options.target_lang)
+        self.description = folders.get("description", "")
+
+    def path(self, *parts):
+        return self.folders.get("/".join(parts)) or os.path.join(self.folders[parts[0]], *parts[1:])
+
+
+def flags(*names):
+    parser = argparse.ArgumentParser()
+    for name in names:
+        parser.add_argument(f"--{name}", default="")
+    return parser.parse_args(sys.argv[2:])
+
+
+def run_corpus():
+    if "--lengths" in sys.argv:
+        run_lengths()
+        return
+    args = flags("source-lang", "target-lang", "data", "out", "route")
+    corpus.copy_corpus(args.data, args.out, (args.source_lang, args.target_lang), args.route)
+
+
+def run_lengths():
+    at = sys.argv.index("--positions")
+    positions, sys.argv[at : at + 3] = list(map(int, sys.argv[at + 1 : at + 3])), []
+    args = flags("source-lang", "target-lang", "lengths", "max-tokens")
+    langs = (args.source_lang, args.target_lang)
+    corpus.check_lengths(args.lengths, langs, int(args.max_tokens), dict(zip(langs, positions)))
+
+
+def run_rebuild():
+    args = flags("source-lang", "target-lang", "corpus", "archives", "out", "url", "checksums")
+    options = {"source_lang": args.source_lang, "target_lang": args.target_lang}
+    options.update(data_url=args.url, checksums=args.checksums)
+    plan = Plan({"description": args.corpus, "download": args.archives}, **options)
+    rebuild.rebuild(plan, args.out)
+
+
+def run_subwords():
+    args = flags("source-lang", "target-lang", "text", "out", "merges", "bpe", "max-words", "max-subwords", "workers",
+                 "lowercase")  # fmt: skip
+    numbers = (int(args.merges), int(args.max_words), int(args.max_subwords or 0))
+    settings = subwords.Settings((args.source_lang, args.target_lang), args.bpe or "joint", *numbers,
+                                 args.lowercase == "true", int(args.workers or 1))  # fmt: skip
+    subwords.cut_corpus(args.text, args.out, settings)
+
+
+def run_wmt16_tar():
+    args = flags("source-lang", "target-lang", "tar", "out", "sha256", "lines")
+    options = {"source_lang": args.source_lang, "target_lang": args.target_lang, "data_tar": args.tar}
+    options.update(data_sha256=args.sha256, data_lines=args.lines)
+    wmt16_tar.unpack(Plan({"text": args.out}, **options))
+
+
+def run_nodes():
+    action = sys.argv.pop(2)
+    globals()[f"run_{action}"]()
+
+
+def run_port():
+    nodes.check_port(int(flags("port").port))
+
+
+def run_wait():
+    args = flags("host", "port", "hours", "peers", "marker", "key", "done", "done-key")
+    place = types.SimpleNamespace(host=args.host, port=int(args.port))
+    trained = (args.done, args.done_key) if args.done else None
+    nodes.wait(place, args.hours, json.loads(args.peers or "{}"), (args.marker, args.key), trained)
+
+
+def run_process():
+    """``process --log FILE [--train FILE] [--owner PID] COMMAND``: statuses are those of a stage."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--log")
+    parser.add_argument("--train")
+    parser.add_argument("--owner", type=int)
+    parser.add_argument("command", nargs="+")
+    args = parser.parse_args(sys.argv[2:])
+    supervisor = process.Supervisor([args.owner] if args.owner else [])
+    supervisor.install()
+    limits = {"--max-epoch": "", "--max-update": "", "--stop-time-hours": ""}
+    watch = process.Train(args.train, limits) if args.train else process.Plain()
+    try:
+        supervisor.run(args.command, args.log, watch)
+    except process.Stopped:
+        sys.exit(130)
+    except nodes.Failed:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    try:
+        globals()[f"run_{sys.argv[1]}"]()
+    except UsageError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        sys.exit(65)
+    except nodes.Failed as error:
+        sys.exit(str(error))
+    except OSError as error:
+        from fairseq_deep.recipes.runner import _of_system
+
+        print(f"error: {_of_system(error)}", file=sys.stderr)
+        sys.exit(65)

@@ -1,0 +1,144 @@
+"""Recipes as they are run: their text, programs in the place of those that they call, what they say."""
+
+import os
+import stat
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+from tests.helpers.forkserver import SCRIPTS, server
+from tests.helpers.paths import PROGRAMS, ROOT
+
+MAIN = ROOT / "run_wmt16_ende.sh"
+SMALL = ("--conf", "mini", "--bpe-merges", "50", "--workers", "1")
+LANGS = ("en", "de")
+WORDS = dict(
+    pair.split(":") for pair in "the:das house:Haus is:ist green:grün not:nicht old:alt we:wir see:sehen".split()
+)
+
+
+def write_program(path, body):
+    path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IEXEC)
+
+
+def environment(tools):
+    path = os.pathsep.join((str(tools), str(Path(sys.executable).parent), os.environ["PATH"]))
+    return {
+        **os.environ,
+        "PATH": path,
+        "FAIRSEQ_DEEP_ENV": "current",
+        "FAIRSEQ_DEEP_CHECKED": str(tools / "python"),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
+def recipe(tools, exp, *words, **how):
+    command = [str(MAIN), "--exp", str(exp), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(tools), timeout=300, **how)
+
+
+def assert_refused(done, *parts, status=65):
+    """One line on stderr, and nothing that looks like a result."""
+    assert done.returncode == status, done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    for part in parts:
+        assert part in done.stderr
+
+
+# A stand-in for every program of stages 0 and 3 to 7: it records its call and leaves what the next stage needs.
+STUB = r"""
+name=${0##*/}
+printf '%s\n' "$name $*" >>"$CALLS"
+argument() {
+  local flag=$1 previous='' word
+  shift
+  for word; do
+    [[ $previous == "$flag" ]] && printf %s "$word"
+    previous=$word
+  done
+}
+case $name in
+  fairseq-preprocess) mkdir -p "$(argument --destdir "$@")" ;;
+  fairseq-train)
+    folder=$(argument --save-dir "$@")
+    mkdir -p "$folder"
+    touch "$folder/checkpoint_last.pt" "$folder/checkpoint1.pt" "$folder/checkpoint2.pt"
+    [[ ! -e $CALLS.hang ]] || { echo $$ >"$CALLS.hanging"; exec sleep 300; }
+    [[ ! -e $CALLS.fail ]] || { echo "ValueError: planted"; exit 1; } ;;
+  fairseq-generate) for ((i = 0; i < 11; i++)); do printf 'S-%d\ta\nT-%d\tb\nH-%d\t-0.1\tb\n' $i $i $i; done ;;
+  fairseq-deep)
+    [[ $1 == average ]] && touch "$(argument --output "$@")"
+    [[ $1 == score ]] && printf '{"bleu": 12.34, "signature": "s"}' >"$(argument --json "$@")"
+    [[ $* == *--hypotheses* ]] || exit 0
+    printf 'b\n' >"$(argument --hypotheses "$@")"
+    printf 'b\n' >"$(argument --references "$@")" ;;
+esac
+"""
+
+
+def programs(calls):
+    """The programs called so far, in order; the list starts anew."""
+    called = [line.split() for line in calls.read_text().splitlines()]
+    calls.write_text("")
+    return [" ".join(words[: 2 if words[0] == "fairseq-deep" else 1]) for words in called]
+
+
+def assert_gone(pid, seconds=30):
+    """The process ends by itself: a training run must not outlive the script and meet its successor."""
+    end = time.time() + seconds
+    while time.time() < end:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"process {pid} still runs")
+
+
+def program(name, *words, langs=LANGS, **how):
+    """The ended process of a part of the recipes: "corpus", "subwords" ... (``recipe_programs.py``)."""
+    command = [sys.executable, PROGRAMS, name, "--source-lang", langs[0], "--target-lang", langs[1], *words]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, **how)
+
+
+def check(data, out, *words):
+    """The data check of the recipes, which copies what is good."""
+    return program("corpus", "--data", data, "--out", out, *words)
+
+
+def write_pairs(folder, **splits):
+    """Files SPLIT.LANG of lists of pairs."""
+    folder.mkdir(exist_ok=True, parents=True)
+    for split, pairs in splits.items():
+        for lang, side in zip(LANGS, zip(*pairs)):
+            (folder / f"{split}.{lang}").write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
+
+
+def lines(path):
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def make_real(tools):
+    """Let fairseq's programs, and ours but for its look at the machine, run in forks."""
+    for name in SCRIPTS:
+        write_program(tools / name, f"[[ $1 != doctor ]] || exit 0\n{server().stand_in(name)}")
+
+
+def pack(path, files, mode="w:gz"):
+    """Write a tar archive of ``{name: text}``."""
+    folder = path.parent / (path.name + ".files")
+    with tarfile.open(path, mode) as archive:
+        for name, text in files.items():
+            source = folder / name
+            source.parent.mkdir(parents=True, exist_ok=True)
+            source.write_text(text, encoding="utf-8")
+            archive.add(source, name)
+
+
+def sgm(*lines):
+    body = "\n".join(f'<seg id="{n}">{line}</seg>' for n, line in enumerate(lines, 1))
+    return f'<refset><doc docid="x"><p>\n{body}\n</p></doc></refset>\n'

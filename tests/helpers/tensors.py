@@ -1,0 +1,93 @@
+"""Random weights, and what a computation keeps and launches."""
+
+import itertools
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+DOUBLE = {"dtype": torch.float64}
+
+
+def randomise(module):
+    """Random numbers in all parameters and buffers."""
+    with torch.no_grad():
+        for tensor in itertools.chain(module.parameters(), module.buffers()):
+            tensor.copy_(torch.randn_like(tensor))
+    return module
+
+
+def shake(module, deviation=0.4):
+    """Random weights that no start has."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=deviation)
+    return module
+
+
+def saved_bytes(function, own=()):
+    """Bytes of the storages that autograd keeps after *function*, each once and without those of *own*."""
+    own = {tensor.data_ptr() for tensor in own}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.storage() if not hasattr(tensor, "untyped_storage") else tensor.untyped_storage()  # torch 1.13
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        function()
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+class Kernels(TorchDispatchMode):
+    """Names of operations that are more than views of a tensor; how many values Python wants to know."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.asked = [], 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = str(function)
+        views = any(result.alias_info and not result.alias_info.is_write for result in function._schema.returns)
+        if name in ("aten._local_scalar_dense.default", "aten.equal.default"):
+            self.asked += 1
+        elif not (views or "empty" in name or "_unsafe_view" in name):
+            self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def tensors_on_modules(model):
+    """Names of attributes, other than parameters and buffers, that hold a tensor, also in lists and dictionaries."""
+
+    def holds(value):
+        if isinstance(value, dict):
+            value = list(value.values())
+        if isinstance(value, (list, tuple, set)):
+            return any(map(holds, value))
+        return torch.is_tensor(value)
+
+    own = ("_parameters", "_buffers", "_modules")
+    return {
+        f"{name}.{attribute}"
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if attribute not in own and holds(value)
+    }
+
+
+def assert_same_gradients(actual, expected, sources, **near):
+    """In one random direction, with respect to all *sources*."""
+    direction = torch.randn_like(actual)
+    expected_grads = torch.autograd.grad(expected, sources, direction)
+    actual_grads = torch.autograd.grad(actual, sources, direction)
+    for want, got in zip(expected_grads, actual_grads):
+        torch.testing.assert_close(got, want, **near)
+
+
+def case(shape, bias=True):
+    """A linear layer and an input; *shape*: length, sentences, features in and out."""
+    length, batch, inputs, outputs = shape
+    return nn.Linear(inputs, outputs, bias=bias).eval(), torch.randn(length, batch, inputs)

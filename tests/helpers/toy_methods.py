@@ -1,0 +1,129 @@
+"""Methods of every shape that the package does not know, each as small as its contract allows."""
+
+import torch
+from torch import nn
+
+from fairseq_deep.core.aggregators import AGGREGATORS, Aggregator
+from fairseq_deep.core.memories import MEMORIES, Memory
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.residuals import RESIDUALS, ResidualConnection
+from fairseq_deep.core.stack import Layout, Stack
+
+
+class ToyAggregator(Aggregator):
+    """x_{l+1} = dropout(a y_l + (1 - a) y_{l-1}), with dropout of its own."""
+
+    def __init__(self, stack: Stack, dropout: float = 0.0):
+        super().__init__(stack)
+        if not 0.0 <= dropout < 1.0:
+            raise UsageError(f"--toy-dropout {dropout} is not a probability: use a value from 0 to below 1")
+        self.share = nn.Parameter(torch.tensor(0.7))
+        self.dropout = nn.Dropout(dropout)
+
+    @staticmethod
+    def add_args(parser) -> None:
+        parser.add_argument("--toy-dropout", type=float, metavar="P", help="dropout on each sum")
+
+    def record(self):
+        return {"share": self.share.detach()}
+
+    def start(self, x):
+        return [x, x]
+
+    def read(self, state: list[torch.Tensor], layer: int):
+        return self.dropout(self.share * state[1] + (1 - self.share) * state[0]).to(state[1].dtype)
+
+    def write(self, state: list[torch.Tensor], layer: int, output):
+        return [state[1], output]
+
+    def finish(self, state: list[torch.Tensor]):
+        return self.read(state, self.num_layers)
+
+
+class ToyMemory(Memory):
+    """z_j = y_L + b_j y_0."""
+
+    def __init__(self, encoder: Stack, decoder: Stack, start: float = 0.5):
+        super().__init__(encoder, decoder)
+        self.weight = nn.Parameter(torch.full((self.num_memories,), start))
+
+    @staticmethod
+    def add_args(parser) -> None:
+        parser.add_argument("--toy-start", type=float, metavar="X", help="start of b")
+
+    def forward(self, outputs: list[torch.Tensor], state: list[torch.Tensor]):
+        return [(outputs[-1] + share * outputs[0]).to(outputs[0].dtype) for share in self.weight.unbind()]
+
+
+class ToyResidual(ResidualConnection):
+    """r = x + s_i F, and from the layer's input once more: r += t x_1 (the norm after it takes the scale)."""
+
+    def __init__(self, stack: Stack, number: int):
+        super().__init__(stack, number)
+        self.weight = nn.Parameter(torch.full((self.sublayers,), 1.0 / number))
+        self.bottom = nn.Parameter(torch.tensor(0.1))
+
+    def forward(self, x, output, sublayer: int, bottom):
+        return (x + self.weight[sublayer] * output + self.bottom * bottom).to(x.dtype)
+
+
+class ToyBare(Aggregator):
+    """Two streams over bare sub-layers: odd ones write the first, even ones the second; each reads the sum."""
+
+    @classmethod
+    def layout(cls, side, options):
+        return Layout(residual=False, split=True)
+
+    def start(self, x):
+        return [x, x]
+
+    def read(self, state: list[torch.Tensor], layer: int):
+        return 0.5 * (state[0] + state[1])
+
+    def write(self, state: list[torch.Tensor], layer: int, output):
+        if layer % 2 == 0:
+            return [state[0] + output, state[1]]
+        return [state[0], state[1] + output]
+
+    def finish(self, state: list[torch.Tensor]):
+        return self.read(state, 0)
+
+
+class ToyCalls(Aggregator):
+    """Each encoder layer is evaluated twice, the second time on its own output; the mean goes on."""
+
+    encoder_only = True
+
+    def __init__(self, stack: Stack):
+        super().__init__(stack)
+        self.calls = 2 if stack.side == "encoder" else 1
+
+    def read(self, state: list[torch.Tensor], layer: int):
+        return state[0]
+
+    def point(self, x, outputs: list[torch.Tensor]):
+        return x if len(outputs) == 0 else outputs[-1]
+
+    def combine(self, x, outputs: list[torch.Tensor]):
+        return 0.5 * (outputs[0] + outputs[1])
+
+    def write(self, state: list[torch.Tensor], layer: int, output):
+        return [output]
+
+    def finish(self, state: list[torch.Tensor]):
+        return state[0]
+
+
+TOYS = [
+    (AGGREGATORS, "toy", ToyAggregator),
+    (MEMORIES, "toy", ToyMemory),
+    (RESIDUALS, "toy", ToyResidual),
+    (AGGREGATORS, "toy-bare", ToyBare),
+    (AGGREGATORS, "toy-calls", ToyCalls),
+]
+
+
+def register():
+    """Make the toys known, as a module in the package's folders does where it is imported."""
+    for registry, name, method in TOYS:
+        registry.register(name)(method)

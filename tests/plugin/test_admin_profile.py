@@ -1,0 +1,162 @@
+"""``--admin-start profile`` through fairseq's own console scripts: the first training batch alone sets omega."""
+
+import math
+
+import pytest
+import torch
+from fairseq import utils
+
+from tests.helpers.commands import EXACT, PACKAGE, hypotheses, load_trained, losses, run, train_command
+from tests.helpers.models import POSTNORM as POST
+
+PROFILE = ("--deep-init", "admin", "--admin-start", "profile")
+FLAGS = (*EXACT, "--disable-validation")
+RATE = 1.5e-3  # the highest learning rate of three updates; that of the first is 0, so that it profiles alone
+
+
+def train(data, folder, *flags, check=True, **options):
+    return run(*train_command(data, folder, *PROFILE, *FLAGS, *flags, arch=POST, **options), check=check)
+
+
+def state(path):
+    return torch.load(path, weights_only=False)["model"]
+
+
+def omegas(model_state):
+    """Rows of omega of both stacks, from the bottom of the encoder to the top of the decoder."""
+    names = [f"{side}.layers.{layer}.residual.weight" for side in ("encoder", "decoder") for layer in range(2)]
+    return torch.cat([model_state[name] for name in names])
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    """The folder of 4 updates, with a checkpoint of each of the first three, and the losses."""
+    folder = tmp_path_factory.mktemp("admin")
+    done = train(data, folder, "--max-update", "4", "--save-interval-updates", "1")
+    return folder, losses(done)
+
+
+def fresh(path):
+    """The model in the checkpoint *path* as it was before its first update, and the first two training batches."""
+    _, cfg, task = load_trained(path)
+    utils.set_torch_seed(cfg.common.seed)
+    model = task.build_model(cfg.model)
+    for cancel in model.waiting:
+        cancel()
+    task.load_dataset("train")
+    epoch = task.get_batch_iterator(
+        task.dataset("train"), max_tokens=cfg.dataset.max_tokens, seed=cfg.common.seed, epoch=1,
+        required_batch_size_multiple=cfg.dataset.required_batch_size_multiple,
+    )  # fmt: skip
+    return model.train(), list(epoch.next_epoch_itr(shuffle=True))[:2]
+
+
+@torch.no_grad()
+def profiled(model, samples):
+    """omega of all connections, a pass for each: omega_{i+1}^2 = Var[omega_i x_i] + Var[F_i], a mean over *samples*."""
+    found = []
+    for stack in (model.encoder, model.decoder):
+        variance = 1.0
+        for layer in stack.layers:
+            for index in range(len(layer.residual.weight)):
+                layer.residual.weight[index] = math.sqrt(variance)
+                found.append(math.sqrt(variance))
+                seen = []
+                handle = layer.residual.register_forward_pre_hook(
+                    lambda module, inputs, index=index, seen=seen: seen.append(inputs) if inputs[2] == index else None
+                )
+                for sample in samples:
+                    model(**sample["net_input"])
+                handle.remove()
+                variances = [float((found[-1] * x).var(unbiased=False) + f.var(unbiased=False)) for x, f, *_ in seen]
+                assert len(variances) == len(samples)
+                variance = sum(variances) / len(variances)
+    return torch.tensor(found)
+
+
+def test_the_first_update_profiles(trained):
+    """On its batch, all values of a connection alike."""
+    folder, _ = trained
+    model, samples = fresh(folder / "checkpoint_1_1.pt")
+    expected = profiled(model, samples[:1])
+    assert len(expected) == 2 * 2 + 3 * 2
+    assert expected[0] == expected[4] == 1.0 and min(expected[1:4].min(), expected[5:].min()) > 1.1
+    actual = omegas(state(folder / "checkpoint_1_1.pt"))
+    torch.testing.assert_close(actual, expected.unsqueeze(1).expand_as(actual), rtol=1e-5, atol=0)
+
+
+def test_later_updates_only_learn(trained):
+    folder, _ = trained
+    first, third = (omegas(state(folder / f"checkpoint_1_{update}.pt")) for update in (1, 3))
+    assert 0 < (first - third).abs().max() < 2 * RATE
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(data, trained, tmp_path):
+    folder, whole = trained
+    first, second = (losses(train(data, tmp_path, "--max-update", last)) for last in ("2", "4"))
+    assert (set(first), set(second)) == ({1, 2}, {3, 4})
+    assert {**first, **second} == whole
+    resumed, uninterrupted = (state(path / "checkpoint_last.pt") for path in (tmp_path, folder))
+    assert resumed.keys() == uninterrupted.keys()
+    for name, value in uninterrupted.items():
+        if name.endswith("_float_tensor"):  # fairseq leaves this memory as it was
+            continue
+        assert torch.equal(resumed[name], value), name
+
+
+def test_generate_needs_the_checkpoint_alone(data, trained):
+    folder, _ = trained
+    common = [data, "--user-dir", PACKAGE, "--beam", "2", "--cpu", "--max-len-b", "10"]
+    alone = hypotheses(run("fairseq-generate", *common, "--path", folder / "checkpoint_last.pt"))
+    assert len(alone) == 30
+    [model], _, _ = load_trained(folder / "checkpoint_last.pt")
+    saved = omegas(state(folder / "checkpoint_last.pt"))
+    assert torch.equal(omegas(model.state_dict()), saved)
+    _, samples = fresh(folder / "checkpoint_last.pt")
+    model.train()(**samples[1]["net_input"])
+    assert torch.equal(omegas(model.state_dict()), saved), "not even a batch of training changes it"
+
+
+def test_another_run_starts_from_the_profiled_weights(data, trained, tmp_path):
+    """``--finetune-from-model`` of a checkpoint profiles nothing either."""
+    folder, _ = trained
+    start = folder / "checkpoint_1_1.pt"
+    train(data, tmp_path, "--max-update", "2", "--finetune-from-model", start)
+    moved = omegas(state(tmp_path / "checkpoint_last.pt")) - omegas(state(start))
+    assert 0 < moved.abs().max() < RATE
+
+
+@pytest.mark.parametrize("backend", ["legacy_ddp", "pytorch_ddp"])
+def test_two_processes_profile_with_the_mean_of_their_batches(data, tmp_path, backend):
+    launcher = ["torchrun", "--standalone", "--nproc_per_node", "2"]
+    flags = ("--distributed-backend", "gloo", "--ddp-backend", backend, "--max-update", "3")
+    done = losses(train(data, tmp_path, *flags, "--save-interval-updates", "1", launcher=launcher))
+    assert set(done) == {1, 2, 3}
+    expected = profiled(*fresh(tmp_path / "checkpoint_1_1.pt"))
+    actual = omegas(state(tmp_path / "checkpoint_1_1.pt"))
+    torch.testing.assert_close(actual, expected.unsqueeze(1).expand_as(actual), rtol=1e-5, atol=0)
+
+
+HALF = pytest.mark.parametrize("flag", ["--memory-efficient-fp16", "--bf16"])
+
+
+@HALF
+def test_half_precision_starts_from_a_first_update_in_full(data, trained, tmp_path, flag):
+    folder, _ = trained
+    start = folder / "checkpoint_1_1.pt"
+    done = losses(train(data, tmp_path, "--max-update", "3", flag, "--finetune-from-model", start))
+    assert set(done) == {1, 2, 3}
+    last = omegas(state(tmp_path / "checkpoint_last.pt")).float()
+    assert (last - omegas(state(start))).abs().max() < 0.02, "rounded and trained, but not profiled"
+
+
+@HALF
+def test_half_precision_alone_is_refused_with_what_works(data, tmp_path, flag):
+    """fairseq resumes no optimizer of another precision: what it trains on from is the weights of the first update."""
+    done = train(data, tmp_path, "--max-update", "2", flag, check=False)
+    assert done.returncode not in (0, None)
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("fairseq_deep: ")]
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("*.pt"))
+    assert "--max-update 1" in line
+    assert "--finetune-from-model" in line or "--reset-optimizer" in line

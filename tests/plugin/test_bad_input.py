@@ -1,0 +1,160 @@
+"""Mistakes end with one line that names the problem and the cure."""
+
+
+import pytest
+from fairseq.data import Dictionary
+
+from fairseq_deep.core.registry import Registry, UsageError
+from fairseq_deep.plugin.architectures import build_architecture, get_architecture
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from tests.helpers.commands import PACKAGE, run
+from tests.helpers.flags import one_line, parse
+from tests.helpers.models import task_of
+
+
+@pytest.mark.parametrize("flag", ["--layer-agg", "--encoder-layer-agg", "--decoder-layer-agg"])
+def test_unknown_aggregator_names_the_nearest(flag):
+    with pytest.raises(UsageError) as error:
+        parse("--arch", "transformer_dlcl_30l", flag, "dclc")
+    assert "did you mean dlcl?" in one_line(error)
+    assert "residual" in one_line(error)
+
+
+@pytest.mark.parametrize(
+    "flags, line",
+    [
+        (
+            ("--arch", "transformer_dlcl_30l"),
+            "there is no architecture transformer_dlcl_30l: is the --user-dir of its package missing?",
+        ),
+        (
+            ("--user-dir", PACKAGE, "--arch", "transformer_dlcl_30"),
+            "there is no architecture transformer_dlcl_30: did you mean transformer_dlcl_30l, "
+            "or is the --user-dir of its package missing?",
+        ),
+        (("--user-dir", "nowhere", "--arch", "transformer"), "--user-dir nowhere: there is no such folder"),
+    ],
+    ids=["no plugin", "mistyped", "no folder"],
+)
+def test_what_nothing_has_registered_is_one_line(flags, line):
+    done = run("fairseq-train", "data", *flags, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (1, line + "\n", "")
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (("--encoder-layers-to-keep", "0,2"), "is for a trained model: give it where that is loaded"),
+        (("--adaptive-softmax-cutoff", "4,8", "--criterion", "cross_entropy"), "cross_entropy: use adaptive_loss"),
+        (("--criterion", "adaptive_loss"), "needs --adaptive-softmax-cutoff: add that, or use cross_entropy"),
+        (("--offload-activations", "--cpu"), "this run has none: use --checkpoint-activations"),
+    ],
+)
+def test_flags_of_fairseq_that_end_in_a_traceback(flags, words):
+    with pytest.raises(UsageError) as error:
+        parse("--arch", "transformer_dlcl_30l", *flags)
+    assert words in one_line(error)
+
+
+def test_unknown_weight_type():
+    with pytest.raises(UsageError) as error:
+        parse("--arch", "transformer_dlcl_30l", "--dlcl-weight-type", "scalar_x")
+    assert "scalar_N" in one_line(error)
+
+
+def test_unknown_architecture_names_the_nearest():
+    with pytest.raises(UsageError) as error:
+        get_architecture("transformer_dclc_30l")
+    assert "did you mean transformer_dlcl_30l?" in one_line(error)
+
+
+@pytest.mark.parametrize(
+    "name, flags, words",
+    [
+        ("transformer_linear_6l", {"encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop"),
+        ("transformer_linear_6l", {"decoder_layerdrop": 0.1, "layer_agg": "linear"}, "leave out --decoder-layerdrop"),
+        ("transformer_dlcl_6l", {"encoder_layers_to_keep": "0,2"}, "leave out --encoder-layers-to-keep"),
+        ("transformer_prenorm_6l", {"decoder_output_dim": 8, "share_decoder_input_output_embed": True},
+         "--decoder-output-dim 8 is not the width of the shared embeddings, 16: leave it out"),
+        *(("transformer_prenorm_6l", {flag: value}, f"--{flag.replace('_', '-')} is not supported")
+          for flag, value in (("cross_self_attention", True), ("encoder_xformers_att_config", "{}"),
+                              ("decoder_xformers_att_config", "{}"), ("base_layers", 1), ("char_inputs", True))),
+        ("transformer_prenorm_6l", {"adaptive_softmax_cutoff": "4,8", "tie_adaptive_weights": True},
+         "--tie-adaptive-weights ties to adaptive inputs"),
+        ("transformer_prenorm_6l", {"dlcl_window": 2}, "--dlcl-window does nothing without --layer-agg dlcl"),
+        ("transformer_dlcl_postnorm_6l", {"dlcl_no_norm": True}, "--dlcl-no-norm needs a pre-norm stack"),
+        ("transformer_dlcl_6l", {"dlcl_weight_type": "scalar_3"}, "does not divide the width 16"),
+        ("transformer_dlcl_6l", {"dlcl_init": "zero"}, "--dlcl-init zero"),
+        ("transformer_dlcl_6l", {"encoder_attention_heads": 3}, "--encoder-embed-dim 16 is not divisible"),
+        ("transformer_dlcl_6l", {"encoder_attention_heads": -1}, "--encoder-attention-heads must be a whole number of"),
+        ("transformer_dlcl_6l", {"encoder_layers": -1}, "--encoder-layers must be a whole number of at least 0 (-1)"),
+        ("transformer_dlcl_6l", {"max_target_positions": 0}, "--max-target-positions must be a whole number of at"),
+        ("transformer_dlcl_6l", {"dropout": 2.0}, "--dropout must be a number from 0 to 1 (2.0): change it"),
+        ("transformer_dlcl_6l", {"decoder_layerdrop": float("nan")}, "--decoder-layerdrop must be a number from 0"),
+        (
+            "transformer_dlcl_6l",
+            {"decoder_embed_dim": 8, "share_all_embeddings": True},
+            "--share-all-embeddings needs equal widths",
+        ),
+    ],
+)
+def test_flags_that_clash(build, name, flags, words):
+    with pytest.raises(UsageError) as error:
+        build(name, **flags)
+    assert words in one_line(error)
+
+
+def test_options_of_the_aggregator_of_one_side(build):
+    model = build("transformer_prenorm_6l", decoder_layer_agg="dlcl", dlcl_weight_type="vector")
+    assert model.decoder.aggregator.weight.shape == (7, 7, 16)
+    assert not list(model.encoder.aggregator.parameters())
+
+
+def test_shared_embeddings_of_two_dictionaries(build, dictionary):
+    task = task_of(dictionary, Dictionary())
+    args = build("transformer_dlcl_2l2l_tiny").args
+    args.share_all_embeddings = True
+    with pytest.raises(UsageError) as error:
+        DeepTransformerModel.build_model(args, task)
+    assert "--joined-dictionary" in one_line(error)
+
+
+def test_a_checkpoint_of_another_vocabulary(build):
+    other = Dictionary()
+    other.add_symbol("w")
+    theirs = build_architecture("transformer_dlcl_2l2l_tiny", other)
+    with pytest.raises(UsageError) as error:
+        build_architecture("transformer_dlcl_2l2l_tiny", Dictionary()).load_state_dict(theirs.state_dict())
+    assert "vocabulary of 5 entries" in one_line(error)
+    assert "has 4" in one_line(error)
+
+
+@pytest.mark.parametrize("flags", [{"encoder_layers": 3}, {"layer_agg": "residual"}, {"encoder_ffn_embed_dim": 8}])
+def test_a_checkpoint_of_another_architecture(build, flags):
+    model = build("transformer_dlcl_2l2l_tiny")
+    with pytest.raises(UsageError) as error:
+        model.load_state_dict(build("transformer_dlcl_2l2l_tiny", **flags).state_dict())
+    assert "another architecture" in one_line(error)
+
+
+def test_a_name_is_registered_once():
+    registry = Registry("--axis")
+    registry.register("x")(int)
+    registry.register("x")(int)  # a module that is imported twice
+    with pytest.raises(ValueError, match="already registered"):
+        registry.register("x")(str)
+
+
+@pytest.mark.parametrize("interval", [0, -3])
+def test_an_interval_that_logs_nothing(build, interval):
+    with pytest.raises(UsageError) as error:
+        build("transformer_prenorm_6l", log_depth_interval=interval)
+    assert f"--log-depth-interval {interval} logs nothing: use 1 or more" in one_line(error)
+
+
+def test_a_mistake_is_an_ordinary_exception_in_python(build):
+    """It does not end a notebook, and says what it says on the command line."""
+    with pytest.raises(Exception, match="^--dlcl-init zero is unknown") as error:
+        build("transformer_dlcl_6l", dlcl_init="zero")
+    assert not isinstance(error.value, SystemExit)
+    assert error.value.one_line == f"fairseq_deep: {error.value}"

@@ -1,0 +1,268 @@
+"""``--log-depth-interval`` in fairseq's own training log, against gradients computed anew from the checkpoints."""
+
+import json
+import math
+import re
+import struct
+
+import pytest
+import torch
+
+from fairseq_deep.core.diagnostics import stream_statistics
+from tests.helpers.commands import EXACT, load_trained, run, train_command
+
+SIDES = {"enc": "encoder", "dec": "decoder"}
+FLAGS = (*EXACT, "--disable-validation")
+EVERY = ("--save-interval-updates", "1", "--no-epoch-checkpoints")  # a checkpoint after each update
+POST, DLCL, LSTM = (f"transformer_{method}_2l2l_tiny" for method in ("postnorm", "dlcl", "lstm"))
+NORMS = ("gnorm_", "ratio_")
+DIGITS = {"rel": 1e-3, "abs": 1e-4}  # the log has 4 decimals
+
+
+def train(data, folder, *flags, arch=POST, **options):
+    return run(*train_command(data, folder, *FLAGS, *flags, arch=arch, **options))
+
+
+def entries(done, tag="train_inner"):
+    """{update: {name: value}} of the json log, without what has no value at that update."""
+    found = {}
+    for text in re.findall(rf"\| {tag} \| (\{{.*\}})", done.stdout + done.stderr):
+        entry = {name.replace("train_", "", 1): value for name, value in json.loads(text).items()}
+        found[int(entry["num_updates"])] = {name: float(value) for name, value in entry.items() if value is not None}
+    return found
+
+
+def depth(entry):
+    """What is about depth in an *entry* of the log: all that fairseq would not log by itself."""
+    return {name: value for name, value in entry.items() if name.startswith((*NORMS, "dlcl_", "lstm_"))}
+
+
+def loaded(checkpoint, batches):
+    """The model in *checkpoint*, the training batches *batches*, and the task's criterion."""
+    [model], cfg, task = load_trained(checkpoint)
+    task.load_dataset("train")
+    epoch = task.get_batch_iterator(
+        task.dataset("train"), max_tokens=cfg.dataset.max_tokens, seed=cfg.common.seed, epoch=1,
+        required_batch_size_multiple=cfg.dataset.required_batch_size_multiple,
+    )  # fmt: skip
+    samples = list(epoch.next_epoch_itr(shuffle=True))
+    return model.train(), [samples[number] for number in batches], task.build_criterion(cfg.criterion)
+
+
+def gradients(checkpoint, batches):
+    """Gradients of the model in *checkpoint* by name: those of the training batches *batches*, for each target word."""
+    model, samples, criterion = loaded(checkpoint, batches)
+    words = 0
+    for sample in samples:
+        loss, sample_size, _ = criterion(model, sample)
+        loss.backward()
+        words += sample_size
+    return {name: parameter.grad.double() / words for name, parameter in model.named_parameters()}
+
+
+def expected_norms(grads, layers=2):
+    """What the log should say of the gradients *grads*, from the names of the parameters alone."""
+
+    def norm(*prefixes):
+        return math.sqrt(sum(float(grad.square().sum()) for name, grad in grads.items() if name.startswith(prefixes)))
+
+    found = {"gnorm": norm(""), "gnorm_embed": norm("encoder.embed_tokens.", "decoder.embed_tokens.")}
+    for short, side in SIDES.items():
+        norms = [norm(f"{side}.layers.{index}.") for index in range(layers)]
+        found.update({f"gnorm_{short}_{number}": value for number, value in enumerate(norms, 1)})
+        found[f"ratio_{short}"] = norms[0] / norms[-1]
+    return found
+
+
+def assert_norms(entry, expected):
+    """The gnorm of fairseq itself has 3 decimals."""
+    assert entry["gnorm"] == pytest.approx(expected["gnorm"], abs=6e-4)
+    wanted = {name: value for name, value in expected.items() if name != "gnorm"}
+    assert {name: value for name, value in depth(entry).items() if name.startswith(NORMS)} == pytest.approx(
+        wanted, **DIGITS
+    )
+
+
+CASES = {
+    "plain": (POST, ()),
+    "clipped": (POST, ("--clip-norm", "0.05")),
+    "dlcl": (DLCL, ("--update-freq", "2")),
+    "lstm": (LSTM, ("--update-freq", "2", "--clip-norm", "0.1")),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def logged(request, data, tmp_path_factory):
+    """A name of ``CASES``, the folder with a checkpoint of each update, and the entries of the log."""
+    folder = tmp_path_factory.mktemp(request.param)
+    arch, flags = CASES[request.param]
+    flags = ("--max-update", "4", "--log-depth-interval", "1", "--tensorboard-logdir", folder / "board", *flags)
+    return request.param, folder, entries(train(data, folder, *EVERY, *flags, arch=arch))
+
+
+def test_norms_are_those_of_the_gradients(logged):
+    """Summed over accumulated batches, divided by the number of words, and before clipping."""
+    case, folder, found = logged
+    assert set(found) == {1, 2, 3, 4}
+    accumulated = 2 if "--update-freq" in CASES[case][1] else 1
+    for update in (2, 3):
+        batches = range((update - 1) * accumulated, update * accumulated)
+        expected = expected_norms(gradients(folder / f"checkpoint_1_{update - 1}.pt", batches))
+        assert_norms(found[update], expected)
+        if "clip" in case or case == "lstm":
+            assert found[update]["gnorm"] > 0.2, "clipping has something to do"
+
+
+def test_streams_are_those_of_the_first_batch(logged):
+    """The share of variance between positions, as ``stream_statistics`` finds it before the update."""
+    case, folder, found = logged
+    accumulated = 2 if "--update-freq" in CASES[case][1] else 1
+    for update in (2, 3):
+        model, [sample], _ = loaded(folder / f"checkpoint_1_{update - 1}.pt", [(update - 1) * accumulated])
+        shares = stream_statistics(model, sample["net_input"], model.encoder.padding_idx)["between"]
+        expected = {f"between_{short}": shares[side][-1] for short, side in SIDES.items()}
+        assert {name: found[update][name] for name in expected} == pytest.approx(expected, rel=2e-3)
+        assert 0.01 < min(expected.values())
+
+
+def test_norms_of_the_parts_make_up_that_of_the_whole(logged):
+    """A plain post-norm model is its layers and tables; others have aggregators and norms, too."""
+    case, _, found = logged
+    for entry in found.values():
+        parts = [value for name, value in entry.items() if re.match(r"gnorm_(enc|dec)_\d|gnorm_embed", name)]
+        assert len(parts) == 5 and 0.0 < min(parts)
+        rest = 1.0 - math.hypot(*parts) / entry["gnorm"]
+        assert abs(rest) < 1e-3 if CASES[case][0] == POST else 1e-3 < rest < 0.9
+
+
+def test_weights_of_the_aggregators_are_those_after_the_update(logged):
+    case, folder, found = logged
+    for update in (1, 3):
+        state = torch.load(folder / f"checkpoint_1_{update}.pt", weights_only=False)["model"]
+        expected = {}
+        for short, side in SIDES.items():
+            if case == "dlcl":
+                weight = state[f"{side}.history.weight"].abs().double()
+                bands = {"newest": [(0, 0), (1, 1), (2, 2)], "previous": [(1, 0), (2, 1)], "older": [(2, 0)],
+                         "embedding": [(0, 0), (1, 0), (2, 0)]}  # fmt: skip
+                for band, places in bands.items():
+                    mean = sum(float(weight[place]) for place in places) / len(places)
+                    expected[f"dlcl_{short}_{band}"] = mean
+            elif case == "lstm":
+                names = [name for name in state if re.match(rf"{side}\.history\.gates\.\d+\.weight", name)]
+                assert names
+                for index, gate in enumerate(("input", "forget", "output")):
+                    matrices = [state[name].double().chunk(3)[index] for name in names]
+                    norm = math.sqrt(sum(float(matrix.square().sum()) for matrix in matrices))
+                    expected[f"lstm_{short}_{gate}_gate"] = norm
+        actual = {name: value for name, value in found[update].items() if name.startswith(("dlcl_", "lstm_"))}
+        assert actual == pytest.approx(expected, **DIGITS)
+
+
+def scalars(folder):
+    """{(name, update): value} of the tensorboard files in *folder*; a record is its length, a checksum, itself, one."""
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+    found = {}
+    for path in folder.glob("events.out.tfevents.*"):
+        content = path.read_bytes()
+        while content:
+            (length,) = struct.unpack("<Q", content[:8])
+            event = event_pb2.Event.FromString(content[12 : 12 + length])
+            found.update({(value.tag, event.step): value.simple_value for value in event.summary.value})
+            content = content[16 + length :]
+    return found
+
+
+def test_tensorboard_has_what_the_json_log_has(logged):
+    _, folder, found = logged
+    shown = scalars(folder / "board" / "train_inner")
+    for update, entry in found.items():
+        assert len(depth(entry)) >= 7
+        for name, value in depth(entry).items():
+            assert shown[name, update] == pytest.approx(value, **DIGITS), name
+
+
+def test_without_the_flag_nothing_is_logged(data, tmp_path):
+    found = entries(train(data, tmp_path, "--max-update", "2", "--no-save", arch=DLCL))
+    assert set(found) == {1, 2} and not any(depth(entry) for entry in found.values())
+    assert all(entry["gnorm"] > 0 for entry in found.values())
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """The log of 6 updates with everything at each of them."""
+    flags = ("--max-update", "6", "--no-save", "--log-depth-interval", "1")
+    return entries(train(data, tmp_path_factory.mktemp("whole"), *flags, arch=DLCL))
+
+
+def test_every_second_update(data, tmp_path, whole):
+    """While fairseq's own log has an entry for each; what is logged does not change what is learned."""
+    flags = ("--max-update", "6", "--no-save", "--log-depth-interval", "2")
+    found = entries(train(data, tmp_path, *flags, arch=DLCL))
+    assert set(found) == set(range(1, 7))
+    for update, entry in found.items():
+        assert entry["loss"] == whole[update]["loss"] and entry["gnorm"] == whole[update]["gnorm"]
+        assert depth(entry) == (pytest.approx(depth(whole[update]), **DIGITS) if update % 2 == 0 else {})
+
+
+def test_entries_of_several_updates_have_means(data, tmp_path, whole):
+    flags = ("--max-update", "4", "--no-save", "--log-depth-interval", "2", "--log-interval", "4")
+    found = entries(train(data, tmp_path, *flags, arch=DLCL))
+    assert set(found) == {4}
+    means = {name: (value + depth(whole[4])[name]) / 2 for name, value in depth(whole[2]).items()}
+    assert depth(found[4]) == pytest.approx(means, rel=0.1, abs=1e-3)
+
+
+def test_an_epoch_shorter_than_the_interval(data, tmp_path):
+    """Of epochs of two updates every second one has none of its own to log."""
+    flags = ("--update-freq", "4", "--max-epoch", "4", "--no-save", "--log-depth-interval", "4")
+    found = entries(train(data, tmp_path, *flags, "--log-interval", "100"), tag="train")
+    assert set(found) == {2, 4, 6, 8}
+    assert {update: bool(depth(entry)) for update, entry in found.items()} == {2: False, 4: True, 6: False, 8: True}
+
+
+def test_a_resumed_run_logs_what_an_uninterrupted_one_does(data, tmp_path, whole):
+    first, second = (
+        entries(train(data, tmp_path, "--max-update", last, "--log-depth-interval", "1", arch=DLCL))
+        for last in ("3", "6")
+    )
+    assert (set(first), set(second)) == ({1, 2, 3}, {4, 5, 6})
+    for update, entry in {**first, **second}.items():
+        assert depth(entry) == depth(whole[update]), update
+
+
+SHORT = ("--max-update", "3", "--no-save", "--log-depth-interval", "1")
+
+
+@pytest.fixture(scope="module")
+def alone(data, tmp_path_factory):
+    return entries(train(data, tmp_path_factory.mktemp("alone"), *SHORT, "--update-freq", "2", arch=DLCL))
+
+
+@pytest.mark.parametrize("backend", ["legacy_ddp", "pytorch_ddp"])
+def test_two_processes_log_what_one_with_twice_the_accumulation_does(data, tmp_path, alone, backend):
+    distributed = ("--distributed-backend", "gloo", "--ddp-backend", backend)
+    launcher = ["torchrun", "--standalone", "--nproc_per_node", "2"]
+    both = entries(train(data, tmp_path, *SHORT, *distributed, arch=DLCL, launcher=launcher))
+    assert set(both) == set(alone) == {1, 2, 3}
+    for update, entry in both.items():
+        assert depth(entry) == pytest.approx(depth(alone[update]), rel=2e-3, abs=2e-4)
+
+
+@pytest.mark.parametrize("flag", ["--memory-efficient-fp16", "--bf16"])
+def test_reduced_precision_logs_norms_of_the_same_size(data, tmp_path, whole, flag):
+    """Gradients of fp16 are those of a scaled loss."""
+    found = entries(train(data, tmp_path, *SHORT, flag, arch=DLCL))
+    assert set(found) == {1, 2, 3}
+    for update, entry in found.items():
+        assert depth(entry) == pytest.approx(depth(whole[update]), rel=0.05, abs=2e-3)
+
+
+def test_norms_that_vanish_are_shown(data, tmp_path):
+    """What the log is for: in a deep post-norm decoder the first layers' gradients are thousands of times smaller."""
+    deep = ("--encoder-layers", "24", "--decoder-layers", "24", "--deep-init", "xavier")
+    found = entries(train(data, tmp_path, *EVERY, *deep, "--max-update", "2", "--log-depth-interval", "1"))
+    expected = expected_norms(gradients(tmp_path / "checkpoint_1_1.pt", [1]), layers=24)
+    assert expected["gnorm_dec_1"] < 1e-3 * expected["gnorm_dec_24"]
+    for name in ("gnorm_dec_1", "gnorm_dec_2", "gnorm_enc_1", "ratio_dec"):
+        assert found[2][name] == pytest.approx(expected[name], rel=0.01), name

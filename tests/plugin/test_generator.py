@@ -1,0 +1,379 @@
+"""Our generator against fairseq's: the same hypotheses and scores, whatever the settings; and its parts."""
+
+import argparse
+import copy
+import math
+
+import pytest
+import torch
+from fairseq import search
+from fairseq.sequence_generator import SequenceGenerator
+from torch import nn
+
+from fairseq_deep.core.attention import multihead
+from fairseq_deep.core.attention.beams import LARGEST_BEAM
+from fairseq_deep.core.decoding import reduce_precision
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.search import SearchOptions
+from fairseq_deep.core.search.candidates import BLOCK, best_candidates, log_normaliser
+from fairseq_deep.core.search.choices import draw
+from fairseq_deep.plugin.generator import AlignedGenerator, Generator
+from fairseq_deep.plugin.task import DeepTranslationConfig, DeepTranslationTask
+from tests.helpers.generation import assert_same, make_sample, prepare, strengthen
+
+LENGTHS = (7, 3, 5, 2, 6, 7, 1)
+SETTINGS = {
+    "plain": {},
+    "one": {"beam_size": 1},
+    "wide": {"beam_size": 9},
+    "penalties": {"len_penalty": 0.6, "unk_penalty": 2.0},
+    "no normalisation": {"normalize_scores": False},
+    "long": {"min_len": 6, "max_len_b": 9},
+    "as long as the source": {"max_len_a": 1, "max_len_b": 2},
+    "short": {"max_len_b": 1},
+    "temperature": {"temperature": 1.7},
+}
+METHODS = {
+    "plain": {},
+    "relative": {"relative_positions": 3},
+    "dlcl": {"layer_agg": "dlcl"},
+    "lstm": {"name": "transformer_lstm_6l"},
+    "average": {"decoder_attn": "average"},
+    "merged": {"decoder_attn": "merged"},
+    "layerwise": {"decoder_memory": "layerwise"},
+}
+
+
+class Lively(nn.Module):
+    """An output projection after which hypotheses differ and sentences end at all steps."""
+
+    def __init__(self, linear, eos):
+        super().__init__()
+        self.linear, self.eos = linear, eos
+        self.mix = torch.randn(linear.in_features, linear.out_features, generator=torch.Generator().manual_seed(3))
+
+    def forward(self, x):
+        y = self.linear(x) + 2.0 * torch.sin(x @ self.mix)
+        y[..., self.eos] += 1.5
+        return y
+
+
+@pytest.fixture
+def lively(build, dictionary):
+    """lively(seed, **flags): a model prepared as fairseq-generate prepares it."""
+
+    def make(seed=1, name="transformer_prenorm_6l", **flags):
+        torch.manual_seed(seed)
+        model = build(name, encoder_layers=2, decoder_layers=2, **flags).eval()
+        strengthen(model)
+        prepare(model)
+        model.decoder.output_projection = Lively(model.decoder.output_projection, dictionary.eos())
+        return model
+
+    return make
+
+
+def both(models, dictionary, sample, given=None, **options):
+    """What our generator finds, whether it searched by itself, and what fairseq's finds."""
+    models = models if isinstance(models, list) else [models]
+    options = {"beam_size": 4, "max_len_b": 14, **options}
+    ours, theirs = (kind(models, dictionary, **options) for kind in (Generator, SequenceGenerator))
+    searched, search_ours = [], ours._search
+    ours._search = lambda *args: searched.append(True) or search_ours(*args)
+    results = [each.generate(models, copy.deepcopy(sample), **(given or {})) for each in (ours, theirs)]
+    return results[0], bool(searched), results[1]
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_hypotheses_are_fairseqs(settings, seed, lively, dictionary):
+    ours, searched, theirs = both(lively(seed), dictionary, make_sample(dictionary, LENGTHS), **settings)
+    assert searched
+    if not settings:
+        assert len({len(hypothesis["tokens"]) for sentence in theirs for hypothesis in sentence}) > 3
+    assert_same(ours, theirs, attention=False)
+    for one, other in zip(ours, theirs):
+        for got, want in zip(one, other):
+            assert got.keys() == want.keys()
+            assert all(got[key].dtype == want[key].dtype and got[key].shape == want[key].shape for key in want)
+            got["positional_scores"].div_(math.log(2))  # as fairseq-generate does
+
+
+@pytest.mark.parametrize("flags", METHODS.values(), ids=METHODS)
+def test_hypotheses_are_fairseqs_with_every_method(flags, lively, dictionary):
+    ours, searched, theirs = both(lively(**flags), dictionary, make_sample(dictionary, LENGTHS))
+    assert searched
+    assert_same(ours, theirs, attention=False)
+
+
+def test_hypotheses_of_an_ensemble(lively, dictionary):
+    models = [lively(1), lively(2, layer_agg="dlcl")]
+    ours, searched, theirs = both(models, dictionary, make_sample(dictionary, LENGTHS), temperature=1.2)
+    assert searched
+    assert_same(ours, theirs, attention=False)
+
+
+@pytest.mark.parametrize("flags", [{}, {"relative_positions": 3}, {"decoder_attn": "average"}], ids=str)
+def test_beams_whose_hypotheses_have_keys_of_their_own(flags, lively, dictionary):
+    model = lively(**flags)
+    model.decoder.beam_state.largest_beam = 2
+    ours, searched, theirs = both(model, dictionary, make_sample(dictionary, LENGTHS))
+    assert searched
+    assert_same(ours, theirs, attention=False)
+
+
+@pytest.mark.parametrize("flags", METHODS.values(), ids=METHODS)
+def test_steps_take_the_short_way(flags, lively, dictionary, monkeypatch):
+    model, taken = lively(**flags), []
+    takes = multihead.takes_rows
+
+    def note(*args):
+        taken.append(takes(*args))
+        return taken[-1]
+
+    monkeypatch.setattr(multihead, "takes_rows", note)
+    Generator([model], dictionary, beam_size=4, max_len_b=14).generate([model], make_sample(dictionary, LENGTHS))
+    attentions = sum(isinstance(module, multihead.MultiheadAttention) for module in model.decoder.modules())
+    assert all(taken) and len(taken) > 5 * attentions
+
+
+def test_the_first_word_may_be_another(lively, dictionary):
+    given = {"bos_token": dictionary.bos()}
+    ours, searched, theirs = both(lively(), dictionary, make_sample(dictionary, LENGTHS), given)
+    assert searched
+    assert_same(ours, theirs, attention=False)
+
+
+def test_the_first_step_has_one_hypothesis_a_sentence(lively, dictionary):
+    model, rows = lively(), []
+    model.decoder.register_forward_pre_hook(lambda module, inputs: rows.append(len(inputs[0])))
+    generator = Generator([model], dictionary, beam_size=4, max_len_b=14)
+    generator.generate([model], make_sample(dictionary, LENGTHS))
+    assert rows[:2] == [len(LENGTHS), 4 * len(LENGTHS)]
+    assert rows[-1] < 4 * len(LENGTHS), "sentences that are done leave"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
+def test_a_sentence_without_probabilities_is_an_error(value, lively, dictionary):
+    """fairseq's generator stops with an assertion that says nothing."""
+    model, sample = lively(), make_sample(dictionary, (5, 4, 3))
+    with torch.no_grad():
+        model.encoder.embed_tokens.weight[int(sample["net_input"]["src_tokens"][1, 2])] = value
+    generator = Generator([model], dictionary, beam_size=4, max_len_b=14)
+    with pytest.raises(UsageError, match="no translation with a probability"):
+        generator.generate([model], sample)
+
+
+def test_a_hypothesis_that_is_not_finite_harms_no_other(lively, dictionary):
+    """A word after which everything is NaN: fairseq, where each hypothesis has its own keys, is not disturbed by it."""
+    model, sample = lively(), make_sample(dictionary, LENGTHS)
+    generator = SequenceGenerator([model], dictionary, beam_size=4, max_len_b=14)
+    before = generator.generate([model], sample)
+    words = [int(hypothesis["tokens"][1]) for sentence in before for hypothesis in sentence]
+    embedding = copy.deepcopy(model.decoder.embed_tokens)
+    embedding.weight.data[max(set(words) - {dictionary.eos()}, key=words.count)] = math.nan
+    model.decoder.embed_tokens = embedding
+    model.decoder.beam_state.largest_beam = 0
+    expected = generator.generate([model], sample)
+    model.decoder.beam_state.largest_beam = LARGEST_BEAM
+    assert [len(sentence) for sentence in expected] == [4] * len(LENGTHS) and not same_words(before, expected)
+    ours = Generator([model], dictionary, beam_size=4, max_len_b=14)
+    assert_same(ours.generate([model], sample), expected, attention=False)
+    ours = Generator([model, model], dictionary, beam_size=4, max_len_b=14)
+    assert same_words(ours.generate([model, model], sample), expected)
+
+
+def same_words(some, others):
+    pairs = [pair for one, other in zip(some, others) for pair in zip(one, other)]
+    return all(torch.equal(got["tokens"], want["tokens"]) for got, want in pairs)
+
+
+@pytest.mark.parametrize(
+    "options, given",
+    [
+        ({"match_source_len": True}, {}),
+        ({"tokens_to_suppress": ("a",)}, {}),
+        ({}, {"prefix_tokens": torch.full((len(LENGTHS), 2), 6)}),
+        ({}, {"prefix_tokens": torch.tensor([[6, 7], [6, 1], [1, 1], [5, 9], [6, 6], [7, 1], [8, 8]])}),
+    ],
+    ids=lambda value: next(iter(value), "nothing"),
+)
+def test_what_can_be_asked_for(options, given, lively, dictionary):
+    options = dict(options)
+    if "tokens_to_suppress" in options:
+        options["tokens_to_suppress"] = (dictionary[7],)
+    ours, searched, theirs = both(lively(), dictionary, make_sample(dictionary, LENGTHS), given, **options)
+    assert searched
+    assert_same(ours, theirs, attention=False)
+
+
+@pytest.mark.parametrize("given", [{}, {"prefix_tokens": torch.tensor([[6, 2]] * len(LENGTHS))}], ids=["", "ends"])
+def test_what_the_search_does_not_know_is_left_to_fairseq(given, lively, dictionary):
+    options = {} if given else {"search_strategy": search.DiverseBeamSearch(dictionary, 2, 0.5)}
+    ours, searched, theirs = both(lively(), dictionary, make_sample(dictionary, LENGTHS), given, **options)
+    assert not searched
+    assert_same(ours, theirs, attention=False)
+
+
+@pytest.mark.parametrize("beam", [2, 4])
+def test_no_ngram_is_repeated(beam, lively, dictionary):
+    """fairseq's own form compares with the padding behind a hypothesis on a CPU, and so finds nothing."""
+    model = lively()
+    free, held = (
+        Generator([model], dictionary, beam_size=beam, max_len_b=14, no_repeat_ngram_size=size).generate(
+            [model], make_sample(dictionary, LENGTHS)
+        )
+        for size in (0, 2)
+    )
+
+    def repeats(found):
+        words = [each["tokens"].tolist() for sentence in found for each in sentence]
+        return [each for each in words if len(set(zip(each, each[1:]))) < len(each) - 1]
+
+    assert repeats(free) and not repeats(held)
+
+
+@pytest.mark.parametrize("options", [{"topk": 1}, {"topp": 1e-6}], ids=str)
+def test_drawing_from_one_word_is_greedy_search(options, lively, dictionary):
+    model, sample = lively(), make_sample(dictionary, LENGTHS)
+    kinds = {f"sampling_{name}": value for name, value in options.items()}
+    drawn = Generator([model], dictionary, beam_size=3, max_len_b=14,
+                      search_strategy=search.Sampling(dictionary, **kinds))  # fmt: skip
+    greedy = Generator([model], dictionary, beam_size=1, max_len_b=14).generate([model], sample)
+    for sentence, (best,) in zip(drawn.generate([model], sample), greedy):
+        for each in sentence:
+            assert torch.equal(each["tokens"], best["tokens"])
+            torch.testing.assert_close(each["positional_scores"], best["positional_scores"])
+
+
+def test_drawn_words_repeat_no_ngram_either(lively, dictionary):
+    """Also hypotheses that have ended and go on for want of others, to which no word may be left."""
+    options = {"beam_size": 4, "max_len_b": 14, "no_repeat_ngram_size": 1, "min_len": 2}
+    generator = Generator([lively()], dictionary, search_strategy=search.Sampling(dictionary), **options)
+    found = generator.generate(generator.model.models, make_sample(dictionary, LENGTHS))
+    words = [each["tokens"].tolist() for sentence in found for each in sentence]
+    assert len(words) > 3 * len(LENGTHS) and all(len(set(each)) == len(each) for each in words)
+
+
+def test_words_are_drawn_by_their_probabilities():
+    logs = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
+    scores = torch.tensor([[-3.0]])
+    for options, wanted in (({}, [0.5, 0.25, 0.125, 0.125]), ({"sampling_topk": 2}, [2 / 3, 1 / 3, 0, 0]),
+                            ({"sampling_topp": 0.7}, [2 / 3, 1 / 3, 0, 0])):  # fmt: skip
+        asked = SearchOptions(beam=20000, sampling=True, **options)
+        values, words, ranks = draw(logs, scores, asked)
+        shares = words.bincount(minlength=4) / 20000 if words.dim() == 1 else words[0].bincount(minlength=4) / 20000
+        torch.testing.assert_close(shares, torch.tensor(wanted), atol=0.02, rtol=0)
+        torch.testing.assert_close(values[0], logs[0][words[0]] - 3)
+        assert not ranks.any()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_attention_weights_are_fairseqs(count, lively, dictionary):
+    models = [lively(seed) for seed in range(count)]
+    for model in models:
+        model.decoder.make_generation_fast_(need_attn=True)
+    ours, searched, theirs = both(models, dictionary, make_sample(dictionary, LENGTHS))
+    assert searched
+    assert_same(ours, theirs)
+
+
+def test_models_of_fairseq_are_left_to_fairseq(lively, build, dictionary):
+    adaptive = build("transformer_prenorm_6l", encoder_layers=1, decoder_layers=1, adaptive_softmax_cutoff="10,20")
+    assert not both(adaptive.eval(), dictionary, make_sample(dictionary, LENGTHS))[1]
+
+
+def test_bf16_does_not_depend_on_who_searches(lively, dictionary):
+    model = lively()
+    reduce_precision(model.decoder, "bf16")
+    ours, searched, theirs = both(model, dictionary, make_sample(dictionary, LENGTHS))
+    assert searched
+    assert_same(ours, theirs, attention=False)
+
+
+def test_the_task_builds_it_for_plain_beam_search_alone(build, dictionary):
+    task = DeepTranslationTask(DeepTranslationConfig(), dictionary, dictionary)
+    model = build("transformer_postnorm_2l2l_tiny").eval()
+    assert type(task.build_generator([model], argparse.Namespace(beam=4))) is Generator
+    aligned = task.build_generator([model], argparse.Namespace(beam=4, print_alignment="hard"))
+    assert type(aligned) is AlignedGenerator
+    assert not hasattr(task.build_generator([model], argparse.Namespace(score_reference=True)), "search")
+    asked = task.build_generator([model], argparse.Namespace(beam=4), seq_gen_cls=SequenceGenerator)
+    assert type(asked) is SequenceGenerator
+
+
+def gnmt_score(hypothesis, alpha):
+    """GNMT's, from the log-probability of each word, by a loop."""
+    total = sum(float(word) for word in hypothesis["positional_scores"])
+    return total / ((5 + len(hypothesis["tokens"])) / 6) ** alpha
+
+
+DIVERSE = {"diverse_beam_groups": 2, "diverse_beam_strength": 0.5}
+
+
+@pytest.mark.parametrize("asked", [{}, {"min_len": 4}, DIVERSE], ids=["", "long", "fairseq's search"])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 3.0])
+def test_gnmts_length_penalty_ranks_the_same_hypotheses(asked, alpha, lively, dictionary):
+    model, sample = lively(), make_sample(dictionary, LENGTHS)
+    task = DeepTranslationTask(DeepTranslationConfig(gnmt_lenpen=True), dictionary, dictionary)
+    wanted = {"beam": 4, "max_len_a": 0, "max_len_b": 14, "lenpen": alpha, **asked}
+    got = task.build_generator([model], argparse.Namespace(**wanted)).generate([model], copy.deepcopy(sample))
+    given = {"search_strategy": search.DiverseBeamSearch(dictionary, 2, 0.5)} if asked is DIVERSE else asked
+    stock = SequenceGenerator([model], dictionary, beam_size=4, max_len_b=14, **given).generate([model], sample)
+    orders = 0
+    for ours, theirs in zip(got, stock):
+        expected = sorted(theirs, key=lambda each: -gnmt_score(each, alpha))
+        assert [each["tokens"].tolist() for each in ours] == [each["tokens"].tolist() for each in expected]
+        for one, other in zip(ours, expected):
+            assert float(one["score"]) == pytest.approx(gnmt_score(other, alpha), rel=1e-4)
+        orders += [id(each) for each in theirs] != [id(each) for each in expected]
+    assert orders > 0, "another order than with length^1"
+
+
+@pytest.mark.parametrize("clash", [{"unnormalized": True}, {"score_reference": True}], ids=str)
+def test_gnmts_length_penalty_is_refused_where_it_would_not_be_used(clash, build, dictionary):
+    task = DeepTranslationTask(DeepTranslationConfig(gnmt_lenpen=True), dictionary, dictionary)
+    model = build("transformer_postnorm_2l2l_tiny").eval()
+    with pytest.raises(UsageError, match="--gnmt-lenpen requires a search with normalised scores"):
+        task.build_generator([model], argparse.Namespace(beam=4, **clash))
+
+
+def naive_candidates(logits, offsets, beam, count):
+    scores = (logits + offsets.view(-1, 1)).view(len(logits) // beam, -1)
+    values, places = scores.topk(count, dim=1)
+    return values, places % logits.size(1), places // logits.size(1)
+
+
+@pytest.mark.parametrize("beam", [1, 4, 7])
+@pytest.mark.parametrize("words", [40, 17 * BLOCK, 2000, 33 * BLOCK - 1, 33 * BLOCK + 1])
+def test_candidates_are_the_best(beam, words):
+    """Also where a sentence's best are all in one block, or in the last words, which are no whole block."""
+    logits = torch.randn(6, beam, words)
+    logits[1, :, BLOCK - 3 : BLOCK + 3] += 9.0
+    logits[2, :, -BLOCK // 2 :] += 9.0
+    logits[3, 0, : min(BLOCK, words)] += 9.0
+    logits[4, -1, ::BLOCK] += 9.0
+    logits[5, :, 20:] = -math.inf
+    offsets = torch.randn(6, beam)
+    offsets[0, 1:] = -math.inf  # hypotheses that are out
+    logits, before = logits.view(-1, words), logits.view(-1, words).clone()
+    got = best_candidates(logits, offsets, beam, 2 * beam)
+    want = naive_candidates(logits, offsets, beam, 2 * beam)
+    assert torch.equal(logits, before) and torch.equal(got[0], want[0])
+    likely = want[0] > -math.inf
+    for one, other in zip(got[1:], want[1:]):
+        assert torch.equal(one[likely], other[likely])
+
+
+@pytest.mark.parametrize("shift", [0.0, 50.0, -50.0, 200.0, -200.0])
+def test_the_normaliser_is_right_at_every_size(shift):
+    logits = 5 * torch.randn(6, 3000, dtype=torch.float64) + shift
+    logits[0, 5] = -math.inf
+    got = log_normaliser(logits.float(), torch.empty(6, 3000))
+    torch.testing.assert_close(got.double(), torch.logsumexp(logits, 1), rtol=1e-6, atol=1e-5)
+
+
+def test_the_normaliser_of_no_number_is_none():
+    logits = torch.randn(3, 100)
+    logits[1, 7] = math.nan
+    assert log_normaliser(logits).isnan().tolist() == [False, True, False]

@@ -1,0 +1,31 @@
+"""Checkpoints of earlier versions give the same outputs and the same translations."""
+
+import argparse
+
+import pytest
+import torch
+
+from tests.golden import FOLDER, build, load, model_flags, outputs
+from tests.helpers.flags import parse
+
+NEAR = {"rtol": 1e-5, "atol": 1e-5}
+# new models have another value of them than some of the goldens, which keep what they were made with
+CHANGED = ["lstm_attn_residual"]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.pt")))
+def test_a_golden_checkpoint_computes_what_it_did(name):
+    golden = load(name)
+    args = parse(*golden["flags"])
+    vars(args).update({flag: golden["resolved"].get(flag) for flag in CHANGED})
+    now = model_flags(args)
+    assert {flag: now[flag] for flag in golden["resolved"]} == golden["resolved"]
+    for flags in (args, argparse.Namespace(**golden["resolved"])):  # a new model, and that of a checkpoint
+        model = build(flags)
+        model.load_state_dict({key: value.clone() for key, value in golden["weights"].items()})
+        assert {key: tuple(value.shape) for key, value in model.state_dict().items()} == golden["shapes"]
+        output, translations = outputs(model, golden["source"], golden["target"])
+        torch.testing.assert_close(output, golden["output"], **NEAR)
+        for sentence, expected in zip(translations, golden["translations"]):
+            assert [words for words, _ in sentence] == [words for words, _ in expected]
+            assert [score for _, score in sentence] == pytest.approx([score for _, score in expected], abs=1e-4)

@@ -1,0 +1,295 @@
+"""``--init-from``: what a new model takes of a trained one, and what is refused."""
+
+import argparse
+import logging
+import re
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.models.dictionaries import sums
+from fairseq_deep.plugin.models.init_from import repeated_layers, take_path
+from tests.helpers.flags import parse
+from tests.helpers.models import fairseq_transformer, make_batch, make_dictionary, task_of, tiny_flags
+
+
+@pytest.mark.parametrize(
+    "old, new, layers",
+    [
+        (6, 6, [0, 1, 2, 3, 4, 5]),
+        (6, 8, [0, 1, 2, 3, 4, 5, 4, 5]),
+        (6, 12, [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]),
+        (3, 8, [0, 1, 2, 0, 1, 2, 1, 2]),
+        (1, 3, [0, 0, 0]),
+    ],
+)
+def test_whole_stacks_are_repeated_and_then_the_top(old, new, layers):
+    assert repeated_layers(old, new) == layers
+
+
+@pytest.fixture
+def trained(tmp_path, build, dictionary):
+    """trained(name, **flags): a model of an architecture with other weights than a fresh one, and its checkpoint."""
+
+    def make(name, **flags):
+        arch = "transformer" if name == "transformer" else f"transformer_{name}"
+        flags = {**tiny_flags("transformer_prenorm_6l" if arch == name else arch), **flags}
+        if arch == name:
+            model = fairseq_transformer(dictionary, **flags)
+        else:
+            model = build(arch, **flags)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        state = {"args": argparse.Namespace(arch=arch, **flags), "model": model.state_dict()}
+        torch.save(state, tmp_path / "old.pt")
+        return model.eval(), tmp_path / "old.pt"
+
+    return make
+
+
+def output(model, dictionary):
+    batch = make_batch(dictionary)
+    return model.eval()(*batch)[0][batch[2].ne(dictionary.pad())]
+
+
+def seeded(run, *arguments):
+    torch.manual_seed(5)
+    return run(*arguments)
+
+
+STOCK = {"encoder_layers": 2, "decoder_layers": 1}
+
+
+@pytest.mark.parametrize("norm", ["prenorm", "postnorm"])
+@pytest.mark.parametrize("flags", [{"share_all_embeddings": True}, {"encoder_learned_pos": True}], ids=["one", "three"])
+def test_equal_depth_is_fairseqs_model(norm, flags, trained, build, dictionary):
+    flags = {**STOCK, **flags}
+    side = {f"{side}_normalize_before": norm == "prenorm" for side in ("encoder", "decoder")}
+    stock, path = trained("transformer", **flags, **side)
+    name = f"transformer_{norm}_6l"
+    model, loaded = build(name, init_from=str(path), **flags), build(name, **flags)
+    loaded.load_state_dict(stock.state_dict())
+    assert torch.equal(seeded(output, model, dictionary), seeded(output, loaded, dictionary))
+    torch.testing.assert_close(seeded(output, model, dictionary), seeded(output, stock, dictionary))
+
+
+LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)")
+DEEPER = {"encoder_layers": 5, "decoder_layers": 4}
+MAPS = {"encoder": [0, 1, 0, 1, 1], "decoder": [0, 1, 2, 2]}
+
+
+def check_layers(new, old, parts=None):
+    """Whether all of the model *new* is of *old*, layers by `MAPS`, of these only those with one of the *parts*."""
+    theirs, count = old.state_dict(), 0
+    for name, value in new.state_dict().items():
+        found = LAYER.fullmatch(name)
+        if found and (parts is None or any(part in name for part in parts)):
+            name = f"{found[1]}.layers.{MAPS[found[1]][int(found[2])]}.{found[3]}"
+        elif found or ".history." in name or "_float_tensor" in name:
+            continue
+        assert torch.equal(value, theirs[name]), name
+        count += found is not None
+    assert count >= 2 * 9 * 3
+
+
+@pytest.mark.parametrize("name", ["transformer", "prenorm_6l"])
+def test_layers_of_a_deeper_model_are_those_that_it_repeats(name, trained, build, caplog):
+    side = {f"{side}_normalize_before": True for side in ("encoder", "decoder")}
+    old, path = trained(name, encoder_layers=2, decoder_layers=3, **side)
+    with caplog.at_level(logging.INFO):
+        new = build("transformer_prenorm_6l", init_from=str(path), **DEEPER)
+    check_layers(new, old)
+    arch = "transformer" if name == "transformer" else f"transformer_{name}"
+    assert f"--init-from {path} ({arch}): encoder layers 1-2 1-2 2, decoder layers 1-3 3; " in caplog.text
+    assert "with their own initialisation: none; not taken: none; its dictionaries" in caplog.text
+
+
+def test_what_the_old_model_has_not_keeps_its_own_initialisation(trained, build, caplog):
+    old, path = trained("prenorm_6l", encoder_layers=2, decoder_layers=3)
+    fresh = seeded(lambda: build("transformer_dlcl_6l", relative_positions=3, **DEEPER))
+    with caplog.at_level(logging.INFO):
+        new = seeded(lambda: build("transformer_dlcl_6l", relative_positions=3, init_from=str(path), **DEEPER))
+    check_layers(new, old, ["_proj", "fc", "norm"])
+    theirs = fresh.state_dict()
+    kept = {name: value for name, value in new.state_dict().items() if ".history." in name or "relative" in name}
+    assert len(kept) == 2 + 2 * 9 + 9 and all(torch.equal(value, theirs[name]) for name, value in kept.items())
+    assert "own initialisation: decoder.history.layer_norms.*.bias, decoder.history.layer_norms.*.we" in caplog.text
+
+
+def test_dlcl_may_start_as_the_plain_stack(trained, build, dictionary):
+    """Without norms on its entries, and with W that reads the newest one."""
+    _, path = trained("prenorm_6l", encoder_layers=2, decoder_layers=3)
+    plain = build("transformer_prenorm_6l", init_from=str(path), **DEEPER)
+    dense = build("transformer_dlcl_6l", init_from=str(path), dlcl_init="last", dlcl_no_norm=True, **DEEPER)
+    expected = seeded(output, plain, dictionary)
+    torch.testing.assert_close(seeded(output, dense, dictionary), expected)
+    other = build("transformer_dlcl_6l", init_from=str(path), **DEEPER)
+    assert (seeded(output, other, dictionary) - expected).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["dlcl_6l", "lstm_6l", "lstm_two_6l", "matt_6l", "transparent_16l", "sdu_6l"])
+def test_a_model_of_ours_goes_on_with_all_that_it_has(name, trained, build, dictionary, caplog):
+    """At its own depth everything; deeper, what belongs to the old depth is left behind."""
+    old, path = trained(name, encoder_layers=2, decoder_layers=2)
+    new = build(f"transformer_{name}", init_from=str(path), encoder_layers=2, decoder_layers=2)
+    assert torch.equal(seeded(output, new, dictionary), seeded(output, old, dictionary))
+    with caplog.at_level(logging.INFO):
+        deeper = build(f"transformer_{name}", init_from=str(path), encoder_layers=3, decoder_layers=2)
+    history = ", ".join(re.findall(r"encoder\.history\.\S+", caplog.text.partition("own initialisation: ")[2]))
+    assert bool(history) == (name.startswith(("dlcl", "lstm")))
+    last = [{key: value for key, value in model.state_dict().items() if key.startswith(f"encoder.layers.{index}.")}
+            for model, index in ((deeper, 2), (old, 1))]  # fmt: skip
+    assert last[0] and all(torch.equal(a, b) for a, b in zip(last[0].values(), last[1].values()))
+
+
+REFUSED = {
+    "width": ("prenorm_6l", {"encoder_embed_dim": 32, "decoder_embed_dim": 32}, {},
+              "it has --encoder-embed-dim 32, the new model 16: use --encoder-embed-dim 32"),
+    "heads": ("prenorm_6l", {"decoder_attention_heads": 4}, {},
+              "it has --decoder-attention-heads 4, the new model 2: use --decoder-attention-heads 4"),
+    "feed-forward": ("prenorm_6l", {"encoder_ffn_embed_dim": 48}, {},
+                     "it has --encoder-ffn-embed-dim 48, the new model 32: use --encoder-ffn-embed-dim 48"),
+    "activation": ("prenorm_6l", {"activation_fn": "gelu"}, {},
+                   "it has --activation-fn gelu, the new model relu: use --activation-fn gelu"),
+    "norm": ("postnorm_6l", {}, {}, "its encoder has post-norm, the new one pre-norm: use an architecture "
+             "transformer_postnorm_*, such as --arch transformer_postnorm_12l"),
+    "depth": ("postnorm_6l", {}, {"encoder_layers": 20}, "its encoder has post-norm, the new one pre-norm: use an "
+              "architecture transformer_postnorm_*, such as --arch transformer_postnorm_20l"),
+    "post-norm DLCL": ("postnorm_6l", {}, {"arch": "dlcl_6l"}, "its encoder has post-norm, the new one pre-norm: use "
+                       "an architecture transformer_dlcl_postnorm_*, such as --arch transformer_dlcl_postnorm_12l"),
+    "pre-norm DLCL": ("prenorm_6l", {}, {"arch": "dlcl_postnorm_6l", "encoder_layers": 6},
+                      "its encoder has pre-norm, the new one post-norm: use an architecture transformer_dlcl_*, such "
+                      "as --arch transformer_dlcl_6l"),
+    "pre-norm decoder": ("postnorm_6l", {"decoder_normalize_before": True}, {"arch": "postnorm_6l"},
+                         "its decoder has pre-norm, the new one post-norm: add --decoder-normalize-before"),
+    "post-norm decoder": ("postnorm_6l", {"encoder_normalize_before": True}, {}, "its decoder has post-norm, the new "
+                          "one pre-norm: use an architecture transformer_postnorm_*, such as --arch "
+                          "transformer_postnorm_12l --encoder-normalize-before"),
+    "no norms": ("postnorm_6l", {"deep_init": "rezero"}, {}, "its encoder has no norms, the new one pre-norm: use the"),
+    "shallower": ("prenorm_6l", {"encoder_layers": 3}, {},
+                  "its encoder has 3 layers, the new one 2: use --encoder-layers 3 or more"),
+    "no layers": ("prenorm_6l", {"decoder_layers": 0}, {}, "its decoder has no layers to take"),
+    "positions": ("prenorm_6l", {"encoder_learned_pos": True}, {"encoder_learned_pos": True,
+                  "max_source_positions": 8}, "its encoder.embed_positions.weight is (1026, 16), that of the new"),
+    "tables": ("prenorm_6l", {}, {"share_all_embeddings": True},
+               "its encoder.embed_tokens.weight and decoder.embed_tokens.weight differ, and the new model shares"),
+    "profile": ("postnorm_6l", {}, {"arch": "postnorm_6l", "deep_init": "admin", "admin_start": "profile"},
+                "--admin-start profile measures a fresh model: use another --admin-start"),
+    "split": ("postnorm_6l", {}, {"arch": "lstm_two_6l"}, "the layers of --layer-agg residual (decoder) are not those"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_in_one_line(case, trained, build):
+    name, theirs, ours, problem = REFUSED[case]
+    _, path = trained(name, **{**STOCK, **theirs})
+    flags = {**STOCK, **ours}
+    arch = flags.pop("arch", "prenorm_6l")
+    with pytest.raises(UsageError) as refused:
+        build(f"transformer_{arch}", init_from=str(path), **flags)
+    assert str(refused.value).startswith(f"--init-from {path}: {problem}")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("setting", [{"encoder_layers": "x"}, {"layer_agg": "new"}, {"max_source_positions": -1}])
+def test_settings_of_which_no_model_can_be_built(setting, trained, build):
+    _, path = trained("prenorm_6l", **STOCK)
+    state = torch.load(path, weights_only=False)
+    vars(state["args"]).update(setting)
+    torch.save(state, path)
+    with pytest.raises(UsageError, match="no model can be built of its settings") as refused:
+        build("transformer_prenorm_6l", init_from=str(path), **STOCK)
+    assert str(refused.value).startswith(f"--init-from {path}: ") and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("known", ["in itself", "beside it"])
+def test_other_words_are_refused_where_the_dictionaries_are_known(known, trained, build, dictionary, tmp_path, caplog):
+    _, path = trained("prenorm_6l", **STOCK)
+    state = torch.load(path, weights_only=False)
+    task = {"data": str(tmp_path / "data")}  # a setting of the checkpoint, whose files are not opened
+    task.update(source_lang="src", target_lang="tgt")
+    state = {"cfg": {"model": state["args"], "task": task}, "model": state["model"]}
+    other = make_dictionary(len(dictionary), prefix="v")
+    (tmp_path / "data").mkdir()
+    for language in ("src", "tgt"):
+        other.save(str(tmp_path / f"data/dict.{language}.txt"))
+
+    def start(target, **flags):
+        if known == "in itself":
+            both = task_of(dictionary, target)
+            state["task_state"] = {"dictionaries": sums(both)}
+        else:
+            for language, words in (("src", dictionary), ("tgt", target)):
+                words.save(str(tmp_path / f"dict.{language}.txt"))
+        torch.save(state, path)
+        build("transformer_prenorm_6l", init_from=str(path), **STOCK, **flags)
+
+    with caplog.at_level(logging.INFO):
+        start(dictionary)
+    assert "not taken: none" in caplog.text and "dictionaries" not in caplog.text
+    problem = (
+        r"it was trained with another target dictionary \(40 entries, sum \w+\) than that of the data \(40 entries"
+    )
+    with pytest.raises(UsageError, match=problem):
+        start(other)
+    start(other, allow_other_dictionary=True)
+
+
+def test_another_size_of_the_vocabulary_is_refused(trained, build):
+    _, path = trained("prenorm_6l", **STOCK)
+    state = torch.load(path, weights_only=False)
+    weights = {name: value[:-1] if "embed_tokens" in name else value for name, value in state["model"].items()}
+    torch.save({**state, "model": weights}, path)
+    with pytest.raises(UsageError, match=r"its vocabulary has 39 entries \(source\), that of the data 40: binarise"):
+        build("transformer_prenorm_6l", init_from=str(path), **STOCK)
+
+
+def test_files_that_are_no_such_models_are_refused(trained, build, tmp_path):
+    _, path = trained("prenorm_6l", **STOCK)
+    state = torch.load(path, weights_only=False)
+    state["args"].arch = "fconv"
+    torch.save(state, tmp_path / "other.pt")
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    torch.save({"best": 1}, tmp_path / "nothing.pt")
+    problems = {"other": "it is a model fconv, neither", "text": "cannot load it ", "nothing": "it is not a fairseq"}
+    for name, problem in problems.items():
+        with pytest.raises(UsageError, match=f"--init-from {tmp_path}/{name}.pt: {problem}") as refused:
+            build("transformer_prenorm_6l", init_from=str(tmp_path / f"{name}.pt"), **STOCK)
+        assert "\n" not in str(refused.value)
+
+
+def parsed(*flags):
+    return parse("--arch", "transformer_prenorm_2l2l_tiny", "--optimizer", "adam", *map(str, flags))
+
+
+@pytest.mark.parametrize(
+    "flags", [("--restore-file", "a.pt"), ("--finetune-from-model", "a.pt"), ("--encoder-embed-path", "a.txt")]
+)
+def test_one_source_of_weights_is_enough(flags, tmp_path):
+    (tmp_path / "old.pt").write_text("")
+    with pytest.raises(UsageError, match=f"--init-from and {flags[0]} both give weights: leave one of them out"):
+        parsed("--init-from", tmp_path / "old.pt", "--save-dir", tmp_path, *flags)
+
+
+def test_the_file_is_wanted_at_the_first_start_only(tmp_path):
+    save = tmp_path / "save"
+    with pytest.raises(UsageError, match=f"--init-from {tmp_path}/old.pt: there is no such file"):
+        parsed("--init-from", tmp_path / "old.pt", "--save-dir", save)
+    (tmp_path / "old.pt").write_text("")
+    assert parsed("--init-from", tmp_path / "old.pt", "--save-dir", save).init_from == str(tmp_path / "old.pt")
+    save.mkdir()
+    torch.save({}, save / "checkpoint_last.pt")
+    (tmp_path / "old.pt").unlink()
+    assert parsed("--init-from", tmp_path / "old.pt", "--save-dir", save).init_from is None
+
+
+@pytest.mark.parametrize("config", [False, True], ids=["namespace", "hydra"])
+def test_the_path_is_taken_out_of_the_flags(config):
+    flags = {"arch": "transformer_prenorm_6l", "init_from": "old.pt"}
+    flags = OmegaConf.create(flags) if config else argparse.Namespace(**flags)
+    if config:
+        OmegaConf.set_struct(flags, True)
+    assert take_path(flags) == "old.pt" and flags.init_from is None and take_path(flags) is None

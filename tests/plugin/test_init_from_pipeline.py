@@ -1,0 +1,65 @@
+"""``--init-from`` from the command line: from a stock model to a deeper one that trains, goes on and translates."""
+
+import argparse
+import shutil
+
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_deep.plugin.architectures import build_architecture
+from tests.helpers.commands import PACKAGE, hypotheses, losses, run, train_command
+from tests.helpers.models import tiny_flags
+
+SHALLOW = ["--encoder-layers", "2", "--decoder-layers", "1", "--encoder-normalize-before", "--decoder-normalize-before"]
+DEEP = ["--encoder-layers", "3", "--decoder-layers", "2", "--share-all-embeddings"]
+SHORT = ["--disable-validation", "--no-epoch-checkpoints"]
+WORKERS = ["torchrun", "--standalone", "--nproc_per_node", "2"]
+
+
+def test_a_deeper_model_starts_goes_on_and_translates_without_the_file(data, tmp_path):
+    old, save = tmp_path / "stock.pt", tmp_path / "save"
+    run(*train_command(data, tmp_path / "old", *SHALLOW, *SHORT, "--max-update", "3", arch="transformer"))
+    (tmp_path / "old/checkpoint_last.pt").rename(old)
+    for path in data.glob("dict.*.txt"):
+        shutil.copy(path, tmp_path)
+
+    def train(updates, *flags, **options):
+        flags = [*DEEP, *SHORT, "--init-from", old, "--max-update", updates, *flags]
+        return run(*train_command(data, save, *flags, arch="transformer_prenorm_6l", **options))
+
+    two = ["--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo", "--max-tokens", "200", "--lr", "0"]
+    done = train(1, *two, launcher=WORKERS)
+    text = done.stdout + done.stderr
+    assert text.count(f"--init-from {old} (transformer): encoder layers 1-2 2, decoder layers 1 1; ") == 1
+    assert "own initialisation: none; not taken: none\n" in text  # the dictionaries were there to compare
+    state, first = (torch.load(path, weights_only=False) for path in (save / "checkpoint_last.pt", old))
+    assert state["cfg"]["model"].init_from is None and str(old) not in str(state["cfg"])
+    for name in ("self_attn.q_proj.weight", "fc2.bias"):
+        ours, theirs = state["model"][f"encoder.layers.2.{name}"], first["model"][f"encoder.layers.1.{name}"]
+        assert torch.equal(ours, theirs)  # a learning rate of 0 leaves what was taken
+
+    old.unlink()
+    done = train(2)
+    text = done.stdout + done.stderr
+    assert f"the training goes on from {save}/checkpoint_last.pt: --init-from is not used" in text
+    assert list(losses(done)) == [2] and "encoder layers" not in text
+    words = [data, "--user-dir", PACKAGE, "--path", save / "checkpoint_last.pt", "--cpu", "--max-len-b", "9"]
+    assert len(hypotheses(run("fairseq-generate", *words))) == 30
+
+
+def test_hydra_takes_it_out_of_the_flags_too(data, tmp_path):
+    dictionary = Dictionary.load(str(data / "dict.src.txt"))
+    flags = {**tiny_flags("transformer_prenorm_2l2l_tiny"), "encoder_layers": 1, "decoder_layers": 1}
+    model = build_architecture("transformer_prenorm_2l2l_tiny", dictionary, **flags)
+    args = argparse.Namespace(arch="transformer_prenorm_2l2l_tiny", **flags)
+    torch.save({"args": args, "model": model.state_dict()}, tmp_path / "old.pt")
+    flags.update(_name=args.arch, encoder_layers=2, init_from=tmp_path / "old.pt")
+    words = ", ".join(f"{name}: {value}" for name, value in flags.items())
+    done = run("fairseq-hydra-train", "task=translation", f"task.data={data}", "task.source_lang=src",
+               "task.target_lang=tgt", "criterion=cross_entropy", "optimizer=adam", "lr_scheduler=fixed",
+               "optimization.lr=[0.001]", "optimization.max_update=1", "dataset.max_tokens=200", "common.cpu=true",
+               "dataset.disable_validation=true", f"common.user_dir={PACKAGE}", f"checkpoint.save_dir={tmp_path}",
+               f"hydra.run.dir={tmp_path}/run", "checkpoint.no_epoch_checkpoints=true",
+               "+model={" + words + "}")  # fmt: skip
+    assert "encoder layers 1 1, decoder layers 1; " in done.stdout + done.stderr
+    assert torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)["cfg"]["model"]["init_from"] is None

@@ -1,0 +1,142 @@
+"""What of a row holds where the user asks for other methods than the row's."""
+
+import argparse
+
+import pytest
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from omegaconf import OmegaConf
+
+from fairseq_deep.core.aggregators import AGGREGATORS
+from fairseq_deep.core.attention import DECODER_ATTENTIONS
+from fairseq_deep.core.checks import check_flags
+from fairseq_deep.core.description import AXES, describe
+from fairseq_deep.core.registry import Registry, UsageError
+from fairseq_deep.plugin.architectures import ARCHITECTURES
+from tests.helpers.flags import parse
+
+
+def parsed(row, *flags):
+    return parse("--arch", f"transformer_{row}", *flags)
+
+
+@pytest.mark.parametrize(
+    "row, flags, left_out, kept",
+    [
+        ("lstm_concat_6l", ["--layer-agg", "rnn"], ["lstm_merge"], {}),
+        ("lstm_1layer_6l", ["--layer-agg", "rnn"], ["lstm_ffn", "lstm_share"], {}),
+        ("lstm_1layer_6l", ["--encoder-layer-agg", "dlcl"], ["lstm_share"], {"lstm_ffn": 1}),
+        ("lstm_two_6l", ["--decoder-layer-agg", "residual"], ["lstm_merge"], {}),
+        ("lstm_two_6l", ["--encoder-layer-agg", "residual"], [], {"lstm_merge": "two"}),
+        ("lstm_two_6l", ["--decoder-attn", "merged"], ["lstm_merge"], {}),
+        ("lstm_relative_12l_big", ["--layer-agg", "dlcl"], ["relative_positions"], {}),
+        ("ode_24l", ["--decoder-layer-agg", "residual"], [], {"relative_positions": 8, "relative_values": True}),
+        ("relative_6l", ["--layer-agg", "dlcl"], [], {"relative_positions": 16, "relative_values": True}),
+        ("relative_6l", ["--decoder-attn", "average"], ["relative_positions", "relative_values"], {}),
+        ("ds_6l", ["--layer-agg", "lstm"], ["deep_init"], {}),
+        ("ds_6l", ["--layer-agg", "dlcl"], [], {"deep_init": "ds"}),
+        ("lipschitz_6l", ["--layer-agg", "lstm"], [], {"deep_init": "lipschitz"}),
+        ("b2t_18l18l", ["--deep-init", "xavier"], ["ds_init_alpha"], {"residual": "b2t"}),
+        ("dense_20l", ["--layer-agg", "hierarchical"], ["dlcl_fixed"], {}),
+        ("routing_dynamic_6l", ["--layer-agg", "residual"], ["routing_kind"], {}),
+        ("ode_24l", ["--decoder-attn", "average"], ["relative_positions", "relative_values"], {"ode_history": "dlcl"}),
+        ("dense_nonorm_20l", ["--encoder-layer-agg", "ode", "--ode-history", "dlcl", "--ode-identity"],
+         ["dlcl_no_norm"], {"dlcl_fixed": True}),
+        ("transparent_16l", ["--decoder-attn", "average", "--deep-init", "tfixup"], [], {"layernorm_embedding": False}),
+        ("lstm_1layer_6l", ["--decoder-attn", "average", "--decoder-embed-dim", "256"], ["lstm_share"], {}),
+        ("lstm_two_6l", ["--encoder-layer-agg", "dlcl", "--lstm-no-attn-residual"], ["lstm_merge"], {}),
+        ("lstm_two_6l", [], ["lstm_attn_residual"], {"lstm_merge": "two"}),
+        ("lstm_6l", ["--decoder-layer-agg", "dlcl"], ["lstm_attn_residual"], {}),
+        ("lstm_6l", ["--encoder-layer-agg", "dlcl"], [], {"lstm_attn_residual": True}),
+        ("lstm_6l", ["--decoder-attn", "merged"], ["lstm_attn_residual"], {}),
+        ("deepnet_18l18l", ["--encoder-layer-agg", "lstm"], ["deep_init"], {}),
+        ("deepnet_18l18l", ["--encoder-layer-agg", "lstm", "--encoder-deep-init", "xavier"], [],
+         {"deep_init": "deepnet"}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_of_methods_that_are_replaced_are_left_out(row, flags, left_out, kept):
+    args = parsed(row, *flags)
+    assert {flag: getattr(args, flag, None) for flag in left_out} == dict.fromkeys(left_out)
+    assert {flag: getattr(args, flag, None) for flag in kept} == kept
+
+
+@pytest.mark.parametrize(
+    "row, flags, words",
+    [
+        ("deepnet_18l18l", {"decoder_attn": "merged"}, "--deep-init deepnet counts three sub-layers"),
+        ("deepnet_18l18l", {"decoder_attn": "merged", "layer_agg": "dlcl"}, "--deep-init deepnet counts three"),
+        ("ds_matt_6l", {"deep_init": "deepnet"}, "--decoder-attn merged has two"),
+        ("sdu_6l", {"layer_agg": "lstm"}, "use --residual plain"),
+        ("msc_18l18l", {"layer_agg": "dlcl"}, "use --decoder-memory last"),
+        ("dense_20l", {"layer_agg": "msc"}, "add --decoder-memory msc"),
+        ("peri_18l18l", {"deep_init": "tfixup"}, "use --residual plain"),
+    ],
+    ids=str,
+)
+def test_all_other_clashes_are_told(row, flags, words, dictionary):
+    from fairseq_deep.plugin.architectures import build_architecture
+
+    with pytest.raises(UsageError) as error:
+        build_architecture(f"transformer_{row}", dictionary, **flags)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def refusal(args, **more):
+    """What is told of *args* with *more*, or None."""
+    flags = argparse.Namespace(**{**vars(args), **more})
+    try:
+        check_flags(flags, describe(flags))
+    except UsageError as error:
+        return str(error)
+
+
+SIDED_CHOICES = [f"{side}layer_agg" for side in ("", "encoder_", "decoder_")]
+CHOICES = [
+    *({flag: name} for flag in SIDED_CHOICES for name in AGGREGATORS.names()),
+    *({"decoder_attn": name} for name in DECODER_ATTENTIONS.names()),
+    *({"decoder_attn": "average", "deep_init": name} for name in ("tfixup", "xavier")),
+    *({"encoder_layer_agg": "dlcl", "lstm_attn_residual": on} for on in (True, False)),
+    {"encoder_layer_agg": "ode", "ode_history": "dlcl", "ode_identity": True},
+    {"encoder_layer_agg": "lstm", "encoder_deep_init": "xavier"},
+]
+SYSTEMS = {(row.norm, row.layer_agg, tuple(option for option in row.options if "dropout" not in option[0])): row
+           for row in ARCHITECTURES.values() if row.options or row.layer_agg == "lstm"}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", SYSTEMS.values(), ids=lambda row: row.name)
+def test_the_rules_for_presets_say_what_the_checks_say(row):
+    """``CLASHES`` leaves out no option that the checks accept, and keeps none that they refuse."""
+    for flags in CHOICES:
+        args = argparse.Namespace(**flags)
+        row.apply(args)
+        told = refusal(args)
+        for flag, value in (*row.options, ("lstm_attn_residual", True)):
+            # a clash of methods is told, unless an aggregator replaces what an initialisation is about
+            is_told = flag in AXES and not (flag == "deep_init" and told and "is about residual connections" in told)
+            if flag in flags or is_told:
+                continue
+            if getattr(args, flag, None) == value:
+                assert not told or refusal(args, **{flag: None}), f"{flags} clash with {flag}: {told}"
+            elif flag == "lstm_attn_residual" or row._is_asked_for(args, flag):
+                assert told or refusal(args, **{flag: value}), f"{flags} do not clash with {flag}"
+
+
+def test_presets_are_chosen_without_describing_a_model(monkeypatch):
+    monkeypatch.setattr(Registry, "choose", None)
+    args = argparse.Namespace(decoder_layer_agg="residual", decoder_attn="average")
+    ARCHITECTURES["transformer_lstm_two_6l"].apply(args)
+    assert not hasattr(args, "lstm_merge") and not hasattr(args, "lstm_attn_residual")
+
+
+@pytest.mark.parametrize("row, flags", [
+    ("lstm_1layer_6l", {"decoder_layer_agg": "residual"}), ("lstm_two_6l", {"decoder_attn": "merged"}),
+    ("lstm_concat_6l", {"layer_agg": "rnn"}), ("relative_6l", {"layer_agg": "dlcl"}), ("ds_6l", {"layer_agg": "lstm"}),
+    ("dense_20l", {"layer_agg": "hierarchical"}), ("ode_24l", {"decoder_layer_agg": "residual"}), ("dlcl_30l", {}),
+])  # fmt: skip
+def test_hydras_configuration_is_read_as_a_command_line_is(row, flags):
+    """fairseq-hydra-train hands over a DictConfig, whose ``vars`` are not the flags."""
+    fill = ARCH_CONFIG_REGISTRY[f"transformer_{row}"]
+    line, config = argparse.Namespace(**flags), OmegaConf.create(dict(flags))
+    fill(line)
+    fill(config)
+    assert OmegaConf.to_container(config) == vars(line)

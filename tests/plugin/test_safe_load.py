@@ -1,0 +1,260 @@
+"""Checkpoints are loaded without running what is hidden in them, by both loaders that `safe_load` has."""
+
+import argparse
+import collections
+import functools
+import importlib.util
+import io
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fairseq.distributed.utils import _TensorPlaceholder
+from fairseq.logging import meters
+from fairseq.models.transformer import TransformerConfig
+from omegaconf import OmegaConf
+
+from tests.helpers.commands import run
+from tests.helpers.hostile import Call
+from tests.helpers.paths import ROOT, STOCK
+
+
+def module_of_this_tree():
+    path = ROOT / "third_party/fairseq/safe_load.py"
+    spec = importlib.util.spec_from_file_location("safe_load_of_this_tree", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+safe_load = module_of_this_tree()
+
+
+@pytest.fixture(params=["weights_only", "restricted"])
+def load(request, monkeypatch):
+    if request.param == "weights_only" and not safe_load.NAMED_SAFE_GLOBALS:
+        pytest.skip("needs torch 2.7 or newer")
+    monkeypatch.setattr(safe_load, "NAMED_SAFE_GLOBALS", request.param == "weights_only")
+    monkeypatch.delenv(safe_load.OPT_OUT, raising=False)
+    return safe_load.load
+
+
+def save(path, content, **options):
+    torch.save(content, path, **options)
+    return path
+
+
+def reload(load, content, **options):
+    buffer = io.BytesIO()
+    torch.save(content, buffer, **options)
+    buffer.seek(0)
+    return load(buffer)
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol 4")
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_planted_command_is_refused_and_not_run(load, tmp_path, zipped, protocol):
+    planted = Call(os.system, f"touch {tmp_path}/ran")
+    content = {"args": argparse.Namespace(arch=planted), "model": {"w": torch.ones(2)}}
+    path = save(tmp_path / "planted.pt", content, _use_new_zipfile_serialization=zipped, pickle_protocol=protocol)
+    with pytest.raises(safe_load.CheckpointError) as refusal:
+        load(str(path))
+    message = str(refusal.value)
+    assert message.startswith(f"{path}: refused") and "FAIRSEQ_DEEP_UNSAFE_LOAD=1" in message and "\n" not in message
+    assert protocol == 4 or "posix.system" in message or "nt.system" in message
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (Call(eval, "1 + 1"), "eval"),
+        (Call(getattr, "text", "upper"), "getattr"),
+        (Call(functools.partial, print), "functools.partial"),
+        (Call(importlib.import_module, "this"), "importlib.import_module"),
+        (Call(torch.load, "other.pt"), "torch.serialization.load"),
+        (Call(torch.storage._load_from_bytes, b""), "torch.storage._load_from_bytes"),
+        (Path("x"), "pathlib"),
+    ],
+)
+def test_everything_off_the_list_is_refused_by_name(load, call, name):
+    with pytest.raises(safe_load.CheckpointError, match=f"refused.*{name}"):
+        reload(load, {"x": call})
+
+
+def test_opt_out_loads_anything(load, tmp_path, monkeypatch):
+    path = save(tmp_path / "planted.pt", {"x": Call(os.system, f"touch {tmp_path}/ran")})
+    monkeypatch.setenv("FAIRSEQ_DEEP_UNSAFE_LOAD", "1")
+    assert load(path) == {"x": 0}
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        argparse.Namespace(arch="transformer", lr=[0.1], nested=argparse.Namespace(x=1)),
+        OmegaConf.create({"model": {"a": [1, 2.5, "x", None, True], "b": "${model.a}"}}),
+        OmegaConf.create({"model": argparse.Namespace(a=1)}, flags={"allow_objects": True}),
+        TransformerConfig(),
+        _TensorPlaceholder(3),
+        collections.OrderedDict(a=1),
+        {"size": torch.Size([1, 2]), "device": torch.device("cpu"), "type": torch.float16},
+        {"bytes": b"a\xff", "set": {1}},
+    ],
+    ids=lambda content: type(content).__name__,
+)
+@pytest.mark.parametrize("zipped", [True, False])
+def test_what_checkpoints_hold_comes_back_equal(load, content, zipped):
+    loaded = reload(load, content, _use_new_zipfile_serialization=zipped)
+    assert type(loaded) is type(content) and loaded == content
+
+
+def test_tensors_come_back_equal(load):
+    shared = torch.arange(6.0).reshape(2, 3)
+    content = {"a": shared, "view": shared[:, 1:], "half": shared.half(), "p": torch.nn.Parameter(shared.clone())}
+    loaded = reload(load, content)
+    for name, tensor in content.items():
+        assert torch.equal(loaded[name], tensor) and loaded[name].dtype == tensor.dtype
+    assert loaded["view"].data_ptr() == loaded["a"].data_ptr() + 4
+
+
+def test_numbers_of_numpy_come_back_equal(load):
+    values = [np.float64(1.5), np.float32(2.5), np.int64(-3), np.bool_(True)]
+    loaded = reload(load, values)
+    assert loaded == values and [type(value) for value in loaded] == [type(value) for value in values]
+
+
+def test_arrays_of_numbers_come_back_equal_and_can_be_saved_again(load):
+    arrays = [np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3)), np.array(2.0)]
+    for loaded in (reload(load, arrays), reload(load, reload(load, arrays))):
+        for array, again in zip(arrays, loaded):
+            assert np.array_equal(array, again) and array.dtype == again.dtype
+
+
+@pytest.mark.parametrize("array", [np.array(["text"]), np.array([None]), np.zeros(1, dtype=[("a", "f4")])])
+def test_other_arrays_are_an_error(load, array):
+    with pytest.raises(safe_load.CheckpointError):
+        reload(load, array)
+
+
+def test_meters_come_back(load):
+    average, time = meters.AverageMeter(), meters.TimeMeter()
+    average.update(3.0)
+    loaded = reload(load, collections.OrderedDict(loss=average, ups=time))
+    assert loaded["loss"].avg == 3.0 and isinstance(loaded["ups"], meters.TimeMeter)
+
+
+def test_meters_of_old_fairseq_come_back(load, monkeypatch):
+    monkeypatch.setattr(meters.AverageMeter, "__module__", "fairseq.meters")
+    assert isinstance(reload(load, {"loss": meters.AverageMeter()})["loss"], meters.AverageMeter)
+
+
+def test_checkpoint_of_stock_fairseq_loads(load):
+    state = load(STOCK)
+    assert state["cfg"]["model"].arch == "transformer_iwslt_de_en"
+    assert state["model"]["encoder.embed_tokens.weight"].shape == (12, 8)
+    assert state["optimizer_history"][-1]["num_updates"] == 60
+
+
+@pytest.mark.parametrize("content", [b"", b"no checkpoint\n", STOCK.read_bytes()[:40000]])
+def test_damaged_file_is_one_line(load, tmp_path, content):
+    path = tmp_path / "damaged.pt"
+    path.write_bytes(content)
+    with pytest.raises(safe_load.CheckpointError, match="damaged.pt: not a readable checkpoint.*damaged") as error:
+        load(path)
+    assert "\n" not in str(error.value)
+
+
+def test_torchscript_is_refused(load, tmp_path):
+    path = str(tmp_path / "script.pt")
+    torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), path)
+    with pytest.raises(safe_load.CheckpointError, match="TorchScript"):
+        load(path)
+
+
+def test_tar_is_refused(load, tmp_path):
+    shutil.make_archive(str(tmp_path / "old"), "tar", STOCK.parent)
+    with pytest.raises(safe_load.CheckpointError, match="tar"):
+        load(tmp_path / "old.tar")
+
+
+def test_state_cannot_be_set_on_a_class():
+    stream = b"\x80\x02cargparse\nNamespace\nN}X\x01\x00\x00\x00aK\x01s\x86b."
+    unpickler = type("Restricted", (safe_load.RestrictedUnpickler,), {"allowed": safe_load.allowed_types()})
+    with pytest.raises(pickle.UnpicklingError, match="a change of Namespace"):
+        unpickler(io.BytesIO(stream)).load()
+    assert not hasattr(argparse.Namespace, "a")
+
+
+@pytest.mark.skipif(not safe_load.NAMED_SAFE_GLOBALS, reason="needs torch 2.7 or newer")
+def test_safe_globals_of_the_user_stay():
+    mine = [(argparse.Namespace, "argparse.Namespace")]
+    with torch.serialization.safe_globals(mine):
+        before = set(torch.serialization.get_safe_globals())
+        safe_load.load(STOCK)
+        assert set(torch.serialization.get_safe_globals()) == before
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["[(9, 10, 5)] + [(9, 3)] * 4", "(0.9, 0.98)", "True", "1e-4", "-2", "{'a': [1, None]}", " [1]\n", "1/4", "()"],
+)
+def test_evaluate_agrees_with_python(expression):
+    assert safe_load.evaluate(expression) == eval(expression.strip())
+
+
+def test_settings_of_a_checkpoint_are_no_texts_any_more():
+    """translation_multi_simple_epoch keeps left_pad_source as a bool; fairseq itself takes any for the default."""
+    from fairseq.utils import eval_bool
+
+    assert [eval_bool(value) for value in (True, False, "True", "False", None)] == [True, False, True, False, False]
+    assert eval_bool(None, default=True) is True
+
+
+@pytest.mark.parametrize("expression", ["print()", "[x for x in ()]", "().__class__", "a", "1 +", "2**9", "'a'*'b'"])
+def test_evaluate_refuses_everything_else(expression):
+    with pytest.raises(ValueError, match="not an expression of numbers"):
+        safe_load.evaluate(expression)
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("letters")
+    for side in ("en", "de"):
+        (folder / f"dict.{side}.txt").write_text("".join(f"{letter} 1\n" for letter in "abcdefgh"))
+    return folder
+
+
+def interactive(data, checkpoint):
+    command = ["fairseq-interactive", data, "--path", checkpoint, "--cpu", "--beam", "2", "-s", "en", "-t", "de"]
+    return run(*command, stdin="a b c\n", check=False)
+
+
+def test_command_translates_with_the_checkpoint_of_stock_fairseq(letters):
+    done = interactive(letters, STOCK)
+    _, score, words = next(line for line in done.stdout.splitlines() if line.startswith("H-0")).split("\t")
+    assert words == "g g" and float(score) == pytest.approx(-2.48105216, abs=1e-4)  # as stock fairseq itself gives
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("fairseq.safe_load"), reason="stock fairseq loads unsafely")
+def test_command_stops_at_a_planted_checkpoint(letters, tmp_path):
+    path = save(tmp_path / "planted.pt", {"x": Call(os.system, f"touch {tmp_path}/ran")})
+    done = interactive(letters, path)
+    assert done.returncode == 1 and not (tmp_path / "ran").exists()
+    assert done.stderr.strip().splitlines()[-1].startswith(f"{path}: refused") and "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("fairseq.safe_load"), reason="stock fairseq evaluates them")
+def test_options_in_a_checkpoint_are_not_run_as_code(letters, tmp_path):
+    state = torch.load(STOCK, weights_only=False)
+    planted = f"[__import__('os').system('touch {tmp_path}/ran')]"
+    options = {"arch": "fconv", "_name": "fconv", "encoder_layers": planted, "encoder_embed_path": None}
+    vars(state["cfg"]["model"]).update(options)
+    done = interactive(letters, save(tmp_path / "planted.pt", state))
+    assert done.returncode == 1 and not (tmp_path / "ran").exists()
+    assert "not an expression of numbers" in done.stderr

@@ -1,0 +1,62 @@
+"""The twins of fairseq's architectures: the same model without a method, and all flags of this package."""
+
+import argparse
+
+import pytest
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.models.transformer import TransformerModel
+
+from fairseq_deep.core.checkpoints import upgrade_layers
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.architectures import TWINS
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from fairseq_deep.plugin.patches import PATCHES
+from tests.helpers.flags import parse
+from tests.helpers.models import task_of
+
+NARROW = {"encoder_layers": 2, "decoder_layers": 2}
+
+
+@pytest.mark.parametrize("twin, stock", TWINS.items())
+def test_a_twin_is_the_stock_model(twin, stock, dictionary, batch):
+    """Its flags, parameters and outputs; the encoder layers of fairseq 0.12.2 have unused copies besides."""
+    task = task_of(dictionary)
+    flags = {name: argparse.Namespace(**NARROW) for name in (stock, twin)}
+    for name, given in flags.items():
+        ARCH_CONFIG_REGISTRY[name](given)
+    for name, value in vars(flags[stock]).items():
+        assert getattr(flags[twin], name) == value, name
+    theirs, ours = TransformerModel.build_model(flags[stock], task), DeepTransformerModel.build_model(flags[twin], task)
+    state = theirs.state_dict()
+    upgrade_layers(state)
+    assert {name: value.shape for name, value in state.items()} == {
+        name: value.shape for name, value in ours.state_dict().items()
+    }
+    ours.load_state_dict(theirs.state_dict())
+    words = batch[2].ne(dictionary.pad())
+    torch.testing.assert_close(ours.eval()(*batch)[0][words], theirs.eval()(*batch)[0][words], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("twin, stock", TWINS.items())
+def test_a_twin_has_our_flags_and_the_stock_architecture_names_it(twin, stock):
+    args = parse("--arch", twin, "--layer-agg", "dlcl", "--dlcl-window", "2")
+    assert (args.layer_agg, args.dlcl_window) == ("dlcl", 2)
+    assert args.encoder_embed_dim == parse("--arch", stock).encoder_embed_dim
+    for flag in ("--layer-agg", "--dlcl-window", "--compile"):
+        with pytest.raises(UsageError) as error:
+            parse("--arch", stock, flag, *(["3"] if flag != "--compile" else []))
+        assert str(error.value) == f"{flag} requires an architecture of this package: use --arch {twin}, the same " \
+            "model with our flags"  # fmt: skip
+
+
+def test_patches_are_applied_once_and_explained():
+    import importlib
+
+    assert len({(patch.where, patch.name) for patch in PATCHES}) == len(PATCHES)
+    for patch in PATCHES:
+        module, _, attribute = patch.where.partition(":")
+        owner = importlib.import_module(module)
+        owner = getattr(owner, attribute) if attribute else owner
+        assert vars(owner)[patch.name] is patch.replacement
+        assert patch.reason and patch.until

@@ -1,0 +1,322 @@
+"""Archives, data folders and settings of checkpoints from strangers: nothing is run, nothing is written elsewhere."""
+
+import argparse
+import contextlib
+import dataclasses
+import http.server
+import os
+import random
+import re
+import tarfile
+import tempfile
+import threading
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fairseq import (
+    checkpoint_utils,
+    criterions,
+    file_utils,
+    hub_utils,
+    models,
+    safe_files,
+    safe_load,
+    safe_settings,
+    tasks,
+)
+from fairseq.data import encoders
+from fairseq.dataclass import FairseqDataclass
+from fairseq.tasks.translation import TranslationConfig
+from omegaconf import OmegaConf
+
+import fairseq_deep  # noqa: F401 (registers its task)
+from fairseq_deep.tools.main import main
+from tests.helpers.commands import binarise, run, train_command, write_pairs
+from tests.helpers.hostile import HOSTILE, archive, checkpoint, everything, member
+from tests.helpers.paths import STOCK
+
+OUTSIDE = Path(tempfile.gettempdir(), f"fairseq_deep-{uuid.uuid4()}")
+"""A file that no run before this one can have left behind."""
+
+
+@pytest.mark.parametrize("members, named", [
+    ([member("m/a"), member("m/../../../x", "bad")], "outside of the archive"),
+    ([member(str(OUTSIDE), "bad")], "outside of the archive"),
+    ([member("..\\x", "bad")], "outside of the archive"),
+    ([member("m/link", type=tarfile.SYMTYPE, linkname="../../.."), member("m/link/x", "bad")], "neither a file nor"),
+    ([member("m/link", type=tarfile.LNKTYPE, linkname="/etc/hostname")], "neither a file nor"),
+    ([member("m/pipe", type=tarfile.FIFOTYPE)], "neither a file nor"),
+    ([member("m"), member("m/x", "bad")], "not a whole tar archive"),
+])  # fmt: skip
+@pytest.mark.parametrize("cached", [False, True])
+def test_hostile_archives_are_refused_and_stay(members, named, cached, tmp_path, monkeypatch):
+    outer = tmp_path / "a/b/c"
+    outer.mkdir(parents=True)
+    path = archive(outer / "model.tar.gz", *members)
+    monkeypatch.setattr(safe_files.tempfile, "tempdir", str(outer))
+    before, bytes_before = everything(tmp_path), path.read_bytes()
+    with pytest.raises(safe_load.CheckpointError, match=named) as refusal:
+        safe_files.unpack(str(path), replace=cached)
+    assert "\n" not in str(refusal.value) and path.read_bytes() == bytes_before
+    left = [name for name in everything(tmp_path) if name not in before and "fairseq-model-" not in name]
+    assert left == [] and not OUTSIDE.exists()
+
+
+@pytest.mark.parametrize("name, content", [("model.tar.gz", b"no archive"), ("model.pt", b""), ("cut.tar.gz", None)])
+def test_what_is_no_archive_is_one_line(name, content, tmp_path):
+    path = tmp_path / name
+    if content is None:
+        archive(path, member("m/big", "x" * 50_000 + str(np.random.default_rng(0).random(2000).tolist())))
+        content = path.read_bytes()[:-300]
+    path.write_bytes(content)
+    with pytest.raises(safe_load.CheckpointError, match="not a whole tar archive"):
+        file_utils.load_archive_file(str(path))
+    assert path.read_bytes() == content
+
+
+def test_an_archive_that_the_disk_cannot_hold_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    path = archive(tmp_path / "m.tar", member("m/a", "x" * 100), mode="w:")
+    usage = safe_files.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(safe_files.shutil, "disk_usage", lambda _: usage._replace(free=50))
+    with pytest.raises(safe_load.CheckpointError, match="larger than the free space"):
+        safe_files.unpack(str(path), replace=False)
+
+
+@pytest.mark.parametrize("members, top", [
+    ([member("m", type=tarfile.DIRTYPE), member("m/model.pt", "w"), member("m/dict.en.txt", "d")], "m"),
+    ([member("m/sub/model.pt", "w"), member("m/sub/dict.en.txt", "d")], "m/sub"),
+    ([member("model.pt", "w"), member("dict.en.txt", "d")], ""),
+])  # fmt: skip
+def test_good_archives_are_unpacked_and_stay(members, top, tmp_path):
+    path = archive(tmp_path / "model.tar.gz", *members)
+    folder = Path(file_utils.load_archive_file(str(path)))
+    assert (folder / "model.pt").read_text() == "w" and (folder / "dict.en.txt").read_text() == "d"
+    assert str(folder).endswith(top) and path.is_file() and everything(tmp_path) == ["model.tar.gz"]
+
+
+def test_a_download_in_the_cache_becomes_a_folder_once(tmp_path):
+    path = archive(tmp_path / "0f3a", member("m/model.pt", "w"))
+    assert safe_files.unpack(str(path), replace=True) == str(path)
+    assert everything(tmp_path) == ["0f3a", "0f3a/model.pt"]
+    assert file_utils.load_archive_file(str(path)) == str(path)
+
+
+def test_fasta_is_indexed_as_it_is_read(tmp_path):
+    from fairseq.data.fasta_dataset import FastaDataset
+
+    (tmp_path / "p.fasta").write_text(">one\nACD\nEF\n>two x\n>three\nGHIKL \n", encoding="utf-8")
+    dataset = FastaDataset(str(tmp_path / "p"))
+    assert [dataset[index] for index in range(len(dataset))] == [(">one", "ACDEF"), (">two x", ""), (">three", "GHIKL")]
+    assert dataset.sizes.tolist() == [5, 0, 5] and dataset.sizes.dtype == np.int64
+
+
+@pytest.fixture
+def hostile_folder(tmp_path):
+    """A data folder whose second language has a command for a name."""
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    write_pairs(folder / "train", 40, random.Random(1))
+    data = binarise(folder, ["train"])
+    evil = "tgt$(touch MARK)"
+    for split in ("train", "valid", "test"):
+        for kind in ("idx", "bin"):
+            (data / f"{split}.src-{evil}.src.{kind}").write_bytes((data / f"train.src-tgt.src.{kind}").read_bytes())
+        (data / f"{split}.src-{evil}.{evil}.fasta").write_text(">a\n123\n>b\n45\n")
+    for language in ("src", evil):  # as large as those of STOCK
+        (data / f"dict.{language}.txt").write_text("".join(f"{letter} 1\n" for letter in "abcdefgh"))
+    for path in data.glob("train.src-tgt.*"):
+        path.unlink()
+    return data
+
+
+@pytest.mark.parametrize("command", ["train", "generate", "diagnose"])
+def test_names_of_files_are_not_run(command, hostile_folder, tmp_path):
+    commands = {
+        "train": train_command(hostile_folder, tmp_path / "save", "--max-update", "1"),
+        "generate": ["fairseq-generate", hostile_folder, "--path", STOCK, "--cpu", "--gen-subset", "valid"],
+        "diagnose": ["fairseq-deep", "diagnose", hostile_folder, "--checkpoint", STOCK],
+    }
+    done = run(*commands[command], check=False, cwd=tmp_path)
+    assert not list(tmp_path.rglob("MARK")), done.stderr[-2000:]
+    assert list(hostile_folder.glob("*.npy")) or command == "diagnose", done.stderr[-2000:]  # it was read
+
+
+@pytest.mark.parametrize("state, named", HOSTILE, ids=[named for _, named in HOSTILE])
+def test_settings_off_the_list_are_refused(state, named, tmp_path, monkeypatch):
+    monkeypatch.delenv(safe_load.OPT_OUT, raising=False)
+    path = tmp_path / "c.pt"
+    torch.save(state, path)
+    with pytest.raises(safe_load.CheckpointError) as refusal:
+        safe_load.load(str(path))
+    message = str(refusal.value)
+    assert message.startswith(f"{path}: refused") and named in message and safe_load.OPT_OUT in message
+    assert "\n" not in message
+    monkeypatch.setenv(safe_load.OPT_OUT, "1")
+    safe_load.load(str(path))
+
+
+@pytest.fixture
+def address():
+    """Where a server of this machine listens, which fails the test when it is asked for anything."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+
+        do_HEAD = do_GET
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/x"
+    server.shutdown()
+    server.server_close()
+    assert asked == []
+
+
+NAMING = {
+    "bpe_codes": {"bpe": {"_name": "subword_nmt", "bpe_codes": 0, "bpe_separator": "@@"}},
+    "sentencepiece_model": {"bpe": {"_name": "sentencepiece", "sentencepiece_model": 0}},
+    "gpt2_encoder_json": {"bpe": {"_name": "gpt2", "gpt2_encoder_json": 0, "gpt2_vocab_bpe": 0}},
+    "bpe_vocab_file": {"bpe": {"_name": "bert", "bpe_vocab_file": 0}},
+    "replace_unk": {"generation__replace_unk": 0},
+    "encoder_embed_path": {"model__encoder_embed_path": 0},
+    "save_predictions": {"criterion": {"_name": "sentence_ranking", "save_predictions": 0}},
+    "data": {"task__data": 0},
+}
+
+
+def planted(content, value):
+    """*content* with *value* for each 0."""
+    if isinstance(content, dict):
+        return {key: planted(each, value) for key, each in content.items()}
+    return value if content == 0 and content is not False else content
+
+
+@pytest.fixture
+def stranger(tmp_path):
+    """stranger(settings): the folder of a checkpoint with its dictionaries."""
+
+    def make(settings):
+        state = torch.load(STOCK, weights_only=False)
+        for name, value in settings.items():
+            section, _, key = name.partition("__")
+            place, key = (state["cfg"][section], key) if key else (state["cfg"], section)
+            vars(place).update({key: value}) if isinstance(place, argparse.Namespace) else place.update({key: value})
+        torch.save(state, tmp_path / "model.pt")
+        for lang in ("src", "tgt"):
+            (tmp_path / f"dict.{lang}.txt").write_text("".join(f"{letter} 1\n" for letter in "abcdefgh"))
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["address", "file", "pipe"])
+@pytest.mark.parametrize("key", NAMING)
+def test_what_settings_name_is_not_opened(key, kind, stranger, address, tmp_path, caplog):
+    """A pipe would wait for ever; /etc/passwd would be no error."""
+    os.mkfifo(tmp_path / "pipe")
+    value = {"address": address, "file": "/etc/passwd", "pipe": str(tmp_path / "pipe")}[kind]
+    folder = stranger({"task__source_lang": "src", "task__target_lang": "tgt", **planted(NAMING[key], value)})
+    found = hub_utils.from_pretrained(str(folder), "model.pt")
+    if "bpe" in NAMING[key]:  # the files of which lie next to the checkpoint or are named by the caller
+        with pytest.raises((OSError, ValueError, ImportError), match="not found|install|vocab.txt"):
+            hub_utils.GeneratorHubInterface(found["args"], found["task"], found["models"])
+    else:
+        hub_utils.GeneratorHubInterface(found["args"], found["task"], found["models"])
+    said = [record.getMessage() for record in caplog.records if record.name == "fairseq.safe_load"]
+    if key == "data" and kind != "address":  # every checkpoint says where its data were
+        assert said == []
+    else:
+        assert len(said) == 1 and f"{key} = {value}" in said[0] and "\n" not in said[0]
+    [model], _, _ = checkpoint_utils.load_model_ensemble_and_task([str(folder / "model.pt")])  # data: its own folder
+    assert model is not None
+
+
+def test_files_next_to_a_checkpoint_and_those_of_the_caller_are_used(stranger, address, tmp_path):
+    folder = stranger({"task__source_lang": "src", "task__target_lang": "tgt",
+                       **planted(NAMING["bpe_codes"], address)})  # fmt: skip
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/merges").write_text("#version: 0.2\na b</w>\n")
+    found = hub_utils.from_pretrained(str(folder), "model.pt", bpe_codes=str(tmp_path / "own/merges"))
+    assert found["args"].bpe.bpe_codes == str(tmp_path / "own/merges")
+    (folder / "code").write_text("#version: 0.2\na b</w>\n")
+    found = hub_utils.from_pretrained(str(folder), "model.pt")
+    hub = hub_utils.GeneratorHubInterface(found["args"], found["task"], found["models"])
+    assert hub.apply_bpe("ab ba") == "ab b@@ a"
+
+
+@pytest.mark.parametrize("make, said", [
+    (lambda path: path.write_text("[" * 100_000), "nested more than 50 levels deep"),
+    (lambda path: path.write_text("9" * 5000), ""),
+    (os.mkfifo, "it must be a regular file"),
+], ids=["nested", "digits", "pipe"])  # fmt: skip
+def test_steps_that_cannot_be_read(make, said, stranger, capsys):
+    folder = stranger({})
+    make(folder / "steps.json")
+    assert main(["translate", str(folder / "model.pt"), "--cpu"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and said in err and "steps.json" in err
+
+
+def test_old_checkpoints_and_shared_parts_name_no_files():
+    """The flags of all parts in one Namespace; one object in two places."""
+    args = argparse.Namespace(bpe="gpt2", gpt2_vocab_bpe="http://x", init_from="x", data="y", save_dir="z")
+    shared = {"_name": "gpt2"}
+    state = {"args": args, "cfg": OmegaConf.create({"x": shared, "bpe": shared, "y": [{"w2v_path": "w"}]})}
+    assert safe_settings.drop(state, "/d") == ["gpt2_vocab_bpe = http://x", "init_from = x", "w2v_path = w"]
+    own = {"gpt2_encoder_json": "/d/encoder.json", "gpt2_vocab_bpe": "/d/vocab.bpe"}
+    assert vars(state["args"]) == {"bpe": "gpt2", **own, "init_from": None, "data": "/d", "save_dir": "z"}
+    own = {"_name": "gpt2", **own}
+    assert state["cfg"] == {"x": own, "bpe": own, "y": [{"w2v_path": ""}]}
+    state = {"cfg": {"bpe": "gpt2", "task": TranslationConfig(data="y")}}
+    assert safe_settings.drop(state, "/d") == [] and state["cfg"]["bpe"] == own and state["cfg"]["task"].data == "/d"
+
+
+def test_the_lists_name_every_setting_of_a_file():
+    """Of fairseq and of this package, as far as names tell."""
+    odd = re.compile(r"path|file|dir(?!ection)|codes|merges|vocab|json|yaml|pretrained|_from$|_dict$|checkpoint"
+                     r"|url|repo|save|vocoder|lexicon|kenlm|init_method|_data$")  # fmt: skip
+    harmless = {"best_checkpoint_metric", "checkpoint_suffix", "pretrained"}
+    found = set()
+    for registry in (models.MODEL_REGISTRY, tasks.TASK_REGISTRY, criterions.CRITERION_REGISTRY, encoders.BPE_REGISTRY):
+        for part in registry.values():
+            parser = argparse.ArgumentParser(add_help=False, conflict_handler="resolve")
+            with contextlib.suppress(Exception):  # parts of speech without their packages
+                part.add_args(parser)
+            found.update(each.dest for each in parser._actions if each.nargs != 0 and each.type in (None, str))
+    waiting = [FairseqDataclass]
+    while waiting:
+        config = waiting.pop()
+        waiting += config.__subclasses__()
+        found.update(field.name for field in dataclasses.fields(config) if "str" in str(field.type))
+    known = {*safe_settings.FILES, *safe_settings.OF_THE_RUN, *harmless}
+    assert len(found) > 100 and {name for name in found if odd.search(name)} - known == set()
+
+
+@pytest.mark.parametrize("settings", [
+    {}, {"task": "deep_translation"}, {"task": "of_a_user_dir_that_is_not_here"}, {"bpe": "subword_nmt"},
+    {"criterion": "fused_label_smoothed_cross_entropy"}, {"criterion": "label_smoothed_cross_entropy"},
+    {"optimization__lr": "${optimization.lr}"}, {"task__dataset_impl": "${dataset.dataset_impl}"},
+    {"task__dataset_impl": None}, {"tokenizer": ""}, {"task__eval_bleu_detok": "moses"},
+    {"model__dataset_impl": "mmap"}, {"common__price": "5$ {or so}"},
+])  # fmt: skip
+def test_other_settings_are_not(settings):
+    assert safe_settings.refused(checkpoint(**settings)) == []
+
+
+@pytest.mark.parametrize("state", [[], {"model": {}}, {"cfg": None, "args": None}, {"cfg": "x"}, "text"])
+def test_what_has_no_settings_has_nothing_to_refuse(state):
+    assert safe_settings.refused(state) == []
+
+
+def test_the_lists_name_what_fairseq_has():
+    """A misspelt name would refuse a good checkpoint."""
+    allowed = safe_settings.ALLOWED
+    assert set(allowed["task"]) < set(tasks.TASK_REGISTRY)
+    assert set(allowed["criterion"]) < set(criterions.CRITERION_REGISTRY)
+    assert set(allowed["bpe"]) <= set(encoders.BPE_REGISTRY)
+    assert set(allowed["tokenizer"]) <= set(encoders.TOKENIZER_REGISTRY)

@@ -1,0 +1,80 @@
+"""The pages: lines of at most 120 characters, sentences of at most 40 words."""
+
+import re
+
+import pytest
+
+from tests.helpers.paths import ROOT
+
+PAGES = sorted(
+    path.relative_to(ROOT)
+    for folder in (".", "docs", "examples", "benchmarks", "third_party")
+    for path in (ROOT / folder).glob("*.md" if folder == "." else "**/*.md")
+)
+READ = [page for page in PAGES if page.parts[0] in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "examples")]
+WIDTH, WORDS = 120, 40
+BLOCK = re.compile(r"^ *(```|~~~)")
+ITEM = re.compile(r"^ *([-*]|\d+\.) ")
+
+
+def prose(text):
+    """The paragraphs and the items of lists of a page, without code, tables and headings."""
+    paragraphs, fenced = [[]], False
+    for line in text.splitlines():
+        if BLOCK.match(line):
+            fenced = not fenced
+        elif fenced or line.startswith(("#", "|")) or not line.strip():
+            paragraphs.append([])
+        elif ITEM.match(line):
+            paragraphs.append([ITEM.sub("", line)])
+        elif paragraphs[-1] or not line.startswith("    "):
+            paragraphs[-1].append(line.strip())
+    return [" ".join(lines) for lines in paragraphs if lines]
+
+
+def sentences(paragraph):
+    """The sentences of a paragraph; a piece of code counts as a word, a link as the words that it shows."""
+    text = re.sub(r"`[^`]*`", "CODE", paragraph)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"\b(et al|Eq|Fig|e\.g|i\.e)\.", r"\1", text)
+    return re.split(r"(?<=[.!?])[)\"*_]*\s+", text)
+
+
+def words(sentence):
+    return len(re.findall(r"[A-Za-z0-9][^\s/|]*", sentence))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_lines_are_at_most_120_wide(page):
+    """Rows of tables cannot be broken."""
+    lines = enumerate((ROOT / page).read_text(encoding="utf-8").splitlines(), 1)
+    assert not [(number, line) for number, line in lines if len(line) > WIDTH and not line.startswith("|")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_no_sum_is_broken_before_its_plus(page):
+    """Markdown makes an item of a list of it."""
+    assert not re.findall(r"(?m)^ {0,3}\+ .*", (ROOT / page).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", READ, ids=str)
+def test_sentences_have_at_most_40_words(page):
+    paragraphs = prose((ROOT / page).read_text(encoding="utf-8"))
+    assert not [text for paragraph in paragraphs for text in sentences(paragraph) if words(text) > WORDS]
+
+
+def test_what_counts_as_a_sentence():
+    page = "# One two\n\nThree `four five` [six](seven.md).\nEight et al. (2019)\n\n    nine ten\n\n| a | b |\n\n"
+    page += "- Two.\n  One!\n"
+    found = [text for paragraph in prose(page) for text in sentences(paragraph)]
+    assert found == ["Three CODE six.", "Eight et al (2019)", "Two.", "One!"]
+    assert [words(text) for text in found] == [3, 4, 1, 1]
+
+
+@pytest.mark.parametrize("folder", ["docs", "examples", "docs/methods"])
+def test_the_site_has_a_line_for_each_page(folder):
+    """mkdocs would stop at one that is in no line."""
+    listed = (ROOT / "docs/site/mkdocs.yml").read_text(encoding="utf-8")
+    pages = [page for page in PAGES if page.is_relative_to(folder) and "site" not in page.parts]
+    missing = [str(page) for page in pages if not re.search(rf" {re.escape(str(page))}\n", listed)]
+    assert pages and not missing, f"add to nav in docs/site/mkdocs.yml: {', '.join(missing)}"

@@ -1,0 +1,107 @@
+"""What may import what (docs/design.md): core knows torch only, no part knows a later one, no test another test."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.paths import PACKAGE, ROOT
+
+PARTS = ["errors", "moved", "core", "runtime", "plugin", "tools"]
+"""In this order: each part may import those before it."""
+CORE = [
+    ["stack", "keep_fp32", "compat"],
+    ["registry", "dropout", "positions"],
+    ["aggregators", "attention", "residuals", "decoding"],
+    ["memories", "inits", "search"],
+    ["layers", "diagnostics", "description", "alignment", "checkpoints"],
+    ["checks"],
+    ["transformer_stack"],
+    ["encoder", "decoder"],
+    ["transformer", "torch_export"],
+]
+LEVELS = {part: level for level, parts in enumerate(CORE) for part in parts}
+TORCH_ONLY = {"torch", "numpy"}
+RUNTIME = {*TORCH_ONLY, "safetensors", "sacremoses", "jieba", "subword_nmt", "sentencepiece"}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path):
+    return ".".join(["fairseq_deep", *path.relative_to(PACKAGE).with_suffix("").parts])
+
+
+MODULES = {name_of(path).removesuffix(".__init__") for path in FILES}
+
+
+def imports(path):
+    """Absolute names of the modules that *path* imports anywhere."""
+    inside = name_of(path).split(".")
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = inside[: len(inside) - node.level] if node.level else []
+            module = ".".join(package + ([node.module] if node.module else []))
+            names = [f"{module}.{alias.name}" for alias in node.names]
+            yield from (name if name in MODULES else module for name in names)
+
+
+GRAPH = {name_of(path).removesuffix(".__init__"): set(imports(path)) for path in FILES}
+
+
+def reached(module):
+    """All modules that *module* imports, directly or through modules of this package."""
+    found, open_ends = set(), [module]
+    while open_ends:
+        for name in GRAPH.get(open_ends.pop(), ()):
+            if name not in found:
+                found.add(name)
+                open_ends.append(name)
+    return found
+
+
+def part_of(module):
+    return module.split(".")[1] if module.startswith("fairseq_deep.") else None
+
+
+@pytest.mark.parametrize("module", sorted(GRAPH))
+def test_a_module_imports_no_later_part(module):
+    part = part_of(module)
+    if part not in PARTS:  # the package and __main__ stand above all
+        assert part in (None, "__main__")
+        return
+    later = PARTS[PARTS.index(part) + 1 :]
+    assert [name for name in GRAPH[module] if part_of(name) in later] == []
+
+
+@pytest.mark.parametrize("module", sorted(name for name in GRAPH if part_of(name) in ("core", "runtime")))
+def test_core_and_runtime_do_without_fairseq(module):
+    for name in reached(module):
+        top, known = name.partition(".")[0], TORCH_ONLY if part_of(module) == "core" else RUNTIME
+        assert top in (*known, "fairseq_deep", "__future__") or top in sys.stdlib_module_names, name
+    own = module.split(".")[2:3] if part_of(module) == "core" else []
+    for name in GRAPH[module] if own else ():
+        other = name.split(".")[2:3] if part_of(name) == "core" else []
+        assert not other or other == own or LEVELS[other[0]] < LEVELS[own[0]], f"{module} imports {name}"
+
+
+def test_no_test_module_is_imported():
+    """What tests share is in tests/helpers, tests/reference, tests/golden, and in fixtures of a conftest.py."""
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    modules = {path.stem for path in files if path.stem.startswith("test_") or path.stem == "conftest"}
+    assert len(modules) > 100
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in getattr(node, "names", []) if isinstance(alias, ast.alias)]
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found = modules & {part for name in names for part in name.split(".")}
+            assert not found, f"{path.relative_to(ROOT)} imports {', '.join(sorted(found))}"
+
+
+def test_core_works_where_fairseq_is_missing():
+    """Every method is built, trained for a step and searched with, in a process that cannot import fairseq."""
+    program = ROOT / "tests/helpers/core_alone.py"
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.endswith("every method works\n")

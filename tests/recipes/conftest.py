@@ -1,0 +1,59 @@
+"""What the tests of ``examples`` share: text, programs, modules."""
+
+import importlib
+import random
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.paths import ROOT
+from tests.helpers.recipes import STUB, WORDS, write_pairs, write_program
+
+
+@pytest.fixture
+def tools(tmp_path):
+    """A folder for PATH with this Python first and, where it is not installed, ``fairseq-deep``."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("python", "python3"):
+        write_program(folder / name, f'exec {sys.executable} "$@"')
+    if not shutil.which("fairseq-deep", path=str(Path(sys.executable).parent)):
+        write_program(
+            folder / "fairseq-deep", f'PYTHONPATH={shlex.quote(str(ROOT))} exec {sys.executable} -m fairseq_deep "$@"'
+        )
+    return folder
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """200 word-for-word pairs for training, with two broken ones; a test set with an empty line."""
+    folder, rng = tmp_path / "parallel text", random.Random(5)
+    draw = lambda: " ".join(rng.choice(list(WORDS)) for _ in range(rng.randint(3, 7)))  # noqa: E731
+    pairs = [(en, " ".join(map(WORDS.get, en.split()))) for en in (draw() for _ in range(220))]
+    tests = [*pairs[210:213], ("", "leer"), *pairs[213:220]]
+    write_pairs(folder, train=[*pairs[:200], ("", "leer"), ("empty", " ")], valid=pairs[200:210], test=tests)
+    return folder
+
+
+@pytest.fixture
+def stubs(tools, tmp_path, monkeypatch):
+    """Replace fairseq's programs by ``STUB``; return the file with the calls."""
+    for name in ("fairseq-preprocess", "fairseq-train", "fairseq-generate", "fairseq-deep"):
+        write_program(tools / name, STUB)
+    write_program(tools / "python", "exit 0")  # asked only whether fairseq can be imported
+    calls = tmp_path / "calls"
+    calls.touch()
+    monkeypatch.setenv("CALLS", str(calls))
+    return calls
+
+
+@pytest.fixture(scope="module")
+def claims():
+    """The modules of ``recipes/claims`` by name."""
+    names = ("definitions", "scales", "judge", "page", "speed", "fit", "children", "claims")
+    modules = {name: f"claims.{name}" for name in names}
+    modules.update(children="children", claims="claims.driver")
+    return {name: importlib.import_module(f"fairseq_deep.recipes.{module}") for name, module in modules.items()}

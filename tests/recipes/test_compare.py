@@ -1,0 +1,554 @@
+"""``examples/compare/run.sh``: systems on tiny data under equal conditions, in one table and one picture."""
+
+import csv
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import sacrebleu
+from sacrebleu.significance import PairedTest
+
+from fairseq_deep.recipes import process
+from tests.helpers import recipes
+from tests.helpers.forkserver import server
+from tests.helpers.paths import ROOT
+
+COMPARE = "fairseq_deep.recipes.compare"
+FOLDER = ROOT / "examples/compare"
+WIDTH = 16
+# what fairseq-train says of a training
+SAID = r"""
+    echo '| INFO | num. shared model params: 1,234 (num. trained: 1,234)'
+    echo '| INFO | train_inner | {"epoch": 1, "update": 0.5, "loss": "9", "ppl": "512", "wps": "1000", "wpb": "100",' \
+      '"num_updates": "2", "ratio_enc": "0.5", "ratio_dec": "0.25"}'
+    echo '| INFO | valid | {"epoch": 1, "valid_loss": "8.5", "valid_ppl": "362", "valid_num_updates": "4"}'
+"""
+STUB = recipes.STUB.replace("    [[ ! -e $CALLS.hang ]]", f"{SAID}    [[ ! -e $CALLS.hang ]]")
+
+
+def words(corpus, exp, *more, flags=()):
+    fixed = ["--data", corpus, "--exp", exp, "--ngpu", "0", "--workers", "1", "--width", WIDTH, "--updates", "4"]
+    return [str(word) for word in (FOLDER / "run.sh", *fixed, *more, *(("--", *flags) if flags else ()))]
+
+
+def compare(tools, *given, **how):
+    command, environment = words(*given, **how), recipes.environment(tools)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+
+
+@pytest.fixture
+def stubs(stubs, tools):
+    """Those of the recipe; nor is this machine looked at, which takes seconds."""
+    recipes.write_program(tools / "fairseq-train", STUB)
+    make_real(tools, "fairseq-deep", "[[ $1 == diagnose ]]")
+    return stubs
+
+
+def make_real(tools, name, condition="true"):
+    """Let *name* be the real program where *condition* holds; its calls are recorded all the same."""
+    call = f'echo "{name} $*" >>"$CALLS"; {server().stand_in(name)}'
+    recipes.write_program(tools / name, f"if {condition}; then {call}; fi\n{STUB}")
+
+
+def make_slow(tools):
+    """Let fairseq-train save a checkpoint and then hang, while a file says so."""
+    path = tools / "fairseq-train"
+    hang = f'({server().stand_in("fairseq-train")} --max-update 2) && echo $$ >"$CALLS.hanging" && exec sleep 300'
+    recipes.write_program(path, f"if [[ -e $CALLS.pause ]]; then {{ {hang}; }}; exit; fi\n{path.read_text()}")
+
+
+def trained(calls):
+    """Label and seed of the trainings since the last question, sorted; the list of calls starts anew."""
+    found = re.findall(r"^fairseq-train .*/runs/(\S+)/checkpoints ", calls.read_text(), re.MULTILINE)
+    calls.write_text("")
+    return sorted(found)
+
+
+def begin(tools, stubs, *given, **how):
+    """Start the command and wait until a training hangs; return the process and the number of that training's."""
+    hanging = Path(f"{stubs}.hanging")
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    child = subprocess.Popen(words(*given, **how), env=recipes.environment(tools), **quiet)
+    end = time.time() + 240
+    while not (hanging.exists() and hanging.read_text().endswith("\n")) and time.time() < end:
+        assert child.poll() is None
+        time.sleep(0.05)
+    return child, int(hanging.read_text())
+
+
+def expected_parameters(vocabulary):
+    """Counts by hand for one layer in each stack: stock layers with biases, and the depth-wise LSTM's without."""
+    d, ffn = WIDTH, 4 * WIDTH
+    attention, hidden, gates = 4 * d * d + 2 * d, 10 * d * d + 8 * d, 2 * (6 * d * d + 6 * d)
+    stock = 3 * (4 * (d * d + d) + 2 * d) + 2 * (2 * d * ffn + ffn + d + 2 * d) + 2 * 2 * d
+    return [vocabulary * d + count for count in (stock, 3 * attention + 2 * hidden + gates)]
+
+
+def test_two_systems_with_two_seeds_killed_on_the_way(tools, stubs, corpus, tmp_path):
+    """Three real trainings, one real decoding: a checkpoint is gone on from, and nothing is done twice."""
+    exp, pause = tmp_path / "comparison with blanks", Path(f"{stubs}.pause")
+    make_real(tools, "fairseq-preprocess")
+    make_real(tools, "fairseq-train", "[[ $* != */lstm/seed2/* ]]")
+    make_slow(tools)
+    make_real(tools, "fairseq-generate", "[[ $* == */lstm/seed1/* ]]")
+    one = "--encoder-layers 1 --decoder-layers 1"
+    given = (corpus, exp, "--seeds", "1,2", f"plain=prenorm_6l {one}", f"lstm=lstm_6l {one}")
+    flags = ["--batch-size", "50"]
+    pause.touch()
+    child, pid = begin(tools, stubs, *given, flags=flags)
+    child.kill()
+    child.wait()
+    pause.unlink()
+    done = compare(tools, *given, "--jobs", "2", flags=flags)  # at once: it waits for the end of the training
+    assert done.returncode == 0, done.stderr + done.stdout
+    recipes.assert_gone(pid, 0.1)
+    assert trained(stubs) == ["lstm/seed1", "lstm/seed2", "plain/seed1", "plain/seed2"]
+    assert "plain seed 1: started (goes on)" in done.stdout and "4 of 4 trainings left" in done.stdout
+    assert "Loaded checkpoint" in (exp / "runs/plain/seed1/logs/4-train.log").read_text()
+
+    record = json.loads((exp / "table.json").read_text())
+    plain, lstm = record["systems"]
+    vocabulary = len((exp / "shared/data-bin/dict.de.txt").read_text().splitlines()) + 4
+    assert [plain["parameters"], lstm["parameters"]] == expected_parameters(vocabulary)
+    assert plain["done"] == lstm["done"] == [1, 2] and record["updates"] == "4"
+    assert list(plain["curve"]["1"]) == ["1", "2", "3", "4"] and plain["curve"]["1"] != plain["curve"]["2"]
+    for row in (plain, lstm):
+        assert row["valid_loss"]["min"] < row["valid_loss"]["max"] and row["bleu"]["mean"] == 12.34
+        assert all(row[name]["mean"] > 0 for name in ("step_seconds", "ratio_encoder", "ratio_decoder"))
+    for row in (plain, lstm):  # measured on the checkpoint, by diagnose
+        assert abs(row["seeds"]["1"]["source_gain"]) < 1 and 0 < row["seeds"]["1"]["between_encoder"] < 1
+        equal = row["seeds"]["1"]["equal_time"]  # None where the other was done before the first validation
+        assert equal is None or equal >= row["valid_loss"]["min"]
+    assert "source_gain" not in lstm["seeds"]["2"], "its checkpoint is none"
+    assert lstm["seeds"]["1"]["tokens_per_second"] > 0 and plain["tokens_per_second"] is None
+    table = (exp / "table.md").read_text()
+    assert table in done.stdout and [line.split()[1] for line in table.splitlines()[:4]][2:] == ["plain", "lstm"]
+    assert [path.name for path in (exp / "runs/lstm/seed2/checkpoints").iterdir()] == ["checkpoint_last.pt"]
+    settings = json.loads((exp / "runs/lstm/system.json").read_text())["settings"]
+    assert settings["lstm_attn_residual"] is True and settings["encoder_layers"] == 1
+    trained_by = json.loads((exp / "runs/plain/seed1/train.jsonl").read_text().splitlines()[0])["commit"]
+    assert json.loads((exp / "runs/plain/seed1/RESULT.json").read_text())["commit"] == trained_by
+
+    again = compare(tools, *given, flags=flags)
+    assert again.returncode == 0, again.stderr
+    assert (exp / "table.md").read_text() == table
+    assert recipes.programs(stubs) == ["fairseq-deep diagnose"], "of the checkpoint that is none, once more"
+
+
+def test_without_translations_the_losses_are_compared(tools, stubs, corpus, tmp_path):
+    exp, tables = tmp_path / "exp", tmp_path / "tables"
+    done = compare(tools, corpus, exp, "--translate", "false", "--tables", tables, "prenorm_6l", "lstm_6l")
+    assert done.returncode == 0, done.stderr
+    assert trained(stubs) == ["lstm_6l/seed1", "prenorm_6l/seed1"] and "valid ppl 362" in done.stdout
+    head = (tables / "table.md").read_text().splitlines()[0]
+    assert "valid loss" in head and "BLEU" not in head and "difference" not in head
+    assert (tables / "picture.png").exists() and not (exp / "table.md").exists() and head not in done.stdout
+    assert not list(exp.glob("runs/*/seed1/generate-*"))
+    again = compare(tools, corpus, exp, "--tables", tables, "prenorm_6l", "lstm_6l")  # now with translations
+    assert again.returncode == 0, again.stderr
+    assert trained(stubs) == [] and "BLEU" in (tables / "table.md").read_text().splitlines()[0]
+
+
+def test_training_ends_with_the_script(tools, stubs, corpus, tmp_path):
+    Path(f"{stubs}.hang").touch()
+    child, pid = begin(tools, stubs, corpus, tmp_path / "exp", "lstm_6l")
+    child.terminate()
+    assert child.wait(30) == 130
+    recipes.assert_gone(pid, 0.1)
+
+
+EARLY = {
+    "unknown size": (["--conf", "huge"], ["--conf takes mini, base, not 'huge'"]),
+    "unknown option": (["--update", "5"], ["unknown option '--update'", "did you mean --updates?"]),
+    "no jobs": (["--jobs", "0"], ["--jobs takes a whole number from 1 on"]),
+}
+
+
+@pytest.mark.parametrize("given, parts", EARLY.values(), ids=EARLY)
+def test_bad_options_are_refused_by_the_script(tools, corpus, tmp_path, given, parts):
+    done = compare(tools, corpus, tmp_path / "exp", *given, "lstm_6l")
+    recipes.assert_refused(done, *parts, status=2)
+
+
+def test_without_data_or_with_help(tools):
+    run = {"capture_output": True, "text": True, "env": recipes.environment(tools), "timeout": 60}
+    done = subprocess.run([FOLDER / "run.sh", "lstm_6l"], **run)
+    recipes.assert_refused(done, "--data is missing", "{train,valid,test}.{en,de}", status=2)
+    shown = subprocess.run([FOLDER / "run.sh", "--help"], **run)
+    assert shown.returncode == 0 and "LABEL=NAME FLAGS" in shown.stdout and "--jobs" in shown.stdout
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """The modules behind the command, in this process."""
+    monkeypatch.setenv("FAIRSEQ_DEEP_ENV", "current")
+    monkeypatch.setenv("FAIRSEQ_DEEP_CHECKED", shutil.which("python") or "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    names = {"compare": "driver", **{name: name for name in ("results", "table", "trainings", "picture")}}
+    found = {name: importlib.import_module(f"{COMPARE}.{module}") for name, module in names.items()}
+    return SimpleNamespace(**found)
+
+
+def call(modules, monkeypatch, capsys, exp, data, *systems, recipe=(), flags=(), **options):
+    """What ``run.sh`` starts, without the seconds that it takes to load; return the status and the output."""
+    values = dict(conf="mini", seeds="1", updates="4", width=WIDTH, heads="2", jobs="1", ngpu="0")
+    values.update({"bootstrap": "0", "dry_run": "true", "table_only": "false", "exp": exp, "data": data, **options})
+    given = [text for name, value in values.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    status = modules.compare.main("run.sh", "run", [*given, *recipe, *systems, *(["--", *flags] if flags else [])])
+    return status, capsys.readouterr()
+
+
+BAD = {
+    "unknown system": (["lsmt_6l"], {}, ["no architecture 'lsmt_6l'", "did you mean transformer_lstm_6l?"]),
+    "wildcard": (["lstm_*"], {}, ["no architecture 'lstm_*'", "fairseq-deep archs"]),
+    "unknown flag": (["dlcl_6l --dlcl-fixd"], {}, ["dlcl_6l_dlcl-fixd: unknown flag '--dlcl-fixd'", "--dlcl-fixed?"]),
+    "unknown method": (["x=prenorm_6l --layer-agg dcl"], {}, ["x: unknown --layer-agg dcl", "did you mean dlcl?"]),
+    "without meaning": (["x=lstm_6l --deep-init ds"], {}, ["x: --deep-init ds is about residual connections"]),
+    "no value": (["dlcl_6l --encoder-layers"], {}, ["--encoder-layers: expected one argument"]),
+    "own updates": (["a=dlcl_6l --max-update 9"], {}, ["a: --max-update must be the same for all systems"]),
+    "own loss": (["a=dlcl_6l --sentence-avg"], {}, ["a: --sentence-avg must be the same for all systems"]),
+    "own start": (["a=dlcl_6l --finetune-from-model x.pt"], {}, ["a: --finetune-from-model must be the same"]),
+    "own text": (["a=dlcl_6l --max-source-positions 20"], {}, ["a: --max-source-positions must be the same"]),
+    "own device": (["a=dlcl_6l --bf16"], {}, ["a: --bf16 must be the same for all systems"]),
+    "not in quotes": (["dlcl_6l one"], {}, ["'one' is no flag", "quotes"]),
+    "open quote": (["dlcl_6l 'one"], {}, ["No closing quotation"]),
+    "twice": (["lstm_6l", "transformer_lstm_6l"], {}, ["lstm_6l is there twice"]),
+    "label": (["a/b=lstm_6l"], {}, ["'a/b' cannot name a system"]),
+    "no system": ([], {}, ["no system to train"]),
+    "no file": ([], {"systems": "/nowhere"}, ["--systems /nowhere cannot be read"]),
+    "seeds": (["lstm_6l"], {"seeds": "1,b"}, ["--seeds takes how many, such as 3, or a list", "'1,b'"]),
+    "no seeds": (["lstm_6l"], {"seeds": "00"}, ["--seeds takes how many"]),
+    "seed in two ways": (["lstm_6l"], {"seeds": "1,01"}, ["--seeds takes how many"]),
+    "seeds twice": (["lstm_6l"], {"seeds": "1,1"}, ["--seeds 1,1 names seed 1 twice"]),
+    "heads": (["lstm_6l"], {"heads": "3"}, ["--width 16 is not divisible by 3 heads"]),
+    "no updates": (["lstm_6l"], {"updates": "0"}, ["--updates must be at least 1"]),
+    "batch": (["lstm_6l"], {"recipe": ["--max-tokens", "1000"]}, ["1,000 tokens per update, but this job is defined"]),
+    "no such folder": (["lstm_6l"], {"data": "/nowhere"}, ["/nowhere: no such folder"]),
+    "shared flag": (["lstm_6l"], {"flags": ["--fp16"]}, ["--fp16 is set by this script"]),
+    "no table": (["lstm_6l"], {"table_only": "true", "dry_run": "false"}, ["has come to its end"]),
+}
+
+
+@pytest.mark.parametrize("systems, how, parts", BAD.values(), ids=BAD)
+def test_bad_input_is_refused_in_one_line(modules, monkeypatch, capsys, corpus, tmp_path, systems, how, parts):
+    how = {"data": corpus, **how}
+    status, printed = call(modules, monkeypatch, capsys, tmp_path / "exp", how.pop("data"), *systems, **how)
+    done = SimpleNamespace(returncode=status, stderr=printed.err)
+    recipes.assert_refused(done, *parts, status=2)
+    assert not (tmp_path / "exp").exists()
+
+
+def test_the_package_may_be_installed_in_another_place(modules, tmp_path):
+    """The recipe names the clone's package, and fairseq takes one of this name only."""
+    clone = shutil.copytree(ROOT / "fairseq_deep", tmp_path / "fairseq_deep")
+    systems = importlib.import_module(f"{COMPARE}.systems")
+    found = [systems.System("a", "transformer_dlcl_6l", [])]
+    command = ["fairseq-train", str(tmp_path), "--user-dir", str(clone), "--task", "translation", "--arch", "x"]
+    systems.check(found, command, WIDTH)
+    assert found[0].ours and command[3] == str(clone)
+
+
+def test_a_dry_run_shows_what_would_be_trained(modules, monkeypatch, capsys, corpus, tmp_path):
+    systems = ("prenorm_6l", "fixed=dlcl_6l --dlcl-fixed", "encoder=lstm_6l --decoder-layer-agg residual")
+    status, printed = call(modules, monkeypatch, capsys, tmp_path / "exp", corpus, *systems, seeds="1,2")
+    assert status == 0 and "6 of 6 trainings left" in printed.out
+    commands = [line.split() for line in printed.out.splitlines() if line.startswith("fairseq-train")]
+    assert [command[-1] for command in commands] == ["64", "--dlcl-fixed", "residual"]
+    shown = [
+        [flag in command for flag in ("--encoder-ffn-embed-dim", "--decoder-ffn-embed-dim")] for command in commands
+    ]
+    assert shown == [[True, True], [True, True], [False, True]]
+    assert all("--log-depth-interval" in command and "--max-update" in command for command in commands)
+    assert not (tmp_path / "exp").exists()
+
+
+def test_changed_conditions_are_refused_and_more_updates_taken(modules, monkeypatch, capsys, corpus, tmp_path):
+    exp = tmp_path / "exp"
+    ask = lambda *systems, **how: call(modules, monkeypatch, capsys, exp, corpus, *systems, **how)  # noqa: E731
+
+    def refuse(*parts, system="a=lstm_6l", **how):
+        status, printed = ask(system, **how)
+        recipes.assert_refused(SimpleNamespace(returncode=status, stderr=printed.err), *parts, status=2)
+
+    words = ["--conf", "mini", "--source-lang", "en", "--target-lang", "de", "--average", "1"]
+    args = SimpleNamespace(recipe=words, extra=[])
+    args.updates, args.width, args.heads = 4, WIDTH, 2
+    modules.compare.save_json(str(exp / "conditions.json"), modules.compare.conditions(args))
+    modules.compare.save_json(str(exp / "runs/a/system.json"), {"system": "transformer_lstm_6l"})
+    assert ask("a=lstm_6l")[0] == 0 and ask("a=lstm_6l", updates="8")[0] == 0
+    refuse("another value of --updates: 4, now 3", "another --exp", updates="3")
+    refuse("another value of --beam: the default, now 2", recipe=["--beam", "2"])
+    refuse("another value of --width: 16, now 32", width="32")
+    refuse("the flags after the lone --: the default, now --dropout 0.2", flags=["--dropout", "0.2"])
+    refuse("a was 'transformer_lstm_6l'", "now it is 'transformer_rnn_6l'", system="a=rnn_6l")
+
+    def note(**settings):
+        known = {"system": "transformer_lstm_6l", "settings": settings}
+        modules.compare.save_json(str(exp / "runs/a/system.json"), known)
+
+    note(lstm_attn_residual=True, of_another_version=1, encoder_embed_dim=WIDTH, log_depth_interval=1)
+    assert ask("a=lstm_6l")[0] == 0 and ask("a=lstm_6l", updates="800")[0] == 0
+    assert ask("b=lstm_6l --ddp-backend legacy_ddp --num-workers 0")[0] == 0, "they change nothing that is learned"
+    note(lstm_attn_residual=False)
+    refuse("a in", "has lstm_attn_residual False", "presets to True today", "another --exp")
+
+
+def test_a_failed_system_is_marked_and_made_up_for(modules, monkeypatch, capsys, tools, stubs, corpus, tmp_path):
+    monkeypatch.setenv("PATH", recipes.environment(tools)["PATH"])
+    recipes.write_program(tools / "fairseq-train", STUB.replace("-e $CALLS.fail", "-e $CALLS.fail || $* != *rnn_6l*"))
+    Path(f"{stubs}.fail").touch()
+    listed = tmp_path / "systems.txt"
+    listed.write_text("# depth-wise\n\nrnn_6l\nlstm_6l\n")
+    how = {"systems": listed, "dry_run": "false", "bootstrap": "5"}
+    status, printed = call(modules, monkeypatch, capsys, tmp_path / "exp", corpus, **how)
+    assert "rnn_6l seed 1: FAILED: stage 4 (train) failed: ValueError: planted\n" in printed.out
+    last = "error: 1 of 2 trainings failed: rnn_6l seed 1; the same command tries again\n"
+    assert status == 3 and printed.err == last
+    table = (tmp_path / "exp/table.md").read_text()
+    assert "| 0 of 1 (1 FAILED) |" in table and "FAILED: rnn_6l, seed 1: stage 4 (train) failed" in table
+    assert trained(stubs) == ["lstm_6l/seed1", "rnn_6l/seed1"]
+    alone, printed = call(modules, monkeypatch, capsys, tmp_path / "exp", corpus, "rnn_6l", **{**how, "systems": ""})
+    assert alone == 3 and printed.err.startswith("error: 1 of 1 trainings failed: rnn_6l seed 1;")
+    assert "| 0 of 1 (1 FAILED) |" in (tmp_path / "exp/table.md").read_text(), "a table of failures alone"
+    trained(stubs)
+    Path(f"{stubs}.fail").unlink()
+    status, printed = call(modules, monkeypatch, capsys, tmp_path / "exp", corpus, **how)
+    assert status == 0 and not printed.err
+    assert trained(stubs) == ["rnn_6l/seed1"] and "FAILED" not in (tmp_path / "exp/table.md").read_text()
+
+
+def test_other_data_are_refused_before_the_text_is_touched(
+    modules, monkeypatch, capsys, tools, stubs, corpus, tmp_path
+):
+    monkeypatch.setenv("PATH", recipes.environment(tools)["PATH"])
+    given = (modules, monkeypatch, capsys, tmp_path / "exp", corpus, "lstm_6l")
+    assert call(*given, dry_run="false")[0] == 0
+    text = tmp_path / "exp/shared/text/raw/valid.de"
+    before = text.read_text()
+    recipes.write_pairs(corpus, valid=[("new", "neu")] * 3)
+    status, printed = call(*given, dry_run="false")
+    done = SimpleNamespace(returncode=status, stderr=printed.err)
+    recipes.assert_refused(done, "exp were trained on other data", status=2)
+    others = (*given[:-1], "rnn_6l")  # a system that is not there yet must not have them, either
+    status, printed = call(*others)
+    recipes.assert_refused(SimpleNamespace(returncode=status, stderr=printed.err), "trained on other data", status=2)
+    assert text.read_text() == before and not (tmp_path / "exp/runs/rnn_6l").exists()
+    shutil.copytree(tmp_path / "exp/runs/lstm_6l", tmp_path / "exp/runs/old")
+    noted = tmp_path / "exp/runs/old/seed1/trained-with.txt"
+    lines = noted.read_text().splitlines()
+    noted.write_text("\n".join([*lines[:2], "another", *lines[3:]]) + "\n")
+    status, printed = call(*given)
+    done = SimpleNamespace(returncode=status, stderr=printed.err)
+    recipes.assert_refused(done, "lstm_6l/seed1", "old/seed1 were trained on different text", status=2)
+
+
+LINES = {"ref": [f"the number {n} is on line {n * n} of this text" for n in range(60)]}
+LINES["good"] = [line.replace("text", "page") if n % 3 else line for n, line in enumerate(LINES["ref"])]
+LINES["bad"] = [line.replace("is on line", "was at place") if n % 4 else line for n, line in enumerate(LINES["good"])]
+
+
+def bleu(name):
+    return sacrebleu.corpus_bleu(LINES[name], [LINES["ref"]]).score
+
+
+def write_run(folder, kind, losses, parameters):
+    """A finished training as the recipe leaves it."""
+    (folder / "logs").mkdir(parents=True)
+    fixed = {
+        "tokens_per_update": 64,
+        "updates": 4,
+        "precision": "fp32",
+        "devices": "1 CPU",
+        "hardware": "h",
+        "commit": "c",
+    }
+    result = {"bleu": round(bleu(kind), 2), "parameters": parameters, "signature": "s", "date": "d", **fixed}
+    (folder / "RESULT.json").write_text(json.dumps(result))
+    records = [{"kind": "train_inner", "num_updates": n, "wps": 100, "wpb": 50, "ratio_enc": n} for n in (1, 2, 6)]
+    for number, loss in enumerate(losses, 1):
+        records.append({"kind": "valid", "valid_num_updates": number, "valid_loss": loss, "valid_ppl": 2**loss})
+    # what was done once more after a stop counts as it was the last time
+    records.insert(0, {**records[-1], "valid_loss": 0.1})
+    lines = (json.dumps({"time": 1, "session": 1, **record}) for record in records)
+    (folder / "train.jsonl").write_text("".join(line + "\n" for line in lines))
+    (folder / "logs/6-generate.log").write_text(
+        "Translated 60 sentences (90 tokens) in 2.0s (30.00 sentences/s, 45.0 tokens/s)\n"
+    )
+    for name, lines in (("hyp", LINES[kind]), ("ref", LINES["ref"])):
+        (folder / f"test.{name}.de").write_text("".join(line + "\n" for line in lines))
+
+
+@pytest.fixture
+def finished(modules, tmp_path):
+    """Rows of three systems with three seeds; one training failed, one has not begun."""
+    systems = [SimpleNamespace(label=name, text=f"transformer_{name}") for name in ("base", "same", "worse")]
+    runs = []
+    for system in systems:
+        for seed in (1, 2, 3):
+            run = modules.trainings.Run(system, seed, str(tmp_path / system.label / f"seed{seed}"), [])
+            runs.append(run)
+            if system.label == "worse" and seed > 1:
+                continue
+            kind = "bad" if system.label == "worse" else "good"
+            write_run(Path(run.folder), kind, [9 + seed, 7 + seed, 8 + seed], 1000 * len(system.label))
+            Path(run.folder, "finished.json").write_text(json.dumps({"key": run.key(), "seconds": 10 * seed}))
+    failed = Path(runs[7].folder)
+    failed.mkdir(parents=True)
+    (failed / "failure.txt").write_text("stage 4 (train) failed: loss is NaN\n")
+    return modules.results.rows(systems, runs, 200), runs
+
+
+def test_spread_over_seeds_and_the_paired_bootstrap_of_sacrebleu(finished):
+    rows, _ = finished
+    base, same, worse = rows
+    assert base["valid_loss"] == {"mean": 9.0, "min": 8.0, "max": 10.0, "std": 1.0} and base["difference"] is None
+    assert base["curve"][2] == {1: 11.0, 2: 9.0, 3: 10.0}
+    assert base["seeds"][1]["ratio_encoder"] == 2 and base["seeds"][1]["ratio_decoder"] is None
+    assert base["seeds"][1]["step_seconds"] == 0.5 and base["seeds"][1]["tokens_per_second"] == 45
+    assert worse["done"] == [1] and worse["failed"] == {2: "stage 4 (train) failed: loss is NaN"}
+    assert worse["difference"]["mean"] == pytest.approx(bleu("bad") - bleu("good"), abs=0.01)
+    assert worse["bleu"]["std"] is None
+    named = [("good", LINES["good"]), ("bad", LINES["bad"])]
+    metric = {"BLEU": sacrebleu.BLEU()}
+    _, scores = PairedTest(named, metric, [LINES["ref"]], "bs", 200)()
+    assert worse["seeds"][1]["p"] == scores["BLEU"][1].p_value < 0.01
+    # for twice the same text sacreBLEU's formula would give the least p that there is
+    assert [same["seeds"][seed]["p"] for seed in (1, 2, 3)] == [1, 1, 1]
+    assert "p" not in base["seeds"][1]
+
+
+def test_table_and_picture_of_what_is_there(finished, modules, tmp_path, monkeypatch, capsys):
+    rows, _ = finished
+    folder = str(tmp_path)
+    text = modules.table.write(folder, rows, modules.results.facts(rows))
+    lines = text.splitlines()
+    assert len({len(line) for line in lines[:5]}) == 1 and len({line.count("|") for line in lines[:5]}) == 1
+    assert "| 9.000 [8.000, 10.000] |" in lines[2] and "1 of 3 (1 FAILED)" in lines[4]
+    assert "- FAILED: worse, seed 2: stage 4 (train) failed: loss is NaN" in lines
+    assert "bs:200" in text and "seeds 1, 2, 3" in text
+    with open(tmp_path / "table.csv", encoding="utf-8") as stream:
+        table = list(csv.DictReader(stream))
+    assert [row["system"] for row in table] == ["base", "same", "worse"]
+    assert table[0]["valid_loss_max"] == "10.0" and table[2]["seeds_failed"] == "2" and table[2]["bleu_std"] == ""
+    pytest.importorskip("matplotlib")
+    modules.picture.draw(rows, str(tmp_path / "picture.svg"))
+    drawn = (tmp_path / "picture.svg").read_text()
+    assert all(f"{number}  {name}" in drawn for number, name in ((1, "base"), (2, "same"), (3, "worse")))
+
+
+def test_without_matplotlib_there_is_a_table_all_the_same(finished, modules, monkeypatch, tmp_path, capsys):
+    rows, _ = finished
+    monkeypatch.setattr(modules.compare.results, "rows", lambda *_: rows)
+    monkeypatch.delitem(sys.modules, f"{COMPARE}.picture")
+    monkeypatch.delattr(importlib.import_module(COMPARE), "picture")
+    monkeypatch.setitem(sys.modules, "matplotlib.ticker", None)
+    modules.compare.report(SimpleNamespace(exp=str(tmp_path), bootstrap=0, tables=""), [], [])
+    printed = capsys.readouterr().out
+    assert "pip install matplotlib" in printed.splitlines()[-1] and (tmp_path / "table.md").exists()
+    assert not (tmp_path / "picture.png").exists()
+
+
+def test_losses_at_equal_time(modules):
+    """Those of the slower ones where they were when the fastest had done all of its updates."""
+    curves = {
+        "fast": {1: {10: 6.0, 20: 5.0}, 2: {10: 6.5, 20: 5.5}},
+        "slow": {1: {10: 4.0, 20: 3.0}, 2: {12: 4.0, 20: 3.0}},
+        "untimed": {1: {10: 9.0}},
+        "slowest": {1: {10: 8.0}},
+    }
+    steps = {"fast": 1.0, "slow": 4 / 3, "untimed": None, "slowest": 4.0}
+    found = modules.results.equal_time(curves, steps)
+    assert found["fast"] == {1: 5.0, 2: 5.5} and found["slow"] == {1: pytest.approx(3.5), 2: pytest.approx(3.625)}
+    assert "untimed" not in found and found["slowest"] == {1: None}
+    assert modules.results.equal_time({}, {}) == {}
+
+
+def test_the_estimate_knows_systems_from_their_other_seeds(finished, modules):
+    _, runs = finished
+    todo = [runs[7], runs[8]]  # of "worse", whose first seed took 10 s
+    assert modules.trainings.estimate(runs, todo) == pytest.approx(20)
+    new = modules.trainings.Run(SimpleNamespace(label="new"), 1, "/nowhere", [])
+    assert modules.trainings.estimate(runs, [new]) == pytest.approx((2 * 60 + 10) / 7)
+    assert modules.trainings.estimate([new], [new]) is None
+
+
+def test_a_second_command_in_the_same_folder_is_refused(modules, tmp_path, monkeypatch):
+    monkeypatch.setenv("RECIPE_PATIENCE", "0")
+    with modules.compare.locked(str(tmp_path)):
+        with pytest.raises(modules.compare.UsageError, match=rf"in use by process {os.getpid()} on "):
+            modules.compare.locked(str(tmp_path))
+    with modules.compare.locked(str(tmp_path)):
+        pass
+
+
+@pytest.mark.parametrize(
+    "average, kept", [("1", ["checkpoint_last.pt"]), ("3", ["checkpoint2.pt", "checkpoint_last.pt"])]
+)
+def test_what_more_updates_would_average_is_kept(modules, tmp_path, average, kept):
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("checkpoint2.pt", "checkpoint_best.pt", "checkpoint_last.pt"):
+        (tmp_path / "checkpoints" / name).touch()
+    system = SimpleNamespace(label="a", ours=True)
+    run = modules.trainings.Run(system, 1, str(tmp_path), ["--average", average])
+    run.finish(1.0)
+    assert not run.is_done(), "without its figures it is to be done again"
+    (tmp_path / "RESULT.json").touch()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == kept and run.is_done()
+
+
+def test_the_worth_of_the_source_is_not_an_older_models(modules, tmp_path, tools, monkeypatch):
+    """A ``diagnose`` that fails leaves nothing, also where there was a figure before more updates."""
+    recipes.write_program(tools / "fairseq-deep", "exit 1")
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "diagnose.json").write_text('{"models": []}')
+    run = modules.trainings.Run(SimpleNamespace(label="a", ours=True), 1, str(tmp_path), [])
+    run.diagnose(os.environ)
+    assert (tmp_path / "diagnose.json").exists(), "it was not trained now"
+    run.begun = time.time()
+    run.diagnose(os.environ)
+    assert not (tmp_path / "diagnose.json").exists()
+
+
+def test_gpus_are_shared_where_there_are_fewer_than_trainings(modules, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def slots(jobs, gpus, devices):
+        queue = modules.trainings.Trainings([], jobs, gpus, devices, None, "").slots
+        return [queue.get() for _ in range(jobs)]
+
+    assert slots(3, 1, 2) == ["0", "1", "0"] and slots(2, 2, 4) == ["0,1", "2,3"] and slots(2, 0, 0) == ["", ""]
+
+
+def test_torn_lines_of_a_training_are_left_out(finished, modules):
+    _, runs = finished
+    folder = Path(runs[0].folder)
+    whole = modules.results._figures(str(folder))
+    (folder / "train.jsonl").write_text((folder / "train.jsonl").read_text() + '{"kind": "valid", "valid_num_up')
+    assert modules.results._figures(str(folder)) == whole
+    limits = {"--max-epoch": "", "--max-update": "", "--stop-time-hours": ""}
+    train = process.Train(str(folder / "train.jsonl"), limits)
+    train.note("session", {"commit": "x"})
+    train.finish(True)
+    assert json.loads((folder / "train.jsonl").read_text().splitlines()[-1])["commit"] == "x"
+    assert modules.results._figures(str(folder)) == whole
+    (folder / "RESULT.json").write_text('{"bleu":')
+    with pytest.raises(modules.compare.UsageError):
+        modules.results._figures(str(folder))
+
+
+def test_a_loss_that_is_no_number_is_shown_as_it_is(finished, modules):
+    nan = float("nan")
+    for values in ([nan, 4.0], [4.0, nan]):
+        assert modules.table.show(modules.results.spread(values), ".2f", True) == "nan [nan, nan]"
+    assert modules.table.show(modules.results.spread([4.0, float("inf")]), ".1f", True) == "inf [4.0, inf]"
+    assert modules.results.spread([4.0])["std"] is None

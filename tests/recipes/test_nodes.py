@@ -1,0 +1,208 @@
+"""Several machines: here two "machines" of two processes each, over the loopback interface, with gloo on the CPU."""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import pytest
+import torch
+from fairseq import safe_nodes
+
+from tests.helpers import recipes
+from tests.helpers.commands import losses_in, train_command
+from tests.helpers.forkserver import server
+from tests.helpers.recipes import MAIN, environment
+
+WORDS = """
+--conf mini --arch transformer_dlcl_2l2l_tiny --bpe-merges 60 --workers 1 --disk-gb 1 --beam 1 --ngpu 0
+--max-tokens 100 --batch-tokens 400 --stop-stage 4
+""".split()
+MODEL = """
+-- --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --decoder-layers 2 --dropout 0 --attention-dropout 0
+--activation-dropout 0 --lr 0.01 --warmup-updates 10 --num-workers 0 --log-interval 1 --max-epoch 4
+""".split()
+
+
+@pytest.fixture
+def programs(tools):
+    """A folder for PATH: programs in forks, and no look at the machine."""
+    recipes.make_real(tools)
+    return tools
+
+
+class Machines:
+    """Both machines of an experiment, each a recipe of its own."""
+
+    def __init__(self, programs, exp, corpus, torchrun=None):
+        (exp.parent / "pids").mkdir(exist_ok=True)
+        self.exp, self.pids = exp, exp.parent / "pids"
+        words = ["--exp", exp, "--data", corpus, *WORDS, "--cpu-processes", "2", "--nnodes", "2",
+                 "--master", f"127.0.0.1:{safe_nodes.free_port()}"]  # fmt: skip
+        if torchrun:  # the real one
+            (programs / "torchrun").unlink()
+        self.children = []
+        for rank in range(2):
+            command = [MAIN, *words, "--node-rank", rank, *MODEL]
+            self.children.append(subprocess.Popen(
+                [str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                env={**environment(programs), "PIDS": str(self.pids)}, start_new_session=True,
+            ))  # fmt: skip
+
+    def wait_for(self, update):
+        """Until the log has that update."""
+        path, end = self.exp / "logs/4-train.log", time.time() + 120
+        while time.time() < end and not (path.exists() and max(losses_in(path.read_text()), default=0) >= update):
+            assert all(child.poll() is None for child in self.children), self.said()
+            time.sleep(0.02)
+
+    def said(self):
+        """The end of each: status, standard output, standard error."""
+        found = []
+        for child in self.children:
+            out, err = child.communicate(timeout=120)
+            found.append((child.returncode, out, err))
+        return found
+
+    def assert_gone(self):
+        for path in self.pids.iterdir():
+            recipes.assert_gone(int(path.read_text()), 10)
+        for child in self.children:
+            left = subprocess.run(["pgrep", "-s", str(child.pid)], capture_output=True, text=True).stdout
+            assert left == "", left
+
+
+def losses(exp):
+    return losses_in((exp / "logs/4-train.log").read_text())
+
+
+def last(folder):
+    state = torch.load(folder / "checkpoint_last.pt", weights_only=False)["model"]
+    return {name: value for name, value in state.items() if "_float_tensor" not in name}
+
+
+def test_two_machines_train_as_one_process_and_one_that_dies_ends_both(programs, corpus, tmp_path):
+    """A process is killed, the next start goes on, and losses and weights are those of one process left alone."""
+    exp = tmp_path / "exp"
+    machines = Machines(programs, exp, corpus, torchrun="real")
+    machines.wait_for(7)
+    begun = time.time()
+    os.kill(int((machines.pids / "fairseq-train.3").read_text()), signal.SIGKILL)
+    ended = machines.said()
+    assert time.time() - begun < 60
+    for rank, (status, out, err) in enumerate(ended):
+        prefix = "machine 1: " if rank == 0 else ""
+        assert status == 1 and err.count("\n") == 1, ended
+        assert f"error: stage 4 (train) failed: {prefix}process 3 on " in err and "was ended by SIGKILL" in err
+        assert f"resume.sh --node-rank {rank}\n" in err
+        assert ("stage 3 binarise" in out) == (rank == 0)
+    assert "4 CPUs x 100 tokens x update-freq 1 = 400 tokens per update" in ended[0][1]
+    machines.assert_gone()
+    before = losses(exp)
+    assert not (exp / ".done.4").exists() and not (exp / "checkpoints/checkpoint4.pt").exists()
+
+    again = Machines(programs, exp, corpus).said()
+    assert [status for status, _, _ in again] == [0, 0] and again[0][1].count("already done") == 4, again
+    assert not list((exp / "logs").glob("*.failed"))
+    assert (exp / "trained-with.txt").read_text().splitlines()[3] == "4 CPUs on 2 machines"
+    found, first = losses(exp), min(set(losses(exp)) - set(before))
+    assert "Loaded checkpoint" in (exp / "logs/4-train.log").read_text() and first > 7
+
+    words = shlex.split((exp / "train.sh").read_text())
+    for flag, value in (("--update-freq", "4"), ("--save-dir", str(tmp_path / "one"))):
+        words[words.index(flag) + 1] = value
+    done = server().call(words)
+    alone = losses_in(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert len(alone) >= 16 and found == pytest.approx(alone, abs=2e-3)
+    weights = last(exp / "checkpoints")
+    for name, value in last(tmp_path / "one").items():
+        torch.testing.assert_close(weights[name], value, atol=1e-3, rtol=0, msg=name)
+
+
+def ranks(small, folder, *differences):
+    """Two processes of one training, without a launcher: what each has printed last."""
+    port, found = safe_nodes.free_port(), [None, None]
+
+    def start(rank):
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
+        words = train_command(small, folder, "--distributed-backend", "gloo", "--num-workers", "0", *differences[rank])
+        done = server().call([str(word) for word in words], environment={**os.environ, **place, "OMP_NUM_THREADS": "1"})
+        found[rank] = done.returncode, (done.stdout + done.stderr).strip().splitlines()[-1]
+        assert "Traceback" not in done.stdout + done.stderr and losses_in(done.stdout) == {}
+
+    threads = [threading.Thread(target=start, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_processes_that_differ_do_not_begin(small, tmp_path):
+    for status, line in ranks(small, tmp_path / "save", ["--dropout", "0.1"], ["--dropout", "0.2"]):
+        assert status == 1 and re.fullmatch(
+            r"process 1 on \S+ has --dropout 0.2, process 0 on \S+ 0.1: give the same command on all machines", line
+        ), line
+    assert not list((tmp_path / "save").glob("*.pt"))
+
+
+class TestFacts:
+    """What processes compare."""
+
+    same = {"host": "a", "python": "3.11", "torch": "2.5", "fairseq": "0.12.2", "--user-dir": "with the sum 1",
+            "data": "with the sum 2", "checkpoint_last.pt": "there", "settings": {"lr": "0.1"}}  # fmt: skip
+
+    def test_the_same_is_no_difference(self):
+        assert safe_nodes.difference([self.same, {**self.same, "host": "b"}]) == ""
+
+    @pytest.mark.parametrize("change, said", [
+        ({"torch": "2.6"}, "process 1 on b has torch 2.6, process 0 on a 2.5: install the same on all machines"),
+        ({"checkpoint_last.pt": "missing"}, "checkpoint_last.pt missing, process 0 on a there: --save-dir has to be"),
+        ({"data": "with the sum 3", "settings": {}}, "has data with the sum 3, process 0 on a with the sum 2: prepare"),
+        ({"settings": {"lr": "0.1", "clip_norm": "1"}}, "has --clip-norm 1, process 0 on a nothing: give the same"),
+    ])  # fmt: skip
+    def test_what_differs_is_named_with_its_cure(self, change, said):
+        assert said in safe_nodes.difference([self.same, {**self.same, "host": "b", **change}])
+
+    def test_sums_see_words_and_sizes_and_code(self, small, tmp_path):
+        before = safe_nodes.sum_of_data(str(small))
+        shutil.copytree(small, tmp_path / "copy")
+        assert safe_nodes.sum_of_data(str(tmp_path / "copy")) == before
+        words = (tmp_path / "copy/dict.src.txt").read_text().splitlines()
+        (tmp_path / "copy/dict.src.txt").write_text("\n".join([words[1], words[0], *words[2:]]) + "\n")
+        assert safe_nodes.sum_of_data(str(tmp_path / "copy")) != before
+        (tmp_path / "code/sub").mkdir(parents=True)
+        (tmp_path / "code/sub/a.py").write_text("x = 1\n")
+        before = safe_nodes.sum_of_code(str(tmp_path / "code"))
+        (tmp_path / "code/sub/a.py").write_text("x = 2\n")
+        assert safe_nodes.sum_of_code(str(tmp_path / "code")) != before and safe_nodes.sum_of_code(None) == "none"
+
+
+def start(small, folder, *flags, **place):
+    """Status and last line of one process."""
+    words = [str(word) for word in train_command(small, folder, "--num-workers", "0", *flags)]
+    done = server().call(words, environment={**os.environ, **place, "OMP_NUM_THREADS": "1"})
+    assert "Traceback" not in done.stdout + done.stderr, done.stderr[-2000:]
+    return done.returncode, (done.stdout + done.stderr).strip().splitlines()[-1]
+
+
+def test_a_port_in_use_and_gpus_that_are_not_there_are_one_line(small, tmp_path):
+    place = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    gloo = ("--distributed-backend", "gloo")
+    with socket.socket() as opened:
+        opened.bind(("", 0))
+        opened.listen()
+        port = str(opened.getsockname()[1])
+        status, line = start(small, tmp_path, *gloo, **place, MASTER_PORT=port)
+        assert status == 1 and f"127.0.0.1:{port}: the port is in use on " in line and "take another one" in line
+    status, line = start(small, tmp_path, "--distributed-world-size", "8")
+    assert status == 1 and line.startswith("--distributed-world-size 8: torch sees 0 GPUs on "), line
+    status, line = start(small, tmp_path, **place, MASTER_PORT=port)
+    assert status == 1 and line == "several processes with --cpu need --distributed-backend gloo"
+    assert not list(tmp_path.glob("*.pt"))

@@ -1,0 +1,138 @@
+"""The supervisor of a recipe's commands: their status, and that nothing outlives it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fairseq_deep.recipes import process, record
+from tests.helpers.paths import PROGRAMS
+
+SAVING = "trap 'sleep 0.3; echo saved > {mark}; exit 75' TERM USR1; echo $$ > {pid}; while :; do sleep 0.05; done"
+
+
+@pytest.fixture
+def progress():
+    return process
+
+
+def begin(folder, body, *options):
+    command = [sys.executable, PROGRAMS, "process", "--log", folder / "log", *options, "--", "bash", "-c", body]
+    return subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL)
+
+
+def wait_for(path, seconds=30):
+    end = time.time() + seconds
+    while not (path.exists() and path.read_text().endswith("\n")) and time.time() < end:
+        time.sleep(0.02)
+    return path.read_text()
+
+
+def said(progress, kind, lines, **options):
+    """What the watch *kind* prints after *lines*."""
+    watch = kind(every=0, **options)
+    for line in lines:
+        watch.read(line + "\n")
+    return watch
+
+
+INFO = "2026-11-24 16:03:39 | INFO | fairseq_cli.preprocess | "
+
+
+@pytest.mark.parametrize("lines, words", [
+    ([], "no output yet"),
+    (["", INFO], "no output yet"),
+    ([INFO + "Namespace(no_progress_bar=False, log_interval=100)"], "no output yet"),
+    ([INFO + "{'_name': None}"], "no output yet"),
+    ([INFO + "[en] Dictionary: 4168 types", "  "], "[en] Dictionary: 4168 types"),
+    (["x" * 91], "x" * 87 + "..."),
+    (["2026-11-24 16:03:39 | WARNING | fairseq | low on space"], "WARNING | fairseq | low on space"),
+])  # fmt: skip
+def test_a_sign_of_life_is_the_last_line_that_says_something(progress, capsys, lines, words):
+    said(progress, progress.Plain, lines).tick()
+    assert capsys.readouterr().out == f"  0 min 00 s: {words}\n"
+
+
+def test_before_the_first_figures_it_says_what_training_does(progress, capsys, tmp_path):
+    limits = {"--max-epoch": "", "--max-update": "", "--stop-time-hours": ""}
+    options = {"limits": limits, "jsonl": str(tmp_path / "train.jsonl")}
+    watch = said(progress, progress.Train, [INFO + "loaded 10,000 examples from: data-bin"], **options)
+    watch.tick()
+    watch.read("2026-11-24 16:03:43 | INFO | fairseq.trainer | begin training epoch 1\n")
+    watch.tick()
+    watch.finish(True)
+    lines = [line.split(": ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["loaded 10,000 examples from: data-bin", "first updates, no figures yet"]
+
+
+@pytest.mark.parametrize("body, status", [
+    ("exit 0", 0), ("exit 3", 1), ("exit 2", 1), ("exit 75", 130), ("kill -TERM $$", 130), ("kill -USR1 $$", 130),
+    ("kill -KILL $$", 1),
+])  # fmt: skip
+def test_status(body, status, tmp_path):
+    assert begin(tmp_path, body).wait(30) == status
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_signals_are_handed_on_and_the_end_is_awaited(number, tmp_path):
+    mark, pid = tmp_path / "mark", tmp_path / "pid"
+    child = begin(tmp_path, SAVING.format(mark=mark, pid=pid))
+    wait_for(pid)
+    child.send_signal(number)
+    assert child.wait(30) == 130 and mark.read_text() == "saved\n"
+
+
+def test_a_training_that_goes_on_at_another_commit_says_both(progress, tmp_path):
+    stats = '{"epoch": 1, "update": 0.5, "num_updates": "%d", "loss": "9", "ppl": "512"}'
+    path, options = tmp_path / "train.jsonl", ("--train", tmp_path / "train.jsonl")
+    assert begin(tmp_path, "exit 3", *options).wait(30) == 1 and path.read_text() == ""  # it has trained nothing
+    for update in (1, 2):
+        assert begin(tmp_path, f"echo '| INFO | train_inner | {stats % update}'", *options).wait(30) == 0
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [each["kind"] for each in records] == ["session", "train_inner"] * 2
+    assert records[0]["commit"] == record.commit()
+    records[0]["commit"] = "1234567"
+    path.write_text("".join(json.dumps(each) + "\n" for each in records))
+    assert record.training_facts(str(tmp_path))["commit"] == f"1234567, {records[2]['commit']}"
+
+
+def test_kill_9_leaves_nothing_running(tmp_path):
+    mark, pid = tmp_path / "mark", tmp_path / "pid"
+    child = begin(tmp_path, SAVING.format(mark=mark, pid=pid))
+    number = int(wait_for(pid))
+    child.kill()
+    child.wait(30)
+    assert wait_for(mark) == "saved\n", "it was told, and could save"
+    end = time.time() + 10
+    while Path(f"/proc/{number}").exists() and time.time() < end:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{number}").exists()
+
+
+def test_the_command_is_told_once_that_its_owner_is_gone(tmp_path):
+    """A second signal would end a training that is saving."""
+    told = tmp_path / "told"
+    body = f"trap 'echo told >> {told}' TERM; echo > {tmp_path}/pid; for i in {{1..70}}; do sleep 0.05; done; exit 75"
+    owner = subprocess.Popen(["sleep", "60"])
+    child = begin(tmp_path, body, "--owner", str(owner.pid))
+    wait_for(tmp_path / "pid")
+    owner.kill()  # and not waited for: a zombie is gone, too
+    assert child.wait(30) == 130 and told.read_text() == "told\n"
+    owner.wait()
+
+
+def test_who_is_alive(progress):
+    child = subprocess.Popen(["sleep", "60"])
+    assert progress.is_alive(child.pid) and progress.is_alive(os.getpid()) and progress.is_alive(1)
+    child.kill()
+    end = time.time() + 10
+    while progress.is_alive(child.pid) and time.time() < end:
+        time.sleep(0.02)
+    assert not progress.is_alive(child.pid)  # ended, and nobody has waited for it
+    child.wait()
+    assert not progress.is_alive(child.pid)

@@ -1,0 +1,247 @@
+"""The recipe at work: data checks, stages that resume, and one small job from text to BLEU."""
+
+import gzip
+import json
+import random
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from fairseq_deep.tools.main import main as fairseq_deep_command
+from tests.helpers.recipes import (
+    LANGS,
+    MAIN,
+    SMALL,
+    assert_gone,
+    assert_refused,
+    check,
+    environment,
+    programs,
+    recipe,
+    write_pairs,
+)
+
+
+class TestCorpus:
+    def test_empty_training_pairs_go_and_empty_test_lines_stay(self, corpus, tmp_path):
+        plain = (corpus / "train.de").read_bytes()
+        (corpus / "train.de").unlink()
+        with gzip.open(corpus / "train.de.gz", "wb") as stream:
+            stream.write(plain)
+        done = check(corpus, tmp_path / "out")
+        assert done.returncode == 0, done.stderr
+        assert "2 with an empty side dropped" in done.stdout
+        sizes = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / "out").glob("*.??")}
+        assert sizes == {"train.en": 200, "train.de": 200, "valid.en": 10, "valid.de": 10, "test.en": 11, "test.de": 11}
+        assert (tmp_path / "out/test.en").read_text().split("\n")[3] == ""
+        facts = json.loads((tmp_path / "out/data.json").read_text())
+        assert facts["sets"]["train"]["pairs"] == 200 and facts["sets"]["train"]["dropped"] == 2
+
+    def test_white_space_that_splits_lines_elsewhere_becomes_a_blank(self, corpus, tmp_path):
+        write_pairs(corpus, test=[("a\u2028b\x85c\rd", "x\x0cy"), ("e", "z")])
+        assert check(corpus, tmp_path / "out").returncode == 0
+        assert (tmp_path / "out/test.en").read_text().split("\n") == ["a b c d", "e", ""]
+
+    def test_misaligned_files_are_named_with_their_counts(self, corpus, tmp_path):
+        with (corpus / "train.en").open("a") as stream:
+            stream.write("one more\nand more\n")
+        assert_refused(check(corpus, tmp_path / "out"), "train.en has 204 lines", "train.de has 202")
+        assert not list(tmp_path.glob("out*"))
+
+    @pytest.mark.parametrize("split", ["train", "valid", "test"])
+    def test_empty_data_is_refused(self, corpus, tmp_path, split):
+        for lang in LANGS:
+            (corpus / f"{split}.{lang}").write_bytes(b"")
+        assert_refused(check(corpus, tmp_path / "out"), f"{split}.en", "no sentence pair")
+        assert not list(tmp_path.glob("out*"))
+
+    def test_other_encodings_are_refused_with_the_line(self, corpus, tmp_path):
+        (corpus / "valid.de").write_bytes(b"gut\n" * 4 + "schön\n".encode("latin-1") + b"gut\n" * 5)
+        assert_refused(check(corpus, tmp_path / "out"), "valid.de, line 5", "UTF-8")
+
+    def test_a_cut_off_gzip_file_is_refused(self, corpus, tmp_path):
+        whole = gzip.compress(random.Random(1).randbytes(5000).hex().encode())
+        (corpus / "train.de").unlink()
+        (corpus / "train.de.gz").write_bytes(whole[:2000])
+        assert_refused(check(corpus, tmp_path / "out"), "train.de.gz", "get the file again")
+
+
+class TestStages:
+    def test_done_stages_are_skipped_and_changed_ones_run_again(self, tools, stubs, corpus, tmp_path):
+        exp = tmp_path / "exp"
+        done = recipe(tools, exp, "--data", corpus, *SMALL)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "BLEU = 12.34"
+        score = ["fairseq-deep score"] * 3
+        tail = ["fairseq-deep average", "fairseq-generate", *score]
+        assert programs(stubs) == ["fairseq-deep doctor", "fairseq-preprocess", "fairseq-train", *tail]
+        assert recipe(tools, exp, "--data", corpus, *SMALL).stdout.count("already done") == 8
+        assert programs(stubs) == []
+        recipe(tools, exp, "--data", corpus, *SMALL, "--beam", "2")
+        assert programs(stubs) == ["fairseq-generate", *score]
+        recipe(tools, exp, "--data", corpus, *SMALL, "--beam", "2", "--stage", "5", "--stop-stage", "5")
+        assert programs(stubs) == ["fairseq-deep average"]
+
+    def test_a_killed_run_goes_on_where_it_was(self, tools, stubs, corpus, tmp_path):
+        exp = tmp_path / "exp with blanks"
+        hang, hanging = Path(f"{stubs}.hang"), Path(f"{stubs}.hanging")
+        hang.touch()
+        command = [str(MAIN), "--exp", "exp with blanks", "--data", corpus.name, *SMALL]
+        child = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment(tools),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        end = time.time() + 120
+        while not (hanging.exists() and hanging.read_text()) and time.time() < end:
+            assert child.poll() is None
+            time.sleep(0.05)
+        child.kill()
+        child.wait()
+        assert_gone(int(hanging.read_text()))
+        assert programs(stubs) == ["fairseq-deep doctor", "fairseq-preprocess", "fairseq-train"]
+        hang.unlink()
+        resume = [str(exp / "resume.sh")]
+        done = subprocess.run(resume, env=environment(tools), capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert programs(stubs)[:2] == ["fairseq-train", "fairseq-deep average"]
+
+    def test_a_failed_stage_ends_with_one_line(self, tools, stubs, corpus, tmp_path):
+        Path(f"{stubs}.fail").touch()
+        done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL)
+        assert_refused(done, "stage 4 (train) failed", "ValueError: planted", "4-train.log", "resume.sh", status=1)
+        assert not (tmp_path / "exp/averaged.pt").exists()
+
+    def test_a_lost_translation_fails_the_stage(self, tools, stubs, corpus, tmp_path):
+        write_pairs(corpus, test=[("a", "b")] * 12)
+        done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL)
+        assert_refused(done, "stage 6 (generate) failed", "only 11 of 12 sentences", status=1)
+
+    def test_another_batch_another_model_or_other_data_are_refused_on_resume(self, tools, stubs, corpus, tmp_path):
+        words = (tools, tmp_path / "exp", "--data", corpus, *SMALL)
+        assert recipe(*words).returncode == 0
+        programs(stubs)
+        assert_refused(recipe(*words, "--max-tokens", "1024"), "1 device(s) x 2048 tokens x update-freq 1", status=2)
+        assert_refused(recipe(*words, "--arch", "transformer_dlcl_6l"), "transformer_dlcl_12l", status=2)
+        assert_refused(recipe(*words, "--bpe-merges", "40"), "other data", status=2)
+        embeddings = "trained with --share-all-embeddings, now without --share-all-embeddings"
+        assert_refused(recipe(*words, "--embeddings", "target"), embeddings, status=2)
+        assert programs(stubs) == []
+        assert recipe(*words, "--max-tokens", "1024", "--force-batch", "true").returncode == 0
+        assert programs(stubs)[0] == "fairseq-train"
+
+    def test_other_settings_are_refused_and_a_longer_training_is_not(self, tools, stubs, corpus, tmp_path):
+        words = (tools, tmp_path / "exp", "--data", corpus, *SMALL)
+        assert recipe(*words, "--", "--max-epoch", "3").returncode == 0
+        before = (tmp_path / "exp/RESULT.json").read_text()
+        programs(stubs)
+        for changed, named in (
+            (("--seed", "7"), "--seed 1, now --seed 7"), (("--precision", "bf16"), "without --bf16, now --bf16"),
+            (("--", "--lr", "0.1"), ", now --lr 0.1"), (("--", "--dropout", "0.7"), ", now --dropout 0.7"),
+            (("--", "--optimizer", "nag"), ", now --optimizer nag"),
+            (("--", "--decoder-layers", "5"), ", now --decoder-layers 5"),
+        ):  # fmt: skip
+            assert_refused(recipe(*words, *changed), "exp was trained with", named, status=2)
+        assert programs(stubs) == [] and (tmp_path / "exp/RESULT.json").read_text() == before
+        longer = ("--", "--max-epoch", "6", "--log-interval", "7", "--keep-last-epochs", "9")
+        assert recipe(*words, *longer).returncode == 0
+        assert programs(stubs)[0] == "fairseq-train"
+
+    def test_a_later_stage_reports_the_training_that_there_was(self, tools, stubs, corpus, tmp_path):
+        """Translated with another command line, it is still the model that it is."""
+        words = (tools, tmp_path / "exp", "--data", corpus, *SMALL)
+        assert recipe(*words).returncode == 0
+        exp = tmp_path / "exp"
+        before = json.loads((exp / "RESULT.json").read_text())
+        other = ("--seed", "7", "--max-tokens", "512", "--precision", "bf16", "--arch", "transformer_dlcl_6l")
+        assert recipe(*words, *other, "--stage", "6", "--beam", "2").returncode == 0
+        after = json.loads((exp / "RESULT.json").read_text())
+        names = ("seed", "max_tokens", "precision", "arch", "tokens_per_update", "devices")
+        assert {name: after[name] for name in names} == {name: before[name] for name in names}
+        assert before["seed"] == 1 and before["precision"] == "fp32" and before["devices"] == "1 CPU"
+        assert after["beam"] == 2 and before["averaged"] == 2, "two of the five"
+
+    def test_what_is_trained_anew_has_a_record_of_its_own(self, tools, stubs, corpus, tmp_path):
+        words, exp = (tools, tmp_path / "exp", "--data", corpus, *SMALL), tmp_path / "exp"
+        assert recipe(*words).returncode == 0
+        better = {"kind": "valid", "time": 9, "session": 1, "epoch": 1, "valid_ppl": "1.5", "valid_num_updates": "3"}
+        (exp / "train.jsonl").write_text(json.dumps(better) + "\n")
+        assert recipe(*words, "--stage", "7").returncode == 0
+        assert json.loads((exp / "RESULT.json").read_text())["best_valid_ppl"] == 1.5
+        shutil.rmtree(exp / "checkpoints")
+        assert recipe(*words, "--stage", "4").returncode == 0
+        assert "best_valid_ppl" not in json.loads((exp / "RESULT.json").read_text())
+        assert json.loads((exp / "train.before.jsonl").read_text()) == better
+
+    def test_two_runs_do_not_share_a_folder(self, tools, stubs, corpus, tmp_path, monkeypatch):
+        hang, hanging = Path(f"{stubs}.hang"), Path(f"{stubs}.hanging")
+        hang.touch()
+        words = ("--exp", tmp_path / "exp", "--data", corpus, *SMALL)
+        first = subprocess.Popen([str(word) for word in (MAIN, *words)], env=environment(tools),
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        end = time.time() + 120
+        while not (hanging.exists() and hanging.read_text().endswith("\n")) and time.time() < end:
+            time.sleep(0.05)
+        programs(stubs)
+        monkeypatch.setenv("RECIPE_PATIENCE", "0")
+        done = recipe(tools, tmp_path / "exp", *words[2:])
+        assert_refused(done, f"exp is in use by process {first.pid} on ", "wait for its end, or use another", status=2)
+        assert programs(stubs) == []
+        first.terminate()
+        first.wait()
+        assert_gone(int(hanging.read_text()))
+        hang.unlink()
+        monkeypatch.setenv("RECIPE_PATIENCE", "30")
+        assert recipe(tools, tmp_path / "exp", *words[2:]).returncode == 0
+
+    def test_a_later_stage_alone_says_what_is_missing(self, tools, stubs, corpus, tmp_path):
+        done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL, "--stage", "6")
+        assert_refused(done, "stage 6 needs", "averaged.pt", status=2)
+
+    def test_bad_text_stops_before_anything_is_written(self, tools, stubs, corpus, tmp_path):
+        (corpus / "valid.de").write_text("zu kurz\n")
+        done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL)
+        assert_refused(done, "valid.en has 10 lines", "valid.de has 1", status=2)
+        assert not (tmp_path / "exp/text/raw").exists() and programs(stubs) == ["fairseq-deep doctor"]
+
+    def test_an_unknown_architecture_is_named_with_the_nearest(self, tools, stubs, corpus, tmp_path):
+        done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL, "--arch", "transformer_dcl_30l")
+        assert_refused(done, "unknown --arch transformer_dcl_30l", "did you mean transformer_dlcl_30l?", status=2)
+        assert not (tmp_path / "exp/env.txt").exists() and programs(stubs) == ["fairseq-deep doctor"]
+
+    def test_too_little_disk_and_a_batch_below_the_longest_sentence(self, tools, stubs, corpus, tmp_path):
+        exp = tmp_path / "exp"
+        assert_refused(recipe(tools, exp, "--data", corpus, *SMALL, "--disk-gb", "99999999"), "GB free", status=2)
+        assert not exp.exists()
+        done = recipe(tools, exp, "--data", corpus, *SMALL, "--max-tokens", "4", "--batch-tokens", "4")
+        assert_refused(done, "longest sentence", "more than 4: raise --max-tokens", status=2)
+
+
+def test_from_text_to_bleu(tools, corpus, tmp_path):
+    """Every stage with the real programs and a tiny model, in a folder with blanks and from elsewhere."""
+    exp = tmp_path / "small job"
+    words = "--conf mini --arch transformer_dlcl_2l2l_tiny --bpe-merges 60 --smoke --workers 1 --".split()
+    model = "--encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --decoder-layers 2".split()
+    done = recipe(tools, exp, "--data", corpus.name, *words, *model, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr + done.stdout
+    record = json.loads((exp / "RESULT.json").read_text())
+    assert done.stdout.splitlines()[-1] == f"BLEU = {record['bleu']:.2f}"
+    assert "tok:13a" in record["signature"] and record["updates"] == 20 and record["parameters"] > 1000
+    assert record["pairs"] == {"train": 200, "valid": 10, "test": 11} and record["smoke"] is True
+    translations = (exp / "test.hyp.de").read_text().split("\n")
+    assert len(translations) == 12 and translations[3] == ""
+    assert all(json.loads(line)["kind"] for line in (exp / "train.jsonl").read_text().splitlines())
+    assert (exp / "env.txt").read_text().startswith("python ")
+    assert (
+        "BLEU = "
+        in subprocess.run([str(exp / "resume.sh")], env=environment(tools), capture_output=True, text=True).stdout
+    )
+    assert fairseq_deep_command(["report", str(exp)]) == 0
+    page = (exp / "report.html").read_text()
+    for part in (record["signature"], "transformer_dlcl_2l2l_tiny", "11 of 11 sentences", translations[0], "<svg"):
+        assert part in page

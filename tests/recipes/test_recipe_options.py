@@ -1,0 +1,414 @@
+"""The options of the recipes: what is accepted, what is refused, and what the real job would run (--dry-run)."""
+
+import gzip
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from fairseq_deep import list_archs
+from fairseq_deep.recipes.options import quote
+from tests.helpers.paths import ROOT
+from tests.helpers.recipes import MAIN
+
+IWSLT = ROOT / "examples/iwslt14_deen/run.sh"
+LSTM = ROOT / "examples/depthwise_lstm/run.sh"
+CONFS = sorted((ROOT / "examples").glob("*/conf/*.args")) + [ROOT / "examples/demo/demo.args"]
+
+
+def run(*words, script=MAIN, env=(), cwd=None):
+    environment = {**os.environ, **dict(env)}
+    command = [str(script), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=60)
+
+
+def dry(tmp_path, *words, **how):
+    """The lines of a dry run in a folder that must stay away."""
+    exp = tmp_path / "exp folder"
+    done = run("--dry-run", "--exp", exp, "--ngpu", "8", *words, **how)
+    assert done.returncode == 0, done.stderr
+    assert not exp.exists()
+    return done.stdout.splitlines()
+
+
+def command(lines, name):
+    """The words of the first command called ``name``."""
+    return next(words for words in map(shlex.split, (x for x in lines if x.startswith(name))) if words[0] == name)
+
+
+def value(words, flag):
+    """The value that argparse would take: the last one."""
+    return words[len(words) - words[::-1].index(flag)]
+
+
+def refused(*words, **how):
+    """The one line that a refused command prints."""
+    done = run(*words, **how)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: ")
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    "words, parts",
+    [
+        (["--max-token", "5"], ["--max-token'", "--max-tokens"]),
+        (["--dryrun"], ["--dryrun'", "--dry-run"]),
+        (["--conf", "dlcl30l"], ["'dlcl30l'", "dlcl_30l"]),
+        (["--smoke", "maybe"], ["--smoke takes true or false", "'maybe'"]),
+        (["--ngpu", "two"], ["--ngpu", "'two'"]),
+        (["--max-tokens", "-5"], ["--max-tokens", "'-5'"]),
+        (["--lenpen", "x"], ["--lenpen", "'x'"]),
+        (["--precision", "fp15"], ["--precision takes fp32, fp16, bf16, amp"]),
+        (["--exp"], ["--exp needs a value"]),
+        (["--exp", "--demo"], ["--exp needs a value"]),
+        (["demo"], ["'demo'", "start with --"]),
+        (["--stage", "5", "--stop-stage", "4"], ["stages run from 0 to 7"]),
+        (["--exp", "a:b"], ["':'"]),
+        (["--data", "/no/such/folder"], ["/no/such/folder", "no such folder"]),
+        (["--data-tar", "/no/such.tar.gz"], ["/no/such.tar.gz", "no such file"]),
+        (["--data", "/tmp", "--demo"], ["exclude each other"]),
+        (["--ngpu", "0", "--precision", "fp16"], ["--precision fp16 needs a GPU", "bf16"]),
+        (["--ngpu", "8", "--decode-precision", "int8"], ["--decode-precision int8 is made for the CPU", "--ngpu 0"]),
+        (["--seeds", "2", "--seed", "2"], ["--seed and --seeds exclude each other"]),
+        (["--seeds", "0"], ["--seeds takes how many", "'0'"]),
+        (["--seeds", "4,"], ["--seeds takes how many", "'4,'"]),
+        (["--seeds", "4,5,4"], ["names seed 4 twice"]),
+        (["--nnodes", "2", "--master", "h"], ["--nnodes 2 needs --node-rank: 0 on the machine that prepares the data"]),
+        (["--nnodes", "2", "--node-rank", "1"], ["--nnodes 2 needs --master", "with --node-rank 0"]),
+        (["--nnodes", "2", "--node-rank", "2", "--master", "h"], ["with --nnodes 2 the numbers are 0 to 1"]),
+        (["--nnodes", "2", "--node-rank", "0", "--master", "a:b:c"], ["--master takes HOST or HOST:PORT, not 'a:b:c'"]),
+        (["--node-rank", "1"], ["are for several machines: add --nnodes"]),
+        (["--nnodes", "2", "--seeds", "3"], ["--seeds and --nnodes exclude each other"]),
+        (["--cpu-processes", "2"], ["--cpu-processes is for --ngpu 0"]),
+        (["--sbatch", "/no/such/job"], ["--sbatch /no/such/job: no file can be written there"]),
+        (["--against", "/tmp", "--subsets", "none"], ["--against compares translations"]),
+        (["--against", "/no/such/run"], ["--against /no/such/run", "no such run or file"]),
+        (["--average-updates", "9", "--average", "1"], ["--average-updates 9 with --average 1", "nothing to average"]),
+        (["--average-updates", "9", "--", "--save-interval-updates=5"], ["--save-interval-updates clashes"]),
+        (["--average-updates", "9", "--", "--max-update", "8"], ["training ends after 8 updates"]),
+        (["--", "--share-all-embeddings"], ["--share-all-embeddings is set by this script", "see --embeddings"]),
+        (["--", "--max-tokens", "9"], ["--max-tokens", "before the lone --"]),
+        (["--", "--save-dir=x"], ["--save-dir", "--exp"]),
+    ],
+)
+def test_bad_options_get_one_line(words, parts):
+    line = refused("--ngpu", "8", *words)
+    for part in parts:
+        assert part in line
+
+
+def test_the_nearest_name_is_a_help_that_can_be_done_without(tmp_path):
+    assert "did you mean --beam?" in refused("--baem", "5")
+    assert "did you mean" not in refused("--qqqqqqqqqqqq", "5")
+    for name in ("bash", "dirname"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    done = run("--baem", "5", env={"PATH": str(tmp_path), "FAIRSEQ_DEEP_ENV": "current"})
+    assert (done.returncode, done.stderr) == (2, "set-up: there is no python3 in PATH; activate an environment\n")
+
+
+def test_settings_of_the_scripts_work_and_are_not_in_the_help(tmp_path):
+    text = run("--help").stdout
+    assert "--beam" in text and "--data-url" in text
+    for flag in ("--task", "--source-lang", "--target-lang", "--download-max-words", "--updates"):
+        assert not re.search(rf"^  {flag} ", text, re.MULTILINE)
+    train = command(dry(tmp_path, "--source-lang", "de", "--target-lang", "en"), "fairseq-train")
+    assert (value(train, "--source-lang"), value(train, "--target-lang")) == ("de", "en")
+
+
+def test_every_file_that_decides_what_is_installed_changes_the_stamp(tmp_path):
+    names = ["requirements.txt", "constraints.txt", "pyproject.toml"]
+    names += [f"third_party/fairseq/{name}" for name in ("backend.py", "edits.py", "safe_load.py", "pyproject.toml")]
+    (tmp_path / "third_party/fairseq").mkdir(parents=True)
+    stamps = set()
+    for name in ["", *names]:
+        for other in names:
+            (tmp_path / other).write_text("changed" if other == name else "as before")
+        script = f". '{ROOT}/examples/common/env.sh'; env_stamp '{tmp_path}'"
+        stamps.add(subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout)
+    assert len(stamps) == len(names) + 1
+
+
+@pytest.mark.parametrize("lacks, said", [
+    ("", ""),
+    ("fairseq", "bin/python cannot import fairseq; run: "),
+    ("fairseq_deep", "bin/python cannot import fairseq_deep; run: "),
+    ("the same code", "which differs from"),
+])  # fmt: skip
+def test_the_environment_of_the_user_is_checked_once(tmp_path, lacks, said):
+    """And not again by a script that this one calls. The clone in the working directory is not what commands import."""
+    (tmp_path / "bin").mkdir()
+    if lacks == "fairseq":
+        (tmp_path / "fairseq.py").write_text("raise ImportError")
+    copied = shutil.copytree(ROOT / "fairseq_deep", tmp_path / "fairseq_deep", ignore=shutil.ignore_patterns("__py*"))
+    (copied / "tools/new.py").write_text("")
+    if lacks != "the same code":  # as of another clone
+        (copied / "tools/new.py").unlink()
+    if lacks == "fairseq_deep":
+        (copied / "__init__.py").write_text("raise ImportError")
+    program = tmp_path / "bin/python"
+    program.write_text(f'#!/usr/bin/env bash\necho call >> {tmp_path}/calls\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "FAIRSEQ_DEEP_ENV": "current", "PATH": path, "PYTHONPATH": str(tmp_path)}
+    once = f". '{ROOT}/examples/common/env.sh'; ensure_env"
+    script = f'{once} && bash -c "{once}"'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.returncode == (1 if lacks else 0) and said in done.stderr and done.stderr.count("\n") == bool(lacks)
+    assert (tmp_path / "calls").read_text().count("call") == 1
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_what_is_quoted_reads_the_same_in_bash_and_in_python(locale):
+    words = ["a b", "it's", "", "(0.9, 0.98)", "/tmp/\u00fcber uns", "x&y", "\\\\", "*", "$HOME", "a=b,c:d+e@f%", "~"]
+    given = {"capture_output": True, "text": True, "encoding": "utf-8", "check": True}
+    script = 'eval "set -- $1"; printf "%s\\n" "$@"'
+    done = subprocess.run(["bash", "-c", script, "bash", quote(words)], env={**os.environ, "LC_ALL": locale}, **given)
+    assert done.stdout.splitlines() == shlex.split(quote(words)) == words
+
+
+def test_help_shows_the_present_values():
+    text = run("--help", "--beam", "7", "--conf", "base_prenorm").stdout
+    assert re.search(r"^  --beam +beam width \[7\]$", text, re.MULTILINE)
+    assert re.search(r"--batch-tokens .*\[32768\]", text)
+    assert re.search(r"--bpe-merges .*\[32000\]", text)
+    assert "[1.0]" in next(x for x in run("--help", script=IWSLT).stdout.splitlines() if "--lenpen" in x)
+
+
+def test_the_real_job_has_the_numbers_of_the_paper(tmp_path):
+    lines = dry(tmp_path)
+    train = command(lines, "fairseq-train")
+    paper = {
+        "--arch": "transformer_dlcl_30l",
+        "--deep-init": "xavier",
+        "--adam-betas": "(0.9, 0.997)",
+        "--adam-eps": "1e-8",
+        "--lr": "0.002",
+        "--warmup-updates": "16000",
+        "--warmup-init-lr": "1e-07",
+        "--dropout": "0.1",
+        "--attention-dropout": "0.1",
+        "--activation-dropout": "0.1",
+        "--label-smoothing": "0.1",
+        "--max-tokens": "4096",
+        "--update-freq": "2",
+        "--max-epoch": "20",
+        "--keep-last-epochs": "5",
+        "--weight-decay": "0.0",
+        "--clip-norm": "0.0",
+        "--lr-scheduler": "inverse_sqrt",
+        "--optimizer": "fused_adam",
+        "--criterion": "fused_label_smoothed_cross_entropy",
+    }
+    assert {flag: value(train, flag) for flag in paper} == paper
+    assert "--share-all-embeddings" in train and "--fp16" not in train and "--max-update" not in train
+    generate = command(lines, "fairseq-generate")
+    assert [value(generate, flag) for flag in ("--beam", "--lenpen", "--batch-size")] == ["4", "0.6", "32"]
+    assert "--remove-bpe" in generate
+    binarise = command(lines, "fairseq-preprocess")
+    assert (value(binarise, "--thresholdsrc"), value(binarise, "--thresholdtgt")) == ("5", "5")
+    assert "--joined-dictionary" in binarise
+    assert any("average --last 5" in line for line in lines)
+
+
+def test_post_norm_job(tmp_path):
+    train = command(dry(tmp_path, "--conf", "dlcl_postnorm_25l"), "fairseq-train")
+    assert value(train, "--arch") == "transformer_dlcl_postnorm_25l"
+    assert value(train, "--adam-betas") == "(0.9, 0.98)"
+    assert value(train, "--attention-dropout") == "0.0" and value(train, "--lr") == "0.002"
+
+
+def test_jobs_of_the_dlcl_paper_start_as_its_fairseq_did(tmp_path):
+    """And nothing else: settings go with architectures that have a start of their own, and mini is a job of ours."""
+    for conf in (path for path in CONFS if path.parent.parent.name == "wmt16_ende"):
+        whole = [] if "--arch" in conf.read_text() else ["--arch", "transformer_ds_12l12l"]
+        train = command(dry(tmp_path, "--conf", conf.stem, "--force-batch", *whole), "fairseq-train")
+        of_paper = not whole and conf.stem != "mini" and "matt" not in conf.stem
+        assert ("--deep-init" in train) == of_paper, conf.stem
+        assert not of_paper or value(train, "--deep-init") == "xavier"
+
+
+def test_another_architecture_keeps_its_own_start(tmp_path):
+    """The start that a job names is its architecture's; one after the lone -- is the user's."""
+    named = dry(tmp_path, "--data-tar", __file__, "--arch", "transformer_lipschitz_18l18l")
+    assert "--deep-init" not in command(named, "fairseq-train")
+    same = dry(tmp_path, "--data-tar", __file__, "--arch", "transformer_dlcl_30l")
+    assert value(command(same, "fairseq-train"), "--deep-init") == "xavier"
+    given = dry(tmp_path, "--data-tar", __file__, "--arch", "transformer_dlcl_40l", "--", "--deep-init", "ds")
+    assert value(command(given, "fairseq-train"), "--deep-init") == "ds"
+
+
+
+@pytest.mark.parametrize(
+    "ngpu, max_tokens, freq", [(8, 4096, 2), (4, 4096, 4), (1, 4096, 16), (0, 4096, 16), (8, 2048, 4)]
+)
+def test_update_freq_keeps_the_product(tmp_path, ngpu, max_tokens, freq):
+    lines = dry(tmp_path, "--ngpu", ngpu, "--max-tokens", max_tokens)
+    assert value(command(lines, "fairseq-train"), "--update-freq") == str(freq)
+    assert any("= 65,536 tokens per update" in line for line in lines)
+
+
+def test_several_machines_keep_the_product(tmp_path):
+    lines = dry(tmp_path, "--nnodes", "2", "--node-rank", "0", "--master", "h:1234")
+    assert "batch    16 GPUs x 4,096 tokens x update-freq 1 = 65,536 tokens per update" in lines
+    found = [line for line in lines if line.startswith("torchrun")]
+    assert len(found) == 2 and found[1] == found[0].replace("--node_rank 0", "--node_rank 1")
+    place = "torchrun --nnodes 2 --node_rank 0 --master_addr h --master_port 1234 --nproc_per_node 8 --no_python "
+    assert found[0].startswith(place + "fairseq-train ") and "--distributed-world-size 16" in found[0]
+    words = command(dry(tmp_path, "--ngpu", "0", "--cpu-processes", "2"), "torchrun")
+    assert "--standalone" in words and value(words, "--update-freq") == "8" and "gloo" in words
+
+
+def test_tables_and_precision_of_decoding(tmp_path):
+    lines = dry(tmp_path, "--conf", "ds_matt_12l12l", "--ngpu", "0", "--decode-precision", "int8")
+    train, generate = command(lines, "fairseq-train"), command(lines, "fairseq-generate")
+    assert "--share-decoder-input-output-embed" in train and "--share-all-embeddings" not in train
+    assert (value(generate, "--task"), value(generate, "--decode-precision")) == ("deep_translation", "int8")
+    assert (value(generate, "--max-len-a"), value(generate, "--max-len-b")) == ("1", "50")
+
+
+def test_averages_by_updates_save_by_updates(tmp_path):
+    lines = dry(tmp_path, "--average-updates", "1500", "--average", "4")
+    train = command(lines, "fairseq-train")
+    assert (value(train, "--save-interval-updates"), value(train, "--keep-interval-updates")) == ("1500", "4")
+    assert "--no-epoch-checkpoints" in train and any("average --last-updates 4 " in line for line in lines)
+    assert "--save-interval-updates" not in command(dry(tmp_path), "fairseq-train")
+
+
+def test_seeds_share_their_text(tmp_path):
+    run_folder = tmp_path / "other"
+    for seed in (4, 7):
+        (run_folder / f"seed{seed}").mkdir(parents=True)
+        (run_folder / f"seed{seed}/test.hyp.de").touch()
+    lines = dry(tmp_path, "--seeds", "4,7", "--against", run_folder)
+    assert sum(line.startswith("fairseq-preprocess") for line in lines) == 1
+    trains = [shlex.split(line) for line in lines if line.startswith("fairseq-train ")]
+    folders = [str(tmp_path / f"exp folder/seed{seed}/checkpoints") for seed in (4, 7)]
+    assert [(value(train, "--seed"), value(train, "--save-dir")) for train in trains] == list(zip("47", folders))
+    scores = [shlex.split(line) for line in lines if "--against" in line]
+    assert [value(score, "--against") for score in scores] == [str(run_folder / f"seed{seed}") for seed in (4, 7)]
+    assert "holds several seeds: give one" in refused("--ngpu", "8", "--against", run_folder)
+    assert f"no {run_folder}/seed1: that run" in refused("--ngpu", "8", "--seeds", "2", "--against", run_folder)
+
+
+def test_further_references_are_scored_with(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("train.en", "train.de", "valid.en", "valid.de", "test.en", "test.de", "test.de.ref1", "test.de.ref2"):
+        (data / name).write_text("a\n")
+    lines = dry(tmp_path, "--data", data, "--subsets", "valid,test")
+    valid, test = (shlex.split(line) for line in lines if "--hypotheses" in line)
+    assert (valid.count("--ref"), test.count("--ref"), test.count("--references")) == (1, 3, 3)
+    assert value(test, "--ref").endswith("/text/raw/test.de.ref2")
+    assert value(test, "--references").endswith("/test.ref2.de")
+
+
+def test_another_product_is_refused_unless_forced(tmp_path):
+    line = refused("--ngpu", "3", "--dry-run")
+    assert "61,440" in line and "65,536" in line and "--force-batch true" in line
+    assert "65,536" in refused("--ngpu", "8", "--update-freq", "1", "--dry-run")
+    lines = dry(tmp_path, "--ngpu", "3", "--force-batch", "true")
+    assert value(command(lines, "fairseq-train"), "--update-freq") == "5"
+
+
+def test_the_command_line_beats_a_conf_file_and_later_files_beat_earlier_ones(tmp_path):
+    own = tmp_path / "own.args"
+    own.write_text("# mine\n--lr 0.5\n--beam 9\n--seed 11\n")
+    lines = dry(tmp_path, "--conf", f"dlcl_30l,{own}", "--seed", "3")
+    train = command(lines, "fairseq-train")
+    assert (value(train, "--lr"), value(train, "--seed")) == ("0.5", "3")
+    assert train.count("--lr") == 1
+    assert value(command(lines, "fairseq-generate"), "--beam") == "9"
+
+
+def test_flags_after_the_lone_dashes_come_last(tmp_path):
+    train = command(dry(tmp_path, "--", "--lr", "1e-3", "--adam-betas", "(0.9, 0.9)"), "fairseq-train")
+    assert train[-4:] == ["--lr", "1e-3", "--adam-betas", "(0.9, 0.9)"]
+
+
+@pytest.mark.parametrize("conf", CONFS, ids=lambda path: f"{path.parent.parent.name}-{path.stem}")
+def test_every_conf_file_is_short_and_makes_a_job(tmp_path, conf):
+    script = conf.parents[1] / ("one.sh" if conf.parents[1].name == "compare" else "run.sh")
+    script = script if script.exists() else MAIN
+    # stock layers where the file sets their feed-forward width, which the depth-wise LSTM refuses
+    arch = "transformer_lstm_6l" if script == LSTM and "ffn" not in conf.read_text() else "transformer_dlcl_30l"
+    whole = [] if "--arch" in conf.read_text() else ["--arch", arch]
+    train = command(dry(tmp_path, "--conf", conf.stem, "--force-batch", *whole, script=script), "fairseq-train")
+    assert value(train, "--arch") in list_archs()
+    assert len(conf.read_text().splitlines()) <= 25
+
+
+def test_any_working_folder_and_relative_paths_with_blanks(tmp_path):
+    folder = tmp_path / "odd $folder 'x'"
+    folder.mkdir()
+    lines = run("--dry-run", "--ngpu", "8", "--exp", "my exp", cwd=folder).stdout.splitlines()
+    assert value(command(lines, "fairseq-train"), "--save-dir") == str(folder / "my exp" / "checkpoints")
+    assert os.listdir(folder) == []
+
+
+OWN = ROOT / "examples/own_text/run.sh"
+
+
+@pytest.fixture
+def own_text(tmp_path):
+    for name in ("train", "valid", "test"):
+        for lang in ("fr", "it"):
+            (tmp_path / f"{name}.{lang}").write_text("une phrase de quelques mots\n" * 1000)
+    (tmp_path / "train.domain").touch()
+    return tmp_path
+
+
+def warnings(*words, script=MAIN):
+    done = run("--dry-run", *words, script=script)
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stdout.splitlines() if line.startswith("warning")]
+
+
+def test_a_plan_says_what_a_cpu_cannot_do(own_text):
+    data = ("--data", own_text, "--source-lang", "fr", "--target-lang", "it")
+    hours, pairs = warnings("--ngpu", "0", *data)
+    assert re.search(r"this CPU needs more than [\d,]{5,} hours for it: use a GPU, or .*own_text", hours)
+    assert "1,000 training pairs are few for a model of this size: examples/own_text/run.sh has smaller ones" in pairs
+    assert warnings("--ngpu", "8", *data) == [pairs]
+    assert warnings("--ngpu", "0", "--smoke", *data) == [] == warnings("--ngpu", "0", "--demo")
+    assert warnings("--ngpu", "0", "--stage", "5", *data) == []
+    assert warnings("--ngpu", "0", *data, script=OWN) == []
+    assert warnings("--ngpu", "1", "--conf", "base", *data, script=OWN) == [pairs]
+    assert warnings("--ngpu", "0", *data, "--", "--stop-time-hours", "1") == [pairs]
+    for lang in ("fr", "it"):
+        text = own_text / f"train.{lang}"
+        (own_text / f"train.{lang}.gz").write_bytes(gzip.compress(text.read_bytes()))
+        text.unlink()
+    assert warnings("--ngpu", "8", *data) == [pairs]
+
+
+@pytest.mark.parametrize("flag", ["--max-update", "--max-epoch", "--encoder-layers", "--encoder-ffn-embed-dim"])
+def test_flags_that_a_plan_counts_with_are_whole_numbers(flag):
+    for value in ("1e5", "x", "-1", "08", "a[$(exit 1)]"):
+        for words in ((flag, value), (f"{flag}={value}",)):
+            assert refused("--", *words) == f"error: {flag} takes a whole number, not '{value}'\n"
+
+
+def test_own_text_is_dlcl_at_the_size_that_is_asked_for(own_text, tmp_path):
+    data = ("--data", own_text, "--source-lang", "fr", "--target-lang", "it", "--exp", tmp_path / "exp", "--dry-run")
+    for conf, arch, width in (("mini", "transformer_dlcl_12l", "192"), ("base", "transformer_dlcl_20l_iwslt", None)):
+        lines = run("--ngpu", "1", "--conf", conf, *data, script=OWN).stdout.splitlines()
+        train = command(lines, "fairseq-train")
+        assert value(train, "--arch") == arch
+        assert width is None or value(train, "--encoder-embed-dim") == width
+    line = refused("--data", own_text, script=OWN)
+    assert "test.en is missing" in line and "; it has fr it: give --source-lang and --target-lang" in line
+
+
+@pytest.mark.parametrize("updates, words", [
+    ("20", "20 updates = 0.1 million tokens: 1 min at 100,000 tokens/s, 1 min at 10,000, 2 min at 1,000"),
+    ("3000", "3000 updates = 12 million tokens: 3 min at 100,000 tokens/s, 21 min at 10,000, 3 h at 1,000"),
+])  # fmt: skip
+def test_the_time_of_a_job_is_never_nothing(updates, words):
+    given = ["--ngpu", "0", "--max-tokens", "4096", "--batch-tokens", "4096", "--", "--max-update", updates]
+    assert f"time     {words}" in run("--dry-run", *given).stdout.splitlines()

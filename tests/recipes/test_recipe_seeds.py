@@ -1,0 +1,191 @@
+"""The recipe with several seeds, several references, averages by updates, and another run to compare with."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.helpers import recipes
+from tests.helpers.recipes import SMALL, assert_refused, check, programs, recipe
+
+
+def write_references(corpus, *numbers, count=11):
+    for number in numbers:
+        (corpus / f"test.de.ref{number}").write_text("".join(f"das  Haus {number}\n" for _ in range(count)))
+
+
+class TestReferences:
+    def test_further_references_are_copied_and_recorded(self, corpus, tmp_path):
+        write_references(corpus, 1, 2)
+        done = check(corpus, tmp_path / "out")
+        assert done.returncode == 0 and "3 references for each sentence" in done.stdout
+        assert (tmp_path / "out/test.de.ref2").read_text() == "das Haus 2\n" * 11
+        facts = json.loads((tmp_path / "out/data.json").read_text())
+        assert list(facts["sets"]["test"]["references"]) == ["test.de.ref1", "test.de.ref2"]
+
+    @pytest.mark.parametrize("numbers, odd", [((2,), 2), ((1, 3), 3), ((0, 1), 0), (("01",), "01")])
+    def test_a_gap_is_refused(self, corpus, tmp_path, numbers, odd):
+        write_references(corpus, *numbers)
+        assert_refused(check(corpus, tmp_path / "out"), f"test.de.ref{odd}: the first reference is test.de")
+
+    def test_a_missing_line_is_refused(self, corpus, tmp_path):
+        write_references(corpus, 1, count=10)
+        assert_refused(check(corpus, tmp_path / "out"), "test.de.ref1 has 10 lines, but the test set 11")
+        assert not list(tmp_path.glob("out*"))
+
+
+def seed_of(call):
+    return int(re.search(r"--seed (\d+)", call)[1])
+
+
+@pytest.fixture
+def failing(tools, stubs):
+    """A file: while it is there, the training of seed 2 fails."""
+    fail = 'if [[ -e $CALLS.fail2 && $* == *"--seed 2 "* ]]; then echo "ValueError: planted"; exit 1; fi'
+    recipes.write_program(tools / "fairseq-train", f"{fail}\n{recipes.STUB}")
+    path = stubs.with_name(stubs.name + ".fail2")
+    path.touch()
+    return path
+
+
+class TestSeeds:
+    def test_a_seed_that_fails_leaves_the_others_alone(self, tools, stubs, failing, corpus, tmp_path):
+        exp = tmp_path / "exp with blanks"
+        words = (tools, exp, "--data", corpus, *SMALL, "--seeds", "3")
+        done = recipe(*words)
+        parts = ("stage 4 (train) failed", "planted", "/seed2/logs/4-train.log", "blanks/resume.sh")
+        assert_refused(done, *parts, status=1)
+        calls = [line for line in stubs.read_text().splitlines() if line.startswith("fairseq-train")]
+        assert [seed_of(call) for call in calls] == [1, 3]
+        assert programs(stubs).count("fairseq-preprocess") == 1
+        assert re.search(r"^  2 +FAILED", done.stdout, re.MULTILINE)
+        assert done.stdout.splitlines()[-1] == "BLEU = 12.34"
+        record = json.loads((exp / "RESULT.json").read_text())
+        assert (record["seeds"], record["failed"], sorted(record["runs"])) == ([1, 3], [2], ["1", "3"])
+        assert record["bleu"] == {"mean": 12.34, "std": 0.0, "min": 12.34, "max": 12.34}
+        failing.unlink()
+        done = recipe(*words)
+        assert done.returncode == 0 and done.stderr == ""
+        assert programs(stubs).count("fairseq-train") == 1
+        assert json.loads((exp / "RESULT.json").read_text())["seeds"] == [1, 2, 3]
+        assert (exp / "seed2/data-bin").samefile(exp / "data-bin") and not (exp / "checkpoints").exists()
+
+    def test_without_translations_there_are_losses(self, tools, stubs, corpus, tmp_path):
+        words = (tools, tmp_path / "exp", "--data", corpus, *SMALL, "--seeds", "2", "--subsets", "none")
+        valid = '| INFO | valid | {"epoch": 1, "valid_loss": "2", "valid_ppl": "4.5", "valid_num_updates": "4"}'
+        recipes.write_program(tools / "fairseq-train", f"echo '{valid}'\n{recipes.STUB}")
+        done = recipe(*words)
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"^seed 1: +valid ppl +4\.5 ", done.stdout, re.MULTILINE) and "BLEU" not in done.stdout
+        record = json.loads((tmp_path / "exp/RESULT.json").read_text())
+        assert record["valid_ppl"]["mean"] == 4.5 and "bleu" not in record
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL])
+    def test_a_stop_is_one_of_all_seeds(self, tools, stubs, corpus, tmp_path, number):
+        """By Ctrl-C, which all processes get, and by a signal to the script alone, which waits for the training."""
+        hang, hanging = (stubs.with_name(stubs.name + end) for end in (".hang", ".hanging"))
+        hang.touch()
+        command = [recipes.MAIN, "--exp", tmp_path / "exp", "--data", corpus, *SMALL, "--seeds", "2"]
+        child = subprocess.Popen(
+            [str(word) for word in command], env=recipes.environment(tools), stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+        end = time.time() + 120
+        while not (hanging.exists() and hanging.read_text().endswith("\n")) and time.time() < end:
+            assert child.poll() is None
+            time.sleep(0.05)
+        if number == signal.SIGINT:
+            os.killpg(child.pid, number)
+        else:
+            child.send_signal(number)
+        child.wait(timeout=60)
+        recipes.assert_gone(int(hanging.read_text()), 30 if number == signal.SIGKILL else 0.5)
+        said = child.stderr.read()
+        assert child.returncode == (-9 if number == signal.SIGKILL else 130)
+        if number != signal.SIGKILL:
+            assert re.fullmatch(r"stopped in stage 4 \(train\); to go on: \S+/exp/resume.sh\n", said)
+        assert programs(stubs).count("fairseq-train") == 1
+        hang.unlink()
+        resume = [str(tmp_path / "exp/resume.sh")]
+        done = subprocess.run(resume, env=recipes.environment(tools), capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0 and programs(stubs).count("fairseq-train") == 2
+
+    def test_what_does_not_fit_is_refused_before_anything_is_done(self, tools, stubs, corpus, tmp_path):
+        words = (tools, tmp_path / "exp", "--data", corpus, *SMALL)
+        assert recipe(*words, "--seeds", "5,7", "--stop-stage", "4").returncode == 0
+        assert programs(stubs)[-2:] == ["fairseq-train"] * 2
+        assert_refused(recipe(*words), "holds several seeds", status=2)
+        assert_refused(recipe(*words, "--seeds", "5,7", "--bpe-merges", "40"), "seed5", "other data", status=2)
+        assert_refused(recipe(*words, "--seeds", "5,7", "--against", tmp_path / "exp"), "seed5/test.hyp.de", status=2)
+        one = (tools, tmp_path / "one", "--data", corpus, *SMALL)
+        assert recipe(*one).returncode == 0
+        programs(stubs)
+        assert_refused(recipe(*one, "--seeds", "2"), "holds a training of one seed", status=2)
+        assert_refused(recipe(*one, "--against", tmp_path), f"no {tmp_path}/test.hyp.de", status=2)
+        assert programs(stubs) == []
+
+    def test_all_seeds_failing_leaves_no_result(self, tools, stubs, failing, corpus, tmp_path):
+        done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL, "--seeds", "2,2")
+        assert_refused(done, "names seed 2 twice", status=2)
+        recipes.write_program(tools / "fairseq-train", "echo planted; exit 1")
+        done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL, "--seeds", "2")
+        assert done.returncode == 1 and done.stderr.count("\n") == 2 and "BLEU" not in done.stdout
+        assert not (tmp_path / "exp/RESULT.json").exists()
+
+
+def test_an_average_by_updates_without_checkpoints_is_refused(tools, stubs, corpus, tmp_path):
+    words = (tools, tmp_path / "exp", "--data", corpus, *SMALL, "--average-updates", "1000")
+    assert_refused(recipe(*words), "no checkpoint of every 1000 updates", "--average-updates 0", status=2)
+    (tmp_path / "exp/checkpoints/checkpoint_3_1000.pt").touch()
+    assert "taking the last one" in recipe(*words).stdout
+    (tmp_path / "exp/checkpoints/checkpoint_5_2000.pt").touch()
+    programs(stubs)
+    assert "only 2 checkpoints exist" in recipe(*words, "--stage", "5", "--stop-stage", "5").stdout
+    assert "average --last-updates 2" in stubs.read_text()
+    assert recipe(*words).returncode == 0
+    assert json.loads((tmp_path / "exp/RESULT.json").read_text())["averaged"] == 2, "not the 5 that were asked for"
+
+
+def test_two_seeds_from_text_to_significance(tools, corpus, tmp_path):
+    """Real programs, but for the look at the machine: averages by updates, two references, and a copy to compare."""
+    recipes.make_real(tools)
+    write_references(corpus, 1)
+    words = "--conf mini --arch transformer_dlcl_2l2l_tiny --bpe-merges 60 --smoke --workers 1 --beam 1".split()
+    words += "--seeds 2 --average-updates 6 --average 2 --max-tokens 300".split()
+    model = "-- --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --decoder-layers 2".split()
+    exp = tmp_path / "exp"
+    done = recipe(tools, exp, "--data", corpus, *words, *model)
+    assert done.returncode == 0, done.stderr + done.stdout
+    record = json.loads((exp / "RESULT.json").read_text())
+    bleu = [record["runs"][seed]["scores"]["test"]["sacrebleu"]["bleu"] for seed in "12"]
+    assert record["bleu"]["mean"] == pytest.approx(sum(bleu) / 2) and record["bleu"]["max"] == max(bleu)
+    assert record["chrf"]["std"] > 0 and record["valid_ppl"]["min"] > 1 and "nrefs:2" in record["signature"]
+    assert [record["runs"][seed]["seed"] for seed in "12"] == [1, 2]
+    assert done.stdout.splitlines()[-1] == f"BLEU = {record['bleu']['mean']:.2f}"
+    kept = [path.name for path in exp.glob("seed1/checkpoints/checkpoint*[0-9].pt")]
+    assert sorted(name.rsplit("_")[-1] for name in kept) == ["12.pt", "18.pt"]
+    log = (exp / "seed1/logs/5-average.log").read_text()
+    assert "averaged 2 checkpoints" in log and all(name in log for name in kept)
+    assert (exp / "seed2/test.ref1.de").read_text() == "das Haus 1\n" * 11
+
+    done = recipe(tools, exp, "--data", corpus, *words, "--against", exp, *model)
+    assert done.returncode == 2 and "is this run itself: give another one" in done.stderr
+    other = tmp_path / "other"
+    for seed in (1, 2):
+        (other / f"seed{seed}").mkdir(parents=True)
+        for path in (exp / f"seed{seed}").glob("test.*"):
+            shutil.copy(path, other / f"seed{seed}")
+    done = recipe(tools, exp, "--data", corpus, *words, "--against", other, *model)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stdout.count("  done in ") == 2  # two scorings
+    record = json.loads((exp / "RESULT.json").read_text())
+    found = [record["runs"][seed]["scores"]["test"]["sacrebleu"]["against"] for seed in "12"]
+    assert [entry["system"] for entry in found] == [str(other / f"seed{seed}") for seed in "12"]
+    assert set(found[0]["measures"]) == {"BLEU", "chrF"} and "nrefs:2" in found[0]["measures"]["chrF"]["signature"]
+    assert record["difference"]["mean"] == 0 and re.search(r"^  1 .* \+0\.00  1\.000$", done.stdout, re.MULTILINE)

@@ -1,0 +1,240 @@
+"""Each recipe from archives to BLEU, at --smoke scale, with small archives laid out like the real ones."""
+
+import gzip
+import json
+import random
+import subprocess
+
+import pytest
+
+from tests.helpers import recipes
+from tests.helpers.commands import FEED_FORWARD
+from tests.helpers.paths import ROOT
+from tests.helpers.recipes import lines, pack, sgm
+
+NARROW = ["--encoder-embed-dim", "16", "--encoder-attention-heads", "2", "--decoder-attention-heads", "2"]
+SHALLOW = ["--encoder-layers", "2", "--decoder-layers", "2"]
+WORDS = {
+    "en": "we see the old house and not a green tree".split(),
+    "de": "wir sehen das alte Haus und keinen grünen Baum".split(),
+    "fr": "nous voyons la vieille maison et pas un arbre".split(),
+    "cs": "vidíme starý dům a ne zelený strom kde jsme".split(),
+    "fi": "näemme vanhan talon emmekä vihreää puuta missään tänään nyt".split(),
+    "zh": ["我们", "看见", "老", "房子", "和", "绿色", "的", "树", "今天"],
+}
+
+
+def sentences(lang, count, seed):
+    """As many lines of words that are the same ones, whatever the language."""
+    rng, join = random.Random(seed), "" if lang == "zh" else " "
+    return [join.join(WORDS[lang][rng.randrange(9)] for _ in range(rng.randint(3, 7))) for _ in range(count)]
+
+
+def text(lang, seed, count=25):
+    return "".join(f"{line}\n" for line in sentences(lang, count, seed))
+
+
+def parallel(prefix, langs, seed, end=""):
+    return {f"{prefix}.{lang}{end}": text(lang, seed) for lang in langs}
+
+
+def pack_sets(home, sets):
+    """Archives of test sets: {name of sacreBLEU and its archive: {member: (language, seed)}}."""
+    for archive, members in sets.items():
+        files = {name: sgm(*sentences(lang, 4, seed)) for name, (lang, seed) in members.items()}
+        pack(home / archive, files)
+
+
+def newstest(folder, year, pair, direction="", seed=0):
+    """Members of a test set: those before 2014 have all languages and no direction."""
+    kinds = ("src", "ref") if direction else ("src", "src")
+    way = f"-{direction}" if direction else ""
+    return {f"{folder}/newstest{year}{way}-{kind}.{lang}.sgm": (lang, seed + year) for kind, lang in zip(kinds, pair)}
+
+
+def wmt14(home, source, target, other):
+    """Archives of WMT14, English to or from *other*."""
+    langs, pair = (other, "en"), f"{other}-en"
+    pack(home / "training-parallel-europarl-v7.tgz", parallel(f"training/europarl-v7.{pair}", langs, 1))
+    pack(home / "training-parallel-commoncrawl.tgz", parallel(f"commoncrawl.{pair}", langs, 2))
+    year = {"wmt12-test.tgz": 2012, "wmt13-test.tgz": 2013}
+    pack_sets(home, {name: newstest("test", number, (source, target)) for name, number in year.items()})
+
+
+def make_ende(home):
+    wmt14(home, "en", "de", "de")
+    pack(home / "training-parallel-nc-v9.tgz", parallel("training/news-commentary-v9.de-en", ("de", "en"), 3))
+    pair = ("en", "de")
+    pack_sets(home, {"wmt14-full-test-full.tgz": newstest("test-full", 2014, pair, "deen")})
+    pack_sets(home, {"wmt14-test-filtered.tgz": newstest("test", 2014, pair, "deen")})
+    for year in range(15, 19):
+        pack_sets(home, {f"wmt{year}-test.tgz": newstest("test", 2000 + year, pair, "ende")})
+
+
+def make_enfr(home):
+    wmt14(home, "en", "fr", "fr")
+    pack(home / "training-parallel-nc-v9.tgz", parallel("training/news-commentary-v9.fr-en", ("fr", "en"), 3))
+    pack(home / "training-parallel-un.tgz", parallel("un/undoc.2000.fr-en", ("fr", "en"), 4))
+    names = {lang: f"giga-fren.release2.fixed.{lang}.gz" for lang in ("fr", "en")}
+    pack_bytes(home / "training-giga-fren.tar", {name: text(lang, 5) for lang, name in names.items()})
+    pack_sets(home, {"wmt14-full-test-full.tgz": newstest("test-full", 2014, ("en", "fr"), "fren")})
+
+
+def pack_bytes(path, files):
+    """A plain tar of gzip files."""
+    folder = path.parent / (path.name + ".files")
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(gzip.compress(content.encode()))
+    subprocess.run(["tar", "-cf", path, "-C", folder, *files], check=True)
+
+
+def make_csen(home):
+    wmt14(home, "cs", "en", "cs")
+    pack(home / "training-parallel-nc-v10.tgz", parallel("news-commentary-v10.cs-en", ("cs", "en"), 3))
+    rows = zip(sentences("cs", 20, 6), sentences("en", 20, 6))
+    table = "".join(f"subtitles-b1-00train-f1-s{n}\t0.9\t{cs}\t{en}\n" for n, (cs, en) in enumerate(rows))
+    other = "never-b1-98dtest-f1-s1\t0.9\tzkouška\ttest\n"
+    tables = {"00train.gz": table, "01train.gz": table + "broken line\n", "98dtest.gz": other}
+    pack_bytes(home / "data-plaintext-format.tar", {f"data.plaintext-format/{n}": t for n, t in tables.items()})
+    pack_sets(home, {"wmt15-test.tgz": newstest("test", 2015, ("cs", "en"), "csen")})
+
+
+def make_preprocessed(home, other, pair):
+    lines = zip(sentences(other, 60, 1), sentences("en", 60, 1))
+    spaced = (" ".join(one) if other == "zh" else one for one, _ in lines)
+    lines = zip(spaced, sentences("en", 60, 1))
+    table = "".join(f"{one} .\tthe house &apos;s {two} &amp; so on .\n" for one, two in lines)
+    (home / "corpus.gz").write_bytes(gzip.compress(table.encode()))
+    way = "".join(pair)
+    for year in (2017, 2018):
+        pack_sets(home, {f"wmt{year - 2000}-test.tgz": newstest("test", year, pair, way)})
+
+
+def make_enfi(home):
+    make_preprocessed(home, "fi", ("en", "fi"))
+
+
+def make_zhen(home):
+    make_preprocessed(home, "zh", ("zh", "en"))
+
+
+def make_nist(home):
+    for split, count in {"train": 60, "valid": 4, "test": 5, "test1": 4, "test2": 6}.items():
+        for lang in ("zh", "en"):
+            (home / f"{split}.{lang}").write_text(text(lang, split, count))
+        for number in (1, 2, 3) if split.startswith("test") else ():
+            (home / f"{split}.en.ref{number}").write_text(text("en", f"{split}{number}", count))
+
+
+def make_opus(home):
+    """Three pairs with English, of which the largest has 40 lines, and two without."""
+    files = {}
+    for other, count in {"de": 40, "fr": 20, "zh": 10}.items():
+        pair = f"{other}-en" if other == "de" else f"en-{other}"
+        for split, number in (("train", count), ("dev", 5), ("test", 3)):
+            for lang in (other, "en"):
+                name = f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-{split}.{lang}"
+                files[name] = text(lang, split + other, number)
+    for pair in ("de-fr", "fr-zh"):
+        for lang in pair.split("-"):
+            files[f"opus-100-corpus/v1.0/zero-shot/{pair}/opus.{pair}-test.{lang}"] = text(lang, pair, 2)
+    pack(home / "opus-100-corpus-v1.0.tar.gz", files)
+
+
+LSTM = [*NARROW, *SHALLOW]
+RECIPES = {
+    "wmt14_ende": (make_ende, ["--conf", "zhang_6l", "--subsets", "test,test1"], [*NARROW, *SHALLOW, *FEED_FORWARD]),
+    "wmt14_enfr": (make_enfr, [], LSTM),
+    "wmt15_csen": (make_csen, [], LSTM),
+    "wmt18_zhen": (make_zhen, [], [*NARROW, *SHALLOW, *FEED_FORWARD]),
+    "wmt18_enfi": (make_enfi, [], [*NARROW, *SHALLOW, *FEED_FORWARD]),
+    "nist_zhen": (make_nist, ["--subsets", "test,test2"], [*NARROW, *SHALLOW, *FEED_FORWARD]),
+}
+
+
+def smoke(tools, task, home, exp, words, model):
+    """Run the recipe *task* from *home* into *exp*; return its RESULT.json and what it printed."""
+    recipes.make_real(tools)
+    where = ["--data", home] if task == "nist_zhen" else ["--data-url", home.as_uri()]
+    fixed = ["--smoke", "--disk-gb", "0", "--ngpu", "0", "--workers", "1", "--bpe-merges", "60", "--exp", exp, *where]
+    command = [ROOT / "examples" / task / "run.sh", *fixed, *words, "--", "--max-update", "4", *model]
+    environment = recipes.environment(tools)
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return json.loads((exp / "RESULT.json").read_text()), done.stdout
+
+
+def test_many_pairs_in_one_model(tools, tmp_path):
+    home, exp = tmp_path / "home", tmp_path / "exp"
+    home.mkdir()
+    make_opus(home)
+    record, said = smoke(tools, "opus100", home, exp, ["--temperature", "2"], LSTM)
+    raw, cut = exp / "text/raw", exp / "text/bpe"
+    # 40, 40 sqrt(20 / 40) and 40 sqrt(10 / 40), both ways; two ways of the test sets
+    assert record["pairs"] == {"train": 2 * (40 + 28 + 20), "valid": 30, "test": 6 * 3 + 4 * 2}
+    trained = list(zip(lines(raw / "train.src"), lines(raw / "train.tgt")))
+    german, english = sentences("de", 1, "trainde")[0], sentences("en", 1, "trainde")[0]
+    assert trained[0] == (f"<2en> {german}", english) and trained[40] == (f"<2de> {english}", german)
+    assert [line.split()[0] for line in lines(cut / "train.src")] == [pair[0].split()[0] for pair in trained]
+    assert "<2zh>" in {line.split()[0] for line in lines(exp / "data-bin/dict.src.txt")}
+    scored = record["scores"]["test"]["sacrebleu"]
+    directions = {name: found["pairs"] for name, found in scored["directions"].items()}
+    assert directions == {"en-xx": 3, "xx-en": 3, "zero-shot": 4} and len(scored["pairs"]) == 10
+    assert lines(exp / "pairs/test.fr-zh.ref") == sentences("zh", 2, "fr-zh")
+    assert lines(exp / "pairs/test.en-de.ref") == sentences("de", 3, "testde")
+    assert "zero-shot" in said and said.splitlines()[-1] == f"BLEU = {record['bleu']:.2f}"
+    assert 0 <= scored["directions"]["zero-shot"]["language_accuracy"] <= 100
+
+
+@pytest.fixture(params=RECIPES)
+def made(request, tools, tmp_path):
+    make, words, model = RECIPES[request.param]
+    home, exp = tmp_path / "home", tmp_path / "exp"
+    home.mkdir()
+    make(home)
+    record, said = smoke(tools, request.param, home, exp, words, model)
+    return request.param, exp, record, said
+
+
+def test_from_archives_to_bleu(made):
+    """Everything that the archives hold comes out as it should, and a score of it."""
+    task, exp, record, said = made
+    assert said.splitlines()[-1] == f"BLEU = {record['bleu']:.2f}" and record["updates"] == 4
+    raw, cut = exp / "text/raw", exp / "text/bpe"
+    pairs = {
+        "wmt14_ende": {"train": 75, "valid": 4, "test": 4, "test1": 4, "test2": 4, "test3": 4, "test4": 4},
+        "wmt14_enfr": {"train": 125, "valid": 8, "test": 4},
+        "wmt15_csen": {"train": 115, "valid": 4, "test": 4},
+        "wmt18_zhen": {"train": 60, "valid": 4, "test": 4},
+        "wmt18_enfi": {"train": 60, "valid": 4, "test": 4},
+        "nist_zhen": {"train": 60, "valid": 4, "test": 5, "test1": 4, "test2": 6},
+    }[task]
+    assert record["pairs"] == pairs
+    per_side = task not in ("wmt14_enfr", "wmt15_csen")
+    target = (set(cut.glob("code.*")) and next(cut.glob("code.*")).suffix) or ""
+    assert bool(target) == per_side
+    dictionaries = [path.read_text() for path in sorted((exp / "data-bin").glob("dict.*.txt"))]
+    assert (len(set(dictionaries)) == 2) == per_side
+    if task == "wmt14_ende":
+        tests = [record["scores"][name]["sacrebleu"]["bleu"] for name in ("test", "test1")]
+        assert record["mean_bleu"] == pytest.approx(sum(tests) / 2, abs=0.01)
+        assert lines(raw / "test4.de") == sentences("de", 4, 2018)
+        assert lines(raw / "test.en") == sentences("en", 4, 2014)
+    elif task == "wmt14_enfr":
+        assert lines(raw / "train.fr") == [line for seed in (1, 2, 4, 3, 5) for line in sentences("fr", 25, seed)]
+        assert lines(raw / "valid.en") == sentences("en", 4, 2012) + sentences("en", 4, 2013)
+    elif task == "wmt15_csen":
+        assert lines(raw / "train.cs")[75:] == sentences("cs", 20, 6) * 2 and "1 lines of" in said
+    elif task == "wmt18_zhen":
+        assert lines(raw / "train.zh")[0] == sentences("zh", 1, 1)[0] + "."
+        assert "我们" in (cut / "train.zh").read_text().replace("@@ ", "").split()
+    elif task == "wmt18_enfi":
+        first = sentences("en", 1, 1)[0]
+        assert lines(raw / "train.en")[0] == f"The house's {first} & so on."
+    else:
+        assert [record["scores"][name]["sacrebleu"]["signature"].split("|")[0] for name in ("test", "test2")] == [
+            "nrefs:4"
+        ] * 2
+        assert "case:lc" in record["signature"] and "mean of all test sets" in said

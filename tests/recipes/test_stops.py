@@ -1,0 +1,373 @@
+"""A training that is told to stop saves and exits with its own status, and the same command goes on, bit for bit."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+from fairseq import safe_load, safe_save, safe_stop
+
+from tests.helpers import faults
+from tests.helpers.commands import BIN, PACKAGE, losses_in, train_command
+
+FLAGS = ("--max-epoch", "2", "--num-workers", "0", "--max-tokens", "150")
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+def start(small, folder, *flags, fault=None):
+    """Exit status and log of a training."""
+    log = folder.with_name(folder.name + ".log")
+    return faults.train(train_command(small, folder, *FLAGS, *flags), log, fault), log
+
+
+@pytest.fixture(scope="module")
+def whole(small, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "save"
+    status, log = start(small, folder)
+    assert status == 0, log.read_text()[-2000:]
+    found = losses_in(log.read_text())
+    assert len(found) >= 6 and len(found) % 2 == 0
+    return found, folder
+
+
+def assert_equal(folder, other):
+    """The same files, models and moments."""
+    assert sorted(p.name for p in folder.glob("*")) == sorted(p.name for p in other.glob("*"))
+    for path in folder.glob("checkpoint*.pt"):
+        mine, theirs = (torch.load(place / path.name, weights_only=False) for place in (folder, other))
+        for name, value in theirs["model"].items():
+            assert name.endswith("_float_tensor") or torch.equal(mine["model"][name], value), (path.name, name)
+        for key, moments in theirs["last_optimizer_state"]["state"].items():
+            assert torch.equal(mine["last_optimizer_state"]["state"][key]["exp_avg"], moments["exp_avg"])
+        assert mine["extra_state"]["val_loss"] == theirs["extra_state"]["val_loss"], path.name
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize("place", ["within an epoch", "at the end of an epoch", "at the end of all"])
+def test_a_stopped_training_goes_on_bit_for_bit(small, whole, tmp_path, number, place):
+    expected, reference = whole
+    epoch = len(expected) // 2
+    update = {"within an epoch": 1, "at the end of an epoch": epoch, "at the end of all": 2 * epoch}[place]
+    folder = tmp_path / "save"
+    status, log = start(small, folder, fault=("send", number, update - 1))
+    first = losses_in(log.read_text())
+    assert status == safe_stop.EXIT_STATUS == 75 and max(first) == update, log.read_text()[-1500:]
+    last = log.read_text().strip().splitlines()
+    assert f"stopped by a signal: saved checkpoint_last.pt at update {update}; the same command goes on" in last[-1]
+    assert f"due to {number.name}" in log.read_text()
+    status, log = start(small, folder)
+    assert status == 0, log.read_text()[-1500:]
+    second = losses_in(log.read_text())
+    assert {**first, **second} == expected and len(first) + len(second) == len(expected)
+    assert_equal(folder, reference)
+
+
+@pytest.mark.parametrize("flag", ["--no-save", "--no-last-checkpoints"])
+def test_it_says_so_where_nothing_is_saved(small, tmp_path, flag):
+    folder = tmp_path / "save"
+    status, log = start(small, folder, flag, fault=("send", signal.SIGTERM, 0))
+    assert status == 75 and "update 1 was not saved" in log.read_text()
+    assert (folder / ".lock").exists() == (flag != "--no-save"), "where nothing is saved, others may be at work"
+
+
+def test_validation_data_that_is_too_long_is_found_before_the_first_update(small, tmp_path):
+    flags = ("--max-source-positions", "6", "--skip-invalid-size-inputs-valid-test")
+    status, log = start(small, tmp_path / "save", *flags[:2])
+    text = log.read_text()
+    assert status == 1 and "Traceback" not in text and losses_in(text) == {}
+    assert re.match(r"valid: Size of sample #\d+ is invalid .* skip this example", text.strip().splitlines()[-1])
+    status, log = start(small, tmp_path / "save", *flags, "--max-epoch", "1")
+    assert status == 0 and losses_in(log.read_text())
+
+
+def test_a_training_that_is_done_does_nothing_when_it_is_started_again(small, tmp_path):
+    folder = tmp_path / "save"
+    assert start(small, folder, "--max-update", "3")[0] == 0
+    before = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.pt")}
+    status, log = start(small, folder, "--max-update", "3")
+    assert status == 0 and losses_in(log.read_text()) == {}
+    assert {path.name: path.stat().st_mtime_ns for path in folder.glob("*.pt")} == before
+
+
+class Blocked(torch.utils.data.Dataset):
+    """What the process that reads it has blocked."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+class TestSignals:
+    """The object that notes them."""
+
+    @pytest.fixture
+    def stop(self):
+        stop = safe_stop.Stop()
+        yield stop
+        for number, handler in stop.before.items():
+            signal.signal(number, handler)
+
+    @staticmethod
+    def trainer():
+        class Trainer:
+            data_parallel_world_size = 1
+
+        return Trainer()
+
+    def test_none_is_due_without_one(self, stop):
+        stop.listen()
+        assert not stop.is_due(self.trainer(), done=False)
+        stop.finish(self.trainer(), None)  # returns
+
+    def test_the_same_one_again_is_ignored_and_a_later_one_ends_it(self, stop, monkeypatch):
+        ended = []
+        before = signal.signal(signal.SIGUSR1, lambda number, _: ended.append(number))
+        stop.listen()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.is_due(self.trainer(), done=False) and ended == []
+        monkeypatch.setattr(safe_stop, "SAME", 0.0)
+        time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert ended == [signal.SIGUSR1]
+        signal.signal(signal.SIGUSR1, before)
+
+    @pytest.mark.parametrize("listens", [True, False])
+    def test_a_worker_of_a_training_has_them_blocked_from_its_birth(self, stop, monkeypatch, listens):
+        """Nothing is left between its start and its first line; the training itself hears them."""
+        monkeypatch.setattr(safe_stop, "STOP", stop)
+        if listens:
+            stop.listen()
+        own = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        started = []
+        monkeypatch.setattr(safe_stop, "_begin_worker", lambda initialise, number: initialise(number))
+        loader = safe_stop.DataLoader(Blocked(), num_workers=1, batch_size=None, worker_init_fn=started.append)
+        assert [set(found) & set(SIGNALS) for found in loader] == [set(SIGNALS) if listens else set()]
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == own
+
+    def test_a_training_that_ends_by_itself_is_not_stopped(self, stop):
+        stop.listen()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not stop.is_due(self.trainer(), done=True)
+        stop.finish(self.trainer(), None)
+
+
+def begin(command, update):
+    """A real command that has come to *update*, and what it has printed until then."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    child = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                             text=True, env=environment)  # fmt: skip
+    said = ""
+    for line in child.stdout:
+        said += line
+        if f'"num_updates": "{update}"' in line:
+            return child, said
+    raise AssertionError(said[-3000:])
+
+
+LONG = ("--max-epoch", "40", "--max-tokens", "150", "--no-epoch-checkpoints")
+
+
+def test_the_command_that_gets_a_signal(small, tmp_path):
+    """With its workers that read data, as a user starts it."""
+    child, said = begin(train_command(small, tmp_path / "save", *LONG), 3)
+    child.send_signal(signal.SIGTERM)
+    rest = child.communicate(timeout=60)[0]
+    assert child.returncode == 75 and "Traceback" not in rest, rest[-2000:]
+    update = int(re.search(r"saved checkpoint_last.pt at update (\d+)", rest)[1])
+    state = torch.load(tmp_path / "save/checkpoint_last.pt", weights_only=False)
+    assert state["optimizer_history"][-1]["num_updates"] == update >= 3
+
+
+def workers_of(child):
+    return subprocess.check_output(["pgrep", "-P", str(child.pid)], text=True).split()
+
+
+def live(processes):
+    """Those that have not ended."""
+    state = subprocess.run(["ps", "-o", "stat=", "-p", ",".join(processes)], capture_output=True, text=True).stdout
+    return [word for word in state.split() if not word.startswith("Z")]
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_workers_that_read_data_outlive_a_signal_to_the_whole_group(small, tmp_path, number):
+    """As torchrun, a scheduler and Ctrl-C send it."""
+    child, _ = begin(train_command(small, tmp_path / "save", *LONG, "--batch-size", "1"), 3)
+    workers = workers_of(child)
+    for worker in workers:
+        os.kill(int(worker), number)
+    for line in child.stdout:  # longer than what has been read ahead
+        if '"num_updates": "30"' in line:
+            break
+    child.send_signal(number)
+    rest = child.communicate(timeout=60)[0]
+    assert child.returncode == 75 and "Traceback" not in rest, rest[-2000:]
+    assert workers and not live(workers)
+
+
+def test_workers_of_a_training_that_is_killed_end_too(small, tmp_path):
+    child, _ = begin(train_command(small, tmp_path / "save", *LONG, "--batch-size", "1"), 3)
+    workers = workers_of(child)
+    assert live(workers)
+    child.kill()
+    child.wait()
+    end = time.time() + 30  # a worker looks every 5 seconds
+    while live(workers) and time.time() < end:
+        time.sleep(0.2)
+    assert not live(workers)
+
+
+def test_fairseq_hydra_train_stops_so_too(small, tmp_path):
+    command = [BIN / "fairseq-hydra-train", "task=translation", f"task.data={small}", "task.source_lang=src",
+               "task.target_lang=tgt", "criterion=cross_entropy", "optimizer=adam", "lr_scheduler=fixed",
+               "optimization.lr=[0.001]", "optimization.max_epoch=40", "dataset.max_tokens=150", "common.cpu=true",
+               "common.log_format=json", "common.log_interval=1", f"common.user_dir={PACKAGE}",
+               f"checkpoint.save_dir={tmp_path / 'save'}", "checkpoint.no_epoch_checkpoints=true",
+               f"hydra.run.dir={tmp_path}", "+model={_name: transformer_dlcl_2l2l_tiny}"]  # fmt: skip
+    child, _ = begin(command, 2)
+    child.send_signal(signal.SIGTERM)
+    rest = child.communicate(timeout=60)[0]
+    assert child.returncode == 75 and "saved checkpoint_last.pt at update" in rest, rest[-2000:]
+    assert safe_save.is_whole(tmp_path / "save/checkpoint_last.pt")
+
+
+def test_a_signal_to_one_of_two_processes_stops_both(small, tmp_path):
+    launcher = ["torchrun", "--standalone", "--nproc_per_node", "2"]
+    flags = ("--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp")
+    child, _ = begin(train_command(small, tmp_path / "save", *LONG, *flags, launcher=launcher), 3)
+    workers = subprocess.run(["pgrep", "-P", str(child.pid)], capture_output=True, text=True).stdout.split()
+    assert len(workers) == 2
+    os.kill(int(workers[1]), signal.SIGUSR1)
+    rest = child.communicate(timeout=90)[0]
+    assert child.returncode == 1 and rest.count("exitcode  : 75") >= 1, rest[-3000:]  # torchrun's own way to say it
+    update = int(re.search(r"saved checkpoint_last.pt at update (\d+)", rest)[1])
+    state = torch.load(tmp_path / "save/checkpoint_last.pt", weights_only=False)
+    assert state["optimizer_history"][-1]["num_updates"] == update
+    again, _ = begin(train_command(small, tmp_path / "save", *LONG, *flags, launcher=launcher), update + 1)
+    again.send_signal(signal.SIGTERM)  # to all of them, by torchrun
+    rest = again.communicate(timeout=90)[0]
+    assert re.search(r"saved checkpoint_last.pt at update (\d+)", rest), rest[-3000:]
+
+
+def wait_and_stop(rank, folder):
+    stop = safe_stop.Stop()
+    stop.listen()
+    (folder / f"{rank}").touch()
+    end = time.time() + 60
+    while stop.asked is None and time.time() < end:
+        time.sleep(0.02)
+    (folder / f"{rank}.stopped").touch()
+    raise SystemExit(safe_stop.EXIT_STATUS)
+
+
+def test_processes_that_fairseq_starts_itself_get_the_signal(tmp_path):
+    """As on a machine with several GPUs without torchrun."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            safe_stop.spawn(wait_and_stop, (tmp_path,), 2)
+        except SystemExit as end:
+            os._exit(end.code)
+        finally:
+            os._exit(1)
+    end = time.time() + 60
+    while len(list(tmp_path.iterdir())) < 2 and time.time() < end:
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGUSR1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 75
+    assert (tmp_path / "0.stopped").exists() and (tmp_path / "1.stopped").exists()
+
+
+@pytest.mark.parametrize("status, said", [(1, 1), (75, 75), (-9, "process 1 was ended by SIGKILL (out of memory?)")])
+def test_a_process_that_fairseq_has_started_and_that_ends_is_no_traceback(monkeypatch, status, said):
+    def spawn(fn, args, nprocs, join):
+        raise torch.multiprocessing.ProcessExitedException("", 1, error_pid=5, exit_code=status)
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    monkeypatch.setattr(torch.multiprocessing, "spawn", spawn)
+    with pytest.raises(SystemExit) as end:
+        safe_stop.spawn(wait_and_stop, (), 2)
+    assert end.value.code == said or end.value.code.startswith(said)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+class TestTornCheckpoints:
+    """As an older fairseq, or a disk, may leave them."""
+
+    @pytest.fixture
+    def stopped(self, small, tmp_path):
+        folder = tmp_path / "save"
+        assert start(small, folder, "--max-epoch", "1")[0] == 0
+        return folder
+
+    @pytest.mark.parametrize("damage", ["torn", "empty", "missing"])
+    def test_the_newest_whole_one_is_taken(self, small, whole, stopped, damage):
+        last = stopped / "checkpoint_last.pt"
+        if damage == "missing":
+            last.unlink()
+        else:
+            last.write_bytes(last.read_bytes()[: 20_000 if damage == "torn" else 0])
+        (stopped / "checkpoint_best.pt").unlink()
+        status, log = start(small, stopped)
+        text = log.read_text()
+        assert status == 0 and f"going on from {stopped / 'checkpoint1.pt'}" in text, text[-1500:]
+        expected, reference = whole
+        found = losses_in(log.read_text())
+        assert min(found) == len(expected) // 2 + 1 and found.items() <= expected.items()
+
+    def test_without_a_whole_one_it_is_one_line_and_nothing_is_trained(self, small, stopped):
+        for path in stopped.glob("*.pt"):
+            path.write_bytes(path.read_bytes()[:20_000])
+        status, log = start(small, stopped)
+        text = log.read_text()
+        assert status == 1 and "Traceback" not in text and losses_in(log.read_text()) == {}
+        assert "checkpoint_last.pt: torn, and no whole checkpoint is beside it" in text.strip().splitlines()[-1]
+
+    def test_a_new_folder_is_no_loss(self, tmp_path):
+        assert safe_save.to_restore(str(tmp_path / "new/checkpoint_last.pt"), False).endswith("checkpoint_last.pt")
+
+    def test_where_none_is_written_none_is_missing(self, stopped):
+        last = stopped / "checkpoint_last.pt"
+        last.unlink()
+        assert safe_save.to_restore(str(last), no_last=True) == str(last)
+
+    def test_newest_by_time_of_writing_with_the_same_suffix(self, tmp_path):
+        names = ["checkpoint_2_30.pt", "checkpoint3.pt", "checkpoint1-shard0.pt", "checkpoint.best_1.pt"]
+        for age, name in enumerate(names):
+            (tmp_path / name).touch()
+            os.utime(tmp_path / name, (1000 - age, 1000 - age))
+        found = safe_save.numbered(str(tmp_path / "checkpoint_last.pt"))
+        assert [os.path.basename(path) for path in found] == ["checkpoint_2_30.pt", "checkpoint3.pt"]
+        assert [os.path.basename(p) for p in safe_save.numbered(str(tmp_path / "checkpoint_last-shard0.pt"))] == [
+            "checkpoint1-shard0.pt"
+        ]
+
+
+def test_two_trainings_do_not_share_a_folder(small, tmp_path):
+    child, _ = begin(train_command(small, tmp_path / "save", *LONG), 1)
+    before = sorted(path.name for path in (tmp_path / "save").iterdir())
+    status, log = start(small, tmp_path / "save")
+    last = log.read_text().strip().splitlines()[-1]
+    assert status == 1 and "Traceback" not in log.read_text() and losses_in(log.read_text()) == {}
+    assert re.fullmatch(rf"\S+/save is in use by process {child.pid} on \S+, since .*: wait .*--save-dir", last)
+    new = {path.name.replace(".tmp", "") for path in (tmp_path / "save").iterdir()} - set(before)
+    assert new <= {"checkpoint_last.pt", "checkpoint_best.pt"}, "only the first one saves"
+    child.kill()
+    child.communicate(timeout=60)
+    assert start(small, tmp_path / "save", "--reset-dataloader")[0] == 0, "a kill leaves no lock behind"
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(small, tmp_path):
+    (tmp_path / "save").write_text("a file")
+    status, log = start(small, tmp_path / "save")
+    assert status == 1 and "Traceback" not in log.read_text()
+    assert "no checkpoint can be saved there" in log.read_text().strip().splitlines()[-1]
+    with pytest.raises(safe_load.CheckpointError):
+        safe_save.make_folder(str(tmp_path / "save"), no_save=False)
+

@@ -1,0 +1,526 @@
+"""Packaged models come back to the last bit, and a folder that is damaged or hostile is refused in one line."""
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import struct
+import sys
+
+import pytest
+import torch
+from fairseq import safe_load
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from safetensors.torch import load_file, save_file
+
+from fairseq_deep.core.checkpoints import upgrade_layers
+from fairseq_deep.errors import UsageError
+from fairseq_deep.plugin.architectures import ARCHITECTURES
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from fairseq_deep.runtime import packaged
+from fairseq_deep.runtime.packaged import PackageError
+from fairseq_deep.runtime.packaged.config import model_settings
+from fairseq_deep.runtime.packaged.folder import write_sums
+from fairseq_deep.tools.main import main
+from tests.helpers.fuzz import TIMES
+from tests.helpers.methods import DLCL
+from tests.helpers.models import VOCAB, task_of, tiny_flags
+from tests.helpers.tools import EMPTY
+
+PLAIN = {**{f"{side}_{key}": value for side in ("encoder", "decoder")
+            for key, value in (("layers", 1), ("embed_dim", 16), ("ffn_embed_dim", 32), ("attention_heads", 2))},
+         "dropout": 0.0}  # fmt: skip
+
+
+def of_each_family():
+    """The shallowest architecture of each family, with flags that make it narrow and, if it is deep, shallow."""
+    rows = sorted(ARCHITECTURES.values(), key=lambda row: -row.encoder_layers - row.decoder_layers)
+    first = {row.family: row for row in rows}
+    shallow = {"encoder_layers": 3, "decoder_layers": 3}
+    return {row.name: {**tiny_flags(row.name), **(shallow if row.encoder_layers > 6 else {})} for row in first.values()}
+
+
+MODELS = {
+    **of_each_family(),
+    "transformer_lstm_share_all_6l": tiny_flags("transformer_lstm_share_all_6l"),
+    "deep_transformer": {**PLAIN, "share_decoder_input_output_embed": True},
+    "transformer_iwslt_de_en": {**PLAIN, "share_all_embeddings": True},  # fairseq's own
+    "dlcl_transformer_toy": {"dropout": 0.0, "share_all_embeddings": True, "init_value": "one"},  # of the original code
+}
+
+
+@pytest.fixture(scope="module")
+def data(dictionary, tmp_path_factory):
+    """A folder with both dictionaries."""
+    folder = tmp_path_factory.mktemp("dictionaries")
+    for lang in ("src", "tgt"):
+        dictionary.save(str(folder / f"dict.{lang}.txt"))
+    return folder
+
+
+def write_checkpoint(path, name, flags, dictionary):
+    """A checkpoint of a fresh model, as fairseq-train leaves it; the model."""
+    resolved = argparse.Namespace(_name=name, arch=name, **flags)
+    ARCH_CONFIG_REGISTRY[name](resolved)
+    task = task_of(dictionary)
+    model = ARCH_MODEL_REGISTRY[name].build_model(argparse.Namespace(**vars(resolved)), task).eval()
+    model.load_state_dict(model.state_dict())  # fairseq's own fills its unused copies then
+    cfg = {"model": resolved, "task": {"_name": "translation", "data": "x", "source_lang": "src", "target_lang": "tgt"}}
+    history = [{"criterion_name": "x", "optimizer_name": "x", "lr_scheduler_state": {}, "num_updates": 3}]
+    torch.save({"cfg": cfg, "args": None, "model": model.state_dict(), "optimizer_history": history,
+                "extra_state": {"train_iterator": {}}}, path)  # fmt: skip
+    return model
+
+
+def package(checkpoint, data, output, *words):
+    return main(["package", str(checkpoint), "--data", str(data), "--output", str(output), *words])
+
+
+def loaded(path, data):
+    (model,), _, _ = load_model_ensemble_and_task([str(path)], arg_overrides={"data": str(data)})
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_comes_back_to_the_last_bit(name, dictionary, data, batch, tmp_path):
+    original = write_checkpoint(tmp_path / "c.pt", name, MODELS[name], dictionary)
+    assert package(tmp_path / "c.pt", data, tmp_path / "made") == 0
+    os.rename(tmp_path / "made", tmp_path / "moved")
+    model = loaded(tmp_path / "moved/model.safetensors", tmp_path / "moved")
+    back, state = model.state_dict(), original.state_dict()
+    upgrade_layers(state)  # fairseq's own has unused copies
+    assert back.keys() == state.keys()
+    assert [key for key in state if not torch.equal(back[key], state[key]) and not key.endswith(EMPTY[0])] == []
+    atol = 1e-5 if name == "transformer_iwslt_de_en" else 0.0  # comes back as its twin, with other kernels
+    words = batch[2].ne(dictionary.pad())
+    torch.testing.assert_close(model(*batch)[0][words], original(*batch)[0][words], rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_the_same_weights_rounded(dtype, dictionary, data, tmp_path):
+    name = DLCL
+    state = write_checkpoint(tmp_path / "c.pt", name, tiny_flags(name), dictionary).state_dict()
+    assert package(tmp_path / "c.pt", data, tmp_path / "made", "--dtype", dtype) == 0
+    found = packaged.load(str(tmp_path / "made/model.safetensors")).tensors
+    kind = getattr(torch, dtype)
+    assert found.keys() == state.keys()
+    kept = [key for key in sorted(found) if found[key].dtype == torch.float32]  # as the model does in training
+    assert kept == ["decoder.history.weight", "encoder.history.weight"]
+    kinds = {key: torch.float32 if key in kept else kind for key in state}
+    assert all(torch.equal(found[key], state[key].to(kinds[key])) for key in state if not key.endswith(EMPTY))
+    model = loaded(tmp_path / "made/model.safetensors", data)
+    assert torch.equal(model.encoder.embed_tokens.weight, state["encoder.embed_tokens.weight"].to(kind).float())
+    # a checkpoint in half precision stays what it is
+    half = torch.load(tmp_path / "c.pt", weights_only=False)
+    half["model"] = {key: value.to(kind) for key, value in half["model"].items()}
+    torch.save(half, tmp_path / "half.pt")
+    assert package(tmp_path / "half.pt", data, tmp_path / "again") == 0
+    again = packaged.load(str(tmp_path / "again/model.safetensors")).tensors
+    assert {value.dtype for key, value in again.items() if not key.endswith(EMPTY)} == {kind}
+
+
+def test_settings_as_fairseq_hydra_train_leaves_them(dictionary, data, tmp_path):
+    original = write_checkpoint(tmp_path / "c.pt", DLCL, tiny_flags(DLCL), dictionary)
+    state = torch.load(tmp_path / "c.pt", weights_only=False)
+    flags = vars(state["cfg"]["model"])
+    state["cfg"]["model"] = {key: flags[key] for key in flags if key != "arch"}
+    torch.save(state, tmp_path / "hydra.pt")
+    assert package(tmp_path / "hydra.pt", data, tmp_path / "made") == 0
+    back = loaded(tmp_path / "made/model.safetensors", data).state_dict()
+    assert all(torch.equal(back[key], value) for key, value in original.state_dict().items() if not key.endswith(EMPTY))
+
+
+def test_tied_tensors_are_stored_once(dictionary, data, tmp_path):
+    name = DLCL
+    write_checkpoint(tmp_path / "c.pt", name, {**tiny_flags(name), "share_all_embeddings": True}, dictionary)
+    assert package(tmp_path / "c.pt", data, tmp_path / "made") == 0
+    stored = load_file(tmp_path / "made/model.safetensors")
+    shaped = [key for key, value in stored.items() if value.shape == (VOCAB, 16)]
+    assert shaped == ["encoder.embed_tokens.weight"]
+    found = packaged.load(str(tmp_path / "made/model.safetensors")).tensors
+    assert found["decoder.output_projection.weight"] is found["encoder.embed_tokens.weight"]
+
+
+def test_two_folders_of_one_checkpoint_are_alike(dictionary, data, tmp_path):
+    name = DLCL
+    write_checkpoint(tmp_path / "c.pt", name, tiny_flags(name), dictionary)
+    for made in ("a/model", "b/model"):
+        (tmp_path / made).parent.mkdir()
+        assert package(tmp_path / "c.pt", data, tmp_path / made) == 0
+    assert (tmp_path / "a/model/SHA256SUMS").read_text() == (tmp_path / "b/model/SHA256SUMS").read_text()
+
+
+@pytest.fixture(scope="module")
+def whole(dictionary, data, tmp_path_factory):
+    """A packaged model, and a file with a secret beside it."""
+    folder = tmp_path_factory.mktemp("whole")
+    torch.manual_seed(1)
+    write_checkpoint(folder / "c.pt", DLCL, tiny_flags(DLCL), dictionary)
+    assert package(folder / "c.pt", data, folder / "made") == 0
+    (folder / "secret").write_text("secret 1\n" * 2)
+    return folder / "made"
+
+
+def config(**changes):
+    """A change of config.json: {"model__user_dir": "x"}; a value that is a function changes the section."""
+
+    def change(folder):
+        content = json.loads((folder / "config.json").read_text())
+        for name, value in changes.items():
+            section, _, key = name.partition("__")
+            place = content[section] if key else content
+            if value is KeyError:
+                del place[key or section]
+            else:
+                place[key or section] = value
+        (folder / "config.json").write_text(json.dumps(content))
+
+    return change
+
+
+def text(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def tensors(change):
+    """A change of the tensors, written again by the library."""
+
+    def rewrite(folder):
+        found = load_file(folder / "model.safetensors")
+        change(found)
+        save_file(found, folder / "model.safetensors")
+
+    return rewrite
+
+
+def header(change, cut=None):
+    """A change of the header of the weights, as JSON or as bytes; all but *cut* bytes of the data."""
+
+    def rewrite(folder):
+        content = (folder / "model.safetensors").read_bytes()
+        (size,) = struct.unpack("<Q", content[:8])
+        head, rest = json.loads(content[8 : 8 + size]), content[8 + size :]
+        head = change(head) or head
+        head = head if isinstance(head, bytes) else json.dumps(head).encode()
+        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + rest[:cut])
+
+    return rewrite
+
+
+def at(key, **fields):
+    return header(lambda head: head[key].update(fields))
+
+
+def link(name, target):
+    def change(folder):
+        os.remove(folder / name)
+        os.symlink(target, folder / name)
+
+    return change
+
+
+def fifo(folder):
+    os.remove(folder / "model.safetensors")
+    os.mkfifo(folder / "model.safetensors")
+
+
+EMBED = "encoder.embed_tokens.weight"
+OUT = "decoder.output_projection.weight"
+UNKNOWN = "has the unknown setting"
+HOSTILE = {
+    "a command among the settings": (config(model__command="touch MARK"), UNKNOWN),
+    "a folder of programs": (config(model__user_dir="/tmp/evil"), "model has the unknown setting 'user_dir'"),
+    "at the top": (config(user_dir="."), "the content has the unknown setting 'user_dir'"),
+    "a criterion": (config(criterion__criterion="ctc"), UNKNOWN),
+    "a task": (config(task___name="speech_to_text"), UNKNOWN),
+    "data elsewhere": (config(task__data="../"), UNKNOWN),
+    "a file of embeddings": (config(model__encoder_embed_path="../secret"), "the unknown setting 'encoder_embed_path'"),
+    "a file of no flag": (config(model__pretrained="../secret"), UNKNOWN),
+    "a reference": (config(model__dlcl_init="${oc.env:HOME}"), "model.dlcl_init is '${oc.env:HOME}', not a short"),
+    "an expression": (config(model__adaptive_softmax_cutoff="__import__('os').system('touch MARK')"),
+                      "not null or false: only fairseq supports it"),
+    "a path for a word": (config(model__dlcl_init="../../x"), "model.dlcl_init is '../../x', not a short text"),
+    "a language elsewhere": (config(task__source_lang="../secret/x"), "source_lang is '../secret/x', not a language"),
+    "a tokenizer": (config(text__tokenizer="evil"), "text.tokenizer is 'evil', not one of moses, none"),
+    "a number for a truth": (config(text__lowercase=1), "text.lowercase is 1, not true or false"),
+    "a path for a model": (config(arch="../x"), "arch is '../x', not the name of an architecture"),
+    "a list for a number": (config(model__encoder_layers=[2]), "model.encoder_layers is a list, not a whole number"),
+    "very deep": (config(model__encoder_layers=900_000), "has not that many encoder_layers"),
+    "very wide": (config(model__encoder_embed_dim=10**9), "model.encoder_embed_dim is 1000000000, not a whole"),
+    "a huge number": (config(model__dropout=10**400), "model.dropout is 1000"),
+    "a huge search": (config(search__beam=10**6), "search.beam is 1000000, not a whole number from 1 to 1000"),
+    "heads that do not divide": (config(model__encoder_attention_heads=3), "no model can be built of it (--encoder"),
+    "no such method": (config(model__layer_agg="x"), "model.layer_agg is 'x', not a method of this version"),
+    "a section less": (config(search=KeyError), "search is missing"),
+    "a setting less": (config(task__left_pad_source=KeyError), "task.left_pad_source is missing"),
+    "a section that is none": (config(task=[1]), "task is a list, not an object"),
+    "tied to nothing": (config(tied={"x": "y"}), "x cannot be tied to y"),
+    "tied although it is stored": (config(tied={EMBED: EMBED}), f"{EMBED} cannot be tied to {EMBED}"),
+    "tied to a list": (config(tied={"x": ["y"]}), "tied.x is a list, not the name of a tensor"),
+    "a card that lies": (config(name="a\nb"), "name is 'a\\nb', not one line of text"),
+    "a later version": (config(version=2),
+                        "has format version 2, but only 1 is supported; install a newer fairseq_deep"),
+    "another format": (config(format="x"), "its format is not"),
+    "NaN": (config(search__lenpen=float("nan")), "search.lenpen is nan, not a number"),
+    "infinity": (lambda folder: text("config.json", (folder / "config.json").read_bytes().replace(b'"lenpen": 0.6',
+                 b'"lenpen": 1e999'))(folder), "search.lenpen is inf, not a number"),
+    "twice": (text("config.json", b'{"format": 1, "format": 2}'), "a name is repeated in one object"),
+    "nested": (text("config.json", b"[" * 500_000), "no configuration of a packaged model"),
+    "no JSON": (text("config.json", b"cos\nsystem\n(S'touch MARK'\ntR."), "no configuration of a packaged model"),
+    "not UTF-8": (text("config.json", b"\xff\xfe"), "cannot be read"),
+    "large": (text("config.json", b" " * (2 << 20)), "more than 1,048,576 bytes"),
+    "a pickle for weights": (lambda folder: torch.save({}, folder / "model.safetensors"), "no whole file"),
+    "no weights": (text("model.safetensors", b""), "no whole file of safetensors"),
+    "truncated": (header(lambda head: None, cut=-100), "no whole file of safetensors"),
+    "a header beyond the end": (text("model.safetensors", struct.pack("<Q", 1 << 60) + b"{}"), "no whole file"),
+    "a nested header": (header(lambda head: b"[" * 200_000), "no whole file of safetensors"),
+    "offsets that overlap": (header(lambda head: head[EMBED].update(data_offsets=head[OUT]["data_offsets"])),
+                             "no whole file of safetensors"),
+    "offsets outside": (at(EMBED, data_offsets=[0, 1 << 50]), "no whole file of safetensors"),
+    "negative offsets": (at(EMBED, data_offsets=[-64, 0]), "no whole file of safetensors"),
+    "a huge shape": (at(EMBED, shape=[1 << 40, 1 << 40]), "no whole file of safetensors"),
+    "another shape": (at(EMBED, shape=[16, VOCAB]), f"{EMBED} is (16, {VOCAB}), in the model ({VOCAB}, 16)"),
+    "whole numbers": (at(EMBED, dtype="I32"), f"refused, because '{EMBED}' is of type I32"),
+    "another type": (at(EMBED, dtype="F16"), "no whole file of safetensors"),
+    "a tensor less": (tensors(lambda found: found.pop(EMBED)), f"it lacks {EMBED}"),
+    "a tensor more": (tensors(lambda found: found.update(x=torch.ones(1))), "it has x, which the model has not"),
+    "8 bits": (tensors(lambda found: found.update({EMBED: found[EMBED].to(torch.int8)})), "is of type I8"),
+    "a word less": (text("dict.src.txt", b"".join(b"w%d 1\n" % index for index in range(VOCAB - 5))), "(39, 16)"),
+    "no dictionary": (text("dict.src.txt", b"a\nb\n"), "copy the dictionary again"),
+    "a dictionary in latin-1": (text("dict.tgt.txt", b"\xe4 1\n"), "copy the dictionary again"),
+    "words twice": (text("dict.tgt.txt", b"a 1\na 1\n"), "dict.tgt.txt:2: 'a' occurs twice"),
+    "a link for weights": (link("model.safetensors", "../secret"), "because it is a link"),
+    "a link for a dictionary": (link("dict.src.txt", "../secret"), "because it is a link"),
+    "a link for settings": (link("config.json", "/etc/hostname"), "because it is a link"),
+    "a pipe": (fifo, "no regular file"),
+    "merges of the hub's other name": (text("bpecodes", b"a b\n"), "no package has a file of this name"),
+    "merges without a setting": (text("code", b"a b\n"), "no package has a file of this name"),
+    "a link beside": (lambda folder: os.symlink("../secret", folder / "bpecodes"), "no package has a file of this"),
+    "a link for the card": (link("README.md", "../secret"), "because it is a link"),
+    "NaN in the weights": (tensors(lambda found: found[EMBED].fill_(float("nan"))), f"'{EMBED}' holds NaN or Inf"),
+    "infinite weights": (tensors(lambda found: found[OUT][0].fill_(float("inf"))), f"'{OUT}' holds NaN or Inf"),
+    "a tensor twice": (header(lambda head: b'{"x": {}, "x": {}, ' + json.dumps(head).encode()[1:]),
+                       "a name is repeated in one object"),
+    "metadata without end": (header(lambda head: head.update(__metadata__={"x": "y" * (9 << 20)})),
+                             "its header has 9,"),
+    "other metadata": (header(lambda head: head.update(__metadata__={"x": "y"})), "because of its metadata"),
+    "numbers of thousands of digits": (text("config.json", b'{"format": ' + b"9" * 5000 + b"}"), "no configuration"),
+    "a lone surrogate": (config(arch="\ud800"), "a string has half of a surrogate pair"),
+}  # fmt: skip
+
+
+def opened(action):
+    """The files that Python opens while *action* runs, which may raise."""
+    seen = []
+    OPENED.append(seen)
+    try:
+        action()
+    except PackageError as error:
+        return seen, str(error)
+    finally:
+        OPENED.remove(seen)
+    return seen, ""
+
+
+OPENED = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def watched():
+    def hook(event, arguments):
+        if OPENED and event == "open":
+            OPENED[-1].append(str(arguments[0]))
+        elif OPENED and event in ("os.system", "subprocess.Popen"):
+            OPENED[-1].append(event)
+
+    sys.addaudithook(hook)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_folder_is_refused(name, whole, capsys, tmp_path):
+    """Its sums are right: whoever changes it can make them anew."""
+    change, message = HOSTILE[name]
+    folder = tmp_path / "made"
+    shutil.copytree(whole, folder)
+    shutil.copy(whole.parent / "secret", tmp_path)
+    change(folder)
+    if change is not fifo:  # of which no sum can be made
+        os.remove(folder / "SHA256SUMS")
+        write_sums(str(folder))
+    seen, problem = opened(lambda: packaged.load(str(folder / "model.safetensors")))
+    assert message in problem and "\n" not in problem and problem.startswith(str(folder))
+    assert all(path.startswith(f"{folder}/") for path in seen)
+    assert main(["translate", str(folder), "--cpu", "--input", str(folder / "README.md")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("fairseq-deep translate: ") and err.count("\n") == 1 and message in err
+    assert not os.path.exists("MARK")
+
+
+ODD = [None, True, 0, -1, 2.5, 10**9, 1e300, "", "x", "../x", "${oc.env:HOME}", [], [1, "a"], {}, {"x": {"y": 1}}]
+
+
+def nodes(value, path=()):
+    """Where anything stands in an object."""
+    yield path
+    for key in value if isinstance(value, dict) else ():
+        yield from nodes(value[key], (*path, key))
+
+
+def change_values(folder, rng):
+    content = json.loads((folder / "config.json").read_text())
+    for path in rng.sample([path for path in nodes(content) if path], rng.randint(1, 2)):
+        place = content
+        for key in path[:-1]:
+            place = place.get(key, {}) if isinstance(place, dict) else {}
+        if isinstance(place, dict):
+            place[rng.choice([path[-1], "x", "encoder_embed_path"])] = rng.choice(ODD)
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+def change_header(folder, rng):
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    (size,) = struct.unpack("<Q", content[:8])
+    for _ in range(rng.randint(1, 3)):
+        content[rng.randrange(8 + size)] = rng.choice(b'0123456789[]{},:"-FIU\x00\xff')
+    (folder / "model.safetensors").write_bytes(content[: rng.choice([None, None, None, rng.randrange(len(content))])])
+
+
+def change_words(folder, rng):
+    content = bytearray((folder / "dict.src.txt").read_bytes())
+    content[rng.randrange(len(content))] = rng.choice(b"\n a0#\xff")
+    (folder / "dict.src.txt").write_bytes(content)
+
+
+@pytest.mark.parametrize("change", [change_values, change_header, change_words])
+def test_what_is_changed_at_random_is_read_or_refused(change, whole, tmp_path):
+    rng, outcomes = random.Random(7), []
+    for _ in range(50 * TIMES):
+        folder = tmp_path / "made"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(whole, folder)
+        change(folder, rng)
+        os.remove(folder / "SHA256SUMS")
+        write_sums(str(folder))
+        seen, problem = opened(lambda folder=folder: packaged.load(str(folder / "model.safetensors")))
+        assert "\n" not in problem and all(path.startswith(f"{folder}/") for path in seen)
+        outcomes.append(problem != "")
+    assert any(outcomes)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "dict.src.txt", "dict.tgt.txt"])
+def test_damage_is_told(name, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "made")
+    damaged = tmp_path / "made" / name
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(PackageError, match=f"^{damaged}: damaged, its sha256 is not that of SHA256SUMS; copy it again"):
+        packaged.load(str(tmp_path / "made/model.safetensors"))
+    damaged.unlink()
+    with pytest.raises(PackageError, match=f"^{damaged}: No such file or directory; the folder is not whole"):
+        packaged.load(str(tmp_path / "made/model.safetensors"))
+
+
+@pytest.mark.parametrize("arch", ["hubert", "transformer_from_pretrained_xlm", "of_a_later_version"])
+def test_fairseq_makes_no_checkpoint_of_another_model(arch, whole, tmp_path):
+    """The runtime takes no notice of the name."""
+    shutil.copytree(whole, tmp_path / "made")
+    config(arch=arch)(tmp_path / "made")
+    os.remove(tmp_path / "made/SHA256SUMS")
+    write_sums(str(tmp_path / "made"))
+    path = str(tmp_path / "made/model.safetensors")
+    assert packaged.load(path).config["arch"] == arch
+    with pytest.raises(UsageError, match=f"{arch}, which is neither of this package nor of fairseq's transformer"):
+        safe_load.load(path)
+
+
+def test_no_setting_names_a_file():
+    """Flags of later versions included: `model_settings` lists what a package may have."""
+    known = model_settings()
+    odd = re.compile(r"path|file|dir|from|restore|pretrain|profile|checkpoint|url|cmd|command|module")
+    assert len(known) > 60 and [name for name in known if odd.search(name)] == []
+
+
+@pytest.mark.parametrize("content, message", [
+    ("", "has no sum of config.json"), ("x", "not what sha256sum writes, in the line 'x'"),
+    ("0" * 64 + "  ../config.json\n", "not what sha256sum writes"),
+])  # fmt: skip
+def test_sums_that_are_none(content, message, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "made")
+    (tmp_path / "made/SHA256SUMS").write_text(content)
+    with pytest.raises(PackageError, match=message):
+        packaged.load(str(tmp_path / "made/model.safetensors"))
+
+
+def test_check_says_what_is_unusual(whole, capsys, tmp_path):
+    shutil.copytree(whole, tmp_path / "made")
+    assert main(["check", str(tmp_path / "made")]) == 0
+    assert "transformer_dlcl_2l2l_tiny" in capsys.readouterr().out
+    (tmp_path / "made/evil.py").write_text("x")
+    (tmp_path / "made/README.md").write_text("another card")
+    assert main(["check", str(tmp_path / "made/model.safetensors")]) == 1
+    out = capsys.readouterr().out
+    assert "'evil.py' is not in SHA256SUMS" in out and "README.md: damaged" in out
+
+
+@pytest.fixture(scope="module")
+def with_merges(dictionary, data, tmp_path_factory):
+    """A packaged model of sub-words."""
+    folder = tmp_path_factory.mktemp("merges")
+    write_checkpoint(folder / "c.pt", DLCL, tiny_flags(DLCL), dictionary)
+    (folder / "code").write_text("#version: 0.2\nw 1\nw 2</w>\n")
+    assert package(folder / "c.pt", data, folder / "made", "--bpe-codes", str(folder / "code")) == 0
+    return folder / "made"
+
+
+LOADERS = {
+    "from_pretrained": lambda path: DeepTransformerModel.from_pretrained(str(path), "model.safetensors"),
+    "fairseq": lambda path: load_model_ensemble_and_task([str(path / "model.safetensors")]),
+}
+
+
+@pytest.mark.parametrize("load", LOADERS)
+def test_merges_are_those_of_the_package(load, with_merges, tmp_path):
+    """Of a file or link of another name fairseq's hub would take them."""
+    shutil.copytree(with_merges, tmp_path / "made")
+    LOADERS[load](tmp_path / "made")
+    (tmp_path / "bpecodes").write_text("w 3</w>\n")
+    os.symlink("../bpecodes", tmp_path / "made/bpecodes")
+    for _ in range(2):
+        with pytest.raises(PackageError, match="made/bpecodes: refused, because no package has a file of this name"):
+            LOADERS[load](tmp_path / "made")
+        os.remove(tmp_path / "made/bpecodes")
+        shutil.copy(tmp_path / "bpecodes", tmp_path / "made")
+        os.remove(tmp_path / "made/SHA256SUMS")
+        write_sums(str(tmp_path / "made"))
+
+
+@pytest.mark.parametrize("content, said", [
+    (b"#version: 0.2\nw 1\nw\n", "line 3 must be two sub-words"), (b"a b c\n", "line 1 must be two"),
+    (b"a b\n\n", "line 2 must be two"), (b"\xff b\n", "must be UTF-8"), (b"", "line 1 must be two sub-words"),
+    (b"#version: 0.9\nw 1\n", "line 1 must be"),
+])  # fmt: skip
+def test_broken_merges(content, said, with_merges, capsys, tmp_path):
+    shutil.copytree(with_merges, tmp_path / "made")
+    (tmp_path / "made/code").write_bytes(content)
+    os.remove(tmp_path / "made/SHA256SUMS")
+    write_sums(str(tmp_path / "made"))
+    with pytest.raises(PackageError, match=said):
+        packaged.load(str(tmp_path / "made/model.safetensors"))
+    assert main(["check", str(tmp_path / "made")]) == 1 and said in capsys.readouterr().out
+
+
+def test_without_the_plugin_fairseq_names_the_cure(whole, monkeypatch):
+    monkeypatch.delitem(safe_load.FORMATS, ".safetensors")
+    with pytest.raises(safe_load.CheckpointError, match="add the --user-dir"):
+        safe_load.load(str(whole / "model.safetensors"))
+
+
+def test_from_pretrained_reads_nothing_beside_the_folder(whole):
+    seen, _ = opened(lambda: DeepTransformerModel.from_pretrained(str(whole), checkpoint_file="model.safetensors",
+                                                                  tokenizer=None))  # fmt: skip
+    assert {os.path.dirname(path) for path in seen if "site-packages" not in path and "/lib/python" not in path} == {
+        str(whole)
+    }

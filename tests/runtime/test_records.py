@@ -1,0 +1,273 @@
+"""Records from elsewhere: a schema's checks against its words, every reader's one line, and files changed at random."""
+
+import copy
+import json
+import math
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes import record
+from fairseq_deep.runtime import find_bundle, records
+from fairseq_deep.tools.main import main
+from tests.helpers.fuzz import examples
+from tests.helpers.runs import GENERATED, RECORD, make_run
+
+NESTED = "[" * 100_000
+STEPS = {"tokenizer": "moses", "lowercase": False}
+LOGGED = {"kind": "train_inner", "time": 5.0, "session": 1, "loss": "9.5", "ppl": "724", "num_updates": "10"}
+VALID = {"kind": "valid", "time": 9, "session": 1, "epoch": 1, "valid_loss": "9", "valid_ppl": "7",
+         "valid_num_updates": "10"}  # fmt: skip
+SUMMARY = {"bleu": {"mean": 12.3, "std": 0.5, "min": 12, "max": 13}, "seeds": [1], "failed": [3], "signature": "x",
+           "runs": {"1": RECORD}}  # fmt: skip
+
+
+@pytest.mark.parametrize("value, schema, words", [
+    (4, records.whole(1, 9), ""),
+    (True, records.whole(0, 9), "the content is True, not a whole number from 0 to 9"),
+    (4.0, records.whole(1, 9), "the content is 4.0, not a whole number"),
+    (0, records.number(0, 1), ""),
+    (math.nan, records.number(0, 1), "is nan, not a number from 0 to 1"),
+    (1e999, records.number(0, math.inf), "is inf, not a number"),
+    (1 << 53, records.number(0, 1 << 60), "not a number from"),
+    (math.nan, records.figure, ""),
+    (True, records.figure, "is True, not a number"),
+    (1e300, records.figure, ""),
+    (10**400, records.figure, "not a number"),
+    ("nan", records.numeral, ""),
+    ("-1.5e-07", records.numeral, ""),
+    ("3.27339e+150", records.numeral, ""),
+    ("1_0", records.numeral, "is '1_0', not a number"),
+    ("9" * 5000, records.numeral, "not a number"),
+    ("10", records.count, ""),
+    ("inf", records.count, "is 'inf', not a number of at least 0"),
+    (-1, records.count, "is -1, not a number of at least 0"),
+    ("a\nb", records.line, "not one line of text"),
+    (None, records.optional(records.truth), ""),
+    (0, records.optional(records.truth), "not true or false or null"),
+    ("no", records.truth, "is 'no', not true or false"),
+    ([], records.one_of("a", "b"), "is a list, not one of a, b"),
+    ({"a": [1, "x"]}, {"a": [records.amount]}, "a[2] is 'x', not a whole number"),
+    ({"a": 1}, {"a": [records.amount]}, "a is 1, not a list"),
+    ({"b": 1}, {"a": records.truth}, ""),
+    ({"b": 1}, {"a": records.needed(records.truth)}, "a is missing"),
+    ({"b": {"c": 1}}, {"*": {"*": records.truth}}, "b.c is 1, not true"),
+    ({"a": True, "b": 1}, records.exactly({"a": records.truth}), "the content has the unknown setting 'b'"),
+    ({}, records.exactly({"a": records.truth}), "a is missing"),
+    ([], {}, "the content is a list, not an object"),
+])  # fmt: skip
+def test_a_schema_refuses_what_its_words_say(value, schema, words):
+    if not words:
+        records.check(value, schema)
+        return
+    with pytest.raises(ValueError) as refused:
+        records.check(value, schema)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("text, words", [
+    ('{"a": {"b": [1, {"c": NaN}]}}', ""),
+    (json.dumps([[]] * 3), ""),
+    ("[" * 49 + "]" * 49, ""),
+    ("[" * 51 + "]" * 51, "nested more than 50 levels deep"),
+    (NESTED, "nested more than 50 levels deep"),
+    ('{"a": 1, "a": 1}', "a name is repeated in one object"),
+    ('["\\ud800"]', "half of a surrogate pair"),
+    ('{"\\udfff": 1}', "half of a surrogate pair"),
+    ('["\\ud83d\\ude00"]', ""),
+    ("9" * 5000, "not valid JSON: Exceeds the limit (4300 digits)"),
+    ("{", "not valid JSON"),
+    ("\ufeff{}", "not valid JSON"),
+    ("", "not valid JSON"),
+])  # fmt: skip
+def test_json_that_no_record_has(text, words):
+    if not words:
+        assert records.parse(text) is not None
+        return
+    with pytest.raises(ValueError) as refused:
+        records.parse(text)
+    assert words in str(refused.value) and len(str(refused.value)) < 200
+
+
+def test_files_that_are_none(tmp_path, monkeypatch):
+    path = tmp_path / "x.json"
+    assert records.read_json(str(path), {}, "x") == {} == records.read_json(str(path / "y"), {}, "x")
+    os.mkfifo(path)
+    with pytest.raises(UsageError, match="must be a regular file"):
+        records.read_json(str(path), {}, "x")
+    path.unlink()
+    path.write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(UsageError, match="it is not UTF-8"):
+        records.read_json(str(path), {}, "x")
+    monkeypatch.setattr(records, "LARGEST_FILE", 5)
+    with pytest.raises(UsageError, match="it has 10 bytes, more than 5"):
+        records.read_json(str(path), {}, "x")
+
+
+def test_torn_lines_are_skipped_and_wrong_ones_named(tmp_path):
+    path = tmp_path / "train.jsonl"
+    lines = [json.dumps(LOGGED), '{"kind": "tr', NESTED, "", json.dumps(VALID), '{"kind']
+    path.write_text("\n".join(lines))
+    assert list(records.read_json_lines(str(path), records.TRAINED)) == [LOGGED, VALID]
+    path.write_text("\n".join([*lines, json.dumps({**VALID, "valid_ppl": "many"})]))
+    with pytest.raises(UsageError, match=":7: valid_ppl is 'many', not a number; remove the line"):
+        list(records.read_json_lines(str(path), records.TRAINED))
+
+
+@pytest.mark.parametrize("name, value, words", [
+    ("lenpen", math.nan, "lenpen is nan, not a number from 0 to 100"),
+    ("gnmt_lenpen", "no", "gnmt_lenpen is 'no', not true or false"),
+    ("beam", 0, "beam is 0, not a whole number from 1 to 1000"),
+    ("max_len_b", 1e9, "max_len_b is 1000000000.0, not a whole number"),
+    ("bleu", "\ud800", "half of a surrogate pair"),
+    ("scores", {"test": {"sacrebleu": {"against": {"measures": {"BLEU": {}}}}}}, "difference is missing"),
+])  # fmt: skip
+def test_settings_that_a_search_cannot_have(name, value, words, tmp_path, capsys):
+    """Each was taken, or ended in a traceback."""
+    run = make_run(tmp_path / "run", {**RECORD, name: value})
+    (run / "averaged.pt").touch()
+    (run / "data-bin").mkdir()
+    with pytest.raises(UsageError) as refused:
+        find_bundle(str(run))
+    assert words in str(refused.value) and str(refused.value).endswith("; run the recipe again with --stage 7")
+    assert main(["report", str(run)]) == 2
+    printed = capsys.readouterr()
+    assert words in printed.err and printed.err.count("\n") == 1 and not (run / "report.html").exists()
+
+
+@pytest.mark.parametrize("line, words", [
+    ("H-0\tx", "H-0 has no score"),
+    ("H-0", "H-0 has no score"),
+    ("H-" + "9" * 5000 + "\t-1\tx", "the sentence number has 5000 digits"),
+    ("T-0\tx", "has no line 'H-...'"),
+])  # fmt: skip
+def test_lines_that_fairseq_generate_does_not_write(line, words, tmp_path, capsys):
+    path = tmp_path / "out"
+    path.write_text(f"S-0\tx\n{line}\n")
+    for command in (["score", "--generate-output", str(path)],
+                    ["report", str(make_run(tmp_path / "run")), "--generate-output", str(path)]):  # fmt: skip
+        assert main(command) == 2
+        printed = capsys.readouterr()
+        assert words in printed.err and printed.err.count("\n") == 1, command
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.just([]), st.just({}),
+    st.sampled_from(["x" * 5000, 10**30, -(10**400), 1e308, "nan", "-inf", "1e9", "\ud800", "²", "\x1b[2J", "<b>"]),
+    st.just(["x"]), st.just({"a": 1}),
+)  # fmt: skip
+
+
+def places(value, path=()):
+    """Every place in *value*, as the keys that lead to it."""
+    yield path
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
+        yield from places(part, (*path, key))
+
+
+@st.composite
+def changed(draw, whole):
+    """The JSON text of *whole* with values replaced, and now and then with a part cut out of it or put into it."""
+    found = copy.deepcopy(whole)
+    for _ in range(draw(st.integers(1, 3))):
+        *path, last = draw(st.sampled_from([place for place in places(found) if place] or [(None,)]))
+        target = found
+        for key in path:
+            target = target[key]
+        if last is not None and draw(st.integers(0, 4)):
+            target[last] = copy.deepcopy(draw(VALUES))
+        elif last is not None:
+            del target[last]
+    text = json.dumps(found)
+    if draw(st.integers(0, 3)) == 0:
+        at = draw(st.integers(0, len(text)))
+        piece = draw(st.sampled_from(["", NESTED, '"', "{", "\n", "9" * 5000]))
+        text = text[:at] + piece + text[at + draw(st.integers(0, 9)) :]
+    return text
+
+
+@st.composite
+def changed_lines(draw, whole):
+    lines = [draw(changed(line)) for line in whole]
+    return "\n".join(lines) + draw(st.sampled_from(["", "\n", "\n{"]))
+
+
+@st.composite
+def changed_text(draw):
+    text = GENERATED
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(text)))
+        pieces = ["", "\t", "\n", "-", "H-0\t", "9" * 5000, "nan", "²", "A-1\t9-9", "\x00", "\u2028"]
+        piece = draw(st.sampled_from(pieces))
+        text = text[:at] + piece + text[at + draw(st.integers(0, 6)) :]
+    return text
+
+
+READERS = {
+    "RESULT.json": (changed(RECORD), ["report {run}", "translate {run} --cpu --input {run}/nothing"]),
+    "seeds/RESULT.json": (changed(SUMMARY), ["report {run}/seeds"]),
+    "text/bpe/steps.json": (changed(STEPS), ["translate {run} --cpu --input {run}/nothing"]),
+    "train.jsonl": (changed_lines([LOGGED, VALID]), ["report {run}",
+                                                               "plot run {run}/train.jsonl --output {run}/a.svg"]),
+    "generate-test.txt": (changed_text(), ["score --generate-output {run}/generate-test.txt", "report {run}",
+                                           "report {run} --generate-output {run}/generate-test.txt"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_record_that_is_changed_at_random_is_read_or_refused_in_one_line(name, tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+    (run / "averaged.pt").touch()
+    (run / "data-bin").mkdir()
+    (run / "text/bpe").mkdir()
+    make_run(run / "seeds/seed1")
+    strategy, commands = READERS[name]
+
+    @examples(25)
+    @given(strategy)
+    def read(text):
+        (run / name).write_text(text, encoding="utf-8", errors="surrogatepass")
+        for command in commands:
+            code = main([word.format(run=run) for word in command.split()])
+            printed = capsys.readouterr()
+            assert code in (0, 2) and (code == 0 or printed.err[:-1].isprintable()), printed.err
+
+    read()
+
+
+def test_a_comparison_of_many_pairs_is_no_paired_bootstrap(tmp_path):
+    """It has pairs and no measures; its page ended in a traceback."""
+    against = {"system": "exp/other", "pairs": {"en-de": 9.5}}
+    record = {**RECORD, "scores": {"test": {"sacrebleu": {"bleu": 12.3, "against": against}}}}
+    assert main(["report", str(make_run(tmp_path / "run", record))]) == 0
+
+
+def test_a_diverged_training_is_drawn(tmp_path, capsys):
+    """fairseq logs a perplexity of 2^loss: matplotlib fails near the largest double, and draws no infinity."""
+    run = make_run(tmp_path / "run", {**RECORD, "valid_ppl": 1.7e308})
+    worse = {**LOGGED, "num_updates": "20", "loss": "500", "ppl": "3.27339e+150", "gnorm": "1.7e308"}
+    valid = {**VALID, "valid_loss": "1000", "valid_ppl": "1.07151e+301"}
+    (run / "train.jsonl").write_text("\n".join(map(json.dumps, (LOGGED, worse, valid))))
+    assert main(["plot", "run", str(run), "--output", str(tmp_path / "a.svg"), "--csv", str(tmp_path / "a.csv")]) == 0
+    assert "1.07e+301" in capsys.readouterr().out and ",ppl,20,3.27339e+150" in (tmp_path / "a.csv").read_text()
+    assert main(["report", str(run)]) == 0
+
+
+@pytest.mark.parametrize("name, text, words", [
+    ("train.jsonl", json.dumps({**VALID, "valid_ppl": []}), "train.jsonl:1: valid_ppl is a list, not a number"),
+    ("train.jsonl", '{"kind": "valid"}', "train.jsonl:1: time is missing; remove the line"),
+    ("score-test.json", '{"bleu": "9"}', "score-test.json: bleu is '9', not a number; delete it, then run the same"),
+    ("text/raw/data.json", '{"sets": {"train": {}}}', "data.json: sets.train.pairs is missing"),
+    ("text/raw/data.json", NESTED, "nested more than 50 levels deep"),
+])  # fmt: skip
+def test_a_recipe_ends_with_one_line_too(name, text, words, tmp_path):
+    (tmp_path / "text/raw").mkdir(parents=True)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError) as found:
+        record.training_facts(str(tmp_path))
+        record.read_scores(str(tmp_path), "test")
+        record.read_data(str(tmp_path))
+    assert words in str(found.value)

@@ -1,0 +1,153 @@
+"""``fairseq-deep export``: a plain model becomes a checkpoint that fairseq reads without this package."""
+
+import argparse
+import re
+
+import pytest
+import torch
+
+from fairseq_deep.tools import main
+from tests.helpers.commands import PACKAGE, hypotheses, run, train_command
+from tests.helpers.models import tiny_flags
+
+DEPTH = ("--encoder-layers", "2", "--decoder-layers", "3", "--max-update", "6")
+WITHOUT = ["tests.helpers.commands:without_plugin"]  # stock fairseq
+
+
+def generate(data, path, *flags, stock=False):
+    words = [data, "--path", path, "--cpu", "--beam", "3", "--max-len-b", "12", *flags]
+    return run("fairseq-generate", *words, prepare=WITHOUT if stock else None)
+
+
+def export(checkpoint, output):
+    return run("fairseq-deep", "export", checkpoint, "--output", output, check=False)
+
+
+@pytest.mark.parametrize(
+    "arch, flags",
+    [
+        ("transformer_lipschitz_postnorm_6l", ()),
+        ("transformer_ds_6l", ("--ds-init-alpha", "0.5")),
+        ("transformer_prenorm_6l", ("--deep-init", "xavier")),
+        ("transformer_postnorm_6l", ("--deep-init", "depth-scaled", "--encoder-learned-pos")),
+        ("transformer_dlcl_6l", ("--dlcl-no-norm", "--dlcl-init", "last", "--dlcl-fixed")),
+    ],
+)
+def test_stock_fairseq_generates_the_same_from_the_exported_model(data, tmp_path, arch, flags):
+    run(*train_command(data, tmp_path, *DEPTH, *flags, arch=arch))
+    ours, stock = tmp_path / "checkpoint_last.pt", tmp_path / "stock.pt"
+    done = export(ours, stock)
+    assert done.returncode == 0 and done.stdout.strip().endswith("a fairseq transformer")
+    expected = hypotheses(generate(data, ours, "--user-dir", PACKAGE))
+    assert len(expected) == 30
+    assert hypotheses(generate(data, stock, stock=True)) == expected
+
+
+@pytest.mark.parametrize(
+    "arch, flags, problem",
+    [
+        ("deepnet_18l18l", {}, "layers of --deep-init deepnet (encoder)"),
+        ("admin_18l18l", {}, "layers of --deep-init admin (encoder)"),
+        ("postnorm_6l", {"decoder_deep_init": "rezero"}, "layers of --deep-init rezero (decoder)"),
+        ("postnorm_6l", {"deep_init": "tfixup"}, "layers of --deep-init tfixup (encoder)"),
+        ("dlcl_6l", {}, "--layer-agg dlcl (encoder)"),
+        ("dlcl_6l", {"dlcl_init": "last", "dlcl_fixed": True}, "--layer-agg dlcl (encoder)"),
+        ("dlcl_6l", {"dlcl_no_norm": True}, "--layer-agg dlcl (encoder) with weights that are not exactly residual"),
+        ("ds_matt_12l12l", {}, "--decoder-attn merged"),
+        ("prenorm_6l", {"decoder_layer_agg": "dlcl"}, "--layer-agg dlcl (decoder)"),
+        ("prenorm_6l", {"encoder_layer_agg": "hierarchical"}, "--layer-agg hierarchical (encoder)"),
+        ("sdu_6l", {}, "--residual sdu (encoder)"),
+        ("transparent_16l", {}, "--decoder-memory transparent (decoder)"),
+        ("relative_6l", {}, "--relative-positions 16 (encoder)"),
+    ],
+)
+def test_what_fairseq_has_not_is_refused(tmp_path, capsys, build, arch, flags, problem):
+    arch = f"transformer_{arch}"
+    flags = {**tiny_flags(arch), "encoder_layers": 2, "decoder_layers": 2, **flags}
+    state = {"args": argparse.Namespace(arch=arch, **flags), "model": build(arch, **flags).state_dict()}
+    torch.save(state, tmp_path / "model.pt")
+    assert main.main(["export", str(tmp_path / "model.pt"), "--output", str(tmp_path / "out.pt")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert problem in error and not (tmp_path / "out.pt").exists()
+
+
+def test_a_model_of_fairseq_and_no_model_are_refused(data, tmp_path):
+    command = train_command(data, tmp_path, "--max-update", "1", *DEPTH[:4], arch="transformer")
+    run(*command)
+    done = export(tmp_path / "checkpoint_last.pt", tmp_path / "out.pt")
+    assert done.returncode == 2 and "of fairseq: it needs no export" in done.stderr
+    (tmp_path / "no.pt").write_text("nothing")
+    assert "cannot load" in export(tmp_path / "no.pt", tmp_path / "out.pt").stderr
+    assert "there is no folder" in export(tmp_path / "no.pt", tmp_path / "nowhere/out.pt").stderr
+
+
+def test_fairseq_alone_cannot_read_what_was_not_exported(data, tmp_path):
+    run(*train_command(data, tmp_path, "--max-update", "1", *DEPTH[:4], arch="transformer_prenorm_6l"))
+    with pytest.raises(AssertionError) as failed:
+        generate(data, tmp_path / "checkpoint_last.pt", stock=True)
+    last = str(failed.value).splitlines()[-1]
+    assert last == "fairseq knows no model transformer_prenorm_6l: add the --user-dir of its package"
+
+
+def test_the_optimizer_state_stays_behind_and_the_input_as_it_was(data, tmp_path):
+    run(*train_command(data, tmp_path, *DEPTH, arch="transformer_ds_6l"))
+    before = (tmp_path / "checkpoint_last.pt").read_bytes()
+    export(tmp_path / "checkpoint_last.pt", tmp_path / "out.pt")
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == before
+    state = torch.load(tmp_path / "out.pt", weights_only=False)
+    assert "last_optimizer_state" not in state
+    flags = vars(state["cfg"]["model"])
+    assert flags["arch"] == "transformer" and not any(name.startswith(("deep_init", "ds_init")) for name in flags)
+
+
+def test_a_checkpoint_of_the_original_code_is_exported_whole(data, tmp_path):
+    """Its version number makes fairseq drop the final norms; ours are there, and so they are in what we write."""
+    run(*train_command(data, tmp_path, *DEPTH, arch="transformer_prenorm_6l"))
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
+    state["cfg"]["model"].arch = "transformer_prenorm_wmt_en_de"
+    del state["cfg"]["model"].layer_agg, state["cfg"]["model"]._name
+    for name in ("encoder", "decoder"):
+        state["model"][f"{name}.version"] = torch.Tensor([1])
+    torch.save(state, tmp_path / "old.pt")
+    assert export(tmp_path / "old.pt", tmp_path / "stock.pt").returncode == 0
+    expected = hypotheses(generate(data, tmp_path / "checkpoint_last.pt", "--user-dir", PACKAGE))
+    assert hypotheses(generate(data, tmp_path / "stock.pt", stock=True)) == expected
+
+    state["cfg"]["model"].arch = "dlcl_transformer_prenorm_wmt_en_de"
+    torch.save(state, tmp_path / "dlcl.pt")
+    done = export(tmp_path / "dlcl.pt", tmp_path / "no.pt")
+    assert done.returncode == 2 and "--layer-agg dlcl (encoder)" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_the_flags_of_hydra_name_the_model_otherwise(data, tmp_path):
+    run(*train_command(data, tmp_path, *DEPTH, arch="transformer_ds_6l"))
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
+    flags = {**vars(state["cfg"]["model"]), "_name": "transformer_ds_6l"}
+    del flags["arch"]
+    state["cfg"]["model"] = flags
+    torch.save(state, tmp_path / "hydra.pt")
+    assert export(tmp_path / "hydra.pt", tmp_path / "stock.pt").returncode == 0
+    expected = hypotheses(generate(data, tmp_path / "checkpoint_last.pt", "--user-dir", PACKAGE))
+    assert hypotheses(generate(data, tmp_path / "stock.pt", stock=True)) == expected
+
+
+def test_our_task_criterion_and_optimizer_get_fairseqs_names(data, tmp_path):
+    """Stock fairseq takes all of them from the checkpoint when it validates."""
+    ours = ["--task", "deep_translation", "--gnmt-lenpen", "--criterion", "fused_label_smoothed_cross_entropy"]
+    ours += ["--label-smoothing", "0.1", "--optimizer", "fused_adam"]
+    run(*train_command(data, tmp_path, *DEPTH, *ours, arch="transformer_prenorm_6l"))
+    trained, stock = tmp_path / "checkpoint_last.pt", tmp_path / "stock.pt"
+    assert export(trained, stock).returncode == 0
+    words = ["--task", "translation", "--cpu", "--valid-subset", "valid", "--max-tokens", "400"]
+    words += ["--log-format", "simple"]
+    losses = [
+        re.findall(r"\| (loss [\d.]+ \| nll_loss [\d.]+)", done.stdout + done.stderr)
+        for done in (
+            run("fairseq-validate", data, "--path", trained, "--user-dir", PACKAGE, *words),
+            run("fairseq-validate", data, "--path", stock, *words, prepare=WITHOUT),
+        )
+    ]
+    assert losses[0] == losses[1] and len(losses[0]) == 1
+    config = torch.load(stock, weights_only=False)["cfg"]
+    assert config["optimizer"]["_name"] == "adam" and "gnmt_lenpen" not in config["task"]

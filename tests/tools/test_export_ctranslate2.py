@@ -1,0 +1,336 @@
+"""``fairseq-deep export --format ctranslate2``: CTranslate2 computes and writes what the model does."""
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+from fairseq_deep.plugin.architectures import get_architecture
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from fairseq_deep.tools import main
+from tests.helpers.commands import PACKAGE, run, train_command
+from tests.helpers.models import make_dictionary, task_of, tiny_flags
+
+ctranslate2 = pytest.importorskip("ctranslate2") if importlib.util.find_spec("ctranslate2") else None
+pytestmark = pytest.mark.skipif(ctranslate2 is None, reason="needs ctranslate2")
+
+SIZES = {"encoder_layers": 2, "decoder_layers": 3, "max_source_positions": 32, "max_target_positions": 32}
+PAD, EOS = 1, 2
+RELATIVE = {"relative_positions": 3, "no_token_positional_embeddings": True}
+RESIDUAL_DLCL = {"dlcl_no_norm": True, "dlcl_init": "last"}
+STRUCTURES = {
+    "pre-norm": ("prenorm_6l", {}),
+    "post-norm": ("postnorm_6l", {"layernorm_embedding": True, "activation_fn": "gelu"}),
+    "one table": ("lipschitz_postnorm_6l", {"share_all_embeddings": True, "activation_fn": "gelu_accurate"}),
+    "tied output": ("prenorm_6l", {"share_decoder_input_output_embed": True, "no_scale_embedding": True}),
+    "learned positions": ("ds_6l", {"encoder_learned_pos": True, "decoder_learned_pos": True}),
+    "no positions": ("prenorm_6l", {"no_token_positional_embeddings": True, "no_decoder_final_norm": True}),
+    "sides differ": ("prenorm_6l", {"encoder_embed_dim": 32, "decoder_attention_heads": 4,
+                                    "decoder_normalize_before": False}),
+    "relative keys": ("postnorm_6l", {**RELATIVE, "activation_fn": "tanh"}),
+    "relative values": ("relative_6l", RELATIVE),
+    "DLCL": ("dlcl_6l", RESIDUAL_DLCL),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dictionaries(tmp_path_factory):
+    """A folder with a dictionary of 38 source units, and one of 30 target units."""
+    folder = tmp_path_factory.mktemp("dictionaries")
+    for language, size in (("src", 38), ("tgt", 30)):
+        make_dictionary(size, language).save(str(folder / f"dict.{language}.txt"))
+    return folder
+
+
+@pytest.fixture
+def make(tmp_path, dictionaries):
+    """make(name, **flags): the model of an architecture, with random norms and biases, and a folder with its parts."""
+
+    def make(name, **flags):
+        arch = f"transformer_{name}"
+        flags = {**tiny_flags(arch), **SIZES, **flags}
+        languages = ["src", "src" if flags.get("share_all_embeddings") else "tgt"]
+        both = [Dictionary.load(str(dictionaries / f"dict.{language}.txt")) for language in languages]
+        for side, dictionary in zip(("src", "tgt"), both):
+            dictionary.save(str(tmp_path / f"dict.{side}.txt"))
+        args = argparse.Namespace(arch=arch, task="translation", source_lang="src", target_lang="tgt", **flags)
+        get_architecture(arch).apply(args)
+        task = task_of(both[0], both[1])
+        model = DeepTransformerModel.build_model(args, task).eval()
+        with torch.no_grad():
+            for value in [*model.encoder.layers.parameters(), *model.decoder.layers.parameters()]:
+                value.copy_(value + 0.3 * torch.randn_like(value) if value.dim() == 1 else 2 * value)
+        history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 1}
+        state = {"cfg": convert_namespace_to_omegaconf(args), "args": None, "model": model.state_dict(),
+                 "optimizer_history": [history], "extra_state": {"train_iterator": {}}}  # fmt: skip
+        torch.save(state, tmp_path / "model.pt")
+        return model, tmp_path
+
+    return make
+
+
+@pytest.fixture
+def export(capsys):
+    """export(MODEL, ...): exit code, output and errors."""
+
+    def export(*words):
+        capsys.readouterr()
+        code = main.main(["export", *map(str, words), "--format", "ctranslate2"])
+        return code, *capsys.readouterr()
+
+    return export
+
+
+def words_of(dictionary, count, length):
+    return torch.randint(dictionary.nspecial, len(dictionary), (count, length))
+
+
+def log_probabilities(model, source, target):
+    """Of each unit of *target* and its end (B x T+1), <pad> being impossible."""
+    ends = torch.full((len(source), 1), EOS)
+    source, inputs = torch.cat([source, ends], 1), torch.cat([ends, target], 1)
+    lengths = torch.full((len(source),), source.size(1))
+    with torch.no_grad():
+        scores, _ = model(source, lengths, inputs)
+    scores[..., PAD] = float("-inf")
+    return torch.log_softmax(scores, -1).gather(2, torch.cat([target, ends], 1).unsqueeze(2)).squeeze(2)
+
+
+def greedy(model, source, steps):
+    """The likeliest units one after the other (B x steps); not <pad>, and at first not </s>."""
+    ends = torch.full((len(source), 1), EOS)
+    source, target = torch.cat([source, ends], 1), ends
+    lengths = torch.full((len(source),), source.size(1))
+    for step in range(steps):
+        with torch.no_grad():
+            scores = model(source, lengths, target)[0][:, -1]
+        scores[:, PAD] = float("-inf")
+        if step == 0:
+            scores[:, EOS] = float("-inf")
+        target = torch.cat([target, scores.argmax(1, keepdim=True)], 1)
+    return target[:, 1:]
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_every_structure_computes_the_same(structure, make, export):
+    """Log-probabilities of sentences shorter and longer than relative positions reach; and step by step."""
+    name, flags = STRUCTURES[structure]
+    model, folder = make(name, **flags)
+    assert export(folder / "model.pt", "--output", folder / "out")[0] == 0
+    translator = ctranslate2.Translator(str(folder / "out"), compute_type="float32")
+    dictionaries = model.encoder.dictionary, model.decoder.dictionary
+
+    def units(rows, dictionary):
+        return [[dictionary[word] for word in row] for row in rows]
+
+    for lengths in ((1, 2), (12, 20)):
+        pair = [words_of(dictionary, 4, length) for dictionary, length in zip(dictionaries, lengths)]
+        results = translator.score_batch(*map(units, pair, dictionaries))
+        found = torch.tensor([result.log_probs for result in results])
+        torch.testing.assert_close(found, log_probabilities(model, *pair), atol=2e-5, rtol=1e-5)
+    source = words_of(dictionaries[0], 8, 9)
+    found = translator.translate_batch(units(source, dictionaries[0]), beam_size=1, max_decoding_length=20)
+    expected = [" ".join(row).partition(" </s>")[0] for row in units(greedy(model, source, 20), dictionaries[1])]
+    assert [" ".join(result.hypotheses[0]) for result in found] == expected
+    assert len({*expected}) > 1
+
+
+def test_a_model_of_fairseq_itself(make, export):
+    """Which its own converter refuses with a torch of today."""
+    model, folder = make("postnorm_6l")
+    state = torch.load(folder / "model.pt", weights_only=False)
+    state["cfg"]["model"].arch = state["cfg"]["model"]._name = "transformer"
+    torch.save(state, folder / "stock.pt")
+    for name in ("model", "stock"):
+        assert export(folder / f"{name}.pt", "--output", folder / name)[0] == 0
+    assert (folder / "model/model.bin").read_bytes() == (folder / "stock/model.bin").read_bytes()
+
+
+def test_a_packaged_model_is_exported_in_both_formats(make, export):
+    _, folder = make("prenorm_6l")
+    package = str(folder / "package")
+    assert main.main(["package", str(folder / "model.pt"), "--tokenizer", "none", "--output", package]) == 0
+    assert main.main(["export", package, "--output", str(folder / "stock.pt")]) == 0
+    for name in ("model.pt", "package", "stock.pt"):
+        assert export(folder / name, "--output", folder / f"from_{name}")[0] == 0
+    files = {(folder / f"from_{name}/model.bin").read_bytes() for name in ("model.pt", "package", "stock.pt")}
+    assert len(files) == 1
+
+
+def scores_with_avx2(output, units):
+    """Log-probabilities by a process that sees a processor with AVX2 only, whatever this one has."""
+    code = "import ctranslate2, json, sys; model = ctranslate2.Translator(sys.argv[1]);"
+    code += "print(json.dumps([r.log_probs for r in model.score_batch(*json.load(sys.stdin))]))"
+    kind = {"CT2_FORCE_CPU_ISA": "AVX2", "CT2_USE_MKL": "0", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run([sys.executable, "-c", code, output], input=json.dumps(units), env={**os.environ, **kind},
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    return torch.tensor(json.loads(done.stdout))
+
+
+def test_quantised_weights_are_smaller_and_near(make, export):
+    """On each kind of processor: with 127 steps of a weight the error is 0.03 with VNNI, and 0.70 with AVX2 only."""
+    model, folder = make("prenorm_6l")
+    pair = [words_of(side.dictionary, 4, 9) for side in (model.encoder, model.decoder)]
+    units = [[[side.dictionary[word] for word in row] for row in rows]
+             for side, rows in zip((model.encoder, model.decoder), pair)]  # fmt: skip
+    expected = log_probabilities(model, *pair)
+    sizes = {}
+    for quantization in ("float32", "float16", "int8"):
+        output = folder / quantization
+        code, out, err = export(folder / "model.pt", "--output", output, "--quantization", quantization)
+        assert (code, err) == (0, "") and out == f"{folder}/model.pt -> {output}: for CTranslate2, {quantization}\n"
+        sizes[quantization] = (output / "model.bin").stat().st_size
+        translator = ctranslate2.Translator(str(output))
+        found = torch.tensor([result.log_probs for result in translator.score_batch(*units)])
+        assert (found - expected).abs().max() < (0.1 if quantization == "int8" else 0.01), quantization
+    assert (scores_with_avx2(output, units) - found).abs().max() < 1e-3, "sums overflow"
+    assert sizes["int8"] < sizes["float16"] < sizes["float32"]
+
+
+REFUSED = {
+    "norms of DLCL": ("dlcl_6l", {"dlcl_init": "last"}, "--layer-agg dlcl (encoder), which CTranslate2 has not"),
+    "weights of DLCL": ("dlcl_6l", {"dlcl_no_norm": True},
+                        "--layer-agg dlcl (encoder) with weights that are not exactly residual, which CTranslate2"),
+    "an aggregator": ("iterative_6l", {}, "--layer-agg iterative (encoder), which CTranslate2 has not"),
+    "merged attention": ("ds_matt_12l12l", {}, "--decoder-attn merged (decoder), which CTranslate2 has not"),
+    "a residual form": ("sdu_6l", {}, "--residual sdu (encoder), which CTranslate2 has not"),
+    "both positions": ("relative_6l", {}, "--relative-positions beside absolute ones (encoder), where CTranslate2 has "
+                       "one kind only: train with --no-token-positional-embeddings"),
+    "an activation": ("prenorm_6l", {"activation_fn": "relu_squared"},
+                      "--activation-fn relu_squared: CTranslate2 knows relu, gelu, gelu_accurate, gelu_fast, tanh"),
+    "adaptive softmax": ("prenorm_6l", {"adaptive_softmax_cutoff": "10,20", "criterion": "adaptive_loss"},
+                         "--adaptive-softmax-cutoff requires fairseq"),
+    "no source": ("prenorm_6l", {"no_cross_attention": True}, "--no-cross-attention, which CTranslate2 has not"),
+    "no layers": ("prenorm_6l", {"encoder_layers": 0}, "no layers (encoder), where CTranslate2 needs one"),
+    "a narrow output": ("prenorm_6l", {"decoder_output_dim": 8}, "a --decoder-output-dim of its own: the export has"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("structure", REFUSED)
+def test_what_ctranslate2_has_not_is_refused_without_its_package(structure, make, export, monkeypatch):
+    name, flags, problem = REFUSED[structure]
+    _, folder = make(name, **flags)
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    monkeypatch.delitem(sys.modules, "ctranslate2.specs", raising=False)
+    code, out, err = export(folder / "model.pt", "--output", folder / "out")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"fairseq-deep export: {folder}/model.pt ") and f" {problem}" in err
+    assert not (folder / "out").exists()
+
+
+def test_bad_input_is_one_line(make, export, monkeypatch, capsys):
+    _, folder = make("prenorm_6l")
+    here, model, before = str(folder), str(folder / "model.pt"), sorted(folder.iterdir())
+
+    def refuses(message, *words):
+        code, out, err = export(*words)
+        assert (code, out, err.count("\n")) == (2, "", 1) and sorted(folder.iterdir()) == before
+        assert err.startswith(f"fairseq-deep export: {message}"), err
+
+    new = ["--output", f"{here}/out"]
+    kinds = "the folder of a recipe, a packaged model, or a checkpoint"
+    refuses(f"there is no {here}/no.pt: give {kinds}", f"{here}/no.pt", *new)
+    refuses(f"{here} has none of averaged.pt, ", here, *new)
+    refuses(f"cannot write {here}: it exists and is no empty folder; give another name", model, "--output", here)
+    refuses(f"cannot write {here}/no/out: there is no folder {here}/no; create it", model, "--output", f"{here}/no/out")
+    refuses(f"there is no {here}/no: see --data", model, *new, "--data", f"{here}/no")
+    refuses(f"{here}/dict.de.txt: cannot be read", model, *new, "--target-lang", "de")
+    refuses(f"{model} translates src to tgt, not src to src; omit -s and -t", model, *new, "--target-lang", "src")
+    refuses(f"cannot load {here}/dict.src.txt: ", f"{here}/dict.src.txt", *new)
+    with monkeypatch.context() as patch:
+        patch.setattr(ctranslate2.specs.TransformerSpec, "save", failing)
+        refuses(f"cannot write {here}/out: No space left on device", model, *new)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "ctranslate2", None)
+        patch.delitem(sys.modules, "ctranslate2.specs")
+        refuses("--format ctranslate2 needs its package (", model, *new)
+    words = [f"w{number} 1\n" for number in range(25)]
+    (folder / "dict.tgt.txt").write_text("".join([*words, "w7 1\n"]))
+    refuses(f"{here}/dict.tgt.txt:26: 'w7' occurs twice; remove a line", model, *new)
+    (folder / "dict.tgt.txt").write_text("".join([*words, "w7 1 #fairseq:overwrite\n"]))
+    refuses(f"{model} has a dictionary in which w7 occurs twice", model, *new)
+    assert main.main(["export", model, *new, "--quantization", "int8"]) == 2
+    problem = "--quantization is for --format ctranslate2: add that, or leave it out"
+    assert capsys.readouterr().err == f"fairseq-deep export: {problem}\n"
+
+
+@pytest.fixture(scope="module")
+def recipe(data, tmp_path_factory):
+    """What a recipe leaves of a model with relative positions that has learned when to stop."""
+    exp = tmp_path_factory.mktemp("recipe")
+    flags = ["--relative-positions", "4", "--relative-values", "--no-token-positional-embeddings", "--lr", "1e-2"]
+    limits = [
+        "-s",
+        "src",
+        "-t",
+        "tgt",
+        "--max-update",
+        "150",
+        "--no-epoch-checkpoints",
+        "--disable-validation",
+        "--log-interval",
+        "50",
+    ]
+    run(*train_command(data, exp / "checkpoints", *flags, *limits, arch="transformer_prenorm_2l2l_tiny"))
+    (exp / "data-bin").symlink_to(data)
+    (exp / "text/bpe").mkdir(parents=True)
+    (exp / "text/bpe/code").write_text("#version: 0.2\na b</w>\n")
+    (exp / "text/raw").mkdir()
+    shutil.copy(data.parent / "test.src", exp / "text/raw/test.en")
+    return exp
+
+
+def documented(heading):
+    """The first Python code below a heading of docs/tools.md."""
+    text = (PACKAGE.parent / "docs/tools.md").read_text(encoding="utf-8").partition(f"## {heading}\n")[2]
+    return text.partition("```python\n")[2].partition("```")[0]
+
+
+def test_the_code_in_the_documentation_translates_as_translate_does(recipe, tmp_path, monkeypatch, capsys):
+    done = run("fairseq-deep", "export", recipe, "--format", "ctranslate2", "--output", tmp_path / "model.ct2")
+    checkpoint = recipe / "checkpoints/checkpoint_last.pt"
+    assert done.stdout == f"{checkpoint} -> {tmp_path}/model.ct2: for CTranslate2, float32\n"
+    source = recipe / "text/raw/test.en"
+    limits = ["--beam", "4", "--lenpen", "0.6", "--max-len-a", "0", "--max-len-b", "250"]
+    want = run("fairseq-deep", "translate", recipe, "--input", source, *limits, "--cpu").stdout.splitlines()
+    code = documented("export")
+    assert "The old house is green." in code
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp/wmt16_ende-prenorm_20l").symlink_to(recipe)
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for line in source.read_text().splitlines():
+        exec(code.replace("The old house is green.", line), {})
+        found += capsys.readouterr().out.splitlines()
+    assert found == want and len({*found}) > 15
+
+
+def test_the_benchmark_of_agreement_counts(recipe, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(PACKAGE.parent / "benchmarks")
+    import ctranslate2_agreement as benchmark
+
+    words = [recipe, "--input", recipe / "text/raw/test.en", "--sentences", 20]
+    table = benchmark.run(benchmark.read_arguments([str(word) for word in words]), str(tmp_path))
+    assert table.splitlines()[1].split()[:4] == ["test.en", "20", "20", "100.00%"]
+    ours = [(["a"], 0.5), (["b", "c"], 0.2), (["d"], 0.1)]
+    row = benchmark.compare(["x"] * 3, Fixed(ours), Fixed([*ours[:2], (["e"] * 9, 0.3)]), 9)
+    assert row[:6] == ["3", "2", "66.66%", "1", "2.0e-01", "0.0e+00"]
+
+
+class Fixed:
+    def __init__(self, found):
+        self.units = lambda lines: found
+
+
+def failing(spec, folder):
+    with open(f"{folder}/model.bin", "w") as file:
+        file.write("half")
+    raise OSError(28, "No space left on device")

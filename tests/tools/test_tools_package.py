@@ -1,0 +1,389 @@
+"""``fairseq-deep package``: the folder translates as the checkpoint does, wherever it is, by whichever program."""
+
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from fairseq_deep.runtime import TextSteps, Translator, find_bundle
+from fairseq_deep.runtime.packaged import make_card
+from fairseq_deep.tools import main
+from tests.helpers.commands import PACKAGE, run, train_command
+from tests.helpers.paths import ROOT
+from tests.helpers.tools import EMPTY, GENERATE
+
+SEARCH = {"beam": 3, "lenpen": 0.8, "max_len_a": 1.0, "max_len_b": 50, "nbest": 3, "cpu": True}
+RESULT = {
+    "beam": 3, "lenpen": 0.8, "bleu": 31.4, "updates": 240, "hardware": "2 cores, a | b", "commit": "abc",
+    "data": {"route": "demo", "sets": {"train": {"pairs": 22000, "sha256": {"en": "e" * 64, "de": "d" * 64}}}},
+    "scores": {"test": {"sacrebleu": {"bleu": 31.4, "signature": "nrefs:1|case:mixed", "chrf": 55.5,
+                                      "chrf_signature": "nc:6", "hypotheses": "/home/me/generate.txt"},
+                        "tokenised": {"bleu": 30.0, "signature": "tok:none"}}},
+}  # fmt: skip
+
+
+def lstm_of(trained, folder):
+    """The run of a depth-wise LSTM of one update: its translations are odd, and equal all the same."""
+    shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("checkpoints", "averaged.pt"))
+    languages = ["--source-lang", "en", "--target-lang", "de"]
+    run(*train_command(folder / "data-bin", folder / "checkpoints", *languages, "--max-update", "1",
+                       "--disable-validation", arch="transformer_lstm_2l2l_tiny"))  # fmt: skip
+    (folder / "RESULT.json").write_text(json.dumps({"beam": 3, "lenpen": 0.8}))
+    return folder
+
+
+@pytest.fixture(scope="module", params=["dlcl", "lstm"])
+def pair(request, trained, tmp_path_factory):
+    """A run, its checkpoint, and the packaged model, which has been moved; the first has tied embeddings."""
+    folder = tmp_path_factory.mktemp("pair")
+    exp, checkpoint = trained, trained / "averaged.pt"
+    if request.param == "lstm":
+        exp = lstm_of(trained, folder / "lstm")
+        checkpoint = exp / "checkpoints/checkpoint_last.pt"
+    assert main.main(["package", str(exp), "--output", str(folder / "made"), "--licence", "MIT"]) == 0
+    os.rename(folder / "made", folder / "elsewhere")
+    return exp, checkpoint, folder / "elsewhere"
+
+
+def found(*bundles, lines):
+    return Translator([find_bundle(str(path)) for path in bundles], **SEARCH).translate_nbest(lines)
+
+
+def same_weights(*paths):
+    before, after = (torch.load(path, weights_only=False)["model"] for path in paths)
+    return all(torch.equal(after[key], before[key]) for key in before if not key.endswith(EMPTY))
+
+
+def raw_lines(exp):
+    return (exp / "text/raw/test.en").read_text().splitlines()
+
+
+def test_translate_and_from_pretrained_give_what_the_checkpoint_gives(pair):
+    exp, _, package = pair
+    lines = raw_lines(exp)
+    want = found(exp, lines=lines)
+    assert len({best.score for best, *_ in want}) > 20
+    assert found(package, lines=lines) == want  # texts and scores of all hypotheses
+    model = DeepTransformerModel.from_pretrained(str(package), checkpoint_file="model.safetensors")
+    for line in lines[:4]:  # one at a time: other batches round otherwise
+        (want,) = found(exp, lines=[line])
+        got = model.generate(model.encode(line), beam=3)
+        assert [model.decode(each["tokens"]) for each in got] == [each.text for each in want]
+        assert [float(each["score"]) / math.log(2) for each in got] == [each.score for each in want]
+
+
+def test_fairseq_generate_gives_what_the_checkpoint_gives(pair):
+    exp, checkpoint, package = pair
+    command = ["fairseq-generate", exp / "data-bin", *GENERATE, "--remove-bpe", "--nbest", "2", "--path"]
+    want, got = (
+        [line for line in run(*command, path).stdout.splitlines() if line[:2] in ("H-", "P-", "D-")]
+        for path in (checkpoint, package / "model.safetensors")
+    )
+    assert len(want) == 3 * 2 * 40 and got == want
+
+
+def alone(*words, **options):
+    """fairseq-deep where fairseq cannot be imported."""
+    program = ROOT / "tests/helpers/runtime_alone.py"
+    words = [sys.executable, program, *words]
+    return subprocess.run(words, capture_output=True, text=True, timeout=300, **options)
+
+
+def test_a_package_translates_where_fairseq_is_missing(pair):
+    """As fairseq-generate does, of which another test says that it gives what the checkpoint gives."""
+    exp, checkpoint, package = pair
+    done = run("fairseq-generate", exp / "data-bin", *GENERATE, "--remove-bpe", "--path", checkpoint)
+    lines = (line.split("\t") for line in done.stdout.splitlines() if line.startswith("D-"))
+    finish = TextSteps("en", "de", None).finish
+    want = {int(head[2:]): (finish(text), float(score)) for head, score, text in lines}
+    done = alone("translate", package, "--input", exp / "text/raw/test.en", "--json", "--cpu")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = [json.loads(line)["translations"][0] for line in done.stdout.splitlines()]
+    assert len(found) == 40 and [each["text"] for each in found] == [want[number][0] for number in range(40)]
+    assert [each["score"] for each in found] == pytest.approx([want[number][1] for number in range(40)], abs=2e-4)
+
+
+def test_the_tools_where_fairseq_is_missing(pair, tmp_path):
+    _, checkpoint, package = pair
+    assert alone("check", package).returncode == 0
+    assert alone("average", "--inputs", checkpoint, "--output", tmp_path.parent / "mean.pt").returncode == 0
+    assert "--licence" in alone("package", "--help").stdout
+    needs = "requires fairseq"
+    for words in (["translate", checkpoint, "--data", package], ["package", checkpoint, "--output", tmp_path / "made"],
+                  ["export", checkpoint, "--output", tmp_path / "out.pt"], ["archs"], ["flags"],
+                  ["diagnose", "transformer_dlcl_2l2l_tiny", "--data", package]):  # fmt: skip
+        done = alone(*words)
+        assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1, (words, done)
+        assert needs in done.stderr and done.stderr.startswith(f"fairseq-deep {words[0]}: "), done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_sentencepiece_and_gnmts_length_penalty_are_kept(trained, tmp_path):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    exp = tmp_path / "exp"
+    shutil.copytree(trained, exp, ignore=shutil.ignore_patterns("checkpoints", "code"))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(exp / "text/raw/test.en"), model_prefix=str(exp / "text/bpe/spm"), vocab_size=40,
+        hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    (exp / "text/bpe/steps.json").write_text(json.dumps({"tokenizer": "none", "lowercase": False}))
+    result = {"beam": 3, "lenpen": 3.0, "gnmt_lenpen": True, "max_len_a": 0.5, "max_len_b": 2}
+    (exp / "RESULT.json").write_text(json.dumps(result))
+    assert main.main(["package", str(exp), "--output", str(tmp_path / "made")]) == 0
+    assert (tmp_path / "made/spm.model").is_file() and not (tmp_path / "made/code").exists()
+    lines, search = raw_lines(exp)[:10], {**SEARCH, "lenpen": 3.0}
+    want, got = (Translator(path, **search).translate_nbest(lines) for path in (exp, tmp_path / "made"))
+    plain = Translator([find_bundle(str(exp), gnmt_lenpen=False)], **search).translate_nbest(lines)
+    assert got == want and [each[0].score for each in want] != [each[0].score for each in plain]
+    card = (tmp_path / "made/README.md").read_text()
+    assert "GNMT lenpen 3.0, at most 0.5 x source + 2 units" in card and "--max-len-a 0.5 --max-len-b 2 " in card
+    assert "--remove-bpe sentencepiece --task deep_translation --gnmt-lenpen" in card
+    model = DeepTransformerModel.from_pretrained(str(tmp_path / "made"), checkpoint_file="model.safetensors")
+    assert model.encode(lines[0]).tolist() and model.bpe.sp.get_piece_size() > 10
+
+
+def test_a_package_from_before_it_had_a_longest_output(pair, tmp_path):
+    _, _, package = pair
+    older = tmp_path / "older"
+    shutil.copytree(package, older)
+    config = json.loads((older / "config.json").read_text())
+    for name in ("max_len_a", "max_len_b"):
+        del config["search"][name]
+    (older / "config.json").write_text(json.dumps(config))
+    lines = (older / "SHA256SUMS").read_text().splitlines()
+    digest = hashlib.sha256((older / "config.json").read_bytes()).hexdigest()
+    lines = [f"{digest}  config.json" if line.endswith("  config.json") else line for line in lines]
+    (older / "SHA256SUMS").write_text("\n".join(lines) + "\n")
+    bundle = find_bundle(str(older))
+    assert (bundle.beam, bundle.max_len_a, bundle.max_len_b) == (3, 1.0, 50)
+
+
+def test_values_are_plain_text_in_the_card():
+    evil = "<img src=x onerror=alert(1)> [a](javascript:alert(1)) ![b](data:x) https://x.y | # `c` \x1b[2J\n<https://z>"
+    card = make_card({
+        "name": evil, "licence": evil, "arch": "a_b", "made_with": {evil: evil},
+        "search": {"beam": 4, "lenpen": 1, "gnmt_lenpen": False, "max_len_a": 1.2, "max_len_b": 10},
+        "task": {"source_lang": "en", "target_lang": "de"},
+        "text": {"tokenizer": "moses", "lowercase": False, "sub_words": None},
+    }, {}, {
+        "data": {"route": evil, "sets": {evil: {"pairs": evil, "sha256": {"en": evil}}}}, "hardware": evil,
+        "scores": {evil: {"sacrebleu": {"bleu": evil, "signature": f"`{evil}"}}},
+    })  # fmt: skip
+    outside = re.sub(r"`[^`\n]*`", "", card.replace("\\`", ""))  # what is no code
+    assert not re.search(r"<|(?<!\\)(\]\(|!)|\x1b|(javascript|data|https):\S", outside) and card.count("&lt;img") == 11
+    assert "| architecture | `a_b` of fairseq_deep |" in card
+
+
+def test_an_ensemble_of_packages(trained, pair, tmp_path):
+    _, checkpoint, package = pair
+    earlier = next(trained.glob("checkpoints/checkpoint_*_110.pt"))
+    words = ["--data", trained / "data-bin", "--bpe-codes", trained / "text/bpe/code", "--output", tmp_path / "earlier"]
+    assert main.main(["package", *map(str, [earlier, *words])]) == 0
+    lines = raw_lines(trained)[:10]
+    parts = {"data": str(trained / "data-bin"), "codes": str(trained / "text/bpe/code")}
+    want = [find_bundle(str(path), **parts) for path in (checkpoint, earlier)]
+    got = found(package, tmp_path / "earlier", lines=lines)
+    assert got == Translator(want, **SEARCH).translate_nbest(lines) != found(package, lines=lines)
+
+
+@pytest.fixture(scope="module")
+def packaged(trained, tmp_path_factory):
+    """The model of `trained`."""
+    folder = tmp_path_factory.mktemp("packaged") / "made"
+    assert main.main(["package", str(trained), "--output", str(folder)]) == 0
+    return folder / "model.safetensors"
+
+
+def test_training_goes_on_from_a_package(packaged, trained, tmp_path):
+    flags = ["--source-lang", "en", "--target-lang", "de", "--max-source-positions", "24", "--max-update", "1"]
+    flags += ["--finetune-from-model", packaged, "--lr", "1e-30", "--disable-validation"]
+    run(*train_command(trained / "data-bin", tmp_path, *flags))
+    assert same_weights(trained / "averaged.pt", tmp_path / "checkpoint_last.pt")
+
+
+def test_validate_and_interactive(packaged, trained):
+    flags = ["--user-dir", PACKAGE, "--task", "translation", "--cpu", "--path"]
+    done = [run("fairseq-validate", trained / "data-bin", "--max-tokens", "400", *flags, path)
+            for path in (trained / "averaged.pt", packaged)]  # fmt: skip
+    losses = [re.findall(r"subset \| (loss \S+ \| nll_loss \S+)", each.stdout + each.stderr) for each in done]
+    assert len(losses[0]) == 1 and losses[0] == losses[1]
+    source = "".join((trained / "text/bpe/test.en").read_text().splitlines(keepends=True)[:5])
+    command = ["fairseq-interactive", trained / "data-bin", "--remove-bpe", *GENERATE, "--path", packaged]
+    said = [line.split("\t")[2] for line in run(*command, stdin=source).stdout.splitlines() if line[:2] == "H-"]
+    translator = Translator([find_bundle(str(trained))], **SEARCH)
+    want = [best.text for best, *_ in translator.translate_nbest(raw_lines(trained)[:5])]
+    assert [translator.text.finish(line) for line in said] == want
+
+
+def other_words(exp, folder):
+    """The data of *exp* with two words of the dictionaries in each other's place."""
+    shutil.copytree(exp / "data-bin", folder)
+    for lang in ("en", "de"):
+        words = (folder / f"dict.{lang}.txt").read_text().splitlines(keepends=True)
+        (folder / f"dict.{lang}.txt").write_text("".join([words[1], words[0], *words[2:]]))
+    return folder
+
+
+def test_data_of_other_dictionaries_is_refused(packaged, trained, capsys, tmp_path):
+    """Before it is packaged, and by the package, though the sizes are equal."""
+    data = other_words(trained, tmp_path / "data")
+    words = ["--data", data, "--bpe-codes", trained / "text/bpe/code", "--output", tmp_path / "made"]
+    assert main.main(["package", *map(str, [trained / "averaged.pt", *words])]) == 2
+    assert "was trained with another source dictionary" in capsys.readouterr().err and not (tmp_path / "made").exists()
+    done = run("fairseq-generate", data, *GENERATE, "--path", packaged, check=False)
+    assert done.returncode == 1 and "was trained with another source dictionary" in done.stderr.splitlines()[-1]
+
+
+def test_what_is_in_the_folder(pair):
+    _, _, package = pair
+    names = {"model.safetensors", "config.json", "dict.en.txt", "dict.de.txt", "code", "README.md"}
+    assert {path.name for path in package.iterdir()} == names | {"SHA256SUMS"}
+    lines = [f"{hashlib.sha256((package / name).read_bytes()).hexdigest()}  {name}" for name in sorted(names)]
+    assert (package / "SHA256SUMS").read_text().splitlines() == lines
+    assert subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=package, check=False).returncode == 0
+    assert len({path.stat().st_mode for path in package.iterdir()} - {(package / "code").stat().st_mode}) == 0
+    for path in package.iterdir():
+        assert not zipfile.is_zipfile(path) and path.read_bytes()[:1] != b"\x80"
+        assert os.fsencode(package.parent.parent) not in path.read_bytes()  # no path of the machine that made it
+
+
+def test_the_card(trained, tmp_path):
+    exp = tmp_path / "exp"
+    shutil.copytree(trained, exp, ignore=shutil.ignore_patterns("checkpoints"))
+    (exp / "RESULT.json").write_text(json.dumps(RESULT))
+    words = ["--name", "Ours", "--licence", "CC-BY-4.0"]
+    assert main.main(["package", str(exp), "--output", str(tmp_path / "made"), *words]) == 0
+    card = (tmp_path / "made/README.md").read_text()
+    state = torch.load(trained / "averaged.pt", weights_only=False)["model"]
+    sizes = {value.data_ptr(): value.numel() for key, value in state.items() if not key.endswith(EMPTY)}
+    for row in (
+        "# Ours\n", "| licence | CC-BY-4.0 |", "| architecture | `transformer_dlcl_2l2l_tiny` of fairseq_deep |",
+        f"| parameters | {sum(sizes.values()):,} |", f"| train | 22,000 | {'e' * 64} | {'d' * 64} |",
+        "| test | sacreBLEU | 31.40 | `nrefs:1\\|case:mixed` |", "| test | chrF | 55.50 | `nc:6` |",
+        "| hardware | 2 cores, a \\| b |", "--beam 3 --lenpen 0.8 --remove-bpe",
+        "| search | beam 3, lenpen 0.8, at most 1 x source + 50 units |",
+    ):  # fmt: skip
+        assert row in card, row
+    assert "/home/me" not in card
+    config = json.loads((tmp_path / "made/config.json").read_text())
+    assert (config["name"], config["licence"]) == ("Ours", "CC-BY-4.0")
+
+
+def damaged(trained, tmp_path, change):
+    state = torch.load(trained / "averaged.pt", weights_only=False)
+    change(state)
+    torch.save(state, tmp_path / "odd.pt")
+    return ["{here}/odd.pt", "--data", f"{trained}/data-bin", "--bpe-codes", f"{trained}/text/bpe/code"]
+
+
+def infinite(state):
+    state["model"]["encoder.embed_tokens.weight"][0, 0] = float("inf")
+
+
+def large(state):
+    state["model"]["encoder.embed_tokens.weight"][5, 0] = 1e30
+
+
+def pruned(state):
+    state["cfg"]["model"].encoder_layers_to_keep = "0,1"
+
+
+def foreign(state):
+    state["cfg"]["model"]._name = state["cfg"]["model"].arch = "transformer_align"
+
+
+BAD = {
+    "exists": (None, ["{run}", "--output", "{here}/full"], "cannot write {here}/full: it exists and is"),
+    "a file": (None, ["{run}", "--output", "{here}/full/x"], "cannot write {here}/full/x: it exists and is"),
+    "no folder": (None, ["{run}", "--output", "{here}/a/b"], "cannot write {here}/a/b: there is no folder {here}/a"),
+    "no run": (None, ["{here}/no"], "there is no {here}/no: give the folder of a recipe, a packaged model, or"),
+    "alone": (None, ["{run}/averaged.pt"], "{run}/dict.en.txt: cannot be read (No such file or directory); see --data"),
+    "no merges": (None, ["{run}/averaged.pt", "--data", "{run}/data-bin"], "{run}/data-bin has sub-words, and there"),
+    "not finite": (infinite, [], "{here}/odd.pt cannot be packaged: encoder.embed_tokens.weight holds NaN or Inf"),
+    "not merges": (None, ["{run}", "--bpe-codes", "{run}/RESULT.json"], "{run}/RESULT.json has no merges of subword"),
+    "too large": (large, ["--dtype", "float16"], "{here}/odd.pt cannot be packaged: encoder.embed_tokens.weight is "
+                  "beyond the range of torch.float16"),
+    "pruned": (pruned, [], "{here}/odd.pt"),
+    "of another package": (foreign, [], "{here}/odd.pt"),
+    "a name of two lines": (None, ["{run}", "--name", "a\nb"], "{run}/averaged.pt cannot be packaged: name is "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_leaves_nothing(name, trained, capsys, tmp_path):
+    change, words, message = BAD[name]
+    words = (damaged(trained, tmp_path, change) if change else []) + words
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/x").write_text("x")
+    before = sorted(tmp_path.rglob("*"))
+    places = {"here": str(tmp_path), "run": str(trained)}
+    words = [word.format(**places) for word in words]
+    words += [] if "--output" in words else ["--output", str(tmp_path / "made")]
+    assert main.main(["package", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith(f"fairseq-deep package: {message.format(**places)}")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_damaged_folder_ends_fairseq_generate_in_one_line(packaged, trained, tmp_path):
+    shutil.copytree(packaged.parent, tmp_path / "made")
+    weights = tmp_path / "made/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    done = run("fairseq-generate", trained / "data-bin", *GENERATE, "--path", weights, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    told = f"fairseq_deep: {weights}: damaged, its sha256 is not that of SHA256SUMS; copy it again"
+    assert done.stderr.splitlines()[-1] == told
+
+
+def test_without_safetensors_the_cure_is_named(packaged, trained, capsys, monkeypatch, tmp_path):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "safetensors"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    for words in (["translate", str(packaged)], ["package", str(trained), "--output", str(tmp_path / "made")]):
+        assert main.main(words) == 2
+        assert capsys.readouterr().err.endswith("is missing: pip install safetensors\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_package_is_not_packaged_again(pair, capsys, tmp_path):
+    assert main.main(["package", str(pair[2]), "--output", str(tmp_path / "made")]) == 2
+    assert "is a packaged model by now: copy the folder" in capsys.readouterr().err
+
+
+def test_a_write_that_fails_leaves_nothing(trained, capsys, monkeypatch, tmp_path):
+    import safetensors.torch
+
+    def full(tensors, path, metadata):
+        with open(path, "wb") as stream:
+            stream.write(b"half")
+        raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    (tmp_path / "made").mkdir()  # empty ones may be there
+    assert main.main(["package", str(trained), "--output", str(tmp_path / "made")]) == 2
+    assert "cannot be written (I/O error: No space left on device" in capsys.readouterr().err
+    assert list(tmp_path.rglob("*")) == [tmp_path / "made"]
+    monkeypatch.undo()
+    assert main.main(["package", str(trained), "--output", str(tmp_path / "made")]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_the_other_tools_take_a_package(pair, trained, tmp_path):
+    exp, checkpoint, package = pair
+    weights = str(package / "model.safetensors")
+    mean = str(tmp_path / "mean.pt")
+    assert main.main(["average", "--inputs", str(checkpoint), weights, "--output", mean]) == 0
+    assert same_weights(checkpoint, mean)
+    bundle = find_bundle(mean, data=str(package), codes=str(package / "code"))
+    line = raw_lines(exp)[:1]
+    assert Translator([bundle], **SEARCH).translate_nbest(line) == found(exp, lines=line)
+    assert main.main(["plot", "weights", weights, "--csv", str(tmp_path / "w.csv")]) == (2 if exp != trained else 0)

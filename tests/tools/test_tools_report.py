@@ -1,0 +1,128 @@
+"""``fairseq-deep report``: one HTML page about an experiment, from nothing but what a recipe leaves."""
+
+import html.parser
+import json
+import re
+import sys
+
+import pytest
+
+from fairseq_deep.tools import samples
+from fairseq_deep.tools.main import main
+from tests.helpers.runs import GENERATED, RECORD, make_run
+
+pytest.importorskip("matplotlib")
+
+
+class Page(html.parser.HTMLParser):
+    """Tags, what they point at, and the words between them."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags, self.links, self.words = [], [], []
+        self.feed(path.read_text())
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href", "data", "srcset")]
+
+    def handle_data(self, data):
+        if self.lasttag != "style":
+            self.words.append(data)
+
+
+def report(folder, *words):
+    assert main(["report", str(folder), *map(str, words)]) == 0
+    return Page(folder / "report.html")
+
+
+def test_what_the_page_says(tmp_path):
+    page = report(make_run(tmp_path / "job"), "--title", "my <b>job</b>")
+    for part in ("my <b>job</b>", "12.35", "40.50", "1,234,567", "transformer_dlcl_30l", "nrefs:1|tok:13a"):
+        assert part in page.text, part
+    assert "train 22,000 pairs; sha256 en eeeeeeeeeeeeeeee…" in page.text
+    assert "exp/other: paired bootstrap, 1,000 resamples" in page.text
+    assert "+2.35" in page.text and "0.012" in page.text and "4 of 4 sentences" in page.text
+    assert re.search(r"\blr 0\.002\b", page.text), "of a flag given twice, the last counts"
+    assert page.tags.count("svg") == 1 and page.text.count("learning rate") == 1
+
+
+def test_without_matplotlib_the_page_has_no_curves_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    page = report(make_run(tmp_path / "job"))
+    assert "This page has no curves: drawing needs matplotlib" in page.text and "svg" not in page.tags
+    assert "12.35" in page.text and "das Haus" in page.text
+    assert "the page has no curves: drawing needs matplotlib" in capsys.readouterr().err
+
+
+def test_it_needs_no_other_file_and_runs_no_text(tmp_path):
+    page = report(make_run(tmp_path / "job"))
+    assert "script" not in page.tags and "i" not in page.tags
+    assert "das <script>alert(1)</script>" in page.text and "the <i>house</i>" in page.text
+    assert all(link.startswith("#") for link in page.links), page.links
+    assert not re.search(r"@import|url\((?!#)", (tmp_path / "job/report.html").read_text())
+
+
+def test_samples_are_spread_evenly(tmp_path):
+    folder, flags = make_run(tmp_path / "job"), {"source-lang": "en", "target-lang": "de"}
+    found = samples.choose(str(folder), flags, 2)
+    assert found["sentences"] == 4 and [one["line"] for one in found["samples"]] == [1, 3]
+    assert found["samples"][1]["chrf"] == 100.0 and found["samples"][1]["alignment"] is None
+
+
+def test_alignments_of_subwords_are_shown_as_they_are(tmp_path):
+    (tmp_path / "out").write_text(GENERATED)
+    second, first = samples.from_output(str(tmp_path / "out"))[::-1]
+    assert (second["source"], second["ours"], second["line"]) == ("the house", "das Haus", 2)
+    tokens = {"source": ["the", "hou@@", "se"], "target": ["das", "Ha@@", "us"]}
+    assert second["alignment"] == {**tokens, "links": {(0, 0), (1, 1), (2, 2)}}
+    assert first["alignment"] is None, "three links for two words: --remove-bpe has joined what they count"
+    page = report(make_run(tmp_path / "job"), "--generate-output", tmp_path / "out")
+    assert page.text.count("alignment") == 1 and "hou@@" in page.text
+    assert (tmp_path / "job/report.html").read_text().count('class="linked"') == 3
+
+
+def test_several_seeds(tmp_path):
+    folder = tmp_path / "job"
+    for seed in (1, 2):
+        make_run(folder / f"seed{seed}")
+    mean = {"mean": 12.345, "std": 0.5, "min": 12, "max": 13}
+    summary = {"bleu": mean, "seeds": [1, 2], "failed": [3], "runs": {"1": RECORD, "2": RECORD}, "signature": "x"}
+    (folder / "RESULT.json").write_text(json.dumps(summary))
+    page = report(folder)
+    assert "BLEU, mean of 2 12.35 ± 0.50" in page.text and "3 failed" in page.text
+    assert "seed 1" in page.text and "seed 2" in page.text  # in the legend of the curves
+
+
+def test_before_the_end(tmp_path):
+    folder = make_run(tmp_path / "job", record=None, texts={})
+    (folder / "train.jsonl").write_text("")
+    page = report(folder)
+    assert "has not come to its end" in page.text and "svg" not in page.tags and "Translations" not in page.text
+
+
+@pytest.mark.parametrize(
+    "spoil, words, part",
+    [
+        (lambda run: (run / "train.sh").unlink(), (), "holds no train.sh"),
+        (lambda run: (run / "RESULT.json").write_text("{"), (), "RESULT.json: not valid JSON"),
+        (lambda run: (run / "RESULT.json").write_text("[]"), (), "RESULT.json: the content is a list, not an object"),
+        (lambda run: (run / "RESULT.json").write_text('{"scores": []}'), (), "scores is a list, not an object"),
+        (lambda run: (run / "RESULT.json").write_text('{"data": {"sets": {"a": 1}}}'), (), "data.sets.a is 1, not"),
+        (lambda run: (run / "test.hyp.de").write_text("x\n"), (), "differ in length"),
+        (lambda run: (run / "train.sh").write_text("fairseq-train 'x\n"), (), "is not what a recipe writes"),
+        (lambda run: None, ("--output", "RUN/train.sh"), "give another name"),
+        (lambda run: None, ("--generate-output", "RUN/train.sh"), "has no line 'H-...'"),
+        (lambda run: None, ("--output", "RUN/none/a.html"), "there is no folder"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, capsys, spoil, words, part):
+    folder = make_run(tmp_path / "job")
+    spoil(folder)
+    before = sorted(path.name for path in folder.iterdir())
+    assert main(["report", str(folder), *(word.replace("RUN", str(folder)) for word in words)]) == 2
+    said = capsys.readouterr().err
+    assert part in said and said.count("\n") == 1
+    assert sorted(path.name for path in folder.iterdir()) == before

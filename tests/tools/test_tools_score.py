@@ -1,0 +1,361 @@
+"""fairseq-deep score: each measure against sacreBLEU itself, or against BLEU written from its definition."""
+
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import sacrebleu
+
+from fairseq_deep.tools import score as tool
+from fairseq_deep.tools.generated import best, parse_generated
+from fairseq_deep.tools.main import main
+from tests.helpers.tools import failing
+
+fails = failing("score")
+
+REFERENCES = [
+    "The old man did not see the red-haired girl yesterday, because it was dark.",
+    "We will buy three new books tomorrow!",
+    "\u00c4pfel, Birnen und \u00d6l: das kostet 3,50 Euro.",
+    "A well-known state-of-the-art system was used here.",
+]
+HYPOTHESES = [
+    "The old man has not seen the red-haired girl yesterday, because it was dark.",
+    "We will buy three books tomorrow!",
+    "\u00c4pfel, Birnen und Oel: das kostet 3,50 Euro.",
+    "A well-known state-of-the-art system was used.",
+]
+
+
+def naive_bleu(hypotheses, references):
+    """BLEU-4 of Papineni et al. (2002) on white-space tokens, without smoothing."""
+    matches, totals, lengths = [0] * 4, [0] * 4, [0, 0]
+    for pair in zip(hypotheses, references):
+        tokens = [line.split() for line in pair]
+        lengths = [total + len(side) for total, side in zip(lengths, tokens)]
+        for order in range(4):
+            counts = [
+                Counter(tuple(side[i : i + order + 1]) for i in range(len(side) - order)) for side in tokens
+            ]
+            matches[order] += sum((counts[0] & counts[1]).values())
+            totals[order] += sum(counts[0].values())
+    if not all(matches):
+        return 0.0
+    mean = sum(math.log(match / total) for match, total in zip(matches, totals)) / 4
+    return 100 * math.exp(min(0.0, 1 - lengths[1] / lengths[0]) + mean)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Paths of the hypotheses and the references above."""
+    for name, lines in (("sys", HYPOTHESES), ("ref", REFERENCES)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(tmp_path / "sys"), str(tmp_path / "ref")
+
+
+def run(capsys, *arguments):
+    """Run the command, which must work; return what it printed, line by line."""
+    assert main(["score", *map(str, arguments)]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+
+
+def test_default_is_sacrebleu_with_its_signature(files, capsys, tmp_path):
+    lines = run(capsys, "--sys", files[0], "--ref", files[1], "--json", tmp_path / "out.json")
+    expected = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES])
+    assert lines[-1] == f"BLEU = {expected.score:.2f}"
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["bleu"] == pytest.approx(expected.score, abs=1e-9)
+    assert result["precisions"] == pytest.approx(expected.precisions)
+    assert (result["hypothesis_length"], result["reference_length"]) == (expected.sys_len, expected.ref_len)
+    assert result["chrf"] == pytest.approx(sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score)
+    assert "case:mixed" in result["signature"] and "tok:13a" in result["signature"]
+    assert sacrebleu.__version__ in result["signature"]
+    assert any(line.startswith("signature") and result["signature"] in line for line in lines)
+    assert (result["sentences"], result["hypotheses"], result["references"]) == (4, *files)
+
+
+def test_tokenised_is_plain_bleu_and_labelled(files, capsys):
+    lines = run(capsys, "--sys", files[0], "--ref", files[1], "--tokenized")
+    assert lines[-1] == f"BLEU = {naive_bleu(HYPOTHESES, REFERENCES):.2f}"
+    assert lines[0].startswith("measure") and "tokenised BLEU" in lines[0]
+    assert "tok:none" in "\n".join(lines)
+
+
+def test_compound_split_is_plain_bleu_of_the_split_text_and_labelled(files, capsys):
+    lines = run(capsys, "--sys", files[0], "--ref", files[1], "--compound-split")
+    sides = ([tool.split_compounds(line) for line in side] for side in (HYPOTHESES, REFERENCES))
+    split = naive_bleu(*sides)
+    assert lines[-1] == f"BLEU = {split:.2f}"
+    assert split > naive_bleu(HYPOTHESES, REFERENCES)
+    assert "inflated" in lines[0]
+
+
+def test_lowercase(files, capsys, tmp_path):
+    (tmp_path / "upper").write_text("\n".join(line.upper() for line in HYPOTHESES) + "\n", encoding="utf-8")
+    plain = run(capsys, "--sys", files[0], "--ref", files[1], "--lowercase")
+    upper = run(capsys, "--sys", tmp_path / "upper", "--ref", files[1], "--lowercase")
+    assert plain == upper and "case:lc" in "\n".join(plain)
+    assert plain[-1] == f"BLEU = {sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES], lowercase=True).score:.2f}"
+
+
+@pytest.mark.parametrize("lang", ["de", "zh"])
+def test_lang_chooses_the_tokeniser_of_sacrebleu(files, lang):
+    result = tool.compute(HYPOTHESES, [REFERENCES], "sacrebleu", lang=lang)
+    expected = sacrebleu.BLEU(trg_lang=lang)
+    assert result["bleu"] == pytest.approx(expected.corpus_score(HYPOTHESES, [REFERENCES]).score)
+    assert ("tok:zh" if lang == "zh" else "tok:13a") in result["signature"]
+
+
+def test_several_sets_of_references(files, capsys, tmp_path):
+    second = [line.replace("the", "a") for line in HYPOTHESES]
+    (tmp_path / "second").write_text("\n".join(second) + "\n", encoding="utf-8")
+    both = ("--ref", files[1], "--ref", tmp_path / "second")
+    lines = run(capsys, "--sys", files[0], *both, "--json", tmp_path / "out.json")
+    metrics = sacrebleu.BLEU(), sacrebleu.CHRF()
+    expected = [metric.corpus_score(HYPOTHESES, [REFERENCES, second]).score for metric in metrics]
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert [result["bleu"], result["chrf"]] == pytest.approx(expected)
+    assert result["signature"] == str(metrics[0].get_signature()) and "nrefs:2" in result["signature"]
+    assert result["chrf_signature"] == str(metrics[1].get_signature())
+    assert result["references"] == [files[1], str(tmp_path / "second")]
+    assert lines[-1] == f"BLEU = {expected[0]:.2f}"
+    one = tool.compute(HYPOTHESES, [REFERENCES], "compound-split")["bleu"]
+    assert tool.compute(HYPOTHESES, [REFERENCES, second], "compound-split")["bleu"] > one
+    (tmp_path / "second").write_text("a\n" * 3)
+    error = fails(capsys, "--sys", files[0], *both)
+    assert "sys has 4" in error and "second has 3" in error
+
+
+@pytest.mark.parametrize(
+    ("line", "split"),
+    [
+        ("a-b", "a ##AT##-##AT## b"),
+        ("a-b-c", "a ##AT##-##AT## b-c"),
+        ("ab-cd-ef", "ab ##AT##-##AT## cd ##AT##-##AT## ef"),
+        ("a - b -c d-", "a - b -c d-"),
+        ("a--b", "a ##AT##-##AT## -b"),
+        ("\u00e4-\u00f6 x", "\u00e4 ##AT##-##AT## \u00f6 x"),
+        ("a\u00a0-b", "a\u00a0 ##AT##-##AT## b"),
+        ("", ""),
+    ],
+)
+def test_compound_split_is_one_pass_without_overlap(line, split):
+    assert tool.split_compounds(line) == split
+
+
+@pytest.mark.parametrize(("hypothesis", "expected"), [("a b c d", 100.0), ("a b x d", 0.0), ("", 0.0)])
+def test_extreme_tokenised_scores(hypothesis, expected):
+    assert tool.compute([hypothesis], [["a b c d"]], "tokenized")["bleu"] == pytest.approx(expected)
+
+
+def test_lines_end_at_newlines_alone(tmp_path, capsys):
+    lines = ["one\u2028two three four five", "six\u0085seven eight nine ten", "eleven\x0ctwelve \x1cthirteen"]
+    for name in ("sys", "ref"):
+        (tmp_path / name).write_bytes(("\n".join(lines) + "\n").encode())
+    printed = run(capsys, "--sys", tmp_path / "sys", "--ref", tmp_path / "ref")
+    assert ["sentences", "3"] in [line.split() for line in printed]
+    assert printed[-1] == "BLEU = 100.00"
+
+
+def test_last_line_may_lack_its_newline_and_lines_may_be_empty(tmp_path, capsys):
+    (tmp_path / "sys").write_text("a b c d e\n\na b c d e")
+    (tmp_path / "ref").write_text("a b c d e\nx\na b c d e\n")
+    assert ["sentences", "3"] in [
+        line.split() for line in run(capsys, "--sys", tmp_path / "sys", "--ref", tmp_path / "ref")
+    ]
+
+
+def test_hypotheses_from_standard_input(files, capsys, monkeypatch):
+    data = open(files[0], "rb").read()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert run(capsys, "--sys", "-", "--ref", files[1])[-1] == run(capsys, "--sys", *files[:1], "--ref", files[1])[-1]
+
+
+def test_bad_input_takes_one_line_and_writes_nothing(files, tmp_path, capsys):
+    out = ("--json", tmp_path / "out.json")
+    (tmp_path / "three").write_text("a\nb\nc\n")
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "latin1").write_bytes("gut\nsch\u00f6n\n".encode("latin-1"))
+    error = fails(capsys, "--sys", tmp_path / "three", "--ref", files[1], *out)
+    assert "three has 3" in error and "ref has 4" in error
+    assert "empty is empty (0 lines)" in fails(capsys, "--sys", tmp_path / "empty", "--ref", files[1], *out)
+    assert "cannot read" in fails(capsys, "--sys", tmp_path / "nowhere", "--ref", files[1], *out)
+    assert "is not UTF-8 (line 2)" in fails(capsys, "--sys", tmp_path / "latin1", "--ref", files[1], *out)
+    assert "--sys needs --ref" in fails(capsys, "--sys", files[0], *out)
+    for flag in ("--hypotheses", "--references"):
+        error = fails(capsys, "--sys", files[0], "--ref", files[1], flag, tmp_path / "x")
+        assert f"{flag} goes with --generate-output" in error
+    error = fails(capsys, "--generate-output", files[0], "--detokenize", "de", "--tokenized")
+    assert "--detokenize clashes with --tokenized" in error
+    error = fails(capsys, "--sys", files[0], "--ref", files[1], "--json", tmp_path / "no" / "out.json")
+    assert "there is no folder" in error
+    assert sorted(os.listdir(tmp_path)) == ["empty", "latin1", "ref", "sys", "three"]
+
+
+def test_missing_sacrebleu_names_its_cure(files, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
+    assert "pip install 'sacrebleu>=2'" in fails(capsys, "--sys", files[0], "--ref", files[1])
+
+
+def test_missing_sacremoses_names_its_cure(tmp_path, capsys, monkeypatch):
+    (tmp_path / "gen").write_text("T-0\ta\nH-0\t-1\ta\n")
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    error = fails(capsys, "--generate-output", tmp_path / "gen", "--detokenize", "de")
+    assert "pip install sacremoses" in error
+
+
+def test_tokenised_and_unjoined_text_is_warned_about(tmp_path, capsys):
+    (tmp_path / "tok").write_text("this is a te@@ st .\n" * 4)
+    assert main(["score", "--sys", str(tmp_path / "tok"), "--ref", str(tmp_path / "tok")]) == 0
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 2 and "sub-word marks" in errors[0] and "4 hypotheses end in ' .'" in errors[1]
+
+
+GENERATED = [
+    "H\u00e4ngende Warnung: H-1 ist keine Zeile",
+    "/env/hydra/compose.py:56: UserWarning:",
+    "Hydra 1.3 changes the default",
+    "H-bad\tnot one",
+    "S-10\tzehn",
+    "T-10\tten &apos;s a lot , really .",
+    "H-10\t-0.5\tten &apos;s a lot , really .",
+    "D-10\t-0.5\tten &apos;s a lot , really .",
+    "P-10\t-0.1 -0.2",
+    "T-2\ttwo words here now",
+    "H-2\t-0.9\t",
+    "D-2\t-0.9\t",
+    "T-0\tone more line here",
+    "H-0\t-0.2\tone more line here",
+    "H-0\t-0.7\tsecond best",
+    *(line for i in (1, 3, 4, 5, 6, 7, 8, 9) for line in (f"T-{i}\tword {i} is here", f"H-{i}\t-1\tword {i} is here")),
+    "2020-01-01 | INFO | fairseq_cli.generate | NOTE: hypothesis and token scores are output in base 2",
+    "Generate test with beam=4: BLEU4 = 99.00",
+]
+
+
+@pytest.fixture
+def generated(tmp_path):
+    """Path of an output of fairseq-generate: 11 sentences in the order of batches, between noise."""
+    (tmp_path / "gen").write_text("\n".join(GENERATED) + "\n", encoding="utf-8")
+    return str(tmp_path / "gen")
+
+
+def test_generated_lines_are_ordered_by_number(generated, tmp_path, capsys):
+    outputs = ("--hypotheses", tmp_path / "hyp", "--references", tmp_path / "ref")
+    printed = run(capsys, "--generate-output", generated, "--tokenized", *outputs)
+    hypotheses = (tmp_path / "hyp").read_text().split("\n")[:-1]
+    references = (tmp_path / "ref").read_text().split("\n")[:-1]
+    assert hypotheses[:4] == ["one more line here", "word 1 is here", "", "word 3 is here"]
+    assert hypotheses[10] == "ten &apos;s a lot , really ." and len(hypotheses) == len(references) == 11
+    assert references[2] == "two words here now"
+    assert printed[-1] == f"BLEU = {naive_bleu(hypotheses, references):.2f}"
+    again = run(capsys, "--sys", tmp_path / "hyp", "--ref", tmp_path / "ref", "--tokenized")
+    assert again == printed
+
+
+def test_generated_lines_are_detokenised_on_both_sides(generated, tmp_path, capsys):
+    pytest.importorskip("sacremoses")
+    outputs = ("--hypotheses", tmp_path / "hyp", "--references", tmp_path / "ref")
+    run(capsys, "--generate-output", generated, "--detokenize", "en", *outputs)
+    for name in ("hyp", "ref"):
+        assert (tmp_path / name).read_text().split("\n")[10] == "ten's a lot, really."
+
+
+def test_decoded_line_beats_the_raw_one():
+    lines = ["T-0\tI'm here.", "H-0\t-1\tI &apos;m h@@ ere .", "D-0\t-1\tI'm here."]
+    kinds = parse_generated(lines, "out")[0]
+    assert best(kinds) == kinds["T"] == "I'm here." and kinds["H"] == "I &apos;m h@@ ere ."
+
+
+def test_empty_hypothesis_may_have_lost_its_last_tab():
+    assert parse_generated(["T-0", "H-0\t-1.5"], "out") == {0: {"T": "", "H": ""}}
+
+
+def test_references_may_come_from_a_file(generated, tmp_path, capsys):
+    (tmp_path / "raw").write_text("".join(f"word {i} is here\n" for i in range(11)))
+    run(capsys, "--generate-output", generated, "--ref", tmp_path / "raw", "--references", tmp_path / "ref")
+    assert (tmp_path / "ref").read_text() == (tmp_path / "raw").read_text()
+    (tmp_path / "raw").write_text("".join(f"word {i} is here\n" for i in range(12)))
+    error = fails(capsys, "--generate-output", generated, "--ref", tmp_path / "raw")
+    assert "11 hypotheses for 12 references" in error and "sentence 11" in error
+
+
+def test_several_references_of_a_generation_are_written_one_by_one(generated, tmp_path, capsys):
+    words = ["--generate-output", generated]
+    for number in (0, 1):
+        (tmp_path / f"raw{number}").write_text("".join(f"word {i} is {number}\n" for i in range(11)))
+        words += ["--ref", tmp_path / f"raw{number}", "--references", tmp_path / f"ref{number}"]
+    assert any("nrefs:2" in line for line in run(capsys, *words))
+    for number in (0, 1):
+        assert (tmp_path / f"ref{number}").read_text() == (tmp_path / f"raw{number}").read_text()
+    error = fails(capsys, *words[:-2])
+    assert "--references is given 1 time(s) for 2 set(s) of references" in error
+    (tmp_path / "raw1").write_text("x\n" * 10)
+    error = fails(capsys, *words)
+    assert "11 hypotheses for 10 references" in error and "raw1" in error
+
+
+def test_incomplete_generation_is_refused_or_warned_about(tmp_path, capsys):
+    path = tmp_path / "gen"
+    path.write_text("T-0\ta b c d\nH-0\t-1\ta b c d\nT-1\te\n")
+    assert "1 hypotheses for 2 references" in fails(capsys, "--generate-output", path)
+    path.write_text("H-0\t-1\ta b c d\n")
+    assert "no line 'T-...'" in fails(capsys, "--generate-output", path)
+    path.write_text("nothing\n")
+    assert "no line 'H-...'" in fails(capsys, "--generate-output", path)
+    path.write_text("T-0\ta b c d\nH-0\t-1\ta b c d\nT-2\te f g h\nH-2\t-1\te f g h\n")
+    assert main(["score", "--generate-output", str(path)]) == 0
+    assert "2 sentences of at least 3 (first without: 1)" in capsys.readouterr().err
+
+
+def test_real_command(files):
+    result = subprocess.run(
+        [sys.executable, "-m", "fairseq_deep", "score", "--sys", "-", "--ref", files[1]],
+        stdin=open(files[0], "rb"),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    expected = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES]).score
+    assert result.stdout.splitlines()[-1] == f"BLEU = {expected:.2f}"
+
+
+@pytest.mark.parametrize("words", [
+    ["--sys", "a", "--ref", "b", "--json", "a"], ["--sys", "a", "--ref", "b", "--json", "./b"],
+    ["--generate-output", "g", "--hypotheses", "g"], ["--generate-output", "g", "--references", "g"],
+    ["--generate-output", "g", "--hypotheses", "o", "--references", "o"],
+    ["--generate-output", "g", "--hypotheses", "o", "--json", "o"],
+    ["--sys", "a", "--ref", "b", "--against", "c", "--json", "link"],
+])  # fmt: skip
+def test_no_output_is_an_input_or_another_output(tmp_path, capsys, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    texts = {"a": "x\n", "b": "y\n", "c": "z\n", "g": "T-0\ty\nH-0\t-1\tx\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "link").symlink_to("c")
+    assert main(["score", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and "give another name" in captured.err and captured.out == ""
+    assert {name: (tmp_path / name).read_text() for name in texts} == texts and not (tmp_path / "o").exists()
+
+
+def test_a_tokeniser_that_is_not_installed_is_named(tmp_path, capsys, monkeypatch):
+    from sacrebleu import metrics
+
+    def refuse(**options):
+        raise RuntimeError("\nJapanese tokenization requires\nextra dependencies\n")
+
+    monkeypatch.setattr(metrics, "BLEU", refuse)
+    (tmp_path / "a").write_text("x\n")
+    assert main(["score", "--sys", str(tmp_path / "a"), "--ref", str(tmp_path / "a"), "--lang", "ja"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "--lang ja needs a tokeniser; pip install 'sacrebleu[ja]'" in error
