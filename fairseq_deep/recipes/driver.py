@@ -62,6 +62,9 @@ def main(arguments: list[str]) -> int:
         return 130
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # the reader (head, less) has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
     except UsageError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 2

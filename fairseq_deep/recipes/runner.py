@@ -96,6 +96,8 @@ class Runner:
             raise StageFailed(
                 f"stopped in stage {stage} ({NAMES[stage]}); to go on: {self.resume_words()}", 130
             ) from None
+        except BrokenPipeError:
+            raise
         except (UsageError, OSError) as error:
             self._tell(f"stage {stage} ({NAMES[stage]}) refused its input")
             if isinstance(error, OSError):

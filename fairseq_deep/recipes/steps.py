@@ -11,7 +11,7 @@ from typing import Any
 from fairseq_deep.errors import UsageError
 
 from . import nodes, record
-from .options import EXAMPLES, ROOT, quote
+from .options import EXAMPLES, ROOT, flag_of, quote
 from .process import Echo, Failed, Generate, Train
 from .runner import Runner
 from .text.corpus import check_lengths, copy_corpus
@@ -67,7 +67,9 @@ def cut_text(runner: Runner) -> None:
     text = plan.path("text", "raw")
     runner.need(text)
     if runner.dry:
-        runner.call(f"{options.bpe} sub-words, {options.bpe_merges:,} merges", lambda: None)
+        names = ("bpe", "bpe_merges", "max_words", "max_subwords", "lowercase")
+        words = [word for name in names for word in (flag_of(name), getattr(options, name))]
+        runner.call(f"subwords {quote(words)}", lambda: None)
         return
     from .text.subwords import Settings, cut_corpus
 

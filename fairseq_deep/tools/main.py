@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from fairseq_deep.errors import printable
+from fairseq_deep.recipes.commands import claims, compare, recipe
 from fairseq_deep.tools import (
     UsageError,
     archs,
@@ -34,7 +35,7 @@ from fairseq_deep.tools import (
 )
 
 COMMANDS = (path, archs, flags, doctor, check, average, score, diagnose, translate, package, plot, report, export,
-            wheelhouse)  # fmt: skip
+            recipe, compare, claims, wheelhouse)  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):

@@ -8,8 +8,6 @@ import io
 
 import pytest
 import torch
-from tests.methods import METHODS, OPTIONS, POSTNORM
-from tests.unit.test_generation import prepare
 from torch._dynamo import config
 from torch.export import export, load, save
 
@@ -18,7 +16,9 @@ from fairseq_deep.core.decoding.int8 import Int8Linear
 from fairseq_deep.core.description import DECODER, SIDED
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.torch_export import SourceProgram, StepProgram, export_decoding_step, export_encoder
-from tests.conftest import make_batch
+from tests.helpers.generation import prepare
+from tests.helpers.methods import METHODS, OPTIONS, POSTNORM
+from tests.helpers.models import make_batch
 
 CAPACITY = 5
 AXES = {**SIDED, **DECODER}

@@ -148,11 +148,11 @@ def flags(words):
 
 def planned(said):
     """What a dry run would do, under the names of the tables above."""
-    commands = [shlex.split(line) for line in said.splitlines() if line.startswith(("fairseq-", "python3 "))]
+    commands = [shlex.split(line) for line in said.splitlines() if line.startswith(("fairseq-", "# subwords "))]
     kinds = {}
     for words in commands:
-        kinds.setdefault(words[0] if words[0] != "python3" else words[1].rsplit("/", 1)[-1], []).append(flags(words))
-    train, generate, cut = kinds["fairseq-train"][0], kinds["fairseq-generate"], kinds["subwords.py"][0]
+        kinds.setdefault(words[words[0] == "#"], []).append(flags(words))
+    train, generate, cut = kinds["fairseq-train"][0], kinds["fairseq-generate"], kinds["subwords"][0]
     joined = "joined_dictionary" in kinds["fairseq-preprocess"][0]
     assert joined == (cut["bpe"] == "joint")
     tests = sum(each["gen_subset"] != "valid" for each in generate)
@@ -162,7 +162,7 @@ def planned(said):
     found.update({name: train.get(name) for name in ("encoder_layers", "decoder_layers", "deep_init")})
     found.update(
         arch=train["arch"], fp16="fp16" in train, interval=train.get("save_interval_updates"), bpe=cut["bpe"],
-        embeddings="all" if "share_all_embeddings" in train else "target", merges=cut["merges"],
+        embeddings="all" if "share_all_embeddings" in train else "target", merges=cut["bpe_merges"],
         max_subwords=cut["max_subwords"], max_words=cut["max_words"], beam=generate[0]["beam"],
         tests=tests, gnmt="gnmt_lenpen" in generate[0],
         lenpen=generate[0]["lenpen"], tokens=int(re.search(r"= ([\d,]+) tokens per", said)[1].replace(",", "")),

@@ -1,0 +1,25 @@
+"""The sub-commands ``recipe``, ``compare`` and ``claims`` of ``fairseq-deep``, which run in the present environment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from fairseq_deep.recipes.driver import DONE, main
+from fairseq_deep.recipes.options import EXAMPLES, ROOT
+
+
+def add_words(parser: argparse.ArgumentParser, words: str) -> None:
+    """Add the words for the driver."""
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help=f"{words}; --help lists the options")
+
+
+def run_driver(kind: str, words: list[str]) -> int:
+    """Check the words, and run the driver; return its exit status."""
+    os.environ.setdefault("FAIRSEQ_DEEP_ENV", "current")  # the scripts that it writes go on in this environment, too
+    folder = kind.removeprefix("recipe/")
+    script = os.path.join(EXAMPLES, folder, "run.sh")
+    if kind == "recipe/wmt16_ende":
+        script = os.path.join(ROOT, "run_wmt16_ende.sh")
+    status = main([kind, script, "check", *words])
+    return 0 if status == DONE else status or main([kind, script, "run", *words])
