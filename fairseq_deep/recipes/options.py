@@ -113,7 +113,10 @@ class Options:
                 )
             if not equals:
                 value = self._value_of(known[name], flag, words)
+            before = getattr(self, name)
             self.set(name, value)
+            if name in self.given and getattr(self, name) != before:
+                raise UsageError(f"{flag} is given twice, as {before} and as {getattr(self, name)}: omit one of them")
             if by_user:
                 self.given.add(name)
         return self

@@ -180,7 +180,7 @@ def test_a_claim_is_a_comparison_and_a_page(started, tmp_path, capsys):
     [command] = compare.commands
     assert command[command.index("--exp") + 1] == str(tmp_path / "trainings/post")
     assert command[command.index("--seeds") + 1] == "2" and "--demo" in command and command[-2:] == ["--clip-norm", "1"]
-    assert command[command.index("--updates", command.index("--exp")) + 1] == "4"  # after the scale's own
+    assert command.count("--updates") == 1 and command[command.index("--updates") + 1] == "4"  # not the scale's
     record = json.loads((tmp_path / "one-sided/claim.json").read_text())
     verdicts = {entry["text"]: entry["verdict"] for entry in record["statements"]}
     assert verdicts["ds_12 learns to use its source"] == "yes (one seed)"

@@ -1,6 +1,7 @@
 """The options of the recipes: what is accepted, what is refused, and what the real job would run (--dry-run)."""
 
 import gzip
+import json
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ import pytest
 
 from fairseq_deep import list_archs
 from fairseq_deep.recipes.options import quote
+from fairseq_deep.tools.main import main
 from tests.helpers.paths import ROOT
 from tests.helpers.recipes import MAIN
 
@@ -26,10 +28,15 @@ def run(*words, script=MAIN, env=(), cwd=None):
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=60)
 
 
+def on_gpus(words):
+    """Those of a machine with 8 GPUs, if they name no other number."""
+    return words if "--ngpu" in words else ("--ngpu", "8", *words)
+
+
 def dry(tmp_path, *words, **how):
     """The lines of a dry run in a folder that must stay away."""
     exp = tmp_path / "exp folder"
-    done = run("--dry-run", "--exp", exp, "--ngpu", "8", *words, **how)
+    done = run("--dry-run", "--exp", exp, *on_gpus(words), **how)
     assert done.returncode == 0, done.stderr
     assert not exp.exists()
     return done.stdout.splitlines()
@@ -98,7 +105,7 @@ def refused(*words, **how):
     ],
 )
 def test_bad_options_get_one_line(words, parts):
-    line = refused("--ngpu", "8", *words)
+    line = refused(*on_gpus(words))
     for part in parts:
         assert part in line
 
@@ -110,6 +117,44 @@ def test_the_nearest_name_is_a_help_that_can_be_done_without(tmp_path):
         (tmp_path / name).symlink_to(shutil.which(name))
     done = run("--baem", "5", env={"PATH": str(tmp_path), "FAIRSEQ_DEEP_ENV": "current"})
     assert (done.returncode, done.stderr) == (2, "set-up: there is no python3 in PATH; activate an environment\n")
+
+
+def test_a_value_is_given_once():
+    assert refused("--beam", "3", "--beam=5") == "error: --beam is given twice, as 3 and as 5: omit one of them\n"
+    assert run("--dry-run", "--ngpu", "8", "--beam", "3", "--beam=3").returncode == 0
+
+
+@pytest.mark.parametrize("text, said", [
+    ("--beam five\n", "--beam takes a whole number from 1 on, not 'five'"),
+    ("beam 5\n", "'beam 5' is not an option: a line"),
+    ("--conf {path}\n", "includes itself (--conf): remove the line"),
+    ("--conf nothing\n", "unknown --conf 'nothing'"),
+])  # fmt: skip
+def test_a_wrong_conf_file_is_one_line(text, said, tmp_path):
+    path = tmp_path / "own.args"
+    path.write_text(text.format(path=path))
+    assert said in refused("--ngpu", "8", "--conf", path)
+
+
+def test_the_resolved_configuration_is_shown():
+    done = run("--show-config", "--ngpu", "8", "--conf", "base_prenorm", "--beam", "7")
+    shown = dict(line.split(None, 1) for line in done.stdout.splitlines())
+    values = {name: json.loads(shown[name]) for name in ("beam", "batch_tokens", "update_freq", "arch", "gnmt_lenpen")}
+    assert values == {"beam": 7, "batch_tokens": 32768, "update_freq": 1, "arch": "transformer_prenorm_6l",
+                      "gnmt_lenpen": False}  # fmt: skip
+
+
+def test_the_commands_of_fairseq_deep_are_the_scripts(tmp_path, capsys):
+    words = ["--dry-run", "--ngpu", "8", "--exp", str(tmp_path / "exp")]
+    assert main(["recipe", "iwslt14_deen", *words, "--force-batch"]) == 0
+    same = run(*words, "--force-batch", script=IWSLT).stdout
+    assert capsys.readouterr().out == same and "fairseq-train" in same
+    assert main(["recipe", "wmt16_ende", "--baem", "4"]) == 2 and "did you mean --beam?" in capsys.readouterr().err
+    assert main(["claims", "--list"]) == 0 and "one-sided" in capsys.readouterr().out
+    assert main(["compare", "prenorm_6l"]) == 2 and "--data is missing" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["recipe", "wmt16_endd"])
+    assert "invalid choice: 'wmt16_endd'" in capsys.readouterr().err
 
 
 def test_settings_of_the_scripts_work_and_are_not_in_the_help(tmp_path):

@@ -107,3 +107,25 @@ def test_a_gap_between_test_sets_is_refused(text, tmp_path):
     for lang in ("en", "de"):
         (text / f"test1.{lang}").rename(text / f"test3.{lang}")
     assert_refused(cut(text, tmp_path / "out"), "test3.en with a gap before it")
+
+
+KINDS = ["The old house, isn't it? (e-mail: a@b.c) \u201cquoted\u201d", "  blanks\t and\u00a0more  ", "ÄÖÜ ß İ",
+         "<2de> A tag before it.", "<2de>glued", "&amp; <b> | [x] 'y'", "1,000.5 % \u2026 \u2014 -",
+         "\U0001f600 a\u200bb"]  # fmt: skip
+
+
+@pytest.mark.parametrize("bpe", ["joint", "per-side", "sentencepiece"])
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_translate_prepares_text_as_the_recipe_does(text, tmp_path, bpe, lowercase):
+    """The same function: lines of every kind are the same units in both."""
+    if bpe == "sentencepiece":
+        pytest.importorskip("sentencepiece")
+    for lang in ("en", "de"):
+        content = (text / f"test.{lang}").read_text(encoding="utf-8")
+        (text / f"test.{lang}").write_text(content + "".join(f"{line}\n" for line in KINDS), encoding="utf-8")
+    done = cut(text, tmp_path / "out", "--bpe", bpe, "--lowercase", str(lowercase).lower())
+    assert done.returncode == 0, done.stderr
+    bundle = find_bundle(str(checkpoint(tmp_path / "out")))
+    assert bundle.lowercase == lowercase
+    steps = TextSteps("en", "de", bundle.codes, bundle.tokenizer, bundle.lowercase)
+    assert list(map(steps.prepare, lines(text / "test.en"))) == lines(tmp_path / "out/test.en")

@@ -29,6 +29,7 @@ from fairseq_deep.recipes.options import (
 )
 from fairseq_deep.recipes.recipe import PRECISIONS
 from fairseq_deep.recipes.record import read_json, write_json
+from fairseq_deep.recipes.scripts import without_options
 from fairseq_deep.recipes.text.corpus import find_text, read_lines
 from fairseq_deep.tools import format_table
 
@@ -104,6 +105,8 @@ def compare_command(args, name):
     """compare's run.sh for the systems of the claim *name*."""
     claim = CLAIMS[name]
     options, flags = map(str.split, SCALES[args.scale][claim.group])
+    if args.updates != "auto":
+        options, _ = without_options(options, "updates")
     hidden = str(3 * WIDTHS[args.scale])
     words = [
         sys.executable,

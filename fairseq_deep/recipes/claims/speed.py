@@ -15,6 +15,7 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.children import call
 from fairseq_deep.recipes.compare.results import SPEED
 from fairseq_deep.recipes.record import read_json, write_text
+from fairseq_deep.recipes.scripts import without_options
 
 STEP = re.compile(r'"wps": "([\d.]+)", .*"wpb": "([\d.]+)"')
 UPDATES = 40
@@ -92,8 +93,8 @@ def generate_command(folder, subset):
         lines = stream.read().splitlines()
     words = shlex.split(lines[-1].removeprefix("exec "))
     home = shlex.split(find(r"^cd .*", "\n".join(lines), folder, "the recipe's folder"))[1]
-    middle = words.index("--")
-    dry = [*words[:middle], "--subsets", "test", "--stage", "6", "--stop-stage", "6", "--dry-run", *words[middle:]]
+    kept, others = without_options(words, "subsets", "stage", "stop_stage")
+    dry = [*kept, "--subsets", "test", "--stage", "6", "--stop-stage", "6", "--dry-run", *others]
     plan = run(dry, folder, "the plan of its translation", cwd=home)
     command = shlex.split(find(r"^fairseq-generate .*", plan, folder, "fairseq-generate"))
     command[command.index("--gen-subset") + 1] = subset
