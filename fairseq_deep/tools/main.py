@@ -55,13 +55,19 @@ class _Parser(argparse.ArgumentParser):
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the arguments of the sub-command that `argv` names; `run` is its function. Exits if they are wrong."""
     parser = _Parser(prog="fairseq-deep", description="Tools for deep Transformers in fairseq.")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands, raw = parser.add_subparsers(dest="command", metavar="COMMAND"), {}
     for module in COMMANDS:
         name = module.__name__.rpartition(".")[2].replace("_", "-")
         summary = module.__doc__.strip().splitlines()[0]
         command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-        module.add_arguments(command)
+        if getattr(module, "RAW", False):  # its words are its own to read
+            raw[name] = module
+        else:
+            module.add_arguments(command)
         command.set_defaults(run=module.run)
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv and argv[0] in raw:
+        return argparse.Namespace(command=argv[0], run=raw[argv[0]].run, words=argv[1:])
     args, unknown = parser.parse_known_args(argv)
     if args.command is None:
         parser.print_help(sys.stderr)

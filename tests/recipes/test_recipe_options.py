@@ -152,9 +152,10 @@ def test_the_commands_of_fairseq_deep_are_the_scripts(tmp_path, capsys):
     assert main(["recipe", "wmt16_ende", "--baem", "4"]) == 2 and "did you mean --beam?" in capsys.readouterr().err
     assert main(["claims", "--list"]) == 0 and "one-sided" in capsys.readouterr().out
     assert main(["compare", "prenorm_6l"]) == 2 and "--data is missing" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["recipe", "wmt16_endd"])
-    assert "invalid choice: 'wmt16_endd'" in capsys.readouterr().err
+    assert main(["recipe", "wmt16_endd"]) == 2
+    assert "unknown recipe wmt16_endd: did you mean wmt16_ende?" in capsys.readouterr().err
+    assert main(["recipe", "--help"]) == 0 and "TASK: compare, depthwise_lstm" in capsys.readouterr().out
+    assert main(["compare", "--help"]) == 0 and "--bootstrap" in capsys.readouterr().out
 
 
 def test_settings_of_the_scripts_work_and_are_not_in_the_help(tmp_path):

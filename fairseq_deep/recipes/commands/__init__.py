@@ -1,17 +1,13 @@
-"""The sub-commands ``recipe``, ``compare`` and ``claims`` of ``fairseq-deep``, which run in the present environment."""
+"""The sub-commands ``recipe``, ``compare`` and ``claims`` of ``fairseq-deep``, which run in the present environment.
+
+Their words go to the driver as they are, so they have ``run(args)`` with ``args.words``, and no arguments of argparse."""
 
 from __future__ import annotations
 
-import argparse
 import os
 
 from fairseq_deep.recipes.driver import DONE, main
 from fairseq_deep.recipes.options import EXAMPLES, ROOT
-
-
-def add_words(parser: argparse.ArgumentParser, words: str) -> None:
-    """Add the words for the driver."""
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help=f"{words}; --help lists the options")
 
 
 def run_driver(kind: str, words: list[str]) -> int:

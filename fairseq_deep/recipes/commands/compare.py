@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from fairseq_deep.recipes.commands import add_words, run_driver
+from fairseq_deep.recipes.commands import run_driver
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the words of the command."""
-    add_words(parser, "options and systems")
+RAW = True
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,14 +6,11 @@ import argparse
 import glob
 import os
 
-from fairseq_deep.recipes.commands import add_words, run_driver
-from fairseq_deep.recipes.options import EXAMPLES
+from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes.commands import run_driver
+from fairseq_deep.recipes.options import EXAMPLES, did_you_mean
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the words of the command."""
-    parser.add_argument("task", choices=tasks(), metavar="TASK", help=f"one of {', '.join(tasks())}")
-    add_words(parser, "options of the recipe")
+RAW = True
 
 
 def tasks() -> list[str]:
@@ -23,5 +20,14 @@ def tasks() -> list[str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the recipe; return its exit status."""
-    return run_driver(f"recipe/{args.task}", args.words)
+    """Run the recipe that the first word names; return its exit status."""
+    known = tasks()
+    if not known:
+        raise UsageError(f"there are no recipes in {EXAMPLES}; run this in a clone of the repository")
+    if not args.words or args.words[0] in ("-h", "--help"):
+        print(f"usage: fairseq-deep recipe TASK [options] [-- flags for fairseq-train]\n\nTASK: {', '.join(known)}")
+        return 0
+    task, *words = args.words
+    if task not in known:
+        raise UsageError(f"unknown recipe {task}{did_you_mean(task, known)} (known: {', '.join(known)})")
+    return run_driver(f"recipe/{task}", words)
