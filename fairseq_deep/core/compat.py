@@ -14,7 +14,7 @@ def skip_initialisation() -> Any:
 
 
 def is_compiling() -> bool:
-    """Whether torch.compile is tracing the caller; False with a torch that has none."""
+    """Whether torch.compile or torch.export is tracing the caller; False with a torch that has none."""
     return hasattr(torch, "compiler") and hasattr(torch.compiler, "is_compiling") and torch.compiler.is_compiling()
 
 

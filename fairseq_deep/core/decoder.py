@@ -61,9 +61,10 @@ class Decoder(TransformerStack):
         """Prepare for generation (fairseq calls it, too); *need_attn*: steps return attention weights."""
         self.need_attn = bool(need_attn)
         # a walk over all modules at each step would take a tenth of the time of small batches
-        self.caches = self._find_caches()
+        self.caches = self.find_caches()
 
-    def _find_caches(self) -> list[nn.Module]:
+    def find_caches(self) -> list[nn.Module]:
+        """Modules that keep something of hypotheses, and so have a method ``reorder``."""
         for module in self.modules():
             if hasattr(module, "follow") and not hasattr(module, "reorder"):
                 raise UsageError(f"{type(module).__name__}.follow is now called reorder; rename it")
@@ -270,7 +271,7 @@ class Decoder(TransformerStack):
         """
         order = self.beam_state.reorder(incremental_state, new_order)
         if order is not None:
-            for cache in self._find_caches() if self.caches is None else self.caches:
+            for cache in self.find_caches() if self.caches is None else self.caches:
                 cache.reorder(incremental_state, order)
 
 

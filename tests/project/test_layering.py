@@ -19,7 +19,7 @@ CORE = [
     ["checks"],
     ["transformer_stack"],
     ["encoder", "decoder"],
-    ["transformer"],
+    ["transformer", "torch_export"],
 ]
 LEVELS = {part: level for level, parts in enumerate(CORE) for part in parts}
 TORCH_ONLY = {"torch", "numpy"}

@@ -254,7 +254,7 @@ def test_bad_input_is_one_line(make, export, monkeypatch, capsys):
         refuses("--format ctranslate2 needs its package (", model, *new)
     words = [f"w{number} 1\n" for number in range(25)]
     (folder / "dict.tgt.txt").write_text("".join([*words, "w7 1\n"]))
-    refuses(f"{here}/dict.tgt.txt is no dictionary of fairseq: Duplicate word found when loading", model, *new)
+    refuses(f"{here}/dict.tgt.txt:26: 'w7' occurs twice; remove a line", model, *new)
     (folder / "dict.tgt.txt").write_text("".join([*words, "w7 1 #fairseq:overwrite\n"]))
     refuses(f"{model} has a dictionary in which w7 occurs twice", model, *new)
     assert main.main(["export", model, *new, "--quantization", "int8"]) == 2

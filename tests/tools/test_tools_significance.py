@@ -128,7 +128,7 @@ def test_what_cannot_be_compared_takes_one_line(words, run_folder, tmp_path, cap
         path.unlink()
     assert "holds no test.hyp.LANG" in fails(capsys, *against)
     (run_folder / "seed2").mkdir()
-    assert f"several seeds; give one of them, such as {run_folder}/seed2" in fails(capsys, *against)
+    assert f"several seeds; give one, such as {run_folder}/seed2" in fails(capsys, *against)
 
 
 def test_the_language_chooses_the_translations(run_folder):

@@ -8,6 +8,8 @@ rows of 2T; the scores of the keys are the same numbers seen with rows of 2T-1 (
 import torch
 from torch import Tensor
 
+from fairseq_deep.core.compat import is_compiling
+
 
 def all_distances(vectors: Tensor, farthest: int, length: int) -> Tensor:
     """The vectors of the distances -length ... length-1, clipped: 2T x D.
@@ -18,6 +20,9 @@ def all_distances(vectors: Tensor, farthest: int, length: int) -> Tensor:
         length: T
     """
     rows = vectors.size(0)
+    if is_compiling() and not torch.is_grad_enabled():  # one graph for all lengths
+        distances = torch.arange(-length, length, device=vectors.device).clamp(-farthest, rows - 1 - farthest)
+        return vectors.index_select(0, distances + farthest)
     first, middle, last = vectors.split([1, rows - 2, 1])
     before, after = length - farthest + 1, length - (rows - 1 - farthest)  # how often the ends are taken
     if before < 0 or after < 0:

@@ -1,0 +1,207 @@
+"""Translation as two programs of ``torch.export``: one encodes sentences, one decodes a position of each hypothesis.
+
+Programs keep no state: caches are inputs and outputs. Caches have room for a fixed number of positions, as in compiled
+decoding (:class:`~fairseq_deep.core.decoding.CompiledSteps`), so that one program serves all steps.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .attention import MultiheadAttention, RunningMean
+from .attention.beam_reorder import BeamReorder
+from .attention.masks import padding_bias
+from .decoding import unpack_linear
+from .decoding.bfloat import BfloatLinear
+from .decoding.int8 import Int8Linear
+from .registry import UsageError
+
+
+class Cache(NamedTuple):
+    """The empty cache of one sentence; those of several sentences are concatenated in dimension *dim*."""
+
+    shape: tuple[int, ...]
+    dim: int
+    dtype: torch.dtype
+    value: float = 0.0
+
+    def of(self, sentences: int, device: torch.device) -> Tensor:
+        """The empty cache of so many sentences."""
+        shape = [size * sentences if dim == self.dim else size for dim, size in enumerate(self.shape)]
+        return torch.full(shape, self.value, dtype=self.dtype, device=device)
+
+
+def _caches(decoder: nn.Module, beam: int, capacity: int) -> dict[str, Cache]:
+    """What *decoder* keeps of hypotheses, by the name of the module that keeps it."""
+    state, dtype, found = decoder.beam_state, decoder.embed_tokens.weight.dtype, {}
+    slots, wide = state._slots(beam), torch.promote_types(dtype, torch.float32)
+    if state.attends:
+        found["beam_state.mask"] = Cache((1, beam, capacity, slots), 0, dtype, float("-inf"))
+    if state.averages:
+        found["beam_state.count"] = Cache((1, beam, 1), 1, wide)
+    for name, module in decoder.named_modules():
+        if isinstance(module, RunningMean):
+            found[f"{name}.total"] = Cache((1, beam, decoder.stack.dim), 1, wide)
+        elif isinstance(module, MultiheadAttention) and not module.of_memory:
+            shape = (2, beam // slots, module.num_heads, capacity * slots, module.head_dim)
+            found[f"{name}.own_cache.cache"] = Cache(shape, 1, dtype)
+    return found
+
+
+class SourceProgram(nn.Module):
+    """The module that :func:`export_encoder` exports."""
+
+    def __init__(self, model: nn.Module, beam: int, capacity: int):
+        super().__init__()
+        decoder, self.encoder, self.names, self.attentions = model.decoder, model.encoder, [], nn.ModuleList()
+        self.caches = _caches(decoder, beam, capacity)
+        for index, layer in enumerate(decoder.layers):
+            for name, module in layer.named_modules():
+                if isinstance(module, MultiheadAttention) and module.of_memory:
+                    self.names.append((f"layers.{index}.{name}.memory_cache", index // decoder.modules_per_layer))
+                    self.attentions.append(module)
+
+    def forward(self, src_tokens: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Run the program."""
+        encoded = self.encoder(src_tokens)
+        memory, padding = encoded["encoder_out"][0], encoded["encoder_padding_mask"][0]
+        source = {"padding": padding_bias(padding, memory.dtype)}
+        for (name, layer), attention in zip(self.names, self.attentions):
+            own = encoded["encoder_memories"][layer] if encoded.get("encoder_memories") else memory
+            key, value, _ = attention._of_memory(own, own, None, None)
+            source[f"{name}.key"], source[f"{name}.value"] = key.contiguous(), value.contiguous()
+        return source, {name: cache.of(src_tokens.size(0), memory.device) for name, cache in self.caches.items()}
+
+
+class StepProgram(nn.Module):
+    """The module that :func:`export_decoding_step` exports."""
+
+    def __init__(self, model: nn.Module, beam: int, capacity: int):
+        super().__init__()
+        self.decoder, self.slots = model.decoder, model.decoder.beam_state._slots(beam)
+        embed, table = self.decoder.embed_tokens, self.decoder.embed_positions
+        words = torch.full((1, capacity), embed.padding_idx + 1, device=embed.weight.device)
+        self.register_buffer("positions", None if table is None else table(words).detach())
+
+    def forward(
+        self, words: Tensor, order: Tensor, position: Tensor, source: dict[str, Tensor], caches: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Run the program."""
+        sentences, beam = words.size()
+        state = self._state(words, position, source, caches)
+        if beam > 1:
+            first = torch.arange(0, sentences * beam, beam, device=words.device).unsqueeze(1)
+            self._reorder(state, (first + order).flatten())
+        positions = None if self.positions is None else self.positions.index_select(1, position)
+        # attention to the source has its keys, and asks only whether there is a memory
+        x, _, _ = self.decoder.run_step(state, words.view(-1, 1), positions, words.t(), None, [], -1)
+        places = {name: name.rpartition(".") for name in caches}
+        updated = {name: state[self._key(module)][field] for name, (module, _, field) in places.items()}
+        return self.decoder.output_layer(x).view(sentences, beam, -1), updated
+
+    def _key(self, module: str) -> str:
+        return self.decoder.get_submodule(module)._state
+
+    def _state(self, words: Tensor, position: Tensor, source: dict[str, Tensor], caches: dict[str, Tensor]) -> dict:
+        """The incremental state that consists of these tensors; the step may write to it."""
+        beam_state = self.decoder.beam_state
+        own = beam_state._own(self.slots, self.decoder.embed_tokens.weight)
+        state = {beam_state._state: {"mask": words, "own": own, "count": None, "position": position.clone()}}
+        for name, tensor in {**source, **{name: cache.clone() for name, cache in caches.items()}}.items():
+            module, _, field = name.rpartition(".")
+            if module:
+                state.setdefault(self._key(module), {"bias": source["padding"]}).update({field: tensor, "buffer": None})
+        return state
+
+    def _reorder(self, state: dict, rows: Tensor) -> None:
+        """Take over the hypotheses *rows* without a question to the device: each is of the sentence in its place."""
+        beam_state, seen = self.decoder.beam_state, None
+        saved = state[beam_state._state]
+        if beam_state.attends:
+            seen = saved["mask"]
+            saved["mask"] = seen.flatten(0, 1).index_select(0, rows).view_as(seen)
+        if beam_state.averages:
+            saved["count"] = saved["count"].index_select(1, rows)
+        order = BeamReorder(rows, None, seen if self.slots > 1 else None, False)
+        for cache in self.decoder.find_caches():
+            cache.reorder(state, order)
+
+
+def export_encoder(model: nn.Module, beam: int = 1, capacity: int = 64) -> torch.export.ExportedProgram:
+    """Export the encoder with all that decoding steps need of a source.
+
+    This program and the one of :func:`export_decoding_step` must run without gradients.
+
+    Args:
+        model: a :class:`~fairseq_deep.core.transformer.Transformer`. The function sets it to evaluation mode and
+            removes the packed copies of its weights.
+        beam: number of hypotheses of each sentence
+        capacity: number of target positions that caches have room for
+
+    Returns:
+        a program that takes ``src_tokens`` (sentences x S, padded) and returns two dictionaries of tensors. Steps read
+        ``source`` and update ``caches``. The number of sentences and S are dynamic.
+
+    Raises:
+        UsageError: the model does not have so many positions, or its products are those of this machine
+    """
+    program, tokens = SourceProgram(_checked(model, capacity), beam, capacity).eval(), _example(model)
+    sentences, words = _dims(model)
+    return _export(program, (tokens,), ({0: sentences, 1: words},))
+
+
+def export_decoding_step(model: nn.Module, beam: int = 1, capacity: int = 64) -> torch.export.ExportedProgram:
+    """Export a step of incremental decoding, which serves all positions.
+
+    Args:
+        model, beam, capacity: as for :func:`export_encoder`
+
+    Returns:
+        a program that takes the following, and returns the scores (sentences x beam x V) and the new ``caches``:
+
+        - ``words``: the last word of each hypothesis, sentences x beam
+        - ``order``: the number (0 ... beam - 1) that each hypothesis had within its sentence at the step before
+        - ``position``: the number of words before it (1), less than *capacity*
+        - ``source``, ``caches``: what the program of :func:`export_encoder` returns
+
+    Raises:
+        UsageError: the model does not have so many positions, or its products are those of this machine
+    """
+    program, tokens = StepProgram(_checked(model, capacity), beam, capacity).eval(), _example(model)
+    with torch.no_grad():
+        source, caches = SourceProgram(model, beam, capacity)(tokens)
+    hypotheses, (sentences, words) = tokens[:, :1].repeat(1, beam), _dims(model)
+    inputs = (hypotheses, torch.zeros_like(hypotheses), torch.zeros_like(tokens[0, :1]), source, caches)
+    of_source = {name: {0: sentences, 3 if name == "padding" else 2: words} for name in source}
+    of_caches = {}
+    for name, cache in _caches(model.decoder, beam, capacity).items():
+        each = cache.shape[cache.dim]
+        of_caches[name] = {cache.dim: sentences if each == 1 else each * sentences}
+    return _export(program, inputs, ({0: sentences}, {0: sentences}, None, of_source, of_caches))
+
+
+def _checked(model: nn.Module, capacity: int) -> nn.Module:
+    if not 0 < capacity <= model.decoder.max_positions():
+        raise UsageError(f"a capacity of {capacity} positions: choose 1 to {model.decoder.max_positions()}")
+    if any(isinstance(module, (BfloatLinear, Int8Linear)) for module in model.modules()):
+        raise UsageError("products in bf16 or int8 are made for this machine: export the model before reduce_precision")
+    unpack_linear(model)
+    return model
+
+
+def _example(model: nn.Module) -> Tensor:
+    embed = model.encoder.embed_tokens
+    return torch.full((2, 3), embed.padding_idx + 1, device=embed.weight.device)
+
+
+def _dims(model: nn.Module) -> tuple[torch.export.Dim, torch.export.Dim]:
+    """The number of sentences, and of words in their sources."""
+    return torch.export.Dim("sentences", min=1), torch.export.Dim("words", min=2, max=model.encoder.max_positions())
+
+
+def _export(program: nn.Module, inputs: tuple, shapes: tuple) -> torch.export.ExportedProgram:
+    with torch.no_grad():
+        return torch.export.export(program, inputs, dynamic_shapes=shapes, strict=False)
