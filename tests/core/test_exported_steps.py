@@ -1,6 +1,7 @@
 """``torch.export`` of decoding steps: one program for all positions, with the scores of the eager model.
 
-The methods are those of ``tests/helpers/methods.py``. Initialisations that only fill weights have no program of their own.
+The methods are those of ``tests/helpers/methods.py``. Initialisations that only fill weights have no program of their
+own.
 """
 
 import copy
