@@ -1,6 +1,7 @@
 """``torch.export`` of decoding steps: one program for all positions, with the scores of the eager model.
 
-The methods are those of ``tests/methods.py``. Initialisations that only fill weights have no program of their own.
+The methods are those of ``tests/helpers/methods.py``. Initialisations that only fill weights have no program of their
+own.
 """
 
 import copy
@@ -17,8 +18,8 @@ from fairseq_deep.core.description import DECODER, SIDED
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.torch_export import SourceProgram, StepProgram, export_decoding_step, export_encoder
 from tests.helpers.generation import prepare
-from tests.helpers.methods import METHODS, OPTIONS, POSTNORM
-from tests.helpers.models import make_batch
+from tests.helpers.methods import METHODS, OPTIONS
+from tests.helpers.models import POSTNORM, make_batch
 
 CAPACITY = 5
 AXES = {**SIDED, **DECODER}

@@ -2,9 +2,7 @@
 
 import torch
 
-from fairseq_deep.core.diagnostics import (
-    sublayer_ratios,
-)
+from fairseq_deep.core.diagnostics import sublayer_ratios
 
 
 def loss_of(model, batch, seed=1):
