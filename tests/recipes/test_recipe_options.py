@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from fairseq_deep import list_archs
+from fairseq_deep.recipes import commands
 from fairseq_deep.recipes.options import quote
 from fairseq_deep.tools.main import main
 from tests.helpers.paths import ROOT
@@ -156,6 +157,13 @@ def test_the_commands_of_fairseq_deep_are_the_scripts(tmp_path, capsys):
     assert "unknown recipe wmt16_endd: did you mean wmt16_ende?" in capsys.readouterr().err
     assert main(["recipe", "--help"]) == 0 and "TASK: compare, depthwise_lstm" in capsys.readouterr().out
     assert main(["compare", "--help"]) == 0 and "--bootstrap" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["recipe", "wmt16_ende"], ["compare", "dlcl_6l"], ["claims", "--list"]])
+def test_the_commands_need_a_clone(words, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(commands, "EXAMPLES", str(tmp_path / "examples"))
+    assert main(words) == 2
+    assert capsys.readouterr().err.endswith(f"no recipes in {tmp_path}/examples; run this in a clone of the repository\n")
 
 
 def test_settings_of_the_scripts_work_and_are_not_in_the_help(tmp_path):

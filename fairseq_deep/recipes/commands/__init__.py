@@ -12,14 +12,15 @@ from fairseq_deep.recipes.driver import DONE, main
 from fairseq_deep.recipes.options import EXAMPLES, ROOT
 
 
-def run_driver(kind: str, words: list[str]) -> int:
-    """Check the words, and run the driver; return its exit status.
-
-    Raises:
-        UsageError: this is not a clone of the repository
-    """
+def check_clone() -> None:
+    """Raise `UsageError` outside of a clone of the repository."""
     if not os.path.isdir(EXAMPLES):
         raise UsageError(f"there are no recipes in {EXAMPLES}; run this in a clone of the repository")
+
+
+def run_driver(kind: str, words: list[str]) -> int:
+    """Check the words, and run the driver; return its exit status."""
+    check_clone()
     os.environ.setdefault("FAIRSEQ_DEEP_ENV", "current")  # the scripts that it writes go on in this environment, too
     folder = kind.removeprefix("recipe/")
     script = os.path.join(EXAMPLES, folder, "run.sh")

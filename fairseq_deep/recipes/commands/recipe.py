@@ -7,7 +7,7 @@ import glob
 import os
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.recipes.commands import run_driver
+from fairseq_deep.recipes.commands import check_clone, run_driver
 from fairseq_deep.recipes.options import EXAMPLES, did_you_mean
 
 RAW = True
@@ -21,6 +21,7 @@ def tasks() -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Run the recipe that the first word names; return its exit status."""
+    check_clone()
     known = tasks()
     if not args.words or args.words[0] in ("-h", "--help"):
         print(f"usage: fairseq-deep recipe TASK [options] [-- flags for fairseq-train]\n\nTASK: {', '.join(known)}")
