@@ -163,7 +163,8 @@ def test_the_commands_of_fairseq_deep_are_the_scripts(tmp_path, capsys):
 def test_the_commands_need_a_clone(words, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(commands, "EXAMPLES", str(tmp_path / "examples"))
     assert main(words) == 2
-    assert capsys.readouterr().err.endswith(f"no recipes in {tmp_path}/examples; run this in a clone of the repository\n")
+    said = f"there are no recipes in {tmp_path}/examples; run this in a clone of the repository\n"
+    assert capsys.readouterr().err == f"fairseq-deep {words[0]}: {said}"
 
 
 def test_settings_of_the_scripts_work_and_are_not_in_the_help(tmp_path):
