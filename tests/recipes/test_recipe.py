@@ -128,7 +128,7 @@ class TestStages:
         programs(stubs)
         assert_refused(recipe(*words, "--max-tokens", "1024"), "1 device(s) x 2048 tokens x update-freq 1", status=2)
         assert_refused(recipe(*words, "--arch", "transformer_dlcl_6l"), "transformer_dlcl_12l", status=2)
-        assert_refused(recipe(*words, "--bpe-merges", "40"), "other data", status=2)
+        assert_refused(recipe(*words, "--lowercase", "true"), "other data", status=2)
         embeddings = "trained with --share-all-embeddings, now without --share-all-embeddings"
         assert_refused(recipe(*words, "--embeddings", "target"), embeddings, status=2)
         assert programs(stubs) == []

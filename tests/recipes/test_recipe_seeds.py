@@ -121,7 +121,7 @@ class TestSeeds:
         assert recipe(*words, "--seeds", "5,7", "--stop-stage", "4").returncode == 0
         assert programs(stubs)[-2:] == ["fairseq-train"] * 2
         assert_refused(recipe(*words), "holds several seeds", status=2)
-        assert_refused(recipe(*words, "--seeds", "5,7", "--bpe-merges", "40"), "seed5", "other data", status=2)
+        assert_refused(recipe(*words, "--seeds", "5,7", "--lowercase", "true"), "seed5", "other data", status=2)
         assert_refused(recipe(*words, "--seeds", "5,7", "--against", tmp_path / "exp"), "seed5/test.hyp.de", status=2)
         one = (tools, tmp_path / "one", "--data", corpus, *SMALL)
         assert recipe(*one).returncode == 0

@@ -1,11 +1,13 @@
 """Sub-words of the recipes: joint, per side, SentencePiece; Chinese; what is dropped; several test sets."""
 
 import random
+import signal
 
 import pytest
 from subword_nmt.apply_bpe import BPE
 
 from fairseq_deep.core.registry import UsageError
+from fairseq_deep.recipes.text import subwords
 from fairseq_deep.runtime import TextSteps, find_bundle
 from tests.helpers.recipes import assert_refused, lines, program, write_pairs
 
@@ -129,3 +131,17 @@ def test_translate_prepares_text_as_the_recipe_does(text, tmp_path, bpe, lowerca
     assert bundle.lowercase == lowercase
     steps = TextSteps("en", "de", bundle.codes, bundle.tokenizer, bundle.lowercase)
     assert list(map(steps.prepare, lines(text / "test.en"))) == lines(tmp_path / "out/test.en")
+
+
+def signals_of_a_worker(_):
+    return signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGTERM)
+
+
+def test_a_worker_ends_when_its_pool_does():
+    """The driver's own handler of SIGTERM, which a fork inherits, would keep it; then the pool waits for ever."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        found = list(subwords.spread(signals_of_a_worker, [(0,), (1,)], 2))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert found == [(set(), signal.SIG_DFL)] * 2 and signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()

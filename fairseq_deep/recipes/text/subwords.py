@@ -26,6 +26,7 @@ MAX_RATIO = 9  # longer side over shorter side, as in the usual corpus cleaning
 BLOCK = 2000
 PIECES_FROM = 10_000_000  # sentences that SentencePiece learns from, drawn at random
 COVERAGE = 0.9995  # of characters, by SentencePiece's vocabulary
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _tokenizers = {}
 _cut = None
 
@@ -86,7 +87,13 @@ def spread(function, jobs, workers, initializer=None, initargs=()):
             initializer(*initargs)
         yield from starmap(function, jobs)
         return
-    with Pool(workers, _begin_worker, (initializer, initargs)) as pool:
+    # a worker that is told to end before it has handlers of its own would lose the signal, and be waited for
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        pool = Pool(workers, _begin_worker, (initializer, initargs))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with pool:
         waiting = []
         for job in jobs:
             waiting.append(pool.apply_async(function, job))
@@ -97,8 +104,10 @@ def spread(function, jobs, workers, initializer=None, initargs=()):
 
 
 def _begin_worker(initializer, initargs):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # the pool ends its workers
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     if initializer:
         initializer(*initargs)
 
