@@ -61,5 +61,5 @@ def check(path, exp, command):
     if changed:
         raise UsageError(
             f"{exp} was trained with {changed}: give the same, use another --exp, "
-            f"or delete {os.path.join(exp, 'checkpoints')} to train anew"
+            f"or delete {os.path.join(exp, 'checkpoints')} to train from scratch"
         )

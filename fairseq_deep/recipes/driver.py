@@ -18,10 +18,11 @@ import shlex
 import sys
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.tools.machine import count_cores
 
 from . import estimate, lock, nodes, record, scripts, seeds
 from .options import EXAMPLES
-from .plan import Plan, cores
+from .plan import Plan
 from .process import LOCKS, Plain, Stopped, Supervisor
 from .recipe import Recipe
 from .runner import Runner, StageFailed, report_result
@@ -130,7 +131,7 @@ def share_cores(processes: int) -> None:
     Without spinning, waking them takes up to half of the time; spinning for long makes training several times slower
     next to other work.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // processes)))
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 

@@ -9,7 +9,9 @@ import re
 import shutil
 from collections.abc import Iterator
 
-from .plan import Plan, cores
+from fairseq_deep.tools.machine import count_cores
+
+from .plan import Plan
 
 FLOPS = 5e10
 """Operations per second and core of a CPU, on the high side."""
@@ -89,7 +91,7 @@ def _warnings(plan: Plan) -> Iterator[str]:
     options, parameters = plan.options, _parameters(plan)
     if options.smoke or not options.stage <= 4 <= options.stop_stage:
         return
-    hours = int(6 * parameters * _training_tokens(plan) / FLOPS / cores() / 3600)  # 6 per parameter and token
+    hours = int(6 * parameters * _training_tokens(plan) / FLOPS / count_cores() / 3600)  # 6 per parameter and token
     if not options.ngpu and hours >= 48 and not plan.train_value("--stop-time-hours"):
         yield (f"warning  this CPU needs more than {hours:,} hours for it: use a GPU, or for your own text "
                "examples/own_text/run.sh")  # fmt: skip

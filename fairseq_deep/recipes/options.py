@@ -6,13 +6,13 @@ files, and later conf files override earlier ones.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shlex
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+from fairseq_deep.core.registry import nearest
 from fairseq_deep.errors import UsageError
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -77,14 +77,14 @@ class Options:
         """The fields by name."""
         return {each.name: each for each in fields(cls)}
 
-    def set(self, name: str, text: str, flag: str = "") -> None:
+    def set(self, name: str, text: str) -> None:
         """Set an option.
 
         Raises:
             UsageError: *text* is not one of its values
         """
         kind = self.declared()[name].metadata["kind"]
-        check_value(flag or flag_of(name), text, kind)
+        check_value(flag_of(name), text, kind)
         setattr(self, name, kind.convert(text))
 
     def parse(self, words: list[str], by_user: bool = True) -> Options:
@@ -108,7 +108,7 @@ class Options:
             name = flag[2:].replace("-", "_")
             if name not in known:
                 raise UsageError(
-                    f"unknown option '{flag}'{did_you_mean(flag, map(flag_of, known))} (--help lists them; flags of "
+                    f"unknown option '{flag}'{nearest(flag, map(flag_of, known))} (--help lists them; flags of "
                     "fairseq-train go after a lone --)"
                 )
             if not equals:
@@ -156,12 +156,6 @@ def check_value(flag: str, text: str, kind: Kind) -> None:
         raise UsageError(f"{flag} takes {kind.words}, not '{text}'")
 
 
-def did_you_mean(word: str, known: Any) -> str:
-    """A question that names the nearest of *known*; empty if none is near."""
-    near = difflib.get_close_matches(word, list(known), 1)
-    return f": did you mean {near[0]}?" if near else ""
-
-
 def quote(words: Any) -> str:
     """*words* as a line for a shell."""
     return shlex.join(map(str, words))
@@ -201,7 +195,7 @@ def find_conf(name: str, task: str, beside: str = "") -> str:
         for path in (name, os.path.join(EXAMPLES, example, "conf", f"{rest}.args")):
             if os.path.isfile(path):
                 return path
-    hint = did_you_mean(name, known)
+    hint = nearest(name, known)
     raise UsageError(f"unknown --conf '{name}'{hint} (known: {' '.join(known)}; or the path of a file)")
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.tools.machine import count_cores
 
 from . import changes, nodes, seeds
 from .options import EXAMPLES, ROOT, WHOLE, check_extra_flags, check_value, load_conf
@@ -53,7 +54,7 @@ class Plan:
         if not options.stage <= options.stop_stage <= 7:
             raise UsageError(f"--stage {options.stage}, --stop-stage {options.stop_stage}: stages run from 0 to 7")
         if options.workers == "auto":
-            options.workers = cores()
+            options.workers = count_cores()
         self._resolve_folder()
         self._resolve_route()
         self._check_embeddings()
@@ -298,7 +299,7 @@ class Plan:
         if before[2] != now[2]:
             raise UsageError(
                 f"{self.exp} holds a model trained on other data, or text cut in another way: use another --exp, "
-                f"or delete {self.path('checkpoints')} to train anew"
+                f"or delete {self.path('checkpoints')} to train from scratch"
             )
         changes.check(self.path("train.sh"), self.exp, self.train_command)
         if before[1] != now[1] and not options.force_batch:
@@ -319,11 +320,6 @@ def value_of(command: list[str], flag: str) -> str:
         elif word.startswith(f"{flag}="):
             value = word.partition("=")[2]
     return value
-
-
-def cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def count_gpus() -> int:

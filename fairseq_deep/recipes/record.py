@@ -15,6 +15,8 @@ import time
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import records
+from fairseq_deep.tools import write_text
+from fairseq_deep.tools.machine import describe_cpu
 
 from .changes import effective, read_command
 from .options import ROOT
@@ -45,17 +47,9 @@ def commit():
         return "unknown"
 
 
-def cpu_name():
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as stream:
-            return next(line.split(":", 1)[1].strip() for line in stream if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def hardware(gpus):
     if not gpus:
-        return f"{os.cpu_count()} cores, {cpu_name()}"
+        return f"{os.cpu_count()} cores, {describe_cpu()[0]}"
     import torch
 
     seen = torch.cuda.device_count()
@@ -77,16 +71,6 @@ def check_arch(name):
 
     if name not in ARCH_MODEL_REGISTRY:
         raise UsageError(f"unknown --arch {name}{nearest(name, ARCH_MODEL_REGISTRY)}: fairseq-deep archs lists them")
-
-
-def write_text(path, text):
-    """Write ``text`` to ``path``, whole or not at all."""
-    try:
-        with open(path + ".new", "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.replace(path + ".new", path)
-    except OSError as problem:
-        raise UsageError(f"cannot write {path}: {problem.strerror}") from None
 
 
 def check_packages(names):

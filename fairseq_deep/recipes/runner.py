@@ -13,10 +13,10 @@ from typing import Any
 from fairseq_deep.errors import UsageError, one_line
 
 from . import record
-from .options import flag_of, quote
+from .options import quote
 from .plan import Plan
-from .process import Failed, Plain, Stopped, Supervisor, last_words
-from .stages import Markers
+from .process import Failed, Plain, Stopped, Supervisor, clock
+from .stages import Markers, read_marker
 
 NAMES = ("set-up", "data", "text", "binarise", "train", "average", "generate", "score")
 
@@ -85,7 +85,7 @@ class Runner:
             self.attempt(stage, functions[stage], f"{stage}-{name}.log")
             if not self.dry:
                 self.markers.set(stage)
-                print(f"  done in {duration(time.monotonic() - begun)}", flush=True)
+                print(f"  done in {clock(time.monotonic() - begun)}", flush=True)
 
     def attempt(self, stage: int, function: Callable[[Runner], None], log: str) -> None:
         """Run the function of a stage; its failure is left for the other machines to see."""
@@ -160,22 +160,13 @@ def _of_system(error: OSError) -> str:
     return f"{place}{error.strerror or one_line(error)}; nothing was kept of it: run the same command again after that"
 
 
-def duration(seconds: float) -> str:
-    """Seconds in words."""
-    whole = int(seconds)
-    if whole >= 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 60} min {whole % 60:02} s" if whole >= 60 else f"{whole} s"
-
-
 def report_result(runner: Runner) -> dict[str, Any]:
     """Write ``RESULT.json`` of the run, and return it."""
     plan, options = runner.plan, runner.plan.options
     names = ("task", "conf", "beam", "gnmt_lenpen", "max_len_b", "average_updates", "smoke")
     settings = {name: getattr(options, name) for name in names}
     settings.update({name: _number(getattr(options, name)) for name in ("lenpen", "max_len_a")})
-    averaged = plan.path("averaged.txt")  # there may have been fewer
-    settings["averaged"] = int(open(averaged).read()) if os.path.exists(averaged) else options.average
+    settings["averaged"] = int(read_marker(plan.path("averaged.txt")) or options.average)  # there may have been fewer
     found = record.collect(plan.exp, plan.subsets, settings)
     record.write_json(plan.path("RESULT.json"), found)
     return found
@@ -183,6 +174,3 @@ def report_result(runner: Runner) -> dict[str, Any]:
 
 def _number(text: str) -> float | int:
     return float(text) if "." in text else int(text)
-
-
-__all__ = ["NAMES", "Runner", "StageFailed", "duration", "flag_of", "last_words", "report_result"]

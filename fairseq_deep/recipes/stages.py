@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import hashlib
 import os
@@ -23,14 +24,20 @@ def hypotheses_of(run: str, lang: str) -> str:
 def crc(paths: Any) -> list[tuple[str, int]]:
     """Names and checksums of those of *paths* that exist."""
     found = []
-    for path in paths:
-        if os.path.isfile(path):
-            total = 0
-            with open(path, "rb") as stream:
-                for block in iter(lambda stream=stream: stream.read(1 << 20), b""):
-                    total = zlib.crc32(block, total)
-            found.append((os.path.basename(path), total))
+    for path in filter(os.path.isfile, paths):
+        stat = os.stat(path)
+        found.append((os.path.basename(path), _crc_of(path, stat.st_mtime_ns, stat.st_size)))
     return found
+
+
+@functools.cache
+def _crc_of(path: str, *_: int) -> int:
+    """The checksum of a file, which is read again only if its time or size have changed: each seed asks for it."""
+    total = 0
+    with open(path, "rb") as stream:
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            total = zlib.crc32(block, total)
+    return total
 
 
 def _data(plan: Plan) -> list[Any]:

@@ -9,6 +9,7 @@ import shutil
 from typing import Any
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.tools import write_text
 
 from . import nodes, record
 from .options import EXAMPLES, ROOT, flag_of, quote
@@ -116,8 +117,8 @@ def train(runner: Runner) -> None:
             nodes.check_port(plan.place.port)
         if not os.path.isfile(last) and os.path.isfile(records):  # the record of another training
             os.replace(records, plan.path("train.before.jsonl"))
-        record.write_text(plan.path("trained-with.txt"), "\n".join(plan.run_record()) + "\n")
-        record.write_text(plan.path("train.sh"), quote(plan.train_command) + "\n")
+        write_text(plan.path("trained-with.txt"), "\n".join(plan.run_record()) + "\n")
+        write_text(plan.path("train.sh"), quote(plan.train_command) + "\n")
     start_training(runner)
     if not runner.dry and not os.path.isfile(last):
         with open(runner.log, "a", encoding="utf-8") as stream:
@@ -170,7 +171,7 @@ def average(runner: Runner) -> None:
         choice = "--last-updates" if every else "--last"
         runner.run("fairseq-deep", "average", choice, wanted, "--dir", plan.path("checkpoints"), "--output", out)
     if not runner.dry:
-        record.write_text(plan.path("averaged.txt"), f"{max(wanted, 1)}\n")
+        write_text(plan.path("averaged.txt"), f"{max(wanted, 1)}\n")
 
 
 def generate(runner: Runner) -> None:

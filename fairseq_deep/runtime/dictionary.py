@@ -88,12 +88,13 @@ def hash_symbols(symbols: Sequence[str]) -> str:
     return f"{len(symbols)} entries, sum {total[:12]}"
 
 
-def check_hashes(own: dict[str, str], saved: Any) -> None:
+def check_hashes(own: dict[str, str], saved: Any, fix: str) -> None:
     """Reject a model that was trained with other dictionaries: each token would get another one's vector.
 
     Args:
         own: hashes by side ("source", "target")
         saved: those in the checkpoint; None if it has none
+        fix: what the user can do; the error ends with it
 
     Raises:
         UsageError: the hashes of a side differ
@@ -103,7 +104,5 @@ def check_hashes(own: dict[str, str], saved: Any) -> None:
         if before != now:
             raise UsageError(
                 f"the checkpoint was trained with another {side} dictionary ({before}) than that of the data ({now}): "
-                "binarise with its own (fairseq-preprocess --srcdict, --tgtdict), or use another --save-dir; "
-                "--allow-other-dictionary takes it as it is (translating: "
-                "--model-overrides \"{'allow_other_dictionary': True}\")"
+                + fix
             )

@@ -49,7 +49,7 @@ def load_model(bundle: Bundle) -> LoadedModel:
         raise UsageError(f"{bundle.data} has sub-words, and there are no merges to cut words with: give --bpe-codes")
     try:
         own = zip(("source", "target"), (hash_symbols(each.symbols) for each in sides))
-        check_hashes(dict(own), stored.hashes)
+        check_hashes(dict(own), stored.hashes, "give the directory of its own dictionaries (--data)")
         model = build_model(stored, *sides)
     except Exception as error:  # settings of any kind trigger any exception in torch
         problem = (str(error).splitlines() or [type(error).__name__])[-1].strip()

@@ -58,9 +58,11 @@ def write_fairseq(args: argparse.Namespace) -> int:
 
         path = find_bundle(path).checkpoint
     state = load_checkpoint(path)
-    flags = fill(model_flags(state), path)
-    if flags.arch in TWINS and f"deep_{model_flags(state).get('arch')}" == flags.arch:
-        raise UsageError(f"{path} is a model {TWINS[flags.arch]} of fairseq: it needs no export")
+    stored = model_flags(state)
+    arch = stored.get("arch") or stored.get("_name")
+    if arch in TWINS.values():
+        raise UsageError(f"{path} is a model {arch} of fairseq: it needs no export")
+    flags = fill(stored, path)
     flags.encoder_embed_path = flags.decoder_embed_path = None
     check_layers(path, flags, "fairseq")
     model = loaded_model(path, state["model"], flags)

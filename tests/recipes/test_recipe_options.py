@@ -154,7 +154,7 @@ def test_the_commands_of_fairseq_deep_are_the_scripts(tmp_path, capsys):
     assert main(["claims", "--list"]) == 0 and "one-sided" in capsys.readouterr().out
     assert main(["compare", "prenorm_6l"]) == 2 and "--data is missing" in capsys.readouterr().err
     assert main(["recipe", "wmt16_endd"]) == 2
-    assert "unknown recipe wmt16_endd: did you mean wmt16_ende?" in capsys.readouterr().err
+    assert "unknown recipe wmt16_endd (did you mean wmt16_ende?)" in capsys.readouterr().err
     assert main(["recipe", "--help"]) == 0 and "TASK: compare, depthwise_lstm" in capsys.readouterr().out
     assert main(["compare", "--help"]) == 0 and "--bootstrap" in capsys.readouterr().out
 

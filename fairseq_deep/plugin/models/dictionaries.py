@@ -10,6 +10,11 @@ from fairseq.tasks.fairseq_task import StatefulContainer
 from fairseq_deep.runtime.dictionary import check_hashes, hash_symbols
 
 KEY = "dictionaries"
+FIX = (
+    "binarise with its own (fairseq-preprocess --srcdict, --tgtdict), or use another --save-dir; "
+    "--allow-other-dictionary takes it as it is (translating: "
+    "--model-overrides \"{'allow_other_dictionary': True}\")"
+)
 
 
 class DictionaryState(StatefulContainer):
@@ -37,7 +42,7 @@ class DictionaryState(StatefulContainer):
         """
         rest = dict(state_dict)
         saved = rest.pop(KEY, None)
-        check_hashes(self.own, None if self.allow else saved)
+        check_hashes(self.own, None if self.allow else saved, FIX)
         super().merge_state_dict(rest)
 
 

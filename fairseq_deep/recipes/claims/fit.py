@@ -11,7 +11,8 @@ import shutil
 import sys
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.recipes.record import read_json, write_text
+from fairseq_deep.recipes.record import read_json
+from fairseq_deep.tools import write_text
 
 from .speed import find, generate_command, run
 

@@ -14,8 +14,9 @@ import statistics
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.children import call
 from fairseq_deep.recipes.compare.results import SPEED
-from fairseq_deep.recipes.record import read_json, write_text
+from fairseq_deep.recipes.record import read_json
 from fairseq_deep.recipes.scripts import without_options
+from fairseq_deep.tools import write_text
 
 STEP = re.compile(r'"wps": "([\d.]+)", .*"wpb": "([\d.]+)"')
 UPDATES = 40

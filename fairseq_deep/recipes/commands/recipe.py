@@ -6,9 +6,10 @@ import argparse
 import glob
 import os
 
+from fairseq_deep.core.registry import nearest
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.commands import check_clone, run_driver
-from fairseq_deep.recipes.options import EXAMPLES, did_you_mean
+from fairseq_deep.recipes.options import EXAMPLES
 
 RAW = True
 
@@ -28,5 +29,5 @@ def run(args: argparse.Namespace) -> int:
         return 0
     task, *words = args.words
     if task not in known:
-        raise UsageError(f"unknown recipe {task}{did_you_mean(task, known)} (known: {', '.join(known)})")
+        raise UsageError(f"unknown recipe {task}{nearest(task, known)} (known: {', '.join(known)})")
     return run_driver(f"recipe/{task}", words)

@@ -6,7 +6,7 @@ import json
 import os
 
 from fairseq_deep.recipes.compare.results import FIGURES
-from fairseq_deep.recipes.record import write_text
+from fairseq_deep.tools import write_text
 
 # column, figure and number format
 COLUMNS = (

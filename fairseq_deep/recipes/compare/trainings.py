@@ -15,8 +15,9 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from fairseq_deep.recipes.options import EXAMPLES, ROOT
 from fairseq_deep.recipes.process import clock
-from fairseq_deep.recipes.record import read_json, write_text
+from fairseq_deep.recipes.record import read_json
 from fairseq_deep.runtime.records import RESULT
+from fairseq_deep.tools import write_text
 
 MAIN = os.path.join(ROOT, "fairseq_deep", "recipes", "__main__.py")
 SCRIPT = os.path.join(EXAMPLES, "compare", "one.sh")
