@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import subprocess
 
 from fairseq_deep.errors import UsageError
@@ -72,6 +73,7 @@ class Plan:
             plan._check_changed()
         if options.same_text not in ("", self.keys[3]):
             folder = os.path.dirname(self.exp)
+            _check_version(options.same_text, folder)
             raise UsageError(
                 f"the trainings in {folder} were trained on other data, or text cut in another way: use another --exp"
             )
@@ -296,6 +298,7 @@ class Plan:
             before, now = [*stream.read().splitlines(), "", "", ""], self.run_record()
         if before[0] != now[0]:
             raise UsageError(f"{self.exp} holds a {before[0]} model, not a {now[0]} one: use another --exp")
+        _check_version(before[2], self.exp)
         if before[2] != now[2]:
             raise UsageError(
                 f"{self.exp} holds a model trained on other data, or text cut in another way: use another --exp, "
@@ -309,6 +312,15 @@ class Plan:
                 f"would be {self.devices} x {options.max_tokens} x {options.update_freq}: go on with the same, use "
                 "another --exp, or change it on purpose with --force-batch true"
             )
+
+
+def _check_version(key: str, exp: str) -> None:
+    """Reject an experiment of version 0.2.0, whose hash of the text is of another kind."""
+    if re.fullmatch(r"\d+ \d+", key):
+        raise UsageError(
+            f"{exp} was begun by version 0.2.0 of the recipes, and its training cannot resume: use another --exp; "
+            "--stage 5 and later work, and so do fairseq-deep translate, score and report"
+        )
 
 
 def value_of(command: list[str], flag: str) -> str:

@@ -166,6 +166,19 @@ class TestStages:
         assert before["seed"] == 1 and before["precision"] == "fp32" and before["devices"] == "1 CPU"
         assert after["beam"] == 2 and before["averaged"] == 2, "two of the five"
 
+    def test_a_run_of_an_older_version_is_scored_but_not_resumed(self, tools, stubs, corpus, tmp_path):
+        words, exp = (tools, tmp_path / "exp", "--data", corpus, *SMALL), tmp_path / "exp"
+        assert recipe(*words).returncode == 0
+        noted = (exp / "trained-with.txt").read_text().splitlines()
+        (exp / "trained-with.txt").write_text("\n".join([*noted[:2], "4038471504 75", noted[3]]) + "\n")
+        for marker in exp.glob(".done.*"):
+            marker.write_text("1843294 12\n")
+        programs(stubs)
+        assert_refused(recipe(*words), "exp was begun by version 0.2.0", "use another --exp; --stage 5", status=2)
+        assert programs(stubs) == []
+        assert recipe(*words, "--stage", "6").stdout.splitlines()[-1] == "BLEU = 12.34"
+        assert programs(stubs)[0] == "fairseq-generate"
+
     def test_what_is_trained_anew_has_a_record_of_its_own(self, tools, stubs, corpus, tmp_path):
         words, exp = (tools, tmp_path / "exp", "--data", corpus, *SMALL), tmp_path / "exp"
         assert recipe(*words).returncode == 0
