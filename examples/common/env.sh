@@ -75,7 +75,7 @@ env_make() {
   local root=$1 extra=$2 venv=$1/.venv log=$1/.venv/install.log python found
   env_check_machine "$root" || return 1
   # The mark tells ours from an environment that the user made, which is never deleted. A stamp from another place
-  # means that the folder was moved, and no stamp that an earlier call was interrupted: both are made anew.
+  # means that the folder was moved, and no stamp that an earlier call was interrupted: both are created again.
   found=$(cat "$venv/.fairseq_deep" 2>/dev/null)
   if [[ -f $venv/.made_by_fairseq_deep && $found != "$venv "* ]]; then
     echo "set-up: removing the incomplete .venv"

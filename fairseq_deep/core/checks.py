@@ -172,7 +172,7 @@ def _check_residual(flags: Any, stack: Stack) -> None:
         return
     if stack.residual.method.counts_layers and _given(flags, f"{stack.side}_layers_to_keep"):
         raise UsageError(
-            f"--{stack.side}-layers-to-keep numbers layers anew, which --residual {name} tells apart: leave it out"
+            f"--{stack.side}-layers-to-keep renumbers the layers, which --residual {name} tells apart: leave it out"
         )
     if not stack.layout.residual:
         raise UsageError(

@@ -59,7 +59,7 @@ def model_flags(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_restore(folder: str, no_last: bool) -> str:
-    """The checkpoint in *folder* that fairseq-train goes on from; "" if it begins anew.
+    """The checkpoint in *folder* that fairseq-train resumes from; "" if it starts a new training.
 
     Args:
         no_last: whether the training writes no ``checkpoint_last.pt``

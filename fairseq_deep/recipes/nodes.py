@@ -291,7 +291,7 @@ def wait(place, hours, peers, prepared, trained):
             raise Failed(cause)
         if time.monotonic() - begun > float(hours) * 3600:
             raise Failed(
-                f"machine 0 has not begun to train within {hours} hours (--wait-hours): start it with the same "
+                f"machine 0 did not start training within {hours} hours (--wait-hours): start it with the same "
                 f"command and --node-rank 0, and open port {place.port} of {place.host} to this machine"
             )
         time.sleep(2)

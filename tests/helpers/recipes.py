@@ -81,7 +81,7 @@ esac
 
 
 def programs(calls):
-    """The programs called so far, in order; the list starts anew."""
+    """The programs called so far, in order; clears the list."""
     called = [line.split() for line in calls.read_text().splitlines()]
     calls.write_text("")
     return [" ".join(words[: 2 if words[0] == "fairseq-deep" else 1]) for words in called]

@@ -285,7 +285,7 @@ def test_what_cannot_be_compiled_stays_as_it_is(caplog):
 
 
 @pytest.fixture
-def asked_anew():
+def asked_again():
     compiling.why_not.cache_clear()
     yield
     compiling.why_not.cache_clear()
@@ -303,7 +303,7 @@ def fail(*args, **kwargs):
         (None, "has no torch.compile"),
     ],
 )
-def test_without_a_compiler_training_goes_on(make, batches, monkeypatch, caplog, asked_anew, broken, reason):
+def test_without_a_compiler_training_goes_on(make, batches, monkeypatch, caplog, asked_again, broken, reason):
     plain, compiled = make(PLAIN)
     if broken is None:
         monkeypatch.delattr(torch, "compile")

@@ -1,4 +1,4 @@
-"""``--log-depth-interval`` in fairseq's own training log, against gradients computed anew from the checkpoints."""
+"""``--log-depth-interval`` in fairseq's own training log, against gradients recomputed from the checkpoints."""
 
 import json
 import math

@@ -74,7 +74,7 @@ def test_it_gives_up_where_going_back_does_not_help(small, tmp_path):
     assert text.count("went back to") == 3 and last(tmp_path / "save")["optimizer_history"][-1]["num_updates"] == 2
 
 
-def test_later_divergences_count_anew(small, tmp_path):
+def test_later_divergences_are_counted_from_zero(small, tmp_path):
     poison = (MIDDLE, math.nan, [3, 3, 5, 5, 5, 7])
     status, text = start(small, tmp_path / "save", *REWIND, "--max-epoch", "9", "--max-update", "8", poison=poison)
     assert status == 0 and text.count("went back to") == 6, text[-2000:]

@@ -1,4 +1,4 @@
-"""The pages: lines of at most 120 characters, sentences of at most 40 words."""
+"""The pages: lines of at most 120 characters, sentences of at most 40 words, links to files that exist."""
 
 import re
 
@@ -55,6 +55,15 @@ def test_lines_are_at_most_120_wide(page):
 def test_no_sum_is_broken_before_its_plus(page):
     """Markdown makes an item of a list of it."""
     assert not re.findall(r"(?m)^ {0,3}\+ .*", (ROOT / page).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_lead_to_files(page):
+    """Each relative link; ``tests/docs.sh`` checks the anchors, too, but it is not part of the suite."""
+    text = re.sub(r"(?ms)^ *```.*?^ *```|`[^`\n]*`(?!\])", "", (ROOT / page).read_text(encoding="utf-8"))
+    targets = re.findall(r"\]\(([^)#\s]+)", text)
+    broken = [it for it in targets if "://" not in it and not ((ROOT / page).parent / it).exists()]
+    assert not broken
 
 
 @pytest.mark.parametrize("page", READ, ids=str)

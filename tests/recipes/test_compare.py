@@ -66,7 +66,7 @@ def make_slow(tools):
 
 
 def trained(calls):
-    """Label and seed of the trainings since the last question, sorted; the list of calls starts anew."""
+    """Label and seed of the trainings since the last question, sorted; clears the list of calls."""
     found = re.findall(r"^fairseq-train .*/runs/(\S+)/checkpoints ", calls.read_text(), re.MULTILINE)
     calls.write_text("")
     return sorted(found)
@@ -389,7 +389,7 @@ def write_run(folder, kind, losses, parameters):
 
 @pytest.fixture
 def finished(modules, tmp_path):
-    """Rows of three systems with three seeds; one training failed, one has not begun."""
+    """Rows of three systems with three seeds; one training failed, one has not started."""
     systems = [SimpleNamespace(label=name, text=f"transformer_{name}") for name in ("base", "same", "worse")]
     runs = []
     for system in systems:

@@ -179,7 +179,7 @@ class TestStages:
         assert recipe(*words, "--stage", "6").stdout.splitlines()[-1] == "BLEU = 12.34"
         assert programs(stubs)[0] == "fairseq-generate"
 
-    def test_what_is_trained_anew_has_a_record_of_its_own(self, tools, stubs, corpus, tmp_path):
+    def test_a_new_training_has_a_record_of_its_own(self, tools, stubs, corpus, tmp_path):
         words, exp = (tools, tmp_path / "exp", "--data", corpus, *SMALL), tmp_path / "exp"
         assert recipe(*words).returncode == 0
         better = {"kind": "valid", "time": 9, "session": 1, "epoch": 1, "valid_ppl": "1.5", "valid_num_updates": "3"}

@@ -130,7 +130,7 @@ def test_waiting(tmp_path, port):
     free = call("port", "--port", port)
     assert free.returncode == 65 and f"port {port} is in use on " in free.stderr and "--master HOST:PORT" in free.stderr
     late = waiting(tmp_path, 1, hours="0")
-    assert late.returncode == 1 and "machine 0 has not begun to train within 0 hours (--wait-hours)" in late.stderr
+    assert late.returncode == 1 and "machine 0 did not start training within 0 hours (--wait-hours)" in late.stderr
     name = waiting(tmp_path, port, host="no.such.host.invalid")
     assert name.returncode == 1 and "knows no machine of that name" in name.stderr and "Traceback" not in name.stderr
     (tmp_path / "node0.failed").write_text("stage 2 (text) refused its input\n")

@@ -341,7 +341,7 @@ def watched():
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_folder_is_refused(name, whole, capsys, tmp_path):
-    """Its sums are right: whoever changes it can make them anew."""
+    """Its sums are right: whoever changes a file can also change its sum."""
     change, message = HOSTILE[name]
     folder = tmp_path / "made"
     shutil.copytree(whole, folder)

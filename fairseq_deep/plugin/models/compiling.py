@@ -51,7 +51,7 @@ def why_not(device: torch.device, backend: str) -> str | None:
     except Exception as error:  # no compiler, another Python, a broken installation: all is told in the same way
         return _line(error)
     if found != 1:
-        return "torch.compile is switched off" if found == 0 else "this torch compiles each layer anew: it needs 2.5"
+        return "torch.compile is switched off" if found == 0 else "this torch recompiles every layer: it needs 2.5"
     return None
 
 

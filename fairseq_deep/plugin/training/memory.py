@@ -1,6 +1,6 @@
 """Memory of a training step on a CPU: the C library keeps it for the next step.
 
-glibc gives large blocks back to the system when they are freed, and gets them anew from it a moment later: the system
+glibc gives large blocks back to the system when they are freed, and requests them again a moment later. The system
 fills them with zeros, page by page. In training, where each step needs the same again, that was a tenth of all time.
 """
 

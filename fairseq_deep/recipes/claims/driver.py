@@ -155,7 +155,10 @@ def run_claim(args, name):
 
 
 def measured(claim, systems, folder, args):
-    """Times and fit, where the claim is about them, and what went wrong; nobody trains beside that in its group."""
+    """The times and the fit, if the claim needs them, and the failures.
+
+    The lock of the group keeps its trainings from running during a measurement.
+    """
     alone = not args.table_only and {"speed", "fit"} & set(claim.extras)
     with locked(group_folder(args, claim)) if alone else contextlib.nullcontext():
         timed, slow = speed.measure(systems, folder, args) if "speed" in claim.extras else ({}, [])

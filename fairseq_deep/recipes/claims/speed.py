@@ -1,7 +1,7 @@
 """How fast the trained systems of a claim decode and train: each in a process of its own, in turns.
 
 A figure is the median of its rounds. What was measured stays in ``speed.json`` of the claim's folder; when one of the
-systems has been trained since, all are timed anew: only what ran in turns can be compared.
+systems has been trained since, all are timed again: only what ran in turns can be compared.
 """
 
 import json
