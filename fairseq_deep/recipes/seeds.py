@@ -85,16 +85,16 @@ def table(summary, found, failed):
 
 
 def parse(text):
-    """The seeds that *text* names: 3 are 1, 2 and 3; with a comma it is a list.
+    """The seeds that *text* names: 3 are 1, 2 and 3; with a comma it is a list, "7," a list of one.
 
     Raises:
         UsageError: it is neither, or names one twice
     """
     if re.fullmatch("[1-9][0-9]{0,2}", text):
         return list(range(1, int(text) + 1))
-    if not re.fullmatch("(0|[1-9][0-9]*)(,(0|[1-9][0-9]*))+", text):
-        raise UsageError(f"--seeds takes how many, such as 3, or a list such as 4,7, not '{text}'")
-    seeds = [int(word) for word in text.split(",")]
+    if not re.fullmatch("((0|[1-9][0-9]*),)+(0|[1-9][0-9]*)?", text):
+        raise UsageError(f"--seeds takes how many, such as 3, or a list such as 4,7 (one seed: 7,), not '{text}'")
+    seeds = [int(word) for word in text.removesuffix(",").split(",")]
     for seed in seeds:
         if seeds.count(seed) > 1:
             raise UsageError(f"--seeds {text} names seed {seed} twice")
