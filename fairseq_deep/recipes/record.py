@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import platform
 import re
@@ -22,6 +23,8 @@ from .changes import effective, read_command
 from .options import ROOT
 
 PACKAGES = ("fairseq-deep", "fairseq", "torch", "numpy", "sacrebleu", "sacremoses", "subword-nmt")
+SPEED = re.compile(r"\(([\d.]+) sentences/s, ([\d.]+) tokens/s\)")
+"""The end of fairseq-generate's log."""
 PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
 
 
@@ -157,6 +160,62 @@ def read_scores(exp, subset):
     measures = {"sacrebleu": "", "tokenised": "-tokenized", "compound_split": "-compound-split"}
     paths = {name: os.path.join(exp, f"score-{subset}{suffix}.json") for name, suffix in measures.items()}
     return {name: read_json(path, records.SCORE) for name, path in paths.items()}
+
+
+def result_line(exp, system="", command="", seed=None):
+    """The line of a finished run in ``results.jsonl``.
+
+    Args:
+        system: its name in the experiment; its architecture if empty
+        command: architecture and flags of the system, if they are known
+        seed: if it is known; else that of ``RESULT.json``
+    """
+    result, lines = read_json(os.path.join(exp, "RESULT.json"), records.RESULT), read_records(exp)
+    # If an interrupted run repeated some updates, the later values replace the earlier ones.
+    inner = {int(record["num_updates"]): record for record in lines if record["kind"] == "train_inner"}
+    valid = {int(record["valid_num_updates"]): record for record in lines if "valid_loss" in record}
+    curve = {update: float(valid[update]["valid_loss"]) for update in sorted(valid)}
+    best = min(curve, key=lambda update: math.inf if math.isnan(curve[update]) else curve[update], default=None)
+    speed = _decoding_speed(exp) if "bleu" in result else (None, None)
+    # Medians, since an interval with a validation includes its time. Tokens per batch and per second have more digits
+    # than updates per second.
+    steps = [float(r["wpb"]) / float(r["wps"]) for r in inner.values() if float(r.get("wps", 0)) > 0]
+    names = ("updates", "train_hours", "bleu", "chrf", "signature", *records.FACTS, *records.SEARCH)
+    return {
+        **{name: result[name] for name in names if result.get(name) is not None},
+        "system": system or result.get("arch") or "", "seed": result["seed"] if seed is None else seed,
+        "command": command,
+        "parameters": result.get("parameters"), **_diagnosed(exp),
+        **({"valid_loss": curve[best], "valid_ppl": float(valid[best]["valid_ppl"])} if curve else {}),
+        "step_seconds": median(steps), "sentences_per_second": speed[0], "tokens_per_second": speed[1],
+        "ratio_encoder": median([float(r["ratio_enc"]) for r in inner.values() if "ratio_enc" in r]),
+        "ratio_decoder": median([float(r["ratio_dec"]) for r in inner.values() if "ratio_dec" in r]),
+        "flags": effective(read_command(os.path.join(exp, "train.sh"))),
+        "environment": result.get("environment", {}), "curve": {str(update): loss for update, loss in curve.items()},
+    }  # fmt: skip
+
+
+def _decoding_speed(exp):
+    """Sentences and tokens per second of the last translation, as fairseq-generate logged them."""
+    with open(os.path.join(exp, "logs", "6-generate.log"), encoding="utf-8", errors="replace") as stream:
+        found = SPEED.findall(stream.read())
+    return tuple(map(float, found[-1])) if found else (None, None)
+
+
+def _diagnosed(exp):
+    """The figures of ``fairseq-deep diagnose``, if a comparison has run it."""
+    models = read_json(os.path.join(exp, "diagnose.json")).get("models")
+    if not models:
+        return {}
+    mean = models[0]["mean"]
+    ends = {f"between_{side}": values[-1] for side, values in mean["stream_between"].items() if values}
+    return {"source_gain": mean["source_gain"], **ends}
+
+
+def median(values):
+    """The median of the values that are not None; None without any."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def read_data(exp):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fairseq_deep.errors import UsageError, one_line
+from fairseq_deep.tools import results
 
 from . import record
 from .options import quote
@@ -161,7 +162,7 @@ def _of_system(error: OSError) -> str:
 
 
 def report_result(runner: Runner) -> dict[str, Any]:
-    """Write ``RESULT.json`` of the run, and return it."""
+    """Write ``RESULT.json`` of the run and its line of ``results.jsonl``; return the former."""
     plan, options = runner.plan, runner.plan.options
     names = ("task", "conf", "beam", "gnmt_lenpen", "max_len_b", "average_updates", "smoke")
     settings = {name: getattr(options, name) for name in names}
@@ -169,6 +170,7 @@ def report_result(runner: Runner) -> dict[str, Any]:
     settings["averaged"] = int(read_marker(plan.path("averaged.txt")) or options.average)  # there may have been fewer
     found = record.collect(plan.exp, plan.subsets, settings)
     record.write_json(plan.path("RESULT.json"), found)
+    results.add(plan.home, [{**record.result_line(plan.exp), "folder": os.path.relpath(plan.exp, plan.home)}])
     return found
 
 

@@ -6,15 +6,14 @@ Their results are put side by side in ``RESULT.json`` and a short table.
 from __future__ import annotations
 
 import glob
-import math
 import os
 import re
 import shutil
-import statistics
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.records import RESULT
 from fairseq_deep.tools import format_table
+from fairseq_deep.tools.results import spread
 
 from .record import read_json, write_json
 
@@ -38,18 +37,6 @@ def figures(record):
     known.update((name, record.get(name)) for name in ("valid_ppl", "best_valid_ppl"))
     known.update((name, other.get(name)) for name in ("difference", "p"))
     return {name: value for name, value in known.items() if value is not None}
-
-
-def spread(values):
-    """Mean, standard deviation (None for one value), least and most of those that are not None; None without any."""
-    values = [value for value in values if value is not None]
-    if not values:
-        return None
-    ends = (min(values), max(values)) if not any(map(math.isnan, values)) else (math.nan, math.nan)
-    deviation = None
-    if len(values) > 1:
-        deviation = statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
-    return {"mean": statistics.fmean(values), "std": deviation, "min": ends[0], "max": ends[1]}
 
 
 def collect(exp, seeds, failed):

@@ -12,17 +12,32 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairseq_deep.runtime.records import RERUN, RESULT, SEEDS, read_json
-from fairseq_deep.tools import UsageError, at_least_one, check_outputs, curves, figures, read_lines, samples, write_text
+from fairseq_deep.tools import (
+    UsageError,
+    at_least_one,
+    check_outputs,
+    curves,
+    figures,
+    read_lines,
+    results,
+    samples,
+    write_text,
+)
 
 TEMPLATE = "report.html.jinja"
 SCORES = {"sacrebleu": "sacreBLEU", "tokenised": "tokenised", "compound_split": "compound-split, tokenised"}
 TRAINING = ("arch", "seed", "updates", "epochs", "precision", "devices", "tokens_per_update", "max_tokens")
 DECODING = ("averaged", "average_updates", "beam", "lenpen")
+COMPARED = {"valid_loss": ("valid loss", ".3f"), "bleu": ("BLEU", ".2f"), "chrf": ("chrF", ".2f"),
+            "step_seconds": ("seconds per update", ".3f")}  # fmt: skip
+"""What the page of a comparison shows of each system."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the experiment, the outputs, and what to show of the translations."""
-    parser.add_argument("run_folder", metavar="RUN", help="folder of a recipe's experiment, of one seed or of several")
+    parser.add_argument(
+        "run_folder", metavar="RUN", help="directory of an experiment: one run, several seeds, or a comparison"
+    )
     parser.add_argument("--output", metavar="FILE", help="the page (default: report.html in RUN)")
     parser.add_argument("--title", help="its title (default: the folder's name)")
     parser.add_argument(
@@ -63,6 +78,8 @@ def gather(folder: str, count: int, generated: str | None = None) -> dict[str, A
     runs = {f"seed {seed}": os.path.join(folder, f"seed{seed}") for seed in seeds} or {"": folder}
     first = next(iter(runs.values()))
     command = _command(os.path.join(first, "train.sh"))
+    if not command and (stored := results.by_system(results.read(folder))):
+        return _compared(stored)
     if not command:
         raise UsageError(f"{folder} holds no train.sh: give the folder of a recipe that has begun to train")
     flags = _flags(command)
@@ -77,6 +94,32 @@ def gather(folder: str, count: int, generated: str | None = None) -> dict[str, A
         **_curves(runs),
         **samples.choose(first, flags, count, generated),
     }
+
+
+def _compared(systems: dict[str, dict[int, dict[str, Any]]]) -> dict[str, Any]:
+    """What the template shows of a comparison: a row for each system, their losses, and what they have in common."""
+    rows, losses, flags, first = [], {}, [], {}
+    for name, runs in systems.items():
+        first = first or next(iter(runs.values()))
+        row = {key: results.spread(run.get(key) for run in runs.values()) for key in COMPARED}
+        rows.append({"system": name, "seeds": sorted(runs), "parameters": max(_known(runs, "parameters")), **row})
+        found = [run["curve"] for run in runs.values() if run.get("curve")]
+        updates = set.intersection(*map(set, found)) if found else set()
+        means = {int(update): math.fsum(curve[update] for curve in found) / len(found) for update in updates}
+        losses[name] = {"valid_loss": dict(sorted(means.items()))}
+        flags += [run.get("flags", {}).items() for run in runs.values()]
+    tables = {
+        "Systems": [(name, next(iter(runs.values())).get("command", "")) for name, runs in systems.items()],
+        "Flags of fairseq-train in all runs": sorted(set.intersection(*map(set, flags))),
+        "Environment": list(first.get("environment", {}).items()),
+    }
+    columns = {key: style for key, style in COMPARED.items() if any(row[key] for row in rows)}
+    page = {"systems": rows, "columns": columns, "record": {"commit": first.get("commit")}, "tables": tables}
+    return {**page, **_drawn({name: curve for name, curve in losses.items() if curve["valid_loss"]})}
+
+
+def _known(runs: dict[int, dict[str, Any]], key: str) -> list[int]:
+    return [run.get(key) or 0 for run in runs.values()]
 
 
 def _seeds(folder: str) -> list[int]:
@@ -144,6 +187,10 @@ def _curves(runs: dict[str, str]) -> dict[str, str]:
     """Return the picture of the runs as SVG, or why there is none; nothing before the first line of a log."""
     logs = {name: curves.find_log(place) for name, place in runs.items()}
     found = {name or "this run": curves.read_run(path) for name, path in logs.items() if path}
+    return _drawn(found)
+
+
+def _drawn(found: dict[str, Any]) -> dict[str, str]:
     if not found:
         return {}
     try:

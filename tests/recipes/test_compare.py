@@ -17,6 +17,8 @@ import sacrebleu
 from sacrebleu.significance import PairedTest
 
 from fairseq_deep.recipes import process
+from fairseq_deep.recipes.record import result_line
+from fairseq_deep.tools.results import by_system, read
 from tests.helpers import recipes
 from tests.helpers.forkserver import server
 from tests.helpers.paths import ROOT
@@ -116,6 +118,7 @@ def test_two_systems_with_two_seeds_killed_on_the_way(tools, stubs, corpus, tmp_
 
     record = json.loads((exp / "table.json").read_text())
     plain, lstm = record["systems"]
+    trained_on = json.loads((exp / "runs/lstm/seed2/RESULT.json").read_text())["commit"]
     vocabulary = len((exp / "shared/data-bin/dict.de.txt").read_text().splitlines()) + 4
     assert [plain["parameters"], lstm["parameters"]] == expected_parameters(vocabulary)
     assert plain["done"] == lstm["done"] == [1, 2] and record["updates"] == "4"
@@ -129,6 +132,11 @@ def test_two_systems_with_two_seeds_killed_on_the_way(tools, stubs, corpus, tmp_
         assert equal is None or equal >= row["valid_loss"]["min"]
     assert "source_gain" not in lstm["seeds"]["2"], "its checkpoint is none"
     assert lstm["seeds"]["1"]["tokens_per_second"] > 0 and plain["tokens_per_second"] is None
+    stored = by_system(read(str(exp)))
+    assert {name: sorted(runs) for name, runs in stored.items()} == {"plain": [1, 2], "lstm": [1, 2]}
+    run = stored["lstm"][2]
+    assert run["folder"] == "runs/lstm/seed2" and run["valid_loss"] == lstm["seeds"]["2"]["valid_loss"]
+    assert run["flags"]["--encoder-layers"] == "1" and run["environment"]["torch"] and run["commit"] == trained_on
     table = (exp / "table.md").read_text()
     assert table in done.stdout and [line.split()[1] for line in table.splitlines()[:4]][2:] == ["plain", "lstm"]
     assert [path.name for path in (exp / "runs/lstm/seed2/checkpoints").iterdir()] == ["checkpoint_last.pt"]
@@ -532,18 +540,18 @@ def test_gpus_are_shared_where_there_are_fewer_than_trainings(modules, monkeypat
 def test_torn_lines_of_a_training_are_left_out(finished, modules):
     _, runs = finished
     folder = Path(runs[0].folder)
-    whole = modules.results._figures(str(folder))
+    whole = result_line(str(folder), seed=1)
     (folder / "train.jsonl").write_text((folder / "train.jsonl").read_text() + '{"kind": "valid", "valid_num_up')
-    assert modules.results._figures(str(folder)) == whole
+    assert result_line(str(folder), seed=1) == whole
     limits = {"--max-epoch": "", "--max-update": "", "--stop-time-hours": ""}
     train = process.Train(str(folder / "train.jsonl"), limits)
     train.note("session", {"commit": "x"})
     train.finish(True)
     assert json.loads((folder / "train.jsonl").read_text().splitlines()[-1])["commit"] == "x"
-    assert modules.results._figures(str(folder)) == whole
+    assert result_line(str(folder), seed=1) == whole
     (folder / "RESULT.json").write_text('{"bleu":')
     with pytest.raises(modules.compare.UsageError):
-        modules.results._figures(str(folder))
+        result_line(str(folder))
 
 
 def test_a_loss_that_is_no_number_is_shown_as_it_is(finished, modules):

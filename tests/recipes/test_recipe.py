@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_deep.tools.main import main as fairseq_deep_command
+from fairseq_deep.tools.results import read
 from tests.helpers.recipes import (
     LANGS,
     MAIN,
@@ -246,6 +247,9 @@ def test_from_text_to_bleu(tools, corpus, tmp_path):
     assert done.stdout.splitlines()[-1] == f"BLEU = {record['bleu']:.2f}"
     assert "tok:13a" in record["signature"] and record["updates"] == 20 and record["parameters"] > 1000
     assert record["pairs"] == {"train": 200, "valid": 10, "test": 11} and record["smoke"] is True
+    [run] = read(str(exp))
+    assert run["system"] == "transformer_dlcl_2l2l_tiny" and run["folder"] == "." and run["bleu"] == record["bleu"]
+    assert run["flags"]["--encoder-embed-dim"] == "32" and run["curve"] and run["tokens_per_second"] > 0
     translations = (exp / "test.hyp.de").read_text().split("\n")
     assert len(translations) == 12 and translations[3] == ""
     assert all(json.loads(line)["kind"] for line in (exp / "train.jsonl").read_text().splitlines())

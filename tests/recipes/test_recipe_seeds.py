@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from fairseq_deep.tools.results import read
 from tests.helpers import recipes
 from tests.helpers.recipes import SMALL, assert_refused, check, programs, recipe
 
@@ -73,6 +74,7 @@ class TestSeeds:
         assert done.returncode == 0 and done.stderr == ""
         assert programs(stubs).count("fairseq-train") == 1
         assert json.loads((exp / "RESULT.json").read_text())["seeds"] == [1, 2, 3]
+        assert sorted((run["seed"], run["folder"]) for run in read(str(exp))) == [(n, f"seed{n}") for n in (1, 2, 3)]
         assert (exp / "seed2/data-bin").samefile(exp / "data-bin") and not (exp / "checkpoints").exists()
 
     def test_without_translations_there_are_losses(self, tools, stubs, corpus, tmp_path):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fairseq_deep.tools import samples
+from fairseq_deep.tools import results, samples
 from fairseq_deep.tools.main import main
 from tests.helpers.runs import GENERATED, RECORD, make_run
 
@@ -94,6 +94,24 @@ def test_several_seeds(tmp_path):
     page = report(folder)
     assert "BLEU, mean of 2 12.35 ± 0.50" in page.text and "3 failed" in page.text
     assert "seed 1" in page.text and "seed 2" in page.text  # in the legend of the curves
+
+
+def test_a_comparison(tmp_path):
+    """From its ``results.jsonl`` alone: means of the seeds, common flags, one curve for each system."""
+    folder = tmp_path / "compared"
+    folder.mkdir()
+    for name, losses in (("plain", (4.0, 5.0)), ("dlcl & co", (3.0, 3.5))):
+        runs = [
+            {"system": name, "seed": seed, "command": f"arch_{name}", "parameters": 1234567, "valid_loss": loss,
+             "flags": {"--lr": "0.002", "--seed": str(seed)}, "environment": {"torch": "2.x"}, "commit": "abc",
+             "curve": {"10": loss + 1, "20": loss}}
+            for seed, loss in enumerate(losses, 1)
+        ]  # fmt: skip
+        assert len(results.add(str(folder), runs)) == (2 if name == "plain" else 4)
+    page = report(folder)
+    assert "plain 2 1,234,567 4.500 [4.000, 5.000]" in page.text and "3.250 [3.000, 3.500]" in page.text
+    assert "--lr 0.002" in page.text and "--seed" not in page.text and "arch_dlcl & co" in page.text
+    assert "svg" in page.tags and "BLEU" not in page.text
 
 
 def test_before_the_end(tmp_path):

@@ -10,6 +10,7 @@ import re
 import statistics
 
 from fairseq_deep.recipes.compare.results import bootstrap
+from fairseq_deep.tools.results import p_over_seeds
 
 LEARNED = 0.1
 """Nats a sub-word by which the true source must beat another's before a model counts as one that uses it."""
@@ -235,22 +236,3 @@ def _open(*records):
     failed = [reason[:120] for record in records for reason in record["failed"].values()]
     why = f"not trained: {', '.join(missing)}" if missing else "not measured, or not with the same seeds"
     return {"found": "-", "verdict": "open", "why": "; ".join([why, *failed])}
-
-
-def p_over_seeds(values):
-    """Two-sided p of Student's t that paired differences have a mean of 0; None for fewer than three, or no numbers."""
-    n = len(values)
-    if n < 3 or not all(map(math.isfinite, values)):
-        return None
-    deviation = statistics.stdev(values)
-    if deviation == 0:
-        return 0.0 if values[0] else 1.0
-    t = abs(statistics.fmean(values)) / (deviation / math.sqrt(n))
-    freedom = n - 1
-    # with x = sqrt(freedom) tan(a) the density is that of cos(a)^(freedom - 1); what is outside, by Simpson's rule
-    scale = math.gamma((freedom + 1) / 2) / (math.sqrt(math.pi) * math.gamma(freedom / 2))
-    first, steps = math.atan(t / math.sqrt(freedom)), 2000
-    width = (math.pi / 2 - first) / steps
-    heights = [math.cos(first + k * width) ** (freedom - 1) for k in range(steps + 1)]
-    outside = width / 3 * (heights[0] + heights[-1] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]))
-    return min(1.0, 2 * scale * outside)

@@ -7,8 +7,8 @@ import sys
 from fairseq_deep.recipes.compare.results import equal_time
 from fairseq_deep.recipes.compare.table import markdown, show
 from fairseq_deep.recipes.compare.table import seeds as _seeds
-from fairseq_deep.recipes.seeds import spread
 from fairseq_deep.tools import write_text
+from fairseq_deep.tools.results import spread
 
 # column, figure, format, with least and most of the seeds
 COLUMNS = (

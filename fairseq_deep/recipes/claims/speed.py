@@ -13,8 +13,7 @@ import statistics
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.children import call
-from fairseq_deep.recipes.compare.results import SPEED
-from fairseq_deep.recipes.record import read_json
+from fairseq_deep.recipes.record import SPEED, read_json
 from fairseq_deep.recipes.scripts import without_options
 from fairseq_deep.tools import write_text
 

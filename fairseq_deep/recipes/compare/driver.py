@@ -254,7 +254,7 @@ class locked:
 
 def report(args, systems, runs):
     """Write table and picture."""
-    rows = results.rows(systems, runs, args.bootstrap)
+    rows = results.rows(systems, runs, args.bootstrap, args.exp)
     if not any(row["done"] or row["failed"] for row in rows):
         raise UsageError(f"no training in {args.exp} has come to its end: there is nothing to put into a table")
     folder = args.tables or args.exp

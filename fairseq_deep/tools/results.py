@@ -1,0 +1,101 @@
+"""``results.jsonl``: one line per finished training run, with its settings, conditions and figures.
+
+Recipes, comparisons and claims write this file in their directory. Tables, pictures, claims, ``fairseq-deep report``
+and the docs read their figures from it.
+"""
+
+import json
+import math
+import os
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+from fairseq_deep.runtime.records import FACTS, SEARCH, amount, figure, line, needed, optional, read_json_lines
+from fairseq_deep.tools import write_text
+
+FILE = "results.jsonl"
+FIGURES = ("valid_loss", "valid_ppl", "bleu", "chrf", "source_gain", "step_seconds", "tokens_per_second",
+           "sentences_per_second", "ratio_encoder", "ratio_decoder", "between_encoder", "between_decoder",
+           "train_hours")  # fmt: skip
+"""Measured figures; a mean over seeds is meaningful for each."""
+SCHEMA = {
+    **SEARCH, **FACTS, **{name: optional(figure) for name in FIGURES},
+    "system": needed(line), "seed": needed(amount), "command": line, "folder": line, "parameters": optional(amount),
+    "updates": amount, "signature": line, "flags": {"*": line}, "environment": {"*": line}, "curve": {"*": figure},
+}  # fmt: skip
+"""A line of the file.
+
+``curve`` has the validation loss by update, ``flags`` those of fairseq-train that change the result. ``folder`` is
+relative to the directory of the file.
+"""
+
+
+def read(folder: str) -> list[dict[str, Any]]:
+    """Return the runs of an experiment; no runs if it has no ``results.jsonl``.
+
+    Args:
+        folder: the directory of the experiment, or the file itself
+
+    Raises:
+        UsageError: the file cannot be read, or a line is not a run
+    """
+    return list(read_json_lines(os.path.join(folder, FILE) if os.path.isdir(folder) else folder, SCHEMA))
+
+
+def add(folder: str, runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Write *runs* to the experiment's ``results.jsonl``, and return all of its runs.
+
+    A run replaces the earlier run with the same system and seed; the others are kept. The file is replaced as a whole.
+    """
+    found = {(run["system"], run["seed"]): run for run in [*read(folder), *runs]}
+    lines = [json.dumps(run, ensure_ascii=False) + "\n" for run in found.values()]
+    write_text(os.path.join(folder, FILE), "".join(lines))
+    return list(found.values())
+
+
+def by_system(runs: Iterable[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
+    """Group runs: ``{system: {seed: run}}``, in the order of the file."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for run in runs:
+        found.setdefault(run["system"], {})[run["seed"]] = run
+    return found
+
+
+def spread(values: Iterable[float | None]) -> dict[str, Any] | None:
+    """Mean, standard deviation (None for one value), minimum and maximum of the values that are not None.
+
+    Returns:
+        None without any value; NaN where one of them is not a finite number
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    ends = (min(known), max(known)) if not any(map(math.isnan, known)) else (math.nan, math.nan)
+    deviation = None
+    if len(known) > 1:
+        deviation = statistics.stdev(known) if all(map(math.isfinite, known)) else math.nan
+    return {"mean": statistics.fmean(known), "std": deviation, "min": ends[0], "max": ends[1]}
+
+
+def p_over_seeds(differences: list[float]) -> float | None:
+    """Two-sided p of Student's t test that paired differences have a mean of 0.
+
+    Returns:
+        None for fewer than three differences, or if one is not a finite number
+    """
+    n = len(differences)
+    if n < 3 or not all(map(math.isfinite, differences)):
+        return None
+    deviation = statistics.stdev(differences)
+    if deviation == 0:
+        return 0.0 if differences[0] else 1.0
+    t = abs(statistics.fmean(differences)) / (deviation / math.sqrt(n))
+    freedom = n - 1
+    # With x = sqrt(freedom) tan(a), the density is that of cos(a)^(freedom - 1); Simpson's rule gives the tails.
+    scale = math.gamma((freedom + 1) / 2) / (math.sqrt(math.pi) * math.gamma(freedom / 2))
+    first, steps = math.atan(t / math.sqrt(freedom)), 2000
+    width = (math.pi / 2 - first) / steps
+    heights = [math.cos(first + k * width) ** (freedom - 1) for k in range(steps + 1)]
+    tails = width / 3 * (heights[0] + heights[-1] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]))
+    return min(1.0, 2 * scale * tails)

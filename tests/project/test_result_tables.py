@@ -1,0 +1,91 @@
+"""Figures of the docs against the records in ``docs/results/``: no table may differ from what was measured."""
+
+import re
+
+import pytest
+
+from fairseq_deep.tools.results import FIGURES, read
+from tests.helpers import result_tables
+from tests.helpers.paths import ROOT
+
+PAGE = ROOT / "docs/results.md"
+SECTIONS = result_tables.sections(PAGE)
+NAMES = {result_tables.slug(heading): heading for heading in SECTIONS}
+README = {
+    "trained here on real text": ["pre-norm-and-dlcl-by-depth"],
+    "the same text": [
+        "post-norm-ds-init-and-merged-attention-at-6-layers", "deep-post-norm-xavier-fails-ds-init-trains",
+        "rnn-plain-lstm-by-depth",
+    ],
+}  # fmt: skip
+"""The tables of the README that quote results, by the start of their first cell, and the records that they quote."""
+
+
+def numbers(value):
+    """The decimal fractions in a cell of a record."""
+    if isinstance(value, dict):
+        return [number for part in value.values() for number in numbers(part)]
+    if isinstance(value, str):
+        return [float(text) for text in re.findall(r"\d+\.\d+", value)]
+    return [float(value)]
+
+
+def test_each_section_with_a_table_has_a_record_and_each_record_a_section():
+    assert sorted(NAMES) == sorted(path.stem for path in result_tables.RECORDS.glob("*.json"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tables_have_the_figures_of_their_record(name):
+    entry, tables = result_tables.record(name), SECTIONS[NAMES[name]]
+    assert entry["title"] == NAMES[name] and len(entry["tables"]) == len(tables)
+    for stored, (head, *rows) in zip(entry["tables"], tables):
+        assert stored["columns"] == head and len(stored["rows"]) == len(rows)
+        first = ""
+        for cells, values in zip(rows, stored["rows"]):
+            first = cells[0] or first  # an empty first cell repeats the one above it
+            assert [result_tables.value(first), *map(result_tables.value, cells[1:])] == values
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_figures_of_a_record_are_those_of_its_runs(name):
+    """Where runs were kept: ``measures`` maps columns to figures, and ``labels`` rows to systems."""
+    entry = result_tables.record(name)
+    if "runs" not in entry:
+        assert entry["note"].startswith("Transcribed") and not (result_tables.RECORDS / f"{name}.jsonl").exists()
+        return
+    for table in entry["tables"]:
+        measures = table.get("measures", {})
+        assert {*measures.values()} <= {*FIGURES, "parameters"} and len(table["labels"]) == len(table["rows"])
+        for label, row in zip(table["labels"], table["rows"]):
+            for column, measure in measures.items():
+                shown = row[table["columns"].index(column)]
+                found = result_tables.measured(entry, label, measure)
+                pairs = [(shown[part], found[part]) for part in shown] if isinstance(shown, dict) else [(shown, found)]
+                for written, computed in pairs:
+                    computed = computed["mean"] if isinstance(computed, dict) else computed
+                    assert written == pytest.approx(computed, abs=0.51 * 10 ** -table["decimals"][column])
+
+
+def test_kept_runs_can_be_read_and_belong_to_a_record():
+    kept = sorted(path.name for path in result_tables.RECORDS.glob("*.jsonl"))
+    assert kept == sorted({result_tables.record(name).get("runs") for name in NAMES} - {None})
+    for name in kept:
+        for run in read(str(result_tables.RECORDS / name)):
+            assert run["commit"] and run["hardware"] and run["flags"] and run["environment"]["torch"]
+
+
+@pytest.mark.parametrize("start", README)
+def test_the_readme_quotes_records(start):
+    [table] = [
+        table for tables in result_tables.sections(ROOT / "README.md").values() for table in tables
+        if table[0][0].startswith(start)
+    ]  # fmt: skip
+    known = [
+        number for name in README[start] for stored in result_tables.record(name)["tables"]
+        for row in stored["rows"] for cell in row for number in numbers(cell)
+    ]  # fmt: skip
+    quoted = [text for row in table[1:] for cell in row for text in re.findall(r"\d+\.\d+", cell)]
+    assert len(quoted) > 5
+    for text in quoted:
+        close = 0.5 * 10 ** -len(text.partition(".")[2]) + 1e-9
+        assert any(abs(float(text) - number) <= close for number in known), text

@@ -1,0 +1,54 @@
+"""``results.jsonl``: written whole, read by schema, and the statistics over seeds."""
+
+import json
+import math
+import statistics
+
+import pytest
+
+from fairseq_deep.tools import UsageError, results
+
+RUN = {"system": "a", "seed": 1, "bleu": 20.0, "curve": {"10": 5.0}}
+
+
+def test_a_run_replaces_its_earlier_line_and_others_stay(tmp_path):
+    results.add(str(tmp_path), [RUN, {**RUN, "system": "b"}])
+    found = results.add(str(tmp_path), [{**RUN, "bleu": 21.0}, {**RUN, "seed": 2}])
+    assert found == results.read(str(tmp_path)) == results.read(str(tmp_path / results.FILE))
+    assert [(run["system"], run["seed"], run["bleu"]) for run in found] == [("a", 1, 21), ("b", 1, 20), ("a", 2, 20)]
+    assert list(results.by_system(found)["a"]) == [1, 2] and results.read(str(tmp_path / "none.jsonl")) == []
+
+
+@pytest.mark.parametrize(
+    "line, part",
+    [
+        ({"seed": 1}, "system is missing"),
+        ({**RUN, "seed": "1"}, "seed is '1', not"),
+        ({**RUN, "bleu": "high"}, "bleu is 'high', not a number"),
+        ({**RUN, "system": "a\nb"}, "system is"),
+    ],
+)
+def test_a_line_that_is_no_run_is_rejected(tmp_path, line, part):
+    (tmp_path / results.FILE).write_text(json.dumps(RUN) + "\n" + json.dumps(line) + "\n")
+    with pytest.raises(UsageError, match=r"results\.jsonl:2: ") as problem:
+        results.read(str(tmp_path))
+    assert part in str(problem.value)
+
+
+def test_a_full_disk_keeps_the_file(tmp_path, monkeypatch):
+    results.add(str(tmp_path), [RUN])
+    before = (tmp_path / results.FILE).read_text()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(UsageError, match="No space left on device"):
+        results.add(str(tmp_path), [{**RUN, "seed": 2}])
+    assert (tmp_path / results.FILE).read_text() == before and len(list(tmp_path.iterdir())) == 1
+
+
+def test_spread():
+    assert results.spread([4.0, None, 6.0]) == {"mean": 5, "std": statistics.stdev([4, 6]), "min": 4, "max": 6}
+    assert results.spread([None]) is None and results.spread([4.0])["std"] is None
+    assert math.isnan(results.spread([4.0, math.nan])["min"])
