@@ -132,9 +132,9 @@ def test_scores_are_found_among_warnings(claims, monkeypatch):
 
 
 def test_the_picture_by_depth_has_a_line_for_each_method_and_all_times_in_sight(claims, monkeypatch):
-    draw = pytest.importorskip("fairseq_deep.recipes.claims.draw")
+    by_depth = pytest.importorskip("fairseq_deep.recipes.compare.by_depth")
     drawn = []
-    monkeypatch.setattr(draw.figures, "save_figure", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(by_depth.figures, "save_figure", lambda figure, path: drawn.append(figure))
     records = [
         {
             "label": f"{line}_{depth}",
@@ -146,12 +146,12 @@ def test_the_picture_by_depth_has_a_line_for_each_method_and_all_times_in_sight(
     ]
     records.append({"label": "control", "line": None, "depth": None, "bleu": {"mean": 18.0, "min": 18.0, "max": 18.0}})
     timed = {record["label"]: {"tokens_per_second": 2330.0 - 20 * index} for index, record in enumerate(records[:3])}
-    draw.by_depth(records, timed, "by_depth.png")
+    by_depth.draw(records, timed, "by_depth.png")
     bleu, speed = drawn[0].axes
     assert [text.get_text() for text in bleu.get_legend().get_texts()] == ["plain", "DLCL"]
     assert [list(box.lines[0].get_ydata()) for box in bleu.containers] == [[20.0, 9.0], [21.0, 22.0]]
     assert [list(line.get_xdata()) for line in speed.lines] == [[6, 30], [6]]
     assert [list(line.get_ydata()) for line in speed.lines] == [[2310.0, 2330.0], [2290.0]]
     assert speed.get_ylim()[0] == 0 and speed.get_ylim()[1] > 2330 * 1.05
-    draw.by_depth(records, {}, "by_depth.png")
+    by_depth.draw(records, {}, "by_depth.png")
     assert len(drawn[1].axes) == 1

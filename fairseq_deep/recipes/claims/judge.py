@@ -6,10 +6,9 @@ bootstrap, which speaks of the trained models alone; the verdict then says how f
 
 import math
 import os
-import re
 import statistics
 
-from fairseq_deep.recipes.compare.results import bootstrap
+from fairseq_deep.recipes.compare.results import bootstrap, diverged
 from fairseq_deep.tools.results import p_over_seeds
 
 LEARNED = 0.1
@@ -24,11 +23,6 @@ MARGIN = 0.5
 """BLEU by which a system may be below another and still be called no worse."""
 LEAST_BLEU = 1.0
 """Below it a model does not translate, and a difference between two such models says nothing."""
-
-
-DIVERGED = re.compile(r"\bnan\b|\binf(inite)?\b|minimum loss scale|not finite|no number", re.IGNORECASE)
-"""Reasons of a failed training that are its method's, not the machine's."""
-PATH = re.compile(r"\S*/\S*/\S*")  # a folder may be called nan
 
 
 def systems(claim, found, folder):
@@ -111,7 +105,7 @@ def _of_wanted(record, count):
 
 def _diverged(record):
     """{seed: reason} of the trainings that failed for a reason of the method's."""
-    return {seed: reason for seed, reason in record["failed"].items() if DIVERGED.search(PATH.sub("", reason))}
+    return {seed: reason for seed, reason in record["failed"].items() if diverged(reason)}
 
 
 def _won(left, right):

@@ -112,11 +112,11 @@ def pictures(folder, claim, records, timed):
     """Draw what the claim asks for beside compare's own picture; return what is there, in words."""
     drawn = ["picture.png"]
     try:
-        from . import draw
+        from fairseq_deep.recipes.compare import by_depth
     except ImportError as error:
         return f"no picture: {error}; pip install matplotlib"
     if "depth" in claim.extras and any(record["done"] for record in records):
-        draw.by_depth(records, timed, os.path.join(folder, "depth.png"))
+        by_depth.draw(records, timed, os.path.join(folder, "depth.png"))
         drawn.append("depth.png")
     if "weights" in claim.extras and records[0]["done"]:
         run = records[0]["folders"][records[0]["done"][0]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import shlex
@@ -26,11 +27,12 @@ from fairseq_deep.recipes.options import (
     one_of,
     option,
 )
-from fairseq_deep.recipes.plan import Plan, count_gpus
+from fairseq_deep.recipes.plan import Plan, count_gpus, value_of
 from fairseq_deep.recipes.recipe import PRECISIONS
 from fairseq_deep.recipes.record import read_json, write_json
+from fairseq_deep.tools import write_text
 
-from . import results, table
+from . import depth, results, table, tune
 from .systems import check, check_unchanged, read_systems
 from .trainings import Run, Stopped, Trainings, recipe_program
 
@@ -54,6 +56,10 @@ class Compare(Options):
         "1", TEXT, "random seeds, every system with each: 3 (that is 1, 2 and 3), or a list such as 4,7"
     )
     updates: int | str = option("auto", AUTO, f"updates of every training{SIZE}")
+    depths: str = option("", TEXT, "encoder layers of every system, such as 6,12,24; tests whether depth pays")
+    tune: str = option("none", one_of("none", "lr"), "lr: find the learning rate of each system first")
+    tune_updates: int | str = option("auto", AUTO_COUNT, "updates of that search; auto: half of --updates")
+    tune_seed: int = option(1000, WHOLE, "seed of that search; the final runs must not use it")
     jobs: int = option(1, COUNT, "trainings at the same time")
     exp: str = option("auto", TEXT, "folder of the experiment; auto: exp/compare-CONF in the repository")
     tables: str = option(
@@ -144,6 +150,11 @@ def resolve(options: Compare) -> None:
         options.average = average
         options.recipe += ["--average", str(average)]
     options.seeds, options.devices = seeds.parse(options.seeds), count_gpus()
+    options.depths = depth.parse(options.depths) if options.depths else []
+    if options.tune_updates == "auto":
+        options.tune_updates = max(1, options.updates // 2)
+    if options.tune != "none" and options.tune_seed in options.seeds:
+        raise UsageError(f"--tune-seed {options.tune_seed} is one of --seeds: choose another")
     each = max(1, options.devices // options.jobs) if options.devices else 0
     options.ngpu = each if options.ngpu == "auto" else options.ngpu
     if not options.devices or not options.ngpu:  # the trainings that run at the same time share the cores
@@ -155,6 +166,8 @@ def conditions(args):
     pairs = dict(zip(args.recipe[::2], args.recipe[1::2]))
     known = {flag: value for flag, value in pairs.items() if flag not in FREE}
     known.update({"--updates": args.updates, "--width": args.width, "--heads": args.heads})
+    if args.tune != "none":
+        known.update({"--tune": args.tune, "--tune-updates": args.tune_updates, "--tune-seed": args.tune_seed})
     return {**known, "the flags after the lone --": shlex.join(args.extra)}
 
 
@@ -262,6 +275,8 @@ def report(args, systems, runs):
     text = table.write(folder, rows, results.facts(rows))
     if not args.tables:
         print(f"\n{text}")
+    if args.depths:
+        report_depth(folder, rows)
     if not any(row["done"] for row in rows):
         print(f"-> {folder}: table.md, table.csv, table.json; no picture, since all have failed")
         return
@@ -272,6 +287,29 @@ def report(args, systems, runs):
         print(f"-> {folder}: table.md, table.csv, table.json, picture.png")
     except ImportError as error:
         print(f"-> {folder}: table.md, table.csv, table.json; no picture: {error}; pip install matplotlib")
+
+
+def report_depth(folder, rows):
+    """Write ``depth.md``, ``depth.json`` and, with matplotlib, ``depth.png``."""
+    lines = {row["line"]: [other for other in rows if other["line"] == row["line"]] for row in rows}
+    complete = [row for same in lines.values() if all(row["done"] for row in same) for row in same]
+    if not complete:
+        return
+    found = depth.judge(complete)
+    text = depth.page(found)
+    write_text(os.path.join(folder, "depth.md"), text)
+    write_json(os.path.join(folder, "depth.json"), found)
+    print(f"\n{text}")
+    with contextlib.suppress(ImportError):
+        from . import by_depth
+
+        by_depth.draw([{**row, "label": row["system"]} for row in complete], {}, os.path.join(folder, "depth.png"))
+
+
+def tuner(args, base, work):
+    """What chooses the learning rates; *work* trains runs, or is None."""
+    rate = float(value_of(base, "--lr"))
+    return tune.Tuner(args, lambda own, systems: plan(own, systems, shared_flags(own)), work, rate)
 
 
 def show_plan(args, systems, runs):
@@ -290,9 +328,14 @@ def work(args):
     now = conditions(args)
     check_conditions(args.exp, now)
     systems, flags = read_systems(args.arguments, args.systems), shared_flags(args)
+    systems = depth.expand(systems, args.depths) if args.depths else systems
     base = without_systems(args, systems, flags)
     check(systems, base, args.width)
-    remember = check_unchanged(systems, os.path.join(args.exp, "runs"), read_json, save_json)
+    tuning = args.tune != "none"
+    if tuning and args.table_only:
+        systems = tuner(args, base, None).choose(systems)
+    if not tuning or args.table_only:
+        remember = check_unchanged(systems, os.path.join(args.exp, "runs"), read_json, save_json)
     runs = plan(args, systems, flags)
     show_plan(args, systems, runs)
     if args.dry_run:
@@ -305,8 +348,17 @@ def work(args):
     with locked(args.exp) as held:
         save_json(os.path.join(args.exp, "conditions.json"), now)
         prepare_text(args, systems, flags)
+
+        def work(runs):
+            return Trainings(runs, args.jobs, args.ngpu, args.devices, held, os.path.join(args.exp, "shared")).work()
+
+        if tuning:
+            systems = tuner(args, base, work).choose(systems)
+            print("\n".join(map(tune.describe, systems)), flush=True)
+            remember = check_unchanged(systems, os.path.join(args.exp, "runs"), read_json, save_json)
+            runs = plan(args, systems, flags)
         remember()
-        failed = Trainings(runs, args.jobs, args.ngpu, args.devices, held, os.path.join(args.exp, "shared")).work()
+        failed = work(runs)
         report(args, systems, runs)
     if failed:
         raise Failed(
@@ -335,6 +387,6 @@ def main(script, action, words):
         return 130
     except UsageError as problem:
         print(f"error: {problem.message}", file=sys.stderr)
-        return FAILED if isinstance(problem, Failed) else 2
+        return FAILED if isinstance(problem, (Failed, tune.SearchFailed)) else 2
     except SystemExit as end:  # of the recipe
         return end.code

@@ -1,6 +1,7 @@
 """What came out of the trainings of a comparison: figures of each seed, their spread, and the paired bootstrap."""
 
 import os
+import re
 
 from fairseq_deep.recipes.record import median, result_line
 from fairseq_deep.tools import results
@@ -10,6 +11,15 @@ from fairseq_deep.tools.significance import paired_bootstrap, read_run
 FIGURES = (*results.FIGURES, "equal_time", "difference")  # these have a mean and a spread over the seeds
 FACTS = ("tokens_per_update", "updates", "precision", "devices", "hardware", "commit", "date")
 KEPT = (*results.FIGURES, *FACTS, "parameters", "signature")
+
+
+DIVERGED = re.compile(r"\bnan\b|\binf(inite)?\b|minimum loss scale|not finite|no number", re.IGNORECASE)
+PATH = re.compile(r"\S*/\S*/\S*")  # a directory may be called nan
+
+
+def diverged(reason):
+    """Whether a training failed because of its method or its settings, and not because of the machine."""
+    return bool(DIVERGED.search(PATH.sub("", reason)))
 
 
 def rows(systems, runs, resamples, folder=""):
@@ -46,6 +56,7 @@ def rows(systems, runs, resamples, folder=""):
 
 def _row(system, runs, lines):
     row = {"system": system.label, "command": system.text, "parameters": None, "done": [], "failed": {}, "seeds": {}}
+    row.update(line=system.line, depth=system.depth, tuned={f"{rate:g}": loss for rate, loss in system.tuned.items()})
     row.update(wanted=[run.seed for run in runs], curve={}, folders={})
     for run in runs:
         if run.folder in lines:

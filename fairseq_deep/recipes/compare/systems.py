@@ -36,6 +36,8 @@ class System:
         sizes: those that give it the common width, found by ``check``
         ours: whether the architecture is one of this package
         settings: what the model's flags come to, with today's presets, {option: value}, found by ``check``
+        line, depth: with ``--depths``, the label that the user gave, and the encoder layers
+        tuned: with ``--tune lr``, validation loss by learning rate
     """
 
     label: str
@@ -44,6 +46,9 @@ class System:
     sizes: tuple = ()
     ours: bool = True
     settings: dict = field(default_factory=dict)
+    line: str = ""
+    depth: int | None = None
+    tuned: dict = field(default_factory=dict)
 
     @property
     def text(self):

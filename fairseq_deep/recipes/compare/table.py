@@ -101,6 +101,11 @@ def _notes(rows, facts):
     lines += [
         f"FAILED: {row['system']}, seed {seed}: {reason}" for row in rows for seed, reason in row["failed"].items()
     ]
+    lines += [
+        f"{row['system']}: best of the learning rates (valid loss) " + ", ".join(f"{r} ({loss:.3f})" for r, loss in
+                                                                               row["tuned"].items())
+        for row in rows if row["tuned"]
+    ]  # fmt: skip
     if not facts["updates"]:  # all have failed
         lines[0] = f"seeds {', '.join(map(str, wanted))}"
     return "\n\n".join([*lines[:3], "\n".join(f"- {line}" for line in lines[3:])])

@@ -4,8 +4,10 @@ import matplotlib  # noqa: F401  # who has not got it is told so where this is i
 
 from fairseq_deep.tools import figures
 
+MARKERS = "osv^DXP"
 
-def by_depth(records, timed, path):
+
+def draw(records, timed, path):
     """A line for each method, with least and most of the seeds; on the right, decoding speed, if it was measured."""
     measure, name = ("bleu", "BLEU") if any(record.get("bleu") for record in records) else ("valid_loss", "valid loss")
     figure = figures.new_figure(9.0 if timed else 5.4, 3.6)
@@ -13,7 +15,8 @@ def by_depth(records, timed, path):
     for index, line in enumerate(dict.fromkeys(record["line"] for record in records if record["line"])):
         own = [record for record in records if record["line"] == line and record.get(measure)]
         own.sort(key=lambda record: record["depth"])
-        look = {"color": figures.COLOURS[index], "marker": "osv^"[index], "markersize": 5, "label": line}
+        look = {"color": figures.COLOURS[index % len(figures.COLOURS)], "marker": MARKERS[index % len(MARKERS)],
+                "markersize": 5, "label": line}  # fmt: skip
         depths, means = [r["depth"] for r in own], [r[measure]["mean"] for r in own]
         below = [r[measure]["mean"] - r[measure]["min"] for r in own]
         above = [r[measure]["max"] - r[measure]["mean"] for r in own]

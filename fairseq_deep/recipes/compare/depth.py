@@ -1,0 +1,134 @@
+"""``compare --depths``: every system with several encoder depths, and whether depth pays.
+
+The primary test is the slope of the validation loss on log2 of the depth: one slope per seed, Student's t over the
+seeds. The second one compares the deepest encoder with the shallowest, in pairs with the same seed. Both are corrected
+for the number of systems by Holm's method.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from dataclasses import replace
+from typing import Any
+
+from fairseq_deep.errors import UsageError
+from fairseq_deep.tools.results import p_over_seeds
+
+from .systems import System
+from .table import markdown
+
+LEAST = 0.02
+"""Nats per token by which the deepest encoder must be better before depth pays."""
+LEVEL, SEEDS = 0.05, 5
+"""Level of significance, and the least number of seeds of a verdict."""
+
+
+def parse(text: str) -> list[int]:
+    """The depths of ``--depths 6,12,24``.
+
+    Raises:
+        UsageError: there are fewer than two, one is not a whole number from 1 on, or one is repeated
+    """
+    words = text.split(",")
+    if not all(re.fullmatch("[1-9][0-9]*", word) for word in words) or len({*words}) < max(2, len(words)):
+        raise UsageError(f"--depths takes two or more different numbers of encoder layers, as in 6,12,24, not '{text}'")
+    return sorted(map(int, words))
+
+
+def expand(systems: list[System], depths: list[int]) -> list[System]:
+    """Each system with each depth; LABEL_6 is LABEL with 6 encoder layers."""
+    for system in systems:
+        if any(flag.partition("=")[0] == "--encoder-layers" for flag in system.flags):
+            raise UsageError(f"{system.label}: --depths sets --encoder-layers: omit one of them")
+    return [
+        replace(system, label=f"{system.label}_{depth}", line=system.label, depth=depth,
+                flags=[*system.flags, "--encoder-layers", str(depth)])
+        for system in systems for depth in depths
+    ]  # fmt: skip
+
+
+def judge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What depth does to each line of *rows*, which have ``line`` and ``depth``.
+
+    Returns:
+        for each line: ``slope`` and ``gain`` by seed, in nats per token (gain: shallowest less deepest, > 0 is better),
+        their p with Holm's correction (None for fewer than three seeds), ``bleu`` (deepest less shallowest, mean, or
+        None) and ``pays``: "yes", "no" or "not clear"
+    """
+    found = [_of_line([row for row in rows if row["line"] == line]) for line in dict.fromkeys(r["line"] for r in rows)]
+    for test in ("slope", "gain"):
+        corrected = holm([p_over_seeds([*each[test].values()]) for each in found])
+        for each, p in zip(found, corrected):
+            each[f"p_{test}"] = p
+    for each in found:
+        each["pays"] = _verdict(each)
+    return found
+
+
+def _of_line(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    rows = sorted(rows, key=lambda row: row["depth"])
+    seeds = sorted(set.intersection(*({*row["done"]} for row in rows)))
+    depths, first, last = [row["depth"] for row in rows], rows[0], rows[-1]
+    nll = {seed: [math.log(row["seeds"][seed]["valid_ppl"]) for row in rows] for seed in seeds}
+    scored = [s for s in seeds if "bleu" in first["seeds"][s] and "bleu" in last["seeds"][s]]
+    bleu = [last["seeds"][seed]["bleu"] - first["seeds"][seed]["bleu"] for seed in scored]
+    return {
+        "line": rows[0]["line"], "depths": depths,
+        "slope": {seed: slope([math.log2(depth) for depth in depths], values) for seed, values in nll.items()},
+        "gain": {seed: values[0] - values[-1] for seed, values in nll.items()},
+        "bleu": statistics.fmean(bleu) if bleu else None,
+    }  # fmt: skip
+
+
+def slope(xs: list[float], ys: list[float]) -> float:
+    """Least-squares slope of *ys* on *xs*."""
+    x, y = statistics.fmean(xs), statistics.fmean(ys)
+    return math.fsum((a - x) * (b - y) for a, b in zip(xs, ys)) / math.fsum((a - x) ** 2 for a in xs)
+
+
+def holm(chances: list[float | None]) -> list[float | None]:
+    """Holm's step-down correction: the k-th smallest of n is multiplied by n - k + 1; None stays None."""
+    known = sorted((p, index) for index, p in enumerate(chances) if p is not None)
+    corrected, least = list(chances), 0.0
+    for rank, (p, index) in enumerate(known):
+        least = max(least, min(1.0, p * (len(known) - rank)))
+        corrected[index] = least
+    return corrected
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    gains, p = [*found["gain"].values()], found["p_gain"]
+    if len(gains) < SEEDS or p is None or p >= LEVEL:
+        return "not clear"
+    gain = statistics.fmean(gains)
+    if gain > LEAST and (found["bleu"] is None or found["bleu"] > 0):
+        return "yes"
+    return "no" if gain <= 0 else "not clear"
+
+
+def page(found: list[dict[str, Any]]) -> str:
+    """The table of ``depth.md``."""
+    head = ["system", "encoder layers", "seeds", "slope of nll", "p (Holm)", "gain of the deepest", "p (Holm)",
+            "BLEU", "depth pays"]  # fmt: skip
+    cells = [head]
+    for each in found:
+        values = [*each["gain"].values()]
+        row = [each["line"], ", ".join(map(str, each["depths"])), str(len(values))]
+        for test in ("slope", "gain"):
+            row += [_shown([*each[test].values()]), "-" if each[f"p_{test}"] is None else f"{each[f'p_{test}']:.3f}"]
+        cells.append([*row, "-" if each["bleu"] is None else f"{each['bleu']:+.2f}", each["pays"]])
+    notes = (
+        "Slope: nats per token for each doubling of the depth, mean over seeds [least, most]; negative if depth helps. "
+        "Gain: nats per token by which the deepest encoder is better than the shallowest with the same seed. p: "
+        "Student's t over the seeds, with Holm's correction over the systems. BLEU: deepest less shallowest. Depth "
+        f"pays if the gain is above {LEAST} with p < {LEVEL} over {SEEDS} seeds or more, and BLEU is higher."
+    )
+    return f"{markdown(cells, left=(0,))}\n\n{notes}\n"
+
+
+def _shown(values: list[float]) -> str:
+    if not values:
+        return "-"
+    return f"{statistics.fmean(values):+.3f} [{min(values):+.3f}, {max(values):+.3f}]"

@@ -1,0 +1,137 @@
+"""``compare --tune lr``: a learning rate for each system, by validation loss, before the runs that count.
+
+Each system is trained with half, once and twice its learning rate, with a seed that the final runs do not use. If the
+best rate is at an edge of the grid, the grid grows on that side. The final runs take the best rate.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from dataclasses import replace
+from typing import Any
+
+from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes.plan import value_of
+from fairseq_deep.recipes.record import result_line
+from fairseq_deep.tools import results
+
+from .results import diverged
+from .systems import System
+
+STEP = 2.0
+"""Ratio of two neighbouring rates."""
+EXTENSIONS = 3
+"""Most rates that are added to the first three of a system."""
+
+
+class SearchFailed(UsageError):
+    """Runs failed for a reason other than their learning rate."""
+
+
+class Tuner:
+    """Chooses the learning rates of a comparison.
+
+    Args:
+        args: options of the comparison, resolved
+        plan: makes the runs of systems: ``plan(args, systems)``
+        work: trains runs; None to use only what has been trained
+        default: learning rate of a system without a rate of its own
+    """
+
+    def __init__(self, args: Any, plan: Any, work: Any, default: float):
+        self.plan, self.work, self.default = plan, work, default
+        self.args = copy.copy(args)
+        self.args.exp, self.args.seeds = os.path.join(args.exp, "tune"), [args.tune_seed]
+        self.args.updates = args.tune_updates
+        self.args.recipe = [*args.recipe, *(["--subsets", "none"] if args.translate else [])]
+
+    def choose(self, systems: list[System]) -> list[System]:
+        """Return *systems* with their best rates; ``tuned`` of each is the loss by rate.
+
+        Raises:
+            UsageError: no rate trains a system
+        """
+        losses: dict[str, dict[float, float]] = {system.label: {} for system in systems}
+        todo = {system.label: self.first_rates(system) for system in systems}
+        while any(todo.values()):
+            candidates = [self.candidate(system, rate) for system in systems for rate in todo[system.label]]
+            measured = self.measure(candidates)
+            for system in systems:
+                for rate in todo[system.label]:
+                    losses[system.label][rate] = measured[self.candidate(system, rate).label]
+                todo[system.label] = following(losses[system.label])
+        return [self.chosen(system, losses[system.label]) for system in systems]
+
+    def first_rates(self, system: System) -> list[float]:
+        """Half, once and twice the rate that the system has."""
+        own = value_of(system.flags, "--lr")
+        middle = float(own) if own else self.default
+        return [middle / STEP, middle, middle * STEP]
+
+    def candidate(self, system: System, rate: float) -> System:
+        """The system with another rate, under a label of its own."""
+        return replace(system, label=f"{system.label}-lr{rate:g}", flags=[*system.flags, "--lr", f"{rate:g}"])
+
+    def measure(self, candidates: list[System]) -> dict[str, float]:
+        """Train the candidates; return their validation losses by label, infinite for a run that diverged.
+
+        Raises:
+            SearchFailed: runs failed for another reason
+        """
+        runs = self.plan(self.args, candidates)
+        if self.work:
+            names = self.work(runs)
+            failed = [run.name for run in runs if run.name in names and not diverged(read_text(run.failure))]
+            if failed:
+                count = f"{len(failed)} of {len(runs)}"
+                raise SearchFailed(
+                    f"{count} runs of the search for learning rates failed: {', '.join(failed)}; the same command "
+                    "tries again"
+                )
+        lines = {
+            run.system.label: result_line(run.folder, run.system.label, run.system.text, run.seed)
+            for run in runs if run.is_done()
+        }  # fmt: skip
+        if not self.work and len(lines) + sum(os.path.exists(run.failure) for run in runs) < len(runs):
+            raise UsageError(f"{self.args.exp}: the search for learning rates is incomplete: omit --table-only")
+        if lines:
+            results.add(self.args.exp, lines.values())
+        found = {label: line.get("valid_loss", math.inf) for label, line in lines.items()}
+        return {each.label: finite(found.get(each.label, math.inf)) for each in candidates}
+
+    def chosen(self, system: System, losses: dict[float, float]) -> System:
+        """The system with the rate of the least loss."""
+        best = min(losses, key=lambda rate: losses[rate])
+        if losses[best] == math.inf:
+            rates = ", ".join(f"{rate:g}" for rate in sorted(losses))
+            raise UsageError(f"{system.label} trains with none of the learning rates {rates}: give it another --lr")
+        return replace(system, flags=[*system.flags, "--lr", f"{best:g}"], tuned=dict(sorted(losses.items())))
+
+
+def read_text(path: str) -> str:
+    """The text of a file."""
+    with open(path, encoding="utf-8") as stream:
+        return stream.read()
+
+
+def finite(loss: float) -> float:
+    """The loss; infinite if it is not a number."""
+    return math.inf if math.isnan(loss) else loss
+
+
+def following(losses: dict[float, float]) -> list[float]:
+    """The rate to try next: beyond the best one if that is at an edge of the grid; none otherwise."""
+    best = min(losses, key=lambda rate: losses[rate])
+    if len(losses) >= 3 + EXTENSIONS or losses[best] == math.inf and len(losses) > 3:
+        return []
+    if losses[best] == math.inf or best == min(losses):
+        return [min(losses) / STEP]
+    return [best * STEP] if best == max(losses) else []
+
+
+def describe(system: System) -> str:
+    """The rates of a system with their losses, in one line."""
+    tried = ", ".join(f"{rate:g}: {loss:.3f}" for rate, loss in system.tuned.items())
+    return f"{system.label}: learning rate {value_of(system.flags, '--lr')} (valid loss by rate {tried})"

@@ -1,0 +1,197 @@
+"""``compare --tune lr`` and ``--depths``: the search for learning rates, and the statistics of depth."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from fairseq_deep.recipes.compare import depth, tune
+from fairseq_deep.recipes.compare.systems import System
+from fairseq_deep.tools import UsageError
+from fairseq_deep.tools.results import read
+from tests.helpers import recipes
+from tests.helpers.paths import ROOT
+
+# a training whose loss has its least at 0.004 with one encoder layer and at 0.001 with two
+TRAIN = r"""
+if [[ ${0##*/} == fairseq-train ]]; then
+  for word; do
+    [[ $previous == --lr ]] && rate=$word
+    [[ $previous == --encoder-layers ]] && layers=$word
+    previous=$word
+  done
+  loss=$(PYTHON - "$rate" "$layers" <<'END'
+import math, sys
+print(5 + abs(math.log2(float(sys.argv[1]) / (0.004 if sys.argv[2] == "1" else 0.001))))
+END
+)
+  [[ ! -e $CALLS.broken ]] || { cat "$CALLS.broken"; exit 1; }
+  echo '| INFO | num. shared model params: 1,234 (num. trained: 1,234)'
+  echo '| INFO | valid | {"epoch": 1, "valid_loss": "'"$loss"'", "valid_ppl": "32", "valid_num_updates": "4"}'
+fi
+""".replace("PYTHON", sys.executable)
+
+
+def tuner(losses, default=0.002, **options):
+    """A `Tuner` whose runs have the loss ``losses(label, rate)``; and the rates that it tries, in order."""
+    args = SimpleNamespace(exp="exp", tune_seed=9, tune_updates=5, recipe=[], translate=True, **options)
+    made, tried = tune.Tuner(args, None, None, default), []
+
+    def measure(candidates):
+        found = {}
+        for each in candidates:
+            label, rate = re.fullmatch(r"(\w+)-lr(.+)", each.label).groups()
+            tried.append((label, float(rate)))
+            assert each.flags[-2:] == ["--lr", rate]
+            found[each.label] = losses(label, float(rate))
+        return found
+
+    made.measure = measure
+    return made, tried
+
+
+def test_the_grid_grows_at_its_edges_until_the_best_is_inside():
+    best = {"low": 0.0003, "middle": 0.002, "high": 0.009}
+    made, tried = tuner(lambda label, rate: abs(math.log(rate / best[label])))
+    systems = made.choose([System(label, "arch", ["--x", "1"]) for label in best])
+    rates = ("0.00025", "0.002", "0.008")
+    assert [system.flags for system in systems] == [["--x", "1", "--lr", rate] for rate in rates]
+    assert [list(system.tuned) for system in systems] == [
+        [0.000125, 0.00025, 0.0005, 0.001, 0.002, 0.004], [0.001, 0.002, 0.004],
+        [0.001, 0.002, 0.004, 0.008, 0.016],
+    ]  # fmt: skip
+    assert len(tried) == len(set(tried)) == 14
+    assert "low: learning rate 0.00025 (valid loss by rate 0.000125: " in tune.describe(systems[0])
+
+
+def test_the_grid_starts_at_the_own_rate_and_has_an_end():
+    made, tried = tuner(lambda label, rate: -rate)  # the higher, the better
+    [system] = made.choose([System("a", "arch", ["--lr", "0.1"])])
+    assert [rate for _, rate in tried] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6] and system.flags[-1] == "1.6"
+
+
+def test_rates_that_diverge():
+    made, tried = tuner(lambda label, rate: math.inf if rate > 0.0006 else 4.0)
+    [system] = made.choose([System("a", "arch", [])])
+    assert system.flags == ["--lr", "0.0005"] and [rate for _, rate in tried] == [0.001, 0.002, 0.004, 0.0005, 0.00025]
+    made, tried = tuner(lambda label, rate: math.inf)
+    with pytest.raises(UsageError, match="a trains with none of the learning rates 0.0005, 0.001, 0.002, 0.004: give"):
+        made.choose([System("a", "arch", [])])
+
+
+@pytest.fixture
+def tools_of_training(tools, stubs):
+    recipes.write_program(tools / "fairseq-train", f"{TRAIN}\n{recipes.STUB}")
+    return tools
+
+
+def compare(tools, corpus, exp, *words):
+    command = [ROOT / "examples/compare/run.sh", "--data", corpus, "--exp", exp, "--ngpu", "0", "--workers", "1",
+               "--width", "16", "--updates", "8", "--tune", "lr", "--translate", "false", *words]  # fmt: skip
+    environment = recipes.environment(tools)
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, timeout=300)
+
+
+def test_one_command_tunes_trains_and_judges(tools_of_training, stubs, corpus, tmp_path):
+    """Two depths, two final seeds: the search uses its own seed and half of the updates, and is not repeated."""
+    exp = tmp_path / "exp"
+    given = (tools_of_training, corpus, exp, "--depths", "2,1", "--seeds", "2", "plain=prenorm_6l")
+    done = compare(*given)
+    assert done.returncode == 0, done.stderr + done.stdout
+    calls = [line for line in stubs.read_text().splitlines() if line.startswith("fairseq-train")]
+    found = [re.search(r"/exp/(\S+)/checkpoints .*--max-update (\d+) .*--lr (\S+)$", line).groups() for line in calls]
+    grid = [(n, rate) for n in (1, 2) for rate in ("0.0005", "0.001", "0.002")]
+    grid += [(1, "0.004"), (1, "0.008")]
+    searched = [(f"tune/runs/plain_{n}-lr{rate}/seed1000", "4", rate) for n, rate in grid]
+    final = [(f"runs/plain_{n}/seed{seed}", "8", rate) for seed in (1, 2) for n, rate in ((1, "0.004"), (2, "0.001"))]
+    assert found == searched + final
+    table = (exp / "table.md").read_text()
+    assert "plain_1: transformer_prenorm_6l --encoder-layers 1 --lr 0.004" in table
+    tried = "0.0005 (8.000), 0.001 (7.000), 0.002 (6.000), 0.004 (5.000), 0.008 (6.000)"
+    assert f"plain_1: best of the learning rates (valid loss) {tried}" in table
+    assert len(read(str(exp))) == 4 and len(read(str(exp / "tune"))) == 8
+    [judged] = json.loads((exp / "depth.json").read_text())
+    assert judged["slope"] == {"1": 0.0, "2": 0.0} and judged["pays"] == "not clear" and "depth pays" in done.stdout
+    stubs.write_text("")
+    for more in ((), ("--table-only",)):
+        again = compare(*given, *more)
+        assert again.returncode == 0 and "fairseq-train" not in stubs.read_text(), again.stderr
+        assert (exp / "table.md").read_text() == table
+
+
+def test_a_run_that_failed_for_another_reason_ends_the_search(tools_of_training, stubs, corpus, tmp_path):
+    """A full disk says nothing about a learning rate; a loss that is no number does."""
+    broken = stubs.with_name(f"{stubs.name}.broken")
+    broken.write_text("OSError: no space left on device\n")
+    given = (tools_of_training, corpus, tmp_path / "exp", "prenorm_2l2l_tiny")
+    done = compare(*given)
+    assert done.returncode == 3 and "3 of 3 runs of the search for learning rates failed: " in done.stderr
+    assert "the same command tries again" in done.stderr and done.stderr.count("\n") == 1
+    broken.write_text("FloatingPointError: gradients are Nan/Inf\n")
+    done = compare(*given)
+    assert done.returncode == 2 and "trains with none of the learning rates" in done.stderr
+    broken.unlink()
+    assert compare(*given).returncode == 0
+
+
+BAD = {
+    "a seed of the final runs": (["--tune-seed", "2", "--seeds", "3"], "--tune-seed 2 is one of --seeds"),
+    "one depth": (["--depths", "6"], "--depths takes two or more different numbers of encoder layers"),
+    "a depth twice": (["--depths", "6,6"], "not '6,6'"),
+    "no number": (["--depths", "6,x"], "not '6,x'"),
+    "depth twice": (["--depths", "1,2", "prenorm_6l --encoder-layers 3"], "--depths sets --encoder-layers: omit one"),
+    "nothing trained": (["--table-only"], "the search for learning rates is incomplete: omit --table-only"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(name, tools_of_training, corpus, tmp_path):
+    words, part = BAD[name]
+    done = compare(tools_of_training, corpus, tmp_path / "exp", *words, "dlcl_6l")
+    assert done.returncode == 2 and part in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not (tmp_path / "exp").exists()
+
+
+def row(line, layers, losses, bleu=None):
+    seeds = {
+        seed: {"valid_ppl": math.exp(loss), **({} if bleu is None else {"bleu": bleu})}
+        for seed, loss in enumerate(losses, 1)
+    }
+    return {"line": line, "depth": layers, "done": list(seeds), "seeds": seeds}
+
+
+def test_slopes_and_gains():
+    """nll 3 - 0.1 log2 L exactly: a slope of -0.1, and a gain of 0.2 from 6 to 24 layers."""
+    rows = [row("a", n, [3 - 0.1 * math.log2(n) + seed / 100 for seed in range(5)], bleu=n) for n in (24, 6, 12)]
+    [found] = depth.judge(rows)
+    assert found["depths"] == [6, 12, 24] and found["bleu"] == 18
+    assert [*found["slope"].values()] == pytest.approx([-0.1] * 5)
+    assert [*found["gain"].values()] == pytest.approx([0.2] * 5)
+
+
+@pytest.mark.parametrize(
+    "gains, bleu, verdict",
+    [
+        ((0.05, 0.06, 0.05, 0.06, 0.055), 1.0, "yes"),
+        ((0.05, 0.06, 0.05, 0.06, 0.055), -1.0, "not clear"),  # better in loss only
+        ((0.05, 0.06, 0.05, 0.06), 1.0, "not clear"),  # four seeds
+        ((0.010, 0.012, 0.011, 0.010, 0.012), 1.0, "not clear"),  # significant, and below the margin
+        ((0.3, -0.3, 0.2, -0.1, 0.1), 1.0, "not clear"),
+        ((-0.05, -0.06, -0.05, -0.06, -0.055), 1.0, "no"),
+    ],
+)
+def test_depth_pays_if_the_deepest_is_better_by_the_margin_and_significantly(gains, bleu, verdict):
+    shallow, deep = row("a", 6, [3.0] * len(gains), 20.0), row("a", 24, [3.0 - gain for gain in gains], 20.0 + bleu)
+    [found] = depth.judge([shallow, deep])
+    assert found["pays"] == verdict
+    assert f" {verdict} |" in depth.page([found]).splitlines()[2]
+
+
+def test_holm():
+    """The example of Holm's step-down method: 0.01, 0.02, 0.03, 0.04 become 0.04, 0.06, 0.06, 0.06."""
+    assert depth.holm([0.04, 0.01, None, 0.03, 0.02]) == pytest.approx([0.06, 0.04, None, 0.06, 0.06], nan_ok=True)
+    assert depth.holm([0.6, 0.9]) == [1.0, 1.0] and depth.holm([]) == []
