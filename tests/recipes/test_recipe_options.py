@@ -72,9 +72,12 @@ def refused(*words, **how):
         (["--ngpu", "two"], ["--ngpu", "'two'"]),
         (["--max-tokens", "-5"], ["--max-tokens", "'-5'"]),
         (["--lenpen", "x"], ["--lenpen", "'x'"]),
+        (["--lenpen", ""], ["--lenpen takes a number, not ''"]),
+        (["--lenpen="], ["--lenpen takes a number, not ''"]),
+        (["-x"], ["'-x'", "start with --"]),
         (["--precision", "fp15"], ["--precision takes fp32, fp16, bf16, amp"]),
-        (["--exp"], ["--exp needs a value"]),
-        (["--exp", "--demo"], ["--exp needs a value"]),
+        (["--exp"], ["--exp: expected one argument"]),
+        (["--exp", "--demo"], ["--exp: expected one argument"]),
         (["demo"], ["'demo'", "start with --"]),
         (["--stage", "5", "--stop-stage", "4"], ["stages run from 0 to 7"]),
         (["--exp", "a:b"], ["':'"]),
@@ -228,8 +231,9 @@ def test_what_is_quoted_reads_the_same_in_bash_and_in_python(locale):
 
 
 def test_help_shows_the_present_values():
-    text = run("--help", "--beam", "7", "--conf", "base_prenorm").stdout
-    assert re.search(r"^  --beam +beam width \[7\]$", text, re.MULTILINE)
+    wide = {"COLUMNS": "200"}
+    text = run("--help", "--beam", "7", "--conf", "base_prenorm", env=wide).stdout
+    assert re.search(r"^  --beam N +beam width \[7\]$", text, re.MULTILINE)
     assert re.search(r"--batch-tokens .*\[32768\]", text)
     assert re.search(r"--bpe-merges .*\[32000\]", text)
     assert "[1.0]" in next(x for x in run("--help", script=IWSLT).stdout.splitlines() if "--lenpen" in x)
