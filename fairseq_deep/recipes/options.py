@@ -129,7 +129,7 @@ class Options:
             )  # fmt: skip
 
     def parser(self, program: str = "") -> argparse.ArgumentParser:
-        """The parser of the command line, up to a lone ``--``."""
+        """The parser of what comes before a lone ``--``; its help shows the present values."""
         arguments = f" {self.argument_name}..." if self.argument_name else ""
         parser = argparse.ArgumentParser(
             program, f"{program} [options]{arguments} [-- flags for fairseq-train]", add_help=False,
@@ -171,10 +171,6 @@ class Options:
             self.given |= vars(found).keys()
         return self
 
-    def usage(self, program: str) -> str:
-        """The text of ``--help``, with the present values."""
-        return self.parser(program).format_help().rstrip()
-
 
 def flag_of(name: str) -> str:
     """The flag of an option: max_tokens is --max-tokens."""
@@ -191,6 +187,18 @@ MANAGED = ("save_dir", "user_dir", "log_format", "cpu", "fp16", "bf16", "amp", "
            "distributed_backend")  # fmt: skip
 
 
+# flags of fairseq that resemble options of a recipe
+SIMILAR = ("--average-ffn", "--bt-max-len-a", "--bt-max-len-b", "--ema-update-freq", "--infer-target-lang", "--mask",
+           "--mask-other", "--max-tokens-valid", "--num-workers", "--target-glu", "--update2lr")  # fmt: skip
+
+
+def check_spelling(options: Options, flag: str, where: str = "") -> None:
+    """Reject a flag for fairseq-train that is a misspelt option of the recipe."""
+    hint = nearest(flag, map(flag_of, options.declared()), cutoff=0.8)
+    if hint and flag not in SIMILAR:
+        raise UsageError(f"{where}unknown option '{flag}'{hint}")
+
+
 def check_extra_flags(options: Options) -> None:
     """Reject flags behind a lone ``--`` that the recipe passes itself."""
     for word in options.extra:
@@ -204,6 +212,7 @@ def check_extra_flags(options: Options) -> None:
             raise UsageError(f"{flag} is set by this script: see --embeddings")
         if name in MANAGED:
             raise UsageError(f"{flag} is set by this script: see --exp, --precision, --ngpu and --nnodes")
+        check_spelling(options, flag)
 
 
 def find_conf(name: str, task: str, beside: str = "") -> str:
@@ -253,4 +262,5 @@ def _read_line(options: Any, path: str, line: str, lines: list[str], open_files:
         if name not in options.given:
             options.set(name, value or "true")
     elif flag != "--deep-init" or "arch" not in options.given or f"--arch {options.arch}" in lines:
+        check_spelling(options, flag, f"{path}: ")
         options.conf_flags[flag] = value  # a start that a job names is its architecture's only

@@ -184,7 +184,7 @@ def main(script, action, words):
     try:
         options = Claims().parse(words)
         if options.help or options.list:
-            print(options.usage(os.path.basename(script))) if options.help else list_claims()
+            options.parser(os.path.basename(script)).print_help() if options.help else list_claims()
             return DONE
         check(options)
         return 0 if action == "check" else work(options)

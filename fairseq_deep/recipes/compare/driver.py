@@ -327,7 +327,7 @@ def main(script, action, words):
     try:
         options = Compare().parse(words)
         if options.help:
-            print(options.usage(os.path.basename(script)))
+            options.parser(os.path.basename(script)).print_help()
             return recipes.DONE
         check_options(options)
         return 0 if action == "check" else work(options)
