@@ -43,7 +43,8 @@ def known_names() -> dict[str, list[str]]:
         archs = fairseq_deep.list_archs()
     except ImportError:
         archs = []
-    names = {"--arch": archs, "SYSTEM": archs, "CLAIM": list(CLAIMS), SWITCH.metavar: ["true", "false"]}
+    names = {**dict.fromkeys(("--arch", "PATTERN", "SYSTEM"), archs), "CLAIM": list(CLAIMS),
+             SWITCH.metavar: ["true", "false"]}  # fmt: skip
     return {name: values for name, values in names.items() if values}
 
 
