@@ -15,9 +15,9 @@ from fairseq_deep.errors import UsageError
 from .stack import MethodConfig, Stack
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
     """" (did you mean X?)" for the closest of *names*, or an empty string when none is close."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f" (did you mean {close[0]}?)" if close else ""
 
 

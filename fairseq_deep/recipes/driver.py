@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
         options = read_options(kind.removeprefix("recipe/"), words)
         plan = Plan(options)
         if options.help:
-            print(options.usage(os.path.basename(script)))
+            options.parser(os.path.basename(script)).print_help()
             return DONE
         plan.resolve()
         return check(plan, script, words) if action == "check" else run(plan, script, words)

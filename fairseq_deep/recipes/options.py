@@ -6,10 +6,12 @@ files, and later conf files override earlier ones.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, NamedTuple
 
 from fairseq_deep.core.registry import nearest
@@ -20,11 +22,23 @@ EXAMPLES = os.path.join(ROOT, "examples")
 
 
 class Kind(NamedTuple):
-    """The values of an option: a pattern, its description, and the type of a matching text."""
+    """The values of an option: a pattern, its description, and how ``--help`` and tab completion show them."""
 
     pattern: str
     words: str
     convert: Any = str
+    metavar: str | None = "TEXT"
+    choices: tuple[str, ...] | None = None
+
+    def read(self, flag: str, text: str) -> Any:
+        """The value that *text* stands for.
+
+        Raises:
+            UsageError: it is not of this kind
+        """
+        if not re.fullmatch(self.pattern, text):
+            raise UsageError(f"{flag} takes {self.words}, not '{text}'")
+        return self.convert(text)
 
 
 def _number_or_auto(text: str) -> int | str:
@@ -32,12 +46,13 @@ def _number_or_auto(text: str) -> int | str:
 
 
 TEXT = Kind("(?s).*", "a text")
-WHOLE = Kind("0|[1-9][0-9]*", "a whole number", int)
-COUNT = Kind("[1-9][0-9]*", "a whole number from 1 on", int)
-NUMBER = Kind(r"[0-9]+(\.[0-9]+)?", "a number")  # stays a text, as fairseq's commands get it
-SWITCH = Kind("true|false", "true or false", "true".__eq__)
-AUTO = Kind("auto|0|[1-9][0-9]*", "a whole number or auto", _number_or_auto)
-AUTO_COUNT = Kind("auto|[1-9][0-9]*", "a number from 1 on, or auto", _number_or_auto)
+FILE, FOLDER = TEXT._replace(metavar="FILE"), TEXT._replace(metavar="DIR")
+WHOLE = Kind("0|[1-9][0-9]*", "a whole number", int, "N")
+COUNT = Kind("[1-9][0-9]*", "a whole number from 1 on", int, "N")
+NUMBER = Kind(r"[0-9]+(\.[0-9]+)?", "a number", metavar="X")  # stays a text, as fairseq's commands get it
+SWITCH = Kind("true|false", "true or false", "true".__eq__, "true|false")
+AUTO = Kind("auto|0|[1-9][0-9]*", "a whole number or auto", _number_or_auto, "N")
+AUTO_COUNT = Kind("auto|[1-9][0-9]*", "a number from 1 on, or auto", _number_or_auto, "N")
 SUBSETS = Kind(
     "none|(valid,)?test(,test[1-9][0-9]*)*", "none, or test with valid before it and test1, test2 ... behind it"
 )
@@ -45,7 +60,7 @@ SUBSETS = Kind(
 
 def one_of(*choices: str) -> Kind:
     """The kind of an option with these values."""
-    return Kind("|".join(choices), ", ".join(choices))
+    return Kind("|".join(choices), ", ".join(choices), metavar=None, choices=choices)
 
 
 def option(default: Any, kind: Kind, text: str = "") -> Any:
@@ -53,11 +68,22 @@ def option(default: Any, kind: Kind, text: str = "") -> Any:
     return field(default=default, metadata={"kind": kind, "help": text})
 
 
+class _Once(argparse.Action):
+    """Stores a value, and rejects a second one that differs."""
+
+    def __call__(self, parser: Any, namespace: Any, value: Any, option_string: str | None = None) -> None:
+        before = getattr(namespace, self.dest, value)
+        if before != value:
+            raise UsageError(f"{option_string} is given twice, as {before} and as {value}: omit one of them")
+        setattr(namespace, self.dest, value)
+
+
 @dataclass
 class Options:
     """Options with their values. Subclasses declare them as fields.
 
     Attributes:
+        help: whether the command line asks for ``--help``
         given: names of the options on the command line
         extra: what follows a lone ``--``: flags of fairseq-train
         arguments: words that are not options
@@ -65,12 +91,13 @@ class Options:
     """
 
     def __post_init__(self):
+        self.help = False
         self.given: set[str] = set()
         self.extra: list[str] = []
         self.arguments: list[str] = []
         self.conf_flags: dict[str, str] = {}
 
-    argument_name = ""  # not a field: how --help names the arguments; without it there are none
+    argument_name = argument_help = ""  # not fields: of the words that are not options; without a name there are none
 
     @classmethod
     def declared(cls) -> dict[str, Any]:
@@ -83,9 +110,34 @@ class Options:
         Raises:
             UsageError: *text* is not one of its values
         """
-        kind = self.declared()[name].metadata["kind"]
-        check_value(flag_of(name), text, kind)
-        setattr(self, name, kind.convert(text))
+        setattr(self, name, self.declared()[name].metadata["kind"].read(flag_of(name), text))
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options, with their present values in the help."""
+        if self.argument_name:
+            parser.add_argument("arguments", nargs="*", metavar=self.argument_name, help=self.argument_help)
+        group = parser.add_argument_group("options, with their present values")
+        group.add_argument("-h", "--help", action="store_true", help="show this text and stop")
+        for name, declared in self.declared().items():
+            kind, text, value = declared.metadata["kind"], declared.metadata["help"], getattr(self, name)
+            shown = "none" if value == "" else str(value).lower() if isinstance(value, bool) else value
+            group.add_argument(
+                flag_of(name), action=_Once, type=partial(kind.read, flag_of(name)), choices=kind.choices,
+                metavar=kind.metavar, default=argparse.SUPPRESS,
+                help=f"{text} [{shown}]".replace("%", "%%") if text else argparse.SUPPRESS,
+                **({"nargs": "?", "const": True} if kind is SWITCH else {}),
+            )  # fmt: skip
+
+    def parser(self, program: str = "") -> argparse.ArgumentParser:
+        """The parser of what comes before a lone ``--``; its help shows the present values."""
+        arguments = f" {self.argument_name}..." if self.argument_name else ""
+        parser = argparse.ArgumentParser(
+            program, f"{program} [options]{arguments} [-- flags for fairseq-train]", add_help=False,
+            allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS,
+            formatter_class=partial(argparse.HelpFormatter, max_help_position=30),
+        )  # fmt: skip
+        self.add_arguments(parser)
+        return parser
 
     def parse(self, words: list[str], by_user: bool = True) -> Options:
         """Read the command line *words*; return these options.
@@ -93,67 +145,36 @@ class Options:
         Raises:
             UsageError: an option is unknown, lacks its value or has a wrong one
         """
-        words, known = list(words), self.declared()
-        while words:
-            word = words.pop(0)
-            if word == "--":
-                self.extra += words
-                break
-            if self.argument_name and word and not word.startswith("-"):
-                self.arguments.append(word)
-                continue
-            flag, equals, value = ("--help" if word == "-h" else word).partition("=")
+        end = words.index("--") if "--" in words else len(words)
+        words, self.extra = words[:end], [*self.extra, *words[end + 1 :]]
+        if self.argument_name:  # argparse would take the word behind a switch for its value
+            switches = [flag_of(name) for name, each in self.declared().items() if each.metadata["kind"] is SWITCH]
+            words = [
+                f"{word}=true" if word in switches and following not in ("true", "false") else word
+                for word, following in zip(words, [*words[1:], ""])
+            ]
+        try:
+            found, unknown = self.parser().parse_known_intermixed_args(words)
+        except argparse.ArgumentError as error:
+            raise UsageError(str(error)) from error
+        if unknown:
+            flag = unknown[0].partition("=")[0]
             if not flag.startswith("--"):
-                raise UsageError(f"unexpected argument '{word}': options start with --")
-            name = flag[2:].replace("-", "_")
-            if name not in known:
-                raise UsageError(
-                    f"unknown option '{flag}'{nearest(flag, map(flag_of, known))} (--help lists them; flags of "
-                    "fairseq-train go after a lone --)"
-                )
-            if not equals:
-                value = self._value_of(known[name], flag, words)
-            before = getattr(self, name)
-            self.set(name, value)
-            if name in self.given and getattr(self, name) != before:
-                raise UsageError(f"{flag} is given twice, as {before} and as {getattr(self, name)}: omit one of them")
-            if by_user:
-                self.given.add(name)
+                raise UsageError(f"unexpected argument '{unknown[0]}': options start with --")
+            raise UsageError(
+                f"unknown option '{flag}'{nearest(flag, map(flag_of, self.declared()))} (--help lists them; flags of "
+                "fairseq-train go after a lone --)"
+            )
+        for name, value in vars(found).items():
+            setattr(self, name, value)
+        if by_user:
+            self.given |= vars(found).keys()
         return self
-
-    def _value_of(self, declared: Any, flag: str, words: list[str]) -> str:
-        """The value behind *flag*; a switch needs none."""
-        following = words[0] if words else ""
-        if declared.metadata["kind"] is SWITCH:
-            is_word = self.argument_name and following not in ("true", "false")
-            if not following or following.startswith("-") or is_word:
-                return "true"
-        if not words or following.startswith("--"):
-            raise UsageError(f"{flag} needs a value")
-        return words.pop(0)
-
-    def usage(self, program: str) -> str:
-        """The text of ``--help``, with the present values."""
-        name = f" {self.argument_name}" if self.argument_name else ""
-        lines = [f"usage: {program} [options]{name} [-- flags for fairseq-train]", "",
-                 "options, with their present values:"]  # fmt: skip
-        for each in self.declared().values():
-            if each.metadata["help"]:
-                value = False if each.name == "help" else getattr(self, each.name)
-                shown = str(value).lower() if isinstance(value, bool) else value
-                lines.append(f"  {flag_of(each.name):19} {each.metadata['help']} [{'none' if shown == '' else shown}]")
-        return "\n".join(lines)
 
 
 def flag_of(name: str) -> str:
     """The flag of an option: max_tokens is --max-tokens."""
     return f"--{name.replace('_', '-')}"
-
-
-def check_value(flag: str, text: str, kind: Kind) -> None:
-    """Reject a *text* that is not of *kind*."""
-    if not re.fullmatch(kind.pattern, text):
-        raise UsageError(f"{flag} takes {kind.words}, not '{text}'")
 
 
 def quote(words: Any) -> str:
@@ -164,6 +185,18 @@ def quote(words: Any) -> str:
 # flags that the recipe itself passes to fairseq-train
 MANAGED = ("save_dir", "user_dir", "log_format", "cpu", "fp16", "bf16", "amp", "distributed_world_size",
            "distributed_backend")  # fmt: skip
+
+
+# flags of fairseq that resemble options of a recipe
+SIMILAR = ("--average-ffn", "--bt-max-len-a", "--bt-max-len-b", "--ema-update-freq", "--infer-target-lang", "--mask",
+           "--mask-other", "--max-tokens-valid", "--num-workers", "--target-glu", "--update2lr")  # fmt: skip
+
+
+def check_spelling(options: Options, flag: str, where: str = "") -> None:
+    """Reject a flag for fairseq-train that is a misspelt option of the recipe."""
+    hint = nearest(flag, map(flag_of, options.declared()), cutoff=0.8)
+    if hint and flag not in SIMILAR:
+        raise UsageError(f"{where}unknown option '{flag}'{hint}")
 
 
 def check_extra_flags(options: Options) -> None:
@@ -179,6 +212,7 @@ def check_extra_flags(options: Options) -> None:
             raise UsageError(f"{flag} is set by this script: see --embeddings")
         if name in MANAGED:
             raise UsageError(f"{flag} is set by this script: see --exp, --precision, --ngpu and --nnodes")
+        check_spelling(options, flag)
 
 
 def find_conf(name: str, task: str, beside: str = "") -> str:
@@ -228,4 +262,5 @@ def _read_line(options: Any, path: str, line: str, lines: list[str], open_files:
         if name not in options.given:
             options.set(name, value or "true")
     elif flag != "--deep-init" or "arch" not in options.given or f"--arch {options.arch}" in lines:
+        check_spelling(options, flag, f"{path}: ")
         options.conf_flags[flag] = value  # a start that a job names is its architecture's only

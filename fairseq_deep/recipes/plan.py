@@ -11,7 +11,7 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.tools.machine import count_cores
 
 from . import changes, nodes, seeds
-from .options import EXAMPLES, ROOT, WHOLE, check_extra_flags, check_value, load_conf
+from .options import EXAMPLES, ROOT, WHOLE, check_extra_flags, load_conf
 from .recipe import Recipe
 from .stages import compute_keys, hypotheses_of
 from .text.corpus import check_folder
@@ -254,7 +254,7 @@ class Plan:
         for flag in ("--max-update", "--max-epoch", *sizes):
             value = self.train_value(flag)
             if value:
-                check_value(flag, value, WHOLE)
+                WHOLE.read(flag, value)
         last, every = self.train_value("--max-update"), self.options.average_updates
         if last and not self.options.smoke and every > int(last):
             raise UsageError(f"--average-updates {every}: training ends after {last} updates; choose fewer")

@@ -9,6 +9,8 @@ from .options import (
     AUTO,
     AUTO_COUNT,
     COUNT,
+    FILE,
+    FOLDER,
     NUMBER,
     SUBSETS,
     SWITCH,
@@ -26,20 +28,19 @@ PRECISIONS = one_of("fp32", "fp16", "bf16", "amp")
 class Recipe(Options):
     """The options of a recipe; those without a help text are for conf files and scripts."""
 
-    help: bool = option(False, SWITCH, "show this text and stop")
     show_config: bool = option(False, SWITCH, "print all options with their final values and stop")
     dry_run: bool = option(False, SWITCH, "print every command and change nothing")
     demo: bool = option(False, SWITCH, "the small built-in corpus and model, no GPU needed")
-    exp: str = option("auto", TEXT, "folder of the experiment; auto: exp/TASK-CONF in the repository")
-    data: str = option("", TEXT, "folder with parallel text {train,valid,test}.{SRC,TGT}, plain or .gz")
-    data_tar: str = option("", TEXT, "Google's pre-processed wmt16_en_de.tar.gz")
+    exp: str = option("auto", FOLDER, "folder of the experiment; auto: exp/TASK-CONF in the repository")
+    data: str = option("", FOLDER, "folder with parallel text {train,valid,test}.{SRC,TGT}, plain or .gz")
+    data_tar: str = option("", FILE, "Google's pre-processed wmt16_en_de.tar.gz")
     data_sha256: str = option("", TEXT, "sha256 that --data-tar must have")
     data_lines: str = option("train=4400000-4600000,valid=3000,test=3003", TEXT,
                              "line counts that --data-tar must have (empty: any)")  # fmt: skip
     corpus: str = option("corpus", TEXT, "description of the corpus to fetch, examples/TASK/NAME.json")
     data_url: str = option(os.environ.get("WMT_URL", ""), TEXT,
                            "folder, also file://, to take all archives from instead of their home")  # fmt: skip
-    checksums: str = option("", TEXT, "file of sha256 sums ('SUM  NAME') of the archives, or none (default: ours)")
+    checksums: str = option("", FILE, "file of sha256 sums ('SUM  NAME') of the archives, or none (default: ours)")
     conf: str = option("", TEXT, "flag files conf/NAME.args, in order, separated by commas")
     arch: str = option("", TEXT, "architecture (fairseq-deep archs lists them)")
     ngpu: int | str = option("auto", AUTO, "GPUs to use, on each machine; 0: the CPU; auto: all that are visible")
@@ -48,7 +49,7 @@ class Recipe(Options):
     node_rank: int | str = option("auto", AUTO, "number of this machine, from 0; auto: SLURM's")
     master: str = option("", TEXT, "HOST or HOST:PORT of machine 0 (port 29500); empty: SLURM's first")
     wait_hours: str = option("24", NUMBER, "how long the other machines wait for machine 0 to prepare the data")
-    sbatch: str = option("", TEXT, "write a batch script for SLURM to this file, and run nothing")
+    sbatch: str = option("", FILE, "write a batch script for SLURM to this file, and run nothing")
     max_tokens: int = option(4096, COUNT, "tokens per device and step")
     update_freq: int | str = option("auto", AUTO_COUNT, "steps per update; auto: so that the product is --batch-tokens")
     batch_tokens: int = option(65536, COUNT, "published product devices x max-tokens x update-freq")
@@ -75,7 +76,7 @@ class Recipe(Options):
     gnmt_lenpen: bool = option(False, SWITCH, "GNMT's length penalty, ((5 + length) / 6)^lenpen, not length^lenpen")
     max_len_a: str = option("1", NUMBER, "longest output: a x source length + b")
     max_len_b: int = option(50, WHOLE, "the b of it")
-    against: str = option("", TEXT, "run, or file of translations, to test the difference of BLEU and chrF to")
+    against: str = option("", FILE, "run, or file of translations, to test the difference of BLEU and chrF to")
     decode_precision: str = option("fp32", one_of("fp32", "bf16", "int8"),
                                    "the decoder's matrix products when translating on the CPU")  # fmt: skip
     gen_batch: int = option(32, COUNT, "sentences per batch when translating")

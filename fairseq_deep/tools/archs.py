@@ -15,7 +15,8 @@ HEADER = ("name", "family", "method of", "norm", "depth", "size", "parameters", 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the pattern and ``--json``."""
-    parser.add_argument("pattern", nargs="?", default="*", help="shell wildcard in quotes, such as 'transformer_dlcl*'")
+    text = "shell wildcard in quotes, such as 'transformer_dlcl*'"
+    parser.add_argument("pattern", nargs="?", default="*", metavar="PATTERN", help=text)
     parser.add_argument("--verbose", action="store_true", help="add the flags that each architecture presets")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from fairseq_deep.errors import printable
-from fairseq_deep.recipes.commands import claims, compare, recipe
+from fairseq_deep.recipes.commands import claims, compare, completion, recipe
 from fairseq_deep.tools import (
     UsageError,
     archs,
@@ -35,7 +35,9 @@ from fairseq_deep.tools import (
 )
 
 COMMANDS = (path, archs, flags, doctor, check, average, score, diagnose, translate, package, plot, report, export,
-            recipe, compare, claims, wheelhouse)  # fmt: skip
+            recipe, compare, claims, wheelhouse, completion)  # fmt: skip
+RAW = {"recipe": recipe, "compare": compare, "claims": claims}
+"""Commands that read their words themselves."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -52,22 +54,25 @@ class _Parser(argparse.ArgumentParser):
                 stream.write(message)
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the arguments of the sub-command that `argv` names; `run` is its function. Exits if they are wrong."""
+def make_parser(all_arguments: bool = False) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser, and those of the sub-commands; for tab completion also with the arguments of `RAW`."""
     parser = _Parser(prog="fairseq-deep", description="Tools for deep Transformers in fairseq.")
-    commands, raw = parser.add_subparsers(dest="command", metavar="COMMAND"), {}
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for module in COMMANDS:
-        name = module.__name__.rpartition(".")[2].replace("_", "-")
+        name, raw = module.__name__.rpartition(".")[2].replace("_", "-"), module in RAW.values()
         summary = module.__doc__.strip().splitlines()[0]
-        command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-        if getattr(module, "RAW", False):  # its words are its own to read
-            raw[name] = module
-        else:
+        command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False, add_help=not raw)
+        if all_arguments or not raw:
             module.add_arguments(command)
         command.set_defaults(run=module.run)
-    argv = sys.argv[1:] if argv is None else list(argv)
-    if argv and argv[0] in raw:
-        return argparse.Namespace(command=argv[0], run=raw[argv[0]].run, words=argv[1:])
+    return parser, commands.choices
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the arguments of the sub-command that `argv` names; `run` is its function. Exits if they are wrong."""
+    (parser, commands), argv = make_parser(), sys.argv[1:] if argv is None else list(argv)
+    if argv and argv[0] in RAW:
+        return argparse.Namespace(command=argv[0], run=RAW[argv[0]].run, words=argv[1:])
     args, unknown = parser.parse_known_args(argv)
     if args.command is None:
         parser.print_help(sys.stderr)
@@ -75,7 +80,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if hasattr(args, "fairseq_flags"):  # the sub-command hands to fairseq what it does not know itself
         args.fairseq_flags = unknown
     elif unknown:
-        commands.choices[args.command].error(f"unrecognised arguments: {' '.join(unknown)}")
+        commands[args.command].error(f"unrecognised arguments: {' '.join(unknown)}")
     return args
 
 

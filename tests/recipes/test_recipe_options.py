@@ -1,5 +1,6 @@
 """The options of the recipes: what is accepted, what is refused, and what the real job would run (--dry-run)."""
 
+import argparse
 import gzip
 import json
 import os
@@ -10,10 +11,16 @@ import subprocess
 import sys
 
 import pytest
+from fairseq import options as fairseq_options
+from fairseq.models import MODEL_REGISTRY
+from fairseq.registry import REGISTRIES
+from fairseq.tasks import TASK_REGISTRY
 
 from fairseq_deep import list_archs
+from fairseq_deep.core.registry import nearest
 from fairseq_deep.recipes import commands
-from fairseq_deep.recipes.options import quote
+from fairseq_deep.recipes.options import SIMILAR, flag_of, quote
+from fairseq_deep.recipes.recipe import Recipe
 from fairseq_deep.tools.main import main
 from tests.helpers.paths import ROOT
 from tests.helpers.recipes import MAIN
@@ -72,9 +79,12 @@ def refused(*words, **how):
         (["--ngpu", "two"], ["--ngpu", "'two'"]),
         (["--max-tokens", "-5"], ["--max-tokens", "'-5'"]),
         (["--lenpen", "x"], ["--lenpen", "'x'"]),
+        (["--lenpen", ""], ["--lenpen takes a number, not ''"]),
+        (["--lenpen="], ["--lenpen takes a number, not ''"]),
+        (["-x"], ["'-x'", "start with --"]),
         (["--precision", "fp15"], ["--precision takes fp32, fp16, bf16, amp"]),
-        (["--exp"], ["--exp needs a value"]),
-        (["--exp", "--demo"], ["--exp needs a value"]),
+        (["--exp"], ["--exp: expected one argument"]),
+        (["--exp", "--demo"], ["--exp: expected one argument"]),
         (["demo"], ["'demo'", "start with --"]),
         (["--stage", "5", "--stop-stage", "4"], ["stages run from 0 to 7"]),
         (["--exp", "a:b"], ["':'"]),
@@ -102,6 +112,7 @@ def refused(*words, **how):
         (["--average-updates", "9", "--", "--max-update", "8"], ["training ends after 8 updates"]),
         (["--", "--share-all-embeddings"], ["--share-all-embeddings is set by this script", "see --embeddings"]),
         (["--", "--max-tokens", "9"], ["--max-tokens", "before the lone --"]),
+        (["--", "--max-tokns=9"], ["unknown option '--max-tokns'", "did you mean --max-tokens?"]),
         (["--", "--save-dir=x"], ["--save-dir", "--exp"]),
     ],
 )
@@ -129,12 +140,29 @@ def test_a_value_is_given_once():
     ("--beam five\n", "--beam takes a whole number from 1 on, not 'five'"),
     ("beam 5\n", "'beam 5' is not an option: a line"),
     ("--conf {path}\n", "includes itself (--conf): remove the line"),
+    ("--dropout 0.1\n--batch-tokns 5\n", "own.args: unknown option '--batch-tokns' (did you mean --batch-tokens?)"),
+    ("--baem 5\n", "unknown option '--baem' (did you mean --beam?)"),
     ("--conf nothing\n", "unknown --conf 'nothing'"),
 ])  # fmt: skip
 def test_a_wrong_conf_file_is_one_line(text, said, tmp_path):
     path = tmp_path / "own.args"
     path.write_text(text.format(path=path))
-    assert said in refused("--ngpu", "8", "--conf", path)
+    assert said in refused("--ngpu", "8", "--conf", path, "--exp", tmp_path / "exp")
+    assert os.listdir(tmp_path) == ["own.args"]
+
+
+def test_only_flags_that_fairseq_does_not_know_count_as_misspelt():
+    """All flags of fairseq and of this package that resemble an option of a recipe are listed."""
+    parsers = [fairseq_options.get_training_parser()]
+    owners = [*MODEL_REGISTRY.values(), *TASK_REGISTRY.values()]
+    owners += [each for kind in REGISTRIES.values() for each in kind["registry"].values() if hasattr(each, "add_args")]
+    for owner in owners:
+        parsers.append(argparse.ArgumentParser(add_help=False, conflict_handler="resolve"))
+        owner.add_args(parsers[-1])
+    flags = {flag for parser in parsers for flag in parser._option_string_actions if flag.startswith("--")}
+    assert len(flags) > 500
+    own = [flag_of(name) for name in Recipe.declared()]
+    assert {flag for flag in flags - {"--help", *own} if nearest(flag, own, 0.8)} == set(SIMILAR)
 
 
 def test_the_resolved_configuration_is_shown():
@@ -228,8 +256,9 @@ def test_what_is_quoted_reads_the_same_in_bash_and_in_python(locale):
 
 
 def test_help_shows_the_present_values():
-    text = run("--help", "--beam", "7", "--conf", "base_prenorm").stdout
-    assert re.search(r"^  --beam +beam width \[7\]$", text, re.MULTILINE)
+    wide = {"COLUMNS": "200"}
+    text = run("--help", "--beam", "7", "--conf", "base_prenorm", env=wide).stdout
+    assert re.search(r"^  --beam N +beam width \[7\]$", text, re.MULTILINE)
     assert re.search(r"--batch-tokens .*\[32768\]", text)
     assert re.search(r"--bpe-merges .*\[32000\]", text)
     assert "[1.0]" in next(x for x in run("--help", script=IWSLT).stdout.splitlines() if "--lenpen" in x)

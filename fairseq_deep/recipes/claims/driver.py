@@ -19,6 +19,7 @@ from fairseq_deep.recipes.options import (
     AUTO_COUNT,
     COUNT,
     EXAMPLES,
+    FOLDER,
     ROOT,
     SWITCH,
     TEXT,
@@ -46,19 +47,18 @@ LEAST = {"train": 5000, "test": 200}
 class Claims(Options):
     """The options of claims."""
 
-    argument_name = "CLAIM... (--list shows them)"
+    argument_name, argument_help = "CLAIM", "name of a claim; --list shows them"
 
-    help: bool = option(False, SWITCH, "show this text and stop")
     list: bool = option(False, SWITCH, "show the claims and stop")
     scale: str = option("mini", one_of("mini", "base"), "mini: width 128, a CPU; base: width 512, a GPU")
-    data: str = option("", TEXT, "folder with parallel text {train,valid,test}.{SRC,TGT}, plain or .gz")
+    data: str = option("", FOLDER, "folder with parallel text {train,valid,test}.{SRC,TGT}, plain or .gz")
     demo: bool = option(False, SWITCH, "the small built-in corpus, to try the command")
     source_lang: str = option("en", TEXT, "language of the source")
     target_lang: str = option("de", TEXT, "language of the target")
     seeds: str = option("1", TEXT, "random seeds: 3 (that is 1, 2 and 3), or a list such as 4,7")
     updates: int | str = option("auto", AUTO, "updates of every training; auto: those of the scale")
     jobs: int = option(1, COUNT, "trainings at the same time")
-    exp: str = option("auto", TEXT, "folder of the claims; auto: exp/claims-SCALE(-demo) in the repository")
+    exp: str = option("auto", FOLDER, "folder of the claims; auto: exp/claims-SCALE(-demo) in the repository")
     ngpu: int | str = option(
         "auto", AUTO, "GPUs of each training; 0: the CPU; auto: the visible ones, divided by --jobs"
     )
@@ -184,7 +184,7 @@ def main(script, action, words):
     try:
         options = Claims().parse(words)
         if options.help or options.list:
-            print(options.usage(os.path.basename(script))) if options.help else list_claims()
+            options.parser(os.path.basename(script)).print_help() if options.help else list_claims()
             return DONE
         check(options)
         return 0 if action == "check" else work(options)

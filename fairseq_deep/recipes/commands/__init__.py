@@ -1,6 +1,6 @@
 """The sub-commands ``recipe``, ``compare`` and ``claims`` of ``fairseq-deep``, which run in the present environment.
 
-Their words go to the driver as they are. A module has ``run(args)`` with ``args.words``, and no arguments of argparse.
+Their words go to the driver as they are, as ``args.words``. ``completion`` completes the options of all commands.
 """
 
 from __future__ import annotations

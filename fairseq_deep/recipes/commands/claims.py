@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from fairseq_deep.recipes.claims.driver import Claims
 from fairseq_deep.recipes.commands import run_driver
 
-RAW = True
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options, which the driver parses itself."""
+    Claims().add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

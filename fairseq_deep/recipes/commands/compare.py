@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 
 from fairseq_deep.recipes.commands import run_driver
+from fairseq_deep.recipes.compare.driver import Compare
 
-RAW = True
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options, which the driver parses itself."""
+    Compare().add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,6 +17,8 @@ from fairseq_deep.recipes.options import (
     AUTO,
     AUTO_COUNT,
     COUNT,
+    FILE,
+    FOLDER,
     NUMBER,
     ROOT,
     SWITCH,
@@ -46,12 +48,11 @@ PASSED = ("max_tokens", "update_freq", "batch_tokens", "force_batch", "precision
 class Compare(Options):
     """The options of a comparison."""
 
-    argument_name = "SYSTEM... (each NAME, 'NAME FLAGS' or 'LABEL=NAME FLAGS')"
+    argument_name, argument_help = "SYSTEM", "NAME, 'NAME FLAGS' or 'LABEL=NAME FLAGS'"
 
-    help: bool = option(False, SWITCH, "show this text and stop")
     dry_run: bool = option(False, SWITCH, "check everything, print what would be trained and change nothing")
     table_only: bool = option(False, SWITCH, "train nothing: write table and picture of what is there")
-    systems: str = option("", TEXT, "file with one system a line, after those of the command line")
+    systems: str = option("", FILE, "file with one system a line, after those of the command line")
     seeds: str = option(
         "1", TEXT, "random seeds, every system with each: 3 (that is 1, 2 and 3), or a list such as 4,7"
     )
@@ -61,9 +62,9 @@ class Compare(Options):
     tune_updates: int | str = option("auto", AUTO_COUNT, "updates of that search; auto: half of --updates")
     tune_seed: int = option(1000, WHOLE, "seed of that search; the final runs must not use it")
     jobs: int = option(1, COUNT, "trainings at the same time")
-    exp: str = option("auto", TEXT, "folder of the experiment; auto: exp/compare-CONF in the repository")
+    exp: str = option("auto", FOLDER, "folder of the experiment; auto: exp/compare-CONF in the repository")
     tables: str = option(
-        "", TEXT, "folder for table and picture; none: that of the experiment, and the table is printed"
+        "", FOLDER, "folder for table and picture; none: that of the experiment, and the table is printed"
     )
     conf: str = option("mini", one_of("mini", "base"), "size: mini (width 128, a CPU) or base (width 512, a GPU)")
     width: int | str = option("auto", AUTO,
@@ -71,8 +72,8 @@ class Compare(Options):
     heads: int | str = option("auto", AUTO, f"attention heads{SIZE}, or width / 32 with --width")
     translate: bool = option(True, SWITCH, "translate and score the test set with each; false: compare losses only")
     bootstrap: int = option(1000, WHOLE, "resamples of the paired bootstrap; 0: none")
-    data: str = option("", TEXT, "folder with parallel text {train,valid,test}.{SRC,TGT}, plain or .gz")
-    data_tar: str = option("", TEXT, "Google's pre-processed wmt16_en_de.tar.gz")
+    data: str = option("", FOLDER, "folder with parallel text {train,valid,test}.{SRC,TGT}, plain or .gz")
+    data_tar: str = option("", FILE, "Google's pre-processed wmt16_en_de.tar.gz")
     demo: bool = option(False, SWITCH, "the small built-in corpus")
     source_lang: str = option("en", TEXT, "language of the source")
     target_lang: str = option("de", TEXT, "language of the target")
@@ -378,7 +379,7 @@ def main(script, action, words):
     try:
         options = Compare().parse(words)
         if options.help:
-            print(options.usage(os.path.basename(script)))
+            options.parser(os.path.basename(script)).print_help()
             return recipes.DONE
         check_options(options)
         return 0 if action == "check" else work(options)
