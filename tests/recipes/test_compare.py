@@ -17,6 +17,7 @@ import sacrebleu
 from sacrebleu.significance import PairedTest
 
 from fairseq_deep.recipes import process
+from fairseq_deep.recipes.compare.systems import System
 from fairseq_deep.recipes.record import result_line
 from fairseq_deep.tools.results import by_system, read
 from tests.helpers import recipes
@@ -288,7 +289,7 @@ def test_changed_conditions_are_refused_and_more_updates_taken(modules, monkeypa
         recipes.assert_refused(SimpleNamespace(returncode=status, stderr=printed.err), *parts, status=2)
 
     words = ["--conf", "mini", "--source-lang", "en", "--target-lang", "de", "--average", "1"]
-    args = SimpleNamespace(recipe=words, extra=[])
+    args = SimpleNamespace(recipe=words, extra=[], tune="none")
     args.updates, args.width, args.heads = 4, WIDTH, 2
     modules.compare.save_json(str(exp / "conditions.json"), modules.compare.conditions(args))
     modules.compare.save_json(str(exp / "runs/a/system.json"), {"system": "transformer_lstm_6l"})
@@ -398,7 +399,7 @@ def write_run(folder, kind, losses, parameters):
 @pytest.fixture
 def finished(modules, tmp_path):
     """Rows of three systems with three seeds; one training failed, one has not started."""
-    systems = [SimpleNamespace(label=name, text=f"transformer_{name}") for name in ("base", "same", "worse")]
+    systems = [System(name, f"transformer_{name}", []) for name in ("base", "same", "worse")]
     runs = []
     for system in systems:
         for seed in (1, 2, 3):
@@ -459,7 +460,7 @@ def test_without_matplotlib_there_is_a_table_all_the_same(finished, modules, mon
     monkeypatch.delitem(sys.modules, f"{COMPARE}.picture")
     monkeypatch.delattr(importlib.import_module(COMPARE), "picture")
     monkeypatch.setitem(sys.modules, "matplotlib.ticker", None)
-    modules.compare.report(SimpleNamespace(exp=str(tmp_path), bootstrap=0, tables=""), [], [])
+    modules.compare.report(SimpleNamespace(exp=str(tmp_path), bootstrap=0, tables="", depths=[]), [], [])
     printed = capsys.readouterr().out
     assert "pip install matplotlib" in printed.splitlines()[-1] and (tmp_path / "table.md").exists()
     assert not (tmp_path / "picture.png").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fairseq_deep.recipes.commands import run_driver
-from fairseq_deep.recipes.compare.driver import Compare
+from fairseq_deep.recipes.compare.options import Compare
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

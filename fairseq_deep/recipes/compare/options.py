@@ -1,0 +1,157 @@
+"""The options of a comparison, and the values that "auto" stands for."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+
+from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes import driver as recipes
+from fairseq_deep.recipes import seeds
+from fairseq_deep.recipes.options import (
+    AUTO,
+    AUTO_COUNT,
+    COUNT,
+    FILE,
+    FOLDER,
+    NUMBER,
+    ROOT,
+    SWITCH,
+    TEXT,
+    WHOLE,
+    Options,
+    flag_of,
+    one_of,
+    option,
+)
+from fairseq_deep.recipes.plan import count_gpus
+from fairseq_deep.recipes.recipe import PRECISIONS
+
+from . import depth
+
+SIZE = "; auto: that of the size"
+PASSED = ("max_tokens", "update_freq", "batch_tokens", "force_batch", "precision", "embeddings", "bpe_merges",
+          "vocab_threshold", "max_words", "average", "beam", "lenpen", "gen_batch", "disk_gb")  # fmt: skip
+"""Options of the recipe that are passed on where they are given; their defaults are the recipe's and the size's."""
+
+
+@dataclass
+class Compare(Options):
+    """The options of a comparison."""
+
+    argument_name, argument_help = "SYSTEM", "NAME, 'NAME FLAGS' or 'LABEL=NAME FLAGS'"
+
+    dry_run: bool = option(False, SWITCH, "check everything, print what would be trained and change nothing")
+    table_only: bool = option(False, SWITCH, "train nothing: write table and picture of what is there")
+    systems: str = option("", FILE, "file with one system a line, after those of the command line")
+    seeds: str = option(
+        "1", TEXT, "random seeds, every system with each: 3 (that is 1, 2 and 3), or a list such as 4,7"
+    )
+    updates: int | str = option("auto", AUTO, f"updates of every training{SIZE}")
+    depths: str = option("", TEXT, "encoder layers of every system, such as 6,12,24; tests whether depth pays")
+    tune: str = option("none", one_of("none", "lr"), "lr: find the learning rate of each system first")
+    tune_updates: int | str = option("auto", AUTO_COUNT, "updates of that search; auto: half of --updates")
+    tune_seed: int = option(1000, WHOLE, "seed of that search; the final runs must not use it")
+    jobs: int = option(1, COUNT, "trainings at the same time")
+    exp: str = option("auto", FOLDER, "folder of the experiment; auto: exp/compare-CONF in the repository")
+    tables: str = option(
+        "", FOLDER, "folder for table and picture; none: that of the experiment, and the table is printed"
+    )
+    conf: str = option("mini", one_of("mini", "base"), "size: mini (width 128, a CPU) or base (width 512, a GPU)")
+    width: int | str = option("auto", AUTO,
+                              f"width of all systems, feed-forward 4 x as wide{SIZE}; 0: their own")  # fmt: skip
+    heads: int | str = option("auto", AUTO, f"attention heads{SIZE}, or width / 32 with --width")
+    translate: bool = option(True, SWITCH, "translate and score the test set with each; false: compare losses only")
+    bootstrap: int = option(1000, WHOLE, "resamples of the paired bootstrap; 0: none")
+    data: str = option("", FOLDER, "folder with parallel text {train,valid,test}.{SRC,TGT}, plain or .gz")
+    data_tar: str = option("", FILE, "Google's pre-processed wmt16_en_de.tar.gz")
+    demo: bool = option(False, SWITCH, "the small built-in corpus")
+    source_lang: str = option("en", TEXT, "language of the source")
+    target_lang: str = option("de", TEXT, "language of the target")
+    ngpu: int | str = option(
+        "auto", AUTO, "GPUs of each training; 0: the CPU; auto: the visible ones, divided by --jobs"
+    )
+    workers: int | str = option("auto", AUTO_COUNT, "processes for text work; auto: the number of cores")
+    max_tokens: int | str = option("auto", AUTO, f"tokens per device and step{SIZE}")
+    update_freq: int | str = option(
+        "auto", AUTO, "steps per update; auto: so that the tokens per update are the size's"
+    )
+    batch_tokens: int | str = option("auto", AUTO, f"tokens per update{SIZE}")
+    force_batch: bool = option(False, SWITCH, "accept other tokens per update than those of the size")
+    precision: str = option("fp32", PRECISIONS, "fp32, fp16, bf16 or amp")
+    embeddings: str = option("all", one_of("all", "target"),
+                             "tables: one for all, or one of the source, one of target and output")  # fmt: skip
+    bpe_merges: int | str = option("auto", AUTO, f"merges of the joint BPE{SIZE}")
+    vocab_threshold: int = option(0, WHOLE, "sub-words seen fewer times become unknown")
+    max_words: int = option(250, COUNT, "longest training sentence in words")
+    average: int | str = option("auto", AUTO, f"last epochs to average{SIZE} (1: the last checkpoint alone)")
+    beam: int = option(4, COUNT, "beam width")
+    lenpen: str = option("0.6", NUMBER, "length penalty")
+    gen_batch: int = option(32, COUNT, "sentences per batch when translating")
+    disk_gb: int | str = option("auto", AUTO, f"free space asked for before the start, in GB{SIZE}")
+
+
+# width, heads, updates, epochs to average
+SIZES = {"mini": (128, 4, 2000, 1), "base": (512, 8, 15000, 3)}
+# what makes no other experiment
+FREE = ("--data", "--data-tar", "--workers", "--force-batch", "--disk-gb", "--subsets")
+
+
+def check_options(options: Compare) -> None:
+    """Reject what needs no package to be seen."""
+    if not (options.data or options.data_tar or options.demo):
+        langs = f"{options.source_lang},{options.target_lang}"
+        raise UsageError(f"--data is missing: a folder with {{train,valid,test}}.{{{langs}}}, plain or .gz (or --demo)")
+
+
+def resolve(options: Compare) -> None:
+    """Replace "auto" by what it stands for, and collect the words for the recipe."""
+    if options.exp == "auto":
+        options.exp = os.path.join(ROOT, "exp", f"compare-{options.conf}")
+    options.exp = os.path.join(os.getcwd(), options.exp)
+    options.recipe = [
+        "--conf",
+        options.conf,
+        "--source-lang",
+        options.source_lang,
+        "--target-lang",
+        options.target_lang,
+    ]
+    for name in ("data", "data_tar", "workers", *PASSED):
+        value = getattr(options, name)
+        if name in options.given and value != "auto":
+            options.recipe += [flag_of(name), str(value).lower() if isinstance(value, bool) else str(value)]
+    options.recipe += ["--demo", "true"] * options.demo + ["--subsets", "none"] * (not options.translate)
+    width, heads, updates, average = SIZES[options.conf]
+    options.updates = updates if options.updates == "auto" else options.updates
+    if options.updates < 1:
+        raise UsageError("--updates must be at least 1")
+    if options.width != "auto":
+        width, heads = options.width, max(1, options.width // 32)
+    options.width, options.heads = width, heads if options.heads == "auto" else options.heads
+    if width and (options.heads < 1 or width % options.heads):
+        raise UsageError(f"--width {width} is not divisible by {options.heads} heads: change --width or --heads")
+    if options.average == "auto":
+        options.average = average
+        options.recipe += ["--average", str(average)]
+    options.seeds, options.devices = seeds.parse(options.seeds), count_gpus()
+    options.depths = depth.parse(options.depths) if options.depths else []
+    if options.tune_updates == "auto":
+        options.tune_updates = max(1, options.updates // 2)
+    if options.tune != "none" and options.tune_seed in options.seeds:
+        raise UsageError(f"--tune-seed {options.tune_seed} is one of --seeds: choose another")
+    each = max(1, options.devices // options.jobs) if options.devices else 0
+    options.ngpu = each if options.ngpu == "auto" else options.ngpu
+    if not options.devices or not options.ngpu:  # the trainings that run at the same time share the cores
+        recipes.share_cores(options.jobs)
+
+
+def conditions(args):
+    """What all systems of one folder have in common, as the user says it."""
+    pairs = dict(zip(args.recipe[::2], args.recipe[1::2]))
+    known = {flag: value for flag, value in pairs.items() if flag not in FREE}
+    known.update({"--updates": args.updates, "--width": args.width, "--heads": args.heads})
+    if args.tune != "none":
+        known.update({"--tune": args.tune, "--tune-updates": args.tune_updates, "--tune-seed": args.tune_seed})
+    return {**known, "the flags after the lone --": shlex.join(args.extra)}
