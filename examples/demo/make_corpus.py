@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from grammar.lexicon import Phrase  # noqa: E402
 from grammar.sampling import Sampler  # noqa: E402
 from grammar.sentences import sentence  # noqa: E402
+from hops import draw_hops  # noqa: E402
 
 MIN_WORDS, MAX_WORDS = 4, 16
 MAX_PAIRS = 200_000  # far below what the grammar yields, so that fresh sentences stay easy to draw
@@ -86,12 +87,17 @@ def parse_args(argv=None) -> argparse.Namespace:
     for split, size in (("train", 22000), ("valid", 500), ("test", 500)):
         parser.add_argument(f"--{split}", type=int, default=size, metavar="N", help=f"{split} pairs (default: {size})")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the random draws (default: 1)")
+    parser.add_argument(
+        "--hops", type=int, default=0, metavar="N", help="instead of sentences, a task that needs depth: 1 to N hops"
+    )
     args = parser.parse_args(argv)
     for split in ("train", "valid", "test"):
         if getattr(args, split) < 1:
             parser.error(f"--{split} must be at least 1, not {getattr(args, split)}")
     if args.train + args.valid + args.test > MAX_PAIRS:
         parser.error(f"at most {MAX_PAIRS} pairs in all: lower --train, --valid or --test")
+    if args.hops < 0:
+        parser.error(f"--hops must not be negative, not {args.hops}")
     if args.seed < 0:
         parser.error(f"--seed must not be negative, not {args.seed}")
     if args.out.exists() and not args.out.is_dir():
@@ -101,7 +107,8 @@ def parse_args(argv=None) -> argparse.Namespace:
 
 def main(argv=None) -> None:
     args = parse_args(argv)
-    pairs = draw_pairs(args.test + args.valid + args.train, args.seed)
+    count = args.test + args.valid + args.train
+    pairs = draw_hops(count, args.seed, args.hops) if args.hops else draw_pairs(count, args.seed)
     # Test and valid come first, so that a larger training set leaves them as they are.
     splits = {
         "train": pairs[args.test + args.valid :],

@@ -134,3 +134,23 @@ def test_a_folder_in_the_place_of_a_file_leaves_the_old_files_alone(tmp_path):
 def test_without_out_the_usage_error_is_one_line():
     done = run()
     assert done.returncode == 2 and "--out" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_hops(tmp_path):
+    """The answers, by the definition: look up the symbol in the table, as often as the source says."""
+    given = ("--out", tmp_path, "--train", "300", "--valid", "60", "--test", "60", "--hops", "6")
+    assert run(*given).returncode == 0
+    first, sources = digest(tmp_path), []
+    for split in ("train", "valid", "test"):
+        for source, target in zip(*read(tmp_path, split)):
+            hops, symbol, *table = source.split()
+            images = {f"s{letter}": image for letter, image in zip("abcdefghijklmnop", table, strict=True)}
+            for _ in range(int(hops[1:])):
+                symbol = images[symbol]
+            assert symbol == target
+            sources.append(source)
+    assert len(set(sources)) == 420 and Counter(source.split()[0] for source in sources) == {
+        f"h{n}": 70 for n in range(1, 7)
+    }
+    assert run(*given).returncode == 0 and digest(tmp_path) == first
+    assert run(*given[:-1], "-1").stderr.startswith("make_corpus.py: --hops must not be negative")
