@@ -13,9 +13,10 @@ from typing import Any
 from fairseq_deep.errors import UsageError, one_line
 
 from . import record
+from .display import clock
 from .options import quote
 from .plan import Plan
-from .process import Failed, Plain, Stopped, Supervisor, clock
+from .process import Failed, Plain, Stopped, Supervisor
 from .stages import Markers, read_marker
 
 NAMES = ("set-up", "data", "text", "binarise", "train", "average", "generate", "score")
@@ -30,10 +31,10 @@ class StageFailed(Exception):
 
 
 class Tee:
-    """Text to several streams."""
+    """Text to several streams, the first of which is the screen."""
 
     def __init__(self, *streams: Any):
-        self.streams = streams
+        self.streams, self.screen = streams, streams[0]
 
     def write(self, text: str) -> int:
         """Write to all of them."""

@@ -10,7 +10,6 @@ import io
 import json
 import os
 import signal
-import time
 from collections import Counter
 from contextlib import redirect_stderr
 from itertools import islice, starmap
@@ -18,6 +17,7 @@ from multiprocessing import Pool
 from typing import NamedTuple
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes.display import Display
 from fairseq_deep.runtime.text import TAG, cutter_of, packages_named, tokenizer_of
 
 from .corpus import find_splits, read_lines, replaced_folder
@@ -112,19 +112,15 @@ def _begin_worker(initializer, initargs):
         initializer(*initargs)
 
 
-class Ticker:
-    """A line of progress, at most one every ten seconds."""
-
-    def __init__(self, what):
-        self.what, self.count, self.begun = what, 0, time.time()
-        self.shown = self.begun
-
-    def add(self, n):
-        self.count += n
-        if time.time() - self.shown >= 10:
-            self.shown = time.time()
-            pace = self.count / (self.shown - self.begun)
-            print(f"  {self.what}: {self.count:,} lines, {pace:,.0f} a second", flush=True)
+def shown(what, path, results):
+    """Yield *results*, blocks of the lines of the file *path*, and show how many there are."""
+    with open(path, "rb") as stream:
+        done, total = 0, sum(1 for _ in stream)
+    with Display() as display:
+        for block in results:
+            done += len(block)
+            display.show(what, done, total, "lines")
+            yield block
 
 
 def fits(pair, max_words):
@@ -134,14 +130,13 @@ def fits(pair, max_words):
 
 def tokenize_split(args, text, split, tmp):
     """Write the tokenised ``split`` to ``tmp``; return the pairs kept and dropped."""
-    langs, ticker, kept, dropped = args.langs, Ticker(f"tokenising {split}"), 0, 0
-    pairs = zip(*(read_lines(os.path.join(text, f"{split}.{lang}")) for lang in langs))
-    jobs = ((langs, block, args.tokenizer, args.lowercase) for block in blocks(pairs))
+    langs, kept, dropped = args.langs, 0, 0
+    paths = [os.path.join(text, f"{split}.{lang}") for lang in langs]
+    jobs = ((langs, block, args.tokenizer, args.lowercase) for block in blocks(zip(*map(read_lines, paths))))
     plain = args.bpe == "sentencepiece"  # words are nothing to it
     files = [open(os.path.join(tmp, f"{split}.tok.{lang}"), "w", encoding="utf-8") for lang in langs]
     with files[0], files[1]:
-        for block in spread(tokenize_pairs, jobs, args.workers):
-            ticker.add(len(block))
+        for block in shown(f"tokenising {split}", paths[0], spread(tokenize_pairs, jobs, args.workers)):
             for pair in block:
                 if split == "train" and not plain and not fits(pair, args.max_words):
                     dropped += 1
@@ -204,10 +199,9 @@ def learn_codes(args, langs, tmp):
 def apply_split(args, split, lang, code, tmp):
     tokenised = os.path.join(tmp, f"{split}.tok.{lang}")
     jobs = ((block,) for block in blocks(read_lines(tokenised)))
-    ticker = Ticker(f"sub-words of {split}.{lang}")
+    cut = spread(apply_block, jobs, args.workers, load_cutter, (code,))
     with open(os.path.join(tmp, f"{split}.{lang}"), "w", encoding="utf-8") as stream:
-        for block in spread(apply_block, jobs, args.workers, load_cutter, (code,)):
-            ticker.add(len(block))
+        for block in shown(f"sub-words of {split}.{lang}", tokenised, cut):
             stream.writelines(line + "\n" for line in block)
     os.remove(tokenised)
 
