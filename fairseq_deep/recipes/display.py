@@ -26,7 +26,7 @@ def clock(seconds: float) -> str:
 def _make_bars() -> Any:
     """rich's bars on standard output; None if it is no terminal, or rich is missing."""
     screen = getattr(sys.stdout, "screen", sys.stdout)
-    if not screen.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
+    if not screen.isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown"):
         return None
     try:
         from rich.console import Console
@@ -36,9 +36,10 @@ def _make_bars() -> Any:
         return None
     console = Console(file=screen, force_terminal=True, force_interactive=True)
     console.show_cursor = lambda show=True: False
-    widths = {"note": Column(ratio=1, no_wrap=True, overflow="ellipsis")}
-    columns = [TextColumn(f"{{task.fields[{name}]}}", markup=False, table_column=widths.get(name))
-               for name in ("name", "count", "note", "left")]  # fmt: skip
+    rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    sizes = {"  {task.description}": Column(min_width=24), "{task.fields[count]}": None,
+             "{task.fields[note]}": rest, "{task.fields[left]}": None}  # fmt: skip
+    columns = [TextColumn(words, markup=False, table_column=size) for words, size in sizes.items()]
     columns.insert(1, BarColumn(20))
     quiet = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
     return Progress(*columns, console=console, expand=True, **quiet)
@@ -83,14 +84,14 @@ class Display:
         now = time.time()
         begun, start = self.first.setdefault(name, (now, done))
         speed = (done - start) / (now - begun) if now > begun else 0
-        if left is None and total and speed:
+        if left is None and total and speed and done < total:
             left = (total - done) / speed
         note = note or (f"{speed:,.0f} {unit}/s" if speed else "")
         ends = "" if left is None else f"left {clock(left)}"
         if self.bars is not None:
             count = f"{done:,.9g}{f'/{total:,.9g}' if total else ''} {unit}" if unit else clock(now - self.begun)
             with self.lock:
-                self._draw(name, total or None, completed=done, name=name, count=count, note=plain(note), left=ends)
+                self._draw(name, total or None, completed=done, count=count, note=plain(note), left=ends)
         elif self.is_due():
             self.due = now + self.every
             words = ", ".join(filter(None, (f"{done:,.9g}{f' of {total:,.9g}' if total else ''} {unit}", note, ends)))

@@ -115,7 +115,8 @@ class Train(Plain):
         goals = [(float(stats[key]) / limit, round(float(stats[key]), 1), limit, unit)
                  for (key, limit), unit in zip(self.limits.items(), ("epochs", "updates")) if limit]  # fmt: skip
         _, done, total, unit = max(goals, default=(0, float(stats["num_updates"]), None, "updates"))
-        self.display.show(self.name, done, total, unit, f"{epoch}  {loss}", left, line.rstrip())
+        note = " ".join(f"{epoch} {loss}".split())
+        self.display.show(self.name, done, total, unit, note, left, line.rstrip())
 
     def seconds_left(self, stats):
         """The nearest of the limits, at the mean pace since the first line."""
@@ -141,7 +142,7 @@ class Generate(Plain):
     """Counts translations; a run that lost a sentence is a failed run, and empty lines stay empty."""
 
     def __init__(self, source: str, out: str):
-        super().__init__(name="translate")
+        super().__init__(name=f"translate {os.path.basename(source)}")
         with open(source, encoding="utf-8") as stream:
             self.empty = [not line.strip() for line in stream]
         self.out = out
