@@ -17,28 +17,28 @@ from tests.helpers.paths import PROGRAMS
 ESCAPE = "\x1b["
 STATS = '| INFO | train_inner | {{"epoch": 1, "update": 0.5, "num_updates": "{}", "loss": "9", "ppl": "[bold]"}}'
 COMPARE = """
-import sys, time
+import os, sys
 from types import SimpleNamespace as Facts
 from fairseq_deep.recipes.compare import trainings
 class Run(trainings.Run):
-    def link(self, shared): pass
     def diagnose(self, environment): pass
     def finish(self, seconds): self.ended = True
     def finished(self): return {"seconds": 1} if hasattr(self, "ended") else {}
 trainings.recipe_program = lambda words: ["bash", "-c", words[2]]
 says = "for i in 1 2 3 4; do echo '  epoch   1  update      '$i' x'; sleep 0.6; done"
 result = '{"valid_ppl": 5.0}'
+os.makedirs(sys.argv[1] + "/shared", exist_ok=True)
 runs = []
 for label in ("one", "two"):
     run = Run(Facts(label=label, ours=False), 1, sys.argv[1], ["--max-update", "4", says])
     runs.append(run)
 open(sys.argv[1] + "/RESULT.json", "w").write(result)
-trainings.Trainings(runs, 2, 0, 0, 1, "").work()
+trainings.Trainings(runs, 2, 0, 0, 1, sys.argv[1] + "/shared").work()
 """
 
 
 def on_terminal(command, interrupt_at=b"", term="xterm"):
-    """Exit status and output of a command on a pseudo-terminal; SIGINT is sent, as by Ctrl-C, when *interrupt_at* is seen."""
+    """Exit status and output of a command on a pseudo-terminal, which gets SIGINT when it prints *interrupt_at*."""
     master, slave = pty.openpty()
     child = subprocess.Popen(
         [str(word) for word in command], stdin=slave, stdout=slave, stderr=slave, start_new_session=True,

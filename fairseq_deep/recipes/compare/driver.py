@@ -27,12 +27,13 @@ from fairseq_deep.recipes.options import (
     option,
 )
 from fairseq_deep.recipes.plan import Plan, count_gpus
+from fairseq_deep.recipes.process import Stopped
 from fairseq_deep.recipes.recipe import PRECISIONS
 from fairseq_deep.recipes.record import read_json, write_json
 
 from . import results, table
 from .systems import check, check_unchanged, read_systems
-from .trainings import Run, Stopped, Trainings, recipe_program
+from .trainings import Run, Trainings, recipe_program
 
 SIZE = "; auto: that of the size"
 PASSED = ("max_tokens", "update_freq", "batch_tokens", "force_batch", "precision", "embeddings", "bpe_merges",

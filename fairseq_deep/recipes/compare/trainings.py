@@ -5,7 +5,6 @@ import json
 import os
 import queue
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +14,9 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from fairseq_deep.recipes.display import Display, clock
 from fairseq_deep.recipes.options import EXAMPLES, ROOT
+from fairseq_deep.recipes.process import Stopped
 from fairseq_deep.recipes.record import read_json
+from fairseq_deep.recipes.seeds import link_text
 from fairseq_deep.runtime.records import RESULT
 from fairseq_deep.tools import write_text
 
@@ -30,10 +31,6 @@ EVERY = 30  # seconds between two lines of progress
 def recipe_program(words):
     """The command of a recipe with these words."""
     return [sys.executable, MAIN, "recipe/compare", SCRIPT, "run", *words]
-
-
-class Stopped(Exception):
-    """The user stopped the command."""
 
 
 class Run:
@@ -81,16 +78,6 @@ class Run:
 
     def has_checkpoint(self):
         return os.path.exists(os.path.join(self.folder, "checkpoints", "checkpoint_last.pt"))
-
-    def link(self, shared):
-        """Let the recipe find the common text in the folder, with the markers that say so."""
-        os.makedirs(self.folder, exist_ok=True)
-        for part in ("text", "data-bin"):
-            link = os.path.join(self.folder, part)
-            if not os.path.islink(link):
-                os.symlink(os.path.relpath(os.path.join(shared, part), self.folder), link)
-        for name in (*(f".done.{stage}" for stage in range(4)), "env.txt"):
-            shutil.copyfile(os.path.join(shared, name), os.path.join(self.folder, name))
 
     def diagnose(self, environment):
         """Measure the streams and the worth of the source of the last checkpoint, in validation data, unless done."""
@@ -193,7 +180,7 @@ class Trainings:
             self.slots.put(slot)
 
     def _train_on(self, run, devices):
-        run.link(self.shared)
+        link_text(self.shared, run.folder)
         run.begun = time.time()
         if os.path.exists(run.failure):
             os.remove(run.failure)
