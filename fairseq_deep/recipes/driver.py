@@ -181,7 +181,7 @@ def _run_seed(runner: Runner) -> None:
     plan, options = runner.plan, runner.plan.options
     first = max(options.stage, 4)
     if not runner.dry:
-        seeds.link_text(plan)
+        seeds.link_text(plan.home, plan.exp)
         if options.stage:
             runner.markers.forget(first)
     runner.run_stages(STAGES, first, options.stop_stage)

@@ -17,6 +17,7 @@ import threading
 import time
 from typing import Any
 
+from .display import Display, clock
 from .nodes import Failed, Launch
 from .record import commit
 
@@ -24,13 +25,6 @@ STOPPED = 75  # of a training that a signal has ended and that has saved
 LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d [\d:]{8} \| (?:INFO \| [\w.]+ \| )?")
 WIDTH = 90
 JSON_LINE = re.compile(r"\| INFO \| (train_inner|train|valid)\b\S* \| (\{.*\})\s*$")
-
-
-def clock(seconds):
-    seconds = max(0, int(seconds))
-    if seconds >= 3600:
-        return f"{seconds // 3600} h {seconds % 3600 // 60:02} min"
-    return f"{seconds // 60} min {seconds % 60:02} s"
 
 
 def end_line(stream):
@@ -45,9 +39,8 @@ def end_line(stream):
 class Plain:
     """A sign of life for commands that have no progress of their own."""
 
-    def __init__(self, every: float = 10):
-        self.every, self.begun, self.last = every, time.time(), "no output yet"
-        self.due = self.begun + every
+    def __init__(self, every: float = 10, name: str = ""):
+        self.display, self.name, self.begun, self.last = Display(every), name, time.time(), "no output yet"
 
     def read(self, line):
         """Remember what the line says, without fairseq's time and module, and no list of all settings."""
@@ -55,13 +48,13 @@ class Plain:
         if words and not words.startswith(("Namespace(", "{")):
             self.last = words if len(words) <= WIDTH else words[: WIDTH - 3] + "..."
 
-    def tick(self):
-        if time.time() >= self.due:
-            self.due = time.time() + self.every
-            say(f"{clock(time.time() - self.begun)}: {self.last}")
+    def tick(self, words=""):
+        """Show what the command does."""
+        words = words or self.last
+        self.display.show(self.name, note=words, line=f"{clock(time.time() - self.begun)}: {words}")
 
     def finish(self, ok):
-        pass
+        """Return a problem that the exit status does not say."""
 
 
 class Echo(Plain):
@@ -71,7 +64,7 @@ class Echo(Plain):
         """Show the line."""
         print(line, end="", flush=True)
 
-    def tick(self):
+    def tick(self, words=""):
         """The output says enough."""
 
 
@@ -79,7 +72,7 @@ class Train(Plain):
     """Epoch, update, loss and the time left of fairseq-train with ``--log-format json``."""
 
     def __init__(self, jsonl: str, limits: dict[str, str], every: float = 10):
-        super().__init__(every)
+        super().__init__(every, "train")
         numbers = {name: float(value) if value else None for name, value in limits.items()}
         self.limits = {"update": numbers["--max-epoch"], "num_updates": numbers["--max-update"]}
         self.stop_hours = numbers["--stop-time-hours"]
@@ -103,7 +96,7 @@ class Train(Plain):
         if kind == "valid":
             best = stats.get("valid_best_loss", stats["valid_loss"])
             loss, ppl = stats["valid_loss"], stats["valid_ppl"]
-            say(f"epoch {stats['epoch']:>3}  valid: loss {loss}  ppl {ppl}  best loss {best}")
+            self.display.print(f"  epoch {stats['epoch']:>3}  valid: loss {loss}  ppl {ppl}  best loss {best}")
         elif kind == "train_inner":
             self.show(stats)
 
@@ -113,15 +106,17 @@ class Train(Plain):
         self.jsonl.flush()
 
     def show(self, stats):
-        self.first = self.first or (time.time(), stats)
-        if time.time() < self.due - (self.every if self.first[1] is stats else 0):
-            return
-        self.due = time.time() + self.every
-        left = self.seconds_left(stats)
+        if self.first is None:
+            self.first, self.display.due = (time.time(), stats), 0  # the first line comes at once
+        left, epoch = self.seconds_left(stats), f"epoch {stats['epoch']:>3}"
         speed = f"{float(stats['wps']):,.0f} words/s" if stats.get("wps") else ""
-        place = f"epoch {stats['epoch']:>3}  update {stats['num_updates']:>6}"
-        left = f"left {clock(left)}" if left is not None else ""
-        say(f"{place}  loss {stats['loss']:>6}  ppl {stats['ppl']:>8}  {speed:>16}  {left}".rstrip())
+        loss = f"loss {stats['loss']:>6}  ppl {stats['ppl']:>8}  {speed:>16}".rstrip()
+        line = f"{epoch}  update {stats['num_updates']:>6}  {loss}  {'' if left is None else f'left {clock(left)}'}"
+        goals = [(float(stats[key]) / limit, round(float(stats[key]), 1), limit, unit)
+                 for (key, limit), unit in zip(self.limits.items(), ("epochs", "updates")) if limit]  # fmt: skip
+        _, done, total, unit = max(goals, default=(0, float(stats["num_updates"]), None, "updates"))
+        note = " ".join(f"{epoch} {loss}".split())
+        self.display.show(self.name, done, total, unit, note, left, line.rstrip())
 
     def seconds_left(self, stats):
         """The nearest of the limits, at the mean pace since the first line."""
@@ -135,11 +130,9 @@ class Train(Plain):
             guesses.append(self.begun + self.stop_hours * 3600 - time.time())
         return min(guesses) if guesses else None
 
-    def tick(self):
-        if self.first is None and time.time() >= self.due:
-            self.due = time.time() + self.every
-            what = "first updates, no figures yet" if self.training else self.last
-            say(f"{clock(time.time() - self.begun)}: {what}")
+    def tick(self, words=""):
+        if self.first is None:
+            super().tick("first updates, no figures yet" if self.training else "")
 
     def finish(self, ok):
         self.jsonl.close()
@@ -149,7 +142,7 @@ class Generate(Plain):
     """Counts translations; a run that lost a sentence is a failed run, and empty lines stay empty."""
 
     def __init__(self, source: str, out: str):
-        super().__init__()
+        super().__init__(name=f"translate {os.path.basename(source)}")
         with open(source, encoding="utf-8") as stream:
             self.empty = [not line.strip() for line in stream]
         self.out = out
@@ -168,10 +161,8 @@ class Generate(Plain):
                 line = f"{kind}{tab}{rest.partition(tab)[0].strip()}{tab}\n"
         self.stream.write(line)
 
-    def tick(self):
-        if time.time() >= self.due:
-            self.due = time.time() + self.every
-            say(f"{len(self.seen):,} of {len(self.empty):,} sentences translated")
+    def tick(self, words=""):
+        self.display.show(self.name, len(self.seen), len(self.empty), "sentences")
 
     def finish(self, ok):
         self.stream.close()
@@ -181,10 +172,6 @@ class Generate(Plain):
             os.replace(self.out + ".new", self.out)
         else:
             os.remove(self.out + ".new")
-
-
-def say(text):
-    print(f"  {text}", flush=True)
 
 
 def is_alive(pid):
@@ -245,7 +232,9 @@ class Supervisor:
             Failed: it has failed
         """
         with open(log, "a", encoding="utf-8") as stream:
-            status = self._follow(watch, command, stream, launch)
+            watch.name = watch.name or " ".join(os.path.basename(word) for word in command[:2] if word[:1] != "-")
+            with watch.display:
+                status = self._follow(watch, command, stream, launch)
             problem = watch.finish(status == 0)
             if status < 0 and not problem:
                 problem = f"{'torchrun ' if launch else ''}ended by signal {-status} (out of memory?)"

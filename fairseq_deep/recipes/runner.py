@@ -14,9 +14,10 @@ from fairseq_deep.errors import UsageError, one_line
 from fairseq_deep.tools import results
 
 from . import record
+from .display import clock
 from .options import quote
 from .plan import Plan
-from .process import Failed, Plain, Stopped, Supervisor, clock
+from .process import Failed, Plain, Stopped, Supervisor
 from .stages import Markers, read_marker
 
 NAMES = ("set-up", "data", "text", "binarise", "train", "average", "generate", "score")
@@ -31,10 +32,10 @@ class StageFailed(Exception):
 
 
 class Tee:
-    """Text to several streams."""
+    """Text to several streams, the first of which is the screen."""
 
     def __init__(self, *streams: Any):
-        self.streams = streams
+        self.streams, self.screen = streams, streams[0]
 
     def write(self, text: str) -> int:
         """Write to all of them."""

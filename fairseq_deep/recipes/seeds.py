@@ -112,15 +112,16 @@ def holds_seeds(folder):
     )
 
 
-def link_text(plan):
-    """Let a seed find the common text in its folder, as if it had been made there."""
-    os.makedirs(plan.path("logs"), exist_ok=True)
+def link_text(shared, folder):
+    """Let a training run find the common text of the folder *shared* in its own, as if it had been made there."""
+    os.makedirs(os.path.join(folder, "logs"), exist_ok=True)
     for part in ("text", "data-bin"):
-        if not os.path.islink(plan.path(part)):
-            os.symlink(os.path.join("..", part), plan.path(part))
+        link = os.path.join(folder, part)
+        if not os.path.islink(link):
+            os.symlink(os.path.relpath(os.path.join(shared, part), folder), link)
     for name in ("env.txt", *(f".done.{stage}" for stage in range(4))):
-        if os.path.isfile(os.path.join(plan.home, name)):
-            shutil.copyfile(os.path.join(plan.home, name), plan.path(name))
+        if os.path.isfile(os.path.join(shared, name)):
+            shutil.copyfile(os.path.join(shared, name), os.path.join(folder, name))
 
 
 def summarise(exp, seeds, failed):

@@ -13,13 +13,14 @@ from fairseq_deep.recipes import driver as recipes
 from fairseq_deep.recipes import lock
 from fairseq_deep.recipes.children import call
 from fairseq_deep.recipes.plan import Plan, value_of
+from fairseq_deep.recipes.process import Stopped
 from fairseq_deep.recipes.record import read_json, write_json
 from fairseq_deep.tools import write_text
 
 from . import depth, results, table, tune
 from .options import Compare, check_options, conditions, resolve
 from .systems import check, check_unchanged, read_systems
-from .trainings import Run, Stopped, Trainings, recipe_program
+from .trainings import Run, Trainings, recipe_program
 
 FAILED = 3  # exit status where some trainings failed; 1 is that of whatever nobody has foreseen
 

@@ -5,7 +5,6 @@ import json
 import os
 import queue
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +12,11 @@ import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
+from fairseq_deep.recipes.display import Display, clock
 from fairseq_deep.recipes.options import EXAMPLES, ROOT
-from fairseq_deep.recipes.process import clock
+from fairseq_deep.recipes.process import Stopped
 from fairseq_deep.recipes.record import read_json
+from fairseq_deep.recipes.seeds import link_text
 from fairseq_deep.runtime.records import RESULT
 from fairseq_deep.tools import write_text
 
@@ -30,10 +31,6 @@ EVERY = 30  # seconds between two lines of progress
 def recipe_program(words):
     """The command of a recipe with these words."""
     return [sys.executable, MAIN, "recipe/compare", SCRIPT, "run", *words]
-
-
-class Stopped(Exception):
-    """The user stopped the command."""
 
 
 class Run:
@@ -82,16 +79,6 @@ class Run:
     def has_checkpoint(self):
         return os.path.exists(os.path.join(self.folder, "checkpoints", "checkpoint_last.pt"))
 
-    def link(self, shared):
-        """Let the recipe find the common text in the folder, with the markers that say so."""
-        os.makedirs(self.folder, exist_ok=True)
-        for part in ("text", "data-bin"):
-            link = os.path.join(self.folder, part)
-            if not os.path.islink(link):
-                os.symlink(os.path.relpath(os.path.join(shared, part), self.folder), link)
-        for name in (*(f".done.{stage}" for stage in range(4)), "env.txt"):
-            shutil.copyfile(os.path.join(shared, name), os.path.join(self.folder, name))
-
     def diagnose(self, environment):
         """Measure the streams and the worth of the source of the last checkpoint, in validation data, unless done."""
         output = os.path.join(self.folder, "diagnose.json")
@@ -132,7 +119,7 @@ class Trainings:
     def __init__(self, runs, jobs, gpus, devices, lock, shared):
         self.runs, self.jobs, self.lock, self.shared = runs, jobs, lock, shared
         self.failed, self.children, self.stopping, self.told = [], {}, False, []
-        self.guard = threading.Lock()
+        self.guard, self.display = threading.Lock(), Display(EVERY)
         ids = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(devices)))
         ids = [part for part in ids.split(",") if part][:devices]
         self.slots = queue.Queue()
@@ -153,7 +140,8 @@ class Trainings:
                 run.diagnose(os.environ)  # if that was missed
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            self._work_off(todo)
+            with self.display:
+                self._work_off(todo)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -164,15 +152,13 @@ class Trainings:
     def _work_off(self, todo):
         with ThreadPoolExecutor(self.jobs) as pool:
             waiting = {pool.submit(self._train, run) for run in todo}
-            due = time.time() + EVERY
             while waiting:
                 done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
                 for future in done:
                     future.result()
                 self._look_after_children()
-                if time.time() >= due and not self.stopping:
-                    due = time.time() + EVERY
-                    print(self._progress(), flush=True)
+                if not self.stopping and (done or self.display.is_due()):
+                    self._show()
 
     def _stop(self, *_):
         self.stopping = True
@@ -194,12 +180,12 @@ class Trainings:
             self.slots.put(slot)
 
     def _train_on(self, run, devices):
-        run.link(self.shared)
+        link_text(self.shared, run.folder)
         run.begun = time.time()
         if os.path.exists(run.failure):
             os.remove(run.failure)
         again = " (goes on)" if run.has_checkpoint() else ""
-        print(f"{run.name}: started{again}", flush=True)
+        self.display.print(f"{run.name}: started{again}")
         environment = {**os.environ, "RECIPE_OWNER": str(os.getpid())}
         if devices:
             environment["CUDA_VISIBLE_DEVICES"] = devices
@@ -216,11 +202,12 @@ class Trainings:
         status = child.wait()
         with self.guard:
             del self.children[run]
+        self.display.remove(run.name)
         if self.stopping:
             return
         if status:
             self.failed.append(run)
-            print(f"{run.name}: FAILED: {problem or f'exit status {status}'}", flush=True)
+            self.display.print(f"{run.name}: FAILED: {problem or f'exit status {status}'}")
             write_text(run.failure, (problem or f"exit status {status}") + "\n")
             return
         run.diagnose(environment)
@@ -229,7 +216,7 @@ class Trainings:
         run.finish(time.time() - run.begun)
         result = read_json(os.path.join(run.folder, "RESULT.json"), RESULT)
         found = f"BLEU {result['bleu']:.2f}" if "bleu" in result else f"valid ppl {result['valid_ppl']:.2f}"
-        print(f"{run.name}: done in {clock(time.time() - run.begun)}, {found}; {self._left()}", flush=True)
+        self.display.print(f"{run.name}: done in {clock(time.time() - run.begun)}, {found}; {self._left()}")
 
     @staticmethod
     def _follow(run, lines):
@@ -247,19 +234,31 @@ class Trainings:
                     problem = line.strip()[len("error: ") :].partition("; log: ")[0]
         return problem
 
-    def _progress(self):
+    def _show(self):
         with self.guard:
             running = list(self.children)
-        places = [f"{run.name} {run.last[1] if run.last else 0:,} of {run.limit:,} updates" for run in running]
-        return f"{self._left()}: {'; '.join(places)}"
+        places = [(run, run.last[1] if run.last else 0) for run in running]
+        words = [f"{run.name} {done:,} of {run.limit:,} updates" for run, done in places]
+        count = len(self.runs) - len(self._todo())
+        line = f"{self._left()}: {'; '.join(words)}"
+        self.display.show("all", count, len(self.runs), "training runs", left=self._seconds(), line=line)
+        if self.display.bars is not None:
+            for run, done in places:
+                self.display.show(run.name, done, run.limit, "updates")
+
+    def _todo(self):
+        return [run for run in self.runs if not run.is_done() and run not in self.failed]
+
+    def _seconds(self):
+        total = estimate(self.runs, self._todo())
+        return None if total is None else total / self.jobs
 
     def _left(self):
         """How many trainings are left, and for how long."""
-        todo = [run for run in self.runs if not run.is_done() and run not in self.failed]
+        todo, seconds = self._todo(), self._seconds()
         if not todo:
             return "all done"
-        total = estimate(self.runs, todo)
-        guess = "" if total is None else f", about {clock(total / self.jobs)}"
+        guess = "" if seconds is None else f", about {clock(seconds)}"
         return f"left: {len(todo)} of {len(self.runs)} trainings{guess}"
 
 

@@ -63,25 +63,49 @@ def find_splits(folder, lang):
     return (*SPLITS, *(f"test{number}" for number in found))
 
 
+class PairWriter:
+    """Writes pairs of lines to two files, and counts them."""
+
+    def __init__(self, paths):
+        self.files, self.count = [open(path, "w", encoding="utf-8") for path in paths], 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        for stream in self.files:
+            stream.close()
+
+    def add(self, pair):
+        self.add_all([pair])
+
+    def add_all(self, pairs):
+        for pair in pairs:
+            for stream, line in zip(self.files, pair):
+                stream.write(line + "\n")
+            self.count += 1
+
+
 def copy_pairs(paths, targets, keep_empty):
     """Copy two aligned texts; return (pairs written, pairs dropped)."""
-    counts, written, dropped = [0, 0], 0, 0
-    with open(targets[0], "w", encoding="utf-8") as left, open(targets[1], "w", encoding="utf-8") as right:
+    counts, dropped = [0, 0], 0
+    with PairWriter(targets) as writer:
         for pair in zip_longest(*map(read_lines, paths)):
             counts = [n + (line is not None) for n, line in zip(counts, pair)]
             if counts[0] != counts[1]:
                 continue
             if keep_empty or all(pair):
-                print(pair[0], file=left)
-                print(pair[1], file=right)
-                written += 1
+                writer.add(pair)
             else:
                 dropped += 1
     if counts[0] != counts[1]:
         raise UsageError(
             f"{paths[0]} has {counts[0]} lines but {paths[1]} has {counts[1]}: line n of both must be a pair"
         )
-    return written, dropped
+    return writer.count, dropped
 
 
 def checksum(path, kind="sha256"):

@@ -17,6 +17,7 @@ import urllib.request
 import zlib
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes.display import Display
 
 from .corpus import checksum
 
@@ -98,20 +99,14 @@ def stream_to_file(url, part):
         done = done if goes_on else 0
         total = int(response.headers.get("Content-Length") or 0) + done
         with open(part, "ab" if goes_on else "wb") as stream:
-            done = copy_with_progress(response, stream, done, total)
+            name = os.path.basename(part).removesuffix(".part")
+            with Display() as display:
+                for block in iter(lambda: response.read(BLOCK), b""):
+                    stream.write(block)
+                    done += len(block)
+                    display.show(name, round(done / 1e6, 1), round(total / 1e6, 1), "MB")
     if total and done < total:
         raise OSError(f"the connection ended after {done:,} of {total:,} bytes")
-
-
-def copy_with_progress(response, stream, done, total):
-    shown = time.time()
-    for block in iter(lambda: response.read(BLOCK), b""):
-        stream.write(block)
-        done += len(block)
-        if time.time() - shown >= 10:
-            shown = time.time()
-            print(f"  {done / 1e6:,.0f} of {total / 1e6:,.0f} MB", flush=True)
-    return done
 
 
 def find_fault(path, expected=None, name=".tgz"):

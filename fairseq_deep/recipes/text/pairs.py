@@ -16,7 +16,7 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.record import read_json
 from fairseq_deep.runtime.records import PAIRS
 
-from .corpus import describe, read_lines, replaced_folder
+from .corpus import SPLITS, PairWriter, describe, read_lines, replaced_folder
 from .fetch import fetch, read_checksums
 
 ARCHIVE = "https://object.pouta.csc.fi/OPUS-100/v1.0/opus-100-corpus-v1.0.tar.gz"
@@ -76,24 +76,6 @@ def chosen_valid(lines):
     return [pair for _, pair in zip(range(VALID_LINES), fitting)]
 
 
-class Writer:
-    """The two sides of a set."""
-
-    def __init__(self, folder, split):
-        self.files = [open(os.path.join(folder, f"{split}.{side}"), "w", encoding="utf-8") for side in SIDES]
-        self.count = 0
-
-    def add(self, lines):
-        for pair in lines:
-            for stream, line in zip(self.files, pair):
-                print(line, file=stream)
-        self.count += len(lines)
-
-    def close(self):
-        for stream in self.files:
-            stream.close()
-
-
 def prepare(plan):
     """Write the text of all pairs; the corpus is fetched where no data are given."""
     options, data = plan.options, plan.options.data or plan.path("corpus")
@@ -108,16 +90,16 @@ def prepare(plan):
     if not supervised:
         raise UsageError(f"{data} holds no supervised/XX-YY: give the folder of OPUS-100, or one laid out like it")
     with replaced_folder(plan.path("text", "raw")) as out:
-        writers = {split: Writer(out, split) for split in ("train", "valid", "test")}
+        writers = {split: PairWriter([os.path.join(out, f"{split}.{side}") for side in SIDES]) for split in SPLITS}
         write_train(supervised, writers["train"], float(options.temperature))
         tests = []
         for kind, pairs in (("supervised", supervised), ("zero-shot", find_pairs(data, "zero-shot"))):
             for pair, folder in pairs.items():
                 valid = chosen_valid(read_pair(folder, pair, "dev")) if kind == "supervised" else []
                 for _, lines in directions(pair, valid):
-                    writers["valid"].add(lines)
+                    writers["valid"].add_all(lines)
                 for name, lines in directions(pair, read_pair(folder, pair, "test")):
-                    writers["test"].add(lines)
+                    writers["test"].add_all(lines)
                     tests += [[name, len(lines)]] if lines else []
         for split, writer in writers.items():
             writer.close()
@@ -136,7 +118,7 @@ def write_train(supervised, writer, temperature):
     for pair, folder in supervised.items():
         lines = repeated(nonempty(read_pair(folder, pair, "train")), max(sizes.values()), temperature)
         for _, tagged in directions(pair, lines):
-            writer.add(tagged)
+            writer.add_all(tagged)
 
 
 def nonempty(lines):

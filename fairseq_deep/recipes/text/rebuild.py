@@ -31,7 +31,7 @@ from itertools import zip_longest
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.options import EXAMPLES
 
-from .corpus import decode_lines, read_lines, replaced_folder
+from .corpus import PairWriter, decode_lines, read_lines, replaced_folder
 from .fetch import ends_with, extract, fetch, read_checksums
 
 KNOWN = os.path.join(EXAMPLES, "common", "checksums.txt")
@@ -199,16 +199,14 @@ def read_part(part, archives):
 def write_set(name, parts, archives, out, every=0):
     """Write a set; with ``every``, each such pair goes to the validation set instead."""
     splits = (name, "valid") if every else (name,)
-    files = {split: [open(os.path.join(out, f"{split}.{lang}"), "w", encoding="utf-8") for lang in archives.langs]
-             for split in splits}  # fmt: skip
+    writers = {split: PairWriter(os.path.join(out, f"{split}.{lang}") for lang in archives.langs) for split in splits}
     count = 0
     for part in parts:
         for pair in read_part(part, archives):
             count += 1
-            for stream, line in zip(files["valid" if every and count % every == 0 else name], pair):
-                stream.write(line + "\n")
-    for stream in (stream for streams in files.values() for stream in streams):
-        stream.close()
+            writers["valid" if every and count % every == 0 else name].add(pair)
+    for writer in writers.values():
+        writer.close()
 
 
 def build(description, archives, out):

@@ -6,11 +6,11 @@ the text as it is.  Every step works on blocks of lines in several processes, so
 memory.
 """
 
+import functools
 import io
 import json
 import os
 import signal
-import time
 from collections import Counter
 from contextlib import redirect_stderr
 from itertools import islice, starmap
@@ -18,17 +18,17 @@ from multiprocessing import Pool
 from typing import NamedTuple
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes.display import Display
 from fairseq_deep.runtime.text import TAG, cutter_of, packages_named, tokenizer_of
 
-from .corpus import find_splits, read_lines, replaced_folder
+from .corpus import PairWriter, find_splits, read_lines, replaced_folder
 
 MAX_RATIO = 9  # longer side over shorter side, as in the usual corpus cleaning
 BLOCK = 2000
 PIECES_FROM = 10_000_000  # sentences that SentencePiece learns from, drawn at random
 COVERAGE = 0.9995  # of characters, by SentencePiece's vocabulary
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-_tokenizers = {}
-_cut = None
+tokenizer_of, cutter_of = functools.cache(tokenizer_of), functools.cache(cutter_of)  # once per process
 
 
 class Settings(NamedTuple):
@@ -56,23 +56,13 @@ class Settings(NamedTuple):
         return "none" if self.bpe == "sentencepiece" else "moses"
 
 
-def load_cutter(codes):
-    global _cut
-    _cut = cutter_of(codes)
-
-
 def tokenize_pairs(langs, pairs, kind, lowercase):
-    sides = []
-    for lang, side in zip(langs, zip(*pairs)):
-        key = (lang, kind, lowercase)
-        if key not in _tokenizers:
-            _tokenizers[key] = tokenizer_of(*key)
-        sides.append(list(map(_tokenizers[key], side)))
+    sides = (map(tokenizer_of(lang, kind, lowercase), side) for lang, side in zip(langs, zip(*pairs)))
     return list(zip(*sides))
 
 
-def apply_block(lines):
-    return list(map(_cut, lines))
+def apply_block(code, lines):
+    return list(map(cutter_of(code), lines))
 
 
 def blocks(items):
@@ -80,17 +70,15 @@ def blocks(items):
     return iter(lambda: list(islice(items, BLOCK)), [])
 
 
-def spread(function, jobs, workers, initializer=None, initargs=()):
+def spread(function, jobs, workers):
     """Yield ``function(*job)`` for every job, in order, over ``workers`` processes."""
     if workers == 1:
-        if initializer:
-            initializer(*initargs)
         yield from starmap(function, jobs)
         return
     # a worker that is told to end before it has handlers of its own would lose the signal, and be waited for
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        pool = Pool(workers, _begin_worker, (initializer, initargs))
+        pool = Pool(workers, _begin_worker)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     with pool:
@@ -103,28 +91,22 @@ def spread(function, jobs, workers, initializer=None, initargs=()):
             yield result.get()
 
 
-def _begin_worker(initializer, initargs):
+def _begin_worker():
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # the pool ends its workers
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    if initializer:
-        initializer(*initargs)
 
 
-class Ticker:
-    """A line of progress, at most one every ten seconds."""
-
-    def __init__(self, what):
-        self.what, self.count, self.begun = what, 0, time.time()
-        self.shown = self.begun
-
-    def add(self, n):
-        self.count += n
-        if time.time() - self.shown >= 10:
-            self.shown = time.time()
-            pace = self.count / (self.shown - self.begun)
-            print(f"  {self.what}: {self.count:,} lines, {pace:,.0f} a second", flush=True)
+def shown(what, path, results):
+    """Yield *results*, blocks of the lines of the file *path*, and show how many there are."""
+    with open(path, "rb") as stream:
+        done, total = 0, sum(1 for _ in stream)
+    with Display() as display:
+        for block in results:
+            done += len(block)
+            display.show(what, done, total, "lines")
+            yield block
 
 
 def fits(pair, max_words):
@@ -134,22 +116,18 @@ def fits(pair, max_words):
 
 def tokenize_split(args, text, split, tmp):
     """Write the tokenised ``split`` to ``tmp``; return the pairs kept and dropped."""
-    langs, ticker, kept, dropped = args.langs, Ticker(f"tokenising {split}"), 0, 0
-    pairs = zip(*(read_lines(os.path.join(text, f"{split}.{lang}")) for lang in langs))
-    jobs = ((langs, block, args.tokenizer, args.lowercase) for block in blocks(pairs))
+    langs, dropped = args.langs, 0
+    paths = [os.path.join(text, f"{split}.{lang}") for lang in langs]
+    jobs = ((langs, block, args.tokenizer, args.lowercase) for block in blocks(zip(*map(read_lines, paths))))
     plain = args.bpe == "sentencepiece"  # words are nothing to it
-    files = [open(os.path.join(tmp, f"{split}.tok.{lang}"), "w", encoding="utf-8") for lang in langs]
-    with files[0], files[1]:
-        for block in spread(tokenize_pairs, jobs, args.workers):
-            ticker.add(len(block))
+    with PairWriter(os.path.join(tmp, f"{split}.tok.{lang}") for lang in langs) as writer:
+        for block in shown(f"tokenising {split}", paths[0], spread(tokenize_pairs, jobs, args.workers)):
             for pair in block:
                 if split == "train" and not plain and not fits(pair, args.max_words):
                     dropped += 1
                     continue
-                kept += 1
-                for stream, line in zip(files, pair):
-                    print(line, file=stream)
-    return kept, dropped
+                writer.add(pair)
+    return writer.count, dropped
 
 
 def learn(args, langs, code):
@@ -203,28 +181,24 @@ def learn_codes(args, langs, tmp):
 
 def apply_split(args, split, lang, code, tmp):
     tokenised = os.path.join(tmp, f"{split}.tok.{lang}")
-    jobs = ((block,) for block in blocks(read_lines(tokenised)))
-    ticker = Ticker(f"sub-words of {split}.{lang}")
+    jobs = ((code, block) for block in blocks(read_lines(tokenised)))
+    cut = spread(apply_block, jobs, args.workers)
     with open(os.path.join(tmp, f"{split}.{lang}"), "w", encoding="utf-8") as stream:
-        for block in spread(apply_block, jobs, args.workers, load_cutter, (code,)):
-            ticker.add(len(block))
+        for block in shown(f"sub-words of {split}.{lang}", tokenised, cut):
             stream.writelines(line + "\n" for line in block)
     os.remove(tokenised)
 
 
 def drop_long(langs, limit, tmp):
     """Keep the training pairs of at most ``limit`` sub-words a side."""
-    paths, dropped, kept = [os.path.join(tmp, f"train.{lang}") for lang in langs], 0, 0
-    files = [open(f"{path}.short", "w", encoding="utf-8") for path in paths]
-    with files[0], files[1]:
+    paths, dropped = [os.path.join(tmp, f"train.{lang}") for lang in langs], 0
+    with PairWriter(f"{path}.short" for path in paths) as writer:
         for pair in zip(*map(read_lines, paths)):
             if all(0 < len(side.split()) <= limit for side in pair):
-                kept += 1
-                for stream, line in zip(files, pair):
-                    print(line, file=stream)
+                writer.add(pair)
             else:
                 dropped += 1
-    if not kept:
+    if not writer.count:
         raise UsageError(f"no training pair has 1 to {limit} sub-words a side: see --max-subwords")
     for path in paths:
         os.replace(f"{path}.short", path)
@@ -235,6 +209,7 @@ def drop_long(langs, limit, tmp):
 def cut_corpus(text, out, settings):
     """Write the text of the folder *text*, cut into sub-words, to the folder *out*."""
     langs, splits = settings.langs, find_splits(text, settings.langs[0])
+    cutter_of.cache_clear()  # of another text with the same path
     for lang in langs:
         tokenizer_of(lang, settings.tokenizer)("")  # jieba reads its dictionary, once for all processes
     with replaced_folder(out) as tmp:

@@ -1,0 +1,132 @@
+"""Progress of stages, training runs and downloads: bars on a terminal, and a line from time to time elsewhere.
+
+The cursor is never hidden, so a killed command leaves the terminal in order. rich draws only when it is called, since
+a thread of its own could hold a lock while a worker process is forked.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+DRAW = 0.5  # seconds between two drawings
+
+
+def clock(seconds: float) -> str:
+    """A duration in words."""
+    seconds = max(0, int(seconds))
+    if seconds >= 3600:
+        return f"{seconds // 3600} h {seconds % 3600 // 60:02} min"
+    return f"{seconds // 60} min {seconds % 60:02} s"
+
+
+def _make_bars() -> Any:
+    """rich's bars on standard output; None if it is no terminal, or rich is missing."""
+    screen = getattr(sys.stdout, "screen", sys.stdout)
+    if not screen.isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown"):
+        return None
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
+    except ImportError:
+        return None
+    console = Console(file=screen, force_terminal=True, force_interactive=True)
+    console.show_cursor = lambda show=True: False
+    rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    sizes = {"  {task.description}": Column(min_width=24), "{task.fields[count]}": None,
+             "{task.fields[note]}": rest, "{task.fields[left]}": None}  # fmt: skip
+    columns = [TextColumn(words, markup=False, table_column=size) for words, size in sizes.items()]
+    columns.insert(1, BarColumn(20))
+    quiet = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
+    return Progress(*columns, console=console, expand=True, **quiet)
+
+
+class Display:
+    """Bars with the same columns for all: name, bar, done/total, speed or loss, time left.
+
+    Args:
+        every: seconds between two lines where there are no bars
+
+    Attributes:
+        bars: of rich, or None
+        due: time of the next line
+    """
+
+    def __init__(self, every: float = 10):
+        self.bars, self.lock, self.ids, self.first = _make_bars(), threading.Lock(), {}, {}
+        self.every, self.begun, self.drawn = every, time.time(), 0.0
+        self.due = self.begun + every
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def is_due(self) -> bool:
+        """Whether :meth:`show` would draw or print."""
+        return time.time() >= (self.due if self.bars is None else self.drawn + DRAW)
+
+    def show(self, name: str, done: float = 0, total: float | None = None, unit: str = "", note: str = "",
+             left: float | None = None, line: str = "") -> None:  # fmt: skip
+        """Update the bar *name*, or print a line if one is due.
+
+        Args:
+            unit: of *done* and *total*; if empty, the bar shows the time since its beginning
+            note: speed or loss; if empty, the mean speed
+            left: seconds; if None, at the mean speed
+            line: printed in place of the words of the bar
+        """
+        now = time.time()
+        begun, start = self.first.setdefault(name, (now, done))
+        speed = (done - start) / (now - begun) if now > begun else 0
+        if left is None and total and speed and done < total:
+            left = (total - done) / speed
+        note = note or (f"{speed:,.0f} {unit}/s" if speed else "")
+        ends = "" if left is None else f"left {clock(left)}"
+        if self.bars is not None:
+            count = f"{done:,.9g}{f'/{total:,.9g}' if total else ''} {unit}" if unit else clock(now - self.begun)
+            with self.lock:
+                self._draw(name, total or None, completed=done, count=count, note=plain(note), left=ends)
+        elif self.is_due():
+            self.due = now + self.every
+            words = ", ".join(filter(None, (f"{done:,.9g}{f' of {total:,.9g}' if total else ''} {unit}", note, ends)))
+            print(f"  {line or f'{name}: {words}'}", flush=True)
+
+    def _draw(self, name: str, total: float | None, **fields: Any) -> None:
+        if name not in self.ids:
+            self.ids[name] = self.bars.add_task(name, total=total, **fields)
+        self.bars.update(self.ids[name], total=total, **fields)
+        self.bars.start()
+        if self.is_due():
+            self.bars.refresh()
+            self.drawn = time.time()
+
+    def print(self, text: str) -> None:
+        """Print a line, above the bars."""
+        with self.lock:
+            if self.bars is not None and self.bars.live.is_started:
+                self.bars.console.print(plain(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
+            else:
+                print(text, flush=True)
+
+    def remove(self, name: str) -> None:
+        """Remove a bar."""
+        with self.lock:
+            if name in self.ids:
+                self.bars.remove_task(self.ids.pop(name))
+
+    def close(self) -> None:
+        """Leave the bars as they are, above whatever is printed next."""
+        with self.lock:
+            if self.bars is not None:
+                self.bars.stop()
+
+
+def plain(text: str) -> str:
+    """Replace control characters, which could move the bars."""
+    return "".join(each if each.isprintable() else " " for each in text)
