@@ -15,6 +15,7 @@ from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.compat import to_restore
 
 from .evaluation import check_evaluation
+from .schedule import check_schedule
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ def check_training(flags: Any) -> None:
     _check_backend(flags)
     _check_logdir(getattr(flags, "tensorboard_logdir", None))
     check_evaluation(flags)
+    check_schedule(flags)
     _check_model(flags)
     _check_init_from(flags)
     chosen = [f"--{name}" for name in PRECISIONS if getattr(flags, name, False)]
