@@ -20,7 +20,8 @@ COOLDOWN = ["--lr-scheduler", "inverse_sqrt_cooldown"]
 
 def scheduler(**settings):
     settings = {"lr": [0.8], "warmup_updates": 4, "max_update": 36, "cooldown_updates": 20, **settings}
-    optimizer = FairseqAdam(FairseqAdamConfig(lr=settings["lr"], adam_betas="(0.9, 0.98)"), [torch.nn.Parameter(torch.zeros(1))])
+    config = FairseqAdamConfig(lr=settings["lr"], adam_betas="(0.9, 0.98)")
+    optimizer = FairseqAdam(config, [torch.nn.Parameter(torch.zeros(1))])
     return InverseSqrtCooldown(CooldownConfig(**settings), optimizer)
 
 
