@@ -67,8 +67,7 @@ def test_all_else_is_that_of_the_text(text, whole):
 def test_a_finished_folder_is_verified(trained, text, whole, tmp_path, capsys):
     words = ["--text", text, "--output", whole, "--cpu", *GREEDY, "--shard-lines", "10"]
     done = run("fairseq-deep", "distill", trained, *words)
-    assert done.stdout == f"{whole}: 200 pairs\n".replace(": 200 pairs", " is complete: 200 pairs, checksums verified; "
-                                                          "nothing to do")  # fmt: skip
+    assert done.stdout == f"{whole} is complete: 200 pairs, checksums verified; nothing to do\n"
     copy = shutil.copytree(whole, tmp_path / "copy")
     with (copy / "train.de").open("a") as stream:
         stream.write("one more\n")
@@ -125,10 +124,10 @@ def lines_of(path):
 
 
 def wait_for(condition):
-    for _ in range(600):
+    for _ in range(12000):
         if condition():
             return
-        time.sleep(0.05)
+        time.sleep(0.005)
     raise AssertionError("it takes too long")
 
 
@@ -141,11 +140,11 @@ def ended(pid):
         return True
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda each: each.name)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda each: each.name)
 def test_an_interruption_loses_at_most_a_shard_of_each_process(number, trained, text, whole, tmp_path):
     output, work = tmp_path / "out", tmp_path / "out.unfinished"
     words = [BIN / "fairseq-deep", "distill", trained, "--text", text, "--output", output, "--cpu", *GREEDY,
-             "--workers", "2", "--shard-lines", "10"]  # fmt: skip
+             "--workers", "2", "--shard-lines", "2", "--batch-size", "1"]  # fmt: skip
     child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for(lambda: len(list(work.glob("0*.json"))) >= 3)
     with open(f"/proc/{child.pid}/task/{child.pid}/children") as stream:
@@ -155,13 +154,13 @@ def test_an_interruption_loses_at_most_a_shard_of_each_process(number, trained, 
     assert child.returncode and len(workers) == 2 and not output.exists()
     wait_for(lambda: all(map(ended, workers)))
     shards = sorted(work.glob("0*.json"))
-    assert 3 <= len(shards) < 20
+    assert 3 <= len(shards) < 100
     kept = json.loads(shards[0].read_text())
     shards[0].write_text(json.dumps({**kept, "targets": ["kept", *kept["targets"][1:]]}))
     shards[1].write_text(shards[1].read_text()[:-20])  # damaged: translated again
     assert run(*map(str, words)).stdout == f"{output}: 200 pairs\n"
     found, expected = ((folder / "train.de").read_text().splitlines() for folder in (output, whole))
-    start = 10 * int(shards[0].stem)
+    start = 2 * int(shards[0].stem)
     assert found[start] == "kept" and [*found[:start], expected[start], *found[start + 1 :]] == expected
     assert not work.exists()
 
@@ -186,12 +185,12 @@ def test_killed_at_any_write_of_the_folder(trained, text, whole, tmp_path):
 
     assert attempt("", 0).returncode == 0
     count = int(counted.read_text())
-    assert count > 20 and hashes(output) == hashes(whole)
-    for at in range(1, count + 1, 3):
+    assert count > 10 and hashes(output) == hashes(whole)
+    for at in range(1, count + 1):
         assert attempt("kill", at).returncode == -signal.SIGKILL
         distill(trained, text, output, *GREEDY, "--shard-lines", "10")
         assert hashes(output) == hashes(whole) and not work.exists(), at
-    for at in range(2, count - 25, 5):
+    for at in range(1, count - 3, 3):  # the last ones need no room
         done = attempt("ENOSPC", at)
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and "No space left on device" in done.stderr, at
         assert not output.exists() and len(list(work.glob("0*.json"))) == 20
