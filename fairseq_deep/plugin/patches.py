@@ -18,6 +18,7 @@ from fairseq_deep.core.registry import UsageError
 from .training.by_type import DistributedDataParallelByType, total_norm
 from .training.fp16 import FP16Optimizer
 from .training.readers import stop_readers
+from .training.restart import load_checkpoint
 
 
 class Patch(NamedTuple):
@@ -84,6 +85,8 @@ PATCHES = (
           "it copies and zeroes tensors one by one; with fused_adam in one launch"),
     Patch("fairseq.models.transformer:TransformerModel", "add_args", _add_args,
           "our flags with an architecture of fairseq end in a line that names its deep_ twin"),
+    Patch("fairseq.trainer:Trainer", "load_checkpoint", load_checkpoint,
+          "a new training with --stack-restart-updates begins in the middle of its schedule"),
 )  # fmt: skip
 EXIT_HOOK = "fairseq's threads that read ahead are ended at exit, or the process aborts after all was saved"
 """What ``atexit`` runs besides."""

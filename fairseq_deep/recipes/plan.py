@@ -64,6 +64,8 @@ class Plan:
         self._resolve_batch()
         self.save_flags = self._averaging_flags()
         self.smoke_flags = ["--max-update", "20", "--log-interval", "5"] if options.smoke else []
+        if options.smoke and value_of([*self.conf_flags, *options.extra], "--lr-scheduler") == "inverse_sqrt_cooldown":
+            self.smoke_flags += ["--warmup-updates", "4", "--cooldown-updates", "4"]  # to fit into 20 updates
         self.train_command = self._train_command()
         self._check_numbers()
         self.seed_list = seeds.resolve(self)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from fairseq_deep.errors import printable
-from fairseq_deep.recipes.commands import claims, compare, completion, recipe
+from fairseq_deep.recipes.commands import claims, compare, completion, distill, recipe
 from fairseq_deep.tools import (
     UsageError,
     archs,
@@ -34,8 +34,8 @@ from fairseq_deep.tools import (
     wheelhouse,
 )
 
-COMMANDS = (path, archs, flags, doctor, check, average, score, diagnose, translate, package, plot, report, export,
-            recipe, compare, claims, wheelhouse, completion)  # fmt: skip
+COMMANDS = (path, archs, flags, doctor, check, average, score, diagnose, translate, distill, package, plot, report,
+            export, recipe, compare, claims, wheelhouse, completion)  # fmt: skip
 RAW = {"recipe": recipe, "compare": compare, "claims": claims}
 """Commands that read their words themselves."""
 

@@ -41,8 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="JSON lines: line, source, translations (text and score)")
     parser.add_argument("--nbest", type=at_least_one, default=1, metavar="N", help="with --json: the N best hypotheses")
     parser.add_argument("--line-by-line", action="store_true", help="answer each line at once, as on a terminal")
+    add_search(parser)
+    add_parts(parser)
+
+
+def add_search(parser: argparse.ArgumentParser, beam: int | None = None) -> None:
+    """Add the flags of beam search and batches; *beam* None: the recipe's."""
     search = parser.add_argument_group("search")
-    search.add_argument("--beam", type=at_least_one, metavar="N", help="(default: the recipe's, or 4)")
+    usual = "the recipe's, or 4" if beam is None else beam
+    search.add_argument("--beam", type=at_least_one, metavar="N", default=beam, help=f"(default: {usual})")
     search.add_argument("--lenpen", type=number, metavar="A", help="length penalty (default: the recipe's, or 0.6)")
     search.add_argument(
         "--gnmt-lenpen", action="store_true", default=None,
@@ -54,7 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--batch-size", type=at_least_one, default=64, metavar="N", help="sentences (default: 64)")
     search.add_argument("--max-tokens", type=at_least_one, default=4000, metavar="N", help="of a batch (default: 4000)")
     search.add_argument("--cpu", action="store_true", help="leave a GPU alone")
-    add_parts(parser)
 
 
 def add_parts(parser: argparse.ArgumentParser) -> None:

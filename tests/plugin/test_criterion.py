@@ -9,6 +9,7 @@ from fairseq.data import Dictionary
 from fairseq.models import FairseqDecoder
 
 from fairseq_deep.plugin.training import criterion as own
+from fairseq_deep.plugin.training import cross_entropy
 from tests.reference import naive_cross_entropy
 
 WORDS = 11
@@ -16,7 +17,7 @@ WORDS = 11
 
 @pytest.fixture(params=[1, 3 * WORDS, 2**20], ids=["row by row", "three rows", "at once"])
 def chunks(request, monkeypatch):
-    monkeypatch.setitem(own.CHUNKS, "cpu", request.param)
+    monkeypatch.setitem(cross_entropy.CHUNKS, "cpu", request.param)
 
 
 class Decoder(FairseqDecoder):

@@ -9,8 +9,9 @@ import torch
 from omegaconf import OmegaConf
 
 from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.residuals.layerscale import LayerScale
 from fairseq_deep.plugin.models.dictionaries import sums
-from fairseq_deep.plugin.models.init_from import repeated_layers, take_path
+from fairseq_deep.plugin.models.init_from import ORDERS, repeated_layers, take_path
 from tests.helpers.flags import parse
 from tests.helpers.models import fairseq_transformer, make_batch, make_dictionary, task_of, tiny_flags
 
@@ -27,6 +28,13 @@ from tests.helpers.models import fairseq_transformer, make_batch, make_dictionar
 )
 def test_whole_stacks_are_repeated_and_then_the_top(old, new, layers):
     assert repeated_layers(old, new) == layers
+
+
+@pytest.mark.parametrize("old, new, layers", [
+    (3, 6, [0, 0, 1, 1, 2, 2]), (3, 3, [0, 1, 2]), (6, 8, [0, 0, 1, 2, 3, 3, 4, 5]), (2, 5, [0, 0, 0, 1, 1]),
+])  # fmt: skip
+def test_layers_are_interleaved(old, new, layers):
+    assert repeated_layers(old, new, "interleave") == layers
 
 
 @pytest.fixture
@@ -105,6 +113,35 @@ def test_layers_of_a_deeper_model_are_those_that_it_repeats(name, trained, build
     arch = "transformer" if name == "transformer" else f"transformer_{name}"
     assert f"--init-from {path} ({arch}): encoder layers 1-2 1-2 2, decoder layers 1-3 3; " in caplog.text
     assert "with their own initialisation: none; not taken: none; its dictionaries" in caplog.text
+
+
+def encoded(model, tokens, lengths):
+    """The output of the encoder without padding."""
+    with torch.no_grad():
+        out = model.eval().encoder(tokens, lengths)["encoder_out"][0].transpose(0, 1)
+    return torch.cat([row[-length:] for row, length in zip(out, lengths)])
+
+
+def test_interleaved_layers_of_half_the_factor_are_nearer_to_the_old_function(build, dictionary, tmp_path, caplog):
+    """With a factor of 1/L on each branch; the error is of order sum |F_l|^2, that of blocks (sum |F_l|)^2."""
+    flags = {**tiny_flags("transformer_prenorm_6l"), "residual": "layerscale", "decoder_layers": 1}
+    args = argparse.Namespace(arch="transformer_prenorm_6l", encoder_layers=12, **flags)
+    sources, errors = make_batch(dictionary)[:2], dict.fromkeys(ORDERS, 0.0)
+    for number in range(3):
+        torch.manual_seed(number)
+        old = build("transformer_prenorm_6l", layerscale_start=1 / 12, **{**flags, "encoder_layers": 12})
+        torch.save({"args": args, "model": old.state_dict()}, tmp_path / "old.pt")
+        for order in ORDERS:
+            ours = {**flags, "encoder_layers": 24, "init_from": str(tmp_path / "old.pt"), "init_from_order": order}
+            with caplog.at_level(logging.INFO):
+                new = build("transformer_prenorm_6l", **ours)
+            with torch.no_grad():
+                for part in new.encoder.modules():
+                    if isinstance(part, LayerScale):
+                        part.weight.mul_(0.5)
+            errors[order] += float((encoded(new, *sources) - encoded(old, *sources)).norm())
+    assert 0 < errors["interleave"] < 0.7 * errors["block"]
+    assert "encoder layers 1-12 1-12, decoder" in caplog.text and "encoder layers 1 1-2 2-3 3-4 4-5" in caplog.text
 
 
 def test_what_the_old_model_has_not_keeps_its_own_initialisation(trained, build, caplog):
@@ -274,6 +311,21 @@ def test_one_source_of_weights_is_enough(flags, tmp_path):
         parsed("--init-from", tmp_path / "old.pt", "--save-dir", tmp_path, *flags)
 
 
+@pytest.mark.parametrize("flags, problem", [
+    (["--stack-restart-updates", "8"], "--stack-restart-updates requires --init-from: add it, or omit this flag"),
+    (["--init-from-order", "block"], "--init-from-order requires --init-from: add it, or omit this flag"),
+    (["--init-from", "{old}", "--stack-restart-updates", "-1"], "--stack-restart-updates -1 must be 0 or more"),
+    (["--init-from", "{old}", "--stack-restart-updates", "9", "--max-update", "9"],
+     "--stack-restart-updates 9 must be 0 and below --max-update 9"),
+])  # fmt: skip
+def test_a_restart_that_does_not_fit_is_refused(flags, problem, tmp_path):
+    old = tmp_path / "old.pt"
+    old.write_text("")
+    with pytest.raises(UsageError) as refused:
+        parsed("--save-dir", tmp_path, *(flag.format(old=old) for flag in flags))
+    assert str(refused.value) == problem
+
+
 def test_the_file_is_wanted_at_the_first_start_only(tmp_path):
     save = tmp_path / "save"
     with pytest.raises(UsageError, match=f"--init-from {tmp_path}/old.pt: there is no such file"):
@@ -283,7 +335,9 @@ def test_the_file_is_wanted_at_the_first_start_only(tmp_path):
     save.mkdir()
     torch.save({}, save / "checkpoint_last.pt")
     (tmp_path / "old.pt").unlink()
-    assert parsed("--init-from", tmp_path / "old.pt", "--save-dir", save).init_from is None
+    more = ["--init-from-order", "interleave", "--stack-restart-updates", "4"]
+    flags = parsed("--init-from", tmp_path / "old.pt", "--save-dir", save, *more)
+    assert (flags.init_from, flags.init_from_order, flags.stack_restart_updates) == (None, None, None)
 
 
 @pytest.mark.parametrize("config", [False, True], ids=["namespace", "hydra"])

@@ -1,8 +1,11 @@
 """``--init-from`` from the command line: from a stock model to a deeper one that trains, goes on and translates."""
 
 import argparse
+import json
+import re
 import shutil
 
+import pytest
 import torch
 from fairseq.data import Dictionary
 
@@ -53,13 +56,36 @@ def test_hydra_takes_it_out_of_the_flags_too(data, tmp_path):
     model = build_architecture("transformer_prenorm_2l2l_tiny", dictionary, **flags)
     args = argparse.Namespace(arch="transformer_prenorm_2l2l_tiny", **flags)
     torch.save({"args": args, "model": model.state_dict()}, tmp_path / "old.pt")
-    flags.update(_name=args.arch, encoder_layers=2, init_from=tmp_path / "old.pt")
+    flags.update(_name=args.arch, encoder_layers=2, init_from=tmp_path / "old.pt", stack_restart_updates=3)
     words = ", ".join(f"{name}: {value}" for name, value in flags.items())
     done = run("fairseq-hydra-train", "task=translation", f"task.data={data}", "task.source_lang=src",
                "task.target_lang=tgt", "criterion=cross_entropy", "optimizer=adam", "lr_scheduler=fixed",
-               "optimization.lr=[0.001]", "optimization.max_update=1", "dataset.max_tokens=200", "common.cpu=true",
+               "optimization.lr=[0.001]", "optimization.max_update=4", "dataset.max_tokens=200", "common.cpu=true",
                "dataset.disable_validation=true", f"common.user_dir={PACKAGE}", f"checkpoint.save_dir={tmp_path}",
                f"hydra.run.dir={tmp_path}/run", "checkpoint.no_epoch_checkpoints=true",
                "+model={" + words + "}")  # fmt: skip
     assert "encoder layers 1 1, decoder layers 1; " in done.stdout + done.stderr
-    assert torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)["cfg"]["model"]["init_from"] is None
+    assert "the count of updates begins at 3, lr 0.001" in done.stdout + done.stderr
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
+    assert state["cfg"]["model"]["init_from"] is None
+    assert state["optimizer_history"][-1]["num_updates"] == 4
+
+
+def test_a_deeper_model_may_start_at_the_peak_of_the_schedule(data, tmp_path):
+    old = tmp_path / "old"
+    run(*train_command(data, old, *SHALLOW, *SHORT, "--max-update", "3", arch="transformer"))
+
+    def train(folder, updates):
+        flags = [*DEEP, *SHORT, "--max-update", updates, "--init-from", old / "checkpoint_last.pt",
+                 "--init-from-order", "interleave", "--stack-restart-updates", "4"]  # fmt: skip
+        done = run(*train_command(data, tmp_path / folder, *flags, arch="transformer_prenorm_6l"))
+        found = re.findall(r"train_inner \| (\{.*\})", done.stdout + done.stderr)
+        rates = {int(entry["num_updates"]): float(entry["lr"]) for entry in map(json.loads, found)}
+        return done.stdout + done.stderr, rates, losses(done)
+
+    text, whole, trained = train("whole", 8)
+    assert "--stack-restart-updates: the count of updates begins at 4, lr 0.002" in text  # the peak, warm-up is 4
+    assert whole == pytest.approx({n: 2e-3 * (4 / n) ** 0.5 for n in (5, 6, 7, 8)}, rel=1e-3)
+    start, rest = train("parts", 6), train("parts", 8)
+    assert {**start[1], **rest[1]} == whole and {**start[2], **rest[2]} == trained and list(rest[1]) == [7, 8]
+    assert "begins at" not in rest[0]

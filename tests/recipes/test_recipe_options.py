@@ -496,3 +496,11 @@ def test_own_text_is_dlcl_at_the_size_that_is_asked_for(own_text, tmp_path):
 def test_the_time_of_a_job_is_never_nothing(updates, words):
     given = ["--ngpu", "0", "--max-tokens", "4096", "--batch-tokens", "4096", "--", "--max-update", updates]
     assert f"time     {words}" in run("--dry-run", *given).stdout.splitlines()
+
+
+def test_a_smoke_run_has_room_for_a_cooldown(tmp_path):
+    plain, cooling = (command(dry(tmp_path, "--smoke", *flags), "fairseq-train")
+                      for flags in ([], ["--", "--lr-scheduler", "inverse_sqrt_cooldown"]))  # fmt: skip
+    flags = ("--max-update", "--warmup-updates", "--cooldown-updates")
+    assert [value(cooling, flag) for flag in flags] == ["20", "4", "4"]
+    assert "--cooldown-updates" not in plain

@@ -31,7 +31,7 @@ from .compiling import compile_calls
 from .depth_log import StreamWatch, log_depth, log_streams
 from .dictionaries import remember
 from .hydra import flags_of_run
-from .init_from import initialise_from, take_path
+from .init_from import ORDERS, initialise_from, take_path
 from .stacks import DeepTransformerDecoder, DeepTransformerEncoder
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,10 @@ def add_own_args(parser) -> None:
                         help="compile layers and aggregators for training (torch.compile, torch 2.5 or newer)")
     parser.add_argument("--init-from", metavar="FILE",
                         help="checkpoint of a model as deep or shallower, whose weights a new model starts with")
+    parser.add_argument("--init-from-order", choices=ORDERS,
+                        help="--init-from: repeat whole stacks (1 2 1 2), or each layer (1 1 2 2) (default: block)")
+    parser.add_argument("--stack-restart-updates", type=int, metavar="N",
+                        help="--init-from: the count of updates begins at N, as for a schedule after its warm-up")
     parser.add_argument("--fast-dropout", action="store_true",
                         help="on a CPU, draw dropout's masks in a third of the time; other masks for the same seed")
     parser.add_argument("--allow-other-dictionary", action="store_true",
@@ -111,7 +115,8 @@ class DeepTransformerModel(Transformer, TransformerModel):
         check_exact(run, model)
         model._initialise(args)
         if source is not None:
-            initialise_from(model, source, args.stacks, task, allow_other)
+            order = getattr(args, "init_from_order", None) or ORDERS[0]
+            initialise_from(model, source, args.stacks, task, allow_other, order)
         model.log_depth_interval = getattr(args, "log_depth_interval", None) or 0
         model.compiles = bool(getattr(args, "compile", None))
         model.fast_dropout = bool(getattr(args, "fast_dropout", None))

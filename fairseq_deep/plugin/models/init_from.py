@@ -1,14 +1,16 @@
 """``--init-from``: a new model starts with the weights of a trained one that is shallower, or as deep.
 
-A deeper stack is the old one with its layers repeated, whole stacks first and then its top layers:
+A deeper stack is the old one with its layers repeated, in blocks or interleaved (``--init-from-order``). Blocks are
+whole stacks first and then its top layers:
 
-    6 layers -> 12    1 2 3 4 5 6  1 2 3 4 5 6
-             ->  8    1 2 3 4 5 6  5 6
+    6 layers -> 12    1 2 3 4 5 6  1 2 3 4 5 6                              interleaved: 1 1 2 2 3 3 4 4 5 5 6 6
+             ->  8    1 2 3 4 5 6  5 6                                                   1 1 2 3 4 4 5 6
              -> 20    1 2 3 4 5 6  1 2 3 4 5 6  1 2 3 4 5 6  5 6
 
 The first is the stacking of Gong et al. (2019). The first two are the shallow-to-deep training of Li et al. (2020),
 which puts the top layers of a trained encoder on it once more. The bottom layers stay where they were, and the top one
-is again what the final norm and the other stack have learned to read.
+is again what the final norm and the other stack have learned to read. Where a branch has the factor 1/L, doubling L
+halves it. Then interleaved layers compute x + F/2 + F/2 for x + F, nearly the same function.
 """
 
 import argparse
@@ -42,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)")
 _NO_WEIGHTS = ("version", "_float_tensor")
+ORDERS = ("block", "interleave")
 LANGUAGES = dict(zip(SIDES, ("source", "target")))
 BINARISE = "binarise with its own (fairseq-preprocess --srcdict, --tgtdict)"
 
@@ -58,8 +61,10 @@ def take_path(args: Any) -> str | None:
     return path
 
 
-def repeated_layers(old: int, new: int) -> list[int]:
+def repeated_layers(old: int, new: int, order: str = "block") -> list[int]:
     """Which of *old* layers each of *new* ones takes, at least as many; counted from 0."""
+    if order == "interleave":
+        return [index * old // new for index in range(new)]
     top = (new - old) % old
     return [index % old for index in range(new - top)] + list(range(old - top, old))
 
@@ -86,11 +91,14 @@ class Source:
         return UsageError(f"--init-from {self.path}: {problem}")
 
 
-def initialise_from(model: nn.Module, path: str, stacks: dict[str, Stack], task: Any, allow_other: bool) -> None:
+def initialise_from(
+    model: nn.Module, path: str, stacks: dict[str, Stack], task: Any, allow_other: bool, order: str = "block"
+) -> None:
     """Fill the parameters of *model*, described by *stacks*, with those of the checkpoint at *path* that it has.
 
     Args:
         allow_other: take those of other dictionaries of the same sizes
+        order: of repeated layers, one of `ORDERS`
 
     Raises:
         UsageError: the checkpoint is of another shape, of another vocabulary, or deeper
@@ -102,11 +110,12 @@ def initialise_from(model: nn.Module, path: str, stacks: dict[str, Stack], task:
         _check_stack(source, source.stacks[side], stacks[side])
     checked = _check_words(source, task, allow_other)
     own = {name: value for name, value in model.state_dict().items() if name.rsplit(".", 1)[-1] not in _NO_WEIGHTS}
-    taken = _choose(source, own, stacks)
+    layers = {side: repeated_layers(source.stacks[side].layers, stacks[side].layers, order) for side in SIDES}
+    taken = _choose(source, own, stacks, layers)
     _check_shared(source, own, taken)
     for name, value in taken.items():
         own[name].copy_(source.weights[value])
-    _tell(source, own, taken, stacks, checked)
+    _tell(source, own, taken, layers, checked)
 
 
 def _read(path: str, model: nn.Module, task: Any) -> Source:
@@ -211,9 +220,10 @@ def _check_words(source: Source, task: Any, allow_other: bool) -> str:
     return f"; its dictionaries ({' and '.join(missing)}) are not there to compare" if missing else ""
 
 
-def _choose(source: Source, own: dict[str, Tensor], stacks: dict[str, Stack]) -> dict[str, str]:
+def _choose(
+    source: Source, own: dict[str, Tensor], stacks: dict[str, Stack], layers: dict[str, list[int]]
+) -> dict[str, str]:
     """Names of parameters of the new model, and of what they take."""
-    layers = {side: repeated_layers(source.stacks[side].layers, stacks[side].layers) for side in SIDES}
     chosen = {}
     for name in own:
         found, other = _LAYER.fullmatch(name), name
@@ -259,17 +269,14 @@ def _check_shared(source: Source, own: dict[str, Tensor], taken: dict[str, str])
 
 
 def _tell(
-    source: Source, own: dict[str, Tensor], taken: dict[str, str], stacks: dict[str, Stack], checked: str
+    source: Source, own: dict[str, Tensor], taken: dict[str, str], layers: dict[str, list[int]], checked: str
 ) -> None:
     """Log what was taken, and what was not."""
-    layers = []
-    for side in SIDES:
-        numbers = repeated_layers(source.stacks[side].layers, stacks[side].layers)
-        layers.append(f"{side} layers {_runs([number + 1 for number in numbers])}")
+    said = [f"{side} layers {_runs([number + 1 for number in layers[side]])}" for side in SIDES]
     kept = _groups(name for name in own if name not in taken)
     left = {name for name in source.weights if name.rsplit(".", 1)[-1] not in _NO_WEIGHTS} - {*taken.values()}
     logger.info(
-        f"--init-from {source.path} ({source.arch}): {', '.join(layers)}; {len(taken)} of {len(own)} tensors taken; "
+        f"--init-from {source.path} ({source.arch}): {', '.join(said)}; {len(taken)} of {len(own)} tensors taken; "
         f"with their own initialisation: {kept}; not taken: {_groups(left)}{checked}"
     )
 

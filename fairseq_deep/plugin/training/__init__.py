@@ -1,6 +1,6 @@
 """What training needs beside the model: optimizer, criterion, gradients of two types, memory, readers, checks."""
 
-from . import criterion, optimizer  # noqa: F401 (registered with fairseq)
+from . import criterion, optimizer, schedule  # noqa: F401 (registered with fairseq)
 from .checks import check_device, check_exact, check_training
 from .memory import keep_memory
 

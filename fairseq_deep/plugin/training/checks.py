@@ -2,6 +2,7 @@
 
 import glob
 import logging
+import math
 import os
 import tempfile
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.compat import to_restore
 
 from .evaluation import check_evaluation
+from .schedule import check_schedule
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ def check_training(flags: Any) -> None:
     _check_backend(flags)
     _check_logdir(getattr(flags, "tensorboard_logdir", None))
     check_evaluation(flags)
+    check_schedule(flags)
     _check_model(flags)
     _check_init_from(flags)
     chosen = [f"--{name}" for name in PRECISIONS if getattr(flags, name, False)]
@@ -113,9 +116,16 @@ def _check_alignments(flags: Any, criterion: str) -> None:
 
 def _check_init_from(flags: Any) -> None:
     """Refuse a second source of the first weights, and forget the first where the training goes on."""
-    path = getattr(flags, "init_from", None)
+    path, restart = getattr(flags, "init_from", None), getattr(flags, "stack_restart_updates", None)
     if path is None:
+        for name in ("init_from_order", "stack_restart_updates"):
+            if getattr(flags, name, None) is not None:
+                raise UsageError(f"--{name.replace('_', '-')} requires --init-from: add it, or omit this flag")
         return
+    end = getattr(flags, "max_update", None)
+    if restart is not None and not 0 <= restart < (end or math.inf):
+        limit = f"and below --max-update {end}" if end else "or more"
+        raise UsageError(f"--stack-restart-updates {restart} must be 0 {limit}")
     others = {"restore_file": "checkpoint_last.pt", "finetune_from_model": None, "encoder_embed_path": None}
     for name, usual in {**others, "decoder_embed_path": None}.items():
         if getattr(flags, name, usual) != usual:
@@ -123,7 +133,7 @@ def _check_init_from(flags: Any) -> None:
     last = to_restore(flags.save_dir, getattr(flags, "no_last_checkpoints", False))
     if last:
         logger.info(f"the training goes on from {last}: --init-from is not used")
-        flags.init_from = None
+        flags.init_from = flags.init_from_order = flags.stack_restart_updates = None
     elif not os.path.isfile(path):
         raise UsageError(f"--init-from {path}: there is no such file")
 

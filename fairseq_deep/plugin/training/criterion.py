@@ -1,83 +1,27 @@
-"""``--criterion fused_label_smoothed_cross_entropy``: fairseq's, with one copy of the scores.
+"""``--criterion fused_label_smoothed_cross_entropy``: fairseq's, with one copy of the scores, and R-Drop."""
 
-Rethinking the Inception Architecture for Computer Vision, Szegedy et al., CVPR 2016, as fairseq has it. With the scores
-z of V words, the right word y, the smoothing e and e' = e / (V - 1), a position has
-
-    loss       (1 - e - e') (lse(z) - z_y) + e' (V lse(z) - sum z),    lse(z) = log sum exp z
-    gradient   softmax(z) - e' - (1 - e - e') [y]
-
-fairseq keeps z, log softmax z and, in the backward pass, three more tensors of their size. Here the forward pass keeps
-lse(z), and the backward pass writes the gradient where z is.
-"""
-
-from collections.abc import Iterator
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
+from fairseq import metrics, utils
 from fairseq.criterions import label_smoothed_cross_entropy as stock
 from fairseq.criterions import register_criterion
 from fairseq.models import FairseqDecoder
-from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-CHUNKS = {"cpu": 2**18}
-"""Scores that are looked at in one go: on a CPU, what its cache holds."""
-CHUNK = 2**25
-"""The same elsewhere: what is computed on the way takes no more memory than this."""
+from fairseq_deep.core.registry import UsageError
+
+from .cross_entropy import SmoothedCrossEntropy
+from .rdrop import RDropLoss, doubled
 
 
-class SmoothedCrossEntropy(torch.autograd.Function):
-    """The loss and the negative log likelihood, summed over all positions; the backward pass overwrites the scores."""
+@dataclass
+class FusedCriterionConfig(stock.LabelSmoothedCrossEntropyCriterionConfig):
+    """fairseq's flags, and that of R-Drop."""
 
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, target: Tensor, smoothing: float, padding: int) -> tuple[Tensor, Tensor]:
-        """Sum up (two scalars, in fp32 at least).
-
-        Args:
-            scores: N x V, of what needs them no more in its own backward pass, as a linear layer
-            target: N, the right words
-            smoothing: e
-            padding: the word of positions that do not count
-        """
-        dtype = torch.promote_types(scores.dtype, torch.float32)
-        normaliser, right, total = (torch.empty(len(target), dtype=dtype, device=scores.device) for _ in range(3))
-        for rows in _chunks(scores):
-            part = scores[rows].to(dtype)
-            normaliser[rows] = torch.logsumexp(part, -1)
-            right[rows] = part.gather(-1, target[rows].unsqueeze(-1)).squeeze(-1)
-            total[rows] = part.sum(-1)
-        hidden, words = target.eq(padding), scores.size(-1)
-        nll = (normaliser - right).masked_fill_(hidden, 0).sum()
-        even = (words * normaliser - total).masked_fill_(hidden, 0).sum()
-        ctx.save_for_backward(scores, target, normaliser, hidden)
-        ctx.share = smoothing / (words - 1)
-        ctx.rest = 1 - smoothing - ctx.share
-        ctx.mark_non_differentiable(nll)
-        return ctx.rest * nll + ctx.share * even, nll
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
-        """The gradient of the scores, in their memory; a second backward pass is an error, as torch sees the change."""
-        scores, target, normaliser, hidden = ctx.saved_tensors
-        # with the scale of the loss before it is rounded: most probabilities are tiny, in fp16 some would become zero
-        weight = grad.to(normaliser.dtype).expand_as(normaliser).masked_fill(hidden, 0).unsqueeze(-1)
-        for rows in _chunks(scores):
-            part = scores[rows]
-            gradient = part if part.dtype == normaliser.dtype else part.to(normaliser.dtype)
-            gradient.sub_(normaliser[rows].unsqueeze(-1)).exp_().sub_(ctx.share)
-            words = target[rows].unsqueeze(-1)
-            gradient.scatter_add_(-1, words, gradient.new_full(words.shape, -ctx.rest)).mul_(weight[rows])
-            if gradient is not part:
-                part.copy_(gradient)
-        return scores, None, None, None
-
-
-def _chunks(scores: Tensor) -> Iterator[slice]:
-    """Rows that are looked at in one go."""
-    size = max(1, CHUNKS.get(scores.device.type, CHUNK) // scores.size(-1))
-    for start in range(0, len(scores), size):
-        yield slice(start, start + size)
+    rdrop_alpha: float = field(
+        default=0.0, metadata={"help": "R-Drop: weight of the divergence between two dropout masks; 0: one pass only"}
+    )
 
 
 def _gives_scores(model: Any) -> bool:
@@ -89,20 +33,63 @@ def _gives_scores(model: Any) -> bool:
     return own is FairseqDecoder.get_normalized_probs_scriptable
 
 
-@register_criterion("fused_label_smoothed_cross_entropy", dataclass=stock.LabelSmoothedCrossEntropyCriterionConfig)
+@register_criterion("fused_label_smoothed_cross_entropy", dataclass=FusedCriterionConfig)
 class LabelSmoothedCrossEntropyCriterion(stock.LabelSmoothedCrossEntropyCriterion):
     """fairseq's ``label_smoothed_cross_entropy``, also in name: fairseq continues checkpoints of the same name only.
 
     Models that do not return scores (adaptive softmax), and losses of single positions, are left to fairseq's.
+
+    Raises:
+        UsageError: --rdrop-alpha is negative, or the model returns no scores
     """
+
+    def __init__(
+        self, task, sentence_avg, label_smoothing, ignore_prefix_size=0, report_accuracy=False, rdrop_alpha=0.0
+    ):
+        super().__init__(task, sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy)
+        if not 0 <= rdrop_alpha < math.inf:
+            raise UsageError(f"--rdrop-alpha must be a number of at least 0, not {rdrop_alpha}")
+        self.rdrop_alpha = rdrop_alpha
+
+    def forward(self, model, sample, reduce=True):
+        """The loss, the sample size and what is logged; R-Drop in training only. The contract is fairseq's."""
+        if not (self.rdrop_alpha and model.training and reduce):
+            return super().forward(model, sample, reduce)
+        if not _gives_scores(model):
+            raise UsageError("--rdrop-alpha requires a model that returns scores: omit it")
+        twice = doubled(sample)
+        net_output = model(**twice["net_input"])
+        scores, target = self._scores_and_target(model, net_output, twice)
+        accuracy = {}
+        if self.report_accuracy:  # of the first copy; the backward pass overwrites the scores
+            first = (net_output[0][: len(sample["target"])], *net_output[1:])
+            accuracy = dict(zip(("n_correct", "total"), map(utils.item, self.compute_accuracy(model, first, sample))))
+        loss, nll, divergence = RDropLoss.apply(scores, target, self.eps, self.padding_idx, self.rdrop_alpha)
+        size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
+        logs = {"loss": loss.data, "nll_loss": nll.data / 2, "rdrop_kl": divergence.data, "ntokens": sample["ntokens"],
+                "nsentences": sample["target"].size(0), "sample_size": size, **accuracy}  # fmt: skip
+        return loss, size, logs
 
     def compute_loss(self, model, net_output, sample, reduce=True):
         """The loss and the negative log likelihood, summed over *sample*; the contract is fairseq's."""
         if not reduce or not _gives_scores(model):
             return super().compute_loss(model, net_output, sample, reduce)
+        scores, target = self._scores_and_target(model, net_output, sample)
+        return SmoothedCrossEntropy.apply(scores, target, self.eps, self.padding_idx)
+
+    def _scores_and_target(self, model, net_output, sample):
+        """Both with all positions in one dimension; an ignored prefix is padding."""
         scores, target = net_output[0], model.get_targets(sample, net_output)
         if self.ignore_prefix_size > 0:
             target = target.clone()
             target[:, : self.ignore_prefix_size] = self.padding_idx
-        scores = scores.reshape(-1, scores.size(-1))
-        return SmoothedCrossEntropy.apply(scores, target.reshape(-1), self.eps, self.padding_idx)
+        return scores.reshape(-1, scores.size(-1)), target.reshape(-1)
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs) -> None:
+        """Sum up what is logged; the divergence like the loss, in bits per token."""
+        super().reduce_metrics(logging_outputs)
+        if any("rdrop_kl" in logs for logs in logging_outputs):
+            total = sum(logs.get("rdrop_kl", 0) for logs in logging_outputs)
+            size = sum(logs.get("sample_size", 0) for logs in logging_outputs)
+            metrics.log_scalar("rdrop_kl", total / size / math.log(2), size, round=4)

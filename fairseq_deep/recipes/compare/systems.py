@@ -15,6 +15,7 @@ LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}")
 # what a system may have of its own beside the flags of its model, its optimiser and its learning rate's schedule
 OWN = {
     "lr", "lr_scheduler", "optimizer", "clip_norm", "on_divergence", "decoder_input_dim", "min_loss_scale",
+    "rdrop_alpha",
     # and what changes nothing that is learned
     "fp16_init_scale", "fp16_scale_window", "fp16_scale_tolerance", "ddp_backend", "find_unused_parameters",
     "num_workers", "data_buffer_size", "empty_cache_freq", "tensorboard_logdir", "wandb_project",

@@ -1,0 +1,220 @@
+"""The folder of a distilled text: shards while it is made, and then the text, verified by checksums.
+
+While it is made, everything is in ``OUTPUT.unfinished``: ``settings.json``, and a file for each shard of lines, which
+is complete or absent. OUTPUT itself appears once all is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from itertools import islice, zip_longest
+from typing import Any, NamedTuple
+
+from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime.files import sha256
+from fairseq_deep.tools import check_new_folder, translate, write_text
+
+from .corpus import find_text, read_lines
+
+CHOICES = ("best", "nearest")
+RECORD = "distill.json"
+
+
+class Text(NamedTuple):
+    """A parallel text.
+
+    Attributes:
+        folder, langs: where it is, source and target language
+        paths: the files of both sides
+        lines: pairs
+        hashes: of the lines of each side
+    """
+
+    folder: str
+    langs: tuple[str, str]
+    paths: tuple[str, str]
+    lines: int
+    hashes: tuple[str, str]
+
+
+def survey(folder: str, langs: tuple[str, str]) -> Text:
+    """Read the training text once.
+
+    Raises:
+        UsageError: a side is missing, is not UTF-8, or has more lines than the other
+    """
+    paths = tuple(find_text(folder, f"train.{lang}") for lang in langs)
+    digests, counts = [hashlib.sha256(), hashlib.sha256()], [0, 0]
+    for pair in zip_longest(*map(read_lines, paths)):
+        for side, line in enumerate(pair):
+            if line is not None:
+                digests[side].update(f"{line}\n".encode())
+                counts[side] += 1
+    if counts[0] != counts[1]:
+        raise UsageError(
+            f"{paths[0]} has {counts[0]} lines but {paths[1]} has {counts[1]}: line n of both must be a pair"
+        )
+    if not counts[0]:
+        raise UsageError(f"{paths[0]} is empty (0 lines)")
+    return Text(folder, langs, paths, counts[0], tuple(digest.hexdigest() for digest in digests))
+
+
+class Shard(NamedTuple):
+    """Lines that one process translates at once, and where the result goes."""
+
+    number: int
+    path: str
+    sources: list[str]
+    references: list[str]
+
+
+class Job:
+    """One output folder.
+
+    Args:
+        output: its absolute path
+        text: what is translated
+        choose: one of `CHOICES`
+        size: lines of a shard
+        settings: all that decides the result; compared with those of an interrupted or finished job
+
+    Raises:
+        UsageError: the folder has other settings, is damaged, or cannot be written
+    """
+
+    def __init__(self, output: str, text: Text, choose: str, size: int, settings: dict[str, Any]):
+        self.output, self.text, self.choose, self.size = output, text, choose, size
+        self.settings = json.loads(json.dumps(settings))
+        self.work = f"{output}.unfinished"
+        self.count = -(-text.lines // size)
+
+    def is_finished(self) -> bool:
+        """Whether the folder is complete and undamaged; it was made with the same settings then."""
+        record = _read_json(os.path.join(self.output, RECORD))
+        if not record:
+            check_new_folder(self.output)
+            return False
+        self._check_same(record.get("settings"), self.output)
+        for name, known in record.get("files", {}).items():
+            path = os.path.join(self.output, name)
+            if not os.path.isfile(path) or sha256(path) != known:
+                raise UsageError(f"{path} is missing or damaged: delete {self.output} and run the same command again")
+        shutil.rmtree(self.work, ignore_errors=True)
+        return True
+
+    def _check_same(self, before: Any, folder: str) -> None:
+        before = before if isinstance(before, dict) else {}
+        other = [name for name, value in self.settings.items() if before.get(name) != value]
+        if other:
+            raise UsageError(f"{folder} was made with another {', another '.join(other)}: give the same, or another "
+                             "--output")  # fmt: skip
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Take the folder of the shards for this process, and check that it is of this job."""
+        path = os.path.join(self.work, "settings.json")
+        with _writing(self.work):
+            os.makedirs(self.work, exist_ok=True)
+            lock = open(os.path.join(self.work, "lock"), "a")  # noqa: SIM115
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(f"{self.work} is in use by another process: wait for its end") from None
+            except OSError:
+                pass  # a file system without locks
+            if os.path.exists(path):
+                self._check_same(_read_json(path), self.work)
+            else:
+                write_text(path, json.dumps(self.settings, indent=1) + "\n")
+            yield
+
+    def path_of(self, number: int) -> str:
+        """The file of a shard."""
+        return os.path.join(self.work, f"{number:06d}.json")
+
+    def _targets_of(self, number: int) -> dict[str, Any] | None:
+        """What the file of a shard holds; None if it is missing or not all there."""
+        found = _read_json(self.path_of(number))
+        lines = min(self.size, self.text.lines - number * self.size)
+        return found if found and len(found.get("targets", ())) == lines else None
+
+    def missing(self) -> set[int]:
+        """The numbers of the shards that are still to be translated."""
+        return {number for number in range(self.count) if self._targets_of(number) is None}
+
+    def translate(self, teachers: Any, missing: set[int]) -> None:
+        """Have the *teachers* translate the *missing* shards."""
+        done = self.text.lines - sum(min(self.size, self.text.lines - number * self.size) for number in missing)
+        progress = translate.Progress(self.text.lines)
+        try:
+            for shard in teachers.translate(self._shards(missing)):
+                done += len(shard.sources)
+                progress.show(done)
+        finally:
+            progress.end()
+
+    def _shards(self, missing: set[int]) -> Iterator[Shard]:
+        pairs = zip(*map(read_lines, self.text.paths))
+        for number in range(self.count):
+            sides = list(zip(*islice(pairs, self.size)))
+            if number in missing:
+                yield Shard(number, self.path_of(number), *map(list, sides))
+
+    def finish(self) -> int:
+        """Put the folder together; return the number of lines that were too long for the teacher."""
+        folder, too_long = os.path.join(self.work, "text"), 0
+        source, target = (os.path.join(folder, f"train.{lang}") for lang in self.text.langs)
+        with _writing(self.output):
+            shutil.rmtree(folder, ignore_errors=True)
+            os.mkdir(folder)
+            for name in _others(self.text):
+                shutil.copyfile(os.path.join(self.text.folder, name), os.path.join(folder, name))
+            with open(source, "w", encoding="utf-8", newline="\n") as stream:
+                stream.writelines(f"{line}\n" for line in read_lines(self.text.paths[0]))
+            with open(target, "w", encoding="utf-8", newline="\n") as stream:
+                for number in range(self.count):
+                    shard = self._targets_of(number)
+                    if shard is None:
+                        raise UsageError(f"{self.path_of(number)} is damaged: run the same command again")
+                    stream.writelines(f"{line}\n" for line in shard["targets"])
+                    too_long += shard["too_long"]
+            sums = {name: sha256(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
+            record = {"pairs": self.text.lines, "too_long": too_long, "files": sums, "settings": self.settings}
+            write_text(os.path.join(folder, RECORD), json.dumps(record, indent=1) + "\n")
+            os.rename(folder, self.output)
+        shutil.rmtree(self.work, ignore_errors=True)
+        return too_long
+
+
+def _others(text: Text) -> list[str]:
+    """The files of the other sets, with further references."""
+    source, target = map(re.escape, text.langs)
+    pattern = re.compile(rf"(valid|test\d*)\.({source}|{target}|{target}\.ref\d+)(\.gz)?")
+    return sorted(filter(pattern.fullmatch, os.listdir(text.folder)))
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    """The object in a file; empty if there is none."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            found = json.load(stream)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@contextlib.contextmanager
+def _writing(path: str) -> Iterator[None]:
+    """Report a full disk, or a folder that cannot be written, in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}; the same command resumes") from error

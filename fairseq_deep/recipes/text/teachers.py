@@ -1,0 +1,186 @@
+"""Processes that translate shards of text, each with a `Translator` of its own.
+
+They read shards as lines of JSON from stdin, and end with it, so none outlives the command, however that ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from fairseq_deep.errors import UsageError, one_line
+from fairseq_deep.tools import translate, write_text
+from fairseq_deep.tools.machine import count_cores
+
+from .distilled import Shard
+
+PROGRAM = f"import sys; sys.path[:] = sys.argv[1:]; from {__name__} import serve; serve()"
+MOST_UNKNOWN = 0.3
+"""Share of unknown units with which a text is not one of the teacher's source language."""
+
+
+class Teachers:
+    """As many processes as asked for.
+
+    Args:
+        args: of ``distill``
+        workers: processes
+        lang: the target language, for BLEU's tokeniser
+    """
+
+    def __init__(self, args: argparse.Namespace, workers: int, lang: str):
+        names = ("models", "nbest", "choose", "batch_size", "max_tokens", "cpu", "decode_precision", "data",
+                 "bpe_codes", "tokenizer", "lowercase", "source_lang", "target_lang", "gnmt_lenpen")  # fmt: skip
+        settings = {name: getattr(args, name) for name in (*names, *translate.SEARCH)}
+        threads = str(max(1, count_cores() // workers))
+        environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
+        self.first, self.children = json.dumps({**settings, "lang": lang}) + "\n", []
+        self.command, self.environment, self.workers = [sys.executable, "-c", PROGRAM, *sys.path], environment, workers
+
+    def __enter__(self) -> Teachers:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for child in self.children:
+            child.kill()
+        for child in self.children:
+            child.wait()
+
+    def translate(self, shards: Iterator[Shard]) -> Iterator[Shard]:
+        """Write the file of each of the *shards*; yield each when that is done.
+
+        Raises:
+            UsageError: a process reports a mistake, or has ended
+        """
+        lock, results = threading.Lock(), queue.Queue()
+
+        def drive(child: subprocess.Popen) -> None:
+            try:
+                reply = _ask(child, self.first)
+                while True:
+                    with lock:
+                        shard = next(shards, None)
+                    if shard is None:
+                        break
+                    reply = _ask(child, json.dumps(shard._asdict()) + "\n")
+                    results.put(shard if reply == "done" else UsageError(reply))
+            except Exception as error:
+                results.put(error)
+            results.put(None)
+
+        for _ in range(self.workers):
+            child = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                     encoding="utf-8", env=self.environment)  # fmt: skip
+            self.children.append(child)
+            threading.Thread(target=drive, args=(child,), daemon=True).start()
+        running = self.workers
+        while running:
+            result = results.get()
+            if isinstance(result, Exception):
+                raise result
+            if result is None:
+                running -= 1
+            else:
+                yield result
+
+
+def _ask(child: subprocess.Popen, line: str) -> str:
+    """The answer of a process to *line*.
+
+    Raises:
+        UsageError: it reports a mistake, or has ended
+    """
+    try:
+        child.stdin.write(line)
+        child.stdin.flush()
+        answer = child.stdout.readline()
+    except OSError:
+        answer = ""
+    if not answer.endswith("\n"):
+        child.kill()
+        raise UsageError(f"a process that translates has ended (status {child.wait()}), perhaps out of memory: run the "
+                         "same command again to resume, with fewer --workers")  # fmt: skip
+    reply = json.loads(answer)
+    if "error" in reply:
+        raise UsageError(reply["error"])
+    return reply["state"]
+
+
+def serve() -> None:
+    """A process: answer the settings and each shard."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # the command decides when it ends
+        signal.signal(number, signal.SIG_IGN)
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is no reply
+    logging.getLogger("fairseq_deep").setLevel(logging.ERROR)
+
+    def reply(**answer: str) -> None:
+        print(json.dumps(answer), file=replies, flush=True)
+
+    try:
+        lines = iter(sys.stdin.buffer.readline, b"")
+        args = argparse.Namespace(**json.loads(next(lines)))
+        translator = translate.load(args, translate.find_bundles(args))
+        reply(state="ready")
+        for line in lines:
+            _translate(args, translator, Shard(**json.loads(line)))
+            reply(state="done")
+    except UsageError as error:
+        reply(error=error.message)
+    except Exception as error:
+        reply(error=f"{type(error).__name__}: {one_line(error)}")
+
+
+def _translate(args: argparse.Namespace, translator: Any, shard: Shard) -> None:
+    """Write the file of a *shard*; a line that is too long for the teacher keeps its reference."""
+    _check_language(translator, shard.sources)
+    targets, too_long = [], 0
+    for chunk in translate.split(zip(shard.sources, shard.references), translate.CHUNK):
+        for (_, reference), found in zip(chunk, translator.translate_nbest([source for source, _ in chunk])):
+            too_long += not found
+            targets.append(_choose(args, [each.text for each in found], reference))
+    write_text(shard.path, json.dumps({"targets": targets, "too_long": too_long}, ensure_ascii=False) + "\n")
+
+
+def _check_language(translator: Any, sources: list[str]) -> None:
+    """Reject a text that the teacher's dictionary does not know."""
+    units = [unit for line in sources[:200] for unit in translator.text.prepare(line).split()]
+    unknown = sum(unit not in translator.source.indices for unit in units)
+    if unknown > MOST_UNKNOWN * len(units):
+        raise UsageError(f"the teacher's dictionary lacks {100 * unknown / len(units):.0f} % of the source units: the "
+                         "text is in another language, or prepared for another model")  # fmt: skip
+
+
+def _choose(args: argparse.Namespace, hypotheses: list[str], reference: str) -> str:
+    """The best of the *hypotheses*, or the nearest to the *reference*; of equally near ones the better."""
+    if not hypotheses:
+        return reference
+    if args.choose == "best" or len(hypotheses) == 1:
+        return hypotheses[0]
+    metric = _bleu(args.lang)
+    return max(hypotheses, key=lambda text: metric.sentence_score(text, [reference]).score)
+
+
+_metrics: dict[str, Any] = {}
+
+
+def _bleu(lang: str) -> Any:
+    """Sentence BLEU with the tokeniser of the target language."""
+    if lang not in _metrics:
+        try:
+            from sacrebleu.metrics import BLEU
+
+            _metrics[lang] = BLEU(effective_order=True, trg_lang=lang)
+        except (RuntimeError, ImportError) as error:
+            raise UsageError(f"--choose nearest requires sacrebleu with a tokeniser for {lang} ({one_line(error)}); "
+                             f"pip install 'sacrebleu[{lang}]'") from error  # fmt: skip
+    return _metrics[lang]

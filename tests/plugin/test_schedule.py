@@ -1,0 +1,119 @@
+"""``--lr-scheduler inverse_sqrt_cooldown``: its rates, by hand and in fairseq's training, and what it rejects."""
+
+import json
+import logging
+import re
+from math import sqrt
+
+import pytest
+import torch
+from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
+
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.training.schedule import CooldownConfig, InverseSqrtCooldown
+from fairseq_deep.recipes.compare.systems import System, check
+from tests.helpers.commands import run, train_command
+from tests.helpers.flags import parse
+
+COOLDOWN = ["--lr-scheduler", "inverse_sqrt_cooldown"]
+
+
+def scheduler(**settings):
+    settings = {"lr": [0.8], "warmup_updates": 4, "max_update": 36, "cooldown_updates": 20, **settings}
+    config = FairseqAdamConfig(lr=settings["lr"], adam_betas="(0.9, 0.98)")
+    optimizer = FairseqAdam(config, [torch.nn.Parameter(torch.zeros(1))])
+    return InverseSqrtCooldown(CooldownConfig(**settings), optimizer)
+
+
+INVERSE = {0: 0, 1: 0.2, 3: 0.6, 4: 0.8, 9: 0.8 * 2 / 3, 16: 0.4, 17: 0.38, 26: 0.2, 35: 0.02, 36: 0, 40: 0}
+CONSTANT = {0: 0, 1: 0.2, 3: 0.6, 4: 0.8, 9: 0.8, 16: 0.8, 17: 0.76, 26: 0.4, 35: 0.04, 36: 0, 40: 0}
+
+
+@pytest.mark.parametrize("before, rates", [("inverse_sqrt", INVERSE), ("constant", CONSTANT)])
+def test_rates_by_hand(before, rates):
+    schedule = scheduler(lr_before_cooldown=before)
+    assert schedule.optimizer.get_lr() == 0
+    for updates, rate in rates.items():
+        assert schedule.step_update(updates) == schedule.optimizer.get_lr() == pytest.approx(rate, abs=1e-15)
+
+
+def test_defaults_and_other_starts():
+    schedule = scheduler(cooldown_updates=None, max_update=100, warmup_init_lr=0.1)
+    assert schedule.cooldown == 20 and schedule.rate(0) == 0.1 and schedule.rate(2) == pytest.approx(0.45)
+    assert schedule.rate(90) == pytest.approx(schedule.rate(80) / 2) == pytest.approx(0.8 * sqrt(4 / 80) / 2)
+    whole = scheduler(cooldown_updates=32)  # nothing between warm-up and cooldown
+    assert [whole.rate(updates) for updates in (4, 20, 36)] == pytest.approx([0.8, 0.4, 0])
+    none = scheduler(warmup_updates=0, lr_before_cooldown="constant")
+    assert [none.rate(updates) for updates in (0, 16, 26)] == pytest.approx([0.8, 0.8, 0.4])
+
+
+def test_another_end_is_said(caplog):
+    state = scheduler().state_dict()
+    with caplog.at_level(logging.WARNING):
+        scheduler().load_state_dict(state)
+        scheduler().load_state_dict({"best": 2.0})  # of another scheduler
+        assert caplog.text == ""
+        scheduler(max_update=72).load_state_dict(state)
+    assert "--max-update 36 and --cooldown-updates 20; from here on they are 72 and 20" in caplog.text
+
+
+def logged_rates(done):
+    found = re.findall(r"train_inner \| (\{.*\})", done.stdout + done.stderr)
+    return {int(entry["num_updates"]): float(entry["lr"]) for entry in map(json.loads, found)}
+
+
+def test_a_training_that_was_interrupted_has_the_same_rates(data, tmp_path):
+    flags = [*COOLDOWN, "--disable-validation", "--lr", "0.8e-3", "--warmup-updates", "4", "--max-update", "12",
+             "--cooldown-updates", "6", "--save-interval-updates", "5"]  # fmt: skip
+    whole = logged_rates(run(*train_command(data, tmp_path / "whole", *flags)))
+    # of update n fairseq logs the rate after it, which is that of update n + 1
+    cooling = {n: 0.8e-3 * sqrt(4 / 6) * (12 - n) / 6 for n in range(6, 13)}
+    expected = {**{n: 0.2e-3 * n for n in (1, 2, 3, 4)}, 5: 0.8e-3 * sqrt(4 / 5), **cooling}
+    assert whole == pytest.approx(expected, rel=2e-3, abs=1e-12) and whole[12] == 0
+    for update in (5, 10):  # before the cooldown, and in it
+        folder = tmp_path / f"from{update}"
+        folder.mkdir()
+        (folder / "checkpoint_last.pt").symlink_to(next((tmp_path / "whole").glob(f"checkpoint_*_{update}.pt")))
+        rest = logged_rates(run(*train_command(data, folder, *flags, "--no-save")))
+        assert rest == {n: rate for n, rate in whole.items() if n > update}
+
+
+REFUSED = {
+    "no end": ([], r"requires --max-update: the rate is zero there"),
+    "too long": (["--max-update", "100", "--cooldown-updates", "97"], r"--warmup-updates 4 and --cooldown-updates 97 "
+                 "are more than --max-update 100: lower one of them"),
+    "no cooldown": (["--max-update", "100", "--cooldown-updates", "0"], "--cooldown-updates must be at least 1, not 0"),
+    "rounded to none": (["--max-update", "2"], "--cooldown-updates must be at least 1, not 0"),
+    "no warm-up": (["--max-update", "100", "--warmup-updates", "0"], "--warmup-updates 0 must be at least 1"),
+    "before 0": (["--max-update", "100", "--warmup-updates", "-1", "--lr-before-cooldown", "constant"],
+                 "--warmup-updates -1 must be at least 0"),
+}  # fmt: skip
+FLAGS = ["--optimizer", "adam", *COOLDOWN, "--warmup-updates", "4"]
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_one_line(case):
+    flags, problem = REFUSED[case]
+    with pytest.raises(UsageError, match=problem):
+        parse("--arch", "transformer_prenorm_2l2l_tiny", *FLAGS, *flags)
+
+
+def test_one_rate_only():
+    with pytest.raises(UsageError, match="--lr with one rate per epoch is not supported"):
+        scheduler(lr=[0.1, 0.2])
+
+
+def test_a_missing_end_is_one_line_of_the_command(data, tmp_path):
+    done = run(*train_command(data, tmp_path, *COOLDOWN), check=False)
+    line = f"fairseq_deep: --lr-scheduler {COOLDOWN[1]} requires --max-update: the rate is zero there"
+    assert done.returncode == 1 and done.stderr.strip().splitlines()[-1] == line
+
+
+def test_a_system_of_a_comparison_may_have_its_own_schedule():
+    shared = ["fairseq-train", "data", "--arch", "transformer_prenorm_2l2l_tiny", "--max-update", "100",
+              "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "4", "--optimizer", "adam",
+              "--criterion", "fused_label_smoothed_cross_entropy"]  # fmt: skip
+    own = [*COOLDOWN, "--lr-before-cooldown", "constant", "--cooldown-updates", "30"]
+    check([System("x", "transformer_prenorm_2l2l_tiny", own)], shared, 0)
+    with pytest.raises(UsageError, match="x: --warmup-updates 4 and --cooldown-updates 99 are more than --max-update"):
+        check([System("x", "transformer_prenorm_2l2l_tiny", [*own, "--cooldown-updates", "99"])], shared, 0)

@@ -1,0 +1,274 @@
+"""``fairseq-deep distill``: the teacher's output as a training text, also after an interruption at any point."""
+
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from sacrebleu.metrics import BLEU
+
+from fairseq_deep.recipes.text.distilled import RECORD
+from tests.helpers.commands import BIN, run
+from tests.helpers.tools import failing
+
+fails = failing("distill")
+GREEDY = ["--beam", "1"]  # where batches differ, and with them the rounding that decides between near hypotheses
+
+
+@pytest.fixture(scope="module")
+def text(trained):
+    return trained / "text/raw"
+
+
+def distill(teacher, text, output, *flags, **options):
+    words = ["--text", text, "--output", output, "--cpu", *flags]
+    return run("fairseq-deep", "distill", teacher, *words, **options)
+
+
+def translated(teacher, text, *flags):
+    return run("fairseq-deep", "translate", teacher, "--input", text / "train.en", "--cpu", *flags).stdout
+
+
+def hashes(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def whole(trained, text, tmp_path_factory):
+    """Many shards, in two processes, without an interruption."""
+    output = tmp_path_factory.mktemp("whole") / "out"
+    done = distill(trained, text, output, *GREEDY, "--workers", "2", "--shard-lines", "10")
+    assert done.stdout == f"{output}: 200 pairs\n" and not done.stderr
+    return output
+
+
+def test_targets_are_those_of_translate(trained, text, whole, tmp_path):
+    assert (whole / "train.de").read_text() == translated(trained, text, *GREEDY)
+    distill(trained, text, tmp_path / "out")  # one shard: also the batches are those of translate
+    assert (tmp_path / "out/train.de").read_text() == translated(trained, text, "--beam", "5")
+    assert (tmp_path / "out/train.de").read_text() != (text / "train.de").read_text()
+
+
+def test_all_else_is_that_of_the_text(text, whole):
+    others = ["train.en", "valid.en", "valid.de", "test.en", "test.de"]
+    assert sorted(path.name for path in whole.iterdir()) == sorted([*others, "train.de", RECORD])
+    assert all((whole / name).read_bytes() == (text / name).read_bytes() for name in others)
+    record = json.loads((whole / RECORD).read_text())
+    assert record["pairs"] == 200 and record["too_long"] == 0
+    assert record["files"] == {name: each for name, each in hashes(whole).items() if name != RECORD}
+    assert not whole.with_name("out.unfinished").exists()
+
+
+def test_a_finished_folder_is_verified(trained, text, whole, tmp_path, capsys):
+    words = ["--text", text, "--output", whole, "--cpu", *GREEDY, "--shard-lines", "10"]
+    done = run("fairseq-deep", "distill", trained, *words)
+    assert done.stdout == f"{whole} is complete: 200 pairs, checksums verified; nothing to do\n"
+    copy = shutil.copytree(whole, tmp_path / "copy")
+    with (copy / "train.de").open("a") as stream:
+        stream.write("one more\n")
+    words[3] = copy
+    line = fails(capsys, trained, *words)
+    assert f"{copy}/train.de is missing or damaged: delete {copy} and run the same command again" in line
+
+
+def test_another_teacher_text_or_search_is_rejected(trained, text, whole, tmp_path, capsys):
+    words = ["--output", whole, "--cpu", *GREEDY, "--shard-lines", "10"]
+    earlier = next(trained.glob("checkpoints/checkpoint_*_110.pt"))
+    parts = ["--data", trained / "data-bin", "--bpe-codes", trained / "text/bpe/code"]
+    line = fails(capsys, earlier, "--text", text, *words, *parts)
+    assert f"{whole} was made with another teacher" in line and line.endswith("give the same, or another --output\n")
+    other = shutil.copytree(text, tmp_path / "text")
+    lines = (other / "train.en").read_text().splitlines(keepends=True)
+    (other / "train.en").write_text("".join(lines[::-1]))
+    assert f"{whole} was made with another text: give" in fails(capsys, trained, "--text", other, *words)
+    assert "another search, another --choose: give" in fails(
+        capsys, trained, "--text", text, "--choose", "nearest", *words[:3], "--shard-lines", "10"
+    )
+    assert hashes(whole)["train.de"] == json.loads((whole / RECORD).read_text())["files"]["train.de"]
+
+
+def test_the_nearest_hypothesis(trained, text, tmp_path):
+    distill(trained, text, tmp_path / "out", "--choose", "nearest", "--beam", "3")
+    found = (tmp_path / "out/train.de").read_text().splitlines()
+    lists = translated(trained, text, "--beam", "3", "--nbest", "3", "--json").splitlines()
+    metric, other = BLEU(effective_order=True), 0
+    for line, target, reference in zip(lists, found, (text / "train.de").read_text().splitlines()):
+        hypotheses = [each["text"] for each in json.loads(line)["translations"]]
+        scores = [metric.sentence_score(each, [reference]).score for each in hypotheses]
+        assert target == hypotheses[scores.index(max(scores))]
+        other += target != hypotheses[0]
+    assert len(found) == 200 and other > 5
+
+
+def test_compressed_text_and_lines_that_are_too_long(trained, text, tmp_path):
+    (tmp_path / "in").mkdir()
+    for lang, long in (("en", "we see the house " * 9), ("de", "zu lang")):
+        lines = [*(text / f"train.{lang}").read_text().splitlines()[:3], long.strip()]
+        with gzip.open(tmp_path / f"in/train.{lang}.gz", "wt") as stream:
+            stream.write("\n".join(lines) + "\n")
+    done = distill(trained, tmp_path / "in", tmp_path / "out")
+    assert done.stdout == f"{tmp_path}/out: 4 pairs; 1 too long for the teacher keep their reference\n"
+    found = (tmp_path / "out/train.de").read_text().splitlines()
+    assert len(found) == 4 and found[3] == "zu lang"
+    assert (tmp_path / "out/train.en").read_text().splitlines() == lines_of(tmp_path / "in/train.en.gz")
+
+
+def lines_of(path):
+    with gzip.open(path, "rt") as stream:
+        return stream.read().splitlines()
+
+
+def wait_for(condition):
+    for _ in range(12000):
+        if condition():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it takes too long")
+
+
+def ended(pid):
+    """Whether a process has ended, perhaps without being waited for."""
+    try:
+        with open(f"/proc/{pid}/stat") as stream:
+            return stream.read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda each: each.name)
+def test_an_interruption_loses_at_most_a_shard_of_each_process(number, trained, text, whole, tmp_path):
+    output, work = tmp_path / "out", tmp_path / "out.unfinished"
+    words = [BIN / "fairseq-deep", "distill", trained, "--text", text, "--output", output, "--cpu", *GREEDY,
+             "--workers", "2", "--shard-lines", "2", "--batch-size", "1"]  # fmt: skip
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(lambda: len(list(work.glob("0*.json"))) >= 3)
+    with open(f"/proc/{child.pid}/task/{child.pid}/children") as stream:
+        workers = [int(pid) for pid in stream.read().split()]
+    child.send_signal(number)
+    child.communicate(timeout=60)
+    assert child.returncode and len(workers) == 2 and not output.exists()
+    wait_for(lambda: all(map(ended, workers)))
+    shards = sorted(work.glob("0*.json"))
+    assert 3 <= len(shards) < 100
+    kept = json.loads(shards[0].read_text())
+    shards[0].write_text(json.dumps({**kept, "targets": ["kept", *kept["targets"][1:]]}))
+    shards[1].write_text(shards[1].read_text()[:-20])  # damaged: translated again
+    assert run(*map(str, words)).stdout == f"{output}: 200 pairs\n"
+    found, expected = ((folder / "train.de").read_text().splitlines() for folder in (output, whole))
+    start = 2 * int(shards[0].stem)
+    assert found[start] == "kept" and [*found[:start], expected[start], *found[start + 1 :]] == expected
+    assert not work.exists()
+
+
+def test_killed_at_any_write_of_the_folder(trained, text, whole, tmp_path):
+    """With all shards there, so that only the folder is put together."""
+    output, work, counted = tmp_path / "place/out", tmp_path / "place/out.unfinished", tmp_path / "count"
+    work.mkdir(parents=True)
+    record = json.loads((whole / RECORD).read_text())
+    targets = (whole / "train.de").read_text().splitlines()
+    (work / "settings.json").write_text(json.dumps(record["settings"]))
+    for number in range(20):
+        shard = {"targets": targets[10 * number : 10 * number + 10], "too_long": 0}
+        (work / f"{number:06d}.json").write_text(json.dumps(shard))
+    shutil.copytree(tmp_path / "place", tmp_path / "before")
+
+    def attempt(kind, at):
+        shutil.rmtree(tmp_path / "place")
+        shutil.copytree(tmp_path / "before", tmp_path / "place")
+        prepare = ["tests.helpers.faults:install", str(tmp_path / "place"), kind, at, str(counted)]
+        return distill(trained, text, output, *GREEDY, "--shard-lines", "10", prepare=prepare, check=False)
+
+    assert attempt("", 0).returncode == 0
+    count = int(counted.read_text())
+    assert count > 10 and hashes(output) == hashes(whole)
+    for at in range(1, count + 1):
+        assert attempt("kill", at).returncode == -signal.SIGKILL
+        distill(trained, text, output, *GREEDY, "--shard-lines", "10")
+        assert hashes(output) == hashes(whole) and not work.exists(), at
+    for at in range(1, count - 3, 3):  # the last ones need no room
+        done = attempt("ENOSPC", at)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and "No space left on device" in done.stderr, at
+        assert not output.exists() and len(list(work.glob("0*.json"))) == 20
+        distill(trained, text, output, *GREEDY, "--shard-lines", "10")
+        assert hashes(output) == hashes(whole), at
+
+
+def test_a_full_disk_of_a_process_is_one_line(trained, text, tmp_path):
+    words = [BIN / "fairseq-deep", "distill", trained, "--text", text, "--output", tmp_path / "out", "--cpu"]
+    line = " ".join(map(str, words))
+    done = subprocess.run(["bash", "-c", f"ulimit -f 2; exec {line}"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"fairseq-deep distill: cannot write {tmp_path}/out.unfinished/000000.json: File too")
+    assert sorted(os.listdir(tmp_path / "out.unfinished")) == ["lock", "settings.json"]
+
+
+def test_a_process_that_is_killed_is_one_line(trained, text, tmp_path):
+    words = [BIN / "fairseq-deep", "distill", trained, "--text", text, "--output", tmp_path / "out", "--cpu"]
+    child = subprocess.Popen([*words, "--workers", "1"], stderr=subprocess.PIPE, text=True)
+    children = f"/proc/{child.pid}/task/{child.pid}/children"
+    wait_for(lambda: open(children).read().split())
+    os.kill(int(open(children).read().split()[0]), signal.SIGKILL)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 2 and errors.count("\n") == 1
+    assert "a process that translates has ended (status -9), perhaps out of memory: run the same command" in errors
+
+
+def test_one_command_at_a_time(trained, text, tmp_path, capsys):
+    import fcntl
+
+    (tmp_path / "out.unfinished").mkdir()
+    with open(tmp_path / "out.unfinished/lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        line = fails(capsys, trained, "--text", text, "--output", tmp_path / "out")
+    assert line.endswith("out.unfinished is in use by another process: wait for its end\n")
+
+
+def only_german(folder):
+    for path in folder.glob("*.en"):
+        path.unlink()
+
+
+def one_more(folder):
+    with (folder / "train.de").open("a") as stream:
+        stream.write("mehr\n")
+
+
+def another_language(folder):
+    (folder / "train.en").write_text("ξένη γλώσσα\n" * 200)
+
+
+BAD = {
+    "another pair": (only_german, [], "the teacher translates en to de: {text}/train.en is missing (plain or .gz)"),
+    "lines": (one_more, [], "{text}/train.en has 200 lines but {text}/train.de has 201: line n of both"),
+    "language": (another_language, [], "the teacher's dictionary lacks 100 % of the source units: the text is in"),
+    "no text": (shutil.rmtree, [], "--text {text}: no such folder"),
+    "in the way": (None, ["--output", "{text}"], "cannot write {text}: it exists and is no empty folder"),
+    "no parent": (None, ["--output", "{text}/no/out"], "cannot write {text}/no/out: there is no folder {text}/no"),
+    "direction": (None, ["-s", "de", "-t", "en"], "averaged.pt translates en to de, not de to en; omit -s and -t"),
+    "encoding": (lambda folder: (folder / "train.de").write_bytes(b"\xff\n"), [], "train.de, line 1: not UTF-8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(case, trained, text, tmp_path, capsys):
+    change, flags, problem = BAD[case]
+    folder = shutil.copytree(text, tmp_path / "text")
+    if change:
+        change(folder)
+    flags = [flag.format(text=folder) for flag in flags]
+    line = fails(capsys, trained, "--text", folder, "--output", tmp_path / "out", "--cpu", *flags)
+    assert problem.format(text=folder) in line and not (tmp_path / "out").exists()
+
+
+def test_a_teacher_of_another_dictionary_is_one_line(trained, text, tmp_path, capsys):
+    data = shutil.copytree(trained / "data-bin", tmp_path / "data")
+    for lang in ("en", "de"):
+        lines = (data / f"dict.{lang}.txt").read_text().splitlines(keepends=True)
+        (data / f"dict.{lang}.txt").write_text("".join([lines[1], lines[0], *lines[2:]]))
+    line = fails(capsys, trained, "--text", text, "--output", tmp_path / "out", "--cpu", "--data", data)
+    assert "the checkpoint was trained with another source dictionary" in line
