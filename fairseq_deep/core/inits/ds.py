@@ -36,6 +36,7 @@ class DepthScaled(Xavier):
     without_residual = False
     flag_prefix = "ds_init"
     paper = "Zhang 2019"
+    shrinks_layers = True
 
     def __init__(self, stack: Stack, alpha: float = 1.0, exponent: float = 0.25):
         super().__init__(stack)

@@ -1,0 +1,79 @@
+"""CompleteP: every branch has a factor that falls with the depth of its stack.
+
+Don't be lazy: CompleteP enables compute-efficient deep transformers, Dey et al., 2025 (arXiv 2505.01618), Table 1:
+
+    x_{l+1} = x_l + m_L^-a F(LN(x_l)),    m_L = L / L_base,    a = 1
+
+so that settings that were tuned at the depth L_base carry over to the depth L; a = 1/2 is depth-muP (arXiv 2310.02244).
+The paper has one stack. Here L is the depth of the encoder or of the decoder, each with its own base: the number of
+branches in a layer cancels in the ratio (our derivation). The rest of Table 1 is not here, see
+``docs/methods/residual.md``: at a = 1 that is the eps of Adam, below 1 the learning rates of the layers, too.
+
+Names here: ``factor`` is m_L^-a, ``base`` is L_base, ``alpha`` is a.
+"""
+
+import logging
+import math
+
+import torch
+from torch import Tensor
+
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+
+from .base import RESIDUALS
+from .plain import Plain
+
+logger = logging.getLogger(__name__)
+
+
+@RESIDUALS.register("completep")
+class CompleteP(Plain):
+    """r = x + m_L^-a F, without parameters.
+
+    Args:
+        stack, number: see :class:`ResidualConnection`
+        base: L_base; in a stack of that depth, it is the plain connection
+        alpha: a, from 0 (plain) to 1
+
+    Raises:
+        UsageError: a value is out of range
+    """
+
+    paper = "Dey 2025"
+    norms = ("pre",)
+    counts_layers = True
+    running_sum = True
+
+    def __init__(self, stack: Stack, number: int, base: float = 1.0, alpha: float = 1.0):
+        super().__init__(stack, number)
+        if not 0.0 < base < math.inf:
+            raise UsageError(f"--completep-base must be a positive number ({base}, {stack.side}): use 1, 2 or 6")
+        if not 0.0 <= alpha <= 1.0:
+            raise UsageError(f"--completep-alpha must be a number from 0 to 1 ({alpha}): use 1, or leave it out")
+        self.factor = (stack.layers / base) ** -alpha
+        if number == 1:
+            self._log(stack, base, alpha)
+
+    def _log(self, stack: Stack, base: float, alpha: float) -> None:
+        depth = f"{stack.side}: --residual completep, base {base:g}"
+        if base > stack.layers:
+            logger.info(f"{depth} is deeper than the {stack.layers} layers: branches have the factor {self.factor:.4g}")
+        if alpha < 1.0:
+            logger.info(f"{depth}, alpha {alpha:g} scales branches only: learning rates are not scaled by the depth")
+
+    @staticmethod
+    def add_args(parser) -> None:
+        for prefix, stack in (("", "both stacks"), ("encoder-", "the encoder"), ("decoder-", "the decoder")):
+            parser.add_argument(f"--{prefix}completep-base", type=float, metavar="N",
+                                help=f"CompleteP: depth of {stack} where branches have their full size (default: 1)")
+        parser.add_argument("--completep-alpha", type=float, metavar="A",
+                            help="CompleteP: exponent of the depth, 0 to 1 (default: 1)")
+
+    def factors(self, sublayer: int) -> tuple[float, float | Tensor]:
+        return 1.0, self.factor
+
+    def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
+        if self.factor == 1.0:
+            return super().forward(x, output, sublayer, bottom)
+        return torch.add(x, output, alpha=self.factor).to(x.dtype)
