@@ -123,6 +123,7 @@ COMPARISON = [
     ("completep_18l18l", "pre", "residual", (18, 18), "base", None, "-", {"residual": "completep"}),
     ("prores_18l18l", "pre", "residual", (18, 18), "base", None, "-", {"residual": "prores"}),
     ("layernorm_scaling_18l18l", "pre", "residual", (18, 18), "base", None, "-", {"residual": "layernorm-scaling"}),
+    ("mix_ln_18l18l", "pre", "residual", (18, 18), "base", None, "-", {"residual": "mix-ln"}),
     ("dense_20l", "pre", "dlcl", (20, 6), "base", "28.51", "W19", {"dlcl_fixed": True}),
     ("dense_nonorm_20l", "pre", "dlcl", (20, 6), "base", "28.23", "W19", {"dlcl_fixed": True, "dlcl_no_norm": True}),
     ("dense_sum_20l", "pre", "dlcl", (20, 6), "base", "28.22", "W19", {"dlcl_fixed": True, "dlcl_init": "one"}),

@@ -11,6 +11,7 @@ from fairseq_deep.core.residuals.branchnorm import BranchNorm
 from fairseq_deep.core.residuals.completep import CompleteP
 from fairseq_deep.core.residuals.layernorm_scaling import LayerNormScaling
 from fairseq_deep.core.residuals.layerscale import LayerScale
+from fairseq_deep.core.residuals.mix_ln import MixLN
 from fairseq_deep.core.residuals.prores import ProRes
 from fairseq_deep.core.stack import Stack
 from tests.helpers.equations import layer_functions
@@ -41,7 +42,7 @@ def equation(form, residual, sublayer):
         return naive.layerscale(residual.weight[sublayer])
     if name == "completep":
         return naive.completep(2, 0.6)
-    if name == "layernorm-scaling":
+    if name in ("layernorm-scaling", "mix-ln"):
         return naive.plain
     if name == "prores":
         return naive.prores(4, 5, 2, factor=1 / 2 if options.get("around") == "completep" else 1)
@@ -87,7 +88,7 @@ def test_layers_equal_the_equations(form, norm, side):
         for index, (function, name) in enumerate(zip(functions, names))
     ]
     assert len(sublayers) == SUBLAYERS[side]
-    expected = naive.run_layer(x, sublayers, norm == "pre")
+    expected = naive.run_layer(x, sublayers, norm == "pre" and form != "mix-ln 2")  # make() has the second layer
     assert_same_gradients(expected, actual, [("x", x), ("memory", memory), *layer.named_parameters()])
 
 
@@ -231,6 +232,13 @@ def test_layernorm_scaling_reads_the_norm_by_the_root_of_the_layer(layer, scale)
     residual, x = LayerNormScaling(describe(layers=24), layer), torch.randn(T, B, C)
     torch.testing.assert_close(residual.scale_input(x), scale * x, rtol=1e-4, atol=1e-4)
     assert residual.scale == layer**-0.5
+
+
+@pytest.mark.parametrize("depth, default", [(1, 1), (6, 1), (12, 3), (18, 4), (24, 6)])
+def test_mix_ln_has_post_norm_in_the_lowest_layers(depth, default):
+    for layers, count in ((None, default), (2, 2)):
+        connections = [MixLN(describe(layers=depth), number, layers=layers) for number in range(1, depth + 1)]
+        assert [not connection.pre_norm for connection in connections] == [number < count for number in range(depth)]
 
 
 class TestProRes:

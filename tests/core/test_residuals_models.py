@@ -85,6 +85,7 @@ def test_the_limit_is_the_plain_model(case, build, batch):
         ("pre", {"residual": "prores", "prores_around": "completep"}, 0),
         ("pre", {"residual": "completep"}, 0),
         ("pre", {"residual": "layernorm-scaling"}, 0),
+        ("pre", {"residual": "mix-ln"}, 0),
     ],
 )
 def test_exact_parameter_counts(norm, flags, added):
@@ -170,7 +171,7 @@ def test_diagnostics_measure_it(form, norm, build, dictionary):
     for ratio, (x, _, sublayer, bottom, r) in zip(ratios["encoder"], calls):
         layer = model.encoder.layers[ratio.layer - 1]
         assert ratio.variance == pytest.approx(float(r.detach().var(-1, unbiased=False).mean()), rel=1e-4)
-        assert (ratio.beta_ln is None) == (norm == "pre")
+        assert (ratio.beta_ln is None) == layer.normalize_before
         by_hand = ratio_by_hand(layer, sublayer, x, bottom, r.grad)
         assert ratio.beta_rc == pytest.approx(by_hand, rel=1e-3), (ratio.layer, sublayer)
 
@@ -218,6 +219,9 @@ def test_diagnostics_measure_it(form, norm, build, dictionary):
         ("post", {"residual": "prores", "prores_around": "completep"}, "--residual completep is made for pre-norm"),
         ("pre", {"residual": "prores", "prores_around": "completep", "layer_agg": "dlcl"}, "completep requires layers"),
         ("pre", {"residual": "prores", "completep_base": 2.0}, "--completep-base does nothing"),
+        ("post", {"residual": "mix-ln"}, "--residual mix-ln is made for pre-norm"),
+        ("pre", {"residual": "mix-ln", "mix_ln_layers": 0}, "--mix-ln-layers 0 leaves no post-norm layer"),
+        ("pre", {"residual": "mix-ln", "mix_ln_layers": 3}, "--mix-ln-layers 3 is more than the 2 layers of the en"),
         ("post", {"residual": "layernorm-scaling"}, "--residual layernorm-scaling is made for pre-norm"),
         ("pre", {"residual": "layernorm-scaling", "deep_init": "ds"}, "as --deep-init ds does (encoder): use"),
         (

@@ -19,6 +19,8 @@ FORMS = {
     "branchnorm": ("branchnorm", {"updates": 10}, ("post",)),
     "completep": ("completep", {"base": 0.6}, ("pre",)),
     "layernorm-scaling": ("layernorm-scaling", {}, ("pre",)),
+    "mix-ln": ("mix-ln", {"layers": 1}, ("pre",)),
+    "mix-ln 2": ("mix-ln", {"layers": 2}, ("pre",)),
     "prores": ("prores", {"period": 5}, ("pre", "post")),
     "prores completep": ("prores", {"period": 5, "around": "completep"}, ("pre",)),
     "prores layernorm-scaling": ("prores", {"period": 5, "around": "layernorm-scaling"}, ("pre",)),
@@ -47,4 +49,4 @@ def scores(model, batch):
 def flags_of(form):
     """Model flags that choose *form*."""
     name, options, _ = FORMS[form]
-    return {"residual": name, **{f"{name}_{option}": value for option, value in options.items()}}
+    return {"residual": name, **{f"{RESIDUALS.prefix(name)}_{option}": value for option, value in options.items()}}

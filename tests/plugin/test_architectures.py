@@ -30,6 +30,7 @@ PARAMETERS = {
     "transformer_branchnorm_18l18l": 149843968,
     "transformer_completep_18l18l": 149846016,
     "transformer_prores_18l18l": 149846016,
+    "transformer_mix_ln_18l18l": 149846016,
     "transformer_layernorm_scaling_18l18l": 149846016,
     "transformer_dense_20l": 105702400 + 20 * 1024 + 6 * 1024,
     "transformer_denseformer_20l": 105702400 + 21 * 21 + 7 * 7,

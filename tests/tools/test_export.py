@@ -61,6 +61,7 @@ def test_stock_fairseq_generates_the_same_from_the_exported_model(data, tmp_path
         ("prenorm_6l", {"decoder_layer_agg": "dlcl"}, "--layer-agg dlcl (decoder)"),
         ("prenorm_6l", {"encoder_layer_agg": "hierarchical"}, "--layer-agg hierarchical (encoder)"),
         ("sdu_6l", {}, "--residual sdu (encoder)"),
+        ("mix_ln_18l18l", {}, "--residual mix-ln (encoder)"),
         ("transparent_16l", {}, "--decoder-memory transparent (decoder)"),
         ("relative_6l", {}, "--relative-positions 16 (encoder)"),
     ],

@@ -112,6 +112,21 @@ def test_what_has_no_mean_is_taken_from_the_last(tmp_path):
     assert model["embed_positions._float_tensor"].item() == 5.0
 
 
+def test_branches_that_grow_from_one_checkpoint_to_the_next_are_refused(tmp_path, capsys):
+    key = "encoder.layers.3.residual.scale"
+    paths = [
+        checkpoint(tmp_path / f"{index}.pt", {"w": torch.ones(2), key: torch.tensor(scale)})
+        for index, scale in enumerate((0.5, 0.75, 1.0, 1.0))
+    ]
+    error = fails(capsys, "--inputs", *paths[1:3], "--output", tmp_path / "out.pt")
+    assert f"still grow ({key})" in error and str(paths[2]) in error
+    assert not (tmp_path / "out.pt").exists()
+    for one in (paths[2:], paths[:1]):
+        assert run(one, tmp_path / "out.pt") == 0
+        scale = compat.load_checkpoint(str(tmp_path / "out.pt"))["model"][key]
+        assert float(scale) == (1 if len(one) == 2 else 0.5)
+
+
 @pytest.mark.parametrize("poison", ["nan", "inf", "-inf"])
 def test_nan_or_inf_is_refused_with_its_file(tmp_path, capsys, poison):
     paths = series(tmp_path, [[1.0], [float(poison)], [1.0]])

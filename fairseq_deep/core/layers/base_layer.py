@@ -121,11 +121,11 @@ class BaseLayer(FeedForward):
 
     def __init__(self, stack: Stack, residual: ResidualConnection | None = None):
         super().__init__(stack)
-        self.normalize_before = stack.pre_norm
         self.sublayers = [(name, NORMS[name]) for name in stack.sublayers]
         self.last = len(self.sublayers) - 1
         self.final_layer_norm = build_norm(stack, has_norms(stack))
         self.residual = Plain(stack, 1) if residual is None else residual
+        self.normalize_before = self.residual.pre_norm
 
     def branch_input(self, x: Tensor, norm: nn.Module) -> Tensor:
         """What a sub-layer F reads of its input *x* (T x B x C): in pre-norm LN(x), which the connection may scale."""

@@ -25,6 +25,7 @@ class ResidualConnection(nn.Module, Method):
 
     Attributes:
         sublayers: number of sub-layers of the layer
+        pre_norm: norm placement of the layer; a method may differ from the stack's
         norms: the norm placements that the method can be used with, of "pre" and "post"
         counts_layers: layers differ by their number or compute with their count, so that none can be dropped from a
             trained model
@@ -40,6 +41,7 @@ class ResidualConnection(nn.Module, Method):
     def __init__(self, stack: Stack, number: int):
         super().__init__()
         self.sublayers = len(stack.sublayers)
+        self.pre_norm = stack.pre_norm
 
     def matrices(self) -> dict[str, Tensor]:
         """The weight matrices (fan_out x fan_in) that an initialisation may fill, by their role."""
