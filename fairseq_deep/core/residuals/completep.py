@@ -64,9 +64,11 @@ class CompleteP(Plain):
 
     @staticmethod
     def add_args(parser) -> None:
-        for prefix, stack in (("", "both stacks"), ("encoder-", "the encoder"), ("decoder-", "the decoder")):
-            parser.add_argument(f"--{prefix}completep-base", type=float, metavar="N",
-                                help=f"CompleteP: depth of {stack} where branches have their full size (default: 1)")
+        parser.add_argument("--completep-base", type=float, metavar="N",
+                            help="CompleteP: depth at which the branches of a stack have their full size (default: 1)")
+        for side in ("encoder", "decoder"):
+            parser.add_argument(f"--{side}-completep-base", type=float, metavar="N",
+                                help=f"CompleteP: the same for the {side} only (default: --completep-base)")
         parser.add_argument("--completep-alpha", type=float, metavar="A",
                             help="CompleteP: exponent of the depth, 0 to 1 (default: 1)")
 
