@@ -7,7 +7,6 @@ weight and bias take a, and the last map's take b. In post-norm, r = x + b F(x).
 import torch
 from torch import Tensor, nn
 
-from .registry import UsageError
 from .residuals.plain import Plain
 
 ENDS = {"self": "self_attn.out_proj", "cross": "encoder_attn.out_proj", "ffn": "fc2"}
@@ -32,20 +31,13 @@ def fold(model: nn.Module) -> set[str]:
         for side in ("encoder", "decoder")
         for index, layer in enumerate(getattr(model, side).layers)
     ]
-    factors = [_factors(name, layer) for name, layer, _ in layers]
+    factors = [[layer.residual.factors(index) for index in range(len(layer.sublayers))] for _, layer, _ in layers]
     changed: set[str] = set()
     for (name, layer, stack), of_layer in zip(layers, factors):
         for (part, norm), (before, after) in zip(layer.sublayers, of_layer):
             changed |= _scale(layer, norm, before, name) | _scale(layer, ENDS[part], after, name)
         layer.residual = Plain(stack, 1)
     return changed
-
-
-def _factors(name: str, layer: nn.Module) -> list[tuple[float, float | Tensor]]:
-    try:
-        return [layer.residual.factors(index) for index in range(len(layer.sublayers))]
-    except UsageError as error:
-        raise UsageError(f"{name}: {error}") from error
 
 
 def _scale(layer: nn.Module, name: str, factor: float | Tensor, prefix: str) -> set[str]:

@@ -176,7 +176,7 @@ def fold_factors(path: str, model: Any) -> set[str]:
     try:
         return fold(model)
     except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
+        raise UsageError(f"{path} has {error}") from error
 
 
 def may_be_plain(aggregator: Any) -> bool:

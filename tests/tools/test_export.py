@@ -91,7 +91,7 @@ def test_branches_that_still_grow_are_refused(data, tmp_path):
     run(*train_command(data, tmp_path, *DEPTH, "--prores-period", "3", arch="transformer_prores_18l18l"))
     done = export(tmp_path / "checkpoint_last.pt", tmp_path / "out.pt")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and not (tmp_path / "out.pt").exists()
-    problem = "decoder.layers.2: branches still grow, one is at 0.667 of its size: use a checkpoint of update 9 or"
+    problem = "has branches that still grow (layer 3 of the decoder is at 0.667 of its size): use a checkpoint of"
     assert problem in done.stderr
 
 

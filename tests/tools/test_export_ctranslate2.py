@@ -205,7 +205,7 @@ REFUSED = {
     "merged attention": ("ds_matt_12l12l", {}, "--decoder-attn merged (decoder), which CTranslate2 has not"),
     "a residual form": ("sdu_6l", {}, "--residual sdu (encoder), which CTranslate2 has not"),
     "two norm placements": ("mix_ln_18l18l", {}, "--residual mix-ln (encoder), which CTranslate2 has not"),
-    "growing branches": ("prores_18l18l", {}, "encoder.layers.0: branches still grow, one is at 0.001 of its size"),
+    "growing branches": ("prores_18l18l", {}, "has branches that still grow (layer 1 of the encoder is at 0.001 of i"),
     "both positions": ("relative_6l", {}, "--relative-positions beside absolute ones (encoder), where CTranslate2 has "
                        "one kind only: train with --no-token-positional-embeddings"),
     "an activation": ("prenorm_6l", {"activation_fn": "relu_squared"},

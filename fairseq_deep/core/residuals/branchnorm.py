@@ -41,6 +41,7 @@ class GrowingBranch(KeepFp32, ResidualConnection):
     def __init__(self, stack: Stack, number: int, updates: int):
         super().__init__(stack, number)
         self.updates = updates
+        self.place = f"layer {number} of the {stack.side}"
         self.register_buffer("scale", torch.tensor(1.0 / updates))
 
     def set_num_updates(self, num_updates: int) -> None:
@@ -54,7 +55,7 @@ class GrowingBranch(KeepFp32, ResidualConnection):
         share = float(self.scale)
         if share < 1.0:
             raise UsageError(
-                f"branches still grow, one is at {share:.3g} of its size: "
+                f"branches that still grow ({self.place} is at {share:.3g} of its size): "
                 f"use a checkpoint of update {self.updates} or later"
             )
         return 1.0, share
