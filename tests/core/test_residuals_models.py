@@ -297,4 +297,4 @@ class TestCompleteP:
             build(TINY["pre"], residual="completep", encoder_completep_base=6.0, completep_alpha=0.5)
         deeper = "encoder: --residual completep, base 6 is deeper than the 2 layers: branches have the factor 1.732"
         assert caplog.messages.count(deeper) == 1 and len(caplog.messages) == 3
-        assert sum("learning rates are not scaled" in message for message in caplog.messages) == 2
+        assert sum("add --completep-rates" in message for message in caplog.messages) == 2

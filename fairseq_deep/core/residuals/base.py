@@ -61,6 +61,10 @@ class ResidualConnection(nn.Module, Method):
         """
         raise NotImplementedError
 
+    def adam_factors(self) -> tuple[float, float]:
+        """What Adam's learning rate and its eps are multiplied with for the parameters of the layer."""
+        return 1.0, 1.0
+
     def scale_input(self, x: Tensor) -> Tensor:
         """What a sub-layer reads of its normalised input LN(x) (T x B x C) in a pre-norm stack."""
         return x

@@ -82,6 +82,9 @@ class ProRes(GrowingBranch):
         before, after = self.inner.factors(sublayer)
         return before, after * super().factors(sublayer)[1]
 
+    def adam_factors(self) -> tuple[float, float]:
+        return self.inner.adam_factors()
+
     def scale_input(self, x: Tensor) -> Tensor:
         return self.inner.scale_input(x)
 
