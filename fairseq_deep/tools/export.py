@@ -68,11 +68,7 @@ def write_fairseq(args: argparse.Namespace) -> int:
     check_layers(path, flags, "fairseq")
     model = loaded_model(path, state["model"], flags)
     check_weights(path, model, "fairseq")
-    folded = fold_factors(path, model)
-    for name, weight in model.state_dict().items():
-        if name in folded:
-            state["model"][name] = weight.to(state["model"][name].dtype)
-    state["model"] = {name: state["model"][name] for name in model.state_dict() if ".history." not in name}
+    state["model"] = plain_weights(path, model, state["model"])
     for name in own_flags():
         vars(flags).pop(name, None)
     flags.arch, flags.user_dir = "transformer", None
@@ -167,6 +163,13 @@ def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
         for flag, value in found.items():
             if value:
                 raise UsageError(f"{path} has {flag} {value} ({side}), which {FORMATS[format]} has not")
+
+
+def plain_weights(path: str, model: Any, stored: dict[str, Any]) -> dict[str, Any]:
+    """Return what a plain model has of the `stored` weights, those that take factors folded, all in their precision."""
+    folded = fold_factors(path, model)
+    own = {name: weight for name, weight in model.state_dict().items() if ".history." not in name}
+    return {name: weight.to(stored[name].dtype) if name in folded else stored[name] for name, weight in own.items()}
 
 
 def fold_factors(path: str, model: Any) -> set[str]:

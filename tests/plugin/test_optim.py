@@ -61,43 +61,6 @@ def test_steps_are_those_of_fairseq(dtype, decay, kernel):
         assert (mine - start).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
-def test_a_parameter_may_have_factors_of_its_own(dtype, kernel):
-    """On lr, and so on the decoupled decay, and on eps: as an optimizer of its own with these settings."""
-    rate, eps = 0.5, 0.25
-    ours, plain, scaled = parameters(dtype), parameters(dtype), parameters(dtype)
-    for weight in ours[2:4]:
-        weight.param_group = (rate, eps)
-    optimizer, settings = FusedAdam(ours, weight_decay=0.1, **RATES), {**RATES, "eps": eps * RATES["eps"]}
-    train(optimizer, ours, 6)
-    train(FusedAdam(plain, weight_decay=0.1, **RATES), plain, 6)
-    own = FusedAdam(scaled, weight_decay=0.1, **settings)
-    for step in range(6):
-        for weight, grad in zip(scaled, parameters(seed=100 + step)):
-            weight.grad = grad.detach().to(dtype)
-        own.param_groups[0]["lr"] = rate * 0.1 / (1 + step)
-        own.step()
-    for index, weight in enumerate(ours):
-        assert torch.equal(weight, (scaled if index in (2, 3) else plain)[index])
-        assert not torch.equal(weight, (plain if index in (2, 3) else scaled)[index])
-    groups = optimizer.state_dict()["param_groups"]
-    assert len(groups) == 1 and groups[0]["eps"] == RATES["eps"], "checkpoints are those of one group"
-
-
-@pytest.mark.parametrize("alpha, rate, eps", [(1.0, 1.0, 0.25), (0.5, 0.5, 0.5), (0.0, 0.25, 1.0)])
-def test_completep_gives_the_factors_of_its_table_to_the_layers(alpha, rate, eps, build):
-    """At m = 4 in the encoder; the decoder is as deep as its base."""
-    flags = {"residual": "completep", "encoder_layers": 4, "decoder_layers": 2, "decoder_completep_base": 2.0}
-    model = build("transformer_prenorm_2l2l_tiny", **flags, completep_alpha=alpha, completep_rates=True)
-    found = {name for name, weight in model.named_parameters() if fused.factors_of(weight) != (1.0, 1.0)}
-    assert found == {name for name, _ in model.named_parameters() if name.startswith("encoder.layers.")}
-    assert {fused.factors_of(weight) for weight in model.encoder.layers.parameters()} == {(rate, eps)}
-    copies = StockFP16Optimizer.build_fp32_params(None, list(model.encoder.layers.parameters()), flatten=False)
-    assert {fused.factors_of(weight) for weight in copies} == {(rate, eps)}
-    plain = build("transformer_prenorm_2l2l_tiny", **flags, completep_alpha=alpha)
-    assert {fused.factors_of(weight) for weight in plain.parameters()} == {(1.0, 1.0)}
-
-
 def test_types_may_be_mixed(kernel):
     """As in half precision with weights of sums in fp32."""
     ours, theirs = ([*parameters(torch.float16), *parameters(torch.float32, seed=1)] for _ in range(2))

@@ -36,7 +36,7 @@ def set_factors(model: nn.Module) -> None:
     for module in model.modules():
         factors = module.residual.adam_factors() if hasattr(module, "residual") else PLAIN
         for parameter in module.parameters() if factors != PLAIN else ():
-            parameter.param_group = factors  # type: ignore[attr-defined]
+            parameter.param_group = factors
 
 
 def factors_of(parameter: Tensor) -> tuple[float, float]:
