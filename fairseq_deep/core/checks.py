@@ -4,7 +4,7 @@ from typing import Any
 
 from .alignment import check_alignment
 from .registry import UsageError
-from .stack import Stack
+from .stack import MethodConfig, Stack
 
 _LEAST = {
     **{"encoder_embed_dim": 1, "encoder_attention_heads": 1, "encoder_ffn_embed_dim": 0, "encoder_layers": 0},
@@ -38,7 +38,7 @@ def check_flags(flags: Any, stacks: dict[str, Stack]) -> None:
     for stack in stacks.values():
         _check_aggregator(flags, stack, stacks["encoder"])
         _check_relative(flags, stack)
-        _check_residual(flags, stack)
+        _check_residual(flags, stack, stack.residual)
         _check_init(flags, stack)
     _check_attention(flags, decoder)
     _check_memory(flags, stacks["encoder"], decoder)
@@ -166,30 +166,37 @@ def _check_relative(flags: Any, stack: Stack) -> None:
         )
 
 
-def _check_residual(flags: Any, stack: Stack) -> None:
-    name, norm = stack.residual.name, "pre" if stack.pre_norm else "post"
-    if name == "plain":
+def _check_residual(flags: Any, stack: Stack, residual: MethodConfig | None) -> None:
+    """Refuse what *residual*, and the connection that it is built around, cannot do."""
+    if residual is None or residual.name == "plain":
         return
-    if stack.residual.method.counts_layers and _given(flags, f"{stack.side}_layers_to_keep"):
+    name, method, norm = residual.name, residual.method, "pre" if stack.pre_norm else "post"
+    if method.counts_layers and _given(flags, f"{stack.side}_layers_to_keep"):
         raise UsageError(
-            f"--{stack.side}-layers-to-keep renumbers the layers, which --residual {name} tells apart: leave it out"
+            f"--{stack.side}-layers-to-keep renumbers the layers, which --residual {name} counts: leave it out"
         )
     if not stack.layout.residual:
         raise UsageError(
             f"--residual {name} has nothing to connect: --layer-agg {stack.aggregator.name} replaces residual "
             f"connections ({stack.side}); use --residual plain, or another --layer-agg"
         )
+    if method.running_sum and not stack.aggregator.method.running_sum:
+        raise UsageError(
+            f"--residual {name} requires layers that all add to one sum ({stack.side}: --layer-agg "
+            f"{stack.aggregator.name}): use --{stack.side}-layer-agg residual, or --{stack.side}-residual plain"
+        )
     if stack.init.method.connects or not stack.init.method.layer_norm:
         has = "has residual connections of its own" if stack.init.method.connects else "is made for plain ones"
         raise UsageError(
             f"--deep-init {stack.init.name} {has} ({stack.side}): use --residual plain, or --deep-init xavier"
         )
-    if norm not in stack.residual.method.norms:
+    if norm not in method.norms:
         other = "transformer_postnorm" if norm == "pre" else "transformer_prenorm"
         raise UsageError(
-            f"--residual {name} is made for {stack.residual.method.norms[0]}-norm stacks ({stack.side}): "
+            f"--residual {name} is made for {method.norms[0]}-norm stacks ({stack.side}): "
             f"use a {other} architecture, or another --residual"
         )
+    _check_residual(flags, stack, residual.options.get("inner"))
 
 
 def _check_attention(flags: Any, stack: Stack) -> None:

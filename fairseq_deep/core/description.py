@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -127,7 +128,7 @@ def _numbers(flags: Any, side: str) -> Stack:
 
 def _choose_methods(flags: Any, stack: Stack) -> Stack:
     axes = AXES if stack.side == "decoder" else SIDED
-    chosen = {axis: axes[axis][0].choose(flags, method_name(flags, stack.side, axis)) for axis in axes}
+    chosen = {axis: axes[axis][0].choose(flags, method_name(flags, stack.side, axis), stack.side) for axis in axes}
     aggregator = chosen["layer_agg"]
     return replace(
         stack,
@@ -141,22 +142,22 @@ def _choose_methods(flags: Any, stack: Stack) -> Stack:
 
 
 def _check_used(flags: Any, stacks: dict[str, Stack]) -> None:
-    """Refuse options of methods that neither stack uses, which would silently do nothing."""
-    used: dict[str, set] = {}
-    for stack in stacks.values():
+    """Refuse options of methods that neither stack uses, or not the one they are for: they would do nothing."""
+    used: set[tuple[str, str, str]] = set()
+    for side, stack in stacks.items():
         for choice in stack.methods:
             while choice is not None:
                 kind = next(registry for registry in REGISTRIES if registry.knows(choice.method))
-                used.setdefault(kind.kind, set()).add(kind.prefix(choice.name))
+                used |= {(kind.kind, kind.prefix(choice.name), place) for place in ("", side)}
                 choice = choice.options.get("inner")
     for registry in REGISTRIES:
-        for name in registry.names():
+        for name, side in itertools.product(registry.names(), ("", *SIDES)):
             prefix = registry.prefix(name)
-            options = {} if prefix in used.get(registry.kind, ()) else registry.options(flags, name)
+            options = {} if (registry.kind, prefix, side) in used else registry.options(flags, name, side)
             given = [option for option, value in options.items() if value is not False]
             if given:
-                flag = f"{prefix}_{given[0]}".replace("_", "-")
+                start = f"--{side}-" if side else "--"
+                flag = f"{start}{prefix}_{given[0]}".replace("_", "-")
+                kind = registry.kind.replace("--", start)
                 names = " or ".join(n for n in registry.names() if registry.prefix(n) == prefix)
-                raise UsageError(
-                    f"--{flag} does nothing without {registry.kind} {names}: add that, or leave it out"
-                )
+                raise UsageError(f"{flag} does nothing without {kind} {names}: add that, or leave it out")

@@ -25,7 +25,8 @@ class Method:
     """What methods of all axes have: flags, and what they say of themselves before they are built.
 
     A method is built from the description of its stack and its own options. A command line flag ``--PREFIX-OPTION``
-    (PREFIX: *flag_prefix*, or else the registered name) sets the constructor's argument OPTION.
+    (PREFIX: *flag_prefix*, or else the registered name) sets the constructor's argument OPTION. Where a method adds
+    ``--encoder-PREFIX-OPTION`` or ``--decoder-PREFIX-OPTION``, that flag overrides it for one stack.
 
     Attributes:
         flag_prefix: the PREFIX of its flags where it is not the name, or several methods share them
@@ -128,19 +129,19 @@ class Registry:
         """What the flags of the method *name* begin with."""
         return (self.get(name).flag_prefix or name).replace("-", "_")
 
-    def options(self, flags: Any, name: str) -> dict[str, Any]:
-        """The options of the method *name* that *flags* have set."""
-        prefix, method = self.prefix(name), self.get(name)
+    def options(self, flags: Any, name: str, side: str = "") -> dict[str, Any]:
+        """The options of the method *name* that *flags* have set: for both stacks, or for the one on *side* only."""
+        prefix, method = f"{side}_{self.prefix(name)}" if side else self.prefix(name), self.get(name)
         known = [option for option in inspect.signature(method.__init__).parameters if option not in _PLACES]
         values = {option: getattr(flags, f"{prefix}_{option}", None) for option in known}
         return {option: value for option, value in values.items() if value is not None}
 
-    def choose(self, flags: Any, name: str) -> MethodConfig:
-        """The method *name* with the options that *flags* have set, and the one that it is built around."""
-        method, options = self.get(name), self.options(flags, name)
+    def choose(self, flags: Any, name: str, side: str) -> MethodConfig:
+        """The method *name* with the options that *flags* have set for *side*, and the one that it is built around."""
+        method, options = self.get(name), {**self.options(flags, name), **self.options(flags, name, side)}
         inner = method.inner_method(options)
         if inner is not None:
-            options["inner"] = self.choose(flags, inner)
+            options["inner"] = self.choose(flags, inner, side)
         return MethodConfig(name, method, options)
 
     def check(self, name: str) -> str:

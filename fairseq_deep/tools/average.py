@@ -76,6 +76,10 @@ STALE = ("ema", "ema_fp32_params")
 """Other means of the weights, which the result would keep from its last checkpoint."""
 
 
+GROWS = ".residual.scale"
+"""End of the key of what branches are multiplied with while they grow."""
+
+
 class Slot(NamedTuple):
     """What the checkpoints must agree on for one key of the model."""
 
@@ -95,6 +99,7 @@ class RunningMean:
         self.first_path = ""
         self.layout: dict[str, Slot] = {}
         self.sums: dict[str, Any] = {}
+        self.growing: dict[str, float] = {}
 
     @property
     def size(self) -> int:
@@ -109,6 +114,7 @@ class RunningMean:
         if self.count == 0:
             self.first_path, self.layout = path, layout
         self._check_same(path, layout)
+        self._check_grown(path, model)
         for key, slot in layout.items():
             if slot.averaged and slot.owner == key:
                 value = model[key].double()
@@ -124,6 +130,17 @@ class RunningMean:
         for key, slot in self.layout.items():
             if slot.averaged:
                 model[key] = means[slot.owner]
+
+    def _check_grown(self, path: str, model: dict[str, Any]) -> None:
+        """Refuse branches that grow from one checkpoint to the next: the mean fits no size."""
+        for key, value in model.items():
+            if not key.endswith(GROWS) or getattr(value, "ndim", None) != 0:
+                continue
+            if float(value) != self.growing.setdefault(key, float(value)):
+                raise UsageError(
+                    f"{path} and {self.first_path} are from the time in which the branches of --residual branchnorm or "
+                    f"prores still grow ({key}): average later checkpoints"
+                )
 
     def _check_same(self, path: str, layout: dict[str, Slot]) -> None:
         for key in [*self.layout, *layout]:

@@ -1,8 +1,9 @@
 """write a plain model as fairseq's own `transformer`, or in CTranslate2's format
 
 A model that differs from fairseq's only in its depth or in how its weights started is a `transformer` once it is
-trained, and stock fairseq then needs no --user-dir for it. CTranslate2 takes it, too, and relative positions. A
-structure that the format does not know is refused.
+trained, and stock fairseq then needs no --user-dir for it. Constant factors on branches (--residual completep,
+layerscale, layernorm-scaling, and prores or branchnorm after their schedule) are folded into the weights. CTranslate2
+takes the result, too, and relative positions. A structure that the format does not know is refused.
 """
 
 import argparse
@@ -67,7 +68,7 @@ def write_fairseq(args: argparse.Namespace) -> int:
     check_layers(path, flags, "fairseq")
     model = loaded_model(path, state["model"], flags)
     check_weights(path, model, "fairseq")
-    state["model"] = {name: state["model"][name] for name in model.state_dict() if ".history." not in name}
+    state["model"] = plain_weights(path, model, state["model"])
     for name in own_flags():
         vars(flags).pop(name, None)
     flags.arch, flags.user_dir = "transformer", None
@@ -110,6 +111,7 @@ def write_ctranslate2(args: argparse.Namespace) -> int:
     loaded = load_model(bundle)
     check_layers(bundle.checkpoint, loaded.stored.flags, "ctranslate2")
     check_weights(bundle.checkpoint, loaded.model, "ctranslate2")
+    fold_factors(bundle.checkpoint, loaded.model)
     parts = (loaded.model, loaded.stored.flags, loaded.source, loaded.target)
     problem = ctranslate2_format.find_problem(*parts)
     if problem:
@@ -154,13 +156,30 @@ def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
             "--decoder-attn": stack.attention is not None and stack.attention.name != "self" and stack.attention.name,
             "--layer-agg": not may_be_plain(stack.aggregator) and stack.aggregator.name,
             "--decoder-memory": stack.memory is not None and stack.memory.name != "last" and stack.memory.name,
-            "--residual": stack.residual.name != "plain" and stack.residual.name,
+            "--residual": not stack.residual.method.foldable and stack.residual.name,
             "layers of --deep-init": other_layers and stack.init.name,
             "--relative-positions": format == "fairseq" and stack.relative_positions,
         }
         for flag, value in found.items():
             if value:
                 raise UsageError(f"{path} has {flag} {value} ({side}), which {FORMATS[format]} has not")
+
+
+def plain_weights(path: str, model: Any, stored: dict[str, Any]) -> dict[str, Any]:
+    """Return what a plain model has of the `stored` weights, those that take factors folded, all in their precision."""
+    folded = fold_factors(path, model)
+    own = {name: weight for name, weight in model.state_dict().items() if ".history." not in name}
+    return {name: weight.to(stored[name].dtype) if name in folded else stored[name] for name, weight in own.items()}
+
+
+def fold_factors(path: str, model: Any) -> set[str]:
+    """Fold constant factors of residual connections, and return the names of the parameters that this changes."""
+    from fairseq_deep.core.folding import fold
+
+    try:
+        return fold(model)
+    except UsageError as error:
+        raise UsageError(f"{path} has {error}") from error
 
 
 def may_be_plain(aggregator: Any) -> bool:

@@ -21,15 +21,18 @@ T, B, C, L = 7, 3, 12, 5
 def naive(aggregator, y_0, layers, **options):
     weight = aggregator.weight.view(L + 1, L + 1, -1)
     norms = [(norm.weight, norm.bias) for norm in aggregator.layer_norms]
-    return run_stack(y_0, layers, weight, norms, aggregator.pre_norm, **options)
+    first = aggregator.first_norm and (aggregator.first_norm.weight, aggregator.first_norm.bias)
+    return run_stack(y_0, layers, weight, norms, aggregator.pre_norm, first_norm=first, **options)
 
 
 @pytest.mark.parametrize("pre_norm", [True, False], ids=["pre", "post"])
 @pytest.mark.parametrize("weight_type", ["scalar", "scalar_3", "vector"])
 @pytest.mark.parametrize("normalize", [False, True], ids=["raw", "softmax"])
 @pytest.mark.parametrize("window", [None, 1, 2])
-def test_forward_and_gradients_equal_the_equation(pre_norm, weight_type, normalize, window):
-    aggregator = Dlcl(Stack(L, C, pre_norm), weight_type=weight_type, normalize=normalize, window=window).double()
+@pytest.mark.parametrize("norm_first", [False, True], ids=["as-coded", "as-printed"])
+def test_forward_and_gradients_equal_the_equation(pre_norm, weight_type, normalize, window, norm_first):
+    options = {"weight_type": weight_type, "normalize": normalize, "window": window, "norm_first": norm_first}
+    aggregator = Dlcl(Stack(L, C, pre_norm), **options).double()
     randomise(aggregator)
     layers = make_layers(L, C)
     y_0 = torch.randn(T, B, C, dtype=torch.float64, requires_grad=True)
@@ -45,6 +48,18 @@ def test_forward_and_gradients_equal_the_equation(pre_norm, weight_type, normali
     for source, want, got in zip(sources, expected_grads, actual_grads):
         zero = torch.zeros_like(source)
         torch.testing.assert_close(zero if got is None else got, zero if want is None else want)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pre_norm", [True, False], ids=["pre", "post"])
+def test_the_first_norm_is_the_only_difference_of_the_printed_equations(pre_norm):
+    printed, coded = (randomise(Dlcl(Stack(L, C, pre_norm), norm_first=first)) for first in (True, False))
+    added = printed.load_state_dict(coded.state_dict(), strict=False).missing_keys
+    assert added == ["first_norm.weight", "first_norm.bias"] and printed.first_norm.weight.numel() == C
+    layers, y_0 = make_layers(L, C, torch.float32), 3 + 2 * torch.randn(T, B, C)
+    assert (run(printed, y_0, layers) - run(coded, y_0, layers)).abs().max() > 0.01
+    with pytest.raises(UsageError, match="--dlcl-norm-first is one of the norms that --dlcl-no-norm omits"):
+        Dlcl(Stack(L, C, True), no_norm=True, norm_first=True)
 
 
 def test_no_norm_and_fixed_weights_equal_the_equation():

@@ -42,7 +42,8 @@ def naive(aggregator, x, attentions, share, merge, glu):
     return run_decoder(x, attentions, steps, merge, attn_residual=False, **options)  # as run() calls the layers
 
 
-HIDDEN = [{"ffn": 1}, {}, *({"glu": glu, "hidden": 10} for glu in GLU)]
+BIASES = [{"biases": True}, {"biases": True, "ffn": 1}]
+HIDDEN = [{"ffn": 1}, {}, *({"glu": glu, "hidden": 10} for glu in GLU), *BIASES]
 SHARING = [
     *((DepthwiseLstm, "add", share) for share in ("none", "gate", "gate-encdec", "all")),
     *((DepthwiseLstm, merge, share) for merge in ("concat", "two") for share in ("none", "gate")),
@@ -86,6 +87,17 @@ def test_defaults_are_the_papers():
     assert shapes == {"weight": (3 * C, 2 * C), "norm_weight": (3, C), "norm_bias": (3, C)}, "no bias before a norm"
     names = {name for name, _ in lstm.hidden[0].named_parameters()}
     assert names == {"fc1.weight", "layer_norm.weight", "layer_norm.bias", "fc2.weight"}
+
+
+def test_printed_biases_start_at_zero_and_change_nothing_else():
+    """b_i, b_f, b_o (C each), b_h1 (4C) and b_h2 (C)."""
+    printed, counted = make(DepthwiseLstm, L, C, biases=True), make(DepthwiseLstm, L, C)
+    added = {name: value for name, value in printed.named_parameters() if name not in counted.state_dict()}
+    assert not any(value.any() for value in added.values())
+    assert sum(value.numel() for value in added.values()) == 3 * C + L * (4 * C + C)
+    printed.load_state_dict(counted.state_dict(), strict=False)
+    attentions, x = make_layers(L, C, torch.float32), torch.randn(T, B, C)
+    torch.testing.assert_close(run(printed, x, attentions), run(counted, x, attentions))
 
 
 def test_output_and_cell_start_as_the_embeddings():

@@ -8,7 +8,11 @@ import torch
 from fairseq_deep.core.layers import DecoderContext, DecoderLayer, EncoderLayer
 from fairseq_deep.core.residuals import RESIDUALS
 from fairseq_deep.core.residuals.branchnorm import BranchNorm
+from fairseq_deep.core.residuals.completep import CompleteP
+from fairseq_deep.core.residuals.layernorm_scaling import LayerNormScaling
 from fairseq_deep.core.residuals.layerscale import LayerScale
+from fairseq_deep.core.residuals.mix_ln import MixLN
+from fairseq_deep.core.residuals.prores import ProRes
 from fairseq_deep.core.stack import Stack
 from tests.helpers.equations import layer_functions
 from tests.helpers.models import TINY
@@ -36,6 +40,12 @@ def equation(form, residual, sublayer):
         return naive.peri(norm.weight, norm.bias)
     if name == "layerscale":
         return naive.layerscale(residual.weight[sublayer])
+    if name == "completep":
+        return naive.completep(2, 0.6)
+    if name in ("layernorm-scaling", "mix-ln"):
+        return naive.plain
+    if name == "prores":
+        return naive.prores(4, 5, 2, factor=1 / 2 if options.get("around") == "completep" else 1)
     return naive.branchnorm(4, 10)
 
 
@@ -68,14 +78,17 @@ def test_layers_equal_the_equations(form, norm, side):
     residual = make(form, side, norm)
     layer = shake((EncoderLayer if side == "encoder" else DecoderLayer)(describe(side, norm), residual)).double()
     x, memory = torch.randn(T, B, C, requires_grad=True, **DOUBLE), torch.randn(S, B, C, requires_grad=True, **DOUBLE)
+    functions = layer_functions(layer, memory)
+    if "layernorm-scaling" in form:
+        functions = [naive.reads_scaled(function, 2) for function in functions]
     actual = layer(x, None) if side == "encoder" else layer(x, DecoderContext(memory))[0]
     names = ["self_attn_layer_norm", *(["encoder_attn_layer_norm"] if side == "decoder" else []), "final_layer_norm"]
     sublayers = [
         (function, equation(form, residual, index), (getattr(layer, name).weight, getattr(layer, name).bias))
-        for index, (function, name) in enumerate(zip(layer_functions(layer, memory), names))
+        for index, (function, name) in enumerate(zip(functions, names))
     ]
     assert len(sublayers) == SUBLAYERS[side]
-    expected = naive.run_layer(x, sublayers, norm == "pre")
+    expected = naive.run_layer(x, sublayers, norm == "pre" and form != "mix-ln 2")  # make() has the second layer
     assert_same_gradients(expected, actual, [("x", x), ("memory", memory), *layer.named_parameters()])
 
 
@@ -186,3 +199,84 @@ class TestBranchNorm:
         assert residual.scale > exact
         x, output = torch.zeros(T, B, C, dtype=dtype), torch.randn(T, B, C).to(dtype)
         assert residual(x, output, 0, x).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "depth, base, exponent, factor",
+    [
+        *[(depth, 6, 1, factor) for depth, factor in ((6, 1), (12, 0.5), (18, 1 / 3), (20, 0.3), (24, 0.25))],
+        *[(depth, 2, 1, factor) for depth, factor in ((6, 1 / 3), (12, 1 / 6), (18, 1 / 9), (20, 0.1), (24, 1 / 12))],
+        *[(depth, 6, 0.5, factor) for depth, factor in ((6, 1), (12, 0.7071), (18, 0.5774), (20, 0.5477), (24, 0.5))],
+        *[(depth, 6, 0, 1) for depth in (6, 24)],
+    ],
+)
+def test_completep_has_the_factors_of_its_table(depth, base, exponent, factor):
+    for side in SUBLAYERS:
+        residual = CompleteP(Stack(layers=depth, dim=C, side=side), 1, base=base, alpha=exponent)
+        assert residual.factor == pytest.approx(factor, abs=5e-5 if exponent == 0.5 else 1e-12)
+        assert not list(residual.parameters()) and not residual.state_dict()
+
+
+@pytest.mark.parametrize("exponent, variances", [(0, (12, 24, 36, 40, 48)), (0.5, (12,) * 5), (1, (12, 6, 4, 3.6, 3))])
+def test_unit_branches_add_the_variances_of_the_table(exponent, variances):
+    """2 L m^-2a of a stack of L layers with two branches each."""
+    for depth, variance in zip((6, 12, 18, 20, 24), variances):
+        layers = [CompleteP(Stack(layers=depth, dim=C), n + 1, base=6, alpha=exponent) for n in range(depth)]
+        x, added = torch.zeros(1, **DOUBLE), torch.ones(1, **DOUBLE)
+        total = sum(float(layer(x, added, index, x)) ** 2 for layer in layers for index in range(2))
+        assert total == pytest.approx(variance, rel=1e-9)
+
+
+@pytest.mark.parametrize("layer, scale", [(1, 1), (4, 0.5), (16, 0.25), (24, 0.2041)])
+def test_layernorm_scaling_reads_the_norm_by_the_root_of_the_layer(layer, scale):
+    residual, x = LayerNormScaling(describe(layers=24), layer), torch.randn(T, B, C)
+    torch.testing.assert_close(residual.scale_input(x), scale * x, rtol=1e-4, atol=1e-4)
+    assert residual.scale == layer**-0.5
+
+
+@pytest.mark.parametrize("depth, default", [(1, 1), (6, 1), (12, 3), (18, 4), (24, 6)])
+def test_mix_ln_has_post_norm_in_the_lowest_layers(depth, default):
+    for layers, count in ((None, default), (2, 2)):
+        connections = [MixLN(describe(layers=depth), number, layers=layers) for number in range(1, depth + 1)]
+        assert [not connection.pre_norm for connection in connections] == [number < count for number in range(depth)]
+
+
+class TestProRes:
+    """a_l(t) = min(1, t / (T l)), in the update t from 1."""
+
+    def stack(self, layers=24, period=100):
+        return [ProRes(describe(layers=layers), number, period=period) for number in range(1, layers + 1)]
+
+    def test_the_values_of_the_schedule(self):
+        layers = self.stack()
+        for layer in layers:
+            layer.set_num_updates(599)  # update 600 follows
+        assert [float(layers[number - 1].scale) for number in (6, 12, 24)] == [1, 0.5, 0.25]
+        assert all(float(layer.scale) == 1 for layer in layers[:6]) and float(layers[6].scale) < 1
+        for layer in layers:
+            layer.set_num_updates(2398)
+        assert 0.999 < float(layers[-1].scale) < 1 and all(float(layer.scale) == 1 for layer in layers[:-1])
+        for layer in layers:
+            layer.set_num_updates(2399)  # T L
+            layer.set_num_updates(3)  # a run that counts again
+        assert all(float(layer.scale) == 1 for layer in layers)
+
+    @torch.no_grad()
+    def test_evaluation_uses_the_saved_values(self, build, batch):
+        flags = {"residual": "prores", "prores_period": 8}
+        trained, loaded = (build(TINY["pre"], **flags).eval() for _ in range(2))
+        trained.train().set_num_updates(3)
+        trained.eval()
+        loaded.load_state_dict(trained.state_dict())
+        assert [float(layer.residual.scale) for layer in loaded.encoder.layers] == [0.5, 0.25]
+        assert torch.equal(scores(loaded, batch), scores(trained, batch))
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_half_precision_does_not_round_it(self, dtype):
+        residual = ProRes(describe(), 2, period=2001, around="completep")
+        residual.set_num_updates(3998)
+        exact = residual.scale.clone()
+        residual.to(dtype)
+        assert residual.scale.dtype == torch.float32 and torch.equal(residual.scale, exact)
+        x = torch.ones(T, B, C, dtype=dtype)
+        assert residual(x, x.clone(), 0, x).dtype == dtype

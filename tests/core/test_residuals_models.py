@@ -1,5 +1,8 @@
 """Whole models with each residual connection (--residual): limits, counts, diagnostics, what is refused."""
 
+import logging
+import math
+
 import pytest
 import torch
 
@@ -11,14 +14,8 @@ from fairseq_deep.core.residuals.sdu import Sdu
 from tests.helpers.equations import layer_functions
 from tests.helpers.invariances import INVARIANCES
 from tests.helpers.models import TINY, full_size, make_batch, size_of
-from tests.helpers.residuals import FORMS, PLACED, B, C, T, describe, every_placed_form, make, scores
+from tests.helpers.residuals import PLACED, B, C, T, describe, every_placed_form, flags_of, make, scores
 from tests.helpers.tensors import shake
-
-
-def flags_of(form):
-    """Model flags that choose *form*."""
-    name, options, _ = FORMS[form]
-    return {"residual": name, **{f"{name}_{option}": value for option, value in options.items()}}
 
 
 @every_placed_form
@@ -40,6 +37,7 @@ PLAIN = {
     "gated attention with g = 0": ("highway", {"highway_form": "attention"}, lambda model: set_half(model, 0, -1e4)),
     "LayerScale of 1": ("layerscale", {}, lambda model: set_factors(model, 1.0)),
     "BranchNorm from update T on": ("branchnorm", {}, lambda model: model.set_num_updates(3999)),
+    "ProRes from update T L on": ("prores", {"prores_period": 50}, lambda model: model.set_num_updates(99)),
 }
 
 
@@ -83,6 +81,11 @@ def test_the_limit_is_the_plain_model(case, build, batch):
         ("post", {"residual": "b2t"}, 0),
         ("pre", {"residual": "layerscale"}, 30 * 512),
         ("post", {"residual": "branchnorm"}, 0),
+        ("post", {"residual": "prores"}, 0),
+        ("pre", {"residual": "prores", "prores_around": "completep"}, 0),
+        ("pre", {"residual": "completep"}, 0),
+        ("pre", {"residual": "layernorm-scaling"}, 0),
+        ("pre", {"residual": "mix-ln"}, 0),
     ],
 )
 def test_exact_parameter_counts(norm, flags, added):
@@ -123,7 +126,10 @@ def test_initialisations_fill_both_matrices_of_every_sublayer(form, build):
 @pytest.mark.parametrize("form, norm", [(form, norm) for form, norm in PLACED if " " not in form])
 def test_other_aggregators_and_starts_go_with_it(form, norm, build, batch):
     """DLCL between the layers, merged attentions in them, an initialisation: all of these at once."""
-    flags = {"layer_agg": "dlcl", "deep_init": "ds", "decoder_attn": "merged"}
+    adds = RESIDUALS.get(form).running_sum
+    flags = {"layer_agg": "residual" if adds else "dlcl", "deep_init": "ds", "decoder_attn": "merged"}
+    if form == "layernorm-scaling":
+        flags["deep_init"] = "xavier"
     model = build(TINY[norm], **flags, **flags_of(form)).train()
     output = scores(model, batch)
     output.square().mean().backward()
@@ -139,7 +145,7 @@ def ratio_by_hand(layer, sublayer, x, bottom, d_r):
     x = x.detach().requires_grad_()
     norm = layer.self_attn_layer_norm if sublayer == 0 else layer.final_layer_norm
     function = layer_functions(layer, None)[sublayer]
-    r = layer.residual(x, function(norm(x) if layer.normalize_before else x), sublayer, bottom.detach())
+    r = layer.residual(x, function(layer.branch_input(x, norm)), sublayer, bottom.detach())
     return float(torch.autograd.grad(r, x, d_r)[0].norm() / d_r.norm())
 
 
@@ -165,7 +171,7 @@ def test_diagnostics_measure_it(form, norm, build, dictionary):
     for ratio, (x, _, sublayer, bottom, r) in zip(ratios["encoder"], calls):
         layer = model.encoder.layers[ratio.layer - 1]
         assert ratio.variance == pytest.approx(float(r.detach().var(-1, unbiased=False).mean()), rel=1e-4)
-        assert (ratio.beta_ln is None) == (norm == "pre")
+        assert (ratio.beta_ln is None) == layer.normalize_before
         by_hand = ratio_by_hand(layer, sublayer, x, bottom, r.grad)
         assert ratio.beta_rc == pytest.approx(by_hand, rel=1e-3), (ratio.layer, sublayer)
 
@@ -191,6 +197,38 @@ def test_diagnostics_measure_it(form, norm, build, dictionary):
         ("pre", {"residual": "sdu", "layer_agg": "lstm"}, "--residual sdu has nothing to connect"),
         ("pre", {"sdu_layers": 1}, "--sdu-layers does nothing without --residual sdu"),
         ("post", {"residual": "b2t", "branchnorm_updates": 7}, "--branchnorm-updates does nothing"),
+        ("post", {"residual": "completep"}, "--residual completep is made for pre-norm"),
+        ("pre", {"residual": "completep", "completep_base": 0.0}, "--completep-base must be a positive number (0.0"),
+        ("pre", {"residual": "completep", "completep_base": math.inf}, "--completep-base must be a positive number"),
+        ("pre", {"residual": "completep", "encoder_completep_base": math.nan}, "positive number (nan, encoder)"),
+        ("pre", {"residual": "completep", "decoder_completep_base": -1.0}, "positive number (-1.0, decoder)"),
+        ("pre", {"residual": "completep", "completep_alpha": 1.1}, "--completep-alpha must be a number from 0 to 1"),
+        ("pre", {"residual": "completep", "completep_alpha": math.nan}, "--completep-alpha must be a number from 0"),
+        ("pre", {"completep_base": 2.0}, "--completep-base does nothing without --residual completep"),
+        (
+            "pre",
+            {"decoder_residual": "completep", "encoder_completep_base": 2.0},
+            "--encoder-completep-base does nothing without --encoder-residual completep: add that",
+        ),
+        ("pre", {"residual": "completep", "layer_agg": "dlcl"}, "completep requires layers that all add to one sum"),
+        ("pre", {"encoder_residual": "completep", "encoder_layer_agg": "ode"}, "one sum (encoder: --layer-agg ode)"),
+        ("pre", {"residual": "completep", "layer_agg": "lstm"}, "--residual completep has nothing to connect"),
+        ("pre", {"residual": "completep", "encoder_layers_to_keep": "0"}, "--residual completep counts"),
+        ("pre", {"residual": "prores", "prores_period": 0}, "--prores-period must be a number of updates (0)"),
+        ("pre", {"residual": "prores", "prores_around": "complete"}, "complete is unknown (did you mean completep?)"),
+        ("post", {"residual": "prores", "prores_around": "completep"}, "--residual completep is made for pre-norm"),
+        ("pre", {"residual": "prores", "prores_around": "completep", "layer_agg": "dlcl"}, "completep requires layers"),
+        ("pre", {"residual": "prores", "completep_base": 2.0}, "--completep-base does nothing"),
+        ("post", {"residual": "mix-ln"}, "--residual mix-ln is made for pre-norm"),
+        ("pre", {"residual": "mix-ln", "mix_ln_layers": 0}, "--mix-ln-layers 0 leaves no post-norm layer"),
+        ("pre", {"residual": "mix-ln", "mix_ln_layers": 3}, "--mix-ln-layers 3 is more than the 2 layers of the en"),
+        ("post", {"residual": "layernorm-scaling"}, "--residual layernorm-scaling is made for pre-norm"),
+        ("pre", {"residual": "layernorm-scaling", "deep_init": "ds"}, "as --deep-init ds does (encoder): use"),
+        (
+            "pre",
+            {"residual": "prores", "prores_around": "layernorm-scaling", "decoder_deep_init": "depth-scaled"},
+            "as --deep-init depth-scaled does (decoder)",
+        ),
     ],
 )
 def test_bad_input_is_refused_in_one_line(norm, flags, words, build):
@@ -204,3 +242,59 @@ def test_bad_input_is_refused_in_one_line(norm, flags, words, build):
 def test_one_stack_may_be_deep_enough_for_the_sdu_layers(build):
     model = build(TINY["pre"], residual="sdu", sdu_layers=4, encoder_layers=4)
     assert all(len(layer.residual.linears) for stack in (model.encoder, model.decoder) for layer in stack.layers)
+
+
+class TestCompleteP:
+    """The factor m_L^-a on every branch of a stack, with its own base for each."""
+
+    def factors(self, model):
+        return [{layer.residual.factor for layer in stack.layers} for stack in (model.encoder, model.decoder)]
+
+    @torch.no_grad()
+    def test_a_stack_as_deep_as_its_base_is_plain_to_the_last_bit(self, build, batch):
+        plain = shake(build(TINY["pre"])).eval()
+        model = build(TINY["pre"], residual="completep", completep_base=2.0).eval()
+        model.load_state_dict(plain.state_dict())
+        assert self.factors(model) == [{1.0}, {1.0}]
+        assert torch.equal(scores(model, batch), scores(plain, batch))
+
+    def test_every_branch_and_every_gradient_has_the_factor(self, build, batch):
+        """A base of 3 in 2 layers: the same as plain branches whose last matrices are 1.5 times as large."""
+        plain = shake(build(TINY["pre"])).double().train()
+        model = build(TINY["pre"], residual="completep", completep_base=3.0).double().train()
+        ends = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias")
+        state = {key: value / 1.5 if key.endswith(ends) else value for key, value in plain.state_dict().items()}
+        model.load_state_dict(state)
+        for one in (model, plain):
+            scores(one, batch).square().sum().backward()
+        torch.testing.assert_close(scores(model, batch), scores(plain, batch))
+        for (key, have), want in zip(model.named_parameters(), plain.parameters()):
+            torch.testing.assert_close(have.grad, want.grad * (1.5 if key.endswith(ends) else 1), msg=key)
+
+    @pytest.mark.parametrize(
+        "flags, factors",
+        [
+            ({"residual": "completep"}, [{1 / 3}, {1 / 2}]),
+            ({"residual": "completep", "completep_base": 6.0}, [{2.0}, {3.0}]),
+            ({"residual": "completep", "completep_base": 6.0, "encoder_completep_base": 1.5}, [{0.5}, {3.0}]),
+            ({"residual": "completep", "decoder_completep_base": 0.5}, [{1 / 3}, {0.25}]),
+            ({"residual": "completep", "completep_alpha": 0.5}, [{3**-0.5}, {2**-0.5}]),
+            ({"residual": "completep", "completep_alpha": 0.0}, [{1.0}, {1.0}]),
+        ],
+    )
+    def test_each_stack_has_its_depth_and_its_base(self, flags, factors, build):
+        assert self.factors(build(TINY["pre"], encoder_layers=3, decoder_layers=2, **flags)) == factors
+
+    def test_one_stack_alone_may_have_it(self, build):
+        model = build(TINY["pre"], encoder_residual="completep", encoder_layer_agg="residual", decoder_layer_agg="dlcl")
+        assert {type(layer.residual).__name__ for layer in model.encoder.layers} == {"CompleteP"}
+        assert {type(layer.residual).__name__ for layer in model.decoder.layers} == {"Plain"}
+
+    def test_a_deeper_base_and_unscaled_rates_are_logged_once(self, build, caplog):
+        with caplog.at_level(logging.INFO, logger="fairseq_deep.core.residuals.completep"):
+            build(TINY["pre"], residual="completep", completep_base=2.0)
+            assert not caplog.messages
+            build(TINY["pre"], residual="completep", encoder_completep_base=6.0, completep_alpha=0.5)
+        deeper = "encoder: --residual completep, base 6 is deeper than the 2 layers: branches have the factor 1.732"
+        assert caplog.messages.count(deeper) == 1 and len(caplog.messages) == 3
+        assert sum("add --completep-rates" in message for message in caplog.messages) == 2

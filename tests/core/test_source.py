@@ -19,8 +19,8 @@ SYMBOLS, LENGTH = 8, 3
 BLIND = LENGTH * math.log(SYMBOLS) / (LENGTH + 1)  # nats per token; the end of a sentence is certain
 WARMUP, STEP = 20, 10
 UPDATES = 60  # twice what a plain pre-norm stack takes, of 6 + 6 as of 12 + 12 layers
-# BranchNorm opens its branches while the learning rate rises
-SCHEDULES = {"branchnorm": {"branchnorm_updates": WARMUP}}
+# BranchNorm opens its branches while the learning rate rises, and ProRes those of 12 layers in about that time
+SCHEDULES = {"branchnorm": {"branchnorm_updates": WARMUP}, "prores": {"prores_period": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +97,11 @@ def train(build, dictionary, loss_of, measure):
 
 
 # what takes longer, and learns in twice as many updates: averages of all layers or positions before (DLCL, ODE with its
-# history, dense, average attention), branches that are small beside the residual stream (DeepNet, ReZero), and others
+# history, dense, average attention), branches that are small beside the residual stream (DeepNet, ReZero, CompleteP),
+# and others
 LATE = (
     "dlcl", "dlcl_postnorm", "ode", "dense", "dense_nonorm", "prenorm average", "prenorm merged-average",
-    "deepnet", "postnorm rezero", "postnorm xavier", "residual_dual", "branchnorm", "highway", "rnn",
+    "completep", "deepnet", "postnorm rezero", "postnorm xavier", "residual_dual", "branchnorm", "highway", "rnn",
 )  # fmt: skip
 SMALL = "its branches start small beside its residual stream: takes four times the updates of plain pre-norm, or more"
 # what has not learned to use its source in UPDATES

@@ -38,6 +38,7 @@ WORDS = {
     "--lipschitz-embeddings": ("lipschitz", "normal"),
     "--highway-form": ("gate", "attention"),
     "--sdu-activation": ("sigmoid", "tanh"),
+    "--prores-around": ("plain", "completep", "layernorm-scaling", "sdu"),
 }
 # those of fairseq's Transformer
 FAIRSEQS = {

@@ -18,6 +18,7 @@ CASES = [
     ("lipschitz", {"lipschitz_embeddings": "normal"}),
     ("ds", {}),
     ("ds", {"ds_init_exponent": 0.5}),
+    ("ds", {"ds_init_exponent": 0.5, "ds_init_split_qkv": True}),
     ("ds", {"ds_init_alpha": 0.5, "ds_init_exponent": 0.0}),
     ("deepnet", {}),
     ("admin", {}),
@@ -51,6 +52,7 @@ def expected(method, options, side, layer, part, role, fan_out, fan_in, n, m, on
     if method == "lipschitz":
         return "uniform", math.sqrt(1 / fan_in)
     if method == "ds":
+        paper = gamma if options.get("ds_init_split_qkv") else paper
         return "uniform", paper * options.get("ds_init_alpha", 1.0) / layer ** options.get("ds_init_exponent", 0.25)
     if method == "deepnet":
         return "normal", math.sqrt(2 / (fan_in + fan_out)) * (deepnet_beta(side, n, m) if scaled else 1)

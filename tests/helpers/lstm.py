@@ -21,10 +21,15 @@ def named_step(aggregator, gates, hidden):
         "LN_h": (hidden.layer_norm.weight, hidden.layer_norm.bias),
         "W_h2": None if hidden.fc2 is None else hidden.fc2.weight,
     }
+    for name, linear in (("b_h1", hidden.fc1), ("b_h2", hidden.fc2)):
+        if linear is not None and linear.bias is not None:
+            step[name] = linear.bias
     if gates is not None:
         dim, gates = aggregator.dim, aggregator.gates[gates]
         for row, gate in enumerate("ifo"):
             step[f"W_{gate}"] = gates.weight[row * dim : (row + 1) * dim]
+            if gates.bias is not None:
+                step[f"b_{gate}"] = gates.bias[row * dim : (row + 1) * dim]
             step[f"LN_{gate}"] = gates.norm_weight[row], gates.norm_bias[row]
     return step
 

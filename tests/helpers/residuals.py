@@ -3,6 +3,7 @@
 import pytest
 
 from fairseq_deep.core.residuals import RESIDUALS
+from fairseq_deep.core.residuals.branchnorm import GrowingBranch
 from fairseq_deep.core.stack import Stack
 
 T, S, B, C, F, HEADS = 3, 4, 2, 6, 8, 2
@@ -16,6 +17,13 @@ FORMS = {
     "peri": ("peri", {}, ("pre",)),
     "layerscale": ("layerscale", {"start": 0.3}, ("pre", "post")),
     "branchnorm": ("branchnorm", {"updates": 10}, ("post",)),
+    "completep": ("completep", {"base": 0.6}, ("pre",)),
+    "layernorm-scaling": ("layernorm-scaling", {}, ("pre",)),
+    "mix-ln": ("mix-ln", {"layers": 1}, ("pre",)),
+    "mix-ln 2": ("mix-ln", {"layers": 2}, ("pre",)),
+    "prores": ("prores", {"period": 5}, ("pre", "post")),
+    "prores completep": ("prores", {"period": 5, "around": "completep"}, ("pre",)),
+    "prores layernorm-scaling": ("prores", {"period": 5, "around": "layernorm-scaling"}, ("pre",)),
 }
 PLACED = [(form, norm) for form, (_, _, norms) in FORMS.items() for norm in norms]
 every_placed_form = pytest.mark.parametrize("form, norm", PLACED)
@@ -25,14 +33,20 @@ def describe(side="encoder", norm="pre", layers=2):
     return Stack(layers=layers, dim=C, pre_norm=norm == "pre", side=side, ffn_dim=F, heads=HEADS)
 
 
-def make(form, side="encoder", norm="pre", number=1):
-    """The connections of one layer; in the case of BranchNorm in update 4 of 10."""
+def make(form, side="encoder", norm="pre", number=2):
+    """The connections of one layer, of two; where branches grow in update 4 of 10."""
     name, options, norms = FORMS[form]
     residual = RESIDUALS.get(name)(describe(side, norm if norm in norms else norms[0]), number, **options)
-    if name == "branchnorm":
+    if isinstance(residual, GrowingBranch):
         residual.set_num_updates(3)
     return residual
 
 
 def scores(model, batch):
     return model(*batch)[0]
+
+
+def flags_of(form):
+    """Model flags that choose *form*."""
+    name, options, _ = FORMS[form]
+    return {"residual": name, **{f"{RESIDUALS.prefix(name)}_{option}": value for option, value in options.items()}}

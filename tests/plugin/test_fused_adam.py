@@ -53,7 +53,26 @@ def test_hydra_knows_it(data, tmp_path):
     assert all(values["step"] == 2 for values in state["last_optimizer_state"]["state"].values())
 
 
+@pytest.mark.parametrize("precision", [[], ["--bf16"]], ids=["fp32", "bf16"])
+def test_learning_rates_of_layers_follow_the_depth(data, tmp_path, precision):
+    """With depth-muP, a = 1/2: layers of m = 2 have 0.71 of the rate, and the rest has all of it."""
+    common = ["--residual", "completep", "--completep-alpha", "0.5", "--max-update", "1", "--lr", "1e-2", *precision]
+    common += [*FLAGS, "--lr-scheduler", "fixed", "--adam-eps", "1e-12"]
+    moved = []
+    for name, flags in (("all", []), ("scaled", ["--completep-rates"])):
+        command = train_command(data, tmp_path / name, *common, *flags, arch="transformer_prenorm_2l2l_tiny")
+        run(*with_optimizer("fused_adam", command))
+        moved.append(torch.load(tmp_path / name / "checkpoint_last.pt", weights_only=False)["model"])
+    tolerance = {"rtol": 0.01, "atol": 1e-4} if precision else {"rtol": 1e-5, "atol": 1e-6}
+    for norm, rate in (("encoder.layers.1.final_layer_norm", 0.5**0.5), ("decoder.layer_norm", 1.0)):
+        full, scaled = (state[f"{norm}.bias"].float() for state in moved)  # from 0, by the rate in one update
+        torch.testing.assert_close(scaled, rate * full, **tolerance)
+        assert full.abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("flags, words", [
+    (["--residual", "completep", "--completep-rates", "--optimizer", "adam"], "requires --optimizer fused_adam"),
+    (["--completep-rates", "--optimizer", "fused_adam", "--fp16"], "add --fp16-no-flatten-grads, or use --memory-ef"),
     (["--ddp-backend", "fully_sharded"], "use --ddp-backend pytorch_ddp"),
     (["--fp16"], "use --bf16"),
     (["--fp16", "--bf16"], "exclude each other"),

@@ -16,7 +16,7 @@ CORE = [
     ["registry", "dropout", "positions"],
     ["aggregators", "attention", "residuals", "decoding"],
     ["memories", "inits", "search"],
-    ["layers", "diagnostics", "description", "alignment", "checkpoints"],
+    ["layers", "diagnostics", "description", "alignment", "checkpoints", "folding"],
     ["checks"],
     ["transformer_stack"],
     ["encoder", "decoder"],

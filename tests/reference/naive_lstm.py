@@ -24,11 +24,11 @@ GLU = {"sigmoid": sigmoid, "gelu": gelu, "swish": lambda x: x * sigmoid(x), "rel
 
 def hidden(c, step, glu):
     """Eq. (5), or Eq. (6) where there is a W_h2."""
-    x = layer_norm(c @ step["W_h1"].T, *step["LN_h"])
+    x = layer_norm(c @ step["W_h1"].T + step.get("b_h1", 0), *step["LN_h"])
     if step["W_h2"] is None:
         return gelu(x)
     half = x.size(-1) // 2
-    return (x[..., :half] * GLU[glu](x[..., half:])) @ step["W_h2"].T
+    return (x[..., :half] * GLU[glu](x[..., half:])) @ step["W_h2"].T + step.get("b_h2", 0)
 
 
 def run_step(out, cell, attention, step, glu):
@@ -37,9 +37,9 @@ def run_step(out, cell, attention, step, glu):
     h = hidden(c, step, glu)
     if "W_i" not in step:
         return h, None
-    input_gate = sigmoid(layer_norm(c @ step["W_i"].T, *step["LN_i"]))
-    forget_gate = sigmoid(layer_norm(c @ step["W_f"].T, *step["LN_f"]))
-    output_gate = sigmoid(layer_norm(c @ step["W_o"].T, *step["LN_o"]))
+    input_gate = sigmoid(layer_norm(c @ step["W_i"].T + step.get("b_i", 0), *step["LN_i"]))
+    forget_gate = sigmoid(layer_norm(c @ step["W_f"].T + step.get("b_f", 0), *step["LN_f"]))
+    output_gate = sigmoid(layer_norm(c @ step["W_o"].T + step.get("b_o", 0), *step["LN_o"]))
     cell = cell * forget_gate + h * input_gate
     return cell * output_gate, cell
 

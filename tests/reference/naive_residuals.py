@@ -76,14 +76,33 @@ def layerscale_start(depth):
             return start
 
 
-def branchnorm(update, last):
-    """In the update with that number, from 1; *last*: T."""
-    share = update / last if update < last else 1.0
-
+def weighted(share):
     def connect(x, f, bottom):
         return [x[i] + share * f[i] for i in range(len(x))]
 
     return connect
+
+
+def grown(update, last):
+    """The size of a branch in the update with that number, from 1; *last*: T."""
+    return update / last if update < last else 1.0
+
+
+def branchnorm(update, last):
+    return weighted(grown(update, last))
+
+
+def completep(depth, base, exponent=1):
+    return weighted(1 / (depth / base) ** exponent)
+
+
+def prores(update, period, layer, factor=1):
+    return weighted(grown(update, period * layer) * factor)
+
+
+def reads_scaled(function, layer):
+    """F(z / sqrt(l))."""
+    return lambda z: function(z / math.sqrt(layer))
 
 
 def each_position(connect, x, f, bottom):

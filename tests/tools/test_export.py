@@ -31,6 +31,10 @@ def export(checkpoint, output):
         ("transformer_prenorm_6l", ("--deep-init", "xavier")),
         ("transformer_postnorm_6l", ("--deep-init", "depth-scaled", "--encoder-learned-pos")),
         ("transformer_dlcl_6l", ("--dlcl-no-norm", "--dlcl-init", "last", "--dlcl-fixed")),
+        ("transformer_completep_18l18l", ("--encoder-completep-base", "3")),
+        ("transformer_layernorm_scaling_18l18l", ()),
+        ("transformer_prores_18l18l", ("--prores-period", "2", "--prores-around", "completep")),
+        ("transformer_layerscale_18l18l", ("--layerscale-start", "0.5")),
     ],
 )
 def test_stock_fairseq_generates_the_same_from_the_exported_model(data, tmp_path, arch, flags):
@@ -57,6 +61,7 @@ def test_stock_fairseq_generates_the_same_from_the_exported_model(data, tmp_path
         ("prenorm_6l", {"decoder_layer_agg": "dlcl"}, "--layer-agg dlcl (decoder)"),
         ("prenorm_6l", {"encoder_layer_agg": "hierarchical"}, "--layer-agg hierarchical (encoder)"),
         ("sdu_6l", {}, "--residual sdu (encoder)"),
+        ("mix_ln_18l18l", {}, "--residual mix-ln (encoder)"),
         ("transparent_16l", {}, "--decoder-memory transparent (decoder)"),
         ("relative_6l", {}, "--relative-positions 16 (encoder)"),
     ],
@@ -80,6 +85,14 @@ def test_a_model_of_fairseq_and_no_model_are_refused(data, tmp_path):
     (tmp_path / "no.pt").write_text("nothing")
     assert "cannot load" in export(tmp_path / "no.pt", tmp_path / "out.pt").stderr
     assert "there is no folder" in export(tmp_path / "no.pt", tmp_path / "nowhere/out.pt").stderr
+
+
+def test_branches_that_still_grow_are_refused(data, tmp_path):
+    run(*train_command(data, tmp_path, *DEPTH, "--prores-period", "3", arch="transformer_prores_18l18l"))
+    done = export(tmp_path / "checkpoint_last.pt", tmp_path / "out.pt")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not (tmp_path / "out.pt").exists()
+    problem = "has branches that still grow (layer 3 of the decoder is at 0.667 of its size): use a checkpoint of"
+    assert problem in done.stderr
 
 
 def test_fairseq_alone_cannot_read_what_was_not_exported(data, tmp_path):

@@ -38,6 +38,8 @@ STRUCTURES = {
     "relative keys": ("postnorm_6l", {**RELATIVE, "activation_fn": "tanh"}),
     "relative values": ("relative_6l", RELATIVE),
     "DLCL": ("dlcl_6l", RESIDUAL_DLCL),
+    "CompleteP": ("completep_18l18l", {"encoder_completep_base": 0.5}),
+    "LayerNorm Scaling": ("layernorm_scaling_18l18l", {}),
 }  # fmt: skip
 
 
@@ -202,6 +204,8 @@ REFUSED = {
     "an aggregator": ("iterative_6l", {}, "--layer-agg iterative (encoder), which CTranslate2 has not"),
     "merged attention": ("ds_matt_12l12l", {}, "--decoder-attn merged (decoder), which CTranslate2 has not"),
     "a residual form": ("sdu_6l", {}, "--residual sdu (encoder), which CTranslate2 has not"),
+    "two norm placements": ("mix_ln_18l18l", {}, "--residual mix-ln (encoder), which CTranslate2 has not"),
+    "growing branches": ("prores_18l18l", {}, "has branches that still grow (layer 1 of the encoder is at 0.001 of i"),
     "both positions": ("relative_6l", {}, "--relative-positions beside absolute ones (encoder), where CTranslate2 has "
                        "one kind only: train with --no-token-positional-embeddings"),
     "an activation": ("prenorm_6l", {"activation_fn": "relu_squared"},

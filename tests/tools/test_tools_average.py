@@ -16,7 +16,6 @@ from tests.helpers.tools import checkpoint, failing
 fails = failing("average")
 
 
-
 def series(folder, values, dtype=torch.float32):
     """Save one checkpoint per value in `values`, each with the tensor 'w'; return the paths."""
     return [
@@ -27,8 +26,6 @@ def series(folder, values, dtype=torch.float32):
 
 def run(paths, output):
     return main(["average", "--inputs", *map(str, paths), "--output", str(output)])
-
-
 
 
 @pytest.mark.parametrize(
@@ -110,6 +107,19 @@ def test_what_has_no_mean_is_taken_from_the_last(tmp_path):
     assert model["w"].item() == 0.5
     assert model["decoder.version"].item() == 3.0 and model["steps"].item() == 1
     assert model["embed_positions._float_tensor"].item() == 5.0
+
+
+def test_branches_that_grow_from_one_checkpoint_to_the_next_are_refused(tmp_path, capsys):
+    key = "encoder.layers.3.residual.scale"
+    scales = enumerate((0.5, 0.75, 1.0, 1.0))
+    paths = [checkpoint(tmp_path / f"{index}.pt", {key: torch.tensor(scale)}) for index, scale in scales]
+    error = fails(capsys, "--inputs", *paths[1:3], "--output", tmp_path / "out.pt")
+    assert f"still grow ({key})" in error and str(paths[2]) in error
+    assert not (tmp_path / "out.pt").exists()
+    for one in (paths[2:], paths[:1]):
+        assert run(one, tmp_path / "out.pt") == 0
+        scale = compat.load_checkpoint(str(tmp_path / "out.pt"))["model"][key]
+        assert float(scale) == (1 if len(one) == 2 else 0.5)
 
 
 @pytest.mark.parametrize("poison", ["nan", "inf", "-inf"])

@@ -63,6 +63,7 @@ class Aggregator(nn.Module, Method):
         unused_flags: flags of fairseq that have no effect with this method: {flag: (no-op value, end of the error for
             other values)}; "{side}_..." is about the stack, others are unused if both stacks have the method
         unsupported_flags: flags of fairseq that cannot be used with the method
+        running_sum: layers add to one sum, x_{l+1} = x_l + branches, and nothing else reads or writes it
         decoder_flags: those of them that are about a decoder only
         presets: options that new models have where they go with the rest, {option: value}. They stand in a model's
             flags, and so in its checkpoints; a checkpoint without one was trained with the constructor's default
@@ -71,6 +72,7 @@ class Aggregator(nn.Module, Method):
     needs_every_layer = True
     layerdrop = False
     encoder_only = False
+    running_sum = False
     unused_flags: dict[str, tuple[Any, str]] = {}
     unsupported_flags: tuple[str, ...] = ()
     decoder_flags: tuple[str, ...] = ()

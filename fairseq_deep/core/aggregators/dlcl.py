@@ -10,7 +10,7 @@ The input of layer l+1 combines the outputs y_0 ... y_l of all layers below (y_0
 Names here: ``weight[l, k]`` is W^(l+1)_k, for k <= l; row L makes the output of the stack. The entries above the
 diagonal exist, as in the authors' code and their parameter counts, but are never used. Following that code, y_0 is
 not normalised: in pre-norm LN_k acts on y_k for k >= 1, and in post-norm the first combination has no norm, so that
-x_1 = weight[0, 0] * y_0.
+x_1 = weight[0, 0] * y_0. With *norm_first* both have one (``first_norm``), as the equations are printed.
 
 With LayerDrop, our choice: a skipped layer contributes nothing, and its weight goes to the entry below it. So the sum
 of a row's weights stays the same, and a stack with W^(l+1)_l = 1 does what a plain stack does with LayerDrop. Zeros in
@@ -78,12 +78,14 @@ class Dlcl(KeepFp32, Aggregator):
         dropout: probability of dropout on each combination
         window: a combination reads the last *window* entries only (a true mask: the others get no gradient)
         no_norm: no LN on the entries (ablation "- layer norm." of Table 6; pre-norm only)
+        norm_first: LN on y_0 in Eq. (8), or on the first combination in Eq. (9), too
 
     Shapes:
         weight: (L+1) x (L+1), or (L+1) x (L+1) x n with n > 1 weights an entry
 
     Raises:
-        UsageError: a value is out of range, N does not divide the width, or *no_norm* in a post-norm stack
+        UsageError: a value is out of range, N does not divide the width, *no_norm* in a post-norm stack or with
+            *norm_first*
     """
 
     paper = "Wang 2019"
@@ -99,6 +101,7 @@ class Dlcl(KeepFp32, Aggregator):
         dropout: float = 0.0,
         window: int | None = None,
         no_norm: bool = False,
+        norm_first: bool = False,
     ):
         super().__init__(stack)
         num_layers, dim = self.num_layers, self.dim
@@ -110,6 +113,8 @@ class Dlcl(KeepFp32, Aggregator):
             raise UsageError(f"--dlcl-dropout {dropout} is not a probability: use a value from 0 to below 1")
         if no_norm and not self.pre_norm:
             raise UsageError("--dlcl-no-norm needs a pre-norm stack: in post-norm the norm is the layer's own (Eq. 9)")
+        if no_norm and norm_first:
+            raise UsageError("--dlcl-norm-first is one of the norms that --dlcl-no-norm omits: leave one of them out")
         self.init = init
         self.skips = stack.layerdrop > 0
         self.normalize = normalize
@@ -122,6 +127,7 @@ class Dlcl(KeepFp32, Aggregator):
         else:
             self.weight = nn.Parameter(weight)
         self.layer_norms = nn.ModuleList([] if no_norm else [nn.LayerNorm(dim) for _ in range(num_layers)])
+        self.first_norm = nn.LayerNorm(dim) if norm_first else None
         self.dropout = dropout_of(self, dropout)
         self.reset_parameters()
 
@@ -148,6 +154,8 @@ class Dlcl(KeepFp32, Aggregator):
         parser.add_argument("--dlcl-dropout", type=float, metavar="P", help="dropout on each DLCL combination")
         parser.add_argument("--dlcl-window", type=int, metavar="N", help="combine only the last N layer outputs")
         parser.add_argument("--dlcl-no-norm", action="store_true", help="no norm on what DLCL combines (pre-norm only)")
+        parser.add_argument("--dlcl-norm-first", action="store_true",
+                            help="a norm on the embeddings (pre-norm) or on the first combination (post-norm), too")
 
     def reset_parameters(self) -> None:
         """Set W to its start values, zero outside the window and above the diagonal."""
@@ -186,6 +194,8 @@ class Dlcl(KeepFp32, Aggregator):
         return weight
 
     def start(self, x: Tensor) -> list[Tensor]:
+        if self.pre_norm and self.first_norm is not None:
+            x = self.first_norm(x)
         if self._learns(x):
             return self._with_entry(first_row(x, self._sum_weights(masked=True), self.window), x)
         return [split(self._sum_weights(masked=False), x.dtype), x.contiguous()]
@@ -197,6 +207,8 @@ class Dlcl(KeepFp32, Aggregator):
             x = single_sum(state[0][:, layer, :, layer + 2 - len(state) : layer + 1], state[1:])
         if not self.pre_norm and layer > 0:
             x = self._norm(x, layer - 1)
+        elif not self.pre_norm and self.first_norm is not None:
+            x = self.first_norm(x)
         return self.dropout(x)
 
     def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:

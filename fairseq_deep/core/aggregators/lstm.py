@@ -11,8 +11,9 @@ With A_i the attention output of layer i ("LSTM_Input"), [|] concatenation and *
     Cell_i = Cell_{i-1} * f + h * i                               Eq. (7)
     Out_i = Cell_i * o                                            Eq. (8)
 
-and Cell_0 = Out_0 = the embedding output. The biases that the paper prints in Eq. (2) to (6) are left out, because its
-parameter counts have none. The depth-wise RNN is Eq. (6), Out_i = h.
+and Cell_0 = Out_0 = the embedding output. The biases that the paper prints in Eq. (2) to (6), as in LN(W_i c + b_i),
+are left out unless asked for (*biases*), because its parameter counts have none. The depth-wise RNN is Eq. (6),
+Out_i = h.
 
 The paper is silent on start values. Where the forget gates begin is decided here (``FORGET_BIAS``): at one half, 0.5^L
 is left of what tells positions apart, and a deep stack does not learn to use its source.
@@ -25,98 +26,20 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_deep.core.dropout import dropout_of
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Layout, Stack
 
 from .base import AGGREGATORS, Aggregator
-from .lstm_cell import lstm_cell, norm_gates
+from .lstm_parts import Gates, Hidden
 
 SHARE = ("none", "gate", "gate-encdec", "all")
 MERGE = ("add", "concat", "two")
 GLU = ("sigmoid", "gelu", "swish", "relu")
 FORGET_BIAS = 5.0
 """Start of the bias of the forget gate's norm: sigmoid(5) = 0.993 of the cell goes on to the next layer."""
-
-
-class Gates(nn.Module):
-    """Input, forget and output gate, one product, then a norm for each, and the cell that they act on.
-
-    Args:
-        in_dim: width of c
-        dim: width C of a gate
-        forget_bias: start of the bias of the forget gate's norm
-    """
-
-    def __init__(self, in_dim: int, dim: int, forget_bias: float):
-        super().__init__()
-        self.forget_bias = forget_bias
-        self.weight = nn.Parameter(torch.empty(3 * dim, in_dim))
-        self.norm_weight = nn.Parameter(torch.empty(3, dim))
-        self.norm_bias = nn.Parameter(torch.empty(3, dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        for matrix in self.weight.chunk(3):
-            nn.init.xavier_uniform_(matrix)
-        nn.init.ones_(self.norm_weight)
-        nn.init.zeros_(self.norm_bias)
-        nn.init.constant_(self.norm_bias[1], self.forget_bias)
-
-    def inputs(self, c: Tensor) -> Tensor:
-        """What the sigmoids of input, forget and output gate take (T x B x 3 x C) for *c* (T x B x in_dim)."""
-        return norm_gates(F.linear(c, self.weight), self.norm_weight, self.norm_bias)
-
-    def forward(self, c: Tensor, h: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-        """Out and Cell (T x B x C each), Eq. (7) and (8), for *c*, *h* and the *cell* of the step before."""
-        return lstm_cell(self.inputs(c), h, cell)
-
-
-class Hidden(nn.Module):
-    """The hidden computation of one step, Eq. (5) or (6).
-
-    Args:
-        in_dim: width of c
-        dim: width C of the output
-        hidden: width of W_h1's output, before the GLU halves it; None for the 1-layer form, Eq. (5)
-        glu: the GLU's gate function, of ``GLU``
-        dropout: dropout on the output
-        activation_dropout: dropout on the output of the GLU
-    """
-
-    def __init__(
-        self, in_dim: int, dim: int, hidden: int | None, glu: str, dropout: float, activation_dropout: float
-    ):
-        super().__init__()
-        self.glu = glu
-        self.fc1 = nn.Linear(in_dim, hidden or dim, bias=False)
-        self.layer_norm = nn.LayerNorm(hidden or dim)
-        self.fc2 = nn.Linear(hidden // 2, dim, bias=False) if hidden else None
-        self.dropout = dropout_of(self, dropout)
-        self.activation_dropout = dropout_of(self, activation_dropout)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.xavier_uniform_(self.fc1.weight)
-        if self.fc2 is not None:
-            nn.init.xavier_uniform_(self.fc2.weight)
-
-    def forward(self, c: Tensor) -> Tensor:
-        """h (T x B x C) for *c* (T x B x in_dim)."""
-        x = self.layer_norm(self.fc1(c).to(self.layer_norm.weight.dtype))  # autocast leaves them different
-        if self.fc2 is None:
-            # flat, because the gradient of torch 1.13's GeLU is wrong on a CPU where what comes back is strided
-            return self.dropout(F.gelu(x.flatten(0, 1)).view(x.shape))
-        if self.glu == "sigmoid":
-            x = F.glu(x, dim=-1)
-        else:
-            a, b = x.chunk(2, dim=-1)
-            x = a * (F.gelu(b) if self.glu == "gelu" else F.silu(b) if self.glu == "swish" else F.relu(b))
-        return self.dropout(self.fc2(self.activation_dropout(x)))
 
 
 def _check(
@@ -180,6 +103,7 @@ class DepthwiseLstm(Aggregator):
         forget_bias: start of the bias of the forget gate's norm; default ``FORGET_BIAS``
         final_norm: a layer norm after the stack
         dropout: on h; default that of the stack
+        biases: those that Eq. (2) to (6) print
 
     With recomputation, only Out, Cell and A_i of each step are kept for the backward pass, which computes the rest
     again.
@@ -216,6 +140,7 @@ class DepthwiseLstm(Aggregator):
         forget_bias: float | None = None,
         final_norm: bool = False,
         dropout: float | None = None,
+        biases: bool = False,
     ):
         super().__init__(stack)
         dim = self.dim
@@ -229,9 +154,10 @@ class DepthwiseLstm(Aggregator):
         # shared modules: one for each place of a step in its layer
         num_gates = stack.num_modules if self.share == "none" else stack.modules_per_layer
         num_hidden = stack.modules_per_layer if self.share == "all" else stack.num_modules
-        self.gates = nn.ModuleList(Gates(in_dim, dim, forget_bias) for _ in range(num_gates if self.has_gates else 0))
+        num_gates = num_gates if self.has_gates else 0
+        self.gates = nn.ModuleList(Gates(in_dim, dim, forget_bias, biases) for _ in range(num_gates))
         self.hidden = nn.ModuleList(
-            Hidden(in_dim, dim, width, glu, dropout, stack.activation_dropout) for _ in range(num_hidden)
+            Hidden(in_dim, dim, width, glu, dropout, stack.activation_dropout, biases) for _ in range(num_hidden)
         )
         self.final_norm = nn.LayerNorm(dim) if final_norm else None
 
@@ -250,6 +176,7 @@ class DepthwiseLstm(Aggregator):
         add("share", f"parameters that layers share: {', '.join(SHARE)} (default: gate; RNN: none)", metavar="WHAT")
         add("forget-bias", f"start of the forget gate's bias (default: {FORGET_BIAS:g})", type=float, metavar="X")
         add("final-norm", "a layer norm after each stack", action="store_true")
+        add("biases", "the biases that the paper prints in Eq. 2 to 6, and does not count", action="store_true")
         add("dropout", "dropout on the hidden computation's output (default: --dropout)", type=float, metavar="P")
 
     @classmethod

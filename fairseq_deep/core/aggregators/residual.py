@@ -16,6 +16,7 @@ class Residual(Aggregator):
 
     needs_every_layer = False
     layerdrop = True
+    running_sum = True
 
     def read(self, state: list[Tensor], layer: int) -> Tensor:
         return state[0]

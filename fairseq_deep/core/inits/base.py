@@ -47,6 +47,7 @@ class Init(Method):
         without_residual: it can be used where an aggregator replaces the residual connections
         connects: it needs residual connections of its own, see :meth:`connection`
         three_sublayers: its constants are made for decoder layers with two attentions
+        shrinks_layers: weights are smaller in higher layers, or in deeper stacks, to keep the sum of the branches small
         counts_layers: layers compute with a constant of the depth, so that none can be dropped from a trained model
     """
 
@@ -57,6 +58,7 @@ class Init(Method):
     connects = False
     three_sublayers = False
     counts_layers = False
+    shrinks_layers = False
 
     def __init__(self, stack: Stack):
         self.stack = stack

@@ -28,6 +28,7 @@ class ResidualScaled(Xavier):
 
     without_residual = False
     paper = ""
+    shrinks_layers = True
 
     def __init__(self, stack: Stack, kind: str = "marian"):
         super().__init__(stack)

@@ -8,7 +8,11 @@ for every matrix of layer l (from 1, in each stack), with Xavier's gamma, alpha 
 
 The authors' released code scales the *variance* by 1/sqrt(l), so that the bound is gamma alpha l^(-1/4), and the
 variances and gradients that the paper reports (Table 1, Figure 1) are those of the code: with 1/sqrt(l) they come out
-different. So the exponent is 0.25 unless ``--ds-init-exponent 0.5`` asks for Eq. (15) as printed.
+different. The paper's introduction says the same as its code: the variance of layer l has a discount of 1/sqrt(l). So
+the exponent is 0.25 unless ``--ds-init-exponent 0.5`` asks for Eq. (15) as printed.
+
+The code has one matrix for queries, keys and values of a self-attention, with the bound for its fan_out of 3C. Eq. (1)
+and (9) print three matrices, whose bound is sqrt(2) times as large: ``--ds-init-split-qkv``.
 """
 
 import math
@@ -28,6 +32,7 @@ class DepthScaled(Xavier):
         stack: see :class:`Init`
         alpha: factor on all layers, in (0, 1]
         exponent: 0.25 (the released code), 0.5 (Eq. 15), or any value from 0 on
+        split_qkv: gamma of queries, keys and values of a self-attention is that of three matrices
 
     Raises:
         UsageError: a value is out of range
@@ -36,8 +41,9 @@ class DepthScaled(Xavier):
     without_residual = False
     flag_prefix = "ds_init"
     paper = "Zhang 2019"
+    shrinks_layers = True
 
-    def __init__(self, stack: Stack, alpha: float = 1.0, exponent: float = 0.25):
+    def __init__(self, stack: Stack, alpha: float = 1.0, exponent: float = 0.25, split_qkv: bool = False):
         super().__init__(stack)
         if not 0.0 < alpha <= 1.0:
             raise UsageError(f"--ds-init-alpha {alpha} is out of range: use a value above 0, up to 1")
@@ -45,6 +51,7 @@ class DepthScaled(Xavier):
             raise UsageError(f"--ds-init-exponent {exponent} is no number from 0 on: use 0.25 or 0.5")
         self.alpha = alpha
         self.exponent = exponent
+        self.split_qkv = split_qkv
 
     @staticmethod
     def add_args(parser) -> None:
@@ -54,5 +61,11 @@ class DepthScaled(Xavier):
             help="DS-Init: layer l is scaled by l^-P; 0.25 (default) as the paper's code, 0.5 as its Eq. 15",
         )  # fmt: skip
 
+        parser.add_argument(
+            "--ds-init-split-qkv", action="store_true",
+            help="DS-Init: bounds of separate matrices for queries, keys and values, as in Eq. 1 and 9",
+        )  # fmt: skip
+
     def gain(self, place: MatrixLocation) -> float:
-        return super().gain(place) * self.alpha * place.layer**-self.exponent
+        gain = 1.0 if self.split_qkv else super().gain(place)
+        return gain * self.alpha * place.layer**-self.exponent

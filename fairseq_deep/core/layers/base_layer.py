@@ -121,18 +121,20 @@ class BaseLayer(FeedForward):
 
     def __init__(self, stack: Stack, residual: ResidualConnection | None = None):
         super().__init__(stack)
-        self.normalize_before = stack.pre_norm
         self.sublayers = [(name, NORMS[name]) for name in stack.sublayers]
         self.last = len(self.sublayers) - 1
         self.final_layer_norm = build_norm(stack, has_norms(stack))
         self.residual = Plain(stack, 1) if residual is None else residual
+        self.normalize_before = self.residual.pre_norm
+
+    def branch_input(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """What a sub-layer F reads of its input *x* (T x B x C): in pre-norm LN(x), which the connection may scale."""
+        return self.residual.scale_input(norm(x)) if self.normalize_before else x
 
     def feed_forward(self, x: Tensor, bottom: Tensor) -> Tensor:
         """The feed-forward sub-layer with its connection and norm (T x B x C); *bottom*: the layer's input."""
-        residual = x
-        if self.normalize_before:
-            x = self.final_layer_norm(x)
-        x = self.residual(residual, self.ffn(x), self.last, bottom)
+        output = self.ffn(self.branch_input(x, self.final_layer_norm))
+        x = self.residual(x, output, self.last, bottom)
         if not self.normalize_before:
             x = self.final_layer_norm(x)
         return x

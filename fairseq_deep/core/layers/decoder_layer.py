@@ -44,9 +44,7 @@ class DecoderLayer(BaseLayer):
             T x B x C, and the weights (H x B x T x S) or None
         """
         bottom = x
-        if self.normalize_before:
-            x = self.self_attn_layer_norm(x)
-        x = attend_to_target(self.self_attn, x, context)
+        x = attend_to_target(self.self_attn, self.branch_input(x, self.self_attn_layer_norm), context)
         x = self.residual(bottom, self.dropout_module(x), 0, bottom)
         if not self.normalize_before:
             x = self.self_attn_layer_norm(x)
@@ -54,8 +52,7 @@ class DecoderLayer(BaseLayer):
         weights = None
         if self.encoder_attn is not None and context.memory is not None:
             residual = x
-            if self.normalize_before:
-                x = self.encoder_attn_layer_norm(x)
+            x = self.branch_input(x, self.encoder_attn_layer_norm)
             x, weights = attend_to_source(self.encoder_attn, x, context, need_weights)
             x = self.residual(residual, self.dropout_module(x), 1, bottom)
             if not self.normalize_before:
@@ -79,9 +76,7 @@ class ParallelDecoderLayer(ParallelAttention, BaseLayer):
     def forward(self, x: Tensor, context: DecoderContext, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Run the layer; see :meth:`DecoderLayer.forward`."""
         bottom = x
-        if self.normalize_before:
-            x = self.encoder_attn_layer_norm(x)
-        x, weights = self.attend(x, context, need_weights)
+        x, weights = self.attend(self.branch_input(x, self.encoder_attn_layer_norm), context, need_weights)
         x = self.residual(bottom, self.dropout_module(x), 0, bottom)
         if not self.normalize_before:
             x = self.encoder_attn_layer_norm(x)

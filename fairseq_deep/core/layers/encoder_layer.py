@@ -36,8 +36,7 @@ class EncoderLayer(BaseLayer):
             T x B x C
         """
         bottom = x
-        if self.normalize_before:
-            x = self.self_attn_layer_norm(x)
+        x = self.branch_input(x, self.self_attn_layer_norm)
         x, _ = self.self_attn(x, key_padding_mask=encoder_padding_mask)
         x = self.residual(bottom, self.dropout_module(x), 0, bottom)
         if not self.normalize_before:

@@ -3,7 +3,8 @@
     post-norm  x_{l+1} = LN(r(x_l, F(x_l)))
     pre-norm   x_{l+1} = r(x_l, F(LN(x_l)))
 
-Dropout is part of F. Each layer has one module for the connections of all its sub-layers.
+Dropout is part of F. A method may scale what F reads in pre-norm, F(a LN(x_l)). Each layer has one module for the
+connections of all its sub-layers.
 """
 
 
@@ -24,20 +25,49 @@ class ResidualConnection(nn.Module, Method):
 
     Attributes:
         sublayers: number of sub-layers of the layer
+        pre_norm: norm placement of the layer; a method may differ from the stack's
         norms: the norm placements that the method can be used with, of "pre" and "post"
-        counts_layers: layers differ by their number, so that none can be dropped from a trained model
+        counts_layers: layers differ by their number or compute with their count, so that none can be dropped from a
+            trained model
+        running_sum: the method is only for stacks whose layers all add to one sum
+        foldable: :meth:`factors` can be folded into the weights of a trained model
     """
 
     norms: tuple[str, ...] = ("pre", "post")
     counts_layers = False
+    running_sum = False
+    foldable = False
 
     def __init__(self, stack: Stack, number: int):
         super().__init__()
         self.sublayers = len(stack.sublayers)
+        self.pre_norm = stack.pre_norm
 
     def matrices(self) -> dict[str, Tensor]:
         """The weight matrices (fan_out x fan_in) that an initialisation may fill, by their role."""
         return {}
+
+    def factors(self, sublayer: int) -> tuple[float, float | Tensor]:
+        """The constants a and b of a *foldable* method: in pre-norm r = x + b F(a LN(x)), in post-norm r = x + b F(x).
+
+        Args:
+            sublayer: 0-based index in the layer
+
+        Returns:
+            a, and b: a number, or one for each feature (C)
+
+        Raises:
+            UsageError: they are not constant yet
+        """
+        raise NotImplementedError
+
+    def adam_factors(self) -> tuple[float, float]:
+        """What Adam's learning rate and its eps are multiplied with for the parameters of the layer."""
+        return 1.0, 1.0
+
+    def scale_input(self, x: Tensor) -> Tensor:
+        """What a sub-layer reads of its normalised input LN(x) (T x B x C) in a pre-norm stack."""
+        return x
 
     def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
         """Connect.

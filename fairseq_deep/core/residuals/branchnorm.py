@@ -21,9 +21,8 @@ from fairseq_deep.core.stack import Stack
 from .base import RESIDUALS, ResidualConnection
 
 
-@RESIDUALS.register("branchnorm")
-class BranchNorm(KeepFp32, ResidualConnection):
-    """r = x + a_t F.
+class GrowingBranch(KeepFp32, ResidualConnection):
+    """r = x + a_t F, with a_t = min(1, t / updates) in update t, counted from 1.
 
     a_t is saved with the weights, so that an interrupted run goes on where it was, and a model generates with the a_t
     that its weights were trained for. It never falls: a trained model that is trained further keeps it, whatever the
@@ -31,10 +30,47 @@ class BranchNorm(KeepFp32, ResidualConnection):
 
     Args:
         stack, number: see :class:`ResidualConnection`
-        updates: T
+        updates: number of the update from which on the branch has its full size
 
     Shapes:
-        scale: a number, in fp32
+        scale: a_t, a number, in fp32
+    """
+
+    foldable = True
+
+    def __init__(self, stack: Stack, number: int, updates: int):
+        super().__init__(stack, number)
+        self.updates = updates
+        self.place = f"layer {number} of the {stack.side}"
+        self.register_buffer("scale", torch.tensor(1.0 / updates))
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Set a_t for the update after *num_updates*; fairseq calls it at the beginning of each."""
+        self.scale.clamp_(min=min(1.0, (num_updates + 1) / self.updates))
+
+    def fp32_tensors(self) -> list[Tensor]:
+        return [self.scale]  # bf16 could not count its steps
+
+    def factors(self, sublayer: int) -> tuple[float, float | Tensor]:
+        share = float(self.scale)
+        if share < 1.0:
+            raise UsageError(
+                f"branches that still grow ({self.place} is at {share:.3g} of its size): "
+                f"use a checkpoint of update {self.updates} or later"
+            )
+        return 1.0, share
+
+    def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
+        return (x + self.scale * output).to(x.dtype)
+
+
+@RESIDUALS.register("branchnorm")
+class BranchNorm(GrowingBranch):
+    """r = x + a_t F, with the same a_t in all layers.
+
+    Args:
+        stack, number: see :class:`ResidualConnection`
+        updates: T
 
     Raises:
         UsageError: T is less than 1
@@ -44,23 +80,11 @@ class BranchNorm(KeepFp32, ResidualConnection):
     norms = ("post",)
 
     def __init__(self, stack: Stack, number: int, updates: int = 4000):
-        super().__init__(stack, number)
         if updates < 1:
             raise UsageError(f"--branchnorm-updates {updates} is no number of updates: use 1 (plain post-norm) or more")
-        self.updates = updates
-        self.register_buffer("scale", torch.tensor(1.0 / updates))
+        super().__init__(stack, number, updates)
 
     @staticmethod
     def add_args(parser) -> None:
         parser.add_argument("--branchnorm-updates", type=int, metavar="T",
                             help="BranchNorm: updates until the branches have their full size (default: 4000)")
-
-    def set_num_updates(self, num_updates: int) -> None:
-        """Set a_t for the update after *num_updates*; fairseq calls it at the beginning of each."""
-        self.scale.clamp_(min=min(1.0, (num_updates + 1) / self.updates))
-
-    def fp32_tensors(self) -> list[Tensor]:
-        return [self.scale]  # bf16 could not count its steps
-
-    def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
-        return (x + self.scale * output).to(x.dtype)

@@ -46,6 +46,7 @@ class LayerScale(KeepFp32, ResidualConnection):
     """
 
     paper = "Touvron 2021"
+    foldable = True
 
     def __init__(self, stack: Stack, number: int, start: float | None = None):
         super().__init__(stack, number)
@@ -60,6 +61,9 @@ class LayerScale(KeepFp32, ResidualConnection):
     def add_args(parser) -> None:
         parser.add_argument("--layerscale-start", type=float, metavar="X",
                             help="LayerScale: start of the factors (default: by the depth, 0.1, 1e-5 or 1e-6)")
+
+    def factors(self, sublayer: int) -> tuple[float, float | Tensor]:
+        return 1.0, self.weight[sublayer]
 
     def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
         return (x + self.weight[sublayer] * output).to(x.dtype)

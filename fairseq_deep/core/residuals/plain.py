@@ -14,6 +14,10 @@ class Plain(ResidualConnection):
     """x + F(x)."""
 
     paper = "He 2016"
+    foldable = True
+
+    def factors(self, sublayer: int) -> tuple[float, float | Tensor]:
+        return 1.0, 1.0
 
     def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
         if torch.is_grad_enabled() or x.dtype != output.dtype:

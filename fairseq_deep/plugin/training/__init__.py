@@ -1,7 +1,8 @@
 """What training needs beside the model: optimizer, criterion, gradients of two types, memory, readers, checks."""
 
 from . import criterion, optimizer, schedule  # noqa: F401 (registered with fairseq)
+from .adam import set_factors
 from .checks import check_device, check_exact, check_training
 from .memory import keep_memory
 
-__all__ = ["check_device", "check_exact", "check_training", "keep_memory"]
+__all__ = ["check_device", "check_exact", "check_training", "keep_memory", "set_factors"]

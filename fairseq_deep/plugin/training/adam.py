@@ -7,7 +7,8 @@ Regularization, Loshchilov and Hutter, ICLR 2019, and eps where fairseq's ``--op
     v <- b2 v + (1 - b2) g^2      c2 = sqrt(1 - b2^t)
     w <- w - lr d w - lr c2 / c1 m / (sqrt(v) + eps)
 
-torch's kernels add eps to sqrt(v) / c2, which is the same with eps / c2.
+torch's kernels add eps to sqrt(v) / c2, which is the same with eps / c2. A parameter may have factors of its own on lr
+and eps (:func:`set_factors`).
 """
 
 import functools
@@ -16,12 +17,32 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .tensors import HALF, copy_all, in_fp32
 
 CHUNK = 2**25
 """Elements that are updated at once: what is computed on the way takes no more memory than this."""
+
+
+PLAIN = (1.0, 1.0)
+
+
+def set_factors(model: nn.Module) -> None:
+    """Give the parameters of layers the factors on lr and eps that their residual connections ask for.
+
+    They are stored as ``param_group``, which fairseq's copies in fp32 keep where they are not flattened.
+    """
+    for module in model.modules():
+        factors = module.residual.adam_factors() if hasattr(module, "residual") else PLAIN
+        for parameter in module.parameters() if factors != PLAIN else ():
+            parameter.param_group = factors
+
+
+def factors_of(parameter: Tensor) -> tuple[float, float]:
+    """The factors of *parameter* on lr and eps."""
+    factors = getattr(parameter, "param_group", None)
+    return factors if isinstance(factors, tuple) else PLAIN
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -49,11 +70,12 @@ class FusedAdam(torch.optim.Optimizer):
             alike: dict[Any, list[Tensor]] = {}
             for weight in group["params"]:
                 if weight.grad is not None:
-                    key = (weight.device, weight.dtype, self._count(weight, group))
+                    key = (weight.device, weight.dtype, self._count(weight, group), *factors_of(weight))
                     alike.setdefault(key, []).append(weight)
-            for (_, _, step), weights in alike.items():
+            for (_, _, step, rate, eps), weights in alike.items():
+                settings = {**group, "lr": group["lr"] * rate, "eps": group["eps"] * eps}
                 for chunk in _chunks(weights):
-                    self._update(chunk, group, step, scale)
+                    self._update(chunk, settings, step, scale)
         return loss
 
     def _count(self, weight: Tensor, group: dict[str, Any]) -> int:

@@ -39,6 +39,7 @@ def check_training(flags: Any) -> None:
     check_evaluation(flags)
     check_schedule(flags)
     _check_model(flags)
+    _check_rates(flags)
     _check_init_from(flags)
     chosen = [f"--{name}" for name in PRECISIONS if getattr(flags, name, False)]
     if len(chosen) > 1:
@@ -99,6 +100,20 @@ def _check_model(flags: Any) -> None:
     _check_alignments(flags, criterion)
     if criterion == "adaptive_loss" and not adaptive:
         raise UsageError("--criterion adaptive_loss needs --adaptive-softmax-cutoff: add that, or use cross_entropy")
+
+
+def _check_rates(flags: Any) -> None:
+    """Refuse learning rates by layer where the optimizer does not see the layers' parameters."""
+    if not getattr(flags, "completep_rates", False):
+        return
+    if getattr(flags, "optimizer", None) != "fused_adam":
+        raise UsageError("--completep-rates requires --optimizer fused_adam: use that, or leave it out")
+    apart = getattr(flags, "memory_efficient_fp16", False) or getattr(flags, "fp16_no_flatten_grads", False)
+    if getattr(flags, "fp16", False) and not apart:
+        raise UsageError(
+            "--completep-rates requires parameters that stay apart, --fp16 joins them: add --fp16-no-flatten-grads, "
+            "or use --memory-efficient-fp16"
+        )
 
 
 def _check_alignments(flags: Any, criterion: str) -> None:

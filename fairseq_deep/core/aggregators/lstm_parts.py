@@ -1,0 +1,96 @@
+"""The parts of a depth-wise LSTM's step: the gates, and the hidden computation; equations in :mod:`.lstm`."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_deep.core.dropout import dropout_of
+
+from .lstm_cell import lstm_cell, norm_gates
+
+
+class Gates(nn.Module):
+    """Input, forget and output gate, one product, then a norm for each, and the cell that they act on.
+
+    Args:
+        in_dim: width of c
+        dim: width C of a gate
+        forget_bias: start of the bias of the forget gate's norm
+        biases: b_i, b_f and b_o, initially 0
+    """
+
+    def __init__(self, in_dim: int, dim: int, forget_bias: float, biases: bool = False):
+        super().__init__()
+        self.forget_bias = forget_bias
+        self.weight = nn.Parameter(torch.empty(3 * dim, in_dim))
+        self.bias = nn.Parameter(torch.zeros(3 * dim)) if biases else None
+        self.norm_weight = nn.Parameter(torch.empty(3, dim))
+        self.norm_bias = nn.Parameter(torch.empty(3, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for matrix in self.weight.chunk(3):
+            nn.init.xavier_uniform_(matrix)
+        nn.init.ones_(self.norm_weight)
+        nn.init.zeros_(self.norm_bias)
+        nn.init.constant_(self.norm_bias[1], self.forget_bias)
+
+    def inputs(self, c: Tensor) -> Tensor:
+        """What the sigmoids of input, forget and output gate take (T x B x 3 x C) for *c* (T x B x in_dim)."""
+        return norm_gates(F.linear(c, self.weight, self.bias), self.norm_weight, self.norm_bias)
+
+    def forward(self, c: Tensor, h: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+        """Out and Cell (T x B x C each), Eq. (7) and (8), for *c*, *h* and the *cell* of the step before."""
+        return lstm_cell(self.inputs(c), h, cell)
+
+
+class Hidden(nn.Module):
+    """The hidden computation of one step, Eq. (5) or (6).
+
+    Args:
+        in_dim: width of c
+        dim: width C of the output
+        hidden: width of W_h1's output, before the GLU halves it; None for the 1-layer form, Eq. (5)
+        glu: the GLU's gate function, of ``GLU``
+        dropout: dropout on the output
+        activation_dropout: dropout on the output of the GLU
+        biases: b_h, or b_h1 and b_h2, initially 0
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        dim: int,
+        hidden: int | None,
+        glu: str,
+        dropout: float,
+        activation_dropout: float,
+        biases: bool = False,
+    ):
+        super().__init__()
+        self.glu = glu
+        self.fc1 = nn.Linear(in_dim, hidden or dim, bias=biases)
+        self.layer_norm = nn.LayerNorm(hidden or dim)
+        self.fc2 = nn.Linear(hidden // 2, dim, bias=biases) if hidden else None
+        self.dropout = dropout_of(self, dropout)
+        self.activation_dropout = dropout_of(self, activation_dropout)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for linear in (linear for linear in (self.fc1, self.fc2) if linear is not None):
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def forward(self, c: Tensor) -> Tensor:
+        """h (T x B x C) for *c* (T x B x in_dim)."""
+        x = self.layer_norm(self.fc1(c).to(self.layer_norm.weight.dtype))  # autocast leaves them different
+        if self.fc2 is None:
+            # flat, because the gradient of torch 1.13's GeLU is wrong on a CPU where what comes back is strided
+            return self.dropout(F.gelu(x.flatten(0, 1)).view(x.shape))
+        if self.glu == "sigmoid":
+            x = F.glu(x, dim=-1)
+        else:
+            a, b = x.chunk(2, dim=-1)
+            x = a * (F.gelu(b) if self.glu == "gelu" else F.silu(b) if self.glu == "swish" else F.relu(b))
+        return self.dropout(self.fc2(self.activation_dropout(x)))

@@ -1,0 +1,94 @@
+"""CompleteP: every branch has a factor that falls with the depth of its stack.
+
+Don't be lazy: CompleteP enables compute-efficient deep transformers, Dey et al., 2025 (arXiv 2505.01618), Table 1:
+
+    x_{l+1} = x_l + m_L^-a F(LN(x_l)),    m_L = L / L_base,    a = 1
+
+so that settings that were tuned at the depth L_base carry over to the depth L; a = 1/2 is depth-muP (arXiv 2310.02244).
+The paper has one stack. Here L is the depth of the encoder or of the decoder, each with its own base: the number of
+branches in a layer cancels in the ratio (our derivation). Adam's settings for the parameters of layers depend on the
+depth, too, which is for the optimizer to do (*rates*; ``--optimizer fused_adam`` does):
+
+    learning rate  eta m_L^(a-1)
+    eps            eps m_L^-a
+
+The rest of Table 1 is about the width, which is not scaled here.
+
+Names here: ``factor`` is m_L^-a, ``base`` is L_base, ``alpha`` is a.
+"""
+
+import logging
+import math
+
+import torch
+from torch import Tensor
+
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+
+from .base import RESIDUALS
+from .plain import Plain
+
+logger = logging.getLogger(__name__)
+
+
+@RESIDUALS.register("completep")
+class CompleteP(Plain):
+    """r = x + m_L^-a F, without parameters.
+
+    Args:
+        stack, number: see :class:`ResidualConnection`
+        base: L_base; in a stack of that depth, it is the plain connection
+        alpha: a, from 0 (plain) to 1
+        rates: scale learning rates and eps, too
+
+    Raises:
+        UsageError: a value is out of range
+    """
+
+    paper = "Dey 2025"
+    norms = ("pre",)
+    counts_layers = True
+    running_sum = True
+
+    def __init__(self, stack: Stack, number: int, base: float = 1.0, alpha: float = 1.0, rates: bool = False):
+        super().__init__(stack, number)
+        if not 0.0 < base < math.inf:
+            raise UsageError(f"--completep-base must be a positive number ({base}, {stack.side}): use 1, 2 or 6")
+        if not 0.0 <= alpha <= 1.0:
+            raise UsageError(f"--completep-alpha must be a number from 0 to 1 ({alpha}): use 1, or leave it out")
+        ratio = stack.layers / base
+        self.factor = ratio**-alpha
+        self.factors_of_adam = (ratio ** (alpha - 1.0), ratio**-alpha) if rates else (1.0, 1.0)
+        if number == 1:
+            self._log(stack, base, alpha, rates)
+
+    def _log(self, stack: Stack, base: float, alpha: float, rates: bool) -> None:
+        depth = f"{stack.side}: --residual completep, base {base:g}"
+        if base > stack.layers:
+            logger.info(f"{depth} is deeper than the {stack.layers} layers: branches have the factor {self.factor:.4g}")
+        if alpha < 1.0 and not rates:
+            logger.info(f"{depth}, alpha {alpha:g} scales branches only: add --completep-rates for learning rates")
+
+    @staticmethod
+    def add_args(parser) -> None:
+        parser.add_argument("--completep-base", type=float, metavar="N",
+                            help="CompleteP: depth at which the branches of a stack have their full size (default: 1)")
+        for side in ("encoder", "decoder"):
+            parser.add_argument(f"--{side}-completep-base", type=float, metavar="N",
+                                help=f"CompleteP: the same for the {side} only (default: --completep-base)")
+        parser.add_argument("--completep-alpha", type=float, metavar="A",
+                            help="CompleteP: exponent of the depth, 0 to 1 (default: 1)")
+        parser.add_argument("--completep-rates", action="store_true",
+                            help="CompleteP: scale Adam's learning rate and eps of the layers, too (fused_adam only)")
+
+    def adam_factors(self) -> tuple[float, float]:
+        return self.factors_of_adam
+
+    def factors(self, sublayer: int) -> tuple[float, float | Tensor]:
+        return 1.0, self.factor
+
+    def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
+        if self.factor == 1.0:
+            return super().forward(x, output, sublayer, bottom)
+        return torch.add(x, output, alpha=self.factor).to(x.dtype)

@@ -1,0 +1,48 @@
+"""LayerNorm Scaling: what a sub-layer reads shrinks with the number of its layer.
+
+The Curse of Depth in Large Language Models, Sun et al., 2025 (arXiv 2502.05795). In layer l, from 1 in its stack:
+
+    x_{l+1} = x_l + F(LN(x_l) / sqrt(l))
+
+for every sub-layer; the norm after the stack is not scaled. The paper is about language models. An attention to the
+source normalises its query only, so that its keys and values are not scaled (our derivation).
+
+Names here: ``scale`` is 1 / sqrt(l).
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+
+from .base import RESIDUALS
+from .plain import Plain
+
+
+@RESIDUALS.register("layernorm-scaling")
+class LayerNormScaling(Plain):
+    """r = x + F, where F reads LN(x) / sqrt(l)."""
+
+    paper = "Sun 2025"
+    norms = ("pre",)
+    counts_layers = True
+
+    def __init__(self, stack: Stack, number: int):
+        super().__init__(stack, number)
+        self.scale = number**-0.5
+
+    @classmethod
+    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
+        if stack.init is not None and stack.init.method.shrinks_layers:
+            raise UsageError(
+                f"--residual layernorm-scaling scales layers by their depth, as --deep-init {stack.init.name} does "
+                f"({stack.side}): use --deep-init xavier, or --residual plain"
+            )
+
+    def factors(self, sublayer: int) -> tuple[float, float | Tensor]:
+        return self.scale, 1.0
+
+    def scale_input(self, x: Tensor) -> Tensor:
+        return x if self.scale == 1.0 else x * self.scale
