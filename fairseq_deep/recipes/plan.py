@@ -155,11 +155,24 @@ class Plan:
             raise UsageError(f"--data-tar {options.data_tar}: no such file")
         if self.route == "folder":
             check_folder(self)
+        self._check_teacher()
         if self.route == "download" and not options.dry_run and not self.has_download:
             raise UsageError(
                 f"there is no public archive of {options.task} (no {self.description}): give your own text with "
                 "--data DIR"
             )
+
+    def _check_teacher(self) -> None:
+        teacher = self.options.teacher
+        if not teacher:
+            return
+        if self.route == "tar" or self.options.multilingual:
+            text = "the text of --data-tar is tokenised" if self.route == "tar" else "this recipe has many pairs"
+            raise UsageError(f"--teacher translates plain text of one pair of languages, and {text}: omit --teacher")
+        if not os.path.exists(teacher):
+            raise UsageError(f"--teacher {teacher}: no such run, checkpoint or package")
+        if os.path.isdir(self.exp) and os.path.samefile(teacher, self.exp):
+            raise UsageError(f"--teacher {teacher} is this run itself: choose another --exp")
 
     def _check_embeddings(self) -> None:
         options = self.options

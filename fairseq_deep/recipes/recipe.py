@@ -41,6 +41,8 @@ class Recipe(Options):
     data_url: str = option(os.environ.get("WMT_URL", ""), TEXT,
                            "folder, also file://, to take all archives from instead of their home")  # fmt: skip
     checksums: str = option("", FILE, "file of sha256 sums ('SUM  NAME') of the archives, or none (default: ours)")
+    teacher: str = option("", FILE, "trained model (run, checkpoint or package) whose translations replace the "
+                          "references of the training text")  # fmt: skip
     conf: str = option("", TEXT, "flag files conf/NAME.args, in order, separated by commas")
     arch: str = option("", TEXT, "architecture (fairseq-deep archs lists them)")
     ngpu: int | str = option("auto", AUTO, "GPUs to use, on each machine; 0: the CPU; auto: all that are visible")

@@ -79,6 +79,9 @@ def _parts(plan: Plan, stage: int) -> list[Any]:
              5: ("average",), 6: ("beam", "lenpen", "gen_batch", "max_len_a", "max_len_b", "subsets",
                                   "decode_precision", "gnmt_lenpen")}  # fmt: skip
     own = [getattr(options, name) for name in names[stage]]
+    if stage == 1 and options.teacher:
+        files = ("", "averaged.pt", "config.json", "model.safetensors")
+        own.append(crc(os.path.join(options.teacher, name).rstrip("/") for name in files))
     return [plan.route, *own, _data(plan)] if stage == 1 else own
 
 

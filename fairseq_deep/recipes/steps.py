@@ -56,6 +56,13 @@ def get_data(runner: Runner) -> None:
 
         runner.call(f"the corpus of {plan.description} is fetched and rebuilt", rebuild.rebuild, plan, source)
     name = options.data if plan.route == "folder" else plan.route
+    if options.teacher:
+        name, distilled = f"{name}, translated by {options.teacher}", plan.path("distilled")
+        device = ["--cpu"] * (not options.ngpu)
+        words = ["--text", source, "--output", distilled, "--source-lang", options.source_lang]
+        words += ["--target-lang", options.target_lang, *device]
+        runner.run("fairseq-deep", "distill", options.teacher, *words)
+        source = distilled
     runner.call(f"the text of {source} is checked and copied", copy_corpus, source, raw, plan.langs, name)
 
 

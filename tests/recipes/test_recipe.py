@@ -236,6 +236,24 @@ class TestStages:
         assert_refused(done, "longest sentence", "more than 4: raise --max-tokens", status=2)
 
 
+def assert_student_learns_from(teacher, tools, corpus, exp, words, model):
+    """With --teacher, the training targets are its translations; other sets and all sources are the original ones."""
+    given = ("--data", corpus, "--teacher", teacher, "--stop-stage", "1", *words, *model)
+    done = recipe(tools, exp, *given)
+    assert done.returncode == 0, done.stderr + done.stdout
+    read_lines = lambda run, name: (run / "text/raw" / name).read_text().split("\n")  # noqa: E731
+    # A source without a reference has a translation, too.
+    assert set(read_lines(teacher, "train.en")) <= set(read_lines(exp, "train.en"))
+    assert read_lines(exp, "valid.de") == read_lines(teacher, "valid.de")
+    ours = ["translate", str(teacher), "--beam", "5", "--cpu", "--input", str(exp / "text/raw/train.en")]
+    assert fairseq_deep_command([*ours, "--output", str(exp / "expected")]) == 0
+    assert (exp / "expected").read_text().split("\n") == read_lines(exp, "train.de") != read_lines(teacher, "train.de")
+    again = recipe(tools, exp, *given)
+    assert again.stdout.count("already done") == 2
+    other = recipe(tools, exp, *given[:2], *given[4:])
+    assert "stage 1 data: already done" not in other.stdout, "without the teacher it is another text"
+
+
 def test_from_text_to_bleu(tools, corpus, tmp_path):
     """Every stage with the real programs and a tiny model, in a folder with blanks and from elsewhere."""
     exp = tmp_path / "small job"
@@ -258,6 +276,7 @@ def test_from_text_to_bleu(tools, corpus, tmp_path):
         "BLEU = "
         in subprocess.run([str(exp / "resume.sh")], env=environment(tools), capture_output=True, text=True).stdout
     )
+    assert_student_learns_from(exp, tools, corpus, tmp_path / "student", words, model)
     assert fairseq_deep_command(["report", str(exp)]) == 0
     page = (exp / "report.html").read_text()
     for part in (record["signature"], "transformer_dlcl_2l2l_tiny", "11 of 11 sentences", translations[0], "<svg"):

@@ -95,6 +95,7 @@ def refused(*words, **how):
         (["--ngpu", "8", "--decode-precision", "int8"], ["--decode-precision int8 is made for the CPU", "--ngpu 0"]),
         (["--seeds", "2", "--seed", "2"], ["--seed and --seeds exclude each other"]),
         (["--seeds", "0"], ["--seeds takes how many", "'0'"]),
+        (["--teacher", "/nowhere"], ["--teacher /nowhere: no such run, checkpoint or package"]),
         (["--seeds", "4,,"], ["--seeds takes how many", "'4,,'", "one seed: 7,"]),
         (["--seeds", "4,5,4"], ["names seed 4 twice"]),
         (["--nnodes", "2", "--master", "h"], ["--nnodes 2 needs --node-rank: 0 on the machine that prepares the data"]),
