@@ -218,8 +218,8 @@ def counted(said, entries):
     return size_of(model)
 
 
-# The papers' counts in millions, at vocabularies that fit them (they print none for these tasks). Table 5 of Z19, De-En:
-# joint BPE of 30,000 merges, one table for both languages. Table 4 of W19: both sides together.
+# The papers' counts in millions, at vocabularies that fit them (they print none for these tasks). Z19, Table 5, De-En:
+# joint BPE of 30,000 merges, one table for both languages. W19, Table 4: both sides together.
 @pytest.mark.parametrize("command, entries, paper", [
     (f"{A} --conf zhang --arch transformer_postnorm_6l -- --deep-init xavier", [32000], "61"),
     (f"{A} --conf zhang", [32000], "92"),
