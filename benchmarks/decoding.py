@@ -1,10 +1,12 @@
 """Decoding: ours against stock fairseq's transformer with the same weights, merged attention against self-attention.
 
 The systems take turns in fairseq's beam search with a fixed number of steps. Stock and ours have the same weights, and
-must give the same hypotheses. What has a precision in its name is as --task deep_translation builds it.
+must give the same hypotheses. What has a precision in its name is as --task deep_translation builds it. For speed by
+depth of one stack (Wang et al. 2019, Fig. 4 and Table 5) there are pre-norm and DLCL, with random weights.
 
     python benchmarks/decoding.py [--dim 256 --layers 6 --vocabulary 8000] [--sentences 32 --length 26] [--rounds 5]
     python benchmarks/decoding.py --device cuda --dtype float16 --systems stock ours merged
+    python benchmarks/decoding.py --encoder-layers 30 --decoder-layers 6 --systems prenorm dlcl
 """
 
 import argparse
@@ -25,7 +27,8 @@ from fairseq_deep.plugin.generator import Generator
 from fairseq_deep.tools import format_table
 
 DEFAULT_SYSTEMS = ("stock", "ours", "ours-fp32", "ours-bf16", "ours-int8", "merged", "merged-fp32", "merged-int8")
-SYSTEMS = (*DEFAULT_SYSTEMS, "merged-self", "merged-average", "average")
+DEPTHS = ("prenorm", "dlcl")
+SYSTEMS = (*DEFAULT_SYSTEMS, "merged-self", "merged-average", "average", *DEPTHS)
 
 
 def make_dictionary(size):
@@ -37,7 +40,7 @@ def make_dictionary(size):
 
 def build_stock(options, dictionary):
     """fairseq's own model with random weights, always the same; and its flags."""
-    flags = {f"{side}_layers": options.layers for side in ("encoder", "decoder")}
+    flags = {"encoder_layers": options.encoder_layers, "decoder_layers": options.decoder_layers}
     for side in ("encoder", "decoder"):
         flags.update({f"{side}_embed_dim": options.dim, f"{side}_ffn_embed_dim": 4 * options.dim})
         flags[f"{side}_attention_heads"] = options.dim // 64
@@ -53,6 +56,9 @@ def build(system, stock, flags, dictionary):
     name, _, precision = system.partition("-")
     if system == "stock":
         return copy.deepcopy(stock)
+    if system in DEPTHS:
+        torch.manual_seed(1)
+        return build_architecture(f"transformer_{system}_6l", dictionary, **flags)
     attention = system if system.startswith("merged") and precision in ("self", "average") else name
     attention = {"ours": "self"}.get(attention, attention)
     torch.manual_seed(1)
@@ -93,16 +99,26 @@ def timed(generate, device):
     return seconds, [hypothesis["tokens"].tolist() for sentence in result for hypothesis in sentence]
 
 
-def main():
+def read_arguments(words=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     numbers = {"dim": 256, "layers": 6, "vocabulary": 8000, "sentences": 32, "length": 26, "beam": 4, "rounds": 5}
     for name, value in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    for side in ("encoder", "decoder"):
+        parser.add_argument(f"--{side}-layers", type=int, metavar="N", help=f"layers of the {side} (default: --layers)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=DEFAULT_SYSTEMS)
-    options = parser.parse_args()
+    options = parser.parse_args(words)
+    for side in ("encoder_layers", "decoder_layers"):
+        if getattr(options, side) is None:
+            setattr(options, side, options.layers)
+    return options
+
+
+def main(words=None):
+    options = read_arguments(words)
     torch.set_num_threads(options.threads)
     dictionary = make_dictionary(options.vocabulary)
     stock, flags = build_stock(options, dictionary)

@@ -238,10 +238,12 @@ def collect(exp, subsets, settings):
         if not found["sacrebleu"]:
             raise UsageError(f"{exp}/score-{subset}.json is missing: run again with --stage 7")
     env, data, trained = read_environment(exp), read_data(exp), training_facts(exp)
-    tests = {name: found["sacrebleu"]["bleu"] for name, found in scores.items() if name != "valid"}
+    tests = [found for name, found in scores.items() if name != "valid"]
+    means = {"mean_bleu": "sacrebleu", "mean_tokenised_bleu": "tokenised"} if len(tests) > 1 else {}
     record = {
         **(measures(test) if subsets else {}),
-        **({"mean_bleu": round(statistics.fmean(tests.values()), 2)} if len(tests) > 1 else {}),
+        **{name: round(statistics.fmean(found[key].get("bleu", 0.0) for found in tests), 2)
+           for name, key in means.items()},
         **trained,
         "hardware": env.get("hardware"),
         "commit": trained.get("commit") or env.get("commit"),

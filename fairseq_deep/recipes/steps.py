@@ -221,7 +221,7 @@ def score(runner: Runner) -> None:
         )  # fmt: skip
         for procedure in ("tokenized", "compound-split"):
             out = plan.path(f"score-{subset}-{procedure}.json")
-            runner.run(*common, f"--{procedure}", *cased, "--json", out)
+            runner.run(*common, f"--{procedure}", *cased, *_tokenized_references(runner, subset), "--json", out)
 
 
 def _references(runner: Runner, subset: str) -> list[str]:
@@ -231,10 +231,7 @@ def _references(runner: Runner, subset: str) -> list[str]:
     words = ["--references", plan.path(f"{subset}.ref.{lang}")]
     if os.path.isfile(plain) or runner.dry and plan.route != "tar":
         words += ["--ref", plain]
-    # before there is text, those of --data
-    folder = plan.options.data if runner.dry and plan.route == "folder" else plan.path("text", "raw")
-    pattern = os.path.join(glob.escape(folder), f"{subset}.{lang}.ref[0-9]*")
-    count = len(glob.glob(pattern)) if subset.startswith("test") else 0
+    count = _count_further_references(runner, subset)
     for number in range(1, count + 1):
         words += ["--references", plan.path(f"{subset}.ref{number}.{lang}"), "--ref", f"{plain}.ref{number}"]
     if not runner.dry:
@@ -243,6 +240,26 @@ def _references(runner: Runner, subset: str) -> list[str]:
             if number and int(number[1]) > count:
                 os.remove(path)  # of text that had more of them
     return words
+
+
+def _count_further_references(runner: Runner, subset: str) -> int:
+    """The number of references of a test set beside the first one."""
+    plan = runner.plan
+    # before there is text, those of --data
+    folder = plan.options.data if runner.dry and plan.route == "folder" else plan.path("text", "raw")
+    pattern = os.path.join(glob.escape(folder), f"{subset}.{plan.options.target_lang}.ref[0-9]*")
+    return len(glob.glob(pattern)) if subset.startswith("test") else 0
+
+
+def _tokenized_references(runner: Runner, subset: str) -> list[str]:
+    """Flags of `score` for the tokenised references of a set with several; the T- lines serve for a single one."""
+    plan, count = runner.plan, _count_further_references(runner, subset)
+    first = f"{subset}.{plan.options.target_lang}"
+    names = [first, *(f"{first}.ref{number}" for number in range(1, count + 1))]
+    paths = [plan.path("text", "bpe", f"{name}.tok") for name in names]
+    if not count or not runner.dry and not all(map(os.path.isfile, paths)):
+        return []
+    return [word for path in paths for word in ("--ref", path)]
 
 
 def _score_pairs(runner: Runner, cased: list[str]) -> None:

@@ -278,8 +278,9 @@ FACTS = {name: _PRINTED for name in (
     "arch", "task", "conf", "seed", "precision", "devices", "tokens_per_update", "max_tokens", "update_freq",
     "averaged", "average_updates", "hardware", "commit", "date", "smoke")}  # fmt: skip
 _FIGURES = ("bleu", "chrf", "valid_ppl", "best_valid_ppl")
+_MEANS = ("mean_bleu", "mean_tokenised_bleu", "tokenised_bleu", "compound_split_bleu")
 RESULT = {
-    **SEARCH, **FACTS, **{name: figure for name in (*_FIGURES, "mean_bleu", "tokenised_bleu", "compound_split_bleu")},
+    **SEARCH, **FACTS, **{name: figure for name in (*_FIGURES, *_MEANS)},
     "signature": line, "updates": amount, "epochs": _PRINTED, "train_hours": figure, "parameters": optional(amount),
     "pairs": {"*": amount}, "environment": {"*": line}, "data": DATA, "scores": {"*": {"*": SCORE}},
 }  # fmt: skip

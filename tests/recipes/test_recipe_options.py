@@ -391,6 +391,9 @@ def test_further_references_are_scored_with(tmp_path):
     assert (valid.count("--ref"), test.count("--ref"), test.count("--references")) == (1, 3, 3)
     assert value(test, "--ref").endswith("/text/raw/test.de.ref2")
     assert value(test, "--references").endswith("/test.ref2.de")
+    tokens = [shlex.split(line) for line in lines if "--tokenized" in line or "--compound-split" in line]
+    assert [words.count("--ref") for words in tokens] == [0, 0, 3, 3]
+    assert value(tokens[2], "--ref").endswith("/text/bpe/test.de.ref2.tok")
 
 
 def test_another_product_is_refused_unless_forced(tmp_path):

@@ -13,6 +13,10 @@ import subprocess
 import pytest
 
 from fairseq_deep import list_archs
+from fairseq_deep.core.compat import skip_initialisation
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
+from tests.helpers.flags import parse
+from tests.helpers.models import full_size, make_dictionary, size_of, task_of
 from tests.helpers.paths import ROOT
 
 TABLE = (ROOT / "examples/README.md").read_text(encoding="utf-8")
@@ -44,7 +48,8 @@ D20 = {**D12, "tokens": 45056}
 ZBIG = {**Z19, "adam_betas": "(0.9, 0.998)", "lr": "2.4705e-4", "warmup_updates": "16000", "dropout": "0.3",
         "tokens": 49152, "fp16": True}  # fmt: skip
 ONE, LONG = {"tests": 1}, {"tests": 1, "max_update": "500000"}
-TALKS = {**Z19, "dropout": "0.5", "attention_dropout": "0.3", "tokens": 40960, "merges": "30000", "bpe": "joint", **ONE}
+TALKS = {**Z19, "dropout": "0.5", "attention_dropout": "0.3", "tokens": 40960, "merges": "30000", "bpe": "joint",
+         "embeddings": "all", **ONE}  # fmt: skip
 X24 = {
     **SAME, "adam_betas": "(0.9, 0.98)", "adam_eps": "1e-9", "lr": "6.988e-4", "warmup_updates": "4000",
     "dropout": "0.1", "attention_dropout": "0.1", "activation_dropout": "0.1", "tokens": 24576, "max_update": "100000",
@@ -65,7 +70,7 @@ ROWS = [
     (M, "postnorm_20l", {**POST, **DEEP}), (M, "dlcl_postnorm_6l", POST),
     (M, "dlcl_postnorm_25l", {**POST, **DEEP}), (M, "prenorm_6l", PRE),
     (M, "prenorm_6l_big", {**PRE, **BIG, "lr": "0.0007"}), (M, "prenorm_20l", {**PRE, **DEEP}), (M, "dlcl_6l", PRE),
-    (M, "dlcl_30l", {**PRE, **DEEP}), (M, "transparent_16l", {**POST, **DEEP, **OTHER}),
+    (M, "dlcl_30l", {**PRE, **DEEP}), (M, "transparent_16l", {**POST, **DEEP}),
     (M, "dlcl_postnorm_16l", {**POST, **DEEP}), (M, "prenorm_16l", {**PRE, **DEEP}), (M, "dlcl_16l", {**PRE, **DEEP}),
     (N, "prenorm_6l", NIST), (N, "prenorm_6l_big", {**NIST, **BIG, "lr": "0.0007", "max_update": "100000"}),
     (N, "prenorm_25l", {**NIST, **HALF, "max_update": "25000"}), (N, "dlcl_6l", NIST),
@@ -73,7 +78,7 @@ ROWS = [
     (Z, "prenorm_6l", LARGE), (Z, "prenorm_6l_big", {**LARGE, **BIG, "lr": "0.0007", "max_update": "500000"}),
     (Z, "dlcl_25l", {**LARGE, **HALF, "max_update": "100000"}),
     (Z, "dlcl_30l", {**LARGE, **HALF, "max_update": "100000"}),
-    (M, "prenorm_6l", {**PRE, "decoder_layers": "4"}), (M, "dlcl_20l", {**PRE, **DEEP}),
+    *((M, "prenorm_6l", {**PRE, "decoder_layers": depth}) for depth in "468"), (M, "dlcl_20l", {**PRE, **DEEP}),
     (M, "dlcl_20l", {**PRE, **DEEP, "dlcl_no_norm": ""}), (M, "dense_sum_20l", {**PRE, **DEEP}),
     (M, "dense_20l", {**PRE, **DEEP}), (M, "dense_nonorm_20l", {**PRE, **DEEP}),
     (M, "prenorm_6l_big_encoder", {**PRE, "embeddings": "target"}),
@@ -88,6 +93,8 @@ ROWS = [
     (E, "ds_12l12l", {**D12, **OTHER}), (E, "prenorm_12l", {**D12, **XAVIER, "decoder_layers": "12"}),
     (E, "ds_matt_12l12l", {**D12, **OTHER}), (E, "ds_20l20l", {**D20, **OTHER}),
     (E, "prenorm_20l", {**D20, **XAVIER, "decoder_layers": "20"}), (E, "ds_matt_20l20l", {**D20, **OTHER}),
+    *((E, "ds_matt_12l12l", {**D12, "clip_norm": "1.0", f"{side}_deep_init": "xavier", **OTHER})
+      for side in ("decoder", "encoder")),
     (E, "ds_matt_18l18l", {**D20, "tokens": 43008}), (E, "ds_matt_30l30l", {**D20, "tokens": 49152}),
     (F, "postnorm_6l", {**Z19, **LONG}), (F, "ds_matt_12l12l", {**D12, **LONG}),
     (A, "postnorm_6l", {**TALKS, **XAVIER}), (A, "ds_matt_12l12l", {**TALKS, **OTHER}),
@@ -114,9 +121,10 @@ ROWS = [
     *((E, f"lstm_{n}l{n}l", X24) for n in (3, 12, 18, 24)),
     (E, "lstm_12l12l_big", XBIG), (E, "lstm_relative_12l_big", LI), (E, "lstm_1layer_relative_12l_big", LI),
     (C, "lstm_6l", X24), (C, "prenorm_6l", {**X24, **XAVIER}),
-    (E, "transparent_16l", X24), (E, "hierarchical_6l", X24), (E, "hierarchical_6l_big", XBIG),
-    (E, "routing_6l", X24), (E, "routing_6l_big", XBIG), (E, "sdu_6l", X24), (E, "ode_24l", X24),
-    (E, "ode_12l_big", XBIG),
+    *((E, name, {**(XBIG if name.endswith("big") else X24), **XAVIER}) for name in (
+        "transparent_16l", "hierarchical_6l", "hierarchical_6l_big", "routing_6l", "routing_6l_big", "sdu_6l",
+        "ode_24l", "ode_12l_big",
+    )),
 ]  # fmt: skip
 
 
@@ -160,6 +168,7 @@ def planned(said):
     found = {name: train.get(name) for row in (X24, PRE, DEEP) for name in row}
     found.update({name: train.get(name) for name in ("decoder_attn", "lstm_share", "lstm_hidden", "dlcl_no_norm")})
     found.update({name: train.get(name) for name in ("encoder_layers", "decoder_layers", "deep_init")})
+    found.update({name: train.get(name) for name in ("encoder_deep_init", "decoder_deep_init")})
     found.update(
         arch=train["arch"], fp16="fp16" in train, interval=train.get("save_interval_updates"), bpe=cut["bpe"],
         embeddings="all" if "share_all_embeddings" in train else "target", merges=cut["bpe_merges"],
@@ -179,7 +188,10 @@ def test_every_row_has_its_settings(dry_runs):
         assert found["arch"] == f"transformer_{arch}" and found["arch"] in list_archs(), command
         wrong = {name: (found[name], value) for name, value in settings.items() if found[name] != value}
         assert not wrong, f"{command}: (found, paper's) {wrong}"
-        extra = set(shlex.split(command)) & {"--decoder-attn", "--encoder-layers", "--decoder-layers", "--dlcl-no-norm"}
+        extra = set(shlex.split(command)) & {
+            "--decoder-attn", "--encoder-layers", "--decoder-layers", "--dlcl-no-norm", "--clip-norm", "--deep-init",
+            "--encoder-deep-init", "--decoder-deep-init",
+        }  # fmt: skip
         assert {flag[2:].replace("-", "_") for flag in extra} <= set(settings), command
 
 
@@ -195,3 +207,45 @@ def test_fairseq_knows_every_flag(dry_runs):
         args = options.parse_args_and_arch(options.get_training_parser(), words)
         assert args.max_update or args.max_epoch, line
     logging.disable(logging.NOTSET)
+
+
+def counted(said, entries):
+    """Parameters of the model that a command trains, whose dictionaries have so many entries."""
+    line = next(line for line in said.splitlines() if line.startswith("fairseq-train "))
+    args = parse(*(word for word in shlex.split(line)[2:] if word != "--fp16"))
+    with skip_initialisation():
+        model = DeepTransformerModel.build_model(args, task_of(*map(make_dictionary, entries)))
+    return size_of(model)
+
+
+# The papers' counts in millions, at vocabularies that fit them (they print none for these tasks). Z19, Table 5, De-En:
+# joint BPE of 30,000 merges, one table for both languages. W19, Table 4: both sides together.
+@pytest.mark.parametrize("command, entries, paper", [
+    (f"{A} --conf zhang --arch transformer_postnorm_6l -- --deep-init xavier", [32000], "61"),
+    (f"{A} --conf zhang", [32000], "92"),
+    (f"{Z} --conf base_prenorm", [60000, 53280], "102.1"), (f"{Z} --conf big_prenorm", [60000, 53280], "292.4"),
+])  # fmt: skip
+def test_parameters_are_the_papers(dry_runs, command, entries, paper):
+    digits = len(paper.partition(".")[2])
+    assert f"{counted(dry_runs[command], entries) / 1e6:.{digits}f}" == paper
+
+
+def test_no_vocabulary_fits_all_systems_of_w19_table_4(dry_runs):
+    """DLCL's printed 161.5M and 177.2M fit some 1,200 entries fewer than the base and big models have."""
+    deep = [f"{Z} --conf dlcl_25l", f"{Z} --conf dlcl_25l --arch transformer_dlcl_30l -- --deep-init xavier"]
+    found = {
+        entries: [f"{counted(dry_runs[command], [60000, entries - 60000]) / 1e6:.1f}" for command in deep]
+        for entries in (113280, 112100)
+    }
+    assert found == {113280: ["162.1", "177.8"], 112100: ["161.5", "177.2"]}
+    assert counted(dry_runs[f"{Z} --conf base_prenorm"], [60000, 52100]) < 101.6e6
+
+
+def test_the_one_layer_big_model_of_x24_shares_no_gates():
+    """Its 288.41M (with a bias of the output); with gates that layers share, the paper's default, it has 187.64M."""
+    found = {}
+    for share in ("none", "gate", "gate-encdec", "all"):
+        name = "transformer_lstm_1layer_relative_12l_big"
+        model = full_size(name, 35628, share_all_embeddings=True, lstm_share=share)
+        found[share] = f"{(size_of(model) + 35628) / 1e6:.2f}"
+    assert found == {"none": "288.41", "gate": "187.64", "gate-encdec": "181.35", "all": "147.76"}

@@ -175,6 +175,8 @@ def test_two_seeds_from_text_to_significance(tools, corpus, tmp_path):
     log = (exp / "seed1/logs/5-average.log").read_text()
     assert "averaged 2 checkpoints" in log and all(name in log for name in kept)
     assert (exp / "seed2/test.ref1.de").read_text() == "das Haus 1\n" * 11
+    tokenized = record["runs"]["2"]["scores"]["test"]["tokenised"]
+    assert "nrefs:2" in tokenized["signature"] and tokenized["references"][1].endswith("/test.de.ref1.tok")
 
     done = recipe(tools, exp, "--data", corpus, *words, "--against", exp, *model)
     assert done.returncode == 2 and "is this run itself: give another one" in done.stderr

@@ -133,6 +133,38 @@ def test_several_sets_of_references(files, capsys, tmp_path):
     assert "sys has 4" in error and "second has 3" in error
 
 
+# 7 and 4 words; their references have 9, 6, 5, 8 and 8, 7, 6, 9
+FOUR_HYPOTHESES = ["The CAT sat on the mat today", "We Agree with them"]
+FOUR_REFERENCES = [
+    ["yesterday a cat was sitting on the old mat", "we are all in agreement with them now"],
+    ["The cat sat on a Mat", "All of us agree with them ."],
+    ["cats sit on mats today", "we do agree with those people"],
+    ["today the cat is sitting on the mat", "they and we agree on this with each other"],
+]
+
+
+def test_tokenised_bleu_with_four_references_by_hand(tmp_path, capsys):
+    """As multi-bleu.perl -lc: n-grams are clipped by the best reference, and the length is the closest reference's.
+
+    1-grams 7 + 4 of 11. 2-grams without "mat today": 5 + 3 of 9. 3-grams "the cat sat", "cat sat on", "on the mat",
+    "agree with them": 4 of 7. 4-grams "the cat sat on": 1 of 5. Closest lengths: 6, as near to 7 as 8 is and shorter;
+    and 6, as near to 4 as any gets.
+    """
+    (tmp_path / "sys").write_text("\n".join(FOUR_HYPOTHESES) + "\n")
+    words = ["--sys", tmp_path / "sys", "--tokenized"]
+    for number, lines in enumerate(FOUR_REFERENCES):
+        (tmp_path / f"ref{number}").write_text("\n".join(lines) + "\n")
+        words += ["--ref", tmp_path / f"ref{number}"]
+    lines = run(capsys, *words, "--lowercase", "--json", tmp_path / "out.json")
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["precisions"] == pytest.approx([100.0, 100 * 8 / 9, 100 * 4 / 7, 100 * 1 / 5])
+    assert (result["hypothesis_length"], result["reference_length"]) == (11, 12)
+    expected = 100 * math.exp(1 - 12 / 11) * (8 / 9 * 4 / 7 * 1 / 5) ** 0.25
+    assert result["bleu"] == pytest.approx(expected) and lines[-1] == f"BLEU = {expected:.2f}" == "BLEU = 51.55"
+    assert all(part in result["signature"] for part in ("nrefs:4", "case:lc", "tok:none", "smooth:none"))
+    assert run(capsys, *words)[-1] == "BLEU = 0.00", "with case no 4-gram is right"
+
+
 @pytest.mark.parametrize(
     ("line", "split"),
     [

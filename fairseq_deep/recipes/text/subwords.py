@@ -2,8 +2,9 @@
 
 Reads {train,valid,test,test1 ...}.LANG and writes the same names, with the merges, to a new folder: ``code`` for both
 languages, or ``code`` for the source and ``code.LANG`` for the target, or ``spm.model`` of SentencePiece, which takes
-the text as it is.  Every step works on blocks of lines in several processes, so that millions of pairs need little
-memory.
+the text as it is.  Of a test set with several references it also writes all of them tokenised, for BLEU on tokens:
+test.LANG.tok, test.LANG.ref1.tok and so on.  Every step works on blocks of lines in several processes, so that
+millions of pairs need little memory.
 """
 
 import functools
@@ -21,7 +22,7 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.display import Display
 from fairseq_deep.runtime.text import TAG, cutter_of, packages_named, tokenizer_of
 
-from .corpus import PairWriter, find_splits, read_lines, replaced_folder
+from .corpus import PairWriter, find_references, find_splits, read_lines, replaced_folder
 
 MAX_RATIO = 9  # longer side over shorter side, as in the usual corpus cleaning
 BLOCK = 2000
@@ -130,6 +131,18 @@ def tokenize_split(args, text, split, tmp):
     return writer.count, dropped
 
 
+def tokenize_references(args, text, split, tmp):
+    """Write every reference of a test set that has several to ``tmp``, tokenised like the hypotheses."""
+    lang = args.langs[1]
+    further = find_references(text, split, lang)
+    for name in (f"{split}.{lang}", *further) if further else ():
+        lines = zip(read_lines(os.path.join(text, name)))
+        jobs = (((lang,), block, args.tokenizer, args.lowercase) for block in blocks(lines))
+        with open(os.path.join(tmp, f"{name}.tok"), "w", encoding="utf-8") as stream:
+            for block in spread(tokenize_pairs, jobs, args.workers):
+                stream.writelines(line + "\n" for (line,) in block)
+
+
 def learn(args, langs, code):
     """Learn merges on the tokenised training text of ``langs``, and write them to ``code``."""
     from subword_nmt.learn_bpe import learn_bpe
@@ -220,6 +233,8 @@ def cut_corpus(text, out, settings):
             if dropped:
                 reason = f"over {settings.max_words} words or a length ratio over {MAX_RATIO}"
                 print(f"  {dropped:,} training pairs dropped: {reason}")
+            if split.startswith("test"):
+                tokenize_references(settings, text, split, tmp)
         codes = learn_codes(settings, langs, tmp)
         with open(os.path.join(tmp, "steps.json"), "w", encoding="utf-8") as stream:  # for fairseq-deep translate
             json.dump({"tokenizer": settings.tokenizer, "lowercase": settings.lowercase}, stream)
