@@ -159,6 +159,8 @@ def _values(flag, action):
     registry = getattr(action.type, "__self__", None)
     if registry is not None:
         return tuple(registry.names())
+    if action.choices:
+        return tuple(action.choices)
     return SWITCH if action.nargs == 0 else WORDS.get(flag) or {int: INTEGERS, float: NUMBERS}[action.type]
 
 

@@ -223,7 +223,8 @@ def test_what_settings_name_is_not_opened(key, kind, stranger, address, tmp_path
     folder = stranger({"task__source_lang": "src", "task__target_lang": "tgt", **planted(NAMING[key], value)})
     found = hub_utils.from_pretrained(str(folder), "model.pt")
     if "bpe" in NAMING[key]:  # the files of which lie next to the checkpoint or are named by the caller
-        with pytest.raises((OSError, ValueError, ImportError), match="not found|install|vocab.txt"):
+        # transformers raises Exception itself
+        with pytest.raises(Exception, match="not found|install|vocab.txt|No such file"):
             hub_utils.GeneratorHubInterface(found["args"], found["task"], found["models"])
     else:
         hub_utils.GeneratorHubInterface(found["args"], found["task"], found["models"])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fairseq_deep.tools import main
+from fairseq_deep.tools.export import _name_stock_parts
 from tests.helpers.commands import PACKAGE, hypotheses, run, train_command
 from tests.helpers.models import tiny_flags
 
@@ -164,3 +165,14 @@ def test_our_task_criterion_and_optimizer_get_fairseqs_names(data, tmp_path):
     assert losses[0] == losses[1] and len(losses[0]) == 1
     config = torch.load(stock, weights_only=False)["cfg"]
     assert config["optimizer"]["_name"] == "adam" and "gnmt_lenpen" not in config["task"]
+
+
+def test_our_schedule_gets_fairseqs_name():
+    """A checkpoint of a training with a cooldown; only fairseq's own settings are kept."""
+    ours = {"_name": "inverse_sqrt_cooldown", "warmup_updates": 4, "warmup_init_lr": -1, "lr": [0.1],
+            "cooldown_updates": None, "lr_before_cooldown": "constant", "max_update": 100}  # fmt: skip
+    config = {"lr_scheduler": ours}
+    _name_stock_parts(config)
+    assert config == {
+        "lr_scheduler": {"_name": "inverse_sqrt", "warmup_updates": 4, "warmup_init_lr": -1, "lr": [0.1]}
+    }

@@ -84,6 +84,9 @@ class DeepTransformerModel(Transformer, TransformerModel):
     def add_args(cls, parser) -> None:
         """Add fairseq's Transformer flags and those of this package, without defaults."""
         super().add_args(parser)
+        for action in parser._actions:
+            if action.dest == "decoder_output_dim":  # fairseq does not convert it, and fails in the first linear map
+                action.type = int
         add_own_args(parser)
 
     @classmethod
