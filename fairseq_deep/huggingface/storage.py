@@ -13,7 +13,7 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import packaged
 from fairseq_deep.runtime.model import load_weights
 from fairseq_deep.runtime.packaged.config import HUGGINGFACE
-from fairseq_deep.runtime.packaged.folder import CARD, write_sums
+from fairseq_deep.runtime.packaged.folder import CARD, SUMS, write_sums
 
 from .folder import HUB, filled, local_folder, read_files, written
 
@@ -125,6 +125,7 @@ class Storage:
         if own and "automatically generated" in card.text:  # the repository had no card
             card.text = own
             card.save(path)
+        os.remove(os.path.join(working_dir, SUMS))
         write_sums(os.fspath(working_dir))
         return super()._upload_modified_files(working_dir, *args, **kwargs)
 
