@@ -174,12 +174,7 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
         """
         if output_attentions:
             raise UsageError("output_attentions is not supported; fairseq-generate prints alignments")
-        if encoder_outputs is None:
-            if input_ids is None:
-                raise UsageError("forward() requires input_ids or encoder_outputs")
-            encoder_outputs = self.encode(input_ids, attention_mask, output_hidden_states)
-        elif not isinstance(encoder_outputs, BaseModelOutput):
-            encoder_outputs = EncoderOutput(*encoder_outputs[:2])
+        encoder_outputs = self._read_source(input_ids, attention_mask, encoder_outputs, output_hidden_states)
         if decoder_input_ids is None:
             if labels is None:
                 raise UsageError("forward() requires decoder_input_ids or labels")
@@ -205,6 +200,14 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
         """The decoder's input for *labels* (B x T): end-of-sentence, and all labels but the last."""
         words = labels.masked_fill(labels.eq(IGNORED), Dictionary.pad)
         return torch.cat([words.new_full((len(words), 1), Dictionary.eos), words[:, :-1]], dim=1)
+
+    def _read_source(self, input_ids: Tensor | None, mask: Tensor | None, outputs, hidden: bool | None):
+        """The encoder's output: *outputs* if they are given."""
+        if outputs is None and input_ids is None:
+            raise UsageError("forward() requires input_ids or encoder_outputs")
+        if outputs is None:
+            return self.encode(input_ids, mask, hidden)
+        return outputs if isinstance(outputs, BaseModelOutput) else EncoderOutput(*outputs[:2])
 
     def _encoded(self, outputs: BaseModelOutput, mask: Tensor | None) -> dict[str, list[Tensor]]:
         """The encoder's output as the core has it."""
