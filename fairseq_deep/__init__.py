@@ -5,6 +5,9 @@ build on each other: ``core`` (the models; torch only), ``runtime`` (translation
 (everything that imports fairseq). The command ``fairseq-deep`` is in ``tools``.
 """
 
+import contextlib
+import sys
+
 from . import moved
 from .plugin.compat import FAIRSEQ_ERROR
 
@@ -23,5 +26,8 @@ else:
         """Raise ImportError: fairseq is missing, and architectures are names in its registry."""
         raise ImportError("architectures require fairseq; run 'fairseq-deep doctor'") from FAIRSEQ_ERROR
 
+if "transformers.models.auto" in sys.modules:  # whoever has imported the Auto classes expects our models in them
+    with contextlib.suppress(ImportError):  # transformers before 5
+        from . import huggingface  # noqa: F401 (registers the classes)
 
 __all__ = ["__version__", "list_archs"]

@@ -66,10 +66,18 @@ def build_model(stored: StoredModel, source: Dictionary, target: Dictionary) -> 
     Raises:
         UsageError: settings, weights and dictionaries do not belong together
     """
-    model = untrained(stored.flags, source, target)
-    upgrade(model, stored.tensors)
-    check_loadable(model, stored.tensors)
-    model.load_state_dict(stored.tensors)
+    return load_weights(untrained(stored.flags, source, target), stored.tensors)
+
+
+def load_weights(model: Transformer, tensors: dict[str, Tensor]) -> Transformer:
+    """*model* in evaluation mode with the weights *tensors*, which get today's names in place.
+
+    Raises:
+        UsageError: names or shapes differ
+    """
+    upgrade(model, tensors)
+    check_loadable(model, tensors)
+    model.load_state_dict(tensors)
     return model.eval()
 
 

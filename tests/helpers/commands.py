@@ -64,9 +64,10 @@ FEED_FORWARD = ["--encoder-ffn-embed-dim", "32"]
 EXACT = ("--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "0")
 
 
-def train_command(data, save_dir, *flags, arch="transformer_dlcl_2l2l_tiny", launcher=()):
-    """A stock-style command line with the plugin added to it."""
+def train_command(data, save_dir, *flags, arch="transformer_dlcl_2l2l_tiny", launcher=(), shares=True):
+    """A stock-style command line with the plugin added to it; *shares*: one dictionary and one embedding."""
     narrow = NARROW if arch.startswith(("transformer_lstm", "transformer_rnn")) else NARROW + FEED_FORWARD
+    narrow = narrow if shares else [flag for flag in narrow if flag != "--share-all-embeddings"]
     return [
         *launcher, *([BIN / "fairseq-train"] if launcher else ["fairseq-train"]), data,
         "--user-dir", PACKAGE, "--arch", arch, *narrow,

@@ -3,9 +3,9 @@
 from .card import make_card
 from .config import read_config
 from .folder import CODES, WEIGHTS, PackageError, find_problems, folder_of, is_package, place
-from .reading import Package, codes_of, load, odd_pieces
+from .reading import Package, check_text, codes_of, load, odd_pieces, read_dictionary, text_files
 from .writing import Content, make_config, make_tensors, write
 
 __all__ = ["CODES", "Content", "Package", "PackageError", "WEIGHTS", "find_problems", "folder_of", "is_package",
-           "codes_of", "load", "make_card", "make_config", "make_tensors", "odd_pieces", "place", "read_config",
-           "write"]  # fmt: skip
+           "check_text", "codes_of", "load", "make_card", "make_config", "make_tensors", "odd_pieces", "place",
+           "read_config", "read_dictionary", "text_files", "write"]  # fmt: skip

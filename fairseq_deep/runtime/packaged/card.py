@@ -66,6 +66,14 @@ In Python:
     from fairseq_deep.runtime import Translator
     Translator("FOLDER").translate("...")
 
+With transformers (`pip install 'transformers>=5'`):
+
+    import fairseq_deep.huggingface
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+    tokenizer, model = (c.from_pretrained("FOLDER") for c in (AutoTokenizer, AutoModelForSeq2SeqLM))
+    found = model.generate(**tokenizer(["..."], padding=True, return_tensors="pt"))
+    tokenizer.batch_decode(found, skip_special_tokens=True)
+
 With fairseq (`pip install -r requirements.txt -c constraints.txt` in the clone), data that
 `fairseq-preprocess --srcdict FOLDER/dict.{source}.txt --tgtdict FOLDER/dict.{target}.txt` has binarised:
 

@@ -97,6 +97,9 @@ CONTENT = exactly(
 )
 """The schema of ``config.json``. The settings of ``model`` are those of its architecture."""
 
+HUGGINGFACE = {"model_type": "fairseq_deep", "architectures": ["FairseqDeepForConditionalGeneration"]}
+"""What transformers looks for in ``config.json``; older packages do not have it."""
+
 LATER = {"max_len_a": 1.0, "max_len_b": 50}
 """Settings of the search that the first packages lack, and what they were translated with."""
 
@@ -133,7 +136,10 @@ def check_config(config: dict[str, Any]) -> None:
     Raises:
         ValueError: what is wrong, in words
     """
-    check(config, CONTENT)
+    for key, value in HUGGINGFACE.items():
+        if config.get(key, value) != value:
+            raise ValueError(f"{key} must be {value} or missing")
+    check({key: value for key, value in config.items() if key not in HUGGINGFACE}, CONTENT)
     for name in (*config["tied"], *config["made_with"]):
         if not _line(name):
             raise ValueError(f"a name is not one line of text ({name[:60]!r})")

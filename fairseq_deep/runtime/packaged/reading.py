@@ -81,12 +81,8 @@ def load(path: str) -> Package:
     if os.path.basename(path) != WEIGHTS:
         raise PackageError(f"{path}: not a packaged model, whose weights are called {WEIGHTS}")
     config = read_config(folder)
-    dictionaries = [dictionary_name(config["task"][f"{side}_lang"]) for side in ("source", "target")]
-    codes = [name for name in (codes_of(config),) if name]
-    refuse_others(folder, [*dictionaries, *codes])
-    verify_checksums(folder, [*dictionaries, *codes, WEIGHTS])
-    if config["text"]["sub_words"] == "subword-nmt":
-        check_merges(folder, codes[0])
+    dictionaries = check_text(folder, config)[:2]
+    verify_checksums(folder, [WEIGHTS])
     check_header(place(folder, WEIGHTS))
     tensors = read_tensors(place(folder, WEIGHTS))
     for name, owner in config["tied"].items():
@@ -100,6 +96,26 @@ def load(path: str) -> Package:
 
 
 READERS[".safetensors"] = lambda path: load(path).stored
+
+
+def text_files(config: dict[str, Any]) -> list[str]:
+    """The names of the files that text is prepared with: two dictionaries, and sub-words if there are any."""
+    names = [dictionary_name(config["task"][f"{side}_lang"]) for side in ("source", "target")]
+    return names + [name for name in (codes_of(config),) if name]
+
+
+def check_text(folder: str, config: dict[str, Any]) -> list[str]:
+    """Check the :func:`text_files` in *folder*; return their names.
+
+    Raises:
+        PackageError: one is damaged, or *folder* holds other files
+    """
+    names = text_files(config)
+    refuse_others(folder, names)
+    verify_checksums(folder, names)
+    if config["text"]["sub_words"] == "subword-nmt":
+        check_merges(folder, names[2])
+    return names
 
 
 def codes_of(config: dict[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fairseq_deep.errors import one_line
 
-from .config import FORMAT, TASK, VERSION, check_config, model_settings
+from .config import FORMAT, HUGGINGFACE, TASK, VERSION, check_config, model_settings
 from .folder import CARD, CODES, CONFIG, WEIGHTS, PackageError, dictionary_name, write_sums
 from .reading import TYPES
 
@@ -55,8 +55,8 @@ def make_config(name: str, licence: str, flags: argparse.Namespace, tied: dict[s
         if given.get(flag):
             raise ValueError(f"it has --{flag.replace('_', '-')}, which a package cannot hold")
     model = {key: given[key] for key in sorted(known) if key in given}
-    config = {"format": FORMAT, "version": VERSION, "name": name, "licence": licence, "arch": given["arch"], **sections,
-              "model": model, "tied": tied}  # fmt: skip
+    config = {**HUGGINGFACE, "format": FORMAT, "version": VERSION, "name": name, "licence": licence,
+              "arch": given["arch"], **sections, "model": model, "tied": tied}  # fmt: skip
     config["task"] = {key: sections["task"][key] for key in TASK}
     check_config(config)
     return config

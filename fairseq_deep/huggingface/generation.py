@@ -1,0 +1,133 @@
+"""What ``generate()`` needs: the cache of the core's decoder, the package's search settings, and its length limit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor
+from transformers.cache_utils import Cache
+
+from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime.dictionary import Dictionary
+
+
+class DecoderCache(Cache):
+    """The incremental state of the core's decoder.
+
+    transformers' caches hold keys and values by layer. Ours also holds running means, and keeps the keys of all
+    hypotheses of a sentence together, so that reordering a beam changes a mask instead of copying them.
+
+    Args:
+        decoder: the core's decoder
+
+    Attributes:
+        state: its incremental state
+        length: number of target positions so far
+    """
+
+    is_croppable = False
+
+    def __init__(self, decoder: torch.nn.Module):
+        super().__init__(layers=[])
+        self.decoder = decoder
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all positions."""
+        self.state: dict[str, dict[str, Tensor | None]] = {}
+        self.length = 0
+
+    def extend(self, words: Tensor, encoded: dict[str, list[Tensor]]) -> tuple[Tensor, list[Tensor]]:
+        """Decode one more position.
+
+        Args:
+            words: the word of each hypothesis, B
+            encoded: the encoder's output
+
+        Returns:
+            features (B x 1 x C) and hidden states (1 x B x C each)
+        """
+        self.length += 1
+        prefix = words.unsqueeze(1).expand(-1, self.length)  # the decoder reads its last column and its length
+        options: dict[str, Any] = {"incremental_state": self.state, "alignment_layer": -1}
+        x, extra = self.decoder.extract_features(prefix, encoded, **options)
+        return x, extra["inner_states"]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """The number of target positions."""
+        return self.length
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """-1: the cache grows."""
+        return -1
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Continue with the hypotheses *beam_idx*."""
+        self.decoder.reorder_incremental_state_scripting(self.state, beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Continue with the hypotheses *indices*."""
+        self.reorder_cache(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Reject a search that widens its beam later."""
+        raise UsageError("this search copies hypotheses after the first step, which is not supported; use beam search")
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Reject a search that takes positions back."""
+        raise UsageError("assisted decoding takes positions back, which is not supported; omit the assistant")
+
+
+class EndAtLimit(LogitsProcessor):
+    """Leave only end-of-sentence, with its own probability, to a hypothesis of *longest* tokens, as fairseq does."""
+
+    def __init__(self, longest: int):
+        self.longest = longest
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if input_ids.size(1) <= self.longest:
+            return scores
+        limited = torch.full_like(scores, -math.inf)
+        limited[:, Dictionary.eos] = scores[:, Dictionary.eos]
+        return limited
+
+
+def search_settings(search: dict[str, Any]) -> GenerationConfig:
+    """The beam search of a package; GNMT's length penalty has no counterpart, and :func:`check_penalty` rejects it."""
+    ids = {"bos_token_id": Dictionary.bos, "pad_token_id": Dictionary.pad, "eos_token_id": Dictionary.eos}
+    beam = {"num_beams": search["beam"], "length_penalty": search["lenpen"], "early_stopping": True}
+    return GenerationConfig(
+        **ids, decoder_start_token_id=Dictionary.eos, suppress_tokens=[Dictionary.pad], min_new_tokens=1,
+        **beam if search["beam"] > 1 else {},
+    )  # fmt: skip
+
+
+def check_penalty(search: dict[str, Any], given: dict[str, Any]) -> None:
+    """Reject the search of a package with GNMT's length penalty.
+
+    Args:
+        search: the package's settings
+        given: arguments of ``generate()``; its own length penalty or a beam of 1 is accepted
+
+    Raises:
+        UsageError: with the ways that exist
+    """
+    own = {"length_penalty", "generation_config"} & given.keys() or given.get("num_beams") == 1
+    if search["gnmt_lenpen"] and search["beam"] > 1 and not own:
+        raise UsageError(
+            "this model is searched with GNMT's length penalty, which transformers does not have: give generate() "
+            "another length_penalty, or translate with fairseq_deep.runtime.Translator"
+        )
+
+
+def longest_of(search: dict[str, Any], source: int, positions: int) -> int:
+    """The greatest number of target tokens, without end-of-sentence, as the runtime's search computes it.
+
+    Args:
+        source: number of source tokens in the batch, with padding
+        positions: of the decoder
+    """
+    return min(int(search["max_len_a"] * source + search["max_len_b"]), positions - 1)

@@ -1,0 +1,283 @@
+"""The core's Transformer as a model of transformers."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationMixin, LogitsProcessorList, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+
+from fairseq_deep.core.transformer import Transformer
+from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime.dictionary import Dictionary
+from fairseq_deep.runtime.model import untrained
+
+from .configuration import FairseqDeepConfig
+from .generation import DecoderCache, EndAtLimit, check_penalty, longest_of, search_settings
+from .storage import Storage
+
+IGNORED = -100
+"""The label that counts for nothing."""
+
+
+@dataclass
+class EncoderOutput(BaseModelOutput):
+    """The encoder's output, batch first.
+
+    Attributes:
+        last_hidden_state: B x S x C
+        padding: true where the source has padding, B x S
+        memories: what each decoder layer attends to, where it has its own memory, B x M x S x C
+    """
+
+    padding: Tensor | None = None
+    memories: Tensor | None = None
+
+
+class _Encoder(nn.Module):
+    """The encoder with the arguments and outputs that ``generate()`` expects."""
+
+    def __init__(self, model: FairseqDeepForConditionalGeneration):
+        super().__init__()
+        self.encode = model.encode
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> EncoderOutput:
+        """See :meth:`FairseqDeepForConditionalGeneration.encode`."""
+        return self.encode(input_ids, attention_mask, output_hidden_states)
+
+
+class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel, GenerationMixin):
+    """A packaged model: every method of fairseq_deep, with transformers' interface.
+
+    Parameters have the core's names. The core's own functions, such as ``BeamSearch``, take this model, too.
+
+    Args:
+        config: with the settings of a package and the sizes of its dictionaries
+
+    Raises:
+        UsageError: *config* is not complete
+    """
+
+    config: FairseqDeepConfig
+    config_class = FairseqDeepConfig
+    base_model_prefix = ""
+    main_input_name = "input_ids"
+
+    def __init__(self, config: FairseqDeepConfig):
+        PreTrainedModel.__init__(self, config)
+        sizes = config.source_vocab_size, config.vocab_size
+        if config.package is None or None in sizes:
+            raise UsageError("the configuration does not have the sizes of the dictionaries; use from_pretrained()")
+        flags = Namespace(arch=config.package["arch"], **config.package["model"])
+        core = untrained(flags, *(Dictionary(map(str, range(size - len(Dictionary())))) for size in sizes))
+        self.encoder, self.decoder = core.encoder, core.decoder
+        self.encoder.main_input_name = self.main_input_name  # generate() asks it
+        self.decoder.caches = self.decoder.find_caches()  # not at each step
+        self.files: dict[str, bytes] = {}
+        self.post_init()
+        self.generation_config = search_settings(config.package["search"])
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """The core has initialised all weights."""
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # forward() makes the cache
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embedding of the source."""
+        return self.encoder.embed_tokens
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The output projection."""
+        return self.decoder.output_projection
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """Reject another vocabulary."""
+        raise UsageError("the vocabulary is that of the package's dictionaries; train a model with other dictionaries")
+
+    def get_encoder(self, modality: str | None = None) -> nn.Module:
+        """The encoder with transformers' interface."""
+        return _Encoder(self)
+
+    def get_decoder(self) -> nn.Module:
+        """The core's decoder."""
+        return self.decoder
+
+    def encode(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, output_hidden_states: bool | None = None
+    ) -> EncoderOutput:
+        """Run the encoder.
+
+        Args:
+            input_ids: B x S, with end-of-sentence, padded on either side
+            attention_mask: 0 at positions to ignore, B x S; padding is ignored in any case
+
+        Raises:
+            UsageError: the source is longer than the model's positions
+        """
+        limit = self.encoder.max_positions()
+        if input_ids.size(1) > limit:
+            raise UsageError(f"a source has {input_ids.size(1)} tokens, and the model {limit} positions; truncate it")
+        encoded = self.encoder(_masked(input_ids, attention_mask), None, bool(output_hidden_states))
+        memories = encoded.get("encoder_memories")
+        return EncoderOutput(
+            last_hidden_state=encoded["encoder_out"][0].transpose(0, 1),
+            hidden_states=tuple(state.transpose(0, 1) for state in encoded["encoder_states"]) or None,
+            padding=encoded["encoder_padding_mask"][0],
+            memories=torch.stack(memories).permute(2, 0, 1, 3) if memories else None,
+        )
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: DecoderCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Seq2SeqLMOutput | tuple:
+        """Scores of all target tokens.
+
+        Args:
+            input_ids, attention_mask: see :meth:`encode`
+            decoder_input_ids: B x T, from end-of-sentence on; with *past_key_values*, the new positions. Several
+                hypotheses of a sentence may share its *encoder_outputs*, one after the other
+            decoder_attention_mask: 0 at positions to ignore, B x T
+            encoder_outputs: in place of *input_ids*; its padding, or that of *attention_mask*, is ignored
+            labels: target tokens with end-of-sentence, B x T; padding and -100 count for nothing
+            use_cache: return a cache; one position at a time is decoded then
+
+        Returns:
+            ``logits`` (B x T x V), ``loss`` where there are labels (the mean of the cross-entropy),
+            ``past_key_values``, hidden states on request, and the encoder's output
+
+        Raises:
+            UsageError: an input is missing or not supported
+        """
+        if output_attentions:
+            raise UsageError("output_attentions is not supported; fairseq-generate prints alignments")
+        encoder_outputs = self._read_source(input_ids, attention_mask, encoder_outputs, output_hidden_states)
+        if decoder_input_ids is None:
+            if labels is None:
+                raise UsageError("forward() requires decoder_input_ids or labels")
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        encoded = self._encoded(encoder_outputs, attention_mask)
+        tokens = _masked(decoder_input_ids, decoder_attention_mask)
+        if past_key_values is None and use_cache:
+            past_key_values = DecoderCache(self.decoder)
+        decode = self._whole if past_key_values is None else self._steps
+        features, states = decode(tokens, encoded, past_key_values)
+        logits = self.decoder.output_layer(features)
+        output = Seq2SeqLMOutput(
+            loss=None if labels is None else _loss(logits, labels),
+            logits=logits,
+            past_key_values=past_key_values,
+            decoder_hidden_states=tuple(s.transpose(0, 1) for s in states) if output_hidden_states else None,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+        )
+        return output.to_tuple() if return_dict is False else output
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """The decoder's input for *labels* (B x T): end-of-sentence, and all labels but the last."""
+        words = labels.masked_fill(labels.eq(IGNORED), Dictionary.pad)
+        return torch.cat([words.new_full((len(words), 1), Dictionary.eos), words[:, :-1]], dim=1)
+
+    def _read_source(self, input_ids: Tensor | None, mask: Tensor | None, outputs, hidden: bool | None):
+        """The encoder's output: *outputs* if they are given."""
+        if outputs is None and input_ids is None:
+            raise UsageError("forward() requires input_ids or encoder_outputs")
+        if outputs is None:
+            return self.encode(input_ids, mask, hidden)
+        return outputs if isinstance(outputs, BaseModelOutput) else EncoderOutput(*outputs[:2])
+
+    def _encoded(self, outputs: BaseModelOutput, mask: Tensor | None) -> dict[str, list[Tensor]]:
+        """The encoder's output as the core has it."""
+        x, padding, memories = outputs.last_hidden_state, outputs.get("padding"), outputs.get("memories")
+        if padding is None:
+            padding = x.new_zeros(x.shape[:2], dtype=torch.bool) if mask is None else mask.eq(0)
+        encoded = {"encoder_out": [x.transpose(0, 1)], "encoder_padding_mask": [padding]}
+        if self.encoder.memory is not None:
+            if memories is None:
+                raise UsageError("encoder_outputs lacks the memories of the decoder's layers; use encode()'s output")
+            encoded["encoder_memories"] = [memory.transpose(0, 1) for memory in memories.unbind(1)]
+        return encoded
+
+    def _whole(self, tokens: Tensor, encoded: dict[str, list[Tensor]], cache: None) -> tuple[Tensor, list[Tensor]]:
+        """Features of all positions of *tokens* (B x T), and hidden states."""
+        copies = len(tokens) // len(encoded["encoder_padding_mask"][0])
+        if copies > 1:
+            encoded = {
+                name: [value.repeat_interleave(copies, dim=int(name != "encoder_padding_mask")) for value in values]
+                for name, values in encoded.items()
+            }
+        x, extra = self.decoder.extract_features(tokens, encoded, alignment_layer=-1)
+        return x, extra["inner_states"]
+
+    def _steps(self, tokens: Tensor, encoded: dict[str, list[Tensor]], cache: DecoderCache) -> tuple[Tensor, list]:
+        """Features of the new positions of *tokens* (B x T), one after the other, and hidden states."""
+        if tokens.size(1) > 1 and bool(tokens.eq(Dictionary.pad).any()):
+            raise UsageError("decoder_input_ids of several positions must not be padded where a cache is used")
+        features, states = zip(*(cache.extend(words, encoded) for words in tokens.unbind(1)))
+        return torch.cat(features, dim=1), [torch.cat(layer) for layer in zip(*states)]
+
+    def _expand_inputs_for_generation(
+        self, expand_size: int = 1, is_encoder_decoder: bool = False, input_ids: Tensor | None = None, **model_kwargs
+    ):
+        """Copy what is given for each hypothesis, and not the encoder's output, which hypotheses share."""
+        shared = {name: model_kwargs.pop(name, None) for name in ("encoder_outputs", "attention_mask")}
+        options = {"expand_size": expand_size, "is_encoder_decoder": False, "input_ids": input_ids}
+        input_ids, model_kwargs = super()._expand_inputs_for_generation(**options, **model_kwargs)
+        return input_ids, {**model_kwargs, **shared}
+
+    @torch.no_grad()
+    def generate(self, inputs: Tensor | None = None, generation_config=None, logits_processor=None, **kwargs):
+        """Search as the package says, or as the arguments say; see transformers' ``generate()``.
+
+        Unless a length is given, hypotheses have the runtime's limit, which depends on the source.
+
+        Raises:
+            UsageError: the package's search does not exist in transformers
+        """
+        search = self.config.package["search"]
+        config = {} if generation_config is None else {"generation_config": generation_config}
+        check_penalty(search, {**kwargs, **config})
+        lengths = [getattr(each, name, None) for each in (generation_config, self.generation_config)
+                   for name in ("max_length", "max_new_tokens")]  # fmt: skip
+        source = kwargs.get("input_ids", inputs)
+        if source is None and kwargs.get("encoder_outputs") is not None:
+            source = kwargs["encoder_outputs"][0]
+        if source is not None and not any(lengths) and not {"max_length", "max_new_tokens"} & kwargs.keys():
+            longest = longest_of(search, source.size(1), self.decoder.max_positions())
+            kwargs["max_length"] = longest + 2  # it counts the first symbol and end-of-sentence
+            logits_processor = LogitsProcessorList([*(logits_processor or []), EndAtLimit(longest)])
+        return super().generate(inputs, logits_processor=logits_processor, **config, **kwargs)
+
+
+def _masked(tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """*tokens* with padding where *mask* is 0."""
+    return tokens if mask is None else tokens.masked_fill(mask.eq(0), Dictionary.pad)
+
+
+def _loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean cross-entropy of the *labels* that count."""
+    labels = labels.to(logits.device).masked_fill(labels.eq(IGNORED), Dictionary.pad)
+    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=Dictionary.pad)

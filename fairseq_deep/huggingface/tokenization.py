@@ -1,0 +1,145 @@
+"""The tokenizer of a packaged model: the text steps, sub-words and dictionaries of the runtime."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizer
+
+from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime import packaged
+from fairseq_deep.runtime.dictionary import SPECIAL, Dictionary
+from fairseq_deep.runtime.packaged.folder import CONFIG, SUMS, write_sums
+from fairseq_deep.runtime.text import TextSteps, tokenizer_of
+
+from .folder import HUB, filled, local_folder, read_files, written
+
+_IGNORED = ("_commit_hash", "_from_auto", "_from_pipeline", "config", "trust_remote_code", "use_fast")
+
+
+class FairseqDeepTokenizer(PreTrainedTokenizer):
+    """Raw text to indices and back, exactly as :class:`fairseq_deep.runtime.Translator` does it.
+
+    ``tokenizer(text)`` prepares a source, ``tokenizer(text_target=text)`` a target. Special symbols in raw text are
+    plain text. ``decode`` takes indices of the target dictionary; where ``skip_special_tokens`` is true, ``<unk>``
+    stays, as in the runtime.
+
+    Args:
+        files: ``config.json``, dictionaries and sub-words of a package, with their checksums
+        options: of ``PreTrainedTokenizer``
+
+    Attributes:
+        source, target: dictionaries
+
+    Raises:
+        UsageError: a file is refused, or a package is missing
+    """
+
+    model_input_names = ["input_ids", "attention_mask"]
+
+    def __init__(self, files: dict[str, bytes], **options: Any):
+        self.files, self.options = files, options
+        with written(files) as folder:
+            config = packaged.read_config(folder)
+            names = packaged.check_text(folder, config)
+            self.source, self.target = (packaged.read_dictionary(folder, name) for name in names[:2])
+            task, text = config["task"], config["text"]
+            codes = os.path.join(folder, names[2]) if len(names) > 2 else None
+            languages = task["source_lang"], task["target_lang"]
+            self.steps = TextSteps(*languages, codes, text["tokenizer"], text["lowercase"])
+            self._prepare_target = tokenizer_of(languages[1], text["tokenizer"])
+        self.current = self.source
+        limits = (task["max_source_positions"], config["model"].get("max_source_positions"))
+        limit = min((each for each in limits if each), default=None)
+        symbols = {f"{name}_token": SPECIAL[getattr(Dictionary, name)] for name in ("bos", "pad", "eos", "unk")}
+        fixed = {**symbols, "special_tokens_pattern": "eos", "split_special_tokens": True}
+        super().__init__(**{"model_max_length": limit, **options, **fixed})
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, *inputs: Any, **kwargs: Any):
+        """Load the tokenizer of a package.
+
+        Args:
+            pretrained_model_name_or_path: its directory, or the name of a repository of the Hub
+            kwargs: what chooses the repository's files, and options of ``PreTrainedTokenizer``
+
+        Raises:
+            UsageError: the package is refused
+        """
+        hub = {name: kwargs.pop(name) for name in HUB if name in kwargs}
+        for name in _IGNORED:
+            kwargs.pop(name, None)
+        with local_folder(pretrained_model_name_or_path, weights=False, **hub) as folder:
+            names = packaged.check_text(folder, packaged.read_config(folder))
+            files = read_files(folder, [CONFIG, SUMS, *names])
+        return cls(files, name_or_path=os.fspath(pretrained_model_name_or_path), **kwargs)
+
+    def __reduce__(self):
+        """Pickle the files: the text steps are functions."""
+        return functools.partial(type(self), **self.options), (self.files,)
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the current dictionary, the source's unless a target is being prepared."""
+        return len(self.current)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Indices of the tokens in the current dictionary."""
+        return dict(self.current.indices)
+
+    def _switch_to_input_mode(self) -> None:
+        self.current = self.source
+
+    def _switch_to_target_mode(self) -> None:
+        self.current = self.target
+
+    def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
+        if self.current is self.source:
+            return self.steps.prepare(text).split()
+        words = self._prepare_target(text)
+        return (words if self.steps.cut is None else self.steps.cut(words)).split()
+
+    def _convert_token_to_id(self, token: str) -> int:
+        return self.current.indices.get(token, Dictionary.unk)
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return self.current.symbols[index]
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        """Raw text of target *tokens*."""
+        return self.steps.finish(" ".join(tokens))
+
+    def _decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False, **kwargs: Any) -> str:
+        hidden = (Dictionary.bos, Dictionary.pad, Dictionary.eos) if skip_special_tokens else ()
+        ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        return self.convert_tokens_to_string([self.target.symbols[each] for each in ids if each not in hidden])
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> tuple[str, ...]:
+        """Write the files that :meth:`from_pretrained` reads; a directory with this package stays as it is.
+
+        Raises:
+            UsageError: *save_directory* holds another package, or cannot be written
+        """
+        if kwargs.get("push_to_hub"):
+            self.push_to_hub(os.path.basename(save_directory))
+        folder = os.fspath(save_directory)
+        names = [name for name in self.files if name != SUMS]
+        if not os.path.exists(os.path.join(folder, CONFIG)):
+            with filled(folder) as new:
+                for name in names:
+                    with open(os.path.join(new, name), "wb") as stream:
+                        stream.write(self.files[name])
+                write_sums(new)
+        texts = [name for name in names if name != CONFIG]
+        if not all(os.path.exists(os.path.join(folder, name)) for name in texts) or read_files(folder, texts) != {
+            name: self.files[name] for name in texts
+        }:
+            raise UsageError(f"{folder} holds another model; choose another directory")
+        return tuple(os.path.join(folder, name) for name in self.files)
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> str:
+        """Reject the upload of a part of a package."""
+        raise UsageError("a tokenizer is a part of a package; the model's push_to_hub() uploads both")

@@ -1,0 +1,159 @@
+"""Every method as a model of transformers: scores, caches and searches are the core's."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from fairseq_deep.core.search import BeamSearch, SearchOptions  # noqa: E402
+from fairseq_deep.huggingface import FairseqDeepForConditionalGeneration  # noqa: E402
+from tests.helpers.huggingface import make_model  # noqa: E402
+from tests.helpers.methods import METHODS, OPTIONS, PRENORM  # noqa: E402
+
+ALL = {**METHODS, **OPTIONS}
+PAD, EOS = 1, 2
+
+
+@pytest.fixture(params=ALL)
+def models(request):
+    return make_model(*ALL[request.param])
+
+
+def sources(lengths=(6, 8, 4), side="left"):
+    """Sources that are padded on one *side*."""
+    tokens = torch.full((len(lengths), max(lengths)), PAD)
+    for row, length in zip(tokens, lengths):
+        place = row[len(row) - length :] if side == "left" else row[:length]
+        place[:] = torch.tensor([*torch.randint(4, 36, (length - 1,)), EOS])
+    return tokens
+
+
+def targets(lengths=(5, 7, 7)):
+    """Target inputs that are padded on the right."""
+    tokens = torch.full((len(lengths), max(lengths)), PAD)
+    for row, length in zip(tokens, lengths):
+        row[:length] = torch.tensor([EOS, *torch.randint(4, 36, (length - 1,))])
+    return tokens
+
+
+def assert_near(actual, expected):
+    """Scores are large where a model has no norms, and routing amplifies rounding."""
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4 * max(1.0, float(expected.abs().max())))
+
+
+def hypotheses(found):
+    """Tokens that ``generate()`` returns, without the first symbol and padding."""
+    return [[token for token in row[1:].tolist() if token != PAD] for row in found]
+
+
+@torch.no_grad()
+def test_scores_and_searches_are_those_of_the_core(models):
+    model, core = models
+    source, target = sources(), targets()
+    expected = core(source, None, target)[0]
+    found = model(source, decoder_input_ids=target).logits
+    assert_near(found[target.ne(PAD)], expected[target.ne(PAD)])
+    # a mask hides what is not padding, on the other side, too
+    right = sources(side="right")
+    mask = right.ne(PAD).long()
+    hidden = right.masked_fill(right.eq(PAD), 7)
+    found = model(hidden, mask, target, target.ne(PAD).long()).logits
+    assert_near(found[target.ne(PAD)], core(right, None, target)[0][target.ne(PAD)])
+    # in cached steps: the first three at once, then one at a time
+    whole = targets((7, 7, 7))
+    expected, cache, steps = core(source, None, whole)[0], None, []
+    encoded = model.encode(source)
+    for words in [whole[:, :3], *whole[:, 3:].split(1, dim=1)]:
+        out = model(encoder_outputs=encoded, decoder_input_ids=words, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        steps.append(out.logits)
+    assert cache.get_seq_length() == 7
+    assert_near(torch.cat(steps, dim=1), expected)
+    core.prepare_for_decoding()
+    for beam in (1, 4):
+        best = BeamSearch([core], SearchOptions(beam=beam, max_len_b=12))(source)
+        found = hypotheses(model.generate(source, num_beams=beam))
+        assert found == [sentence[0]["tokens"].tolist() for sentence in best]
+    assert found == hypotheses(model.generate(source, use_cache=False))
+
+
+def test_half_precision_and_a_round_trip(models, tmp_path):
+    model, core = models
+    model.save_pretrained(tmp_path)
+    loaded = FairseqDeepForConditionalGeneration.from_pretrained(tmp_path)
+    assert loaded.state_dict().keys() == core.state_dict().keys()
+    assert all(torch.equal(value, core.state_dict()[name]) for name, value in loaded.state_dict().items())
+    half = FairseqDeepForConditionalGeneration.from_pretrained(tmp_path, dtype="bfloat16")
+    core = core.to(torch.bfloat16)
+    assert {name: value.dtype for name, value in half.state_dict().items()} == {
+        name: value.dtype for name, value in core.state_dict().items()
+    }
+    source, target = sources(), targets((7, 7, 7))
+    with torch.no_grad():
+        expected = core(source, None, target, alignment_layer=-1)[0]  # weights take other kernels
+        assert torch.equal(half(source, decoder_input_ids=target).logits, expected)
+    found = half.generate(source)
+    assert found.shape[0] == 3 and torch.equal(found, half.generate(source))
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_hypothesis_at_the_limit_ends_with_its_own_probability(limit):
+    model, core = make_model(PRENORM, {}, max_len_b=limit, beam=3)
+    source = sources()
+    best = BeamSearch([core], SearchOptions(beam=3, max_len_b=limit))(source)
+    found = model.generate(source, return_dict_in_generate=True, output_scores=True)
+    assert hypotheses(found.sequences) == [sentence[0]["tokens"].tolist() for sentence in best]
+    scores = torch.stack([sentence[0]["score"] for sentence in best])
+    torch.testing.assert_close(found.sequences_scores, scores, rtol=0, atol=1e-5)
+
+
+def test_sampling_draws_from_the_probabilities_of_the_core():
+    model, core = make_model(PRENORM, {})
+    source = sources((6,))
+    logits = core(source, None, torch.tensor([[EOS]]))[0][0, -1]
+    logits[[PAD, EOS]] = -torch.inf  # padding, and a translation without words
+    drawn = model.generate(source, do_sample=True, num_beams=1, top_k=0, num_return_sequences=4000, max_new_tokens=1)
+    shares = drawn[:, 1].bincount(minlength=len(logits)) / 4000
+    torch.testing.assert_close(shares, logits.softmax(-1), rtol=0, atol=0.04)
+
+
+def test_loss_and_gradients_are_those_of_the_core():
+    model, core = make_model(PRENORM, {"decoder_memory": "transparent"})
+    source, target = sources(), targets()
+    labels = torch.cat([target[:, 1:], torch.full((3, 1), PAD)], dim=1)
+    labels[labels.eq(PAD) & target.ne(PAD)] = EOS
+    ignored = labels.masked_fill(labels.eq(PAD), -100)
+    loss = model(source, labels=ignored).loss
+    logits = core(source, None, target)[0]
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=PAD)
+    torch.testing.assert_close(loss, expected)
+    assert torch.equal(model(source, labels=labels).loss, loss)
+    for each in (loss, expected):
+        each.backward()
+    gradients = {name: parameter.grad for name, parameter in core.named_parameters()}
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_outputs_of_a_caller():
+    """A tuple in place of the encoder's output; hidden states; a tuple as the result."""
+    model, core = make_model(PRENORM, {})
+    source, target = sources(), targets((7, 7, 7))
+    encoded = model.encode(source, output_hidden_states=True)
+    assert len(encoded.hidden_states) == 3 and encoded.memories is None
+    mask = source.ne(PAD).long()
+    out = model(None, mask, target, encoder_outputs=(encoded[0],), output_hidden_states=True, use_cache=True)
+    expected, extra = core(source, None, target)
+    assert_near(out.logits, expected)
+    for found, state in zip(out.decoder_hidden_states, extra["inner_states"]):
+        assert_near(found, state.transpose(0, 1))
+    as_tuple = model(source, decoder_input_ids=target, return_dict=False)
+    assert torch.equal(as_tuple[0], model(source, decoder_input_ids=target).logits)
+    # an encoder's output that is copied for each hypothesis, and one that hypotheses share
+    repeated = encoded[0].repeat_interleave(2, dim=0)
+    twice = model(None, mask.repeat_interleave(2, 0), target.repeat_interleave(2, 0), encoder_outputs=(repeated,))
+    assert_near(twice.logits[::2], expected)
+    shared = model(None, mask, target.repeat_interleave(2, 0), encoder_outputs=(encoded[0],))
+    assert_near(shared.logits, twice.logits)
+    assert torch.equal(model.generate(encoder_outputs=encoded), model.generate(source))

@@ -1,0 +1,323 @@
+"""A packaged model in transformers' Auto classes: text and translations are the runtime's."""
+
+import argparse
+import copy
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+from fairseq_deep.errors import UsageError  # noqa: E402
+from fairseq_deep.huggingface import (  # noqa: E402
+    FairseqDeepConfig,
+    FairseqDeepForConditionalGeneration,
+    FairseqDeepTokenizer,
+)
+from fairseq_deep.runtime import Translator  # noqa: E402
+from fairseq_deep.runtime.packaged.folder import find_problems, write_sums  # noqa: E402
+from fairseq_deep.tools.main import main  # noqa: E402
+from tests.helpers.huggingface import make_model  # noqa: E402
+from tests.helpers.methods import PRENORM  # noqa: E402
+from tests.helpers.paths import ROOT  # noqa: E402
+
+AUTO = (transformers.AutoConfig, transformers.AutoTokenizer, transformers.AutoModelForSeq2SeqLM)
+ODD = ["", " ", "Old  not-see's (green) & <unk> </s> <s> <pad> \u00fc\u4f60", "&lt; @-@ a@@ b|", "x" * 40]
+
+
+@pytest.fixture(scope="module")
+def loaded(package):
+    """Configuration, tokenizer and model, as Auto classes load them."""
+    return [each.from_pretrained(package) for each in AUTO]
+
+
+@pytest.fixture(scope="module")
+def lines(recipe):
+    return [line for split in ("train", "test") for line in (recipe / f"text/raw/{split}.en").read_text().splitlines()]
+
+
+def translate(tokenizer, model, lines, **options):
+    found = model.generate(**tokenizer(lines, padding=True, return_tensors="pt"), **options)
+    return tokenizer.batch_decode(found, skip_special_tokens=True)
+
+
+def copied(package, folder, change=None):
+    """A copy of the package, changed by *change*, with checksums that fit."""
+    shutil.copytree(package, folder)
+    if change is not None:
+        content = json.loads((folder / "config.json").read_text())
+        change(content)
+        (folder / "config.json").write_text(json.dumps(content))
+        (folder / "SHA256SUMS").unlink()
+        write_sums(str(folder))
+    return folder
+
+
+def test_auto_classes_load_a_package(loaded, package):
+    assert [type(each) for each in loaded] == [
+        FairseqDeepConfig, FairseqDeepTokenizer, FairseqDeepForConditionalGeneration,
+    ]  # fmt: skip
+    config, tokenizer, model = loaded
+    assert config.package == json.loads((package / "config.json").read_text())
+    assert not model.training and model.dtype == torch.float32
+    assert model.config.vocab_size == len(model.get_output_embeddings().weight) == len(tokenizer.target)
+    assert model.config.source_vocab_size == len(model.get_input_embeddings().weight) == len(tokenizer.source)
+    found = model.generation_config
+    search = found.num_beams, found.length_penalty, found.early_stopping, found.suppress_tokens
+    assert search == (3, 0.8, True, [1])
+
+
+def test_the_tokenizer_has_the_text_steps_of_the_runtime(loaded, package, lines, recipe):
+    tokenizer, runtime = loaded[1], Translator(package, cpu=True)
+    assert runtime.source != runtime.target
+    for line in [*lines[:50], *ODD]:
+        assert tokenizer(line).input_ids == runtime.source.encode(runtime.text.prepare(line)).tolist()
+    for split in ("train", "test"):  # what the recipe has made of the target
+        raw, cut = (recipe / name / f"{split}.de" for name in ("text/raw", "text/bpe"))
+        found = tokenizer(text_target=raw.read_text().splitlines()).input_ids
+        assert found == [runtime.target.encode(line).tolist() for line in cut.read_text().splitlines()]
+    ids = torch.randint(3, len(runtime.target), (40, 9))
+    expected = [runtime.text.finish(runtime.target.decode(row)) for row in ids.tolist()]
+    framed = torch.cat([torch.full((40, 1), 2), ids, torch.full((40, 1), 2), torch.ones(40, 2).long()], dim=1)
+    assert tokenizer.batch_decode(framed, skip_special_tokens=True) == expected
+    assert any("<unk>" in line for line in expected)
+
+
+def test_a_batch_for_training(loaded, lines):
+    _, tokenizer, model = loaded
+    batch = tokenizer(lines[:6], text_target=lines[:6], padding=True, return_tensors="pt")
+    assert batch.keys() == {"input_ids", "attention_mask", "labels"}
+    assert model(**batch).loss.isfinite()
+    assert (len(tokenizer), tokenizer.model_max_length) == (len(tokenizer.source), 24)
+    assert len(tokenizer(" ".join(lines[:9]), truncation=True).input_ids) == 24
+    tokens = tokenizer.tokenize(lines[0])
+    ids = tokenizer(lines[0]).input_ids
+    assert tokenizer.convert_tokens_to_ids(tokens) == ids[:-1]
+    assert tokenizer.convert_ids_to_tokens(tokenizer.convert_tokens_to_ids(["</s>"])) == ["</s>"]
+    for same in (pickle.loads(pickle.dumps(tokenizer)), copy.deepcopy(tokenizer)):
+        assert same(lines[0]).input_ids == ids and same.padding_side == "right"
+
+
+@pytest.mark.parametrize("penalty", [0.6, 1.0])
+def test_translations_are_those_of_the_runtime(penalty, loaded, package, lines):
+    found = translate(*loaded[1:], lines, length_penalty=penalty)
+    expected = Translator(package, cpu=True, lenpen=penalty).translate(lines)
+    assert len({*expected}) > 100
+    assert sum(map(str.__eq__, found, expected)) >= 0.98 * len(lines)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.float16])
+def test_half_precision(dtype, loaded, package, lines):
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(package, dtype=dtype, device_map="auto")
+    kept = {name for name, value in model.named_parameters() if value.dtype == torch.float32}
+    assert kept == {"encoder.history.weight", "decoder.history.weight"} and model.dtype.itemsize == 2
+    found = translate(loaded[1], model.cpu(), lines[:100])
+    same = sum(map(str.__eq__, found, translate(*loaded[1:], lines[:100])))
+    assert same > 80
+
+
+def test_a_saved_model_is_a_package(loaded, package, lines, tmp_path, capsys):
+    _, tokenizer, model = loaded
+    for order in ((model, tokenizer), (tokenizer, model)):
+        folder = tmp_path / type(order[0]).__name__
+        for each in order:
+            each.save_pretrained(folder)
+        assert sorted(os.listdir(folder)) == sorted(os.listdir(package))
+        assert all((folder / name).read_bytes() == (package / name).read_bytes() for name in os.listdir(folder))
+    changed = copy.deepcopy(model)
+    torch.nn.init.ones_(changed.decoder.layer_norm.bias)
+    changed.save_pretrained(folder, state_dict=changed.state_dict(), safe_serialization=True, max_shard_size="5GB")
+    expected = translate(tokenizer, changed, lines[:9])
+    assert expected != translate(tokenizer, model, lines[:9])
+    assert Translator(folder, cpu=True).translate(lines[:9]) == expected
+    (tmp_path / "in").write_text("\n".join(lines[:9]) + "\n")
+    capsys.readouterr()
+    assert main(["translate", str(folder), "--cpu", "--input", str(tmp_path / "in")]) == 0
+    assert capsys.readouterr().out.splitlines() == expected
+    # from what decodes quickly on a CPU, too
+    expected = {name: value.clone() for name, value in changed.state_dict().items()}
+    changed.prepare_for_decoding().save_pretrained(folder)
+    again = FairseqDeepForConditionalGeneration.from_pretrained(folder).state_dict()
+    assert again.keys() == expected.keys() and all(torch.equal(again[name], expected[name]) for name in again)
+
+
+def test_what_cannot_be_saved(loaded, tmp_path):
+    _, tokenizer, model = loaded
+    broken = copy.deepcopy(model)
+    broken.decoder.layer_norm.bias.data[0] = torch.nan
+    with pytest.raises(UsageError, match="the model cannot be saved: decoder.layer_norm.bias holds NaN or Inf"):
+        broken.save_pretrained(tmp_path / "broken")
+    assert not (tmp_path / "broken").exists() or os.listdir(tmp_path / "broken") == []
+    untrained = transformers.AutoModelForSeq2SeqLM.from_config(model.config)
+    with pytest.raises(UsageError, match="a model without dictionaries cannot be saved"):
+        untrained.save_pretrained(tmp_path / "untrained")
+    make_model(PRENORM, {})[0].save_pretrained(tmp_path / "other")
+    with pytest.raises(UsageError, match="other holds another model; choose another directory"):
+        tokenizer.save_pretrained(tmp_path / "other")
+    with pytest.raises(UsageError, match=r"the model's push_to_hub\(\) uploads both"):
+        tokenizer.push_to_hub("someone/model")
+
+
+class Hub:
+    """A Hub with one repository, which is a directory."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        folder.mkdir()
+
+    def create_repo(self, repo_id, **kwargs):
+        return argparse.Namespace(repo_id=repo_id)
+
+    def create_commit(self, repo_id, operations, **kwargs):
+        for each in operations:
+            shutil.copy(each.path_or_fileobj, self.folder / each.path_in_repo)
+
+
+@pytest.mark.parametrize("has_card", [False, True])
+def test_push_to_hub_uploads_a_package(has_card, loaded, package, lines, tmp_path, monkeypatch):
+    from huggingface_hub import ModelCard
+    from huggingface_hub.errors import EntryNotFoundError
+
+    hub, load = Hub(tmp_path / "hub"), ModelCard.load
+
+    def load_card(path, **kwargs):
+        if os.path.exists(path):
+            return load(path)
+        if has_card:
+            return ModelCard("---\nlicense: mit\n---\nTheir card")
+        raise EntryNotFoundError("no card")
+
+    monkeypatch.setattr(transformers.utils.hub, "hf_api", lambda: hub)
+    monkeypatch.setattr(ModelCard, "load", load_card)
+    loaded[2].push_to_hub("someone/model", tags=["translation"])
+    assert sorted(os.listdir(hub.folder)) == sorted(os.listdir(package)) and find_problems(str(hub.folder)) == []
+    card = (hub.folder / "README.md").read_text()
+    assert "- translation\n" in card
+    assert ("Their card" in card) == has_card and ((package / "README.md").read_text().strip() in card) != has_card
+    tokenizer, model = (each.from_pretrained(hub.folder) for each in AUTO[1:])
+    assert translate(tokenizer, model, lines[:5]) == translate(*loaded[1:], lines[:5])
+
+
+def test_a_repository_in_the_cache_of_the_hub(loaded, package, lines, tmp_path):
+    """The cache has links to blobs, and transformers asks it for files that a package does not have."""
+    repo, commit = tmp_path / "models--someone--model", "0" * 40
+    for name in ("refs", "blobs", f"snapshots/{commit}"):
+        (repo / name).mkdir(parents=True)
+    (repo / "refs/main").write_text(commit)
+    for name in os.listdir(package):
+        shutil.copy(package / name, repo / "blobs" / name)
+        (repo / "snapshots" / commit / name).symlink_to(f"../../blobs/{name}")
+    options = {"cache_dir": str(tmp_path), "local_files_only": True}
+    tokenizer, model = (each.from_pretrained("someone/model", **options) for each in AUTO[1:])
+    assert translate(tokenizer, model, lines[:5]) == translate(*loaded[1:], lines[:5])
+    with pytest.raises(UsageError, match="someone/other: neither a directory nor a packaged model on the Hub"):
+        FairseqDeepForConditionalGeneration.from_pretrained("someone/other", **options)
+
+
+def test_a_package_of_before_loads_by_its_class(loaded, package, lines, tmp_path):
+    def older(content):
+        del content["model_type"], content["architectures"], content["search"]["max_len_a"]
+
+    folder = copied(package, tmp_path / "older", older)
+    tokenizer, model = (each.from_pretrained(folder) for each in (FairseqDeepTokenizer, type(loaded[2])))
+    assert translate(tokenizer, model, lines[:5]) == translate(*loaded[1:], lines[:5])
+    model.save_pretrained(tmp_path / "newer")
+    assert type(transformers.AutoConfig.from_pretrained(tmp_path / "newer")) is FairseqDeepConfig
+
+
+def evil(folder):
+    """Code of its own, which marks that it runs."""
+    (folder / "evil.py").write_text(f"open({str(folder / 'MARK')!r}, 'w')\n")
+    content = json.loads((folder / "config.json").read_text())
+    names = {"AutoConfig": "evil.C", "AutoModelForSeq2SeqLM": "evil.M", "AutoTokenizer": ["evil.T", None]}
+    (folder / "config.json").write_text(json.dumps({**content, "auto_map": names}))
+    (folder / "SHA256SUMS").unlink()
+    write_sums(str(folder))
+
+
+REFUSED = {
+    "code": (evil, "the unknown setting 'auto_map'|evil.py: refused"),
+    "weights": (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "damaged, its sha256 is not that"),
+    "dictionary": (lambda folder: (folder / "dict.de.txt").write_text("a 1\n"), "damaged, its sha256 is not that"),
+    "link": (lambda folder: (os.remove(folder / "code"), os.symlink("/etc/hostname", folder / "code")), "it is a link"),
+    "file": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "no package has a file of this name"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_hostile_folder_is_refused(name, package, tmp_path):
+    change, message = REFUSED[name]
+    folder = copied(package, tmp_path / "folder")
+    change(folder)
+    for each in AUTO[1:]:
+        if (each, name) != (transformers.AutoTokenizer, "weights"):  # which it does not read
+            with pytest.raises(UsageError, match=message) as raised:
+                each.from_pretrained(folder, trust_remote_code=True)
+            assert "\n" not in str(raised.value)
+    assert not (folder / "MARK").exists()
+
+
+BAD = {
+    "quantization_config": ({"quantization_config": {"bits": 8}}, "quantization_config is not supported"),
+    "dtype": ({"dtype": "int8"}, "unknown dtype int8; choose from float32, bfloat16, float16, auto"),
+    "device": ({"device_map": "x"}, "device_map x is not supported; give one device"),
+    "unknown": ({"frob": 1}, "frob is not supported for models of fairseq_deep; omit it"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_arguments_that_are_not_supported(name, package):
+    options, message = BAD[name]
+    with pytest.raises(UsageError, match=message):
+        transformers.AutoModelForSeq2SeqLM.from_pretrained(package, **options)
+
+
+def test_searches_that_are_not_supported(loaded, lines):
+    _, tokenizer, model = loaded
+    batch = tokenizer(lines[:1], return_tensors="pt")
+    for options, message in (
+        ({"return_dict_in_generate": True, "output_attentions": True}, "output_attentions is not supported"),
+        ({"decoder_input_ids": torch.tensor([[2, 1, 5]])}, "must not be padded where a cache is used"),
+        ({"input_ids": torch.full((1, 25), 5), "attention_mask": None}, "25 tokens, and the model 24 positions"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            model.generate(**{**batch, **options})
+    cache = model(**batch, decoder_input_ids=torch.tensor([[2]]), use_cache=True).past_key_values
+    for change in (lambda: cache.crop(1), lambda: cache.batch_repeat_interleave(2)):
+        with pytest.raises(UsageError, match="which is not supported"):
+            change()
+    with pytest.raises(UsageError, match="requires input_ids or encoder_outputs"):
+        model()
+    with pytest.raises(UsageError, match="requires decoder_input_ids or labels"):
+        model(**batch)
+    with pytest.raises(UsageError, match="the vocabulary is that of the package's dictionaries"):
+        model.resize_token_embeddings(50)
+
+
+def test_the_length_penalty_of_gnmt_is_refused():
+    model, _ = make_model(PRENORM, {}, gnmt_lenpen=True)
+    source = torch.tensor([[5, 6, 2]])
+    with pytest.raises(UsageError, match="GNMT's length penalty, which transformers does not have"):
+        model.generate(source)
+    assert torch.equal(model.generate(source, length_penalty=0.6)[:, :1], source[:, 2:])
+    assert torch.equal(model.generate(source, num_beams=1)[:, :1], source[:, 2:])
+
+
+def test_it_works_without_fairseq_and_after_importing_the_package(loaded, package, lines):
+    program = ROOT / "tests/helpers/huggingface_alone.py"
+    command = [sys.executable, program, package, *lines[:3]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines() == translate(*loaded[1:], lines[:3])
+
+
+def test_importing_the_package_does_not_import_transformers():
+    code = "import sys, fairseq_deep; assert not [name for name in sys.modules if name.startswith('transformers')]"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
