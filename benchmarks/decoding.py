@@ -40,7 +40,8 @@ def make_dictionary(size):
 
 def build_stock(options, dictionary):
     """fairseq's own model with random weights, always the same; and its flags."""
-    flags = {"encoder_layers": options.encoder_layers, "decoder_layers": options.decoder_layers}
+    depths = {name: getattr(options, name, None) for name in ("encoder_layers", "decoder_layers")}
+    flags = {name: depth for name, depth in depths.items() if depth}  # other benchmarks have no such options
     for side in ("encoder", "decoder"):
         flags.update({f"{side}_embed_dim": options.dim, f"{side}_ffn_embed_dim": 4 * options.dim})
         flags[f"{side}_attention_heads"] = options.dim // 64
