@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.paths import PACKAGE, ROOT
 
-PARTS = ["errors", "moved", "core", "runtime", "plugin", "tools", "recipes"]
+PARTS = ["errors", "moved", "core", "runtime", "serving", "plugin", "tools", "recipes"]
 ABOVE = ["fairseq_deep.tools.main"]  # lists the commands of all parts
 """In this order: each part may import those before it."""
 CORE = [
@@ -25,6 +25,8 @@ CORE = [
 LEVELS = {part: level for level, parts in enumerate(CORE) for part in parts}
 TORCH_ONLY = {"torch", "numpy"}
 RUNTIME = {*TORCH_ONLY, "safetensors", "sacremoses", "jieba", "subword_nmt", "sentencepiece"}
+SERVING = {*RUNTIME, "starlette", "uvicorn"}
+KNOWN = {"core": TORCH_ONLY, "runtime": RUNTIME, "serving": SERVING}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -78,10 +80,10 @@ def test_a_module_imports_no_later_part(module):
     assert [name for name in GRAPH[module] if part_of(name) in later] == []
 
 
-@pytest.mark.parametrize("module", sorted(name for name in GRAPH if part_of(name) in ("core", "runtime")))
-def test_core_and_runtime_do_without_fairseq(module):
+@pytest.mark.parametrize("module", sorted(name for name in GRAPH if part_of(name) in KNOWN))
+def test_core_runtime_and_serving_do_without_fairseq(module):
     for name in reached(module):
-        top, known = name.partition(".")[0], TORCH_ONLY if part_of(module) == "core" else RUNTIME
+        top, known = name.partition(".")[0], KNOWN[part_of(module)]
         assert top in (*known, "fairseq_deep", "__future__") or top in sys.stdlib_module_names, name
     own = module.split(".")[2:3] if part_of(module) == "core" else []
     for name in GRAPH[module] if own else ():
