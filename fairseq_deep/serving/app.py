@@ -23,13 +23,15 @@ from fairseq_deep.errors import one_line
 from fairseq_deep.runtime.translator import Translation
 
 from .batching import Closed, QueueFull
-from .messages import Limits, Question, Refused, read_fields, read_question
+from .messages import Question, Refused, read_fields, read_question
 from .metrics import CONTENT_TYPE
 from .service import Service, log
 
 GONE = 499  # of a client that has left; nobody sees it but the log
 DRAINED = 64 << 20
 """Bytes of a body that is too large which are still read, so the client gets its answer."""
+HELD = 64 << 20
+"""Bytes of all bodies together that are being read."""
 CLOSE = {"Connection": "close"}
 
 
@@ -91,7 +93,7 @@ def _page() -> tuple[str, str]:
 async def _translate(request: Request, service: Service) -> Response:
     arrived = time.monotonic()
     limits, state = service.limits, request.state
-    body = await _body(request, limits)
+    body = await _body(request, service)
     fields = read_fields(request.headers.get("content-type", ""), body)
     if not service.keys.accept(fields.get("api_key")):
         raise Refused(403, "api_key: invalid or missing API key")
@@ -112,19 +114,20 @@ async def _translate(request: Request, service: Service) -> Response:
     return JSONResponse(_answer(question, lines, found, longest))
 
 
-async def _body(request: Request, limits: Limits) -> bytes:
+async def _body(request: Request, service: Service) -> bytes:
     """The body.
 
     Raises:
         Refused: it is too large, or does not arrive in time
     """
+    limits = service.limits
     problem = f"the body has more than {limits.body:,} bytes"
     declared = request.headers.get("content-length", "0")
     size = int(declared) if declared.isascii() and declared.isdigit() and len(declared) < 19 else DRAINED + 1
     if size > limits.body and (size > DRAINED or "expect" in request.headers):
         raise Refused(413, problem, CLOSE)
     try:
-        body, size = await asyncio.wait_for(_read(request, limits.body), limits.body_timeout)
+        body, size = await asyncio.wait_for(_read(request, service), limits.body_timeout)
     except asyncio.TimeoutError as error:
         raise Refused(408, f"the body did not arrive within {limits.body_timeout:g} s", CLOSE) from error
     except ClientDisconnect as error:
@@ -134,18 +137,30 @@ async def _body(request: Request, limits: Limits) -> bytes:
     return body
 
 
-async def _read(request: Request, most: int) -> tuple[bytes, int]:
-    """At most about *most* bytes of the body, and how many bytes were read."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size <= most:
+async def _read(request: Request, service: Service) -> tuple[bytes, int]:
+    """The body, empty if it is too large, and how many bytes were read.
+
+    Raises:
+        Refused: the bodies of all requests together are too large
+    """
+    parts: list[bytes] = []
+    size = held = 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > DRAINED:
+                break
+            if size > service.limits.body:
+                parts.clear()
+                continue
             parts.append(part)
-        else:
-            parts.clear()
-        if size > DRAINED:
-            break
-    return b"".join(parts), size
+            held += len(part)
+            service.held += len(part)
+            if service.held > HELD:
+                raise Refused(503, "the server reads too many bodies; try again", {"Retry-After": "5", **CLOSE})
+        return b"".join(parts), size
+    finally:
+        service.held -= held
 
 
 async def _wait(request: Request, answer: Future, seconds: float) -> list[list[Translation]]:

@@ -68,7 +68,8 @@ class Metrics:
         self.busy = Counter("translation_seconds_total", "Time in which batches were translated.")
         self.batches = Histogram("batch_lines", "Lines per batch.", LINES)
         self.waiting = Gauge("queue_lines", "Lines in the queue.", lambda: batcher.waiting)
-        self.started = Gauge("start_time_seconds", "Unix time of the start.", lambda begun=time.time(): begun)
+        begun = time.time()
+        self.started = Gauge("start_time_seconds", "Unix time of the start.", lambda: begun)
         batcher.on_batch = self.count_batch
 
     def count_batch(self, pair: Pair, lines: int, seconds: float) -> None:
@@ -130,6 +131,9 @@ class Service:
         limits: of a request
         keys: API keys
 
+    Attributes:
+        held: bytes of the bodies that are being read
+
     Raises:
         UsageError: two models have the same languages, or the queue is smaller than a request may be
     """
@@ -138,6 +142,7 @@ class Service:
         self.models = {model.pair: model for model in models}
         self.batcher, self.limits, self.keys = batcher, limits, keys
         self.metrics = Metrics(batcher)
+        self.held = 0
         self.descriptions = [model.describe() for model in models]
         if batcher.capacity < limits.lines:
             raise UsageError(f"--max-queue {batcher.capacity} is less than --max-lines {limits.lines}; raise it")

@@ -5,6 +5,7 @@ and SIGINT stop the server after it has answered all accepted requests.
 """
 
 import argparse
+import importlib
 from typing import Any
 
 from fairseq_deep.tools import UsageError, at_least_one, translate
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", metavar="MODEL", nargs="+", help=kinds)
     parser.add_argument("--pair", type=pair, action="append", metavar="SRC:TGT",
                         help="languages; give it once per MODEL, in their order (default: as the models name them)")
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="(default: 127.0.0.1, this machine only)")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="(default: 127.0.0.1, local only)")
     parser.add_argument("--port", type=port, default=PORT, metavar="N", help=f"0: any free one (default: {PORT})")
     parser.add_argument("--api-key-file", metavar="FILE", help="one key per line; requests must have one of them")
     limits = parser.add_argument_group("limits")
@@ -60,11 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; 0 once all accepted requests are answered."""
-    try:
-        from fairseq_deep.serving import app, server, service
-    except ImportError as error:
-        name = (error.name or "starlette").partition(".")[0]
-        raise UsageError(f"{name} is missing: pip install starlette uvicorn") from error
+    for name in ("starlette", "uvicorn"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise UsageError(f"{name} is missing: pip install starlette uvicorn") from error
+    from fairseq_deep.serving import app, server, service
     from fairseq_deep.serving.batching import Batcher
     from fairseq_deep.serving.messages import Limits
 
