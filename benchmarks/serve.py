@@ -51,8 +51,8 @@ class Server:
     """A server in a process of its own."""
 
     def __init__(self, args, port=0, batch_size=64):
-        command = [sys.executable, "-m", "fairseq_deep", "serve", args.model, "--port", port, "--batch-size", batch_size,
-                   "--max-len-a", 0, "--max-len-b", args.longest,
+        command = [sys.executable, "-m", "fairseq_deep", "serve", args.model, "--port", port,
+                   "--batch-size", batch_size, "--max-len-a", 0, "--max-len-b", args.longest,
                    "--max-queue", 1_000_000, "--timeout", 3600, "--cpu"]  # fmt: skip
         begun = time.monotonic()
         self.process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True)
