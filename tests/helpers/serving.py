@@ -16,10 +16,14 @@ from fairseq_deep.runtime import packaged
 from fairseq_deep.runtime.dictionary import Dictionary
 from fairseq_deep.runtime.model import untrained
 from fairseq_deep.runtime.translator import Translation
-from fairseq_deep.serving.batching import Pair
+from fairseq_deep.serving.batching import Batcher, Pair
+from fairseq_deep.serving.messages import Limits
+from fairseq_deep.serving.service import Keys, Service
 from tests.helpers.models import PRENORM, make_dictionary, tiny_flags
 from tests.helpers.paths import ROOT
 
+EN, DE = Pair("en", "de"), Pair("de", "en")
+GOOD = {"q": "w1", "source": "en", "target": "de"}
 ENTRIES = 200
 POSITIONS = 40
 
@@ -89,6 +93,18 @@ class FakeModel:
 
     def describe(self):
         return {"source": self.pair.source, "target": self.pair.target}
+
+
+def service_of(models, limits=None, keys=(), **options):
+    options = {"capacity": 1000, **options}
+    batcher = Batcher({model.pair: model.translator for model in models}, **options)
+    return Service(models, batcher, limits or Limits(), Keys(keys))
+
+
+def ask(client, q, source="en", target="de", **more):
+    answer = client.post("/translate", json={"q": q, "source": source, "target": target, **more})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
 
 
 class ServerProcess:

@@ -1,4 +1,4 @@
-"""The routes in this process: answers are the translator's, and hostile requests get an error while others go on."""
+"""The routes in this process: answers are the translator's, also of concurrent requests."""
 
 import asyncio
 import json
@@ -15,54 +15,12 @@ httpx = pytest.importorskip("httpx")
 from starlette.testclient import TestClient  # noqa: E402
 
 from fairseq_deep.errors import UsageError  # noqa: E402
-from fairseq_deep.runtime import Translator, find_bundle, load_model  # noqa: E402
-from fairseq_deep.serving.app import DRAINED, HELD, make_app  # noqa: E402
-from fairseq_deep.serving.batching import Batcher, Pair  # noqa: E402
+from fairseq_deep.runtime import load_model  # noqa: E402
+from fairseq_deep.serving.app import make_app  # noqa: E402
+from fairseq_deep.serving.batching import Pair  # noqa: E402
 from fairseq_deep.serving.messages import Limits  # noqa: E402
-from fairseq_deep.serving.service import Keys, ServedModel, Service, check_pairs, read_keys  # noqa: E402
-from tests.helpers.serving import Fake, FakeModel, random_lines, write_package  # noqa: E402
-
-JSON, FORM = "application/json", "application/x-www-form-urlencoded"
-EN, DE = Pair("en", "de"), Pair("de", "en")
-
-
-def service_of(models, limits=None, keys=(), **options):
-    options = {"capacity": 1000, **options}
-    batcher = Batcher({model.pair: model.translator for model in models}, **options)
-    return Service(models, batcher, limits or Limits(), Keys(keys))
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Random models for both directions, in double precision: batches do not change their choices."""
-    folder, found = tmp_path_factory.mktemp("models"), []
-    for seed, (source, target) in enumerate((EN, DE)):
-        path = str(write_package(folder / f"{source}{target}", source, target, seed))
-        translator = Translator(path, cpu=True, nbest=3)
-        for model in translator.models:
-            model.double()
-        found.append(ServedModel(translator, find_bundle(path)))
-    return found
-
-
-@pytest.fixture(scope="module")
-def client(models):
-    with TestClient(make_app(service_of(models))) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def expected(models):
-    """Lines, and their hypotheses by pair."""
-    lines = random_lines(300)
-    return lines, {model.pair: [[each.text for each in found] for found in model.translator.translate_nbest(lines)]
-                   for model in models}  # fmt: skip
-
-
-def ask(client, q, source="en", target="de", **more):
-    answer = client.post("/translate", json={"q": q, "source": source, "target": target, **more})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+from fairseq_deep.serving.service import check_pairs, read_keys  # noqa: E402
+from tests.helpers.serving import DE, EN, GOOD, Fake, FakeModel, ask, service_of  # noqa: E402
 
 
 def test_a_text_and_a_list_in_json_and_in_a_form(client, expected):
@@ -138,75 +96,6 @@ def test_metrics_count(models):
     assert len(names) == len(set(names)) == 7 and all(key.startswith(tuple(names)) for key in samples)
 
 
-GOOD = {"q": "w1", "source": "en", "target": "de"}
-BAD = {
-    "no body": (b"", JSON, 400, "not valid JSON"),
-    "invalid JSON": (b'{"q": ', JSON, 400, "not valid JSON"),
-    "not UTF-8": (b'{"q": "\xff"}', JSON, 400, "must be UTF-8"),
-    "half a surrogate pair": (b'{"q": "\\ud800", "source": "en", "target": "de"}', JSON, 400, "surrogate"),
-    "a name twice": (b'{"q": "a", "q": "b"}', JSON, 400, "repeated"),
-    "deep nesting": (b"[" * 100_000, JSON, 400, "levels deep"),
-    "a huge number": (b'{"q": ' + b"9" * 10_000 + b"}", JSON, 400, "body cannot be read"),
-    "a list": (b"[]", JSON, 400, "must be a JSON object, not a list"),
-    "no type": (json.dumps(GOOD).encode(), "", 415, "Content-Type must be"),
-    "another type": (b"--x\r\n\r\n--x--", "multipart/form-data; boundary=x", 415, "Content-Type must be"),
-    "a form that is not UTF-8": (b"q=%ff&source=en&target=de", FORM, 400, "must be UTF-8"),
-    "a form with many fields": (b"a=1&" * 2000, FORM, 400, "body cannot be read"),
-    "a form with a word for a number": (b"q=a&source=en&target=de&alternatives=two", FORM, 400, "alternatives must"),
-    "no q": ({"q": None}, JSON, 400, "q is missing"),
-    "q is a number": ({"q": 3}, JSON, 400, "q must be a string or a list"),
-    "q has a number": ({"q": ["a", 3]}, JSON, 400, "q must be a string or a list"),
-    "q is an object": ({"q": {"a": 1}}, JSON, 400, "q must be a string or a list"),
-    "no source": ({"source": ...}, JSON, 400, "source is missing"),
-    "source is a list": ({"source": ["en"]}, JSON, 400, "source must be a string"),
-    "auto": ({"source": "auto"}, JSON, 400, "languages are not detected; choose from de, en"),
-    "unknown source": ({"source": "xx\x1b"}, JSON, 400, r"'xx\x1b' is not supported; choose from de, en"),
-    "unknown target": ({"target": "en"}, JSON, 400, "not supported from en; choose from de"),
-    "html": ({"format": "html"}, JSON, 400, "only 'text' is supported, not 'html'"),
-    "format is a number": ({"format": 1}, JSON, 400, "only 'text' is supported, not a number"),
-    "alternatives is true": ({"alternatives": True}, JSON, 400, "alternatives must be a whole number"),
-    "alternatives is negative": ({"alternatives": -1}, JSON, 400, "alternatives must be a whole number"),
-    "alternatives is a string": ({"alternatives": "1"}, JSON, 400, "alternatives must be a whole number"),
-    "too many characters": ({"q": ["x" * 5001] * 2}, JSON, 400, "10,002 characters, more than 10,000"),
-    "too many texts": ({"q": [""] * 201}, JSON, 400, "201 texts or lines, more than 200"),
-    "a million lines": ({"q": "\n" * 1_000_000}, JSON, 413, "more than 1,048,576 bytes"),
-    "many lines": ({"q": "\n" * 9_999}, JSON, 400, "10,000 texts or lines"),
-    "a huge body": (b"x" * (3 << 20), JSON, 413, "more than 1,048,576 bytes"),
-    "too many tokens": ({"q": ["w1", f"w2\n{'w3 ' * 40}"]}, JSON, 400, "text 2, line 2 has more tokens"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_request_gets_the_reason(client, name):
-    body, kind, status, reason = BAD[name]
-    if isinstance(body, dict):
-        body = json.dumps({key: value for key, value in {**GOOD, **body}.items() if value is not ...}).encode()
-    answer = client.post("/translate", content=body, headers={"Content-Type": kind} if kind else {})
-    assert answer.status_code == status and set(answer.json()) == {"error"}
-    assert reason in answer.json()["error"] and "\n" not in answer.json()["error"]
-    assert client.get("/health").json() == {"status": "ok"}
-
-
-@pytest.mark.parametrize(("method", "path", "status"), [
-    ("GET", "/translate", 405), ("POST", "/languages", 405), ("GET", "/detect", 404), ("GET", "/../etc/passwd", 404),
-    ("BREW", "/", 405), ("GET", "/" + "x" * 5000, 404),
-])  # fmt: skip
-def test_other_routes_and_methods(client, method, path, status):
-    answer = client.request(method, path)
-    assert answer.status_code == status and set(answer.json()) == {"error"}
-
-
-def test_random_bytes_never_get_an_internal_error(client):
-    rng = random.Random(3)
-    good = json.dumps({**GOOD, "alternatives": 1}).encode()
-    for _ in range(300):
-        body = bytearray(good)
-        for _ in range(rng.randint(1, 4)):
-            body[rng.randrange(len(body))] = rng.randrange(256)
-        kind = rng.choice((JSON, FORM))
-        assert client.post("/translate", content=bytes(body), headers={"Content-Type": kind}).status_code in (200, 400)
-
-
 def test_keys(models, tmp_path, capsys):
     (tmp_path / "keys").write_text("first-key\n\n  second-kéy  \n", encoding="utf-8")
     service = service_of(models)
@@ -270,68 +159,6 @@ def test_a_failing_translation_is_an_internal_error_in_the_log(capsys):
         assert answer.status_code == 500 and answer.json()["error"].startswith("internal error")
         assert json.loads(capsys.readouterr().err.splitlines()[-1])["error"] == "RuntimeError: failed as asked"
         assert ask(client, "on") == {"translatedText": "ON"}
-
-
-def called(app, messages, headers=()):
-    """Messages that *app* sends for a request whose body comes as *messages*: parts, seconds of waiting, or None."""
-    sent, rest = [], iter(messages)
-
-    async def receive():
-        for part in rest:
-            if isinstance(part, float):
-                await asyncio.sleep(part)
-            elif part is None:
-                return {"type": "http.disconnect"}
-            else:
-                return {"type": "http.request", "body": part, "more_body": True}
-        await asyncio.sleep(60)
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {"type": "http", "method": "POST", "path": "/translate", "raw_path": b"", "query_string": b"",
-             "headers": [(b"content-type", JSON.encode()), *headers], "http_version": "1.1"}  # fmt: skip
-    asyncio.run(asyncio.wait_for(app(scope, receive, send), 30))
-    return sent[0]["status"], dict(sent[0]["headers"])
-
-
-def test_slow_large_and_broken_bodies(capsys):
-    service = service_of([FakeModel(Fake(), EN)], Limits(body_timeout=0.2))
-    app = make_app(service)
-    assert called(app, [b'{"q"', 5.0])[0] == 408
-    assert called(app, [b'{"q"', None])[0] == 499
-    assert called(app, [b"x" * 100_000] * 30 + [5.0])[0] == 408  # too large, and not at its end
-    status, headers = called(app, [b"x" * (8 << 20)] * 20)  # without an end
-    assert status == 413 and headers[b"connection"] == b"close"
-    for length in (b"9" * 30, b"%d" % (DRAINED + 1)):
-        assert called(app, [], [(b"content-length", length)])[0] == 413  # nothing is read
-    assert called(app, [], [(b"content-length", b"2000000"), (b"expect", b"100-continue")])[0] == 413
-    assert all(json.loads(line)["reason"] for line in capsys.readouterr().err.splitlines())
-
-
-def test_bodies_together_are_bounded():
-    service = service_of([FakeModel(Fake(), EN)], Limits(body_timeout=0.2))
-    service.held = HELD - 1000
-    assert called(make_app(service), [b"x" * 2000, 5.0])[0] == 503
-    assert called(make_app(service), [b"x" * 500, 5.0])[0] == 408
-    assert service.held == HELD - 1000
-
-
-def test_a_client_that_leaves_takes_its_request_along(capsys):
-    fake = Fake()
-    service = service_of([FakeModel(fake, EN)])
-    fake.ready.clear()
-    service.batcher.start()
-    running = service.batcher.submit(EN, ["a"])
-    while service.batcher.waiting:
-        time.sleep(0.001)
-    body = json.dumps({**GOOD, "q": "gone"}).encode()
-    status = called(make_app(service), [body, 0.2, None], [(b"content-length", str(len(body)).encode())])[0]
-    assert status == 499 and service.batcher.waiting == 0
-    fake.ready.set()
-    assert running.result(30)
-    service.batcher.close()
-    assert fake.batches == [["a"]] and json.loads(capsys.readouterr().err)["reason"] == "the client has left"
 
 
 def test_2000_concurrent_requests_get_their_own_answers(models, expected):

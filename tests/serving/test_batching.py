@@ -6,10 +6,8 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from fairseq_deep.serving.batching import Batcher, Closed, Pair, QueueFull
-from tests.helpers.serving import Fake
-
-EN, DE = Pair("en", "de"), Pair("de", "en")
+from fairseq_deep.serving.batching import Batcher, Closed, QueueFull
+from tests.helpers.serving import DE, EN, Fake
 
 
 @pytest.fixture
