@@ -13,6 +13,8 @@ from collections.abc import Callable
 from fairseq_deep.errors import UsageError, one_line
 
 SEPARATOR = "@@"
+CACHED = 5_000_000
+"""Characters of text whose words may be cached with their sub-words."""
 TAG = re.compile(r"<2[^\s>]+> ?")  # of the target language, before a source: no sub-word model has seen it
 
 
@@ -135,7 +137,17 @@ def _read_merges(path: str) -> Callable[[str], str]:
     if merges.version not in ((0, 1), (0, 2)):  # the library would say so at the first word
         version = ".".join(map(str, merges.version))
         raise UsageError(f"{path} has merges of version {version}; subword-nmt supports 0.1 and 0.2: learn them again")
-    return merges.process_line
+    known = 0
+
+    def cut(line: str) -> str:
+        nonlocal known
+        known += len(line)
+        if known > CACHED:  # the library keeps the sub-words of each word that it has seen
+            merges.cache.clear()
+            known = len(line)
+        return merges.process_line(line)
+
+    return cut
 
 
 def _read_pieces(path: str) -> Callable[[str], str]:

@@ -69,6 +69,9 @@ class Translator:
         for other, its_bundle in zip(loaded[1:], bundles[1:]):
             _check_same(other, its_bundle, first, bundle)
         self.source, self.target = first.source, first.target
+        self.source_lang, self.target_lang = first.source_lang, first.target_lang
+        self.arch = getattr(first.stored.flags, "arch", None)
+        self.parameters = sum(weights.numel() for each in loaded for weights in each.model.parameters())
         self.pads_left = first.stored.task.get("left_pad_source") is not False
         self.text = TextSteps(first.source_lang, first.target_lang, bundle.codes, bundle.tokenizer, bundle.lowercase)
         options = SearchOptions(**{**search_of(bundle), "gnmt_lenpen": bundle.gnmt_lenpen, **decoding})

@@ -30,12 +30,13 @@ from fairseq_deep.tools import (
     plot,
     report,
     score,
+    serve,
     translate,
     wheelhouse,
 )
 
-COMMANDS = (path, archs, flags, doctor, check, average, score, diagnose, translate, distill, package, plot, report,
-            export, recipe, compare, claims, wheelhouse, completion)  # fmt: skip
+COMMANDS = (path, archs, flags, doctor, check, average, score, diagnose, translate, serve, distill, package, plot,
+            report, export, recipe, compare, claims, wheelhouse, completion)  # fmt: skip
 RAW = {"recipe": recipe, "compare": compare, "claims": claims}
 """Commands that read their words themselves."""
 

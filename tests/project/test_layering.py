@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.paths import PACKAGE, ROOT
 
-PARTS = ["errors", "moved", "core", "runtime", "huggingface", "plugin", "tools", "recipes"]
+PARTS = ["errors", "moved", "core", "runtime", "huggingface", "serving", "plugin", "tools", "recipes"]
 ABOVE = ["fairseq_deep.tools.main"]  # lists the commands of all parts
 """In this order: each part may import those before it."""
 CORE = [
@@ -25,7 +25,12 @@ CORE = [
 LEVELS = {part: level for level, parts in enumerate(CORE) for part in parts}
 TORCH_ONLY = {"torch", "numpy"}
 RUNTIME = {*TORCH_ONLY, "safetensors", "sacremoses", "jieba", "subword_nmt", "sentencepiece"}
-ALLOWED = {"core": TORCH_ONLY, "runtime": RUNTIME, "huggingface": {*RUNTIME, "transformers", "huggingface_hub"}}
+ALLOWED = {
+    "core": TORCH_ONLY,
+    "runtime": RUNTIME,
+    "huggingface": {*RUNTIME, "transformers", "huggingface_hub"},
+    "serving": {*RUNTIME, "starlette", "uvicorn"},
+}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -80,7 +85,7 @@ def test_a_module_imports_no_later_part(module):
 
 
 @pytest.mark.parametrize("module", sorted(name for name in GRAPH if part_of(name) in ALLOWED))
-def test_core_runtime_and_huggingface_do_without_fairseq(module):
+def test_what_needs_no_training_does_without_fairseq(module):
     for name in reached(module):
         top, known = name.partition(".")[0], ALLOWED[part_of(module)]
         assert top in (*known, "fairseq_deep", "__future__") or top in sys.stdlib_module_names, name

@@ -1,0 +1,266 @@
+"""The routes: LibreTranslate's API, a page, information about the models, and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
+from importlib import resources
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from fairseq_deep.errors import one_line
+from fairseq_deep.runtime.translator import Translation
+
+from .batching import Closed, QueueFull
+from .messages import Question, Refused, read_fields, read_question
+from .metrics import CONTENT_TYPE
+from .service import Service, log
+
+GONE = 499  # of a client that has left; nobody sees it but the log
+DRAINED = 64 << 20
+"""Bytes of a body that is too large which are still read, so the client gets its answer."""
+HELD = 64 << 20
+"""Bytes of all bodies together that are being read."""
+CLOSE = {"Connection": "close"}
+
+
+def make_app(service: Service) -> Any:
+    """The application (ASGI); its lifespan starts and closes the batcher of *service*."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        service.batcher.start()
+        yield
+        await asyncio.to_thread(service.batcher.close)
+
+    routes = [Route(path, handler, methods=[method]) for path, (method, handler) in _routes(service).items()]
+    handlers: dict[Any, Any] = {HTTPException: _on_http, Refused: _on_refused, Exception: _on_error}
+    return Recorded(Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan), service)
+
+
+def _routes(service: Service) -> dict[str, tuple[str, Any]]:
+    page, policy = _page()
+
+    async def index(_: Request) -> Response:
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"})
+
+    async def health(_: Request) -> Response:
+        alive = service.batcher.alive
+        return JSONResponse({"status": "ok" if alive else "error"}, 200 if alive else 503)
+
+    async def languages(_: Request) -> Response:
+        return JSONResponse(service.languages())
+
+    async def models(_: Request) -> Response:
+        return JSONResponse(service.information())
+
+    async def metrics(_: Request) -> Response:
+        return PlainTextResponse(service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def translate(request: Request) -> Response:
+        return await _translate(request, service)
+
+    shown = {"/": index, "/health": health, "/languages": languages, "/models": models, "/metrics": metrics}
+    return {**{path: ("GET", handler) for path, handler in shown.items()}, "/translate": ("POST", translate)}
+
+
+def _page() -> tuple[str, str]:
+    """The page, and the policy that allows its own script and style and requests to this server only."""
+    text = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+    sources = {}
+    for name in ("script", "style"):
+        content = re.search(f"<{name}>(.*?)</{name}>", text, re.DOTALL)
+        assert content is not None, name
+        sources[name] = base64.b64encode(hashlib.sha256(content[1].encode()).digest()).decode()
+    policy = "; ".join([
+        "default-src 'none'", f"script-src 'sha256-{sources['script']}'", f"style-src 'sha256-{sources['style']}'",
+        "connect-src 'self'", "img-src data:", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
+    ])  # fmt: skip
+    return text, policy
+
+
+async def _translate(request: Request, service: Service) -> Response:
+    arrived = time.monotonic()
+    limits, state = service.limits, request.state
+    body = await _body(request, service)
+    fields = read_fields(request.headers.get("content-type", ""), body)
+    if not service.keys.accept(fields.get("api_key")):
+        raise Refused(403, "api_key: invalid or missing API key")
+    question = read_question(fields, service.models, limits)
+    lines = question.lines
+    flat = [line for text in lines for line in text]
+    state.log = {"source": question.pair.source, "target": question.pair.target, "lines": len(flat),
+                 "characters": sum(map(len, flat))}  # fmt: skip
+    try:
+        answer = service.batcher.submit(question.pair, flat, question.alternatives + 1) if flat else None
+    except QueueFull as error:
+        raise Refused(429, str(error), {"Retry-After": str(error.retry)}) from error
+    except Closed as error:
+        raise Refused(503, str(error), CLOSE) from error
+    rest = limits.timeout - (time.monotonic() - arrived)
+    found = await _wait(request, answer, rest) if answer else []
+    longest = service.models[question.pair].translator.max_source
+    return JSONResponse(_answer(question, lines, found, longest))
+
+
+async def _body(request: Request, service: Service) -> bytes:
+    """The body.
+
+    Raises:
+        Refused: it is too large, or does not arrive in time
+    """
+    limits = service.limits
+    problem = f"the body has more than {limits.body:,} bytes"
+    declared = request.headers.get("content-length", "0")
+    size = int(declared) if declared.isascii() and declared.isdigit() and len(declared) < 19 else DRAINED + 1
+    if size > limits.body and (size > DRAINED or "expect" in request.headers):
+        raise Refused(413, problem, CLOSE)
+    try:
+        body, size = await asyncio.wait_for(_read(request, service), limits.body_timeout)
+    except asyncio.TimeoutError as error:
+        raise Refused(408, f"the body did not arrive within {limits.body_timeout:g} s", CLOSE) from error
+    except ClientDisconnect as error:
+        raise Refused(GONE, "the client has left") from error
+    if size > limits.body:
+        raise Refused(413, problem, CLOSE)
+    return body
+
+
+async def _read(request: Request, service: Service) -> tuple[bytes, int]:
+    """The body, empty if it is too large, and how many bytes were read.
+
+    Raises:
+        Refused: the bodies of all requests together are too large
+    """
+    parts: list[bytes] = []
+    size = held = 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > DRAINED:
+                break
+            if size > service.limits.body:
+                parts.clear()
+                continue
+            parts.append(part)
+            held += len(part)
+            service.held += len(part)
+            if service.held > HELD:
+                raise Refused(503, "the server reads too many bodies; try again", {"Retry-After": "5", **CLOSE})
+        return b"".join(parts), size
+    finally:
+        service.held -= held
+
+
+async def _wait(request: Request, answer: Future, seconds: float) -> list[list[Translation]]:
+    """The hypotheses of each line.
+
+    Raises:
+        Refused: the client leaves, or the time is over; the request leaves the queue
+    """
+    answered = asyncio.wrap_future(answer)
+    left = asyncio.ensure_future(request.receive())  # the body is read: all that can come is a disconnect
+    try:
+        await asyncio.wait({answered, left}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if answered.done():
+            return answered.result()
+        if left.done():
+            raise Refused(GONE, "the client has left")
+        raise Refused(503, "the translation was not ready in time; send less text, or try again")
+    finally:
+        answered.cancel()
+        left.cancel()
+
+
+def _answer(
+    question: Question, lines: Sequence[Sequence[str]], found: Sequence[Sequence[Translation]], longest: int
+) -> dict[str, Any]:
+    """The fields of the answer: translations with as many lines as the texts, and alternatives if asked for."""
+    rest, texts, alternatives = iter(found), [], []
+    for number, text in enumerate(lines, 1):
+        hypotheses = [[each.text for each in next(rest)] for _ in text]
+        if not all(hypotheses):
+            line = next(index for index, each in enumerate(hypotheses, 1) if not each)
+            where = f"text {number}, line {line}"
+            raise Refused(400, f"q: {where} has more tokens than the model's {longest} positions; split it")
+        ranked = ["\n".join(each[min(rank, len(each) - 1)] for each in hypotheses)
+                  for rank in range(max(map(len, hypotheses)))]  # fmt: skip
+        best, *others = dict.fromkeys(ranked)  # without repetitions
+        texts.append(best)
+        alternatives.append(others[: question.alternatives])
+    fields: dict[str, Any] = {"translatedText": texts[0] if question.single else texts}
+    if question.alternatives:
+        fields["alternatives"] = alternatives[0] if question.single else alternatives
+    return fields
+
+
+def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": message}, status, headers)
+
+
+async def _on_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    return _error(error.status_code, error.detail, headers)
+
+
+async def _on_refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    request.state.log = {**getattr(request.state, "log", {}), "reason": error.message}
+    return _error(error.status, error.message, error.headers)
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    return _error(500, "internal error; the server's log has the reason")
+
+
+class Recorded:
+    """Adds headers to the answers of *app*, counts and logs them, and keeps errors from the server.
+
+    Args:
+        app: an application (ASGI)
+        service: has the metrics
+    """
+
+    def __init__(self, app: Starlette, service: Service):
+        self.app, self.service = app, service
+        self.known = {route.path for route in app.routes if isinstance(route, Route)}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begun, status, more = time.monotonic(), 0, {}
+
+        async def sending(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                common = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
+                message = {**message, "headers": [*message["headers"], *common]}
+            await send(message)
+
+        scope["state"] = {**scope.get("state", {})}
+        try:
+            await self.app(scope, receive, sending)
+        except Exception as error:  # it has its answer (500)
+            more = {"error": f"{type(error).__name__}: {one_line(error, 300)}"}
+        seconds = time.monotonic() - begun
+        route = scope["path"] if scope["path"] in self.known else "other"
+        self.service.metrics.requests.add(1, route, status)
+        if route == "/translate":
+            self.service.metrics.seconds.observe(seconds)
+        more.update(scope["state"].get("log", {}))
+        log("request", method=scope["method"][:20], path=scope["path"][:200], status=status,
+            milliseconds=round(seconds * 1000, 1), **more)  # fmt: skip

@@ -1,0 +1,167 @@
+"""Requests to translate, as clients of LibreTranslate send them, checked before anything is done for them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl
+
+from fairseq_deep.errors import one_line, printable
+from fairseq_deep.runtime.records import parse
+
+from .batching import Pair
+
+MOST_ALTERNATIVES = 100
+FORM, JSON = "application/x-www-form-urlencoded", "application/json"
+
+
+class Refused(Exception):
+    """A request that gets an error as its answer.
+
+    Args:
+        status: of HTTP
+        message: the reason
+        headers: of the answer
+    """
+
+    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None):
+        super().__init__(message)
+        self.status, self.message, self.headers = status, message, headers or {}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one request.
+
+    Attributes:
+        body: bytes of the body
+        characters: of all texts together
+        lines: of all texts together; each is a sentence to the model
+        timeout: seconds from the arrival to the answer
+        body_timeout: seconds in which the body must arrive
+    """
+
+    body: int = 1 << 20
+    characters: int = 10_000
+    lines: int = 200
+    timeout: float = 60.0
+    body_timeout: float = 10.0
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be translated.
+
+    Attributes:
+        texts: raw texts
+        single: whether the client gave one text, not a list
+        pair: languages
+        alternatives: most alternatives per text
+    """
+
+    texts: Sequence[str]
+    single: bool
+    pair: Pair
+    alternatives: int
+
+    @property
+    def lines(self) -> list[list[str]]:
+        """The lines of each text."""
+        return [text.split("\n") for text in self.texts]
+
+
+def read_fields(content_type: str, body: bytes) -> dict[str, Any]:
+    """The fields of a JSON object or a form.
+
+    Raises:
+        Refused: *body* is neither
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    try:
+        if kind == JSON:
+            found = parse(body.decode())
+        elif kind == FORM:
+            found = _of_form(parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=1000))
+        else:
+            raise Refused(415, f"Content-Type must be {JSON} or {FORM}")
+    except UnicodeDecodeError as error:
+        raise Refused(400, f"the body must be UTF-8 ({error.reason})") from error
+    except ValueError as error:
+        raise Refused(400, f"the body cannot be read: {one_line(error, 150)}") from error
+    if not isinstance(found, dict):
+        raise Refused(400, f"the body must be a JSON object, not {_kind(found)}")
+    return found
+
+
+def _of_form(pairs: list[tuple[str, str]]) -> dict[str, Any]:
+    """Fields by name; several texts make a list, and the number of alternatives is a number."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name == "q" and "q" in found:
+            found["q"] = [*([found["q"]] if isinstance(found["q"], str) else found["q"]), value]
+        else:
+            found.setdefault(name, value)
+    count = found.get("alternatives")
+    if count is not None and count.isascii() and count.isdigit() and len(count) < 10:
+        found["alternatives"] = int(count)
+    return found
+
+
+def read_question(fields: dict[str, Any], pairs: Collection[Pair], limits: Limits) -> Question:
+    """The question that *fields* ask.
+
+    Raises:
+        Refused: a field is missing or wrong, or a limit is exceeded
+    """
+    given = fields.get("q")
+    texts = [given] if isinstance(given, str) else given
+    if texts is None:
+        raise Refused(400, "q is missing: give a text or a list of texts")
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise Refused(400, "q must be a string or a list of strings")
+    _check_sizes(texts, limits)
+    kind = fields.get("format", "text")
+    if kind != "text":
+        raise Refused(400, f"format: only 'text' is supported, not {_shown(kind)}")
+    count = fields.get("alternatives", 0)
+    if type(count) is not int or not 0 <= count <= MOST_ALTERNATIVES:
+        raise Refused(400, f"alternatives must be a whole number from 0 to {MOST_ALTERNATIVES}")
+    return Question(texts, isinstance(given, str), _pair(fields, pairs), count)
+
+
+def _check_sizes(texts: list[str], limits: Limits) -> None:
+    characters = sum(map(len, texts))
+    if characters > limits.characters:
+        raise Refused(400, f"q has {characters:,} characters, more than {limits.characters:,}; split it")
+    lines = sum(text.count("\n") + 1 for text in texts)
+    if lines > limits.lines:
+        raise Refused(400, f"q has {lines:,} texts or lines, more than {limits.lines:,}; split it")
+
+
+def _pair(fields: dict[str, Any], pairs: Collection[Pair]) -> Pair:
+    sources = sorted({pair.source for pair in pairs})
+    for name in Pair._fields:
+        if name not in fields:
+            raise Refused(400, f"{name} is missing: give the code of a language")
+        if not isinstance(fields[name], str):
+            raise Refused(400, f"{name} must be a string")
+    pair = Pair(fields["source"], fields["target"])
+    if pair.source == "auto":
+        raise Refused(400, f"source: languages are not detected; choose from {', '.join(sources)}")
+    if pair.source not in sources:
+        raise Refused(400, f"source: {_shown(pair.source)} is not supported; choose from {', '.join(sources)}")
+    targets = sorted(each.target for each in pairs if each.source == pair.source)
+    if pair.target not in targets:
+        problem = f"target: {_shown(pair.target)} is not supported from {pair.source}"
+        raise Refused(400, f"{problem}; choose from {', '.join(targets)}")
+    return pair
+
+
+def _shown(value: Any) -> str:
+    return f"'{printable(value, 40)}'" if isinstance(value, str) else _kind(value)
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
+    return kinds.get(type(value), "a number")

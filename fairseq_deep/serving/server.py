@@ -1,0 +1,151 @@
+"""Listening and stopping: uvicorn, a bound socket, and signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from fairseq_deep.errors import UsageError
+
+from .service import JsonLog, log
+
+HEAD_SECONDS = 10.0
+"""In which a client must send the head of its first request, or of one that it has begun."""
+STOP_SECONDS = 5.0
+"""Beyond the time limit of a request, for the answers to be sent."""
+BACKLOG = 2048
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens at the address; connections wait until :func:`run_server` accepts them.
+
+    Raises:
+        UsageError: the address is unknown or in use
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with closing_on_error(bound):
+            bound.bind(address)
+            bound.listen(BACKLOG)  # several sockets can be bound to one address, but only one can listen
+    except (OSError, UnicodeError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise UsageError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from error
+    return bound
+
+
+@contextlib.contextmanager
+def closing_on_error(bound: socket.socket) -> Iterator[socket.socket]:
+    """Close the socket on an error."""
+    try:
+        yield bound
+    except BaseException:
+        bound.close()
+        raise
+
+
+def run_server(app: Any, bound: socket.socket, timeout: float) -> int:
+    """Serve until SIGTERM or SIGINT; then accept no more connections and finish the accepted requests.
+
+    A second signal stops at once.
+
+    Args:
+        timeout: seconds that a request may take
+
+    Returns:
+        the exit status: 0 once all are answered, or 128 + the number of the second signal
+    """
+    allow_many_connections()
+    for name in ("uvicorn", "asyncio"):  # asyncio reports, for example, that no more files can be opened
+        logging.getLogger(name).addHandler(JsonLog(logging.WARNING))
+        logging.getLogger(name).propagate = False
+    config = uvicorn.Config(
+        app, http=_Protocol, ws="none", loop="asyncio", lifespan="on", log_config=None, access_log=False,
+        log_level="warning", proxy_headers=False, server_header=False, backlog=BACKLOG,
+        timeout_graceful_shutdown=int(timeout + STOP_SECONDS),
+    )  # fmt: skip
+    server = _Server(config)
+    with contextlib.closing(bound):
+        server.run(sockets=[bound])
+    return 128 + server.signals[-1] if server.force_exit else 0
+
+
+def allow_many_connections() -> None:
+    """Raise the limit of open files as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class _Server(uvicorn.Server):
+    """Logs its start and stop, and ends without raising the signal again, which uvicorn does."""
+
+    def __init__(self, config: uvicorn.Config):
+        super().__init__(config)
+        self.signals: list[int] = []
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        self.signals.append(sig)
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        log("stopping", signal=signal.Signals(sig).name, at_once=self.force_exit)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        host, port = (sockets or [])[0].getsockname()[:2]
+        log("ready", url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", process=os.getpid())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        log("stopped", at_once=self.force_exit)
+
+
+class _Protocol(H11Protocol):
+    """Closes a connection whose request head does not arrive in time; uvicorn waits for it without limit."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+
+    def _watch_head(self) -> None:
+        idle = self.cycle is None or self.cycle.response_complete
+        if idle and self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._close_idle)
+        elif not idle and self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _close_idle(self) -> None:
+        self._head_timer = None
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()

@@ -1,0 +1,200 @@
+"""The models of a server with their limits, metrics and log."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fairseq_deep.errors import UsageError, one_line
+from fairseq_deep.runtime import packaged
+from fairseq_deep.runtime.bundle import Bundle
+from fairseq_deep.runtime.translator import Translator
+
+from .batching import Batcher, Pair
+from .languages import name_of
+from .messages import Limits
+from .metrics import LINES, SECONDS, Counter, Gauge, Histogram, render
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model with the directory that it came from."""
+
+    translator: Translator
+    bundle: Bundle
+
+    @property
+    def pair(self) -> Pair:
+        """Its languages."""
+        return Pair(self.translator.source_lang, self.translator.target_lang)
+
+    def describe(self) -> dict[str, Any]:
+        """What the page shows of it; paths of this machine are left out."""
+        translator, model = self.translator, self.translator.models[0]
+        folder, name = os.path.dirname(os.path.abspath(self.bundle.checkpoint)), ""
+        if packaged.is_package(self.bundle.checkpoint):
+            name = packaged.read_config(folder)["name"]
+        options = translator.search.options
+        return {
+            "source": self.pair.source,
+            "target": self.pair.target,
+            "name": name or os.path.basename(folder),
+            "architecture": str(translator.arch),
+            "layers": f"{len(model.encoder.layers)} + {len(model.decoder.layers)}",
+            "parameters": translator.parameters,
+            "vocabulary": [len(translator.source), len(translator.target)],
+            "beam": options.beam,
+            "length_penalty": options.lenpen,
+            "device": translator.device.type,
+        }
+
+
+class Metrics:
+    """What ``/metrics`` shows."""
+
+    def __init__(self, batcher: Batcher):
+        self.requests = Counter("requests_total", "Answered requests.", ("route", "status"))
+        self.seconds = Histogram("request_seconds", "Time from a request to its answer.", SECONDS)
+        self.lines = Counter("lines_total", "Translated lines.", ("source", "target"))
+        self.busy = Counter("translation_seconds_total", "Time in which batches were translated.")
+        self.batches = Histogram("batch_lines", "Lines per batch.", LINES)
+        self.waiting = Gauge("queue_lines", "Lines in the queue.", lambda: batcher.waiting)
+        begun = time.time()
+        self.started = Gauge("start_time_seconds", "Unix time of the start.", lambda: begun)
+        batcher.on_batch = self.count_batch
+
+    def count_batch(self, pair: Pair, lines: int, seconds: float) -> None:
+        """Count a batch."""
+        self.lines.add(lines, *pair)
+        self.busy.add(seconds)
+        self.batches.observe(lines)
+
+    def render(self) -> str:
+        """The page that Prometheus reads."""
+        return render(list(vars(self).values()))
+
+
+class Keys:
+    """API keys; none are needed where there are none."""
+
+    def __init__(self, keys: Sequence[str]):
+        self._hashes = [_hash(key) for key in keys]
+
+    @property
+    def needed(self) -> bool:
+        """Whether a request must have a key."""
+        return bool(self._hashes)
+
+    def accept(self, given: object) -> bool:
+        """Whether *given* is a key, in a time that does not depend on the keys."""
+        hashed = _hash(given if isinstance(given, str) else "")
+        found = [hmac.compare_digest(hashed, known) for known in self._hashes]
+        return not self.needed or (isinstance(given, str) and any(found))
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "replace")).digest()
+
+
+def read_keys(path: str) -> Keys:
+    """The keys in a file, one per line.
+
+    Raises:
+        UsageError: it cannot be read, or holds none
+    """
+    try:
+        with open(path, encoding="utf-8") as stream:
+            keys = [line.strip() for line in stream if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or "it must be UTF-8"
+        raise UsageError(f"--api-key-file {path}: cannot be read ({reason})") from error
+    if not keys:
+        raise UsageError(f"--api-key-file {path}: holds no key; write one per line")
+    return Keys(keys)
+
+
+class Service:
+    """Everything that the routes use.
+
+    Args:
+        models: of different language pairs
+        batcher: with the models' translators
+        limits: of a request
+        keys: API keys
+
+    Attributes:
+        held: bytes of the bodies that are being read
+
+    Raises:
+        UsageError: two models have the same languages, or the queue is smaller than a request may be
+    """
+
+    def __init__(self, models: Sequence[ServedModel], batcher: Batcher, limits: Limits, keys: Keys):
+        self.models = {model.pair: model for model in models}
+        self.batcher, self.limits, self.keys = batcher, limits, keys
+        self.metrics = Metrics(batcher)
+        self.held = 0
+        self.descriptions = [model.describe() for model in models]
+        if batcher.capacity < limits.lines:
+            raise UsageError(f"--max-queue {batcher.capacity} is less than --max-lines {limits.lines}; raise it")
+
+    def languages(self) -> list[dict[str, Any]]:
+        """The answer of ``/languages``; a language that no model translates from has no targets."""
+        codes = sorted({code for pair in self.models for code in pair})
+        targets = {code: sorted(pair.target for pair in self.models if pair.source == code) for code in codes}
+        return [{"code": code, "name": name_of(code), "targets": targets[code]} for code in codes]
+
+    def information(self) -> dict[str, Any]:
+        """The answer of ``/models``."""
+        limits = {"characters": self.limits.characters, "lines": self.limits.lines, "seconds": self.limits.timeout}
+        return {"models": self.descriptions, "limits": limits, "key_required": self.keys.needed}
+
+
+def check_pairs(models: Sequence[tuple[Pair, str]]) -> None:
+    """Reject two models of the same languages.
+
+    Args:
+        models: languages and path of each
+
+    Raises:
+        UsageError: with both paths
+    """
+    seen: dict[Pair, str] = {}
+    for pair, path in models:
+        if pair in seen:
+            problem = f"{seen[pair]} and {path} both translate {pair.source} to {pair.target}"
+            raise UsageError(f"{problem}; omit one, or name other languages with --pair")
+        seen[pair] = path
+
+
+_LOCK = threading.Lock()
+
+
+def log(event: str, **fields: Any) -> None:
+    """Write a JSON line to stderr; a log that cannot be written stops nothing."""
+    moment = time.time()
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + f".{int(moment % 1 * 1000):03d}Z"
+    line = json.dumps({"time": stamp, "event": event, **fields}, default=str)
+    with _LOCK:
+        try:
+            print(line, file=sys.stderr, flush=True)
+        except (OSError, ValueError):  # a full disk, or a closed stream
+            return
+
+
+class JsonLog(logging.Handler):
+    """Writes the messages of uvicorn as our own lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        more = {"error": f"{type(error).__name__}: {one_line(error, 300)}"} if error else {}
+        log("server", level=record.levelname.lower(), message=one_line(record.getMessage(), 300), **more)

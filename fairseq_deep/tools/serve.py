@@ -1,0 +1,97 @@
+"""serve models over HTTP, with LibreTranslate's API and a web page
+
+POST /translate takes JSON or a form. Requests are gathered into batches; each model serves one language pair. SIGTERM
+and SIGINT stop the server after it has answered all accepted requests.
+"""
+
+import argparse
+import importlib
+from typing import Any
+
+from fairseq_deep.tools import UsageError, at_least_one, translate
+
+PORT = 5000  # LibreTranslate's
+
+
+def port(text: str) -> int:
+    """Type of an argument: a port; 0 lets the system choose."""
+    if not (text.isascii() and text.isdigit()) or len(text) > 5 or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 65535, not '{text}'")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Type of an argument: a number above 0."""
+    value = translate.number(text)
+    if not value:
+        raise argparse.ArgumentTypeError("must be a number above 0")
+    return value
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Type of an argument: two codes of languages."""
+    source, colon, target = text.partition(":")
+    if not (source and colon and target):
+        raise argparse.ArgumentTypeError(f"must be SRC:TGT, such as en:de, not '{text}'")
+    return source, target
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add models, the address, limits and the search."""
+    kinds = "folder of a recipe or of a packaged model, or checkpoint; one per language pair"
+    parser.add_argument("models", metavar="MODEL", nargs="+", help=kinds)
+    parser.add_argument("--pair", type=pair, action="append", metavar="SRC:TGT",
+                        help="languages; give it once per MODEL, in their order (default: as the models name them)")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="(default: 127.0.0.1, local only)")
+    parser.add_argument("--port", type=port, default=PORT, metavar="N", help=f"0: any free one (default: {PORT})")
+    parser.add_argument("--api-key-file", metavar="FILE", help="one key per line; requests must have one of them")
+    limits = parser.add_argument_group("limits")
+    for flag, default, text in (
+        ("--max-body", 1 << 20, "bytes of a request"),
+        ("--max-characters", 10_000, "characters of a request"),
+        ("--max-lines", 200, "texts and lines of a request"),
+        ("--max-queue", 1000, "lines in the queue; further requests get status 429"),
+    ):
+        limits.add_argument(flag, type=at_least_one, default=default, metavar="N", help=f"{text} (default: {default})")
+    limits.add_argument("--timeout", type=seconds, default=60.0, metavar="S", help="seconds per request (default: 60)")
+    limits.add_argument("--window", type=translate.number, default=10.0, metavar="MS",
+                        help="milliseconds in which requests are gathered (default: 10)")  # fmt: skip
+    translate.add_search(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal; 0 once all accepted requests are answered."""
+    for name in ("starlette", "uvicorn"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise UsageError(f"{name} is missing: pip install starlette uvicorn") from error
+    from fairseq_deep.serving import app, server, service
+    from fairseq_deep.serving.batching import Batcher
+    from fairseq_deep.serving.messages import Limits
+
+    keys = service.read_keys(args.api_key_file) if args.api_key_file else service.Keys([])
+    with server.closing_on_error(server.listen(args.host, args.port)) as bound:
+        models = load(args)
+        translators = {model.pair: model.translator for model in models}
+        batcher = Batcher(translators, args.window / 1000, args.batch_size, args.max_queue)
+        limits = Limits(args.max_body, args.max_characters, args.max_lines, args.timeout)
+        served = app.make_app(service.Service(models, batcher, limits, keys))
+        return server.run_server(served, bound, args.timeout)
+
+
+def load(args: argparse.Namespace) -> list[Any]:
+    """Return the models, of different languages."""
+    from fairseq_deep.runtime import find_bundle
+    from fairseq_deep.serving.service import ServedModel, check_pairs
+
+    pairs = args.pair or [(None, None)] * len(args.models)
+    if len(pairs) != len(args.models):
+        raise UsageError(f"--pair is given {len(pairs)} times for {len(args.models)} models; give it once per model")
+    options = argparse.Namespace(**{**vars(args), "nbest": 1})
+    models = []
+    for path, (source, target) in zip(args.models, pairs):
+        bundle = find_bundle(path, source_lang=source, target_lang=target, gnmt_lenpen=args.gnmt_lenpen)
+        models.append(ServedModel(translate.load(options, [bundle]), bundle))
+        check_pairs([(model.pair, name) for model, name in zip(models, args.models)])
+    return models

@@ -1,0 +1,199 @@
+"""The routes in this process: answers are the translator's, also of concurrent requests."""
+
+import asyncio
+import json
+import random
+import re
+import time
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+httpx = pytest.importorskip("httpx")
+
+from starlette.testclient import TestClient  # noqa: E402
+
+from fairseq_deep.errors import UsageError  # noqa: E402
+from fairseq_deep.runtime import load_model  # noqa: E402
+from fairseq_deep.serving.app import make_app  # noqa: E402
+from fairseq_deep.serving.batching import Pair  # noqa: E402
+from fairseq_deep.serving.messages import Limits  # noqa: E402
+from fairseq_deep.serving.service import check_pairs, read_keys  # noqa: E402
+from tests.helpers.serving import DE, EN, GOOD, Fake, FakeModel, ask, service_of  # noqa: E402
+
+
+def test_a_text_and_a_list_in_json_and_in_a_form(client, expected):
+    lines, found = expected
+    best = [each[0] for each in found[EN]]
+    assert len(set(best)) > 200
+    assert ask(client, lines[0]) == {"translatedText": best[0]}
+    assert ask(client, lines[:50]) == {"translatedText": best[:50]}
+    assert ask(client, lines[0], "de", "en") == {"translatedText": found[DE][0][0]}
+    form = {"q": lines[1], "source": "en", "target": "de", "format": "text", "alternatives": "0"}
+    assert client.post("/translate", data=form).json() == {"translatedText": best[1]}
+    assert client.post("/translate", data={**form, "q": lines[:3]}).json() == {"translatedText": best[:3]}
+
+
+def test_lines_of_a_text_keep_their_places(client, expected):
+    lines, found = expected
+    best = [each[0] for each in found[EN]]
+    assert ask(client, f"\n{lines[0]}\r\n\n  {lines[1]}  \n")["translatedText"] == f"\n{best[0]}\n\n{best[1]}\n"
+    assert ask(client, "") == {"translatedText": ""} and ask(client, ["", " "]) == {"translatedText": ["", ""]}
+    assert ask(client, [], alternatives=2) == {"translatedText": [], "alternatives": []}
+
+
+def test_alternatives_are_the_next_hypotheses(client, expected):
+    lines, found = expected
+    for count in (1, 2, 9):  # the beam is 3
+        answer = ask(client, lines[:20], alternatives=count)
+        want = [list(dict.fromkeys(each)) for each in found[EN][:20]]
+        assert answer["translatedText"] == [each[0] for each in want]
+        assert answer["alternatives"] == [each[1 : count + 1] for each in want]
+    first, second = found[EN][:2]
+    joined = ask(client, f"{lines[0]}\n{lines[1]}", alternatives=1)
+    assert joined["alternatives"] == [f"{first[1]}\n{second[1]}"]
+
+
+def test_odd_characters_are_translated_like_the_translator_does(client, models):
+    texts = ["w1 \x00 w2", "\x00", "\u2028w3\u2028", "\U0001f600 w4", "\ufeff", "w5\tw6", "<b>w7</b>", "\x1b[0m w1"]
+    assert ask(client, texts)["translatedText"] == models[0].translator.translate(texts)
+
+
+def test_information(client, models):
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/languages").json() == [{"code": "de", "name": "German", "targets": ["en"]},
+                                               {"code": "en", "name": "English", "targets": ["de"]}]  # fmt: skip
+    found = client.get("/models").json()
+    first = found["models"][0]
+    assert (first["name"], first["beam"], first["vocabulary"]) == ("random en-de", 3, [200, 200])
+    assert first["parameters"] == sum(each.numel() for each in load_model(models[0].bundle).model.parameters())
+    assert first["layers"] == "2 + 2" and first["architecture"].startswith("transformer_prenorm")
+    assert found["limits"] == {"characters": 10000, "lines": 200, "seconds": 60.0} and not found["key_required"]
+    assert "/" not in json.dumps(found)  # no path of this machine
+
+
+def test_a_language_without_a_model_from_it_has_no_targets():
+    service = service_of([FakeModel(Fake(), Pair("en", "tlh"))])
+    assert service.languages()[1] == {"code": "tlh", "name": "tlh", "targets": []}
+
+
+def test_metrics_count(models):
+    with TestClient(make_app(service_of(models))) as client:
+        ask(client, ["w1", "w2 w3"])
+        client.get("/nowhere"), client.get("/%0A%22"), client.post("/translate")
+        answer = client.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    samples = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
+    for route, status, count in (("/translate", 200, "1"), ("/translate", 415, "1"), ("other", 404, "2")):
+        assert samples[f'fairseq_deep_requests_total{{route="{route}",status="{status}"}}'] == count
+    assert samples['fairseq_deep_lines_total{source="en",target="de"}'] == "2"
+    assert samples['fairseq_deep_batch_lines_bucket{le="1"}'] == "0"
+    assert samples['fairseq_deep_batch_lines_bucket{le="2"}'] == samples["fairseq_deep_batch_lines_count"] == "1"
+    assert samples['fairseq_deep_request_seconds_bucket{le="+Inf"}'] == "2"
+    assert samples["fairseq_deep_queue_lines"] == "0" and float(samples["fairseq_deep_translation_seconds_total"]) > 0
+    names = re.findall(r"^# TYPE (\S+) (?:counter|gauge|histogram)$", answer.text, re.MULTILINE)
+    assert len(names) == len(set(names)) == 7 and all(key.startswith(tuple(names)) for key in samples)
+
+
+def test_keys(models, tmp_path, capsys):
+    (tmp_path / "keys").write_text("first-key\n\n  second-kéy  \n", encoding="utf-8")
+    service = service_of(models)
+    service.keys = read_keys(str(tmp_path / "keys"))
+    with TestClient(make_app(service)) as client:
+        for key in (None, "", "first", "first-key ", "third", 5, ["first-key"]):
+            answer = client.post("/translate", json={**GOOD, "api_key": key})
+            assert (answer.status_code, answer.json()) == (403, {"error": "api_key: invalid or missing API key"})
+        assert client.post("/translate", json={"api_key": "wrong", "q": 3}).status_code == 403  # before all else
+        for key in ("first-key", "second-kéy"):
+            ask(client, "w1", api_key=key)
+            assert client.post("/translate", data={**GOOD, "api_key": key}).status_code == 200
+        assert client.get("/models").json()["key_required"] and client.get("/languages").status_code == 200
+    logged = capsys.readouterr().err
+    assert logged and not any(key in logged for key in ("first-key", "third", "kéy", "k\\u00e9y"))
+    for content, reason in (("\n \n", "holds no key"), (b"\xff", "must be UTF-8")):
+        (tmp_path / "keys").write_bytes(content if isinstance(content, bytes) else content.encode())
+        with pytest.raises(UsageError, match=reason):
+            read_keys(str(tmp_path / "keys"))
+    with pytest.raises(UsageError, match=r"--api-key-file .*none: cannot be read \(No such file"):
+        read_keys(str(tmp_path / "none"))
+
+
+def test_the_log_has_one_json_line_per_request_without_texts_or_keys(client, capsys):
+    capsys.readouterr()
+    ask(client, "w1 w2\nw3", api_key="hush")
+    client.post("/translate", json={**GOOD, "q": 1})
+    client.get("/a\u2028%0Ab")
+    first, second, third = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first.pop("time")) and first.pop("milliseconds") > 0
+    assert first == {"event": "request", "method": "POST", "path": "/translate", "status": 200, "source": "en",
+                     "target": "de", "lines": 2, "characters": 7}  # fmt: skip
+    assert "w1" not in str(first) and "hush" not in str(first)
+    assert second["reason"].startswith("q must be") and third["path"] == "/a\u2028\nb"
+
+
+def test_a_full_queue_and_a_late_translation():
+    fake = Fake()
+    service = service_of([FakeModel(fake, EN)], Limits(lines=2, timeout=0.5), capacity=2)
+    with TestClient(make_app(service)) as client:
+        fake.ready.clear()
+        first = service.batcher.submit(EN, ["a"])
+        while service.batcher.waiting:
+            time.sleep(0.001)
+        others = [service.batcher.submit(EN, ["b"]) for _ in range(2)]
+        full = client.post("/translate", json=GOOD)
+        assert full.status_code == 429 and "the queue is full" in full.json()["error"]
+        assert 1 <= int(full.headers["retry-after"]) <= 60
+        others[0].cancel()
+        late = client.post("/translate", json=GOOD)
+        assert late.status_code == 503 and "not ready in time" in late.json()["error"]
+        assert service.batcher.waiting == 1  # a late request has left the queue
+        fake.ready.set()
+        assert first.result(30) and others[1].result(30)
+        assert ask(client, "back") == {"translatedText": "BACK"}
+
+
+def test_a_failing_translation_is_an_internal_error_in_the_log(capsys):
+    with TestClient(make_app(service_of([FakeModel(Fake(), EN)])), raise_server_exceptions=False) as client:
+        answer = client.post("/translate", json={**GOOD, "q": "fail"})
+        assert answer.status_code == 500 and answer.json()["error"].startswith("internal error")
+        assert json.loads(capsys.readouterr().err.splitlines()[-1])["error"] == "RuntimeError: failed as asked"
+        assert ask(client, "on") == {"translatedText": "ON"}
+
+
+def test_2000_concurrent_requests_get_their_own_answers(models, expected):
+    """Both pairs, texts and lists, with and without alternatives."""
+    lines, found = expected
+    service, rng = service_of(models, capacity=20_000), random.Random(2)
+
+    async def ask(client):
+        pair, first, count = rng.choice((EN, DE)), rng.randrange(len(lines) - 3), rng.choice((0, 0, 0, 0, 1, 3))
+        alternatives = rng.choice((0, 2))
+        fields = {"q": lines[first : first + count] if count else lines[first], "source": pair.source,
+                  "target": pair.target, "alternatives": alternatives}  # fmt: skip
+        answer = (await client.post("/translate", json=fields)).json()
+        want = [list(dict.fromkeys(each)) for each in found[pair][first : first + max(count, 1)]]
+        best, others = [each[0] for each in want], [each[1:] for each in want]
+        good = {"translatedText": best if count else best[0]}
+        good.update({"alternatives": others if count else others[0]} if alternatives else {})
+        return answer == good
+
+    async def run():
+        transport = httpx.ASGITransport(make_app(service))
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x", timeout=120, limits=limits) as client:
+            return await asyncio.gather(*(ask(client) for _ in range(2000)))
+
+    service.batcher.start()
+    results = asyncio.run(run())
+    service.batcher.close()
+    assert len(results) == 2000 and all(results)
+    counted = dict(line.rsplit(" ", 1) for line in service.metrics.render().splitlines())
+    assert counted['fairseq_deep_requests_total{route="/translate",status="200"}'] == "2000"
+
+
+def test_two_models_of_one_pair_and_a_queue_that_is_too_small():
+    with pytest.raises(UsageError, match="^a and c both translate en to de; omit one, or name other languages"):
+        check_pairs([(EN, "a"), (DE, "b"), (EN, "c")])
+    with pytest.raises(UsageError, match="--max-queue 1 is less than --max-lines 200; raise it"):
+        service_of([FakeModel(Fake(), EN)], capacity=1)

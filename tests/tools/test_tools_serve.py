@@ -1,0 +1,205 @@
+"""``fairseq-deep serve`` as a process: a client of LibreTranslate's API, signals, hostile connections, bad input."""
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from fairseq_deep.runtime import Translator  # noqa: E402
+from fairseq_deep.tools.main import main  # noqa: E402
+from tests.helpers.serving import ServerProcess, http, parsed, random_lines, write_package  # noqa: E402
+from tests.helpers.tools import failing  # noqa: E402
+
+HEAD = 0.7  # seconds for the head of a request
+fails = failing("serve")
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packages")
+    return [write_package(folder / "there", "en", "de", 1), write_package(folder / "back", "de", "en", 2)]
+
+
+@pytest.fixture(scope="module")
+def served(packages):
+    with ServerProcess(*packages, head=HEAD) as server:
+        yield server
+        assert server.stop(signal.SIGINT) == 0
+
+
+@pytest.fixture(scope="module")
+def expected(packages):
+    """Lines, and their best translations by the first model."""
+    lines = random_lines(300)
+    return lines, Translator(str(packages[0]), cpu=True).translate(lines)
+
+
+async def exchange(address, request):
+    """The bytes that the server answers to *request*, in a connection of its own."""
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(request)
+    await writer.drain()
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+def fields(line):
+    return {"q": line, "source": "en", "target": "de"}
+
+
+def test_a_client_of_libretranslate(served, expected):
+    client = pytest.importorskip("libretranslatepy").LibreTranslateAPI(served.url)
+    lines, found = expected
+    assert [client.translate(line, "en", "de", timeout=30) for line in lines[:5]] == found[:5]
+    assert [(each["code"], each["targets"]) for each in client.languages()] == [("de", ["en"]), ("en", ["de"])]
+    for source, reason in (("auto", "languages are not detected"), ("fr", "'fr' is not supported")):
+        with pytest.raises(urllib.error.HTTPError) as error:
+            client.translate("w1", source, "de")
+        assert error.value.code == 400 and reason in json.load(error.value)["error"]
+
+
+def test_concurrent_connections_get_their_own_answers(served, expected):
+    lines, found = expected
+
+    async def run():
+        return await asyncio.gather(*(exchange(served.address, http(fields(line))) for line in lines))
+
+    answers = [parsed(answer) for answer in asyncio.run(run())]
+    assert answers == [(200, {"translatedText": text}) for text in found]
+
+
+def talk(address, *parts, timeout=20):
+    """What the server answers to raw *parts*; numbers are seconds of waiting between them."""
+    with socket.create_connection(address, timeout) as connection:
+        for part in parts:
+            if isinstance(part, float):
+                time.sleep(part)
+                continue
+            try:
+                connection.sendall(part)
+            except (BrokenPipeError, ConnectionResetError):  # the server has closed it
+                break
+        answer = b""
+        try:
+            while chunk := connection.recv(1 << 16):
+                answer += chunk
+        except ConnectionResetError:
+            pass
+    return answer
+
+
+LARGE = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 30000000\r\n\r\n"
+CHUNKED = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_hostile_connections(served):
+    """The server answers others meanwhile and afterwards."""
+    address = served.address
+    slow = [socket.create_connection(address) for _ in range(50)]
+    for connection in slow:
+        connection.sendall(b"POST /translate HTTP/1.1\r\nHo")
+    assert parsed(talk(address, http(fields("w1"))))[0] == 200
+    assert talk(address, b"\x00\xff\x16\x03 nothing\r\n\r\n").startswith(b"HTTP/1.1 400")
+    assert talk(address, b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 200_000).startswith(b"HTTP/1.1 4")
+    assert talk(address, LARGE, *[b" " * 1_000_000] * 30).startswith(b"HTTP/1.1 413")
+    parts = [b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"] * 3
+    assert talk(address, CHUNKED, *parts, b"0\r\n\r\n").startswith(b"HTTP/1.1 413")
+    assert talk(address, CHUNKED, b"zz\r\n").startswith(b"HTTP/1.1 400")
+    assert talk(address, LARGE.replace(b"30000000", b"9" * 40)).startswith(b"HTTP/1.1 4")
+    talk(address, http({"q": "w1" * 10_000_000}), timeout=30)
+    for connection in slow:  # they send on, byte by byte, and are closed all the same
+        connection.settimeout(10)
+        assert connection.recv(10) == b""
+        connection.close()
+    begun = time.monotonic()
+    assert talk(address, b"GET /heal", 0.3, b"th HT", 0.3, b"TP", 0.3, b"/") == b"" and time.monotonic() - begun < 10
+    assert parsed(talk(address, http(fields("w1"))))[0] == 200
+    assert not [event for event in served.events if "line" in event or event.get("level") == "error"]
+
+
+def test_a_client_that_leaves_does_no_harm(served):
+    for number in range(20):
+        with socket.create_connection(served.address) as connection:
+            connection.sendall(http(fields("w1 w2"))[:-5] if number % 2 else http(fields("w1 w2")))
+    assert parsed(talk(served.address, http(fields("w1"))))[0] == 200
+
+
+def test_sigterm_lets_accepted_requests_finish(packages, expected):
+    lines, found = (each[:200] for each in expected)
+
+    async def run(server):
+        """All requests arrive within the window as a rule, and the signal comes before any is answered."""
+        asked = [asyncio.ensure_future(exchange(server.address, http(fields(line)))) for line in lines]
+        arrived = b""
+        while b"queue_lines 200\n" not in arrived and b"lines_total{" not in arrived:
+            await asyncio.sleep(0.05)
+            arrived = await exchange(server.address, b"GET /metrics HTTP/1.0\r\n\r\n")
+        server.process.send_signal(signal.SIGTERM)
+        return await asyncio.gather(*asked)
+
+    with ServerProcess(packages[0], "--window", 2500, "--batch-size", 400) as server:
+        answers = asyncio.run(run(server))
+        assert [parsed(answer) for answer in answers] == [(200, {"translatedText": text}) for text in found]
+        assert server.stop(0) == 0
+        names = [event["event"] for event in server.events if event["event"] != "request"]
+        assert names == ["ready", "stopping", "stopped"]
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(server.address)
+
+
+def test_a_second_signal_stops_at_once(packages):
+    with ServerProcess(packages[0], "--window", 60_000) as server, socket.create_connection(server.address) as client:
+        client.sendall(http(fields("w1")))
+        while b"queue_lines 1\n" not in talk(server.address, b"GET /metrics HTTP/1.0\r\n\r\n"):
+            time.sleep(0.05)
+        server.process.send_signal(signal.SIGINT)
+        while server.events[-1]["event"] != "stopping":
+            time.sleep(0.05)
+        assert server.stop(signal.SIGTERM) == 128 + signal.SIGTERM
+        assert [event["at_once"] for event in server.events if event["event"] == "stopping"] == [False, True]
+
+
+def test_a_port_in_use(packages, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        line = fails(capsys, packages[0], "--port", other.getsockname()[1])
+    assert "cannot listen on 127.0.0.1:" in line and "address already in use; choose another --host or --port" in line
+    line = fails(capsys, packages[0], "--host", "no.such.host.invalid")
+    assert "cannot listen on no.such.host.invalid:5000: " in line
+
+
+def test_models_and_pairs(packages, tmp_path, capsys):
+    there, back = packages
+    free = ["--port", 0, "--cpu"]
+    line = fails(capsys, there, back, there, *free)
+    assert f"{there} and {there} both translate en to de; omit one" in line
+    assert "--pair is given 1 times for 2 models" in fails(capsys, there, back, "--pair", "en:de", *free)
+    assert "translates en to de, not de to en" in fails(capsys, there, "--pair", "de:en", *free)
+    assert f"there is no {tmp_path / 'none'}" in fails(capsys, tmp_path / "none", *free)
+    assert "--max-queue 5 is less than --max-lines 200" in fails(capsys, there, "--max-queue", 5, *free)
+    assert "holds no key" in fails(capsys, there, "--api-key-file", "/dev/null", *free)
+
+
+@pytest.mark.parametrize("flags", [["--port", "65536"], ["--port", "x"], ["--pair", "ende"], ["--timeout", "0"]])
+def test_wrong_flags(flags, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["serve", "model", *flags])
+    assert stop.value.code == 2 and f"argument {flags[0]}: must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["starlette", "uvicorn"])
+def test_a_missing_package_is_one_line(name, packages):
+    program = f"import sys; sys.modules['{name}'] = None; from fairseq_deep.tools.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "serve", str(packages[0]), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    want = f"fairseq-deep serve: {name} is missing: pip install starlette uvicorn\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", want)
