@@ -102,6 +102,10 @@ def write_fairseq(args: argparse.Namespace) -> int:
     return 0
 
 
+_OWN_SETTINGS = ("decode_precision", "decode_compile", "gnmt_lenpen", "rdrop_alpha")
+"""Those that our task and criterion have in addition to fairseq's."""
+
+
 def _name_stock_parts(config: Any) -> None:
     """Name fairseq's own task, criterion and optimizer where the training had ours, with the same settings."""
     names = {
@@ -112,8 +116,7 @@ def _name_stock_parts(config: Any) -> None:
     for part, (ours, stock) in names.items():
         settings = config.get(part)
         if hasattr(settings, "get") and settings.get("_name") == ours:
-            own = ("decode_precision", "decode_compile", "gnmt_lenpen") if part == "task" else ()
-            kept = {name: value for name, value in settings.items() if name not in own}
+            kept = {name: value for name, value in settings.items() if name not in _OWN_SETTINGS}
             config[part] = {**kept, "_name": stock}
 
 

@@ -76,8 +76,8 @@ def code(parts: Any, search: dict[str, Any], text: dict[str, Any], segmented: bo
     decoder = "tokenizer" if parts.sizes.shared else "target"
     lines += ['target = AutoTokenizer.from_pretrained(folder, subfolder="target")'] * (decoder == "target")
     if moses:
-        languages = (loaded.source_lang, loaded.target_lang)
-        lines += ['moses, undo = MosesTokenizer("{}"), MosesDetokenizer("{}")'.format(*languages)]
+        source, target = map(json.dumps, (loaded.source_lang, loaded.target_lang))
+        lines += [f"moses, undo = MosesTokenizer({source}), MosesDetokenizer({target})"]
     words = "line.lower()" if text["lowercase"] else "line"
     words = f'" ".join(jieba.cut({words}))' if segmented else words
     words = f"moses.tokenize({words}, return_str=True)" if moses else words

@@ -87,7 +87,7 @@ def check_export(
     for numbers in _batches(order):
         theirs, ours = (padded([found[number] for number in numbers]) for found in (rows, plain))
         found = [hypotheses[0]["tokens"].tolist() for hypotheses in decoding(ours)]
-        difference = max(difference, _difference(model, other, ours, theirs, found))
+        difference = max(difference, compare_logits(model, other, ours, theirs, found))
         if real:
             limit = longest(search, theirs.size(1), model.decoder.max_positions())
             output = other.generate(input_ids=theirs, attention_mask=theirs.ne(PAD), max_new_tokens=limit)
@@ -115,8 +115,13 @@ def _ended(row: list[int]) -> list[int]:
 
 
 @torch.no_grad()
-def _difference(model: Any, other: Any, ours: Tensor, theirs: Tensor, targets: list[list[int]]) -> float:
+def compare_logits(model: Any, other: Any, ours: Tensor, theirs: Tensor, targets: list[list[int]]) -> float:
     """Return the greatest difference of a logit, given the *targets*.
+
+    Args:
+        model, other: the `Transformer`, and transformers' model
+        ours, theirs: the sources as each of them has them, B x S
+        targets: tokens of the target sentences
 
     Raises:
         UsageError: it is more than rounding

@@ -113,7 +113,7 @@ def make_config(model: Any, flags: Any, kind: str, vocabulary: Vocabulary, langu
     sizes = {f"{side}_{name}": getattr(stack, own) for side, stack in stacks.items() for name, own in names}
     if kind == FSMT:
         source = vocabulary.source + len(vocabulary.meanings)
-        tables = {"src_vocab_size": source, "tgt_vocab_size": vocabulary.target, "langs": list(languages)}
+        tables = {"src_vocab_size": source, "tgt_vocab_size": vocabulary.target}
     else:
         tables = {"vocab_size": vocabulary.rows}
     if kind == BLENDERBOT:
@@ -121,6 +121,7 @@ def make_config(model: Any, flags: Any, kind: str, vocabulary: Vocabulary, langu
     rates = ("dropout", "attention_dropout", "activation_dropout")
     return AutoConfig.for_model(
         kind,
+        langs=list(languages),
         d_model=stacks["encoder"].dim,
         **sizes,
         **tables,

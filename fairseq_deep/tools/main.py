@@ -25,6 +25,7 @@ from fairseq_deep.tools import (
     doctor,
     export,
     flags,
+    import_,
     package,
     path,
     plot,
@@ -35,7 +36,7 @@ from fairseq_deep.tools import (
 )
 
 COMMANDS = (path, archs, flags, doctor, check, average, score, diagnose, translate, distill, package, plot, report,
-            export, recipe, compare, claims, wheelhouse, completion)  # fmt: skip
+            export, import_, recipe, compare, claims, wheelhouse, completion)  # fmt: skip
 RAW = {"recipe": recipe, "compare": compare, "claims": claims}
 """Commands that read their words themselves."""
 
@@ -59,7 +60,7 @@ def make_parser(all_arguments: bool = False) -> tuple[argparse.ArgumentParser, d
     parser = _Parser(prog="fairseq-deep", description="Tools for deep Transformers in fairseq.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for module in COMMANDS:
-        name, raw = module.__name__.rpartition(".")[2].replace("_", "-"), module in RAW.values()
+        name, raw = module.__name__.rpartition(".")[2].rstrip("_").replace("_", "-"), module in RAW.values()
         summary = module.__doc__.strip().splitlines()[0]
         command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False, add_help=not raw)
         if all_arguments or not raw:
