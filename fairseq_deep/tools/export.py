@@ -202,8 +202,8 @@ def fold_factors(path: str, model: Any) -> set[str]:
         raise UsageError(f"{path} has {error}") from error
 
 
-def fold_all(path: str, model: Any, tables: bool = False) -> None:
-    """Fold the weights of streams, and then constant factors.
+def fold_all(path: str, model: Any, tables: bool = False) -> bool:
+    """Fold the weights of streams, and then constant factors; whether there were weights.
 
     Args:
         tables: the format stores fixed positions
@@ -211,10 +211,11 @@ def fold_all(path: str, model: Any, tables: bool = False) -> None:
     from fairseq_deep.core.stream_folding import fold_streams
 
     try:
-        fold_streams(model, tables)
+        streams = fold_streams(model, tables)
     except UsageError as error:
         raise UsageError(f"{path} has {error}") from error
     fold_factors(path, model)
+    return bool(streams)
 
 
 def may_be_plain(aggregator: Any) -> bool:

@@ -15,6 +15,9 @@ from fairseq_deep.tools import huggingface_tokenizer as text
 
 TARGET = "target"
 """Folder of the tokenizer that decodes, where there are two dictionaries."""
+TOLERANCE, SHORT_FORM = 1e-5, 1e-4
+"""Greatest difference of logits, relative to the largest one if that is above 1; where DeepNet's first norms change
+their eps, as above fixed positions, it is the second."""
 
 
 class Parts(NamedTuple):
@@ -29,6 +32,7 @@ class Parts(NamedTuple):
         vocabularies: ids by pieces, of source and target
         sizes: those of the tables
         kind: transformers' ``model_type``
+        tolerance: of logits
     """
 
     bundle: Any
@@ -39,6 +43,7 @@ class Parts(NamedTuple):
     vocabularies: tuple[dict[str, int], dict[str, int]]
     sizes: form.Vocabulary
     kind: str
+    tolerance: float
 
 
 def check_package() -> None:
@@ -95,7 +100,7 @@ def collect(args: argparse.Namespace) -> Parts:
     check_layers(bundle.checkpoint, loaded.stored.flags, "huggingface")
     check_weights(bundle.checkpoint, loaded.model, "huggingface")
     plain = copy.deepcopy(loaded.model)
-    fold_all(bundle.checkpoint, plain)
+    streams = fold_all(bundle.checkpoint, plain)
     merges = text.read_merges(bundle.codes) if bundle.codes else None
     steps = TextSteps(loaded.source_lang, loaded.target_lang, bundle.codes, bundle.tokenizer, bundle.lowercase)
     try:
@@ -105,7 +110,8 @@ def collect(args: argparse.Namespace) -> Parts:
         kind = form.choose_class(plain, loaded.stored.flags.activation_fn, sizes)
     except UsageError as error:
         raise UsageError(f"{bundle.checkpoint} has {error}") from error
-    return Parts(bundle, loaded, plain, steps, merges, (source, target), sizes, kind)
+    tolerance = SHORT_FORM if streams and kind == form.FSMT else TOLERANCE
+    return Parts(bundle, loaded, plain, steps, merges, (source, target), sizes, kind, tolerance)
 
 
 def write_folder(folder: str, parts: Parts, args: argparse.Namespace, given: list[str] | None) -> tuple[str, str]:
@@ -142,7 +148,8 @@ def write_folder(folder: str, parts: Parts, args: argparse.Namespace, given: lis
         raise UsageError(f"{origin} has no sentence of at most {limit} tokens to check the export with")
     means = [*range(len(loaded.source)), *parts.sizes.meanings]
     plain = [[means[index] for index in row] for row in rows]
-    report = huggingface_check.check_export(folder, loaded.model, search, rows, plain, origin != "random units")
+    real = origin != "random units"
+    report = huggingface_check.check_export(folder, loaded.model, search, rows, plain, real, parts.tolerance)
     found = f"{report} ({origin}, beam {search['beam']}, lenpen {search['lenpen']:g})"
     card = huggingface_card.make(parts, args, search, name, size, found)
     write_text(os.path.join(folder, "README.md"), card)
