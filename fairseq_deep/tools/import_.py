@@ -83,17 +83,20 @@ def load(folder: str, found: Any) -> tuple[Any, Any, Any, float]:
             "lenpen": 1.0 if generation.length_penalty is None else generation.length_penalty}  # fmt: skip
     stored = StoredModel(flags, tensors, task)
     model = build_model(stored, source, target)
-    longest = min(max(SIZES), flags.max_source_positions)
     draws = torch.Generator().manual_seed(1)
-
-    def rows(size: int) -> list[list[int]]:
-        lengths = [min(length, longest) for length in SIZES]
-        return [[*torch.randint(4, size, (length - 1,), generator=draws).tolist(), 2] for length in lengths]
-
-    batch, targets = padded(rows(len(source))), rows(len(target))
+    sources, targets = (_random(len(each), flags.max_source_positions, draws) for each in (source, target))
+    batch = padded(sources)
     difference = compare_logits(model, other, batch, batch, targets)
     stored.tensors = model.state_dict()
     return stored, source, target, difference
+
+
+def _random(size: int, longest: int, draws: Any) -> list[list[int]]:
+    """Return sentences of random entries of a dictionary of that *size*."""
+    import torch
+
+    lengths = [min(length, longest) for length in SIZES]
+    return [[*torch.randint(4, size, (length - 1,), generator=draws).tolist(), 2] for length in lengths]
 
 
 def _languages(args: argparse.Namespace, found: Any) -> tuple[str, str]:

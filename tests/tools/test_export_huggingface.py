@@ -11,13 +11,13 @@ import torch
 
 from fairseq_deep.runtime import Translator, find_bundle, load_model
 from fairseq_deep.runtime.dictionary import Dictionary
-from fairseq_deep.tools import huggingface_check, huggingface_export, huggingface_format, huggingface_tokenizer, main
+from fairseq_deep.tools import huggingface_check, huggingface_export, huggingface_format, main
 from tests.helpers.commands import losses, run, train_command
-from tests.helpers.exports import dictionary_of, learn_merges, tokenised_lines, write_model
+from tests.helpers.exports import greedy, write_model
 from tests.helpers.models import make_batch, make_dictionary
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
-PAD, EOS = 1, 2
+PAD = 1
 LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True}
 SHARED = {"share_all_embeddings": True}
 NORMED = {"layernorm_embedding": True}
@@ -37,6 +37,7 @@ STRUCTURES = {
     "a norm of the embeddings": ("prenorm_6l", {**NORMED, **SHARED}, "MBart"),
     "the same, smaller target": ("prenorm_6l", {**NORMED, **LEARNED, "swap": True}, "MBart"),
     "post-norm, embeddings normed": ("lipschitz_postnorm_6l", {**NORMED, **LEARNED}, "Bart"),
+    "pruned layers": ("prenorm_6l", {"encoder_layers": 3, "encoder_layers_to_keep": "0,2", **SHARED}, "M2M100"),
     "DLCL": ("dlcl_6l", {"dlcl_no_norm": True, "dlcl_init": "last", **SHARED}, "M2M100"),
     "LayerScale": ("layerscale_18l18l", SHARED, "M2M100"),
     "CompleteP": ("completep_18l18l", {"encoder_completep_base": 0.5}, "M2M100"),
@@ -86,12 +87,6 @@ def load(folder):
         return AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True).eval()
 
 
-def load_tokenizer(folder):
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-
-
 def batch_of(model, left):
     """A padded batch of both sides, whose entries both dictionaries have."""
     return make_batch(make_dictionary(SMALL), left_pad=left)
@@ -132,47 +127,6 @@ def test_every_structure_computes_the_same_in_both_directions(structure, make, e
     expected, found = (each(source, lengths, target)[0] for each in (model, again.model))
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=1e-5)
     assert again.stored.flags.share_all_embeddings == ("share_all_embeddings" in flags)
-
-
-def greedy(model, source, steps):
-    """The likeliest units one after the other, with padding after the end, without cache."""
-    target = torch.full((len(source), 1), EOS)
-    lengths = source.ne(PAD).sum(1)
-    for step in range(steps):
-        scores = model(source, lengths, target)[0][:, -1]
-        scores[:, PAD] = float("-inf")
-        if step == 0:
-            scores[:, EOS] = float("-inf")
-        ended = target[:, 1:].eq(EOS).any(1) | target[:, 1:].eq(PAD).any(1)
-        target = torch.cat([target, scores.argmax(1).masked_fill(ended, PAD).unsqueeze(1)], 1)
-    return target[:, 1:]
-
-
-@pytest.mark.parametrize("threshold", [0, 3])
-def test_the_tokenizer_is_exact_on_tokenised_text(threshold, tmp_path):
-    """Also with scripts that it has never seen, and with merges whose parts the dictionary lacks."""
-    lines = tokenised_lines(1500, 8, 1)
-    cut = learn_merges(tmp_path / "code", lines, 150)
-    dictionary = dictionary_of(map(cut, lines), threshold)
-    own = Dictionary(dictionary.symbols[4:])
-    merges = huggingface_tokenizer.read_merges(str(tmp_path / "code"))
-    vocabulary, meanings = huggingface_tokenizer.make_vocabulary(own.symbols, merges)
-    assert meanings and set(meanings) == {3}
-    tokenizer = huggingface_tokenizer.make_tokenizer(vocabulary, merges, 200)
-    huggingface_tokenizer.save_tokenizer(tokenizer, tmp_path / "saved")
-    (tmp_path / "saved/config.json").write_text('{"model_type": "m2m_100"}')
-    tokenizer = load_tokenizer(tmp_path / "saved")
-    texts = [*lines, *tokenised_lines(2000, 12, 2), "", "<s> </s> <unk> <pad>", "@@ @@@ a@@ @"]
-    rows = huggingface_check.encode(tokenizer, texts, cut, own, meanings)
-    assert len(rows) == len(texts) and sum(3 in row for row in rows) > 100
-    for text, row in zip(texts, rows):
-        if all(4 <= index < len(own) for index in row[:-1]):
-            assert tokenizer.decode(row[:-1]) == " ".join(text.split())
-    assert tokenizer.decode([3, own.indices[cut(lines[0]).split()[-1]]]).startswith("<unk> ")
-    batch = tokenizer(lines[:3], padding=True)
-    assert [row[-1] for row in batch.input_ids].count(PAD) == sum(0 in mask for mask in batch.attention_mask)
-    with pytest.raises(main.UsageError, match="cuts a sentence otherwise"):
-        huggingface_check.encode(tokenizer, lines[:20], lambda line: line, own, meanings)
 
 
 @pytest.fixture(scope="module")
@@ -327,36 +281,6 @@ def test_bad_input_of_the_export_is_one_line(make, export, command, monkeypatch)
 def halve(tensors):
     tensors["model.encoder.layers.0.fc1.weight"] = tensors["model.encoder.layers.0.fc1.weight"] / 2
     return tensors
-
-
-@pytest.mark.parametrize("problem", ["version 0.1", "a tag", "a special symbol", "pieces", "twice"])
-def test_vocabularies_without_a_tokenizer_are_refused(problem, tmp_path):
-    (tmp_path / "code").write_text(f"#version: {problem[-3:] if problem.startswith('version') else '0.2'}\na b</w>\n")
-    merges = [("<", "s>")] if problem == "a special symbol" else [("a", "b</w>")]
-    symbols = ["<s>", "<pad>", "</s>", "<unk>", "ab", *(["<2de>"] if problem == "a tag" else [])]
-    messages = {
-        "version 0.1": "merges of version 0.1; transformers computes 0.2 only",
-        "pieces": "model of SentencePiece",
-        "a tag": "the target language tag <2de>",
-        "a special symbol": "merges that make <s>",
-        "twice": "'ab' occurs",
-    }
-    with pytest.raises(main.UsageError, match=messages[problem]):
-        if problem == "version 0.1":
-            huggingface_tokenizer.read_merges(str(tmp_path / "code"))
-        if problem == "pieces":
-            huggingface_tokenizer.read_merges(str(tmp_path / "spm.model"))
-        huggingface_tokenizer.make_vocabulary(symbols + ["ab"] * (problem == "twice"), merges)
-
-
-def test_entries_with_two_names_keep_their_index():
-    """The unit ``@@@@`` is the beginning ``@@`` of a word, and the whole word ``@@@@``."""
-    merges = [("@", "@"), ("@@", "@"), ("@@@", "@</w>")]
-    vocabulary, meanings = huggingface_tokenizer.make_vocabulary(
-        ["<s>", "<pad>", "</s>", "<unk>", "@@@@", "@@"], merges
-    )
-    assert vocabulary["@@"] == 4 and vocabulary["@@</w>"] == 5
-    assert meanings[vocabulary["@@@@</w>"] - 6] == 4 and meanings[vocabulary["@@@"] - 6] == 3
 
 
 def words_of(vocabulary):
