@@ -102,21 +102,20 @@ def write_fairseq(args: argparse.Namespace) -> int:
     return 0
 
 
-_OWN_SETTINGS = ("decode_precision", "decode_compile", "gnmt_lenpen", "rdrop_alpha")
-"""Those that our task and criterion have in addition to fairseq's."""
-
-
 def _name_stock_parts(config: Any) -> None:
-    """Name fairseq's own task, criterion and optimizer where the training had ours, with the same settings."""
+    """Name fairseq's own task, criterion, optimizer and schedule where the training had ours, without our settings."""
     names = {
-        "task": ("deep_translation", "translation"),
-        "criterion": ("fused_label_smoothed_cross_entropy", "label_smoothed_cross_entropy"),
-        "optimizer": ("fused_adam", "adam"),
-    }
-    for part, (ours, stock) in names.items():
+        "task": ("deep_translation", "translation", ("decode_precision", "decode_compile", "gnmt_lenpen")),
+        "criterion": ("fused_label_smoothed_cross_entropy", "label_smoothed_cross_entropy", ("rdrop_alpha",)),
+        "optimizer": ("fused_adam", "adam", ()),
+        "lr_scheduler": (
+            "inverse_sqrt_cooldown", "inverse_sqrt", ("cooldown_updates", "lr_before_cooldown", "max_update")
+        ),
+    }  # fmt: skip
+    for part, (ours, stock, own) in names.items():
         settings = config.get(part)
         if hasattr(settings, "get") and settings.get("_name") == ours:
-            kept = {name: value for name, value in settings.items() if name not in _OWN_SETTINGS}
+            kept = {name: value for name, value in settings.items() if name not in own}
             config[part] = {**kept, "_name": stock}
 
 
