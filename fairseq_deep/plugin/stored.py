@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from fairseq import checkpoint_utils
@@ -16,11 +17,14 @@ from omegaconf import OmegaConf
 
 from fairseq_deep.errors import UsageError, one_line
 from fairseq_deep.runtime import packaged
+from fairseq_deep.runtime.dictionary import Dictionary, hash_symbols
 from fairseq_deep.runtime.model import READERS, StoredModel
 
 from .compat import register_format
 from .models.deep_transformer import DeepTransformerModel
 from .models.dictionaries import KEY
+
+_POSITIONS = ("max_source_positions", "max_target_positions")
 
 
 def read_checkpoint(path: str) -> StoredModel:
@@ -86,15 +90,43 @@ def as_checkpoint(path: str) -> dict[str, Any]:
     """
     package, folder = packaged.load(path), os.path.abspath(packaged.folder_of(path))
     stored = package.stored
+    configuration = _configuration(folder, package.config, fill(vars(package.flags), path))
+    return _state(configuration, package.tensors, stored.hashes)
+
+
+def make_state(stored: StoredModel, dictionaries: Sequence[Dictionary], folder: str, config: dict) -> dict[str, Any]:
+    """A checkpoint of a model that no training of fairseq has made.
+
+    Args:
+        stored: its flags and weights
+        dictionaries: of source and target
+        folder: where they are
+        config: settings of "task" (the languages) and "search", as a package has them
+    """
+    flags = fill(vars(stored.flags), folder)
+    task = _task_settings({**config["task"], **{name: getattr(flags, name) for name in _POSITIONS}})
+    unset = ("_name", "data", "dataset_impl", "train_subset", "required_seq_len_multiple", "gnmt_lenpen")
+    content = {
+        "task": {name: value for name, value in task.items() if name not in unset},
+        "text": {"tokenizer": "none", "sub_words": None},  # a checkpoint may not name files
+        "search": {**config["search"], "gnmt_lenpen": False},
+        "criterion": {"label_smoothing": stored.label_smoothing},
+    }
+    hashes = {side: hash_symbols(each.symbols) for side, each in zip(("source", "target"), dictionaries)}
+    return _state(_configuration(folder, content, flags), stored.tensors, hashes)
+
+
+def _state(configuration: dict[str, Any], tensors: dict[str, Any], hashes: dict[str, str] | None) -> dict[str, Any]:
+    """What fairseq loads from a checkpoint, without the state of a training."""
     return {
         "args": None,
-        "cfg": _configuration(folder, package.config, fill(vars(package.flags), path)),
-        "model": package.tensors,
+        "cfg": configuration,
+        "model": tensors,
         "criterion": None,
         "optimizer_history": [
             {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0},
         ],
-        "task_state": {KEY: stored.hashes},
+        "task_state": {KEY: hashes},
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
         "last_optimizer_state": None,
     }

@@ -1,9 +1,9 @@
-"""write a plain model as fairseq's own `transformer`, or in CTranslate2's format
+"""write a plain model as fairseq's own `transformer`, for transformers (Hugging Face), or for CTranslate2
 
 A model that differs from fairseq's only in its depth or in how its weights started is a `transformer` once it is
 trained, and stock fairseq then needs no --user-dir for it. Constant factors on branches (--residual completep,
-layerscale, layernorm-scaling, and prores or branchnorm after their schedule) are folded into the weights. CTranslate2
-takes the result, too, and relative positions. A structure that the format does not know is refused.
+layerscale, layernorm-scaling, and prores or branchnorm after their schedule) are folded into the weights, and for the
+other two formats also the weights of DeepNet and Admin. A structure that the format does not know is refused.
 """
 
 import argparse
@@ -12,18 +12,26 @@ from typing import Any
 
 from fairseq_deep.tools import (
     UsageError,
+    at_least_one,
     check_fairseq,
     check_new_folder,
     check_outputs,
     load_checkpoint,
     model_flags,
     save_checkpoint,
+    translate,
 )
 from fairseq_deep.tools.flags import added
 
-FORMATS = {"fairseq": "fairseq's transformer", "ctranslate2": "CTranslate2"}
+FORMATS = {"fairseq": "fairseq's transformer", "ctranslate2": "CTranslate2", "huggingface": "transformers"}
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
 PARTS = ("data", "source_lang", "target_lang")
+OF_FORMATS = {
+    **{name: ("ctranslate2", "huggingface") for name in PARTS},
+    "quantization": ("ctranslate2",),
+    **{name: ("huggingface",) for name in ("bpe_codes", "tokenizer", "lowercase", "verify", "name", "licence")},
+}
+"""The formats that an option is for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,13 +41,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, default="fairseq", help="(default: fairseq)")
     group = parser.add_argument_group("with --format ctranslate2")
     group.add_argument("--quantization", choices=QUANTIZATIONS, help="type of the weights (default: float32)")
-    group.add_argument("--data", metavar="DIR", help="folder with dict.SRC.txt and dict.TGT.txt (default: its own)")
-    group.add_argument("-s", "--source-lang", metavar="SRC", help="(default: as the checkpoint or DIR names it)")
-    group.add_argument("-t", "--target-lang", metavar="TGT")
+    group = parser.add_argument_group("with --format huggingface")
+    group.add_argument("--verify", metavar="FILE", help="source text to check with (default: the recipe's test set)")
+    group.add_argument("--verify-sentences", type=at_least_one, default=200, metavar="N", help="(default: 200)")
+    group.add_argument("--name", metavar="TEXT", help="of the model, on the card (default: the name of the folder)")
+    group.add_argument("--licence", "--license", metavar="TEXT", help="on the card, as MIT or CC-BY-4.0")
+    translate.add_parts(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the model in the format."""
+    for name, formats in OF_FORMATS.items():
+        if getattr(args, name) is not None and args.format not in formats:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} is for --format {' and '.join(formats)}: add that, or leave it out")
+    if args.format == "huggingface":
+        from fairseq_deep.tools import huggingface_export
+
+        return huggingface_export.write(args)
     return write_ctranslate2(args) if args.format == "ctranslate2" else write_fairseq(args)
 
 
@@ -49,9 +68,6 @@ def write_fairseq(args: argparse.Namespace) -> int:
     from fairseq_deep.plugin.architectures import TWINS
     from fairseq_deep.plugin.stored import fill
 
-    for name in ("quantization", *PARTS):
-        if getattr(args, name) is not None:
-            raise UsageError(f"--{name.replace('_', '-')} is for --format ctranslate2: add that, or leave it out")
     check_outputs([args.output], [args.checkpoint])
     path = args.checkpoint
     if os.path.isdir(path):
@@ -113,7 +129,7 @@ def write_ctranslate2(args: argparse.Namespace) -> int:
     loaded = load_model(bundle)
     check_layers(bundle.checkpoint, loaded.stored.flags, "ctranslate2")
     check_weights(bundle.checkpoint, loaded.model, "ctranslate2")
-    fold_factors(bundle.checkpoint, loaded.model)
+    fold_all(bundle.checkpoint, loaded.model, tables=True)
     parts = (loaded.model, loaded.stored.flags, loaded.source, loaded.target)
     problem = ctranslate2_format.find_problem(*parts)
     if problem:
@@ -153,14 +169,15 @@ def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
 
     for side, stack in describe(flags).items():
         init = stack.init.method
-        other_layers = init.connects or not init.layer_norm
+        folds = init.folds_stream and format != "fairseq"
+        other_layers = init.connects and not folds or not init.layer_norm
         found = {
             "--decoder-attn": stack.attention is not None and stack.attention.name != "self" and stack.attention.name,
             "--layer-agg": not may_be_plain(stack.aggregator) and stack.aggregator.name,
             "--decoder-memory": stack.memory is not None and stack.memory.name != "last" and stack.memory.name,
             "--residual": not stack.residual.method.foldable and stack.residual.name,
             "layers of --deep-init": other_layers and stack.init.name,
-            "--relative-positions": format == "fairseq" and stack.relative_positions,
+            "--relative-positions": format != "ctranslate2" and stack.relative_positions,
         }
         for flag, value in found.items():
             if value:
@@ -182,6 +199,22 @@ def fold_factors(path: str, model: Any) -> set[str]:
         return fold(model)
     except UsageError as error:
         raise UsageError(f"{path} has {error}") from error
+
+
+def fold_all(path: str, model: Any, tables: bool = False) -> bool:
+    """Fold the weights of streams, and then constant factors; whether there were weights.
+
+    Args:
+        tables: the format stores fixed positions
+    """
+    from fairseq_deep.core.stream_folding import fold_streams
+
+    try:
+        streams = fold_streams(model, tables)
+    except UsageError as error:
+        raise UsageError(f"{path} has {error}") from error
+    fold_factors(path, model)
+    return bool(streams)
 
 
 def may_be_plain(aggregator: Any) -> bool:

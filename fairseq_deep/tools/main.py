@@ -25,6 +25,7 @@ from fairseq_deep.tools import (
     doctor,
     export,
     flags,
+    import_,
     package,
     path,
     plot,
@@ -36,9 +37,14 @@ from fairseq_deep.tools import (
 )
 
 COMMANDS = (path, archs, flags, doctor, check, average, score, diagnose, translate, serve, distill, package, plot,
-            report, export, recipe, compare, claims, wheelhouse, completion)  # fmt: skip
+            report, export, import_, recipe, compare, claims, wheelhouse, completion)  # fmt: skip
 RAW = {"recipe": recipe, "compare": compare, "claims": claims}
 """Commands that read their words themselves."""
+
+
+def name_of(module: Any) -> str:
+    """Return the name of a command; a module ends in ``_`` where Python has reserved the word."""
+    return module.__name__.rpartition(".")[2].rstrip("_").replace("_", "-")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -60,7 +66,7 @@ def make_parser(all_arguments: bool = False) -> tuple[argparse.ArgumentParser, d
     parser = _Parser(prog="fairseq-deep", description="Tools for deep Transformers in fairseq.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for module in COMMANDS:
-        name, raw = module.__name__.rpartition(".")[2].replace("_", "-"), module in RAW.values()
+        name, raw = name_of(module), module in RAW.values()
         summary = module.__doc__.strip().splitlines()[0]
         command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False, add_help=not raw)
         if all_arguments or not raw:

@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import os
 import platform
+from collections.abc import Sequence
 from typing import Any
 
 from fairseq_deep.runtime import records
@@ -72,11 +73,10 @@ def collect(args: argparse.Namespace, name: str) -> Any:
     return packaged.Content(config, tensors, bundle.data, bundle.codes, card)
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of what packages the model."""
+def versions(names: Sequence[str] = ("fairseq_deep", "fairseq", "torch", "safetensors")) -> dict[str, str]:
+    """Return the versions of the packages that make the folder."""
     from importlib import metadata
 
-    names = ("fairseq_deep", "fairseq", "torch", "safetensors")
     found = {}
     for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -17,7 +17,7 @@ CORE = [
     ["aggregators", "attention", "residuals", "decoding"],
     ["memories", "inits", "search"],
     ["layers", "diagnostics", "description", "alignment", "checkpoints", "folding"],
-    ["checks"],
+    ["checks", "stream_folding"],
     ["transformer_stack"],
     ["encoder", "decoder"],
     ["transformer", "torch_export"],

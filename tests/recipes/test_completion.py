@@ -8,7 +8,7 @@ import pytest
 from fairseq_deep import list_archs
 from fairseq_deep.recipes.claims.definitions import CLAIMS
 from fairseq_deep.recipes.recipe import Recipe
-from fairseq_deep.tools.main import COMMANDS, main
+from fairseq_deep.tools.main import COMMANDS, main, name_of
 from tests.helpers.paths import ROOT
 
 ASK = """source "$1"
@@ -59,7 +59,7 @@ def test_bash_completes(script, words, offered):
 
 
 def test_bash_completes_every_command_and_architecture(script):
-    names = {module.__name__.rpartition(".")[2] for module in COMMANDS}
+    names = {name_of(module) for module in COMMANDS}
     assert set(complete(script, "fairseq-deep", "")) == names
     for words in (["recipe", "own_text", "--arch"], ["compare", "--jobs", "2"], ["archs"], ["diagnose", "--arch"]):
         offered = complete(script, "fairseq-deep", *words, "transformer_dlcl_3")

@@ -1,6 +1,5 @@
 """``fairseq-deep export --format ctranslate2``: CTranslate2 computes and writes what the model does."""
 
-import argparse
 import importlib.util
 import json
 import os
@@ -11,18 +10,15 @@ import sys
 import pytest
 import torch
 from fairseq.data import Dictionary
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from fairseq_deep.plugin.architectures import get_architecture
-from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.tools import main
 from tests.helpers.commands import PACKAGE, run, train_command
-from tests.helpers.models import make_dictionary, task_of, tiny_flags
+from tests.helpers.exports import write_model
+from tests.helpers.models import make_dictionary
 
 ctranslate2 = pytest.importorskip("ctranslate2") if importlib.util.find_spec("ctranslate2") else None
 pytestmark = pytest.mark.skipif(ctranslate2 is None, reason="needs ctranslate2")
 
-SIZES = {"encoder_layers": 2, "decoder_layers": 3, "max_source_positions": 32, "max_target_positions": 32}
 PAD, EOS = 1, 2
 RELATIVE = {"relative_positions": 3, "no_token_positional_embeddings": True}
 RESIDUAL_DLCL = {"dlcl_no_norm": True, "dlcl_init": "last"}
@@ -39,6 +35,8 @@ STRUCTURES = {
     "relative values": ("relative_6l", RELATIVE),
     "DLCL": ("dlcl_6l", RESIDUAL_DLCL),
     "CompleteP": ("completep_18l18l", {"encoder_completep_base": 0.5}),
+    "DeepNet": ("deepnet_18l18l", {"share_all_embeddings": True}),
+    "Admin": ("admin_18l18l", {"decoder_layers": 2}),
     "LayerNorm Scaling": ("layernorm_scaling_18l18l", {}),
 }  # fmt: skip
 
@@ -57,24 +55,9 @@ def make(tmp_path, dictionaries):
     """make(name, **flags): the model of an architecture, with random norms and biases, and a folder with its parts."""
 
     def make(name, **flags):
-        arch = f"transformer_{name}"
-        flags = {**tiny_flags(arch), **SIZES, **flags}
         languages = ["src", "src" if flags.get("share_all_embeddings") else "tgt"]
         both = [Dictionary.load(str(dictionaries / f"dict.{language}.txt")) for language in languages]
-        for side, dictionary in zip(("src", "tgt"), both):
-            dictionary.save(str(tmp_path / f"dict.{side}.txt"))
-        args = argparse.Namespace(arch=arch, task="translation", source_lang="src", target_lang="tgt", **flags)
-        get_architecture(arch).apply(args)
-        task = task_of(both[0], both[1])
-        model = DeepTransformerModel.build_model(args, task).eval()
-        with torch.no_grad():
-            for value in [*model.encoder.layers.parameters(), *model.decoder.layers.parameters()]:
-                value.copy_(value + 0.3 * torch.randn_like(value) if value.dim() == 1 else 2 * value)
-        history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 1}
-        state = {"cfg": convert_namespace_to_omegaconf(args), "args": None, "model": model.state_dict(),
-                 "optimizer_history": [history], "extra_state": {"train_iterator": {}}}  # fmt: skip
-        torch.save(state, tmp_path / "model.pt")
-        return model, tmp_path
+        return write_model(tmp_path, name, both, **flags), tmp_path
 
     return make
 

@@ -32,7 +32,7 @@ def test_every_command_is_in_the_help_with_one_line(capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert stop.value.code == 0
     for module in COMMANDS:
-        assert module.__name__.rpartition(".")[2] in text
+        assert main.name_of(module) in text
         assert module.__doc__.splitlines()[0] in text
 
 

@@ -44,9 +44,14 @@ class WeightedConnection(ResidualConnection):
         weight: sub-layers x C, omega
     """
 
+    weighs_stream = True
+
     def __init__(self, stack: Stack, number: int, start: float):
         super().__init__(stack, number)
         self.weight = nn.Parameter(torch.full((self.sublayers, stack.dim), start))
+
+    def stream_weight(self, sublayer: int) -> Tensor:
+        return self.weight[sublayer]
 
     def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
         return self.weight[sublayer] * x + output
@@ -68,6 +73,7 @@ class Admin(Xavier):
     norms = ("post",)
     without_residual = False
     connects = True
+    folds_stream = True
 
     def __init__(self, stack: Stack, start: str = "logn"):
         super().__init__(stack)

@@ -46,6 +46,7 @@ class Init(Method):
         layer_norm: layers have norms
         without_residual: it can be used where an aggregator replaces the residual connections
         connects: it needs residual connections of its own, see :meth:`connection`
+        folds_stream: those only weigh the stream, which :mod:`fairseq_deep.core.stream_folding` undoes
         three_sublayers: its constants are made for decoder layers with two attentions
         shrinks_layers: weights are smaller in higher layers, or in deeper stacks, to keep the sum of the branches small
         counts_layers: layers compute with a constant of the depth, so that none can be dropped from a trained model
@@ -56,6 +57,7 @@ class Init(Method):
     layer_norm = True
     without_residual = False
     connects = False
+    folds_stream = False
     three_sublayers = False
     counts_layers = False
     shrinks_layers = False

@@ -21,9 +21,14 @@ from .base import INITS, Init, MatrixLocation
 class ScaledConnection(ResidualConnection):
     """r = alpha x + F(x)."""
 
+    weighs_stream = True
+
     def __init__(self, stack: Stack, number: int, alpha: float):
         super().__init__(stack, number)
         self.alpha = alpha
+
+    def stream_weight(self, sublayer: int) -> float:
+        return self.alpha
 
     def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
         return self.alpha * x + output
@@ -41,6 +46,7 @@ class DeepNet(Init):
     paper = "Wang 2022"
     norms = ("post",)
     connects = True
+    folds_stream = True
     three_sublayers = True
     counts_layers = True
 

@@ -31,12 +31,14 @@ class ResidualConnection(nn.Module, Method):
             trained model
         running_sum: the method is only for stacks whose layers all add to one sum
         foldable: :meth:`factors` can be folded into the weights of a trained model
+        weighs_stream: the connection is r = w x + F(x) in post-norm, with :meth:`stream_weight`
     """
 
     norms: tuple[str, ...] = ("pre", "post")
     counts_layers = False
     running_sum = False
     foldable = False
+    weighs_stream = False
 
     def __init__(self, stack: Stack, number: int):
         super().__init__()
@@ -58,6 +60,14 @@ class ResidualConnection(nn.Module, Method):
 
         Raises:
             UsageError: they are not constant yet
+        """
+        raise NotImplementedError
+
+    def stream_weight(self, sublayer: int) -> float | Tensor:
+        """The weight w of a method that *weighs_stream*: a number, or one for each feature (C).
+
+        Args:
+            sublayer: 0-based index in the layer
         """
         raise NotImplementedError
 

@@ -19,13 +19,16 @@ _FACTS = (("updates", "updates"), ("epochs", "epochs"), ("train_hours", "hours")
 _SCORES = (("sacrebleu", "sacreBLEU"), ("tokenised", "tokenised BLEU"), ("compound_split", "compound-split BLEU"))
 
 
-def make_card(config: dict[str, Any], model: dict[str, str], record: dict[str, Any]) -> str:
+def make_card(
+    config: dict[str, Any], model: dict[str, str], record: dict[str, Any], use: str | None = None
+) -> str:
     """The text of ``README.md``.
 
     Args:
         config: the content of ``config.json``
         model: rows of the first table that are counted: parameters, weights, dictionaries
         record: what the recipe wrote in ``RESULT.json``; empty where there is none
+        use: the section on how to use a folder of another kind, which has no checksums
     """
     task, text = config["task"], config["text"]
     steps = ["lowercased (the source)"] * text["lowercase"] + ["segmented by jieba"] * _is_segmented(config)
@@ -43,8 +46,9 @@ def make_card(config: dict[str, Any], model: dict[str, str], record: dict[str, A
         ("made with", ", ".join(f"{name} {version}" for name, version in config["made_with"].items())),
         ("licence", config["licence"]),
     ]
-    parts = [f"# {_cell(config['name'] or 'A translation model')}", _table(("", ""), rows), _use(config)]
-    return "\n\n".join([*parts, *_record(record, task), _files()]) + "\n"
+    parts = [f"# {_cell(config['name'] or 'A translation model')}", _table(("", ""), rows)]
+    parts += [_use(config) if use is None else use, *_record(record, task), *([_files()] if use is None else [])]
+    return "\n\n".join(parts) + "\n"
 
 
 def _use(config: dict[str, Any]) -> str:

@@ -1,0 +1,92 @@
+"""The model card of an export for transformers: the card of a package, with its own instructions."""
+
+import argparse
+import json
+import os
+from typing import Any
+
+from fairseq_deep.tools import package
+
+NAMES = ("fairseq_deep", "torch", "transformers", "tokenizers")
+
+
+def make(parts: Any, args: argparse.Namespace, search: dict[str, Any], name: str, size: int, found: str) -> str:
+    """Return the text of ``README.md``.
+
+    Args:
+        parts: see `huggingface_export.Parts`
+        search: the beam search
+        name, size: of the class, and its number of parameters
+        found: what the check has found
+    """
+    from fairseq_deep.runtime import packaged
+
+    loaded, bundle = parts.loaded, parts.bundle
+    config = {
+        "name": args.name if args.name is not None else os.path.basename(os.path.abspath(args.output)),
+        "arch": loaded.stored.flags.arch,
+        "licence": args.licence or package.UNKNOWN_LICENCE,
+        "task": {"source_lang": loaded.source_lang, "target_lang": loaded.target_lang},
+        "text": {"tokenizer": bundle.tokenizer, "lowercase": bundle.lowercase, "sub_words": parts.steps.kind},
+        "search": {**search, "gnmt_lenpen": False},
+        "made_with": package.versions(NAMES),
+    }
+    sides = ((loaded.source_lang, loaded.source), (loaded.target_lang, loaded.target))
+    dictionaries = ", ".join(f"{lang} {len(dictionary):,}" for lang, dictionary in sides)
+    rows = {"class": name, "parameters": f"{size:,}", "weights": "float32", "checked": found}
+    rows["dictionaries"] = dictionaries
+    record = package.record_of(args.checkpoint) if os.path.isdir(args.checkpoint) else {}
+    body = packaged.make_card(config, rows, record, use=_use(parts, search, config["text"]))
+    return _front(config) + body
+
+
+def _front(config: dict[str, Any]) -> str:
+    """Return what hubs read: JSON values are YAML, too."""
+    languages = [config["task"][f"{side}_lang"] for side in ("source", "target")]
+    lines = [f"language: {json.dumps(languages)}", "library_name: transformers", "pipeline_tag: translation"]
+    if config["licence"] != package.UNKNOWN_LICENCE:
+        lines.append(f"license: {json.dumps(config['licence'].lower())}")
+    return "\n".join(["---", *lines, "---", "", ""])
+
+
+def _use(parts: Any, search: dict[str, Any], text: dict[str, Any]) -> str:
+    """Return how to translate raw text with this folder and public packages only."""
+    needs = "'transformers>=5' torch" + " sacremoses" * (text["tokenizer"] == "moses")
+    segmented = text["tokenizer"] == "moses" and parts.loaded.source_lang == "zh"
+    needs += " jieba" * segmented
+    notes = ["Sources must have their padding on the right, as the tokenizer writes it."]
+    if parts.kind not in ("m2m_100", "fsmt"):
+        most = min(parts.plain.encoder.max_positions(), parts.plain.decoder.max_positions())
+        notes.append(f"There are {most} positions; longer sentences are an error.")
+    return (
+        f"## Use\n\nFOLDER is this directory:\n\n    pip install {needs}\n\n```python\n"
+        f"{code(parts, search, text, segmented)}```\n\n{' '.join(notes)}\nNothing in the directory is a program or a "
+        "pickle. The tokenizer takes text that is tokenised as above."
+    )
+
+
+def code(parts: Any, search: dict[str, Any], text: dict[str, Any], segmented: bool) -> str:
+    """Return the Python code of the card."""
+    loaded, moses = parts.loaded, text["tokenizer"] == "moses"
+    lines = ["import jieba"] * segmented
+    lines += ["from sacremoses import MosesDetokenizer, MosesTokenizer"] * moses
+    lines += ["from transformers import AutoModelForSeq2SeqLM, AutoTokenizer", "", 'folder = "FOLDER"',
+              "tokenizer = AutoTokenizer.from_pretrained(folder)",
+              "model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()"]  # fmt: skip
+    decoder = "tokenizer" if parts.sizes.shared else "target"
+    lines += ['target = AutoTokenizer.from_pretrained(folder, subfolder="target")'] * (decoder == "target")
+    if moses:
+        source, target = map(json.dumps, (loaded.source_lang, loaded.target_lang))
+        lines += [f"moses, undo = MosesTokenizer({source}), MosesDetokenizer({target})"]
+    words = "line.lower()" if text["lowercase"] else "line"
+    words = f'" ".join(jieba.cut({words}))' if segmented else words
+    words = f"moses.tokenize({words}, return_str=True)" if moses else words
+    limit = f"int({search['max_len_a']:g} * batch.input_ids.size(1) + {search['max_len_b']})"
+    limit = f"min({limit}, {parts.plain.decoder.max_positions() - 1}) + 1"
+    ended = "undo.detokenize(text.split())" if moses else "text"
+    lines += ["", "", "def translate(lines):", f"    words = [{words} for line in lines]",
+              '    batch = tokenizer(words, return_tensors="pt", padding=True)',
+              f"    found = model.generate(**batch, max_new_tokens={limit})",
+              f"    texts = [{decoder}.decode([i for i in row if i > 2]) for row in found.tolist()]",
+              f'    return [{ended} if line.strip() else "" for line, text in zip(lines, texts)]']  # fmt: skip
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,147 @@
+"""Whether an exported folder computes and writes what the model does: indices, logits and translations."""
+
+import copy
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairseq_deep.core.search import BeamSearch, SearchOptions
+from fairseq_deep.runtime.text import SEPARATOR
+from fairseq_deep.tools import UsageError
+from fairseq_deep.tools.huggingface_format import EOS, PAD, longest
+
+SHARE, LENPEN = 0.98, 0.6
+"""Share of translations that must be equal, and the least length penalty for which it must be. One may always differ:
+transformers compares all that end in a step, and fairseq stops at the first ones."""
+BATCH, RANDOM = 16, 16
+
+
+class Report(NamedTuple):
+    """What the check has found.
+
+    Attributes:
+        sentences: number of sentences whose logits were compared
+        difference: greatest difference of a logit
+        equal: number of equal translations; None if none were compared
+    """
+
+    sentences: int
+    difference: float
+    equal: int | None
+
+    def __str__(self) -> str:
+        logits = f"logits of {self.sentences} sentences within {self.difference:.1e}"
+        return logits if self.equal is None else f"{logits}, {self.equal} of {self.sentences} translations equal"
+
+
+def random_texts(source: Any, count: int = RANDOM) -> list[str]:
+    """Return tokenised text of random entries of the dictionary *source*, the same at each call."""
+    draws = random.Random(1)
+    lines = [
+        [source.symbols[draws.randrange(4, len(source))] for _ in range(draws.randint(2, 12))] for _ in range(count)
+    ]
+    return [(" ".join(line) + " ").replace(f"{SEPARATOR} ", "").strip() for line in lines]
+
+
+def encode(tokenizer: Any, texts: Sequence[str], cut: Any, source: Any, meanings: Sequence[int]) -> list[list[int]]:
+    """Return the ids of tokenised *texts* as transformers' tokenizer gives them.
+
+    Args:
+        cut: the function from words to sub-words; None: words are units
+        source: the dictionary
+        meanings: see `make_vocabulary`
+
+    Raises:
+        UsageError: they do not mean the units of fairseq
+    """
+    rows = tokenizer(list(texts)).input_ids
+    for text, row in zip(texts, rows):
+        expected = source.encode(cut(text) if cut else text).tolist()
+        if [index if index < len(source) else meanings[index - len(source)] for index in row] != expected:
+            raise UsageError(f"the tokenizer for transformers cuts a sentence otherwise ({text[:60]!r})")
+    return rows
+
+
+def check_export(
+    folder: str,
+    model: Any,
+    search: dict[str, Any],
+    rows: Sequence[list[int]],
+    plain: Sequence[list[int]],
+    real: bool,
+    tolerance: float,
+) -> Report:
+    """Compare the export in *folder* with the *model* that it was made of.
+
+    Args:
+        search: "beam", "lenpen", "max_len_a" and "max_len_b"
+        rows, plain: the sentences as transformers' tokenizer, and as the dictionary has them
+        real: they are real sentences, so that translations are compared, too
+        tolerance: of logits, relative to the largest one if that is above 1
+
+    Raises:
+        UsageError: they differ by more than rounding
+    """
+    from transformers import AutoModelForSeq2SeqLM
+
+    other = AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True).eval()
+    decoding = BeamSearch([copy.deepcopy(model).prepare_for_decoding()], SearchOptions(**search))
+    difference, equal, order = 0.0, 0, sorted(range(len(rows)), key=lambda row: -len(rows[row]))
+    for numbers in _batches(order):
+        theirs, ours = (padded([found[number] for number in numbers]) for found in (rows, plain))
+        found = [hypotheses[0]["tokens"].tolist() for hypotheses in decoding(ours)]
+        difference = max(difference, compare_logits(model, other, ours, theirs, found, tolerance))
+        if real:
+            limit = longest(search, theirs.size(1), model.decoder.max_positions())
+            output = other.generate(input_ids=theirs, attention_mask=theirs.ne(PAD), max_new_tokens=limit)
+            equal += sum(_ended(row) == [*own] for row, own in zip(output.tolist(), found))
+    if real and search["lenpen"] >= LENPEN and len(rows) - equal > max(1, (1 - SHARE) * len(rows)):
+        raise UsageError(f"transformers translates {len(rows) - equal} of {len(rows)} sentences otherwise")
+    return Report(len(rows), difference, equal if real else None)
+
+
+def _batches(order: list[int]) -> Iterator[list[int]]:
+    for start in range(0, len(order), BATCH):
+        yield order[start : start + BATCH]
+
+
+def padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Return *rows* as one tensor, with padding on the right."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[PAD] * (width - len(row))] for row in rows])
+
+
+def _ended(row: list[int]) -> list[int]:
+    """Return what transformers has generated, from after the first token to the end of the sentence."""
+    end = row.index(EOS, 1) + 1 if EOS in row[1:] else len(row)
+    return row[1:end]
+
+
+@torch.no_grad()
+def compare_logits(
+    model: Any, other: Any, ours: Tensor, theirs: Tensor, targets: list[list[int]], tolerance: float = 1e-5
+) -> float:
+    """Return the greatest difference of a logit, given the *targets*.
+
+    Args:
+        model, other: the `Transformer`, and transformers' model
+        ours, theirs: the sources as each of them has them, B x S
+        targets: tokens of the target sentences
+        tolerance: see `check_export`
+
+    Raises:
+        UsageError: it is more than rounding
+    """
+    inputs = padded([[EOS, *target[:-1]] for target in targets])
+    expected = model(ours, None, inputs)[0].float()
+    whole = {"decoder_input_ids": inputs, "use_cache": False}  # with a cache, FSMT has no mask of later positions
+    found = other(input_ids=theirs, attention_mask=theirs.ne(PAD), **whole).logits
+    words = inputs.ne(PAD)
+    expected, found = expected[words], found[..., : expected.size(-1)][words]
+    difference, scale = float((found - expected).abs().max()), float(expected.abs().max())
+    if not difference <= tolerance * max(1.0, scale):
+        raise UsageError(f"transformers gives other logits (by {difference:.1e})")
+    return difference

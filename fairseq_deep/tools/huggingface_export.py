@@ -1,0 +1,170 @@
+"""A trained model as a folder that transformers loads by itself, checked before it gets its name."""
+
+import argparse
+import contextlib
+import copy
+import glob
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from fairseq_deep.tools import UsageError, check_new_folder, new_folder, read_lines, write_text
+from fairseq_deep.tools import huggingface_format as form
+from fairseq_deep.tools import huggingface_tokenizer as text
+
+TARGET = "target"
+"""Folder of the tokenizer that decodes, where there are two dictionaries."""
+TOLERANCE, SHORT_FORM = 1e-5, 1e-4
+"""Greatest difference of logits, relative to the largest one if that is above 1; where DeepNet's first norms change
+their eps, as above fixed positions, it is the second."""
+
+
+class Parts(NamedTuple):
+    """What is exported.
+
+    Attributes:
+        bundle: where its files are
+        loaded: the model as it was trained
+        plain: the same, with plain connections
+        steps: from raw text to units and back
+        merges: of subword-nmt; None: words are units
+        vocabularies: ids by pieces, of source and target
+        sizes: those of the tables
+        kind: transformers' ``model_type``
+        tolerance: of logits
+    """
+
+    bundle: Any
+    loaded: Any
+    plain: Any
+    steps: Any
+    merges: list[tuple[str, str]] | None
+    vocabularies: tuple[dict[str, int], dict[str, int]]
+    sizes: form.Vocabulary
+    kind: str
+    tolerance: float
+
+
+def check_package() -> None:
+    """Raise `UsageError` if transformers is missing."""
+    try:
+        import tokenizers  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"this requires transformers ({error}): pip install 'fairseq_deep[huggingface]'") from error
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' progress bars and advice from the terminal."""
+    from transformers.utils import logging
+
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def write(args: argparse.Namespace) -> int:
+    """Write the folder, and compare what transformers makes of it with the model."""
+    check_new_folder(args.output)
+    given = args.verify and [args.verify, *read_lines(args.verify)]
+    parts = collect(args)
+    check_package()
+    with quiet(), new_folder(os.path.abspath(args.output)) as folder:
+        name, report = write_folder(folder, parts, args, given)
+    print(f"{parts.bundle.checkpoint} -> {args.output}: {name}; {report}")
+    return 0
+
+
+def collect(args: argparse.Namespace) -> Parts:
+    """Return the parts of the model.
+
+    Raises:
+        UsageError: one is missing, or transformers has no class for it
+    """
+    from fairseq_deep.runtime import TextSteps, find_bundle, load_model
+    from fairseq_deep.tools.export import check_layers, check_weights, fold_all
+
+    names = ("data", "tokenizer", "lowercase", "source_lang", "target_lang")
+    bundle = find_bundle(args.checkpoint, codes=args.bpe_codes, **{name: getattr(args, name) for name in names})
+    if bundle.gnmt_lenpen:
+        raise UsageError(f"{bundle.checkpoint} has GNMT's length penalty, which transformers has not: {form.WAYS}")
+    loaded = load_model(bundle)
+    check_layers(bundle.checkpoint, loaded.stored.flags, "huggingface")
+    check_weights(bundle.checkpoint, loaded.model, "huggingface")
+    plain = copy.deepcopy(loaded.model)
+    streams = fold_all(bundle.checkpoint, plain)
+    merges = text.read_merges(bundle.codes) if bundle.codes else None
+    steps = TextSteps(loaded.source_lang, loaded.target_lang, bundle.codes, bundle.tokenizer, bundle.lowercase)
+    try:
+        source, meanings = text.make_vocabulary(loaded.source.symbols, merges)
+        target, _ = text.make_vocabulary(loaded.target.symbols, merges)
+        sizes = form.Vocabulary(len(loaded.source), len(loaded.target), meanings, loaded.source == loaded.target)
+        kind = form.choose_class(plain, loaded.stored.flags.activation_fn, sizes)
+    except UsageError as error:
+        raise UsageError(f"{bundle.checkpoint} has {error}") from error
+    tolerance = SHORT_FORM if streams and kind == form.FSMT else TOLERANCE
+    return Parts(bundle, loaded, plain, steps, merges, (source, target), sizes, kind, tolerance)
+
+
+def write_folder(folder: str, parts: Parts, args: argparse.Namespace, given: list[str] | None) -> tuple[str, str]:
+    """Fill *folder*; return the name of the class, and what the check has found.
+
+    Args:
+        given: the name of a file with sentences to check with, and its lines; None: those of the recipe's test set
+    """
+    from fairseq_deep.runtime import search_of
+    from fairseq_deep.tools import huggingface_card, huggingface_check
+
+    model, loaded, search = parts.plain, parts.loaded, search_of(parts.bundle)
+    languages = (loaded.source_lang, loaded.target_lang)
+    config = form.make_config(model, loaded.stored.flags, parts.kind, parts.sizes, languages)
+    other = form.make_model(model, config, parts.sizes)
+    other.generation_config = form.make_generation(search, model)
+    name, size = type(other).__name__, sum(parameter.numel() for parameter in other.parameters())
+    other.save_pretrained(folder)
+    del other
+    for path in glob.glob(os.path.join(glob.escape(folder), "*.safetensors")):  # the library makes them private
+        shutil.copymode(os.path.join(folder, "config.json"), path)
+    limit = model.encoder.max_positions()
+    text.save_tokenizer(text.make_tokenizer(parts.vocabularies[0], parts.merges, limit), folder)
+    if not parts.sizes.shared:
+        own = text.make_tokenizer(parts.vocabularies[1], parts.merges, model.decoder.max_positions())
+        text.save_tokenizer(own, os.path.join(folder, TARGET))
+    origin, texts = sentences(parts, args, given)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    rows = huggingface_check.encode(tokenizer, texts, parts.steps.cut, loaded.source, parts.sizes.meanings)
+    rows = [row for row in rows if 1 < len(row) <= limit][: args.verify_sentences]
+    if not rows:
+        raise UsageError(f"{origin} has no sentence of at most {limit} tokens to check the export with")
+    means = [*range(len(loaded.source)), *parts.sizes.meanings]
+    plain = [[means[index] for index in row] for row in rows]
+    real = origin != "random units"
+    report = huggingface_check.check_export(folder, loaded.model, search, rows, plain, real, parts.tolerance)
+    found = f"{report} ({origin}, beam {search['beam']}, lenpen {search['lenpen']:g})"
+    card = huggingface_card.make(parts, args, search, name, size, found)
+    write_text(os.path.join(folder, "README.md"), card)
+    return name, found
+
+
+def sentences(parts: Parts, args: argparse.Namespace, given: list[str] | None) -> tuple[str, list[str]]:
+    """Return where the sentences to check with are from, and their tokenised text."""
+    from fairseq_deep.tools.huggingface_check import random_texts
+
+    if given is None:
+        pattern = os.path.join(args.checkpoint, "text/raw", f"test*.{parts.loaded.source_lang}")
+        found = sorted(glob.glob(glob.escape(os.path.dirname(pattern)) + os.sep + os.path.basename(pattern)))
+        given = [found[0], *read_lines(found[0])] if found else None
+    if given is None:
+        return "random units", random_texts(parts.loaded.source)
+    raw = [line for line in given[1:] if line.strip()][: 2 * args.verify_sentences]
+    return os.path.basename(given[0]), [parts.steps.tokenize(line) for line in raw]

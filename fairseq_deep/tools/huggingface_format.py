@@ -1,0 +1,243 @@
+"""A plain model as one of transformers' classes: which one, its configuration, its weights.
+
+| class | norm | embedding norm | positions | output bias |
+|---|---|---|---|---|
+| M2M100 | pre | no | sinusoids | no |
+| Blenderbot | pre | no | stored, row t for word t = 0, 1, ... | yes |
+| MBart | pre | yes | stored, row t + 2 | yes |
+| Bart | post | yes | stored, row t + 2 | yes |
+| FSMT | post | no | sinusoids | no; a table per side |
+
+Names after the prefix ``model.`` are fairseq's, and no tensor is transposed. A row behind the target dictionary is
+*silent*: the output bias keeps it from being written.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairseq_deep.core.positions import LearnedPositions, SinusoidalPositions, sinusoids
+from fairseq_deep.tools import UsageError
+
+M2M100, BLENDERBOT, MBART, BART, FSMT = MODEL_TYPES = ("m2m_100", "blenderbot", "mbart", "bart", "fsmt")
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh",
+               "tanh": "tanh", "linear": "linear", "swish": "silu", "relu_squared": "relu2"}  # fmt: skip
+"""transformers' names of activation functions by fairseq's."""
+OFFSETS = {BLENDERBOT: 0, MBART: 2, BART: 2}
+"""Rows in front of the first position where positions are stored."""
+NEVER = -1e4
+"""The output bias of a silent row; float16 has it, too."""
+BOS, PAD, EOS, UNK = range(4)
+
+
+class Vocabulary(NamedTuple):
+    """Sizes of a model's tables.
+
+    Attributes:
+        source, target: entries of the dictionaries
+        meanings: for each id that the tokenizer has behind the source dictionary, the entry that it stands for
+        shared: both sides have one dictionary
+    """
+
+    source: int
+    target: int
+    meanings: Sequence[int]
+    shared: bool
+
+    @property
+    def rows(self) -> int:
+        """Rows of all tables where a class has one size for both sides."""
+        return max(self.source + len(self.meanings), self.target)
+
+
+def choose_class(model: Any, activation: str, vocabulary: Vocabulary) -> str:
+    """Return the ``model_type`` that computes what a plain *model* does.
+
+    Args:
+        model: a `Transformer` with plain connections
+        activation: fairseq's name of the activation function
+
+    Raises:
+        UsageError: there is none; the text begins with what the model has
+    """
+    problem = _problem(model, activation)
+    if problem:
+        raise UsageError(f"{problem}, for which transformers has no class: {WAYS}")
+    stacks = (model.encoder, model.decoder)
+    pre, normed = model.encoder.stack.pre_norm, model.encoder.layernorm_embedding is not None
+    fixed = all(isinstance(stack.embed_positions, SinusoidalPositions) for stack in stacks)
+    if normed:
+        return MBART if pre else BART
+    if pre:
+        return M2M100 if fixed and vocabulary.rows == vocabulary.target else BLENDERBOT
+    if not fixed:
+        raise UsageError(
+            "post-norm without sinusoidal positions and without --layernorm-embedding, for which transformers has no "
+            f"class: {WAYS}"
+        )
+    return FSMT
+
+
+WAYS = "use 'fairseq-deep package' (translate, Translator), or --format ctranslate2"
+"""What there is for a model that no class fits."""
+
+
+def _problem(model: Any, activation: str) -> str:
+    """Return what of a plain model no class has; "" if there is nothing."""
+    encoder, decoder = model.encoder.stack, model.decoder.stack
+    if encoder.dim != decoder.dim:
+        return f"different widths ({encoder.dim} and {decoder.dim})"
+    if encoder.pre_norm != decoder.pre_norm:
+        return "pre-norm and post-norm stacks"
+    for side in ("encoder", "decoder"):
+        stack = getattr(model, side)
+        if stack.stack.pre_norm and stack.layer_norm is None:
+            return f"no final norm ({side})"
+        if not len(stack.layers):
+            return f"no layers ({side})"
+        if stack.stack.relative_positions is not None:
+            return f"--relative-positions {stack.stack.relative_positions} ({side})"
+    if not decoder.cross_attention:
+        return "--no-cross-attention"
+    return "" if activation in ACTIVATIONS else f"--activation-fn {activation}"
+
+
+def make_config(model: Any, flags: Any, kind: str, vocabulary: Vocabulary, languages: Sequence[str]) -> Any:
+    """Return the configuration of the class *kind* for a plain *model*."""
+    from transformers import AutoConfig
+
+    stacks = {"encoder": model.encoder.stack, "decoder": model.decoder.stack}
+    names = (("layers", "layers"), ("attention_heads", "heads"), ("ffn_dim", "ffn_dim"))
+    sizes = {f"{side}_{name}": getattr(stack, own) for side, stack in stacks.items() for name, own in names}
+    if kind == FSMT:
+        source = vocabulary.source + len(vocabulary.meanings)
+        tables = {"src_vocab_size": source, "tgt_vocab_size": vocabulary.target}
+    else:
+        tables = {"vocab_size": vocabulary.rows}
+    if kind == BLENDERBOT:
+        tables["encoder_no_repeat_ngram_size"] = 0  # its default is 3
+    rates = ("dropout", "attention_dropout", "activation_dropout")
+    return AutoConfig.for_model(
+        kind,
+        langs=list(languages),
+        d_model=stacks["encoder"].dim,
+        **sizes,
+        **tables,
+        **{name: float(getattr(stacks["encoder"], name)) for name in rates},
+        encoder_layerdrop=0.0,
+        decoder_layerdrop=0.0,
+        activation_function=ACTIVATIONS[flags.activation_fn],
+        scale_embedding=stacks["encoder"].scale_embedding,
+        max_position_embeddings=max(stack.max_positions() for stack in (model.encoder, model.decoder)),
+        bos_token_id=BOS, pad_token_id=PAD, eos_token_id=EOS, decoder_start_token_id=EOS, forced_eos_token_id=None,
+        tie_word_embeddings=is_tied(model, kind, vocabulary),
+    )  # fmt: skip
+
+
+def is_tied(model: Any, kind: str, vocabulary: Vocabulary) -> bool:
+    """Whether source, target and output have one table, also in the class *kind*."""
+    tables = [model.encoder.embed_tokens, model.decoder.embed_tokens, model.decoder.output_projection]
+    narrow = model.decoder.project_in_dim is not None or model.decoder.project_out_dim is not None
+    one = len({table.weight.data_ptr() for table in tables}) == 1 and not narrow
+    return one and not (kind == FSMT and vocabulary.meanings)
+
+
+def make_tensors(model: Any, kind: str, vocabulary: Vocabulary) -> dict[str, Tensor]:
+    """Return the weights of a plain *model* by their names in the class *kind*, in float32."""
+    state = {name: value.detach().float() for name, value in model.state_dict().items()}
+    apart = (".history.", ".version", ".embed_", ".output_projection.", ".project_", ".residual.")
+    tensors = {f"model.{name}": value for name, value in state.items() if not any(part in f".{name}" for part in apart)}
+    source, target, output = _tables(model)
+    source = torch.cat([source, source[list(vocabulary.meanings)]])
+    if kind == FSMT:
+        tensors["model.decoder.output_projection.weight"] = output
+    else:
+        rows = vocabulary.rows
+        source = torch.cat([source, source[UNK].expand(rows - len(source), -1)])
+        tied = is_tied(model, kind, vocabulary)  # then a silent row is a copy of <unk>'s on all sides
+        target, output = (source, source) if tied else (_extend(target, rows), _extend(output, rows))
+        tensors.update({"model.shared.weight": source, "lm_head.weight": output})
+    tensors["model.encoder.embed_tokens.weight"], tensors["model.decoder.embed_tokens.weight"] = source, target
+    if kind in OFFSETS:
+        longest = max(stack.max_positions() for stack in (model.encoder, model.decoder))
+        for side in ("encoder", "decoder"):
+            table = _positions(getattr(model, side), PAD + 1 + longest)
+            tensors[f"model.{side}.embed_positions.weight"] = table[PAD + 1 - OFFSETS[kind] :]
+        bias = torch.zeros(1, vocabulary.rows)
+        bias[:, vocabulary.target :] = NEVER
+        tensors["final_logits_bias"] = bias
+    return tensors
+
+
+def _tables(model: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the tables of source, target and output; projections between widths are multiplied in."""
+    decoder = model.decoder
+    target, output = decoder.embed_tokens.weight.detach(), decoder.output_projection.weight.detach()
+    if decoder.project_in_dim is not None:
+        target = target @ decoder.project_in_dim.weight.detach().T
+    if decoder.project_out_dim is not None:
+        output = output @ decoder.project_out_dim.weight.detach()
+    return model.encoder.embed_tokens.weight.detach().float(), target.float(), output.float()
+
+
+def _extend(table: Tensor, rows: int) -> Tensor:
+    """Return *table* with zeros below."""
+    return torch.cat([table, table.new_zeros(rows - len(table), table.size(1))])
+
+
+def _positions(stack: Any, rows: int) -> Tensor:
+    """Return the positions 0 ... *rows* - 1 of fairseq; zeros where the stack has none, or its table ends."""
+    positions, dim = stack.embed_positions, stack.stack.dim
+    if isinstance(positions, SinusoidalPositions):
+        return sinusoids(rows, dim, PAD)
+    if isinstance(positions, LearnedPositions):
+        return _extend(positions.weight.detach().float()[:rows], rows)
+    return torch.zeros(rows, dim)
+
+
+def make_model(model: Any, config: Any, vocabulary: Vocabulary) -> Any:
+    """Return transformers' model of *config* with the weights of a plain *model*.
+
+    Raises:
+        UsageError: the names or shapes are not those of this version of transformers
+    """
+    from transformers import AutoModelForSeq2SeqLM
+
+    other = AutoModelForSeq2SeqLM.from_config(config).eval()
+    tensors = make_tensors(model, config.model_type, vocabulary)
+    try:
+        missing, unexpected = other.load_state_dict(tensors, strict=False)
+    except RuntimeError as error:
+        raise UsageError(
+            f"transformers has other shapes than expected ({str(error).splitlines()[-1].strip()})"
+        ) from error
+    missing = [name for name in missing if not (config.model_type == FSMT and "embed_positions" in name)]
+    if missing or unexpected:
+        raise UsageError(f"transformers has other parts than expected: {', '.join([*missing, *unexpected][:3])}")
+    return other
+
+
+def make_generation(search: dict[str, Any], model: Any) -> Any:
+    """Return the settings that give fairseq's beam search, with the longest limit of any source.
+
+    Args:
+        search: "beam", "lenpen", "max_len_a" and "max_len_b"
+        model: the `Transformer`
+    """
+    from transformers import GenerationConfig
+
+    beams = {"num_beams": search["beam"]}
+    if search["beam"] > 1:
+        beams.update(length_penalty=float(search["lenpen"]), early_stopping=True)
+    return GenerationConfig(
+        **beams, do_sample=False, suppress_tokens=[PAD], min_new_tokens=1,
+        max_new_tokens=longest(search, model.encoder.max_positions(), model.decoder.max_positions()),
+        bos_token_id=BOS, pad_token_id=PAD, eos_token_id=EOS, decoder_start_token_id=EOS,
+    )  # fmt: skip
+
+
+def longest(search: dict[str, Any], source: int, positions: int) -> int:
+    """Return the most tokens of a translation, its end included, for *source* tokens with padding."""
+    return min(int(search["max_len_a"] * source + search["max_len_b"]), positions - 1) + 1

@@ -1,0 +1,230 @@
+"""From a folder of transformers to a model of this package: flags, weights, dictionaries, sub-words."""
+
+import json
+import os
+from argparse import Namespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairseq_deep.core.positions import sinusoids
+from fairseq_deep.runtime.dictionary import SPECIAL, Dictionary
+from fairseq_deep.tools import UsageError
+from fairseq_deep.tools.huggingface_format import BART, FSMT, M2M100, MBART, MODEL_TYPES, NEVER, OFFSETS, PAD, UNK
+from fairseq_deep.tools.huggingface_tokenizer import END, symbol_of
+
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate",
+               "gelu_fast": "gelu_accurate", "tanh": "tanh", "linear": "linear", "silu": "swish", "swish": "swish",
+               "relu2": "relu_squared"}  # fmt: skip
+"""fairseq's names of activation functions by transformers'."""
+ARCH = "deep_transformer"
+PIECES = "sentencepiece.bpe.model"
+
+
+class Vocabularies(NamedTuple):
+    """What a folder says of its tokens.
+
+    Attributes:
+        source, target: fairseq's symbols by index, with those that only the tokenizer has behind them
+        codes: content of the file with merges, None: words are units or pieces
+        pieces: path of a model of SentencePiece
+    """
+
+    source: list[str]
+    target: list[str]
+    codes: str | None = None
+    pieces: str | None = None
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """Return the JSON object in the file at *path*.
+
+    Raises:
+        UsageError: there is none
+    """
+    try:
+        with open(path, encoding="utf-8") as stream:
+            content = json.load(stream)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror}); give the folder of a model") from error
+    except ValueError as error:
+        raise UsageError(f"{path}: must be JSON ({error}); copy the folder again") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path}: must be a JSON object; copy the folder again")
+    return content
+
+
+def check_kind(folder: str) -> str:
+    """Return the ``model_type`` of the folder.
+
+    Raises:
+        UsageError: it is another one than the import has rules for
+    """
+    kind = read_json(os.path.join(folder, "config.json")).get("model_type")
+    if kind not in MODEL_TYPES:
+        names = ", ".join(MODEL_TYPES)
+        raise UsageError(f"{folder} has a model of the type {kind}: the import has rules for {names} only")
+    return kind
+
+
+def read_vocabularies(folder: str) -> Vocabularies:
+    """Return the vocabularies and sub-words of the folder.
+
+    Raises:
+        UsageError: files are missing, or they are of a kind that this package has no text steps for
+    """
+    there = {name: os.path.join(folder, name) for name in os.listdir(folder)}
+    if "tokenizer.json" in there:
+        symbols, codes = _of_fast(there["tokenizer.json"])
+        target = os.path.join(folder, "target", "tokenizer.json")
+        return Vocabularies(symbols, _of_fast(target)[0] if os.path.isfile(target) else symbols, codes)
+    if "vocab-src.json" in there:
+        if "merges.txt" not in there:
+            raise UsageError(f"{folder} has no merges.txt: copy it from where the model comes from")
+        with open(there["merges.txt"], encoding="utf-8") as stream:
+            merges = [line.split()[:2] for line in stream if line.strip() and not line.startswith("#version")]
+        sides = (os.path.join(folder, f"vocab-{side}.json") for side in ("src", "tgt"))
+        return Vocabularies(*(_symbols(read_json(path), path, True) for path in sides), _codes(merges))
+    if "vocab.json" in there and PIECES in there:
+        symbols = _symbols(read_json(there["vocab.json"]), there["vocab.json"], False)
+        return Vocabularies(symbols, symbols, pieces=there[PIECES])
+    files = f"tokenizer.json, vocab-src.json with merges.txt, or vocab.json with {PIECES}"
+    raise UsageError(f"{folder} has no sub-words that the import can read: it needs {files}")
+
+
+def _of_fast(path: str) -> tuple[list[str], str | None]:
+    """Return the symbols and the merges of a tokenizer.json."""
+    model = read_json(path).get("model") or {}
+    kind, vocabulary = model.get("type"), model.get("vocab")
+    cuts = kind == "BPE"
+    if not isinstance(vocabulary, dict) or not (kind == "WordLevel" or cuts and model.get("end_of_word_suffix") == END):
+        raise UsageError(
+            f"{path} cuts text by {'byte-level BPE' if cuts else kind}: the import takes words, or BPE with {END} at "
+            "their ends"
+        )
+    merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model.get("merges", ())]
+    return _symbols(vocabulary, path, cuts), _codes(merges) if cuts else None
+
+
+def _codes(merges: list[list[str]]) -> str:
+    return "".join(f"{line}\n" for line in ("#version: 0.2", *map(" ".join, merges)))
+
+
+def _symbols(vocabulary: dict[str, int], path: str, cuts: bool) -> list[str]:
+    """Return fairseq's symbols by index; *cuts*: they are pieces of a BPE tokenizer."""
+    names = {index: name for name, index in vocabulary.items()}
+    missing = next((index for index in range(len(vocabulary)) if index not in names), None)
+    if missing is not None:
+        raise UsageError(f"{path} has no token with the index {missing}: each index must have one")
+    pieces = [names[index] for index in range(len(vocabulary))]
+    if pieces[: len(SPECIAL)] != [*SPECIAL]:
+        raise UsageError(f"{path} must begin with {', '.join(SPECIAL)}, as the dictionaries of fairseq do")
+    return [symbol_of(piece) if cuts and index >= len(SPECIAL) else piece for index, piece in enumerate(pieces)]
+
+
+def make_flags(config: Any, state: dict[str, Tensor]) -> Namespace:
+    """Return the flags of the same model in this package, but for those about its tables.
+
+    Args:
+        config: of transformers
+        state: the weights by transformers' names
+    """
+    kind, activation = config.model_type, config.activation_function
+    if activation not in ACTIVATIONS:
+        raise UsageError(f"the model has the activation function {activation}: known are {', '.join(ACTIVATIONS)}")
+    pre, flags = kind not in (BART, FSMT), Namespace(arch=ARCH, _name=ARCH)
+    for side in ("encoder", "decoder"):
+        for name, value in (
+            ("embed_dim", config.d_model), ("layers", getattr(config, f"{side}_layers")), ("normalize_before", pre),
+            ("ffn_embed_dim", getattr(config, f"{side}_ffn_dim")), ("layerdrop", getattr(config, f"{side}_layerdrop")),
+            ("attention_heads", getattr(config, f"{side}_attention_heads")),
+            ("learned_pos", _positions(state, side, kind) == "learned"),
+        ):  # fmt: skip
+            setattr(flags, f"{side}_{name}", value)
+    for name in ("dropout", "attention_dropout", "activation_dropout"):
+        setattr(flags, name, getattr(config, name))
+    flags.activation_fn = ACTIVATIONS[activation]
+    flags.decoder_output_dim = flags.decoder_input_dim = config.d_model
+    flags.layernorm_embedding = kind in (MBART, BART)
+    flags.no_scale_embedding = not config.scale_embedding
+    flags.no_token_positional_embeddings = _positions(state, "encoder", kind) == "none"
+    flags.max_source_positions = flags.max_target_positions = config.max_position_embeddings
+    flags.adaptive_softmax_cutoff, flags.adaptive_input = None, False
+    return flags
+
+
+def _positions(state: dict[str, Tensor], side: str, kind: str) -> str:
+    """Return the kind of a stack's positions: a stored table may hold sinusoids, or nothing."""
+    if kind in (M2M100, FSMT):
+        return "sinusoidal"
+    table = state[f"model.{side}.embed_positions.weight"][OFFSETS[kind] :]
+    if not table.any():
+        return "none"
+    own = sinusoids(PAD + 1 + len(table), table.size(1), PAD)[PAD + 1 :]
+    return "sinusoidal" if torch.allclose(table, own, rtol=0, atol=1e-6) else "learned"
+
+
+def make_tensors(state: dict[str, Tensor], kind: str, flags: Namespace) -> dict[str, Tensor]:
+    """Return the weights by the names of this package, with whole tables."""
+    apart = ("shared.", "embed_positions.", "final_logits_bias", "lm_head.")
+    tensors = {name.removeprefix("model."): value for name, value in state.items() if not any(p in name for p in apart)}
+    if kind != FSMT:
+        tensors["decoder.output_projection.weight"] = state["lm_head.weight"]
+    for side in ("encoder", "decoder"):
+        if getattr(flags, f"{side}_learned_pos"):
+            table = state[f"model.{side}.embed_positions.weight"]
+            above = table.new_zeros(PAD + 1 - OFFSETS[kind], table.size(1))
+            tensors[f"{side}.embed_positions.weight"] = torch.cat([above, table])
+    return tensors
+
+
+def cut_tables(
+    tensors: dict[str, Tensor], bias: Tensor | None, found: Vocabularies, flags: Namespace, folder: str
+) -> tuple[Dictionary, Dictionary]:
+    """Cut the tables in *tensors* to the dictionaries, set the flags about them, and return the dictionaries.
+
+    Rows at the end of the source's table that are those of <unk> mean it, and need no entry. Rows that the output bias
+    keeps from being written are not in the target's dictionary.
+
+    Raises:
+        UsageError: the vocabularies do not match the tables
+    """
+    names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight")
+    source, target, output = (tensors[name] for name in names)
+    target_size = _audible(bias, len(output), folder)
+    source_size = len(source)
+    while source_size > len(SPECIAL) and torch.equal(source[source_size - 1], source[UNK]):
+        source_size -= 1
+    if found.pieces is not None:  # language tokens, and fairseq's own words that fill a table up
+        more = [f"madeupword{index}" for index in range(len(found.source), max(source_size, target_size))]
+        found = found._replace(source=found.source + more, target=found.target + more)
+    for side, symbols, size in (("source", found.source, source_size), ("target", found.target, target_size)):
+        if len(symbols) < size or side == "source" and len(symbols) > len(source):
+            rows = len(source) if side == "source" else size
+            raise UsageError(f"{folder} has {len(symbols)} tokens of the {side}, and a table of {rows} rows for them")
+    dictionaries = []
+    for symbols, size in ((found.source, source_size), (found.target, target_size)):
+        words = symbols[len(SPECIAL) : size]
+        odd = next((word for word in words if not word or word.split() != [word]), None)
+        if odd is not None or len({*words, *SPECIAL}) < len(words) + len(SPECIAL):
+            raise UsageError(f"{folder} has tokens that a dictionary cannot hold ({odd!r})")
+        dictionaries.append(Dictionary(words))
+    same = dictionaries[0] == dictionaries[1]
+    tied = torch.equal(target[:target_size], output[:target_size])
+    flags.share_all_embeddings = same and tied and torch.equal(source[:source_size], target[:target_size])
+    flags.share_decoder_input_output_embed = tied
+    for name, size in zip(names, (source_size, target_size, target_size)):
+        tensors[name] = tensors[name][:size].clone()
+    return dictionaries[0], dictionaries[1]
+
+
+def _audible(bias: Tensor | None, rows: int, folder: str) -> int:
+    """Return the number of rows that can be written: all, or those before the first with the bias `NEVER`."""
+    if bias is None:
+        return rows
+    silent = bias.flatten() <= NEVER
+    size = int(silent.logical_not().sum())
+    if silent[:size].any() or bias.flatten()[:size].any():
+        raise UsageError(f"{folder} has an output bias (final_logits_bias), which models of this package have not")
+    return size

@@ -1,0 +1,136 @@
+"""turn a model of transformers (Hugging Face) into a checkpoint with dictionaries
+
+M2M100, FSMT, Bart, MBart and Blenderbot have the layers of fairseq's Transformer. fairseq-train continues from the
+checkpoint (--restore-file, --finetune-from-model, --init-from), and fairseq-deep translate and package take it.
+"""
+
+import argparse
+import os
+import shutil
+from typing import Any
+
+from fairseq_deep.tools import UsageError, check_fairseq, check_outputs, save_checkpoint, write_text
+
+FORMATS = ("huggingface",)
+SIZES = (5, 9, 3, 12)
+"""Tokens of the random sentences that the imported model is compared with."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the folder, the checkpoint, and what the folder may not say."""
+    parser.add_argument("folder", metavar="FOLDER", help="with config.json, weights, and the files of a tokenizer")
+    parser.add_argument("--from", dest="format", choices=FORMATS, required=True, help="what wrote the folder")
+    text = "the checkpoint; its dictionaries and codes are written beside it"
+    parser.add_argument("--output", required=True, metavar="PATH", help=text)
+    parser.add_argument("-s", "--source-lang", metavar="SRC", help="(default: as config.json says)")
+    parser.add_argument("-t", "--target-lang", metavar="TGT")
+    parser.add_argument("--tokenizer", choices=("moses", "none"), help="(default: moses; with SentencePiece none)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the checkpoint, once the model has given the logits of the one in the folder."""
+    from fairseq_deep.tools import huggingface_export, huggingface_import
+
+    check_fairseq()
+    check_outputs([args.output], [args.folder])
+    huggingface_export.check_package()
+    if not os.path.isdir(args.folder):
+        raise UsageError(f"there is no folder {args.folder}: give one with config.json and weights")
+    huggingface_import.check_kind(args.folder)
+    found = huggingface_import.read_vocabularies(args.folder)
+    with huggingface_export.quiet():
+        stored, source, target, difference = load(args.folder, found)
+    languages = _languages(args, stored.task["langs"])
+    tokenizer = args.tokenizer or ("none" if found.pieces else "moses")
+    files = _companions(args.output, languages, found)
+    for path in files:
+        if os.path.lexists(path):
+            raise UsageError(f"cannot write {path}: it exists; give --output in another folder")
+    _write(args.output, stored, languages, (source, target), tokenizer, found)
+    sizes = f"{languages[0]} {len(source):,}, {languages[1]} {len(target):,} entries"
+    print(f"{args.folder} -> {args.output}: {sizes}; logits within {difference:.1e}")
+    return 0
+
+
+def load(folder: str, found: Any) -> tuple[Any, Any, Any, float]:
+    """Return the model as it is to be stored, its dictionaries, and the greatest difference of a logit.
+
+    Args:
+        found: see `huggingface_import.read_vocabularies`
+
+    Raises:
+        UsageError: it cannot be loaded, or computes something else
+    """
+    import torch
+    from transformers import AutoModelForSeq2SeqLM
+
+    from fairseq_deep.errors import one_line
+    from fairseq_deep.runtime.model import StoredModel, build_model
+    from fairseq_deep.tools import huggingface_import
+    from fairseq_deep.tools.huggingface_check import compare_logits, padded
+
+    try:
+        other = AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+    except Exception as error:  # damaged files raise any exception
+        raise UsageError(f"{folder}: transformers cannot load it ({one_line(error)})") from error
+    state = {name: value.detach() for name, value in other.state_dict().items()}
+    flags = huggingface_import.make_flags(other.config, state)
+    tensors = huggingface_import.make_tensors(state, other.config.model_type, flags)
+    bias = state.get("final_logits_bias")
+    source, target = huggingface_import.cut_tables(tensors, bias, found, flags, folder)
+    generation = other.generation_config
+    task = {"langs": getattr(other.config, "langs", None), "beam": generation.num_beams or 4,
+            "lenpen": 1.0 if generation.length_penalty is None else generation.length_penalty}  # fmt: skip
+    stored = StoredModel(flags, tensors, task)
+    model = build_model(stored, source, target)
+    draws = torch.Generator().manual_seed(1)
+    sources, targets = (_random(len(each), flags.max_source_positions, draws) for each in (source, target))
+    batch = padded(sources)
+    difference = compare_logits(model, other, batch, batch, targets)
+    stored.tensors = model.state_dict()
+    return stored, source, target, difference
+
+
+def _random(size: int, longest: int, draws: Any) -> list[list[int]]:
+    """Return sentences of random entries of a dictionary of that *size*."""
+    import torch
+
+    lengths = [min(length, longest) for length in SIZES]
+    return [[*torch.randint(4, size, (length - 1,), generator=draws).tolist(), 2] for length in lengths]
+
+
+def _languages(args: argparse.Namespace, found: Any) -> tuple[str, str]:
+    named = found if isinstance(found, (list, tuple)) and len(found) == 2 else (None, None)
+    pair = tuple(given or name for given, name in zip((args.source_lang, args.target_lang), named))
+    if not all(isinstance(name, str) and name.replace("_", "").replace("-", "").isalnum() for name in pair):
+        raise UsageError(f"{args.folder} does not name its languages: give --source-lang and --target-lang")
+    if pair[0] == pair[1]:
+        raise UsageError(f"both languages are {pair[0]}: give two with --source-lang and --target-lang")
+    return pair
+
+
+def _companions(output: str, languages: tuple[str, str], found: Any) -> list[str]:
+    """Return the files beside the checkpoint: dictionaries, text steps, and sub-words if there are any."""
+    names = [f"dict.{language}.txt" for language in languages] + ["steps.json"]
+    names += ["code"] * (found.codes is not None) + ["spm.model"] * (found.pieces is not None)
+    return [os.path.join(os.path.dirname(output), name) for name in names]
+
+
+def _write(output: str, stored: Any, languages: tuple[str, str], dictionaries: Any, tokenizer: str, found: Any) -> None:
+    """Write the dictionaries and sub-words, and then the checkpoint."""
+    import json
+
+    paths = _companions(output, languages, found)
+    for path, dictionary in zip(paths, dictionaries):
+        write_text(path, "".join(f"{word} 1\n" for word in dictionary.symbols[4:]))
+    write_text(paths[2], json.dumps({"tokenizer": tokenizer, "lowercase": False}) + "\n")
+    if found.codes is not None:
+        write_text(paths[-1], found.codes)
+    if found.pieces is not None:
+        shutil.copyfile(found.pieces, paths[-1])
+    from fairseq_deep.plugin.stored import make_state
+
+    task = {"source_lang": languages[0], "target_lang": languages[1]}
+    search = {name: stored.task[name] for name in ("beam", "lenpen")}
+    folder = os.path.dirname(os.path.abspath(output))
+    save_checkpoint(make_state(stored, dictionaries, folder, {"task": task, "search": search}), output)

@@ -1,0 +1,346 @@
+"""``fairseq-deep export --format huggingface`` and ``import``: transformers computes and writes what the model does."""
+
+import importlib.util
+import json
+import re
+import sys
+from operator import eq
+
+import pytest
+import torch
+
+from fairseq_deep.runtime import Translator, find_bundle, load_model
+from fairseq_deep.runtime.dictionary import Dictionary
+from fairseq_deep.tools import huggingface_check, huggingface_export, huggingface_format, main
+from tests.helpers.commands import losses, run, train_command
+from tests.helpers.exports import greedy, write_model
+from tests.helpers.models import make_batch, make_dictionary
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
+PAD = 1
+LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True}
+SHARED = {"share_all_embeddings": True}
+NORMED = {"layernorm_embedding": True}
+SMALL, LARGE = 30, 38
+STRUCTURES = {
+    "one dictionary": ("prenorm_6l", SHARED, "M2M100"),
+    "one dictionary, three tables": ("prenorm_6l", {"activation_fn": "gelu", "one": True}, "M2M100"),
+    "a larger target": ("prenorm_6l", {"no_scale_embedding": True}, "M2M100"),
+    "a smaller target": ("prenorm_6l", {"share_decoder_input_output_embed": True, "swap": True}, "Blenderbot"),
+    "learned positions": ("prenorm_6l", {**LEARNED, **SHARED, "activation_fn": "gelu_accurate"}, "Blenderbot"),
+    "one side learned": ("prenorm_6l", {"decoder_learned_pos": True, "max_target_positions": 20}, "Blenderbot"),
+    "no positions": ("prenorm_6l", {"no_token_positional_embeddings": True}, "Blenderbot"),
+    "a narrow output": ("prenorm_6l", {"decoder_output_dim": 8}, "M2M100"),
+    "post-norm": ("postnorm_6l", {}, "FSMT"),
+    "post-norm, one table": ("postnorm_6l", SHARED, "FSMT"),
+    "post-norm, smaller target": ("postnorm_6l", {"swap": True, "decoder_attention_heads": 4}, "FSMT"),
+    "a norm of the embeddings": ("prenorm_6l", {**NORMED, **SHARED}, "MBart"),
+    "the same, smaller target": ("prenorm_6l", {**NORMED, **LEARNED, "swap": True}, "MBart"),
+    "post-norm, embeddings normed": ("lipschitz_postnorm_6l", {**NORMED, **LEARNED}, "Bart"),
+    "pruned layers": ("prenorm_6l", {"encoder_layers": 3, "encoder_layers_to_keep": "0,2", **SHARED}, "M2M100"),
+    "DLCL": ("dlcl_6l", {"dlcl_no_norm": True, "dlcl_init": "last", **SHARED}, "M2M100"),
+    "LayerScale": ("layerscale_18l18l", SHARED, "M2M100"),
+    "CompleteP": ("completep_18l18l", {"encoder_completep_base": 0.5}, "M2M100"),
+    "LayerNorm Scaling": ("layernorm_scaling_18l18l", {}, "M2M100"),
+    "DeepNet": ("deepnet_18l18l", SHARED, "FSMT"),
+    "DeepNet, embeddings normed": ("deepnet_18l18l", {**NORMED, **SHARED}, "Bart"),
+    "Admin": ("admin_18l18l", {**NORMED, **LEARNED}, "Bart"),
+}
+ANY_SIDE = ("M2M100", "FSMT")
+
+
+@pytest.fixture
+def make(tmp_path):
+    """make(name, **flags): a model, and the folder with its parts; "swap": the target has fewer entries."""
+
+    def make(name, swap=False, one=False, **flags):
+        source, target = make_dictionary(SMALL), make_dictionary(LARGE)
+        both = (target, source) if swap else (source, target)
+        both = (target, target) if one or "share_all_embeddings" in flags else both
+        return write_model(tmp_path, name, both, **flags), tmp_path
+
+    return make
+
+
+@pytest.fixture
+def command(capsys):
+    """command(NAME, ...): exit code, output and errors."""
+
+    def command(*words):
+        capsys.readouterr()
+        return main.main([*map(str, words)]), *capsys.readouterr()
+
+    return command
+
+
+@pytest.fixture
+def export(command):
+    """export(MODEL, ...): the same of the export; raw text has words without a tokeniser."""
+    more = ["--format", "huggingface", "--tokenizer", "none"]
+    return lambda *words: command("export", *words, *more)
+
+
+def load(folder):
+    from transformers import AutoModelForSeq2SeqLM
+
+    with huggingface_export.quiet():
+        return AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True).eval()
+
+
+def batch_of(model, left):
+    """A padded batch of both sides, whose entries both dictionaries have."""
+    return make_batch(make_dictionary(SMALL), left_pad=left)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_every_structure_computes_the_same_in_both_directions(structure, make, export, command):
+    """Logits of padded batches; greedy decoding over the cache; and a checkpoint that is made of the export again."""
+    name, flags, kind = STRUCTURES[structure]
+    model, folder = make(name, **flags)
+    code, out, err = export(folder / "model.pt", "--output", folder / "out")
+    assert (code, err) == (0, ""), err
+    assert f"{folder}/out: {kind}ForConditionalGeneration; logits of 16 sentences" in out, out
+    other = load(folder / "out")
+    assert not (folder / "out/target").exists() or "share_all_embeddings" not in flags
+    for left in (False, True)[: 1 + (kind in ANY_SIDE)]:
+        source, lengths, target = batch_of(model, left)
+        expected = model(source, lengths, target)[0]
+        inputs = {"input_ids": source, "attention_mask": source.ne(PAD), "decoder_input_ids": target}
+        found = other(**inputs, use_cache=False).logits
+        words = target.ne(PAD)
+        found, tolerance = found[..., : expected.size(-1)], 1e-4 if structure == "DeepNet" else 1e-5
+        torch.testing.assert_close(found[words], expected[words], atol=tolerance, rtol=1e-5)
+        limits = {"num_beams": 1, "max_new_tokens": 12, "early_stopping": None, "length_penalty": None}
+        written = other.generate(input_ids=source, attention_mask=source.ne(PAD), **limits)
+        assert written[:, 1:].tolist() == greedy(model, source, written.size(1) - 1).tolist()
+
+    words = ["--from", "huggingface", "--output", folder / "back/model.pt", "--tokenizer", "none"]
+    (folder / "back").mkdir()
+    code, out, err = command("import", folder / "out", *words)
+    assert (code, err) == (0, ""), err
+    again = load_model(find_bundle(str(folder / "back/model.pt")))
+    assert [side.symbols for side in (again.source, again.target)] == [
+        Dictionary.load(str(folder / f"dict.{side}.txt")).symbols for side in ("src", "tgt")
+    ]
+    source, lengths, target = batch_of(model, True)
+    expected, found = (each(source, lengths, target)[0] for each in (model, again.model))
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=1e-5)
+    assert again.stored.flags.share_all_embeddings == ("share_all_embeddings" in flags)
+
+
+@pytest.fixture(scope="module")
+def recipe(trained, tmp_path_factory):
+    """A recipe's folder as `trained`, of a plain model; its export, and what the command printed."""
+    exp, output = tmp_path_factory.mktemp("plain"), tmp_path_factory.mktemp("export") / "out"
+    for name in ("data-bin", "text"):
+        (exp / name).symlink_to(trained / name)
+    flags = ["--source-lang", "en", "--target-lang", "de", "--max-source-positions", "24", "--max-update", "240"]
+    flags += ["--no-epoch-checkpoints", "--disable-validation", "--lr", "5e-3"]
+    run(*train_command(exp / "data-bin", exp / "checkpoints", *flags, arch="transformer_prenorm_2l2l_tiny"))
+    (exp / "RESULT.json").write_text(json.dumps({"beam": 3, "lenpen": 0.8}))
+    words = ["--output", output, "--licence", "CC-BY-4.0", "--name", "Of <numbers>", "--verify-sentences", "30"]
+    return exp, output, run("fairseq-deep", "export", exp, "--format", "huggingface", *words)
+
+
+def code_of(folder):
+    """The Python code of the model's card."""
+    return (
+        (folder / "README.md")
+        .read_text()
+        .partition("```python\n")[2]
+        .partition("```")[0]
+        .replace("FOLDER", str(folder))
+    )
+
+
+def test_a_recipe_is_checked_with_its_test_set_and_its_card_translates(recipe):
+    trained, output, done = recipe
+    assert re.search(
+        r"sentences within \d\.\de-0[67], (29|30) of 30 translations equal \(test.en, beam 3, lenpen 0.8\)", done.stdout
+    )
+    card = (output / "README.md").read_text()
+    assert (
+        card.startswith('---\nlanguage: ["en", "de"]\nlibrary_name: transformers\n') and 'license: "cc-by-4.0"' in card
+    )
+    assert "# Of &lt;numbers&gt;\n" in card and "translations equal" in card and "SHA256SUMS" not in card
+    lines = [*(trained / "text/raw/test.en").read_text().splitlines(), ""]
+    names = {}
+    with huggingface_export.quiet():
+        exec(code_of(output), names)
+        found = names["translate"](lines)
+    expected = Translator(str(trained), cpu=True).translate(lines)
+    assert len(lines) == 41 and sum(map(eq, found, expected)) >= 40 and found[-1] == ""
+    assert len({*found}) > 5
+    assert oct((output / "model.safetensors").stat().st_mode) == oct((output / "config.json").stat().st_mode)
+
+
+def test_an_imported_model_translates_and_trains_on(recipe, tmp_path, command):
+    trained, output, _ = recipe
+    path = tmp_path / "model.pt"
+    code, out, err = command("import", output, "--from", "huggingface", "--output", path)
+    assert (code, err) == (0, "") and "logits within" in out
+    lines = (trained / "text/raw/test.en").read_text().splitlines()[:12]
+    search = {"beam": 3, "lenpen": 0.8}
+    assert Translator(str(path), cpu=True, **search).translate(lines) == Translator(str(trained), cpu=True).translate(
+        lines
+    )
+    flags = ["--source-lang", "en", "--target-lang", "de", "--dropout", "0", "--decoder-embed-dim", "16"]
+    flags += ["--encoder-normalize-before", "--decoder-normalize-before", "--max-source-positions", "24", "--no-save"]
+    flags += ["--decoder-ffn-embed-dim", "32", "--encoder-layers", "2", "--decoder-layers", "2", "--max-update", "3"]
+    start = [
+        "--restore-file",
+        path,
+        "--reset-optimizer",
+        "--reset-lr-scheduler",
+        "--reset-dataloader",
+        "--reset-meters",
+    ]
+    for more in (start, ["--init-from", path, "--encoder-layers", "4"]):
+        done = run(*train_command(trained / "data-bin", tmp_path / "more", *flags, *more, arch="deep_transformer"))
+        assert len(losses(done)) == 3 and losses(done)[1] < 3.5  # an untrained model has 5 and more
+
+
+def test_a_package_is_exported_as_its_checkpoint(recipe, tmp_path, command):
+    """Without fairseq's reader of checkpoints; a lone model is checked with random units, or with --verify."""
+    trained, output, _ = recipe
+    assert command("package", trained, "--output", tmp_path / "package")[0] == 0
+    words = ["export", tmp_path / "package", "--format", "huggingface", "--output"]
+    code, out, err = command(*words, tmp_path / "out")
+    assert (code, err) == (0, "") and " sentences within " in out and "(random units, " in out
+    verify = ["--verify", trained / "text/raw/test.en", "--verify-sentences", 5]
+    code, out, err = command(*words, tmp_path / "verified", *verify)
+    assert (code, err) == (0, "") and " 5 of 5 translations equal (test.en, beam 3," in out
+    for name in ("model.safetensors", "tokenizer.json", "config.json", "generation_config.json"):
+        expected = (output / name).read_bytes()
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "verified" / name).read_bytes() == expected
+
+
+REFUSED = {
+    "relative positions": ("prenorm_6l", {"relative_positions": 4}, "--relative-positions 4 (encoder), which"),
+    "learned, post-norm": ("postnorm_6l", LEARNED, "post-norm without sinusoidal positions and without --layernorm"),
+    "two norm placements": ("prenorm_6l", {"decoder_normalize_before": False}, "pre-norm and post-norm stacks, for"),
+    "two widths": ("prenorm_6l", {"encoder_embed_dim": 32}, "different widths (32 and 16), for which transformers"),
+    "no final norm": ("prenorm_6l", {"no_decoder_final_norm": True}, "no final norm (decoder), for which transformers"),
+    "no source": ("prenorm_6l", {"no_cross_attention": True}, "--no-cross-attention, for which transformers"),
+    "no layers": ("prenorm_6l", {"encoder_layers": 0}, "no layers (encoder), for which transformers has no class"),
+    "dense DLCL": ("dlcl_6l", {}, "--layer-agg dlcl (encoder), which transformers has not"),
+    "ReZero": ("postnorm_6l", {"deep_init": "rezero"}, "layers of --deep-init rezero (encoder), which"),
+    "T-Fixup": ("postnorm_6l", {"deep_init": "tfixup"}, "layers of --deep-init tfixup (encoder), which"),
+    "SDU": ("sdu_6l", {}, "--residual sdu (encoder), which transformers has not"),
+    "merged attention": ("ds_matt_12l12l", {}, "--decoder-attn merged (decoder), which transformers has not"),
+    "Admin above sinusoids": ("admin_18l18l", {}, "weights of residual connections that differ by feature (encoder)"),
+    "growing branches": ("prores_18l18l", {}, "branches that still grow (layer 1 of the encoder is at 0.001 of its"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("structure", REFUSED)
+def test_what_transformers_has_not_is_refused_with_the_reason(structure, make, export):
+    name, flags, problem = REFUSED[structure]
+    model, folder = make(name, **flags)
+    if structure.startswith("Admin"):
+        state = torch.load(folder / "model.pt", weights_only=False)
+        for key, value in state["model"].items():
+            if ".residual." in key:
+                value.uniform_(0.5, 2.0)
+        torch.save(state, folder / "model.pt")
+    code, out, err = export(folder / "model.pt", "--output", folder / "out")
+    assert (code, out, err.count("\n")) == (2, "", 1) and f" {problem}" in err
+    assert not (folder / "out").exists()
+
+
+def test_bad_input_of_the_export_is_one_line(make, export, command, monkeypatch):
+    _, folder = make("prenorm_6l", **SHARED)
+    model, before = folder / "model.pt", sorted(folder.iterdir())
+
+    def refuses(message, *words):
+        code, out, err = export(*words)
+        assert (code, out, err.count("\n")) == (2, "", 1) and sorted(folder.iterdir()) == before
+        assert message in err, err
+
+    new = ["--output", folder / "out"]
+    refuses("it exists and is no empty folder", model, "--output", folder)
+    refuses(f"there is no {folder}/no.pt", folder / "no.pt", *new)
+    refuses(f"cannot read {folder}/no.txt", model, *new, "--verify", folder / "no.txt")
+    refuses("--quantization is for --format ctranslate2: add", model, *new, "--quantization", "int8")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "transformers", None)
+        refuses("this requires transformers (", model, *new)
+    with monkeypatch.context() as patch:
+        real = huggingface_format.make_tensors
+        patch.setattr(huggingface_format, "make_tensors", lambda *words: halve(real(*words)))
+        refuses("transformers gives other logits (by ", model, *new)
+    with monkeypatch.context() as patch:
+        patch.setattr(huggingface_check, "_ended", lambda row: row[1:3])
+        (folder.parent / "text").write_text("w1 w2\nw3\n")
+        refuses("transformers translates 2 of 2 sentences otherwise", model, *new, "--verify", folder.parent / "text")
+    code, out, err = command("export", model, *new, "--verify", "x")
+    assert code == 2 and "--verify is for --format huggingface: add that, or leave it out" in err
+
+
+def halve(tensors):
+    tensors["model.encoder.layers.0.fc1.weight"] = tensors["model.encoder.layers.0.fc1.weight"] / 2
+    return tensors
+
+
+def words_of(vocabulary):
+    return {"model": {"type": "WordLevel", "vocab": vocabulary}}
+
+
+def test_bad_input_of_the_import_is_one_line(make, export, command, tmp_path):
+    _, folder = make("prenorm_6l", swap=True)
+    assert export(folder / "model.pt", "--output", folder / "out")[0] == 0
+    place, back = folder / "out", folder / "back"
+    back.mkdir()
+
+    def refuses(message, folder=place, *words):
+        code, out, err = command("import", folder, "--from", "huggingface", "--output", back / "model.pt", *words)
+        assert (code, out, err.count("\n")) == (2, "", 1) and not [*back.iterdir()]
+        assert message in err, err
+
+    def changed(name, **content):
+        config = json.loads((place / name).read_text())
+        (place / name).write_text(json.dumps({**config, **content}))
+        return lambda: (place / name).write_text(json.dumps(config))
+
+    refuses(f"there is no folder {folder}/no", folder / "no")
+    refuses("config.json: cannot be read (No such file", back)
+    refuses("both languages are src", place, "-t", "src")
+    for problem, name, content in (
+        ("has a model of the type marian: the import has rules for m2m_100, ", "config.json", {"model_type": "marian"}),
+        ("the model has the activation function mish: known are relu", "config.json", {"activation_function": "mish"}),
+        ("does not name its languages: give --source-lang", "config.json", {"langs": None}),
+        ("cuts text by Unigram: the import takes words, or BPE", "tokenizer.json", {"model": {"type": "Unigram"}}),
+        ("cuts text by byte-level BPE", "tokenizer.json", {"model": {"type": "BPE", "vocab": {}}}),
+        ("must begin with <s>, <pad>, </s>, <unk>", "tokenizer.json", words_of({"a": 0})),
+        ("has no token with the index 0", "tokenizer.json", words_of({"a": 1})),
+        ("has 4 tokens of the source, and a table of 38 rows", "tokenizer.json", words_of(Dictionary().indices)),
+    ):  # fmt: skip
+        undo = changed(name, **content)
+        refuses(problem)
+        undo()
+    (place / "vocab-src.json").write_text("{}")
+    (place / "tokenizer.json").rename(tmp_path / "kept")
+    refuses("has no merges.txt: copy it")
+    (place / "vocab-src.json").unlink()
+    refuses("has no sub-words that the import can read: it needs tokenizer.json, ")
+    (tmp_path / "kept").rename(place / "tokenizer.json")
+    (place / "model.safetensors").write_bytes(b"nothing")
+    refuses("transformers cannot load it (")
+
+
+def test_the_files_of_fsmt_are_read(make, export, command):
+    _, folder = make("postnorm_6l")
+    assert export(folder / "model.pt", "--output", folder / "out")[0] == 0
+    place = folder / "out"
+    for side, name in (("src", "tokenizer.json"), ("tgt", "target/tokenizer.json")):
+        vocabulary = json.loads((place / name).read_text())["model"]["vocab"]
+        pieces = {word if index < 4 else f"{word}</w>": index for word, index in vocabulary.items()}
+        (place / f"vocab-{side}.json").write_text(json.dumps(pieces))
+        (place / name).unlink()
+    (place / "merges.txt").write_text("a b</w> 12\n")
+    (folder / "back").mkdir()
+    assert command("import", place, "--from", "huggingface", "--output", folder / "back/model.pt")[0] == 0
+    assert (folder / "back/code").read_text() == "#version: 0.2\na b</w>\n"
+    again = load_model(find_bundle(str(folder / "back/model.pt")))
+    assert again.source.symbols == Dictionary.load(str(folder / "dict.src.txt")).symbols
