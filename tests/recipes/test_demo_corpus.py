@@ -143,11 +143,14 @@ def test_hops(tmp_path):
     first, sources = digest(tmp_path), []
     for split in ("train", "valid", "test"):
         for source, target in zip(*read(tmp_path, split)):
-            hops, symbol, *table = source.split()
+            hops, *table = source.split()
             images = {f"s{letter}": image for letter, image in zip("abcdefghijklmnop", table, strict=True)}
-            for _ in range(int(hops[1:])):
-                symbol = images[symbol]
-            assert symbol == target
+            answers = []
+            for symbol in images:
+                for _ in range(int(hops[1:])):
+                    symbol = images[symbol]
+                answers.append(symbol)
+            assert " ".join(answers) == target
             sources.append(source)
     assert len(set(sources)) == 420 and Counter(source.split()[0] for source in sources) == {
         f"h{n}": 70 for n in range(1, 7)

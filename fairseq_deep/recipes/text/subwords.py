@@ -229,7 +229,10 @@ def cut_corpus(text, out, settings):
         for split in splits:
             kept, dropped = tokenize_split(settings, text, split, tmp)
             if split == "train" and not kept:
-                raise UsageError(f"no training pair has 1 to {settings.max_words} words a side: see --max-words")
+                raise UsageError(
+                    f"no training pair has 1 to {settings.max_words} words a side (--max-words) and a length ratio of "
+                    f"at most {MAX_RATIO}"
+                )
             if dropped:
                 reason = f"over {settings.max_words} words or a length ratio over {MAX_RATIO}"
                 print(f"  {dropped:,} training pairs dropped: {reason}")
