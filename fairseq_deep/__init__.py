@@ -26,7 +26,7 @@ else:
         """Raise ImportError: fairseq is missing, and architectures are names in its registry."""
         raise ImportError("architectures require fairseq; run 'fairseq-deep doctor'") from FAIRSEQ_ERROR
 
-if "transformers.models.auto" in sys.modules:  # whoever has imported the Auto classes expects our models in them
+if "transformers.models.auto" in sys.modules:  # loaded Auto classes get our models at once
     with contextlib.suppress(ImportError):  # transformers before 5
         from . import huggingface  # noqa: F401 (registers the classes)
 

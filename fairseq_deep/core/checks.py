@@ -117,7 +117,7 @@ def _check_compile(flags: Any) -> None:
         if _given(flags, flag):
             raise UsageError(f"{_dashed(flag)} changes weights in Python, which --compile cannot take: leave one out")
     if _given(flags, "offload_activations"):
-        raise UsageError("--offload-activations is not made for --compile: use --checkpoint-activations instead")
+        raise UsageError("--offload-activations is not supported with --compile: use --checkpoint-activations instead")
 
 
 def _check_aggregator(flags: Any, stack: Stack, encoder: Stack) -> None:
@@ -135,19 +135,19 @@ def _check_aggregator(flags: Any, stack: Stack, encoder: Stack) -> None:
         _given(flags, "decoder_layer_agg") or encoder.aggregator.method is not method
     ):
         raise UsageError(
-            f"--layer-agg {name} is made for encoders, not for a decoder alone: "
+            f"--layer-agg {name} requires an encoder and does not support a decoder alone: "
             f"use --encoder-layer-agg {name}, and another --decoder-layer-agg such as residual"
         )
     unsupported = [flag.format(side=side) for flag in method.unsupported_flags]
     for flag in unsupported + list(method.decoder_flags if side == "decoder" else ()):
         if _given(flags, flag):
             raise UsageError(
-                f"{_dashed(flag)} is not made for the layers of --layer-agg {name}: "
+                f"{_dashed(flag)} is not supported with the layers of --layer-agg {name}: "
                 f"leave it out, or use --{side}-layer-agg residual"
             )
     if stack.layout.num_evaluations > 1 and _given(flags, "offload_activations"):
         raise UsageError(
-            f"--offload-activations is not made for layers that --layer-agg {name} evaluates more than once: "
+            f"--offload-activations is not supported with layers that --layer-agg {name} evaluates more than once: "
             "use --checkpoint-activations"
         )
 
@@ -162,7 +162,7 @@ def _check_relative(flags: Any, stack: Stack) -> None:
         raise UsageError(f"--relative-positions {distance} leaves no distance: use 1 or more, or leave it out")
     if stack.side == "decoder" and not stack.attention.method.relative:
         raise UsageError(
-            f"--relative-positions is not made for --decoder-attn {stack.attention.name}: leave one of them out"
+            f"--relative-positions is not supported with --decoder-attn {stack.attention.name}: leave one of them out"
         )
 
 
@@ -186,14 +186,14 @@ def _check_residual(flags: Any, stack: Stack, residual: MethodConfig | None) -> 
             f"{stack.aggregator.name}): use --{stack.side}-layer-agg residual, or --{stack.side}-residual plain"
         )
     if stack.init.method.connects or not stack.init.method.layer_norm:
-        has = "has residual connections of its own" if stack.init.method.connects else "is made for plain ones"
+        has = "has residual connections of its own" if stack.init.method.connects else "requires plain ones"
         raise UsageError(
             f"--deep-init {stack.init.name} {has} ({stack.side}): use --residual plain, or --deep-init xavier"
         )
     if norm not in method.norms:
         other = "transformer_postnorm" if norm == "pre" else "transformer_prenorm"
         raise UsageError(
-            f"--residual {name} is made for {method.norms[0]}-norm stacks ({stack.side}): "
+            f"--residual {name} requires {method.norms[0]}-norm stacks ({stack.side}): "
             f"use a {other} architecture, or another --residual"
         )
     _check_residual(flags, stack, residual.options.get("inner"))
@@ -205,7 +205,7 @@ def _check_attention(flags: Any, stack: Stack) -> None:
     if name == "self":
         return
     if stack.parallel_attention and _given(flags, "no_cross_attention"):
-        raise UsageError(f"--no-cross-attention is not made for --decoder-attn {name}: leave one of them out")
+        raise UsageError(f"--no-cross-attention is not supported with --decoder-attn {name}: leave one of them out")
 
 
 def _check_memory(flags: Any, encoder: Stack, decoder: Stack) -> None:
@@ -230,7 +230,7 @@ def _check_memory(flags: Any, encoder: Stack, decoder: Stack) -> None:
 
 
 def _check_init(flags: Any, stack: Stack) -> None:
-    """Refuse an initialisation that is not made for the stack."""
+    """Refuse an initialisation that does not support the stack."""
     name, method, side, layer_agg = stack.init.name, stack.init.method, stack.side, stack.aggregator.name
     if not stack.layout.residual:
         if not method.without_residual:
@@ -240,12 +240,12 @@ def _check_init(flags: Any, stack: Stack) -> None:
             )
     elif not method.layer_norm and layer_agg != "residual":
         raise UsageError(
-            f"--deep-init {name} is made for stacks without norms: use --{side}-layer-agg residual, not {layer_agg}"
+            f"--deep-init {name} requires stacks without norms: use --{side}-layer-agg residual, not {layer_agg}"
         )
     elif stack.pre_norm and "pre" not in method.norms:
         kind = "post-norm" if method.layer_norm else "stacks without norms"
         raise UsageError(
-            f"--deep-init {name} is made for {kind} ({side}): use a transformer_postnorm architecture, "
+            f"--deep-init {name} requires {kind} ({side}): use a transformer_postnorm architecture, "
             f"without --{side}-normalize-before"
         )
     if not method.layer_norm and _given(flags, "layernorm_embedding"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from .storage import Storage
 
 IGNORED = -100
 """The label that counts for nothing."""
+CACHE = "cache" if "cache" in [each.name for each in fields(Seq2SeqLMOutput)] else "past_key_values"
+"""The name of the cache in outputs; transformers 5.24 renamed it."""
 
 
 @dataclass
@@ -153,21 +155,23 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        cache: DecoderCache | None = None,
     ) -> Seq2SeqLMOutput | tuple:
         """Scores of all target tokens.
 
         Args:
             input_ids, attention_mask: see :meth:`encode`
-            decoder_input_ids: B x T, from end-of-sentence on; with *past_key_values*, the new positions. Several
-                hypotheses of a sentence may share its *encoder_outputs*, one after the other
+            decoder_input_ids: B x T, from end-of-sentence on; with *cache*, the new positions. Several hypotheses of a
+                sentence may share its *encoder_outputs*, one after the other
             decoder_attention_mask: 0 at positions to ignore, B x T
             encoder_outputs: in place of *input_ids*; its padding, or that of *attention_mask*, is ignored
             labels: target tokens with end-of-sentence, B x T; padding and -100 count for nothing
             use_cache: return a cache; one position at a time is decoded then
+            cache, past_key_values: the cache by its name since transformers 5.24, and by the one before
 
         Returns:
-            ``logits`` (B x T x V), ``loss`` where there are labels (the mean of the cross-entropy),
-            ``past_key_values``, hidden states on request, and the encoder's output
+            ``logits`` (B x T x V), ``loss`` where there are labels (the mean of the cross-entropy), ``cache`` (before
+            transformers 5.24, ``past_key_values``), hidden states on request, and the encoder's output
 
         Raises:
             UsageError: an input is missing or not supported
@@ -181,15 +185,16 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         encoded = self._encoded(encoder_outputs, attention_mask)
         tokens = _masked(decoder_input_ids, decoder_attention_mask)
-        if past_key_values is None and use_cache:
-            past_key_values = DecoderCache(self.decoder)
-        decode = self._whole if past_key_values is None else self._steps
-        features, states = decode(tokens, encoded, past_key_values)
+        cache = past_key_values if cache is None else cache
+        if cache is None and use_cache:
+            cache = DecoderCache(self.decoder)
+        decode = self._whole if cache is None else self._steps
+        features, states = decode(tokens, encoded, cache)
         logits = self.decoder.output_layer(features)
         output = Seq2SeqLMOutput(
             loss=None if labels is None else _loss(logits, labels),
             logits=logits,
-            past_key_values=past_key_values,
+            **{CACHE: cache},
             decoder_hidden_states=tuple(s.transpose(0, 1) for s in states) if output_hidden_states else None,
             encoder_last_hidden_state=encoder_outputs.last_hidden_state,
             encoder_hidden_states=encoder_outputs.hidden_states,

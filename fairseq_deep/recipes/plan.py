@@ -195,7 +195,7 @@ class Plan:
         self.device_name = ("GPU" if options.ngpu else "CPU") + "s" * (self.devices > 1)
         if options.ngpu and options.decode_precision != "fp32":
             raise UsageError(
-                f"--decode-precision {options.decode_precision} is made for the CPU: leave it out, or use --ngpu 0"
+                f"--decode-precision {options.decode_precision} requires the CPU: leave it out, or use --ngpu 0"
             )
         if not options.ngpu and options.stage <= 4 and options.precision == "fp16":
             raise UsageError("--precision fp16 needs a GPU: fairseq has no fp16 training on the CPU; use fp32 or bf16")

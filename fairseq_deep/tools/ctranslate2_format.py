@@ -35,7 +35,7 @@ def find_problem(model: Any, flags: Any, source: Any, target: Any) -> str:
     """Return what of a plain model CTranslate2 does not compute, and the cure if there is one; "" if it does all."""
     for flag in ("adaptive_softmax_cutoff", "no_cross_attention", "cross_self_attention"):
         if getattr(flags, flag, None):
-            return f"--{flag.replace('_', '-')}, which CTranslate2 has not"
+            return f"--{flag.replace('_', '-')}, which CTranslate2 does not support"
     if flags.activation_fn not in ACTIVATIONS:
         return f"--activation-fn {flags.activation_fn}: CTranslate2 knows {', '.join(ACTIVATIONS)}"
     for side in ("encoder", "decoder"):

@@ -181,7 +181,7 @@ def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
         }
         for flag, value in found.items():
             if value:
-                raise UsageError(f"{path} has {flag} {value} ({side}), which {FORMATS[format]} has not")
+                raise UsageError(f"{path} has {flag} {value} ({side}), which {FORMATS[format]} does not support")
 
 
 def plain_weights(path: str, model: Any, stored: dict[str, Any]) -> dict[str, Any]:
@@ -230,4 +230,4 @@ def check_weights(path: str, model: Any, format: str) -> None:
         aggregator = getattr(getattr(model, side), "aggregator", None)
         if isinstance(aggregator, Dlcl) and not aggregator.is_plain():
             kind = "with weights that are not exactly residual"
-            raise UsageError(f"{path} has --layer-agg dlcl ({side}) {kind}, which {FORMATS[format]} has not")
+            raise UsageError(f"{path} has --layer-agg dlcl ({side}) {kind}, which {FORMATS[format]} does not support")

@@ -52,7 +52,7 @@ def check_package() -> None:
         import tokenizers  # noqa: F401
         import transformers  # noqa: F401
     except ImportError as error:
-        raise UsageError(f"this requires transformers ({error}): pip install 'fairseq_deep[huggingface]'") from error
+        raise UsageError(f"this requires transformers ({error}): pip install 'transformers>=5'") from error
 
 
 @contextlib.contextmanager
@@ -95,7 +95,8 @@ def collect(args: argparse.Namespace) -> Parts:
     names = ("data", "tokenizer", "lowercase", "source_lang", "target_lang")
     bundle = find_bundle(args.checkpoint, codes=args.bpe_codes, **{name: getattr(args, name) for name in names})
     if bundle.gnmt_lenpen:
-        raise UsageError(f"{bundle.checkpoint} has GNMT's length penalty, which transformers has not: {form.WAYS}")
+        problem = "has GNMT's length penalty, which transformers does not support"
+        raise UsageError(f"{bundle.checkpoint} {problem}: {form.WAYS}")
     loaded = load_model(bundle)
     check_layers(bundle.checkpoint, loaded.stored.flags, "huggingface")
     check_weights(bundle.checkpoint, loaded.model, "huggingface")

@@ -226,5 +226,5 @@ def _audible(bias: Tensor | None, rows: int, folder: str) -> int:
     silent = bias.flatten() <= NEVER
     size = int(silent.logical_not().sum())
     if silent[:size].any() or bias.flatten()[:size].any():
-        raise UsageError(f"{folder} has an output bias (final_logits_bias), which models of this package have not")
+        raise UsageError(f"{folder} has an output bias (final_logits_bias), which models of this package do not have")
     return size

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the folder, the checkpoint, and what the folder may not say."""
     parser.add_argument("folder", metavar="FOLDER", help="with config.json, weights, and the files of a tokenizer")
     parser.add_argument("--from", dest="format", choices=FORMATS, required=True, help="what wrote the folder")
-    text = "the checkpoint; its dictionaries and codes are written beside it"
+    text = "the checkpoint; its dictionaries and codes are written next to it"
     parser.add_argument("--output", required=True, metavar="PATH", help=text)
     parser.add_argument("-s", "--source-lang", metavar="SRC", help="(default: as config.json says)")
     parser.add_argument("-t", "--target-lang", metavar="TGT")
@@ -110,7 +110,7 @@ def _languages(args: argparse.Namespace, found: Any) -> tuple[str, str]:
 
 
 def _companions(output: str, languages: tuple[str, str], found: Any) -> list[str]:
-    """Return the files beside the checkpoint: dictionaries, text steps, and sub-words if there are any."""
+    """Return the files next to the checkpoint: dictionaries, text steps, and sub-words if there are any."""
     names = [f"dict.{language}.txt" for language in languages] + ["steps.json"]
     names += ["code"] * (found.codes is not None) + ["spm.model"] * (found.pieces is not None)
     return [os.path.join(os.path.dirname(output), name) for name in names]

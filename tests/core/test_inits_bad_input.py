@@ -17,7 +17,7 @@ def without(*methods, **flags):
     name = flag.replace("_", "-")
     for method in methods:
         chosen = {} if method is None else {"deep_init": method}
-        yield POST, {**chosen, flag: value}, f"--{name} does nothing without --deep-init", "or leave it out"
+        yield POST, {**chosen, flag: value}, f"--{name} has no effect without --deep-init", "or leave it out"
 
 
 @pytest.mark.parametrize(
@@ -57,18 +57,18 @@ def without(*methods, **flags):
         *without(None, "ds", depth_scaled_kind="gpt2"),
         # norm placement
         *(
-            (name, {"deep_init": method}, f"--deep-init {method} is made for post-norm", "use a transformer_postnorm")
+            (name, {"deep_init": method}, f"--deep-init {method} requires post-norm", "use a transformer_postnorm")
             for method in ("deepnet", "admin")
             for name in (PRE, "transformer_dlcl_6l")
         ),
         (POST, {"deep_init": "deepnet", "decoder_normalize_before": True}, "post-norm (decoder)", "transformer_postn"),
         (PRE, {"encoder_deep_init": "admin"}, "post-norm (encoder)", "transformer_postnorm"),
         *(
-            (PRE, {"deep_init": method}, f"--deep-init {method} is made for stacks", "use a transformer_postnorm")
+            (PRE, {"deep_init": method}, f"--deep-init {method} requires stacks", "use a transformer_postnorm")
             for method in ("tfixup", "rezero")
         ),
         *(
-            (name, {"deep_init": method}, f"--deep-init {method} is made for stacks", "--encoder-layer-agg residual")
+            (name, {"deep_init": method}, f"--deep-init {method} requires stacks", "--encoder-layer-agg residual")
             for method in ("tfixup", "rezero")
             for name in (DLCL, "transformer_dlcl_6l")
         ),
@@ -133,12 +133,12 @@ def test_the_command_line_names_the_nearest_method(flag):
     "line, problem",
     [
         (("--arch", LSTM, "--deep-init", "ds"), "--deep-init ds is about residual connections"),
-        (("--arch", PRE, "--deep-init", "deepnet"), "--deep-init deepnet is made for post-norm"),
-        (("--arch", DLCL, "--deep-init", "rezero"), "--deep-init rezero is made for stacks"),
+        (("--arch", PRE, "--deep-init", "deepnet"), "--deep-init deepnet requires post-norm"),
+        (("--arch", DLCL, "--deep-init", "rezero"), "--deep-init rezero requires stacks"),
         (("--arch", POST, "--deep-init", "ds", "--ds-init-alpha", "2"), "--ds-init-alpha 2.0 is out of range"),
-        (("--arch", POST, "--ds-init-exponent", "0.5"), "--ds-init-exponent does nothing without --deep-init ds"),
+        (("--arch", POST, "--ds-init-exponent", "0.5"), "--ds-init-exponent has no effect without --deep-init ds"),
         (("--arch", POST, "--deep-init", "admin", "--admin-start", "x"), "--admin-start x is unknown"),
-        (("--arch", "transformer_deepnet_18l18l", "--encoder-normalize-before"), "--deep-init deepnet is made for"),
+        (("--arch", "transformer_deepnet_18l18l", "--encoder-normalize-before"), "--deep-init deepnet requires"),
         (("--arch", "transformer_ds_12l12l", "--deep-init", "xavier", "--ds-init-alpha", "0.5"), "does nothing"),
     ],
     ids=lambda value: " ".join(value[1:]) if isinstance(value, tuple) else "",

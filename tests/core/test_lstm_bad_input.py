@@ -79,15 +79,15 @@ RNN = "transformer_rnn_6l"
             for side in ("encoder", "decoder")
             for flag, value in (("layerdrop", 0.1), ("layers_to_keep", "0"))
         ),
-        (TINY, {"quant_noise_pq": 0.1}, "--quant-noise-pq is not made for the layers of", "leave it out"),
+        (TINY, {"quant_noise_pq": 0.1}, "--quant-noise-pq is not supported with the layers of", "leave it out"),
         (TINY, {"no_cross_attention": True}, "--no-cross-attention is not made", "--decoder-layer-agg residual"),
         (TINY, {"relative_positions": 0}, "--relative-positions 0 leaves no distance", "use 1 or more"),
         (RNN, {"relative_positions": -1}, "--relative-positions -1 leaves no distance", "use 1 or more"),
         (TINY, {"relative_values": True}, "--relative-values needs a distance", "add --relative-positions K"),
         (TINY, {"relative_positions": 4, "decoder_attn": "average"}, "--relative-positions is", "leave one of"),
-        ("transformer_dlcl_6l", {"lstm_ffn": 1}, "--lstm-ffn does nothing without --layer-agg", "add that"),
-        ("transformer_dlcl_6l", {"lstm_final_norm": True}, "--lstm-final-norm does nothing without", "leave it"),
-        (TINY, {"dlcl_window": 2}, "--dlcl-window does nothing without --layer-agg dlcl", "leave it out"),
+        ("transformer_dlcl_6l", {"lstm_ffn": 1}, "--lstm-ffn has no effect without --layer-agg", "add that"),
+        ("transformer_dlcl_6l", {"lstm_final_norm": True}, "--lstm-final-norm has no effect without", "leave it"),
+        (TINY, {"dlcl_window": 2}, "--dlcl-window has no effect without --layer-agg dlcl", "leave it out"),
         (TINY, {"encoder_attention_heads": 3}, "--encoder-embed-dim 16 is not divisible by", "change one of them"),
     ],
 )

@@ -160,7 +160,7 @@ def clashes(kinds, name, **flags):
     """The refusal of each of *flags* by each of *kinds*."""
     for kind in kinds:
         for flag, value in flags.items():
-            problem = f"--{flag.replace('_', '-')} is not made for --decoder-attn {kind}"
+            problem = f"--{flag.replace('_', '-')} is not supported with --decoder-attn {kind}"
             yield name, {**KINDS[kind], flag: value}, problem, "leave one of them out"
 
 

@@ -289,7 +289,7 @@ def test_wrong_options_are_refused_in_one_line(side, options, words):
         ({"layer_agg": "mlrf", "encoder_layers": 0}, "--encoder-layers 1 or more"),
         ({"layer_agg": "mlrf", "encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop"),
         ({"decoder_layer_agg": "mlrf"}, "not for a decoder alone: use --encoder-layer-agg mlrf"),
-        ({"layer_agg": "mlrf", "decoder_layer_agg": "mlrf"}, "--layer-agg mlrf is made for encoders"),
+        ({"layer_agg": "mlrf", "decoder_layer_agg": "mlrf"}, "--layer-agg mlrf requires an encoder"),
         ({"layer_agg": "mlrf", "encoder_layer_agg": "dlcl"}, "not for a decoder alone"),
         ({"mlrf_kind": "mean"}, "--mlrf-kind does nothing"),
     ],

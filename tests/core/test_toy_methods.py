@@ -100,10 +100,10 @@ def test_a_methods_own_dropout_is_its_own(build, dictionary):
     "flags, words",
     [
         ({"layer_agg": "toy", "toy_dropout": 1.0}, "--toy-dropout 1.0 is not a probability"),
-        ({"toy_dropout": 0.1}, "--toy-dropout does nothing without --layer-agg toy: add that, or leave it out"),
-        ({"toy_start": 0.1}, "--toy-start does nothing without --decoder-memory toy: add that, or leave it out"),
+        ({"toy_dropout": 0.1}, "--toy-dropout has no effect without --layer-agg toy: add that, or leave it out"),
+        ({"toy_start": 0.1}, "--toy-start has no effect without --decoder-memory toy: add that, or leave it out"),
         ({"layer_agg": "toy-bare", "residual": "toy"}, "--residual toy has nothing to connect"),
-        ({"decoder_layer_agg": "toy-calls"}, "--layer-agg toy-calls is made for encoders"),
+        ({"decoder_layer_agg": "toy-calls"}, "--layer-agg toy-calls requires an encoder"),
         ({"layer_agg": "toy", "encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop"),
         ({"layer_agg": "toy-bare", "deep_init": "ds"}, "--deep-init ds is about residual connections"),
     ],

@@ -7,6 +7,7 @@ pytest.importorskip("transformers")
 
 from fairseq_deep.core.search import BeamSearch, SearchOptions  # noqa: E402
 from fairseq_deep.huggingface import FairseqDeepForConditionalGeneration  # noqa: E402
+from fairseq_deep.huggingface.modeling import CACHE  # noqa: E402
 from tests.helpers.huggingface import make_model  # noqa: E402
 from tests.helpers.methods import METHODS, OPTIONS, PRENORM  # noqa: E402
 
@@ -64,8 +65,8 @@ def test_scores_and_searches_are_those_of_the_core(models):
     expected, cache, steps = core(source, None, whole)[0], None, []
     encoded = model.encode(source)
     for words in [whole[:, :3], *whole[:, 3:].split(1, dim=1)]:
-        out = model(encoder_outputs=encoded, decoder_input_ids=words, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        out = model(encoder_outputs=encoded, decoder_input_ids=words, use_cache=True, **{CACHE: cache})
+        cache = out[CACHE]
         steps.append(out.logits)
     assert cache.get_seq_length() == 7
     assert_near(torch.cat(steps, dim=1), expected)

@@ -20,6 +20,7 @@ from fairseq_deep.huggingface import (  # noqa: E402
     FairseqDeepForConditionalGeneration,
     FairseqDeepTokenizer,
 )
+from fairseq_deep.huggingface.modeling import CACHE  # noqa: E402
 from fairseq_deep.runtime import Translator  # noqa: E402
 from fairseq_deep.runtime.packaged.folder import find_problems, write_sums  # noqa: E402
 from fairseq_deep.tools.main import main  # noqa: E402
@@ -288,7 +289,7 @@ def test_searches_that_are_not_supported(loaded, lines):
     ):
         with pytest.raises(UsageError, match=message):
             model.generate(**{**batch, **options})
-    cache = model(**batch, decoder_input_ids=torch.tensor([[2]]), use_cache=True).past_key_values
+    cache = model(**batch, decoder_input_ids=torch.tensor([[2]]), use_cache=True)[CACHE]
     for change in (lambda: cache.crop(1), lambda: cache.batch_repeat_interleave(2)):
         with pytest.raises(UsageError, match="which is not supported"):
             change()

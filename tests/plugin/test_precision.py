@@ -194,7 +194,7 @@ def test_what_works_is_not_refused(flags):
 def test_fp16_on_a_cpu_without_half_precision_is_refused(monkeypatch):
     monkeypatch.setattr(checks, "half_on_cpu", lambda: False)
     with pytest.raises(
-        UsageError, match="--fp16 is made for a GPU, and this run has none: use --bf16, or leave it out"
+        UsageError, match="--fp16 requires a GPU, and this run has none: use --bf16, or leave it out"
     ):
         parsed("--memory-efficient-fp16", "--cpu")
 

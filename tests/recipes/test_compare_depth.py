@@ -70,8 +70,9 @@ def test_the_grid_grows_at_its_edges_until_the_best_is_inside():
 
 def test_the_grid_starts_at_the_own_rate_and_has_an_end():
     made, tried = tuner(lambda label, rate: -rate)  # the higher, the better
-    [system] = made.choose([System("a", "arch", ["--lr", "0.1"])])
-    assert [rate for _, rate in tried] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6] and system.flags[-1] == "1.6"
+    [system] = made.choose([System("a", "arch", ["--lr", "0.1", "--x", "1"])])
+    assert [rate for _, rate in tried] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6]
+    assert system.flags == ["--x", "1", "--lr", "1.6"]
 
 
 def test_rates_that_diverge():
@@ -116,6 +117,10 @@ def test_one_command_tunes_trains_and_judges(tools_of_training, stubs, corpus, t
     assert len(read(str(exp))) == 4 and len(read(str(exp / "tune"))) == 8
     [judged] = json.loads((exp / "depth.json").read_text())
     assert judged["slope"] == {"1": 0.0, "2": 0.0} and judged["pays"] == "not clear" and "depth pays" in done.stdout
+    other = compare(*given[:-1], "plain=prenorm_6l --dropout 0.2")
+    assert other.returncode == 2 and "plain_1-lr0.0005 was 'transformer_prenorm_6l " in other.stderr
+    planned = compare(*given, "--dry-run").stdout
+    assert "2 systems x 3 rates or more, 4 updates each, seed 1000" in planned
     stubs.write_text("")
     for more in ((), ("--table-only",)):
         again = compare(*given, *more)

@@ -92,7 +92,7 @@ def refused(*words, **how):
         (["--data-tar", "/no/such.tar.gz"], ["/no/such.tar.gz", "no such file"]),
         (["--data", "/tmp", "--demo"], ["exclude each other"]),
         (["--ngpu", "0", "--precision", "fp16"], ["--precision fp16 needs a GPU", "bf16"]),
-        (["--ngpu", "8", "--decode-precision", "int8"], ["--decode-precision int8 is made for the CPU", "--ngpu 0"]),
+        (["--ngpu", "8", "--decode-precision", "int8"], ["--decode-precision int8 requires the CPU", "--ngpu 0"]),
         (["--seeds", "2", "--seed", "2"], ["--seed and --seeds exclude each other"]),
         (["--seeds", "0"], ["--seeds takes how many", "'0'"]),
         (["--teacher", "/nowhere"], ["--teacher /nowhere: no such run, checkpoint or package"]),

@@ -181,13 +181,13 @@ def test_quantised_weights_are_smaller_and_near(make, export):
 
 
 REFUSED = {
-    "norms of DLCL": ("dlcl_6l", {"dlcl_init": "last"}, "--layer-agg dlcl (encoder), which CTranslate2 has not"),
+    "norms of DLCL": ("dlcl_6l", {"dlcl_init": "last"}, "--layer-agg dlcl (encoder), which CTranslate2"),
     "weights of DLCL": ("dlcl_6l", {"dlcl_no_norm": True},
                         "--layer-agg dlcl (encoder) with weights that are not exactly residual, which CTranslate2"),
-    "an aggregator": ("iterative_6l", {}, "--layer-agg iterative (encoder), which CTranslate2 has not"),
-    "merged attention": ("ds_matt_12l12l", {}, "--decoder-attn merged (decoder), which CTranslate2 has not"),
-    "a residual form": ("sdu_6l", {}, "--residual sdu (encoder), which CTranslate2 has not"),
-    "two norm placements": ("mix_ln_18l18l", {}, "--residual mix-ln (encoder), which CTranslate2 has not"),
+    "an aggregator": ("iterative_6l", {}, "--layer-agg iterative (encoder), which CTranslate2 does not support"),
+    "merged attention": ("ds_matt_12l12l", {}, "--decoder-attn merged (decoder), which CTranslate2 does not support"),
+    "a residual form": ("sdu_6l", {}, "--residual sdu (encoder), which CTranslate2 does not support"),
+    "two norm placements": ("mix_ln_18l18l", {}, "--residual mix-ln (encoder), which CTranslate2 does not support"),
     "growing branches": ("prores_18l18l", {}, "has branches that still grow (layer 1 of the encoder is at 0.001 of i"),
     "both positions": ("relative_6l", {}, "--relative-positions beside absolute ones (encoder), where CTranslate2 has "
                        "one kind only: train with --no-token-positional-embeddings"),
@@ -195,7 +195,7 @@ REFUSED = {
                       "--activation-fn relu_squared: CTranslate2 knows relu, gelu, gelu_accurate, gelu_fast, tanh"),
     "adaptive softmax": ("prenorm_6l", {"adaptive_softmax_cutoff": "10,20", "criterion": "adaptive_loss"},
                          "--adaptive-softmax-cutoff requires fairseq"),
-    "no source": ("prenorm_6l", {"no_cross_attention": True}, "--no-cross-attention, which CTranslate2 has not"),
+    "no source": ("prenorm_6l", {"no_cross_attention": True}, "--no-cross-attention, which CTranslate2 does not"),
     "no layers": ("prenorm_6l", {"encoder_layers": 0}, "no layers (encoder), where CTranslate2 needs one"),
     "a narrow output": ("prenorm_6l", {"decoder_output_dim": 8}, "a --decoder-output-dim of its own: the export has"),
 }  # fmt: skip

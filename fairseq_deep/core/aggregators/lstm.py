@@ -207,7 +207,7 @@ class DepthwiseLstm(Aggregator):
                 )
             if decoder.parallel_attention:
                 raise UsageError(
-                    f"{flag} is not made for --decoder-attn {decoder.attention.name}: leave one of them out"
+                    f"{flag} is not supported with --decoder-attn {decoder.attention.name}: leave one of them out"
                 )
             if option == "attn_residual" and options.get("merge") == "two":
                 raise UsageError(f"{flag} does nothing with --lstm-merge two: leave it out, or use another merge")

@@ -93,7 +93,7 @@ def _check_model(flags: Any) -> None:
             )
     adaptive, criterion = getattr(flags, "adaptive_softmax_cutoff", None), getattr(flags, "criterion", None) or ""
     if adaptive and "cross_entropy" in criterion:
-        raise UsageError(f"--adaptive-softmax-cutoff is not made for --criterion {criterion}: use adaptive_loss")
+        raise UsageError(f"--adaptive-softmax-cutoff is not supported with --criterion {criterion}: use adaptive_loss")
     for name in ("encoder_layerdrop", "decoder_layerdrop"):
         if not 0 <= (getattr(flags, name, None) or 0) < 1:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(flags, name)} must be in [0, 1)")
@@ -157,7 +157,7 @@ def _check_backend(flags: Any) -> None:
     backend = getattr(flags, "ddp_backend", None)
     if backend == "fully_sharded":
         raise UsageError(
-            "--ddp-backend fully_sharded is not made for this package: use --ddp-backend pytorch_ddp, "
+            "--ddp-backend fully_sharded is not supported by this package: use --ddp-backend pytorch_ddp, "
             "and to save memory --checkpoint-activations or --memory-efficient-fp16"
         )
     workers = max(getattr(flags, "distributed_world_size", None) or 1, int(os.environ.get("WORLD_SIZE", 1)))
@@ -183,7 +183,7 @@ def _check_fp16_on_cpu(flags: Any) -> None:
         cure = "use --bf16, or leave it out"
     elif getattr(flags, "memory_efficient_fp16", False) or getattr(flags, "fp16_no_flatten_grads", False):
         return
-    raise UsageError(f"--fp16 is made for a GPU, and this run has none: {cure}")
+    raise UsageError(f"--fp16 requires a GPU, and this run has none: {cure}")
 
 
 def half_on_cpu() -> bool:

@@ -23,7 +23,7 @@ class FairseqAdam(adam.FairseqAdam):
         for flag in ("use_old_adam", "fp16_adam_stats"):
             if getattr(cfg, flag, False):
                 dashed = flag.replace("_", "-")
-                raise UsageError(f"--{dashed} is not made for --optimizer fused_adam: leave it out, or use adam")
+                raise UsageError(f"--{dashed} is not supported with --optimizer fused_adam: leave it out, or use adam")
         self._optimizer = FusedAdam(params, **self.optimizer_config)
 
     def multiply_grads(self, c):

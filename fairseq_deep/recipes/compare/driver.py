@@ -166,8 +166,14 @@ def report_depth(folder, rows):
 
 def tuner(args, base, work):
     """What chooses the learning rates; *work* trains runs, or is None."""
-    rate = float(value_of(base, "--lr"))
-    return tune.Tuner(args, lambda own, systems: plan(own, systems, shared_flags(own)), work, rate)
+
+    def make(own, systems):
+        remember = check_unchanged(systems, os.path.join(own.exp, "runs"), read_json, save_json)
+        if work:
+            remember()
+        return plan(own, systems, shared_flags(own))
+
+    return tune.Tuner(args, make, work, float(value_of(base, "--lr")))
 
 
 def show_plan(args, systems, runs):
@@ -197,6 +203,9 @@ def work(args):
     runs = plan(args, systems, flags)
     show_plan(args, systems, runs)
     if args.dry_run:
+        if tuning:
+            print(f"first the learning rates: {len(systems)} systems x 3 rates or more, {args.tune_updates:,} updates "
+                  f"each, seed {args.tune_seed}")  # fmt: skip
         for run in runs[: len(systems)]:
             print(shlex.join(train_command(run.command)))
         return 0

@@ -66,9 +66,8 @@ def _row(system, runs, lines):
             row["curve"][run.seed] = {int(update): loss for update, loss in line["curve"].items()}
             row["parameters"] = row["parameters"] or line["parameters"]
             row["folders"][run.seed] = run.folder
-        elif os.path.exists(run.failure):
-            with open(run.failure, encoding="utf-8") as stream:
-                row["failed"][run.seed] = stream.read().strip()
+        elif run.reason():
+            row["failed"][run.seed] = run.reason()
     return row
 
 

@@ -57,6 +57,13 @@ class Run:
         """The file that says why it failed."""
         return os.path.join(self.folder, "failure.txt")
 
+    def reason(self):
+        """Why it failed; empty if it did not."""
+        if not os.path.exists(self.failure):
+            return ""
+        with open(self.failure, encoding="utf-8") as stream:
+            return stream.read().strip()
+
     def key(self):
         """A sum over the command that matters, so that a training under other settings counts as not done."""
         words, kept = iter(self.command), []

@@ -15,6 +15,7 @@ from typing import Any
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.plan import value_of
 from fairseq_deep.recipes.record import result_line
+from fairseq_deep.recipes.scripts import without_options
 from fairseq_deep.tools import results
 
 from .results import diverged
@@ -72,7 +73,7 @@ class Tuner:
 
     def candidate(self, system: System, rate: float) -> System:
         """The system with another rate, under a label of its own."""
-        return replace(system, label=f"{system.label}-lr{rate:g}", flags=[*system.flags, "--lr", f"{rate:g}"])
+        return replace(system, label=f"{system.label}-lr{rate:g}", flags=with_rate(system.flags, rate))
 
     def measure(self, candidates: list[System]) -> dict[str, float]:
         """Train the candidates; return their validation losses by label, infinite for a run that diverged.
@@ -83,7 +84,7 @@ class Tuner:
         runs = self.plan(self.args, candidates)
         if self.work:
             names = self.work(runs)
-            failed = [run.name for run in runs if run.name in names and not diverged(read_text(run.failure))]
+            failed = [run.name for run in runs if run.name in names and not diverged(run.reason())]
             if failed:
                 count = f"{len(failed)} of {len(runs)}"
                 raise SearchFailed(
@@ -94,7 +95,7 @@ class Tuner:
             run.system.label: result_line(run.folder, run.system.label, run.system.text, run.seed)
             for run in runs if run.is_done()
         }  # fmt: skip
-        if not self.work and len(lines) + sum(os.path.exists(run.failure) for run in runs) < len(runs):
+        if not self.work and len(lines) + sum(bool(run.reason()) for run in runs) < len(runs):
             raise UsageError(f"{self.args.exp}: the search for learning rates is incomplete: omit --table-only")
         if lines:
             results.add(self.args.exp, lines.values())
@@ -107,13 +108,13 @@ class Tuner:
         if losses[best] == math.inf:
             rates = ", ".join(f"{rate:g}" for rate in sorted(losses))
             raise UsageError(f"{system.label} trains with none of the learning rates {rates}: give it another --lr")
-        return replace(system, flags=[*system.flags, "--lr", f"{best:g}"], tuned=dict(sorted(losses.items())))
+        return replace(system, flags=with_rate(system.flags, best), tuned=dict(sorted(losses.items())))
 
 
-def read_text(path: str) -> str:
-    """The text of a file."""
-    with open(path, encoding="utf-8") as stream:
-        return stream.read()
+def with_rate(flags: list[str], rate: float) -> list[str]:
+    """*flags* with this learning rate in place of their own."""
+    kept, _ = without_options(flags, "lr")
+    return [*kept, "--lr", f"{rate:g}"]
 
 
 def finite(loss: float) -> float:
