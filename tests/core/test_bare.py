@@ -394,8 +394,8 @@ def test_flags_that_no_architecture_has_settled_add_no_norm(dictionary):
 BAD = [
     ({**FULL, "attention_residual_block": 0}, "--attention-residual-block 0 leaves no sub-layer"),
     ({"attention_residual_block": 2}, "--attention-residual-block has no effect without --layer-agg"),
-    ({**DUAL, "encoder_normalize_before": True}, "--encoder-normalize-before does nothing: --layer-agg residual-dual"),
-    ({**FULL, "decoder_normalize_before": False}, "--decoder-normalize-before does nothing: --layer-agg attention-r"),
+    ({**DUAL, "encoder_normalize_before": True}, "--encoder-normalize-before has no effect: --layer-agg residual-dual"),
+    ({**FULL, "decoder_normalize_before": False}, "--decoder-normalize-before has no effect: --layer-agg attention-r"),
     ({**DUAL, "no_decoder_final_norm": True}, "--no-decoder-final-norm is not supported with"),
 ]
 FOR_RESIDUALS = ("ds", "deepnet", "admin", "rezero", "tfixup")

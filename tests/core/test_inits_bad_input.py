@@ -139,7 +139,7 @@ def test_the_command_line_names_the_nearest_method(flag):
         (("--arch", POST, "--ds-init-exponent", "0.5"), "--ds-init-exponent has no effect without --deep-init ds"),
         (("--arch", POST, "--deep-init", "admin", "--admin-start", "x"), "--admin-start x is unknown"),
         (("--arch", "transformer_deepnet_18l18l", "--encoder-normalize-before"), "--deep-init deepnet requires"),
-        (("--arch", "transformer_ds_12l12l", "--deep-init", "xavier", "--ds-init-alpha", "0.5"), "does nothing"),
+        (("--arch", "transformer_ds_12l12l", "--deep-init", "xavier", "--ds-init-alpha", "0.5"), "has no effect"),
     ],
     ids=lambda value: " ".join(value[1:]) if isinstance(value, tuple) else "",
 )

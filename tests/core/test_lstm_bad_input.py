@@ -35,17 +35,17 @@ RNN = "transformer_rnn_6l"
         (
             TINY,
             {"lstm_merge": "two", "lstm_attn_residual": True},
-            "--lstm-attn-residual does nothing with --lstm-merge two",
+            "--lstm-attn-residual has no effect with --lstm-merge two",
             "leave it out",
         ),
         (
             TINY,
             {"lstm_merge": "two", "lstm_attn_residual": False},
-            "--lstm-no-attn-residual does nothing with --lstm-merge two",
+            "--lstm-no-attn-residual has no effect with --lstm-merge two",
             "leave it out",
         ),
-        (RNN, {"lstm_forget_bias": 0.0}, "--lstm-forget-bias does nothing in the RNN", "use --layer-agg lstm"),
-        (RNN, {"lstm_forget_bias": 1.0}, "--lstm-forget-bias does nothing in the RNN", "use --layer-agg lstm"),
+        (RNN, {"lstm_forget_bias": 0.0}, "--lstm-forget-bias has no effect in the RNN", "use --layer-agg lstm"),
+        (RNN, {"lstm_forget_bias": 1.0}, "--lstm-forget-bias has no effect in the RNN", "use --layer-agg lstm"),
         *(
             (
                 TINY,
@@ -71,16 +71,16 @@ RNN = "transformer_rnn_6l"
             for name in (TINY, RNN)
             for flag, value in (("encoder_ffn_embed_dim", 32), ("decoder_ffn_embed_dim", 32))
         ),
-        (TINY, {"encoder_normalize_before": True}, "--encoder-normalize-before does nothing", "--lstm-final-norm"),
-        (TINY, {"decoder_normalize_before": True}, "--decoder-normalize-before does nothing", "--lstm-final-norm"),
-        (TINY, {"activation_fn": "relu"}, "--activation-fn does nothing", "use --lstm-ffn and --lstm-glu"),
+        (TINY, {"encoder_normalize_before": True}, "--encoder-normalize-before has no effect", "--lstm-final-norm"),
+        (TINY, {"decoder_normalize_before": True}, "--decoder-normalize-before has no effect", "--lstm-final-norm"),
+        (TINY, {"activation_fn": "relu"}, "--activation-fn has no effect", "use --lstm-ffn and --lstm-glu"),
         *(
             (TINY, {f"{side}_{flag}": value}, f"of the {side}", f"leave out --{side}-{flag.replace('_', '-')}")
             for side in ("encoder", "decoder")
             for flag, value in (("layerdrop", 0.1), ("layers_to_keep", "0"))
         ),
         (TINY, {"quant_noise_pq": 0.1}, "--quant-noise-pq is not supported with the layers of", "leave it out"),
-        (TINY, {"no_cross_attention": True}, "--no-cross-attention is not made", "--decoder-layer-agg residual"),
+        (TINY, {"no_cross_attention": True}, "--no-cross-attention is not supported", "--decoder-layer-agg residual"),
         (TINY, {"relative_positions": 0}, "--relative-positions 0 leaves no distance", "use 1 or more"),
         (RNN, {"relative_positions": -1}, "--relative-positions -1 leaves no distance", "use 1 or more"),
         (TINY, {"relative_values": True}, "--relative-values needs a distance", "add --relative-positions K"),

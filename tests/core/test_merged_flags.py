@@ -169,7 +169,7 @@ def clashes(kinds, name, **flags):
     [
         (POST, {"decoder_attn": "mergd"}, "unknown --decoder-attn mergd (did you mean merged?)", "choose from average"),
         *(
-            (POST, {**flags, "average_ffn": True}, "--average-ffn does nothing", "leave it out")
+            (POST, {**flags, "average_ffn": True}, "--average-ffn has no effect", "leave it out")
             for flags in ({}, *(KINDS[kind] for kind in ("merged", "merged-self")))
         ),
         *clashes(MERGED, POST, no_cross_attention=True),

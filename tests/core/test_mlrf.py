@@ -269,9 +269,9 @@ def test_padding_changes_nothing(norm, kind, build, dictionary):
     [
         ({"kind": "hop"}, "--mlrf-kind hop is unknown: use one of mean, learned, ffn, multi-hop"),
         ({"weights": "soft"}, "--mlrf-weights soft is unknown"),
-        ({"kind": "mean", "weights": "linear"}, "--mlrf-weights does nothing with --mlrf-kind mean"),
-        ({"kind": "learned", "hidden": 8}, "--mlrf-hidden does nothing with --mlrf-kind learned"),
-        ({"kind": "ffn", "hops": 2}, "--mlrf-hops does nothing with --mlrf-kind ffn: leave it out, or use multi-hop"),
+        ({"kind": "mean", "weights": "linear"}, "--mlrf-weights has no effect with --mlrf-kind mean"),
+        ({"kind": "learned", "hidden": 8}, "--mlrf-hidden has no effect with --mlrf-kind learned"),
+        ({"kind": "ffn", "hops": 2}, "--mlrf-hops has no effect with --mlrf-kind ffn: leave it out, or use multi-hop"),
         ({"kind": "ffn", "hidden": 0}, "--mlrf-hidden 0"),
         ({"kind": "multi-hop", "hops": 0}, "--mlrf-hops 0"),
     ],
@@ -288,10 +288,10 @@ def test_wrong_options_are_refused_in_one_line(side, options, words):
     [
         ({"layer_agg": "mlrf", "encoder_layers": 0}, "--encoder-layers 1 or more"),
         ({"layer_agg": "mlrf", "encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop"),
-        ({"decoder_layer_agg": "mlrf"}, "not for a decoder alone: use --encoder-layer-agg mlrf"),
+        ({"decoder_layer_agg": "mlrf"}, "does not support a decoder alone: use --encoder-layer-agg mlrf"),
         ({"layer_agg": "mlrf", "decoder_layer_agg": "mlrf"}, "--layer-agg mlrf requires an encoder"),
-        ({"layer_agg": "mlrf", "encoder_layer_agg": "dlcl"}, "not for a decoder alone"),
-        ({"mlrf_kind": "mean"}, "--mlrf-kind does nothing"),
+        ({"layer_agg": "mlrf", "encoder_layer_agg": "dlcl"}, "does not support a decoder alone"),
+        ({"mlrf_kind": "mean"}, "--mlrf-kind has no effect"),
     ],
 )
 def test_what_makes_no_sense_is_refused(flags, words, build):

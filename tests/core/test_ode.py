@@ -265,10 +265,10 @@ def test_parameters_of_the_published_systems():
         ),
         (
             {"ode_identity": True, "ode_history": "dlcl", "ode_method": "ema", "ode_order": 1},
-            "--ode-identity does nothing with --ode-order 1",
+            "--ode-identity has no effect with --ode-order 1",
         ),
         ({"decoder_layer_agg": "ode"}, "--layer-agg ode requires an encoder"),
-        ({"encoder_layer_agg": "residual"}, "not for a decoder alone"),
+        ({"encoder_layer_agg": "residual"}, "does not support a decoder alone"),
         ({"encoder_layer_agg": "dlcl", "ode_history": "dlcl"}, "another --decoder-layer-agg"),
         ({"encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop"),
         ({"encoder_layers_to_keep": "0"}, "leave out --encoder-layers-to-keep"),

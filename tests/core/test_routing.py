@@ -403,7 +403,7 @@ def test_wrong_options_are_refused_in_one_line(options, words):
         ({"encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop"),
         ({"no_decoder_final_norm": True}, "--no-decoder-final-norm"),
         ({"routing_capsules": 5}, "--routing-capsules 5 does not divide the width 16 of the encoder"),
-        ({"layer_agg": "dlcl", "routing_kind": "em"}, "--routing-kind does nothing"),
+        ({"layer_agg": "dlcl", "routing_kind": "em"}, "--routing-kind has no effect"),
     ],
 )
 def test_what_makes_no_sense_is_refused(flags, words, build):

@@ -92,7 +92,7 @@ def test_from_pretrained_translates(data, trained):
 @pytest.mark.parametrize(
     "flags, words",
     [
-        (["--decoder-ffn-embed-dim", "32"], "--decoder-ffn-embed-dim does nothing"),
+        (["--decoder-ffn-embed-dim", "32"], "--decoder-ffn-embed-dim has no effect"),
         (["--encoder-layerdrop", "0.1"], "leave out --encoder-layerdrop"),
         (["--lstm-merge", "two", "--lstm-share", "all"], "--lstm-share gate or none"),
         (["--lstm-hidden", "7"], "--lstm-hidden 7"),

@@ -75,7 +75,7 @@ def _check(
     if hidden is not None and (hidden < 2 or hidden % 2):
         raise UsageError(f"--lstm-hidden {hidden} cannot be halved by the GLU: use an even number")
     if not gated and forget_bias is not None:
-        raise UsageError("--lstm-forget-bias does nothing in the RNN, which has no gates: use --layer-agg lstm")
+        raise UsageError("--lstm-forget-bias has no effect in the RNN, which has no gates: use --layer-agg lstm")
     if gated and merge != "add" and share in ("gate-encdec", "all"):
         raise UsageError(
             f"--lstm-merge {merge} gives the decoder gates of its own, which --lstm-share {share} cannot hold: "
@@ -210,7 +210,7 @@ class DepthwiseLstm(Aggregator):
                     f"{flag} is not supported with --decoder-attn {decoder.attention.name}: leave one of them out"
                 )
             if option == "attn_residual" and options.get("merge") == "two":
-                raise UsageError(f"{flag} does nothing with --lstm-merge two: leave it out, or use another merge")
+                raise UsageError(f"{flag} has no effect with --lstm-merge two: leave it out, or use another merge")
         share = options.get("share")
         if cls.has_gates and share in ("gate-encdec", "all"):
             same = issubclass(other.aggregator.method, DepthwiseLstm) and other.aggregator.method.has_gates

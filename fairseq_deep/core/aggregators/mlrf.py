@@ -224,7 +224,7 @@ def _check_options(kind: str, weights: str | None, hidden: int | None, hops: int
     for option, value, kinds in options:
         if value is not None and kind not in kinds:
             raise UsageError(
-                f"--mlrf-{option} does nothing with --mlrf-kind {kind}: leave it out, or use {' or '.join(kinds)}"
+                f"--mlrf-{option} has no effect with --mlrf-kind {kind}: leave it out, or use {' or '.join(kinds)}"
             )
     for option, number in (("hidden", hidden), ("hops", hops)):
         if number is not None and number < 1:

@@ -166,7 +166,7 @@ class Ode(KeepFp32, Aggregator):
         if not identity or stack.side != "encoder":
             return
         if count == 1:
-            raise UsageError("--ode-identity does nothing with --ode-order 1: leave one of them out")
+            raise UsageError("--ode-identity has no effect with --ode-order 1: leave one of them out")
         if inner.name != "dlcl":
             raise UsageError(
                 "--ode-identity lets activations more than double in each layer, and "

@@ -120,7 +120,7 @@ def compile_calls(modules: list[nn.Module], backend: str = "inductor") -> Compil
     started = time.perf_counter()
     reason = why_not(next(modules[0].parameters()).device, backend) if modules else "there are no layers"
     if reason is not None:
-        logger.warning(f"--compile does nothing here, training goes on without it: {reason}")
+        logger.warning(f"--compile has no effect here, training goes on without it: {reason}")
         return None
     # gradients of a layer are there when its backward pass ends: DDP need not split graphs to begin early
     torch._dynamo.config.optimize_ddp = False

@@ -27,5 +27,5 @@ def settle_unused_flags(args: Any, layer_agg: str) -> None:
                 continue
             flag = flag.format(side=side)
             if getattr(args, flag, None) not in (None, value):
-                raise UsageError(f"--{flag.replace('_', '-')} does nothing: --layer-agg {name} {cure}")
+                raise UsageError(f"--{flag.replace('_', '-')} has no effect: --layer-agg {name} {cure}")
             setattr(args, flag, value)
