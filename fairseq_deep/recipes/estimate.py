@@ -66,11 +66,16 @@ def _job_updates(plan: Plan) -> int:
     return int(plan.train_value("--max-update") or plan.options.updates)
 
 
+def _hours(plan: Plan) -> float:
+    """Hours after which the training ends, whatever it has reached; 0 if there is no such limit."""
+    return max(0.0, float(plan.train_value("--stop-time-hours") or 0))
+
+
 def _time_words(plan: Plan) -> str:
     """Arithmetic only: what the speed will be, the first lines of progress say."""
-    hours, total = plan.train_value("--stop-time-hours"), _job_updates(plan)
+    hours, total = _hours(plan), _job_updates(plan)
     if hours:
-        return f"training ends after {60 * float(hours):.0f} minutes at the latest"
+        return f"training ends after {60 * hours:.0f} minutes at the latest"
     if not total:
         epochs = plan.train_value("--max-epoch")
         return f"training ends after {epochs} epochs; every line of progress says how much is left"
@@ -92,7 +97,7 @@ def _warnings(plan: Plan) -> Iterator[str]:
     if options.smoke or not options.stage <= 4 <= options.stop_stage:
         return
     hours = int(6 * parameters * _training_tokens(plan) / FLOPS / count_cores() / 3600)  # 6 per parameter and token
-    if not options.ngpu and hours >= 48 and not plan.train_value("--stop-time-hours"):
+    if not options.ngpu and hours >= 48 and not _hours(plan):
         yield (f"warning  this CPU needs more than {hours:,} hours for it: use a GPU, or for your own text "
                "examples/own_text/run.sh")  # fmt: skip
     pairs = _count_pairs(plan) if plan.route == "folder" else 100_000

@@ -92,6 +92,6 @@ def load(args: argparse.Namespace) -> list[Any]:
     models = []
     for path, (source, target) in zip(args.models, pairs):
         bundle = find_bundle(path, source_lang=source, target_lang=target, gnmt_lenpen=args.gnmt_lenpen)
-        models.append(ServedModel(translate.load(options, [bundle]), bundle))
+        models.append(ServedModel(translate.load(options, [bundle], limit_each=True), bundle))
         check_pairs([(model.pair, name) for model, name in zip(models, args.models)])
     return models

@@ -112,12 +112,12 @@ def parts_of(bundles: list[Any]) -> list[str]:
     return parts
 
 
-def load(args: argparse.Namespace, bundles: list[Any]) -> Any:
-    """Return the `Translator` of the models."""
+def load(args: argparse.Namespace, bundles: list[Any], **more: Any) -> Any:
+    """Return the `Translator` of the models; *more* are further search options."""
     from fairseq_deep.runtime import Translator, search_of
 
     asked = {name: getattr(args, name) for name in SEARCH if getattr(args, name) is not None}
-    search = {**search_of(bundles[0]), **asked}
+    search = {**search_of(bundles[0]), **asked, **more}
     if args.nbest > search["beam"]:
         raise UsageError(f"--nbest {args.nbest} is more than --beam {search['beam']}: choose a larger beam")
     return Translator(bundles, args.decode_precision, args.batch_size, args.max_tokens, args.cpu,

@@ -61,8 +61,11 @@ def candidates(generator, beam, going):
 @pytest.mark.parametrize("beam, longest", [(1, 4), (3, 6), (4, 2)])
 @pytest.mark.parametrize("seed", range(20))
 def test_hypotheses_are_those_of_each_sentence_alone(seed, beam, longest, penalty):
+    """With one limit for all sentences and, in every second draw, with a limit for each."""
     generator = torch.Generator().manual_seed(seed)
-    ours, alone = Hypotheses(5, beam, longest, EOS, penalty), [Naive(beam, longest, penalty) for _ in range(5)]
+    limits = [longest, 1, longest, longest // 2, 0] if seed % 2 else None
+    ours = Hypotheses(5, beam, longest, EOS, penalty, limits=limits)
+    alone = [Naive(beam, limit, penalty) for limit in limits or [longest] * 5]
     running = list(range(5))
     for step in range(longest + 1):
         drawn = {number: candidates(generator, beam, beam if step else 1) for number in running}

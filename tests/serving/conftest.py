@@ -13,7 +13,7 @@ def models(tmp_path_factory):
     folder, found = tmp_path_factory.mktemp("models"), []
     for seed, (source, target) in enumerate((EN, DE)):
         path = str(write_package(folder / f"{source}{target}", source, target, seed))
-        translator = Translator(path, cpu=True, nbest=3)
+        translator = Translator(path, cpu=True, nbest=3, max_len_a=0.5, max_len_b=3, limit_each=True)
         for model in translator.models:
             model.double()
         found.append(ServedModel(translator, find_bundle(path)))

@@ -6,8 +6,9 @@ from concurrent.futures import CancelledError
 
 import pytest
 
+from fairseq_deep.runtime import Translator
 from fairseq_deep.serving.batching import Batcher, Closed, QueueFull
-from tests.helpers.serving import DE, EN, Fake
+from tests.helpers.serving import DE, EN, Fake, random_lines
 
 
 @pytest.fixture
@@ -108,3 +109,12 @@ def test_closing_answers_what_was_accepted(make):
     assert not batcher.alive
     with pytest.raises(Closed):
         batcher.submit(EN, ["late"])
+
+
+def test_a_translation_does_not_depend_on_the_batch(models):
+    """With the limit of each sentence; with that of the batch it does, where a hypothesis reaches the limit."""
+    translator, lines = models[0].translator, random_lines(60)
+    together, each = translator.translate(lines), [translator.translate(line) for line in lines]
+    assert together == each
+    fairseqs = Translator(models[0].bundle, cpu=True, max_len_a=0.5, max_len_b=3)
+    assert sum(one != other for one, other in zip(fairseqs.translate(lines), each)) > 10

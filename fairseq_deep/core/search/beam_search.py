@@ -69,13 +69,14 @@ class BeamSearch:
             UsageError: the least length exceeds the greatest, or a model gives no sentence a probability
         """
         longest, lengths = self._lengths(src_tokens)
+        limits = self._limits(src_tokens, longest) if self.options.limit_each else None
         on_cpu = src_tokens.device.type == "cpu"
         with torch.inference_mode(on_cpu), torch.no_grad():  # in inference mode, calls are cheaper
             encoded = [model.encoder(src_tokens) for model in self.models]
             # a CPU looks for NaN once per step, and searches again without that if there is any
             for checks_nan in (True, False) if on_cpu else (False,):
                 sizes = (src_tokens.size(0), self.options.beam, longest, self.eos)
-                found = Hypotheses(*sizes, self.options.penalty, lengths)
+                found = Hypotheses(*sizes, self.options.penalty, lengths, limits)
                 if self._search(encoded, found, self.eos if first is None else first, prefix, checks_nan):
                     break
         if not all(found.ended):
@@ -100,6 +101,12 @@ class BeamSearch:
                 f"min_len {options.min_len} exceeds the greatest length, {longest}; lower it, or raise max_len_b"
             )
         return longest, lengths
+
+    def _limits(self, src_tokens: Tensor, longest: int) -> list[int]:
+        """The greatest number of words of each sentence by its own length."""
+        options, sizes = self.options, src_tokens.ne(self.pad).sum(1).tolist()
+        found = [int(options.max_len_a * size + options.max_len_b) for size in sizes]
+        return [min(longest, max(options.min_len, limit)) for limit in found]
 
     def _search(self, encoded, found: Hypotheses, first: int, prefix: Tensor | None, checks_nan: bool) -> bool:
         """Fill *found*.
@@ -163,9 +170,11 @@ class BeamSearch:
         logits[:, self.pad] = -math.inf
         if options.unkpen:
             logits[:, self.unk] -= options.unkpen
-        if step >= found.longest:
-            logits[:, : self.eos] = -math.inf
-            logits[:, self.eos + 1 :] = -math.inf
+        if found.at_limit.any():
+            rows = torch.from_numpy(found.at_limit).repeat_interleave(len(logits) // len(found.at_limit))
+            ends = logits[:, self.eos].clone()
+            logits.masked_fill_(rows.unsqueeze(1).to(logits.device), -math.inf)
+            logits[:, self.eos] = ends
         if prefix is not None and step < prefix.size(1) and step < found.longest:
             self._force(logits, prefix[torch.from_numpy(found.numbers).to(prefix.device), step])
         else:

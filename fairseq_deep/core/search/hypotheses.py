@@ -35,6 +35,7 @@ class Hypotheses:
         eos: end-of-sentence
         penalty: exponent of the length that scores are divided by; None: they are not
         lengths: the greatest number of words of each sentence, beyond which its hypotheses score -inf; None: *longest*
+        limits: the number of words after which the hypotheses of each sentence end; None: *longest*
 
     Attributes:
         scores: sentences x beam, sums of log-probabilities; at first, one hypothesis per sentence
@@ -49,8 +50,10 @@ class Hypotheses:
         eos: int,
         penalty: float | None = None,
         lengths: list[int] | None = None,
+        limits: list[int] | None = None,
     ):
         self.beam, self.longest, self.eos, self.penalty, self.lengths = beam, longest, eos, penalty, lengths
+        self.limits = numpy.array(limits or [longest] * sentences)
         self.step = 0
         self.numbers = numpy.arange(sentences)  # of the sentences that go on
         self.words = numpy.zeros((sentences, longest + 1), dtype=numpy.int64)
@@ -65,6 +68,11 @@ class Hypotheses:
         if self.step == 0:
             return torch.zeros(count, 1)
         return torch.from_numpy(self.sums[:, self.step - 1].reshape(count, -1))
+
+    @property
+    def at_limit(self) -> numpy.ndarray:
+        """Which of the sentences that go on must end at this step."""
+        return self.limits[self.numbers] <= self.step
 
     def prefixes(self) -> list[list[int]]:
         """The words of each hypothesis so far."""
@@ -85,7 +93,7 @@ class Hypotheses:
         ends = (words == self.eos) & (scores != -numpy.inf)
         ends[:, :beam] &= ~self.out
         going = self._finish(ends, scores, parents)
-        if not going.any() or self.step >= self.longest:
+        if not going.any():
             return None
         if not going.all():
             stay = _fill_places(going)
@@ -111,13 +119,13 @@ class Hypotheses:
 
     def _finish(self, ends, scores, parents):
         """Keep the hypotheses that end; which sentences go on."""
-        going = numpy.ones(len(self.numbers), dtype=bool)
+        going = ~self.at_limit
         for sentence, rank in zip(*ends[:, : self.beam].nonzero()):
             ended = self.ended[self.numbers[sentence]]
             if len(ended) < self.beam:
                 score = scores[sentence, rank]
                 ended.append(self._hypothesis(parents[sentence, rank], score, self.numbers[sentence]))
-            going[sentence] = len(ended) < self.beam and self.step < self.longest
+            going[sentence] &= len(ended) < self.beam
         return going
 
     def _hypothesis(self, row: int, score, sentence: int) -> tuple:

@@ -14,7 +14,8 @@ class SearchOptions:
 
     Attributes:
         beam: hypotheses per sentence; 1 is greedy search
-        max_len_a, max_len_b: a hypothesis has at most a S + b words, with S the number of source tokens in the batch
+        max_len_a, max_len_b: a hypothesis has at most a S + b words, with S the length of the batch, padding included
+        limit_each: S is the length of each sentence, so its hypotheses do not depend on the other sentences
         min_len: least number of words
         lenpen: exponent of the length by which scores are divided; above 1 favours long hypotheses
         unnormalized: do not divide scores
@@ -45,6 +46,7 @@ class SearchOptions:
     sampling_topk: int = -1
     sampling_topp: float = -1.0
     match_source_len: bool = False
+    limit_each: bool = False
 
     def __post_init__(self):
         for name, least in (("beam", 1), ("min_len", 0), ("max_len_a", 0), ("max_len_b", 0)):
