@@ -143,6 +143,8 @@ COMPARISON = [
     ("attention_residual_6l", "-", "attention-residual", (6, 6), "base", None, "-", {}),
     ("attention_residual_block_24l24l", "-", "attention-residual", (24, 24), "base", None, "-",
      {"attention_residual_block": 6}),  # fmt: skip
+    ("hyper_connections_6l", "-", "hyper-connections", (6, 6), "base", None, "-", {}),
+    ("mhc_6l", "-", "hyper-connections", (6, 6), "base", None, "-", {"hyper_connections_kind": "manifold"}),
     ("prenorm_12l1l", "pre", "residual", (12, 1), "base", None, "-", {}),
     ("postnorm_12l1l", "post", "residual", (12, 1), "base", None, "-", {}),
     ("prenorm_24l2l", "pre", "residual", (24, 2), "base", None, "-", {}),
@@ -152,6 +154,7 @@ COMPARISON = [
 ORIGINS = {
     "dense": "Britz 2017",
     "denseformer": "Pagliardini 2024",
+    "mhc": "Xie 2025",
     "relative": "Shaw 2018",
     "prenorm_12l1l": "Kasai 2021",
     "postnorm_12l1l": "Kasai 2021",

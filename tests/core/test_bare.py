@@ -25,8 +25,9 @@ N = {"encoder": 2 * L, "decoder": 3 * L}
 TINY, POST = "transformer_prenorm_2l2l_tiny", "transformer_postnorm_2l2l_tiny"
 DUAL, FULL = {"layer_agg": "residual-dual"}, {"layer_agg": "attention-residual"}
 BLOCK = {**FULL, "attention_residual_block": 3}
-METHODS = [DUAL, FULL, BLOCK]
-each_method = pytest.mark.parametrize("flags", METHODS, ids=["dual", "full", "block"])
+HYPER = {"layer_agg": "hyper-connections"}
+METHODS = [DUAL, FULL, BLOCK, HYPER]
+each_method = pytest.mark.parametrize("flags", METHODS, ids=["dual", "full", "block", "hyper"])
 
 
 def make(kind, layers=L, dim=C, side="encoder", **options):
@@ -399,7 +400,7 @@ BAD = [
     ({**DUAL, "no_decoder_final_norm": True}, "--no-decoder-final-norm is not supported with"),
 ]
 FOR_RESIDUALS = ("ds", "deepnet", "admin", "rezero", "tfixup")
-for method in (DUAL, FULL):
+for method in (DUAL, FULL, HYPER):
     BAD += [
         ({**method, "encoder_layers": 0}, "use --encoder-layers 1 or more"),
         ({**method, "decoder_layers": 0}, "use --decoder-layers 1 or more"),

@@ -48,6 +48,7 @@ _OPTIONS = [
     (PRENORM, {"layer_agg": "ode", "ode_method": "ema", "ode_history": "dlcl", "ode_identity": True}),
     (POSTNORM, {"layer_agg": "routing", "routing_kind": "dynamic", "checkpoint_activations": True}),
     (PRENORM, {"layer_agg": "attention-residual", "attention_residual_block": 2}),
+    (PRENORM, {"layer_agg": "hyper-connections", "hyper_connections_kind": "manifold"}),
     (POSTNORM, {"residual": "highway", "highway_form": "attention"}),
     (PRENORM, {"residual": "sdu", "sdu_activation": "tanh", "sdu_layers": 1}),
     (PRENORM, {"residual": "prores", "prores_period": 3, "prores_around": "completep"}),

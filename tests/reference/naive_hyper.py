@@ -1,0 +1,61 @@
+"""Hyper-Connections and mHC, position by position and stream by stream, from the equations."""
+
+import torch
+
+
+def layer_norm(x, weight, bias, eps=1e-5):
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + eps) * weight + bias
+
+
+def static(mixer, streams):
+    """a, A (as A[i][j], from stream i to stream j) and b, of one position or for all."""
+    count = len(streams)
+    a = [mixer.reads[0, i] for i in range(count)]
+    matrix = [[mixer.reads[1 + j, i] for j in range(count)] for i in range(count)]
+    return a, matrix, [mixer.writes[j] for j in range(count)]
+
+
+def dynamic(mixer, streams):
+    a, matrix, b = static(mixer, streams)
+    for i, stream in enumerate(streams):
+        normed = layer_norm(stream, mixer.norm.weight, mixer.norm.bias)
+        moved = [torch.tanh((normed * row).sum(-1, keepdim=True)) for row in mixer.map]
+        a[i] = a[i] + mixer.scales[0] * moved[0]
+        matrix[i] = [value + mixer.scales[0] * moved[1 + j] for j, value in enumerate(matrix[i])]
+        b[i] = b[i] + mixer.scales[1] * moved[-1]
+    return a, matrix, b
+
+
+def manifold(mixer, streams):
+    count, flat = len(streams), torch.cat(streams, -1)
+    flat = flat / torch.sqrt((flat**2).mean(-1, keepdim=True) + 1e-6)
+
+    def logit(row, scale, start):
+        return mixer.scales[scale] * (flat * mixer.map[row]).sum(-1, keepdim=True) + start
+
+    a = [1 / (1 + torch.exp(-logit(i, 0, mixer.reads[0, i]))) for i in range(count)]
+    b = [2 / (1 + torch.exp(-logit(count + j, 1, mixer.writes[j]))) for j in range(count)]
+    m = [[torch.exp(logit(count * (2 + j) + i, 2, mixer.reads[1 + j, i])) for i in range(count)] for j in range(count)]
+    for _ in range(20):
+        sums = [sum(m[j][i] for j in range(count)) for i in range(count)]
+        m = [[m[j][i] / sums[i] for i in range(count)] for j in range(count)]
+        sums = [sum(m[j]) for j in range(count)]
+        m = [[m[j][i] / sums[j] for i in range(count)] for j in range(count)]
+    return a, [[m[j][i] for j in range(count)] for i in range(count)], b
+
+
+WEIGHTS = {"static": static, "dynamic": dynamic, "manifold": manifold}
+
+
+def hyper_connections(y_0, sublayers, mixers, kind, count):
+    """The inputs h_1 ... h_N of the sub-layers, and the output."""
+    streams, path = [y_0] * count, []
+    for sublayer, mixer in zip(sublayers, mixers):
+        a, matrix, b = WEIGHTS[kind](mixer, streams)
+        h = sum(weight * stream for weight, stream in zip(a, streams))
+        path.append(h)
+        output = sublayer(h)
+        streams = [sum(matrix[i][j] * streams[i] for i in range(count)) + b[j] * output for j in range(count)]
+    total = sum(streams)
+    return [*path, total / count if kind == "manifold" else total]
