@@ -43,9 +43,8 @@ def test_the_equations_forward_and_backward(kind, streams, side):
     got = run(aggregator, y_0, sublayers)
     torch.testing.assert_close(torch.stack(got), torch.stack(want))
     directions = [torch.randn_like(y_0) for _ in want]
-    grads = [
-        torch.autograd.grad(sum((one * way).sum() for one, way in zip(path, directions)), sources) for path in (want, got)
-    ]  # fmt: skip
+    totals = [sum((one * way).sum() for one, way in zip(path, directions)) for path in (want, got)]
+    grads = [torch.autograd.grad(total, sources) for total in totals]
     for want_grad, got_grad in zip(*grads):
         torch.testing.assert_close(got_grad, want_grad, rtol=1e-6, atol=1e-9)
     assert all(grad.any() for grad in grads[1]) or (kind, streams) == ("manifold", 1)  # whose A is always 1

@@ -160,7 +160,7 @@ class HyperConnections(Aggregator):
         parser.add_argument("--hyper-connections-streams", type=int, metavar="N",
                             help="hyper-connections: residual streams (default: 4)")  # fmt: skip
         parser.add_argument("--hyper-connections-kind", metavar="KIND",
-                            help=f"hyper-connections: weights, one of {', '.join(KINDS)} (mHC) (default: dynamic)")  # fmt: skip
+                            help=f"hyper-connections: {', '.join(KINDS)} (mHC) (default: dynamic)")  # fmt: skip
 
     @classmethod
     def layout(cls, side: str, options: dict[str, Any]) -> Layout:
