@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import eq
 from typing import Any
@@ -34,6 +36,40 @@ class LoadedModel:
     target: Dictionary
     source_lang: str
     target_lang: str
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What can be said of a model, or of an ensemble, without its weights.
+
+    Attributes:
+        arch: name of the architecture
+        parameters: their number
+        layers: of the encoder and the decoder; of an ensemble, those of the first model
+        max_source, max_target: most tokens of a source and of a hypothesis, with end-of-sentence
+        pads_left: sources are padded on the left
+    """
+
+    arch: str | None
+    parameters: int
+    layers: tuple[int, int]
+    max_source: int
+    max_target: int
+    pads_left: bool
+
+    @classmethod
+    def of(cls, loaded: Sequence[LoadedModel]) -> ModelFacts:
+        """Those of one model, or of an ensemble."""
+        first, models = loaded[0], [each.model for each in loaded]
+        limits = [each.stored.task.get("max_source_positions") or math.inf for each in loaded]
+        return cls(
+            arch=getattr(first.stored.flags, "arch", None),
+            parameters=sum(weights.numel() for model in models for weights in model.parameters()),
+            layers=(len(models[0].encoder.layers), len(models[0].decoder.layers)),
+            max_source=int(min(*limits, *(model.encoder.max_positions() for model in models))),
+            max_target=min(model.decoder.max_positions() for model in models),
+            pads_left=first.stored.task.get("left_pad_source") is not False,
+        )
 
 
 def load_model(bundle: Bundle) -> LoadedModel:
