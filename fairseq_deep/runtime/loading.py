@@ -15,6 +15,7 @@ from fairseq_deep.errors import UsageError
 
 from .bundle import Bundle
 from .dictionary import Dictionary, check_hashes, hash_symbols
+from .files import sha256
 from .model import StoredModel, build_model, read_stored
 from .text import SEPARATOR
 
@@ -91,6 +92,29 @@ def load_model(bundle: Bundle) -> LoadedModel:
         problem = (str(error).splitlines() or [type(error).__name__])[-1].strip()
         raise UsageError(f"{bundle.checkpoint} does not fit {bundle.data}: {problem}") from error
     return LoadedModel(model, stored, *sides, *languages)
+
+
+def check_ensemble(loaded: Sequence[LoadedModel], bundles: Sequence[Bundle]) -> None:
+    """Raise `UsageError` if the models do not share dictionaries, sub-words and the preparation of text."""
+    for other, bundle in zip(loaded[1:], bundles[1:]):
+        _check_same(other, bundle, loaded[0], bundles[0])
+
+
+def _check_same(loaded: LoadedModel, bundle: Bundle, first: LoadedModel, first_bundle: Bundle) -> None:
+    """Reject a model that does not belong into an ensemble with the *first*."""
+    for side in ("source", "target"):
+        if getattr(loaded, side) != getattr(first, side):
+            path = f"{bundle.data}/dict.{getattr(loaded, f'{side}_lang')}.txt"
+            problem = f"{path} is not the dictionary of {first_bundle.checkpoint}"
+            raise UsageError(f"{problem}: an ensemble shares dictionaries")
+    differs = [name for name in ("tokenizer", "lowercase") if getattr(bundle, name) != getattr(first_bundle, name)]
+    sums = [sha256(each.codes) if each.codes else None for each in (bundle, first_bundle)]
+    differs += ["sub-words"] if sums[0] != sums[1] else []
+    if differs:
+        raise UsageError(
+            f"{bundle.checkpoint} has its text prepared otherwise than {first_bundle.checkpoint} "
+            f"({', '.join(differs)}): an ensemble shares that"
+        )
 
 
 def languages_of(bundle: Bundle, task: dict[str, Any]) -> list[str]:

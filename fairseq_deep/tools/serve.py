@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--window", type=translate.number, default=10.0, metavar="MS",
                         help="milliseconds in which requests are gathered (default: 10)")  # fmt: skip
     translate.add_search(parser)
+    translate.add_engine(parser)
 
 
 def run(args: argparse.Namespace) -> int:

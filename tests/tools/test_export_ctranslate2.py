@@ -178,7 +178,7 @@ def test_quantised_weights_are_smaller_and_near(make, export):
         output = folder / quantization
         code, out, err = export(folder / "model.pt", "--output", output, "--quantization", quantization)
         assert (code, err) == (0, "")
-        assert out.startswith(f"{folder}/model.pt -> {output}: for CTranslate2, {quantization}; log-probabilities of 16 ")
+        assert out.startswith(f"{folder}/model.pt -> {output}: for CTranslate2, {quantization}; log-probabilities of ")
         sizes[quantization] = (output / "model.bin").stat().st_size
         translator = ctranslate2.Translator(str(output))
         found = torch.tensor([result.log_probs for result in translator.score_batch(*units)])

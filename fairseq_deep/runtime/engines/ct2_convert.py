@@ -34,6 +34,10 @@ EXACT, ROUNDED = 1e-4, 0.1
 above 1; in other types of weights the mean."""
 
 
+class Disagreement(UsageError):
+    """CTranslate2 computes something else."""
+
+
 class Report(NamedTuple):
     """What the check has found.
 
@@ -78,7 +82,8 @@ def convert(bundle: Bundle, loaded: LoadedModel, plain: Transformer, folder: str
         quantization: type of the weights
 
     Raises:
-        UsageError: the package is missing, or the results differ by more than rounding
+        UsageError: the package is missing
+        Disagreement: the results differ by more than rounding
         OSError: the folder cannot be written
     """
     ct2_format.check_package()
@@ -127,13 +132,13 @@ def _check(report: Report, path: str, quantization: str, scale: float) -> None:
     exact = quantization == "float32"
     same = report.greatest <= EXACT * scale if exact else report.mean <= ROUNDED  # not so with NaN
     if not same:
-        kind = "within" if exact else "on average"
-        shown = report.greatest if exact else report.mean
-        raise UsageError(f"CTranslate2 computes other log-probabilities for {path} (by {shown:.1e} {kind} ...)")
+        shown = f"by up to {report.greatest:.1e}" if exact else f"by {report.mean:.1e} on average"
+        raise Disagreement(f"CTranslate2 computes other log-probabilities than {path} ({shown})")
     if exact and report.equal is not None:
         unequal = report.sentences - report.equal
         if unequal > max(1, (1 - SHARE) * report.sentences):
-            raise UsageError(f"CTranslate2 translates {unequal} of {report.sentences} sentences otherwise than {path}")
+            shown = f"{unequal} of {report.sentences} sentences"
+            raise Disagreement(f"CTranslate2 translates {shown} otherwise than {path}")
 
 
 def _batches(sentences: list[Tensor]) -> Iterator[list[Tensor]]:

@@ -37,16 +37,16 @@ NO_PENALTY = 1e-9
 
 
 def find_problem(options: SearchOptions, nbest: int, precision: str) -> str:
-    """Return what of a search CTranslate2 does otherwise, and the fix; "" if nothing."""
+    """Return what of a search CTranslate2 does otherwise, "" if nothing."""
     if nbest > 1:
-        return "several hypotheses per sentence, which CTranslate2 ranks otherwise; omit --nbest"
+        return "several hypotheses per sentence, which CTranslate2 ranks otherwise"
     if precision not in COMPUTED:
-        return f"--decode-precision {precision}, which CTranslate2 does not support; use fp32 or int8"
+        return f"--decode-precision {precision}, which CTranslate2 does not support"
     if options.gnmt_lenpen:
         return "GNMT's length penalty, which CTranslate2 does not support"
     for field in fields(SearchOptions):
         if field.name not in SAME and getattr(options, field.name) != field.default:
-            return f"the search option {field.name}, which CTranslate2 does otherwise; omit it"
+            return f"the search option {field.name}, which CTranslate2 does otherwise"
     return ""
 
 

@@ -43,10 +43,10 @@ def check_package() -> None:
     try:
         import ctranslate2.specs
     except ImportError as error:
-        raise UsageError(f"ctranslate2 is not installed ({error}): pip install ctranslate2") from error
+        raise UsageError(f"ctranslate2 is not installed ({error}); pip install ctranslate2") from error
     if version() < OLDEST:
         found, least = ctranslate2.__version__, "{}.{}".format(*OLDEST)
-        raise UsageError(f"ctranslate2 {found} is too old: pip install 'ctranslate2>={least}'")
+        raise UsageError(f"ctranslate2 {found} is too old; pip install 'ctranslate2>={least}'")
 
 
 def version() -> tuple[int, int]:
