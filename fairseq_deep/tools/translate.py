@@ -98,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
     lines = None if args.input == "-" else read_lines(args.input, may_be_empty=True)
     stay = args.input == "-" and stdin().isatty() or args.line_by_line
     translator = load(args, bundles, 1 if stay else os.cpu_count() or 1)
+    if args.engine != "torch":
+        note(f"engine {translator.engine.name}: {translator.engine.note}")
     chunks = split(lines if lines is not None else stdin_lines(), 1 if stay else CHUNK)
     if args.output == "-":
         if (sys.stdout.encoding or "").lower() not in ("utf-8", "utf8"):  # as the input is, whatever the locale
@@ -127,7 +129,7 @@ def parts_of(bundles: list[Any]) -> list[str]:
 
 
 def load(args: argparse.Namespace, bundles: list[Any], parallel: int = 1) -> Any:
-    """Return the `Translator` of the models, and say which engine it has if that was open.
+    """Return the `Translator` of the models.
 
     Args:
         parallel: batches that may be translated at once
@@ -138,17 +140,16 @@ def load(args: argparse.Namespace, bundles: list[Any], parallel: int = 1) -> Any
     search = {**search_of(bundles[0]), **asked}
     if args.nbest > search["beam"]:
         raise UsageError(f"--nbest {args.nbest} is more than --beam {search['beam']}: choose a larger beam")
-    engine = getattr(args, "engine", "torch")  # distill has no such flag
-    translator = Translator(bundles, args.decode_precision, args.batch_size, args.max_tokens, args.cpu, args.nbest,
-                            engine, getattr(args, "cache_dir", None), parallel, **search)  # fmt: skip
-    if engine != "torch":
-        note(args.command, f"engine {translator.engine.name}: {translator.engine.note}")
-    return translator
+    engine, cache = getattr(args, "engine", "torch"), getattr(args, "cache_dir", None)  # distill has no such flags
+    if cache is not None and engine == "torch":
+        raise UsageError("--cache-dir is for --engine auto and ctranslate2: add that, or leave it out")
+    return Translator(bundles, args.decode_precision, args.batch_size, args.max_tokens, args.cpu, args.nbest,
+                      engine, cache, parallel, **search)  # fmt: skip
 
 
-def note(command: str, text: str) -> None:
+def note(text: str) -> None:
     """Write a line to stderr."""
-    print(f"fairseq-deep {command}: {printable(text, None)}", file=sys.stderr)
+    print(f"fairseq-deep translate: {printable(text, None)}", file=sys.stderr)
 
 
 def stdin_lines() -> Iterator[str]:
@@ -208,7 +209,7 @@ def write(
                 if not found:
                     failed += 1
                     problem = f"line {done} has more units than the model's {translator.max_source} positions"
-                    note("translate", f"{problem}: left empty; split it")
+                    note(f"{problem}: left empty; split it")
                 print(as_json(done, source, found) if args.json else found[0].text if found else "", file=stream)
             stream.flush()
             progress.show(done)
@@ -216,7 +217,7 @@ def write(
         progress.end()
     by_torch = translator.engine.by_torch
     if by_torch:
-        note("translate", f"engine torch for {by_torch} of {done} lines, which the searches would end otherwise")
+        note(f"engine torch for {by_torch} of {done} lines (longest output, or special symbols)")
     return 1 if failed else 0
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -306,6 +307,14 @@ def test_the_code_in_the_documentation_translates_as_translate_does(recipe, tmp_
         exec(code.replace("The old house is green.", line), {})
         found += capsys.readouterr().out.splitlines()
     assert found == want and len({*found}) > 15
+
+
+def test_the_engine_translates_as_the_model(recipe, tmp_path):
+    """Almost all by itself, in a model that has learned when to stop."""
+    words = ["fairseq-deep", "translate", recipe, "--input", recipe / "text/raw/test.en", "--cpu"]
+    done = run(*words, "--engine", "ctranslate2", "--cache-dir", tmp_path)
+    assert done.stdout == run(*words).stdout
+    assert int((re.search(r"engine torch for (\d+) of 30 lines", done.stderr) or [0, 0])[1]) < 8
 
 
 def test_the_benchmark_of_agreement_counts(recipe, tmp_path, monkeypatch):

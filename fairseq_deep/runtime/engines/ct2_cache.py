@@ -83,7 +83,7 @@ def read(folder: str) -> dict[str, Any] | None:
     if not os.path.lexists(folder):
         return None
     try:
-        record = read_json(os.path.join(folder, RECORD), SCHEMA, "")
+        record = read_json(os.path.join(folder, RECORD), SCHEMA, "it is written again")
         if not record:
             raise Damaged(f"there is no {RECORD}")
         for name, checksum in record["files"].items():

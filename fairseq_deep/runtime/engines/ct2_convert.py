@@ -29,7 +29,7 @@ SENTENCES, RANDOM, BATCH = 50, 16, 16
 """Sentences to check with, those of random units where there is no text, and those of a batch."""
 SHARE = 0.98
 """Share of translations that must be equal; one may always differ, since rounding decides between near hypotheses."""
-EXACT, ROUNDED = 1e-4, 0.1
+EXACT, ROUNDED = 1e-4, 0.5
 """Limits of the difference of log-probabilities: in float32 the greatest one, relative to the largest value if that is
 above 1; in other types of weights the mean."""
 

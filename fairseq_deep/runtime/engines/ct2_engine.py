@@ -15,6 +15,7 @@ hypotheses after the best one differ. Scores lack the probability of ``<pad>``.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
@@ -81,14 +82,12 @@ class Ct2Engine:
         threads: int = 1,
         parallel: int = 1,
     ):
-        import ctranslate2
-
         self.note, self.by_torch, self.facts, self.options, self.models = "", 0, facts, options, []
         self.source, self.target = dictionaries
         self.languages, self.device = tuple(languages), torch.device("cpu")
         self._make_fallback, self._fallback = fallback, None
         parallel = min(parallel, threads)
-        self.translator = ctranslate2.Translator(folder, inter_threads=parallel, intra_threads=threads // parallel)
+        self.translator = _quietly_opened(folder, inter_threads=parallel, intra_threads=threads // parallel)
 
     @property
     def fallback(self) -> TorchEngine:
@@ -152,6 +151,18 @@ class Ct2Engine:
         words = [[self.target.symbols[index] for index in tokens[:-1].tolist()] for tokens in targets]
         results = self.translator.score_batch([self._words(each) for each in sentences], words, max_input_length=0)
         return [torch.tensor(result.log_probs) for result in results]
+
+
+def _quietly_opened(folder: str, **settings: int) -> Any:
+    """Return the translator in *folder*, without a warning where it computes in another type than weights have."""
+    import ctranslate2
+
+    level = ctranslate2.get_log_level()
+    ctranslate2.set_log_level(logging.ERROR)
+    try:
+        return ctranslate2.Translator(folder, **settings)
+    finally:
+        ctranslate2.set_log_level(level)
 
 
 def has_symbols(tokens: Tensor) -> bool:
