@@ -296,11 +296,26 @@ def test_the_key_is_that_of_the_files(package, tmp_path):
     keys = [ct2_cache.key_of(find_bundle(str(package)), "float32"), ct2_cache.key_of(bundle, "float32")]
     assert keys[0] == keys[1]
     keys.append(ct2_cache.key_of(bundle, "int8"))
-    for path in (bundle.checkpoint, f"{bundle.data}/dict.de.txt", f"{bundle.data}/dict.en.txt"):
+    names = ("model.safetensors", "dict.de.txt", "dict.en.txt", "config.json")
+    for path in (f"{bundle.data}/{name}" for name in names):
         with open(path, "ab") as stream:
             stream.write(b" ")
         keys.append(ct2_cache.key_of(bundle, "float32"))
-    assert len({*keys}) == 5
+    assert len({*keys}) == 6
+
+
+@installed
+def test_a_damaged_package_is_refused_as_ever(package, text, cache, capsys, tmp_path):
+    """Also if the cache has it."""
+    folder = shutil.copytree(package, tmp_path / "model")
+    words = [folder, "--input", text, "--cpu", "--engine", "auto", "--cache-dir", cache[0]]
+    with open(folder / "dict.de.txt", "a") as stream:
+        stream.write("more 1\n")
+    assert "dict.de.txt: damaged, its sha256 is not that of SHA256SUMS" in fails(capsys, *words)
+    shutil.copy(package / "dict.de.txt", folder)
+    (folder / "README.md").unlink()
+    (folder / "README.md").symlink_to(package / "README.md")
+    assert "README.md: refused, because it is a link" in fails(capsys, *words)
 
 
 def test_the_cache_is_that_of_the_user(monkeypatch):

@@ -2,8 +2,8 @@
 
 An entry is a folder with the files of CTranslate2 and a record: facts of the model, what the check has found, and the
 checksum of each file. Its name is a hash of the checkpoint, the dictionaries, the type of the weights and the versions
-of the format and of CTranslate2. It is written under another name and renamed, so that several processes can write
-the same one: the first wins.
+of the format and of CTranslate2; a packaged model counts with all of its files. It is written under another name and
+renamed, so that several processes can write the same one: the first wins.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 from fairseq_deep.errors import UsageError
 
+from .. import packaged
 from ..bundle import Bundle
 from ..files import sha256
 from ..records import amount, line, needed, optional, read_json, truth, whole
@@ -59,19 +60,28 @@ def key_of(bundle: Bundle, quantization: str) -> str:
     """Return the name of a model's entry.
 
     Raises:
-        UsageError: a file cannot be read
+        UsageError: a file cannot be read, or a packaged model is refused
     """
     import ctranslate2
 
-    names = sorted(os.listdir(bundle.data)) if os.path.isdir(bundle.data) else []
-    paths = [os.path.join(bundle.data, name) for name in names if name.startswith("dict.") and name.endswith(".txt")]
     parts = [FORMAT, ctranslate2.__version__, quantization, bundle.source_lang, bundle.target_lang]
-    for path in (bundle.checkpoint, *filter(os.path.isfile, paths)):
+    for path in _files_of(bundle):
         try:
-            parts += [os.path.basename(path) if path in paths else "", sha256(path)]
+            parts += ["" if path == bundle.checkpoint else os.path.basename(path), sha256(path)]
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from error
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _files_of(bundle: Bundle) -> list[str]:
+    """Return the checkpoint and the dictionaries, of a package all files: one that is damaged has no entry then."""
+    names = sorted(os.listdir(bundle.data)) if os.path.isdir(bundle.data) else []
+    paths = [os.path.join(bundle.data, name) for name in names if name.startswith("dict.") and name.endswith(".txt")]
+    paths = [bundle.checkpoint, *filter(os.path.isfile, paths)]
+    if packaged.is_package(bundle.checkpoint):
+        folder = packaged.folder_of(bundle.checkpoint)
+        paths += [packaged.place(folder, name) for name in sorted(os.listdir(folder))]
+    return paths
 
 
 def read(folder: str) -> dict[str, Any] | None:
