@@ -198,7 +198,7 @@ def main(words=None):
     begun = time.monotonic()
     expected = translator.translate(many)
     print(f"translator alone, lines sorted by length: {len(many) / (time.monotonic() - begun):.1f} lines/s", flush=True)
-    translator.nbest = translator.search.options.beam
+    translator.nbest = translator.options.beam
     print(measure(args, lines, pair), flush=True)
 
     server = Server(args)

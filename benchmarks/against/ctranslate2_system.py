@@ -11,13 +11,12 @@ the first step for one hypothesis a sentence. Its words go in and come out as st
 """
 
 import logging
-import os
 import tempfile
 
 import torch
 
 from fairseq_deep.runtime.dictionary import Dictionary
-from fairseq_deep.tools.ctranslate2_format import build_spec, write_spec
+from fairseq_deep.runtime.engines.ct2_format import build_spec, save_spec
 
 from .fairseq_systems import load, longest, split_name
 
@@ -42,10 +41,9 @@ class CTranslate2System:
         sides = self.work.source_dictionary, self.work.target_dictionary
         dictionaries = [Dictionary(side.symbols[side.nspecial :]) for side in sides]
         with tempfile.TemporaryDirectory() as work:
-            folder = os.path.join(work, "model")
-            write_spec(build_spec(model, model.cfg.activation_fn, *dictionaries), folder, "float32")
+            save_spec(build_spec(model, model.cfg.activation_fn, *dictionaries), work, "float32")
             threads = {"intra_threads": settings.threads, "inter_threads": 1}
-            self.translator = ctranslate2.Translator(folder, compute_type=COMPUTE[precision], **threads)
+            self.translator = ctranslate2.Translator(work, compute_type=COMPUTE[precision], **threads)
         self.settings = settings
         self.options = {
             "beam_size": settings.beam,

@@ -18,7 +18,7 @@ def fold(model: nn.Module) -> set[str]:
     """Give *model* plain residual connections and weights that make up for it.
 
     Args:
-        model: a :class:`~fairseq_deep.core.transformer.Transformer` whose connections are *foldable*
+        model: a :class:`~fairseq_deep.core.transformer.Transformer`; connections that are not *foldable* stay
 
     Returns:
         the names of the parameters that have changed
@@ -30,6 +30,7 @@ def fold(model: nn.Module) -> set[str]:
         (f"{side}.layers.{index}", layer, getattr(model, side).stack)
         for side in ("encoder", "decoder")
         for index, layer in enumerate(getattr(model, side).layers)
+        if layer.residual.foldable
     ]
     factors = [[layer.residual.factors(index) for index in range(len(layer.sublayers))] for _, layer, _ in layers]
     changed: set[str] = set()

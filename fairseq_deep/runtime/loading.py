@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import eq
 from typing import Any
@@ -13,6 +15,7 @@ from fairseq_deep.errors import UsageError
 
 from .bundle import Bundle
 from .dictionary import Dictionary, check_hashes, hash_symbols
+from .files import sha256
 from .model import StoredModel, build_model, read_stored
 from .text import SEPARATOR
 
@@ -36,6 +39,40 @@ class LoadedModel:
     target_lang: str
 
 
+@dataclass(frozen=True)
+class ModelFacts:
+    """What can be said of a model, or of an ensemble, without its weights.
+
+    Attributes:
+        arch: name of the architecture
+        parameters: their number
+        layers: of the encoder and the decoder; of an ensemble, those of the first model
+        max_source, max_target: most tokens of a source and of a hypothesis, with end-of-sentence
+        pads_left: sources are padded on the left
+    """
+
+    arch: str | None
+    parameters: int
+    layers: tuple[int, int]
+    max_source: int
+    max_target: int
+    pads_left: bool
+
+    @classmethod
+    def of(cls, loaded: Sequence[LoadedModel]) -> ModelFacts:
+        """Those of one model, or of an ensemble."""
+        first, models = loaded[0], [each.model for each in loaded]
+        limits = [each.stored.task.get("max_source_positions") or math.inf for each in loaded]
+        return cls(
+            arch=getattr(first.stored.flags, "arch", None),
+            parameters=sum(weights.numel() for model in models for weights in model.parameters()),
+            layers=(len(models[0].encoder.layers), len(models[0].decoder.layers)),
+            max_source=int(min(*limits, *(model.encoder.max_positions() for model in models))),
+            max_target=min(model.decoder.max_positions() for model in models),
+            pads_left=first.stored.task.get("left_pad_source") is not False,
+        )
+
+
 def load_model(bundle: Bundle) -> LoadedModel:
     """The model of *bundle*.
 
@@ -55,6 +92,29 @@ def load_model(bundle: Bundle) -> LoadedModel:
         problem = (str(error).splitlines() or [type(error).__name__])[-1].strip()
         raise UsageError(f"{bundle.checkpoint} does not fit {bundle.data}: {problem}") from error
     return LoadedModel(model, stored, *sides, *languages)
+
+
+def check_ensemble(loaded: Sequence[LoadedModel], bundles: Sequence[Bundle]) -> None:
+    """Raise `UsageError` if the models do not share dictionaries, sub-words and the preparation of text."""
+    for other, bundle in zip(loaded[1:], bundles[1:]):
+        _check_same(other, bundle, loaded[0], bundles[0])
+
+
+def _check_same(loaded: LoadedModel, bundle: Bundle, first: LoadedModel, first_bundle: Bundle) -> None:
+    """Reject a model that does not belong into an ensemble with the *first*."""
+    for side in ("source", "target"):
+        if getattr(loaded, side) != getattr(first, side):
+            path = f"{bundle.data}/dict.{getattr(loaded, f'{side}_lang')}.txt"
+            problem = f"{path} is not the dictionary of {first_bundle.checkpoint}"
+            raise UsageError(f"{problem}: an ensemble shares dictionaries")
+    differs = [name for name in ("tokenizer", "lowercase") if getattr(bundle, name) != getattr(first_bundle, name)]
+    sums = [sha256(each.codes) if each.codes else None for each in (bundle, first_bundle)]
+    differs += ["sub-words"] if sums[0] != sums[1] else []
+    if differs:
+        raise UsageError(
+            f"{bundle.checkpoint} has its text prepared otherwise than {first_bundle.checkpoint} "
+            f"({', '.join(differs)}): an ensemble shares that"
+        )
 
 
 def languages_of(bundle: Bundle, task: dict[str, Any]) -> list[str]:

@@ -11,14 +11,13 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from fairseq_deep.core.decoding import decode_in
 from fairseq_deep.core.registry import nearest
-from fairseq_deep.core.search import BeamSearch, SearchOptions
+from fairseq_deep.core.search import SearchOptions
+from fairseq_deep.core.transformer import Transformer
 from fairseq_deep.errors import UsageError
 
 from .bundle import Bundle, find_bundle, search_of
-from .files import sha256
-from .loading import LoadedModel, load_model
+from .engines.choice import Request
 from .text import TextSteps
 
 
@@ -39,10 +38,19 @@ class Translator:
         batch_size, max_tokens: most sentences, and most tokens with padding, in a batch
         cpu: do not use a GPU
         nbest: hypotheses per sentence
+        engine: "torch"; "ctranslate2"; or "auto", which is CTranslate2 where it can translate in the same way
+        cache_dir: directory of models that were converted for CTranslate2; None: the user's cache
+        parallel: batches that CTranslate2 translates at once; they share torch's number of threads
         decoding: fields of :class:`SearchOptions`; by default those of the first model's experiment
 
+    Attributes:
+        engine: has a "name", and a "note": why it was chosen, or where its model is
+        options: of the search
+        facts: see :class:`ModelFacts`
+
     Raises:
-        UsageError: a model cannot be loaded, an option is unknown, or the models do not belong together
+        UsageError: a model cannot be loaded, an option is unknown, the models do not belong together, or CTranslate2
+            cannot translate with them
     """
 
     def __init__(
@@ -53,6 +61,9 @@ class Translator:
         max_tokens: int = 4000,
         cpu: bool = False,
         nbest: int = 1,
+        engine: str = "torch",
+        cache_dir: str | None = None,
+        parallel: int = 1,
         **decoding: Any,
     ):
         known = [field.name for field in fields(SearchOptions)]
@@ -64,25 +75,21 @@ class Translator:
         bundles = [path if isinstance(path, Bundle) else find_bundle(os.fspath(path)) for path in paths]
         if not bundles:
             raise UsageError("Translator has no model: give the directory of a recipe, a package, or a checkpoint")
-        loaded = [load_model(bundle) for bundle in bundles]
-        first, bundle = loaded[0], bundles[0]
-        for other, its_bundle in zip(loaded[1:], bundles[1:]):
-            _check_same(other, its_bundle, first, bundle)
-        self.source, self.target = first.source, first.target
-        self.source_lang, self.target_lang = first.source_lang, first.target_lang
-        self.arch = getattr(first.stored.flags, "arch", None)
-        self.parameters = sum(weights.numel() for each in loaded for weights in each.model.parameters())
-        self.pads_left = first.stored.task.get("left_pad_source") is not False
-        self.text = TextSteps(first.source_lang, first.target_lang, bundle.codes, bundle.tokenizer, bundle.lowercase)
-        options = SearchOptions(**{**search_of(bundle), "gnmt_lenpen": bundle.gnmt_lenpen, **decoding})
-        self.nbest = min(nbest, options.beam)
-        self.device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
-        self.models = [each.model.to(self.device).prepare_for_decoding() for each in loaded]
-        for model in self.models:
-            decode_in(model, precision)
-        self.search = BeamSearch(self.models, options)
-        limits = [each.stored.task.get("max_source_positions") or math.inf for each in loaded]
-        self.max_source = int(min(*limits, *(model.encoder.max_positions() for model in self.models)))
+        bundle = bundles[0]
+        self.options = SearchOptions(**{**search_of(bundle), "gnmt_lenpen": bundle.gnmt_lenpen, **decoding})
+        self.nbest = min(nbest, self.options.beam)
+        device = "cuda" if torch.cuda.is_available() and not cpu else "cpu"
+        request = Request(bundles, self.options, self.nbest, precision, device, cache_dir, parallel)
+        self.engine = request.open(engine)
+        self.source, self.target, self.facts = self.engine.source, self.engine.target, self.engine.facts
+        self.source_lang, self.target_lang = self.engine.languages
+        self.device, self.max_source = self.engine.device, self.facts.max_source
+        self.text = TextSteps(*self.engine.languages, bundle.codes, bundle.tokenizer, bundle.lowercase)
+
+    @property
+    def models(self) -> list[Transformer]:
+        """The models of the engine torch; CTranslate2 has none."""
+        return self.engine.models
 
     @overload
     def translate(self, text: str) -> str: ...
@@ -134,8 +141,10 @@ class Translator:
         return found, encoded
 
     def _fill(self, found: list[list[Translation]], encoded: dict[int, Tensor]) -> list[list[Translation]]:
-        for numbers in self._batches(encoded):
-            for number, hypotheses in zip(numbers, self._search([encoded[number] for number in numbers])):
+        batches = list(self._batches(encoded))
+        sentences = ([encoded[number] for number in numbers] for numbers in batches)
+        for numbers, results in zip(batches, self.engine.translate(sentences, self.nbest)):
+            for number, hypotheses in zip(numbers, results):
                 found[number] = [self._finish(each) for each in hypotheses[: self.nbest]]
         return found
 
@@ -152,32 +161,6 @@ class Translator:
         if batch:
             yield batch
 
-    def _search(self, sentences: list[Tensor]) -> list[list[dict[str, Tensor]]]:
-        """Hypotheses of the *sentences*, each a vector of tokens."""
-        longest = max(map(len, sentences))
-        batch = torch.full((len(sentences), longest), self.source.pad)
-        for row, tokens in zip(batch, sentences):
-            start = longest - len(tokens) if self.pads_left else 0
-            row[start : start + len(tokens)] = tokens
-        return self.search(batch.to(self.device))
-
     def _finish(self, hypothesis: dict[str, Tensor]) -> Translation:
         text = self.text.finish(self.target.decode(hypothesis["tokens"].tolist()))
         return Translation(text, float(hypothesis["score"]) / math.log(2))
-
-
-def _check_same(loaded: LoadedModel, bundle: Bundle, first: LoadedModel, first_bundle: Bundle) -> None:
-    """Reject a model that does not belong into an ensemble with the *first*."""
-    for side in ("source", "target"):
-        if getattr(loaded, side) != getattr(first, side):
-            path = f"{bundle.data}/dict.{getattr(loaded, f'{side}_lang')}.txt"
-            problem = f"{path} is not the dictionary of {first_bundle.checkpoint}"
-            raise UsageError(f"{problem}: an ensemble shares dictionaries")
-    differs = [name for name in ("tokenizer", "lowercase") if getattr(bundle, name) != getattr(first_bundle, name)]
-    sums = [sha256(each.codes) if each.codes else None for each in (bundle, first_bundle)]
-    differs += ["sub-words"] if sums[0] != sums[1] else []
-    if differs:
-        raise UsageError(
-            f"{bundle.checkpoint} has its text prepared otherwise than {first_bundle.checkpoint} "
-            f"({', '.join(differs)}): an ensemble shares that"
-        )

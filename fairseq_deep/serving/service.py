@@ -39,22 +39,22 @@ class ServedModel:
 
     def describe(self) -> dict[str, Any]:
         """What the page shows of it; paths of this machine are left out."""
-        translator, model = self.translator, self.translator.models[0]
+        translator, facts = self.translator, self.translator.facts
         folder, name = os.path.dirname(os.path.abspath(self.bundle.checkpoint)), ""
         if packaged.is_package(self.bundle.checkpoint):
             name = packaged.read_config(folder)["name"]
-        options = translator.search.options
         return {
             "source": self.pair.source,
             "target": self.pair.target,
             "name": name or os.path.basename(folder),
-            "architecture": str(translator.arch),
-            "layers": f"{len(model.encoder.layers)} + {len(model.decoder.layers)}",
-            "parameters": translator.parameters,
+            "architecture": str(facts.arch),
+            "layers": f"{facts.layers[0]} + {facts.layers[1]}",
+            "parameters": facts.parameters,
             "vocabulary": [len(translator.source), len(translator.target)],
-            "beam": options.beam,
-            "length_penalty": options.lenpen,
+            "beam": translator.options.beam,
+            "length_penalty": translator.options.lenpen,
             "device": translator.device.type,
+            "engine": translator.engine.name,
         }
 
 

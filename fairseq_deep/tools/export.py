@@ -18,12 +18,13 @@ from fairseq_deep.tools import (
     check_outputs,
     load_checkpoint,
     model_flags,
+    new_folder,
     save_checkpoint,
     translate,
 )
 from fairseq_deep.tools.flags import added
 
-FORMATS = {"fairseq": "fairseq's transformer", "ctranslate2": "CTranslate2", "huggingface": "transformers"}
+FORMATS = ("fairseq", "ctranslate2", "huggingface")
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
 PARTS = ("data", "source_lang", "target_lang")
 OF_FORMATS = {
@@ -67,6 +68,7 @@ def write_fairseq(args: argparse.Namespace) -> int:
     check_fairseq()
     from fairseq_deep.plugin.architectures import TWINS
     from fairseq_deep.plugin.stored import fill
+    from fairseq_deep.runtime.plain import check_layers, check_weights
 
     check_outputs([args.output], [args.checkpoint])
     path = args.checkpoint
@@ -120,25 +122,17 @@ def _name_stock_parts(config: Any) -> None:
 
 
 def write_ctranslate2(args: argparse.Namespace) -> int:
-    """Write the folder that CTranslate2 reads."""
+    """Write the folder that CTranslate2 reads, and compare it with the model."""
     from fairseq_deep.runtime import find_bundle, load_model
-    from fairseq_deep.tools import ctranslate2_format
+    from fairseq_deep.runtime.engines.ct2_convert import convert, make_plain
 
     check_new_folder(args.output)
     bundle = find_bundle(args.checkpoint, **{name: getattr(args, name) for name in PARTS})
     loaded = load_model(bundle)
-    check_layers(bundle.checkpoint, loaded.stored.flags, "ctranslate2")
-    check_weights(bundle.checkpoint, loaded.model, "ctranslate2")
-    fold_all(bundle.checkpoint, loaded.model, tables=True)
-    parts = (loaded.model, loaded.stored.flags, loaded.source, loaded.target)
-    problem = ctranslate2_format.find_problem(*parts)
-    if problem:
-        raise UsageError(f"{bundle.checkpoint} has {problem}")
-    ctranslate2_format.check_package()
-    spec = ctranslate2_format.build_spec(loaded.model, loaded.stored.flags.activation_fn, *parts[2:])
-    quantization = args.quantization or QUANTIZATIONS[0]
-    ctranslate2_format.write_spec(spec, args.output, quantization)
-    print(f"{bundle.checkpoint} -> {args.output}: for CTranslate2, {quantization}")
+    plain, quantization = make_plain(bundle, loaded), args.quantization or QUANTIZATIONS[0]
+    with new_folder(args.output) as folder:
+        report = convert(bundle, loaded, plain, folder, quantization)
+    print(f"{bundle.checkpoint} -> {args.output}: for CTranslate2, {quantization}; {report}")
     return 0
 
 
@@ -163,71 +157,10 @@ def own_flags() -> set[str]:
     return {*added(DeepTransformerModel.add_args, TransformerModel.add_args)}
 
 
-def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
-    """Raise `UsageError` if the layers of the model are not those of fairseq's `transformer`."""
-    from fairseq_deep.core.description import describe
-
-    for side, stack in describe(flags).items():
-        init = stack.init.method
-        folds = init.folds_stream and format != "fairseq"
-        other_layers = init.connects and not folds or not init.layer_norm
-        found = {
-            "--decoder-attn": stack.attention is not None and stack.attention.name != "self" and stack.attention.name,
-            "--layer-agg": not may_be_plain(stack.aggregator) and stack.aggregator.name,
-            "--decoder-memory": stack.memory is not None and stack.memory.name != "last" and stack.memory.name,
-            "--residual": not stack.residual.method.foldable and stack.residual.name,
-            "layers of --deep-init": other_layers and stack.init.name,
-            "--relative-positions": format != "ctranslate2" and stack.relative_positions,
-        }
-        for flag, value in found.items():
-            if value:
-                raise UsageError(f"{path} has {flag} {value} ({side}), which {FORMATS[format]} does not support")
-
-
 def plain_weights(path: str, model: Any, stored: dict[str, Any]) -> dict[str, Any]:
     """Return what a plain model has of the `stored` weights, those that take factors folded, all in their precision."""
+    from fairseq_deep.runtime.plain import fold_factors
+
     folded = fold_factors(path, model)
     own = {name: weight for name, weight in model.state_dict().items() if ".history." not in name}
     return {name: weight.to(stored[name].dtype) if name in folded else stored[name] for name, weight in own.items()}
-
-
-def fold_factors(path: str, model: Any) -> set[str]:
-    """Fold constant factors of residual connections, and return the names of the parameters that this changes."""
-    from fairseq_deep.core.folding import fold
-
-    try:
-        return fold(model)
-    except UsageError as error:
-        raise UsageError(f"{path} has {error}") from error
-
-
-def fold_all(path: str, model: Any, tables: bool = False) -> bool:
-    """Fold the weights of streams, and then constant factors; whether there were weights.
-
-    Args:
-        tables: the format stores fixed positions
-    """
-    from fairseq_deep.core.stream_folding import fold_streams
-
-    try:
-        streams = fold_streams(model, tables)
-    except UsageError as error:
-        raise UsageError(f"{path} has {error}") from error
-    fold_factors(path, model)
-    return bool(streams)
-
-
-def may_be_plain(aggregator: Any) -> bool:
-    """Whether layers connected so may read the output of the one below alone; of DLCL its weights tell."""
-    return aggregator.name == "residual" or aggregator.name == "dlcl" and aggregator.options.get("no_norm", False)
-
-
-def check_weights(path: str, model: Any, format: str) -> None:
-    """Raise `UsageError` if the weights of DLCL are not exactly those of residual connections."""
-    from fairseq_deep.core.aggregators.dlcl import Dlcl
-
-    for side in ("encoder", "decoder"):
-        aggregator = getattr(getattr(model, side), "aggregator", None)
-        if isinstance(aggregator, Dlcl) and not aggregator.is_plain():
-            kind = "with weights that are not exactly residual"
-            raise UsageError(f"{path} has --layer-agg dlcl ({side}) {kind}, which {FORMATS[format]} does not support")

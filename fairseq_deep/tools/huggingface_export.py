@@ -90,7 +90,7 @@ def collect(args: argparse.Namespace) -> Parts:
         UsageError: one is missing, or transformers has no class for it
     """
     from fairseq_deep.runtime import TextSteps, find_bundle, load_model
-    from fairseq_deep.tools.export import check_layers, check_weights, fold_all
+    from fairseq_deep.runtime.plain import check_layers, check_weights, fold_all
 
     names = ("data", "tokenizer", "lowercase", "source_lang", "target_lang")
     bundle = find_bundle(args.checkpoint, codes=args.bpe_codes, **{name: getattr(args, name) for name in names})

@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--window", type=translate.number, default=10.0, metavar="MS",
                         help="milliseconds in which requests are gathered (default: 10)")  # fmt: skip
     translate.add_search(parser)
+    translate.add_engine(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 def load(args: argparse.Namespace) -> list[Any]:
     """Return the models, of different languages."""
     from fairseq_deep.runtime import find_bundle
-    from fairseq_deep.serving.service import ServedModel, check_pairs
+    from fairseq_deep.serving.service import ServedModel, check_pairs, log
 
     pairs = args.pair or [(None, None)] * len(args.models)
     if len(pairs) != len(args.models):
@@ -93,5 +94,8 @@ def load(args: argparse.Namespace) -> list[Any]:
     for path, (source, target) in zip(args.models, pairs):
         bundle = find_bundle(path, source_lang=source, target_lang=target, gnmt_lenpen=args.gnmt_lenpen)
         models.append(ServedModel(translate.load(options, [bundle], limit_each=True), bundle))
+        if args.engine != "torch":
+            pair, engine = models[-1].pair, models[-1].translator.engine
+            log("engine", source=pair.source, target=pair.target, engine=engine.name, note=engine.note)
         check_pairs([(model.pair, name) for model, name in zip(models, args.models)])
     return models

@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
+from fairseq_deep.errors import printable
+from fairseq_deep.runtime.engines import ENGINES
 from fairseq_deep.tools import UsageError, at_least_one, check_outputs, read_lines, replacing, stdin
 
 CHUNK = 2000  # lines that are sorted by length together
@@ -42,7 +44,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nbest", type=at_least_one, default=1, metavar="N", help="with --json: the N best hypotheses")
     parser.add_argument("--line-by-line", action="store_true", help="answer each line at once, as on a terminal")
     add_search(parser)
+    add_engine(parser)
     add_parts(parser)
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of an engine."""
+    group = parser.add_argument_group("engine")
+    group.add_argument(
+        "--engine", choices=ENGINES, default="torch",
+        help="auto: CTranslate2 if it gives the same translations, otherwise torch (default: torch)",
+    )  # fmt: skip
+    group.add_argument("--cache-dir", metavar="DIR", help="converted models (default: $XDG_CACHE_HOME/fairseq_deep/"
+                       "ctranslate2, or below ~/.cache)")  # fmt: skip
 
 
 def add_search(parser: argparse.ArgumentParser, beam: int | None = None) -> None:
@@ -83,7 +97,9 @@ def run(args: argparse.Namespace) -> int:
         check_outputs([args.output], [args.input, args.data, args.bpe_codes, *args.models, *parts_of(bundles)])
     lines = None if args.input == "-" else read_lines(args.input, may_be_empty=True)
     stay = args.input == "-" and stdin().isatty() or args.line_by_line
-    translator = load(args, bundles)
+    translator = load(args, bundles, 1 if stay else os.cpu_count() or 1)
+    if args.engine != "torch":
+        note(f"engine {translator.engine.name}: {translator.engine.note}")
     chunks = split(lines if lines is not None else stdin_lines(), 1 if stay else CHUNK)
     if args.output == "-":
         if (sys.stdout.encoding or "").lower() not in ("utf-8", "utf8"):  # as the input is, whatever the locale
@@ -112,16 +128,29 @@ def parts_of(bundles: list[Any]) -> list[str]:
     return parts
 
 
-def load(args: argparse.Namespace, bundles: list[Any], **more: Any) -> Any:
-    """Return the `Translator` of the models; *more* are further search options."""
+def load(args: argparse.Namespace, bundles: list[Any], parallel: int = 1, **more: Any) -> Any:
+    """Return the `Translator` of the models.
+
+    Args:
+        parallel: batches that may be translated at once
+        more: further options of the search
+    """
     from fairseq_deep.runtime import Translator, search_of
 
     asked = {name: getattr(args, name) for name in SEARCH if getattr(args, name) is not None}
     search = {**search_of(bundles[0]), **asked, **more}
     if args.nbest > search["beam"]:
         raise UsageError(f"--nbest {args.nbest} is more than --beam {search['beam']}: choose a larger beam")
-    return Translator(bundles, args.decode_precision, args.batch_size, args.max_tokens, args.cpu,
-                      nbest=args.nbest, **search)  # fmt: skip
+    engine, cache = getattr(args, "engine", "torch"), getattr(args, "cache_dir", None)  # distill has no such flags
+    if cache is not None and engine == "torch":
+        raise UsageError("--cache-dir is for --engine auto and ctranslate2: add that, or leave it out")
+    return Translator(bundles, args.decode_precision, args.batch_size, args.max_tokens, args.cpu, args.nbest,
+                      engine, cache, parallel, **search)  # fmt: skip
+
+
+def note(text: str) -> None:
+    """Write a line to stderr."""
+    print(f"fairseq-deep translate: {printable(text, None)}", file=sys.stderr)
 
 
 def stdin_lines() -> Iterator[str]:
@@ -181,12 +210,15 @@ def write(
                 if not found:
                     failed += 1
                     problem = f"line {done} has more units than the model's {translator.max_source} positions"
-                    print(f"fairseq-deep translate: {problem}: left empty; split it", file=sys.stderr)
+                    note(f"{problem}: left empty; split it")
                 print(as_json(done, source, found) if args.json else found[0].text if found else "", file=stream)
             stream.flush()
             progress.show(done)
     finally:
         progress.end()
+    by_torch = translator.engine.by_torch
+    if by_torch:
+        note(f"engine torch for {by_torch} of {done} lines (longest output, or special symbols)")
     return 1 if failed else 0
 
 

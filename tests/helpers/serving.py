@@ -28,17 +28,21 @@ ENTRIES = 200
 POSITIONS = 40
 
 
-def write_package(folder, source="en", target="de", seed=1):
+def write_package(folder, source="en", target="de", seed=1, ends=None, **settings):
     """Write a package of a random model, whose units are the words w0, w1, ..., and return its folder.
 
     Its translations differ from sentence to sentence.
+
+    Args:
+        ends: adds to the score of end-of-sentence, so lengths differ, and <pad> has no probability; None: as it comes
+        settings: flags of the model
     """
     folder.mkdir()
     data = folder.parent / f"{folder.name}.data"
     data.mkdir()
     for lang in (source, target):
         make_dictionary(ENTRIES).save(str(data / f"dict.{lang}.txt"))
-    flags = argparse.Namespace(arch=PRENORM, **tiny_flags(PRENORM, dim=32))
+    flags = argparse.Namespace(arch=PRENORM, **{**tiny_flags(PRENORM, dim=32), **settings})
     flags.max_source_positions = flags.max_target_positions = POSITIONS
     ARCH_CONFIG_REGISTRY[PRENORM](flags)
     torch.manual_seed(seed)
@@ -47,6 +51,13 @@ def write_package(folder, source="en", target="de", seed=1):
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(3.0 if weight.dim() > 1 else 1.0)  # its translations are less alike
+        if ends is not None:
+            model.decoder.layer_norm.bias[0] = 5.0
+            rows = model.decoder.output_projection.weight
+            rows[Dictionary.eos].mul_(1.5)
+            rows[:, 0] = 0.0
+            rows[Dictionary.eos, 0] = ends
+            rows[Dictionary.pad, 0] = -10.0
     tensors, tied = packaged.make_tensors(model, model.state_dict(), None)
     task = {"source_lang": source, "target_lang": target, "left_pad_source": True, "left_pad_target": False,
             "truncate_source": False, "max_source_positions": POSITIONS, "max_target_positions": POSITIONS}  # fmt: skip

@@ -24,7 +24,7 @@ CORE = [
 ]
 LEVELS = {part: level for level, parts in enumerate(CORE) for part in parts}
 TORCH_ONLY = {"torch", "numpy"}
-RUNTIME = {*TORCH_ONLY, "safetensors", "sacremoses", "jieba", "subword_nmt", "sentencepiece"}
+RUNTIME = {*TORCH_ONLY, "safetensors", "sacremoses", "jieba", "subword_nmt", "sentencepiece", "ctranslate2"}
 ALLOWED = {
     "core": TORCH_ONLY,
     "runtime": RUNTIME,

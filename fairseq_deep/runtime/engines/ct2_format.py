@@ -8,27 +8,53 @@ What CTranslate2 computes was found out by comparing outputs (tests/tools/test_e
 - nothing keeps <pad> from being written, as fairseq's search does.
 """
 
+import operator
 from typing import Any
 
 import numpy as np
 import torch
 
-from fairseq_deep.tools import UsageError, new_folder
+from fairseq_deep.core.residuals import PeriNorm
+from fairseq_deep.errors import UsageError
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "tanh": "Tanh"}
 NEVER = -1e4
 """Added to the score of what is never to be written; float16 has it, too."""
+NORMS = (
+    ("self_attn_layer_norm", "self_attention.layer_norm", "input_layer_norm", "post_attention_layer_norm"),
+    ("encoder_attn_layer_norm", "attention.layer_norm", "external_pre_encoder_attention_layer_norm",
+     "external_post_encoder_attention_layer_norm"),
+    ("final_layer_norm", "ffn.layer_norm", "pre_feedforward_layer_norm", "post_feedforward_layer_norm"),
+)  # fmt: skip
+"""The norm of each sub-layer; its name in CTranslate2; with Peri-LN those of the inner and the outer norm."""
+CROSS = "external_pre_post_encoder_layers"
+"""The argument of decoders for Peri-LN around cross-attention."""
 WEIGHT_STEPS = 63
 """Of an int8 weight. Without VNNI a processor adds pairs of products in 16 bits: 2 x 255 x 63 fits, and with the 127 of
 CTranslate2's own converters some sums overflow there."""
 
 
+OLDEST, OLDEST_PERI = (4, 5), (4, 7)
+"""Versions of CTranslate2 that are supported, in general and for Peri-LN."""
+
+
 def check_package() -> None:
-    """Raise `UsageError` if CTranslate2's package is missing."""
+    """Raise `UsageError` if CTranslate2's package is missing or too old."""
     try:
-        import ctranslate2.specs  # noqa: F401
+        import ctranslate2.specs
     except ImportError as error:
-        raise UsageError(f"--format ctranslate2 needs its package ({error}): pip install ctranslate2") from error
+        raise UsageError(f"ctranslate2 is not installed ({error}); pip install ctranslate2") from error
+    if version() < OLDEST:
+        found, least = ctranslate2.__version__, "{}.{}".format(*OLDEST)
+        raise UsageError(f"ctranslate2 {found} is too old; pip install 'ctranslate2>={least}'")
+
+
+def version() -> tuple[int, int]:
+    """Return the first two numbers of CTranslate2's version."""
+    import ctranslate2
+
+    major, minor = ctranslate2.__version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 def find_problem(model: Any, flags: Any, source: Any, target: Any) -> str:
@@ -58,16 +84,19 @@ def build_spec(model: Any, activation: str, source: Any, target: Any) -> Any:
     """Return the specification of a plain model, with its weights in float32.
 
     Args:
-        model: a plain `Transformer`
+        model: a `Transformer` whose connections are plain or Peri-LN
         activation: fairseq's name of the activation function
         source, target: the dictionaries
+
+    Raises:
+        UsageError: this version of CTranslate2 is too old for it
     """
     from ctranslate2 import specs
 
     encoder, decoder = model.encoder, model.decoder
     spec = specs.TransformerSpec(
-        specs.TransformerEncoderSpec(**_structure(encoder, activation)),
-        specs.TransformerDecoderSpec(**_structure(decoder, activation)),
+        specs.TransformerEncoderSpec(**_structure(encoder, activation), **_peri(encoder)),
+        specs.TransformerDecoderSpec(**_structure(decoder, activation), **_peri(decoder, CROSS)),
     )
     for part, stack in ((spec.encoder, encoder), (spec.decoder, decoder)):
         _set_stack(part, stack)
@@ -102,6 +131,20 @@ def _structure(stack: Any, activation: str) -> dict[str, Any]:
     }
 
 
+def _peri(stack: Any, *more: str) -> dict[str, bool]:
+    """Return the arguments for Peri-LN, *more* among them; older versions know none."""
+    if not _is_peri(stack.layers[0]):
+        return {}
+    if version() < OLDEST_PERI:
+        raise UsageError("--residual peri requires ctranslate2 {}.{}; pip install -U ctranslate2".format(*OLDEST_PERI))
+    return dict.fromkeys(["pre_post_layer_norm", *more], True)
+
+
+def _is_peri(layer: Any) -> bool:
+    """Whether the outputs of sub-layers have norms; the layers of fairseq have none."""
+    return isinstance(getattr(layer, "residual", None), PeriNorm)
+
+
 def _relative_keys(layer: Any) -> Any:
     """Return the vectors of a layer's relative positions, or None; the layers of fairseq have none."""
     return getattr(layer.self_attn, "relative_keys", None)
@@ -119,17 +162,25 @@ def _set_stack(spec: Any, stack: Any) -> None:
         own = layer.self_attn
         _set_linear(part.self_attention.linear[0], own.q_proj, own.k_proj, own.v_proj)
         _set_linear(part.self_attention.linear[1], own.out_proj)
-        _set_norm(part.self_attention.layer_norm, layer.self_attn_layer_norm)
         _set_relative(part.self_attention, own)
         if hasattr(part, "attention"):
             other = layer.encoder_attn
             _set_linear(part.attention.linear[0], other.q_proj)
             _set_linear(part.attention.linear[1], other.k_proj, other.v_proj)
             _set_linear(part.attention.linear[2], other.out_proj)
-            _set_norm(part.attention.layer_norm, layer.encoder_attn_layer_norm)
         _set_linear(part.ffn.linear_0, layer.fc1)
         _set_linear(part.ffn.linear_1, layer.fc2)
-        _set_norm(part.ffn.layer_norm, layer.final_layer_norm)
+        _set_norms(part, layer)
+
+
+def _set_norms(spec: Any, layer: Any) -> None:
+    """Fill in the norms of a layer's sub-layers, of Peri-LN also those of their outputs."""
+    found = [names for names in NORMS if hasattr(layer, names[0])]
+    for index, (own, plain, inner, outer) in enumerate(found):
+        peri = _is_peri(layer)
+        _set_norm(operator.attrgetter(inner if peri else plain)(spec), getattr(layer, own))
+        if peri:
+            _set_norm(getattr(spec, outer), layer.residual.layer_norms[index])
 
 
 def _array(*tensors: torch.Tensor) -> np.ndarray:
@@ -181,10 +232,13 @@ def _leave_room(spec: Any, name: str, value: Any) -> None:
         setattr(spec, f"{key}_scale", NumpyVariable(scale.numpy() * share))
 
 
-def write_spec(spec: Any, folder: str, quantization: str) -> None:
-    """Write a specification to a new folder, whole or not at all."""
+def save_spec(spec: Any, folder: str, quantization: str) -> None:
+    """Write a specification to an empty folder.
+
+    Raises:
+        OSError: it cannot be written
+    """
     spec.optimize(quantization=quantization)
     if quantization.startswith("int8"):
         spec._visit(_leave_room)
-    with new_folder(folder) as temporary:
-        spec.save(temporary)
+    spec.save(folder)

@@ -1,0 +1,154 @@
+"""Converted models on disk, so that a model is converted and checked once.
+
+An entry is a folder with the files of CTranslate2 and a record: facts of the model, what the check has found, and the
+checksum of each file. Its name is a hash of the checkpoint, the dictionaries, the type of the weights and the versions
+of the format and of CTranslate2; a packaged model counts with all of its files. It is written under another name and
+renamed, so that several processes can write the same one: the first wins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fairseq_deep.errors import UsageError
+
+from .. import packaged
+from ..bundle import Bundle
+from ..files import sha256
+from ..records import amount, line, needed, optional, read_json, truth, whole
+
+FORMAT = 1
+"""Of an entry. Raise it if a conversion or its check changes: earlier entries are not used then."""
+RECORD = "fairseq_deep.json"
+UNFINISHED, ATTEMPTS = "unfinished-", 3
+STALE = 24 * 3600
+"""Seconds after which an unfinished entry belongs to a process that has died."""
+SCHEMA = {
+    "task": needed({"source_lang": needed(optional(line)), "target_lang": needed(optional(line))}),
+    "facts": needed({
+        "arch": needed(optional(line)), "parameters": needed(amount), "layers": needed([whole(1, 1 << 20)]),
+        "max_source": needed(amount), "max_target": needed(amount), "pads_left": needed(truth),
+    }),
+    "report": needed(line),
+    "problem": needed(line),
+    "files": needed({"*": line}),
+}  # fmt: skip
+"""``problem`` says why the check has failed; such an entry has no other file."""
+
+
+class Damaged(Exception):
+    """An entry that is not what was written."""
+
+
+def default_folder() -> str:
+    """Return the directory of entries: that of the user's caches (XDG)."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    base = base if os.path.isabs(base) else os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "fairseq_deep", "ctranslate2")
+
+
+def key_of(bundle: Bundle, quantization: str) -> str:
+    """Return the name of a model's entry.
+
+    Raises:
+        UsageError: a file cannot be read, or a packaged model is refused
+    """
+    import ctranslate2
+
+    parts = [FORMAT, ctranslate2.__version__, quantization, bundle.source_lang, bundle.target_lang]
+    for path in _files_of(bundle):
+        try:
+            parts += ["" if path == bundle.checkpoint else os.path.basename(path), sha256(path)]
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _files_of(bundle: Bundle) -> list[str]:
+    """Return the checkpoint and the dictionaries, of a package all files: one that is damaged has no entry then."""
+    names = sorted(os.listdir(bundle.data)) if os.path.isdir(bundle.data) else []
+    paths = [os.path.join(bundle.data, name) for name in names if name.startswith("dict.") and name.endswith(".txt")]
+    paths = [bundle.checkpoint, *filter(os.path.isfile, paths)]
+    if packaged.is_package(bundle.checkpoint):
+        folder = packaged.folder_of(bundle.checkpoint)
+        paths += [packaged.place(folder, name) for name in sorted(os.listdir(folder))]
+    return paths
+
+
+def read(folder: str) -> dict[str, Any] | None:
+    """Return the record of the entry *folder*; None if there is none.
+
+    Raises:
+        Damaged: a file is missing, or is not what was written
+    """
+    if not os.path.lexists(folder):
+        return None
+    try:
+        record = read_json(os.path.join(folder, RECORD), SCHEMA, "it is written again")
+        if not record:
+            raise Damaged(f"there is no {RECORD}")
+        for name, checksum in record["files"].items():
+            if sha256(os.path.join(folder, os.path.basename(name))) != checksum:
+                raise Damaged(f"{name} has another checksum")
+    except (OSError, UsageError) as error:
+        raise Damaged(str(error)) from error
+    return record
+
+
+def write(folder: str, fill: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """Write an entry in place of a damaged one, or of none, unless another process has done so.
+
+    Args:
+        folder: the entry
+        fill: fills an empty folder, and returns the record but for its "files"
+
+    Returns:
+        the record
+
+    Raises:
+        OSError: it cannot be written
+    """
+    root = os.path.dirname(folder)
+    os.makedirs(root, mode=0o700, exist_ok=True)
+    _remove_stale(root)
+    work = tempfile.mkdtemp(prefix=UNFINISHED, dir=root)
+    try:
+        new = os.path.join(work, "model")
+        os.mkdir(new)
+        record = fill(new)
+        record["files"] = {name: sha256(os.path.join(new, name)) for name in sorted(os.listdir(new))}
+        with open(os.path.join(new, RECORD), "w", encoding="utf-8") as stream:
+            json.dump(record, stream, indent=1)
+        for _ in range(ATTEMPTS):
+            if _is_whole(folder):
+                return record
+            with contextlib.suppress(OSError):  # another process does the same
+                os.rename(folder, os.path.join(work, "old"))
+            with contextlib.suppress(OSError):
+                os.rename(new, folder)
+        raise OSError(errno.EIO, "the directory changes all the time", folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _is_whole(folder: str) -> bool:
+    try:
+        return read(folder) is not None
+    except Damaged:
+        return False
+
+
+def _remove_stale(root: str) -> None:
+    for entry in os.scandir(root):
+        with contextlib.suppress(OSError):
+            if entry.name.startswith(UNFINISHED) and entry.stat().st_mtime < time.time() - STALE:
+                shutil.rmtree(entry.path, ignore_errors=True)

@@ -1,0 +1,175 @@
+"""Beam search with CTranslate2, with the hypotheses of our own.
+
+Both searches register the same hypotheses up to the end of a sentence, and the best one is the same, but for these
+cases (``src/decoding.cc`` of CTranslate2). Our engine translates such sentences again:
+
+- a hypothesis is longer than allowed: fairseq ends it with ``</s>``, CTranslate2 with any word. The best one is too
+  long then;
+- a hypothesis is empty: fairseq excludes ``</s>`` as the first word after the softmax, CTranslate2 before it. So it
+  is allowed here (``min_decoding_length=0``), which keeps scores exact, and the empty hypothesis shows;
+- a source has symbols other than words, such as ``<pad>``.
+
+If more hypotheses end in a step than are missing, CTranslate2 ranks all of them, and fairseq the first ones. Only the
+hypotheses after the best one differ. Scores lack the probability of ``<pad>``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_deep.core.search import SearchOptions
+
+from ..dictionary import Dictionary
+from ..loading import ModelFacts
+from .torch_engine import Hypotheses, TorchEngine
+
+COMPUTED = {"fp32": "float32", "int8": "int8"}
+"""Types of weights by our names for precisions."""
+SAME = ("beam", "max_len_a", "max_len_b", "lenpen", "limit_each")
+"""Options of the search that CTranslate2 has."""
+NO_PENALTY = 1e-9
+"""The length penalty 0: with exactly 0, CTranslate2 ends the search by another rule."""
+
+
+def find_problem(options: SearchOptions, nbest: int, precision: str) -> str:
+    """Return what of a search CTranslate2 does otherwise, "" if nothing."""
+    if nbest > 1:
+        return "several hypotheses per sentence, which CTranslate2 ranks otherwise"
+    if precision not in COMPUTED:
+        return f"--decode-precision {precision}, which CTranslate2 does not support"
+    if options.gnmt_lenpen:
+        return "GNMT's length penalty, which CTranslate2 does not support"
+    for field in fields(SearchOptions):
+        if field.name not in SAME and getattr(options, field.name) != field.default:
+            return f"the search option {field.name}, which CTranslate2 does otherwise"
+    return ""
+
+
+class Ct2Engine:
+    """A converted model.
+
+    Args:
+        folder: of the model, as CTranslate2 has it
+        facts: see :class:`ModelFacts`
+        dictionaries: of source and target
+        languages: the same
+        options: of the search
+        fallback: returns our own engine, for sentences on which the searches differ
+        threads: in all
+        parallel: batches that are translated at once; they share the threads
+
+    Attributes:
+        note: where the model comes from
+        by_torch: number of sentences that our own engine has translated
+    """
+
+    name = "ctranslate2"
+
+    def __init__(
+        self,
+        folder: str,
+        facts: ModelFacts,
+        dictionaries: Sequence[Dictionary],
+        languages: Sequence[str],
+        options: SearchOptions,
+        fallback: Callable[[], TorchEngine],
+        threads: int = 1,
+        parallel: int = 1,
+    ):
+        self.note, self.by_torch, self.facts, self.options, self.models = "", 0, facts, options, []
+        self.source, self.target = dictionaries
+        self.languages, self.device = tuple(languages), torch.device("cpu")
+        self._make_fallback, self._fallback = fallback, None
+        parallel = min(parallel, threads)
+        self.translator = _quietly_opened(folder, inter_threads=parallel, intra_threads=threads // parallel)
+
+    @property
+    def fallback(self) -> TorchEngine:
+        """Our own engine."""
+        if self._fallback is None:
+            self._fallback = self._make_fallback()
+        return self._fallback
+
+    def translate(self, batches: Iterable[Sequence[Tensor]], nbest: int = 1) -> Iterator[Hypotheses]:
+        """See :class:`TorchEngine`. CTranslate2 makes the best hypothesis only, where there are enough words."""
+        if nbest > 1 or 2 * self.options.beam >= len(self.target):
+            for sentences in batches:
+                self.by_torch += len(sentences)
+                yield self.fallback.translate_batch(sentences)
+            return
+        started = [(sentences, *self._start(sentences)) for sentences in batches]
+        for sentences, longest, results in started:
+            yield self._finish(sentences, longest, [result.result() for result in results])
+
+    def _start(self, sentences: Sequence[Tensor]) -> tuple[int, list[Any]]:
+        """Return the greatest number of words, and the results to come."""
+        options, longest = self.options, self._limit(max(map(len, sentences)))
+        return longest, self.translator.translate_batch(
+            [self._words(tokens) for tokens in sentences],
+            beam_size=options.beam,
+            num_hypotheses=options.beam,
+            length_penalty=options.lenpen or NO_PENALTY,
+            min_decoding_length=0,
+            max_decoding_length=longest + 1,  # with </s>
+            max_input_length=0,
+            return_scores=True,
+            asynchronous=True,
+        )
+
+    def _limit(self, length: int) -> int:
+        """The greatest number of words for a source of *length* tokens."""
+        return min(int(self.options.max_len_a * length + self.options.max_len_b), self.facts.max_target - 1)
+
+    def _words(self, tokens: Tensor) -> list[str]:
+        return [self.source.symbols[index] for index in tokens[:-1].tolist()]
+
+    def _finish(self, sentences: Sequence[Tensor], longest: int, results: Sequence[Any]) -> Hypotheses:
+        found: Hypotheses = []
+        differ = []
+        for number, (tokens, result) in enumerate(zip(sentences, results)):
+            limit = self._limit(len(tokens)) if self.options.limit_each else longest
+            # beyond a limit of its own, also a hypothesis that is not the best shows that the search would have ended
+            beyond = max(map(len, result.hypotheses if limit < longest else result.hypotheses[:1])) > limit
+            if has_symbols(tokens) or beyond or [] in result.hypotheses:
+                differ.append(number)
+            found.append([self._hypothesis(result)])
+        if differ:
+            self.by_torch += len(differ)
+            width = max(map(len, sentences))
+            again = self.fallback.translate_batch([sentences[number] for number in differ], width)
+            for number, hypotheses in zip(differ, again):
+                found[number] = hypotheses
+        return found
+
+    def _hypothesis(self, result: Any) -> dict[str, Tensor]:
+        words = [self.target.indices[word] for word in result.hypotheses[0]]
+        return {"tokens": torch.tensor([*words, self.target.eos]), "score": torch.tensor(result.scores[0])}
+
+    def log_probabilities(self, sentences: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
+        """Log-probabilities of the tokens of *targets*, which end with end-of-sentence."""
+        words = [[self.target.symbols[index] for index in tokens[:-1].tolist()] for tokens in targets]
+        results = self.translator.score_batch([self._words(each) for each in sentences], words, max_input_length=0)
+        return [torch.tensor(result.log_probs) for result in results]
+
+
+def _quietly_opened(folder: str, **settings: int) -> Any:
+    """Return the translator in *folder*, without a warning where it computes in another type than weights have."""
+    import ctranslate2
+
+    level = ctranslate2.get_log_level()
+    ctranslate2.set_log_level(logging.ERROR)
+    try:
+        return ctranslate2.Translator(folder, **settings)
+    finally:
+        ctranslate2.set_log_level(level)
+
+
+def has_symbols(tokens: Tensor) -> bool:
+    """Whether a source has symbols that are no words, its end aside."""
+    return bool((tokens[:-1] < Dictionary.unk).any())

@@ -1,0 +1,74 @@
+"""Trained models as plain ones, for programs that know fairseq's `transformer` only.
+
+Constant factors and the weights of streams are folded into the weights; a structure that a format does not support is
+rejected.
+"""
+
+import argparse
+from typing import Any
+
+from fairseq_deep.core.aggregators.dlcl import Dlcl
+from fairseq_deep.core.description import describe
+from fairseq_deep.core.folding import fold
+from fairseq_deep.core.stream_folding import fold_streams
+from fairseq_deep.errors import UsageError
+
+NAMES = {"fairseq": "fairseq's transformer", "ctranslate2": "CTranslate2", "huggingface": "transformers"}
+RESIDUALS = {"ctranslate2": ("peri",)}
+"""Residual connections that a format computes itself."""
+
+
+def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
+    """Raise `UsageError` if the layers of the model are not those of fairseq's `transformer`."""
+    for side, stack in describe(flags).items():
+        init = stack.init.method
+        folds = init.folds_stream and format != "fairseq"
+        other_layers = init.connects and not folds or not init.layer_norm
+        connects = stack.residual.method.foldable or stack.residual.name in RESIDUALS.get(format, ())
+        found = {
+            "--decoder-attn": stack.attention is not None and stack.attention.name != "self" and stack.attention.name,
+            "--layer-agg": not may_be_plain(stack.aggregator) and stack.aggregator.name,
+            "--decoder-memory": stack.memory is not None and stack.memory.name != "last" and stack.memory.name,
+            "--residual": not connects and stack.residual.name,
+            "layers of --deep-init": other_layers and stack.init.name,
+            "--relative-positions": format != "ctranslate2" and stack.relative_positions,
+        }
+        for flag, value in found.items():
+            if value:
+                raise UsageError(f"{path} has {flag} {value} ({side}), which {NAMES[format]} does not support")
+
+
+def may_be_plain(aggregator: Any) -> bool:
+    """Whether layers connected so may read the output of the one below alone; of DLCL its weights tell."""
+    return aggregator.name == "residual" or aggregator.name == "dlcl" and aggregator.options.get("no_norm", False)
+
+
+def check_weights(path: str, model: Any, format: str) -> None:
+    """Raise `UsageError` if the weights of DLCL are not exactly those of residual connections."""
+    for side in ("encoder", "decoder"):
+        aggregator = getattr(getattr(model, side), "aggregator", None)
+        if isinstance(aggregator, Dlcl) and not aggregator.is_plain():
+            kind = "with weights that are not exactly residual"
+            raise UsageError(f"{path} has --layer-agg dlcl ({side}) {kind}, which {NAMES[format]} does not support")
+
+
+def fold_factors(path: str, model: Any) -> set[str]:
+    """Fold constant factors of residual connections, and return the names of the parameters that this changes."""
+    try:
+        return fold(model)
+    except UsageError as error:
+        raise UsageError(f"{path} has {error}") from error
+
+
+def fold_all(path: str, model: Any, tables: bool = False) -> bool:
+    """Fold the weights of streams, and then constant factors; whether there were weights.
+
+    Args:
+        tables: the format stores fixed positions
+    """
+    try:
+        streams = fold_streams(model, tables)
+    except UsageError as error:
+        raise UsageError(f"{path} has {error}") from error
+    fold_factors(path, model)
+    return bool(streams)
