@@ -43,7 +43,7 @@ def whole(trained, text, tmp_path_factory):
     """Many shards, in two processes, without an interruption."""
     output = tmp_path_factory.mktemp("whole") / "out"
     done = distill(trained, text, output, *GREEDY, "--workers", "2", "--shard-lines", "10")
-    assert done.stdout == f"{output}: 200 pairs\n" and not done.stderr
+    assert done.stdout.endswith(f"{output}: 200 pairs\n") and not done.stderr
     return output
 
 
@@ -112,7 +112,7 @@ def test_compressed_text_and_lines_that_are_too_long(trained, text, tmp_path):
         with gzip.open(tmp_path / f"in/train.{lang}.gz", "wt") as stream:
             stream.write("\n".join(lines) + "\n")
     done = distill(trained, tmp_path / "in", tmp_path / "out")
-    assert done.stdout == f"{tmp_path}/out: 4 pairs; 1 too long for the teacher keep their reference\n"
+    assert done.stdout.endswith(f"{tmp_path}/out: 4 pairs; 1 too long for the teacher keep their reference\n")
     found = (tmp_path / "out/train.de").read_text().splitlines()
     assert len(found) == 4 and found[3] == "zu lang"
     assert (tmp_path / "out/train.en").read_text().splitlines() == lines_of(tmp_path / "in/train.en.gz")
@@ -158,7 +158,7 @@ def test_an_interruption_loses_at_most_a_shard_of_each_process(number, trained, 
     kept = json.loads(shards[0].read_text())
     shards[0].write_text(json.dumps({**kept, "targets": ["kept", *kept["targets"][1:]]}))
     shards[1].write_text(shards[1].read_text()[:-20])  # damaged: translated again
-    assert run(*map(str, words)).stdout == f"{output}: 200 pairs\n"
+    assert run(*map(str, words)).stdout.endswith(f"{output}: 200 pairs\n")
     found, expected = ((folder / "train.de").read_text().splitlines() for folder in (output, whole))
     start = 2 * int(shards[0].stem)
     assert found[start] == "kept" and [*found[:start], expected[start], *found[start + 1 :]] == expected

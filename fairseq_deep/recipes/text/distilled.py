@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime.files import sha256
-from fairseq_deep.tools import check_new_folder, translate, write_text
+from fairseq_deep.tools import check_new_folder, write_text
 
+from ..display import Display
 from .corpus import find_text, read_lines
 
 CHOICES = ("best", "nearest")
@@ -153,13 +154,11 @@ class Job:
     def translate(self, teachers: Any, missing: set[int]) -> None:
         """Have the *teachers* translate the *missing* shards."""
         done = self.text.lines - sum(min(self.size, self.text.lines - number * self.size) for number in missing)
-        progress = translate.Progress(self.text.lines)
-        try:
+        with Display() as display:
+            display.show("distill", done, self.text.lines, "lines")
             for shard in teachers.translate(self._shards(missing)):
                 done += len(shard.sources)
-                progress.show(done)
-        finally:
-            progress.end()
+                display.show("distill", done, self.text.lines, "lines")
 
     def _shards(self, missing: set[int]) -> Iterator[Shard]:
         pairs = zip(*map(read_lines, self.text.paths))
