@@ -1,5 +1,6 @@
 """The card of a packaged model: what it is, from what data, how good, and how to use it."""
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -101,7 +102,9 @@ def _record(record: dict[str, Any], task: dict[str, Any]) -> list[str]:
              *(_part(sets, split, "sha256").get(lang, "-") for lang in languages)) for split in sets]  # fmt: skip
     if rows:
         heads = ("set", "pairs", *(f"sha256 of the {lang} text" for lang in languages))
-        route = _cell(_part(record, "data").get("route", "not recorded"))
+        route = str(_part(record, "data").get("route", "not recorded"))
+        # a card is public, and a path tells of a user and a machine
+        route = _cell(os.path.basename(route.rstrip("/")) if os.path.isabs(route) else route)
         parts.append(f"## Data\n\nRoute: {route}.\n\n{_table(heads, rows)}")
     rows = []
     for subset, scores in _part(record, "scores").items():
