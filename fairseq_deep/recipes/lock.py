@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import time
+from typing import Any
 
 from fairseq_deep.errors import UsageError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 PATIENCE = 30
 """Seconds that a run which is ending may take; ``RECIPE_PATIENCE`` overrides it."""
+
+
+def flock(file: Any) -> None:
+    """Lock an open *file* or descriptor for this process.
+
+    Raises:
+        BlockingIOError: another process holds it
+        OSError: the file system, or the system, has no locks
+    """
+    if fcntl is None:
+        raise OSError("no locks")
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def take(path: str, folder: str) -> int:
@@ -24,13 +41,13 @@ def take(path: str, folder: str) -> int:
     patience = int(os.environ.get("RECIPE_PATIENCE", PATIENCE))
     for second in range(patience + 1):
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            flock(descriptor)
         except BlockingIOError:
             if second == 0:
                 print(f"waiting for {owner(path)}, which still works in {folder}", flush=True)
             time.sleep(1 if patience else 0)
         except OSError:
-            return descriptor  # a file system without locks
+            return descriptor  # there are no locks
         else:
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             os.ftruncate(descriptor, 0)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -18,6 +17,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from fairseq_deep.errors import UsageError
 
 from .service import JsonLog, log
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 HEAD_SECONDS = 10.0
 """In which a client must send the head of its first request, or of one that it has begun."""
@@ -83,6 +87,8 @@ def run_server(app: Any, bound: socket.socket, timeout: float) -> int:
 
 def allow_many_connections() -> None:
     """Raise the limit of open files as far as the system allows."""
+    if resource is None:
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):

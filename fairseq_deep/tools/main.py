@@ -155,7 +155,8 @@ def ended_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
     before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
     for number in before:
         signal.signal(number, end)

@@ -52,7 +52,9 @@ def checked(member, archive):
     if os.path.isabs(name) or ".." in name.replace("\\", "/").split("/"):
         raise CheckpointError(f"{archive}: refused, because {name!r} is a place outside of the archive")
     member.mode = 0o755 if member.isdir() else 0o644
-    member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+    if hasattr(os, "getuid"):  # Windows has no owners of this kind
+        member.uid, member.gid = os.getuid(), os.getgid()
+    member.uname = member.gname = ""
     return member
 
 

@@ -7,7 +7,6 @@ is complete or absent. OUTPUT itself appears once all is there.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes.lock import flock
 from fairseq_deep.runtime.files import sha256
 from fairseq_deep.tools import check_new_folder, write_text
 
@@ -126,11 +126,11 @@ class Job:
             lock = open(os.path.join(self.work, "lock"), "a")  # noqa: SIM115
         with lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                flock(lock)
             except BlockingIOError:
                 raise UsageError(f"{self.work} is in use by another process: wait for its end") from None
             except OSError:
-                pass  # a file system without locks
+                pass  # there are no locks
             if os.path.exists(path):
                 self._check_same(_read_json(path), self.work)
             else:

@@ -28,7 +28,7 @@ MAX_RATIO = 9  # longer side over shorter side, as in the usual corpus cleaning
 BLOCK = 2000
 PIECES_FROM = 10_000_000  # sentences that SentencePiece learns from, drawn at random
 COVERAGE = 0.9995  # of characters, by SentencePiece's vocabulary
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 tokenizer_of, cutter_of = functools.cache(tokenizer_of), functools.cache(cutter_of)  # once per process
 
 

@@ -1,0 +1,59 @@
+"""The workflow that builds the wheels of a release: its Pythons are those that the package names, its files exist."""
+
+import itertools
+import re
+
+import pytest
+import yaml
+
+from tests.helpers.paths import ROOT
+
+tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
+WORKFLOW = ROOT / ".github/workflows/wheels.yml"
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    if not WORKFLOW.exists():
+        pytest.skip("a source distribution has no workflows")
+    return yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]
+
+
+def toml(path):
+    return tomllib.loads((ROOT / path).read_text(encoding="utf-8"))
+
+
+def pythons():
+    """The releases in the classifiers of the package."""
+    found = [re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", line)
+             for line in toml("pyproject.toml")["project"]["classifiers"]]  # fmt: skip
+    return [match[1] for match in found if match]
+
+
+def test_every_supported_python_is_built_and_the_ends_are_checked(jobs):
+    settings = toml("third_party/fairseq/pyproject.toml")["tool"]["cibuildwheel"]
+    assert settings["build"] == [f"cp{release.replace('.', '')}-*" for release in pythons()]
+    assert jobs["check"]["strategy"]["matrix"]["python"] == [pythons()[0], pythons()[-1]]
+    systems = jobs["fairseq"]["strategy"]["matrix"]["os"]
+    assert jobs["check"]["strategy"]["matrix"]["os"] == systems
+    assert [name.split("-")[0] for name in systems] == ["ubuntu", "ubuntu", "macos", "windows"]
+
+
+def test_its_commands_name_what_is_there(jobs):
+    steps = list(itertools.chain.from_iterable(job["steps"] for job in jobs.values()))
+    commands = [step["run"] for step in steps if "run" in step]
+    build = next(line for line in commands if line.startswith("python -m cibuildwheel "))
+    folder = build.split()[-1]
+    assert toml(f"{folder}/pyproject.toml")["build-system"]["build-backend"] == "backend"
+    assert (ROOT / folder / "backend.py").is_file()
+    check = next(line for line in commands if line.startswith("python tests/"))
+    assert (ROOT / check.split()[1]).is_file()
+    extras = toml("pyproject.toml")["project"]["optional-dependencies"]
+    asked = {name for line in commands for name in re.findall(r"fairseq_deep\[(\w+)\]", line)}
+    assert asked and asked <= extras.keys()
+
+
+def test_files_are_attached_only_after_the_check_and_for_a_tag(jobs):
+    assert jobs["release"]["needs"] == "check" and set(jobs["check"]["needs"]) == {"fairseq", "package"}
+    assert jobs["release"]["if"] == "startsWith(github.ref, 'refs/tags/v')"
+    assert [name for name, job in jobs.items() if "write" in str(job.get("permissions"))] == ["release"]
