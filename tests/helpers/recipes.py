@@ -37,7 +37,6 @@ def environment(tools):
 
 
 def recipe(tools, exp, *words, **how):
-    fork_drivers(tools)
     command = [str(MAIN), "--exp", str(exp), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, env=environment(tools), timeout=300, **how)
 
@@ -102,10 +101,8 @@ def assert_gone(pid, seconds=30):
 
 def program(name, *words, langs=LANGS, **how):
     """The ended process of a part of the recipes: "corpus", "subwords" ... (``recipe_programs.py``)."""
-    words = [PROGRAMS, name, "--source-lang", langs[0], "--target-lang", langs[1], *words]
-    if not how:
-        return server().call(["python3", *map(str, words)], timeout=60)
-    return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=60, **how)
+    command = [sys.executable, PROGRAMS, name, "--source-lang", langs[0], "--target-lang", langs[1], *words]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, **how)
 
 
 def check(data, out, *words):
@@ -132,8 +129,8 @@ def make_real(tools):
 
 
 def fork_drivers(tools):
-    """Let the drivers of recipes and comparisons run in forks, too; one that is killed leaves its fork behind."""
-    driver = f"[[ $1 != */recipes/__main__.py ]] || {server().stand_in('python3')}"
+    """Let the drivers of comparisons and claims, which import fairseq, run in forks: none is killed."""
+    driver = f"[[ $2 != compare && $2 != claims || $4 != run ]] || {server().stand_in('python3')}"
     write_program(tools / "python3", f'{driver}\nexec {sys.executable} "$@"')
 
 

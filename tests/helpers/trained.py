@@ -3,9 +3,11 @@
 import json
 import random
 import shutil
+import sys
 
 from tests.helpers.commands import run, train_command
-from tests.helpers.recipes import WORDS, program
+from tests.helpers.paths import PROGRAMS
+from tests.helpers.recipes import WORDS
 
 
 def write_text(folder, rng):
@@ -27,9 +29,8 @@ def train_recipe(exp, *dictionaries, **training):
     """
     write_text(exp / "text/raw", random.Random(3))
     languages = ["--source-lang", "en", "--target-lang", "de"]
-    text = ("--text", exp / "text/raw", "--out", exp / "text/bpe")
-    done = program("subwords", *text, "--merges", "30", "--max-words", "50")
-    assert done.returncode == 0, done.stderr
+    run(sys.executable, PROGRAMS, "subwords", *languages, "--text", exp / "text/raw", "--out", exp / "text/bpe",
+        "--merges", "30", "--max-words", "50")  # fmt: skip
     prefixes = [part for split in ("train", "valid", "test") for part in (f"--{split}pref", exp / "text/bpe" / split)]
     run("fairseq-preprocess", *languages, *prefixes, "--destdir", exp / "data-bin", *dictionaries)
     positions = ["--max-source-positions", "24", "--max-update", "240", "--save-interval-updates", "110"]
