@@ -26,6 +26,7 @@ BIN = Path(sys.executable).parent
 SCRIPTS = {
     **{f"fairseq-{name}": f"fairseq_cli.{name}:cli_main"
        for name in ("generate", "interactive", "preprocess", "score", "train", "validate")},
+    "fairseq-hydra-train": "fairseq_cli.hydra_train:cli_main",
     "fairseq-deep": "fairseq_deep.tools.main:main",
     "torchrun": "torch.distributed.run:main",
 }  # fmt: skip
