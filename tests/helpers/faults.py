@@ -56,9 +56,10 @@ class Faults:
     def forks(self, case):
         """Whether this is the fork that takes *case*; in the other process, it has ended and left no trace."""
         self.forking, folder, kept = True, Path(self.folder), Path(tempfile.mkdtemp(dir=self.cases.parent))
-        files = {path.name: path.read_bytes() for path in folder.iterdir()}
-        for name in files:
-            os.link(folder / name, kept / name)  # what is open has to stay the same file
+        paths = sorted(folder.rglob("*"))
+        files = [(path, path.read_bytes()) for path in paths if path.is_file()]
+        for number, (path, _) in enumerate(files):
+            os.link(path, kept / str(number))  # what is open has to stay the same file
         places = positions()
         sys.stdout.flush()
         pid = os.fork()
@@ -70,11 +71,14 @@ class Faults:
             return True
         self.ended[case] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         shutil.copytree(folder, self.cases / case)
-        for path in folder.iterdir():
-            path.unlink()
-        for name, content in files.items():
-            (kept / name).write_bytes(content)
-            os.link(kept / name, folder / name)
+        for path in sorted(folder.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        for path in paths:
+            if path not in dict(files):
+                path.mkdir()
+        for number, (path, content) in enumerate(files):
+            (kept / str(number)).write_bytes(content)
+            os.link(kept / str(number), path)
         for number, place in places.items():
             os.lseek(number, place, os.SEEK_SET)
         self.forking = False
