@@ -87,12 +87,12 @@ FEED_FORWARD = ["--encoder-ffn-embed-dim", "32"]
 EXACT = ("--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "0")
 
 
-def train_command(data, save_dir, *flags, arch="transformer_dlcl_2l2l_tiny", launcher=(), shares=True):
+def train_command(data, save_dir, *flags, arch="transformer_dlcl_2l2l_tiny", shares=True):
     """A stock-style command line with the plugin added to it; *shares*: one dictionary and one embedding."""
     narrow = NARROW if arch.startswith(("transformer_lstm", "transformer_rnn")) else NARROW + FEED_FORWARD
     narrow = narrow if shares else [flag for flag in narrow if flag != "--share-all-embeddings"]
     return [
-        *launcher, *([BIN / "fairseq-train"] if launcher else ["fairseq-train"]), data,
+        "fairseq-train", data,
         "--user-dir", PACKAGE, "--arch", arch, *narrow,
         "--optimizer", "adam", "--lr", "2e-3", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "4",
         "--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1", "--max-tokens", "400", "--seed", "5",
