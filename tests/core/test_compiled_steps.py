@@ -42,9 +42,9 @@ def counters():
 
 @pytest.fixture
 def model_of(build):
-    def make(kind):
+    def make(kind, **more):
         name, flags = MODELS[kind]
-        model = build(name, **flags).eval()
+        model = build(name, **{**flags, **more}).eval()
         strengthen(model)
         prepare(model)
         return model
@@ -109,7 +109,7 @@ def test_room_is_doubled_with_one_more_graph(model_of, counters):
 
 @pytest.mark.parametrize("kind", ["relative", "merged"])
 def test_sentences_that_end_move_or_are_torn_apart(kind, model_of, counters):
-    model = model_of(kind)
+    model = model_of(kind, decoder_layers=1)
     moving = [torch.tensor(order) for order in ([4, 5, 6, 7, 0, 1, 2, 3, 8, 8, 9, 10], [5, 4, 7, 6, 8, 9, 10, 11],
                                                 [1, 0, 3, 2, 6, 6, 5, 4], [0, 5, 1, 7], [3, 2, 1, 0])]  # fmt: skip
     expected = run(model, 8, [*orders(2), *moving])
@@ -122,7 +122,7 @@ def test_sentences_that_end_move_or_are_torn_apart(kind, model_of, counters):
 @pytest.mark.parametrize("kind, capacity", [("self", None), ("average", 20)])
 def test_beam_search_finds_the_same(kind, capacity, model_of, counters, dictionary, caplog):
     """While sentences end one after the other; a capacity that is known is that of the longest hypothesis."""
-    model, sample = model_of(kind), make_sample(dictionary)
+    model, sample = model_of(kind, decoder_layers=1), make_sample(dictionary)
     expected = generate(model, dictionary, sample)
     assert_lively(expected)
     model.decoder.compile_steps(capacity, dynamic=True, **NO_COMPILER)

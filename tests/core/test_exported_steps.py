@@ -18,7 +18,7 @@ from fairseq_deep.core.description import DECODER, SIDED
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.torch_export import SourceProgram, StepProgram, export_decoding_step, export_encoder
 from tests.helpers.generation import prepare
-from tests.helpers.methods import METHODS, OPTIONS
+from tests.helpers.methods import METHODS, OPTIONS, depths
 from tests.helpers.models import POSTNORM, make_batch
 
 CAPACITY = 5
@@ -63,7 +63,7 @@ def make(build):
 
     def make(case, **more):
         name, flags = {**METHODS, **POST_NORM, **OPTIONS}[case]
-        model = build(name, **{**flags, **more}).eval()
+        model = build(name, **{**depths(name, flags), **flags, **more}).eval()
         for parameter in model.parameters():
             parameter.copy_(0.4 * torch.randn(parameter.shape) + (0 if parameter.dim() > 1 else parameter))
         return model

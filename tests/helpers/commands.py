@@ -3,29 +3,52 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from tests.helpers.forkserver import BIN, SCRIPTS, server
 from tests.helpers.paths import PACKAGE
 
 
-def run(*command, stdin=None, check=True, cwd=None, real=False, prepare=None):
+def run(*command, stdin=None, check=True, cwd=None, real=False, prepare=None, processes=1):
     """Run a console script of this environment with one thread; on failure, show what it printed.
 
     It runs in a fork of a process that has imported what it needs; *real* starts it as a user does. *prepare*:
-    "module:function" and its arguments, called there before it.
+    "module:function" and its arguments, called there before it. *processes*: of a training, that many, with their
+    places in the environment as torchrun gives them, and all that they printed.
     """
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
     line = [str(part) for part in command]
-    if line[0] in SCRIPTS and not real:
+    if processes > 1:
+        done = run_together(line, env, processes)
+    elif line[0] in SCRIPTS and not real:
         done = server().call(line, stdin, cwd, env, prepare)
     else:
         done = subprocess.run(line, input=stdin, capture_output=True, text=True, env=env, timeout=300, cwd=cwd)
     if check and done.returncode:
         raise AssertionError(f"{' '.join(line)} exited {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     return done
+
+
+def run_together(line, env, processes):
+    """The ended processes of one training as one: the largest status, and all output."""
+    with socket.socket() as opened:
+        opened.bind(("localhost", 0))
+        port = opened.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    call = server().call  # made before there are threads
+
+    def start(rank):
+        return call(line, environment={**env, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+
+    with ThreadPoolExecutor(processes) as pool:
+        done = list(pool.map(start, range(processes)))
+    status = max((each.returncode for each in done), key=abs)
+    out, err = ("".join(getattr(each, stream) for each in done) for stream in ("stdout", "stderr"))
+    return subprocess.CompletedProcess(line, status, out, err)
 
 
 def without_plugin():
@@ -64,12 +87,12 @@ FEED_FORWARD = ["--encoder-ffn-embed-dim", "32"]
 EXACT = ("--dropout", "0", "--attention-dropout", "0", "--activation-dropout", "0")
 
 
-def train_command(data, save_dir, *flags, arch="transformer_dlcl_2l2l_tiny", launcher=(), shares=True):
+def train_command(data, save_dir, *flags, arch="transformer_dlcl_2l2l_tiny", shares=True):
     """A stock-style command line with the plugin added to it; *shares*: one dictionary and one embedding."""
     narrow = NARROW if arch.startswith(("transformer_lstm", "transformer_rnn")) else NARROW + FEED_FORWARD
     narrow = narrow if shares else [flag for flag in narrow if flag != "--share-all-embeddings"]
     return [
-        *launcher, *([BIN / "fairseq-train"] if launcher else ["fairseq-train"]), data,
+        "fairseq-train", data,
         "--user-dir", PACKAGE, "--arch", arch, *narrow,
         "--optimizer", "adam", "--lr", "2e-3", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "4",
         "--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1", "--max-tokens", "400", "--seed", "5",

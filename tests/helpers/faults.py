@@ -5,11 +5,15 @@ What counts as a write: opening a file for writing, each block that goes to the 
 
 import atexit
 import builtins
+import contextlib
 import errno
 import io
 import json
 import os
+import shutil
 import signal
+import sys
+import tempfile
 from pathlib import Path
 
 from tests.helpers.forkserver import server
@@ -19,23 +23,66 @@ KILLED = -signal.SIGKILL
 
 
 class Faults:
-    """Makes the write number *at* fail, and for ENOSPC all later ones that need room; 0: counts alone."""
+    """At each write, a fork for each of KINDS makes it fail, and for ENOSPC all later ones that need room.
 
-    def __init__(self, folder, kind="", at=0):
-        self.folder, self.kind, self.at, self.count = os.path.realpath(folder), kind, at, 0
+    What the fork of the third write leaves for EIO is the folder EIO.3 of *cases*, its output EIO.3.log beside it, and
+    its exit status. Then all files are as they were before, and the training goes on.
+    """
+
+    def __init__(self, folder, cases):
+        self.folder, self.cases, self.kind, self.at, self.count = os.path.realpath(folder), Path(cases), "", 0, 0
+        self.ended, self.forking = {}, False
 
     def covers(self, path):
-        return isinstance(path, (str, os.PathLike)) and os.path.realpath(path).startswith(self.folder)
+        named = isinstance(path, (str, os.PathLike)) and not self.forking
+        return named and os.path.realpath(path).startswith(self.folder)
 
-    def point(self, needs_room=True):
-        """One write: returns, raises, or never returns."""
+    def point(self, needs_room=True, half=None):
+        """One write: returns, raises, or never returns. If it fails, *half* of it is done."""
         self.count += 1
+        for kind in () if self.at else KINDS:
+            if self.forks(f"{kind}.{self.count}"):
+                self.kind, self.at = kind, self.count
+                break
+        if self.count == self.at and half:
+            half()
         if self.count == self.at and self.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.count == self.at and self.kind == "EIO":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         if self.at and self.count >= self.at and self.kind == "ENOSPC" and needs_room:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def forks(self, case):
+        """Whether this is the fork that takes *case*; in the other process, it has ended and left no trace."""
+        self.forking, folder, kept = True, Path(self.folder), Path(tempfile.mkdtemp(dir=self.cases.parent))
+        paths = sorted(folder.rglob("*"))
+        files = [(path, path.read_bytes()) for path in paths if path.is_file()]
+        for number, (path, _) in enumerate(files):
+            os.link(path, kept / str(number))  # what is open has to stay the same file
+        places = positions()
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            log = os.open(f"{self.cases / case}.log", os.O_WRONLY | os.O_CREAT)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            self.forking = False
+            return True
+        self.ended[case] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        shutil.copytree(folder, self.cases / case)
+        for path in sorted(folder.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        for path in paths:
+            if path not in dict(files):
+                path.mkdir()
+        for number, (path, content) in enumerate(files):
+            (kept / str(number)).write_bytes(content)
+            os.link(kept / str(number), path)
+        for number, place in places.items():
+            os.lseek(number, place, os.SEEK_SET)
+        self.forking = False
+        return False
 
     def install(self):
         faults, real_open = self, builtins.open
@@ -44,12 +91,9 @@ class Faults:
 
         class Raw(io.FileIO):
             def write(self, data):
-                half = memoryview(data).cast("B")[: len(data) // 2]
-                last = faults.count + 1 == faults.at
-                if last:
-                    super().write(half)  # the disk takes some of it
-                faults.point()
-                return super().write(data)
+                write, half = super().write, memoryview(data).cast("B")[: len(data) // 2]
+                faults.point(half=lambda: write(half))  # the disk takes some of it
+                return write(data)
 
         def opening(path, mode="r", *rest, **options):
             if not faults.covers(path) or not set(mode) & set("wax+"):
@@ -78,12 +122,20 @@ class Faults:
             setattr(os, name, wrapped(function))
 
 
-def install(folder, kind="", at=0, counted=""):
-    """Called in the process of the training: the write number *at* to *folder* fails; all are counted, in a file."""
-    faults = Faults(folder, kind, at)
-    if counted:
-        write = Path(counted).write_text
-        atexit.register(lambda: write(str(faults.count)))
+def positions():
+    """Where this process is in each file that it has open, {number: position}."""
+    found = {}
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # pipes have none
+            found[number] = os.lseek(number, 0, os.SEEK_CUR)
+    return found
+
+
+def install(folder, cases, ended):
+    """Called in the process of the training: `Faults`, with the exit status of each case in the file *ended*."""
+    faults = Faults(folder, cases)
+    write = Path(ended).write_text
+    atexit.register(lambda: write(json.dumps(faults.ended)))
     faults.install()
 
 

@@ -6,11 +6,13 @@ itself. Run with "call" it is a stand-in for a console script, for the PATH of a
 """
 
 import atexit
+import copy
 import functools
 import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -24,6 +26,7 @@ BIN = Path(sys.executable).parent
 SCRIPTS = {
     **{f"fairseq-{name}": f"fairseq_cli.{name}:cli_main"
        for name in ("generate", "interactive", "preprocess", "score", "train", "validate")},
+    "fairseq-hydra-train": "fairseq_cli.hydra_train:cli_main",
     "fairseq-deep": "fairseq_deep.tools.main:main",
     "torchrun": "torch.distributed.run:main",
 }  # fmt: skip
@@ -68,7 +71,7 @@ class Server:
             return subprocess.CompletedProcess(words, status, *(s.read().decode(errors="replace") for s in (out, err)))
 
     def stand_in(self, name):
-        """A shell command that runs the console script *name* here."""
+        """A shell command that runs the console script *name* here; of "python3", the file that is its first word."""
         return f'exec {sys.executable} -I {__file__} call {self.path} {name} "$@"'
 
 
@@ -155,7 +158,7 @@ def work(job):
     os.environ.clear()
     os.environ.update(job["environment"])
     name = os.path.basename(job["words"][0])
-    sys.argv = [str(BIN / name), *job["words"][1:]]
+    sys.argv = job["words"][1:] if name == "python3" else [str(BIN / name), *job["words"][1:]]
     sys.path[0] = str(BIN)
     if job["prepare"]:
         place, *arguments = job["prepare"]
@@ -164,7 +167,7 @@ def work(job):
         del sys.path[1]
     set_up_logging(name)
     try:
-        sys.exit(find(SCRIPTS[name])())
+        sys.exit(runpy.run_path(sys.argv[0], run_name="__main__") if name == "python3" else find(SCRIPTS[name])())
     except SystemExit as end:
         leave(end.code)
     except Exception:
@@ -186,6 +189,22 @@ def leave(code):
 def find(place):
     module, name = place.split(":")
     return getattr(importlib.import_module(module), name)
+
+
+def quicken_hydra():
+    """What hydra makes of a word is made once, and the store that it only reads is not copied."""
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parse, made = OverridesParser.parse_rule, {}
+
+    def parse_rule(parser, text, rule):
+        if (text, rule) not in made:
+            made[text, rule] = parse(parser, text, rule)
+        return copy.deepcopy(made[text, rule])
+
+    OverridesParser.parse_rule = parse_rule
+    ConfigStore.__deepcopy__ = lambda store, memo: store  # its load() gives copies
 
 
 def read_a_command_line():
@@ -215,6 +234,7 @@ def set_up_logging(name):
 def main():
     for module in EARLY:
         importlib.import_module(module)
+    quicken_hydra()
     read_a_command_line()
     gc.collect()
     gc.freeze()  # what is there stays, and collections in the forks do not look at it

@@ -64,6 +64,12 @@ OPTIONS = {
 }
 
 
+def depths(name, flags):
+    """Flags for a case of `METHODS` or `OPTIONS`: one layer in each stack, unless it is about several layers."""
+    several = {"layer_agg", "decoder_memory"} & {*flags} or flags.get("residual") == "mix-ln"
+    return {} if several or name not in (PRENORM, POSTNORM) else {"encoder_layers": 1, "decoder_layers": 1}
+
+
 def forms():
     """Each system of the table of architectures, whatever its depth, and each method that has none to itself."""
     rows = {}

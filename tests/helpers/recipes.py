@@ -1,14 +1,19 @@
 """Recipes as they are run: their text, programs in the place of those that they call, what they say."""
 
+import contextlib
+import io
 import os
+import re
 import stat
 import subprocess
 import sys
 import tarfile
 import time
 from pathlib import Path
+from unittest import mock
 
-from tests.helpers.forkserver import SCRIPTS, server
+from fairseq_deep.recipes import driver
+from tests.helpers.forkserver import BIN, SCRIPTS, server
 from tests.helpers.paths import PROGRAMS, ROOT
 
 MAIN = ROOT / "run_wmt16_ende.sh"
@@ -39,6 +44,19 @@ def environment(tools):
 def recipe(tools, exp, *words, **how):
     command = [str(MAIN), "--exp", str(exp), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, env=environment(tools), timeout=300, **how)
+
+
+def checked(script, *words):
+    """The ended process of a recipe that does no more than check its words or print a plan; run in this process."""
+    line = [re.search(r'/start\.sh" (\S+)', Path(script).read_text())[1], str(script), "check", *map(str, words)]
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors), mock.patch.dict(os.environ):
+        try:
+            status = driver.main(line)
+        except SystemExit as end:
+            status = end.code
+    assert status, f"it would run: {script} {words}"
+    return subprocess.CompletedProcess(line, 0 if status == driver.DONE else status, out.getvalue(), errors.getvalue())
 
 
 def assert_refused(done, *parts, status=65):
@@ -122,10 +140,21 @@ def lines(path):
     return path.read_text(encoding="utf-8").splitlines()
 
 
-def make_real(tools):
-    """Let fairseq's programs, and ours but for its look at the machine, run in forks."""
+def make_real(tools, first=False):
+    """Let fairseq's programs, and ours but for its look at the machine, run in forks.
+
+    Args:
+        first: the first call of each, whatever it is, starts the program as a user does
+    """
     for name in SCRIPTS:
-        write_program(tools / name, f"[[ $1 != doctor ]] || exit 0\n{server().stand_in(name)}")
+        real = f'[[ -e "$0.called" ]] || {{ touch "$0.called"; exec {BIN / name} "$@"; }}\n' if first else ""
+        write_program(tools / name, f"{real}[[ $1 != doctor ]] || exit 0\n{server().stand_in(name)}")
+
+
+def fork_drivers(tools):
+    """Let the drivers of comparisons and claims, which import fairseq, run in forks: none is killed."""
+    driver = f"[[ $2 != compare && $2 != claims || $4 != run ]] || {server().stand_in('python3')}"
+    write_program(tools / "python3", f'{driver}\nexec {sys.executable} "$@"')
 
 
 def pack(path, files, mode="w:gz"):

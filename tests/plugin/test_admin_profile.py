@@ -14,8 +14,8 @@ FLAGS = (*EXACT, "--disable-validation")
 RATE = 1.5e-3  # the highest learning rate of three updates; that of the first is 0, so that it profiles alone
 
 
-def train(data, folder, *flags, check=True, **options):
-    return run(*train_command(data, folder, *PROFILE, *FLAGS, *flags, arch=POST, **options), check=check)
+def train(data, folder, *flags, **options):
+    return run(*train_command(data, folder, *PROFILE, *FLAGS, *flags, arch=POST), **options)
 
 
 def state(path):
@@ -128,9 +128,8 @@ def test_another_run_starts_from_the_profiled_weights(data, trained, tmp_path):
 
 @pytest.mark.parametrize("backend", ["legacy_ddp", "pytorch_ddp"])
 def test_two_processes_profile_with_the_mean_of_their_batches(data, tmp_path, backend):
-    launcher = ["torchrun", "--standalone", "--nproc_per_node", "2"]
     flags = ("--distributed-backend", "gloo", "--ddp-backend", backend, "--max-update", "3")
-    done = losses(train(data, tmp_path, *flags, "--save-interval-updates", "1", launcher=launcher))
+    done = losses(train(data, tmp_path, *flags, "--save-interval-updates", "1", processes=2))
     assert set(done) == {1, 2, 3}
     expected = profiled(*fresh(tmp_path / "checkpoint_1_1.pt"))
     actual = omegas(state(tmp_path / "checkpoint_1_1.pt"))

@@ -20,7 +20,7 @@ DIGITS = {"rel": 1e-3, "abs": 1e-4}  # the log has 4 decimals
 
 
 def train(data, folder, *flags, arch=POST, **options):
-    return run(*train_command(data, folder, *FLAGS, *flags, arch=arch, **options))
+    return run(*train_command(data, folder, *FLAGS, *flags, arch=arch), **options)
 
 
 def entries(done, tag="train_inner"):
@@ -242,8 +242,7 @@ def alone(data, tmp_path_factory):
 @pytest.mark.parametrize("backend", ["legacy_ddp", "pytorch_ddp"])
 def test_two_processes_log_what_one_with_twice_the_accumulation_does(data, tmp_path, alone, backend):
     distributed = ("--distributed-backend", "gloo", "--ddp-backend", backend)
-    launcher = ["torchrun", "--standalone", "--nproc_per_node", "2"]
-    both = entries(train(data, tmp_path, *SHORT, *distributed, arch=DLCL, launcher=launcher))
+    both = entries(train(data, tmp_path, *SHORT, *distributed, arch=DLCL, processes=2))
     assert set(both) == set(alone) == {1, 2, 3}
     for update, entry in both.items():
         assert depth(entry) == pytest.approx(depth(alone[update]), rel=2e-3, abs=2e-4)

@@ -95,10 +95,9 @@ def test_two_processes_go_back_together(small, tmp_path):
     """The second one alone computes a NaN; both end with the same weights, which fairseq itself compares."""
     (tmp_path / "poisoned").mkdir()
     (tmp_path / "poisoned/__init__.py").write_text(POISON.format(root=str(PACKAGE.parent), module=MIDDLE))
-    launcher = ["torchrun", "--standalone", "--nproc_per_node", "2"]
     flags = ("--distributed-backend", "gloo", "--ddp-backend", "pytorch_ddp", "--max-tokens", "80", "--max-epoch", "2")
-    command = train_command(small, tmp_path / "save", *FLAGS, *REWIND, *flags, launcher=launcher)
-    done = run(*command, "--user-dir", tmp_path / "poisoned")
+    command = train_command(small, tmp_path / "save", *FLAGS, *REWIND, *flags)
+    done = run(*command, "--user-dir", tmp_path / "poisoned", processes=2)
     text = done.stdout + done.stderr
     assert text.count("diverged in update 4: ") == 2, text[-2000:]
     assert text.count("checkpoint_last.pt, update 2; the data read since then is left out") == 2

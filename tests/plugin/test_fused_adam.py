@@ -29,10 +29,9 @@ def test_two_processes_in_half_precision_equal_one(data, tmp_path):
     common = ["--max-update", "5", "--memory-efficient-fp16", *FLAGS]
     command = train_command(data, tmp_path / "one", *common, "--update-freq", "2")
     alone = losses(run(*with_optimizer("fused_adam", command)))
-    launcher = ["torchrun", "--standalone", "--nproc_per_node", "2"]
     flags = ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
-    command = train_command(data, tmp_path / "two", *common, *flags, launcher=launcher)
-    both = losses(run(*with_optimizer("fused_adam", command)))
+    command = train_command(data, tmp_path / "two", *common, *flags)
+    both = losses(run(*with_optimizer("fused_adam", command), processes=2))
     assert set(alone) == set(both) == set(range(1, 6))
     assert both == pytest.approx(alone, rel=0.01)
     states = [torch.load(tmp_path / name / "checkpoint_last.pt", weights_only=False) for name in ("one", "two")]

@@ -16,7 +16,6 @@ from tests.helpers.models import tiny_flags
 SHALLOW = ["--encoder-layers", "2", "--decoder-layers", "1", "--encoder-normalize-before", "--decoder-normalize-before"]
 DEEP = ["--encoder-layers", "3", "--decoder-layers", "2", "--share-all-embeddings"]
 SHORT = ["--disable-validation", "--no-epoch-checkpoints"]
-WORKERS = ["torchrun", "--standalone", "--nproc_per_node", "2"]
 
 
 def test_a_deeper_model_starts_goes_on_and_translates_without_the_file(data, tmp_path):
@@ -28,10 +27,10 @@ def test_a_deeper_model_starts_goes_on_and_translates_without_the_file(data, tmp
 
     def train(updates, *flags, **options):
         flags = [*DEEP, *SHORT, "--init-from", old, "--max-update", updates, *flags]
-        return run(*train_command(data, save, *flags, arch="transformer_prenorm_6l", **options))
+        return run(*train_command(data, save, *flags, arch="transformer_prenorm_6l"), **options)
 
     two = ["--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo", "--max-tokens", "200", "--lr", "0"]
-    done = train(1, *two, launcher=WORKERS)
+    done = train(1, *two, processes=2)
     text = done.stdout + done.stderr
     assert text.count(f"--init-from {old} (transformer): encoder layers 1-2 2, decoder layers 1 1; ") == 1
     assert "own initialisation: none; not taken: none\n" in text  # the dictionaries were there to compare

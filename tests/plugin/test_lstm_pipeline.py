@@ -17,8 +17,8 @@ from tests.helpers.commands import (
 SHARED = ("--lstm-share", "gate-encdec")
 
 
-def command(data, folder, *flags, arch="transformer_lstm_2l2l_tiny", **options):
-    return train_command(data, folder, *flags, arch=arch, **options)
+def command(data, folder, *flags, arch="transformer_lstm_2l2l_tiny"):
+    return train_command(data, folder, *flags, arch=arch)
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +51,8 @@ def test_two_processes_with_recomputed_activations_equal_one_without(data, tmp_p
     """DDP counts the gradients of a parameter; a re-entrant recomputation would hand in those of the gates twice."""
     flags = ("--max-update", "5", *EXACT, *SHARED)
     alone = losses(run(*command(data, tmp_path / "one", *flags, "--update-freq", "2")))
-    launcher = ["torchrun", "--standalone", "--nproc_per_node", "2"]
     distributed = ("--distributed-backend", "gloo", "--ddp-backend", backend, "--checkpoint-activations")
-    both = losses(run(*command(data, tmp_path / "two", *flags, *distributed, launcher=launcher)))
+    both = losses(run(*command(data, tmp_path / "two", *flags, *distributed), processes=2))
     assert set(both) == set(alone) == set(range(1, 6))
     assert both == pytest.approx(alone, abs=2e-3)
 

@@ -58,9 +58,8 @@ def test_activation_checkpointing_trains_to_the_same_losses(data, tmp_path):
 def test_two_processes_equal_one_with_twice_the_accumulation(data, tmp_path, backend):
     exact = ["--max-update", "5", *EXACT]
     alone = losses(run(*train_command(data, tmp_path / "one", *exact, "--update-freq", "2")))
-    launcher = ["torchrun", "--standalone", "--nproc_per_node", "2"]
     flags = ["--distributed-backend", "gloo", "--ddp-backend", backend]
-    both = run(*train_command(data, tmp_path / "two", *exact, *flags, launcher=launcher))
+    both = run(*train_command(data, tmp_path / "two", *exact, *flags), processes=2)
     assert set(losses(both)) == set(alone) == set(range(1, 6))
     assert losses(both) == pytest.approx(alone, abs=2e-3)
 

@@ -188,10 +188,9 @@ def test_a_training_that_was_interrupted_goes_on_alike(flags, data, tmp_path):
 def test_without_dropout_it_trains_as_the_plain_criterion(workers, data, tmp_path):
     """Adam does not see a factor of all gradients."""
     flags = ["--max-update", "5", "--adam-eps", "1e-20", "--clip-norm", "0", "--no-save", *EXACT]
-    launcher = ["torchrun", "--standalone", "--nproc_per_node", workers] if workers > 1 else []
     flags += ["--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo"] if workers > 1 else []
-    command = train_command(data, tmp_path, *flags, launcher=launcher)
-    plain, found = run(*command), run(*with_rdrop(command))
+    command = train_command(data, tmp_path, *flags)
+    plain, found = (run(*words, processes=workers) for words in (command, with_rdrop(command)))
     for kind, name in (("train_inner", "nll_loss"), ("valid", "valid_loss")):
         expected = [float(entry[name]) for entry in entries(plain, kind)]
         assert expected and [float(entry[name]) for entry in entries(found, kind)] == pytest.approx(expected, abs=2e-3)

@@ -2,22 +2,22 @@
 
 import importlib
 import json
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from fairseq_deep.tools import UsageError
+from tests.helpers import recipes
 from tests.helpers.claims import scored
 from tests.helpers.paths import ROOT
 
 FOLDER = ROOT / "examples/claims"
 
 
-def run(*words):
-    environment = {**os.environ, "FAIRSEQ_DEEP_ENV": "current", "FAIRSEQ_DEEP_CHECKED": shutil.which("python") or ""}
+def run(tools, *words):
+    recipes.fork_drivers(tools)
+    environment = recipes.environment(tools)
     command = [str(FOLDER / "run.sh"), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
 
@@ -50,8 +50,8 @@ def test_loss_at_equal_time(claims):
     assert {label: loss["mean"] for label, loss in losses.items()} == {"fast": 5.0, "slow": pytest.approx(3.5)}
 
 
-def test_list_names_every_claim(claims):
-    done = run("--list")
+def test_list_names_every_claim(claims, tools):
+    done = run(tools, "--list")
     assert done.returncode == 0, done.stderr
     assert all(f"\n{name} " in done.stdout for name in claims["definitions"].CLAIMS)
 
@@ -75,7 +75,7 @@ def check(claims, *names, **options):
     claims["claims"].check(claims["claims"].Claims().parse([*flags, *names]))
 
 
-def test_what_cannot_work_is_refused_before_anything_starts(claims, text, tmp_path):
+def test_what_cannot_work_is_refused_before_anything_starts(claims, tools, text, tmp_path):
     small = text(train=100)
     cases = [
         ((), {}, "no claim named"),
@@ -91,7 +91,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(claims, text, tmp_pa
         assert message in str(error.value)
     exp = tmp_path / "exp"
     for words, message in (((), "no claim named"), (("depth", "--demo", "--rounds", "0"), "--rounds takes a whole")):
-        done = run("--exp", exp, *words)
+        done = run(tools, "--exp", exp, *words)
         assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert not exp.exists()
 
@@ -113,8 +113,8 @@ def test_every_system_is_known_to_fairseq_train(claims, monkeypatch):
     assert len(systems) >= 45 and all(system.ours for system in systems)
 
 
-def test_plan_of_a_claim(text, tmp_path):
-    done = run("--dry-run", "--exp", tmp_path / "exp", "--data", text(), "--ngpu", "0", "generalisation")
+def test_plan_of_a_claim(tools, text, tmp_path):
+    done = run(tools, "--dry-run", "--exp", tmp_path / "exp", "--data", text(), "--ngpu", "0", "generalisation")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("fairseq-train ") == 4 and not (tmp_path / "exp").exists()
 

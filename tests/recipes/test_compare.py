@@ -43,6 +43,7 @@ def words(corpus, exp, *more, flags=()):
 
 
 def compare(tools, *given, **how):
+    recipes.fork_drivers(tools)
     command, environment = words(*given, **how), recipes.environment(tools)
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 

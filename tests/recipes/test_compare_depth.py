@@ -93,6 +93,7 @@ def tools_of_training(tools, stubs):
 def compare(tools, corpus, exp, *words):
     command = [ROOT / "examples/compare/run.sh", "--data", corpus, "--exp", exp, "--ngpu", "0", "--workers", "1",
                "--width", "16", "--updates", "8", "--tune", "lr", "--translate", "false", *words]  # fmt: skip
+    recipes.fork_drivers(tools)
     environment = recipes.environment(tools)
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, timeout=300)
 

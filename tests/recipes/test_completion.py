@@ -9,6 +9,7 @@ from fairseq_deep import list_archs
 from fairseq_deep.recipes.claims.definitions import CLAIMS
 from fairseq_deep.recipes.recipe import Recipe
 from fairseq_deep.tools.main import COMMANDS, main, name_of
+from tests.helpers.commands import run
 from tests.helpers.paths import ROOT
 
 ASK = """source "$1"
@@ -21,9 +22,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
     path = tmp_path_factory.mktemp("completion") / "script"
-    with open(path, "w") as stream:
-        command = [sys.executable, "-m", "fairseq_deep", "completion", "bash"]
-        subprocess.run(command, stdout=stream, check=True, cwd=ROOT, timeout=120)
+    path.write_text(run("fairseq-deep", "completion", "bash", cwd=ROOT).stdout)
     return path
 
 

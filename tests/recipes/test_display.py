@@ -19,6 +19,7 @@ STATS = '| INFO | train_inner | {{"epoch": 1, "update": 0.5, "num_updates": "{}"
 COMPARE = """
 import os, sys
 from types import SimpleNamespace as Facts
+sys.modules["fairseq"] = None  # which it needs not, and which takes seconds
 from fairseq_deep.recipes.compare import trainings
 class Run(trainings.Run):
     def diagnose(self, environment): pass

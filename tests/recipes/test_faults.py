@@ -1,6 +1,7 @@
 """A small training in which each write to its folder fails in turn: the next start ends as if nothing had been."""
 
 import hashlib
+import json
 
 import pytest
 import torch
@@ -14,12 +15,6 @@ WRITES = 38
 """How many there are; a test says so."""
 
 
-@pytest.fixture(scope="module")
-def gone_on():
-    """What was found by starts that went on well."""
-    return []
-
-
 def state(folder):
     """The last checkpoint, without the number that fairseq's positions never set."""
     content = torch.load(folder / "checkpoint_last.pt", weights_only=False)
@@ -29,13 +24,22 @@ def state(folder):
 
 
 @pytest.fixture(scope="module")
+def gone_on():
+    """What was found by starts that went on well."""
+    return set()
+
+
+@pytest.fixture(scope="module")
 def whole(small, tmp_path_factory):
-    """What a training without a fault leaves: its losses, last state, and number of writes."""
-    folder = tmp_path_factory.mktemp("whole")
-    log, counted = folder / "log", folder.with_name("counted")
-    status = faults.train(train_command(small, folder, *FLAGS), log, ("install", str(folder), "", 0, str(counted)))
+    """A training that ends: its losses and last state; and the folders, logs and statuses of its faults, by case."""
+    home = tmp_path_factory.mktemp("faults")
+    folder, cases, log, ended = (home / name for name in ("save", "cases", "log", "ended.json"))
+    folder.mkdir()
+    cases.mkdir()
+    install = ("install", str(folder), str(cases), str(ended))
+    status = faults.train(train_command(small, folder, *FLAGS), log, install)
     assert status == 0, log.read_text()[-2000:]
-    return losses_in(log.read_text()), state(folder), int(counted.read_text())
+    return losses_in(log.read_text()), state(folder), cases, json.loads(ended.read_text())
 
 
 def found(folder):
@@ -59,7 +63,7 @@ def assert_goes_on(small, folder, whole):
     log = folder.with_name(folder.name + ".again")
     status = faults.train(train_command(small, folder, *FLAGS), log)
     assert status == 0, log.read_text()[-2000:]
-    expected, final, _ = whole
+    expected, final, *_ = whole
     found = losses_in(log.read_text())
     assert found.items() <= expected.items() and set(found) == set(
         range(len(expected) + 1 - len(found), len(expected) + 1)
@@ -73,27 +77,28 @@ def assert_goes_on(small, folder, whole):
 
 def test_the_writes_are_counted(whole):
     """And old checkpoints were removed, which is one of them."""
-    losses, final, writes = whole
-    assert writes == WRITES and final["extra_state"]["train_iterator"]["epoch"] == 3 and len(losses) >= 4
+    losses, final, _, ended = whole
+    assert set(ended) == {f"{kind}.{at}" for kind in faults.KINDS for at in range(1, WRITES + 1)}
+    assert final["extra_state"]["train_iterator"]["epoch"] == 3 and len(losses) >= 4
 
 
 @pytest.mark.parametrize("kind", faults.KINDS)
-@pytest.mark.parametrize("at", range(1, WRITES + 1))
-def test_a_write_that_fails_loses_nothing(small, whole, gone_on, tmp_path, kind, at):
-    folder = tmp_path / "save"
-    folder.mkdir()
-    log = tmp_path / "log"
-    status = faults.train(train_command(small, folder, *FLAGS), log, ("install", str(folder), kind, at))
-    text = log.read_text()
-    if kind == "kill":
-        assert status == faults.KILLED
-    elif status:
-        assert status == 1 and "saved" in text.splitlines()[-1] and "Traceback" not in text, text[-2000:]
-    else:  # the last thing that was to be done was to remove an old checkpoint, or room was not needed any more
-        assert "checkpoint1.pt stays: " in text or kind == "ENOSPC", text[-2000:]
-    left = [path for path in folder.glob("*.pt") if not safe_save.is_whole(path)]
-    assert left == [], "every checkpoint is whole"
-    begins_with = found(folder)
-    if begins_with not in gone_on:  # of two folders that hold the same, one is enough
-        assert_goes_on(small, folder, whole)
-        gone_on.append(begins_with)
+def test_a_write_that_fails_loses_nothing(small, whole, gone_on, kind):
+    """Whichever it is; of folders that hold the same, one is enough to start from."""
+    *_, cases, ended = whole
+    for at in range(1, WRITES + 1):
+        case = f"{kind}.{at}"
+        folder, status, text = cases / case, ended[case], (cases / f"{case}.log").read_text()
+        if kind == "kill":
+            assert status == faults.KILLED, case
+        elif status:
+            last = text.splitlines()[-1]
+            assert status == 1 and "saved" in last and "Traceback" not in text, (case, text[-2000:])
+        else:  # the last thing that was to be done was to remove an old checkpoint, or room was not needed any more
+            assert "checkpoint1.pt stays: " in text or kind == "ENOSPC", (case, text[-2000:])
+        left = [path for path in folder.glob("*.pt") if not safe_save.is_whole(path)]
+        assert left == [], (case, "every checkpoint is whole")
+        begins_with = found(folder)
+        if begins_with not in gone_on:
+            assert_goes_on(small, folder, whole)
+            gone_on.add(begins_with)

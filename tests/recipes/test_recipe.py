@@ -20,6 +20,7 @@ from tests.helpers.recipes import (
     assert_refused,
     check,
     environment,
+    make_real,
     programs,
     recipe,
     write_pairs,
@@ -256,6 +257,7 @@ def assert_student_learns_from(teacher, tools, corpus, exp, words, model):
 
 def test_from_text_to_bleu(tools, corpus, tmp_path):
     """Every stage with the real programs and a tiny model, in a folder with blanks and from elsewhere."""
+    make_real(tools, first=True)
     exp = tmp_path / "small job"
     words = "--conf mini --arch transformer_dlcl_2l2l_tiny --bpe-merges 60 --smoke --workers 1 --".split()
     model = "--encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --decoder-layers 2".split()

@@ -23,7 +23,7 @@ from fairseq_deep.recipes.options import SIMILAR, flag_of, quote
 from fairseq_deep.recipes.recipe import Recipe
 from fairseq_deep.tools.main import main
 from tests.helpers.paths import ROOT
-from tests.helpers.recipes import MAIN
+from tests.helpers.recipes import MAIN, checked
 
 IWSLT = ROOT / "examples/iwslt14_deen/run.sh"
 LSTM = ROOT / "examples/depthwise_lstm/run.sh"
@@ -31,6 +31,9 @@ CONFS = sorted((ROOT / "examples").glob("*/conf/*.args")) + [ROOT / "examples/de
 
 
 def run(*words, script=MAIN, env=(), cwd=None):
+    """In this process, unless it is to have another environment or folder."""
+    if not env and cwd is None:
+        return checked(script, *words)
     environment = {**os.environ, **dict(env)}
     command = [str(script), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=60)

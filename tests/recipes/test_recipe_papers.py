@@ -4,11 +4,9 @@ The settings here are written from the papers (and, where they are silent, from 
 recipes: W19 sections 4.1 and 4.2, Z19 sections 7.1 to 7.4, X20 section 2, X24 section 3.1.
 """
 
-import concurrent.futures
 import logging
 import re
 import shlex
-import subprocess
 
 import pytest
 
@@ -18,6 +16,7 @@ from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.helpers.flags import parse
 from tests.helpers.models import full_size, make_dictionary, size_of, task_of
 from tests.helpers.paths import ROOT
+from tests.helpers.recipes import checked
 
 TABLE = (ROOT / "examples/README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\| [WZX]\d\d, .* \| `([^`]*)` \|$", TABLE, re.MULTILINE)
@@ -130,16 +129,14 @@ ROWS = [
 
 def dry_run(command):
     program, *words = shlex.split(command)
-    line = [str(ROOT / program), "--dry-run", "--ngpu", "8", "--exp", "/nowhere/at/all", *words]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    done = checked(ROOT / program, "--dry-run", "--ngpu", "8", "--exp", "/nowhere/at/all", *words)
     assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def dry_runs():
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        return dict(zip(COMMANDS, pool.map(dry_run, COMMANDS)))
+    return {command: dry_run(command) for command in COMMANDS}
 
 
 def flags(words):

@@ -12,6 +12,8 @@ from fairseq import safe_load, safe_save, safe_stop
 
 from tests.helpers import faults
 from tests.helpers.commands import BIN, PACKAGE, losses_in, train_command
+from tests.helpers.forkserver import server
+from tests.helpers.recipes import write_program
 
 FLAGS = ("--max-epoch", "2", "--num-workers", "0", "--max-tokens", "150")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -157,9 +159,10 @@ class TestSignals:
         stop.finish(self.trainer(), None)
 
 
-def begin(command, update):
+def begin(command, update, **variables):
     """A real command that has come to *update*, and what it has printed until then."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    environment.update(variables)
     child = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                              text=True, env=environment)  # fmt: skip
     said = ""
@@ -184,8 +187,15 @@ def test_the_command_that_gets_a_signal(small, tmp_path):
     assert state["optimizer_history"][-1]["num_updates"] == update >= 3
 
 
-def workers_of(child):
-    return subprocess.check_output(["pgrep", "-P", str(child.pid)], text=True).split()
+def workers_of(pid):
+    return subprocess.check_output(["pgrep", "-P", str(pid)], text=True).split()
+
+
+def in_forks(folder, command):
+    """*command*, a training, as a program in *folder* that hands its signals on to a fork; see ``forkserver.py``."""
+    program = folder / "fairseq-train"
+    write_program(program, server().stand_in("fairseq-train"))
+    return [program, *command[1:]]
 
 
 def live(processes):
@@ -197,8 +207,9 @@ def live(processes):
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_workers_that_read_data_outlive_a_signal_to_the_whole_group(small, tmp_path, number):
     """As torchrun, a scheduler and Ctrl-C send it."""
-    child, _ = begin(train_command(small, tmp_path / "save", *LONG, "--batch-size", "1"), 3)
-    workers = workers_of(child)
+    command = train_command(small, tmp_path / "save", *LONG, "--batch-size", "1")
+    child, _ = begin(in_forks(tmp_path, command), 3, PIDS=str(tmp_path))
+    workers = workers_of((tmp_path / "fairseq-train.").read_text())
     for worker in workers:
         os.kill(int(worker), number)
     for line in child.stdout:  # longer than what has been read ahead
@@ -212,7 +223,7 @@ def test_workers_that_read_data_outlive_a_signal_to_the_whole_group(small, tmp_p
 
 def test_workers_of_a_training_that_is_killed_end_too(small, tmp_path):
     child, _ = begin(train_command(small, tmp_path / "save", *LONG, "--batch-size", "1"), 3)
-    workers = workers_of(child)
+    workers = workers_of(child.pid)
     assert live(workers)
     child.kill()
     child.wait()
@@ -237,10 +248,11 @@ def test_fairseq_hydra_train_stops_so_too(small, tmp_path):
 
 
 def test_a_signal_to_one_of_two_processes_stops_both(small, tmp_path):
-    launcher = ["torchrun", "--standalone", "--nproc_per_node", "2"]
     flags = ("--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp")
-    child, _ = begin(train_command(small, tmp_path / "save", *LONG, *flags, launcher=launcher), 3)
-    workers = subprocess.run(["pgrep", "-P", str(child.pid)], capture_output=True, text=True).stdout.split()
+    command = in_forks(tmp_path, train_command(small, tmp_path / "save", *LONG, *flags))
+    command = ["torchrun", "--standalone", "--nproc_per_node", "2", "--no_python", *command]
+    child, _ = begin(command, 3)
+    workers = workers_of(child.pid)
     assert len(workers) == 2
     os.kill(int(workers[1]), signal.SIGUSR1)
     rest = child.communicate(timeout=90)[0]
@@ -248,7 +260,7 @@ def test_a_signal_to_one_of_two_processes_stops_both(small, tmp_path):
     update = int(re.search(r"saved checkpoint_last.pt at update (\d+)", rest)[1])
     state = torch.load(tmp_path / "save/checkpoint_last.pt", weights_only=False)
     assert state["optimizer_history"][-1]["num_updates"] == update
-    again, _ = begin(train_command(small, tmp_path / "save", *LONG, *flags, launcher=launcher), update + 1)
+    again, _ = begin(command, update + 1)
     again.send_signal(signal.SIGTERM)  # to all of them, by torchrun
     rest = again.communicate(timeout=90)[0]
     assert re.search(r"saved checkpoint_last.pt at update (\d+)", rest), rest[-3000:]

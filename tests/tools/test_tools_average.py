@@ -2,8 +2,6 @@
 
 import argparse
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ import torch
 from fairseq_deep.plugin import compat
 from fairseq_deep.tools import average as tool
 from fairseq_deep.tools.main import main
+from tests.helpers import commands
 from tests.helpers.tools import checkpoint, failing
 
 fails = failing("average")
@@ -303,14 +302,7 @@ def test_averaged_model_loads_into_fairseq(tmp_path):
         build_architecture("transformer_dlcl_2l2l_tiny", dictionary, share_all_embeddings=True) for _ in range(2)
     ]
     paths = [checkpoint(tmp_path / f"{index}.pt", model.state_dict()) for index, model in enumerate(models)]
-    result = subprocess.run(
-        [sys.executable, "-m", "fairseq_deep", "average", "--inputs", *paths, "--output", str(tmp_path / "out.pt")],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
+    commands.run("fairseq-deep", "average", "--inputs", *paths, "--output", tmp_path / "out.pt")
     state = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "out.pt"))
     parameters = [dict(model.named_parameters()) for model in models]
     models[1].load_state_dict(state["model"], strict=True)

@@ -45,7 +45,7 @@ def measure(tmp_path, *arguments):
 
 
 def test_real_command_line(data, tmp_path):
-    done = run(sys.executable, "-m", "fairseq_deep", "diagnose", data, "--arch", POST, "--arch", DLCL, *COMMON,
+    done = run("fairseq-deep", "diagnose", data, "--arch", POST, "--arch", DLCL, *COMMON,
                "--tokens", "100", "--seeds", "2", "--json", tmp_path / "a.json", cwd=tmp_path)  # fmt: skip
     assert "dictionary" not in done.stderr and "Warning" not in done.stderr
     record = json.loads((tmp_path / "a.json").read_text())

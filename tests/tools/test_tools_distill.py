@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from sacrebleu.metrics import BLEU
 
 from fairseq_deep.recipes.text.distilled import RECORD
+from tests.helpers import faults
 from tests.helpers.commands import BIN, run
 from tests.helpers.tools import failing
 
@@ -158,7 +160,8 @@ def test_an_interruption_loses_at_most_a_shard_of_each_process(number, trained, 
     kept = json.loads(shards[0].read_text())
     shards[0].write_text(json.dumps({**kept, "targets": ["kept", *kept["targets"][1:]]}))
     shards[1].write_text(shards[1].read_text()[:-20])  # damaged: translated again
-    assert run(*map(str, words)).stdout.endswith(f"{output}: 200 pairs\n")
+    words[words.index("--workers") + 1] = "2" if number == signal.SIGKILL else "1"
+    assert run("fairseq-deep", *words[1:]).stdout.endswith(f"{output}: 200 pairs\n")
     found, expected = ((folder / "train.de").read_text().splitlines() for folder in (output, whole))
     start = 2 * int(shards[0].stem)
     assert found[start] == "kept" and [*found[:start], expected[start], *found[start + 1 :]] == expected
@@ -167,7 +170,9 @@ def test_an_interruption_loses_at_most_a_shard_of_each_process(number, trained, 
 
 def test_killed_at_any_write_of_the_folder(trained, text, whole, tmp_path):
     """With all shards there, so that only the folder is put together."""
-    output, work, counted = tmp_path / "place/out", tmp_path / "place/out.unfinished", tmp_path / "count"
+    place, cases, ended = (tmp_path / name for name in ("place", "cases", "ended.json"))
+    output, work = place / "out", place / "out.unfinished"
+    cases.mkdir()
     work.mkdir(parents=True)
     record = json.loads((whole / RECORD).read_text())
     targets = (whole / "train.de").read_text().splitlines()
@@ -175,33 +180,35 @@ def test_killed_at_any_write_of_the_folder(trained, text, whole, tmp_path):
     for number in range(20):
         shard = {"targets": targets[10 * number : 10 * number + 10], "too_long": 0}
         (work / f"{number:06d}.json").write_text(json.dumps(shard))
-    shutil.copytree(tmp_path / "place", tmp_path / "before")
+    prepare = ["tests.helpers.faults:install", str(place), str(cases), str(ended)]
+    distill(trained, text, output, *GREEDY, "--shard-lines", "10", prepare=prepare)
+    assert hashes(output) == hashes(whole)
+    status = json.loads(ended.read_text())
+    count = len(status) // len(faults.KINDS)
+    assert count > 10
 
-    def attempt(kind, at):
-        shutil.rmtree(tmp_path / "place")
-        shutil.copytree(tmp_path / "before", tmp_path / "place")
-        prepare = ["tests.helpers.faults:install", str(tmp_path / "place"), kind, at, str(counted)]
-        return distill(trained, text, output, *GREEDY, "--shard-lines", "10", prepare=prepare, check=False)
+    def again(case):
+        distill(trained, text, output, *GREEDY, "--shard-lines", "10")
+        assert hashes(output) == hashes(whole) and not work.exists(), case
 
-    assert attempt("", 0).returncode == 0
-    count = int(counted.read_text())
-    assert count > 10 and hashes(output) == hashes(whole)
+    def take(case):
+        shutil.rmtree(place)
+        (cases / case).rename(place)
+        return status[case], (cases / f"{case}.log").read_text()
+
     for at in range(1, count + 1):
-        assert attempt("kill", at).returncode == -signal.SIGKILL
-        distill(trained, text, output, *GREEDY, "--shard-lines", "10")
-        assert hashes(output) == hashes(whole) and not work.exists(), at
+        assert take(f"kill.{at}")[0] == faults.KILLED
+        again(at)
     for at in range(1, count - 3, 3):  # the last ones need no room
-        done = attempt("ENOSPC", at)
-        assert done.returncode == 2 and done.stderr.count("\n") == 1 and "No space left on device" in done.stderr, at
+        code, told = take(f"ENOSPC.{at}")
+        assert code == 2 and told.count("\n") == 1 and "No space left on device" in told, at
         assert not output.exists() and len(list(work.glob("0*.json"))) == 20
-        distill(trained, text, output, *GREEDY, "--shard-lines", "10")
-        assert hashes(output) == hashes(whole), at
+        again(at)
 
 
 def test_a_full_disk_of_a_process_is_one_line(trained, text, tmp_path):
-    words = [BIN / "fairseq-deep", "distill", trained, "--text", text, "--output", tmp_path / "out", "--cpu"]
-    line = " ".join(map(str, words))
-    done = subprocess.run(["bash", "-c", f"ulimit -f 2; exec {line}"], capture_output=True, text=True)
+    prepare = ["resource:setrlimit", resource.RLIMIT_FSIZE, [2048, 2048]]
+    done = distill(trained, text, tmp_path / "out", prepare=prepare, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith(f"fairseq-deep distill: cannot write {tmp_path}/out.unfinished/000000.json: File too")
     assert sorted(os.listdir(tmp_path / "out.unfinished")) == ["lock", "settings.json"]

@@ -12,6 +12,8 @@ import fairseq_deep
 from fairseq_deep.plugin import compat
 from fairseq_deep.tools import UsageError, archs, check_output_path, format_table, main, replacing, write_text
 from fairseq_deep.tools.main import COMMANDS
+from tests.helpers.commands import run
+from tests.helpers.forkserver import server
 
 
 def call(*arguments, stdin=None):
@@ -114,9 +116,7 @@ def test_archs_selects_by_wildcard_in_natural_order():
 
 
 def test_archs_table_of_a_known_row():
-    result = call("archs", "transformer_dlcl_30l")
-    lines = result.stdout.splitlines()
-    assert result.returncode == 0, result.stderr
+    lines = run("fairseq-deep", "archs", "transformer_dlcl_30l").stdout.splitlines()
     assert lines[0].split() == "name family method of norm depth size parameters paper's BLEU in".split()
     assert lines[1].split() == "transformer_dlcl_30l dlcl Wang 2019 pre 30/6 base 137,264,114 29.3 W19".split()
     assert len(lines) == 3
@@ -218,9 +218,8 @@ def test_archs_without_fairseq_names_the_doctor(monkeypatch, capsys):
 
 
 def test_archs_into_a_closed_pipe_is_silent():
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "fairseq_deep", "archs", "*tiny"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    command = ["bash", "-c", server().stand_in("fairseq-deep"), "bash", "archs", "*tiny"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()
     error = process.stderr.read()
     process.stderr.close()

@@ -15,7 +15,7 @@ from fairseq_deep.errors import printable
 from fairseq_deep.tools import UsageError, check_outputs, main
 from tests.helpers.paths import ROOT
 
-COMMAND = [sys.executable, "-m", "fairseq_deep"]
+COMMAND = [sys.executable, str(ROOT / "tests/helpers/runtime_alone.py")]  # as importing fairseq takes seconds
 TOLD = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
@@ -146,7 +146,8 @@ def test_a_file_that_cannot_be_accessed_is_one_line(monkeypatch, capsys):
 
 def begin(tmp_path, finish, *launcher):
     """Start a command that is writing its output; *finish* is what it does then."""
-    code = "import sys, time; from fairseq_deep.tools import main, path, new_folder, replacing\n"
+    code = "import sys, time; sys.modules['fairseq'] = None  # which takes seconds\n"
+    code += "from fairseq_deep.tools import main, path, new_folder, replacing\n"
     code += "def run(args):\n    with replacing('out') as a, open(a, 'w'), new_folder('dir'):\n"
     code += "        open('begun', 'w').close(); " + finish + "\n"
     code += "    return 0\npath.run = run; sys.exit(main.main(['path']))"

@@ -114,16 +114,18 @@ def test_a_package_translates_where_fairseq_is_missing(pair):
 
 def test_the_tools_where_fairseq_is_missing(pair, tmp_path):
     _, checkpoint, package = pair
-    assert alone("check", package).returncode == 0
-    assert alone("average", "--inputs", checkpoint, "--output", tmp_path.parent / "mean.pt").returncode == 0
-    assert "--licence" in alone("package", "--help").stdout
-    needs = "requires fairseq"
-    for words in (["translate", checkpoint, "--data", package], ["package", checkpoint, "--output", tmp_path / "made"],
-                  ["export", checkpoint, "--output", tmp_path / "out.pt"], ["archs"], ["flags"],
-                  ["diagnose", "transformer_dlcl_2l2l_tiny", "--data", package]):  # fmt: skip
-        done = alone(*words)
-        assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1, (words, done)
-        assert needs in done.stderr and done.stderr.startswith(f"fairseq-deep {words[0]}: "), done.stderr
+    work = [["check", package], ["average", "--inputs", checkpoint, "--output", tmp_path.parent / "mean.pt"],
+            ["package", "--help"]]  # fmt: skip
+    need = [["translate", checkpoint, "--data", package], ["package", checkpoint, "--output", tmp_path / "made"],
+            ["export", checkpoint, "--output", tmp_path / "out.pt"], ["archs"], ["flags"],
+            ["diagnose", "transformer_dlcl_2l2l_tiny", "--data", package]]  # fmt: skip
+    done = alone(input=json.dumps([*work, *need], default=str))
+    assert done.returncode == 0, done.stderr
+    ends = json.loads(done.stdout)
+    assert [status for status, *_ in ends[:3]] == [0, 0, 0] and "--licence" in ends[2][1]
+    for (name, *_), (status, told, errors) in zip(need, ends[3:], strict=True):
+        assert status == 2 and told == "" and errors.count("\n") == 1, (name, errors)
+        assert "requires fairseq" in errors and errors.startswith(f"fairseq-deep {name}: "), errors
     assert not list(tmp_path.iterdir())
 
 

@@ -4,9 +4,9 @@ import io
 import json
 import math
 import os
-import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import sacrebleu
@@ -14,6 +14,7 @@ import sacrebleu
 from fairseq_deep.tools import score as tool
 from fairseq_deep.tools.generated import best, parse_generated
 from fairseq_deep.tools.main import main
+from tests.helpers import commands
 from tests.helpers.tools import failing
 
 fails = failing("score")
@@ -348,15 +349,7 @@ def test_incomplete_generation_is_refused_or_warned_about(tmp_path, capsys):
 
 
 def test_real_command(files):
-    result = subprocess.run(
-        [sys.executable, "-m", "fairseq_deep", "score", "--sys", "-", "--ref", files[1]],
-        stdin=open(files[0], "rb"),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
+    result = commands.run("fairseq-deep", "score", "--sys", "-", "--ref", files[1], stdin=Path(files[0]).read_text())
     expected = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES]).score
     assert result.stdout.splitlines()[-1] == f"BLEU = {expected:.2f}"
 

@@ -198,7 +198,8 @@ def test_wrong_flags(flags, capsys):
 
 @pytest.mark.parametrize("name", ["starlette", "uvicorn"])
 def test_a_missing_package_is_one_line(name, packages):
-    program = f"import sys; sys.modules['{name}'] = None; from fairseq_deep.tools.main import main; sys.exit(main())"
+    program = f"import sys; sys.modules.update({name}=None, fairseq=None); "
+    program += "from fairseq_deep.tools.main import main; sys.exit(main())"
     command = [sys.executable, "-c", program, "serve", str(packages[0]), "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     want = f"fairseq-deep serve: {name} is missing: pip install starlette uvicorn\n"
