@@ -83,6 +83,8 @@ class StepProgram(nn.Module):
         super().__init__()
         self.decoder, self.slots = model.decoder, model.decoder.beam_state._slots(beam)
         embed, table = self.decoder.embed_tokens, self.decoder.embed_positions
+        # made here: other compilers cannot take the graph that fills a diagonal
+        self.register_buffer("own", self.decoder.beam_state._own(self.slots, embed.weight).detach())
         words = torch.full((1, capacity), embed.padding_idx + 1, device=embed.weight.device)
         self.register_buffer("positions", None if table is None else table(words).detach())
 
@@ -108,8 +110,7 @@ class StepProgram(nn.Module):
     def _state(self, words: Tensor, position: Tensor, source: dict[str, Tensor], caches: dict[str, Tensor]) -> dict:
         """The incremental state that consists of these tensors; the step may write to it."""
         beam_state = self.decoder.beam_state
-        own = beam_state._own(self.slots, self.decoder.embed_tokens.weight)
-        state = {beam_state._state: {"mask": words, "own": own, "count": None, "position": position.clone()}}
+        state = {beam_state._state: {"mask": words, "own": self.own, "count": None, "position": position.clone()}}
         for name, tensor in {**source, **{name: cache.clone() for name, cache in caches.items()}}.items():
             module, _, field = name.rpartition(".")
             if module:
@@ -204,4 +205,20 @@ def _dims(model: nn.Module) -> tuple[torch.export.Dim, torch.export.Dim]:
 
 def _export(program: nn.Module, inputs: tuple, shapes: tuple) -> torch.export.ExportedProgram:
     with torch.no_grad():
-        return torch.export.export(program, inputs, dynamic_shapes=shapes, strict=False)
+        return _without_unused(torch.export.export(program, inputs, dynamic_shapes=shapes, strict=False))
+
+
+def _without_unused(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Remove the weights that the program does not read: each program has the modules of the other one, too."""
+    from torch.export.graph_signature import InputKind
+
+    specs = exported.graph_signature.input_specs
+    weights = {spec.arg.name: spec for spec in specs if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER)}
+    for node in list(exported.graph.nodes):
+        if node.name in weights and not node.users:
+            spec = weights[node.name]
+            (exported.constants if spec.persistent is False else exported.state_dict).pop(spec.target)
+            specs.remove(spec)
+            exported.graph.erase_node(node)
+    exported.graph_module.recompile()
+    return exported
