@@ -82,7 +82,9 @@ class Model:
         rows = [[*(index.get(word, special["unk"]) for word in line.split()), special["eos"]] for line in lines]
         width = max(2, *map(len, rows))
         found = self.search(torch.tensor([row + [special["pad"]] * (width - len(row)) for row in rows]))
-        best = (" ".join(self.target[word] for word in hypotheses[0][1]) for hypotheses in found)
+        best = (
+            " ".join(self.target[word] for word in hypotheses[0][1] if word != special["bos"]) for hypotheses in found
+        )
         return [text if line.strip() else "" for text, line in zip(best, lines)]
 
     def text_steps(self):

@@ -81,6 +81,7 @@ class StepProgram(nn.Module):
 
     def __init__(self, model: nn.Module, beam: int, capacity: int):
         super().__init__()
+        self.caches = _caches(model.decoder, beam, capacity)
         self.decoder, self.slots = model.decoder, model.decoder.beam_state._slots(beam)
         embed, table = self.decoder.embed_tokens, self.decoder.embed_positions
         # made here: other compilers cannot take the graph that fills a diagonal
@@ -93,6 +94,7 @@ class StepProgram(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Run the program."""
         sentences, beam = words.size()
+        self._unify(sentences, order, source, caches)
         state = self._state(words, position, source, caches)
         if beam > 1:
             first = torch.arange(0, sentences * beam, beam, device=words.device).unsqueeze(1)
@@ -103,6 +105,15 @@ class StepProgram(nn.Module):
         places = {name: name.rpartition(".") for name in caches}
         updated = {name: state[self._key(module)][field] for name, (module, _, field) in places.items()}
         return self.decoder.output_layer(x).view(sentences, beam, -1), updated
+
+    def _unify(self, sentences: int, order: Tensor, source: dict[str, Tensor], caches: dict[str, Tensor]) -> None:
+        """Tell the exporter that all inputs have as many sentences: otherwise sizes become longer with each layer."""
+        torch._check(order.size(0) == sentences)
+        for name, tensor in source.items():
+            torch._check(tensor.size(0) == sentences)
+            torch._check(name == "padding" or tensor.size(2) == source["padding"].size(3))
+        for name, cache in self.caches.items():
+            torch._check(caches[name].size(cache.dim) == cache.shape[cache.dim] * sentences)
 
     def _key(self, module: str) -> str:
         return self.decoder.get_submodule(module)._state

@@ -90,8 +90,11 @@ def write(args: argparse.Namespace) -> int:
     extra = {"model.json": json.dumps(settings, indent=1, ensure_ascii=False), **_texts(loaded, bundle)}
     extra["README.md"] = _card(args, loaded, settings)
     with replacing(args.output) as temporary:
-        with open(temporary, "wb+") as file:
-            archives.package_pt2(file, exported_programs=programs, extra_files=extra)
+        try:
+            with open(temporary, "wb+") as file:
+                archives.package_pt2(file, exported_programs=programs, extra_files=extra)
+        except RuntimeError as error:  # what torch raises on a full disk
+            raise UsageError(f"cannot write {args.output}: {one_line(error)}") from error
         with open(temporary, "rb") as file:
             report = _check(archives, file, settings, loaded.model, rows)
     print(f"{bundle.checkpoint} -> {args.output}: beam {search['beam']}, {capacity} positions; {report} ({origin})")
