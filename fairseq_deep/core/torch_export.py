@@ -81,8 +81,11 @@ class StepProgram(nn.Module):
 
     def __init__(self, model: nn.Module, beam: int, capacity: int):
         super().__init__()
+        self.caches = _caches(model.decoder, beam, capacity)
         self.decoder, self.slots = model.decoder, model.decoder.beam_state._slots(beam)
         embed, table = self.decoder.embed_tokens, self.decoder.embed_positions
+        # made here: other compilers cannot take the graph that fills a diagonal
+        self.register_buffer("own", self.decoder.beam_state._own(self.slots, embed.weight).detach())
         words = torch.full((1, capacity), embed.padding_idx + 1, device=embed.weight.device)
         self.register_buffer("positions", None if table is None else table(words).detach())
 
@@ -91,6 +94,7 @@ class StepProgram(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Run the program."""
         sentences, beam = words.size()
+        self._unify(sentences, order, source, caches)
         state = self._state(words, position, source, caches)
         if beam > 1:
             first = torch.arange(0, sentences * beam, beam, device=words.device).unsqueeze(1)
@@ -102,14 +106,22 @@ class StepProgram(nn.Module):
         updated = {name: state[self._key(module)][field] for name, (module, _, field) in places.items()}
         return self.decoder.output_layer(x).view(sentences, beam, -1), updated
 
+    def _unify(self, sentences: int, order: Tensor, source: dict[str, Tensor], caches: dict[str, Tensor]) -> None:
+        """Tell the exporter that all inputs have as many sentences: otherwise sizes become longer with each layer."""
+        torch._check(order.size(0) == sentences)
+        for name, tensor in source.items():
+            torch._check(tensor.size(0) == sentences)
+            torch._check(name == "padding" or tensor.size(2) == source["padding"].size(3))
+        for name, cache in self.caches.items():
+            torch._check(caches[name].size(cache.dim) == cache.shape[cache.dim] * sentences)
+
     def _key(self, module: str) -> str:
         return self.decoder.get_submodule(module)._state
 
     def _state(self, words: Tensor, position: Tensor, source: dict[str, Tensor], caches: dict[str, Tensor]) -> dict:
         """The incremental state that consists of these tensors; the step may write to it."""
         beam_state = self.decoder.beam_state
-        own = beam_state._own(self.slots, self.decoder.embed_tokens.weight)
-        state = {beam_state._state: {"mask": words, "own": own, "count": None, "position": position.clone()}}
+        state = {beam_state._state: {"mask": words, "own": self.own, "count": None, "position": position.clone()}}
         for name, tensor in {**source, **{name: cache.clone() for name, cache in caches.items()}}.items():
             module, _, field = name.rpartition(".")
             if module:
@@ -204,4 +216,20 @@ def _dims(model: nn.Module) -> tuple[torch.export.Dim, torch.export.Dim]:
 
 def _export(program: nn.Module, inputs: tuple, shapes: tuple) -> torch.export.ExportedProgram:
     with torch.no_grad():
-        return torch.export.export(program, inputs, dynamic_shapes=shapes, strict=False)
+        return _without_unused(torch.export.export(program, inputs, dynamic_shapes=shapes, strict=False))
+
+
+def _without_unused(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Remove the weights that the program does not read: each program has the modules of the other one, too."""
+    from torch.export.graph_signature import InputKind
+
+    specs = exported.graph_signature.input_specs
+    weights = {spec.arg.name: spec for spec in specs if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER)}
+    for node in list(exported.graph.nodes):
+        if node.name in weights and not node.users:
+            spec = weights[node.name]
+            (exported.constants if spec.persistent is False else exported.state_dict).pop(spec.target)
+            specs.remove(spec)
+            exported.graph.erase_node(node)
+    exported.graph_module.recompile()
+    return exported

@@ -61,6 +61,8 @@ def find_bundle(path: str, **given: Any) -> Bundle:
         found = _of_package(packaged.folder_of(path))
     elif os.path.isdir(path):
         found = _of_recipe(path)
+    elif path.endswith(".pt2") and os.path.isfile(path):  # loading one would run its code
+        raise UsageError(f"{path} is for other programs: give the model that it was exported from")
     elif os.path.isfile(path):
         found = _beside(path)
     else:

@@ -1,9 +1,10 @@
-"""write a plain model as fairseq's own `transformer`, for transformers (Hugging Face), or for CTranslate2
+"""write a model for other programs: fairseq's `transformer`, transformers (Hugging Face), CTranslate2, torch.export
 
 A model that differs from fairseq's only in its depth or in how its weights started is a `transformer` once it is
 trained, and stock fairseq then needs no --user-dir for it. Constant factors on branches (--residual completep,
 layerscale, layernorm-scaling, and prores or branchnorm after their schedule) are folded into the weights, and for the
-other two formats also the weights of DeepNet and Admin. A structure that the format does not know is refused.
+other two formats also the weights of DeepNet and Admin. A structure that the format does not know is refused. The
+format torch takes every method: the encoder and a decoding step as programs of torch.export in one file.
 """
 
 import argparse
@@ -24,25 +25,33 @@ from fairseq_deep.tools import (
 )
 from fairseq_deep.tools.flags import added
 
-FORMATS = ("fairseq", "ctranslate2", "huggingface")
+FORMATS = ("fairseq", "ctranslate2", "huggingface", "torch")
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
+DTYPES = ("float32", "bfloat16", "float16")
 PARTS = ("data", "source_lang", "target_lang")
 OF_FORMATS = {
-    **{name: ("ctranslate2", "huggingface") for name in PARTS},
+    **{name: ("ctranslate2", "huggingface", "torch") for name in PARTS},
     "quantization": ("ctranslate2",),
-    **{name: ("huggingface",) for name in ("bpe_codes", "tokenizer", "lowercase", "verify", "name", "licence")},
-}
+    **{name: ("huggingface", "torch")
+       for name in ("bpe_codes", "tokenizer", "lowercase", "verify", "name", "licence")},
+    **{name: ("torch",) for name in ("beam", "capacity", "dtype")},
+}  # fmt: skip
 """The formats that an option is for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model, the output, and what CTranslate2's format takes."""
     parser.add_argument("checkpoint", metavar="MODEL", help="folder of a recipe, packaged model, or checkpoint")
-    parser.add_argument("--output", required=True, metavar="PATH", help="the checkpoint, or the new folder, to write")
+    parser.add_argument("--output", required=True, metavar="PATH", help="the checkpoint, file, or new folder, to write")
     parser.add_argument("--format", choices=FORMATS, default="fairseq", help="(default: fairseq)")
     group = parser.add_argument_group("with --format ctranslate2")
     group.add_argument("--quantization", choices=QUANTIZATIONS, help="type of the weights (default: float32)")
-    group = parser.add_argument_group("with --format huggingface")
+    group = parser.add_argument_group("with --format torch")
+    group.add_argument("--beam", type=at_least_one, metavar="N", help="of the programs (default: the recipe's, or 4)")
+    room = "target positions that caches have room for (default: 256, or fewer if the model has fewer)"
+    group.add_argument("--capacity", type=at_least_one, metavar="N", help=room)
+    group.add_argument("--dtype", choices=DTYPES, help="type of the weights and caches (default: float32)")
+    group = parser.add_argument_group("with --format huggingface or torch")
     group.add_argument("--verify", metavar="FILE", help="source text to check with (default: the recipe's test set)")
     group.add_argument("--verify-sentences", type=at_least_one, default=200, metavar="N", help="(default: 200)")
     group.add_argument("--name", metavar="TEXT", help="of the model, on the card (default: the name of the folder)")
@@ -55,11 +64,15 @@ def run(args: argparse.Namespace) -> int:
     for name, formats in OF_FORMATS.items():
         if getattr(args, name) is not None and args.format not in formats:
             flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} is for --format {' and '.join(formats)}: add that, or leave it out")
+            raise UsageError(f"{flag} is for --format {' or '.join(formats)}: add that, or leave it out")
     if args.format == "huggingface":
         from fairseq_deep.tools import huggingface_export
 
         return huggingface_export.write(args)
+    if args.format == "torch":
+        from fairseq_deep.tools import torch_format
+
+        return torch_format.write(args)
     return write_ctranslate2(args) if args.format == "ctranslate2" else write_fairseq(args)
 
 

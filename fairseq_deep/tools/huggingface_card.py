@@ -22,21 +22,14 @@ def make(parts: Any, args: argparse.Namespace, search: dict[str, Any], name: str
     from fairseq_deep.runtime import packaged
 
     loaded, bundle = parts.loaded, parts.bundle
-    config = {
-        "name": args.name if args.name is not None else os.path.basename(os.path.abspath(args.output)),
-        "arch": loaded.stored.flags.arch,
-        "licence": args.licence or package.UNKNOWN_LICENCE,
-        "task": {"source_lang": loaded.source_lang, "target_lang": loaded.target_lang},
-        "text": {"tokenizer": bundle.tokenizer, "lowercase": bundle.lowercase, "sub_words": parts.steps.kind},
-        "search": {**search, "gnmt_lenpen": False},
-        "made_with": package.versions(NAMES),
-    }
+    text = {"tokenizer": bundle.tokenizer, "lowercase": bundle.lowercase, "sub_words": parts.steps.kind}
+    config = package.card_config(args, loaded, text, {**search, "gnmt_lenpen": False}, NAMES)
     sides = ((loaded.source_lang, loaded.source), (loaded.target_lang, loaded.target))
     dictionaries = ", ".join(f"{lang} {len(dictionary):,}" for lang, dictionary in sides)
     rows = {"class": name, "parameters": f"{size:,}", "weights": "float32", "checked": found}
     rows["dictionaries"] = dictionaries
     record = package.record_of(args.checkpoint) if os.path.isdir(args.checkpoint) else {}
-    body = packaged.make_card(config, rows, record, use=_use(parts, search, config["text"]))
+    body = packaged.make_card(config, rows, record, use=_use(parts, search, text))
     return _front(config) + body
 
 

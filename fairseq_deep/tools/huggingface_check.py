@@ -1,22 +1,20 @@
 """Whether an exported folder computes and writes what the model does: indices, logits and translations."""
 
 import copy
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairseq_deep.core.search import BeamSearch, SearchOptions
-from fairseq_deep.runtime.text import SEPARATOR
 from fairseq_deep.tools import UsageError
 from fairseq_deep.tools.huggingface_format import EOS, PAD, longest
+from fairseq_deep.tools.verification import batches, padded
 
 SHARE, LENPEN = 0.98, 0.6
 """Share of translations that must be equal, and the least length penalty for which it must be. One may always differ:
 transformers compares all that end in a step, and fairseq stops at the first ones."""
-BATCH, RANDOM = 16, 16
 
 
 class Report(NamedTuple):
@@ -35,15 +33,6 @@ class Report(NamedTuple):
     def __str__(self) -> str:
         logits = f"logits of {self.sentences} sentences within {self.difference:.1e}"
         return logits if self.equal is None else f"{logits}, {self.equal} of {self.sentences} translations equal"
-
-
-def random_texts(source: Any, count: int = RANDOM) -> list[str]:
-    """Return tokenised text of random entries of the dictionary *source*, the same at each call."""
-    draws = random.Random(1)
-    lines = [
-        [source.symbols[draws.randrange(4, len(source))] for _ in range(draws.randint(2, 12))] for _ in range(count)
-    ]
-    return [(" ".join(line) + " ").replace(f"{SEPARATOR} ", "").strip() for line in lines]
 
 
 def encode(tokenizer: Any, texts: Sequence[str], cut: Any, source: Any, meanings: Sequence[int]) -> list[list[int]]:
@@ -90,7 +79,7 @@ def check_export(
     other = AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True).eval()
     decoding = BeamSearch([copy.deepcopy(model).prepare_for_decoding()], SearchOptions(**search))
     difference, equal, order = 0.0, 0, sorted(range(len(rows)), key=lambda row: -len(rows[row]))
-    for numbers in _batches(order):
+    for numbers in batches(order):
         theirs, ours = (padded([found[number] for number in numbers]) for found in (rows, plain))
         found = [hypotheses[0]["tokens"].tolist() for hypotheses in decoding(ours)]
         difference = max(difference, compare_logits(model, other, ours, theirs, found, tolerance))
@@ -101,17 +90,6 @@ def check_export(
     if real and search["lenpen"] >= LENPEN and len(rows) - equal > max(1, (1 - SHARE) * len(rows)):
         raise UsageError(f"transformers translates {len(rows) - equal} of {len(rows)} sentences otherwise")
     return Report(len(rows), difference, equal if real else None)
-
-
-def _batches(order: list[int]) -> Iterator[list[int]]:
-    for start in range(0, len(order), BATCH):
-        yield order[start : start + BATCH]
-
-
-def padded(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Return *rows* as one tensor, with padding on the right."""
-    width = max(map(len, rows))
-    return torch.tensor([[*row, *[PAD] * (width - len(row))] for row in rows])
 
 
 def _ended(row: list[int]) -> list[int]:

@@ -122,7 +122,7 @@ def write_folder(folder: str, parts: Parts, args: argparse.Namespace, given: lis
         given: the name of a file with sentences to check with, and its lines; None: those of the recipe's test set
     """
     from fairseq_deep.runtime import search_of
-    from fairseq_deep.tools import huggingface_card, huggingface_check
+    from fairseq_deep.tools import huggingface_card, huggingface_check, verification
 
     model, loaded, search = parts.plain, parts.loaded, search_of(parts.bundle)
     languages = (loaded.source_lang, loaded.target_lang)
@@ -139,7 +139,7 @@ def write_folder(folder: str, parts: Parts, args: argparse.Namespace, given: lis
     if not parts.sizes.shared:
         own = text.make_tokenizer(parts.vocabularies[1], parts.merges, model.decoder.max_positions())
         text.save_tokenizer(own, os.path.join(folder, TARGET))
-    origin, texts = sentences(parts, args, given)
+    origin, texts = verification.sentences(args, loaded, parts.steps, given)
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -149,23 +149,9 @@ def write_folder(folder: str, parts: Parts, args: argparse.Namespace, given: lis
         raise UsageError(f"{origin} has no sentence of at most {limit} tokens to check the export with")
     means = [*range(len(loaded.source)), *parts.sizes.meanings]
     plain = [[means[index] for index in row] for row in rows]
-    real = origin != "random units"
+    real = origin != verification.RANDOM
     report = huggingface_check.check_export(folder, loaded.model, search, rows, plain, real, parts.tolerance)
     found = f"{report} ({origin}, beam {search['beam']}, lenpen {search['lenpen']:g})"
     card = huggingface_card.make(parts, args, search, name, size, found)
     write_text(os.path.join(folder, "README.md"), card)
     return name, found
-
-
-def sentences(parts: Parts, args: argparse.Namespace, given: list[str] | None) -> tuple[str, list[str]]:
-    """Return where the sentences to check with are from, and their tokenised text."""
-    from fairseq_deep.tools.huggingface_check import random_texts
-
-    if given is None:
-        pattern = os.path.join(args.checkpoint, "text/raw", f"test*.{parts.loaded.source_lang}")
-        found = sorted(glob.glob(glob.escape(os.path.dirname(pattern)) + os.sep + os.path.basename(pattern)))
-        given = [found[0], *read_lines(found[0])] if found else None
-    if given is None:
-        return "random units", random_texts(parts.loaded.source)
-    raw = [line for line in given[1:] if line.strip()][: 2 * args.verify_sentences]
-    return os.path.basename(given[0]), [parts.steps.tokenize(line) for line in raw]

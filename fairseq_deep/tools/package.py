@@ -84,6 +84,27 @@ def versions(names: Sequence[str] = ("fairseq_deep", "fairseq", "torch", "safete
     return {**found, "Python": platform.python_version()}
 
 
+def card_config(
+    args: argparse.Namespace, loaded: Any, text: dict[str, Any], search: dict[str, Any], names: Sequence[str]
+) -> dict[str, Any]:
+    """Return what the card of an export says of the model, as `make_card` takes it.
+
+    Args:
+        args: "name", "licence" and "output" of the command
+        text, search: as in ``config.json``
+        names: of the packages whose versions the card names
+    """
+    return {
+        "name": args.name if args.name is not None else os.path.basename(os.path.abspath(args.output)),
+        "arch": loaded.stored.flags.arch,
+        "licence": args.licence or UNKNOWN_LICENCE,
+        "task": {"source_lang": loaded.source_lang, "target_lang": loaded.target_lang},
+        "text": text,
+        "search": search,
+        "made_with": versions(names),
+    }
+
+
 def counts(loaded: Any, tensors: dict[str, Any]) -> dict[str, str]:
     """Return the rows of the card that are counted."""
     sizes = {loaded.source_lang: len(loaded.source), loaded.target_lang: len(loaded.target)}

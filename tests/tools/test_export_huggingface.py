@@ -275,7 +275,7 @@ def test_bad_input_of_the_export_is_one_line(make, export, command, monkeypatch)
         (folder.parent / "text").write_text("w1 w2\nw3\n")
         refuses("transformers translates 2 of 2 sentences otherwise", model, *new, "--verify", folder.parent / "text")
     code, out, err = command("export", model, *new, "--verify", "x")
-    assert code == 2 and "--verify is for --format huggingface: add that, or leave it out" in err
+    assert code == 2 and "--verify is for --format huggingface or torch: add that, or leave it out" in err
 
 
 def halve(tensors):

@@ -1,0 +1,247 @@
+"""A trained model as two programs of ``torch.export`` in one file, checked before the file gets its name.
+
+The file is torch's PT2 archive. Its programs are ``encoder`` and ``step`` (`fairseq_deep.core.torch_export`), and its
+extra files hold all that a search around them needs:
+
+| file | content |
+|---|---|
+| ``model.json`` | what `describe` returns |
+| ``source.txt``, ``target.txt`` | the dictionaries: line n is the token with the index n, from 0 |
+| ``codes`` | merges of subword-nmt, if there are any |
+| ``spm.model.base64`` | a model of SentencePiece, if there is one |
+| ``README.md`` | a card |
+"""
+
+import argparse
+import base64
+import json
+import math
+import os
+import re
+import warnings
+from typing import Any, BinaryIO
+
+import torch
+
+from fairseq_deep.errors import one_line
+from fairseq_deep.runtime.text import is_pieces
+from fairseq_deep.tools import (
+    UsageError,
+    check_output_path,
+    package,
+    read_lines,
+    replacing,
+    torch_check,
+    verification,
+)
+
+FORMAT, VERSION = "fairseq_deep torch.export", 1
+CAPACITY = 256
+"""Target positions by default; a step costs time and memory for all of them."""
+NAMES = ("fairseq_deep", "torch")
+USE = """## Use
+
+`load_pt2` of `torch.export.pt2_archive._package` returns this file's programs and extra files (torch 2.8 or newer).
+Loading runs code of the file, so load only files that you trust. `model.json` describes the inputs and outputs. A
+search calls `encoder` once, and `step` for each target position:
+
+```python
+source, caches = encoder(src_tokens)  # sentences x words, padded
+scores, caches = step(words, order, position, source, caches)
+```
+
+`words` has the last word of each hypothesis, at first `</s>`. `order` has the rank that each hypothesis had before,
+at first 0. `position` counts from 0. Inputs must be contiguous. `examples/translate_pt2.py` in the repository of
+fairseq_deep is a beam search that requires torch only."""
+
+
+def check_package() -> Any:
+    """Return torch's module that writes and reads archives of several programs.
+
+    Raises:
+        UsageError: this torch has none
+    """
+    try:
+        from torch.export.pt2_archive import _package  # package_pt2 and load_pt2 are documented under this name
+    except ImportError as error:
+        problem = f"--format torch requires torch 2.8 or newer, and this is {torch.__version__}"
+        raise UsageError(f"{problem}: pip install 'torch>=2.8'") from error
+    return _package
+
+
+def write(args: argparse.Namespace) -> int:
+    """Write the file, and compare what its programs compute with the model."""
+    from fairseq_deep.runtime import TextSteps, find_bundle, load_model, search_of
+
+    archives = check_package()
+    check_new_file(args.output)
+    given = args.verify and [args.verify, *read_lines(args.verify)]
+    names = ("data", "tokenizer", "lowercase", "source_lang", "target_lang")
+    bundle = find_bundle(args.checkpoint, codes=args.bpe_codes, **{name: getattr(args, name) for name in names})
+    loaded = load_model(bundle)
+    steps = TextSteps(loaded.source_lang, loaded.target_lang, bundle.codes, bundle.tokenizer, bundle.lowercase)
+    search = {**search_of(bundle), "gnmt_lenpen": bundle.gnmt_lenpen}
+    search["beam"] = args.beam or search["beam"]
+    loaded.model.to(getattr(torch, args.dtype or "float32"))
+    capacity = args.capacity or min(CAPACITY, loaded.model.decoder.max_positions())
+    origin, rows = _rows(args, loaded, steps, given)
+    programs = export(loaded.model, search["beam"], capacity, bundle.checkpoint)
+    settings = describe(programs, loaded, bundle, steps, search, capacity)
+    extra = {"model.json": json.dumps(settings, indent=1, ensure_ascii=False), **_texts(loaded, bundle)}
+    extra["README.md"] = _card(args, loaded, settings)
+    with replacing(args.output) as temporary:
+        try:
+            with open(temporary, "wb+") as file:
+                archives.package_pt2(file, exported_programs=programs, extra_files=extra)
+        except RuntimeError as error:  # what torch raises on a full disk
+            raise UsageError(f"cannot write {args.output}: {one_line(error)}") from error
+        with open(temporary, "rb") as file:
+            report = _check(archives, file, settings, loaded.model, rows)
+    print(f"{bundle.checkpoint} -> {args.output}: beam {search['beam']}, {capacity} positions; {report} ({origin})")
+    return 0
+
+
+def check_new_file(path: str) -> None:
+    """Raise `UsageError` if no new file with the ending of torch's archives can be written at `path`."""
+    if not path.endswith(".pt2"):
+        raise UsageError(f"--output {path} must end in .pt2, by which torch knows the format")
+    if os.path.lexists(path):
+        raise UsageError(f"cannot write {path}: it exists; give another name")
+    check_output_path(path)
+
+
+def _rows(
+    args: argparse.Namespace, loaded: Any, steps: Any, given: list[str] | None
+) -> tuple[str, list[list[int]]]:
+    """Return where the sentences to check with are from, and their tokens."""
+    limit = loaded.model.encoder.max_positions()
+    origin, texts = verification.sentences(args, loaded, steps, given)
+    rows = [loaded.source.encode(steps.cut(text) if steps.cut else text).tolist() for text in texts]
+    rows = [row for row in rows if 1 < len(row) <= limit][: args.verify_sentences]
+    if not rows:
+        raise UsageError(f"{origin} has no sentence of at most {limit} tokens to check the export with")
+    return origin, rows
+
+
+def export(model: Any, beam: int, capacity: int, path: str) -> dict[str, torch.export.ExportedProgram]:
+    """Return the programs of *model*.
+
+    Args:
+        beam, capacity: hypotheses of each sentence, and target positions
+        path: of the model, for errors
+
+    Raises:
+        UsageError: they cannot be exported
+    """
+    from fairseq_deep.core.torch_export import export_decoding_step, export_encoder
+
+    most = model.decoder.max_positions()
+    if capacity > most:
+        raise UsageError(f"--capacity {capacity} is more than the {most} positions of {path}: choose 1 to {most}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about torch's own internals
+            step = export_decoding_step(model, beam, capacity)
+            return {"encoder": export_encoder(model, beam, capacity), "step": step}
+    except UsageError:
+        raise
+    except Exception as error:  # torch raises any exception at what it cannot trace
+        raise UsageError(f"torch {torch.__version__} cannot export {path}: {one_line(error)}") from error
+
+
+def describe(
+    programs: dict[str, Any], loaded: Any, bundle: Any, steps: Any, search: dict[str, Any], capacity: int
+) -> dict[str, Any]:
+    """Return what a search around the *programs* must know.
+
+    A shape consists of numbers and of the names "sentences" and "words" (of a batch of sources). Tensors of a
+    dictionary follow each other, as "source.NAME" and "caches.NAME".
+    """
+    inputs, scores = _tensors(programs["step"])
+    sources = [entry for entry in inputs if entry["name"].startswith("source.")]
+    caches = [entry for entry in inputs if entry["name"].startswith("caches.")]
+    tokens = {"name": "src_tokens", "shape": ["sentences", "words"], "dtype": "int64"}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "source_lang": loaded.source_lang,
+        "target_lang": loaded.target_lang,
+        "text": {"tokenizer": bundle.tokenizer, "lowercase": bundle.lowercase, "sub_words": steps.kind},
+        "search": search,
+        "capacity": capacity,
+        "max_source": _longest_source(loaded),
+        "special": {name: getattr(loaded.target, name) for name in ("bos", "pad", "eos", "unk")},
+        "programs": {
+            "encoder": {"inputs": [tokens], "outputs": [*sources, *caches]},
+            "step": {"inputs": inputs, "outputs": [scores, *caches]},
+        },
+        "made_with": package.versions(NAMES),
+    }
+
+
+def _tensors(step: torch.export.ExportedProgram) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return what the step takes, in its order, and its scores: names, shapes and types."""
+    values = {node.name: node.meta["val"] for node in step.graph.nodes if node.op == "placeholder"}
+    tensors = [values[name] for name in step.graph_signature.user_inputs]
+    sizes = {str(tensors[0].shape[0]): "sentences", str(tensors[3].shape[3]): "words"}
+    source, caches = step.example_inputs[0][3:]
+    names = ["words", "order", "position"]
+    names += [*(f"source.{name}" for name in source), *(f"caches.{name}" for name in caches)]
+
+    def entry(name: str, value: Any) -> dict[str, Any]:
+        shape = [_size(size, sizes) for size in value.shape]
+        return {"name": name, "shape": shape, "dtype": str(value.dtype).partition(".")[2]}
+
+    scores = next(node for node in step.graph.nodes if node.op == "output").args[0][0].meta["val"]
+    return [entry(*each) for each in zip(names, tensors, strict=True)], entry("scores", scores)
+
+
+def _size(size: Any, names: dict[str, str]) -> int | str:
+    """Return a number, or a product of a number and the name of a symbol."""
+    if isinstance(size, int):
+        return size
+    text = str(size)
+    for symbol, name in names.items():
+        text = re.sub(rf"\b{symbol}\b", name, text)
+    return text
+
+
+def _longest_source(loaded: Any) -> int:
+    """Return the most tokens of a source, its end included."""
+    return min(loaded.stored.task.get("max_source_positions") or math.inf, loaded.model.encoder.max_positions())
+
+
+def _texts(loaded: Any, bundle: Any) -> dict[str, str]:
+    """Return the dictionaries, and the model of sub-words."""
+    sides = {"source": loaded.source, "target": loaded.target}
+    texts = {f"{side}.txt": "".join(f"{word}\n" for word in each.symbols) for side, each in sides.items()}
+    if bundle.codes is not None:
+        with open(bundle.codes, "rb") as file:
+            content = file.read()
+        if is_pieces(bundle.codes):  # extra files are text
+            texts["spm.model.base64"] = base64.b64encode(content).decode()
+        else:
+            texts["codes"] = content.decode("utf-8")
+    return texts
+
+
+def _card(args: argparse.Namespace, loaded: Any, settings: dict[str, Any]) -> str:
+    """Return the text of ``README.md``."""
+    from fairseq_deep.runtime import packaged
+
+    config = package.card_config(args, loaded, settings["text"], settings["search"], NAMES)
+    rows = package.counts(loaded, loaded.model.state_dict())
+    rows["positions"] = f"at most {settings['capacity']} target tokens, and {settings['max_source']} source tokens"
+    record = package.record_of(args.checkpoint) if os.path.isdir(args.checkpoint) else {}
+    return packaged.make_card(config, rows, record, use=USE)
+
+
+def _check(
+    archives: Any, file: BinaryIO, settings: dict[str, Any], model: Any, rows: list[list[int]]
+) -> torch_check.Report:
+    """Read the file as anybody else would, and return what the check of its programs has found."""
+    content = archives.load_pt2(file)
+    encode, step = (content.exported_programs[name].module() for name in ("encoder", "step"))
+    if json.loads(content.extra_files["model.json"]) != settings:
+        raise UsageError("what was written reads otherwise; is the disk sound?")
+    return torch_check.check_programs((encode, step), settings, model, rows)

@@ -1,0 +1,225 @@
+"""``fairseq-deep export --format torch``: a stranger's beam search around the two programs translates as the model."""
+
+import io
+import re
+import runpy
+import sys
+import zipfile
+
+import pytest
+import torch
+
+from fairseq_deep.core.torch_export import SourceProgram, StepProgram
+from fairseq_deep.runtime import Translator, find_bundle, load_model
+from fairseq_deep.tools import UsageError, main, torch_check, torch_format
+from tests.helpers.commands import run
+from tests.helpers.exports import write_model
+from tests.helpers.models import make_dictionary
+from tests.helpers.paths import ROOT
+
+EXAMPLE = ROOT / "examples/translate_pt2.py"
+ONE = {"encoder_layers": 1, "decoder_layers": 1}
+STRUCTURES = {
+    "LSTM": ("lstm_6l", ONE, ["--capacity", "20"], "float32"),
+    "merged attention": ("ds_matt_12l12l", ONE, ["--beam", "1"], "float32"),
+    "post-norm": ("postnorm_6l", {**ONE, "share_all_embeddings": True}, ["--dtype", "bfloat16"], "bfloat16"),
+}
+
+
+@pytest.fixture(scope="module")
+def example():
+    """The names of the example, which no module of this package is in."""
+    names = runpy.run_path(str(EXAMPLE))
+    assert not any(str(getattr(each, "__module__", "")).startswith("fairseq_deep") for each in names.values())
+    return names
+
+
+def write(folder, name, flags):
+    dictionaries = (make_dictionary(38), make_dictionary(30))
+    if "share_all_embeddings" in flags:
+        dictionaries = dictionaries[:1] * 2
+    return write_model(folder, name, dictionaries, **flags)
+
+
+@pytest.fixture
+def command(capsys):
+    """command(NAME, ...): exit code, output and errors."""
+
+    def command(*words):
+        capsys.readouterr()
+        return main.main([*map(str, words)]), *capsys.readouterr()
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def recipe(trained, tmp_path_factory):
+    """The export of a recipe's DLCL, and what the command printed."""
+    file = tmp_path_factory.mktemp("export") / "model.pt2"
+    words = ["--output", file, "--licence", "MIT", "--verify-sentences", "8", "--capacity", "64"]
+    return file, run("fairseq-deep", "export", trained, "--format", "torch", *words)
+
+
+ALONE = """import runpy, sys
+sys.modules["fairseq_deep"] = sys.modules["fairseq"] = None
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")"""
+"""A program that cannot import this package or fairseq, and runs another one."""
+
+
+def test_the_example_translates_raw_text_as_translate_does(recipe, trained):
+    file, done = recipe
+    found = r"log-probabilities of 8 sentences within \d\.\de-0[67], 8 of 8 translations equal \(test.en\)\n"
+    assert re.search(f" -> {file}: beam 3, 64 positions; {found}", done.stdout) and done.stderr == ""
+    lines = [*(trained / "text/raw/test.en").read_text().splitlines(), "", "Unknown Words?"]
+    shown = run(sys.executable, "-c", ALONE, EXAMPLE, file, stdin="\n".join(lines) + "\n")
+    assert shown.stdout.split("\n")[:-1] == Translator(str(trained), cpu=True).translate(lines)
+    assert shown.stderr == "" and len({*shown.stdout.split("\n")}) > 5
+
+
+def test_the_description_is_that_of_the_programs(recipe, example):
+    model = example["Model"](str(recipe[0]))
+    settings, (encoder, step) = model.settings, (model.settings["programs"][name] for name in ("encoder", "step"))
+    assert settings["search"] == {"beam": 3, "lenpen": 0.8, "max_len_a": 1.0, "max_len_b": 50, "gnmt_lenpen": False}
+    assert (settings["format"], settings["capacity"], settings["max_source"]) == (torch_format.FORMAT, 64, 24)
+    assert settings["text"] == {"tokenizer": "moses", "lowercase": False, "sub_words": "subword-nmt"}
+    card = model.files["README.md"]
+    assert "| licence | MIT |" in card and "load only files that you trust" in card
+    sizes = {"sentences": 2, "words": 5}
+
+    def check(tensors, entries):
+        described = [[eval(str(size), {}, sizes) for size in entry["shape"]] for entry in entries]
+        assert [list(tensor.shape) for tensor in tensors] == described
+        assert [str(tensor.dtype) for tensor in tensors] == [f"torch.{entry['dtype']}" for entry in entries]
+
+    with torch.no_grad():
+        source, caches = model.encoder(torch.full((2, 5), 6))
+        words = torch.full((2, 3), 2)
+        inputs = [words, torch.zeros_like(words), torch.tensor([0]), source, caches]
+        scores, updated = model.step(*inputs)
+    check([torch.full((2, 5), 6)], encoder["inputs"])
+    check([*source.values(), *caches.values()], encoder["outputs"])
+    check([*inputs[:3], *source.values(), *caches.values()], step["inputs"])
+    check([scores, *updated.values()], step["outputs"])
+    names = [f"{group}.{name}" for group, each in (("source", source), ("caches", caches)) for name in each]
+    assert [entry["name"] for entry in step["inputs"]] == ["words", "order", "position", *names]
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_other_methods_are_translated_as_by_the_model(structure, tmp_path, command, example):
+    name, flags, more, dtype = STRUCTURES[structure]
+    write(tmp_path, name, flags)
+    model, file = tmp_path / "model.pt", tmp_path / "model.pt2"
+    words = ["--format", "torch", "--tokenizer", "none", "--output", file, *more]
+    code, out, err = command("export", model, *words)
+    assert (code, err) == (0, "") and "of 16 translations equal (random units)" in out
+    found = example["Model"](str(file))
+    lines = ["w1 w2 w3", "", "w5", "w20 w9 w9 w4 w11 unknown w3", *(f"w{3 * i} w{30 - i}" for i in range(8))]
+    search = {"beam": found.settings["search"]["beam"], "max_len_a": 0, "max_len_b": found.settings["capacity"] - 1}
+    expected = Translator(find_bundle(str(model), tokenizer="none"), cpu=True, **search).translate(lines)
+    same = [*map(str.__eq__, found.translate(lines), expected)]
+    assert all(same) if dtype == "float32" else sum(same) > 5  # the Translator computes in fp32
+    assert len({*expected}) > 3
+    types = {entry["name"]: entry["dtype"] for entry in found.settings["programs"]["step"]["inputs"]}
+    assert {*types.values()} == {"int64", dtype} and types["words"] == "int64"
+
+
+@pytest.fixture
+def checked(tmp_path):
+    """A model with its programs, which need not be exported for a check, and what a file says of them."""
+    write(tmp_path, "prenorm_6l", ONE)
+    model = load_model(find_bundle(str(tmp_path / "model.pt"), tokenizer="none")).model
+    programs = SourceProgram(model, 3, 20).eval(), StepProgram(model, 3, 20).eval()
+    dims = {name: [*map(str, range(cache.dim)), "sentences"] for name, cache in programs[0].caches.items()}
+    inputs = [{"name": f"caches.{name}", "shape": shape} for name, shape in dims.items()]
+    search = {"beam": 3, "lenpen": 1.0, "max_len_a": 1.0, "max_len_b": 50, "gnmt_lenpen": False}
+    return programs, {"search": search, "capacity": 20, "programs": {"step": {"inputs": inputs}}}, model
+
+
+def test_the_check_sees_programs_that_are_wrong(checked):
+    (encode, step), settings, model = checked
+    rows = [[*torch.randint(4, 38, (length,)).tolist(), 2] for length in (3, 9, 5, 7, 4, 8)]
+    report = torch_check.check_programs((encode, step), settings, model, rows)
+    assert (report.sentences, report.equal) == (6, 6) and 0 < report.difference < 1e-5
+
+    def unordered(words, order, *others):
+        return step(words, torch.zeros_like(order), *others)
+
+    with pytest.raises(UsageError, match="the programs translate [2-6] of 6 sentences otherwise"):
+        torch_check.check_programs((encode, unordered), settings, model, rows)
+
+    def scaled(*inputs):
+        scores, caches = step(*inputs)
+        return 1.001 * scores, caches
+
+    with pytest.raises(UsageError, match=r"the programs give other log-probabilities \(by \d.\de-0\d\)"):
+        torch_check.check_programs((encode, scaled), settings, model, rows)
+
+
+def test_bad_input_of_the_export_is_one_line(tmp_path, command, monkeypatch, recipe):
+    write(tmp_path, "prenorm_6l", ONE)
+    model, before = tmp_path / "model.pt", sorted(tmp_path.iterdir())
+    new = ["--output", tmp_path / "out.pt2"]
+
+    def refuses(message, *words):
+        code, out, err = command("export", *words, "--format", "torch", "--tokenizer", "none")
+        assert (code, out, err.count("\n")) == (2, "", 1) and sorted(tmp_path.iterdir()) == before
+        assert message in err, err
+
+    refuses(f"--output {tmp_path}/out must end in .pt2", model, "--output", tmp_path / "out")
+    refuses(f"cannot write {recipe[0]}: it exists; give another name", model, "--output", recipe[0])
+    refuses(f"there is no folder {tmp_path}/no", model, "--output", tmp_path / "no/out.pt2")
+    refuses(f"there is no {tmp_path}/no.pt", tmp_path / "no.pt", *new)
+    refuses("--capacity 33 is more than the 32 positions of ", model, *new, "--capacity", 33)
+    refuses("--quantization is for --format ctranslate2: add", model, *new, "--quantization", "int8")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch.export.pt2_archive", None)
+        refuses(f"--format torch requires torch 2.8 or newer, and this is {torch.__version__}: pip", model, *new)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.export, "export", failing)
+        refuses(f"torch {torch.__version__} cannot export {model}: no rule for this", model, *new)
+    programs = torch.export.export(torch.nn.Identity(), (torch.zeros(1),))
+    with monkeypatch.context() as patch:  # a whole file, which does not pass the check
+        patch.setattr(torch_format, "export", lambda *words: {"encoder": programs, "step": programs})
+        patch.setattr(torch_format, "describe", lambda *words: {"text": {}, "search": {}})
+        patch.setattr(torch_format, "_card", lambda *words: "")
+        patch.setattr(torch_check, "check_programs", unequal)
+        refuses("the programs translate otherwise", model, *new)
+    code, out, err = command("export", model, *new, "--beam", 3)
+    assert code == 2 and "--beam is for --format torch: add that, or leave it out" in err
+
+
+def failing(*words, **more):
+    raise RuntimeError("no rule for this\nor that")
+
+
+def unequal(*words):
+    raise UsageError("the programs translate otherwise")
+
+
+def test_bad_files_are_one_line(recipe, tmp_path, command, example, monkeypatch):
+    def ends(file, text=""):
+        monkeypatch.setattr(sys, "argv", ["translate_pt2.py", str(file)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        with pytest.raises(SystemExit) as end:
+            example["main"]()
+        assert "\n" not in end.value.code
+        return end.value.code
+
+    file = recipe[0]
+    content = bytearray(file.read_bytes())
+    with zipfile.ZipFile(file) as archive:
+        weights = max((each for each in archive.infolist() if "/weights/" in each.filename), key=lambda i: i.file_size)
+    content[weights.header_offset + weights.file_size // 2] ^= 1
+    (tmp_path / "changed.pt2").write_bytes(content)
+    (tmp_path / "cut.pt2").write_bytes(content[: len(content) // 2])
+    with zipfile.ZipFile(tmp_path / "other.pt2", "w") as archive:
+        archive.writestr("a/b", "c")
+    for name, problem in (("changed", f"{weights.filename} is damaged"), ("cut", "BadZip"), ("other", ""), ("no", "")):
+        told = ends(tmp_path / f"{name}.pt2")
+        assert told.startswith(f"cannot load {tmp_path}/{name}.pt2: ") and problem in told
+    assert "a line has 30 tokens, and the model has 24 positions: split it" == ends(file, "a " * 30)
+    for words in (["translate", file], ["package", file, "--output", tmp_path / "out"]):
+        code, out, err = command(*words)
+        problem = f"{file} is for other programs: give the model that it was exported from\n"
+        assert (code, out, err) == (2, "", f"fairseq-deep {words[0]}: {problem}")
