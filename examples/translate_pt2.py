@@ -130,6 +130,9 @@ def main() -> None:
     try:
         model = Model(sys.argv[1])
         before, after = model.text_steps()
+    except ModuleNotFoundError as error:
+        package = str(error.name).replace("_", "-")
+        sys.exit(f"the text of {sys.argv[1]} requires a package that is missing; run: pip install {package}")
     except Exception as error:  # damaged files raise any exception
         sys.exit(f"cannot load {sys.argv[1]}: {' '.join(f'{type(error).__name__}: {error}'.split())[:200]}")
     lines = [apply(before, line.rstrip("\r\n")) for line in sys.stdin]
