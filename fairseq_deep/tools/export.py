@@ -2,9 +2,9 @@
 
 A model that differs from fairseq's only in its depth or in how its weights started is a `transformer` once it is
 trained, and stock fairseq then needs no --user-dir for it. Constant factors on branches (--residual completep,
-layerscale, layernorm-scaling, and prores or branchnorm after their schedule) are folded into the weights, and for the
-other two formats also the weights of DeepNet and Admin. A structure that the format does not know is refused. The
-format torch takes every method: the encoder and a decoding step as programs of torch.export in one file.
+layerscale, layernorm-scaling, and prores or branchnorm after their schedule) are folded into the weights; for
+transformers and CTranslate2 also the weights of DeepNet and Admin. A structure that the format does not know is
+refused. The format torch takes every method: the encoder and a decoding step as programs of torch.export in one file.
 """
 
 import argparse
@@ -40,7 +40,7 @@ OF_FORMATS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the model, the output, and what CTranslate2's format takes."""
+    """Add the model, the output, and what each format takes."""
     parser.add_argument("checkpoint", metavar="MODEL", help="folder of a recipe, packaged model, or checkpoint")
     parser.add_argument("--output", required=True, metavar="PATH", help="the checkpoint, file, or new folder, to write")
     parser.add_argument("--format", choices=FORMATS, default="fairseq", help="(default: fairseq)")
