@@ -1,0 +1,177 @@
+"""Where can a model of each method go? Every method is exported in every way, and compared with the model itself.
+
+    pip install 'transformers>=5' 'ctranslate2>=4.7'
+    python benchmarks/portability.py --write      # docs/portability.json, and the table of docs/portability.md
+
+Models have 2 + 2 layers, width 16 and random weights. Differences are those that the exports
+themselves report, of logits or log-probabilities; for a package they are of the scores of eight random sentences.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from fairseq_deep.core.description import describe  # noqa: E402
+from fairseq_deep.runtime import find_bundle, load_model  # noqa: E402
+from fairseq_deep.tools import main as tools  # noqa: E402
+from tests.helpers.exports import write_model  # noqa: E402
+from tests.helpers.methods import METHODS  # noqa: E402
+from tests.helpers.models import make_dictionary  # noqa: E402
+
+RECORD, PAGE = ROOT / "docs/portability.json", ROOT / "docs/portability.md"
+BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+HEADS = {
+    "method": "method",
+    "class": "class of transformers",
+    "library": "transformers with `fairseq_deep`",
+    "ctranslate2": "CTranslate2",
+    "torch": "`.pt2`",
+    "package": "package",
+}
+POSTNORM = {"layernorm_embedding": True, "encoder_learned_pos": True, "decoder_learned_pos": True}
+MORE = {
+    "post-norm": ("postnorm_6l", {}),
+    "post-norm, `--layernorm-embedding`, learned positions": ("postnorm_6l", POSTNORM),
+    "`--relative-positions`": ("prenorm_6l", {"relative_positions": 2, "no_token_positional_embeddings": True}),
+    "`--layer-agg dlcl` with residual weights": ("prenorm_6l", {
+        "layer_agg": "dlcl", "dlcl_no_norm": True, "dlcl_init": "last"}),
+    "`--layer-agg hyper-connections`, mHC": ("prenorm_6l", {
+        "layer_agg": "hyper-connections", "hyper_connections_kind": "manifold"}),
+}  # fmt: skip
+"""Structures beside the methods of the registries."""
+
+
+def systems():
+    """``{row: (architecture without transformer_, flags)}``; methods that are the default make no row of their own."""
+    found = {"plain pre-norm": ("prenorm_6l", {})}
+    for name, (architecture, flags) in METHODS.items():
+        axis, _, method = name.partition("-")
+        norm = "postnorm" if "postnorm" in architecture else "prenorm"
+        if method not in ("residual", "plain", "self", "last"):
+            found[f"`--{axis.replace('_', '-')} {method}`"] = (f"{norm}_6l", flags)
+    return {**found, **MORE}
+
+
+def command(*words):
+    """Run ``fairseq-deep``; exit status, output and errors."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = tools.main([*map(str, words)])
+    return code, out.getvalue(), err.getvalue()
+
+
+def make_model(folder, name, flags):
+    """Save a model whose branches have grown, and return it."""
+    model = write_model(folder, name, [make_dictionary(38, "s"), make_dictionary(38, "t")],
+                        **{"decoder_layers": 2, **flags})  # fmt: skip
+    model.set_num_updates(10**6)
+    state = torch.load(folder / "model.pt", weights_only=False)
+    torch.save({**state, "model": model.state_dict()}, folder / "model.pt")
+    return model.eval()
+
+
+@torch.no_grad()
+def compared(model, other):
+    """The greatest difference between the scores that two functions give to random sentences."""
+    draw = torch.Generator().manual_seed(1)
+    source, target = (torch.randint(4, 38, (8, length), generator=draw) for length in (9, 7))
+    ends = torch.full((8, 1), 2)
+    pair = torch.cat([source, ends], 1), torch.cat([ends, target], 1)
+    return float((model(*pair) - other(*pair)).abs().max())
+
+
+def scores_of(model):
+    return lambda source, inputs: model(source, torch.full((len(source),), source.size(1)), inputs)[0]
+
+
+def of_export(folder, form, *more):
+    """What ``export`` reports: a difference and a class, or why there is no such export."""
+    out = folder / (f"{form}.pt2" if form == "torch" else form)
+    code, said, err = command("export", folder / "model.pt", "--format", form, "--output", out, *more)
+    if code:
+        return {"no": re.sub(r"^.*?model\.pt( has|:)? ?", "", err.strip().splitlines()[-1])}
+    kind = re.search(r"(\w+)(?:ForConditionalGeneration|MTModel)", said)
+    return {"difference": float(re.search(r"within ([\d.e+-]+)", said)[1]), "class": kind[1] if kind else ""}
+
+
+def of_package(folder, model):
+    """The package, and the same folder in transformers."""
+    code, _, err = command("package", folder / "model.pt", "--tokenizer", "none", "--output", folder / "package")
+    assert code == 0, err
+    from transformers import AutoModelForSeq2SeqLM
+
+    import fairseq_deep.huggingface  # noqa: F401 (registers its class)
+
+    package = load_model(find_bundle(str(folder / "package"))).model.eval()
+    found = AutoModelForSeq2SeqLM.from_pretrained(folder / "package", local_files_only=True).eval()
+    own = scores_of(model)
+    library = compared(own, lambda source, inputs: found(source, decoder_input_ids=inputs, use_cache=False).logits)
+    return {"library": {"difference": library}, "package": {"difference": compared(own, scores_of(package))}}
+
+
+def measure(name, flags):
+    """``{target: {"difference": ..., "folded": ...} or {"no": reason}}`` of one system."""
+    torch.manual_seed(1)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        model = make_model(folder, name, flags)
+        found = {
+            "class": of_export(folder, "huggingface"),
+            "ctranslate2": of_export(folder, "ctranslate2"),
+            "torch": of_export(folder, "torch", "--beam", "2", "--capacity", "16"),
+            **of_package(folder, model),
+        }
+        plain = all(
+            stack.residual.name in ("plain", "peri") and stack.aggregator.name == "residual"
+            and not stack.init.method.connects
+            for stack in describe(load_model(find_bundle(str(folder / "model.pt"))).stored.flags).values()
+        )  # fmt: skip
+    for target in ("class", "ctranslate2"):
+        found[target]["folded"] = not plain and "no" not in found[target]
+    return found
+
+
+def cell(found):
+    """A cell of the table."""
+    if "no" in found:
+        return "no"
+    word = "folded" if found.get("folded") else "yes"
+    kind = f"{found['class']}, " if found.get("class") else ""
+    return f"{word} ({kind}{found['difference']:.0e})" if found["difference"] else f"{word} (equal)"
+
+
+def table(record):
+    """The table of the page, in Markdown."""
+    lines = ["| " + " | ".join(HEADS.values()) + " |", "|" + "---|" * len(HEADS)]
+    for name, found in record["systems"].items():
+        lines.append("| " + " | ".join([name, *(cell(found[target]) for target in list(HEADS)[1:])]) + " |")
+    return "\n".join(lines)
+
+
+def main(words=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--write", action="store_true", help="write docs/portability.json and the page's table")
+    parser.add_argument("--only", metavar="TEXT", help="the systems with TEXT in their names")
+    args = parser.parse_args(words)
+    chosen = {name: system for name, system in systems().items() if not args.only or args.only in name}
+    record = {"systems": {name: measure(*system) for name, system in chosen.items()}}
+    print(table(record))
+    if args.write:
+        RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        page = PAGE.read_text(encoding="utf-8")
+        before, rest = page.split(BEGIN)
+        after = rest.split(END)[1]
+        PAGE.write_text(f"{before}{BEGIN}\n{table(record)}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
