@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fairseq_deep.core.search import BeamSearch, SearchOptions
-from fairseq_deep.runtime.text import SEPARATOR
+from fairseq_deep.runtime.text import TAG, joined
 from fairseq_deep.tools import UsageError
 from fairseq_deep.tools.huggingface_format import EOS, PAD, longest
 
@@ -37,32 +37,40 @@ class Report(NamedTuple):
         return logits if self.equal is None else f"{logits}, {self.equal} of {self.sentences} translations equal"
 
 
-def random_texts(source: Any, count: int = RANDOM) -> list[str]:
-    """Return tokenised text of random entries of the dictionary *source*, the same at each call."""
-    draws = random.Random(1)
-    lines = [
-        [source.symbols[draws.randrange(4, len(source))] for _ in range(draws.randint(2, 12))] for _ in range(count)
-    ]
-    return [(" ".join(line) + " ").replace(f"{SEPARATOR} ", "").strip() for line in lines]
+def random_texts(source: Any, kind: str | None, count: int = RANDOM) -> list[str]:
+    """Return tokenised text of random entries of the dictionary *source*, without tags, the same at each call.
+
+    Args:
+        kind: of the sub-words, as in `TextSteps`
+    """
+    draws, words = random.Random(1), [symbol for symbol in source.symbols[4:] if not TAG.fullmatch(symbol)]
+    lines = [draws.choices(words, k=draws.randint(2, 12)) for _ in range(count)]
+    return [joined(" ".join(line), kind or "subword-nmt") for line in lines]
 
 
-def encode(tokenizer: Any, texts: Sequence[str], cut: Any, source: Any, meanings: Sequence[int]) -> list[list[int]]:
-    """Return the ids of tokenised *texts* as transformers' tokenizer gives them.
+def encode(
+    tokenizer: Any, texts: Sequence[str], cut: Any, source: Any, meanings: Sequence[int], unigram: bool = False
+) -> tuple[list[list[int]], int]:
+    """Return the ids of tokenised *texts* as transformers' tokenizer gives them, and how many break ties otherwise.
 
     Args:
         cut: the function from words to sub-words; None: words are units
         source: the dictionary
         meanings: see `make_vocabulary`
+        unigram: the sub-words are SentencePiece's unigram model; it sums scores in single precision, so rounding
+            chooses among orders of the same pieces
 
     Raises:
         UsageError: they do not mean the units of fairseq
     """
-    rows = tokenizer(list(texts)).input_ids
+    rows, ties = tokenizer(list(texts)).input_ids, 0
     for text, row in zip(texts, rows):
         expected = source.encode(cut(text) if cut else text).tolist()
-        if [index if index < len(source) else meanings[index - len(source)] for index in row] != expected:
+        found = [index if index < len(source) else meanings[index - len(source)] for index in row]
+        if found != expected and not (unigram and sorted(found) == sorted(expected)):
             raise UsageError(f"the tokenizer for transformers cuts a sentence otherwise ({text[:60]!r})")
-    return rows
+        ties += found != expected
+    return rows, ties
 
 
 def check_export(
