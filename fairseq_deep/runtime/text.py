@@ -16,6 +16,7 @@ SEPARATOR = "@@"
 CACHED = 5_000_000
 """Characters of text whose words may be cached with their sub-words."""
 TAG = re.compile(r"<2[^\s>]+> ?")  # of the target language, before a source: no sub-word model has seen it
+BYTES = re.compile(r"(?<!\S)<0x[0-9A-F]{2}>( <0x[0-9A-F]{2}>)*(?!\S)")  # units of characters that are no pieces
 
 
 def tokenizer_of(lang: str, kind: str = "moses", lowercase: bool = False) -> Callable[[str], str]:
@@ -117,11 +118,24 @@ class TextSteps:
 
     def finish(self, line: str) -> str:
         """Raw text of the units in *line*, as fairseq's ``--remove-bpe`` joins them."""
-        if self.kind == "sentencepiece":
-            line = line.replace(" ", "").replace("\u2581", " ").strip()
-        elif self.kind == "subword-nmt":
-            line = (line + " ").replace(f"{SEPARATOR} ", "").rstrip()
+        line = joined(line, self.kind)
         return line if self.detokenizer is None else self.detokenizer.detokenize(line.split())
+
+
+def joined(line: str, kind: str | None) -> str:
+    """The text of the units in *line*.
+
+    Args:
+        kind: of the sub-words, as in :class:`TextSteps`
+    """
+    if kind == "sentencepiece":
+        line = BYTES.sub(_decode_bytes, line)
+        return line.replace(" ", "").replace("\u2581", " ").strip()
+    return (line + " ").replace(f"{SEPARATOR} ", "").rstrip() if kind == "subword-nmt" else line
+
+
+def _decode_bytes(units: re.Match[str]) -> str:
+    return bytes(int(unit[1:-1], 16) for unit in units[0].split()).decode(errors="replace")
 
 
 def _read_merges(path: str) -> Callable[[str], str]:

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from fairseq_deep.tools import package
+from fairseq_deep.tools.huggingface_pieces import tags_of
 
 NAMES = ("fairseq_deep", "torch", "transformers", "tokenizers")
 
@@ -47,14 +48,18 @@ def _use(parts: Any, search: dict[str, Any], text: dict[str, Any]) -> str:
     needs = "'transformers>=5' torch" + " sacremoses" * (text["tokenizer"] == "moses")
     segmented = text["tokenizer"] == "moses" and parts.loaded.source_lang == "zh"
     needs += " jieba" * segmented
-    notes = ["Sources must have their padding on the right, as the tokenizer writes it."]
+    takes = "raw text" if text["tokenizer"] == "none" else "text that is tokenised as above"
+    tags = tags_of(parts.loaded.source.symbols)
+    known = ", ".join(f"`{tag}`" for tag in tags)
+    notes = [f"Begin each line with the tag of its target language and a blank: {known}."] * bool(tags)
+    notes.append("Sources must have their padding on the right, as the tokenizer writes it.")
     if parts.kind not in ("m2m_100", "fsmt"):
         most = min(parts.plain.encoder.max_positions(), parts.plain.decoder.max_positions())
         notes.append(f"There are {most} positions; longer sentences are an error.")
     return (
         f"## Use\n\nFOLDER is this directory:\n\n    pip install {needs}\n\n```python\n"
         f"{code(parts, search, text, segmented)}```\n\n{' '.join(notes)}\nNothing in the directory is a program or a "
-        "pickle. The tokenizer takes text that is tokenised as above."
+        f"pickle. The tokenizer takes {takes}."
     )
 
 

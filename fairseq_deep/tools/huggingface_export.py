@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from fairseq_deep.tools import UsageError, check_new_folder, new_folder, read_lines, write_text
 from fairseq_deep.tools import huggingface_format as form
 from fairseq_deep.tools import huggingface_tokenizer as text
+from fairseq_deep.tools.huggingface_pieces import Pieces, tags_of
 
 TARGET = "target"
 """Folder of the tokenizer that decodes, where there are two dictionaries."""
@@ -28,7 +29,7 @@ class Parts(NamedTuple):
         loaded: the model as it was trained
         plain: the same, with plain connections
         steps: from raw text to units and back
-        merges: of subword-nmt; None: words are units
+        subwords: see `huggingface_tokenizer.read_subwords`; None: words are units
         vocabularies: ids by pieces, of source and target
         sizes: those of the tables
         kind: transformers' ``model_type``
@@ -39,7 +40,7 @@ class Parts(NamedTuple):
     loaded: Any
     plain: Any
     steps: Any
-    merges: list[tuple[str, str]] | None
+    subwords: Any
     vocabularies: tuple[dict[str, int], dict[str, int]]
     sizes: form.Vocabulary
     kind: str
@@ -102,17 +103,17 @@ def collect(args: argparse.Namespace) -> Parts:
     check_weights(bundle.checkpoint, loaded.model, "huggingface")
     plain = copy.deepcopy(loaded.model)
     streams = fold_all(bundle.checkpoint, plain)
-    merges = text.read_merges(bundle.codes) if bundle.codes else None
+    subwords = text.read_subwords(bundle.codes) if bundle.codes else None
     steps = TextSteps(loaded.source_lang, loaded.target_lang, bundle.codes, bundle.tokenizer, bundle.lowercase)
     try:
-        source, meanings = text.make_vocabulary(loaded.source.symbols, merges)
-        target, _ = text.make_vocabulary(loaded.target.symbols, merges)
+        source, meanings = text.make_vocabulary(loaded.source.symbols, subwords)
+        target, _ = text.make_vocabulary(loaded.target.symbols, subwords)
         sizes = form.Vocabulary(len(loaded.source), len(loaded.target), meanings, loaded.source == loaded.target)
         kind = form.choose_class(plain, loaded.stored.flags.activation_fn, sizes)
     except UsageError as error:
         raise UsageError(f"{bundle.checkpoint} has {error}") from error
     tolerance = SHORT_FORM if streams and kind == form.FSMT else TOLERANCE
-    return Parts(bundle, loaded, plain, steps, merges, (source, target), sizes, kind, tolerance)
+    return Parts(bundle, loaded, plain, steps, subwords, (source, target), sizes, kind, tolerance)
 
 
 def write_folder(folder: str, parts: Parts, args: argparse.Namespace, given: list[str] | None) -> tuple[str, str]:
@@ -134,24 +135,34 @@ def write_folder(folder: str, parts: Parts, args: argparse.Namespace, given: lis
     del other
     for path in glob.glob(os.path.join(glob.escape(folder), "*.safetensors")):  # the library makes them private
         shutil.copymode(os.path.join(folder, "config.json"), path)
-    limit = model.encoder.max_positions()
-    text.save_tokenizer(text.make_tokenizer(parts.vocabularies[0], parts.merges, limit), folder)
-    if not parts.sizes.shared:
-        own = text.make_tokenizer(parts.vocabularies[1], parts.merges, model.decoder.max_positions())
-        text.save_tokenizer(own, os.path.join(folder, TARGET))
+    limit = write_tokenizers(folder, parts)
     origin, texts = verification.sentences(args, loaded, parts.steps, given)
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    rows = huggingface_check.encode(tokenizer, texts, parts.steps.cut, loaded.source, parts.sizes.meanings)
+    unigram = isinstance(parts.subwords, Pieces) and parts.subwords.unigram
+    meanings = parts.sizes.meanings
+    rows, ties = huggingface_check.encode(tokenizer, texts, parts.steps.cut, loaded.source, meanings, unigram)
     rows = [row for row in rows if 1 < len(row) <= limit][: args.verify_sentences]
     if not rows:
         raise UsageError(f"{origin} has no sentence of at most {limit} tokens to check the export with")
-    means = [*range(len(loaded.source)), *parts.sizes.meanings]
+    means = [*range(len(loaded.source)), *meanings]
     plain = [[means[index] for index in row] for row in rows]
     real = origin != verification.RANDOM
     report = huggingface_check.check_export(folder, loaded.model, search, rows, plain, real, parts.tolerance)
     found = f"{report} ({origin}, beam {search['beam']}, lenpen {search['lenpen']:g})"
+    found += f"; {ties} of {len(texts)} sentences have pieces of equal scores in another order" if ties else ""
     card = huggingface_card.make(parts, args, search, name, size, found)
     write_text(os.path.join(folder, "README.md"), card)
     return name, found
+
+
+def write_tokenizers(folder: str, parts: Parts) -> int:
+    """Write the tokenizer of sources to *folder*, and that of targets; return the most tokens of a source."""
+    limits = [stack.max_positions() for stack in (parts.plain.encoder, parts.plain.decoder)]
+    tags = tags_of(parts.loaded.source.symbols)
+    text.save_tokenizer(text.make_tokenizer(parts.vocabularies[0], parts.subwords, limits[0], tags), folder)
+    if not parts.sizes.shared:
+        own = text.make_tokenizer(parts.vocabularies[1], parts.subwords, limits[1])
+        text.save_tokenizer(own, os.path.join(folder, TARGET))
+    return limits[0]

@@ -2,15 +2,17 @@
 
 A unit ``xy@@`` of subword-nmt is ``xy`` there, and ``xy`` is ``xy</w>``. A part of a merge that the dictionary lacks
 needs an id of its own, behind the dictionary; it means ``<unk>`` as all unknown words do. What a unit is called twice
-(the word ``@@@@`` and the beginning ``@@``), it means that entry.
+(the word ``@@@@`` and the beginning ``@@``), it means that entry. Models of SentencePiece are in `huggingface_pieces`.
 """
 
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
-from fairseq_deep.runtime.text import SEPARATOR, TAG, is_pieces
-from fairseq_deep.tools import UsageError
+from fairseq_deep.runtime.text import SEPARATOR, is_pieces
+from fairseq_deep.tools import UsageError, huggingface_pieces
+from fairseq_deep.tools.huggingface_pieces import Pieces, read_pieces, tags_of
 
 END = "</w>"
 BLANKS = r"[\s\x1c-\x1f]+"
@@ -19,14 +21,14 @@ VERSION = (0, 2)
 CONFIG = "tokenizer_config.json"
 
 
-def read_merges(path: str) -> list[tuple[str, str]]:
-    """Return the merges of subword-nmt in the file at *path*, each once.
+def read_subwords(path: str) -> list[tuple[str, str]] | Pieces:
+    """Return the merges of subword-nmt in the file at *path*, each once, or the model of SentencePiece.
 
     Raises:
-        UsageError: the file has pieces of SentencePiece, or another version of merges
+        UsageError: no tokenizer of transformers does the same
     """
     if is_pieces(path):
-        raise UsageError(f"{path} is a model of SentencePiece, for which the export has no tokenizer")
+        return read_pieces(path)
     from subword_nmt.apply_bpe import BPE
 
     with open(path, encoding="utf-8") as stream:
@@ -37,30 +39,32 @@ def read_merges(path: str) -> list[tuple[str, str]]:
     return sorted(merges.bpe_codes, key=merges.bpe_codes.get)
 
 
-def make_vocabulary(symbols: list[str], merges: list[tuple[str, str]] | None) -> tuple[dict[str, int], list[int]]:
+def make_vocabulary(
+    symbols: list[str], subwords: list[tuple[str, str]] | Pieces | None
+) -> tuple[dict[str, int], list[int]]:
     """Return the ids of all pieces, and what the ids behind the dictionary mean.
 
     Args:
         symbols: the entries of the dictionary by index, with the four special ones
-        merges: None: words are units
+        subwords: see `read_subwords`; None: words are units
 
     Raises:
         UsageError: two entries cannot be told apart
     """
+    if isinstance(subwords, Pieces):
+        return huggingface_pieces.make_vocabulary(symbols, subwords)
     indices: dict[str, int] = {}
     for index, symbol in enumerate(symbols):
         if symbol in indices:
             raise UsageError(f"a dictionary in which {symbol[:40]!r} occurs twice")
         indices[symbol] = index
-    if merges is None:
+    if subwords is None:
         return indices, []
-    tag = next((symbol for symbol in symbols[4:] if TAG.fullmatch(symbol)), None)
-    if tag is not None:
-        raise UsageError(f"the target language tag {tag}, which a BPE tokenizer would cut: use 'fairseq-deep package'")
-    vocabulary = {piece_of(symbol) if index > 3 else symbol: index for index, symbol in enumerate(symbols)}
+    whole = {*symbols[:4], *tags_of(symbols)}
+    vocabulary = {symbol if symbol in whole else piece_of(symbol): index for index, symbol in enumerate(symbols)}
     meanings: list[int] = []
-    for piece in dict.fromkeys(part for pair in merges for part in (*pair, "".join(pair))):
-        if piece in symbols[:4]:
+    for piece in dict.fromkeys(part for pair in subwords for part in (*pair, "".join(pair))):
+        if piece in whole:
             raise UsageError(f"merges that make {piece}, which is a special symbol")
         if piece not in vocabulary:
             vocabulary[piece] = len(symbols) + len(meanings)
@@ -80,15 +84,38 @@ def symbol_of(piece: str) -> str:
     return piece[: -len(END)] if piece.endswith(END) else piece + SEPARATOR
 
 
-def make_tokenizer(vocabulary: dict[str, int], merges: list[tuple[str, str]] | None, longest: int) -> Any:
+def make_tokenizer(
+    vocabulary: dict[str, int], subwords: list[tuple[str, str]] | Pieces | None, longest: int, tags: Sequence[str] = ()
+) -> Any:
     """Return transformers' fast tokenizer.
 
     Args:
-        vocabulary, merges: see `make_vocabulary`
+        vocabulary, subwords: see `make_vocabulary`
         longest: most tokens of a source, its end included
+        tags: of target languages; one at the beginning of a text is a token
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    from tokenizers import AddedToken, processors
     from transformers import PreTrainedTokenizerFast
+
+    if isinstance(subwords, Pieces):
+        core = huggingface_pieces.make_core(vocabulary, subwords, tags, BLANKS)
+    else:
+        core = _make_core(vocabulary, subwords, tags)
+    core.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 2)]
+    )
+    if subwords is not None:  # the normaliser marks a tag at the beginning, also of these
+        core.add_tokens([AddedToken(tag, special=False, normalized=True) for tag in tags])
+    names = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, **names, padding_side="right", split_special_tokens=True, model_max_length=longest,
+        clean_up_tokenization_spaces=False, model_input_names=["input_ids", "attention_mask"],
+    )  # fmt: skip
+
+
+def _make_core(vocabulary: dict[str, int], merges: list[tuple[str, str]] | None, tags: Sequence[str]) -> Any:
+    """Return the tokenizer of words, or of merges, without special symbols."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     if merges is None:
         core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -97,15 +124,10 @@ def make_tokenizer(vocabulary: dict[str, int], merges: list[tuple[str, str]] | N
             models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", end_of_word_suffix=END, fuse_unk=False)
         )
         core.decoder = decoders.Sequence([decoders.Replace("<unk>", f"<unk>{END}"), decoders.BPEDecoder(END)])
+        if tags:
+            core.normalizer = normalizers.Sequence([normalizers.Strip(), huggingface_pieces.marked_tag(tags)])
     core.pre_tokenizer = pre_tokenizers.Split(Regex(BLANKS), "removed")
-    core.post_processor = processors.TemplateProcessing(
-        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 2)]
-    )
-    names = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, **names, padding_side="right", split_special_tokens=True, model_max_length=longest,
-        clean_up_tokenization_spaces=False, model_input_names=["input_ids", "attention_mask"],
-    )  # fmt: skip
+    return core
 
 
 def save_tokenizer(tokenizer: Any, folder: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_deep.runtime.text import SEPARATOR
+from fairseq_deep.runtime.text import TAG, joined
 from fairseq_deep.tools import read_lines
 
 BATCH, DRAWN, PAD = 16, 16, 1
@@ -34,18 +34,20 @@ def sentences(
         found = sorted(glob.glob(glob.escape(os.path.dirname(pattern)) + os.sep + os.path.basename(pattern)))
         given = [found[0], *read_lines(found[0])] if found else None
     if given is None:
-        return RANDOM, random_texts(loaded.source)
+        return RANDOM, random_texts(loaded.source, steps.kind)
     raw = [line for line in given[1:] if line.strip()][: 2 * args.verify_sentences]
     return os.path.basename(given[0]), [steps.tokenize(line) for line in raw]
 
 
-def random_texts(source: Any, count: int = DRAWN) -> list[str]:
-    """Return tokenised text of random entries of the dictionary *source*, the same at each call."""
-    draws = random.Random(1)
-    lines = [
-        [source.symbols[draws.randrange(4, len(source))] for _ in range(draws.randint(2, 12))] for _ in range(count)
-    ]
-    return [(" ".join(line) + " ").replace(f"{SEPARATOR} ", "").strip() for line in lines]
+def random_texts(source: Any, kind: str | None, count: int = DRAWN) -> list[str]:
+    """Return tokenised text of random entries of the dictionary *source*, without tags, the same at each call.
+
+    Args:
+        kind: of the sub-words, as in `TextSteps`
+    """
+    draws, words = random.Random(1), [symbol for symbol in source.symbols[4:] if not TAG.fullmatch(symbol)]
+    lines = [draws.choices(words, k=draws.randint(2, 12)) for _ in range(count)]
+    return [joined(" ".join(line), kind or "subword-nmt") for line in lines]
 
 
 def batches(order: list[int]) -> Iterator[list[int]]:
