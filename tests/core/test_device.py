@@ -26,14 +26,6 @@ DECODING_WAITS = {"beam_reorder._ask", "beam_reorder.hypotheses_per_sentence"}
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "autocast": torch.float16}
 DROPOUTS = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
-CASES = {
-    **{f"{name}-{precision}": (*case, precision) for name, case in METHODS.items() for precision in PRECISIONS},
-    **{
-        f"{name}-{precision}": (*case, precision)
-        for name, case in OPTIONS.items()
-        for precision in ("fp16", "autocast")
-    },
-}
 
 
 def decode(model, source, lengths, target, orders):
@@ -132,16 +124,21 @@ def test_the_device_notes_what_the_host_waits_for(ask):
     assert sum(device.waits.values()) == 1
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*METHODS, *OPTIONS])
 @torch.no_grad()
 def test_a_method_on_the_device(case, build, dictionary):
-    name, flags, precision = CASES[case]
-    dtype = PRECISIONS[precision]
-    exact, device = build(name, **DROPOUTS, **flags).eval(), AbsentCuda()
-    batch, orders = make_batch(dictionary), make_orders()
-    prefix = make_batch(dictionary, target_lengths=(4,) * 6)[2]
-    left = torch.cat([torch.full_like(batch[2][:, :1], dictionary.pad()), batch[2][:, :3]], dim=1)
-    expected, steps = exact(*batch)[0], decode(exact, *batch[:2], prefix, orders)[0]
+    """In all precisions; the options of a method in fp16 and with autocast."""
+    name, flags = {**METHODS, **OPTIONS}[case]
+    exact = build(name, **DROPOUTS, **flags).eval()
+    batch, prefix = make_batch(dictionary), make_batch(dictionary, target_lengths=(4,) * 6)[2]
+    expected = exact(*batch)[0], decode(exact, *batch[:2], prefix, make_orders())[0]
+    for precision in PRECISIONS if case in METHODS else ("fp16", "autocast"):
+        assert_runs_on_the_device(exact, precision, batch, prefix, expected, dictionary.pad())
+
+
+def assert_runs_on_the_device(exact, precision, batch, prefix, wanted, pad):
+    device, dtype, orders, (expected, steps) = AbsentCuda(), PRECISIONS[precision], make_orders(), wanted
+    left = torch.cat([torch.full_like(batch[2][:, :1], pad), batch[2][:, :3]], dim=1)
     model = copy.deepcopy(exact) if precision == "autocast" else copy.deepcopy(exact).to(dtype)
     with device, device.autocast(dtype) if precision == "autocast" else contextlib.nullcontext():
         device.take(model)
@@ -152,7 +149,7 @@ def test_a_method_on_the_device(case, build, dictionary):
         # positions and masks are copied to the device once
         assert not waits(device, but="copy")
         assert output.dtype == dtype
-        words = batch[2].ne(dictionary.pad())  # what positions with padding give is of no use, and may differ
+        words = batch[2].ne(pad)  # what positions with padding give is of no use, and may differ
         assert_near(device.give(output)[words], expected[words], precision)
         assert len(tensors_of(device, extra)) > 2
         assert precision == "autocast" or extra["inner_states"][-1].dtype == extra["attn"][0].dtype == dtype

@@ -79,10 +79,10 @@ def train(build, dictionary, loss_of, measure):
             model.encoder.register_forward_hook(
                 lambda encoder, inputs, out: {**out, "encoder_out": [0 * x for x in out["encoder_out"]]}
             )
-        adam = FusedAdam(model.parameters(), betas=(0.9, 0.98))
+        adam = FusedAdam(model.train().parameters(), betas=(0.9, 0.98))
         for update in range(updates):
             adam.param_groups[0]["lr"] = 2e-3 * min(1, (update + 1) / WARMUP)
-            model.train().set_num_updates(update)
+            model.set_num_updates(update)
             adam.zero_grad()
             loss_of(model, copies(dictionary, 32)).backward()
             adam.step()
@@ -90,6 +90,7 @@ def train(build, dictionary, loss_of, measure):
                 found = measure(model, last=update + 1 == updates)
                 if uses_source(*found):
                     break
+                model.train()
         print(f"{update + 1} updates: loss {found[0]:.2f} (without the source {BLIND:.2f}), gain {found[1]:.2f}")
         return found
 

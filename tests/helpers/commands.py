@@ -22,9 +22,11 @@ def run(*command, stdin=None, check=True, cwd=None, real=False, prepare=None, pr
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
     line = [str(part) for part in command]
+    if line[0] == sys.executable and not real:
+        line[0] = "python3"
     if processes > 1:
         done = run_together(line, env, processes)
-    elif line[0] in SCRIPTS and not real:
+    elif line[0] in (*SCRIPTS, "python3") and not real:
         done = server().call(line, stdin, cwd, env, prepare)
     else:
         done = subprocess.run(line, input=stdin, capture_output=True, text=True, env=env, timeout=300, cwd=cwd)

@@ -71,7 +71,7 @@ class Server:
             return subprocess.CompletedProcess(words, status, *(s.read().decode(errors="replace") for s in (out, err)))
 
     def stand_in(self, name):
-        """A shell command that runs the console script *name* here; of "python3", the file that is its first word."""
+        """A shell command that runs the console script *name* here; "python3" runs a file, or a program after -c."""
         return f'exec {sys.executable} -I {__file__} call {self.path} {name} "$@"'
 
 
@@ -158,7 +158,7 @@ def work(job):
     os.environ.clear()
     os.environ.update(job["environment"])
     name = os.path.basename(job["words"][0])
-    sys.argv = job["words"][1:] if name == "python3" else [str(BIN / name), *job["words"][1:]]
+    sys.argv = [str(BIN / name), *job["words"][1:]]
     sys.path[0] = str(BIN)
     if job["prepare"]:
         place, *arguments = job["prepare"]
@@ -167,12 +167,24 @@ def work(job):
         del sys.path[1]
     set_up_logging(name)
     try:
-        sys.exit(runpy.run_path(sys.argv[0], run_name="__main__") if name == "python3" else find(SCRIPTS[name])())
+        sys.exit(run_python() if name == "python3" else find(SCRIPTS[name])())
     except SystemExit as end:
         leave(end.code)
     except Exception:
         sys.excepthook(*sys.exc_info())
         leave(1)
+
+
+def run_python():
+    """A file, or the program after -c, as an interpreter runs it."""
+    del sys.argv[0]
+    if sys.argv[0] == "-c":
+        sys.path[0] = ""
+        code = sys.argv.pop(1)
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.path[0] = os.path.dirname(sys.argv[0])
+        runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def leave(code):

@@ -1,10 +1,11 @@
 """The depth-wise LSTM through fairseq's own console scripts, with gates that all layers of both stacks share."""
 
+import sys
+
 import pytest
 import torch
 
 from tests.helpers.commands import (
-    BIN,
     EXACT,
     PACKAGE,
     assert_reduced_precision_trains_like_fp32,
@@ -85,7 +86,7 @@ def test_from_pretrained_translates(data, trained):
         "assert model.encoder.aggregator.gates is model.decoder.aggregator.gates\n"
         "print('TRANSLATION', m.translate('1 2 3'))"
     )
-    assert "TRANSLATION" in run(BIN / "python", "-c", program).stdout
+    assert "TRANSLATION" in run(sys.executable, "-c", program).stdout
 
 
 @pytest.mark.parametrize(

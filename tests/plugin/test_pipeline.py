@@ -1,12 +1,12 @@
 """From text to a score through fairseq's own console scripts, with the plugin's flags added."""
 
 import re
+import sys
 
 import pytest
 import torch
 
 from tests.helpers.commands import (
-    BIN,
     EXACT,
     PACKAGE,
     assert_reduced_precision_trains_like_fp32,
@@ -115,7 +115,7 @@ def test_from_pretrained_translates(data, trained):
         f"m = M.from_pretrained({str(folder)!r}, 'checkpoint_last.pt', data_name_or_path={str(data)!r})\n"
         "print('TRANSLATION', m.translate('1 2 3'))"
     )
-    assert "TRANSLATION" in run(BIN / "python", "-c", program).stdout
+    assert "TRANSLATION" in run(sys.executable, "-c", program).stdout
 
 
 def test_hydra_train_keeps_the_plugins_flags(data, trained, tmp_path):
