@@ -12,6 +12,7 @@ from fairseq_deep.core.positions import sinusoids
 from fairseq_deep.runtime.dictionary import SPECIAL, Dictionary
 from fairseq_deep.tools import UsageError
 from fairseq_deep.tools.huggingface_format import BART, FSMT, M2M100, MBART, MODEL_TYPES, NEVER, OFFSETS, PAD, UNK
+from fairseq_deep.tools.huggingface_pieces import tags_of
 from fairseq_deep.tools.huggingface_tokenizer import END, symbol_of
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate",
@@ -100,8 +101,8 @@ def _of_fast(path: str) -> tuple[list[str], str | None]:
     cuts = kind == "BPE"
     if not isinstance(vocabulary, dict) or not (kind == "WordLevel" or cuts and model.get("end_of_word_suffix") == END):
         raise UsageError(
-            f"{path} cuts text by {'byte-level BPE' if cuts else kind}: the import takes words, or BPE with {END} at "
-            "their ends"
+            f"{path} cuts text by {'BPE of another kind' if cuts else kind}: the import takes words, or BPE with {END} "
+            "at their ends"
         )
     merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model.get("merges", ())]
     return _symbols(vocabulary, path, cuts), _codes(merges) if cuts else None
@@ -120,7 +121,8 @@ def _symbols(vocabulary: dict[str, int], path: str, cuts: bool) -> list[str]:
     pieces = [names[index] for index in range(len(vocabulary))]
     if pieces[: len(SPECIAL)] != [*SPECIAL]:
         raise UsageError(f"{path} must begin with {', '.join(SPECIAL)}, as the dictionaries of fairseq do")
-    return [symbol_of(piece) if cuts and index >= len(SPECIAL) else piece for index, piece in enumerate(pieces)]
+    whole = {*pieces[: len(SPECIAL)], *tags_of(pieces)}
+    return [symbol_of(piece) if cuts and piece not in whole else piece for piece in pieces]
 
 
 def make_flags(config: Any, state: dict[str, Tensor]) -> Namespace:

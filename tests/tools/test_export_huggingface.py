@@ -311,7 +311,7 @@ def test_bad_input_of_the_import_is_one_line(make, export, command, tmp_path):
         ("the model has the activation function mish: known are relu", "config.json", {"activation_function": "mish"}),
         ("does not name its languages: give --source-lang", "config.json", {"langs": None}),
         ("cuts text by Unigram: the import takes words, or BPE", "tokenizer.json", {"model": {"type": "Unigram"}}),
-        ("cuts text by byte-level BPE", "tokenizer.json", {"model": {"type": "BPE", "vocab": {}}}),
+        ("cuts text by BPE of another kind", "tokenizer.json", {"model": {"type": "BPE", "vocab": {}}}),
         ("must begin with <s>, <pad>, </s>, <unk>", "tokenizer.json", words_of({"a": 0})),
         ("has no token with the index 0", "tokenizer.json", words_of({"a": 1})),
         ("has 4 tokens of the source, and a table of 38 rows", "tokenizer.json", words_of(Dictionary().indices)),

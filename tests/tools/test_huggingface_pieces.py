@@ -7,7 +7,14 @@ import pytest
 
 from fairseq_deep.runtime import text
 from fairseq_deep.runtime.dictionary import Dictionary
-from fairseq_deep.tools import UsageError, huggingface_check, huggingface_pieces, huggingface_tokenizer, main
+from fairseq_deep.tools import (
+    UsageError,
+    huggingface_check,
+    huggingface_import,
+    huggingface_pieces,
+    huggingface_tokenizer,
+    main,
+)
 from tests.helpers.exports import dictionary_of, learn_merges, tokenised_lines, write_model
 
 spm = pytest.importorskip("sentencepiece")
@@ -92,6 +99,9 @@ def test_tags_stay_whole_beside_merges(tmp_path):
     texts = [f"{tag} {line}" for tag in TAGS for line in lines] + ["a <2de> b", "<2zh>", "  <2de>  ab"]
     prepare, whole = text.tokenizer_of("en", "none"), text.cutter_of(str(tmp_path / "code"))
     rows, _ = huggingface_check.encode(tokenizer, texts, lambda line: whole(prepare(line)), own, meanings)
+    huggingface_tokenizer.save_tokenizer(tokenizer, tmp_path / "saved")
+    found = huggingface_import.read_vocabularies(str(tmp_path / "saved")).source
+    assert found[: len(own)] == own.symbols
     assert [rows[0][0], rows[300][0]] == [own.indices[tag] for tag in TAGS] and rows[-3][0] != own.indices["<2de>"]
 
 
