@@ -33,6 +33,7 @@ WORDS = {
     "--ode-method": ("rk2", "rk4", "rk2-learned", "rk2-init", "ema", "euler"),
     "--ode-history": ("residual", "dlcl"),
     "--routing-kind": ("em", "dynamic"),
+    "--hyper-connections-kind": ("dynamic", "static", "manifold"),
     "--admin-start": ("logn", "1", "n", "profile"),
     "--depth-scaled-kind": ("marian", "gpt2"),
     "--lipschitz-embeddings": ("lipschitz", "normal"),
