@@ -1,6 +1,6 @@
 """Where can a model of each method go? Every method is exported in every way, and compared with the model itself.
 
-    pip install 'transformers>=5' 'ctranslate2>=4.7'
+    pip install 'transformers>=5' 'ctranslate2>=4.7' onnx onnxscript onnxruntime
     python benchmarks/portability.py --write      # docs/portability.json, and the table of docs/portability.md
 
 Models have 2 + 2 layers, width 16 and random weights. Differences are those that the exports
@@ -12,18 +12,24 @@ import contextlib
 import io
 import json
 import re
+import shutil
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import torch
+from torch.export.pt2_archive._package import load_pt2
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from fairseq_deep.core.description import describe  # noqa: E402
 from fairseq_deep.runtime import find_bundle, load_model  # noqa: E402
+from fairseq_deep.tools import UsageError  # noqa: E402
 from fairseq_deep.tools import main as tools  # noqa: E402
+from fairseq_deep.tools.torch_check import check_programs  # noqa: E402
+from tests.helpers import onnx  # noqa: E402
 from tests.helpers.exports import write_model  # noqa: E402
 from tests.helpers.methods import METHODS  # noqa: E402
 from tests.helpers.models import make_dictionary  # noqa: E402
@@ -36,6 +42,7 @@ HEADS = {
     "library": "transformers with `fairseq_deep`",
     "ctranslate2": "CTranslate2",
     "torch": "`.pt2`",
+    "onnx": "ONNX",
     "package": "package",
 }
 POSTNORM = {"layernorm_embedding": True, "encoder_learned_pos": True, "decoder_learned_pos": True}
@@ -48,7 +55,7 @@ MORE = {
     "`--layer-agg hyper-connections`, mHC": ("prenorm_6l", {
         "layer_agg": "hyper-connections", "hyper_connections_kind": "manifold"}),
 }  # fmt: skip
-"""Structures beside the methods of the registries."""
+"""Systems in addition to the methods of the registries."""
 
 
 def systems():
@@ -103,6 +110,26 @@ def of_export(folder, form, *more):
     return {"difference": float(re.search(r"within ([\d.e+-]+)", said)[1]), "class": kind[1] if kind else ""}
 
 
+def of_onnx(folder):
+    """The programs of the ``.pt2`` file in onnxruntime, by the code of docs/tools.md."""
+    file = folder / "torch.pt2"
+    if not file.exists():
+        return {"no": "there is no .pt2 file"}
+    loaded = load_model(find_bundle(str(folder / "model.pt"), tokenizer="none"))
+    shutil.copy(file, folder / "model.pt2")
+    with contextlib.chdir(folder), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        exec(onnx.documented(), {})
+    with open(file, "rb") as opened:
+        settings = json.loads(load_pt2(opened).extra_files["model.json"])
+    programs = [onnx.session(str(folder / f"{name}.onnx"), settings["programs"][name]) for name in ("encoder", "step")]
+    rows = [[*words, 2] for words in torch.randint(4, 38, (8, 9), generator=torch.Generator().manual_seed(1)).tolist()]
+    try:
+        return {"difference": check_programs(programs, settings, loaded.model.eval(), rows).difference}
+    except UsageError as error:
+        return {"no": str(error)}
+
+
 def of_package(folder, model):
     """The package, and the same folder in transformers."""
     code, _, err = command("package", folder / "model.pt", "--tokenizer", "none", "--output", folder / "package")
@@ -128,6 +155,7 @@ def measure(name, flags):
             "class": of_export(folder, "huggingface"),
             "ctranslate2": of_export(folder, "ctranslate2"),
             "torch": of_export(folder, "torch", "--beam", "2", "--capacity", "16"),
+            "onnx": of_onnx(folder),
             **of_package(folder, model),
         }
         plain = all(

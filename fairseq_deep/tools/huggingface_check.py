@@ -1,38 +1,33 @@
 """Whether an exported folder computes and writes what the model does: indices, logits and translations."""
 
 import copy
+import random
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fairseq_deep.core.search import BeamSearch, SearchOptions
+from fairseq_deep.runtime.text import TAG, joined
+from fairseq_deep.runtime.verification import DRAWN, LONGEST, Report, batches, padded
 from fairseq_deep.tools import UsageError
 from fairseq_deep.tools.huggingface_format import EOS, PAD, longest
-from fairseq_deep.tools.verification import batches, padded
 
 SHARE, LENPEN = 0.98, 0.6
-"""Share of translations that must be equal, and the least length penalty for which it must be. One may always differ:
-transformers compares all that end in a step, and fairseq stops at the first ones."""
+"""Share of translations that must be equal, and the least length penalty for which it must be: transformers compares
+all that end in a step, and fairseq stops at the first ones."""
 
 
-class Report(NamedTuple):
-    """What the check has found.
+def random_texts(source: Any, kind: str | None) -> list[str]:
+    """Return tokenised text of random entries of the dictionary *source*, without tags, the same at each call.
 
-    Attributes:
-        sentences: number of sentences whose logits were compared
-        difference: greatest difference of a logit
-        equal: number of equal translations; None if none were compared
+    Args:
+        kind: of the sub-words, as in `TextSteps`
     """
-
-    sentences: int
-    difference: float
-    equal: int | None
-
-    def __str__(self) -> str:
-        logits = f"logits of {self.sentences} sentences within {self.difference:.1e}"
-        return logits if self.equal is None else f"{logits}, {self.equal} of {self.sentences} translations equal"
+    draws, words = random.Random(1), [symbol for symbol in source.symbols[4:] if not TAG.fullmatch(symbol)]
+    lines = [draws.choices(words, k=draws.randint(2, LONGEST)) for _ in range(DRAWN)]
+    return [joined(" ".join(line), kind or "subword-nmt") for line in lines]
 
 
 def encode(
@@ -93,9 +88,11 @@ def check_export(
             limit = longest(search, theirs.size(1), model.decoder.max_positions())
             output = other.generate(input_ids=theirs, attention_mask=theirs.ne(PAD), max_new_tokens=limit)
             equal += sum(_ended(row) == [*own] for row, own in zip(output.tolist(), found))
-    if real and search["lenpen"] >= LENPEN and len(rows) - equal > max(1, (1 - SHARE) * len(rows)):
-        raise UsageError(f"transformers translates {len(rows) - equal} of {len(rows)} sentences otherwise")
-    return Report(len(rows), difference, equal if real else None)
+    report = Report("logits", len(rows), difference, equal if real else None)
+    differing = report.differing(SHARE) if search["lenpen"] >= LENPEN else ""
+    if differing:
+        raise UsageError(f"transformers translates {differing} otherwise")
+    return report
 
 
 def _ended(row: list[int]) -> list[int]:

@@ -122,8 +122,8 @@ def write_folder(folder: str, parts: Parts, args: argparse.Namespace, given: lis
     Args:
         given: the name of a file with sentences to check with, and its lines; None: those of the recipe's test set
     """
-    from fairseq_deep.runtime import search_of
-    from fairseq_deep.tools import huggingface_card, huggingface_check, verification
+    from fairseq_deep.runtime import search_of, verification
+    from fairseq_deep.tools import huggingface_card, huggingface_check
 
     model, loaded, search = parts.plain, parts.loaded, search_of(parts.bundle)
     languages = (loaded.source_lang, loaded.target_lang)
@@ -136,7 +136,9 @@ def write_folder(folder: str, parts: Parts, args: argparse.Namespace, given: lis
     for path in glob.glob(os.path.join(glob.escape(folder), "*.safetensors")):  # the library makes them private
         shutil.copymode(os.path.join(folder, "config.json"), path)
     limit = write_tokenizers(folder, parts)
-    origin, texts = verification.sentences(args, loaded, parts.steps, given)
+    origin, texts = verification.sentences(parts.bundle, loaded, parts.steps, args.verify_sentences, given)
+    if origin == verification.RANDOM:
+        texts = huggingface_check.random_texts(loaded.source, parts.steps.kind)
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -66,9 +66,9 @@ def load(folder: str, found: Any) -> tuple[Any, Any, Any, float]:
 
     from fairseq_deep.errors import one_line
     from fairseq_deep.runtime.model import StoredModel, build_model
+    from fairseq_deep.runtime.verification import padded
     from fairseq_deep.tools import huggingface_import
     from fairseq_deep.tools.huggingface_check import compare_logits
-    from fairseq_deep.tools.verification import padded
 
     try:
         other = AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()

@@ -1,39 +1,21 @@
 """Whether exported programs compute and write what the model does: log-probabilities and translations."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fairseq_deep.core.search import BeamSearch, SearchOptions
+from fairseq_deep.runtime.verification import Report, batches, padded
 from fairseq_deep.tools import UsageError
-from fairseq_deep.tools.verification import batches, padded
 
 PAD, EOS = 1, 2
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
 """Greatest difference of a log-probability by the type of the weights, relative to the largest one if that is above 1;
 in half precision, eight units in the last place."""
 SHARE = 0.995
-"""Share of translations that must be equal in fp32; one may always differ, where scores are equal but for rounding."""
-
-
-class Report(NamedTuple):
-    """What the check has found.
-
-    Attributes:
-        sentences: number of sentences
-        difference: greatest difference of a log-probability
-        equal: number of equal translations
-    """
-
-    sentences: int
-    difference: float
-    equal: int
-
-    def __str__(self) -> str:
-        found = f"log-probabilities of {self.sentences} sentences within {self.difference:.1e}"
-        return f"{found}, {self.equal} of {self.sentences} translations equal"
+"""Share of translations that must be equal in fp32."""
 
 
 class ProgramModel:
@@ -119,9 +101,11 @@ def check_programs(
         equal += sum(map(list.__eq__, own, found))
         difference = max(difference, compare(programs, model, source, own, search["beam"]))
     precise = model.decoder.embed_tokens.weight.dtype == torch.float32
-    if precise and len(rows) - equal > max(1, (1 - SHARE) * len(rows)):
-        raise UsageError(f"the programs translate {len(rows) - equal} of {len(rows)} sentences otherwise")
-    return Report(len(rows), difference, equal)
+    report = Report("log-probabilities", len(rows), difference, equal)
+    differing = report.differing(SHARE) if precise else ""
+    if differing:
+        raise UsageError(f"the programs translate {differing} otherwise")
+    return report
 
 
 @torch.no_grad()

@@ -32,7 +32,6 @@ from fairseq_deep.tools import (
     read_lines,
     replacing,
     torch_check,
-    verification,
 )
 
 FORMAT, VERSION = "fairseq_deep torch.export", 1
@@ -72,6 +71,7 @@ def check_package() -> Any:
 def write(args: argparse.Namespace) -> int:
     """Write the file, and compare what its programs compute with the model."""
     from fairseq_deep.runtime import TextSteps, find_bundle, load_model, search_of
+    from fairseq_deep.runtime.verification import token_rows
 
     archives = check_package()
     check_new_file(args.output)
@@ -84,11 +84,14 @@ def write(args: argparse.Namespace) -> int:
     search["beam"] = args.beam or search["beam"]
     loaded.model.to(getattr(torch, args.dtype or "float32"))
     capacity = args.capacity or min(CAPACITY, loaded.model.decoder.max_positions())
-    origin, rows = _rows(args, loaded, steps, given)
+    limit = loaded.model.encoder.max_positions()
+    origin, rows = token_rows(bundle, loaded, steps, args.verify_sentences, limit, given)
     programs = export(loaded.model, search["beam"], capacity, bundle.checkpoint)
     settings = describe(programs, loaded, bundle, steps, search, capacity)
     extra = {"model.json": json.dumps(settings, indent=1, ensure_ascii=False), **_texts(loaded, bundle)}
     extra["README.md"] = _card(args, loaded, settings)
+    for program in programs.values():
+        program.example_inputs = None  # with caches as large as the model
     with replacing(args.output) as temporary:
         try:
             with open(temporary, "wb+") as file:
@@ -108,19 +111,6 @@ def check_new_file(path: str) -> None:
     if os.path.lexists(path):
         raise UsageError(f"cannot write {path}: it exists; give another name")
     check_output_path(path)
-
-
-def _rows(
-    args: argparse.Namespace, loaded: Any, steps: Any, given: list[str] | None
-) -> tuple[str, list[list[int]]]:
-    """Return where the sentences to check with are from, and their tokens."""
-    limit = loaded.model.encoder.max_positions()
-    origin, texts = verification.sentences(args, loaded, steps, given)
-    rows = [loaded.source.encode(steps.cut(text) if steps.cut else text).tolist() for text in texts]
-    rows = [row for row in rows if 1 < len(row) <= limit][: args.verify_sentences]
-    if not rows:
-        raise UsageError(f"{origin} has no sentence of at most {limit} tokens to check the export with")
-    return origin, rows
 
 
 def export(model: Any, beam: int, capacity: int, path: str) -> dict[str, torch.export.ExportedProgram]:
@@ -238,7 +228,7 @@ def _card(args: argparse.Namespace, loaded: Any, settings: dict[str, Any]) -> st
 
 def _check(
     archives: Any, file: BinaryIO, settings: dict[str, Any], model: Any, rows: list[list[int]]
-) -> torch_check.Report:
+) -> Any:
     """Read the file as anybody else would, and return what the check of its programs has found."""
     content = archives.load_pt2(file)
     encode, step = (content.exported_programs[name].module() for name in ("encoder", "step"))

@@ -216,7 +216,7 @@ def write(
             progress.show(done)
     finally:
         progress.end()
-    by_torch = translator.engine.by_torch if done else 0
+    by_torch = translator.engine.by_torch
     if by_torch:
         note(f"engine torch for {by_torch} of {done} lines (longest output, or special symbols)")
     return 1 if failed else 0

@@ -5,10 +5,14 @@ import time
 from concurrent.futures import CancelledError
 
 import pytest
+import torch
 
+from fairseq_deep.core.search import BeamSearch, SearchOptions
 from fairseq_deep.runtime import Translator
 from fairseq_deep.serving.batching import Batcher, Closed, QueueFull
 from tests.helpers.serving import DE, EN, Fake, random_lines
+
+PAD, EOS = 1, 2
 
 
 @pytest.fixture
@@ -118,3 +122,12 @@ def test_a_translation_does_not_depend_on_the_batch(models):
     assert together == each
     fairseqs = Translator(models[0].bundle, cpu=True, max_len_a=0.5, max_len_b=3)
     assert sum(one != other for one, other in zip(fairseqs.translate(lines), each)) > 10
+
+
+def test_a_prefix_ends_at_the_limit_of_its_sentence(models):
+    """Sources of three and of seven tokens, whose translations may have as many words, and a prefix of four words."""
+    source = torch.tensor([[PAD] * 4 + [7, 9, EOS], [5, 6, 7, 8, 9, 10, EOS]])
+    options = SearchOptions(beam=2, max_len_a=1.0, max_len_b=0, limit_each=True)
+    search = BeamSearch(models[0].translator.models, options)
+    found = [best["tokens"].tolist() for best, *_ in search(source, torch.full((2, 4), 8))]
+    assert found[0] == [8, 8, 8, EOS] and found[1][:4] == [8] * 4 and len(found[1]) <= 8

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fairseq_deep.tools import main
 from tests.helpers.trained import train_recipe
 
 
@@ -11,3 +12,14 @@ def trained(tmp_path_factory):
     exp = tmp_path_factory.mktemp("recipe")
     train_recipe(exp, "--joined-dictionary")
     return exp
+
+
+@pytest.fixture
+def command(capsys):
+    """command(NAME, ...): exit code, output and errors."""
+
+    def command(*words):
+        capsys.readouterr()
+        return main.main([*map(str, words)]), *capsys.readouterr()
+
+    return command

@@ -70,15 +70,9 @@ def make(tmp_path, dictionaries):
 
 
 @pytest.fixture
-def export(capsys):
+def export(command):
     """export(MODEL, ...): exit code, output and errors."""
-
-    def export(*words):
-        capsys.readouterr()
-        code = main.main(["export", *map(str, words), "--format", "ctranslate2"])
-        return code, *capsys.readouterr()
-
-    return export
+    return lambda *words: command("export", *words, "--format", "ctranslate2")
 
 
 def words_of(dictionary, count, length):

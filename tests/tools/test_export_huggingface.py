@@ -11,7 +11,7 @@ import torch
 
 from fairseq_deep.runtime import Translator, find_bundle, load_model
 from fairseq_deep.runtime.dictionary import Dictionary
-from fairseq_deep.tools import huggingface_check, huggingface_export, huggingface_format, main
+from fairseq_deep.tools import huggingface_check, huggingface_export, huggingface_format
 from tests.helpers.commands import losses, run, train_command
 from tests.helpers.exports import greedy, write_model
 from tests.helpers.models import make_batch, make_dictionary
@@ -60,17 +60,6 @@ def make(tmp_path):
         return write_model(tmp_path, name, both, **flags), tmp_path
 
     return make
-
-
-@pytest.fixture
-def command(capsys):
-    """command(NAME, ...): exit code, output and errors."""
-
-    def command(*words):
-        capsys.readouterr()
-        return main.main([*map(str, words)]), *capsys.readouterr()
-
-    return command
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The ways to ONNX in docs/tools.md, where the packages are installed: onnxruntime computes what the model does."""
 
-import importlib.util
 import json
 import os
 import runpy
@@ -8,14 +7,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from fairseq_deep.runtime import Translator, find_bundle
 from fairseq_deep.tools import main
 from tests.helpers.exports import write_model
 from tests.helpers.models import make_dictionary
+from tests.helpers.onnx import PACKAGES, documented, missing, session
 from tests.helpers.paths import ROOT
 
 ONE = {"encoder_layers": 1, "decoder_layers": 1}
@@ -23,36 +21,7 @@ LINES = [f"w{3 * i} w{30 - i}" for i in range(8)]
 CONVERTER = shutil.which("optimum-cli")  # of an environment of its own
 
 
-def missing(*packages):
-    return [package for package in packages if importlib.util.find_spec(package) is None]
-
-
-def documented():
-    """The Python code below the heading ONNX."""
-    text = (ROOT / "docs/tools.md").read_text(encoding="utf-8").partition("### ONNX\n")[2]
-    return text.partition("```python\n")[2].partition("```")[0]
-
-
-def session(name, described):
-    """The program *name* as a function of tensors and dictionaries of them."""
-    import onnxruntime
-
-    opened = onnxruntime.InferenceSession(f"{name}.onnx")
-    outputs = [entry["name"].split(".", 1) for entry in described["outputs"]]
-    assert [each.name for each in opened.get_outputs()] == [entry["name"] for entry in described["outputs"]]
-
-    def call(*inputs):
-        flat = [tensor for each in inputs for tensor in (each.values() if isinstance(each, dict) else [each])]
-        feed = {each.name: tensor.numpy() for each, tensor in zip(opened.get_inputs(), flat, strict=True)}
-        groups = {}
-        for (group, *rest), value in zip(outputs, opened.run(None, feed)):
-            groups.setdefault(group, {})["".join(rest)] = torch.from_numpy(np.array(value))
-        return [each[""] if "" in each else each for each in groups.values()]
-
-    return call
-
-
-@pytest.mark.skipif(missing("onnx", "onnxscript", "onnxruntime"), reason="needs onnx, onnxscript and onnxruntime")
+@pytest.mark.skipif(missing(*PACKAGES), reason="needs onnx, onnxscript and onnxruntime")
 @pytest.mark.parametrize("name, beam", [("dlcl_6l", 3), ("ds_matt_12l12l", 1)])
 def test_programs_in_onnx_translate_as_the_model(name, beam, tmp_path, monkeypatch):
     write_model(tmp_path, name, (make_dictionary(38), make_dictionary(30)), **ONE)
@@ -61,7 +30,8 @@ def test_programs_in_onnx_translate_as_the_model(name, beam, tmp_path, monkeypat
     assert main.main(["export", "model.pt", "--output", "model.pt2", *words]) == 0
     exec(documented(), {})
     model = runpy.run_path(str(ROOT / "examples/translate_pt2.py"))["Model"]("model.pt2")
-    model.encoder, model.step = (session(each, model.settings["programs"][each]) for each in ("encoder", "step"))
+    programs = model.settings["programs"]
+    model.encoder, model.step = (session(f"{each}.onnx", programs[each]) for each in ("encoder", "step"))
     search = {"beam": beam, "max_len_a": 0, "max_len_b": 15}
     expected = Translator(find_bundle("model.pt", tokenizer="none"), cpu=True, **search).translate(LINES)
     assert model.translate(LINES) == expected and len({*expected}) > 2

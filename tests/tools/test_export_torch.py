@@ -11,7 +11,7 @@ import torch
 
 from fairseq_deep.core.torch_export import SourceProgram, StepProgram
 from fairseq_deep.runtime import Translator, find_bundle, load_model
-from fairseq_deep.tools import UsageError, main, torch_check, torch_format
+from fairseq_deep.tools import UsageError, torch_check, torch_format
 from tests.helpers.commands import run
 from tests.helpers.exports import write_model
 from tests.helpers.models import make_dictionary
@@ -39,17 +39,6 @@ def write(folder, name, flags):
     if "share_all_embeddings" in flags:
         dictionaries = dictionaries[:1] * 2
     return write_model(folder, name, dictionaries, **flags)
-
-
-@pytest.fixture
-def command(capsys):
-    """command(NAME, ...): exit code, output and errors."""
-
-    def command(*words):
-        capsys.readouterr()
-        return main.main([*map(str, words)]), *capsys.readouterr()
-
-    return command
 
 
 @pytest.fixture(scope="module")

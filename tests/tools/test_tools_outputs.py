@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -188,10 +189,11 @@ def test_a_signal_that_the_caller_ignores_stays_ignored(tmp_path):
 @pytest.mark.parametrize("given", ["in.txt", "-"])
 @pytest.mark.parametrize("output", ["out.txt", "-"])
 def test_an_empty_file_is_translated_like_empty_stdin(given, output, place, monkeypatch, capsys):
-    """The model is not asked: `load` gives none."""
+    """The model is not asked: it has nothing but an engine that has translated nothing."""
+    nothing = SimpleNamespace(engine=SimpleNamespace(by_torch=0))
     monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-    monkeypatch.setattr("fairseq_deep.tools.translate.load", lambda *_: None)
+    monkeypatch.setattr("fairseq_deep.tools.translate.load", lambda *_: nothing)
     Path("in.txt").write_text("")
     assert main.main(["translate", "lone.pt", "--input", given, "--output", output]) == 0
     assert tuple(capsys.readouterr()) == ("", "")

@@ -93,14 +93,6 @@ class AttentionResidual(Aggregator):
     def layout(cls, side: str, options: dict[str, Any]) -> Layout:
         return Layout(residual=False, split=True)
 
-    @classmethod
-    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
-        if stack.layers < 1:
-            raise UsageError(
-                f"--layer-agg attention-residual needs sub-layers: use --{stack.side}-layers 1 or more, "
-                f"or --{stack.side}-layer-agg residual"
-            )
-
     def record(self) -> dict[str, Tensor]:
         """L2 norm over all w: how far the attentions are from plain means."""
         return {"query": self.query.float().norm()}

@@ -31,7 +31,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fairseq_deep.core.registry import Method, Registry
+from fairseq_deep.core.registry import Method, Registry, UsageError
 from fairseq_deep.core.stack import Layout, Stack
 
 AGGREGATORS = Registry("--layer-agg")
@@ -100,6 +100,14 @@ class Aggregator(nn.Module, Method):
     def layout(cls, side: str, options: dict[str, Any]) -> Layout:
         """What the method with *options* makes of the layers of a stack on *side*."""
         return Layout()
+
+    @classmethod
+    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
+        if cls.layout(stack.side, options).split and stack.layers < 1:
+            raise UsageError(
+                f"--layer-agg {stack.aggregator.name} needs sub-layers: use --{stack.side}-layers 1 or more, "
+                f"or --{stack.side}-layer-agg residual"
+            )
 
     def tie(self, other: "Aggregator") -> None:
         """Share with *other*, that of the other stack, what the method shares between the stacks."""

@@ -166,14 +166,6 @@ class HyperConnections(Aggregator):
     def layout(cls, side: str, options: dict[str, Any]) -> Layout:
         return Layout(residual=False, split=True)
 
-    @classmethod
-    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
-        if stack.layers < 1:
-            raise UsageError(
-                f"--layer-agg hyper-connections needs sub-layers: use --{stack.side}-layers 1 or more, "
-                f"or --{stack.side}-layer-agg residual"
-            )
-
     def compiled(self) -> list[nn.Module]:
         return [] if self.kind == "static" else list(self.mixers)
 

@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Layout, Stack
 
 from .base import AGGREGATORS, Aggregator
@@ -49,14 +48,6 @@ class ResidualDual(Aggregator):
     @classmethod
     def layout(cls, side: str, options: dict[str, Any]) -> Layout:
         return Layout(residual=False, split=True, input_norm=False, final_norm=False)
-
-    @classmethod
-    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
-        if stack.layers < 1:
-            raise UsageError(
-                f"--layer-agg residual-dual needs sub-layers: use --{stack.side}-layers 1 or more, "
-                f"or --{stack.side}-layer-agg residual"
-            )
 
     def start(self, x: Tensor) -> list[Tensor]:
         x = x.contiguous()  # a transposed view: without this, all that is computed from it would be strided, too

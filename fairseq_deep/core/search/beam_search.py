@@ -176,7 +176,8 @@ class BeamSearch:
             logits.masked_fill_(rows.unsqueeze(1).to(logits.device), -math.inf)
             logits[:, self.eos] = ends
         if prefix is not None and step < prefix.size(1) and step < found.longest:
-            self._force(logits, prefix[torch.from_numpy(found.numbers).to(prefix.device), step])
+            numbers, ends = (torch.from_numpy(each).to(prefix.device) for each in (found.numbers, found.at_limit))
+            self._force(logits, prefix[numbers, step].masked_fill(ends, self.pad))
         else:
             if step < options.min_len:
                 logits[:, self.eos] = -math.inf

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import copy
-import glob
-import os
-import random
-from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,18 +12,16 @@ from fairseq_deep.core.transformer import Transformer
 from fairseq_deep.errors import UsageError
 
 from ..bundle import Bundle, search_of
-from ..dictionary import Dictionary
 from ..loading import LoadedModel, ModelFacts
 from ..plain import check_layers, check_weights, fold_all
 from ..text import TextSteps
+from ..verification import RANDOM, Report, batches, token_rows
 from . import ct2_format
 from .ct2_engine import Ct2Engine
 from .torch_engine import TorchEngine
 
-SENTENCES, RANDOM, BATCH = 50, 16, 16
-"""Sentences to check with, those of random units where there is no text, and those of a batch."""
-SHARE = 0.98
-"""Share of translations that must be equal; one may always differ, since rounding decides between near hypotheses."""
+SENTENCES, SHARE = 50, 0.98
+"""Sentences to check with, and the share of translations that must be equal."""
 EXACT, ROUNDED = 1e-4, 0.5
 """Limits of the difference of log-probabilities: in float32 the greatest one, relative to the largest value if that is
 above 1; in other types of weights the mean."""
@@ -36,25 +29,6 @@ above 1; in other types of weights the mean."""
 
 class Disagreement(UsageError):
     """CTranslate2 computes something else."""
-
-
-class Report(NamedTuple):
-    """What the check has found.
-
-    Attributes:
-        sentences: number of sentences
-        greatest, mean: difference of a token's log-probability
-        equal: number of equal translations; None if none were compared
-    """
-
-    sentences: int
-    greatest: float
-    mean: float
-    equal: int | None
-
-    def __str__(self) -> str:
-        scores = f"log-probabilities of {self.sentences} sentences within {self.greatest:.1e}"
-        return scores if self.equal is None else f"{scores}, {self.equal} of {self.sentences} translations equal"
 
 
 def make_plain(bundle: Bundle, loaded: LoadedModel) -> Transformer:
@@ -99,20 +73,20 @@ def _compare(bundle: Bundle, loaded: LoadedModel, folder: str, quantization: str
     dictionaries, languages = (loaded.source, loaded.target), (loaded.source_lang, loaded.target_lang)
     facts = ModelFacts.of([loaded])
     theirs = Ct2Engine(folder, facts, dictionaries, languages, options, lambda: ours, torch.get_num_threads())
-    sentences = _real(bundle, loaded, facts.max_source)
-    real = bool(sentences)
-    differences, scale, equal = [torch.zeros(0)], 1.0, 0
-    for batch in _batches(sentences or _random(loaded.source, facts.max_source)):
+    steps = TextSteps(*languages, bundle.codes, bundle.tokenizer, bundle.lowercase)
+    origin, rows = token_rows(bundle, loaded, steps, SENTENCES, facts.max_source)
+    differences, scale, equal = [torch.zeros(0)], 1.0, None if origin == RANDOM else 0
+    for batch in batches([torch.tensor(row) for row in rows]):
         best = [found[0]["tokens"] for found in ours.translate_batch(batch)]
         expected, found = _log_probabilities(ours, batch, best), theirs.log_probabilities(batch, best)
         differences += [(a - b).abs() for a, b in zip(expected, found)]
         scale = max(scale, *(float(scores.abs().max()) for scores in expected))
-        if real:
+        if equal is not None:
             others = next(theirs.translate([batch]))
             equal += sum(a.tolist() == b[0]["tokens"].tolist() for a, b in zip(best, others))
     difference = torch.cat(differences)
-    report = Report(len(differences) - 1, float(difference.max()), float(difference.mean()), equal if real else None)
-    _check(report, bundle.checkpoint, quantization, scale)
+    report = Report("log-probabilities", len(rows), float(difference.max()), equal)
+    _check(report, bundle.checkpoint, quantization, scale, float(difference.mean()))
     return report
 
 
@@ -128,48 +102,12 @@ def _log_probabilities(engine: TorchEngine, sentences: list[Tensor], targets: li
     return [row[: len(tokens)].gather(1, tokens.unsqueeze(1)).squeeze(1) for row, tokens in zip(scores, targets)]
 
 
-def _check(report: Report, path: str, quantization: str, scale: float) -> None:
+def _check(report: Report, path: str, quantization: str, scale: float, mean: float) -> None:
     exact = quantization == "float32"
-    same = report.greatest <= EXACT * scale if exact else report.mean <= ROUNDED  # not so with NaN
+    same = report.difference <= EXACT * scale if exact else mean <= ROUNDED  # not so with NaN
     if not same:
-        shown = f"by up to {report.greatest:.1e}" if exact else f"by {report.mean:.1e} on average"
+        shown = f"by up to {report.difference:.1e}" if exact else f"by {mean:.1e} on average"
         raise Disagreement(f"CTranslate2 computes other log-probabilities than {path} ({shown})")
-    if exact and report.equal is not None:
-        unequal = report.sentences - report.equal
-        if unequal > max(1, (1 - SHARE) * report.sentences):
-            shown = f"{unequal} of {report.sentences} sentences"
-            raise Disagreement(f"CTranslate2 translates {shown} otherwise than {path}")
-
-
-def _batches(sentences: list[Tensor]) -> Iterator[list[Tensor]]:
-    for start in range(0, len(sentences), BATCH):
-        yield sentences[start : start + BATCH]
-
-
-def _real(bundle: Bundle, loaded: LoadedModel, longest: int) -> list[Tensor]:
-    """Return sentences of the recipe's test set; none if the model is not in the folder of a recipe."""
-    pattern = os.path.join(glob.escape(os.path.dirname(bundle.data)), "text/raw", f"test*.{loaded.source_lang}")
-    paths = sorted(glob.glob(pattern))
-    if not paths:
-        return []
-    text = TextSteps(loaded.source_lang, loaded.target_lang, bundle.codes, bundle.tokenizer, bundle.lowercase)
-    sentences: list[Tensor] = []
-    try:
-        with open(paths[0], encoding="utf-8") as stream:
-            for line in stream:
-                tokens = loaded.source.encode(text.prepare(line.rstrip("\n")))
-                if 1 < len(tokens) <= longest:
-                    sentences.append(tokens)
-                if len(sentences) == SENTENCES:
-                    break
-    except (OSError, UnicodeDecodeError):
-        return []
-    return sentences
-
-
-def _random(source: Dictionary, longest: int) -> list[Tensor]:
-    """Return sentences of random words, the same at each call."""
-    draws = random.Random(1)
-    words = range(Dictionary.unk + 1, len(source)) or [Dictionary.unk]
-    lengths = [draws.randint(1, min(12, longest - 1)) for _ in range(RANDOM)]
-    return [torch.tensor([*draws.choices(words, k=length), source.eos]) for length in lengths]
+    differing = report.differing(SHARE) if exact else ""
+    if differing:
+        raise Disagreement(f"CTranslate2 translates {differing} otherwise than {path}")
