@@ -105,7 +105,7 @@ def of_export(folder, form, *more):
     out = folder / (f"{form}.pt2" if form == "torch" else form)
     code, said, err = command("export", folder / "model.pt", "--format", form, "--output", out, *more)
     if code:
-        return {"no": re.sub(r"^.*?model\.pt( has|:)? ?", "", err.strip().splitlines()[-1])}
+        return {"no": re.sub(r"^fairseq-deep export: (\S*model\.pt( has|:)? ?)?", "", err.strip().splitlines()[-1])}
     kind = re.search(r"(\w+)(?:ForConditionalGeneration|MTModel)", said)
     return {"difference": float(re.search(r"within ([\d.e+-]+)", said)[1]), "class": kind[1] if kind else ""}
 
@@ -117,9 +117,12 @@ def of_onnx(folder):
         return {"no": "there is no .pt2 file"}
     loaded = load_model(find_bundle(str(folder / "model.pt"), tokenizer="none"))
     shutil.copy(file, folder / "model.pt2")
-    with contextlib.chdir(folder), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        exec(onnx.documented(), {})
+    try:
+        with contextlib.chdir(folder), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            exec(onnx.documented(), {})
+    except Exception as error:  # torch raises any exception at what it cannot convert
+        return {"no": f"torch {torch.__version__} cannot convert it ({type(error).__name__})"}
     with open(file, "rb") as opened:
         settings = json.loads(load_pt2(opened).extra_files["model.json"])
     programs = [onnx.session(str(folder / f"{name}.onnx"), settings["programs"][name]) for name in ("encoder", "step")]

@@ -21,7 +21,11 @@ from .registry import UsageError
 
 
 class Cache(NamedTuple):
-    """The empty cache of one sentence; those of several sentences are concatenated in dimension *dim*."""
+    """The empty cache of one sentence, as the decoder keeps it: sentences are concatenated in dimension *dim*.
+
+    Outside of the programs, sentences have a dimension of their own before *dim*. So every size is either a number or
+    the number of sentences, which other compilers require.
+    """
 
     shape: tuple[int, ...]
     dim: int
@@ -30,7 +34,7 @@ class Cache(NamedTuple):
 
     def of(self, sentences: int, device: torch.device) -> Tensor:
         """The empty cache of so many sentences."""
-        shape = [size * sentences if dim == self.dim else size for dim, size in enumerate(self.shape)]
+        shape = [*self.shape[: self.dim], sentences, *self.shape[self.dim :]]
         return torch.full(shape, self.value, dtype=self.dtype, device=device)
 
 
@@ -102,8 +106,9 @@ class StepProgram(nn.Module):
         positions = None if self.positions is None else self.positions.index_select(1, position)
         # attention to the source has its keys, and asks only whether there is a memory
         x, _, _ = self.decoder.run_step(state, words.view(-1, 1), positions, words.t(), None, [], -1)
-        places = {name: name.rpartition(".") for name in caches}
-        updated = {name: state[self._key(module)][field] for name, (module, _, field) in places.items()}
+        updated = {
+            name: self._kept(state, name).unflatten(each.dim, (sentences, -1)) for name, each in self.caches.items()
+        }
         return self.decoder.output_layer(x).view(sentences, beam, -1), updated
 
     def _unify(self, sentences: int, order: Tensor, source: dict[str, Tensor], caches: dict[str, Tensor]) -> None:
@@ -113,16 +118,22 @@ class StepProgram(nn.Module):
             torch._check(tensor.size(0) == sentences)
             torch._check(name == "padding" or tensor.size(2) == source["padding"].size(3))
         for name, cache in self.caches.items():
-            torch._check(caches[name].size(cache.dim) == cache.shape[cache.dim] * sentences)
+            torch._check(caches[name].size(cache.dim) == sentences)
 
     def _key(self, module: str) -> str:
         return self.decoder.get_submodule(module)._state
+
+    def _kept(self, state: dict, name: str) -> Tensor:
+        """The cache *name* in the incremental state."""
+        module, _, field = name.rpartition(".")
+        return state[self._key(module)][field]
 
     def _state(self, words: Tensor, position: Tensor, source: dict[str, Tensor], caches: dict[str, Tensor]) -> dict:
         """The incremental state that consists of these tensors; the step may write to it."""
         beam_state = self.decoder.beam_state
         state = {beam_state._state: {"mask": words, "own": self.own, "count": None, "position": position.clone()}}
-        for name, tensor in {**source, **{name: cache.clone() for name, cache in caches.items()}}.items():
+        own = {name: caches[name].clone().flatten(each.dim, each.dim + 1) for name, each in self.caches.items()}
+        for name, tensor in {**source, **own}.items():
             module, _, field = name.rpartition(".")
             if module:
                 state.setdefault(self._key(module), {"bias": source["padding"]}).update({field: tensor, "buffer": None})
@@ -188,10 +199,7 @@ def export_decoding_step(model: nn.Module, beam: int = 1, capacity: int = 64) ->
     hypotheses, (sentences, words) = tokens[:, :1].repeat(1, beam), _dims(model)
     inputs = (hypotheses, torch.zeros_like(hypotheses), torch.zeros_like(tokens[0, :1]), source, caches)
     of_source = {name: {0: sentences, 3 if name == "padding" else 2: words} for name in source}
-    of_caches = {}
-    for name, cache in _caches(model.decoder, beam, capacity).items():
-        each = cache.shape[cache.dim]
-        of_caches[name] = {cache.dim: sentences if each == 1 else each * sentences}
+    of_caches = {name: {cache.dim: sentences} for name, cache in _caches(model.decoder, beam, capacity).items()}
     return _export(program, inputs, ({0: sentences}, {0: sentences}, None, of_source, of_caches))
 
 

@@ -31,7 +31,7 @@ class ProgramModel:
         self.beam, self.capacity = settings["search"]["beam"], settings["capacity"]
         # where the sentences are in a cache
         self._dims = {
-            entry["name"].partition(".")[2]: next(d for d, size in enumerate(entry["shape"]) if "sent" in str(size))
+            entry["name"].partition(".")[2]: entry["shape"].index("sentences")
             for entry in settings["programs"]["step"]["inputs"]
             if entry["name"].startswith("caches.")
         }
@@ -65,14 +65,10 @@ class ProgramModel:
         """Take over the hypotheses *new_order*, all of a sentence at a time."""
         state = incremental_state
         order, rows = new_order.view(-1, self.beam), state["rows"]
-        sentences, before = order[:, 0] // rows, len(state["order"])
+        sentences = order[:, 0] // rows
         state["order"], state["rows"] = order % rows, self.beam
         state["source"] = {name: x.index_select(0, sentences) for name, x in state["source"].items()}
-        state["caches"] = {
-            name: x.unflatten(dim, (before, -1)).index_select(dim, sentences).flatten(dim, dim + 1)
-            for name, x in state["caches"].items()
-            for dim in [self._dims[name]]
-        }
+        state["caches"] = {name: x.index_select(self._dims[name], sentences) for name, x in state["caches"].items()}
 
 
 def check_programs(

@@ -17,7 +17,6 @@ import base64
 import json
 import math
 import os
-import re
 import warnings
 from typing import Any, BinaryIO
 
@@ -179,21 +178,11 @@ def _tensors(step: torch.export.ExportedProgram) -> tuple[list[dict[str, Any]], 
     names += [*(f"source.{name}" for name in source), *(f"caches.{name}" for name in caches)]
 
     def entry(name: str, value: Any) -> dict[str, Any]:
-        shape = [_size(size, sizes) for size in value.shape]
+        shape = [size if isinstance(size, int) else sizes[str(size)] for size in value.shape]
         return {"name": name, "shape": shape, "dtype": str(value.dtype).partition(".")[2]}
 
     scores = next(node for node in step.graph.nodes if node.op == "output").args[0][0].meta["val"]
     return [entry(*each) for each in zip(names, tensors, strict=True)], entry("scores", scores)
-
-
-def _size(size: Any, names: dict[str, str]) -> int | str:
-    """Return a number, or a product of a number and the name of a symbol."""
-    if isinstance(size, int):
-        return size
-    text = str(size)
-    for symbol, name in names.items():
-        text = re.sub(rf"\b{symbol}\b", name, text)
-    return text
 
 
 def _longest_source(loaded: Any) -> int:

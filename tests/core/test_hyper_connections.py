@@ -6,6 +6,7 @@ import torch
 from fairseq_deep.core.aggregators.hyper_connections import KINDS, HyperConnections, sinkhorn
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
+from fairseq_deep.plugin.models.compiling import compile_calls, graphs
 from tests.helpers.aggregators import make_layers
 from tests.helpers.models import full_size, size_of
 from tests.helpers.tensors import shake
@@ -120,6 +121,18 @@ def test_the_gain_is_that_of_the_product_of_all_matrices():
             mixer.reads[1:] = torch.tensor([[1.0, -1.0], [0.0, 1.0]])
     assert aggregator.record()["gain"] == 1 + aggregator.num_layers
     assert not make("manifold", 2).record()
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "manifold"])
+def test_compiled_weights_are_few_functions_for_all_sublayers(kind):
+    torch._dynamo.reset()
+    aggregator = shake(make(kind, 2, layers=5)).train()
+    sublayers = [torch.nn.Linear(C, C) for _ in range(aggregator.num_layers)]
+    y_0, before = torch.randn(T, B, C), graphs()
+    expected = torch.stack(run(aggregator, y_0, sublayers))
+    compiler = compile_calls(aggregator.compiled(), "eager")
+    torch.testing.assert_close(torch.stack(run(aggregator, y_0, sublayers)), expected)
+    assert None not in compiler.functions.values() and graphs() - before <= 3 < aggregator.num_layers
 
 
 PRE_6L, N = 61_569_024, 12 + 18

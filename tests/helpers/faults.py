@@ -25,8 +25,9 @@ KILLED = -signal.SIGKILL
 class Faults:
     """At each write, a fork for each of KINDS makes it fail, and for ENOSPC all later ones that need room.
 
-    What the fork of the third write leaves for EIO is the folder EIO.3 of *cases*, its output EIO.3.log beside it, and
-    its exit status. Then all files are as they were before, and the training goes on.
+    A case is named after its kind and the number of its write, such as EIO.3. The fork leaves the directory EIO.3 and
+    its output EIO.3.log in *cases*; its exit status is in ``ended``. Then all files are restored, and the training
+    continues.
     """
 
     def __init__(self, folder, cases):

@@ -22,7 +22,7 @@ CONVERTER = shutil.which("optimum-cli")  # of an environment of its own
 
 
 @pytest.mark.skipif(missing(*PACKAGES), reason="needs onnx, onnxscript and onnxruntime")
-@pytest.mark.parametrize("name, beam", [("dlcl_6l", 3), ("ds_matt_12l12l", 1)])
+@pytest.mark.parametrize("name, beam", [("dlcl_6l", 1), ("ds_matt_12l12l", 3)])
 def test_programs_in_onnx_translate_as_the_model(name, beam, tmp_path, monkeypatch):
     write_model(tmp_path, name, (make_dictionary(38), make_dictionary(30)), **ONE)
     monkeypatch.chdir(tmp_path)
