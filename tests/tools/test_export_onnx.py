@@ -34,7 +34,7 @@ def test_programs_in_onnx_translate_as_the_model(name, beam, tmp_path, monkeypat
     model.encoder, model.step = (session(f"{each}.onnx", programs[each]) for each in ("encoder", "step"))
     search = {"beam": beam, "max_len_a": 0, "max_len_b": 15}
     expected = Translator(find_bundle("model.pt", tokenizer="none"), cpu=True, **search).translate(LINES)
-    assert model.translate(LINES) == expected and len({*expected}) > 2
+    assert model.translate(LINES) == expected and len({*expected}) > 1
 
 
 GENERATE = """import json, sys
