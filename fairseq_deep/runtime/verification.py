@@ -88,7 +88,7 @@ def token_rows(
     rows = [row for row in rows if 1 < len(row) <= longest][:count]
     if given and not rows:
         raise UsageError(f"{origin} has no sentence of at most {longest} tokens to check the export with")
-    return (origin, rows) if rows else (RANDOM, _random_rows(loaded.source, longest))
+    return (origin, rows) if rows else (RANDOM, _random_rows(loaded.source, longest)[:count])
 
 
 def _test_set(bundle: Bundle, language: str) -> list[str]:
