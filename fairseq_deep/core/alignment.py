@@ -42,6 +42,10 @@ def check_alignment(flags: Any, decoder: Stack) -> None:
                 name = f"--alignment-{flag}" if flag == "heads" else f"--{flag}-alignment"
                 raise UsageError(f"{name} requires --alignment-layer; add it, or omit {name}")
         return
+    if getattr(flags, "full_context_alignment", None) and not decoder.attention.method.full_context:
+        raise UsageError(
+            f"--full-context-alignment is not supported with --decoder-attn {decoder.attention.name}: omit one of them"
+        )
     if not decoder.cross_attention:
         raise UsageError("--alignment-layer requires cross-attention; omit --no-cross-attention, or this flag")
     if not 0 <= layer < decoder.layers:

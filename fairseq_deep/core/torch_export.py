@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .attention import MultiheadAttention, RunningMean
+from .attention import HypothesisState, MultiheadAttention
 from .attention.beam_reorder import BeamReorder
 from .attention.masks import padding_bias
 from .decoding import unpack_linear
@@ -47,8 +47,8 @@ def _caches(decoder: nn.Module, beam: int, capacity: int) -> dict[str, Cache]:
     if state.averages:
         found["beam_state.count"] = Cache((1, beam, 1), 1, wide)
     for name, module in decoder.named_modules():
-        if isinstance(module, RunningMean):
-            found[f"{name}.total"] = Cache((1, beam, decoder.stack.dim), 1, wide)
+        if isinstance(module, HypothesisState):
+            found[f"{name}.{module.field}"] = Cache((1, beam, decoder.stack.dim), 1, wide)
         elif isinstance(module, MultiheadAttention) and not module.of_memory:
             shape = (2, beam // slots, module.num_heads, capacity * slots, module.head_dim)
             found[f"{name}.own_cache.cache"] = Cache(shape, 1, dtype)

@@ -73,6 +73,7 @@ def test_loss_and_gradients_are_those_of_transformer_align(norm, flags, build, d
         ("transformer_dlcl_6l", {"decoder_attn": "merged", "alignment_heads": 2}),
         ("transformer_dlcl_6l", {"decoder_attn": "average", "full_context_alignment": True}),
         ("transformer_prenorm_6l", {"layer_agg": "mlrf"}),
+        ("transformer_ssru_6l", {}),
     ],
     ids=str,
 )
@@ -110,6 +111,7 @@ def test_generation_returns_the_supervised_layer_and_heads(build, dictionary):
         ({"alignment_layer": 0, "alignment_heads": 3}, r"--alignment-heads 3 must be in \[1, 2\]"),
         ({"alignment_heads": 1}, "--alignment-heads requires --alignment-layer"),
         ({"full_context_alignment": True}, "--full-context-alignment requires --alignment-layer"),
+        ({"alignment_layer": 0, "full_context_alignment": True, "decoder_attn": "ssru"}, "--decoder-attn ssru: omit"),
         ({"alignment_layer": 0, "no_cross_attention": True}, "omit --no-cross-attention"),
         ({"alignment_layer": 0, "decoder_layerdrop": 0.1}, "omit --decoder-layerdrop"),
     ],

@@ -145,7 +145,7 @@ def test_incremental_equals_full(padding, ffn, grad):
 def test_the_sum_follows_a_scrambled_beam(orders, padding):
     """Also one that shrinks, as sentences end, or grows."""
     module, mask = randomise(AverageAttention(C).double()), padding_mask(padding)
-    x, state = torch.randn(T, B, C, **DOUBLE), {"another": {"total": torch.arange(3)}}
+    x, state = torch.randn(T, B, C, **DOUBLE), {"another": {"vector": torch.arange(3)}}
     begin, run = 0, Steps(module, state)
     for order, end in zip((None, *orders), (3, 5, T)):
         if order is not None:
@@ -158,7 +158,7 @@ def test_the_sum_follows_a_scrambled_beam(orders, padding):
             words = slice(None) if mask is None else ~mask[:, i]
             torch.testing.assert_close(step[0][words], full[i][words])
         begin = end
-    assert torch.equal(state["another"]["total"], torch.arange(3)), "other states are left alone"
+    assert torch.equal(state["another"]["vector"], torch.arange(3)), "other states are left alone"
 
 
 def test_nothing_is_reordered_before_the_first_step():
@@ -183,8 +183,8 @@ def test_the_state_does_not_grow(padding):
     for i in range(100):
         run(torch.randn(1, B, C), torch.tensor([i == 3, False, False]) if padding else None)
         tensors = {name: tensor for saved in state.values() for name, tensor in saved.items() if tensor is not None}
-        assert tensors["total"].shape == (1, B, C) and tensors["count"].shape == (1, B, 1)
-        assert tensors["total"].dtype == tensors["count"].dtype == torch.float32
+        assert tensors["vector"].shape == (1, B, C) and tensors["count"].shape == (1, B, 1)
+        assert tensors["vector"].dtype == tensors["count"].dtype == torch.float32
         sizes.add(sum(tensor.untyped_storage().nbytes() for tensor in tensors.values()))
     assert max(sizes) <= 4 * (B * C + B + 2)
 
@@ -233,7 +233,7 @@ def test_padding_in_half_precision(dtype):
 def test_wider_types_keep_theirs(dtype):
     x, mean, state = torch.randn(5, 2, 4, dtype=dtype), RunningMean(), {}
     assert mean(x).dtype == Steps(mean, state)(x[:1]).dtype == dtype
-    assert state[mean._state]["total"].dtype == dtype
+    assert state[mean._state]["vector"].dtype == dtype
 
 
 class Sizes(TorchDispatchMode):

@@ -10,7 +10,7 @@ from tests.helpers.decoder_attention import (
     NEAR,
     PAD,
     assert_same_gradients,
-    every_combination,
+    both_contexts,
     make_layer,
     make_model,
     naive_layer,
@@ -27,14 +27,13 @@ def test_every_attention_is_tested():
     assert {flags.get("decoder_attn", "self") for flags in KINDS.values()} == set(DECODER_ATTENTIONS.names())
 
 
-@every_combination
-@pytest.mark.parametrize("causal", [True, False], ids=["", "full_context"])
-def test_scores_and_gradients_equal_the_equations(kind, stack, causal, build, batch):
+@both_contexts
+def test_scores_and_gradients_equal_the_equations(kind, stack, full_context, build, batch):
     model, (source, lengths, target) = make_model(build, kind, stack), batch
     words = target.ne(PAD)
-    expected = naive_scores(model, kind, stack, *batch, causal)[words]
+    expected = naive_scores(model, kind, stack, *batch, not full_context)[words]
     encoder_out = model.encoder(source, lengths)
-    actual = model.decoder(target, encoder_out=encoder_out, full_context_alignment=not causal)[0][words]
+    actual = model.decoder(target, encoder_out=encoder_out, full_context_alignment=full_context)[0][words]
     torch.testing.assert_close(actual, expected, **NEAR)
     assert_same_gradients(model, expected, actual)
 

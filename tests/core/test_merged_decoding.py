@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.helpers.decoder_attention import COMBINATIONS, EXACT, every_combination, make_model
+from tests.helpers.decoder_attention import COMBINATIONS, EXACT, both_contexts, every_combination, make_model
 from tests.helpers.invariances import NEAR
 from tests.helpers.models import make_batch
 
@@ -61,23 +61,21 @@ def test_a_scrambled_and_shrinking_beam_equals_recomputation(kind, stack, grad, 
             source, lengths, target = source[order], lengths[order], torch.cat([target[order], words], dim=1)
 
 
-@every_combination
+@both_contexts
 @torch.no_grad()
-def test_a_later_word_changes_nothing_earlier(kind, stack, model_of, dictionary):
+def test_a_later_word_changes_nothing_earlier(kind, stack, full_context, model_of, dictionary):
     """Except where the full context is asked for, where it changes everything."""
     model = model_of(kind, stack)
     source, lengths, target = make_batch(dictionary, target_lengths=(6, 6, 6))
     encoder_out = model.encoder(source, lengths)
-    before = [scores(model, target, encoder_out, full_context_alignment=full) for full in (False, True)]
+    before = scores(model, target, encoder_out, full_context_alignment=full_context)
     target[:, 3] = dictionary.nspecial + (target[:, 3] - dictionary.nspecial + 1) % (len(dictionary) - 4)
-    after = [scores(model, target, encoder_out, full_context_alignment=full) for full in (False, True)]
-    assert torch.equal(after[0][:, :3], before[0][:, :3])
-    for changed in (after[0][:, 3:] != before[0][:, 3:], after[1] != before[1]):
-        assert changed.any(-1).all()
+    changed = (scores(model, target, encoder_out, full_context_alignment=full_context) != before).any(-1)
+    assert changed[:, 3:].all()
+    assert changed[:, :3].all() if full_context else not changed[:, :3].any()
 
 
-@every_combination
-@pytest.mark.parametrize("full_context", [False, True], ids=["", "full_context"])
+@both_contexts
 @torch.no_grad()
 def test_padding_of_either_side_changes_nothing(kind, stack, full_context, model_of, dictionary):
     model, pad = model_of(kind, stack), dictionary.pad()
@@ -97,7 +95,7 @@ def test_padding_of_either_side_changes_nothing(kind, stack, full_context, model
 
 
 @pytest.mark.parametrize("stack", ["postnorm", "prenorm", "lstm"])
-@pytest.mark.parametrize("kind", ["average", "merged", "merged-average"])
+@pytest.mark.parametrize("kind", ["average", "merged", "merged-average", "ssru"])
 @torch.no_grad()
 def test_left_padding_in_steps(kind, stack, model_of, dictionary):
     """Padding in front is not counted. (fairseq's positions do count it in steps, so that there are none here.)"""
@@ -118,26 +116,27 @@ def numbers(state, kind, names):
     return sum(tensor.numel() for tensor in saved if tensor is not None)
 
 
-AVERAGES = (("running_sum", ("total",)), ("beam_state", ("count",)))
-HELD = (*AVERAGES, ("target", ("cache",)), ("source", ("key", "value", "bias")))
+VECTORS = [(name, ("vector",)) for name in ("running_sum", "recurrent_state")]
+HELD = (*VECTORS, ("beam_state", ("count",)), ("target", ("cache",)), ("source", ("key", "value", "bias")))
 
 
 @pytest.mark.parametrize("kind, stack", [pair for pair in COMBINATIONS if pair[1] in ("postnorm", "lstm")])
 @torch.no_grad()
-def test_the_state_of_averages_does_not_grow(kind, stack, model_of, dictionary):
-    """One sum of C numbers for each hypothesis and layer, one count of its words; keys and values if it attends."""
+def test_the_state_without_self_attention_does_not_grow(kind, stack, model_of, dictionary):
+    """C numbers for each hypothesis and layer, for means one count of its words; keys and values if it attends."""
     model = model_of(kind, stack)
     source, lengths, target = make_batch(dictionary, target_lengths=(40, 40, 40))
     encoder_out, state, sizes = model.encoder(source, lengths), {}, []
     for step in range(1, 41):
         scores(model, target[:, :step], encoder_out, incremental_state=state)
         sizes.append([numbers(state, *held) for held in HELD])
-    averages = "self" not in kind
+    averages = "self" not in kind and kind != "ssru"
     assert {size[0] for size in sizes} == {3 * 3 * 16 if averages else 0}
-    assert {size[1] for size in sizes} == {3 if averages else 0}
-    assert {size[3] for size in sizes} == {3 * 2 * source.numel() * 16 + 3 * source.numel()}
-    grows = 0 if averages else 3 * 3 * 2 * 16
-    assert [size[2] for size in sizes] == [grows * step for step in range(1, 41)]
+    assert {size[1] for size in sizes} == {3 * 3 * 16 if kind == "ssru" else 0}
+    assert {size[2] for size in sizes} == {3 if averages else 0}
+    assert {size[4] for size in sizes} == {3 * 2 * source.numel() * 16 + 3 * source.numel()}
+    grows = 3 * 3 * 2 * 16 if "self" in kind else 0
+    assert [size[3] for size in sizes] == [grows * step for step in range(1, 41)]
 
 
 @pytest.mark.parametrize("kind", ["merged", "merged-self", "merged-average", "average"])

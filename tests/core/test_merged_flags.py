@@ -45,8 +45,8 @@ def wide():
 
 
 def average_size(method, options, layer, role, fan_out, fan_in):
-    """Distribution and size of the matrices of an average attention, which no paper has as fused ones."""
-    gamma, scaled = math.sqrt(6 / (fan_in + fan_out)), role in ("fc1", "fc2")
+    """Distribution and size of the matrices of an average attention or SSRU, which no paper has as fused ones."""
+    gamma, scaled = math.sqrt(6 / (fan_in + fan_out)), role in ("fc1", "fc2", "input_proj")
     if method == "lipschitz":
         return "uniform", math.sqrt(1 / fan_in)
     if method == "ds":
@@ -65,7 +65,7 @@ CASES = [("xavier", {}), ("lipschitz", {}), ("ds", {}), ("ds", {"ds_init_exponen
 @pytest.mark.parametrize(
     "kind, method, options",
     [(kind, *case) for kind in KINDS if kind != "self" for case in CASES]
-    + [(kind, method, {}) for kind in ("average", "average-ffn") for method in sorted(THREE)],
+    + [(kind, method, {}) for kind in ("average", "average-ffn", "ssru") for method in sorted(THREE)],
 )
 def test_every_matrix_of_the_decoder_has_its_start(kind, method, options, wide):
     """Those of merged attention are separate: Xavier's gamma is sqrt(6 / 2C), not that of a fused matrix."""
@@ -74,7 +74,7 @@ def test_every_matrix_of_the_decoder_has_its_start(kind, method, options, wide):
         found = MATRIX.fullmatch(name)
         if value.dim() == 1 and ".residual." not in name:
             assert value.eq(1.0 if "norm" in name and name.endswith("weight") else 0.0).all(), name
-        elif "gate" in name or ("self_attn.fc" in name):
+        elif "gate" in name or "self_attn.fc" in name or "input_proj" in name:
             _, _, layer, _, role, _ = name.split(".")
             size = average_size(method, options, int(layer) + 1, role, *value.shape)
             check_sample(name, value, *size)
@@ -90,7 +90,8 @@ def test_every_matrix_of_the_decoder_has_its_start(kind, method, options, wide):
     attention = {"q_proj", "k_proj", "v_proj", "out_proj"}
     places = {("encoder_attn", role) for role in attention} | {(None, "fc1"), (None, "fc2")}
     places |= {("self_attn", role) for role in attention} if kind == "merged-self" else set()
-    places |= {("gate",)} if "average" in kind else set()
+    places |= {("gate",)} if "average" in kind or kind == "ssru" else set()
+    places |= {("input_proj",)} if kind == "ssru" else set()
     places |= {("fc1",), ("fc2",)} if "ffn" in kind else set()
     assert seen == {(layer, *place) for layer in range(1, M + 1) for place in places}
 
@@ -175,7 +176,7 @@ def clashes(kinds, name, **flags):
         *clashes(MERGED, POST, no_cross_attention=True),
         *clashes(MERGED, LSTM, lstm_merge="concat", lstm_attn_residual=True),
         *clashes(MERGED, LSTM, lstm_merge="two"),
-        *clashes(["average", "merged", "merged-average"], LSTM, relative_positions=2),
+        *clashes(["average", "merged", "merged-average", "ssru"], LSTM, relative_positions=2),
         (POST, {"decoder_attn": "merged", "decoder_embed_dim": 8}, "one matrix for the values", "use merged-average"),
         *(
             (name, KINDS[kind], "--average-ffn needs a feed-forward width", "leave it out")
@@ -209,6 +210,7 @@ def test_flags_that_clash(name, flags, problem, cure, build):
         (POST, {"decoder_attn": "average", "average_ffn": True, "deep_init": "deepnet"}),
         (LSTM, {"decoder_attn": "merged-self", "relative_positions": 2}),
         (LSTM, {"decoder_attn": "average", "lstm_merge": "two", "lstm_share": "none"}),
+        (POST, {"decoder_attn": "ssru", "no_cross_attention": True, "deep_init": "lipschitz"}),
         (LSTM, {"decoder_attn": "merged", "decoder_layer_agg": "residual", "encoder_layer_agg": "lstm"}),
         ("transformer_dlcl_6l", {"decoder_attn": "merged", "decoder_layer_agg": "lstm"}),
         ("transformer_ds_matt_12l12l", {"layer_agg": "dlcl"}),

@@ -12,7 +12,7 @@ from tests.helpers import layers
 from tests.helpers.equations import affine, projections, start
 from tests.helpers.lstm import named_steps
 from tests.helpers.tensors import randomise, shake
-from tests.reference import naive_average, naive_connections
+from tests.reference import naive_average, naive_connections, naive_ssru
 from tests.reference.naive_dlcl import layer_norm, run_stack
 from tests.reference.naive_lstm import attention, run_decoder, run_encoder
 
@@ -29,6 +29,7 @@ KINDS = {
     "merged-self": {"decoder_attn": "merged-self"},
     "merged-average": {"decoder_attn": "merged-average"},
     "merged-average-ffn": {"decoder_attn": "merged-average", "average_ffn": True},
+    "ssru": {"decoder_attn": "ssru"},
 }
 # how layers are connected, and where norms are: an architecture and further flags
 STACKS = {
@@ -39,9 +40,22 @@ STACKS = {
     "lstm": ("transformer_lstm_2l2l_tiny", {}),
     "rnn": ("transformer_lstm_2l2l_tiny", {"layer_agg": "rnn"}),
 }
-# a feed-forward width is what the layers of a depth-wise LSTM have not
-COMBINATIONS = [(kind, stack) for kind in KINDS for stack in STACKS if not (stack in ("lstm", "rnn") and "ffn" in kind)]
+
+
+def _fits(kind, stack):
+    if "ffn" in kind and stack in ("lstm", "rnn"):
+        return False  # a feed-forward width is what the layers of a depth-wise LSTM have not
+    # SSRU stands where average attention does: a stack of each kind of layers
+    return kind != "ssru" or stack in ("postnorm", "dlcl-pre", "lstm")
+
+
+COMBINATIONS = [(kind, stack) for kind in KINDS for stack in STACKS if _fits(kind, stack)]
 every_combination = pytest.mark.parametrize("kind, stack", COMBINATIONS)
+# which of them can let positions see later ones
+FULL_CONTEXT = [(kind, stack) for kind, stack in COMBINATIONS if kind != "ssru"]
+both_contexts = pytest.mark.parametrize(
+    "kind, stack, full_context", [(*each, False) for each in COMBINATIONS] + [(*each, True) for each in FULL_CONTEXT]
+)
 
 
 def is_parallel(kind):
@@ -61,6 +75,10 @@ def attention_functions(layer, kind, memory, seen, earlier, mask):
         average = lambda x: naive_average.average_attention(x, mask, gate, ffn or None)  # noqa: E731
         if is_parallel(kind):
             return [lambda x: naive_average.merged_average(x, memory, average, *of_memory)]
+    elif kind == "ssru":
+        words = mask.diagonal(dim1=1, dim2=2) > 0
+        gate = (own.gate.weight, own.gate.bias)
+        average = lambda x: naive_ssru.ssru(x, words, gate, own.input_proj.weight)  # noqa: E731
     elif is_parallel(kind):
         return [lambda x: naive_average.merged_self(x, memory, projections(own), *of_memory, earlier)]
     else:

@@ -10,17 +10,15 @@ position t of the target:
 A running sum makes it O(T) in training, and one vector of state in decoding.
 """
 
-import uuid
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .beam_reorder import BeamReorder
 from .beams import DecodingStep
+from .hypothesis_state import HypothesisState
 
 
-class RunningMean(nn.Module):
+class RunningMean(HypothesisState):
     """Mean over each position and those before it.
 
     Sums are in fp32 at least, so that the mean of a thousand positions in half precision is exact to its last digit.
@@ -28,8 +26,7 @@ class RunningMean(nn.Module):
     """
 
     def __init__(self):
-        super().__init__()
-        self._state = f"{uuid.uuid4()}.running_sum"
+        super().__init__("running_sum")
 
     def forward(
         self,
@@ -70,25 +67,11 @@ class RunningMean(nn.Module):
         """The mean with the position *x* (1 x B x C)."""
         count = step.count
         assert count is not None
-        total: Tensor | None = None
-        if self._state in incremental_state:
-            total = incremental_state[self._state]["total"]
-        if total is None:
-            total = torch.zeros(x.shape, dtype=count.dtype, device=x.device)
-        total = torch.addcmul(total, x, step.words)
-        state: dict[str, Tensor | None] = {"total": total}
-        incremental_state[self._state] = state
+        total = torch.addcmul(self.previous(incremental_state, x, count.dtype), x, step.words)
+        self.keep(incremental_state, total)
         if torch.is_grad_enabled():
             return (total / count).to(x.dtype)
         return torch.div(total, count, out=torch.empty_like(x))
-
-    def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
-        """Take over the sums of the hypotheses of *order*."""
-        hypotheses = order.beam_indices
-        if self._state in incremental_state and hypotheses is not None:
-            total = incremental_state[self._state]["total"]
-            assert total is not None
-            incremental_state[self._state]["total"] = total.index_select(1, hypotheses)
 
 
 class AverageAttention(nn.Module):

@@ -24,10 +24,12 @@ class SelfThenSource(Method):
     Attributes:
         parallel: both attentions see the same input, and are one sub-layer
         relative: it can have relative positions
+        full_context: positions can see later ones, too, as ``--full-context-alignment`` asks
     """
 
     parallel = False
     relative = True
+    full_context = True
     paper = "Vaswani 2017"
 
     def target(self, stack: Stack, bias: bool) -> nn.Module | None:

@@ -8,7 +8,11 @@ from torch import Tensor, nn
 from .base import Init, MatrixLocation
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
-_ROLES = {"self_attn": (*_PROJECTIONS, "gate", "fc1", "fc2"), "encoder_attn": _PROJECTIONS, "ffn": ("fc1", "fc2")}
+_ROLES = {
+    "self_attn": (*_PROJECTIONS, "gate", "fc1", "fc2", "input_proj"),
+    "encoder_attn": _PROJECTIONS,
+    "ffn": ("fc1", "fc2"),
+}
 
 
 def layer_modules(stack: nn.Module) -> list[list[nn.Module]]:

@@ -1,0 +1,42 @@
+"""A vector per hypothesis as the whole state of incremental decoding, for what takes the place of self-attention."""
+
+import uuid
+
+import torch
+from torch import Tensor, nn
+
+from .beam_reorder import BeamReorder
+
+
+class HypothesisState(nn.Module):
+    """Keeps a vector of each hypothesis, whatever the number of positions; initially 0.
+
+    Args:
+        name: what the vector is, for the key of the incremental state
+    """
+
+    field = "vector"
+
+    def __init__(self, name: str):
+        super().__init__()
+        self._state = f"{uuid.uuid4()}.{name}"
+
+    def previous(
+        self, incremental_state: dict[str, dict[str, Tensor | None]], like: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        """The vectors (1 x B x C) after the position before *like* (1 x B x C)."""
+        vector = incremental_state[self._state][self.field] if self._state in incremental_state else None
+        return torch.zeros(like.shape, dtype=dtype, device=like.device) if vector is None else vector
+
+    def keep(self, incremental_state: dict[str, dict[str, Tensor | None]], vector: Tensor) -> None:
+        """Keep the *vector* of each hypothesis (1 x B x C) for the next position."""
+        state: dict[str, Tensor | None] = {self.field: vector}
+        incremental_state[self._state] = state
+
+    def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
+        """Take over the vectors of the hypotheses of *order*."""
+        hypotheses = order.beam_indices
+        if self._state in incremental_state and hypotheses is not None:
+            vector = incremental_state[self._state][self.field]
+            assert vector is not None
+            incremental_state[self._state][self.field] = vector.index_select(1, hypotheses)

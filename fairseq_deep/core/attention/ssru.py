@@ -1,0 +1,101 @@
+"""SSRU: a recurrence in place of self-attention.
+
+From Research to Production and Back: Ludicrously Fast Neural Machine Translation, Kim et al., WNGT 2019 (the "simpler
+simple recurrent unit"; Marian has it). With x_t the input at position t of the target and c_0 = 0:
+
+    f_t = sigmoid(W_f x_t + b_f)
+    c_t = f_t * c_{t-1} + (1 - f_t) * W x_t
+    h_t = relu(c_t)
+
+A scan computes all positions in training, and one vector per hypothesis is the state in decoding.
+
+Here W_f and b_f are ``gate``, and W is ``input_proj``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+
+from .beams import DecodingStep
+from .decoder import DECODER_ATTENTIONS, SelfThenSource
+from .hypothesis_state import HypothesisState
+from .scan import gated_recurrence
+
+
+class Ssru(HypothesisState):
+    """The recurrence; takes the place of a causal self-attention.
+
+    States are in fp32 at least. Positions of padding leave the state as it is.
+
+    Args:
+        dim: width C
+    """
+
+    def __init__(self, dim: int):
+        super().__init__("recurrent_state")
+        self.gate = nn.Linear(dim, dim)
+        self.input_proj = nn.Linear(dim, dim, bias=False)
+        for linear in (self.gate, self.input_proj):
+            nn.init.xavier_uniform_(linear.weight)
+        nn.init.zeros_(self.gate.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
+        need_weights: bool = False,
+        step: DecodingStep | None = None,
+        causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the recurrence; the contract is that of self-attention in :class:`MultiheadAttention`.
+
+        Args:
+            query: T x B x C
+            memory: None
+            key_padding_mask: B x T, true where *query* is padding
+            attn_mask: any is the causal one
+            incremental_state: has what came before *query* (one position), and then also *query*
+            need_weights: not used, there are none
+            step: what :class:`SharedBeamState` gives in incremental decoding, instead of *key_padding_mask*
+            causal: no position sees later ones
+
+        Returns:
+            T x B x C, and None
+
+        Raises:
+            UsageError: positions are to see later ones
+        """
+        if not causal and attn_mask is None and incremental_state is None:
+            raise UsageError("--decoder-attn ssru does not see later positions: omit full_context_alignment")
+        gates, values = self.gate(query), self.input_proj(query)
+        wide = torch.float64 if values.dtype == torch.float64 else torch.float32
+        z, v = gates.to(wide), values.to(wide)
+        if incremental_state is not None:
+            assert step is not None, "a step of incremental decoding needs what SharedBeamState gives"
+            f = torch.sigmoid(z.masked_fill(step.words.logical_not(), float("inf")))
+            c = torch.lerp(v, self.previous(incremental_state, v, wide), f)
+            self.keep(incremental_state, c)
+        else:
+            if key_padding_mask is not None:
+                z = z.masked_fill(key_padding_mask.t().unsqueeze(-1), float("inf"))
+            c = gated_recurrence(z, v)
+        return torch.relu(c.to(values.dtype)), None
+
+
+@DECODER_ATTENTIONS.register("ssru")
+class SsruThenSource(SelfThenSource):
+    """SSRU, then attention to the source."""
+
+    relative = False
+    full_context = False
+    paper = "Kim 2019"
+
+    def target(self, stack: Stack, bias: bool) -> nn.Module | None:
+        return Ssru(stack.dim)
