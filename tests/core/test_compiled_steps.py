@@ -17,6 +17,7 @@ NO_COMPILER = {"backend": "eager"}  # traces, and runs what it has traced
 SENTENCES, BEAM = 3, 4
 MODELS = {
     **{kind: ("transformer_postnorm_2l2l_tiny", KINDS[kind]) for kind in ("self", "merged", "merged-self", "average")},
+    "ssru": ("transformer_ssru_6l", {"encoder_layers": 1, "decoder_layers": 2}),
     "dlcl": ("transformer_dlcl_6l", {"encoder_layers": 2, "decoder_layers": 2}),
     "lstm": ("transformer_lstm_6l", {"encoder_layers": 2, "decoder_layers": 2}),
     "relative": ("transformer_relative_6l", {"encoder_layers": 2, "decoder_layers": 2}),

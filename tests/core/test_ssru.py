@@ -128,6 +128,26 @@ def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_levels():
     assert saved_bytes(lambda: run(module, x)) <= 4 * 6 * x.numel()
 
 
+@pytest.mark.skipif(not hasattr(torch.library, "custom_op"), reason="torch 2.3")
+def test_a_compiler_makes_one_graph_for_all_lengths():
+    """With the gradients of the module as it is, also where that of the output is transposed."""
+    module, graphs = Ssru(C), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(Ssru.forward, backend=backend, dynamic=True, fullgraph=True)
+    for length in (5, 9, 16):
+        x = torch.randn(length, B, C, requires_grad=True)
+        sources, direction = [x, *module.parameters()], torch.randn(B, length, C).transpose(0, 1)
+        expected, actual = run(module, x), compiled(module, x, causal=True)[0]
+        torch.testing.assert_close(actual, expected)
+        wanted = torch.autograd.grad(expected, sources, direction)
+        torch.testing.assert_close(torch.autograd.grad(actual, sources, direction), wanted)
+    assert len(graphs) == 1
+
+
 def test_later_positions_are_refused():
     with pytest.raises(UsageError, match="--decoder-attn ssru does not see later positions: omit"):
         Ssru(C)(torch.randn(T, B, C))

@@ -13,6 +13,8 @@ Two neighbouring steps are one step of the same form, with a = a_t a_{t-1} and b
 Autograd would keep the products of all levels; here a, v and c are kept.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -34,32 +36,52 @@ def scan(a: Tensor, b: Tensor) -> Tensor:
     return c
 
 
-def _doubling(a: Tensor, b: Tensor) -> Tensor:
-    """The same from all 1, 2, 4, ... positions before each: for a compiler, which can fuse it."""
-    reach = 1
-    while reach < b.size(0):
-        b = torch.cat([b[:reach], torch.addcmul(b[reach:], a[reach:], b[:-reach])])
-        a = torch.cat([a[:reach], a[reach:] * a[:-reach]])
-        reach *= 2
-    return b
+def _forward(z: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """a and c, contiguous as a compiler is told."""
+    a = torch.sigmoid(z.contiguous())
+    return a, scan(a, (1 - a) * v.contiguous())
+
+
+def _backward(d_c: Tensor, a: Tensor, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """dz and dv, contiguous."""
+    total = scan(a.roll(-1, 0).flip(0), d_c.contiguous().flip(0)).flip(0)
+    difference = -v.contiguous()
+    difference[1:] += c[:-1]
+    return torch.ops.aten.sigmoid_backward(difference.mul_(total), a), total * (1 - a)
 
 
 class _GatedRecurrence(torch.autograd.Function):
     @staticmethod
     def forward(ctx, z: Tensor, v: Tensor) -> Tensor:
-        a = torch.sigmoid(z)
-        c = scan(a, (1 - a) * v)
+        a, c = _forward(z, v)
         ctx.save_for_backward(a, v, c)
         return c
 
     @staticmethod
     @once_differentiable
     def backward(ctx, d_c: Tensor) -> tuple[Tensor, Tensor]:
-        a, v, c = ctx.saved_tensors
-        total = scan(a.roll(-1, 0).flip(0), d_c.flip(0)).flip(0)
-        difference = -v
-        difference[1:] += c[:-1]
-        return torch.ops.aten.sigmoid_backward(difference.mul_(total), a), total * (1 - a)
+        return _backward(d_c, *ctx.saved_tensors)
+
+
+def _save(ctx, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[0], inputs[1], output[1])
+
+
+def _opaque() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The same for a compiler, which does not look inside: it would compile :func:`scan` for each length anew."""
+    if not hasattr(torch.library, "custom_op"):  # torch 2.4, and --compile needs 2.5
+        return lambda z, v: (z, _GatedRecurrence.apply(z, v))
+    name, two = "fairseq_deep::gated_recurrence", "-> (Tensor, Tensor)"
+    forward = torch.library.custom_op(name, _forward, mutates_args=(), schema=f"(Tensor z, Tensor v) {two}")
+    schema = f"(Tensor d_c, Tensor a, Tensor v, Tensor c) {two}"
+    backward = torch.library.custom_op(f"{name}_backward", _backward, mutates_args=(), schema=schema)
+    forward.register_fake(lambda z, v: (z.new_empty(z.shape), v.new_empty(v.shape)))
+    backward.register_fake(lambda d_c, a, v, c: (a.new_empty(a.shape), v.new_empty(v.shape)))
+    forward.register_autograd(lambda ctx, _, d_c: backward(d_c, *ctx.saved_tensors), setup_context=_save)
+    return forward
+
+
+_compiled = _opaque()
 
 
 def gated_recurrence(z: Tensor, v: Tensor) -> Tensor:
@@ -67,7 +89,4 @@ def gated_recurrence(z: Tensor, v: Tensor) -> Tensor:
 
     Where *z* is infinity, c stays what it was, and *v* has no effect.
     """
-    if not is_compiling():
-        return _GatedRecurrence.apply(z, v)
-    a = torch.sigmoid(z)  # lengths that differ in their parities would each be a graph of their own in :func:`scan`
-    return _doubling(a, (1 - a) * v)
+    return _compiled(z, v)[1] if is_compiling() else _GatedRecurrence.apply(z, v)
