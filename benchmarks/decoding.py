@@ -28,7 +28,7 @@ from fairseq_deep.tools import format_table
 
 DEFAULT_SYSTEMS = ("stock", "ours", "ours-fp32", "ours-bf16", "ours-int8", "merged", "merged-fp32", "merged-int8")
 DEPTHS = ("prenorm", "dlcl")
-SYSTEMS = (*DEFAULT_SYSTEMS, "merged-self", "merged-average", "average", *DEPTHS)
+SYSTEMS = (*DEFAULT_SYSTEMS, "merged-self", "merged-average", "average", "ssru", *DEPTHS)
 
 
 def make_dictionary(size):

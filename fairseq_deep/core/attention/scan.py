@@ -22,29 +22,28 @@ from torch.autograd.function import once_differentiable
 from fairseq_deep.core.compat import is_compiling
 
 
-def scan(a: Tensor, b: Tensor) -> Tensor:
-    """c_t = a_t * c_{t-1} + b_t over the first dimension, T x ...; a_1 counts for nothing.
+def scan_(a: Tensor, b: Tensor) -> Tensor:
+    """c_t = a_t * c_{t-1} + b_t over the first dimension, T x ..., in place of *b*; a_1 counts for nothing.
 
     Pairs of positions give every second c, by a scan of half the length, and these give the others.
     """
-    if b.size(0) < 2:
-        return b
-    c, second_a, pairs = torch.empty_like(b), a[1::2], b.size(0) // 2 * 2
-    c[0] = b[0]
-    c[1::2] = scan(second_a * a[:pairs:2], torch.addcmul(b[1::2], second_a, b[:pairs:2]))
-    torch.addcmul(b[2::2], a[2::2], c[1:-1:2], out=c[2::2])
-    return c
+    if b.size(0) > 1:
+        second_a, second_b, pairs = a[1::2], b[1::2], b.size(0) // 2 * 2
+        second_b.addcmul_(second_a, b[:pairs:2])
+        scan_(second_a * a[:pairs:2], second_b)
+        b[2::2].addcmul_(a[2::2], b[1:-1:2])
+    return b
 
 
 def _forward(z: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """a and c, contiguous as a compiler is told."""
     a = torch.sigmoid(z.contiguous())
-    return a, scan(a, (1 - a) * v.contiguous())
+    return a, scan_(a, (1 - a) * v.contiguous())
 
 
 def _backward(d_c: Tensor, a: Tensor, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """dz and dv, contiguous."""
-    total = scan(a.roll(-1, 0).flip(0), d_c.contiguous().flip(0)).flip(0)
+    total = scan_(a.roll(-1, 0).flip(0), d_c.contiguous().flip(0)).flip(0)
     difference = -v.contiguous()
     difference[1:] += c[:-1]
     return torch.ops.aten.sigmoid_backward(difference.mul_(total), a), total * (1 - a)
@@ -68,7 +67,7 @@ def _save(ctx, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> 
 
 
 def _opaque() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The same for a compiler, which does not look inside: it would compile :func:`scan` for each length anew."""
+    """The same for a compiler, which does not look inside: it would compile :func:`scan_` for each length anew."""
     if not hasattr(torch.library, "custom_op"):  # torch 2.4, and --compile needs 2.5
         return lambda z, v: (z, _GatedRecurrence.apply(z, v))
     name, two = "fairseq_deep::gated_recurrence", "-> (Tensor, Tensor)"

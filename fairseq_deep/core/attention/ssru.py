@@ -79,8 +79,8 @@ class Ssru(HypothesisState):
         z, v = gates.to(wide), values.to(wide)
         if incremental_state is not None:
             assert step is not None, "a step of incremental decoding needs what SharedBeamState gives"
-            f = torch.sigmoid(z.masked_fill(step.words.logical_not(), float("inf")))
-            c = torch.lerp(v, self.previous(incremental_state, v, wide), f)
+            before = self.previous(incremental_state, v, wide)
+            c = torch.where(step.words, torch.lerp(v, before, torch.sigmoid(z)), before)
             self.keep(incremental_state, c)
         else:
             if key_padding_mask is not None:
