@@ -16,7 +16,7 @@ from .target_attention import attend_to_source, attend_to_target, source_attenti
 class DecoderLayer(BaseLayer):
     """Self-attention, attention to the source and feed-forward, each with dropout, residual connection and layer norm.
 
-    With ``--decoder-attn average`` the first is average attention.
+    With ``--decoder-attn average`` or ``ssru`` the first is average attention or a recurrence.
 
     Args:
         stack: the decoder
