@@ -244,7 +244,15 @@ def test_the_state_of_another_optimizer_is_one_line(saved, loaded):
     built[saved].step()
     with pytest.raises(UsageError) as error:
         built[loaded].load_state_dict(built[saved].state_dict())
-    assert f"not that of --optimizer {loaded}: add --reset-optimizer" in one_line(error)
+    assert f"does not fit --optimizer {loaded} and the precision: add --reset-optimizer" in one_line(error)
+
+
+def test_the_state_of_flattened_copies_is_one_line():
+    flat = FusedAdam([torch.nn.Parameter(torch.zeros(9))])
+    flat.param_groups[0]["params"][0].grad = torch.ones(9)
+    flat.step()
+    with pytest.raises(UsageError, match="does not fit --optimizer muon and the precision"):
+        optim.build_optimizer(config("fp32")["optimizer"], parameters()).load_state_dict(flat.state_dict())
 
 
 def test_a_model_without_marks_is_one_line():

@@ -62,8 +62,8 @@ def test_a_checkpoint_of_adam_requires_a_reset(small, tmp_path):
     done = train(small, tmp_path, *flags, "4", check=False)
     line = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and line == (
-        "fairseq_deep: the checkpoint's optimizer state is not that of --optimizer muon: add --reset-optimizer, "
-        "or use the optimizer of the checkpoint"
+        "fairseq_deep: the checkpoint's optimizer state does not fit --optimizer muon and the precision: add "
+        "--reset-optimizer, or use the checkpoint's flags"
     )
     assert (tmp_path / "checkpoint_last.pt").read_bytes() == before
     rest = losses(train(small, tmp_path, *flags, "4", "--reset-optimizer"))  # fairseq counts updates from 0 again

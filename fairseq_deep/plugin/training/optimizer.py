@@ -42,10 +42,11 @@ class FairseqAdam(adam.FairseqAdam):
         Raises:
             UsageError: it is the state of another optimizer
         """
-        for parameter, state in zip(self.params, _states(state_dict)):
-            if state and self._moment(parameter) not in state:
-                raise UsageError(f"the checkpoint's optimizer state is not that of --optimizer {self.flag}: "
-                                 "add --reset-optimizer, or use the optimizer of the checkpoint")  # fmt: skip
+        parameters, states = list(self.params), _states(state_dict)
+        fits = (not state or self._moment(parameter) in state for parameter, state in zip(parameters, states))
+        if len(parameters) != len(states) or not all(fits):
+            problem = f"the checkpoint's optimizer state does not fit --optimizer {self.flag} and the precision"
+            raise UsageError(f"{problem}: add --reset-optimizer, or use the checkpoint's flags")
         super().load_state_dict(state_dict, optimizer_overrides)
 
     def _moment(self, parameter: torch.Tensor) -> str:
