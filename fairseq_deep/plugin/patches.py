@@ -82,7 +82,7 @@ PATCHES = (
     Patch("fairseq.utils", "multi_tensor_total_norm", total_norm,
           "apex's norm reads all gradients in the type of the first"),
     Patch("fairseq.optim", "FP16Optimizer", FP16Optimizer,
-          "it copies and zeroes tensors one by one; with fused_adam in one launch"),
+          "it copies and zeroes tensors one by one; with fused_adam and muon in one launch. muon's are not flattened"),
     Patch("fairseq.models.transformer:TransformerModel", "add_args", _add_args,
           "our flags with an architecture of fairseq end in a line that names its deep_ twin"),
     Patch("fairseq.trainer:Trainer", "load_checkpoint", load_checkpoint,

@@ -120,16 +120,16 @@ def write_fairseq(args: argparse.Namespace) -> int:
 def _name_stock_parts(config: Any) -> None:
     """Name fairseq's own task, criterion, optimizer and schedule where the training had ours, without our settings."""
     names = {
-        "task": ("deep_translation", "translation", ("decode_precision", "decode_compile", "gnmt_lenpen")),
-        "criterion": ("fused_label_smoothed_cross_entropy", "label_smoothed_cross_entropy", ("rdrop_alpha",)),
-        "optimizer": ("fused_adam", "adam", ()),
+        "task": (("deep_translation",), "translation", ("decode_precision", "decode_compile", "gnmt_lenpen")),
+        "criterion": (("fused_label_smoothed_cross_entropy",), "label_smoothed_cross_entropy", ("rdrop_alpha",)),
+        "optimizer": (("fused_adam", "muon"), "adam", ("muon_momentum", "muon_ns_steps", "muon_scale")),
         "lr_scheduler": (
-            "inverse_sqrt_cooldown", "inverse_sqrt", ("cooldown_updates", "lr_before_cooldown", "max_update")
+            ("inverse_sqrt_cooldown",), "inverse_sqrt", ("cooldown_updates", "lr_before_cooldown", "max_update")
         ),
     }  # fmt: skip
     for part, (ours, stock, own) in names.items():
         settings = config.get(part)
-        if hasattr(settings, "get") and settings.get("_name") == ours:
+        if hasattr(settings, "get") and settings.get("_name") in ours:
             kept = {name: value for name, value in settings.items() if name not in own}
             config[part] = {**kept, "_name": stock}
 

@@ -111,8 +111,9 @@ def test_chunks_change_nothing(dtype, kernel, monkeypatch):
     whole, parts, sizes = parameters(dtype), parameters(dtype), []
     train(FusedAdam(whole, **RATES), whole, 3)
     monkeypatch.setattr(fused, "CHUNK", 30)
-    chunks = fused._chunks
-    monkeypatch.setattr(fused, "_chunks", lambda weights: (sizes.append(len(part)) or part for part in chunks(weights)))
+    chunks = fused.chunks_of
+    counted = lambda weights: (sizes.append(len(part)) or part for part in chunks(weights))  # noqa: E731
+    monkeypatch.setattr(fused, "chunks_of", counted)
     train(FusedAdam(parts, **RATES), parts, 3)
     assert sizes[:3] == [1, 3, 1]  # 35 elements are more than a chunk
     for one, other in zip(whole, parts):

@@ -167,6 +167,14 @@ def test_our_task_criterion_and_optimizer_get_fairseqs_names(data, tmp_path):
     assert config["optimizer"]["_name"] == "adam" and "gnmt_lenpen" not in config["task"]
 
 
+def test_muon_gets_fairseqs_name():
+    """fairseq's Adam has only its own settings."""
+    config = {"optimizer": {"_name": "muon", "adam_eps": 1e-8, "muon_momentum": 0.95, "muon_ns_steps": 5,
+                            "muon_scale": "jordan"}}  # fmt: skip
+    _name_stock_parts(config)
+    assert config == {"optimizer": {"_name": "adam", "adam_eps": 1e-8}}
+
+
 def test_our_schedule_gets_fairseqs_name():
     """A checkpoint of a training with a cooldown; only fairseq's own settings are kept."""
     ours = {"_name": "inverse_sqrt_cooldown", "warmup_updates": 4, "warmup_init_lr": -1, "lr": [0.1],

@@ -7,7 +7,7 @@ Don't be lazy: CompleteP enables compute-efficient deep transformers, Dey et al.
 so that settings that were tuned at the depth L_base carry over to the depth L; a = 1/2 is depth-muP (arXiv 2310.02244).
 The paper has one stack. Here L is the depth of the encoder or of the decoder, each with its own base: the number of
 branches in a layer cancels in the ratio (our derivation). Adam's settings for the parameters of layers depend on the
-depth, too, which is for the optimizer to do (*rates*; ``--optimizer fused_adam`` does):
+depth, too, which is for the optimizer to do (*rates*; ``--optimizer fused_adam`` and ``muon`` do):
 
     learning rate  eta m_L^(a-1)
     eps            eps m_L^-a
@@ -80,7 +80,7 @@ class CompleteP(Plain):
         parser.add_argument("--completep-alpha", type=float, metavar="A",
                             help="CompleteP: exponent of the depth, 0 to 1 (default: 1)")
         parser.add_argument("--completep-rates", action="store_true",
-                            help="CompleteP: scale Adam's learning rate and eps of the layers, too (fused_adam only)")
+                            help="CompleteP: scale Adam's learning rate and eps of the layers, too (fused_adam, muon)")
 
     def adam_factors(self) -> tuple[float, float]:
         return self.factors_of_adam

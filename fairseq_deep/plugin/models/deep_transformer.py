@@ -25,7 +25,7 @@ from fairseq_deep.core.description import SIDES, add_args, describe
 from fairseq_deep.core.dropout import speed_up_dropout
 from fairseq_deep.core.inits.walk import initialise
 from fairseq_deep.core.transformer import Transformer
-from fairseq_deep.plugin.training import check_device, check_exact, keep_memory, set_factors
+from fairseq_deep.plugin.training import check_device, check_exact, keep_memory, mark_matrices, set_factors
 
 from .compiling import compile_calls
 from .depth_log import StreamWatch, log_depth, log_streams
@@ -140,6 +140,7 @@ class DeepTransformerModel(Transformer, TransformerModel):
         keep = [getattr(self, side).embed_tokens.weight for side in pretrained]
         initialise(self, *(stack.init for stack in stacks), keep=keep)
         set_factors(self)
+        mark_matrices(self)
         self.waiting = [cancel for cancel in (stack.init.prepare(stack) for stack in stacks) if cancel]
         for stack in stacks:
             if stack.init.touches:

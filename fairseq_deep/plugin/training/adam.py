@@ -11,6 +11,7 @@ torch's kernels add eps to sqrt(v) / c2, which is the same with eps / c2. A para
 and eps (:func:`set_factors`).
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Iterator
@@ -67,16 +68,18 @@ class FusedAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            alike: dict[Any, list[Tensor]] = {}
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    key = (weight.device, weight.dtype, self._count(weight, group), *factors_of(weight))
-                    alike.setdefault(key, []).append(weight)
-            for (_, _, step, rate, eps), weights in alike.items():
-                settings = {**group, "lr": group["lr"] * rate, "eps": group["eps"] * eps}
-                for chunk in _chunks(weights):
-                    self._update(chunk, settings, step, scale)
+            self._update_group(group, [weight for weight in group["params"] if weight.grad is not None], scale)
         return loss
+
+    def _update_group(self, group: dict[str, Any], weights: list[Tensor], scale: float | Tensor) -> None:
+        alike: dict[Any, list[Tensor]] = {}
+        for weight in weights:
+            key = (weight.device, weight.dtype, self._count(weight, group), *factors_of(weight))
+            alike.setdefault(key, []).append(weight)
+        for (_, _, step, rate, eps), same in alike.items():
+            settings = {**group, "lr": group["lr"] * rate, "eps": group["eps"] * eps}
+            for chunk in chunks_of(same):
+                self._update(chunk, settings, step, scale)
 
     def _count(self, weight: Tensor, group: dict[str, Any]) -> int:
         """The number of the step of *weight*; its state is made here."""
@@ -93,27 +96,39 @@ class FusedAdam(torch.optim.Optimizer):
         return state["step"]
 
     def _update(self, weights: list[Tensor], group: dict[str, Any], step: int, scale: float | Tensor) -> None:
-        half = weights[0].dtype in HALF
-        targets, grads = weights, [weight.grad for weight in weights]
-        if half:
-            targets, grads = in_fp32(weights), in_fp32(grads)
         exp_avgs = [self.state[weight]["exp_avg"] for weight in weights]
         exp_avg_sqs = [self.state[weight]["exp_avg_sq"] for weight in weights]
-        laid_out = all(one.is_contiguous() for tensors in (targets, grads, exp_avgs, exp_avg_sqs) for one in tensors)
-        # the fused kernel reads all four as flat memory
-        update = _fused if laid_out and has_fused(targets[0].device.type) else _foreach
-        update(targets, grads, exp_avgs, exp_avg_sqs, group, step, scale)
-        if half:
-            copy_all(weights, targets)
-            if _scaled(scale):  # what reads gradients after the step finds all of them divided
-                copy_all([weight.grad for weight in weights], grads)
+        with full_precision(weights, scale) as (targets, grads):
+            lists = (targets, grads, exp_avgs, exp_avg_sqs)
+            laid_out = all(one.is_contiguous() for tensors in lists for one in tensors)
+            # the fused kernel reads all four as flat memory
+            update = _fused if laid_out and has_fused(targets[0].device.type) else _foreach
+            update(*lists, group, step, scale)
 
 
-def _scaled(scale: float | Tensor) -> bool:
+@contextlib.contextmanager
+def full_precision(weights: list[Tensor], scale: float | Tensor) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """*weights* of one type and their gradients, to be updated in place and divided by *scale*.
+
+    Those in half precision are copies in fp32, which are copied back at the end.
+    """
+    targets, grads = weights, [weight.grad for weight in weights]
+    half = weights[0].dtype in HALF
+    if half:
+        targets, grads = in_fp32(weights), in_fp32(grads)
+    yield targets, grads
+    if half:
+        copy_all(weights, targets)
+        if is_scaled(scale):  # what reads gradients after the step finds all of them divided
+            copy_all([weight.grad for weight in weights], grads)
+
+
+def is_scaled(scale: float | Tensor) -> bool:
+    """Whether dividing by *scale* changes anything, without a synchronisation."""
     return torch.is_tensor(scale) or scale != 1.0  # a tensor is not asked: it may be on a GPU
 
 
-def _chunks(weights: list[Tensor]) -> Iterator[list[Tensor]]:
+def chunks_of(weights: list[Tensor]) -> Iterator[list[Tensor]]:
     """*weights* in lists of up to ``CHUNK`` elements, or of one tensor."""
     chunk: list[Tensor] = []
     size = 0
@@ -142,7 +157,7 @@ def _fused(weights, grads, exp_avgs, exp_avg_sqs, group, step, scale) -> None:
     beta1, beta2 = group["betas"]
     number = functools.partial(torch.full, (), dtype=torch.float32, device=weights[0].device)
     divisor = None
-    if _scaled(scale):
+    if is_scaled(scale):
         divisor = scale.to(weights[0].device, torch.float32) if torch.is_tensor(scale) else number(float(scale))
     torch._fused_adamw_(
         weights,
@@ -164,7 +179,7 @@ def _fused(weights, grads, exp_avgs, exp_avg_sqs, group, step, scale) -> None:
 
 def _foreach(weights, grads, exp_avgs, exp_avg_sqs, group, step, scale) -> None:
     beta1, beta2 = group["betas"]
-    if _scaled(scale):
+    if is_scaled(scale):
         torch._foreach_div_(grads, float(scale))
     torch._foreach_mul_(exp_avgs, beta1)
     torch._foreach_add_(exp_avgs, grads, alpha=1 - beta1)

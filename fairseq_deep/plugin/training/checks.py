@@ -16,6 +16,7 @@ from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.compat import to_restore
 
 from .evaluation import check_evaluation
+from .muon import MOMENTUM, NS_STEPS, SCALES, check_options
 from .schedule import check_schedule
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ def check_training(flags: Any) -> None:
     check_evaluation(flags)
     check_schedule(flags)
     _check_model(flags)
+    _check_muon(flags)
     _check_rates(flags)
     _check_init_from(flags)
     chosen = [f"--{name}" for name in PRECISIONS if getattr(flags, name, False)]
@@ -102,14 +104,29 @@ def _check_model(flags: Any) -> None:
         raise UsageError("--criterion adaptive_loss needs --adaptive-softmax-cutoff: add that, or use cross_entropy")
 
 
+def _stay_apart(flags: Any) -> bool:
+    """Whether parameters in fp16 have no flattened fp32 copy."""
+    names = ("memory_efficient_fp16", "fp16_no_flatten_grads")
+    return getattr(flags, "optimizer", None) == "muon" or any(getattr(flags, name, False) for name in names)
+
+
+def _check_muon(flags: Any) -> None:
+    """Refuse options of Muon that are out of range, and trainers that average only the state of Adam."""
+    if getattr(flags, "optimizer", None) != "muon":
+        return
+    usual = {"momentum": MOMENTUM, "ns_steps": NS_STEPS, "scale": SCALES[0]}  # Hydra may leave them out
+    check_options(**{name: getattr(flags, f"muon_{name}", value) for name, value in usual.items()})
+    if getattr(flags, "use_bmuf", False):
+        raise UsageError("--use-bmuf is not supported with --optimizer muon: use --optimizer adam, or omit --use-bmuf")
+
+
 def _check_rates(flags: Any) -> None:
     """Refuse learning rates by layer where the optimizer does not see the layers' parameters."""
     if not getattr(flags, "completep_rates", False):
         return
-    if getattr(flags, "optimizer", None) != "fused_adam":
-        raise UsageError("--completep-rates requires --optimizer fused_adam: use that, or leave it out")
-    apart = getattr(flags, "memory_efficient_fp16", False) or getattr(flags, "fp16_no_flatten_grads", False)
-    if getattr(flags, "fp16", False) and not apart:
+    if getattr(flags, "optimizer", None) not in ("fused_adam", "muon"):
+        raise UsageError("--completep-rates requires --optimizer fused_adam or muon: use one of them, or leave it out")
+    if getattr(flags, "fp16", False) and not _stay_apart(flags):
         raise UsageError(
             "--completep-rates requires parameters that stay apart, --fp16 joins them: add --fp16-no-flatten-grads, "
             "or use --memory-efficient-fp16"
@@ -181,7 +198,7 @@ def _check_fp16_on_cpu(flags: Any) -> None:
     cure = "use --bf16 or --memory-efficient-fp16, or leave it out"
     if not half_on_cpu():
         cure = "use --bf16, or leave it out"
-    elif getattr(flags, "memory_efficient_fp16", False) or getattr(flags, "fp16_no_flatten_grads", False):
+    elif _stay_apart(flags):
         return
     raise UsageError(f"--fp16 requires a GPU, and this run has none: {cure}")
 

@@ -4,17 +4,35 @@ fairseq keeps fp32 copies of the weights (``--fp16``, ``--bf16``), and copies gr
 with zeroing, three launches each, far more than the whole of ``fused_adam``. With another optimizer nothing changes.
 """
 
+import copy
 
 import torch
 from fairseq import optim
 from torch import Tensor
 
-from .optimizer import FairseqAdam
+from .muon import keep_marks
+from .optimizer import FairseqAdam, FairseqMuon
 from .tensors import copy_all
 
 
 class FP16Optimizer(optim.FP16Optimizer):
     """Also in name: fairseq loads the state of an optimizer only into one of the same class name."""
+
+    @classmethod
+    def build_optimizer(cls, cfg, params, **kwargs):
+        """Build it; the fp32 copies stay apart with Muon, which updates matrices."""
+        if getattr(cfg.optimizer, "_name", None) == FairseqMuon.flag and not cfg.common.fp16_no_flatten_grads:
+            cfg = copy.deepcopy(cfg)  # a checkpoint has the flags that were given
+            cfg.common.fp16_no_flatten_grads = True
+        return super().build_optimizer(cfg, params, **kwargs)
+
+    @classmethod
+    def build_fp32_params(cls, args, params, flatten=True):
+        """fp32 copies of *params*, with the marks that Muon reads where they are not flattened."""
+        copies = super().build_fp32_params(args, params, flatten)
+        if not flatten:
+            keep_marks(copies, params)
+        return copies
 
     @property
     def _at_once(self) -> bool:
@@ -25,9 +43,9 @@ class FP16Optimizer(optim.FP16Optimizer):
             super()._sync_fp16_grads_to_fp32()
         elif self._needs_sync:
             if not self.has_flat_params:
-                for weight, copy in zip(self.fp16_params, self.fp32_params):
-                    if weight.requires_grad and copy.grad is None:
-                        copy.grad = torch.empty_like(copy)
+                for weight, whole in zip(self.fp16_params, self.fp32_params):
+                    if weight.requires_grad and whole.grad is None:
+                        whole.grad = torch.empty_like(whole)
             weights, grads = self._pairs("grad")
             copy_all(grads, [torch.zeros_like(w) if w.grad is None else w.grad for w in weights])
             self._needs_sync = False
@@ -44,15 +62,15 @@ class FP16Optimizer(optim.FP16Optimizer):
         if self._at_once:
             # without a loss scale (bf16) fairseq leaves the factor of an update that has taken it for the next
             self._multiply_factor = 1.0
-            for copy in [] if self.has_flat_params else self.fp32_params:
-                copy.grad = None
+            for whole in [] if self.has_flat_params else self.fp32_params:
+                whole.grad = None
         super().zero_grad()
 
     def _pairs(self, name: str) -> tuple[list[Tensor], list[Tensor]]:
         """The weights, and of the fp32 copy of each its *name* ("data", "grad"); as in fairseq, not of frozen ones."""
         if not self.has_flat_params:
             pairs = [pair for pair in zip(self.fp16_params, self.fp32_params) if pair[0].requires_grad]
-            return [weight for weight, _ in pairs], [getattr(copy, name) for _, copy in pairs]
+            return [weight for weight, _ in pairs], [getattr(whole, name) for _, whole in pairs]
         weights: list[Tensor] = []
         parts: list[Tensor] = []
         for device, flat in self.fp32_params.items():

@@ -1,12 +1,17 @@
-"""``--optimizer fused_adam``: fairseq's Adam, its flags and its checkpoints, in a few launches for all tensors."""
+"""``--optimizer fused_adam`` and ``muon``: fairseq's flags of Adam, in few launches for all tensors."""
+
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from fairseq.dataclass import ChoiceEnum
 from fairseq.optim import FairseqOptimizer, adam, register_optimizer
 from fairseq.optim.adam import FairseqAdamConfig
 
 from fairseq_deep.core.registry import UsageError
 
 from .adam import FusedAdam
+from .muon import MOMENTUM, NS_STEPS, SCALES, Muon, is_matrix
 from .tensors import alike, norms
 
 
@@ -18,13 +23,35 @@ class FairseqAdam(adam.FairseqAdam):
         UsageError: a flag of fairseq's that asks for another Adam
     """
 
+    flag = "fused_adam"
+
     def __init__(self, cfg, params):
         FairseqOptimizer.__init__(self, cfg)
         for flag in ("use_old_adam", "fp16_adam_stats"):
             if getattr(cfg, flag, False):
                 dashed = flag.replace("_", "-")
-                raise UsageError(f"--{dashed} is not supported with --optimizer fused_adam: leave it out, or use adam")
-        self._optimizer = FusedAdam(params, **self.optimizer_config)
+                raise UsageError(f"--{dashed} is not supported with --optimizer {self.flag}: leave it out, or use adam")
+        self._optimizer = self._build(params)
+
+    def _build(self, params) -> FusedAdam:
+        return FusedAdam(params, **self.optimizer_config)
+
+    def load_state_dict(self, state_dict, optimizer_overrides=None):
+        """Load the state of a checkpoint.
+
+        Raises:
+            UsageError: it is the state of another optimizer
+        """
+        parameters, states = list(self.params), _states(state_dict)
+        fits = (not state or self._moment(parameter) in state for parameter, state in zip(parameters, states))
+        if len(parameters) != len(states) or not all(fits):
+            problem = f"the checkpoint's optimizer state does not fit --optimizer {self.flag} and the precision"
+            raise UsageError(f"{problem}: add --reset-optimizer, or use the checkpoint's flags")
+        super().load_state_dict(state_dict, optimizer_overrides)
+
+    def _moment(self, parameter: torch.Tensor) -> str:
+        """A name that the state of *parameter* has."""
+        return "exp_avg"
 
     def multiply_grads(self, c):
         for (grads,) in alike([weight.grad for weight in self.params if weight.grad is not None]):
@@ -45,3 +72,42 @@ class FairseqAdam(adam.FairseqAdam):
             for (part,) in alike(grads):
                 torch._foreach_mul_(part, factor.to(part[0].device))
         return total
+
+
+def _states(state_dict: dict[str, Any]) -> list[dict[str, Any]]:
+    """The state of each parameter, in the order of the parameters; empty for one without."""
+    return [state_dict["state"].get(index, {}) for group in state_dict["param_groups"] for index in group["params"]]
+
+
+@dataclass
+class MuonConfig(FairseqAdamConfig):
+    """The flags of fairseq's Adam, and those of Muon."""
+
+    muon_momentum: float = field(default=MOMENTUM, metadata={"help": "Muon: momentum, in [0, 1)"})
+    muon_ns_steps: int = field(default=NS_STEPS, metadata={"help": "Muon: Newton-Schulz iterations per update"})
+    muon_scale: ChoiceEnum(SCALES) = field(
+        default=SCALES[0], metadata={"help": "Muon: scale of an update: Adam's RMS, or sqrt(max(1, rows / columns))"}
+    )
+
+
+@register_optimizer("muon", dataclass=MuonConfig)
+class FairseqMuon(FairseqAdam):
+    """Muon for the matrices of hidden layers, Adam for all other parameters.
+
+    Raises:
+        UsageError: an option out of range, or a model without marked matrices
+    """
+
+    flag = "muon"
+
+    def _build(self, params) -> Muon:
+        params = list(params)
+        if not any(is_matrix(parameter) for parameter in params):
+            raise UsageError("--optimizer muon requires a model of this package with trainable layers: use a deep_ "
+                             "architecture (fairseq-deep archs lists them), or --optimizer fused_adam")  # fmt: skip
+        cfg = self.cfg
+        muon = {"momentum": cfg.muon_momentum, "ns_steps": cfg.muon_ns_steps, "scale": str(cfg.muon_scale)}
+        return Muon(params, **muon, **self.optimizer_config)
+
+    def _moment(self, parameter):
+        return "momentum_buffer" if is_matrix(parameter) else "exp_avg"
