@@ -145,6 +145,8 @@ COMPARISON = [
      {"attention_residual_block": 6}),  # fmt: skip
     ("hyper_connections_6l", "-", "hyper-connections", (6, 6), "base", None, "-", {}),
     ("mhc_6l", "-", "hyper-connections", (6, 6), "base", None, "-", {"hyper_connections_kind": "manifold"}),
+    ("mudd_6l", "pre", "mudd", (6, 6), "base", None, "-", {}),
+    ("mudd_20l", "pre", "mudd", (20, 6), "base", None, "-", {}),
     ("prenorm_12l1l", "pre", "residual", (12, 1), "base", None, "-", {}),
     ("postnorm_12l1l", "post", "residual", (12, 1), "base", None, "-", {}),
     ("prenorm_24l2l", "pre", "residual", (24, 2), "base", None, "-", {}),
