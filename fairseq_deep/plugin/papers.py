@@ -138,6 +138,7 @@ COMPARISON = [
     ("routing_dynamic_6l", "post", "routing", (6, 6), "base", None, "-", {"routing_kind": "dynamic"}),
     ("mlrf_6l", "pre", "mlrf", (6, 6), "base", None, "-", {"mlrf_kind": "multi-hop"}),
     ("mlrf_ffn_6l", "pre", "mlrf", (6, 6), "base", None, "-", {"mlrf_kind": "ffn"}),
+    ("gtrans_6l", "pre", "gtrans", (6, 6), "base", None, "-", {}),
     ("residual_dual_6l", "-", "residual-dual", (6, 6), "base", None, "-", {}),
     ("residual_dual_18l18l", "-", "residual-dual", (18, 18), "base", None, "-", {}),
     ("attention_residual_6l", "-", "attention-residual", (6, 6), "base", None, "-", {}),

@@ -39,6 +39,7 @@ PARAMETERS = {
     "transformer_attention_residual_block_24l24l": 194107392,
     "transformer_hyper_connections_6l": 61569024 + 30 * (24 + 8 * 512 + 2),
     "transformer_mhc_6l": 61569024 + 30 * (24 * (4 * 512 + 1) + 3),
+    "transformer_gtrans_6l": 61569024 + 2,
     "transformer_mudd_6l": 61569024 + 2 * sum(size * (512 + size + 1) for size in range(2, 8)),
     "transformer_mudd_20l": 105702400 + sum(size * (512 + size + 1) for size in [*range(2, 22), *range(2, 8)]),
     "transformer_prenorm_12l1l": 80483328 - 5 * 4204032,
