@@ -51,6 +51,8 @@ def assert_same_with_gradients(aggregator, naive):
     sources = [y_0, *aggregator.parameters(), *(p for sublayer in sublayers for p in sublayer.parameters())]
     want, got = naive(y_0, sublayers), torch.stack(run(aggregator, y_0, sublayers)[0])
     torch.testing.assert_close(got, want)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.stack(run(aggregator, y_0, sublayers)[0]), want)
     direction = torch.randn_like(want[-1])
     want, got = (torch.autograd.grad(path[-1], sources, direction) for path in (want, got))
     for want_grad, got_grad in zip(want, got):
