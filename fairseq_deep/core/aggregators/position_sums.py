@@ -4,9 +4,9 @@ Weights that depend on the input differ between positions, so a row is a product
 a_r with the (r+1) x C matrix of its entries. All entries are in one buffer, in fp32 where the model is in half
 precision, and a row is one batched product with what the buffer has so far. Autograd keeps the buffer, each entry once.
 
-The gradients of a row are two more products: X h_k^T for the weights, and a_k X for the entries. The latter add up in
-one buffer, in place, and an entry takes its sum from there once all rows that read it have added theirs. Tokens chain
-the calls, so that gradients come in their order.
+With X the gradient of a row, those of its weights are one more batched product, <X, h_k>, and those of its entries, a_k X,
+add up in one buffer, in place. An entry takes its sum from there once all rows that read it have added theirs. Tokens
+chain the calls, so that gradients come in their order.
 """
 
 import torch
@@ -96,9 +96,9 @@ class _Tape:
         columns = weights.reshape(-1, len(entries), 1)
         with no_autocast(grad):
             if self.gradients is None:
-                self.gradients = torch.bmm(columns, grad)
+                self.gradients = columns * grad
             else:
-                self.gradients[:, : len(entries)].baddbmm_(columns, grad)
+                self.gradients[:, : len(entries)].addcmul_(columns, grad)
             return torch.bmm(grad, entries.permute(1, 2, 0)).view(weights.shape)
 
     def gradient(self, index: int) -> Tensor | None:
