@@ -4,9 +4,9 @@ Weights that depend on the input differ between positions, so a row is a product
 a_r with the (r+1) x C matrix of its entries. All entries are in one buffer, in fp32 where the model is in half
 precision, and a row is one batched product with what the buffer has so far. Autograd keeps the buffer, each entry once.
 
-With X the gradient of a row, those of its weights are one more batched product, <X, h_k>, and those of its entries, a_k X,
-add up in one buffer, in place. An entry takes its sum from there once all rows that read it have added theirs. Tokens
-chain the calls, so that gradients come in their order.
+With X the gradient of a row, those of its weights are one more batched product, <X, h_k>. Those of its entries, a_k X,
+add up in one buffer, in place, and an entry takes its sum from there once all rows that read it have added theirs.
+Tokens chain the calls, so that gradients come in their order.
 """
 
 import torch
