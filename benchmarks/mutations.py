@@ -26,7 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
     "core/aggregators": "dlcl running_sums aggregation lstm lstm_cell lstm_sharing lstm_bad_input ode mlrf routing "
-    "bare depth_record layer_drop plain_pytorch connection toy_methods lstm_models golden",
+    "bare position_sums weighted_sum mudd gtrans depth_record layer_drop "
+    "plain_pytorch connection toy_methods lstm_models golden",
     "core/attention": "attention shared_beam_state average merged merged_decoding merged_flags masks beams alignment "
     "decoding merged_models golden generation compiled_steps",
     "core/search": "hypotheses generator",

@@ -17,7 +17,7 @@ from tests.helpers.aggregators import make_layers
 from tests.helpers.flags import parse
 from tests.helpers.invariances import INVARIANCES
 from tests.helpers.models import full_size, size_of, task_of
-from tests.helpers.tensors import randomise, saved_bytes
+from tests.helpers.tensors import Kernels, randomise, saved_bytes
 from tests.reference.naive_bare import attention_residual, residual_dual
 
 T, B, C, L = 5, 3, 7, 3
@@ -51,6 +51,8 @@ def assert_same_with_gradients(aggregator, naive):
     sources = [y_0, *aggregator.parameters(), *(p for sublayer in sublayers for p in sublayer.parameters())]
     want, got = naive(y_0, sublayers), torch.stack(run(aggregator, y_0, sublayers)[0])
     torch.testing.assert_close(got, want)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.stack(run(aggregator, y_0, sublayers)[0]), want)
     direction = torch.randn_like(want[-1])
     want, got = (torch.autograd.grad(path[-1], sources, direction) for path in (want, got))
     for want_grad, got_grad in zip(want, got):
@@ -261,6 +263,20 @@ def test_memory_grows_with_the_number_of_sublayers_not_its_square(kind, limit, l
     growth = [(total(2 * layers) - total(layers)) / (2 * layers) / size for layers in (4, 8)]
     assert growth[0] < limit + logits
     assert growth[1] - growth[0] < 0.01 + logits, "only the logits of a source grow, with the number of its readers"
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_kernels_grow_with_the_number_of_sublayers_not_its_square(trains):
+    counts = []
+    for layers in (2, 4, 8):
+        aggregator, y_0 = make(AttentionResidual, layers), torch.randn(T, B, C, requires_grad=True)
+        kernels = Kernels()
+        with kernels, torch.set_grad_enabled(trains):
+            output = run(aggregator, y_0, [lambda x: x * 2.0] * aggregator.num_layers)[1]
+            if trains:
+                output.sum().backward()
+        counts.append(len(kernels.names))
+    assert counts[2] - counts[1] == 2 * (counts[1] - counts[0])
 
 
 # --- whole models

@@ -19,45 +19,25 @@ its own, and attentions to the source are sub-layers like others.
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_deep.core.compat import no_autocast
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Layout, Stack
 
 from .base import AGGREGATORS, Aggregator
-
-
-def _linear(x: Tensor, weight: Tensor) -> Tensor:
-    """The product in the type of *x*; autocast would lower it."""
-    with no_autocast(x):
-        return F.linear(x, weight)
-
-
-def _mix(logits: list[Tensor], sources: list[Tensor]) -> Tensor:
-    """sum_i softmax_i(logits) sources_i, added up in the type of the logits.
-
-    A sum over stacked sources would keep a copy of them for the backward pass; this keeps references.
-
-    Args:
-        logits: T x B each
-        sources: T x B x C each
-    """
-    weights = torch.softmax(torch.stack(logits), dim=0).unsqueeze(-1).unbind(0)
-    total = weights[0] * sources[0]
-    for index in range(1, len(sources)):
-        total = total + weights[index] * sources[index]
-    return total
+from .position_sums import append, is_tape, learns, normed_linear, position_sum, read, start_tape, widened
 
 
 @AGGREGATORS.register("attention-residual")
 class AttentionResidual(Aggregator):
     """Attention residuals for one stack of N bare sub-layers.
 
-    The state is [h, v_0, e_0, v_1, e_1, ..., p]: the next input h; each finished source with its logits for all that
-    are going to read it (T x B x readers; the last reader is the top of the stack), which are one product; and the sum
-    of the open block, if one is open. What counts as the output of a layer is h, the input of the next.
+    The logits of a source for all that are going to read it are one product, when the source is finished; the last
+    reader is the top of the stack. An input is one product with all finished sources: see ``position_sums.py``.
+
+    In training, the state is [h, a token, logits, p]: the next input; the finished sources; for each of them its logits
+    by reader, T x B each, one after the other; and the sum of the open block, if one is open. Without gradients, the
+    finished sources stand in the place of the token. What counts as the output of a layer is h, the input of the next.
 
     Args:
         stack: see :class:`Aggregator`; its layers normalise their input in any case
@@ -99,24 +79,41 @@ class AttentionResidual(Aggregator):
 
     def start(self, x: Tensor) -> list[Tensor]:
         x = x.contiguous()  # a transposed view: without this, all that is computed from it would be strided, too
-        return [x, x, self._logits(x, 0, self.num_layers)]
+        if learns(x, self.query, self.gain):
+            kept, token = start_tape(x, 1 + self.num_layers // self.block, self.num_layers)
+            return [x, token, *self._logits(kept, 0, self.num_layers)]
+        return [x, x, *self._logits(widened(x), 0, self.num_layers)]
 
     def read(self, state: list[Tensor], layer: int) -> Tensor:
         return state[0]
 
     def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
-        finished = state[1:]
+        dtype, done = state[0].dtype, 1 + layer // self.block  # sources that are finished before
         if layer % self.block > 0:  # a block is open
-            finished = state[1:-1]
             output = state[-1] + output
+            state = state[:-1]
+        tape = is_tape(state, 1)
+        sources, logits = (state[1:2], state[2:]) if tape else (state[1 : 1 + done], state[1 + done :])
         closes = (layer + 1) % self.block == 0
-        own = self._logits(output, layer, self.num_layers if closes else layer + 1)
-        sources, logits = [output], [own[:, :, 0]]
-        for index in range(0, len(finished), 2):
-            sources.append(finished[index])
-            logits.append(finished[index + 1][:, :, layer - self.num_layers])
-        h = _mix(logits, sources).to(state[0].dtype)
-        return [h] + finished + ([output, own] if closes else [output])
+        if tape and closes:
+            source, token = append(sources[0], output)
+            sources = [token]
+        else:
+            source = widened(output)
+        own = self._logits(source, layer, self.num_layers if closes else layer + 1)
+        weights = torch.softmax(torch.stack([*self._column(logits, layer, done), own[0]], dim=-1), dim=-1)
+        if not tape:
+            h = position_sum(weights, [*sources, output])
+            sources = [*sources, output] if closes else sources
+        elif closes:
+            h, token = read(sources[0], weights)
+            sources = [token]
+        else:
+            finished, newest = weights.split([done, 1], dim=-1)
+            h, token = read(sources[0], finished)
+            h, sources = torch.addcmul(h, newest, source), [token]
+        rest = own[1:] if closes else [output]
+        return [h.to(dtype), *sources, *logits, *rest]
 
     def layer_output(self, state: list[Tensor], output: Tensor) -> Tensor:
         return state[0]
@@ -124,9 +121,15 @@ class AttentionResidual(Aggregator):
     def finish(self, state: list[Tensor]) -> Tensor:
         return state[0]
 
-    def _logits(self, source: Tensor, first: int, end: int) -> Tensor:
-        """w . RMSNorm(*source*) for the rows *first* to *end* - 1, T x B x rows, in fp32 where that is more."""
-        if source.dtype == torch.float16 or source.dtype == torch.bfloat16:
-            source = source.float()
+    def _column(self, logits: list[Tensor], layer: int, count: int) -> list[Tensor]:
+        """Those of the *count* finished sources for the row *layer*."""
+        found, end = [], 0
+        for number in range(count):
+            end += self.num_layers - number * self.block
+            found.append(logits[end + layer - self.num_layers])
+        return found
+
+    def _logits(self, source: Tensor, first: int, end: int) -> list[Tensor]:
+        """w . RMSNorm(*source*) for the rows *first* to *end* - 1, T x B each, in the type of *source*."""
         query = self.query[first:end].to(source.dtype) * self.gain[first:end].to(source.dtype)
-        return _linear(source, query) * torch.rsqrt(source.pow(2).mean(dim=-1, keepdim=True) + self.eps)
+        return list(normed_linear(source, query, self.eps).unbind(-1))

@@ -29,7 +29,7 @@ from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
 from .base import AGGREGATORS, Aggregator
-from .weighted_sum import weighted_sum
+from .weighted_sum import weighted_sums
 
 KINDS = ("mean", "learned", "ffn", "multi-hop")
 WEIGHTS = ("softmax", "linear")
@@ -58,7 +58,7 @@ class WeightedLayers(KeepFp32, nn.Module):
         return torch.softmax(self.weight, dim=0) if self.normalise else self.weight
 
     def forward(self, outputs: list[Tensor]) -> Tensor:
-        return weighted_sum(self.used_weight().unsqueeze(1), outputs)
+        return weighted_sums(self.used_weight().unsqueeze(0), outputs)[0]
 
 
 class JoinedLayers(nn.Module):

@@ -21,6 +21,9 @@ The others learn b, with one set of coefficients for the whole encoder:
 ``ema`` evaluates where the method with as many evaluations does, as its authors' code does. With one evaluation nothing
 is left to weigh, and the stack is the plain one.
 
+Points and changes are linear in x and the outputs o_i of the layer, with F_i = o_i - p_i for the point p_i. So each of
+them, and y where b is fixed, is one sum over x, o_1, o_2, ..., in fp32.
+
 Names here: ``gate`` has W and c, ``alpha`` is a, ``scalars`` are the b of rk2-init. ``identity`` takes F(x) = layer(x),
 with the layer's residual connections, as the released code of the 2022 paper does.
 """
@@ -29,13 +32,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from fairseq_deep.core.keep_fp32 import KeepFp32
 from fairseq_deep.core.registry import UsageError, nearest
 from fairseq_deep.core.stack import Layout, MethodConfig, Stack
 
 from .base import AGGREGATORS, Aggregator
-from .weighted_sum import weighted_sum
+from .weighted_sum import weighted_sums
 
 # a_ij by the number of evaluations; the first is at x
 POINTS = {
@@ -71,9 +75,56 @@ def evaluations(method: str = "rk2", order: int | None = None) -> int:
     return 2 if order is None else order
 
 
-def _exact(x: Tensor) -> Tensor:
-    """*x* in fp32, or in fp64 if that is what it has: small differences of large numbers are taken."""
-    return x if x.dtype == torch.float64 else x.float()
+def _rows(count: int, identity: bool) -> tuple[list[list[float]], list[list[float]]]:
+    """The points p_1 ... p_k and the changes F_1 ... F_k of a layer as sums over x, o_1, ..., o_k: their coefficients.
+
+    Args:
+        count: evaluations k
+        identity: F(x) = layer(x)
+    """
+    points: list[list[float]] = []
+    changes: list[list[float]] = []
+    for number, factors in enumerate(POINTS[count], 1):
+        points.append(_added([1.0] + [0.0] * count, factors, changes))
+        change = [0.0 if identity else -value for value in points[-1]]
+        change[number] += 1.0
+        changes.append(change)
+    return points, changes
+
+
+def _added(row: list[float], factors: list[float], rows: list[list[float]]) -> list[float]:
+    """*row* and *factors* times *rows*."""
+    for factor, other in zip(factors, rows):
+        row = [value + factor * change for value, change in zip(row, other)]
+    return row
+
+
+class _Combination(torch.autograd.Function):
+    """Constant factors times tensors, added up in fp32 (or fp64): a kernel for each, and for its gradient.
+
+    Small differences of large numbers are taken, so nothing in between may be rounded to half precision.
+    """
+
+    @staticmethod
+    def forward(ctx, factors: list[float], dtype: torch.dtype, *tensors: Tensor) -> Tensor:
+        ctx.factors, ctx.dtypes = factors, [tensor.dtype for tensor in tensors]
+        total = tensors[0].to(torch.promote_types(tensors[0].dtype, torch.float32)) * factors[0]
+        for factor, tensor in zip(factors[1:], tensors[1:]):
+            total.add_(tensor, alpha=factor)
+        return total.to(dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        return (None, None, *((grad * factor).to(dtype) for factor, dtype in zip(ctx.factors, ctx.dtypes)))
+
+
+def combined(row: list[float], tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """The sum of *tensors* times the factors in *row* that are not 0, rounded to *dtype* once."""
+    pairs = [(factor, tensor) for factor, tensor in zip(row, tensors) if factor != 0.0]
+    if len(pairs) == 1 and pairs[0][0] == 1.0:
+        return pairs[0][1].to(dtype)
+    return _Combination.apply([factor for factor, _ in pairs], dtype, *(tensor for _, tensor in pairs))
 
 
 @AGGREGATORS.register("ode")
@@ -119,7 +170,6 @@ class Ode(KeepFp32, Aggregator):
         self.inner = inner.build(stack)
         self.num_evaluations = count if stack.side == "encoder" else 1
         self.identity = identity and self.num_evaluations > 1
-        self.points = POINTS[self.num_evaluations]
         learned = method if self.num_evaluations > 1 else ""
         self.fixed = FIXED.get(learned, [1.0])
         self.gate = nn.Linear(2 * self.dim, 1) if learned == "rk2-learned" else None
@@ -128,6 +178,8 @@ class Ode(KeepFp32, Aggregator):
         if self.gate is not None:
             nn.init.xavier_uniform_(self.gate.weight)
             nn.init.zeros_(self.gate.bias)
+        self.points, self.changes = _rows(self.num_evaluations, self.identity)
+        self.total = _added(self.points[0], self.fixed, self.changes)
 
     @staticmethod
     def add_args(parser) -> None:
@@ -206,10 +258,15 @@ class Ode(KeepFp32, Aggregator):
         return self.inner.read(state, layer)
 
     def next_input(self, x: Tensor, outputs: list[Tensor]) -> Tensor:
-        return self._point(x, self._changes(x, outputs))
+        return combined(self.points[len(outputs)], [x, *outputs], x.dtype)
 
     def combine(self, x: Tensor, outputs: list[Tensor]) -> Tensor:
-        return (_exact(x) + self._increment(self._changes(x, outputs))).to(x.dtype)
+        tensors = [x, *outputs]
+        if self.gate is None and self.scalars is None and self.alpha is None:
+            return combined(self.total, tensors, x.dtype)
+        exact = torch.promote_types(x.dtype, torch.float32)
+        changes = [combined(row, tensors, exact) for row in self.changes]
+        return (x + self._increment(changes)).to(x.dtype)
 
     def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         return self.inner.write(state, layer, output)
@@ -220,37 +277,14 @@ class Ode(KeepFp32, Aggregator):
     def finish(self, state: list[Tensor]) -> Tensor:
         return self.inner.finish(state)
 
-    def _point(self, x: Tensor, changes: list[Tensor]) -> Tensor:
-        """Where the layer is evaluated after F_1, F_2, ..., in the type of *x*."""
-        point = x
-        for factor, change in zip(self.points[len(changes)], changes):
-            if factor != 0.0:
-                point = torch.add(_exact(point), change, alpha=factor)
-        return point.to(x.dtype)
-
-    def _changes(self, x: Tensor, outputs: list[Tensor]) -> list[Tensor]:
-        """F_1, F_2, ... of the layer that gave *outputs*."""
-        changes: list[Tensor] = []
-        for output in outputs:
-            change = _exact(output)
-            if not self.identity:
-                change = change - _exact(self._point(x, changes))
-            changes.append(change)
-        return changes
-
     def _increment(self, changes: list[Tensor]) -> Tensor:
-        """sum_i b_i F_i."""
+        """sum_i b_i F_i with learned b."""
         if self.gate is not None:
             gate = torch.sigmoid(self.gate(torch.cat(changes, dim=-1)).to(changes[0].dtype))  # autocast lowers it
-            return changes[1] + gate * (changes[0] - changes[1])
+            return torch.lerp(changes[1], changes[0], gate)
         if self.scalars is not None:
-            return weighted_sum(self.scalars.unsqueeze(1), changes)
-        if self.alpha is not None:
-            weights = [self.alpha]
-            for _ in range(len(changes) - 1):
-                weights = [weights[0] * (1 - self.alpha)] + weights
-            return weighted_sum(torch.stack(weights), changes)
-        total = changes[0] * self.fixed[0]
-        for weight, change in zip(self.fixed[1:], changes[1:]):
-            total = torch.add(total, change, alpha=weight)
-        return total
+            return weighted_sums(self.scalars.unsqueeze(0), changes)[0]
+        weights = [self.alpha]
+        for _ in range(len(changes) - 1):
+            weights = [weights[0] * (1 - self.alpha)] + weights
+        return weighted_sums(torch.cat(weights).unsqueeze(0), changes)[0]

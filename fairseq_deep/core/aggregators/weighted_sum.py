@@ -1,60 +1,55 @@
-"""x = sum_k w_k h_k over a list of tensors, in memory that does not grow with the number of sums.
+"""x_s = sum_k w_sk h_k over a list of tensors that is complete, all sums in one product.
 
-A sum over ``torch.stack(entries)`` saves a copy of all entries for the backward pass, so a stack of L layers, which
-sums at each layer, keeps (L+1)(L+2)/2 copies. Here autograd keeps references to the entries, which live anyway, and
-the products are added one after the other, in fp32 for half-precision entries.
+This is the product of ``running_sums.py``, with its precision, where no entry depends on a sum. Autograd keeps
+references to the entries, which live anyway, and the backward pass stacks them again: two products give the gradients.
 """
-
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-
-def _running_sum(weights: Tensor, entries: list[Tensor]) -> Tensor:
-    """The sum over *entries* (each ... x C) with *weights* (entries x n, n divides C), in the entries' type."""
-    first = entries[0]
-    groups = weights.size(1)
-    grouped = list(first.shape[:-1]) + [first.size(-1) // groups, groups]
-    total = first.view(grouped) * weights[0]
-    for k in range(1, len(entries)):
-        total.addcmul_(entries[k].view(grouped), weights[k])
-    return total.view(first.shape).to(first.dtype)
+from .running_sums import inner_products, product, split
 
 
-class _WeightedSum(torch.autograd.Function):
+def _stack(entries: list[Tensor]) -> Tensor:
+    """*entries* as rows of one matrix, 1 x K x M."""
+    return torch.stack([entry.reshape(-1) for entry in entries]).unsqueeze(0)
+
+
+class _WeightedSums(torch.autograd.Function):
     @staticmethod
     def forward(ctx, weights: Tensor, *entries: Tensor) -> Tensor:
         ctx.save_for_backward(weights, *entries)
-        return _running_sum(weights, list(entries))
+        stacked = _stack(list(entries))  # in the widest type: autocast leaves entries different
+        parts = split(weights.unsqueeze(0), stacked.dtype)
+        rows = product(parts, stacked).view(*parts.shape[1:3], *entries[0].shape)
+        sums = rows[:, 0] if rows.size(1) == 1 else rows[:, 0] + rows[:, 1]
+        return sums.to(entries[0].dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
         weights, *entries = ctx.saved_tensors
-        groups = weights.size(1)
-        grad = grad.to(weights.dtype).reshape(-1, groups)
-        grad_weights = torch.empty_like(weights) if ctx.needs_input_grad[0] else None
-        grad_entries = []
-        for k, entry in enumerate(entries):
-            if grad_weights is not None:
-                product = entry.reshape(-1, groups).to(grad.dtype)
-                grad_weights[k] = torch.dot(product.view(-1), grad.view(-1)) if groups == 1 else (product * grad).sum(0)
-            if ctx.needs_input_grad[k + 1]:
-                grad_entries.append((grad * weights[k]).view(entry.shape).to(entry.dtype))
-            else:
-                grad_entries.append(None)
+        grad_weights, grad_entries = None, [None] * len(entries)
+        grad = grad.reshape(1, len(weights), -1)
+        if ctx.needs_input_grad[0]:
+            stacked = _stack(entries)
+            grad_weights = inner_products(grad.to(stacked.dtype), stacked, weights.dtype)[0]
+        if any(ctx.needs_input_grad[1:]):
+            columns = weights.t().unsqueeze(0).unsqueeze(2).to(grad.dtype)
+            rows = product(columns, grad)[0].unbind(0)
+            grad_entries = [row.view(entry.shape).to(entry.dtype) for row, entry in zip(rows, entries)]
         return (grad_weights, *grad_entries)
 
 
-def weighted_sum(weights: Tensor, entries: list[Tensor]) -> Tensor:
-    """Linear combination of *entries*.
+def weighted_sums(weights: Tensor, entries: list[Tensor]) -> list[Tensor]:
+    """Linear combinations of *entries*.
 
     Args:
-        weights: entries x n, in fp32 or fp64; feature i of an entry is multiplied with weight i mod n
-        entries: tensors of one shape, ... x C; their type may be lower than that of the weights
+        weights: S x K, in fp32 or fp64
+        entries: K tensors of one shape; their type may be lower than that of the weights
 
     Returns:
-        ... x C, in the entries' type
+        S tensors of that shape, in the entries' type
     """
-    return _WeightedSum.apply(weights, *entries)
+    return list(_WeightedSums.apply(weights, *entries).unbind(0))

@@ -14,7 +14,7 @@ Names here: ``weight[j - 1, k]`` is W_jk.
 import torch
 from torch import Tensor, nn
 
-from fairseq_deep.core.aggregators.weighted_sum import weighted_sum
+from fairseq_deep.core.aggregators.weighted_sum import weighted_sums
 from fairseq_deep.core.dropout import dropout_of
 from fairseq_deep.core.keep_fp32 import KeepFp32
 from fairseq_deep.core.registry import UsageError
@@ -57,7 +57,4 @@ class Transparent(KeepFp32, Memory):
         return torch.softmax(self.weight.detach().float(), dim=1)
 
     def forward(self, outputs: list[Tensor], state: list[Tensor]) -> list[Tensor]:
-        # y_0 is a transposed view: without this, the backward pass of each sum would copy it
-        entries = [output.contiguous() for output in outputs]
-        shares = torch.softmax(self.dropout(self.weight), dim=1)
-        return [weighted_sum(share.unsqueeze(1), entries) for share in shares.unbind(0)]
+        return weighted_sums(torch.softmax(self.dropout(self.weight), dim=1), outputs)

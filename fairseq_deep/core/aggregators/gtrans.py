@@ -1,0 +1,97 @@
+"""GTrans, its encoder: layers are groups, and a weighted sum of the groups' top layers is the encoder's output.
+
+GTrans: Grouping and Fusing Transformer Layers for Neural Machine Translation, Yang et al., IEEE/ACM TASLP 2022 (arXiv
+2207.14467). With t_1 ... t_G the outputs of the last layers of G successive groups of N layers, at each position:
+
+    H = LN( sum_g w_g t_g )
+
+The decoder part, in which each group of the decoder predicts, is not here: the decoder is the plain stack. Layers are
+connected as in the plain stack. In a pre-norm stack LN is the stack's final norm, in post-norm it is ``fusion_norm``.
+
+Our choices: w is learned without a softmax and starts at 1/G; N is 3; where N does not divide the depth, the last group
+is shorter.
+
+Names here: ``fusion.weight`` is w.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+
+from .base import AGGREGATORS, Aggregator
+from .mlrf import WeightedLayers
+
+
+@AGGREGATORS.register("gtrans")
+class GTrans(Aggregator):
+    """Fusion of groups of the encoder's layers; in the decoder the plain stack, without parameters.
+
+    The encoder's state is [t_1, ..., t_g, y_l], where y_l is t_g at the end of a group; the decoder's is [y_l].
+
+    Args:
+        stack: see :class:`Aggregator`
+        group_layers: layers N of a group
+
+    Shapes:
+        fusion.weight: G
+
+    Raises:
+        UsageError: a group without layers, or an encoder without
+    """
+
+    paper = "Yang 2022"
+    encoder_only = True
+
+    def __init__(self, stack: Stack, group_layers: int = 3):
+        super().__init__(stack)
+        self._check(stack, group_layers)
+        self.group_layers = group_layers
+        fuses = stack.side == "encoder"
+        self.fusion = WeightedLayers(-(-self.num_layers // group_layers)) if fuses else None
+        self.fusion_norm = nn.LayerNorm(self.dim) if fuses and not self.pre_norm else None
+
+    @staticmethod
+    def add_args(parser) -> None:
+        parser.add_argument("--gtrans-group-layers", type=int, metavar="N",
+                            help="--layer-agg gtrans: encoder layers of a group (default: 3)")  # fmt: skip
+
+    @classmethod
+    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
+        cls._check(stack, options.get("group_layers", 3))
+
+    @staticmethod
+    def _check(stack: Stack, group_layers: int) -> None:
+        if group_layers < 1:
+            raise UsageError(f"--gtrans-group-layers {group_layers} must be 1 or more (default: 3)")
+        if stack.side == "encoder" and stack.layers < 1:
+            raise UsageError("--layer-agg gtrans has no layer of the encoder to fuse: use --encoder-layers 1 or more")
+
+    def record(self) -> dict[str, Tensor]:
+        """The weight of each group."""
+        if self.fusion is None:
+            return {}
+        weights = self.fusion.used_weight().detach()
+        return {f"group_{number}": weight for number, weight in enumerate(weights.unbind(), 1)}
+
+    def start(self, x: Tensor) -> list[Tensor]:
+        return [x]
+
+    def read(self, state: list[Tensor], layer: int) -> Tensor:
+        return state[-1]
+
+    def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
+        if self.fusion is None:
+            return [output]
+        tops = state[: layer // self.group_layers]  # of the groups that ended below this layer
+        return tops + [output]
+
+    def finish(self, state: list[Tensor]) -> Tensor:
+        if self.fusion is None:
+            return state[0]
+        x = self.fusion(state)
+        if self.fusion_norm is not None:
+            x = self.fusion_norm(x.to(self.fusion_norm.weight.dtype))  # autocast leaves them different
+        return x.to(state[-1].dtype)
