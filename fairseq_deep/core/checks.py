@@ -3,6 +3,7 @@
 from typing import Any
 
 from .alignment import check_alignment
+from .layer_options import check_layer_options
 from .registry import UsageError
 from .stack import MethodConfig, Stack
 
@@ -37,7 +38,7 @@ def check_flags(flags: Any, stacks: dict[str, Stack]) -> None:
     decoder = stacks["decoder"]
     for stack in stacks.values():
         _check_aggregator(flags, stack, stacks["encoder"])
-        _check_relative(flags, stack)
+        check_layer_options(flags, stack)
         _check_residual(flags, stack, stack.residual)
         _check_init(flags, stack)
     _check_attention(flags, decoder)
@@ -149,20 +150,6 @@ def _check_aggregator(flags: Any, stack: Stack, encoder: Stack) -> None:
         raise UsageError(
             f"--offload-activations is not supported with layers that --layer-agg {name} evaluates more than once: "
             "use --checkpoint-activations"
-        )
-
-
-def _check_relative(flags: Any, stack: Stack) -> None:
-    distance = stack.relative_positions
-    if distance is None:
-        if stack.relative_values:
-            raise UsageError("--relative-values needs a distance: add --relative-positions K, or leave it out")
-        return
-    if distance < 1:
-        raise UsageError(f"--relative-positions {distance} leaves no distance: use 1 or more, or leave it out")
-    if stack.side == "decoder" and not stack.attention.method.relative:
-        raise UsageError(
-            f"--relative-positions is not supported with --decoder-attn {stack.attention.name}: leave one of them out"
         )
 
 

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
+from fairseq_deep.core import layer_options
 from fairseq_deep.core.aggregators import AGGREGATORS
 from fairseq_deep.core.attention import DECODER_ATTENTIONS
 from fairseq_deep.core.inits import INITS
@@ -42,9 +43,7 @@ def add_args(parser) -> None:
     for registry in REGISTRIES:
         for add_flags in {registry.get(name).add_args: None for name in registry.names()}:
             add_flags(parser)
-    parser.add_argument("--relative-positions", type=int, metavar="K",
-                        help="relative positions in self-attention, clipped at K; on the keys")
-    parser.add_argument("--relative-values", action="store_true", help="relative positions on the values, too")
+    layer_options.add_args(parser)
 
 
 def describe(flags: Any) -> dict[str, Stack]:
@@ -87,7 +86,6 @@ def _numbers(flags: Any, side: str) -> Stack:
         return len(kept.split(",")) if kept else get(f"{of}_layers", 6)
 
     dim, decodes = get(f"{side}_embed_dim", 512), side == "decoder"
-    learned = "learned" if get(f"{side}_learned_pos") else "sinusoidal"
     offload = bool(get("offload_activations", False))
     own = {
         "output_dim": get("decoder_output_dim"),
@@ -114,11 +112,9 @@ def _numbers(flags: Any, side: str) -> Stack:
         activation_dropout=float(get("activation_dropout", 0) or get("relu_dropout", 0)),
         activation=str(get("activation_fn", "relu")),
         max_positions=get("max_target_positions" if decodes else "max_source_positions", 1024),
-        positions="none" if get("no_token_positional_embeddings") else learned,
         scale_embedding=not get("no_scale_embedding", False),
         embedding_norm=bool(get("layernorm_embedding", False)),
-        relative_positions=get("relative_positions"),
-        relative_values=bool(get("relative_values", False)),
+        **layer_options.describe(get, side),
         recompute=offload or bool(get("checkpoint_activations", False)),
         offload=offload,
         layerdrop=get(f"{side}_layerdrop", 0.0),

@@ -79,7 +79,7 @@ class Stack:
         dropout, attention_dropout, activation_dropout: probabilities
         activation: name of the feed-forward sub-layer's activation function
         max_positions: greatest number of tokens in a sentence
-        positions: absolute positions, "sinusoidal", "learned" or "none"
+        positions: absolute ones, "sinusoidal", "learned" or "none"; "rotary": rotations in self-attention
         scale_embedding: embeddings are multiplied with sqrt(C)
         embedding_norm: a norm follows embeddings and positions
         final_norm: a pre-norm stack has a norm after its last layer
@@ -87,6 +87,12 @@ class Stack:
         tied_output: (decoder) the output projection is the embedding
         relative_positions: largest distance K of relative positions; None for none
         relative_values: these have vectors for the values, too
+        norm: kind of the norms of layers and stack, "layer" or "rms"
+        ffn: kind of feed-forward sub-layer, "plain", "swiglu" or "geglu"
+        kv_heads: number of attention heads for keys and values; None: as many as for queries
+        qk_norm: queries and keys of a head are normalised
+        attention_gate: what a gate multiplies in the output of attention, "heads" or "features"; None: there is none
+        sub_norm: a norm stands before the last matrix of each sub-layer, too
         recompute: activations are computed again in the backward pass
         offload: until then, the inputs of layers wait in the CPU's memory
         layerdrop: probability with which a layer is left out in training
@@ -120,6 +126,12 @@ class Stack:
     tied_output: bool = False
     relative_positions: int | None = None
     relative_values: bool = False
+    norm: str = "layer"
+    ffn: str = "plain"
+    kv_heads: int | None = None
+    qk_norm: bool = False
+    attention_gate: str | None = None
+    sub_norm: bool = False
     recompute: bool = False
     offload: bool = False
     layerdrop: float = 0.0

@@ -23,9 +23,9 @@ from .registry import UsageError
 from .residuals.plain import Plain
 
 READERS = {
-    "self": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "cross": ("encoder_attn.q_proj",),
-    "ffn": ("fc1",),
+    "self": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.gate"),
+    "cross": ("encoder_attn.q_proj", "encoder_attn.gate"),
+    "ffn": ("fc1", "fc_linear"),
 }
 """The maps of each sub-layer that read its input."""
 
@@ -90,12 +90,19 @@ def _fold(stack: nn.Module, weights: list[Tensor], tables: bool) -> None:
         weights = [torch.ones_like(weights[0]), *weights[1:]]
     above = [*weights[1:], torch.ones_like(weights[0])]
     for (layer, part, norm), own, following in zip(sublayers, weights, above):
-        for name in READERS[part]:
-            layer.get_submodule(name).weight.div_(own)
+        for module in filter(None, (_find(layer, name) for name in READERS[part])):
+            module.weight.div_(own)
         for parameter in layer.get_submodule(norm).parameters():
             parameter.mul_(following)
     for layer in stack.layers:
         layer.residual = Plain(stack.stack, 1)
+
+
+def _find(layer: nn.Module, name: str) -> nn.Module | None:
+    """The module *name* of *layer*; None if the layer has none."""
+    for part in name.split("."):
+        layer = getattr(layer, part, None)
+    return layer
 
 
 def _scale_input(stack: nn.Module, weight: Tensor) -> None:

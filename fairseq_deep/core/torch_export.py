@@ -50,7 +50,7 @@ def _caches(decoder: nn.Module, beam: int, capacity: int) -> dict[str, Cache]:
         if isinstance(module, HypothesisState):
             found[f"{name}.{module.field}"] = Cache((1, beam, decoder.stack.dim), 1, wide)
         elif isinstance(module, MultiheadAttention) and not module.of_memory:
-            shape = (2, beam // slots, module.num_heads, capacity * slots, module.head_dim)
+            shape = (2, beam // slots, module.kv_heads, capacity * slots, module.head_dim)
             found[f"{name}.own_cache.cache"] = Cache(shape, 1, dtype)
     return found
 

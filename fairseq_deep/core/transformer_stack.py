@@ -10,6 +10,7 @@ from torch import nn
 from .description import complete
 from .dropout import Dropout
 from .layers import LayerDrop, build_layer, wrap_layer
+from .norms import make_norm
 from .positions import LearnedPositions, SinusoidalPositions
 from .stack import Stack
 
@@ -38,7 +39,7 @@ class TransformerStack(nn.Module):
         self.embed_scale = math.sqrt(stack.dim) if stack.scale_embedding else 1.0
         self._build_input()  # parts are built in fairseq's order, so a seed gives the same weights
         self.embed_positions = self._positions()
-        self.layernorm_embedding = nn.LayerNorm(stack.dim) if stack.embedding_norm else None
+        self.layernorm_embedding = make_norm(stack) if stack.embedding_norm else None
         self.dropout_module = Dropout(stack.dropout, type(self).__name__)
         numbers = range(1, stack.layers + 1)
         modules = [module for number in numbers for module in build_layer(stack, self.init, number)]
@@ -47,7 +48,7 @@ class TransformerStack(nn.Module):
         self.modules_per_layer = stack.modules_per_layer
         self.layer_drop = LayerDrop(stack.layerdrop, self.num_layers)
         normalises = stack.pre_norm and stack.final_norm and stack.layout.final_norm
-        self.layer_norm = nn.LayerNorm(stack.dim) if normalises else None
+        self.layer_norm = make_norm(stack) if normalises else None
         self._build_output()
         self.history = stack.aggregator.build(stack)
         self.register_buffer("version", torch.tensor([3.0]))  # of fairseq's format of checkpoints

@@ -32,6 +32,13 @@ def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
             "--residual": not connects and stack.residual.name,
             "layers of --deep-init": other_layers and stack.init.name,
             "--relative-positions": format != "ctranslate2" and stack.relative_positions,
+            "--rotary-positions": format != "ctranslate2" and stack.positions == "rotary" and "in",
+            "--norm": format != "ctranslate2" and stack.norm != "layer" and stack.norm,
+            "--ffn": format != "ctranslate2" and stack.ffn != "plain" and stack.ffn,
+            "--decoder-kv-heads": format != "ctranslate2" and stack.kv_heads,
+            "--qk-norm": stack.qk_norm and "in",
+            "--attention-gate": stack.attention_gate,
+            "--sub-norm": stack.sub_norm and "in",
         }
         for flag, value in found.items():
             if value:

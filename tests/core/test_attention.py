@@ -300,8 +300,8 @@ def test_plain_products_in_training_are_the_fused_form(causal, padded, length, m
     padding = torch.zeros(3, length, dtype=torch.bool)
     padding[1, -2:] = True
     found = []
-    for plain in (multihead._trains_plainly, lambda q, keys: False):
-        monkeypatch.setattr(multihead, "_trains_plainly", plain)
+    for plain in (multihead.trains_plainly, lambda q, keys: False):
+        monkeypatch.setattr(multihead, "trains_plainly", plain)
         y, _ = attention(x, key_padding_mask=padding if padded else None, causal=causal)
         found.append([y, *torch.autograd.grad(y.square().sum(), [x, *attention.parameters()])])
     torch.testing.assert_close(*found)

@@ -142,7 +142,7 @@ def fixed(model):
 @pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
 def test_a_step_asks_nothing_and_writes_where_caches_are(fused, model_of, monkeypatch):
     """As a graph of a device wants it."""
-    monkeypatch.setattr(multihead, "_fuses_steps", lambda q: fused)
+    monkeypatch.setattr(multihead, "fuses_steps", lambda q: fused)
     model, state, places, asked = fixed(model_of("nowhere")), {}, [], []
     step = model.decoder.run_step
 

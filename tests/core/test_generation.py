@@ -168,11 +168,11 @@ def test_the_attention_of_a_gpu_changes_no_hypothesis(kind, stack, build, dictio
     model, sample = build(name, decoder_layers=3, **flags, **KINDS[kind]).eval(), make_sample(dictionary)
     strengthen(model.decoder.layers)
     prepare(model)
-    calls, attend = [], multihead._attend
-    monkeypatch.setattr(multihead, "_attend", lambda *args: calls.append(len(args[0])) or attend(*args))
+    calls, attend = [], multihead.attend_fused
+    monkeypatch.setattr(multihead, "attend_fused", lambda *args: calls.append(len(args[0])) or attend(*args))
     expected = generate(model, dictionary, sample)
     alone = len(calls)
-    monkeypatch.setattr(multihead, "_fuses_steps", lambda q: True)
+    monkeypatch.setattr(multihead, "fuses_steps", lambda q: True)
     assert_same(generate(model, dictionary, sample), expected, attention=False)
     assert len(calls) - alone > alone > 0
 
@@ -194,8 +194,8 @@ def one_kernel(q, *others):
 @torch.no_grad()
 def test_a_step_asks_the_device_once_and_launches_little(name, build, dictionary, monkeypatch):
     """With attention as on a GPU, without positions, of sentences that go on and caches that have room."""
-    monkeypatch.setattr(multihead, "_fuses_steps", lambda q: True)
-    monkeypatch.setattr(multihead, "_attend", one_kernel)
+    monkeypatch.setattr(multihead, "fuses_steps", lambda q: True)
+    monkeypatch.setattr(multihead, "attend_fused", one_kernel)
     model = build(name, no_token_positional_embeddings=True).eval()
     prepare(model)
     ensemble = EnsembleModel([model])

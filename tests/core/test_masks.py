@@ -84,7 +84,7 @@ def test_causal_is_the_causal_mask(relative, need_weights, right):
 
 def test_causal_needs_no_mask_where_nothing_else_is_added(monkeypatch):
     given, module = [], MultiheadAttention(C, H).eval()
-    monkeypatch.setattr(multihead, "_attend", lambda q, k, v, bias, *rest: given.append((bias, rest[-1])) or v)
+    monkeypatch.setattr(multihead, "attend_fused", lambda q, k, v, bias, *rest: given.append((bias, rest[-1])) or v)
     module(torch.randn(T, B, C), causal=True)
     module(torch.randn(T, B, C), causal=True, key_padding_mask=padded(right=1))
     assert given[0] == (None, True)
@@ -96,7 +96,7 @@ def test_attention_without_torchs_fused_one_is_the_same(monkeypatch, causal):
     module, query = randomise(MultiheadAttention(C, H).double()), torch.randn(T, B, C, **DOUBLE)
     options = {"causal": causal, "key_padding_mask": None if causal else padded(right=2)}
     expected = outcome(module, query, **options)
-    monkeypatch.setattr(multihead, "_attend", multihead._attend_plainly)
+    monkeypatch.setattr(multihead, "attend_fused", multihead.attend_plainly)
     assert_same(outcome(module, query, **options), expected, {"rtol": 1e-4, "atol": 1e-5})
 
 
@@ -225,7 +225,7 @@ def test_a_forward_pass_asks_the_device_nothing(dictionary, name, monkeypatch):
 @pytest.mark.parametrize("pads_right", [True, False])
 def test_masks_are_made_once(build, batch, never_asks, monkeypatch, flags, autocast, pads_right):
     """Whatever the depth: the same operations that only masks need, and masks of the type that attention takes."""
-    monkeypatch.setattr(multihead, "_trains_plainly", lambda q, keys: False)  # as on a GPU; plain products make a mask
+    monkeypatch.setattr(multihead, "trains_plainly", lambda q, keys: False)  # as on a GPU; plain products make a mask
     counts, types_of_masks = [], set()
 
     def note(module, inputs, options):

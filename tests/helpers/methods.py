@@ -55,6 +55,10 @@ _OPTIONS = [
     (PRENORM, {"decoder_attn": "average", "average_ffn": True}),
     (PRENORM, {"relative_positions": 2, "relative_values": True}),
     (POSTNORM, {"relative_positions": 2, "decoder_attn": "merged-self", "checkpoint_activations": True}),
+    (PRENORM, {"rotary_positions": True, "norm": "rms", "ffn": "swiglu", "decoder_kv_heads": 1}),
+    (POSTNORM, {"rotary_positions": True, "qk_norm": True, "attention_gate": "features", "sub_norm": True}),
+    (PRENORM, {"ffn": "geglu", "attention_gate": "heads", "decoder_kv_heads": 1, "decoder_attn": "merged-self"}),
+    (DLCL, {"qk_norm": True, "norm": "rms", "rotary_positions": True, "checkpoint_activations": True}),
     (PRENORM, {"share_all_embeddings": True, "layernorm_embedding": True, "decoder_learned_pos": True}),
     ("transformer_prenorm_6l_big_encoder", {"encoder_layers": 2, "decoder_layers": 2, "decoder_memory": "layerwise"}),
 ]

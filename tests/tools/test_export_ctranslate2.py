@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(ctranslate2 is None, reason="needs ctranslate2")
 
 PAD, EOS = 1, 2
 RELATIVE = {"relative_positions": 3, "no_token_positional_embeddings": True}
+MODERN = {"norm": "rms", "ffn": "swiglu", "rotary_positions": True}
 RESIDUAL_DLCL = {"dlcl_no_norm": True, "dlcl_init": "last"}
 STRUCTURES = {
     "pre-norm": ("prenorm_6l", {}),
@@ -43,6 +44,9 @@ STRUCTURES = {
     "BranchNorm": ("branchnorm_18l18l", {"branchnorm_updates": 1}),
     "LayerDrop, pruned": ("prenorm_6l", {"encoder_layers": 4, "encoder_layers_to_keep": "0,2"}),
     "Peri-LN": ("peri_18l18l", {}),
+    "modern": ("prenorm_6l", {**MODERN, "decoder_kv_heads": 1, "encoder_layers": 2}),
+    "modern post-norm": ("postnorm_6l", {**MODERN, "ffn": "geglu", "layernorm_embedding": True}),
+    "modern Peri-LN": ("peri_18l18l", MODERN),
     "Peri-LN below": ("prenorm_6l", {"encoder_residual": "peri", "activation_fn": "gelu"}),
     "Peri-LN above": ("prenorm_6l", {"decoder_residual": "peri", "encoder_residual": "layerscale", **RELATIVE}),
 }  # fmt: skip

@@ -107,6 +107,11 @@ class TargetCache(nn.Module):
         incremental_state[self._state] = state
         return cache
 
+    def length(self, incremental_state: dict[str, dict[str, Tensor | None]]) -> int:
+        """Number of keys so far, those of all hypotheses of a sentence together."""
+        saved = incremental_state.get(self._state)
+        return 0 if saved is None else saved["cache"].size(3)
+
     def reserve(self, incremental_state: dict[str, dict[str, Tensor | None]], keys: int) -> None:
         """Make room for so many *keys*: from now on, this is what the cache has, whether in use or 0."""
         saved = incremental_state[self._state]

@@ -12,7 +12,7 @@ from fairseq_deep.core.registry import Method, Registry, UsageError
 from fairseq_deep.core.stack import Stack
 
 from .average import AverageAttention
-from .multihead import MultiheadAttention, self_attention
+from .multihead import MultiheadAttention, attention_options, self_attention
 
 DECODER_ATTENTIONS = Registry("--decoder-attn")
 
@@ -39,7 +39,7 @@ class SelfThenSource(Method):
     def source(self, stack: Stack, bias: bool) -> MultiheadAttention:
         """The attention to the source."""
         width = stack.dim if stack.memory_dim is None else stack.memory_dim
-        return MultiheadAttention(stack.dim, stack.heads, kdim=width, dropout=stack.attention_dropout, bias=bias)
+        return MultiheadAttention(stack.dim, stack.heads, kdim=width, bias=bias, **attention_options(stack))
 
 
 @DECODER_ATTENTIONS.register("average")

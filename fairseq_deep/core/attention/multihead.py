@@ -14,53 +14,24 @@ Names here: ``q_proj``, ``k_proj``, ``v_proj``, ``out_proj`` as in fairseq; ``re
 sees later ones, of -(K+1) ... 0.
 """
 
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_deep.core.compat import is_compiling
 from fairseq_deep.core.dropout import fast_dropout
+from fairseq_deep.core.norms import RmsNorm, make_norm
 from fairseq_deep.core.stack import Stack
 
 from .beams import DecodingStep
 from .cache import SourceCache, TargetCache
 from .joined import join_projections
 from .masks import future_mask, padding_bias
-from .relative import all_distances, relative_scores, relative_values
+from .products import attend_fused, attend_plainly, attention_weights, fuses_steps, trains_plainly
+from .relative import all_distances, relative_values, score_distances, step_distances
+from .rotary import RotaryPositions
 from .steps import by_column, step_rows, takes_rows
-
-
-def _weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
-    """Attention weights, in fp32 at least."""
-    scores = torch.matmul(q * q.size(-1) ** -0.5, k.transpose(-2, -1))
-    if bias is not None:
-        scores = scores + bias
-    return torch.softmax(scores if scores.dtype == torch.float64 else scores.float(), dim=-1)
-
-
-def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float, causal: bool) -> Tensor:
-    if causal:
-        bias = future_mask(q.size(2), k.size(2), q)
-    return torch.matmul(F.dropout(_weights(q, k, bias).to(q.dtype), dropout), v)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float, causal: bool) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=causal)
-
-
-def _fuses_steps(q: Tensor) -> bool:
-    """Whether the fused form is the faster one for the few queries of a decoding step; on a CPU, plain products are."""
-    return q.is_cuda
-
-
-def _trains_plainly(q: Tensor, keys: int) -> bool:
-    """Whether plain products are the faster form in training: on a CPU, most of all in bf16, for usual sentences.
-
-    Gradients may be off: with recomputation the first pass has none, and is to round as the second one does.
-    """
-    # compiled, sentences of all lengths are to share code
-    return not q.is_cuda and keys <= 128 and not is_compiling()
 
 
 class MultiheadAttention(nn.Module):
@@ -75,6 +46,11 @@ class MultiheadAttention(nn.Module):
         relative_positions: the clipping distance K of relative positions (self-attention only); None for none
         relative_values: they have vectors for the values, too
         causal: no position sees later ones, so that only they need relative positions
+        kv_heads: number of heads of keys and values, a divisor of *num_heads*; None: as many
+        rotary: positions that the table of rotations has room for (self-attention only); None for no rotations
+        qk_norm: queries and keys have a norm
+        gate: the output of heads is gated, "heads" or "features"; None: it is not
+        output_norm: the norm of the output of the heads; None for none
     """
 
     def __init__(
@@ -87,16 +63,21 @@ class MultiheadAttention(nn.Module):
         relative_positions: int | None = None,
         relative_values: bool = False,
         causal: bool = False,
+        kv_heads: int | None = None,
+        rotary: int | None = None,
+        qk_norm: bool = False,
+        gate: str | None = None,
+        output_norm: nn.Module | None = None,
     ):
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads, self.kv_heads = num_heads, kv_heads or num_heads
         self.head_dim = dim // num_heads
         self.dropout = dropout
         self.retain_dropout = False
         self.fast_dropout = False  # of --fast-dropout
         self.q_proj = nn.Linear(dim, dim, bias=bias)
-        self.k_proj = nn.Linear(kdim or dim, dim, bias=bias)
-        self.v_proj = nn.Linear(kdim or dim, dim, bias=bias)
+        self.k_proj = nn.Linear(kdim or dim, self.kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(kdim or dim, self.kv_heads * self.head_dim, bias=bias)
         self.out_proj = nn.Linear(dim, dim, bias=bias)
         self.of_memory = kdim is not None
         self.idle: tuple[str, ...] = ()  # matrices that generation does not use: they have become parts of qkv_proj
@@ -111,6 +92,10 @@ class MultiheadAttention(nn.Module):
             self.relative_keys = nn.Parameter(torch.empty(rows, self.head_dim))
             if relative_values:
                 self.relative_values = nn.Parameter(torch.empty(rows, self.head_dim))
+        self.rotary = None if rotary is None else RotaryPositions(self.head_dim, rotary)
+        self.q_norm, self.k_norm = (RmsNorm(self.head_dim) if qk_norm else None for _ in "qk")
+        self.gate = None if gate is None else nn.Linear(dim, {"heads": num_heads, "features": dim}[gate], bias=False)
+        self.output_norm = output_norm
         self.own_cache = None if self.of_memory else TargetCache()
         self.memory_cache = SourceCache() if self.of_memory else None
         self.reset_parameters()
@@ -158,7 +143,7 @@ class MultiheadAttention(nn.Module):
             T x B x C, and the weights (H x B x T x S, fp32) or None
         """
         usual = not need_weights and attn_mask is None and incremental_state is not None
-        if usual and not _fuses_steps(query) and takes_rows(self, query, memory, step):
+        if usual and not fuses_steps(query) and takes_rows(self, query, memory, step):
             return step_rows(self, query, memory, key_padding_mask, incremental_state, added, step), None
         beam = 1
         if memory is None:
@@ -171,6 +156,7 @@ class MultiheadAttention(nn.Module):
             q = self.q_proj(query)
             key, value, bias = self._of_memory(q, memory, key_padding_mask, incremental_state)
             q = self._split_heads(q, key.size(0))
+            q = q if self.q_norm is None else self.q_norm(q)
         decoding = incremental_state is not None
         if causal and (bias is not None or need_weights or decoding or self.relative_keys is not None):
             attn_mask, causal = future_mask(q.size(2), key.size(2), q), False
@@ -180,16 +166,23 @@ class MultiheadAttention(nn.Module):
         if self.relative_keys is not None:
             if decoding:
                 place = None if step is None else step.place
-                distances = self._distances(q.size(2), key.size(2), beam, q.device, place)
-            relative = self._relative_scores(q, distances)
+                distances = step_distances(self, q.size(2), key.size(2), beam, q.device, place)
+            relative = score_distances(self, q, distances)
             bias = relative if bias is None else relative + bias
         x, weights = self._heads(q, key, value, bias, distances, need_weights, decoding, causal)
         x = self._per_hypothesis(x, query.size(0)).permute(3, 0, 1, 2, 4).reshape(query.shape).contiguous()
         if weights is not None:
             weights = self._per_hypothesis(weights, query.size(0)).permute(2, 0, 1, 3, 4).flatten(1, 2)
+        return self.project_output(x, query, added), weights
+
+    def project_output(self, x: Tensor, query: Tensor, added: Tensor | None) -> Tensor:
+        """The output (T x B x C) for that of the heads; see :meth:`forward`."""
+        if self.gate is not None:
+            gate = torch.sigmoid(self.gate(query)).unflatten(-1, (self.num_heads, -1))
+            x = (x.unflatten(-1, (self.num_heads, -1)) * gate).flatten(-2)
         if added is not None:
             x = x + added
-        return self.out_proj(x), weights
+        return self.out_proj(x if self.output_norm is None else self.output_norm(x))
 
     def _heads(
         self,
@@ -203,14 +196,16 @@ class MultiheadAttention(nn.Module):
         causal: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Outputs of the heads (B x H x T x D), and their weights (B x H x T x S) if they are needed."""
+        if self.kv_heads < self.num_heads:
+            key, value = (each.repeat_interleave(self.num_heads // self.kv_heads, dim=1) for each in (key, value))
         dropout = self.dropout if self.training or self.retain_dropout else 0.0
         of_values = self.relative_values
         fast = self.fast_dropout and dropout > 0
-        if not need_weights and of_values is None and (not decoding or _fuses_steps(q)) and not fast:
-            if self.training and _trains_plainly(q, key.size(2)):
-                return _attend_plainly(q, key, value, bias, dropout, causal), None
-            return _attend(q, key, value, bias, dropout, causal), None
-        weights = _weights(q, key, future_mask(q.size(2), key.size(2), q) if causal else bias)
+        if not need_weights and of_values is None and (not decoding or fuses_steps(q)) and not fast:
+            if self.training and trains_plainly(q, key.size(2)):
+                return attend_plainly(q, key, value, bias, dropout, causal), None
+            return attend_fused(q, key, value, bias, dropout, causal), None
+        weights = attention_weights(q, key, future_mask(q.size(2), key.size(2), q) if causal else bias)
         dropped = fast_dropout(weights.to(q.dtype), dropout) if fast else F.dropout(weights.to(q.dtype), dropout)
         x = torch.matmul(dropped, value)
         if of_values is not None and distances is None:
@@ -227,7 +222,7 @@ class MultiheadAttention(nn.Module):
 
     def _split_heads(self, x: Tensor, sources: int) -> Tensor:
         """T x B x C -> sources x H x (B/sources * T) x D: hypotheses of one source are queries to the same keys."""
-        x = x.view(x.size(0), sources, -1, self.num_heads, self.head_dim)
+        x = x.view(x.size(0), sources, x.size(1) // sources, -1, self.head_dim)
         return x.permute(1, 3, 2, 0, 4).flatten(2, 3)
 
     def _per_hypothesis(self, x: Tensor, length: int) -> Tensor:
@@ -246,20 +241,40 @@ class MultiheadAttention(nn.Module):
         With the *mask* and the *place* of a step, B are the sentences, and the queries and a position's keys those of
         all hypotheses.
         """
-        length, batch = query.size(0), query.size(1) if mask is None else mask.size(0)
-        if self.qkv_proj is not None and not torch.is_grad_enabled():
-            qkv = self.qkv_proj(query).view(length, batch, -1, 3, self.num_heads, self.head_dim)
-            qkv = qkv.permute(3, 1, 4, 2, 0, 5).flatten(3, 4)
-            q, kv = qkv[0], qkv[1:]
-        else:
-            q = self._split_heads(self.q_proj(query), batch)
-            k, v = self._split_heads(self.k_proj(query), batch), self._split_heads(self.v_proj(query), batch)
-            if incremental_state is None:
-                return q, k, v
-            kv = torch.stack([k, v])
-        if incremental_state is not None and self.own_cache is not None:
-            kv = self.own_cache(incremental_state, kv, place)
+        batch = query.size(1) if mask is None else mask.size(0)
+        q, k, v, kv = self._project(query, batch)
+        if self.rotary is not None or self.q_norm is not None:
+            q, k, kv = *self._turn(q, k, incremental_state, mask, place), None
+        if incremental_state is None:
+            return q, k, v
+        kv = self.own_cache(incremental_state, torch.stack([k, v]) if kv is None else kv, place)
         return q, kv[0], kv[1]
+
+    def _project(self, query: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys, values (B x H x T x D each), and the latter two together where they are so already."""
+        if self.qkv_proj is None or torch.is_grad_enabled():
+            q, k, v = self.q_proj(query), self.k_proj(query), self.v_proj(query)
+        elif self.kv_heads == self.num_heads:
+            qkv = self.qkv_proj(query).view(query.size(0), batch, -1, 3, self.num_heads, self.head_dim)
+            qkv = qkv.permute(3, 1, 4, 2, 0, 5).flatten(3, 4)
+            return qkv[0], qkv[1], qkv[2], qkv[1:]
+        else:
+            sizes = [heads * self.head_dim for heads in (self.num_heads, self.kv_heads, self.kv_heads)]
+            q, k, v = self.qkv_proj(query).split(sizes, dim=-1)
+        return self._split_heads(q, batch), self._split_heads(k, batch), self._split_heads(v, batch), None
+
+    def _turn(self, q: Tensor, k: Tensor, incremental_state, mask: Tensor | None, place) -> tuple[Tensor, Tensor]:
+        """Normalise queries and keys, and rotate them by their positions."""
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rotary is None:
+            return q, k
+        position, beam = None, 1 if mask is None else mask.size(2)
+        if place is not None:
+            position = torch.div(place[:1], beam, rounding_mode="floor")
+        elif incremental_state is not None:
+            position = self.own_cache.length(incremental_state) // beam
+        return self.rotary(q, position), self.rotary(k, position)
 
     def _of_memory(
         self,
@@ -278,6 +293,7 @@ class MultiheadAttention(nn.Module):
                 return saved
         sources = memory.size(1)
         key = self._split_heads(self.k_proj(memory), sources)
+        key = key if self.k_norm is None else self.k_norm(key)
         value = self._split_heads(self.v_proj(memory), sources)
         bias = self._padding_bias(padding, q)
         if incremental_state is not None and self.memory_cache is not None:
@@ -290,31 +306,6 @@ class MultiheadAttention(nn.Module):
         if padding is None:
             return None
         return padding_bias(padding, q.dtype) if padding.dim() == 2 else padding.to(q.dtype)
-
-    def _distances(self, queries: int, keys: int, beam: int, device: torch.device, place: Tensor | None) -> Tensor:
-        """Which vector belongs to a query and a key (T x S): that of their distance. A position has *beam* keys.
-
-        The queries are the last positions, or in a cache of a fixed capacity, where their keys have their *place*.
-        """
-        last = keys // beam - 1
-        of_key = torch.arange(last + 1, device=device).repeat_interleave(beam)
-        if place is None:
-            of_query = torch.arange(last + 1 - queries // beam, last + 1, device=device)
-        else:
-            of_query = torch.div(place[:1], beam, rounding_mode="floor")
-        vectors = 0 if self.relative_keys is None else self.relative_keys.size(0)
-        distances = (of_key - of_query.unsqueeze(1)).clamp(-self.farthest, vectors - 1 - self.farthest)
-        return distances + self.farthest
-
-    def _relative_scores(self, q: Tensor, distances: Tensor | None) -> Tensor:
-        """What relative positions add to the scores: B x H x T x S; *distances*: those of a decoding step."""
-        relative_keys = self.relative_keys
-        assert relative_keys is not None
-        if distances is None:
-            vectors = all_distances(relative_keys * self.head_dim**-0.5, self.farthest, q.size(2))
-            return relative_scores(q, vectors.to(q.dtype))
-        scores = torch.matmul(q * self.head_dim**-0.5, relative_keys.t().to(q.dtype))
-        return scores.gather(3, distances.expand(q.size(0), q.size(1), q.size(2), -1))
 
     def make_generation_fast_(
         self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | None = None, **kwargs
@@ -329,14 +320,26 @@ class MultiheadAttention(nn.Module):
         self.idle = ("q_proj", "k_proj", "v_proj")
 
 
+def attention_options(stack: Stack) -> dict[str, Any]:
+    """What an attention of *stack* is built with, whatever it attends to."""
+    return {
+        "dropout": stack.attention_dropout,
+        "kv_heads": stack.kv_heads,
+        "qk_norm": stack.qk_norm,
+        "gate": stack.attention_gate,
+        "output_norm": make_norm(stack) if stack.sub_norm else None,
+    }
+
+
 def self_attention(stack: Stack, causal: bool, bias: bool = True) -> MultiheadAttention:
     """Self-attention of a layer of *stack*; *causal*: positions see no later ones."""
     return MultiheadAttention(
         stack.dim,
         stack.heads,
-        dropout=stack.attention_dropout,
         bias=bias,
         relative_positions=stack.relative_positions,
         relative_values=stack.relative_values,
         causal=causal,
+        rotary=stack.max_positions if stack.positions == "rotary" else None,
+        **attention_options(stack),
     )

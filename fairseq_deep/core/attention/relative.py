@@ -47,3 +47,30 @@ def relative_values(weights: Tensor, vectors: Tensor) -> Tensor:
     nothing = torch.zeros(batch, heads, length, row, dtype=weights.dtype, device=weights.device)
     strides = [heads * length * row, length * row, row - 1, 1]
     return torch.matmul(torch.as_strided_scatter(nothing, weights, weights.shape, strides, length), vectors)
+
+
+def step_distances(attention, queries: int, keys: int, beam: int, device: torch.device, place: Tensor | None) -> Tensor:
+    """Which vector of *attention* belongs to a query and a key of a decoding step (T x S): that of their distance.
+
+    A position has *beam* keys. The queries are the last positions, or in a cache of a fixed capacity, where their keys
+    have their *place*.
+    """
+    last = keys // beam - 1
+    of_key = torch.arange(last + 1, device=device).repeat_interleave(beam)
+    if place is None:
+        of_query = torch.arange(last + 1 - queries // beam, last + 1, device=device)
+    else:
+        of_query = torch.div(place[:1], beam, rounding_mode="floor")
+    vectors = attention.relative_keys.size(0)
+    distances = (of_key - of_query.unsqueeze(1)).clamp(-attention.farthest, vectors - 1 - attention.farthest)
+    return distances + attention.farthest
+
+
+def score_distances(attention, q: Tensor, distances: Tensor | None) -> Tensor:
+    """What relative positions add to the scores of *attention*: B x H x T x S; *distances*: those of a step."""
+    relative_keys = attention.relative_keys
+    if distances is None:
+        vectors = all_distances(relative_keys * attention.head_dim**-0.5, attention.farthest, q.size(2))
+        return relative_scores(q, vectors.to(q.dtype))
+    scores = torch.matmul(q * attention.head_dim**-0.5, relative_keys.t().to(q.dtype))
+    return scores.gather(3, distances.expand(q.size(0), q.size(1), q.size(2), -1))

@@ -11,6 +11,7 @@ from fairseq_deep.core.compat import autocasts
 
 from .beam_reorder import BeamReorder, keep_sources
 from .masks import is_sync_free
+from .relative import score_distances, step_distances
 
 SHORT = 16  # entries: torch's softmax goes through shorter rows one by one
 MANY = 2048  # entries in all, from which on that is slower than several passes over all of them
@@ -31,21 +32,35 @@ def step_rows(attention, query: Tensor, memory, padding, incremental_state, adde
     rows = query.view(-1, query.size(2))
     if memory is None:
         groups, beam = step.mask.size(0), step.mask.size(2)
-        qkv = attention.qkv_proj(rows).view(groups, beam, 3, heads, dim)
-        new = qkv.narrow(2, 1, 2).permute(2, 0, 3, 1, 4)
+        q, new = _own_rows(attention, rows, groups, beam, incremental_state)
         key, value = attention.own_cache(incremental_state, new, caller_checks_nan=step.caller_checks_nan).unbind(0)
-        q, bias = qkv.select(2, 0), step.mask
+        bias = step.mask
         if attention.relative_keys is not None:
-            distances = attention._distances(beam, key.size(2), beam, q.device, None)
-            bias = attention._relative_scores(q.transpose(1, 2), distances) + bias
+            distances = step_distances(attention, beam, key.size(2), beam, q.device, None)
+            bias = score_distances(attention, q.transpose(1, 2), distances) + bias
     else:
         q = attention.q_proj(rows)
         key, value, bias = attention._of_memory(q, memory, padding, incremental_state)
         q = q.view(key.size(0), -1, heads, dim)
+        if attention.q_norm is not None:
+            q = attention.q_norm(q)
     x = attend_rows(q, key, value, bias)
-    if added is not None:
-        x.add_(added.view(x.shape))
-    return attention.out_proj(x).view(query.shape)
+    return attention.project_output(x.view(query.shape), query, added)
+
+
+def _own_rows(attention, rows: Tensor, groups: int, beam: int, incremental_state) -> tuple[Tensor, Tensor]:
+    """Queries (sentences x beam x H x D), and the new keys and values (2 x sentences x H x beam x D)."""
+    heads, kv_heads, dim = attention.num_heads, attention.kv_heads, attention.head_dim
+    qkv = attention.qkv_proj(rows).view(groups, beam, -1, dim)
+    if attention.q_norm is not None:
+        q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=2)
+        qkv = torch.cat([attention.q_norm(q), attention.k_norm(k), v], dim=2)
+    if attention.rotary is not None:
+        turned, v = qkv.split([heads + kv_heads, kv_heads], dim=2)
+        position = attention.own_cache.length(incremental_state) // beam
+        qkv = torch.cat([attention.rotary(turned, position), v], dim=2)
+    new = qkv.narrow(2, heads, 2 * kv_heads).unflatten(2, (2, kv_heads))
+    return qkv.narrow(2, 0, heads), new.permute(2, 0, 3, 1, 4)
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -53,14 +68,15 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
 
     Args:
         q: sources x beam x H x D
-        k, v: sources x H x S x D
+        k, v: sources x H x S x D, or with fewer heads, each for a group of those of *q*
         bias: added to the scores, sources x 1 or H x 1 or beam x S
 
     Returns:
         (sources * beam) x C
     """
     batch, length, heads, dim = q.shape
-    queries = q.transpose(1, 2).reshape(batch * heads, length, dim)
+    # heads of one group are more queries to the same keys
+    queries = q.transpose(1, 2).reshape(batch * k.size(1), -1, dim)
     nothing = torch.empty(1, 1, 1, dtype=q.dtype, device=q.device)
     scores = torch.baddbmm(nothing, queries, k.flatten(0, 1).transpose(1, 2), beta=0.0, alpha=dim**-0.5)
     if bias is not None:

@@ -39,7 +39,7 @@ class _Probe:
 
     def __init__(self, layer: nn.Module):
         self.parts = [part for part, _ in layer.sublayers]
-        self.post_norm = not layer.normalize_before and isinstance(layer.final_layer_norm, nn.LayerNorm)
+        self.post_norm = not layer.normalize_before and not isinstance(layer.final_layer_norm, nn.Identity)
         self.inputs: list[Tensor] = []
         self.sums: list[Tensor] = []
         self.outputs: list[Tensor] = []

@@ -24,8 +24,8 @@ class MatrixLocation:
     Attributes:
         layer: number of its layer in the stack, from 1
         part: "self_attn", "encoder_attn", "ffn" or "residual"
-        role: "q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", (of an average attention) "gate", (of an SSRU)
-            "gate" and "input_proj", or what the residual connection calls it
+        role: "q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", (of a gated network) "fc_linear", (of a gated or
+            average attention) "gate", (of an SSRU) "gate" and "input_proj", or what the residual connection calls it
     """
 
     layer: int

@@ -10,8 +10,8 @@ from .base import Init, MatrixLocation
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 _ROLES = {
     "self_attn": (*_PROJECTIONS, "gate", "fc1", "fc2", "input_proj"),
-    "encoder_attn": _PROJECTIONS,
-    "ffn": ("fc1", "fc2"),
+    "encoder_attn": (*_PROJECTIONS, "gate"),
+    "ffn": ("fc1", "fc2", "fc_linear"),
 }
 
 

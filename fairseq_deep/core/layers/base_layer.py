@@ -5,17 +5,15 @@ Parameter names are fairseq's.
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_deep.core.dropout import Dropout
-from fairseq_deep.core.registry import UsageError, nearest
+from fairseq_deep.core.norms import make_norm
 from fairseq_deep.core.residuals import ResidualConnection
 from fairseq_deep.core.residuals.plain import Plain
 from fairseq_deep.core.stack import Stack
 
-MODULE_NAMES = {"encoder": "TransformerEncoderLayer", "decoder": "TransformerDecoderLayer"}
+from .feed_forward import FeedForward
+
 NORMS = {
     "self": "self_attn_layer_norm",
     "cross": "encoder_attn_layer_norm",
@@ -24,88 +22,14 @@ NORMS = {
 }
 
 
-def _gelu(x: Tensor) -> Tensor:
-    return F.gelu(x.float()).to(x.dtype)
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-def _relu_squared(x: Tensor) -> Tensor:
-    return F.relu(x).square()
-
-
-def _linear(x: Tensor) -> Tensor:
-    return x
-
-
-ACTIVATIONS = {
-    "relu": F.relu,
-    "relu_squared": _relu_squared,
-    "gelu": _gelu,
-    "gelu_accurate": _gelu_tanh,
-    "gelu_fast": _gelu_tanh,
-    "swish": F.silu,
-    "tanh": torch.tanh,
-    "linear": _linear,
-}
-"""The activation functions of feed-forward sub-layers by fairseq's names (``--activation-fn``)."""
-
-
-def activation(name: str):
-    """The activation function called *name*.
-
-    Raises:
-        UsageError: there is none
-    """
-    if name not in ACTIVATIONS:
-        choices = ", ".join(ACTIVATIONS)
-        raise UsageError(f"unknown --activation-fn {name}{nearest(name, ACTIVATIONS)}; choose from {choices}")
-    return ACTIVATIONS[name]
-
-
 def has_norms(stack: Stack) -> bool:
     """Whether the layers of *stack* have norms: some initialisations do without."""
     return stack.init is None or stack.init.method.layer_norm
 
 
 def build_norm(stack: Stack, wanted: bool = True) -> nn.Module:
-    """A layer norm, or nothing where none is *wanted*."""
-    return nn.LayerNorm(stack.dim) if wanted else nn.Identity()
-
-
-def build_dropout(stack: Stack, probability: float) -> Dropout:
-    """Dropout with the name that fairseq gives the layers of *stack*."""
-    return Dropout(probability, MODULE_NAMES[stack.side])
-
-
-class FeedForward(nn.Module):
-    """Base of what has a feed-forward network, FFN(x) = W_2 act(W_1 x + b_1) + b_2.
-
-    Args:
-        stack: the stack of the layer
-    """
-
-    def __init__(self, stack: Stack):
-        super().__init__()
-        self.embed_dim = stack.dim
-        self.dropout_module = build_dropout(stack, stack.dropout)
-        self.relu = stack.activation == "relu"  # which can be done in place where nothing is to be kept
-        self.activation_fn = activation(stack.activation)
-        self.activation_dropout_module = build_dropout(stack, stack.activation_dropout)
-        self.fc1 = nn.Linear(stack.dim, stack.ffn_dim)
-        self.fc2 = nn.Linear(stack.ffn_dim, stack.dim)
-
-    def ffn(self, x: Tensor) -> Tensor:
-        """The network, with dropout (T x B x C)."""
-        hidden = self.fc1(x)
-        if self.relu and not torch.is_grad_enabled():
-            hidden = torch.relu_(hidden)
-        else:
-            hidden = self.activation_fn(hidden)
-        x = self.activation_dropout_module(hidden)
-        return self.dropout_module(self.fc2(x))
+    """The norm of a sub-layer, or nothing where none is *wanted*."""
+    return make_norm(stack) if wanted else nn.Identity()
 
 
 class BaseLayer(FeedForward):

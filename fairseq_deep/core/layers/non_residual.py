@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from fairseq_deep.core.attention import self_attention
 from fairseq_deep.core.stack import Stack
 
-from .base_layer import FeedForward, build_dropout, build_norm
+from .base_layer import build_norm
 from .context import DecoderContext
+from .feed_forward import FeedForward, build_dropout
 from .parallel_attention import ParallelAttention
 from .target_attention import attend_to_source, attend_to_target, source_attention, target_attention
 

@@ -12,6 +12,7 @@ Names here: ``layer_norms[sublayer]`` is the outer LN.
 
 from torch import Tensor, nn
 
+from fairseq_deep.core.norms import make_norm
 from fairseq_deep.core.stack import Stack
 
 from .base import RESIDUALS, ResidualConnection
@@ -26,7 +27,7 @@ class PeriNorm(ResidualConnection):
 
     def __init__(self, stack: Stack, number: int):
         super().__init__(stack, number)
-        self.layer_norms = nn.ModuleList([nn.LayerNorm(stack.dim) for _ in range(self.sublayers)])
+        self.layer_norms = nn.ModuleList([make_norm(stack) for _ in range(self.sublayers)])
 
     def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:
         return (x + self.layer_norms[sublayer](output)).to(x.dtype)

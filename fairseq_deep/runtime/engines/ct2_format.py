@@ -14,10 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from fairseq_deep.core.layers.feed_forward import GATED
+from fairseq_deep.core.norms import RmsNorm
 from fairseq_deep.core.residuals import PeriNorm
 from fairseq_deep.errors import UsageError
 
-ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "tanh": "Tanh"}
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "tanh": "Tanh",
+               "swish": "SWISH"}  # fmt: skip
 NEVER = -1e4
 """Added to the score of what is never to be written; float16 has it, too."""
 NORMS = (
@@ -34,8 +37,8 @@ WEIGHT_STEPS = 63
 CTranslate2's own converters some sums overflow there."""
 
 
-OLDEST, OLDEST_PERI = (4, 5), (4, 7)
-"""Versions of CTranslate2 that are supported, in general and for Peri-LN."""
+OLDEST, OLDEST_MODERN = (4, 5), (4, 7)
+"""Versions of CTranslate2 that are supported, in general, and for Peri-LN and the options of layers."""
 
 
 def check_package() -> None:
@@ -62,7 +65,7 @@ def find_problem(model: Any, flags: Any, source: Any, target: Any) -> str:
     for flag in ("adaptive_softmax_cutoff", "no_cross_attention", "cross_self_attention"):
         if getattr(flags, flag, None):
             return f"--{flag.replace('_', '-')}, which CTranslate2 does not support"
-    if flags.activation_fn not in ACTIVATIONS:
+    if getattr(flags, "ffn", None) not in GATED and flags.activation_fn not in ACTIVATIONS:
         return f"--activation-fn {flags.activation_fn}: CTranslate2 knows {', '.join(ACTIVATIONS)}"
     for side in ("encoder", "decoder"):
         stack = getattr(model, side)
@@ -125,19 +128,55 @@ def _structure(stack: Any, activation: str) -> dict[str, Any]:
         "num_heads": layer.self_attn.num_heads,
         "pre_norm": layer.normalize_before,
         "no_final_norm": stack.layer_norm is None,
-        "activation": Activation[ACTIVATIONS[activation]],
+        "activation": Activation[ACTIVATIONS[GATED.get(_ffn(stack), activation)]],
         "layernorm_embedding": stack.layernorm_embedding is not None,
         "relative_position": _relative_keys(layer) is not None,
+        **_options(stack, layer),
     }
+
+
+def _options(stack: Any, layer: Any) -> dict[str, Any]:
+    """Return the arguments for the options of layers that are not the default; older versions know none.
+
+    Raises:
+        UsageError: this version of CTranslate2 is too old for them
+    """
+    heads = layer.self_attn.num_heads
+    found = {
+        "rms_norm": isinstance(layer.final_layer_norm, RmsNorm),
+        "ffn_glu": _ffn(stack) in GATED,
+        "num_heads_kv": getattr(layer.self_attn, "kv_heads", heads) % heads,
+    }
+    chosen = {name: value for name, value in found.items() if value}
+    if _is_rotary(layer):
+        chosen.update(rotary_dim=0, rotary_interleave=False)  # all features of a head, in halves
+    if chosen:
+        _require_new("--norm rms, --ffn, --rotary-positions or --decoder-kv-heads")
+    return chosen
+
+
+def _ffn(stack: Any) -> str:
+    """Return the kind of feed-forward sub-layers; those of fairseq are plain."""
+    return getattr(getattr(stack, "stack", None), "ffn", "plain")
+
+
+def _is_rotary(layer: Any) -> bool:
+    """Whether self-attention has rotary positions; the layers of fairseq have none."""
+    return getattr(layer.self_attn, "rotary", None) is not None
 
 
 def _peri(stack: Any, *more: str) -> dict[str, bool]:
     """Return the arguments for Peri-LN, *more* among them; older versions know none."""
     if not _is_peri(stack.layers[0]):
         return {}
-    if version() < OLDEST_PERI:
-        raise UsageError("--residual peri requires ctranslate2 {}.{}; pip install -U ctranslate2".format(*OLDEST_PERI))
+    _require_new("--residual peri")
     return dict.fromkeys(["pre_post_layer_norm", *more], True)
+
+
+def _require_new(flags: str) -> None:
+    """Raise `UsageError` if this version of CTranslate2 is too old for *flags*."""
+    if version() < OLDEST_MODERN:
+        raise UsageError("{} requires ctranslate2 {}.{}; pip install -U ctranslate2".format(flags, *OLDEST_MODERN))
 
 
 def _is_peri(layer: Any) -> bool:
@@ -153,7 +192,9 @@ def _relative_keys(layer: Any) -> Any:
 def _set_stack(spec: Any, stack: Any) -> None:
     """Fill in positions, norms and layers of a stack."""
     spec.scale_embeddings = stack.embed_scale
-    if _relative_keys(stack.layers[0]) is None:
+    if _is_rotary(stack.layers[0]):
+        vars(spec).pop("position_encodings", None)
+    elif _relative_keys(stack.layers[0]) is None:
         spec.position_encodings.encodings = _positions(stack)
     for name in ("layer_norm", "layernorm_embedding"):
         if getattr(stack, name) is not None:
@@ -169,6 +210,8 @@ def _set_stack(spec: Any, stack: Any) -> None:
             _set_linear(part.attention.linear[1], other.k_proj, other.v_proj)
             _set_linear(part.attention.linear[2], other.out_proj)
         _set_linear(part.ffn.linear_0, layer.fc1)
+        if hasattr(part.ffn, "linear_0_noact"):
+            _set_linear(part.ffn.linear_0_noact, layer.fc_linear)
         _set_linear(part.ffn.linear_1, layer.fc2)
         _set_norms(part, layer)
 
@@ -196,7 +239,9 @@ def _set_linear(spec: Any, *layers: Any) -> None:
 
 
 def _set_norm(spec: Any, norm: Any) -> None:
-    spec.gamma, spec.beta = _array(norm.weight), _array(norm.bias)
+    spec.gamma = _array(norm.weight)
+    if hasattr(spec, "beta"):  # RMSNorm has none
+        spec.beta = _array(norm.bias)
 
 
 def _set_relative(spec: Any, attention: Any) -> None:

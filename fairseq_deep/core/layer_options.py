@@ -1,0 +1,129 @@
+"""Options of any layer, whatever its methods: kinds of norm and feed-forward sub-layer, positions, attention heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .layers.feed_forward import GATED
+from .norms import NORMS
+from .registry import UsageError
+from .stack import Stack
+
+GATES = ("heads", "features")
+"""The values of ``--attention-gate``."""
+
+
+def add_args(parser) -> None:
+    """Add the flags, without defaults."""
+    parser.add_argument("--relative-positions", type=int, metavar="K",
+                        help="relative positions in self-attention, clipped at K; on the keys")
+    parser.add_argument("--relative-values", action="store_true", help="relative positions on the values, too")
+    parser.add_argument("--rotary-positions", action="store_true",
+                        help="rotary positions in self-attention, instead of absolute positions")
+    parser.add_argument("--norm", choices=NORMS, help="norms of layers and stacks: LayerNorm or RMSNorm (layer)")
+    parser.add_argument("--ffn", choices=("plain", *GATED),
+                        help="feed-forward sub-layers: plain, or gated with 2/3 of the width (plain)")
+    parser.add_argument("--decoder-kv-heads", type=int, metavar="N",
+                        help="heads of keys and values in the decoder, shared by groups of query heads (as many)")
+    parser.add_argument("--qk-norm", action="store_true", help="normalise queries and keys of each attention head")
+    parser.add_argument("--attention-gate", choices=GATES,
+                        help="multiply the output of attention with a sigmoid gate of its input, by head or feature")
+    parser.add_argument("--sub-norm", action="store_true",
+                        help="Sub-LN: also normalise before the last matrix of each sub-layer")
+
+
+def describe(get: Callable[..., Any], side: str) -> dict[str, Any]:
+    """The attributes of :class:`Stack` for the stack on *side*; *get* returns a flag, or a default if it is unset."""
+    absolute = "learned" if get(f"{side}_learned_pos") else "sinusoidal"
+    absolute = "none" if get("no_token_positional_embeddings") else absolute
+    return {
+        "positions": "rotary" if get("rotary_positions") else absolute,
+        "relative_positions": get("relative_positions"),
+        "relative_values": bool(get("relative_values", False)),
+        "norm": get("norm", "layer"),
+        "ffn": get("ffn", "plain"),
+        "kv_heads": get(f"{side}_kv_heads"),
+        "qk_norm": bool(get("qk_norm", False)),
+        "attention_gate": get("attention_gate"),
+        "sub_norm": bool(get("sub_norm", False)),
+    }
+
+
+def check_layer_options(flags: Any, stack: Stack) -> None:
+    """Refuse options that contradict each other or the methods of *stack*.
+
+    Raises:
+        UsageError: one line that names the flags and the cure
+    """
+    _check_relative(stack)
+    _check_rotary(flags, stack)
+    _check_kv_heads(stack)
+    _check_ffn(stack)
+    if not stack.init.method.layer_norm:
+        for flag, chosen in (("--norm rms", stack.norm == "rms"), ("--qk-norm", stack.qk_norm),
+                             ("--sub-norm", stack.sub_norm)):  # fmt: skip
+            if chosen:
+                raise UsageError(
+                    f"{flag} is not supported with --deep-init {stack.init.name}, whose stacks have no norms: omit it"
+                )
+
+
+def _check_relative(stack: Stack) -> None:
+    distance = stack.relative_positions
+    if distance is None:
+        if stack.relative_values:
+            raise UsageError("--relative-values needs a distance: add --relative-positions K, or leave it out")
+        return
+    if distance < 1:
+        raise UsageError(f"--relative-positions {distance} leaves no distance: use 1 or more, or leave it out")
+    if stack.side == "decoder" and not stack.attention.method.relative:
+        raise UsageError(
+            f"--relative-positions is not supported with --decoder-attn {stack.attention.name}: leave one of them out"
+        )
+
+
+def _check_rotary(flags: Any, stack: Stack) -> None:
+    if stack.positions != "rotary":
+        return
+    if stack.relative_positions is not None:
+        raise UsageError("--rotary-positions is not supported with --relative-positions: omit one of them")
+    if getattr(flags, f"{stack.side}_learned_pos", None):
+        raise UsageError(f"--rotary-positions replaces absolute positions: omit --{stack.side}-learned-pos")
+    if stack.side == "decoder" and not stack.attention.method.relative:
+        raise UsageError(
+            f"--rotary-positions is not supported with --decoder-attn {stack.attention.name}: omit one of them"
+        )
+    width = stack.dim // stack.heads
+    if width % 2:
+        raise UsageError(
+            f"--rotary-positions requires an even head width, not {width} ({stack.side}): "
+            f"change --{stack.side}-attention-heads or --{stack.side}-embed-dim"
+        )
+
+
+def _check_kv_heads(stack: Stack) -> None:
+    count = stack.kv_heads
+    if count is None:
+        return
+    if count < 1 or stack.heads % count:
+        raise UsageError(f"--decoder-kv-heads {count} must be a divisor of --decoder-attention-heads {stack.heads}")
+    if stack.attention.name == "merged" and count != stack.heads:
+        raise UsageError(
+            "--decoder-kv-heads is not supported with --decoder-attn merged, which adds values to all heads: omit it"
+        )
+
+
+def _check_ffn(stack: Stack) -> None:
+    if stack.ffn == "plain":
+        return
+    if not stack.layout.feed_forward:
+        raise UsageError(
+            f"--ffn {stack.ffn} has no effect on --layer-agg {stack.aggregator.name}, which replaces feed-forward "
+            f"sub-layers ({stack.side}): omit it"
+        )
+    if stack.activation not in ("relu", GATED[stack.ffn]):  # relu is fairseq's default
+        raise UsageError(
+            f"--ffn {stack.ffn} has an activation function of its own, {GATED[stack.ffn]}: "
+            f"omit --activation-fn {stack.activation}"
+        )

@@ -1,0 +1,113 @@
+"""Feed-forward sub-layers: plain, or gated (``--ffn``).
+
+Attention Is All You Need, Vaswani et al., 2017, Eq. 2, and GLU Variants Improve Transformer, Shazeer, 2020, Eq. 6:
+
+    FFN(x)    = W_2 act(W_1 x + b_1) + b_2
+    SwiGLU(x) = W_2 (swish(W_1 x) * V x),    GEGLU(x) = W_2 (gelu(W_1 x) * V x)
+
+Gated networks have no biases. Three matrices of 2/3 of the width have as many parameters as two of the whole width.
+
+Names here: ``fc1``, ``fc2`` and ``fc_linear`` are W_1, W_2 and V.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_deep.core.dropout import Dropout
+from fairseq_deep.core.norms import make_norm
+from fairseq_deep.core.registry import UsageError, nearest
+from fairseq_deep.core.stack import Stack
+
+MODULE_NAMES = {"encoder": "TransformerEncoderLayer", "decoder": "TransformerDecoderLayer"}
+GATED = {"swiglu": "swish", "geglu": "gelu"}
+"""The gated networks by their names (``--ffn``), with their activation functions."""
+MULTIPLE = 8  # of which the width of a gated network is one
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return F.gelu(x.float()).to(x.dtype)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _relu_squared(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+def _linear(x: Tensor) -> Tensor:
+    return x
+
+
+ACTIVATIONS = {
+    "relu": F.relu,
+    "relu_squared": _relu_squared,
+    "gelu": _gelu,
+    "gelu_accurate": _gelu_tanh,
+    "gelu_fast": _gelu_tanh,
+    "swish": F.silu,
+    "tanh": torch.tanh,
+    "linear": _linear,
+}
+"""The activation functions of feed-forward sub-layers by fairseq's names (``--activation-fn``)."""
+
+
+def activation(name: str):
+    """The activation function called *name*.
+
+    Raises:
+        UsageError: there is none
+    """
+    if name not in ACTIVATIONS:
+        choices = ", ".join(ACTIVATIONS)
+        raise UsageError(f"unknown --activation-fn {name}{nearest(name, ACTIVATIONS)}; choose from {choices}")
+    return ACTIVATIONS[name]
+
+
+def build_dropout(stack: Stack, probability: float) -> Dropout:
+    """Dropout with the name that fairseq gives the layers of *stack*."""
+    return Dropout(probability, MODULE_NAMES[stack.side])
+
+
+def hidden_width(stack: Stack) -> int:
+    """The width of the hidden layer: ``--encoder-ffn-embed-dim``, or of a gated one 2/3 of it, rounded up."""
+    if stack.ffn not in GATED:
+        return stack.ffn_dim
+    return -(-2 * stack.ffn_dim // (3 * MULTIPLE)) * MULTIPLE
+
+
+class FeedForward(nn.Module):
+    """Base of what has a feed-forward network.
+
+    Args:
+        stack: the stack of the layer
+    """
+
+    def __init__(self, stack: Stack):
+        super().__init__()
+        self.embed_dim, gated, width = stack.dim, stack.ffn in GATED, hidden_width(stack)
+        name = GATED.get(stack.ffn, stack.activation)
+        self.dropout_module = build_dropout(stack, stack.dropout)
+        self.relu = name == "relu"  # which can be done in place where nothing is to be kept
+        self.activation_fn = activation(name)
+        self.activation_dropout_module = build_dropout(stack, stack.activation_dropout)
+        self.fc1 = nn.Linear(stack.dim, width, bias=not gated)
+        self.fc2 = nn.Linear(width, stack.dim, bias=not gated)
+        self.fc_linear = nn.Linear(stack.dim, width, bias=False) if gated else None
+        self.ffn_norm = make_norm(stack, width) if stack.sub_norm else None
+
+    def ffn(self, x: Tensor) -> Tensor:
+        """The network, with dropout (T x B x C)."""
+        hidden = self.fc1(x)
+        if self.relu and not torch.is_grad_enabled():
+            hidden = torch.relu_(hidden)
+        else:
+            hidden = self.activation_fn(hidden)
+        if self.fc_linear is not None:
+            hidden = hidden * self.fc_linear(x)
+        hidden = self.activation_dropout_module(hidden)
+        return self.dropout_module(self.fc2(hidden if self.ffn_norm is None else self.ffn_norm(hidden)))

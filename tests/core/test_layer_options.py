@@ -1,0 +1,160 @@
+"""Options of any layer: RMSNorm, gated feed-forward, rotary positions, grouped heads, QK-norm, gates, Sub-LN."""
+
+import pytest
+import torch
+from torch import nn
+
+from fairseq_deep.core.attention import MultiheadAttention
+from fairseq_deep.core.attention.rotary import RotaryPositions
+from fairseq_deep.core.layers.feed_forward import FeedForward
+from fairseq_deep.core.norms import RmsNorm
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+from tests.helpers.invariances import INVARIANCES
+from tests.helpers.models import POSTNORM, PRENORM, full_size, size_of
+from tests.helpers.tensors import DOUBLE, assert_same_gradients, shake
+from tests.reference.naive_layers import attention, gated_feed_forward, rms_norm
+
+T, S, B, C, H = 4, 3, 2, 8, 4
+MODERN = {"norm": "rms", "ffn": "swiglu", "rotary_positions": True}
+ATTENTIONS = {
+    "grouped": {"kv_heads": 2},
+    "one key-value head": {"kv_heads": 1, "qk_norm": True},
+    "QK-norm": {"qk_norm": True},
+    "gate of heads": {"gate": "heads"},
+    "gate of features": {"gate": "features", "kv_heads": 2},
+    "Sub-LN": {"output_norm": True},
+}
+MODELS = {
+    "modern": (PRENORM, {**MODERN, "decoder_kv_heads": 1}),
+    "modern post-norm": (POSTNORM, {**MODERN, "qk_norm": True, "attention_gate": "features"}),
+    "Sub-LN": (PRENORM, {"sub_norm": True, "ffn": "geglu", "attention_gate": "heads"}),
+    "bare": ("transformer_hyper_connections_6l", {**MODERN, "sub_norm": True, "decoder_kv_heads": 1}),
+    "LSTM": ("transformer_lstm_2l2l_tiny", {"rotary_positions": True, "qk_norm": True, "decoder_kv_heads": 1}),
+    "merged": (PRENORM, {"decoder_attn": "merged", "attention_gate": "heads", "sub_norm": True, "norm": "rms"}),
+}
+
+
+def make(kdim=None, **options):
+    if options.get("output_norm"):
+        options["output_norm"] = nn.LayerNorm(C)
+    return shake(MultiheadAttention(C, H, kdim=kdim, **options).double(), 0.7)
+
+
+@pytest.mark.parametrize("kind", ATTENTIONS)
+@pytest.mark.parametrize("rotary, causal", [(False, False), (True, True), (True, False)], ids=str)
+def test_self_attention_equals_the_equations(kind, rotary, causal):
+    module = make(**ATTENTIONS[kind], rotary=2 if rotary else None)  # fewer positions than there are
+    query = torch.randn(T, B, C, requires_grad=True, **DOUBLE)
+    padding = torch.zeros(B, T, dtype=torch.bool)
+    padding[0, T - 1] = True
+    got = module(query, key_padding_mask=padding, causal=causal)[0]
+
+    def visible(b, i, j):
+        return not padding[b, j] and not (causal and j > i)
+
+    want = attention(module, query, query, H, module.kv_heads, visible, rotary, module.output_norm)
+    assert_same_gradients(got, want, [query, *module.parameters()], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ATTENTIONS)
+def test_attention_to_a_memory_equals_the_equations(kind):
+    module = make(kdim=6, **ATTENTIONS[kind])
+    query, memory = (torch.randn(n, B, c, requires_grad=True, **DOUBLE) for n, c in ((T, C), (S, 6)))
+    got, weights = module(query, memory, need_weights=True)
+    want = attention(module, query, memory, H, module.kv_heads, lambda *_: True, False, module.output_norm)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    assert_same_gradients(got, want, [query, memory, *module.parameters()], rtol=1e-5, atol=1e-6)
+    assert weights.shape == (H, B, T, S)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(H, B, T))
+
+
+@pytest.mark.parametrize("kind", ["swiglu", "geglu"])
+def test_gated_feed_forward_equals_the_equation(kind):
+    module = shake(FeedForward(Stack(1, C, ffn_dim=20, ffn=kind)).double(), 0.7)
+    assert module.fc1.out_features == module.fc_linear.out_features == module.fc2.in_features == 16  # 2/3 of 20: 13.3
+    x = torch.randn(T, B, C, requires_grad=True, **DOUBLE)
+    got, want = module.ffn(x), gated_feed_forward(module, x, kind)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)  # torch's gelu of fairseq is in fp32
+    assert_same_gradients(got, want, [x, *module.parameters()], rtol=1e-4, atol=1e-5)
+
+
+def test_rms_norm_equals_the_equation_also_in_half_precision():
+    module, x = shake(RmsNorm(C).double()), torch.randn(T, B, C, requires_grad=True, **DOUBLE)
+    want = rms_norm(x, module.weight)
+    torch.testing.assert_close(module(x), want)
+    assert_same_gradients(module(x), want, [x, module.weight])
+    large = torch.full((1, C), 300.0).half()  # whose squares are beyond fp16
+    torch.testing.assert_close(RmsNorm(C).half()(large), torch.ones(1, C).half())
+    torch.testing.assert_close(RmsNorm(C)(large), torch.ones(1, C).half())
+
+
+def test_rotary_scores_depend_on_distances_alone():
+    rotary = RotaryPositions(C, 3)
+    q, k = torch.randn(C), torch.randn(C)
+    rows = {name: rotary(x.expand(9, C)) for name, x in (("q", q), ("k", k))}
+    scores = rows["q"] @ rows["k"].t()
+    for distance in range(-8, 9):
+        same = scores.diagonal(distance)
+        torch.testing.assert_close(same, same[:1].expand_as(same), rtol=1e-4, atol=1e-4)
+    for position in (4, torch.tensor([4])):
+        torch.testing.assert_close(rotary(q.expand(2, C), position), rows["q"][[4, 4]])
+
+
+@pytest.mark.parametrize("check", INVARIANCES)
+@pytest.mark.parametrize("name", MODELS)
+def test_whole_models_keep_what_must_hold(name, check, build, dictionary):
+    arch, flags = MODELS[name]
+
+    def model(**more):
+        depths = {} if name == "LSTM" else {"encoder_layers": 2, "decoder_layers": 2}
+        return build(arch, **{**depths, **flags, **more})
+
+    INVARIANCES[check](model, dictionary)
+
+
+def test_parameters_are_counted_exactly(build):
+    def size(**flags):
+        return size_of(full_size("transformer_prenorm_6l", 34040, share_all_embeddings=True, **flags))
+
+    plain, layers, attentions, width = size(), 12, 18, 512
+    assert size(norm="rms") == plain - width * (6 * 2 + 6 * 3 + 2)
+    assert size(ffn="swiglu") == plain + layers * (3 * 1368 * width - 2 * 2048 * width - 2048 - width)
+    assert size(decoder_kv_heads=2) == plain - 12 * 2 * (width - 128) * (width + 1)
+    assert size(qk_norm=True) == plain + attentions * 2 * 64
+    assert size(attention_gate="heads") == plain + attentions * 8 * width
+    assert size(attention_gate="features") == plain + attentions * width**2
+    assert size(sub_norm=True) == plain + attentions * 2 * width + layers * 2 * 2048
+    assert size(rotary_positions=True) == plain
+
+
+@pytest.mark.parametrize(
+    "flags, problem, cure",
+    [
+        ({"rotary_positions": True, "encoder_attention_heads": 16, "encoder_embed_dim": 16, "decoder_embed_dim": 16},
+         "requires an even head width, not 1 (encoder)", "--encoder-attention-heads"),
+        ({"rotary_positions": True, "relative_positions": 2}, "not supported with --relative-positions", "omit one"),
+        ({"rotary_positions": True, "decoder_learned_pos": True}, "replaces absolute", "omit --decoder-learned-pos"),
+        ({"rotary_positions": True, "decoder_attn": "average"}, "--decoder-attn average", "omit one"),
+        ({"decoder_kv_heads": 3}, "--decoder-kv-heads 3", "divisor of --decoder-attention-heads 2"),
+        ({"decoder_kv_heads": 0}, "--decoder-kv-heads 0", "divisor"),
+        ({"decoder_kv_heads": 1, "decoder_attn": "merged"}, "not supported with --decoder-attn merged", "omit it"),
+        ({"ffn": "swiglu", "activation_fn": "gelu"}, "activation function of its own, swish", "omit --activation-fn"),
+        ({"ffn": "geglu", "layer_agg": "lstm", "encoder_ffn_embed_dim": None, "decoder_ffn_embed_dim": None},
+         "has no effect on", "omit it"),
+    ],
+)  # fmt: skip
+def test_flags_that_clash(flags, problem, cure, build):
+    with pytest.raises(UsageError) as error:
+        build(PRENORM, **flags)
+    message = str(error.value)
+    assert "\n" not in message
+    assert problem in message
+    assert cure in message
+
+
+@pytest.mark.parametrize("flags", [{"norm": "rms"}, {"qk_norm": True}, {"sub_norm": True}], ids=str)
+def test_stacks_without_norms_refuse_more_of_them(flags, build):
+    with pytest.raises(UsageError, match="whose stacks have no norms: omit it"):
+        build(POSTNORM, deep_init="tfixup", **flags)
