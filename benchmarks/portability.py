@@ -54,6 +54,12 @@ MORE = {
         "layer_agg": "dlcl", "dlcl_no_norm": True, "dlcl_init": "last"}),
     "`--layer-agg hyper-connections`, mHC": ("prenorm_6l", {
         "layer_agg": "hyper-connections", "hyper_connections_kind": "manifold"}),
+    "`--norm rms --ffn swiglu --rotary-positions`": ("prenorm_6l", {
+        "norm": "rms", "ffn": "swiglu", "rotary_positions": True}),
+    "`--decoder-kv-heads 1`": ("prenorm_6l", {"decoder_kv_heads": 1}),
+    "`--qk-norm`": ("prenorm_6l", {"qk_norm": True}),
+    "`--attention-gate features`": ("prenorm_6l", {"attention_gate": "features"}),
+    "`--sub-norm`": ("prenorm_6l", {"sub_norm": True}),
 }  # fmt: skip
 """Systems in addition to the methods of the registries."""
 

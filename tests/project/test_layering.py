@@ -13,11 +13,12 @@ ABOVE = ["fairseq_deep.tools.main"]  # lists the commands of all parts
 """In this order: each part may import those before it."""
 CORE = [
     ["stack", "keep_fp32", "compat"],
-    ["registry", "dropout", "positions"],
+    ["registry", "dropout", "positions", "norms"],
     ["aggregators", "attention", "residuals", "decoding"],
     ["memories", "inits", "search"],
-    ["layers", "diagnostics", "description", "alignment", "checkpoints", "folding"],
-    ["checks", "stream_folding"],
+    ["layers", "diagnostics", "alignment", "checkpoints", "folding"],
+    ["layer_options", "stream_folding"],
+    ["checks", "description"],
     ["transformer_stack"],
     ["encoder", "decoder"],
     ["transformer", "torch_export"],
