@@ -41,7 +41,8 @@ class CTranslate2System:
         sides = self.work.source_dictionary, self.work.target_dictionary
         dictionaries = [Dictionary(side.symbols[side.nspecial :]) for side in sides]
         with tempfile.TemporaryDirectory() as work:
-            save_spec(build_spec(model, model.cfg.activation_fn, *dictionaries), work, "float32")
+            spec = build_spec(model, model.cfg.activation_fn, *dictionaries)
+            save_spec(spec, work, "int8" if precision == "int8" else "float32")  # whose int8 fits without VNNI
             threads = {"intra_threads": settings.threads, "inter_threads": 1}
             self.translator = ctranslate2.Translator(work, compute_type=COMPUTE[precision], **threads)
         self.settings = settings

@@ -25,7 +25,7 @@ CORE = [
 ]
 LEVELS = {part: level for level, parts in enumerate(CORE) for part in parts}
 TORCH_ONLY = {"torch", "numpy"}
-RUNTIME = {*TORCH_ONLY, "safetensors", "sacremoses", "jieba", "subword_nmt", "sentencepiece", "ctranslate2"}
+RUNTIME = {*TORCH_ONLY, "filelock", "safetensors", "sacremoses", "jieba", "subword_nmt", "sentencepiece", "ctranslate2"}
 ALLOWED = {
     "core": TORCH_ONLY,
     "runtime": RUNTIME,

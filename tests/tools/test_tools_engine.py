@@ -47,11 +47,16 @@ def filled(package, tmp_path_factory):
     return folder
 
 
+def entries(folder):
+    """What is in the cache *folder* besides its lock."""
+    return (path for path in folder.iterdir() if path.name != ct2_cache.LOCK)
+
+
 @pytest.fixture
 def cache(filled, tmp_path):
     """A copy of that cache, and its entry."""
     folder = shutil.copytree(filled, tmp_path / "cache")
-    return folder, next(folder.iterdir())
+    return folder, next(entries(folder))
 
 
 @pytest.fixture
@@ -79,7 +84,7 @@ def test_the_command_gives_the_same_and_converts_once(package, text, tmp_path):
     for done in (first, second, named):
         assert (done.returncode, done.stdout) == (1, torch.stdout)
         assert torch.stderr in done.stderr
-    (entry,) = (tmp_path / "new/cache").iterdir()
+    (entry,) = entries(tmp_path / "new/cache")
     report = "log-probabilities of 16 sentences within "
     assert first.stderr.startswith(f"fairseq-deep translate: engine ctranslate2: converted to {entry}; {report}")
     for done in (second, named):
@@ -134,7 +139,7 @@ def test_a_damaged_model_is_converted_again(damage, package, cache, translate):
     assert (code, out) == before[:2] and reason in line
     assert line.startswith("fairseq-deep translate: engine ctranslate2: replaced a damaged model (")
     assert translate(*words) == before and "cached in" in before[2][0]
-    assert [*folder.iterdir()] == [entry]
+    assert [*entries(folder)] == [entry]
 
 
 @installed
@@ -244,7 +249,7 @@ def test_int8_is_that_of_ctranslate2(package, cache, translate):
     words = [package, "--engine", "auto", "--cache-dir", folder]
     exact = translate(*words)[1].splitlines()
     code, out, (line,) = translate(*words, "--decode-precision", "int8")
-    (other,) = {*folder.iterdir()} - {entry}
+    (other,) = {*entries(folder)} - {entry}
     assert f"converted to {other}" in line
     assert (other / "model.bin").stat().st_size < (entry / "model.bin").stat().st_size / 2
     equal = sum(map(str.__eq__, out.splitlines(), exact))
@@ -288,7 +293,7 @@ def test_processes_that_write_at_once_leave_one_model(tmp_path):
     for thread in threads:
         thread.join()
     assert len(found) == 3 and found[0] == found[1] == found[2] == ct2_cache.read(str(folder))
-    assert sorted(path.name for path in folder.parent.iterdir()) == ["key", "unfinished-2"]
+    assert sorted(path.name for path in entries(folder.parent)) == ["key", "unfinished-2"]
     assert ct2_cache.read(str(folder.parent / "other")) is None
 
 

@@ -3,13 +3,12 @@
 An entry is a folder with the files of CTranslate2 and a record: facts of the model, what the check has found, and the
 checksum of each file. Its name is a hash of the checkpoint, the dictionaries, the type of the weights and the versions
 of the format and of CTranslate2; a packaged model counts with all of its files. It is written under another name and
-renamed, so that several processes can write the same one: the first wins.
+renamed under a lock, so that several processes can write the same one: the first wins.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -18,6 +17,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
+
+from filelock import FileLock
 
 from fairseq_deep.errors import UsageError
 
@@ -29,7 +30,7 @@ from ..records import amount, line, needed, optional, read_json, truth, whole
 FORMAT = 1
 """Of an entry. Raise it if a conversion or its check changes: earlier entries are not used then."""
 RECORD = "fairseq_deep.json"
-UNFINISHED, ATTEMPTS = "unfinished-", 3
+UNFINISHED, LOCK = "unfinished-", ".lock"
 STALE = 24 * 3600
 """Seconds after which an unfinished entry belongs to a process that has died."""
 SCHEMA = {
@@ -128,14 +129,12 @@ def write(folder: str, fill: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
         record["files"] = {name: sha256(os.path.join(new, name)) for name in sorted(os.listdir(new))}
         with open(os.path.join(new, RECORD), "w", encoding="utf-8") as stream:
             json.dump(record, stream, indent=1)
-        for _ in range(ATTEMPTS):
-            if _is_whole(folder):
-                return record
-            with contextlib.suppress(OSError):  # another process does the same
-                os.rename(folder, os.path.join(work, "old"))
-            with contextlib.suppress(OSError):
+        with FileLock(os.path.join(root, LOCK)):  # else a process may move the whole entry of another one away
+            if not _is_whole(folder):
+                if os.path.lexists(folder):
+                    os.rename(folder, os.path.join(work, "old"))
                 os.rename(new, folder)
-        raise OSError(errno.EIO, "the directory changes all the time", folder)
+        return record
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
