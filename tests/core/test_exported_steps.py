@@ -28,7 +28,7 @@ PLAIN = [f"{axis}-{default}" for axis, (_, default) in AXES.items() if axis != "
 DIFFERENT = [case for case in METHODS if case not in PLAIN]
 ATTENTIONS = [case for case in METHODS if case.startswith("decoder_attn-")]
 SOURCES = [case for case in METHODS if case.startswith("decoder_memory-")]
-SOURCES += [case for case in OPTIONS if "relative_values" in case]
+SOURCES += [case for case in OPTIONS if "relative_values" in case or "rotary_positions" in case]
 
 
 def in_post_norm():

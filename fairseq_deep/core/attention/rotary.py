@@ -38,7 +38,8 @@ class RotaryPositions(nn.Module):
     def __init__(self, dim: int, length: int):
         super().__init__()
         self.dim = dim
-        self.register_buffer("table", rotations(length, dim), persistent=False)
+        # torch.export assumes of a dynamic slice that it is never the whole table: one row more
+        self.register_buffer("table", rotations(length + 1, dim), persistent=False)
 
     def forward(self, x: Tensor, position: int | Tensor | None = None) -> Tensor:
         """Rotate.
