@@ -34,6 +34,7 @@ STRUCTURES = {
     "sides differ": ("prenorm_6l", {"encoder_embed_dim": 32, "decoder_attention_heads": 4,
                                     "decoder_normalize_before": False}),
     "relative keys": ("postnorm_6l", {**RELATIVE, "activation_fn": "tanh"}),
+    "swish": ("prenorm_6l", {"activation_fn": "swish", "encoder_layers": 1}),
     "relative values": ("relative_6l", RELATIVE),
     "DLCL": ("dlcl_6l", RESIDUAL_DLCL),
     "CompleteP": ("completep_18l18l", {"encoder_completep_base": 0.5}),
