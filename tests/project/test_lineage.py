@@ -1,0 +1,44 @@
+"""docs/figures/lineage.json has every method, and docs/figures/lineage.svg shows it."""
+
+import json
+import re
+
+import pytest
+
+from fairseq_deep.core.description import AXES
+from tests.helpers.paths import ROOT
+
+RECORD = json.loads((ROOT / "docs/figures/lineage.json").read_text(encoding="utf-8"))
+METHODS = {method["name"]: method for method in RECORD["methods"]}
+
+
+def test_every_method_is_there():
+    flags = {flag for method in RECORD["methods"] for flag in method["flags"]}
+    known = {f"{registry.kind} {name}" for registry, _ in AXES.values() for name in registry.names()}
+    assert known - flags == set()
+    assert {flag for flag in flags if flag.partition(" ")[0] in {registry.kind for registry, _ in AXES.values()}} == known
+
+
+def test_arrows_lead_to_later_or_equal_years_and_boxes_do_not_overlap():
+    for method in METHODS.values():
+        assert all(METHODS[parent]["year"] <= method["year"] for parent in method["from"])
+    places = [(method["lane"], method["row"], method["year"]) for method in METHODS.values()]
+    assert len({*places}) == len(places)
+
+
+def test_the_picture_is_of_these_methods():
+    picture = (ROOT / "docs/figures/lineage.svg").read_text(encoding="utf-8")
+    shown = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", picture))
+    for name, method in METHODS.items():
+        assert all(word in shown for word in re.split(r"[ -]", method.get("label", name))), name
+
+
+def test_the_script_draws_the_picture():
+    pytest.importorskip("matplotlib")
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("lineage", ROOT / "docs/figures/lineage.py")
+    lineage = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(lineage)
+    boxes = [patch for patch in lineage.draw(RECORD).axes[0].patches if type(patch).__name__ == "FancyBboxPatch"]
+    assert len(boxes) == len(METHODS)
