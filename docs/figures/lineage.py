@@ -18,7 +18,7 @@ NAME = 20
 
 
 def places(record):
-    """``{name: (year, row)}`` of the methods, and ``{lane: (first row, rows)}``."""
+    """Return ``{name: (year, row)}`` of the methods, and ``{lane: (first row, rows)}``."""
     found, lanes, top = {}, {}, 0.0
     for lane in record["lanes"]:
         own = [method for method in record["methods"] if method["lane"] == lane]
@@ -38,11 +38,13 @@ def draw(record):
     colours = dict(zip(record["lanes"], COLOURS))
     for lane, (top, rows) in lanes.items():
         axes.axhspan(top - 0.85, top + rows - 0.55, color=colours[lane], alpha=0.06, linewidth=0)
-        axes.text(2015.5, top - 0.6, record["lanes"][lane], color=colours[lane], fontsize=10, va="center", weight="bold")
+        title = {"color": colours[lane], "fontsize": 10, "weight": "bold"}
+        axes.text(2015.5, top - 0.6, record["lanes"][lane], va="center", **title)
     for method in record["methods"]:
         year, row = found[method["name"]]
-        box = FancyBboxPatch((year - WIDTH / 2, row - HEIGHT / 2), WIDTH, HEIGHT, boxstyle="round,pad=0,rounding_size=0.1",
-                             facecolor="white", edgecolor=colours[method["lane"]], linewidth=1.2, zorder=2)  # fmt: skip
+        style = {"boxstyle": "round,pad=0,rounding_size=0.1", "facecolor": "white", "linewidth": 1.2, "zorder": 2}
+        corner = (year - WIDTH / 2, row - HEIGHT / 2)
+        box = FancyBboxPatch(corner, WIDTH, HEIGHT, edgecolor=colours[method["lane"]], **style)
         axes.add_patch(box)
         label = method.get("label", method["name"])
         axes.text(year, row, wrapped(label), ha="center", va="center", fontsize=7.5, zorder=3)

@@ -16,7 +16,8 @@ def test_every_method_is_there():
     flags = {flag for method in RECORD["methods"] for flag in method["flags"]}
     known = {f"{registry.kind} {name}" for registry, _ in AXES.values() for name in registry.names()}
     assert known - flags == set()
-    assert {flag for flag in flags if flag.partition(" ")[0] in {registry.kind for registry, _ in AXES.values()}} == known
+    kinds = {registry.kind for registry, _ in AXES.values()}
+    assert {flag for flag in flags if flag.partition(" ")[0] in kinds} == known
 
 
 def test_arrows_lead_to_later_or_equal_years_and_boxes_do_not_overlap():
