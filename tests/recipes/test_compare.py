@@ -281,6 +281,13 @@ def test_a_dry_run_shows_what_would_be_trained(modules, monkeypatch, capsys, cor
     assert not (tmp_path / "exp").exists()
 
 
+def test_the_list_of_modern_methods_is_accepted(modules, monkeypatch, capsys, corpus, tmp_path):
+    listed = ROOT / "examples/compare/modern.txt"
+    status, printed = call(modules, monkeypatch, capsys, tmp_path / "exp", corpus, systems=listed)
+    count = sum("=" in line and not line.startswith("#") for line in listed.read_text().splitlines())
+    assert status == 0 and f"{count} of {count} trainings left" in printed.out
+
+
 def test_changed_conditions_are_refused_and_more_updates_taken(modules, monkeypatch, capsys, corpus, tmp_path):
     exp = tmp_path / "exp"
     ask = lambda *systems, **how: call(modules, monkeypatch, capsys, exp, corpus, *systems, **how)  # noqa: E731
