@@ -5,6 +5,7 @@ Their results are put side by side in ``RESULT.json`` and a short table.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -116,9 +117,8 @@ def link_text(shared, folder):
     """Let a training run find the common text of the folder *shared* in its own, as if it had been made there."""
     os.makedirs(os.path.join(folder, "logs"), exist_ok=True)
     for part in ("text", "data-bin"):
-        link = os.path.join(folder, part)
-        if not os.path.islink(link):
-            os.symlink(os.path.relpath(os.path.join(shared, part), folder), link)
+        with contextlib.suppress(FileExistsError):
+            os.symlink(os.path.relpath(os.path.join(shared, part), folder), os.path.join(folder, part))
     for name in ("env.txt", *(f".done.{stage}" for stage in range(4))):
         if os.path.isfile(os.path.join(shared, name)):
             shutil.copyfile(os.path.join(shared, name), os.path.join(folder, name))
