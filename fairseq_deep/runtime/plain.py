@@ -32,17 +32,18 @@ def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
             "--residual": not connects and stack.residual.name,
             "layers of --deep-init": other_layers and stack.init.name,
             "--relative-positions": format != "ctranslate2" and stack.relative_positions,
-            "--rotary-positions": format != "ctranslate2" and stack.positions == "rotary" and "in",
+            "--rotary-positions": format != "ctranslate2" and stack.positions == "rotary",
             "--norm": format != "ctranslate2" and stack.norm != "layer" and stack.norm,
             "--ffn": format != "ctranslate2" and stack.ffn != "plain" and stack.ffn,
-            "--decoder-kv-heads": format != "ctranslate2" and stack.kv_heads,
-            "--qk-norm": stack.qk_norm and "in",
+            "--decoder-kv-heads": format != "ctranslate2" and stack.kv_heads != stack.heads and stack.kv_heads,
+            "--qk-norm": stack.qk_norm,
             "--attention-gate": stack.attention_gate,
-            "--sub-norm": stack.sub_norm and "in",
+            "--sub-norm": stack.sub_norm,
         }
         for flag, value in found.items():
             if value:
-                raise UsageError(f"{path} has {flag} {value} ({side}), which {NAMES[format]} does not support")
+                chosen = flag if value is True else f"{flag} {value}"
+                raise UsageError(f"{path} has {chosen} ({side}), which {NAMES[format]} does not support")
 
 
 def may_be_plain(aggregator: Any) -> bool:

@@ -194,6 +194,9 @@ REFUSED = {
     "an aggregator": ("iterative_6l", {}, "--layer-agg iterative (encoder), which CTranslate2 does not support"),
     "merged attention": ("ds_matt_12l12l", {}, "--decoder-attn merged (decoder), which CTranslate2 does not support"),
     "a residual form": ("sdu_6l", {}, "--residual sdu (encoder), which CTranslate2 does not support"),
+    "QK-norm": ("prenorm_6l", {"qk_norm": True}, "--qk-norm (encoder), which CTranslate2 does not support"),
+    "gates": ("prenorm_6l", {"attention_gate": "heads"}, "--attention-gate heads (encoder), which CTranslate2 does"),
+    "Sub-LN": ("prenorm_6l", {"sub_norm": True}, "--sub-norm (encoder), which CTranslate2 does not support"),
     "two norm placements": ("mix_ln_18l18l", {}, "--residual mix-ln (encoder), which CTranslate2 does not support"),
     "growing branches": ("prores_18l18l", {}, "has branches that still grow (layer 1 of the encoder is at 0.001 of i"),
     "both positions": ("relative_6l", {}, "--relative-positions beside absolute ones (encoder), where CTranslate2 has "

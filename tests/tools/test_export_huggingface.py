@@ -207,6 +207,13 @@ def test_a_package_is_exported_as_its_checkpoint(recipe, tmp_path, command):
 
 REFUSED = {
     "relative positions": ("prenorm_6l", {"relative_positions": 4}, "--relative-positions 4 (encoder), which"),
+    "rotary": ("prenorm_6l", {"rotary_positions": True}, "--rotary-positions (encoder), which transformers does not"),
+    "RMSNorm": ("prenorm_6l", {"norm": "rms"}, "--norm rms (encoder), which transformers does not support"),
+    "SwiGLU": ("prenorm_6l", {"ffn": "swiglu"}, "--ffn swiglu (encoder), which transformers does not support"),
+    "groups": ("prenorm_6l", {"decoder_kv_heads": 1}, "--decoder-kv-heads 1 (decoder), which transformers does not"),
+    "QK-norm": ("prenorm_6l", {"qk_norm": True}, "--qk-norm (encoder), which transformers does not support"),
+    "gates": ("prenorm_6l", {"attention_gate": "heads"}, "--attention-gate heads (encoder), which transformers does"),
+    "Sub-LN": ("prenorm_6l", {"sub_norm": True}, "--sub-norm (encoder), which transformers does not support"),
     "learned, post-norm": ("postnorm_6l", LEARNED, "post-norm without sinusoidal positions and without --layernorm"),
     "two norm placements": ("prenorm_6l", {"decoder_normalize_before": False}, "pre-norm and post-norm stacks, for"),
     "two widths": ("prenorm_6l", {"encoder_embed_dim": 32}, "different widths (32 and 16), for which transformers"),
