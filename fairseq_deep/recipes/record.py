@@ -186,13 +186,19 @@ def result_line(exp, system="", command="", seed=None):
         "system": system or result.get("arch") or "", "seed": result["seed"] if seed is None else seed,
         "command": command,
         "parameters": result.get("parameters"), **_diagnosed(exp),
-        **({"valid_loss": curve[best], "valid_ppl": float(valid[best]["valid_ppl"])} if curve else {}),
+        **(_losses(valid[best]) if curve else {}),
         "step_seconds": median(steps), "sentences_per_second": speed[0], "tokens_per_second": speed[1],
         "ratio_encoder": median([float(r["ratio_enc"]) for r in inner.values() if "ratio_enc" in r]),
         "ratio_decoder": median([float(r["ratio_dec"]) for r in inner.values() if "ratio_dec" in r]),
         "flags": effective(read_command(os.path.join(exp, "train.sh"))),
         "environment": result.get("environment", {}), "curve": {str(update): loss for update, loss in curve.items()},
     }  # fmt: skip
+
+
+def _losses(line):
+    """The figures of a validation, by our names."""
+    names = {"valid_loss": "valid_loss", "valid_nll": "valid_nll_loss", "valid_ppl": "valid_ppl"}
+    return {ours: float(line[name]) for ours, name in names.items() if name in line}
 
 
 def _decoding_speed(exp):

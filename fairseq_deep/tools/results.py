@@ -15,7 +15,7 @@ from fairseq_deep.runtime.records import FACTS, SEARCH, amount, figure, line, ne
 from fairseq_deep.tools import write_text
 
 FILE = "results.jsonl"
-FIGURES = ("valid_loss", "valid_ppl", "bleu", "chrf", "source_gain", "step_seconds", "tokens_per_second",
+FIGURES = ("valid_loss", "valid_nll", "valid_ppl", "bleu", "chrf", "source_gain", "step_seconds", "tokens_per_second",
            "sentences_per_second", "ratio_encoder", "ratio_decoder", "between_encoder", "between_decoder",
            "train_hours")  # fmt: skip
 """Measured figures; a mean over seeds is meaningful for each."""
@@ -26,8 +26,8 @@ SCHEMA = {
 }  # fmt: skip
 """A line of the file.
 
-``curve`` has the validation loss by update, ``flags`` those of fairseq-train that change the result. ``folder`` is
-relative to the directory of the file.
+Losses are in bits per token. ``curve`` has the validation loss by update, ``flags`` those of fairseq-train that change
+the result. ``folder`` is relative to the directory of the file.
 """
 
 

@@ -179,6 +179,15 @@ def test_slopes_and_gains():
     assert [*found["gain"].values()] == pytest.approx([0.2] * 5)
 
 
+def test_losses_are_exact_where_perplexities_are_rounded():
+    rows = [row("a", layers, [math.log(1.37)] * 3) for layers in (2, 4)]
+    for each, nll in zip(rows, (0.457, 0.452)):  # in bits: both print as a perplexity of 1.37
+        for figures in each["seeds"].values():
+            figures["valid_nll"] = nll
+    [found] = depth.judge(rows)
+    assert [*found["gain"].values()] == pytest.approx([0.005 * math.log(2)] * 3)
+
+
 @pytest.mark.parametrize(
     "gains, bleu, verdict",
     [

@@ -71,7 +71,7 @@ def _of_line(rows: list[dict[str, Any]]) -> dict[str, Any]:
     rows = sorted(rows, key=lambda row: row["depth"])
     seeds = sorted(set.intersection(*({*row["done"]} for row in rows)))
     depths, first, last = [row["depth"] for row in rows], rows[0], rows[-1]
-    nll = {seed: [math.log(row["seeds"][seed]["valid_ppl"]) for row in rows] for seed in seeds}
+    nll = {seed: [_nats(row["seeds"][seed]) for row in rows] for seed in seeds}
     scored = [s for s in seeds if "bleu" in first["seeds"][s] and "bleu" in last["seeds"][s]]
     bleu = [last["seeds"][seed]["bleu"] - first["seeds"][seed]["bleu"] for seed in scored]
     return {
@@ -80,6 +80,12 @@ def _of_line(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "gain": {seed: values[0] - values[-1] for seed, values in nll.items()},
         "bleu": statistics.fmean(bleu) if bleu else None,
     }  # fmt: skip
+
+
+def _nats(figures: dict[str, Any]) -> float:
+    """The negative log-likelihood per token; fairseq logs it with more digits than a perplexity below 14."""
+    nll = figures.get("valid_nll")
+    return math.log(figures["valid_ppl"]) if nll is None else nll * math.log(2)
 
 
 def slope(xs: list[float], ys: list[float]) -> float:
