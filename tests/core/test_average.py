@@ -259,7 +259,7 @@ def test_no_square_of_the_length_is_ever_made(kind, padding):
         mask[0, :3] = True
     average = AverageAttention(dim)
     x = torch.randn(length, 1, dim, requires_grad=True)
-    run = {"mean": lambda: RunningMean()(x, mask), "gate": lambda: average(x, None, mask, torch.zeros(1, 1))[0]}[kind]
+    run = {"mean": lambda: RunningMean()(x, mask), "gate": lambda: average(x, mask, torch.zeros(1, 1))[0]}[kind]
     with Sizes() as sizes:
         run().sum().backward()
     assert length * dim <= sizes.largest <= 4 * length * dim

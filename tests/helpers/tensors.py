@@ -79,12 +79,13 @@ def tensors_on_modules(model):
 
 
 def assert_same_gradients(actual, expected, sources, **near):
-    """In one random direction, with respect to all *sources*."""
+    """In one random direction, with respect to all *sources*; return the expected ones."""
     direction = torch.randn_like(actual)
     expected_grads = torch.autograd.grad(expected, sources, direction)
     actual_grads = torch.autograd.grad(actual, sources, direction)
     for want, got in zip(expected_grads, actual_grads):
         torch.testing.assert_close(got, want, **near)
+    return expected_grads
 
 
 def case(shape, bias=True):

@@ -98,11 +98,9 @@ class AverageAttention(nn.Module):
     def forward(
         self,
         query: Tensor,
-        memory: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
         incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
-        need_weights: bool = False,
         step: DecodingStep | None = None,
         causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
@@ -110,11 +108,9 @@ class AverageAttention(nn.Module):
 
         Args:
             query: T x B x C
-            memory: None
             key_padding_mask: B x T, true where *query* is padding
             attn_mask: any is the causal one
             incremental_state: see :class:`RunningMean`
-            need_weights: not used, there are none
             step: see :class:`RunningMean`
             causal: no position sees later ones
 

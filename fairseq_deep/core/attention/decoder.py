@@ -23,7 +23,7 @@ class SelfThenSource(Method):
 
     Attributes:
         parallel: both attentions see the same input, and are one sub-layer
-        relative: it can have relative positions
+        relative: it has keys of the target's positions, which relative and rotary positions require
         full_context: positions can see later ones, too, as ``--full-context-alignment`` asks
     """
 

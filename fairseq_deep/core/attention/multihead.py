@@ -244,7 +244,12 @@ class MultiheadAttention(nn.Module):
         batch = query.size(1) if mask is None else mask.size(0)
         q, k, v, kv = self._project(query, batch)
         if self.rotary is not None or self.q_norm is not None:
-            q, k, kv = *self._turn(q, k, incremental_state, mask, place), None
+            position, beam = None, 1 if mask is None else mask.size(2)
+            if place is not None:
+                position = torch.div(place[:1], beam, rounding_mode="floor")
+            elif incremental_state is not None:
+                position = self.own_cache.length(incremental_state) // beam
+            q, k, kv = *self.norm_and_rotate(q, k, position), None
         if incremental_state is None:
             return q, k, v
         kv = self.own_cache(incremental_state, torch.stack([k, v]) if kv is None else kv, place)
@@ -263,18 +268,13 @@ class MultiheadAttention(nn.Module):
             q, k, v = self.qkv_proj(query).split(sizes, dim=-1)
         return self._split_heads(q, batch), self._split_heads(k, batch), self._split_heads(v, batch), None
 
-    def _turn(self, q: Tensor, k: Tensor, incremental_state, mask: Tensor | None, place) -> tuple[Tensor, Tensor]:
-        """Normalise queries and keys, and rotate them by their positions."""
+    def norm_and_rotate(self, q: Tensor, k: Tensor, position: int | Tensor | None) -> tuple[Tensor, Tensor]:
+        """Apply QK-norm and rotary positions if the attention has them; *position*: see :class:`RotaryPositions`."""
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if self.rotary is None:
-            return q, k
-        position, beam = None, 1 if mask is None else mask.size(2)
-        if place is not None:
-            position = torch.div(place[:1], beam, rounding_mode="floor")
-        elif incremental_state is not None:
-            position = self.own_cache.length(incremental_state) // beam
-        return self.rotary(q, position), self.rotary(k, position)
+        if self.rotary is not None:
+            q, k = self.rotary(q, position), self.rotary(k, position)
+        return q, k
 
     def _of_memory(
         self,

@@ -46,11 +46,9 @@ class Ssru(HypothesisState):
     def forward(
         self,
         query: Tensor,
-        memory: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
         incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
-        need_weights: bool = False,
         step: DecodingStep | None = None,
         causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
@@ -58,11 +56,9 @@ class Ssru(HypothesisState):
 
         Args:
             query: T x B x C
-            memory: None
             key_padding_mask: B x T, true where *query* is padding
             attn_mask: any is the causal one
             incremental_state: has what came before *query* (one position), and then also *query*
-            need_weights: not used, there are none
             step: what :class:`SharedBeamState` gives in incremental decoding, instead of *key_padding_mask*
             causal: no position sees later ones
 

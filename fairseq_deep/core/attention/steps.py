@@ -52,15 +52,12 @@ def _own_rows(attention, rows: Tensor, groups: int, beam: int, incremental_state
     """Queries (sentences x beam x H x D), and the new keys and values (2 x sentences x H x beam x D)."""
     heads, kv_heads, dim = attention.num_heads, attention.kv_heads, attention.head_dim
     qkv = attention.qkv_proj(rows).view(groups, beam, -1, dim)
-    if attention.q_norm is not None:
-        q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=2)
-        qkv = torch.cat([attention.q_norm(q), attention.k_norm(k), v], dim=2)
-    if attention.rotary is not None:
-        turned, v = qkv.split([heads + kv_heads, kv_heads], dim=2)
+    q, new = qkv.narrow(2, 0, heads), qkv.narrow(2, heads, 2 * kv_heads).unflatten(2, (2, kv_heads))
+    if attention.q_norm is not None or attention.rotary is not None:
         position = attention.own_cache.length(incremental_state) // beam
-        qkv = torch.cat([attention.rotary(turned, position), v], dim=2)
-    new = qkv.narrow(2, heads, 2 * kv_heads).unflatten(2, (2, kv_heads))
-    return qkv.narrow(2, 0, heads), new.permute(2, 0, 3, 1, 4)
+        q, k = attention.norm_and_rotate(q, new.select(2, 0), position)
+        new = torch.stack([k, new.select(2, 1)], dim=2)
+    return q, new.permute(2, 0, 3, 1, 4)
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
