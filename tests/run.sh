@@ -9,7 +9,7 @@ case ${1-} in --package | --docs) exec "tests/${1#--}.sh" ;; esac
 . examples/common/env.sh
 ensure_env dev
 export OMP_NUM_THREADS=1
-# torch's cache of compiled code does not tell instruction sets apart, so that each has one of its own
+# torch's cache of compiled code ignores ATEN_CPU_CAPABILITY: code for AVX-512 gives NaN where AVX2 is imitated
 export TORCHINDUCTOR_CACHE_DIR="$PWD/.venv/inductor/${ATEN_CPU_CAPABILITY-default}"
 
 echo "ruff"
