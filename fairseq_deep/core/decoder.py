@@ -8,6 +8,7 @@ from .attention import MultiheadAttention, RunningMean, SharedBeamState
 from .attention.masks import check_later, future_mask, is_sync_free, padding_bias, product_type
 from .decoding import CompiledSteps, unpack_linear
 from .layers import DecoderContext
+from .native.steps import begin_step
 from .registry import UsageError
 from .stack import Stack
 from .transformer_stack import TransformerStack
@@ -227,7 +228,9 @@ class Decoder(TransformerStack):
         x = self.embed(words, positions)
         sources = x.size(1) if memory is None else memory.size(1)
         step = self.beam_state(cache, sources, x, words.ne(self.padding_idx))
-        return self.run_layers(x, DecoderContext(memory, memory_padding, cache, step=step), memories, aligned)
+        native = None if memory is None else begin_step(self.layers, cache, x, step)
+        context = DecoderContext(memory, memory_padding, cache, step=step, native=native)
+        return self.run_layers(x, context, memories, aligned)
 
     def run_layers(
         self, x: Tensor, context: DecoderContext, memories: list[Tensor], aligned: int

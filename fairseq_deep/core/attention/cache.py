@@ -7,6 +7,7 @@ mask hides from the others of its sentence: they are stored as 0, unless the cal
 """
 
 import uuid
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -29,18 +30,25 @@ def append(
         return new if cache is None else torch.cat([cache, new], dim=-2), None
     past = 0 if cache is None else cache.size(-2)
     length = past + new.size(-2)
-    if buffer is None or buffer.size(-2) < length:
-        shape = list(new.shape)
-        shape[-2] = max(2 * length // 64 * 64, 64)  # fused attention wants rows of a mask to begin at multiples of 16
-        buffer = new.new_empty(shape)
-        if cache is not None:
-            buffer.narrow(-2, 0, past).copy_(cache)
+    buffer = with_room(cache, buffer, new, new.shape)
     place = buffer.narrow(-2, past, length - past)
     if finite:
         torch.nan_to_num(new, 0.0, 0.0, 0.0, out=place)
     else:
         place.copy_(new)
     return buffer.narrow(-2, 0, length), buffer
+
+
+def with_room(cache: Tensor | None, buffer: Tensor | None, like: Tensor, shape: Sequence[int]) -> Tensor:
+    """The *buffer* that holds *cache*, or a larger one, with room for new entries of the *shape* (... x N x D)."""
+    past = 0 if cache is None else cache.size(-2)
+    length = past + shape[-2]
+    if buffer is None or buffer.size(-2) < length:
+        # fused attention wants rows of a mask to begin at multiples of 16
+        buffer = like.new_empty([*shape[:-2], max(2 * length // 64 * 64, 64), shape[-1]])
+        if cache is not None:
+            buffer.narrow(-2, 0, past).copy_(cache)
+    return buffer
 
 
 def select(cache: Tensor, buffer: Tensor | None, dim: int, order: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -106,6 +114,18 @@ class TargetCache(nn.Module):
         state: dict[str, Tensor | None] = {"cache": cache, "buffer": buffer}
         incremental_state[self._state] = state
         return cache
+
+    def extend(self, incremental_state: dict, like: Tensor, shape: Sequence[int]) -> tuple[Tensor, int]:
+        """Make room for new keys and values of the *shape* (2 x B x H x N x D), which the caller fills in.
+
+        Returns:
+            the buffer, and where they go in its fourth dimension
+        """
+        saved = incremental_state.get(self._state) or {"cache": None, "buffer": None}
+        past = 0 if saved["cache"] is None else saved["cache"].size(3)
+        buffer = with_room(saved["cache"], saved["buffer"], like, shape)
+        incremental_state[self._state] = {"cache": buffer.narrow(3, 0, past + shape[3]), "buffer": buffer}
+        return buffer, past
 
     def length(self, incremental_state: dict[str, dict[str, Tensor | None]]) -> int:
         """Number of keys so far, those of all hypotheses of a sentence together."""

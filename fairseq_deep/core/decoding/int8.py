@@ -21,6 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_deep.core.native import load
+from fairseq_deep.core.native.packed import NativeLinear
+
 from .timing import FEW, MEASURED, PART, fastest, least_times
 
 WEIGHT_STEPS = 127
@@ -202,13 +205,16 @@ class Int8Linear(nn.Module):
         self._prepare()
 
     def _prepare(self) -> None:
+        self.native = None if load() is None else NativeLinear(self.whole, self.scales)
+        if self.native is not None:
+            return
         chosen = choose(self.out_features, self.in_features, torch.get_num_threads())
         makes, steps = {**PRODUCTS, **INEXACT}, available_kernels().steps
         made = {name: makes[name](self.whole, self.scales, steps) for name in set(chosen)}
         self.few, self.many = (made[name] for name in chosen)
 
     def __getstate__(self):
-        return {name: value for name, value in self.__dict__.items() if name not in ("few", "many")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("few", "many", "native")}
 
     def __setstate__(self, state):
         super().__setstate__(state)
@@ -226,6 +232,9 @@ class Int8Linear(nn.Module):
         rows = x.reshape(-1, self.in_features)
         if rows.requires_grad or rows.dtype != torch.float32 or not rows.is_contiguous():
             rows = rows.detach().float().contiguous()
+        if self.native is not None:
+            y = self.native(rows, self.bias).view(*x.shape[:-1], self.out_features)
+            return y if y.dtype == x.dtype else y.to(x.dtype)
         sizes = rows.abs()
         largest = sizes.amax(1, keepdim=True)
         y = (self.few if rows.size(0) < FEW else self.many)(rows, largest, sizes)

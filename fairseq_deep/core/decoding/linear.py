@@ -29,7 +29,7 @@ def unpack_linear(model: nn.Module) -> None:
     """Leave the products of *model* to a compiler, which does not know packed weights, and packs them itself."""
     for module in model.modules():
         if isinstance(module, PackedLinear):
-            module.products = None
+            module.products = module.native = None
 
 
 def reduce_precision(stack: nn.Module, precision: str) -> int:

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_deep.core.compat import autocasts
+from fairseq_deep.core.native import load
+from fairseq_deep.core.native.packed import NativeLinear
 
 from .timing import FEW, MEASURED, PART, fastest
 
@@ -105,7 +107,8 @@ class PackedLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
-        self.products: Choice | None = None
+        self.products: tuple[Callable, Callable] | None = None
+        self.native: NativeLinear | None = None
         self._repack()
 
     def _apply(self, fn, *args, **kwargs):
@@ -118,15 +121,20 @@ class PackedLinear(nn.Linear):
         self._repack()
 
     def _repack(self) -> None:
-        self.products = None
-        if self.weight.device.type == "cpu" and self.weight.dtype == torch.float32:
+        self.products = self.native = None
+        if self.weight.device.type != "cpu" or self.weight.dtype != torch.float32:
+            return
+        if load() is not None:
+            self.native = NativeLinear(self.weight)
+            self.products = (self.native, self.native)
+        else:
             choice = choose(self.out_features, self.in_features, torch.get_num_threads())
             with torch.no_grad():
                 made = {name: FORMS[name](self.weight.detach()) for name in set(choice)}
             self.products = (made[choice.few], made[choice.many])
 
     def __getstate__(self):
-        return {**self.__dict__, "products": None}  # which can be neither copied nor pickled
+        return {**self.__dict__, "products": None, "native": None}  # which can be neither copied nor pickled
 
     def forward(self, x: Tensor) -> Tensor:
         products = self.products

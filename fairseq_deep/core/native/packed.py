@@ -1,0 +1,78 @@
+"""Weights of linear layers as the kernels read them, and their product."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from .library import load
+
+FLOAT, INT8 = 0, 1
+ALIGNMENT = 64  # bytes
+
+
+class LinearStruct(ctypes.Structure):
+    """``Linear`` of ``products.h``."""
+
+    _fields_ = [("outputs", ctypes.c_int64), ("inputs", ctypes.c_int64), ("kind", ctypes.c_int64),
+                *((name, ctypes.c_void_p) for name in ("weight", "bias", "scales", "excess"))]  # fmt: skip
+
+
+def aligned(count: int, dtype: torch.dtype) -> Tensor:
+    """Memory for so many numbers, which begins where vectors can."""
+    size = torch.empty((), dtype=dtype).element_size()
+    room = torch.empty(count + ALIGNMENT // size, dtype=dtype)
+    return room.narrow(0, -room.data_ptr() % ALIGNMENT // size, count)
+
+
+class NativeLinear:
+    """y = x W^T + b by the kernels, without gradients.
+
+    Args:
+        weight: W, outputs x inputs: fp32, or whole numbers in int8
+        scales: int8: what each output's numbers are multiplied with
+
+    Raises:
+        RuntimeError: this machine has no kernels
+    """
+
+    def __init__(self, weight: Tensor, scales: Tensor | None = None):
+        library = load()
+        if library is None:
+            raise RuntimeError("this machine has no compiled kernels")
+        self._run = library.linear_product
+        outputs, inputs = weight.shape
+        panel, group = library.panel_width(), library.group_width()
+        wide = -(-outputs // panel) * panel
+        weight = weight.detach().contiguous()
+        self.struct = LinearStruct(outputs, inputs, FLOAT if scales is None else INT8)
+        sizes = ctypes.c_int64(outputs), ctypes.c_int64(inputs)
+        if scales is None:
+            packed = aligned(wide * inputs, torch.float32)
+            library.pack_fp32(pointer(weight), *sizes, pointer(packed))
+            self.memory: tuple[Tensor, ...] = (packed,)
+        else:
+            kind = torch.int8 if library.has_vnni() else torch.int16
+            packed = aligned(wide * -(-inputs // group) * group, kind)
+            excess, padded = aligned(wide, torch.int32), aligned(wide, torch.float32).zero_()
+            padded[:outputs] = scales
+            library.pack_int8(pointer(weight), *sizes, pointer(packed), pointer(excess))
+            self.memory = (packed, padded, excess)
+            self.struct.scales, self.struct.excess = padded.data_ptr(), excess.data_ptr()
+        self.struct.weight = packed.data_ptr()
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """y (rows x outputs) of x (rows x inputs), in fp32."""
+        x = x.contiguous()
+        y = torch.empty(x.size(0), self.struct.outputs)
+        self.struct.bias = None if bias is None else bias.data_ptr()
+        self._run(ctypes.byref(self.struct), pointer(x), pointer(y), ctypes.c_int64(x.size(0)),
+                  ctypes.c_int64(torch.get_num_threads()))  # fmt: skip
+        return y
+
+
+def pointer(tensor: Tensor) -> ctypes.c_void_p:
+    """The address of a tensor without gaps."""
+    return ctypes.c_void_p(tensor.data_ptr())
