@@ -228,7 +228,8 @@ class Decoder(TransformerStack):
         x = self.embed(words, positions)
         sources = x.size(1) if memory is None else memory.size(1)
         step = self.beam_state(cache, sources, x, words.ne(self.padding_idx))
-        native = None if memory is None else begin_step(self.layers, cache, x, step)
+        prepared = memory is not None and self.caches is not None
+        native = begin_step(self.layers, cache, x, step) if prepared else None
         context = DecoderContext(memory, memory_padding, cache, step=step, native=native)
         return self.run_layers(x, context, memories, aligned)
 

@@ -7,6 +7,7 @@ from fairseq.models.transformer_align import TransformerAlignModel
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
 
 from fairseq_deep.core.attention import multihead
+from fairseq_deep.core.native import library
 from tests.helpers.decoder_attention import KINDS, STACKS, every_combination
 from tests.helpers.generation import (
     Restless,
@@ -162,15 +163,19 @@ def test_caches_and_shared_sources_change_no_hypothesis(kind, stack, build, dict
 
 
 @every_combination
-def test_the_attention_of_a_gpu_changes_no_hypothesis(kind, stack, build, dictionary, monkeypatch):
-    """In a decoding step, fused attention is for GPUs alone; plain products are faster on a CPU."""
+def test_kernels_and_the_attention_of_a_gpu_change_no_hypothesis(kind, stack, build, dictionary, monkeypatch):
+    """A CPU has compiled kernels, or without them plain products in a decoding step. Fused attention is for GPUs."""
     name, flags = STACKS[stack]
     model, sample = build(name, decoder_layers=3, **flags, **KINDS[kind]).eval(), make_sample(dictionary)
     strengthen(model.decoder.layers)
     prepare(model)
     calls, attend = [], multihead.attend_fused
     monkeypatch.setattr(multihead, "attend_fused", lambda *args: calls.append(len(args[0])) or attend(*args))
+    by_kernels = generate(model, dictionary, sample)
+    monkeypatch.setattr(library, "enabled", False)
+    calls.clear()
     expected = generate(model, dictionary, sample)
+    assert_same(by_kernels, expected, attention=False)
     alone = len(calls)
     monkeypatch.setattr(multihead, "fuses_steps", lambda q: True)
     assert_same(generate(model, dictionary, sample), expected, attention=False)
@@ -196,6 +201,7 @@ def test_a_step_asks_the_device_once_and_launches_little(name, build, dictionary
     """With attention as on a GPU, without positions, of sentences that go on and caches that have room."""
     monkeypatch.setattr(multihead, "fuses_steps", lambda q: True)
     monkeypatch.setattr(multihead, "attend_fused", one_kernel)
+    monkeypatch.setattr(library, "enabled", False)
     model = build(name, no_token_positional_embeddings=True).eval()
     prepare(model)
     ensemble = EnsembleModel([model])

@@ -13,6 +13,7 @@ from torch import nn
 from fairseq_deep.core.attention import multihead
 from fairseq_deep.core.attention.beams import LARGEST_BEAM
 from fairseq_deep.core.decoding import reduce_precision
+from fairseq_deep.core.native import library
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.search import SearchOptions
 from fairseq_deep.core.search.candidates import BLOCK, best_candidates, log_normaliser
@@ -123,7 +124,8 @@ def test_beams_whose_hypotheses_have_keys_of_their_own(flags, lively, dictionary
 
 
 @pytest.mark.parametrize("flags", METHODS.values(), ids=METHODS)
-def test_steps_take_the_short_way(flags, lively, dictionary, monkeypatch):
+def test_steps_without_kernels_take_the_short_way(flags, lively, dictionary, monkeypatch):
+    monkeypatch.setattr(library, "enabled", False)
     model, taken = lively(**flags), []
     takes = multihead.takes_rows
 

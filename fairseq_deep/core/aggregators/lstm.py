@@ -29,6 +29,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fairseq_deep.core.native.lstm import NativeLstm, find_lstm
+from fairseq_deep.core.native.packed import runs_native
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Layout, Stack
 
@@ -258,11 +260,20 @@ class DepthwiseLstm(Aggregator):
 
     def _step(self, state: list[Tensor], step: int, attention: Tensor) -> list[Tensor]:
         """Eq. (1) to (8)."""
+        native = self._native(state[0], step)
+        if native is not None:
+            return native(state[0], attention, state[1])
         c = torch.cat([state[0], attention], dim=-1)
         h = self.hidden[step % len(self.hidden)](c)
         if self.gates:
             return list(self.gates[step % len(self.gates)](c, h, state[1]))
         return [h.to(state[0].dtype)]  # autocast leaves them different
+
+    def _native(self, x: Tensor, step: int) -> NativeLstm | None:
+        """The step by compiled kernels, in generation on a CPU; None where they lack something of it."""
+        if not self.gates or self.gates[0].native is None or x.size(0) != 1 or not runs_native(x):
+            return None
+        return find_lstm(self.hidden[step % len(self.hidden)], self.gates[step % len(self.gates)])
 
     def _recomputed_step(self, state: list[Tensor], step: int, attention: Tensor) -> list[Tensor]:
         # the form that is not re-entrant, since DDP must see the gradient of a shared parameter once

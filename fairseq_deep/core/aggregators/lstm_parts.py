@@ -5,11 +5,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_deep.core.dropout import dropout_of
+from fairseq_deep.core.native.packed import PacksWeight
 
 from .lstm_cell import lstm_cell, norm_gates
 
 
-class Gates(nn.Module):
+class Gates(PacksWeight):
     """Input, forget and output gate, one product, then a norm for each, and the cell that they act on.
 
     Args:
@@ -27,6 +28,10 @@ class Gates(nn.Module):
         self.norm_weight = nn.Parameter(torch.empty(3, dim))
         self.norm_bias = nn.Parameter(torch.empty(3, dim))
         self.reset_parameters()
+
+    def make_generation_fast_(self, **_) -> None:
+        """Prepare for generation (fairseq calls it, too)."""
+        self.repack()
 
     def reset_parameters(self) -> None:
         for matrix in self.weight.chunk(3):

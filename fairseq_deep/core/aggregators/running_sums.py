@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fairseq_deep.core.compat import no_autocast
+from fairseq_deep.core.native.packed import runs_native, weighted_sum
 
 # a product of half-precision matrices that is not rounded to their type
 HAS_OUT_DTYPE = "dtype" in torch.ops.aten.bmm.overloads() and torch.version.hip is None  # torch 2.8
@@ -226,5 +227,7 @@ def is_row(state: list[Tensor]) -> bool:
 
 def single_sum(parts: Tensor, entries: list[Tensor]) -> Tensor:
     """The sum over K *entries* (... x C) with *parts* (groups x p x K, see :func:`split`), for autograd or without."""
+    if parts.shape[:2] == (1, 1) and runs_native(entries[0]):
+        return weighted_sum(parts.view(-1), entries)
     stacked = torch.stack([grouped(entry, parts.size(0)) for entry in entries], dim=1)
     return joined(product(parts.unsqueeze(1), stacked), entries[0].shape)

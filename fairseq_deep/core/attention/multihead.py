@@ -301,6 +301,10 @@ class MultiheadAttention(nn.Module):
             self.memory_cache.keep(incremental_state, key, value, bias)
         return key, value, bias
 
+    def keep_memory(self, like: Tensor, memory: Tensor, padding: Tensor | None, incremental_state: dict) -> None:
+        """Compute the keys and values of the memory, for the steps of incremental decoding."""
+        self._of_memory(like, memory, padding, incremental_state)
+
     def _padding_bias(self, padding: Tensor | None, q: Tensor) -> Tensor | None:
         """What hides the keys under *padding* from all queries: B x 1 x 1 x S. *padding* may be that already."""
         if padding is None:

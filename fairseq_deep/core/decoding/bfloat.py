@@ -7,10 +7,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .packed import in_blocks
 from .timing import least_times
 
 SLOW = 2  # times the time of fp32 or more: the processor has no such products, and torch makes them of others
+
+
+def in_blocks(weight: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """The product by *weight* in oneDNN's form.
+
+    Raises:
+        AttributeError, RuntimeError: this torch or this machine has none
+    """
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return lambda x, bias: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 
 def _product(weight: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:

@@ -6,10 +6,10 @@ Each row of W has a scale s_w, and each row of x a scale s_x: its largest absolu
 is 127. So an output depends on its own row of x alone, not on the batch; a row that is not finite spoils no other. The
 sums are of whole numbers, and exact: all ways to compute them give the same y, up to the last bits of fp32.
 
-torch has several, and which is the fastest depends on the processor, the shape of W and the number of rows of x, so it
-is measured, once for each shape. Without VNNI the processor adds pairs of products in 16 bits, which overflow, and some
-of the ways then give wrong sums without a word. Each is therefore tried with the largest numbers before it is taken;
-where all of them overflow, x has 63 steps. An old torch has none of them, but FBGEMM's with one scale for all rows.
+Compiled kernels (``native/products.h``) compute the products, or torch where there are none. Without VNNI the processor
+adds pairs of products in 16 bits, which overflow, and some of torch's ways then give wrong sums without a word. Each is
+therefore tried with the largest numbers before it is taken; where all of them overflow, x has 63 steps. An old torch
+has none of them, but FBGEMM's with one scale for all rows.
 """
 
 import functools
@@ -24,10 +24,11 @@ from torch import Tensor, nn
 from fairseq_deep.core.native import load
 from fairseq_deep.core.native.packed import NativeLinear
 
-from .timing import FEW, MEASURED, PART, fastest, least_times
+from .timing import least_times
 
 WEIGHT_STEPS = 127
 INPUT_STEPS = (127, 63)  # in order: fewer where that many overflow
+MEASURED = (8, 128)  # rows that products are tried with
 SLOW = 8  # times the time of fp32 or more: a plain loop where the processor lacks the instructions
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -60,15 +61,6 @@ def _by_qlinear(weight: Tensor, scales: Tensor, steps: int) -> Product:
         return operation(rows, 1.0, 0, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
 
     return product
-
-
-def _by_int_mm(weight: Tensor, scales: Tensor, steps: int) -> Product:
-    """oneDNN's product of plain matrices: cheap to call, but it gives sums in int32."""
-    columns, scales, limit, rounding = weight.t(), scales / steps, torch.tensor(float(steps)), _rounds(weight)
-    if weight.size(1) == 1:  # the product of a single input is wrong where both strides are 1
-        columns = torch.empty_like(columns, memory_format=torch.contiguous_format).copy_(columns)
-        columns = columns.as_strided(columns.shape, (len(weight), 1))
-    return lambda x, largest, room: torch._int_mm(_whole(x, largest, room, limit, rounding), columns).mul(scales)
 
 
 def _quantised(weight: Tensor, scales: Tensor):
@@ -104,9 +96,9 @@ def _by_dynamic(weight: Tensor, scales: Tensor, steps: int) -> Product:
     return product
 
 
+NATIVE = "native"
 PRODUCTS: dict[str, Callable[[Tensor, Tensor, int], Product]] = {
     "qlinear": _by_qlinear,
-    "int_mm": _by_int_mm,
     "fbgemm": _by_fbgemm,
 }
 INEXACT = {"dynamic": _by_dynamic}
@@ -151,7 +143,7 @@ def _is_right(make, outputs: int, inputs: int, steps: int) -> bool:
 
 
 class Int8Kernels(NamedTuple):
-    """The products that are right on this machine, by name, and how many steps of x they are right with."""
+    """The products that are right on this machine, by name in order, and how many steps of x they are right with."""
 
     names: tuple[str, ...]
     steps: int
@@ -159,28 +151,15 @@ class Int8Kernels(NamedTuple):
 
 @functools.cache
 def available_kernels() -> Int8Kernels:
-    """What this torch has for this machine; no names if it has nothing."""
+    """What there is for this machine; no names if there is nothing."""
+    if load() is not None:
+        return Int8Kernels((NATIVE,), WEIGHT_STEPS)
     for steps in INPUT_STEPS:
         names = tuple(name for name, make in PRODUCTS.items() if _is_right(make, 256, 256, steps))
         if names:
             return Int8Kernels(names, steps)
     names = tuple(name for name, make in INEXACT.items() if _is_right(make, 256, 256, INPUT_STEPS[-1]))
     return Int8Kernels(names, INPUT_STEPS[-1])
-
-
-@functools.cache
-def choose(outputs: int, inputs: int, threads: int) -> tuple[str, str]:
-    """The names of the fastest products for few rows and for many, on this machine with so many *threads*."""
-    names, steps = available_kernels()
-    if len(names) == 1:
-        return names[0], names[0]
-    part = min(outputs, PART)
-    weight, scales = _extremes(part, inputs, WEIGHT_STEPS).to(torch.int8), torch.ones(part)
-    makes = {**PRODUCTS, **INEXACT}
-    with torch.no_grad():
-        made = {name: makes[name](weight, scales, steps) for name in names}
-        few, many = (fastest(made, *_ones(rows, inputs)) for rows in MEASURED)
-    return few, many
 
 
 class Int8Linear(nn.Module):
@@ -205,16 +184,13 @@ class Int8Linear(nn.Module):
         self._prepare()
 
     def _prepare(self) -> None:
-        self.native = None if load() is None else NativeLinear(self.whole, self.scales)
-        if self.native is not None:
-            return
-        chosen = choose(self.out_features, self.in_features, torch.get_num_threads())
-        makes, steps = {**PRODUCTS, **INEXACT}, available_kernels().steps
-        made = {name: makes[name](self.whole, self.scales, steps) for name in set(chosen)}
-        self.few, self.many = (made[name] for name in chosen)
+        names, steps = available_kernels()
+        self.native = NativeLinear(self.whole, self.scales) if names[0] == NATIVE else None
+        if self.native is None:
+            self.product = {**PRODUCTS, **INEXACT}[names[0]](self.whole, self.scales, steps)
 
     def __getstate__(self):
-        return {name: value for name, value in self.__dict__.items() if name not in ("few", "many", "native")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("product", "native")}
 
     def __setstate__(self, state):
         super().__setstate__(state)
@@ -237,7 +213,7 @@ class Int8Linear(nn.Module):
             return y if y.dtype == x.dtype else y.to(x.dtype)
         sizes = rows.abs()
         largest = sizes.amax(1, keepdim=True)
-        y = (self.few if rows.size(0) < FEW else self.many)(rows, largest, sizes)
+        y = self.product(rows, largest, sizes)
         y = y.mul_(largest) if self.bias is None else torch.addcmul(self.bias, y, largest, out=y)
         y = y.view(x.shape[:-1] + y.shape[1:])
         return y if y.dtype == x.dtype else y.to(x.dtype)

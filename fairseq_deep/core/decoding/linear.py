@@ -10,6 +10,7 @@ import logging
 import torch
 from torch import nn
 
+from fairseq_deep.core.native import load
 from fairseq_deep.errors import UsageError
 
 from .bfloat import BfloatLinear, has_bfloat
@@ -22,14 +23,14 @@ PRECISIONS = ("fp32", "bf16", "int8")
 
 def pack_linear(model: nn.Module) -> int:
     """Pack the linear layers of *model*, in place, if they are on a CPU in fp32; return their number."""
-    return _replace(model, PackedLinear, (nn.Linear,))
+    return 0 if load() is None else _replace(model, PackedLinear, (nn.Linear,))
 
 
 def unpack_linear(model: nn.Module) -> None:
     """Leave the products of *model* to a compiler, which does not know packed weights, and packs them itself."""
     for module in model.modules():
         if isinstance(module, PackedLinear):
-            module.products = module.native = None
+            module.native, module.packs = None, False
 
 
 def reduce_precision(stack: nn.Module, precision: str) -> int:

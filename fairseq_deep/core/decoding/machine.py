@@ -1,9 +1,11 @@
 """What decoding in a lower precision does with the processor, in words."""
 
-from .bfloat import has_bfloat
-from .int8 import INEXACT, WEIGHT_STEPS, available_kernels
+from fairseq_deep.core.native import status
 
-LIBRARIES = {"qlinear": "oneDNN", "int_mm": "torch._int_mm", "fbgemm": "FBGEMM", "dynamic": "FBGEMM"}
+from .bfloat import has_bfloat
+from .int8 import INEXACT, NATIVE, WEIGHT_STEPS, available_kernels
+
+LIBRARIES = {NATIVE: "compiled kernels", "qlinear": "oneDNN", "fbgemm": "FBGEMM", "dynamic": "FBGEMM"}
 
 
 def describe() -> str:
@@ -12,9 +14,8 @@ def describe() -> str:
     if not names:
         how = "none, fp32 instead"
     else:
-        how = " or ".join(LIBRARIES[name] for name in names)
+        how = LIBRARIES[names[0]]
         how += ", one scale for all rows" if names[0] in INEXACT else ", one scale a row"
         how += "" if steps == WEIGHT_STEPS else f", inputs in 7 bits ({steps} steps)"
-        how += ", as measured for each shape" if len(names) > 1 else ""
     bf16 = "oneDNN" if has_bfloat() else "none, fp32 instead"
-    return f"fp32: as measured for each shape; int8: {how}; bf16: {bf16}"
+    return f"fp32: {status()}; int8: {how}; bf16: {bf16}"

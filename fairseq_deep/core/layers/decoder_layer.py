@@ -43,9 +43,9 @@ class DecoderLayer(BaseLayer):
         Returns:
             T x B x C, and the weights (H x B x T x S) or None
         """
-        native = None if context.native is None or need_weights else context.native.layers.get(self)
+        native = None if context.native is None or need_weights else context.native.parts.get(self)
         if native is not None:
-            return native(x, context, context.native.struct), None
+            return native(x, context), None
         bottom = x
         x = attend_to_target(self.self_attn, self.branch_input(x, self.self_attn_layer_norm), context)
         x = self.residual(bottom, self.dropout_module(x), 0, bottom)

@@ -26,6 +26,9 @@ def source_attention(stack: Stack) -> nn.Module:
 
 def attend_to_target(attention: nn.Module, x: Tensor, context: DecoderContext) -> Tensor:
     """Attend to the target's positions (T x B x C)."""
+    native = context.native and context.native.parts.get(attention)
+    if native:
+        return native(x, context)
     return attention(
         x,
         key_padding_mask=context.padding,
@@ -44,6 +47,9 @@ def attend_to_source(
     Args:
         added: T x B x C, added to the output of the heads before the output projection
     """
+    native = context.native and context.native.parts.get(attention)
+    if native and not need_weights:
+        return native(x, context, added), None
     return attention(
         x,
         context.memory,

@@ -1,8 +1,8 @@
 """The compiled kernels: built at their first use, kept in the user's cache, loaded from there.
 
-The file's name holds a hash of what it was made from (the source, the processor, the flags) and one of its content. So a
-cache of another machine or an older version is not used, and a damaged file is built again. Without a compiler, or with
-``FAIRSEQ_DEEP_NATIVE=0``, decoding uses torch's operations.
+The file's name has a hash of what it was made from (the source, the processor, the flags) and one of its content. So
+the cache of another machine or of an older version is not used, and a damaged file is built again. Without a compiler,
+or with ``FAIRSEQ_DEEP_NATIVE=0``, decoding uses torch's operations.
 """
 
 from __future__ import annotations
@@ -34,9 +34,17 @@ class Unavailable(Exception):
     """This machine has no kernels; the message says why."""
 
 
-@functools.cache
+enabled = True
+"""Whether :func:`load` returns kernels, to compare with torch's operations."""
+
+
 def load() -> ctypes.CDLL | None:
     """The library of kernels; None where torch's operations are used instead (:func:`status` says why)."""
+    return _load_once() if enabled else None
+
+
+@functools.cache
+def _load_once() -> ctypes.CDLL | None:
     try:
         return _load()
     except Unavailable as error:
@@ -131,7 +139,8 @@ def _build() -> str:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as work:
             made = os.path.join(work, "step.so")
-            command = [*compiler.split(), *FLAGS, *_machine_flags(), str(Path(__file__).with_name(SOURCES[0])), "-o", made]
+            source = str(Path(__file__).with_name(SOURCES[0]))
+            command = [*compiler.split(), *FLAGS, *_machine_flags(), source, "-o", made]
             done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
             if done.returncode:
                 lines = [line for line in done.stderr.splitlines() if "error" in line] or [f"status {done.returncode}"]

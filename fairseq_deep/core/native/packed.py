@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..compat import autocasts, is_compiling
 from .library import load
 
 FLOAT, INT8 = 0, 1
@@ -73,6 +74,52 @@ class NativeLinear:
         return y
 
 
+class PacksWeight(nn.Module):
+    """Base of modules whose ``weight`` the kernels multiply by while it is on a CPU in fp32.
+
+    Attributes:
+        native: the packed weight; None where there are no kernels, and before the first :meth:`repack`
+    """
+
+    native: NativeLinear | None = None
+    packs = False
+
+    def repack(self) -> None:
+        """Pack the weight, which must not change any more, but by loading another."""
+        self.packs = True
+        suited = self.weight.device.type == "cpu" and self.weight.dtype == torch.float32 and load() is not None
+        self.native = NativeLinear(self.weight) if suited else None
+
+    def _apply(self, fn, *args, **kwargs):
+        super()._apply(fn, *args, **kwargs)  # may move it to a GPU, or to another type
+        if self.packs:
+            self.repack()
+        return self
+
+    def _load_from_state_dict(self, *args, **kwargs):
+        super()._load_from_state_dict(*args, **kwargs)
+        if self.packs:
+            self.repack()
+
+    def __getstate__(self):
+        return {**self.__dict__, "native": None}  # addresses can be neither copied nor pickled
+
+
 def pointer(tensor: Tensor) -> ctypes.c_void_p:
     """The address of a tensor without gaps."""
     return ctypes.c_void_p(tensor.data_ptr())
+
+
+def runs_native(x: Tensor) -> bool:
+    """Whether the kernels may compute with *x*: in fp32 on a CPU, without gradients, autocast or a compiler."""
+    plain = x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled()
+    return plain and not is_compiling() and not autocasts() and load() is not None
+
+
+def weighted_sum(weights: Tensor, entries: list[Tensor]) -> Tensor:
+    """sum_k w_k h_k of K *entries* of one shape without gaps; *weights*: K numbers in fp32."""
+    y = torch.empty_like(entries[0])
+    places = (ctypes.c_void_p * len(entries))(*(entry.data_ptr() for entry in entries))
+    sizes = map(ctypes.c_int64, (len(entries), y.numel()))
+    load().weighted_sum(places, pointer(weights.contiguous()), *sizes, pointer(y))
+    return y

@@ -49,6 +49,28 @@ struct Scratch {  // memory of a layer, kept by the thread
     std::vector<float> normed, wide, heads;
 };
 
+static Scratch& scratch_for(int64_t rows, int64_t width, int64_t wide, int64_t heads) {
+    static thread_local Scratch scratch;
+    scratch.normed.resize(rows * width);
+    scratch.wide.resize(rows * wide);
+    scratch.heads.resize(rows * heads);
+    return scratch;
+}
+
+// y = W_o (heads + added) + residual
+static void attend(bool to_source, const Attention& attention, const Step& step, const Keys& keys, const float* x,
+                   const float* added, const float* residual, float* y, Scratch& scratch) {
+    const int64_t rows = step.sentences * step.beam, width = attention.heads * attention.dim;
+    float *wide = scratch.wide.data(), *heads = scratch.heads.data();
+    multiply(attention.input, x, wide, rows, (int)step.threads, {false, nullptr});
+    if (to_source)
+        attend_all(attend_source, keys.sources, attention, step, keys, wide, heads);
+    else
+        attend_all(attend_target, step.sentences, attention, step, keys, wide, heads);
+    for (int64_t k = 0; added && k < rows * width; k++) heads[k] += added[k];
+    multiply(attention.output, heads, y, rows, (int)step.threads, {false, residual});
+}
+
 // A sub-layer with its norm and residual connection, from x to y, which may be the same.
 template <class F>
 static void connect(const Layer& layer, const Norm& norm, const Step& step, int64_t width, Scratch& scratch,
@@ -68,29 +90,82 @@ extern "C" {
 void layer_step(const Layer* of, const Step* at, const Keys* cache, const float* x, float* y) {
     const Layer& layer = *of;
     const Step& step = *at;
-    const Keys& keys = *cache;
     const int64_t rows = step.sentences * step.beam, width = layer.fc2.outputs;
     const int threads = (int)step.threads;
-    static thread_local Scratch scratch;
-    scratch.normed.resize(rows * width);
-    scratch.heads.resize(rows * layer.self.heads * layer.self.dim);
-    scratch.wide.resize(rows * std::max(layer.self.input.outputs, layer.fc1.outputs));
-    float *wide = scratch.wide.data(), *heads = scratch.heads.data();
-    connect(layer, layer.norms[0], step, width, scratch, x, y, [&](const float* in, const float* residual, float* out) {
-        multiply(layer.self.input, in, wide, rows, threads, {false, nullptr});
-        attend_all(attend_target, step.sentences, layer.self, step, keys, wide, heads);
-        multiply(layer.self.output, heads, out, rows, threads, {false, residual});
-    });
-    if (layer.source.heads)
-        connect(layer, layer.norms[1], step, width, scratch, y, y, [&](const float* in, const float* residual, float* out) {
-            multiply(layer.source.input, in, wide, rows, threads, {false, nullptr});
-            attend_all(attend_source, keys.sources, layer.source, step, keys, wide, heads);
-            multiply(layer.source.output, heads, out, rows, threads, {false, residual});
-        });
+    const int64_t wide = std::max(layer.self.input.outputs, layer.fc1.outputs);
+    Scratch& scratch = scratch_for(rows, width, wide, layer.self.heads * layer.self.dim);
+    for (int source = 0; source < (layer.source.heads ? 2 : 1); source++)
+        connect(layer, layer.norms[source], step, width, scratch, source ? y : x, y,
+                [&](const float* in, const float* residual, float* out) {
+                    const Attention& attention = source ? layer.source : layer.self;
+                    attend(source, attention, step, *cache, in, nullptr, residual, out, scratch);
+                });
     connect(layer, layer.norms[2], step, width, scratch, y, y, [&](const float* in, const float* residual, float* out) {
-        multiply(layer.fc1, in, wide, rows, threads, {true, nullptr});
-        multiply(layer.fc2, wide, out, rows, threads, {false, residual});
+        multiply(layer.fc1, in, scratch.wide.data(), rows, threads, {true, nullptr});
+        multiply(layer.fc2, scratch.wide.data(), out, rows, threads, {false, residual});
     });
+}
+
+// y = W_o (heads + added), added: rows x C or null
+void attention_step(const Attention* attention, int64_t to_source, const Step* step, const Keys* keys, const float* x,
+                    const float* added, float* y) {
+    const int64_t rows = step->sentences * step->beam;
+    Scratch& scratch = scratch_for(rows, 0, attention->input.outputs, attention->heads * attention->dim);
+    attend(to_source, *attention, *step, *keys, x, added, nullptr, y, scratch);
+}
+
+struct Lstm {
+    Linear fc1, fc2, gates;
+    Norm hidden;
+    const float *gate_weight, *gate_bias;  // 3 x C
+    double gate_eps;
+};
+
+// Eq. (1) to (4) and (6) to (8) of the depth-wise LSTM: Out and Cell (rows x C) of the state before and A (rows x width).
+void lstm_step(const Lstm* of, const float* before, const float* attention, int64_t width, const float* old_cell,
+               float* out, float* cell, int64_t rows, int64_t threads) {
+    const Lstm& lstm = *of;
+    const int64_t dim = lstm.fc2.outputs, inputs = dim + width, hidden = lstm.fc2.inputs;
+    Scratch& scratch = scratch_for(rows, inputs, std::max(2 * hidden, 3 * dim), dim + hidden);
+    float *c = scratch.normed.data(), *wide = scratch.wide.data(), *h = scratch.heads.data(), *glu = h + rows * dim;
+    for (int64_t row = 0; row < rows; row++) {
+        memcpy(c + row * inputs, before + row * dim, 4 * dim);
+        memcpy(c + row * inputs + dim, attention + row * width, 4 * width);
+    }
+    multiply(lstm.fc1, c, wide, rows, (int)threads, {false, nullptr});
+    for (int64_t row = 0; row < rows; row++) {
+        float* from = wide + row * 2 * hidden;
+        normalise(lstm.hidden, from, from, 2 * hidden);
+        for (int64_t k = 0; k < hidden; k += LANES) {
+            Vec gate = sigmoid(load_up_to(from + hidden + k, hidden - k));
+            store_up_to(glu + row * hidden + k, load_up_to(from + k, hidden - k) * gate, hidden - k);
+        }
+    }
+    multiply(lstm.fc2, glu, h, rows, (int)threads, {false, nullptr});
+    multiply(lstm.gates, c, wide, rows, (int)threads, {false, nullptr});
+    for (int64_t row = 0; row < rows; row++) {
+        float* z = wide + row * 3 * dim;
+        for (int gate = 0; gate < 3; gate++) {
+            Norm norm = {1, lstm.gate_weight + gate * dim, lstm.gate_bias + gate * dim, lstm.gate_eps};
+            normalise(norm, z + gate * dim, z + gate * dim, dim);
+        }
+        for (int64_t k = 0; k < dim; k += LANES) {
+            const int64_t left = dim - k, place = row * dim + k;
+            Vec i = sigmoid(load_up_to(z + k, left)), f = sigmoid(load_up_to(z + dim + k, left));
+            Vec next = load_up_to(old_cell + place, left) * f + load_up_to(h + place, left) * i;
+            store_up_to(cell + place, next, left);
+            store_up_to(out + place, next * sigmoid(load_up_to(z + 2 * dim + k, left)), left);
+        }
+    }
+}
+
+// y = sum_k weights_k entries_k over tensors of `size` numbers.
+void weighted_sum(const float* const* entries, const float* weights, int64_t count, int64_t size, float* y) {
+    for (int64_t place = 0; place < size; place += LANES) {
+        Vec total = {};
+        for (int64_t k = 0; k < count; k++) total += weights[k] * load_up_to(entries[k] + place, size - place);
+        store_up_to(y + place, total, size - place);
+    }
 }
 
 void linear_product(const Linear* linear, const float* x, float* y, int64_t rows, int64_t threads) {

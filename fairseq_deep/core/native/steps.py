@@ -12,88 +12,64 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..attention.masks import is_sync_free
-from ..compat import autocasts
-from ..norms import RmsNorm
 from .library import load
-from .packed import LinearStruct, pointer
+from .packed import pointer, runs_native
+from .structures import (
+    AttentionStruct,
+    KeysStruct,
+    LayerStruct,
+    NormStruct,
+    StepStruct,
+    Unsupported,
+    linear_struct,
+    norm_struct,
+)
 
 if TYPE_CHECKING:
     from ..attention import DecodingStep, MultiheadAttention
     from ..layers import DecoderContext, DecoderLayer
 
-NO_NORM, LAYER_NORM, RMS_NORM = 0, 1, 2
-LAYERS = "fairseq_deep.native_layers"
+PARTS = "fairseq_deep.native_parts"
 """A key of incremental states."""
 
 
-class NormStruct(ctypes.Structure):
-    """``Norm`` of ``step.cpp``."""
-
-    _fields_ = [("kind", ctypes.c_int64), ("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p),
-                ("eps", ctypes.c_double)]  # fmt: skip
-
-
-class AttentionStruct(ctypes.Structure):
-    """``Attention`` of ``attention.h``."""
-
-    _fields_ = [("input", LinearStruct), ("output", LinearStruct),
-                *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "dim"))]  # fmt: skip
-
-
-class LayerStruct(ctypes.Structure):
-    """``Layer`` of ``step.cpp``."""
-
-    _fields_ = [("pre_norm", ctypes.c_int64), ("norms", NormStruct * 3), ("self", AttentionStruct),
-                ("source", AttentionStruct), ("fc1", LinearStruct), ("fc2", LinearStruct)]  # fmt: skip
-
-
-class KeysStruct(ctypes.Structure):
-    """``Keys`` of ``attention.h``."""
-
-    _fields_ = [("target", ctypes.c_void_p),
-                *((name, ctypes.c_int64) for name in ("to_values", "capacity", "past")),
-                *((f"source_{name}", ctypes.c_void_p) for name in ("keys", "values", "bias")),
-                *((name, ctypes.c_int64) for name in ("sources", "source_length", "bias_stride"))]  # fmt: skip
-
-
-class StepStruct(ctypes.Structure):
-    """``Step`` of ``attention.h``."""
-
-    _fields_ = [*((name, ctypes.c_int64) for name in ("sentences", "beam", "length", "threads", "finite")),
-                ("seen", ctypes.c_void_p)]  # fmt: skip
-
-
-class Unsupported(Exception):
-    """A layer that the kernels lack something of."""
-
-
-def _norm(norm: nn.Module) -> NormStruct:
-    if type(norm) is nn.Identity:
-        return NormStruct(NO_NORM)
-    if type(norm) is RmsNorm:
-        return NormStruct(RMS_NORM, norm.weight.data_ptr(), None, norm.eps)
-    if type(norm) is nn.LayerNorm and norm.bias is not None:
-        return NormStruct(LAYER_NORM, norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)
-    raise Unsupported
-
-
-def _linear(linear: nn.Module) -> LinearStruct:
-    native = getattr(linear, "native", None)
-    if native is None:
+def _attention(attention: nn.Module) -> AttentionStruct:
+    if not hasattr(attention, "own_cache"):  # a mean or a recurrence in its place
         raise Unsupported
-    struct = LinearStruct.from_buffer_copy(native.struct)
-    struct.bias = None if linear.bias is None else linear.bias.data_ptr()
-    return struct
-
-
-def _attention(attention: MultiheadAttention) -> AttentionStruct:
     extras = (attention.relative_keys, attention.rotary, attention.q_norm, attention.gate, attention.output_norm)
     if any(extra is not None for extra in extras) or (attention.retain_dropout and attention.dropout > 0):
         raise Unsupported
     reads = attention.q_proj if attention.of_memory else attention.qkv_proj
     heads = (attention.num_heads, attention.kv_heads, attention.head_dim)
-    return AttentionStruct(_linear(reads), _linear(attention.out_proj), *heads)
+    return AttentionStruct(linear_struct(reads), linear_struct(attention.out_proj), *heads)
+
+
+class NativeAttention:
+    """An attention of the decoder by the kernels.
+
+    Args:
+        attention: the attention to the target or to the source
+
+    Raises:
+        Unsupported: the kernels lack something of it
+    """
+
+    def __init__(self, attention: MultiheadAttention):
+        self.attention, self._run = attention, load().attention_step
+        self.struct = _attention(attention)
+
+    def __call__(self, x: Tensor, context: DecoderContext, added: Tensor | None = None) -> Tensor:
+        """Run a step; see :meth:`MultiheadAttention.forward`."""
+        y, step, keys = torch.empty_like(x), context.native.struct, KeysStruct()
+        source = self.attention.of_memory
+        if source:
+            find_source(keys, self.attention, x, context)
+        else:
+            find_target(keys, self.attention, x, context)
+        more = None if added is None else pointer(added.contiguous())
+        structs = ctypes.byref(self.struct), ctypes.c_int64(source), ctypes.byref(step), ctypes.byref(keys)
+        self._run(*structs, pointer(x), more, pointer(y))
+        return y
 
 
 class NativeLayer:
@@ -110,30 +86,36 @@ class NativeLayer:
         self.layer, self._run = layer, load().layer_step
         self.struct = describe_layer(layer)
 
-    def __call__(self, x: Tensor, context: DecoderContext, step: StepStruct) -> Tensor:
+    def __call__(self, x: Tensor, context: DecoderContext) -> Tensor:
         """Run a step: x and the result are 1 x B x C."""
         y, keys = torch.empty_like(x), KeysStruct()
-        own = self.layer.self_attn.own_cache
-        size = (2, step.sentences, self.struct.self.kv_heads, step.beam, self.struct.self.dim)
-        buffer, keys.past = own.extend(context.cache, x, size)
-        keys.target, keys.to_values, keys.capacity = buffer.data_ptr(), buffer.stride(0), buffer.size(3)
+        find_target(keys, self.layer.self_attn, x, context)
         if self.struct.source.heads:
-            saved = self._source(x, context)
-            key, value, bias = saved
-            keys.source_keys, keys.source_values = key.data_ptr(), value.data_ptr()
-            keys.sources, keys.source_length = value.size(0), value.size(2)
-            if bias is not None:
-                keys.source_bias, keys.bias_stride = bias.data_ptr(), bias.stride(0)
-        self._run(ctypes.byref(self.struct), ctypes.byref(step), ctypes.byref(keys), pointer(x), pointer(y))
+            find_source(keys, self.layer.encoder_attn, x, context)
+        structs = (self.struct, context.native.struct, keys)
+        self._run(*map(ctypes.byref, structs), pointer(x), pointer(y))
         return y
 
-    def _source(self, x: Tensor, context: DecoderContext) -> tuple[Tensor, Tensor, Tensor | None]:
-        attention = self.layer.encoder_attn
+
+def find_target(keys: KeysStruct, attention: MultiheadAttention, like: Tensor, context: DecoderContext) -> None:
+    """Fill in where the keys and values of the target are, with room for the new ones."""
+    step = context.native.struct
+    size = (2, step.sentences, attention.kv_heads, step.beam, attention.head_dim)
+    buffer, keys.past = attention.own_cache.extend(context.cache, like, size)
+    keys.target, keys.to_values, keys.capacity = buffer.data_ptr(), buffer.stride(0), buffer.size(3)
+
+
+def find_source(keys: KeysStruct, attention: MultiheadAttention, x: Tensor, context: DecoderContext) -> None:
+    """Fill in where the keys and values of the source are; the first step makes them."""
+    saved = attention.memory_cache(context.cache)
+    if saved is None:
+        attention.keep_memory(x, context.memory, context.memory_padding, context.cache)
         saved = attention.memory_cache(context.cache)
-        if saved is None:
-            attention._of_memory(x, context.memory, context.memory_padding, context.cache)
-            saved = attention.memory_cache(context.cache)
-        return saved
+    key, value, bias = saved
+    keys.source_keys, keys.source_values = key.data_ptr(), value.data_ptr()
+    keys.sources, keys.source_length = value.size(0), value.size(2)
+    if bias is not None:
+        keys.source_bias, keys.bias_stride = bias.data_ptr(), bias.stride(0)
 
 
 def describe_layer(layer: DecoderLayer) -> LayerStruct:
@@ -142,25 +124,18 @@ def describe_layer(layer: DecoderLayer) -> LayerStruct:
     Raises:
         Unsupported: they lack something of it
     """
-    from ..layers import DecoderLayer  # which imports this module
-    from ..residuals.plain import Plain
-
     drops = layer.training or layer.dropout_module.apply_during_inference
-    if type(layer) is not DecoderLayer or type(layer.residual) is not Plain or drops:
+    if type(layer.residual).__name__ != "Plain" or drops:
         raise Unsupported
     if not layer.relu or layer.fc_linear is not None or layer.ffn_norm is not None:
         raise Unsupported
-    struct = LayerStruct(layer.normalize_before)
-    source = layer.encoder_attn
-    for attention in (layer.self_attn, source):
-        if attention is not None and type(attention).__name__ != "MultiheadAttention":
-            raise Unsupported
+    struct, source = LayerStruct(layer.normalize_before), layer.encoder_attn
     struct.self = _attention(layer.self_attn)
     if source is not None:
         struct.source = _attention(source)
     norms = (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm or nn.Identity(), layer.final_layer_norm)
-    struct.norms = (NormStruct * 3)(*map(_norm, norms))
-    struct.fc1, struct.fc2 = _linear(layer.fc1), _linear(layer.fc2)
+    struct.norms = (NormStruct * 3)(*map(norm_struct, norms))
+    struct.fc1, struct.fc2 = linear_struct(layer.fc1), linear_struct(layer.fc2)
     return struct
 
 
@@ -168,12 +143,12 @@ class NativeStep:
     """A decoding step by the kernels.
 
     Attributes:
-        layers: the layers that they support
+        parts: the layers and attentions that they support
     """
 
-    def __init__(self, layers: dict[nn.Module, NativeLayer], seen: Tensor, step: DecodingStep):
-        self.layers, self._seen = layers, seen
-        sentences, _, beam, _ = step.mask.shape
+    def __init__(self, parts: dict[nn.Module, NativeLayer | NativeAttention], seen: Tensor, step: DecodingStep):
+        self.parts, self._seen = parts, seen
+        sentences, beam = (seen.size(0), 1) if step.mask is None else (step.mask.size(0), step.mask.size(2))
         threads, finite = torch.get_num_threads(), not step.caller_checks_nan
         self.struct = StepStruct(sentences, beam, seen.size(1), threads, finite, seen.data_ptr())
 
@@ -182,30 +157,40 @@ def begin_step(layers: nn.ModuleList, cache: dict, x: Tensor, step: DecodingStep
     """What the *layers* of a decoder share in a step; None where torch's operations run all of them.
 
     Args:
-        cache: the state of incremental decoding, where the supported layers are kept: weights stay during a search
+        cache: the state of incremental decoding, where the supported parts are kept: weights stay during a search
         x: 1 x B x C, the input of the first layer
     """
-    mask, library = step.mask, load()
-    suited = mask is not None and step.place is None and x.dtype == torch.float32 and is_sync_free(x)
-    if library is None or not suited or torch.is_grad_enabled() or autocasts():
+    if step.place is not None or not runs_native(x):
         return None
-    if LAYERS not in cache:
-        cache[LAYERS] = _supported(layers)
-    if not cache[LAYERS]:
+    if PARTS not in cache:
+        cache[PARTS] = _supported(layers)
+    if not cache[PARTS]:
         return None
-    sentences, beam, slots = mask.size(0), mask.size(2), mask.size(3)
-    seen = torch.empty(sentences * beam, slots // beam, dtype=torch.int32)
-    sizes = map(ctypes.c_int64, (sentences * beam, mask.stride(2), slots, slots // beam))
-    if library.seen_slots(pointer(mask), *sizes, pointer(seen)) != slots // beam:
+    rows, mask = x.size(1), step.mask
+    if mask is None:  # no layer has self-attention
+        return NativeStep(cache[PARTS], torch.empty(rows, 0, dtype=torch.int32), step)
+    slots, length = mask.size(3), mask.size(3) // mask.size(2)
+    seen = torch.empty(rows, length, dtype=torch.int32)
+    sizes = map(ctypes.c_int64, (rows, mask.stride(2), slots, length))
+    if load().seen_slots(pointer(mask), *sizes, pointer(seen)) != length:
         return None  # some hypotheses have padding
-    return NativeStep(cache[LAYERS], seen, step)
+    return NativeStep(cache[PARTS], seen, step)
 
 
-def _supported(layers: nn.ModuleList) -> dict[nn.Module, NativeLayer]:
-    found = {}
+def _supported(layers: nn.ModuleList) -> dict[nn.Module, NativeLayer | NativeAttention]:
+    """Whole layers where the kernels support them, otherwise their attentions."""
+    from ..attention import MultiheadAttention  # which imports this package
+    from ..layers import DecoderLayer
+
+    kinds = {DecoderLayer: NativeLayer, MultiheadAttention: NativeAttention}
+    found: dict[nn.Module, NativeLayer | NativeAttention] = {}
     for layer in layers:
-        try:
-            found[layer] = NativeLayer(layer)
-        except Unsupported:
-            continue
+        for part in layer.modules():
+            if type(part) in kinds:
+                try:
+                    found[part] = kinds[type(part)](part)
+                except Unsupported:
+                    continue
+                if part is layer:
+                    break
     return found

@@ -1,0 +1,52 @@
+"""The step of a depth-wise LSTM between two layers by the kernels; equations in :mod:`..aggregators.lstm`."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .library import load
+from .packed import pointer
+from .structures import LstmStruct, Unsupported, linear_struct, norm_struct
+
+if TYPE_CHECKING:
+    from ..aggregators.lstm_parts import Gates, Hidden
+
+EPS = 1e-5  # of the gates' norms
+
+
+class NativeLstm:
+    """The step of a depth-wise LSTM between two layers by the kernels, with the 2-layer form and the GLU's sigmoid.
+
+    Args:
+        hidden, gates: its parts
+
+    Raises:
+        Unsupported: the kernels lack something of them
+    """
+
+    def __init__(self, hidden: Hidden, gates: Gates):
+        if hidden.fc2 is None or hidden.glu != "sigmoid" or hidden.training or hidden.dropout.apply_during_inference:
+            raise Unsupported
+        parts = map(linear_struct, (hidden.fc1, hidden.fc2, gates))
+        weights = gates.norm_weight.data_ptr(), gates.norm_bias.data_ptr()
+        self.struct, self._run = LstmStruct(*parts, norm_struct(hidden.layer_norm), *weights, EPS), load().lstm_step
+
+    def __call__(self, out: Tensor, attention: Tensor, cell: Tensor) -> list[Tensor]:
+        """Out and Cell after the step (1 x B x C); *attention*: 1 x B x C or wider."""
+        made = torch.empty_like(out), torch.empty_like(cell)
+        rows, threads = ctypes.c_int64(out.size(1)), ctypes.c_int64(torch.get_num_threads())
+        inputs = pointer(out), pointer(attention.contiguous()), ctypes.c_int64(attention.size(2)), pointer(cell)
+        self._run(ctypes.byref(self.struct), *inputs, *map(pointer, made), rows, threads)
+        return list(made)
+
+
+def find_lstm(hidden: Hidden, gates: Gates) -> NativeLstm | None:
+    """The step; None where the kernels lack something of it."""
+    try:
+        return NativeLstm(hidden, gates)
+    except Unsupported:
+        return None
