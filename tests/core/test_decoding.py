@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import time
 import types
 
 import pytest
@@ -12,7 +11,6 @@ from torch import nn
 
 from fairseq_deep.core.decoding import linear as layers
 from fairseq_deep.core.decoding import pack_linear, reduce_precision
-from fairseq_deep.core.decoding import packed as forms
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.task import DeepTranslationConfig, DeepTranslationTask
 from tests.helpers.tensors import case
@@ -27,49 +25,9 @@ def test_packed_weights_give_the_same_product(shape, bias):
     linear, x = case(shape, bias)
     packed = layers.PackedLinear(linear)
     with torch.no_grad():
-        assert packed.products is not None
+        assert packed.native is not None
         torch.testing.assert_close(packed(x), linear(x), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(packed(x.transpose(0, 1)), linear(x.transpose(0, 1)), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", forms.FORMS)
-@pytest.mark.parametrize("rows", [1, forms.FEW - 1, forms.FEW, 3 * forms.FEW])
-def test_every_form_gives_the_same_product(name, rows, monkeypatch):
-    try:
-        forms.FORMS[name](torch.ones(2, 2))
-    except (AttributeError, RuntimeError):
-        pytest.skip("this torch has none")
-    monkeypatch.setattr(forms, "choose", lambda *shape: forms.Choice(name, name))
-    linear, x = case((1, rows, 24, 40))
-    with torch.no_grad():
-        torch.testing.assert_close(layers.PackedLinear(linear)(x), linear(x), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("outputs", [2 * forms.PANEL - 1, 2 * forms.PANEL, 3 * forms.PANEL + 7])
-def test_wide_weights_are_multiplied_in_panels(outputs, bias, monkeypatch):
-    monkeypatch.setattr(forms, "choose", lambda *shape: forms.Choice("columns", "columns"))
-    linear, x = case((2, 3, 5, outputs), bias)
-    with torch.inference_mode():
-        torch.testing.assert_close(layers.PackedLinear(linear)(x), linear(x), rtol=1e-5, atol=1e-5)
-
-
-def test_the_faster_form_is_chosen_and_what_is_missing_is_not(monkeypatch):
-    def slow(weight):
-        return lambda x, bias: (time.sleep(0.002), x @ weight.t())[1]
-
-    def missing(weight):
-        raise AttributeError("no such operation")
-
-    def fast(weight):
-        return lambda x, bias: x @ weight.t()
-
-    monkeypatch.setattr(forms, "FORMS", {"slow": slow, "missing": missing, "fast": fast})
-    forms.choose.cache_clear()
-    assert forms.choose(8, 8, 1) == ("fast", "fast")
-    monkeypatch.setattr(forms, "FORMS", {"fast": fast, "slow": slow})
-    assert forms.choose(8, 8, 2) == ("fast", "fast")
-    forms.choose.cache_clear()
 
 
 def test_a_view_of_many_rows_is_one_product():
@@ -84,11 +42,11 @@ def test_the_packed_copy_is_of_fp32_on_a_cpu_alone():
     linear, x = case(SHAPES[1])
     packed = layers.PackedLinear(linear)
     packed.bfloat16()
-    assert packed.products is None
+    assert packed.native is None
     with torch.no_grad():
         torch.testing.assert_close(packed(x.bfloat16()), linear(x.bfloat16()))
         packed.float()
-        assert packed.products is not None
+        assert packed.native is not None
         torch.testing.assert_close(packed(x), linear(x), rtol=1e-5, atol=1e-5)
 
 

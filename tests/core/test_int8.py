@@ -12,17 +12,23 @@ import torch
 from torch import nn
 
 from fairseq_deep.core.decoding import bfloat, describe, int8, linear, machine, reduce_precision
+from fairseq_deep.core.native import library, load
 from tests.helpers.tensors import case
 
 SHAPES = [(1, 1, 8, 8), (3, 5, 16, 33), (1, 128, 40, 7), (2, 60, 256, 96), (2, 3, 1, 10)]
-NAMES = int8.available_kernels().names
-there = pytest.mark.skipif(not NAMES or NAMES[0] in int8.INEXACT, reason="this torch has one scale for all rows")
+NAMES = (*([int8.NATIVE] if load() else []), *(name for name in int8.torch_kernels().names if name in int8.PRODUCTS))
+there = pytest.mark.skipif(not NAMES, reason="this torch has one scale for all rows")
+
+
+def steps_of(name):
+    return 127 if name == int8.NATIVE else int8.torch_kernels().steps
 
 
 @pytest.fixture
-def fresh():
-    """Nothing that was found out before or in the test is kept."""
-    caches = (int8.available_kernels, int8.choose, bfloat.has_bfloat)
+def fresh(monkeypatch):
+    """No compiled kernels, and nothing that was found out before or in the test is kept."""
+    monkeypatch.setattr(library, "enabled", False)
+    caches = (int8.torch_kernels, bfloat.has_bfloat)
     for cache in caches:
         cache.cache_clear()
     yield
@@ -42,9 +48,9 @@ def naive(layer, x, steps):
     return y
 
 
-def forced(layer, name, monkeypatch):
-    """*layer* in int8 by the way with that *name*, whatever is the fastest."""
-    monkeypatch.setattr(int8, "choose", lambda *shape: (name, name))
+def forced(layer, name, monkeypatch, steps=None):
+    """*layer* in int8 by the way with that *name*."""
+    monkeypatch.setattr(int8, "available_kernels", lambda: int8.Int8Kernels((name,), steps or steps_of(name)))
     return int8.Int8Linear(layer)
 
 
@@ -62,18 +68,17 @@ def test_each_way_follows_the_equation_with_avx2_only():
 
 
 @there
-@pytest.mark.parametrize("steps", [steps for steps in int8.INPUT_STEPS if steps <= int8.available_kernels().steps])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name, steps", [(name, n) for name in NAMES for n in int8.INPUT_STEPS if n <= steps_of(name)
+                                         and (name, n) != (int8.NATIVE, 63)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_each_way_follows_the_equation(shape, bias, name, steps, monkeypatch):
     """With 127 steps of x where the processor has VNNI, and everywhere with the 63 steps of a processor without."""
-    monkeypatch.setattr(int8, "available_kernels", lambda: int8.Int8Kernels((name,), steps))
     layer, x = case(shape, bias)
     with torch.no_grad():
         layer.weight[0] *= 30  # a row of its own size must not spoil the others
         x[0, 0] *= 100
-        y, expected = forced(layer, name, monkeypatch)(x).double(), naive(layer, x, steps)
+        y, expected = forced(layer, name, monkeypatch, steps)(x).double(), naive(layer, x, steps)
         largest, heaviest = x.abs().amax(-1, keepdim=True).double(), layer.weight.abs().amax(1).double()
         # a value half-way between two steps may be rounded either way: a step of one value of x
         assert float(((y - expected).abs() / (largest / steps * heaviest)).max()) < 1.01
@@ -117,7 +122,8 @@ def test_rows_depend_on_no_other_row(name, monkeypatch):
 def test_all_ways_give_the_same(monkeypatch):
     layer, x = case((1, 64, 256, 64))
     with torch.no_grad():
-        ys = [forced(layer, name, monkeypatch)(x) for name in NAMES]
+        names = [name for name in NAMES if steps_of(name) == steps_of(NAMES[0])]
+        ys = [forced(layer, name, monkeypatch)(x) for name in names]
         for y in ys[1:]:  # but for values half-way between two steps
             assert float((y - ys[0]).abs().max()) < 0.01 and float((y - ys[0]).abs().median()) < 1e-6
 

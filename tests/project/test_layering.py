@@ -12,8 +12,9 @@ PARTS = ["errors", "moved", "core", "runtime", "huggingface", "serving", "plugin
 ABOVE = ["fairseq_deep.tools.main"]  # lists the commands of all parts
 """In this order: each part may import those before it."""
 CORE = [
-    ["stack", "keep_fp32", "compat"],
+    ["stack", "keep_fp32", "compat", "user_cache"],
     ["registry", "dropout", "positions", "norms"],
+    ["native"],
     ["aggregators", "attention", "residuals", "decoding"],
     ["memories", "inits", "search"],
     ["layers", "diagnostics", "alignment", "checkpoints", "folding"],

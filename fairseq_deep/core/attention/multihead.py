@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_deep.core.dropout import fast_dropout
+from fairseq_deep.core.native.steps import NativeAttention
 from fairseq_deep.core.norms import RmsNorm, make_norm
 from fairseq_deep.core.stack import Stack
 
@@ -52,6 +53,8 @@ class MultiheadAttention(nn.Module):
         gate: the output of heads is gated, "heads" or "features"; None: it is not
         output_norm: the norm of the output of the heads; None for none
     """
+
+    kernels = NativeAttention
 
     def __init__(
         self,

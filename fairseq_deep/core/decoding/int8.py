@@ -150,16 +150,19 @@ class Int8Kernels(NamedTuple):
 
 
 @functools.cache
-def available_kernels() -> Int8Kernels:
-    """What there is for this machine; no names if there is nothing."""
-    if load() is not None:
-        return Int8Kernels((NATIVE,), WEIGHT_STEPS)
+def torch_kernels() -> Int8Kernels:
+    """What this torch has for this machine; no names if it has nothing."""
     for steps in INPUT_STEPS:
         names = tuple(name for name, make in PRODUCTS.items() if _is_right(make, 256, 256, steps))
         if names:
             return Int8Kernels(names, steps)
     names = tuple(name for name, make in INEXACT.items() if _is_right(make, 256, 256, INPUT_STEPS[-1]))
     return Int8Kernels(names, INPUT_STEPS[-1])
+
+
+def available_kernels() -> Int8Kernels:
+    """What runs here, the first first: compiled kernels, or torch's products."""
+    return torch_kernels() if load() is None else Int8Kernels((NATIVE,), WEIGHT_STEPS)
 
 
 class Int8Linear(nn.Module):

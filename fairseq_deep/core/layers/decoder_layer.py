@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fairseq_deep.core.native.steps import NativeLayer
 from fairseq_deep.core.residuals import ResidualConnection
 from fairseq_deep.core.stack import Stack
 
@@ -22,6 +23,8 @@ class DecoderLayer(BaseLayer):
         stack: the decoder
         residual: the residual connections of its sub-layers; None: plain ones
     """
+
+    kernels = NativeLayer
 
     def __init__(self, stack: Stack, residual: ResidualConnection | None = None):
         super().__init__(stack, residual)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .library import load
 from .packed import pointer
 from .structures import LstmStruct, Unsupported, linear_struct, norm_struct
-
-if TYPE_CHECKING:
-    from ..aggregators.lstm_parts import Gates, Hidden
 
 EPS = 1e-5  # of the gates' norms
 
@@ -28,7 +24,7 @@ class NativeLstm:
         Unsupported: the kernels lack something of them
     """
 
-    def __init__(self, hidden: Hidden, gates: Gates):
+    def __init__(self, hidden: nn.Module, gates: nn.Module):
         if hidden.fc2 is None or hidden.glu != "sigmoid" or hidden.training or hidden.dropout.apply_during_inference:
             raise Unsupported
         parts = map(linear_struct, (hidden.fc1, hidden.fc2, gates))
@@ -44,7 +40,7 @@ class NativeLstm:
         return list(made)
 
 
-def find_lstm(hidden: Hidden, gates: Gates) -> NativeLstm | None:
+def find_lstm(hidden: nn.Module, gates: nn.Module) -> NativeLstm | None:
     """The step; None where the kernels lack something of it."""
     try:
         return NativeLstm(hidden, gates)

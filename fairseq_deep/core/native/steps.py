@@ -7,7 +7,7 @@ than fp32.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,6 @@ from .structures import (
     linear_struct,
     norm_struct,
 )
-
-if TYPE_CHECKING:
-    from ..attention import DecodingStep, MultiheadAttention
-    from ..layers import DecoderContext, DecoderLayer
 
 PARTS = "fairseq_deep.native_parts"
 """A key of incremental states."""
@@ -54,12 +50,12 @@ class NativeAttention:
         Unsupported: the kernels lack something of it
     """
 
-    def __init__(self, attention: MultiheadAttention):
+    def __init__(self, attention: nn.Module):
         self.attention, self._run = attention, load().attention_step
         self.struct = _attention(attention)
 
-    def __call__(self, x: Tensor, context: DecoderContext, added: Tensor | None = None) -> Tensor:
-        """Run a step; see :meth:`MultiheadAttention.forward`."""
+    def __call__(self, x: Tensor, context: Any, added: Tensor | None = None) -> Tensor:
+        """Run a step; see ``MultiheadAttention.forward``."""
         y, step, keys = torch.empty_like(x), context.native.struct, KeysStruct()
         source = self.attention.of_memory
         if source:
@@ -73,7 +69,7 @@ class NativeAttention:
 
 
 class NativeLayer:
-    """A :class:`DecoderLayer` by the kernels.
+    """A ``DecoderLayer`` by the kernels.
 
     Args:
         layer: the layer, in evaluation mode
@@ -82,11 +78,11 @@ class NativeLayer:
         Unsupported: the kernels lack something of it
     """
 
-    def __init__(self, layer: DecoderLayer):
+    def __init__(self, layer: nn.Module):
         self.layer, self._run = layer, load().layer_step
         self.struct = describe_layer(layer)
 
-    def __call__(self, x: Tensor, context: DecoderContext) -> Tensor:
+    def __call__(self, x: Tensor, context: Any) -> Tensor:
         """Run a step: x and the result are 1 x B x C."""
         y, keys = torch.empty_like(x), KeysStruct()
         find_target(keys, self.layer.self_attn, x, context)
@@ -97,7 +93,7 @@ class NativeLayer:
         return y
 
 
-def find_target(keys: KeysStruct, attention: MultiheadAttention, like: Tensor, context: DecoderContext) -> None:
+def find_target(keys: KeysStruct, attention: nn.Module, like: Tensor, context: Any) -> None:
     """Fill in where the keys and values of the target are, with room for the new ones."""
     step = context.native.struct
     size = (2, step.sentences, attention.kv_heads, step.beam, attention.head_dim)
@@ -105,7 +101,7 @@ def find_target(keys: KeysStruct, attention: MultiheadAttention, like: Tensor, c
     keys.target, keys.to_values, keys.capacity = buffer.data_ptr(), buffer.stride(0), buffer.size(3)
 
 
-def find_source(keys: KeysStruct, attention: MultiheadAttention, x: Tensor, context: DecoderContext) -> None:
+def find_source(keys: KeysStruct, attention: nn.Module, x: Tensor, context: Any) -> None:
     """Fill in where the keys and values of the source are; the first step makes them."""
     saved = attention.memory_cache(context.cache)
     if saved is None:
@@ -118,7 +114,7 @@ def find_source(keys: KeysStruct, attention: MultiheadAttention, x: Tensor, cont
         keys.source_bias, keys.bias_stride = bias.data_ptr(), bias.stride(0)
 
 
-def describe_layer(layer: DecoderLayer) -> LayerStruct:
+def describe_layer(layer: nn.Module) -> LayerStruct:
     """The structure of *layer* for the kernels, with the addresses of its weights.
 
     Raises:
@@ -146,19 +142,20 @@ class NativeStep:
         parts: the layers and attentions that they support
     """
 
-    def __init__(self, parts: dict[nn.Module, NativeLayer | NativeAttention], seen: Tensor, step: DecodingStep):
+    def __init__(self, parts: dict[nn.Module, NativeLayer | NativeAttention], seen: Tensor, step: Any):
         self.parts, self._seen = parts, seen
         sentences, beam = (seen.size(0), 1) if step.mask is None else (step.mask.size(0), step.mask.size(2))
         threads, finite = torch.get_num_threads(), not step.caller_checks_nan
         self.struct = StepStruct(sentences, beam, seen.size(1), threads, finite, seen.data_ptr())
 
 
-def begin_step(layers: nn.ModuleList, cache: dict, x: Tensor, step: DecodingStep) -> NativeStep | None:
+def begin_step(layers: nn.ModuleList, cache: dict, x: Tensor, step: Any) -> NativeStep | None:
     """What the *layers* of a decoder share in a step; None where torch's operations run all of them.
 
     Args:
         cache: the state of incremental decoding, where the supported parts are kept: weights stay during a search
         x: 1 x B x C, the input of the first layer
+        step: a ``DecodingStep``
     """
     if step.place is not None or not runs_native(x):
         return None
@@ -178,17 +175,17 @@ def begin_step(layers: nn.ModuleList, cache: dict, x: Tensor, step: DecodingStep
 
 
 def _supported(layers: nn.ModuleList) -> dict[nn.Module, NativeLayer | NativeAttention]:
-    """Whole layers where the kernels support them, otherwise their attentions."""
-    from ..attention import MultiheadAttention  # which imports this package
-    from ..layers import DecoderLayer
+    """Whole layers where the kernels support them, otherwise their attentions.
 
-    kinds = {DecoderLayer: NativeLayer, MultiheadAttention: NativeAttention}
+    A class names what runs it as its attribute ``kernels``, which its subclasses do not inherit.
+    """
     found: dict[nn.Module, NativeLayer | NativeAttention] = {}
     for layer in layers:
         for part in layer.modules():
-            if type(part) in kinds:
+            kernels = type(part).__dict__.get("kernels")
+            if kernels is not None:
                 try:
-                    found[part] = kinds[type(part)](part)
+                    found[part] = kernels(part)
                 except Unsupported:
                     continue
                 if part is layer:
