@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .attention import MultiheadAttention, RunningMean, SharedBeamState
+from .attention import FirstValues, MultiheadAttention, RunningMean, SharedBeamState
 from .attention.masks import check_later, future_mask, is_sync_free, padding_bias, product_type
 from .decoding import CompiledSteps, unpack_linear
 from .layers import DecoderContext
@@ -241,6 +241,8 @@ class Decoder(TransformerStack):
             aligned: index of the module whose attention weights are wanted; -1 for none
         """
         attn, states, aggregator = None, [x], self.aggregator
+        if self.stack.value_residual:
+            context = context._replace(values=FirstValues())
         state = aggregator.start(x)
         runs = self.layer_drop()
         for index, layer in enumerate(self.layers):

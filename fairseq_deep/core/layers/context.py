@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fairseq_deep.core.attention import DecodingStep
+from fairseq_deep.core.attention import DecodingStep, FirstValues
 
 
 class DecoderContext(NamedTuple):
@@ -20,6 +20,7 @@ class DecoderContext(NamedTuple):
         padding: B x T, true where the target is padding, or its additive form
         causal: positions see no later ones, without a *mask* that hides them
         step: what the attentions of a decoding step share (:class:`SharedBeamState`)
+        values: the values of the first self-attention, with value residual
     """
 
     memory: Tensor | None = None
@@ -29,3 +30,4 @@ class DecoderContext(NamedTuple):
     padding: Tensor | None = None
     causal: bool = False
     step: DecodingStep | None = None
+    values: FirstValues | None = None

@@ -26,6 +26,7 @@ def source_attention(stack: Stack) -> nn.Module:
 
 def attend_to_target(attention: nn.Module, x: Tensor, context: DecoderContext) -> Tensor:
     """Attend to the target's positions (T x B x C)."""
+    values = {} if context.values is None else {"values": context.values}  # only self-attention has values
     return attention(
         x,
         key_padding_mask=context.padding,
@@ -33,6 +34,7 @@ def attend_to_target(attention: nn.Module, x: Tensor, context: DecoderContext) -
         incremental_state=context.cache,
         step=context.step,
         causal=context.causal,
+        **values,
     )[0]
 
 
