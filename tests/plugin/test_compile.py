@@ -111,6 +111,7 @@ def assert_compiled(model):
         ("eager", "transformer_hierarchical_6l", {}),
         ("eager", "transformer_routing_6l", {}),
         ("eager", "transformer_ode_6l", RECOMPUTED),
+        ("aot_eager", PLAIN, {"value_residual": True, **RECOMPUTED}),
     ],
 )
 def test_training_is_that_of_the_model_as_it_is(make, backend, batches, how, name, flags):
@@ -124,9 +125,10 @@ def test_training_is_that_of_the_model_as_it_is(make, backend, batches, how, nam
     assert_compiled(compiled)
 
 
-def test_data_parallel_training_is_that_of_the_model_as_it_is(make, backend, batches, process_group):
+@pytest.mark.parametrize("flags", [{}, {"value_residual": True, **RECOMPUTED}], ids=str)
+def test_data_parallel_training_is_that_of_the_model_as_it_is(make, backend, batches, process_group, flags):
     backend("aot_eager")
-    plain, compiled = (model.double() for model in make(PLAIN))
+    plain, compiled = (model.double() for model in make(PLAIN, **flags))
     parallel = nn.parallel.DistributedDataParallel(compiled)
     assert_same(train(compiled, batches, wrapped=parallel), train(plain, batches), rtol=1e-7, atol=1e-9)
     assert_compiled(compiled)
