@@ -60,6 +60,7 @@ MORE = {
     "`--qk-norm`": ("prenorm_6l", {"qk_norm": True}),
     "`--attention-gate features`": ("prenorm_6l", {"attention_gate": "features"}),
     "`--sub-norm`": ("prenorm_6l", {"sub_norm": True}),
+    "`--value-residual`": ("prenorm_6l", {"value_residual": True}),
 }  # fmt: skip
 """Systems in addition to the methods of the registries."""
 
