@@ -2,7 +2,8 @@
 
 The systems take turns in fairseq's beam search with a fixed number of steps. Stock and ours have the same weights, and
 must give the same hypotheses. What has a precision in its name is as --task deep_translation builds it. For speed by
-depth of one stack (Wang et al. 2019, Fig. 4 and Table 5) there are pre-norm and DLCL, with random weights.
+depth of one stack (Wang et al. 2019, Fig. 4 and Table 5) there are pre-norm and DLCL, with random weights;
+value-residual is pre-norm with that option.
 
     python benchmarks/decoding.py [--dim 256 --layers 6 --vocabulary 8000] [--sentences 32 --length 26] [--rounds 5]
     python benchmarks/decoding.py --device cuda --dtype float16 --systems stock ours merged
@@ -28,7 +29,8 @@ from fairseq_deep.tools import format_table
 
 DEFAULT_SYSTEMS = ("stock", "ours", "ours-fp32", "ours-bf16", "ours-int8", "merged", "merged-fp32", "merged-int8")
 DEPTHS = ("prenorm", "dlcl")
-SYSTEMS = (*DEFAULT_SYSTEMS, "merged-self", "merged-average", "average", "ssru", *DEPTHS)
+OPTIONS = {"value-residual": {"value_residual": True}}  # of pre-norm
+SYSTEMS = (*DEFAULT_SYSTEMS, "merged-self", "merged-average", "average", "ssru", *DEPTHS, *OPTIONS)
 
 
 def make_dictionary(size):
@@ -57,9 +59,10 @@ def build(system, stock, flags, dictionary):
     name, _, precision = system.partition("-")
     if system == "stock":
         return copy.deepcopy(stock)
-    if system in DEPTHS:
+    if system in DEPTHS or system in OPTIONS:
         torch.manual_seed(1)
-        return build_architecture(f"transformer_{system}_6l", dictionary, **flags)
+        structure = system if system in DEPTHS else "prenorm"
+        return build_architecture(f"transformer_{structure}_6l", dictionary, **flags, **OPTIONS.get(system, {}))
     attention = system if system.startswith("merged") and precision in ("self", "average") else name
     attention = {"ours": "self"}.get(attention, attention)
     torch.manual_seed(1)

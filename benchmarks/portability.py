@@ -60,6 +60,7 @@ MORE = {
     "`--qk-norm`": ("prenorm_6l", {"qk_norm": True}),
     "`--attention-gate features`": ("prenorm_6l", {"attention_gate": "features"}),
     "`--sub-norm`": ("prenorm_6l", {"sub_norm": True}),
+    "`--value-residual`": ("prenorm_6l", {"value_residual": True}),
 }  # fmt: skip
 """Systems in addition to the methods of the registries."""
 
@@ -200,9 +201,12 @@ def main(words=None):
     parser.add_argument("--only", metavar="TEXT", help="the systems with TEXT in their names")
     args = parser.parse_args(words)
     chosen = {name: system for name, system in systems().items() if not args.only or args.only in name}
-    record = {"systems": {name: measure(*system) for name, system in chosen.items()}}
-    print(table(record))
+    found = {name: measure(*system) for name, system in chosen.items()}
+    print(table({"systems": found}))
     if args.write:
+        if args.only:  # all other rows stay
+            found = {**json.loads(RECORD.read_text(encoding="utf-8"))["systems"], **found}
+        record = {"systems": {name: found[name] for name in systems() if name in found}}
         RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         page = PAGE.read_text(encoding="utf-8")
         before, rest = page.split(BEGIN)

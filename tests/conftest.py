@@ -50,6 +50,14 @@ def batch(dictionary):
     return make_batch(dictionary)
 
 
+@pytest.fixture
+def process_group(tmp_path):
+    """Data-parallel training of one process."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """Binarised pairs: 300 for training, 40 for validation, 30 for testing."""

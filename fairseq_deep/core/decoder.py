@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .attention import MultiheadAttention, RunningMean, SharedBeamState
+from .attention import FirstValues, MultiheadAttention, RunningMean, SharedBeamState
 from .attention.masks import check_later, future_mask, is_sync_free, padding_bias, product_type
 from .decoding import CompiledSteps, unpack_linear
 from .layers import DecoderContext
@@ -228,7 +228,7 @@ class Decoder(TransformerStack):
         x = self.embed(words, positions)
         sources = x.size(1) if memory is None else memory.size(1)
         step = self.beam_state(cache, sources, x, words.ne(self.padding_idx))
-        prepared = memory is not None and self.caches is not None
+        prepared = memory is not None and self.caches is not None and not self.stack.value_residual
         native = begin_step(self.layers, cache, x, step) if prepared else None
         context = DecoderContext(memory, memory_padding, cache, step=step, native=native)
         return self.run_layers(x, context, memories, aligned)
@@ -245,6 +245,8 @@ class Decoder(TransformerStack):
             aligned: index of the module whose attention weights are wanted; -1 for none
         """
         attn, states, aggregator = None, [x], self.aggregator
+        if self.stack.value_residual:
+            context = context._replace(values=FirstValues())
         state = aggregator.start(x)
         runs = self.layer_drop()
         for index, layer in enumerate(self.layers):

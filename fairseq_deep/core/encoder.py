@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .attention import FirstValues
 from .attention.beam_reorder import hypotheses_per_sentence, read_order
 from .attention.masks import is_sync_free, padding_bias, product_type
 from .description import complete
@@ -109,17 +110,18 @@ class Encoder(TransformerStack):
             keeps_states: return y_0 ... y_L
         """
         aggregator, states = self.aggregator, [x] if keeps_states else []
+        shared = (padding, FirstValues()) if self.stack.value_residual else (padding,)
         state = aggregator.start(x)
         runs = self.layer_drop()
         for index, layer in enumerate(self.layers):
             if runs[index]:
                 x = aggregator.read(state, index)
                 if self.num_evaluations == 1:
-                    x = layer(x, padding)
+                    x = layer(x, *shared)
                 else:
                     outputs: list[Tensor] = []
                     for _ in range(self.num_evaluations):
-                        outputs.append(layer(aggregator.next_input(x, outputs), padding))
+                        outputs.append(layer(aggregator.next_input(x, outputs), *shared))
                     x = aggregator.combine(x, outputs)
                 state = aggregator.write(state, index, x)
                 if keeps_states and (index + 1) % self.modules_per_layer == 0:

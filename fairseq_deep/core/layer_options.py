@@ -1,4 +1,4 @@
-"""Options of any layer, whatever its methods: kinds of norm and feed-forward sub-layer, positions, attention heads."""
+"""Options of any layer, whatever its methods: kinds of norm and feed-forward sub-layer, positions, attention."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ def add_args(parser) -> None:
                         help="multiply the output of attention with a sigmoid gate of its input, by head or feature")
     parser.add_argument("--sub-norm", action="store_true",
                         help="Sub-LN: also normalise before the last matrix of each sub-layer")
+    parser.add_argument("--value-residual", action="store_true",
+                        help="self-attentions also read the values of the first layer, with learned weights")
 
 
 def describe(get: Callable[..., Any], side: str) -> dict[str, Any]:
@@ -47,6 +49,7 @@ def describe(get: Callable[..., Any], side: str) -> dict[str, Any]:
         "qk_norm": bool(get("qk_norm", False)),
         "attention_gate": get("attention_gate"),
         "sub_norm": bool(get("sub_norm", False)),
+        "value_residual": bool(get("value_residual", False)),
     }
 
 
@@ -60,6 +63,7 @@ def check_layer_options(flags: Any, stack: Stack) -> None:
     _check_rotary(flags, stack)
     _check_kv_heads(stack)
     _check_ffn(stack)
+    _check_value_residual(flags, stack)
     if not stack.init.method.layer_norm:
         for flag, chosen in (("--norm rms", stack.norm == "rms"), ("--qk-norm", stack.qk_norm),
                              ("--sub-norm", stack.sub_norm)):  # fmt: skip
@@ -126,4 +130,27 @@ def _check_ffn(stack: Stack) -> None:
         raise UsageError(
             f"--ffn {stack.ffn} has an activation function of its own, {GATED[stack.ffn]}: "
             f"omit --activation-fn {stack.activation}"
+        )
+
+
+def _check_value_residual(flags: Any, stack: Stack) -> None:
+    if not stack.value_residual:
+        return
+    side, method = stack.side, stack.aggregator.name
+    if max(stack.encoder_layers, stack.decoder_layers) < 2:
+        raise UsageError("--value-residual has no effect on stacks of one layer: omit it, or use --encoder-layers 2")
+    for flag in (f"{side}_layerdrop", f"{side}_layers_to_keep"):
+        if getattr(flags, flag, None):
+            raise UsageError(
+                f"--value-residual needs the values of the first layer ({side}): omit --{flag.replace('_', '-')}"
+            )
+    if stack.layout.num_evaluations > 1:
+        raise UsageError(
+            f"--value-residual is not supported with --layer-agg {method}, which evaluates a layer more than once "
+            f"({side}): omit it, or use --{side}-layer-agg residual"
+        )
+    if side == "decoder" and not stack.attention.method.relative:
+        raise UsageError(
+            f"--value-residual is not supported with --decoder-attn {stack.attention.name}, which has no "
+            "self-attention: omit one of them"
         )

@@ -93,6 +93,7 @@ class Stack:
         qk_norm: queries and keys of a head are normalised
         attention_gate: what a gate multiplies in the output of attention, "heads" or "features"; None: there is none
         sub_norm: a norm stands before the last matrix of each sub-layer, too
+        value_residual: self-attentions above the first layer also read that layer's values
         recompute: activations are computed again in the backward pass
         offload: until then, the inputs of layers wait in the CPU's memory
         layerdrop: probability with which a layer is left out in training
@@ -132,6 +133,7 @@ class Stack:
     qk_norm: bool = False
     attention_gate: str | None = None
     sub_norm: bool = False
+    value_residual: bool = False
     recompute: bool = False
     offload: bool = False
     layerdrop: float = 0.0

@@ -23,6 +23,7 @@ MODELS = {
     "relative": ("transformer_relative_6l", {"encoder_layers": 2, "decoder_layers": 2}),
     "transparent": ("transformer_transparent_16l", {"encoder_layers": 2, "decoder_layers": 2}),
     "learned": ("transformer_prenorm_6l", {"decoder_learned_pos": True, "encoder_layers": 2, "decoder_layers": 2}),
+    "values": ("transformer_prenorm_6l", {"value_residual": True, "encoder_layers": 2, "decoder_layers": 2}),
     "nowhere": ("transformer_prenorm_6l", {"no_token_positional_embeddings": True, "encoder_layers": 2}),
 }
 pytestmark = pytest.mark.skipif(not hasattr(torch, "compile"), reason="torch 2.0")

@@ -31,6 +31,7 @@ MODELS = {
     "Sub-LN": (PRENORM, {"sub_norm": True, "ffn": "geglu", "attention_gate": "heads"}),
     "bare": ("transformer_hyper_connections_6l", {**MODERN, "sub_norm": True, "decoder_kv_heads": 1}),
     "LSTM": ("transformer_lstm_2l2l_tiny", {"rotary_positions": True, "qk_norm": True, "decoder_kv_heads": 1}),
+    "value residual": (PRENORM, {"value_residual": True, "rotary_positions": True, "decoder_kv_heads": 1}),
     "merged": (PRENORM, {"decoder_attn": "merged", "attention_gate": "heads", "sub_norm": True, "norm": "rms"}),
 }
 
@@ -127,6 +128,8 @@ def test_parameters_are_counted_exactly(build):
     assert size(attention_gate="features") == plain + attentions * width**2
     assert size(sub_norm=True) == plain + attentions * 2 * width + layers * 2 * 2048
     assert size(rotary_positions=True) == plain
+    assert size(value_residual=True) == plain + 2 * (5 + 5)
+    assert size(value_residual=True, decoder_layers=1) == size(decoder_layers=1) + 2 * 5
 
 
 @pytest.mark.parametrize(
@@ -143,6 +146,12 @@ def test_parameters_are_counted_exactly(build):
         ({"ffn": "swiglu", "activation_fn": "gelu"}, "activation function of its own, swish", "omit --activation-fn"),
         ({"ffn": "geglu", "layer_agg": "lstm", "encoder_ffn_embed_dim": None, "decoder_ffn_embed_dim": None},
          "has no effect on", "omit it"),
+        ({"value_residual": True, "encoder_layers": 1, "decoder_layers": 1}, "stacks of one layer", "omit it"),
+        ({"value_residual": True, "decoder_layerdrop": 0.1}, "the first layer (decoder)", "omit --decoder-layerdrop"),
+        ({"value_residual": True, "encoder_layers_to_keep": "0,1"}, "(encoder)", "omit --encoder-layers-to-keep"),
+        ({"value_residual": True, "layer_agg": "ode"}, "--layer-agg ode, which evaluates", "--encoder-layer-agg resid"),
+        ({"value_residual": True, "decoder_attn": "average"}, "--decoder-attn average, which has no", "omit one"),
+        ({"value_residual": True, "decoder_attn": "merged"}, "--decoder-attn merged, which has no", "omit one"),
     ],
 )  # fmt: skip
 def test_flags_that_clash(flags, problem, cure, build):

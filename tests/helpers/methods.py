@@ -59,6 +59,8 @@ _OPTIONS = [
     (POSTNORM, {"rotary_positions": True, "qk_norm": True, "attention_gate": "features"}),
     (PRENORM, {"sub_norm": True, "norm": "rms", "decoder_attn": "merged"}),
     (PRENORM, {"ffn": "geglu", "attention_gate": "heads", "decoder_kv_heads": 1, "decoder_attn": "merged-self"}),
+    (PRENORM, {"value_residual": True, "rotary_positions": True, "decoder_kv_heads": 1}),
+    (DLCL, {"value_residual": True, "relative_positions": 2, "checkpoint_activations": True}),
     (DLCL, {"qk_norm": True, "norm": "rms", "rotary_positions": True, "checkpoint_activations": True}),
     (PRENORM, {"share_all_embeddings": True, "layernorm_embedding": True, "decoder_learned_pos": True}),
     ("transformer_prenorm_6l_big_encoder", {"encoder_layers": 2, "decoder_layers": 2, "decoder_memory": "layerwise"}),
@@ -71,7 +73,7 @@ OPTIONS = {
 
 def depths(name, flags):
     """Flags for a case of `METHODS` or `OPTIONS`: one layer in each stack, unless it is about several layers."""
-    several = {"layer_agg", "decoder_memory"} & {*flags} or flags.get("residual") == "mix-ln"
+    several = {"layer_agg", "decoder_memory", "value_residual"} & {*flags} or flags.get("residual") == "mix-ln"
     return {} if several or name not in (PRENORM, POSTNORM) else {"encoder_layers": 1, "decoder_layers": 1}
 
 

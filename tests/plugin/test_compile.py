@@ -111,6 +111,7 @@ def assert_compiled(model):
         ("eager", "transformer_hierarchical_6l", {}),
         ("eager", "transformer_routing_6l", {}),
         ("eager", "transformer_ode_6l", RECOMPUTED),
+        ("eager", PLAIN, {"value_residual": True, **RECOMPUTED}),
     ],
 )
 def test_training_is_that_of_the_model_as_it_is(make, backend, batches, how, name, flags):
@@ -241,13 +242,6 @@ def test_lower_precision(make, backend, batches, precision):
         # as far from the exact gradient as those of the model as it is
         far, own = ((grad.float() - full).norm() for grad in (ours, theirs))
         assert far <= 1.5 * own + 0.02 * full.norm() + 1e-5
-
-
-@pytest.fixture
-def process_group(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
 
 
 def test_the_first_step_is_reported_once(make, batches, caplog):

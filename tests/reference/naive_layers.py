@@ -22,8 +22,12 @@ def rotate(x, position):
     return torch.stack([real for real, _ in parts] + [imag for _, imag in parts])
 
 
-def attention(module, query, memory, heads, kv_heads, visible, rotary=False, output_norm=None):
-    """Output (T x B x C): *module* has the weights; *visible(b, i, j)* says what a query sees."""
+def attention(module, query, memory, heads, kv_heads, visible, rotary=False, output_norm=None, values=None):
+    """Output (T x B x C): *module* has the weights; *visible(b, i, j)* says what a query sees.
+
+    *values* (S x B x C) replace those of *module*.
+    """
+    values_of = module.v_proj(memory) if values is None else values
     length, batch, width = query.shape
     dim, group = width // heads, heads // kv_heads
     rows = []
@@ -41,7 +45,7 @@ def attention(module, query, memory, heads, kv_heads, visible, rotary=False, out
                     k = k if module.k_norm is None else rms_norm(k, module.k_norm.weight)
                     k = rotate(k, j) if rotary else k
                     scores.append((one * k).sum() / dim**0.5)
-                    values.append(module.v_proj(memory[j, b])[shared])
+                    values.append(values_of[j, b][shared])
                 weights = torch.stack(scores).exp()
                 outputs.append(sum(w * v for w, v in zip(weights / weights.sum(), values)))
             x = torch.cat(outputs)
@@ -51,6 +55,19 @@ def attention(module, query, memory, heads, kv_heads, visible, rotary=False, out
             x = x if output_norm is None else output_norm(x)
             rows.append(module.out_proj(x))
     return torch.stack(rows).view(length, batch, width)
+
+
+def value_residual(modules, x, heads, kv_heads, visible, rotary=False):
+    """Outputs of self-attentions, each of which reads the one below: V' = a V_1 + b V (Zhou et al., 2024)."""
+    outputs, first = [], modules[0].v_proj(x)
+    for number, module in enumerate(modules):
+        values = first
+        if number > 0:
+            a, b = module.value_residual.weight
+            values = a * first + b * module.v_proj(x)
+        x = attention(module, x, x, heads, kv_heads, visible, rotary, values=values)
+        outputs.append(x)
+    return torch.stack(outputs)
 
 
 def gated_feed_forward(module, x, gate):

@@ -195,6 +195,9 @@ REFUSED = {
     "merged attention": ("ds_matt_12l12l", {}, "--decoder-attn merged (decoder), which CTranslate2 does not support"),
     "a residual form": ("sdu_6l", {}, "--residual sdu (encoder), which CTranslate2 does not support"),
     "QK-norm": ("prenorm_6l", {"qk_norm": True}, "--qk-norm (encoder), which CTranslate2 does not support"),
+    "value residual": (
+        "prenorm_6l", {"value_residual": True}, "--value-residual (encoder), which CTranslate2 does not support"
+    ),
     "gates": ("prenorm_6l", {"attention_gate": "heads"}, "--attention-gate heads (encoder), which CTranslate2 does"),
     "Sub-LN": ("prenorm_6l", {"sub_norm": True}, "--sub-norm (encoder), which CTranslate2 does not support"),
     "two norm placements": ("mix_ln_18l18l", {}, "--residual mix-ln (encoder), which CTranslate2 does not support"),

@@ -212,6 +212,9 @@ REFUSED = {
     "SwiGLU": ("prenorm_6l", {"ffn": "swiglu"}, "--ffn swiglu (encoder), which transformers does not support"),
     "groups": ("prenorm_6l", {"decoder_kv_heads": 1}, "--decoder-kv-heads 1 (decoder), which transformers does not"),
     "QK-norm": ("prenorm_6l", {"qk_norm": True}, "--qk-norm (encoder), which transformers does not support"),
+    "value residual": (
+        "prenorm_6l", {"value_residual": True}, "--value-residual (encoder), which transformers does not support"
+    ),
     "gates": ("prenorm_6l", {"attention_gate": "heads"}, "--attention-gate heads (encoder), which transformers does"),
     "Sub-LN": ("prenorm_6l", {"sub_norm": True}, "--sub-norm (encoder), which transformers does not support"),
     "learned, post-norm": ("postnorm_6l", LEARNED, "post-norm without sinusoidal positions and without --layernorm"),

@@ -5,16 +5,18 @@ import pkgutil
 
 from .average import AverageAttention, RunningMean
 from .beams import DecodingStep, SharedBeamState
+from .building import self_attention
 from .decoder import DECODER_ATTENTIONS
 from .hypothesis_state import HypothesisState
-from .multihead import MultiheadAttention, self_attention
+from .multihead import MultiheadAttention
 from .ssru import Ssru
+from .value_residual import FirstValues
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
 globals().update(DECODER_ATTENTIONS.classes())
 __all__ = [
-    "DECODER_ATTENTIONS", "AverageAttention", "DecodingStep", "HypothesisState", "MultiheadAttention", "RunningMean",
-    "SharedBeamState", "Ssru", "self_attention",
+    "DECODER_ATTENTIONS", "AverageAttention", "DecodingStep", "FirstValues", "HypothesisState", "MultiheadAttention",
+    "RunningMean", "SharedBeamState", "Ssru", "self_attention",
 ] + list(DECODER_ATTENTIONS.classes())  # fmt: skip

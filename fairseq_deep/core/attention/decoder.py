@@ -12,7 +12,8 @@ from fairseq_deep.core.registry import Method, Registry, UsageError
 from fairseq_deep.core.stack import Stack
 
 from .average import AverageAttention
-from .multihead import MultiheadAttention, attention_options, self_attention
+from .building import attention_options, self_attention
+from .multihead import MultiheadAttention
 
 DECODER_ATTENTIONS = Registry("--decoder-attn")
 

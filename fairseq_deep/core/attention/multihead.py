@@ -14,16 +14,13 @@ Names here: ``q_proj``, ``k_proj``, ``v_proj``, ``out_proj`` as in fairseq; ``re
 sees later ones, of -(K+1) ... 0.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_deep.core.dropout import fast_dropout
 from fairseq_deep.core.native.steps import NativeAttention
-from fairseq_deep.core.norms import RmsNorm, make_norm
-from fairseq_deep.core.stack import Stack
+from fairseq_deep.core.norms import RmsNorm
 
 from .beams import DecodingStep
 from .cache import SourceCache, TargetCache
@@ -33,6 +30,7 @@ from .products import attend_fused, attend_plainly, attention_weights, fuses_ste
 from .relative import all_distances, relative_values, score_distances, step_distances
 from .rotary import RotaryPositions
 from .steps import by_column, step_rows, takes_rows
+from .value_residual import FirstValues, ValueResidual
 
 
 class MultiheadAttention(nn.Module):
@@ -52,6 +50,7 @@ class MultiheadAttention(nn.Module):
         qk_norm: queries and keys have a norm
         gate: the output of heads is gated, "heads" or "features"; None: it is not
         output_norm: the norm of the output of the heads; None for none
+        value_residual: the values of the first layer are added to its own (self-attention only)
     """
 
     kernels = NativeAttention
@@ -71,6 +70,7 @@ class MultiheadAttention(nn.Module):
         qk_norm: bool = False,
         gate: str | None = None,
         output_norm: nn.Module | None = None,
+        value_residual: bool = False,
     ):
         super().__init__()
         self.num_heads, self.kv_heads = num_heads, kv_heads or num_heads
@@ -99,6 +99,7 @@ class MultiheadAttention(nn.Module):
         self.q_norm, self.k_norm = (RmsNorm(self.head_dim) if qk_norm else None for _ in "qk")
         self.gate = None if gate is None else nn.Linear(dim, {"heads": num_heads, "features": dim}[gate], bias=False)
         self.output_norm = output_norm
+        self.value_residual = ValueResidual() if value_residual else None
         self.own_cache = None if self.of_memory else TargetCache()
         self.memory_cache = SourceCache() if self.of_memory else None
         self.reset_parameters()
@@ -126,6 +127,7 @@ class MultiheadAttention(nn.Module):
         added: Tensor | None = None,
         step: DecodingStep | None = None,
         causal: bool = False,
+        values: FirstValues | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend.
 
@@ -141,19 +143,20 @@ class MultiheadAttention(nn.Module):
             step: (self-attention, in a step of incremental decoding) the output of :class:`SharedBeamState`. Its mask
                 replaces *key_padding_mask* and *attn_mask*.
             causal: (self-attention) no position sees later ones; without an *attn_mask* that says so
+            values: (self-attention) the values of the first layer, or what takes them; None without value residual
 
         Returns:
             T x B x C, and the weights (H x B x T x S, fp32) or None
         """
         usual = not need_weights and attn_mask is None and incremental_state is not None
         if usual and not fuses_steps(query) and takes_rows(self, query, memory, step):
-            return step_rows(self, query, memory, key_padding_mask, incremental_state, added, step), None
+            return step_rows(self, query, memory, key_padding_mask, incremental_state, added, step, values), None
         beam = 1
         if memory is None:
             mask = None if step is None else step.mask
             beam = 1 if mask is None else mask.size(2)
             place = None if step is None else step.place
-            q, key, value = self._own(query, incremental_state, mask, place)
+            q, key, value = self._own(query, incremental_state, mask, place, values)
             bias = self._padding_bias(key_padding_mask, q) if mask is None else mask.to(q.dtype)
         else:
             q = self.q_proj(query)
@@ -238,6 +241,7 @@ class MultiheadAttention(nn.Module):
         incremental_state: dict[str, dict[str, Tensor | None]] | None,
         mask: Tensor | None,
         place: Tensor | None,
+        values: FirstValues | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, and keys and values (B x H x S x D) of all positions so far.
 
@@ -246,6 +250,8 @@ class MultiheadAttention(nn.Module):
         """
         batch = query.size(1) if mask is None else mask.size(0)
         q, k, v, kv = self._project(query, batch)
+        if values is not None:
+            v, kv = values.mix(v, self.value_residual), None
         if self.rotary is not None or self.q_norm is not None:
             position, beam = None, 1 if mask is None else mask.size(2)
             if place is not None:
@@ -325,28 +331,3 @@ class MultiheadAttention(nn.Module):
             return
         self.qkv_proj = join_projections(self)
         self.idle = ("q_proj", "k_proj", "v_proj")
-
-
-def attention_options(stack: Stack) -> dict[str, Any]:
-    """What an attention of *stack* is built with, whatever it attends to."""
-    return {
-        "dropout": stack.attention_dropout,
-        "kv_heads": stack.kv_heads,
-        "qk_norm": stack.qk_norm,
-        "gate": stack.attention_gate,
-        "output_norm": make_norm(stack) if stack.sub_norm else None,
-    }
-
-
-def self_attention(stack: Stack, causal: bool, bias: bool = True) -> MultiheadAttention:
-    """Self-attention of a layer of *stack*; *causal*: positions see no later ones."""
-    return MultiheadAttention(
-        stack.dim,
-        stack.heads,
-        bias=bias,
-        relative_positions=stack.relative_positions,
-        relative_values=stack.relative_values,
-        causal=causal,
-        rotary=stack.max_positions if stack.positions == "rotary" else None,
-        **attention_options(stack),
-    )

@@ -26,13 +26,13 @@ def takes_rows(attention, query: Tensor, memory: Tensor | None, step) -> bool:
     return plain and not drops and not torch.is_grad_enabled() and is_sync_free(query) and not autocasts()
 
 
-def step_rows(attention, query: Tensor, memory, padding, incremental_state, added, step) -> Tensor:
+def step_rows(attention, query: Tensor, memory, padding, incremental_state, added, step, values) -> Tensor:
     """The output of a :class:`MultiheadAttention`, 1 x B x C; see its ``forward``."""
     heads, dim = attention.num_heads, attention.head_dim
     rows = query.view(-1, query.size(2))
     if memory is None:
         groups, beam = step.mask.size(0), step.mask.size(2)
-        q, new = _own_rows(attention, rows, groups, beam, incremental_state)
+        q, new = _own_rows(attention, rows, groups, beam, incremental_state, values)
         key, value = attention.own_cache(incremental_state, new, caller_checks_nan=step.caller_checks_nan).unbind(0)
         bias = step.mask
         if attention.relative_keys is not None:
@@ -48,15 +48,20 @@ def step_rows(attention, query: Tensor, memory, padding, incremental_state, adde
     return attention.project_output(x.view(query.shape), query, added)
 
 
-def _own_rows(attention, rows: Tensor, groups: int, beam: int, incremental_state) -> tuple[Tensor, Tensor]:
+def _own_rows(attention, rows: Tensor, groups: int, beam: int, incremental_state, values) -> tuple[Tensor, Tensor]:
     """Queries (sentences x beam x H x D), and the new keys and values (2 x sentences x H x beam x D)."""
     heads, kv_heads, dim = attention.num_heads, attention.kv_heads, attention.head_dim
     qkv = attention.qkv_proj(rows).view(groups, beam, -1, dim)
     q, new = qkv.narrow(2, 0, heads), qkv.narrow(2, heads, 2 * kv_heads).unflatten(2, (2, kv_heads))
-    if attention.q_norm is not None or attention.rotary is not None:
-        position = attention.own_cache.length(incremental_state) // beam
-        q, k = attention.norm_and_rotate(q, new.select(2, 0), position)
-        new = torch.stack([k, new.select(2, 1)], dim=2)
+    is_rotated = attention.q_norm is not None or attention.rotary is not None
+    if is_rotated or values is not None:
+        k, v = new.unbind(2)
+        if is_rotated:
+            position = attention.own_cache.length(incremental_state) // beam
+            q, k = attention.norm_and_rotate(q, k, position)
+        if values is not None:
+            v = values.mix(v.transpose(1, 2), attention.value_residual).transpose(1, 2)
+        new = torch.stack([k, v], dim=2)
     return q, new.permute(2, 0, 3, 1, 4)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
 from fairseq_deep.core.inits import Init
@@ -21,6 +23,8 @@ from .non_residual import (
 
 def build_layer(stack: Stack, init: Init, number: int) -> list[nn.Module]:
     """The modules of the layer with that *number* (from 1): one, or where layers are split, one for each sub-layer."""
+    if number == 1:
+        stack = replace(stack, value_residual=False)  # its values are what the other layers add
     if stack.layout.residual:
         own = init.connection(number)
         residual = stack.residual.build(stack, number) if own is None else own

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fairseq_deep.core.attention import DecodingStep
+from fairseq_deep.core.attention import DecodingStep, FirstValues
 from fairseq_deep.core.native.steps import NativeStep
 
 
@@ -21,6 +21,7 @@ class DecoderContext(NamedTuple):
         padding: B x T, true where the target is padding, or its additive form
         causal: positions see no later ones, without a *mask* that hides them
         step: what the attentions of a decoding step share (:class:`SharedBeamState`)
+        values: the values of the first self-attention, with value residual
         native: what the layers share that compiled kernels run in a step; None for torch's operations
     """
 
@@ -31,4 +32,5 @@ class DecoderContext(NamedTuple):
     padding: Tensor | None = None
     causal: bool = False
     step: DecodingStep | None = None
+    values: FirstValues | None = None
     native: NativeStep | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fairseq_deep.core.attention import self_attention
+from fairseq_deep.core.attention import FirstValues, self_attention
 from fairseq_deep.core.residuals import ResidualConnection
 from fairseq_deep.core.stack import Stack
 
@@ -24,20 +24,21 @@ class EncoderLayer(BaseLayer):
         self.self_attn = self_attention(stack, causal=False)
         self.self_attn_layer_norm = build_norm(stack, has_norms(stack))
 
-    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None, values: FirstValues | None = None) -> Tensor:
         """Run the layer.
 
         Args:
             x: T x B x C
             encoder_padding_mask: B x T, true where *x* is padding, or what :func:`padding_bias` makes of that for all
                 layers; None if nothing is
+            values: the values of the first layer, with value residual
 
         Returns:
             T x B x C
         """
         bottom = x
         x = self.branch_input(x, self.self_attn_layer_norm)
-        x, _ = self.self_attn(x, key_padding_mask=encoder_padding_mask)
+        x, _ = self.self_attn(x, key_padding_mask=encoder_padding_mask, values=values)
         x = self.residual(bottom, self.dropout_module(x), 0, bottom)
         if not self.normalize_before:
             x = self.self_attn_layer_norm(x)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fairseq_deep.core.attention import self_attention
+from fairseq_deep.core.attention import FirstValues, self_attention
 from fairseq_deep.core.stack import Stack
 
 from .base_layer import build_norm
@@ -42,9 +42,9 @@ class AttentionEncoderLayer(nn.Module):
         self.self_attn_layer_norm = build_norm(stack, stack.layout.input_norm)
         self.dropout_module = build_dropout(stack, stack.dropout)
 
-    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None, values: FirstValues | None = None) -> Tensor:
         """Attention output (T x B x C) of *x* (T x B x C); the contract is that of :meth:`EncoderLayer.forward`."""
-        x, _ = self.self_attn(self.self_attn_layer_norm(x), key_padding_mask=encoder_padding_mask)
+        x, _ = self.self_attn(self.self_attn_layer_norm(x), key_padding_mask=encoder_padding_mask, values=values)
         return self.dropout_module(x)
 
 
@@ -124,8 +124,8 @@ class EncoderFeedForward(FeedForward):
         super().__init__(stack)
         self.final_layer_norm = build_norm(stack, stack.layout.input_norm)
 
-    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None) -> Tensor:
-        """FFN of *x* (T x B x C); its padding does not matter."""
+    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None, values: FirstValues | None = None) -> Tensor:
+        """FFN of *x* (T x B x C); its padding and the values do not matter."""
         return self.ffn(self.final_layer_norm(x))
 
 

@@ -29,6 +29,7 @@ def attend_to_target(attention: nn.Module, x: Tensor, context: DecoderContext) -
     native = context.native and context.native.parts.get(attention)
     if native:
         return native(x, context)
+    values = {} if context.values is None else {"values": context.values}  # only self-attention has values
     return attention(
         x,
         key_padding_mask=context.padding,
@@ -36,6 +37,7 @@ def attend_to_target(attention: nn.Module, x: Tensor, context: DecoderContext) -
         incremental_state=context.cache,
         step=context.step,
         causal=context.causal,
+        **values,
     )[0]
 
 
