@@ -368,13 +368,15 @@ def test_candidates_are_the_best(beam, words):
 
 
 @pytest.mark.parametrize("shift", [0.0, 50.0, -50.0, 200.0, -200.0])
+@torch.no_grad()
 def test_the_normaliser_is_right_at_every_size(shift):
     logits = 5 * torch.randn(6, 3000, dtype=torch.float64) + shift
     logits[0, 5] = -math.inf
-    got = log_normaliser(logits.float(), torch.empty(6, 3000))
+    got = log_normaliser(logits.float())
     torch.testing.assert_close(got.double(), torch.logsumexp(logits, 1), rtol=1e-6, atol=1e-5)
 
 
+@torch.no_grad()
 def test_the_normaliser_of_no_number_is_none():
     logits = torch.randn(3, 100)
     logits[1, 7] = math.nan

@@ -43,6 +43,8 @@ static inline void softmax(float* scores, int64_t count) {
     for (k = 0; k < count; k += LANES) store_up_to(scores + k, load_up_to(scores + k, count - k) * factor, count - k);
 }
 
+constexpr int64_t AHEAD = 6;  // keys that are fetched before they are read
+
 static inline float dot(const float* a, const float* b, int64_t count) {
     Vec total = {};
     for (int64_t k = 0; k < count; k += LANES) total += load_up_to(a + k, count - k) * load_up_to(b + k, count - k);
@@ -69,7 +71,11 @@ static void attend_target(const Attention& a, const Step& step, const Keys& keys
         for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
             const float* q = qkv + number * width + head * dim;
             float* to = y + (number * a.heads + head) * dim;
-            for (int64_t t = 0; t < step.length; t++) scores[t] = scale * dot(q, key + seen[t] * dim, dim);
+            for (int64_t t = 0; t < step.length; t++) {
+                const int64_t ahead = seen[std::min(t + AHEAD, step.length - 1)] * dim;
+                for (int64_t d = 0; d < dim; d += 16) __builtin_prefetch(key + ahead + d), __builtin_prefetch(value + ahead + d);
+                scores[t] = scale * dot(q, key + seen[t] * dim, dim);
+            }
             softmax(scores, step.length);
             for (int64_t d = 0; d < dim; d += LANES) {
                 Vec mean = {};

@@ -116,6 +116,14 @@ def runs_native(x: Tensor) -> bool:
     return plain and not is_compiling() and not autocasts() and load() is not None
 
 
+def log_normalisers(rows: Tensor) -> Tensor:
+    """log sum exp of each row of a matrix without gaps."""
+    y = torch.empty(rows.size(0))
+    sizes = map(ctypes.c_int64, rows.shape)
+    load().log_normalisers(pointer(rows), *sizes, pointer(y), ctypes.c_int64(torch.get_num_threads()))
+    return y
+
+
 def weighted_sum(weights: Tensor, entries: list[Tensor]) -> Tensor:
     """sum_k w_k h_k of K *entries* of one shape without gaps; *weights*: K numbers in fp32."""
     y = torch.empty_like(entries[0])

@@ -115,20 +115,31 @@ static void tile(const Linear& linear, const Quantised& x, int64_t panel, int64_
         }
 }
 
+static inline void store_whole(Input* to, IntVec whole, int64_t count) {
+    if (count < LANES) {
+        for (int64_t lane = 0; lane < count; lane++) to[lane] = (Input)whole[lane];
+        return;
+    }
+    typedef Input Narrow __attribute__((vector_size(LANES * sizeof(Input))));
+    Narrow narrow = __builtin_convertvector(whole, Narrow);
+    memcpy(to, &narrow, sizeof narrow);
+}
+
 // x_q = round(x / s) with s = max |x| / STEPS, a row at a time; a row that is not finite spoils no other.
 static void quantise(const float* x, int64_t inputs, Input* values, float* scale) {
-    Vec most = {};
-    for (int64_t k = 0; k < inputs; k += LANES) most = larger(magnitude(load_up_to(x + k, inputs - k)), most);
-    float largest = 0, bad = 0;
+    Vec most = {}, bad = {};
+    for (int64_t k = 0; k < inputs; k += LANES) {
+        Vec value = load_up_to(x + k, inputs - k);
+        most = larger(magnitude(value), most);
+        bad += value * 0.0f;
+    }
+    float largest = 0;
     for (int lane = 0; lane < LANES; lane++) largest = std::max(largest, most[lane]);
-    for (int64_t k = 0; k < inputs; k += LANES) bad += sum(load_up_to(x + k, inputs - k) * 0.0f);
     const float factor = largest > 0 ? STEPS / largest : 0;
-    *scale = largest / STEPS + bad;
+    *scale = largest / STEPS + sum(bad);
     for (int64_t k = 0; k < groups(inputs) * GROUP; k += LANES) {
         Vec shifted = (k < inputs ? load_up_to(x + k, inputs - k) : Vec{}) * factor + ROUNDING;
-        IntVec whole = (IntVec)shifted - (IntVec)spread(ROUNDING) + OFFSET;
-        int64_t count = std::min<int64_t>(LANES, groups(inputs) * GROUP - k);
-        for (int64_t lane = 0; lane < count; lane++) values[k + lane] = (Input)whole[lane];
+        store_whole(values + k, (IntVec)shifted - (IntVec)spread(ROUNDING) + OFFSET, groups(inputs) * GROUP - k);
     }
 }
 

@@ -159,6 +159,24 @@ void lstm_step(const Lstm* of, const float* before, const float* attention, int6
     }
 }
 
+// log sum exp of each row.
+void log_normalisers(const float* rows, int64_t count, int64_t width, float* y, int64_t threads) {
+#pragma omp parallel for num_threads((int)threads) if (threads > 1)
+    for (int64_t row = 0; row < count; row++) {
+        const float* x = rows + row * width;
+        float largest = -INFINITY;
+        Vec most = spread(largest), total = {};
+        int64_t k = 0;
+        for (; k + LANES <= width; k += LANES) most = larger(load(x + k), most);
+        for (int lane = 0; lane < LANES; lane++) largest = std::max(largest, most[lane]);
+        for (; k < width; k++) largest = std::max(largest, x[k]);
+        for (k = 0; k + LANES <= width; k += LANES) total += exponential(load(x + k) - largest);
+        float rest = 0;
+        for (; k < width; k++) rest += std::exp(x[k] - largest);
+        y[row] = largest + std::log(sum(total) + rest);
+    }
+}
+
 // y = sum_k weights_k entries_k over tensors of `size` numbers.
 void weighted_sum(const float* const* entries, const float* weights, int64_t count, int64_t size, float* y) {
     for (int64_t place = 0; place < size; place += LANES) {

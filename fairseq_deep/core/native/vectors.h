@@ -49,9 +49,13 @@ static inline void store_up_to(float* to, Vec value, int64_t count) {
 }
 
 static inline float sum(Vec value) {
-    float total = 0;
-    for (int lane = 0; lane < LANES; lane++) total += value[lane];
-    return total;
+#if WIDE
+    return _mm512_reduce_add_ps((__m512)value);
+#else
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)value), _mm256_extractf128_ps((__m256)value, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+#endif
 }
 
 static inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }

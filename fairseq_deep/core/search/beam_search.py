@@ -49,7 +49,6 @@ class BeamSearch:
     ):
         self.models, self.options = list(models), options or SearchOptions()
         self.pad, self.eos, self.unk, self.suppressed = pad, eos, unk, list(suppressed)
-        self._memory: Tensor | None = None
 
     def __call__(
         self, src_tokens: Tensor, prefix: Tensor | None = None, first: int | None = None
@@ -151,18 +150,11 @@ class BeamSearch:
         if weights:
             found.attend(torch.stack(weights).sum(0).div_(len(self.models)).float().cpu())
         if len(outputs) == 1 and outputs[0].device.type == "cpu":
-            return _with_normaliser(outputs[0], self._buffer(outputs[0]))
+            return _with_normaliser(outputs[0])
         logs = torch.stack([output.float().log_softmax(-1) for output in outputs])
         mean = logs[0] if len(outputs) == 1 else logs.logsumexp(0) - math.log(len(outputs))
         broken = mean.device.type == "cpu" and bool(mean.isnan().any())
         return mean.nan_to_num_(-math.inf, math.inf, -math.inf), mean.new_zeros(mean.size(0)), broken
-
-    def _buffer(self, like: Tensor) -> Tensor:
-        """Memory that is written over at each step: new memory would cost more than what is done with it."""
-        rows = like.size(0)
-        if self._memory is None or self._memory.size(0) < rows or self._memory.size(1) != like.size(1):
-            self._memory = torch.empty(like.shape)
-        return self._memory[:rows]
 
     def _forbid(self, logits: Tensor, found: Hypotheses, prefix: Tensor | None) -> None:
         """Hide in place what is never chosen, or not at this step."""
@@ -193,10 +185,10 @@ class BeamSearch:
         logits.masked_fill_(others & words.ne(self.pad).unsqueeze(1), -math.inf)
 
 
-def _with_normaliser(logits: Tensor, buffer: Tensor):
+def _with_normaliser(logits: Tensor):
     """What :meth:`BeamSearch._log_probabilities` returns."""
     logits = logits.float()
-    normaliser = log_normaliser(logits, buffer)
+    normaliser = log_normaliser(logits)
     broken = not math.isfinite(float(normaliser.sum()))
     if broken:
         rows = ~normaliser.isfinite()

@@ -13,20 +13,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fairseq_deep.core.native.packed import log_normalisers, runs_native
+
 BLOCK = 64  # words
-SUMS = 1e-18, 1e30  # sums of exponentials between these need no shift in fp32
 
 
-def log_normaliser(logits: Tensor, buffer: Tensor | None = None) -> Tensor:
-    """log sum_v exp logit(h, v), one value a row of *logits* (rows x words).
-
-    Args:
-        buffer: memory of the same shape that is written over, so that none is taken at each step
-    """
-    total = torch.exp(logits, out=buffer).sum(1)
-    least, largest = total.aminmax()
-    if SUMS[0] < float(least) and float(largest) < SUMS[1]:  # not so with NaN
-        return total.log_()
+def log_normaliser(logits: Tensor) -> Tensor:
+    """log sum_v exp logit(h, v), one value a row of *logits* (rows x words)."""
+    if runs_native(logits) and logits.is_contiguous():
+        return log_normalisers(logits)
     return torch.logsumexp(logits, 1)
 
 
