@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from .attention.beam_reorder import hypotheses_per_sentence, read_order
 from .attention.masks import is_sync_free, padding_bias, product_type
 from .description import complete
+from .languages import LanguageIndex, LanguageTransform
+from .layers import wrap_layer
 from .stack import Stack
 from .transformer_stack import TransformerStack
 
@@ -21,6 +23,8 @@ class Encoder(TransformerStack):
 
     Attributes:
         memory: makes the decoder layers' own memories; None where all attend to the encoder's output
+        language_index: finds the target languages of sources; None where nothing depends on them
+        language_transform: what is done to the encoder's output and memories for the target language, or None
         shares_sources: beam search gets one source for all hypotheses of a sentence
     """
 
@@ -32,6 +36,10 @@ class Encoder(TransformerStack):
         memory = None if decoder is None else complete(decoder).memory
         self.memory = None if memory is None or memory.name == "last" else memory.build(self.stack, complete(decoder))
         self.memory_normalises = self.memory is not None and self.memory.normalises
+        self.language_index = LanguageIndex(stack.languages) if stack.languages else None
+        self.language_transform = None
+        if stack.language_transform:
+            self.language_transform = wrap_layer(LanguageTransform(stack.languages, stack.dim), stack)
 
     def embed(self, tokens: Tensor, embedded: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Embedding output y_0 (B x T x C) of *tokens* (B x T), and their scaled embeddings.
@@ -67,6 +75,7 @@ class Encoder(TransformerStack):
             ``encoder_memories`` [T x B x C each], one for each decoder layer, where they have their own
         """
         padding = src_tokens.eq(self.padding_idx)
+        languages = None if self.language_index is None else self.language_index(src_tokens, padding)
         hidden = None
         x, embedding = self.embed(src_tokens, token_embeddings)
         if not is_sync_free(padding) or bool(padding.any()):
@@ -83,6 +92,9 @@ class Encoder(TransformerStack):
             x = self.layer_norm(x)
             if not self.memory_normalises:
                 memories = [self.layer_norm(memory) for memory in memories]
+        if self.language_transform is not None:
+            x = self.language_transform(x, languages)
+            memories = [self.language_transform(memory, languages) for memory in memories]
 
         lengths = src_tokens.ne(self.padding_idx).sum(dim=1, dtype=torch.int32).reshape(-1, 1).contiguous()
         encoded = {

@@ -93,6 +93,8 @@ class Stack:
         qk_norm: queries and keys of a head are normalised
         attention_gate: what a gate multiplies in the output of attention, "heads" or "features"; None: there is none
         sub_norm: a norm stands before the last matrix of each sub-layer, too
+        languages: number of target languages with a tag in the source dictionary
+        language_transform: the encoder's output is transformed by a matrix of the target language
         recompute: activations are computed again in the backward pass
         offload: until then, the inputs of layers wait in the CPU's memory
         layerdrop: probability with which a layer is left out in training
@@ -132,6 +134,8 @@ class Stack:
     qk_norm: bool = False
     attention_gate: str | None = None
     sub_norm: bool = False
+    languages: int = 0
+    language_transform: bool = False
     recompute: bool = False
     offload: bool = False
     layerdrop: float = 0.0

@@ -39,6 +39,7 @@ def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
             "--qk-norm": stack.qk_norm,
             "--attention-gate": stack.attention_gate,
             "--sub-norm": stack.sub_norm,
+            "--language-transform": stack.language_transform and side == "encoder",
         }
         for flag, value in found.items():
             if value:
