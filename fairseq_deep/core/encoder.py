@@ -10,6 +10,7 @@ from .attention.masks import is_sync_free, padding_bias, product_type
 from .description import complete
 from .languages import LanguageIndex, LanguageTransform
 from .layers import wrap_layer
+from .norms import normalise
 from .stack import Stack
 from .transformer_stack import TransformerStack
 
@@ -41,17 +42,21 @@ class Encoder(TransformerStack):
         if stack.language_transform:
             self.language_transform = wrap_layer(LanguageTransform(stack.languages, stack.dim), stack)
 
-    def embed(self, tokens: Tensor, embedded: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def embed(
+        self, tokens: Tensor, embedded: Tensor | None = None, languages: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Embedding output y_0 (B x T x C) of *tokens* (B x T), and their scaled embeddings.
 
         Args:
             embedded: B x T x C, in place of a look-up
+            languages: numbers of the target languages, B, which norms may depend on
         """
         embedding = x = self.embed_scale * (self.embed_tokens(tokens) if embedded is None else embedded)
         if self.embed_positions is not None:
             x = embedding + self.embed_positions(tokens)
         if self.layernorm_embedding is not None:
-            x = self.layernorm_embedding(x)
+            languages = None if languages is None else languages.unsqueeze(1)
+            x = normalise(self.layernorm_embedding, x, languages)
         return self.dropout_module(x), embedding
 
     def forward(
@@ -72,26 +77,27 @@ class Encoder(TransformerStack):
         Returns:
             fairseq's dictionary of lists: ``encoder_out`` [T x B x C], ``encoder_padding_mask`` [B x T],
             ``encoder_embedding`` [B x T x C], ``encoder_states``, ``src_lengths`` [B x 1], ...; and
-            ``encoder_memories`` [T x B x C each], one for each decoder layer, where they have their own
+            ``encoder_memories`` [T x B x C each], one for each decoder layer, where they have their own; and
+            ``languages`` [B], where the norms of the decoder depend on target languages
         """
         padding = src_tokens.eq(self.padding_idx)
         languages = None if self.language_index is None else self.language_index(src_tokens, padding)
         hidden = None
-        x, embedding = self.embed(src_tokens, token_embeddings)
+        x, embedding = self.embed(src_tokens, token_embeddings, languages)
         if not is_sync_free(padding) or bool(padding.any()):
             hidden = padding_bias(padding, product_type(x))
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)
         x = x.transpose(0, 1).contiguous()  # T x B x C; each norm would copy a transposed view, twice
 
-        states, state = self.run_layers(x, hidden, return_all_hiddens or self.memory is not None)
+        states, state = self.run_layers(x, hidden, return_all_hiddens or self.memory is not None, languages)
         x = self.aggregator.finish(state)
         memories = []
         if self.memory is not None:
             memories = self.memory(states[:-1] + [x], state)  # what tops the stack counts as its last layer
         if self.layer_norm is not None:
-            x = self.layer_norm(x)
+            x = normalise(self.layer_norm, x, languages)
             if not self.memory_normalises:
-                memories = [self.layer_norm(memory) for memory in memories]
+                memories = [normalise(self.layer_norm, memory, languages) for memory in memories]
         if self.language_transform is not None:
             x = self.language_transform(x, languages)
             memories = [self.language_transform(memory, languages) for memory in memories]
@@ -108,10 +114,12 @@ class Encoder(TransformerStack):
         }
         if self.memory is not None:
             encoded["encoder_memories"] = memories
+        if self.stack.language_norm:
+            encoded["languages"] = [languages]
         return encoded
 
     def run_layers(
-        self, x: Tensor, padding: Tensor | None, keeps_states: bool
+        self, x: Tensor, padding: Tensor | None, keeps_states: bool, languages: Tensor | None = None
     ) -> tuple[list[Tensor], list[Tensor]]:
         """y_0 ... y_L if they are to be kept, and the aggregator's state at the end.
 
@@ -119,6 +127,7 @@ class Encoder(TransformerStack):
             x: y_0, T x B x C
             padding: what hides the padding of *x* from attention (B x 1 x 1 x T); None if nothing does
             keeps_states: return y_0 ... y_L
+            languages: numbers of the target languages, B, which norms may depend on
         """
         aggregator, states = self.aggregator, [x] if keeps_states else []
         state = aggregator.start(x)
@@ -127,11 +136,11 @@ class Encoder(TransformerStack):
             if runs[index]:
                 x = aggregator.read(state, index)
                 if self.num_evaluations == 1:
-                    x = layer(x, padding)
+                    x = layer(x, padding, languages)
                 else:
                     outputs: list[Tensor] = []
                     for _ in range(self.num_evaluations):
-                        outputs.append(layer(aggregator.next_input(x, outputs), padding))
+                        outputs.append(layer(aggregator.next_input(x, outputs), padding, languages))
                     x = aggregator.combine(x, outputs)
                 state = aggregator.write(state, index, x)
                 if keeps_states and (index + 1) % self.modules_per_layer == 0:

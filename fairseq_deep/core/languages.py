@@ -9,8 +9,8 @@ the target language of a sentence:
 A source begins with the tag of its target language, ``<2de>``. Languages are numbered from 1 in the order of their tags
 in the source dictionary. Number 0 is for sources that begin with something else.
 
-Names here: ``weight`` and ``bias`` of :class:`LanguageNorm` have the g_t and b_t as rows, ``weight`` of
-:class:`LanguageTransform` has the W_t. Each W_t starts as the identity [ours: the paper does not say].
+Names here: ``weight`` of :class:`LanguageTransform` has the W_t, which start as the identity (our choice). LaLN is
+:class:`~fairseq_deep.core.norms.LanguageNorm`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from torch import Tensor, nn
 from .registry import UsageError
 from .stack import Stack
 
+SWITCHES = ("language_transform", "language_norm")
+"""The flags that require language tags."""
+
 TAG = re.compile(r"<2[^\s>]+>")
 """The tag of a target language."""
 
@@ -34,13 +37,15 @@ def add_args(parser) -> None:
     """Add the flags, without defaults."""
     parser.add_argument("--language-transform", action="store_true",
                         help="LaLT: transform the encoder's output with a matrix of the target language")
+    parser.add_argument("--language-norm", action="store_true",
+                        help="LaLN: layer norms have gains and biases of the target language")
     parser.add_argument("--num-languages", type=int, metavar="N",
                         help="number of target languages (the tags <2xx> in the source dictionary are counted)")
 
 
 def describe(get: Callable[..., Any]) -> dict[str, Any]:
     """The attributes of :class:`Stack`; *get* returns a flag, or a default if it is unset."""
-    return {"languages": get("num_languages", 0), "language_transform": bool(get("language_transform", False))}
+    return {"languages": get("num_languages", 0), **{name: bool(get(name, False)) for name in SWITCHES}}
 
 
 def chosen_flag(flags: Any) -> str | None:
@@ -48,11 +53,8 @@ def chosen_flag(flags: Any) -> str | None:
     return next((f"--{name.replace('_', '-')}" for name in SWITCHES if getattr(flags, name, None)), None)
 
 
-SWITCHES = ("language_transform",)
-
-
 def check_languages(flags: Any, stack: Stack) -> None:
-    """Reject a number of languages that contradicts the other flags.
+    """Reject a number of languages, or norms of languages, that contradict the other flags.
 
     Raises:
         UsageError: one line that names the flags and the fix
@@ -60,10 +62,26 @@ def check_languages(flags: Any, stack: Stack) -> None:
     flag = chosen_flag(flags)
     if flag is None:
         if stack.languages:
-            raise UsageError("--num-languages has no effect without --language-transform: add it, or omit both")
+            raise UsageError(
+                "--num-languages has no effect without --language-transform or --language-norm: add one, or omit it"
+            )
         return
     if stack.languages < 1:
         raise UsageError(f"{flag} requires --num-languages of at least 1, not {stack.languages}: change it")
+    if stack.language_norm:
+        _check_norms(stack)
+
+
+def _check_norms(stack: Stack) -> None:
+    for flag, chosen in (("--norm rms", stack.norm == "rms"), ("--sub-norm", stack.sub_norm),
+                         ("--residual peri", stack.residual.name == "peri")):  # fmt: skip
+        if chosen:
+            raise UsageError(f"--language-norm is not supported with {flag} ({stack.side}): omit one of them")
+    if not (stack.layout.residual or stack.layout.input_norm):
+        raise UsageError(
+            f"--language-norm has no effect on --layer-agg {stack.aggregator.name}, whose layers have no norms "
+            f"({stack.side}): omit it"
+        )
 
 
 def tag_indices(symbols: Iterable[str]) -> list[int]:

@@ -95,6 +95,7 @@ class Stack:
         sub_norm: a norm stands before the last matrix of each sub-layer, too
         languages: number of target languages with a tag in the source dictionary
         language_transform: the encoder's output is transformed by a matrix of the target language
+        language_norm: the norms of layers and stack have gains and biases of each target language
         recompute: activations are computed again in the backward pass
         offload: until then, the inputs of layers wait in the CPU's memory
         layerdrop: probability with which a layer is left out in training
@@ -136,6 +137,7 @@ class Stack:
     sub_norm: bool = False
     languages: int = 0
     language_transform: bool = False
+    language_norm: bool = False
     recompute: bool = False
     offload: bool = False
     layerdrop: float = 0.0

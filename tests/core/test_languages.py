@@ -1,10 +1,12 @@
-"""LaLT: what depends on the target language of a sentence (``--language-transform``)."""
+"""LaLT and LaLN: what depends on the target language of a sentence."""
 
 import pytest
 import torch
 from fairseq.data import Dictionary
 
+from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.core.languages import LanguageIndex, LanguageTransform, tag_indices
+from fairseq_deep.core.norms import LanguageNorm
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.architectures import build_architecture
 from tests.helpers.invariances import INVARIANCES
@@ -14,10 +16,17 @@ from tests.reference import naive_languages
 
 T, B, C = 3, 4, 6
 LANGUAGES = 12
-LALT = {"language_transform": True}
+LALT, LALN = {"language_transform": True}, {"language_norm": True}
+BOTH = {**LALT, **LALN}
 MODELS = {
     "LaLT": (PRENORM, LALT),
     "LaLT, memories": (POSTNORM, {**LALT, "decoder_memory": "transparent"}),
+    "LaLN": (PRENORM, {**LALN, "layernorm_embedding": True}),
+    "paper": (POSTNORM, {**BOTH, "decoder_attn": "merged"}),
+    "LaLN, memories": (PRENORM, {**LALN, "decoder_memory": "layerwise"}),
+    "LaLN, bare": ("transformer_hyper_connections_6l", {**LALN, "encoder_layers": 2, "decoder_layers": 2}),
+    "LaLN, LSTM": ("transformer_lstm_2l2l_tiny", BOTH),
+    "LaLN, ODE": (PRENORM, {**LALN, "layer_agg": "ode", "ode_method": "rk2-learned"}),
 }
 
 
@@ -73,14 +82,68 @@ def test_the_transform_equals_the_equation():
     assert used == [0, 8, 12]  # others get zeros, not None, so that workers of DDP agree
 
 
+def test_the_norm_equals_the_equation_also_in_half_precision():
+    module = shake(LanguageNorm(LANGUAGES, C).double())
+    x, languages = torch.randn(T, B, C, requires_grad=True, **DOUBLE), [8, 0, 8, 12]
+    got = module(x, torch.tensor(languages))
+    want = naive_languages.layer_norm(x, module.weight, module.bias, languages)
+    torch.testing.assert_close(got, want)
+    for gradient in assert_same_gradients(got, want, [x, module.weight, module.bias])[1:]:
+        assert gradient.any(1).nonzero().flatten().tolist() == [0, 8, 12]
+    large = torch.tensor([[[300.0, -300.0] * C]]).half()  # whose squares are beyond fp16
+    torch.testing.assert_close(LanguageNorm(1, 2 * C).half()(large, torch.tensor([1])), large / 300)
+
+
+def without_languages(name, tagged, state, **flags):
+    """The plain model with the weights *state*: of the rows of a norm, it takes the last."""
+    plain = make(name, tagged, **dict.fromkeys(BOTH, False), **flags)
+    own = plain.state_dict()
+    for key in own:
+        own[key].copy_(state[key] if state[key].shape == own[key].shape else state[key][-1])
+    return plain
+
+
 @pytest.mark.parametrize("init", ["fairseq", "xavier"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_new_model_is_the_plain_one(name, init, tagged):
     model, batch = make(name, tagged, deep_init=init).eval(), tagged_batch(tagged)
-    plain = make(name, tagged, deep_init=init, language_transform=False).eval()
-    plain.load_state_dict({key: value for key, value in model.state_dict().items() if ".language_" not in key})
+    plain = without_languages(name, tagged, model.state_dict(), deep_init=init).eval()
+    with torch.no_grad():
+        near = {"rtol": 1e-5, "atol": 1e-5} if model.encoder.stack.language_norm else {"rtol": 0, "atol": 0}
+        torch.testing.assert_close(model(*batch)[0], plain(*batch)[0], **near)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, flags) in MODELS.items() if "language_norm" in flags])
+def test_norms_with_equal_rows_are_plain_ones(name, tagged):
+    model, batch = shake(make(name, tagged, language_transform=False), 0.3).eval(), tagged_batch(tagged)
+    norms = [module for module in model.modules() if isinstance(module, LanguageNorm)]
+    with torch.no_grad():
+        for norm in norms:
+            norm.weight.copy_(norm.weight[-1].clone())
+            norm.bias.copy_(norm.bias[-1].clone())
+        plain = without_languages(name, tagged, model.state_dict()).eval()
+        before = model(*batch)[0]
+        torch.testing.assert_close(before, plain(*batch)[0], rtol=1e-4, atol=1e-4)
+        for norm in norms:  # a row changes the sentences of its language
+            own = norm.bias[8].clone()
+            norm.bias[8].normal_()
+            after = model(*batch)[0]
+            assert [torch.equal(a, b) for a, b in zip(after, before)] == [False, True, False, True]
+            norm.bias[8] = own
+
+
+def test_the_transform_keeps_half_precision_exact(tagged):
+    model, batch = make("LaLT", tagged).half().eval(), tagged_batch(tagged)
+    plain = without_languages("LaLT", tagged, model.state_dict()).half().eval()
     assert torch.equal(model(*batch)[0], plain(*batch)[0])
-    torch.testing.assert_close(model.half()(*batch)[0], plain.half()(*batch)[0], rtol=0, atol=0)
+
+
+def test_a_decoder_asks_for_the_languages(tagged):
+    model, (source, lengths, target) = make("LaLN", tagged), tagged_batch(tagged)
+    encoded = model.encoder(source, lengths)
+    encoded.pop("languages")
+    with pytest.raises(UsageError, match="--language-norm requires languages in encoder_out: pass all"):
+        model.decoder(target, encoder_out=encoded)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -112,21 +175,33 @@ def test_recomputation_keeps_no_copies_of_the_matrices(tagged):
     assert kept[False] - kept[True] > B * 16 * 16 * 4
 
 
-def test_parameters_are_counted_exactly(tagged):
-    plain = size_of(make("LaLT", tagged, language_transform=False))
-    assert size_of(make("LaLT", tagged)) == plain + (LANGUAGES + 1) * 16**2
+def test_parameters_of_the_paper_are_counted_exactly():
+    """Base with merged attention, 64,000 sub-words and the 100 languages of OPUS-100: 24 norms."""
+    tags, flags = make_dictionary(63900), {"decoder_attn": "merged", "share_all_embeddings": True}
+    for index in range(100):
+        tags.add_symbol(f"<2l{index}>")
+    plain = 64000 * 512 + 12 * (2 * 512 * 2048 + 2048 + 512) + 12 * 4 * (512 * 512 + 512) + 24 * 2 * 512
+    with skip_initialisation():
+        for more, extra in (({}, 0), (LALN, 24 * 2 * 512 * 100), (LALT, 101 * 512**2)):
+            assert size_of(build_architecture("transformer_postnorm_6l", tags, **flags, **more)) == plain + extra
 
 
 @pytest.mark.parametrize(
     "flags, problem, cure",
     [
         ({**LALT, "num_languages": 3}, "--num-languages 3: the source dictionary has 12 language tags", "omit the"),
-        ({"num_languages": 12}, "--num-languages has no effect without --language-transform", "add it, or omit"),
+        ({"num_languages": 12}, "no effect without --language-transform or --language-norm", "add one, or omit it"),
+        ({**LALN, "norm": "rms"}, "--language-norm is not supported with --norm rms", "omit one of them"),
+        ({**LALN, "sub_norm": True}, "--language-norm is not supported with --sub-norm", "omit one of them"),
+        ({**LALN, "encoder_residual": "peri"}, "with --residual peri (encoder)", "omit one of them"),
+        ({**LALN, "layer_agg": "residual-dual"}, "no effect on --layer-agg residual-dual", "(encoder): omit it"),
+        ({**LALN, "deep_init": "rezero"}, "not supported with --deep-init rezero, whose stacks have no", "omit it"),
     ],
 )
 def test_flags_that_clash(flags, problem, cure, tagged):
+    arch = POSTNORM if "layer_agg" in flags else PRENORM
     with pytest.raises(UsageError) as error:
-        build_architecture(PRENORM, tagged, **{**tiny_flags(PRENORM), **flags})
+        build_architecture(arch, tagged, **{**tiny_flags(arch), **flags})
     assert "\n" not in str(error.value) and problem in str(error.value) and cure in str(error.value)
 
 

@@ -9,6 +9,19 @@ def language_of(source, tags, pad):
     return tags.index(first) + 1 if first in tags else 0
 
 
+def layer_norm(x, gains, biases, languages, eps=1e-5):
+    """LN(x) with the gain and the bias of each sentence's language (T x B x C)."""
+    rows = []
+    for i in range(x.size(0)):
+        for b, language in enumerate(languages):
+            vector = x[i, b]
+            mean = sum(vector) / len(vector)
+            variance = sum((value - mean) ** 2 for value in vector) / len(vector)
+            scaled = [(value - mean) / (variance + eps).sqrt() for value in vector]
+            rows.append(torch.stack([v * gains[language][j] + biases[language][j] for j, v in enumerate(scaled)]))
+    return torch.stack(rows).view_as(x)
+
+
 def transform(x, matrices, languages):
     """H W_t: each row of features times the matrix of its sentence's language (T x B x C)."""
     columns = range(x.size(-1))

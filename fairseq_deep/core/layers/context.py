@@ -20,6 +20,7 @@ class DecoderContext(NamedTuple):
         padding: B x T, true where the target is padding, or its additive form
         causal: positions see no later ones, without a *mask* that hides them
         step: what the attentions of a decoding step share (:class:`SharedBeamState`)
+        languages: numbers of the target languages, B, which norms may depend on
     """
 
     memory: Tensor | None = None
@@ -29,3 +30,4 @@ class DecoderContext(NamedTuple):
     padding: Tensor | None = None
     causal: bool = False
     step: DecodingStep | None = None
+    languages: Tensor | None = None
