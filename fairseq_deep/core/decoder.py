@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from .attention import MultiheadAttention, RunningMean, SharedBeamState
 from .attention.masks import check_later, future_mask, is_sync_free, padding_bias, product_type
 from .decoding import CompiledSteps, unpack_linear
+from .languages import of_hypotheses
 from .layers import DecoderContext
 from .norms import normalise
 from .registry import UsageError
@@ -197,6 +198,8 @@ class Decoder(TransformerStack):
         )
         if self.stack.language_norm and languages is None:
             raise UsageError("--language-norm requires languages in encoder_out: pass all that the encoder returns")
+        if languages is not None:
+            languages = of_hypotheses(languages, len(prev_output_tokens))
         inputs = (memory, memory_padding, encoded.get("encoder_memories", []), aligned, languages)
         if incremental_state is not None:
             x, attn, states = self._step(prev_output_tokens, incremental_state, inputs)
@@ -231,12 +234,10 @@ class Decoder(TransformerStack):
         Args:
             words: B x 1
             positions: 1 x 1 x C or B x 1 x C, what is added to their embeddings
-            languages: numbers of the target languages of the sources
+            languages: numbers of the target languages, B, which norms may depend on
         """
-        sources = words.size(0) if memory is None else memory.size(1)
-        if languages is not None:  # hypotheses of a source follow each other
-            languages = languages.unsqueeze(1).expand(-1, words.size(0) // sources).flatten()
         x = self.embed(words, positions, languages)
+        sources = x.size(1) if memory is None else memory.size(1)
         step = self.beam_state(cache, sources, x, words.ne(self.padding_idx))
         context = DecoderContext(memory, memory_padding, cache, step=step, languages=languages)
         return self.run_layers(x, context, memories, aligned)

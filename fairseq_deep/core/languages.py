@@ -89,6 +89,12 @@ def tag_indices(symbols: Iterable[str]) -> list[int]:
     return [index for index, symbol in enumerate(symbols) if TAG.fullmatch(symbol)]
 
 
+def of_hypotheses(languages: Tensor, count: int) -> Tensor:
+    """The numbers of *languages*, one for each source, for *count* hypotheses: those of a source follow each other."""
+    sources = languages.size(0)
+    return languages.unsqueeze(1).expand(sources, count // sources).flatten()
+
+
 class LanguageIndex(nn.Module):
     """From sources to the numbers of their target languages.
 

@@ -8,9 +8,11 @@ from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.core.languages import LanguageIndex, LanguageTransform, tag_indices
 from fairseq_deep.core.norms import LanguageNorm
 from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.torch_export import export_decoding_step, export_encoder
 from fairseq_deep.plugin.architectures import build_architecture
+from tests.helpers.generation import assert_lively, assert_same, generate, prepare, strengthen
 from tests.helpers.invariances import INVARIANCES
-from tests.helpers.models import POSTNORM, PRENORM, make_batch, make_dictionary, size_of, tiny_flags
+from tests.helpers.models import POSTNORM, PRENORM, make_batch, make_tagged_dictionary, size_of, tiny_flags
 from tests.helpers.tensors import DOUBLE, assert_same_gradients, saved_bytes, shake
 from tests.reference import naive_languages
 
@@ -32,11 +34,7 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def tagged():
-    """A dictionary of 30 entries, of which 12 are tags."""
-    symbols = make_dictionary(30 - LANGUAGES)
-    for index in range(LANGUAGES):
-        symbols.add_symbol(f"<2l{index}>")
-    return symbols
+    return make_tagged_dictionary(30, LANGUAGES)
 
 
 def make(name, tagged, **flags):
@@ -167,6 +165,66 @@ def test_whole_models_keep_what_must_hold(name, check, tagged):
     INVARIANCES[check](lambda **flags: shake(make(name, tagged, **flags), 0.15), tagged)
 
 
+def tagged_sample(tagged):
+    source, lengths, _ = tagged_batch(tagged)
+    source[:, -1] = tagged.eos()
+    return {"id": torch.arange(B), "net_input": {"src_tokens": source, "src_lengths": lengths}}
+
+
+@pytest.mark.parametrize("name", ["LaLN", "paper"])
+def test_beam_search_finds_what_it_finds_without_caches(name, tagged):
+    model, sample = make(name, tagged).eval(), tagged_sample(tagged)
+    strengthen(model)
+    expected = generate(model, tagged, sample, incremental=False)
+    assert_lively(expected)
+    assert_same(generate(model, tagged, sample), expected)
+
+
+def test_compiled_steps_are_one_graph(tagged):
+    """Of two sources with two hypotheses each."""
+    dynamo = pytest.importorskip("torch._dynamo")
+    model, (source, lengths, _) = make("LaLN", tagged, decoder_layers=1).eval(), tagged_batch(tagged)
+    prepare(model)
+    words, steps = torch.randint(4, 30, (4, 5)), {}
+    with torch.no_grad():
+        encoded = model.encoder(source[:2], lengths[:2])
+        encoded = model.encoder.reorder_encoder_out(encoded, torch.tensor([0, 0, 1, 1]))
+        for compiled in (False, True):
+            if compiled:
+                dynamo.reset()
+                dynamo.utils.counters.clear()
+                model.decoder.compile_steps(backend="eager")
+            state = {}
+            steps[compiled] = [model.decoder(words[:, :i], encoded, state)[0] for i in range(1, 6)]
+    torch.testing.assert_close(steps[True], steps[False])
+    assert dynamo.utils.counters["stats"]["unique_graphs"] == 1 and not dynamo.utils.counters["graph_break"]
+    dynamo.reset()
+
+
+def test_programs_compute_the_same(tagged):
+    """Of torch.export, for three sentences of two hypotheses."""
+    pytest.importorskip("torch.export")
+    model = make("paper", tagged, encoder_layers=1, decoder_layers=1).eval()
+    source = tagged_batch(tagged)[0][1:]
+    strengthen(model)
+    encode, step = (
+        export(model, 2, 4).module() for export in (export_encoder, export_decoding_step)
+    )
+    order, words = torch.tensor([[1, 0], [0, 0], [1, 1]]), torch.randint(4, 30, (4, 3, 2))
+    with torch.no_grad():
+        encoded, state = model.encoder(source), {}
+        encoded = model.encoder.reorder_encoder_out(encoded, torch.arange(3).repeat_interleave(2))
+        tensors, caches = encode(source)
+        target = torch.zeros(6, 0, dtype=torch.long)
+        for position in range(4):
+            scores, caches = step(words[position], order, torch.tensor([position]), tensors, caches)
+            rows = (torch.tensor([[0], [2], [4]]) + order).flatten()
+            target = torch.cat([target[rows], words[position].view(-1, 1)], dim=1)
+            model.decoder.reorder_incremental_state_scripting(state, rows)
+            want = model.decoder(target, encoder_out=encoded, incremental_state=state)[0][:, -1]
+            torch.testing.assert_close(scores.flatten(0, 1), want, rtol=1e-4, atol=1e-4)
+
+
 def test_recomputation_keeps_no_copies_of_the_matrices(tagged):
     batch, kept = tagged_batch(tagged), {}
     for recompute in (False, True):
@@ -177,9 +235,7 @@ def test_recomputation_keeps_no_copies_of_the_matrices(tagged):
 
 def test_parameters_of_the_paper_are_counted_exactly():
     """Base with merged attention, 64,000 sub-words and the 100 languages of OPUS-100: 24 norms."""
-    tags, flags = make_dictionary(63900), {"decoder_attn": "merged", "share_all_embeddings": True}
-    for index in range(100):
-        tags.add_symbol(f"<2l{index}>")
+    tags, flags = make_tagged_dictionary(64000, 100), {"decoder_attn": "merged", "share_all_embeddings": True}
     plain = 64000 * 512 + 12 * (2 * 512 * 2048 + 2048 + 512) + 12 * 4 * (512 * 512 + 512) + 24 * 2 * 512
     with skip_initialisation():
         for more, extra in (({}, 0), (LALN, 24 * 2 * 512 * 100), (LALT, 101 * 512**2)):
