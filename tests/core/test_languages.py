@@ -1,5 +1,7 @@
 """LaLT and LaLN: what depends on the target language of a sentence."""
 
+import argparse
+
 import pytest
 import torch
 from fairseq.data import Dictionary
@@ -10,6 +12,8 @@ from fairseq_deep.core.norms import LanguageNorm
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.torch_export import export_decoding_step, export_encoder
 from fairseq_deep.plugin.architectures import build_architecture
+from fairseq_deep.runtime.dictionary import Dictionary as RuntimeDictionary
+from fairseq_deep.runtime.model import untrained
 from tests.helpers.generation import assert_lively, assert_same, generate, prepare, strengthen
 from tests.helpers.invariances import INVARIANCES
 from tests.helpers.models import POSTNORM, PRENORM, make_batch, make_tagged_dictionary, size_of, tiny_flags
@@ -245,7 +249,7 @@ def test_parameters_of_the_paper_are_counted_exactly():
 @pytest.mark.parametrize(
     "flags, problem, cure",
     [
-        ({**LALT, "num_languages": 3}, "--num-languages 3: the source dictionary has 12 language tags", "omit the"),
+        ({**LALT, "num_languages": 3}, "--num-languages 3: the source dictionary has 12 language tags", "or omit"),
         ({"num_languages": 12}, "no effect without --language-transform or --language-norm", "add one, or omit it"),
         ({**LALN, "norm": "rms"}, "--language-norm is not supported with --norm rms", "omit one of them"),
         ({**LALN, "sub_norm": True}, "--language-norm is not supported with --sub-norm", "omit one of them"),
@@ -259,6 +263,12 @@ def test_flags_that_clash(flags, problem, cure, tagged):
     with pytest.raises(UsageError) as error:
         build_architecture(arch, tagged, **{**tiny_flags(arch), **flags})
     assert "\n" not in str(error.value) and problem in str(error.value) and cure in str(error.value)
+
+
+def test_flags_without_a_number_of_languages_are_refused():
+    """As in a package that someone has edited."""
+    with pytest.raises(UsageError, match="--language-norm requires --num-languages of at least 1, not 0: change it"):
+        untrained(argparse.Namespace(language_norm=True), RuntimeDictionary(), RuntimeDictionary())
 
 
 def test_a_dictionary_without_tags_is_refused():

@@ -23,10 +23,13 @@ def count_languages(args: Any, dictionary: Any) -> list[int]:
     if not tags:
         raise UsageError(
             f"{flag} requires language tags in the source dictionary: begin each source with the tag of its target "
-            f"language, such as <2de>, and binarise again; or omit the flag"
+            "language, such as <2de>, and binarise again; or omit the flag"
         )
     if given not in (None, len(tags)):
-        raise UsageError(f"--num-languages {given}: the source dictionary has {len(tags)} language tags; omit the flag")
+        raise UsageError(
+            f"--num-languages {given}: the source dictionary has {len(tags)} language tags; use the dictionary of the "
+            "model's training, or omit the flag"
+        )
     if OmegaConf.is_config(args):
         with open_dict(args):
             args.num_languages = len(tags)
