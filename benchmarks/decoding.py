@@ -30,13 +30,16 @@ from fairseq_deep.tools import format_table
 DEFAULT_SYSTEMS = ("stock", "ours", "ours-fp32", "ours-bf16", "ours-int8", "merged", "merged-fp32", "merged-int8")
 DEPTHS = ("prenorm", "dlcl")
 OPTIONS = {"value-residual": {"value_residual": True}}  # of pre-norm
-SYSTEMS = (*DEFAULT_SYSTEMS, "merged-self", "merged-average", "average", "ssru", *DEPTHS, *OPTIONS)
+LANGUAGES = {"laln": "language_norm", "lalt": "language_transform"}
+SYSTEMS = (*DEFAULT_SYSTEMS, "merged-self", "merged-average", "average", "ssru", *LANGUAGES, *DEPTHS, *OPTIONS)
 
 
 def make_dictionary(size):
+    """A dictionary of that size, of which the last entry is a language tag."""
     dictionary = Dictionary()
-    for index in range(size - len(dictionary)):
+    for index in range(size - len(dictionary) - 1):
         dictionary.add_symbol(str(index))
+    dictionary.add_symbol("<2l>")
     return dictionary
 
 
@@ -64,10 +67,11 @@ def build(system, stock, flags, dictionary):
         structure = system if system in DEPTHS else "prenorm"
         return build_architecture(f"transformer_{structure}_6l", dictionary, **flags, **OPTIONS.get(system, {}))
     attention = system if system.startswith("merged") and precision in ("self", "average") else name
-    attention = {"ours": "self"}.get(attention, attention)
+    more = {LANGUAGES[name]: True} if name in LANGUAGES else {}
+    attention = "self" if more else {"ours": "self"}.get(attention, attention)
     torch.manual_seed(1)
-    model = build_architecture("transformer_postnorm_6l", dictionary, decoder_attn=attention, **flags)
-    if attention == "self":
+    model = build_architecture("transformer_postnorm_6l", dictionary, decoder_attn=attention, **more, **flags)
+    if attention == "self" and not more:
         model.load_state_dict(stock.state_dict())
     return model
 

@@ -32,7 +32,7 @@ from fairseq_deep.tools.torch_check import check_programs  # noqa: E402
 from tests.helpers import onnx  # noqa: E402
 from tests.helpers.exports import write_model  # noqa: E402
 from tests.helpers.methods import METHODS  # noqa: E402
-from tests.helpers.models import make_dictionary  # noqa: E402
+from tests.helpers.models import make_dictionary, make_tagged_dictionary  # noqa: E402
 
 RECORD, PAGE = ROOT / "docs/portability.json", ROOT / "docs/portability.md"
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
@@ -61,6 +61,8 @@ MORE = {
     "`--attention-gate features`": ("prenorm_6l", {"attention_gate": "features"}),
     "`--sub-norm`": ("prenorm_6l", {"sub_norm": True}),
     "`--value-residual`": ("prenorm_6l", {"value_residual": True}),
+    "`--language-transform`": ("prenorm_6l", {"language_transform": True}),
+    "`--language-norm`": ("prenorm_6l", {"language_norm": True}),
 }  # fmt: skip
 """Systems in addition to the methods of the registries."""
 
@@ -85,8 +87,9 @@ def command(*words):
 
 def make_model(folder, name, flags):
     """Save a model whose branches have grown, and return it."""
-    model = write_model(folder, name, [make_dictionary(38, "s"), make_dictionary(38, "t")],
-                        **{"decoder_layers": 2, **flags})  # fmt: skip
+    has_tags = {"language_transform", "language_norm"} & {*flags}
+    source = make_tagged_dictionary(38, 20) if has_tags else make_dictionary(38, "s")
+    model = write_model(folder, name, [source, make_dictionary(38, "t")], **{"decoder_layers": 2, **flags})
     model.set_num_updates(10**6)
     state = torch.load(folder / "model.pt", weights_only=False)
     torch.save({**state, "model": model.state_dict()}, folder / "model.pt")

@@ -55,10 +55,10 @@ def command_line(system, args):
 
 
 def made_up(args):
-    """Pairs of random sentences of 4 to 60 words, in a task of their own."""
+    """Pairs of random sentences of 4 to 60 words, in a task of their own; a hundred entries are language tags."""
     dictionary = Dictionary()
     for index in range(args.vocabulary - len(dictionary)):
-        dictionary.add_symbol(str(index))
+        dictionary.add_symbol(f"<2l{index}>" if index < 100 else str(index))
     generator = torch.Generator().manual_seed(1)
     lengths = (20 * torch.empty(20000).log_normal_(0, 0.6, generator=generator)).long().clamp(4, 60).tolist()
     sides = []

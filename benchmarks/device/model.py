@@ -24,9 +24,10 @@ SAME_IN_STOCK = (
 
 
 def make_dictionary(words):
+    """A dictionary of that size, of which the first hundred entries are language tags."""
     dictionary = Dictionary()
     for index in range(words - len(dictionary)):
-        dictionary.add_symbol(str(index))
+        dictionary.add_symbol(f"<2l{index}>" if index < 100 else str(index))
     return dictionary
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from .alignment import check_alignment
+from .languages import check_languages
 from .layer_options import check_layer_options
 from .registry import UsageError
 from .stack import MethodConfig, Stack
@@ -39,6 +40,7 @@ def check_flags(flags: Any, stacks: dict[str, Stack]) -> None:
     for stack in stacks.values():
         _check_aggregator(flags, stack, stacks["encoder"])
         check_layer_options(flags, stack)
+        check_languages(flags, stack)
         _check_residual(flags, stack, stack.residual)
         _check_init(flags, stack)
     _check_attention(flags, decoder)

@@ -7,8 +7,10 @@ from torch import Tensor, nn
 from .attention import FirstValues, MultiheadAttention, RunningMean, SharedBeamState
 from .attention.masks import check_later, future_mask, is_sync_free, padding_bias, product_type
 from .decoding import CompiledSteps, unpack_linear
+from .languages import of_hypotheses
 from .layers import DecoderContext
 from .native.steps import begin_step
+from .norms import normalise
 from .registry import UsageError
 from .stack import Stack
 from .transformer_stack import TransformerStack
@@ -115,15 +117,16 @@ class Decoder(TransformerStack):
         """Scaled embeddings of *tokens*."""
         return self.embed_scale * self.embed_tokens(tokens.contiguous())
 
-    def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
-        """Embedding output y_0 (T x B x C) of *tokens* (B x T) at *positions* (B x T x C)."""
+    def embed(self, tokens: Tensor, positions: Tensor | None, languages: Tensor | None = None) -> Tensor:
+        """Embedding output y_0 (T x B x C) of *tokens* (B x T) at *positions* (B x T x C), into *languages* (B)."""
         x = self.look_up(tokens)
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)
         if positions is not None:
             x = x + positions
         if self.layernorm_embedding is not None:
-            x = self.layernorm_embedding(x)
+            languages = None if languages is None else languages.unsqueeze(1)
+            x = normalise(self.layernorm_embedding, x, languages)
         return self.dropout_module(x).transpose(0, 1).contiguous()
 
     def masks(self, tokens: Tensor, like: Tensor, causal: bool) -> tuple[Tensor | None, Tensor | None]:
@@ -190,10 +193,15 @@ class Decoder(TransformerStack):
             alignment_heads = alignment_heads or self.alignment_heads
         aligned = alignment_layer * self.modules_per_layer + self.source_offset if alignment_layer >= 0 else -1
         encoded = encoder_out or {}
-        memory, memory_padding = (
-            encoded[name][0] if encoded.get(name) else None for name in ("encoder_out", "encoder_padding_mask")
+        memory, memory_padding, languages = (
+            encoded[name][0] if encoded.get(name) else None
+            for name in ("encoder_out", "encoder_padding_mask", "languages")
         )
-        inputs = (memory, memory_padding, encoded.get("encoder_memories", []), aligned)
+        if self.stack.language_norm and languages is None:
+            raise UsageError("--language-norm requires languages in encoder_out: pass all that the encoder returns")
+        if languages is not None:
+            languages = of_hypotheses(languages, len(prev_output_tokens))
+        inputs = (memory, memory_padding, encoded.get("encoder_memories", []), aligned, languages)
         if incremental_state is not None:
             x, attn, states = self._step(prev_output_tokens, incremental_state, inputs)
         else:
@@ -202,15 +210,16 @@ class Decoder(TransformerStack):
             attn = attn[:alignment_heads].mean(dim=0)
         return x, {"attn": [attn], "inner_states": states}
 
-    def _whole(self, tokens: Tensor, causal: bool, memory, memory_padding, memories, aligned: int):
+    def _whole(self, tokens: Tensor, causal: bool, memory, memory_padding, memories, aligned: int, languages):
         """Run all positions of *tokens* (B x T); see :meth:`run_layers`."""
         positions = None if self.embed_positions is None else self.embed_positions(tokens)
-        x = self.embed(tokens, positions)
+        x = self.embed(tokens, positions, languages)
         like = x.new_empty(0, dtype=product_type(x))
         padding, mask = self.masks(tokens, like, causal)
         if memory_padding is not None:
             memory_padding = padding_bias(memory_padding, like.dtype)
-        context = DecoderContext(memory, memory_padding, None, mask, padding, causal and mask is None)
+        causal = causal and mask is None
+        context = DecoderContext(memory, memory_padding, None, mask, padding, causal, languages=languages)
         return self.run_layers(x, context, memories, aligned)
 
     def _step(self, tokens: Tensor, cache: dict, inputs: tuple):
@@ -218,19 +227,22 @@ class Decoder(TransformerStack):
         inputs = (cache, tokens[:, -1:].contiguous(), positions, *inputs)
         return self.run_step(*inputs) if self.compiled is None else self.compiled(self, *inputs)
 
-    def run_step(self, cache: dict, words: Tensor, positions, memory, memory_padding, memories, aligned: int):
+    def run_step(
+        self, cache: dict, words: Tensor, positions, memory, memory_padding, memories, aligned: int, languages=None
+    ):
         """Run a step of incremental decoding, which asks the device nothing; see :meth:`run_layers`.
 
         Args:
             words: B x 1
             positions: 1 x 1 x C or B x 1 x C, what is added to their embeddings
+            languages: numbers of the target languages, B, which norms may depend on
         """
-        x = self.embed(words, positions)
+        x = self.embed(words, positions, languages)
         sources = x.size(1) if memory is None else memory.size(1)
         step = self.beam_state(cache, sources, x, words.ne(self.padding_idx))
         prepared = memory is not None and self.caches is not None and not self.stack.value_residual
         native = begin_step(self.layers, cache, x, step) if prepared else None
-        context = DecoderContext(memory, memory_padding, cache, step=step, native=native)
+        context = DecoderContext(memory, memory_padding, cache, step=step, native=native, languages=languages)
         return self.run_layers(x, context, memories, aligned)
 
     def run_layers(
@@ -264,7 +276,7 @@ class Decoder(TransformerStack):
                 attn = weights.float().to(x)
         x = aggregator.finish(state)
         if self.layer_norm is not None:
-            x = self.layer_norm(x)
+            x = normalise(self.layer_norm, x, context.languages)
         x = x.transpose(0, 1)  # T x B x C -> B x T x C
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)

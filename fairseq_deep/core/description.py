@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
-from fairseq_deep.core import layer_options
+from fairseq_deep.core import languages, layer_options
 from fairseq_deep.core.aggregators import AGGREGATORS
 from fairseq_deep.core.attention import DECODER_ATTENTIONS
 from fairseq_deep.core.inits import INITS
@@ -44,6 +44,7 @@ def add_args(parser) -> None:
         for add_flags in {registry.get(name).add_args: None for name in registry.names()}:
             add_flags(parser)
     layer_options.add_args(parser)
+    languages.add_args(parser)
 
 
 def describe(flags: Any) -> dict[str, Stack]:
@@ -115,6 +116,7 @@ def _numbers(flags: Any, side: str) -> Stack:
         scale_embedding=not get("no_scale_embedding", False),
         embedding_norm=bool(get("layernorm_embedding", False)),
         **layer_options.describe(get, side),
+        **languages.describe(get),
         recompute=offload or bool(get("checkpoint_activations", False)),
         offload=offload,
         layerdrop=get(f"{side}_layerdrop", 0.0),

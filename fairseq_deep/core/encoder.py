@@ -9,6 +9,9 @@ from .attention import FirstValues
 from .attention.beam_reorder import hypotheses_per_sentence, read_order
 from .attention.masks import is_sync_free, padding_bias, product_type
 from .description import complete
+from .languages import LanguageIndex, LanguageTransform
+from .layers import wrap_layer
+from .norms import normalise
 from .stack import Stack
 from .transformer_stack import TransformerStack
 
@@ -22,6 +25,8 @@ class Encoder(TransformerStack):
 
     Attributes:
         memory: makes the decoder layers' own memories; None where all attend to the encoder's output
+        language_index: finds the target languages of sources; None where nothing depends on them
+        language_transform: what is done to the encoder's output and memories for the target language, or None
         shares_sources: beam search gets one source for all hypotheses of a sentence
     """
 
@@ -33,18 +38,26 @@ class Encoder(TransformerStack):
         memory = None if decoder is None else complete(decoder).memory
         self.memory = None if memory is None or memory.name == "last" else memory.build(self.stack, complete(decoder))
         self.memory_normalises = self.memory is not None and self.memory.normalises
+        self.language_index = LanguageIndex(stack.languages) if stack.languages else None
+        self.language_transform = None
+        if stack.language_transform:
+            self.language_transform = wrap_layer(LanguageTransform(stack.languages, stack.dim), stack)
 
-    def embed(self, tokens: Tensor, embedded: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def embed(
+        self, tokens: Tensor, embedded: Tensor | None = None, languages: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Embedding output y_0 (B x T x C) of *tokens* (B x T), and their scaled embeddings.
 
         Args:
             embedded: B x T x C, in place of a look-up
+            languages: numbers of the target languages, B, which norms may depend on
         """
         embedding = x = self.embed_scale * (self.embed_tokens(tokens) if embedded is None else embedded)
         if self.embed_positions is not None:
             x = embedding + self.embed_positions(tokens)
         if self.layernorm_embedding is not None:
-            x = self.layernorm_embedding(x)
+            languages = None if languages is None else languages.unsqueeze(1)
+            x = normalise(self.layernorm_embedding, x, languages)
         return self.dropout_module(x), embedding
 
     def forward(
@@ -65,25 +78,30 @@ class Encoder(TransformerStack):
         Returns:
             fairseq's dictionary of lists: ``encoder_out`` [T x B x C], ``encoder_padding_mask`` [B x T],
             ``encoder_embedding`` [B x T x C], ``encoder_states``, ``src_lengths`` [B x 1], ...; and
-            ``encoder_memories`` [T x B x C each], one for each decoder layer, where they have their own
+            ``encoder_memories`` [T x B x C each], one for each decoder layer, where they have their own; and
+            ``languages`` [B], where the norms of the decoder depend on target languages
         """
         padding = src_tokens.eq(self.padding_idx)
+        languages = None if self.language_index is None else self.language_index(src_tokens, padding)
         hidden = None
-        x, embedding = self.embed(src_tokens, token_embeddings)
+        x, embedding = self.embed(src_tokens, token_embeddings, languages)
         if not is_sync_free(padding) or bool(padding.any()):
             hidden = padding_bias(padding, product_type(x))
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)
         x = x.transpose(0, 1).contiguous()  # T x B x C; each norm would copy a transposed view, twice
 
-        states, state = self.run_layers(x, hidden, return_all_hiddens or self.memory is not None)
+        states, state = self.run_layers(x, hidden, return_all_hiddens or self.memory is not None, languages)
         x = self.aggregator.finish(state)
         memories = []
         if self.memory is not None:
             memories = self.memory(states[:-1] + [x], state)  # what tops the stack counts as its last layer
         if self.layer_norm is not None:
-            x = self.layer_norm(x)
+            x = normalise(self.layer_norm, x, languages)
             if not self.memory_normalises:
-                memories = [self.layer_norm(memory) for memory in memories]
+                memories = [normalise(self.layer_norm, memory, languages) for memory in memories]
+        if self.language_transform is not None:
+            x = self.language_transform(x, languages)
+            memories = [self.language_transform(memory, languages) for memory in memories]
 
         lengths = src_tokens.ne(self.padding_idx).sum(dim=1, dtype=torch.int32).reshape(-1, 1).contiguous()
         encoded = {
@@ -97,10 +115,12 @@ class Encoder(TransformerStack):
         }
         if self.memory is not None:
             encoded["encoder_memories"] = memories
+        if self.stack.language_norm:
+            encoded["languages"] = [languages]
         return encoded
 
     def run_layers(
-        self, x: Tensor, padding: Tensor | None, keeps_states: bool
+        self, x: Tensor, padding: Tensor | None, keeps_states: bool, languages: Tensor | None = None
     ) -> tuple[list[Tensor], list[Tensor]]:
         """y_0 ... y_L if they are to be kept, and the aggregator's state at the end.
 
@@ -108,9 +128,10 @@ class Encoder(TransformerStack):
             x: y_0, T x B x C
             padding: what hides the padding of *x* from attention (B x 1 x 1 x T); None if nothing does
             keeps_states: return y_0 ... y_L
+            languages: numbers of the target languages, B, which norms may depend on
         """
         aggregator, states = self.aggregator, [x] if keeps_states else []
-        shared = (padding, FirstValues()) if self.stack.value_residual else (padding,)
+        shared = (padding, languages, FirstValues()) if self.stack.value_residual else (padding, languages)
         state = aggregator.start(x)
         runs = self.layer_drop()
         for index, layer in enumerate(self.layers):

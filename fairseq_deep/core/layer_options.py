@@ -66,7 +66,7 @@ def check_layer_options(flags: Any, stack: Stack) -> None:
     _check_value_residual(flags, stack)
     if not stack.init.method.layer_norm:
         for flag, chosen in (("--norm rms", stack.norm == "rms"), ("--qk-norm", stack.qk_norm),
-                             ("--sub-norm", stack.sub_norm)):  # fmt: skip
+                             ("--sub-norm", stack.sub_norm), ("--language-norm", stack.language_norm)):  # fmt: skip
             if chosen:
                 raise UsageError(
                     f"{flag} is not supported with --deep-init {stack.init.name}, whose stacks have no norms: omit it"

@@ -94,6 +94,9 @@ class Stack:
         attention_gate: what a gate multiplies in the output of attention, "heads" or "features"; None: there is none
         sub_norm: a norm stands before the last matrix of each sub-layer, too
         value_residual: self-attentions above the first layer also read that layer's values
+        languages: number of target languages with a tag in the source dictionary
+        language_transform: the encoder's output is transformed by a matrix of the target language
+        language_norm: the norms of layers and stack have gains and biases of each target language
         recompute: activations are computed again in the backward pass
         offload: until then, the inputs of layers wait in the CPU's memory
         layerdrop: probability with which a layer is left out in training
@@ -134,6 +137,9 @@ class Stack:
     attention_gate: str | None = None
     sub_norm: bool = False
     value_residual: bool = False
+    languages: int = 0
+    language_transform: bool = False
+    language_norm: bool = False
     recompute: bool = False
     offload: bool = False
     layerdrop: float = 0.0

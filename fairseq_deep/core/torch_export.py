@@ -17,6 +17,7 @@ from .attention.masks import padding_bias
 from .decoding import unpack_linear
 from .decoding.bfloat import BfloatLinear
 from .decoding.int8 import Int8Linear
+from .languages import of_hypotheses
 from .registry import UsageError
 
 
@@ -73,6 +74,8 @@ class SourceProgram(nn.Module):
         encoded = self.encoder(src_tokens)
         memory, padding = encoded["encoder_out"][0], encoded["encoder_padding_mask"][0]
         source = {"padding": padding_bias(padding, memory.dtype)}
+        if "languages" in encoded:
+            source["languages"] = encoded["languages"][0]
         for (name, layer), attention in zip(self.names, self.attentions):
             own = encoded["encoder_memories"][layer] if encoded.get("encoder_memories") else memory
             key, value, _ = attention._of_memory(own, own, None, None)
@@ -105,7 +108,9 @@ class StepProgram(nn.Module):
             self._reorder(state, (first + order).flatten())
         positions = None if self.positions is None else self.positions.index_select(1, position)
         # attention to the source has its keys, and asks only whether there is a memory
-        x, _, _ = self.decoder.run_step(state, words.view(-1, 1), positions, words.t(), None, [], -1)
+        languages = of_hypotheses(source["languages"], sentences * beam) if "languages" in source else None
+        inputs = (words.view(-1, 1), positions, words.t(), None, [], -1, languages)
+        x, _, _ = self.decoder.run_step(state, *inputs)
         updated = {
             name: self._kept(state, name).unflatten(each.dim, (sentences, -1)) for name, each in self.caches.items()
         }
@@ -116,7 +121,7 @@ class StepProgram(nn.Module):
         torch._check(order.size(0) == sentences)
         for name, tensor in source.items():
             torch._check(tensor.size(0) == sentences)
-            torch._check(name == "padding" or tensor.size(2) == source["padding"].size(3))
+            torch._check(tensor.dim() < 3 or name == "padding" or tensor.size(2) == source["padding"].size(3))
         for name, cache in self.caches.items():
             torch._check(caches[name].size(cache.dim) == sentences)
 
@@ -198,7 +203,9 @@ def export_decoding_step(model: nn.Module, beam: int = 1, capacity: int = 64) ->
         source, caches = SourceProgram(model, beam, capacity)(tokens)
     hypotheses, (sentences, words) = tokens[:, :1].repeat(1, beam), _dims(model)
     inputs = (hypotheses, torch.zeros_like(hypotheses), torch.zeros_like(tokens[0, :1]), source, caches)
-    of_source = {name: {0: sentences, 3 if name == "padding" else 2: words} for name in source}
+    of_source = {name: {0: sentences, 3 if name == "padding" else 2: words} for name in source if name != "languages"}
+    if "languages" in source:
+        of_source["languages"] = {0: sentences}
     of_caches = {name: {cache.dim: sentences} for name, cache in _caches(model.decoder, beam, capacity).items()}
     return _export(program, inputs, ({0: sentences}, {0: sentences}, None, of_source, of_caches))
 

@@ -35,10 +35,12 @@ class EncoderOutput(BaseModelOutput):
         last_hidden_state: B x S x C
         padding: true where the source has padding, B x S
         memories: what each decoder layer attends to, where it has its own memory, B x M x S x C
+        languages: numbers of the target languages, where the decoder's norms depend on them, B
     """
 
     padding: Tensor | None = None
     memories: Tensor | None = None
+    languages: Tensor | None = None
 
 
 class _Encoder(nn.Module):
@@ -134,12 +136,13 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
         if input_ids.size(1) > limit:
             raise UsageError(f"a source has {input_ids.size(1)} tokens, and the model {limit} positions; truncate it")
         encoded = self.encoder(_masked(input_ids, attention_mask), None, bool(output_hidden_states))
-        memories = encoded.get("encoder_memories")
+        memories, languages = encoded.get("encoder_memories"), encoded.get("languages")
         return EncoderOutput(
             last_hidden_state=encoded["encoder_out"][0].transpose(0, 1),
             hidden_states=tuple(state.transpose(0, 1) for state in encoded["encoder_states"]) or None,
             padding=encoded["encoder_padding_mask"][0],
             memories=torch.stack(memories).permute(2, 0, 1, 3) if memories else None,
+            languages=languages[0] if languages else None,
         )
 
     def forward(
@@ -224,6 +227,10 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
             if memories is None:
                 raise UsageError("encoder_outputs lacks the memories of the decoder's layers; use encode()'s output")
             encoded["encoder_memories"] = [memory.transpose(0, 1) for memory in memories.unbind(1)]
+        if self.decoder.stack.language_norm:
+            if outputs.get("languages") is None:
+                raise UsageError("encoder_outputs lacks the target languages; use encode()'s output")
+            encoded["languages"] = [outputs["languages"]]
         return encoded
 
     def _whole(self, tokens: Tensor, encoded: dict[str, list[Tensor]], cache: None) -> tuple[Tensor, list[Tensor]]:
@@ -231,7 +238,7 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
         copies = len(tokens) // len(encoded["encoder_padding_mask"][0])
         if copies > 1:
             encoded = {
-                name: [value.repeat_interleave(copies, dim=int(name != "encoder_padding_mask")) for value in values]
+                name: [value.repeat_interleave(copies, dim=int(value.dim() == 3)) for value in values]
                 for name, values in encoded.items()
             }
         x, extra = self.decoder.extract_features(tokens, encoded, alignment_layer=-1)

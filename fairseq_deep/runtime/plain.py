@@ -40,6 +40,8 @@ def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
             "--attention-gate": stack.attention_gate,
             "--sub-norm": stack.sub_norm,
             "--value-residual": stack.value_residual,
+            "--language-transform": stack.language_transform and side == "encoder",
+            "--language-norm": stack.language_norm,
         }
         for flag, value in found.items():
             if value:

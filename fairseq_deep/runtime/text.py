@@ -10,12 +10,13 @@ import io
 import re
 from collections.abc import Callable
 
+from fairseq_deep.core.languages import TAG as LANGUAGE_TAG
 from fairseq_deep.errors import UsageError, one_line
 
 SEPARATOR = "@@"
 CACHED = 5_000_000
 """Characters of text whose words may be cached with their sub-words."""
-TAG = re.compile(r"<2[^\s>]+> ?")  # of the target language, before a source: no sub-word model has seen it
+TAG = re.compile(f"{LANGUAGE_TAG.pattern} ?")  # of the target language, before a source: no sub-word model has seen it
 BYTES = re.compile(r"(?<!\S)<0x[0-9A-F]{2}>( <0x[0-9A-F]{2}>)*(?!\S)")  # units of characters that are no pieces
 
 

@@ -31,8 +31,13 @@ def write_model(folder, name, dictionaries, **flags):
     get_architecture(arch).apply(args)
     model = DeepTransformerModel.build_model(args, task_of(*dictionaries)).eval()
     with torch.no_grad():
-        for value in [*model.encoder.layers.parameters(), *model.decoder.layers.parameters()]:
-            value.copy_(value + 0.3 * torch.randn_like(value) if value.dim() == 1 else 2 * value)
+        layers = [*model.encoder.layers.named_parameters(), *model.decoder.layers.named_parameters()]
+        for part, value in layers:
+            varies = value.dim() == 1 or "layer_norm" in part  # which may have a row for each language
+            value.copy_(value + 0.3 * torch.randn_like(value) if varies else 2 * value)
+        if model.encoder.language_transform is not None:
+            matrices = model.encoder.language_transform.weight
+            matrices.add_(0.3 * torch.randn_like(matrices))
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 1}
     state = {"cfg": convert_namespace_to_omegaconf(args), "args": None, "model": model.state_dict(),
              "optimizer_history": [history], "extra_state": {"train_iterator": {}}}  # fmt: skip

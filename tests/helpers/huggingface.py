@@ -31,6 +31,8 @@ def make_model(name, flags, **search):
     model = FairseqDeepForConditionalGeneration(config).eval()
     model.files = {f"dict.{side}.txt": "".join(f"{word} 1\n" for word in words[side]).encode() for side in words}
     strengthen(model)
+    if model.encoder.language_index is not None:
+        model.encoder.language_index.set_tags(range(4, 4 + flags["num_languages"]))
     core = untrained(resolved, source, target).eval()
     core.load_state_dict(model.state_dict())
     return model, core

@@ -36,6 +36,14 @@ def make_dictionary(entries, prefix="w"):
     return symbols
 
 
+def make_tagged_dictionary(entries, languages):
+    """A dictionary of that size, of which the last entries are the tags of languages: <2l0>, <2l1>, ..."""
+    symbols = make_dictionary(entries - languages)
+    for index in range(languages):
+        symbols.add_symbol(f"<2l{index}>")
+    return symbols
+
+
 def make_batch(dictionary, lengths=(5, 7, 3), target_lengths=(4, 6, 6), left_pad=True):
     """Random sentence pairs: source (padded on the left unless told otherwise), its lengths, target input."""
     longest = max(lengths)

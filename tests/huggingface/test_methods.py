@@ -11,7 +11,8 @@ from fairseq_deep.huggingface.modeling import CACHE  # noqa: E402
 from tests.helpers.huggingface import make_model  # noqa: E402
 from tests.helpers.methods import METHODS, OPTIONS, PRENORM  # noqa: E402
 
-ALL = {**METHODS, **OPTIONS}
+LANGUAGES = {"language_norm": True, "language_transform": True, "num_languages": 20}
+ALL = {**METHODS, **OPTIONS, "languages": (PRENORM, LANGUAGES)}
 PAD, EOS = 1, 2
 
 

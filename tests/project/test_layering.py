@@ -18,7 +18,7 @@ CORE = [
     ["aggregators", "attention", "residuals", "decoding"],
     ["memories", "inits", "search"],
     ["layers", "diagnostics", "alignment", "checkpoints", "folding"],
-    ["layer_options", "stream_folding"],
+    ["layer_options", "languages", "stream_folding"],
     ["checks", "description"],
     ["transformer_stack"],
     ["encoder", "decoder"],

@@ -6,6 +6,7 @@ import random
 import subprocess
 
 import pytest
+import torch
 
 from tests.helpers import recipes
 from tests.helpers.commands import FEED_FORWARD
@@ -170,7 +171,8 @@ def test_many_pairs_in_one_model(tools, tmp_path):
     home, exp = tmp_path / "home", tmp_path / "exp"
     home.mkdir()
     make_opus(home)
-    record, said = smoke(tools, "opus100", home, exp, ["--temperature", "2"], LSTM)
+    model = [*NARROW, *SHALLOW, *FEED_FORWARD]
+    record, said = smoke(tools, "opus100", home, exp, ["--temperature", "2", "--conf", "laln_lalt"], model)
     raw, cut = exp / "text/raw", exp / "text/bpe"
     # 40, 40 sqrt(20 / 40) and 40 sqrt(10 / 40), both ways; two ways of the test sets
     assert record["pairs"] == {"train": 2 * (40 + 28 + 20), "valid": 30, "test": 6 * 3 + 4 * 2}
@@ -178,7 +180,15 @@ def test_many_pairs_in_one_model(tools, tmp_path):
     german, english = sentences("de", 1, "trainde")[0], sentences("en", 1, "trainde")[0]
     assert trained[0] == (f"<2en> {german}", english) and trained[40] == (f"<2de> {english}", german)
     assert [line.split()[0] for line in lines(cut / "train.src")] == [pair[0].split()[0] for pair in trained]
-    assert "<2zh>" in {line.split()[0] for line in lines(exp / "data-bin/dict.src.txt")}
+    symbols = ["<s>", "<pad>", "</s>", "<unk>", *(line.split()[0] for line in lines(exp / "data-bin/dict.src.txt"))]
+    weights = torch.load(exp / "averaged.pt", weights_only=False)["model"]
+    tags = [symbols[index] for index in weights["encoder.language_index.tags"]]
+    assert tags == [symbol for symbol in symbols if symbol.startswith("<2")] and len(tags) == 4
+    names = ("language_transform", "layers.1.final_layer_norm")
+    matrices, gains = (weights[f"encoder.{name}.weight"] for name in names)
+    assert matrices.shape == (5, 16, 16) and gains.shape == (5, 16)
+    assert torch.equal(matrices[0], torch.eye(16)) and torch.equal(gains[0], torch.ones(16))  # no source lacks a tag
+    assert all(len({tuple(row) for row in weight.flatten(1).tolist()}) == 5 for weight in (matrices, gains))
     scored = record["scores"]["test"]["sacrebleu"]
     directions = {name: found["pairs"] for name, found in scored["directions"].items()}
     assert directions == {"en-xx": 3, "xx-en": 3, "zero-shot": 4} and len(scored["pairs"]) == 10

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fairseq_deep.core.norms import make_norm
+from fairseq_deep.core.norms import make_norm, normalise
 from fairseq_deep.core.residuals import ResidualConnection
 from fairseq_deep.core.residuals.plain import Plain
 from fairseq_deep.core.stack import Stack
@@ -51,14 +51,16 @@ class BaseLayer(FeedForward):
         self.residual = Plain(stack, 1) if residual is None else residual
         self.normalize_before = self.residual.pre_norm
 
-    def branch_input(self, x: Tensor, norm: nn.Module) -> Tensor:
+    def branch_input(self, x: Tensor, norm: nn.Module, languages: Tensor | None) -> Tensor:
         """What a sub-layer F reads of its input *x* (T x B x C): in pre-norm LN(x), which the connection may scale."""
-        return self.residual.scale_input(norm(x)) if self.normalize_before else x
+        return self.residual.scale_input(normalise(norm, x, languages)) if self.normalize_before else x
 
-    def feed_forward(self, x: Tensor, bottom: Tensor) -> Tensor:
+    def branch_sum(self, x: Tensor, norm: nn.Module, languages: Tensor | None) -> Tensor:
+        """What follows a residual connection, whose output is *x* (T x B x C): in post-norm LN(x)."""
+        return x if self.normalize_before else normalise(norm, x, languages)
+
+    def feed_forward(self, x: Tensor, bottom: Tensor, languages: Tensor | None) -> Tensor:
         """The feed-forward sub-layer with its connection and norm (T x B x C); *bottom*: the layer's input."""
-        output = self.ffn(self.branch_input(x, self.final_layer_norm))
+        output = self.ffn(self.branch_input(x, self.final_layer_norm, languages))
         x = self.residual(x, output, self.last, bottom)
-        if not self.normalize_before:
-            x = self.final_layer_norm(x)
-        return x
+        return self.branch_sum(x, self.final_layer_norm, languages)

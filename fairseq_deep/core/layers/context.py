@@ -23,6 +23,7 @@ class DecoderContext(NamedTuple):
         step: what the attentions of a decoding step share (:class:`SharedBeamState`)
         values: the values of the first self-attention, with value residual
         native: what the layers share that compiled kernels run in a step; None for torch's operations
+        languages: numbers of the target languages, B, which norms may depend on
     """
 
     memory: Tensor | None = None
@@ -34,3 +35,4 @@ class DecoderContext(NamedTuple):
     step: DecodingStep | None = None
     values: FirstValues | None = None
     native: NativeStep | None = None
+    languages: Tensor | None = None

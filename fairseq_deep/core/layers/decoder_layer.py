@@ -49,21 +49,19 @@ class DecoderLayer(BaseLayer):
         native = None if context.native is None or need_weights else context.native.parts.get(self)
         if native is not None:
             return native(x, context), None
-        bottom = x
-        x = attend_to_target(self.self_attn, self.branch_input(x, self.self_attn_layer_norm), context)
+        bottom, languages = x, context.languages
+        x = attend_to_target(self.self_attn, self.branch_input(x, self.self_attn_layer_norm, languages), context)
         x = self.residual(bottom, self.dropout_module(x), 0, bottom)
-        if not self.normalize_before:
-            x = self.self_attn_layer_norm(x)
+        x = self.branch_sum(x, self.self_attn_layer_norm, languages)
 
         weights = None
         if self.encoder_attn is not None and context.memory is not None:
             residual = x
-            x = self.branch_input(x, self.encoder_attn_layer_norm)
+            x = self.branch_input(x, self.encoder_attn_layer_norm, languages)
             x, weights = attend_to_source(self.encoder_attn, x, context, need_weights)
             x = self.residual(residual, self.dropout_module(x), 1, bottom)
-            if not self.normalize_before:
-                x = self.encoder_attn_layer_norm(x)
-        return self.feed_forward(x, bottom), weights
+            x = self.branch_sum(x, self.encoder_attn_layer_norm, languages)
+        return self.feed_forward(x, bottom, languages), weights
 
 
 class ParallelDecoderLayer(ParallelAttention, BaseLayer):
@@ -81,9 +79,8 @@ class ParallelDecoderLayer(ParallelAttention, BaseLayer):
 
     def forward(self, x: Tensor, context: DecoderContext, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Run the layer; see :meth:`DecoderLayer.forward`."""
-        bottom = x
-        x, weights = self.attend(self.branch_input(x, self.encoder_attn_layer_norm), context, need_weights)
+        bottom, languages = x, context.languages
+        x, weights = self.attend(self.branch_input(x, self.encoder_attn_layer_norm, languages), context, need_weights)
         x = self.residual(bottom, self.dropout_module(x), 0, bottom)
-        if not self.normalize_before:
-            x = self.encoder_attn_layer_norm(x)
-        return self.feed_forward(x, bottom), weights
+        x = self.branch_sum(x, self.encoder_attn_layer_norm, languages)
+        return self.feed_forward(x, bottom, languages), weights

@@ -24,22 +24,28 @@ class EncoderLayer(BaseLayer):
         self.self_attn = self_attention(stack, causal=False)
         self.self_attn_layer_norm = build_norm(stack, has_norms(stack))
 
-    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None, values: FirstValues | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        encoder_padding_mask: Tensor | None,
+        languages: Tensor | None = None,
+        values: FirstValues | None = None,
+    ) -> Tensor:
         """Run the layer.
 
         Args:
             x: T x B x C
             encoder_padding_mask: B x T, true where *x* is padding, or what :func:`padding_bias` makes of that for all
                 layers; None if nothing is
+            languages: numbers of the target languages, B, which norms may depend on
             values: the values of the first layer, with value residual
 
         Returns:
             T x B x C
         """
         bottom = x
-        x = self.branch_input(x, self.self_attn_layer_norm)
+        x = self.branch_input(x, self.self_attn_layer_norm, languages)
         x, _ = self.self_attn(x, key_padding_mask=encoder_padding_mask, values=values)
         x = self.residual(bottom, self.dropout_module(x), 0, bottom)
-        if not self.normalize_before:
-            x = self.self_attn_layer_norm(x)
-        return self.feed_forward(x, bottom)
+        x = self.branch_sum(x, self.self_attn_layer_norm, languages)
+        return self.feed_forward(x, bottom, languages)

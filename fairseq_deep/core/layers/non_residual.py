@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_deep.core.attention import FirstValues, self_attention
+from fairseq_deep.core.norms import normalise
 from fairseq_deep.core.stack import Stack
 
 from .base_layer import build_norm
@@ -42,9 +43,16 @@ class AttentionEncoderLayer(nn.Module):
         self.self_attn_layer_norm = build_norm(stack, stack.layout.input_norm)
         self.dropout_module = build_dropout(stack, stack.dropout)
 
-    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None, values: FirstValues | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        encoder_padding_mask: Tensor | None,
+        languages: Tensor | None = None,
+        values: FirstValues | None = None,
+    ) -> Tensor:
         """Attention output (T x B x C) of *x* (T x B x C); the contract is that of :meth:`EncoderLayer.forward`."""
-        x, _ = self.self_attn(self.self_attn_layer_norm(x), key_padding_mask=encoder_padding_mask, values=values)
+        query = normalise(self.self_attn_layer_norm, x, languages)
+        x, _ = self.self_attn(query, key_padding_mask=encoder_padding_mask, values=values)
         return self.dropout_module(x)
 
 
@@ -80,14 +88,14 @@ class AttentionDecoderLayer(nn.Module):
         """
         outputs, weights, query = [], None, x
         if self.self_attn is not None:
-            y = attend_to_target(self.self_attn, self.self_attn_layer_norm(x), context)
+            y = normalise(self.self_attn_layer_norm, x, context.languages)
+            y = attend_to_target(self.self_attn, y, context)
             y = self.dropout_module(y).to(x.dtype)  # autocast leaves them different
             outputs.append(y)
             query = x + y if self.attn_residual else y
         if self.encoder_attn is not None and context.memory is not None:
-            y, weights = attend_to_source(
-                self.encoder_attn, self.encoder_attn_layer_norm(query), context, need_weights
-            )
+            query = normalise(self.encoder_attn_layer_norm, query, context.languages)
+            y, weights = attend_to_source(self.encoder_attn, query, context, need_weights)
             outputs.append(self.dropout_module(y))
         if len(outputs) == 1:
             return outputs[0], weights
@@ -109,7 +117,8 @@ class ParallelAttentionDecoderLayer(ParallelAttention):
 
     def forward(self, x: Tensor, context: DecoderContext, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Run the layer; see :meth:`AttentionDecoderLayer.forward`."""
-        x, weights = self.attend(self.encoder_attn_layer_norm(x), context, need_weights)
+        x = normalise(self.encoder_attn_layer_norm, x, context.languages)
+        x, weights = self.attend(x, context, need_weights)
         return self.dropout_module(x), weights
 
 
@@ -124,9 +133,15 @@ class EncoderFeedForward(FeedForward):
         super().__init__(stack)
         self.final_layer_norm = build_norm(stack, stack.layout.input_norm)
 
-    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None, values: FirstValues | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        encoder_padding_mask: Tensor | None,
+        languages: Tensor | None = None,
+        values: FirstValues | None = None,
+    ) -> Tensor:
         """FFN of *x* (T x B x C); its padding and the values do not matter."""
-        return self.ffn(self.final_layer_norm(x))
+        return self.ffn(normalise(self.final_layer_norm, x, languages))
 
 
 
@@ -143,4 +158,4 @@ class DecoderFeedForward(FeedForward):
 
     def forward(self, x: Tensor, context: DecoderContext, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """FFN of *x* (T x B x C), and None; see :meth:`DecoderLayer.forward`."""
-        return self.ffn(self.final_layer_norm(x)), None
+        return self.ffn(normalise(self.final_layer_norm, x, context.languages)), None

@@ -32,6 +32,7 @@ from .depth_log import StreamWatch, log_depth, log_streams
 from .dictionaries import remember
 from .hydra import flags_of_run
 from .init_from import ORDERS, initialise_from, take_path
+from .language_tags import count_languages
 from .stacks import DeepTransformerDecoder, DeepTransformerEncoder
 
 logger = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ class DeepTransformerModel(Transformer, TransformerModel):
         allow_other = bool(getattr(args, "allow_other_dictionary", None))
         if allow_other:
             args.allow_other_dictionary = False  # of this command alone: a checkpoint that it saves does not have it
+        tags = count_languages(args, task.source_dictionary)
         run = flags_of_run(args) if OmegaConf.is_config(args) else args
         if OmegaConf.is_config(args):  # from fairseq-hydra-train: fairseq would lose the flags that it does not know
             args = OmegaConf.to_container(args, resolve=True)
@@ -120,6 +122,8 @@ class DeepTransformerModel(Transformer, TransformerModel):
         if source is not None:
             order = getattr(args, "init_from_order", None) or ORDERS[0]
             initialise_from(model, source, args.stacks, task, allow_other, order)
+        if tags:
+            model.encoder.language_index.set_tags(tags)
         model.log_depth_interval = getattr(args, "log_depth_interval", None) or 0
         model.compiles = bool(getattr(args, "compile", None))
         model.fast_dropout = bool(getattr(args, "fast_dropout", None))

@@ -41,8 +41,10 @@ class DeepTransformerEncoder(Encoder, FairseqEncoder):
         self.dictionary = dictionary
         self.quant_noise = _noisy_embedding(self, cfg)
 
-    def embed(self, tokens: Tensor, embedded: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        x, embedding = super().embed(tokens, embedded)
+    def embed(
+        self, tokens: Tensor, embedded: Tensor | None = None, languages: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        x, embedding = super().embed(tokens, embedded, languages)
         return x if self.quant_noise is None else self.quant_noise(x), embedding
 
 

@@ -1,0 +1,147 @@
+"""Language-aware parts of multilingual models: LaLT (``--language-transform``) and LaLN (``--language-norm``).
+
+Improving Massively Multilingual Neural Machine Translation and Zero-Shot Translation, Zhang et al., ACL 2020. With t
+the target language of a sentence:
+
+    LaLN    LN_t(x) = (x - mean(x)) / sqrt(var(x) + eps) * g_t + b_t     each LayerNorm of layers and stacks
+    LaLT    H~ = H W_t                                                   H: the encoder's output, C features
+
+A source begins with the tag of its target language, ``<2de>``. Languages are numbered from 1 in the order of their tags
+in the source dictionary. Number 0 is for sources that begin with something else.
+
+Names here: ``weight`` of :class:`LanguageTransform` has the W_t, which start as the identity (our choice). LaLN is
+:class:`~fairseq_deep.core.norms.LanguageNorm`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .registry import UsageError
+from .stack import Stack
+
+SWITCHES = ("language_transform", "language_norm")
+"""The flags that require language tags."""
+
+TAG = re.compile(r"<2[^\s>]+>")
+"""The tag of a target language."""
+
+
+def add_args(parser) -> None:
+    """Add the flags, without defaults."""
+    parser.add_argument("--language-transform", action="store_true",
+                        help="LaLT: transform the encoder's output with a matrix of the target language")
+    parser.add_argument("--language-norm", action="store_true",
+                        help="LaLN: layer norms have gains and biases of the target language")
+    parser.add_argument("--num-languages", type=int, metavar="N",
+                        help="number of target languages (the tags <2xx> in the source dictionary are counted)")
+
+
+def describe(get: Callable[..., Any]) -> dict[str, Any]:
+    """The attributes of :class:`Stack`; *get* returns a flag, or a default if it is unset."""
+    return {"languages": get("num_languages", 0), **{name: bool(get(name, False)) for name in SWITCHES}}
+
+
+def chosen_flag(flags: Any) -> str | None:
+    """The first flag of *flags* that requires language tags."""
+    return next((f"--{name.replace('_', '-')}" for name in SWITCHES if getattr(flags, name, None)), None)
+
+
+def check_languages(flags: Any, stack: Stack) -> None:
+    """Reject a number of languages, or norms of languages, that contradict the other flags.
+
+    Raises:
+        UsageError: one line that names the flags and the fix
+    """
+    flag = chosen_flag(flags)
+    if flag is None:
+        if stack.languages:
+            raise UsageError(
+                "--num-languages has no effect without --language-transform or --language-norm: add one, or omit it"
+            )
+        return
+    if stack.languages < 1:
+        raise UsageError(f"{flag} requires --num-languages of at least 1, not {stack.languages}: change it")
+    if stack.language_norm:
+        _check_norms(stack)
+
+
+def _check_norms(stack: Stack) -> None:
+    for flag, chosen in (("--norm rms", stack.norm == "rms"), ("--sub-norm", stack.sub_norm),
+                         ("--residual peri", stack.residual.name == "peri")):  # fmt: skip
+        if chosen:
+            raise UsageError(f"--language-norm is not supported with {flag} ({stack.side}): omit one of them")
+    if not (stack.layout.residual or stack.layout.input_norm):
+        raise UsageError(
+            f"--language-norm has no effect on --layer-agg {stack.aggregator.name}, whose layers have no norms "
+            f"({stack.side}): omit it"
+        )
+
+
+def tag_indices(symbols: Iterable[str]) -> list[int]:
+    """Indices of the language tags among the *symbols* of a dictionary."""
+    return [index for index, symbol in enumerate(symbols) if TAG.fullmatch(symbol)]
+
+
+def of_hypotheses(languages: Tensor, count: int) -> Tensor:
+    """The numbers of *languages*, one for each source, for *count* hypotheses: those of a source follow each other."""
+    sources = languages.size(0)
+    return languages.unsqueeze(1).expand(sources, count // sources).flatten()
+
+
+class LanguageIndex(nn.Module):
+    """From sources to the numbers of their target languages.
+
+    Args:
+        languages: number of languages
+
+    Attributes:
+        tags: index of the tag of each language in the source dictionary; -1 until :meth:`set_tags`
+    """
+
+    def __init__(self, languages: int):
+        super().__init__()
+        self.register_buffer("tags", torch.full((languages,), -1))
+
+    def set_tags(self, tags: Iterable[int]) -> None:
+        """Store the tag of each language."""
+        self.tags.copy_(torch.tensor(list(tags)))
+
+    def forward(self, tokens: Tensor, padding: Tensor) -> Tensor:
+        """The number of each source's language, B: from 1 in the order of the tags, 0 without a tag.
+
+        Args:
+            tokens: B x T
+            padding: true at the padding of *tokens*
+        """
+        first = tokens.gather(1, padding.int().argmin(1, keepdim=True))
+        numbers = torch.arange(1, len(self.tags) + 1, device=tokens.device)
+        return (first.eq(self.tags) * numbers).sum(1)
+
+
+class LanguageTransform(nn.Module):
+    """H W_t, with W_t of each sentence's target language (LaLT).
+
+    Args:
+        languages: number of languages; one more matrix is for sentences without a tag
+        dim: C
+    """
+
+    def __init__(self, languages: int, dim: int):
+        super().__init__()
+        self.dim = dim
+        self.weight = nn.Parameter(torch.eye(dim).repeat(languages + 1, 1, 1))
+
+    def forward(self, x: Tensor, languages: Tensor) -> Tensor:
+        """Transform x (T x B x C); *languages*: numbers of the languages, B."""
+        weight = F.embedding(languages, self.weight.flatten(1)).view(-1, self.dim, self.dim)
+        return torch.bmm(x.transpose(0, 1), weight).transpose(0, 1).contiguous()
+
+    def extra_repr(self) -> str:
+        return f"{len(self.weight)} x {self.dim} x {self.dim}"

@@ -1,0 +1,38 @@
+"""Language tags in the source dictionary (``--language-transform``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import OmegaConf, open_dict
+
+from fairseq_deep.core.languages import chosen_flag, tag_indices
+from fairseq_deep.core.registry import UsageError
+
+
+def count_languages(args: Any, dictionary: Any) -> list[int]:
+    """Indices of the language tags in *dictionary*; their number is stored in *args*, and so in checkpoints.
+
+    Raises:
+        UsageError: a flag requires tags, and there are none, or not as many as ``--num-languages``
+    """
+    flag = chosen_flag(args)
+    if flag is None:
+        return []
+    tags, given = tag_indices(dictionary.symbols), getattr(args, "num_languages", None)
+    if not tags:
+        raise UsageError(
+            f"{flag} requires language tags in the source dictionary: begin each source with the tag of its target "
+            "language, such as <2de>, and binarise again; or omit the flag"
+        )
+    if given not in (None, len(tags)):
+        raise UsageError(
+            f"--num-languages {given}: the source dictionary has {len(tags)} language tags; use the dictionary of the "
+            "model's training, or omit the flag"
+        )
+    if OmegaConf.is_config(args):
+        with open_dict(args):
+            args.num_languages = len(tags)
+    else:
+        args.num_languages = len(tags)
+    return tags

@@ -1,0 +1,276 @@
+"""LaLT and LaLN: what depends on the target language of a sentence."""
+
+import argparse
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_deep.core.compat import skip_initialisation
+from fairseq_deep.core.languages import LanguageIndex, LanguageTransform, tag_indices
+from fairseq_deep.core.norms import LanguageNorm
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.torch_export import export_decoding_step, export_encoder
+from fairseq_deep.plugin.architectures import build_architecture
+from fairseq_deep.runtime.dictionary import Dictionary as RuntimeDictionary
+from fairseq_deep.runtime.model import untrained
+from tests.helpers.generation import assert_lively, assert_same, generate, prepare, strengthen
+from tests.helpers.invariances import INVARIANCES
+from tests.helpers.models import POSTNORM, PRENORM, make_batch, make_tagged_dictionary, size_of, tiny_flags
+from tests.helpers.tensors import DOUBLE, assert_same_gradients, saved_bytes, shake
+from tests.reference import naive_languages
+
+T, B, C = 3, 4, 6
+LANGUAGES = 12
+LALT, LALN = {"language_transform": True}, {"language_norm": True}
+BOTH = {**LALT, **LALN}
+MODELS = {
+    "LaLT": (PRENORM, LALT),
+    "LaLT, memories": (POSTNORM, {**LALT, "decoder_memory": "transparent"}),
+    "LaLN": (PRENORM, {**LALN, "layernorm_embedding": True}),
+    "paper": (POSTNORM, {**BOTH, "decoder_attn": "merged"}),
+    "LaLN, memories": (PRENORM, {**LALN, "decoder_memory": "layerwise"}),
+    "LaLN, bare": ("transformer_hyper_connections_6l", {**LALN, "encoder_layers": 2, "decoder_layers": 2}),
+    "LaLN, LSTM": ("transformer_lstm_2l2l_tiny", BOTH),
+    "LaLN, ODE": (PRENORM, {**LALN, "layer_agg": "ode", "ode_method": "rk2-learned"}),
+}
+
+
+@pytest.fixture(scope="module")
+def tagged():
+    return make_tagged_dictionary(30, LANGUAGES)
+
+
+def make(name, tagged, **flags):
+    """A narrow model of two layers for the dictionary *tagged*."""
+    arch, own = MODELS[name]
+    return build_architecture(arch, tagged, **{**tiny_flags(arch), **own, **flags})
+
+
+def tagged_batch(tagged, left_pad=True):
+    """Four sentences: two of one language, one of another, one without a tag."""
+    source, lengths, target = make_batch(tagged, (5, 3, 4, 5), (4, 5, 3, 5), left_pad)
+    for row, word in enumerate(("<2l7>", "<2l0>", "<2l7>", "w3")):
+        source[row, source.size(1) - lengths[row] if left_pad else 0] = tagged.index(word)
+    return source, lengths, target
+
+
+@pytest.mark.parametrize("left_pad", [True, False])
+def test_the_first_word_tells_the_language(tagged, left_pad):
+    tags = tag_indices(tagged.symbols)
+    assert [tagged[tag] for tag in tags] == [f"<2l{index}>" for index in range(LANGUAGES)]
+    source, pad = tagged_batch(tagged, left_pad)[0], tagged.pad()
+    source[3, -2:] = tags[5]  # a tag that is not the first word is an ordinary word
+    index = LanguageIndex(LANGUAGES)
+    assert index(source, source.eq(pad)).tolist() == [0] * 4  # no tags are known yet
+    index.set_tags(tags)
+    found = index(source, source.eq(pad)).tolist()
+    assert found == [naive_languages.language_of(row, tags, pad) for row in source] == [8, 1, 8, 0]
+
+
+def test_symbols_that_are_tags():
+    symbols = ["<2de>", "<2zh_Hans>", "2de", "<2>", "<2de", "x<2de>", "<2de>x", "<s>", "<2 de>"]
+    assert tag_indices(symbols) == [0, 1]
+
+
+def test_the_transform_equals_the_equation():
+    module = shake(LanguageTransform(LANGUAGES, C).double())
+    x, languages = torch.randn(T, B, C, requires_grad=True, **DOUBLE), [8, 0, 8, 12]
+    got = module(x, torch.tensor(languages))
+    want = naive_languages.transform(x, module.weight, languages)
+    torch.testing.assert_close(got, want)
+    gradient = assert_same_gradients(got, want, [x, module.weight])[1]
+    used = gradient.flatten(1).any(1).nonzero().flatten().tolist()
+    assert used == [0, 8, 12]  # others get zeros, not None, so that workers of DDP agree
+
+
+def test_the_norm_equals_the_equation_also_in_half_precision():
+    module = shake(LanguageNorm(LANGUAGES, C).double())
+    x, languages = torch.randn(T, B, C, requires_grad=True, **DOUBLE), [8, 0, 8, 12]
+    got = module(x, torch.tensor(languages))
+    want = naive_languages.layer_norm(x, module.weight, module.bias, languages)
+    torch.testing.assert_close(got, want)
+    for gradient in assert_same_gradients(got, want, [x, module.weight, module.bias])[1:]:
+        assert gradient.any(1).nonzero().flatten().tolist() == [0, 8, 12]
+    large = torch.tensor([[[300.0, -300.0] * C]]).half()  # whose squares are beyond fp16
+    torch.testing.assert_close(LanguageNorm(1, 2 * C).half()(large, torch.tensor([1])), large / 300)
+
+
+def without_languages(name, tagged, state, **flags):
+    """The plain model with the weights *state*: of the rows of a norm, it takes the last."""
+    plain = make(name, tagged, **dict.fromkeys(BOTH, False), **flags)
+    own = plain.state_dict()
+    for key in own:
+        own[key].copy_(state[key] if state[key].shape == own[key].shape else state[key][-1])
+    return plain
+
+
+@pytest.mark.parametrize("init", ["fairseq", "xavier"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_new_model_is_the_plain_one(name, init, tagged):
+    model, batch = make(name, tagged, deep_init=init).eval(), tagged_batch(tagged)
+    plain = without_languages(name, tagged, model.state_dict(), deep_init=init).eval()
+    with torch.no_grad():
+        near = {"rtol": 1e-5, "atol": 1e-5} if model.encoder.stack.language_norm else {"rtol": 0, "atol": 0}
+        torch.testing.assert_close(model(*batch)[0], plain(*batch)[0], **near)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, flags) in MODELS.items() if "language_norm" in flags])
+def test_norms_with_equal_rows_are_plain_ones(name, tagged):
+    model, batch = shake(make(name, tagged, language_transform=False), 0.3).eval(), tagged_batch(tagged)
+    norms = [module for module in model.modules() if isinstance(module, LanguageNorm)]
+    with torch.no_grad():
+        for norm in norms:
+            norm.weight.copy_(norm.weight[-1].clone())
+            norm.bias.copy_(norm.bias[-1].clone())
+        plain = without_languages(name, tagged, model.state_dict()).eval()
+        before = model(*batch)[0]
+        torch.testing.assert_close(before, plain(*batch)[0], rtol=1e-4, atol=1e-4)
+        for norm in norms:  # a row changes the sentences of its language
+            own = norm.bias[8].clone()
+            norm.bias[8].normal_()
+            after = model(*batch)[0]
+            assert [torch.equal(a, b) for a, b in zip(after, before)] == [False, True, False, True]
+            norm.bias[8] = own
+
+
+def test_the_transform_keeps_half_precision_exact(tagged):
+    model, batch = make("LaLT", tagged).half().eval(), tagged_batch(tagged)
+    plain = without_languages("LaLT", tagged, model.state_dict()).half().eval()
+    assert torch.equal(model(*batch)[0], plain(*batch)[0])
+
+
+def test_a_decoder_asks_for_the_languages(tagged):
+    model, (source, lengths, target) = make("LaLN", tagged), tagged_batch(tagged)
+    encoded = model.encoder(source, lengths)
+    encoded.pop("languages")
+    with pytest.raises(UsageError, match="--language-norm requires languages in encoder_out: pass all"):
+        model.decoder(target, encoder_out=encoded)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sentences_of_several_languages_are_translated_as_alone(name, tagged):
+    model, pad = shake(make(name, tagged), 0.3).eval(), tagged.pad()
+    source, lengths, target = tagged_batch(tagged)
+    with torch.no_grad():
+        together = model(source, lengths, target)[0]
+        for row in range(B):
+            words, outputs = source[row][source[row] != pad], target[row][target[row] != pad]
+            alone = model(words[None], lengths[row : row + 1], outputs[None])[0][0]
+            torch.testing.assert_close(together[row, : len(outputs)], alone, rtol=1e-4, atol=1e-4)
+        source[1, -3] = tagged.index("<2l3>")
+        other = model(source, lengths, target)[0]
+    assert torch.equal(other[[0, 2, 3]], together[[0, 2, 3]]) and not torch.allclose(other[1], together[1])
+
+
+@pytest.mark.parametrize("check", INVARIANCES)
+@pytest.mark.parametrize("name", MODELS)
+def test_whole_models_keep_what_must_hold(name, check, tagged):
+    INVARIANCES[check](lambda **flags: shake(make(name, tagged, **flags), 0.15), tagged)
+
+
+def tagged_sample(tagged):
+    source, lengths, _ = tagged_batch(tagged)
+    source[:, -1] = tagged.eos()
+    return {"id": torch.arange(B), "net_input": {"src_tokens": source, "src_lengths": lengths}}
+
+
+@pytest.mark.parametrize("name", ["LaLN", "paper"])
+def test_beam_search_finds_what_it_finds_without_caches(name, tagged):
+    model, sample = make(name, tagged).eval(), tagged_sample(tagged)
+    strengthen(model)
+    expected = generate(model, tagged, sample, incremental=False)
+    assert_lively(expected)
+    assert_same(generate(model, tagged, sample), expected)
+
+
+def test_compiled_steps_are_one_graph(tagged):
+    """Of two sources with two hypotheses each."""
+    dynamo = pytest.importorskip("torch._dynamo")
+    model, (source, lengths, _) = make("LaLN", tagged, decoder_layers=1).eval(), tagged_batch(tagged)
+    prepare(model)
+    words, steps = torch.randint(4, 30, (4, 5)), {}
+    with torch.no_grad():
+        encoded = model.encoder(source[:2], lengths[:2])
+        encoded = model.encoder.reorder_encoder_out(encoded, torch.tensor([0, 0, 1, 1]))
+        for compiled in (False, True):
+            if compiled:
+                dynamo.reset()
+                dynamo.utils.counters.clear()
+                model.decoder.compile_steps(backend="eager")
+            state = {}
+            steps[compiled] = [model.decoder(words[:, :i], encoded, state)[0] for i in range(1, 6)]
+    torch.testing.assert_close(steps[True], steps[False])
+    assert dynamo.utils.counters["stats"]["unique_graphs"] == 1 and not dynamo.utils.counters["graph_break"]
+    dynamo.reset()
+
+
+def test_programs_compute_the_same(tagged):
+    """Of torch.export, for three sentences of two hypotheses."""
+    pytest.importorskip("torch.export")
+    model = make("paper", tagged, encoder_layers=1, decoder_layers=1).eval()
+    source = tagged_batch(tagged)[0][1:]
+    strengthen(model)
+    encode, step = (
+        export(model, 2, 4).module() for export in (export_encoder, export_decoding_step)
+    )
+    order, words = torch.tensor([[1, 0], [0, 0], [1, 1]]), torch.randint(4, 30, (4, 3, 2))
+    with torch.no_grad():
+        encoded, state = model.encoder(source), {}
+        encoded = model.encoder.reorder_encoder_out(encoded, torch.arange(3).repeat_interleave(2))
+        tensors, caches = encode(source)
+        target = torch.zeros(6, 0, dtype=torch.long)
+        for position in range(4):
+            scores, caches = step(words[position], order, torch.tensor([position]), tensors, caches)
+            rows = (torch.tensor([[0], [2], [4]]) + order).flatten()
+            target = torch.cat([target[rows], words[position].view(-1, 1)], dim=1)
+            model.decoder.reorder_incremental_state_scripting(state, rows)
+            want = model.decoder(target, encoder_out=encoded, incremental_state=state)[0][:, -1]
+            torch.testing.assert_close(scores.flatten(0, 1), want, rtol=1e-4, atol=1e-4)
+
+
+def test_recomputation_keeps_no_copies_of_the_matrices(tagged):
+    batch, kept = tagged_batch(tagged), {}
+    for recompute in (False, True):
+        model = make("LaLT", tagged, checkpoint_activations=recompute).train()
+        kept[recompute] = saved_bytes(lambda model=model: model(*batch), model.parameters())
+    assert kept[False] - kept[True] > B * 16 * 16 * 4
+
+
+def test_parameters_of_the_paper_are_counted_exactly():
+    """Base with merged attention, 64,000 sub-words and the 100 languages of OPUS-100: 24 norms."""
+    tags, flags = make_tagged_dictionary(64000, 100), {"decoder_attn": "merged", "share_all_embeddings": True}
+    plain = 64000 * 512 + 12 * (2 * 512 * 2048 + 2048 + 512) + 12 * 4 * (512 * 512 + 512) + 24 * 2 * 512
+    with skip_initialisation():
+        for more, extra in (({}, 0), (LALN, 24 * 2 * 512 * 100), (LALT, 101 * 512**2)):
+            assert size_of(build_architecture("transformer_postnorm_6l", tags, **flags, **more)) == plain + extra
+
+
+@pytest.mark.parametrize(
+    "flags, problem, cure",
+    [
+        ({**LALT, "num_languages": 3}, "--num-languages 3: the source dictionary has 12 language tags", "or omit"),
+        ({"num_languages": 12}, "no effect without --language-transform or --language-norm", "add one, or omit it"),
+        ({**LALN, "norm": "rms"}, "--language-norm is not supported with --norm rms", "omit one of them"),
+        ({**LALN, "sub_norm": True}, "--language-norm is not supported with --sub-norm", "omit one of them"),
+        ({**LALN, "encoder_residual": "peri"}, "with --residual peri (encoder)", "omit one of them"),
+        ({**LALN, "layer_agg": "residual-dual"}, "no effect on --layer-agg residual-dual", "(encoder): omit it"),
+        ({**LALN, "deep_init": "rezero"}, "not supported with --deep-init rezero, whose stacks have no", "omit it"),
+    ],
+)
+def test_flags_that_clash(flags, problem, cure, tagged):
+    arch = POSTNORM if "layer_agg" in flags else PRENORM
+    with pytest.raises(UsageError) as error:
+        build_architecture(arch, tagged, **{**tiny_flags(arch), **flags})
+    assert "\n" not in str(error.value) and problem in str(error.value) and cure in str(error.value)
+
+
+def test_flags_without_a_number_of_languages_are_refused():
+    """As in a package that someone has edited."""
+    with pytest.raises(UsageError, match="--language-norm requires --num-languages of at least 1, not 0: change it"):
+        untrained(argparse.Namespace(language_norm=True), RuntimeDictionary(), RuntimeDictionary())
+
+
+def test_a_dictionary_without_tags_is_refused():
+    with pytest.raises(UsageError, match="--language-transform requires language tags in the source dictionary: begin"):
+        build_architecture(PRENORM, Dictionary(), **tiny_flags(PRENORM), **LALT)
