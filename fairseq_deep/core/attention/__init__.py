@@ -1,4 +1,4 @@
-"""What layers attend with (``--decoder-attn``): each knows torch alone."""
+"""What layers attend with (``--encoder-attn``, ``--decoder-attn``): each knows torch alone."""
 
 import importlib
 import pkgutil
@@ -6,6 +6,7 @@ import pkgutil
 from .average import AverageAttention, RunningMean
 from .beams import DecodingStep, SharedBeamState
 from .decoder import DECODER_ATTENTIONS
+from .encoder import ENCODER_ATTENTIONS
 from .hypothesis_state import HypothesisState
 from .multihead import MultiheadAttention, self_attention
 from .ssru import Ssru
@@ -13,8 +14,9 @@ from .ssru import Ssru
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-globals().update(DECODER_ATTENTIONS.classes())
+METHODS = {**ENCODER_ATTENTIONS.classes(), **DECODER_ATTENTIONS.classes()}
+globals().update(METHODS)
 __all__ = [
-    "DECODER_ATTENTIONS", "AverageAttention", "DecodingStep", "HypothesisState", "MultiheadAttention", "RunningMean",
-    "SharedBeamState", "Ssru", "self_attention",
-] + list(DECODER_ATTENTIONS.classes())  # fmt: skip
+    "DECODER_ATTENTIONS", "ENCODER_ATTENTIONS", "AverageAttention", "DecodingStep", "HypothesisState",
+    "MultiheadAttention", "RunningMean", "SharedBeamState", "Ssru", "self_attention",
+] + list(METHODS)  # fmt: skip

@@ -26,6 +26,9 @@ def source_attention(stack: Stack) -> nn.Module:
 
 def attend_to_target(attention: nn.Module, x: Tensor, context: DecoderContext) -> Tensor:
     """Attend to the target's positions (T x B x C)."""
+    of_memory = {}
+    if getattr(attention, "reads_memory", False):
+        of_memory = {"memory": context.memory, "memory_padding": context.memory_padding}
     return attention(
         x,
         key_padding_mask=context.padding,
@@ -33,6 +36,7 @@ def attend_to_target(attention: nn.Module, x: Tensor, context: DecoderContext) -
         incremental_state=context.cache,
         step=context.step,
         causal=context.causal,
+        **of_memory,
     )[0]
 
 
