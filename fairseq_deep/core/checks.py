@@ -206,8 +206,11 @@ def _check_packed(flags: Any, stacks: dict[str, Stack]) -> None:
                     f"{_dashed(flag)} is not supported with --{side}-attn {stack.attention.name}, which needs each "
                     "layer at its place: leave one of them out"
                 )
-        if stack.packs and side == "decoder" and min(each.layers for each in stacks.values()) < 1:
-            raise UsageError(f"--decoder-attn {stack.attention.name} needs layers in both stacks: use --encoder-layers and --decoder-layers of 1 or more")
+        empty = [each.side for each in stacks.values() if each.layers < 1]
+        if stack.packs and side == "decoder" and empty:
+            raise UsageError(
+                f"--decoder-attn {stack.attention.name} needs layers in both stacks: use --{empty[0]}-layers 1 or more"
+            )
 
 
 def _check_memory(flags: Any, encoder: Stack, decoder: Stack) -> None:

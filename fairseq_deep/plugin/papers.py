@@ -148,6 +148,8 @@ COMPARISON = [
     ("mhc_6l", "-", "hyper-connections", (6, 6), "base", None, "-", {"hyper_connections_kind": "manifold"}),
     ("ssru_6l", "pre", "residual", (6, 6), "base", None, "-", {"decoder_attn": "ssru"}),
     ("ssru_12l1l", "pre", "residual", (12, 1), "base", None, "-", {"decoder_attn": "ssru"}),
+    ("luna_6l", "post", "residual", (6, 6), "base", "27.8", "X24", {"encoder_attn": "luna", "decoder_attn": "luna"}),
+    ("luna_encoder_6l", "post", "residual", (6, 6), "base", None, "-", {"encoder_attn": "luna"}),
     ("mudd_6l", "pre", "mudd", (6, 6), "base", None, "-", {}),
     ("mudd_20l", "pre", "mudd", (20, 6), "base", None, "-", {}),
     ("prenorm_12l1l", "pre", "residual", (12, 1), "base", None, "-", {}),

@@ -111,7 +111,8 @@ class Architecture:
 
     def _apply_options(self, args: argparse.Namespace) -> None:
         """Fill the further flags of the row; with another aggregator or attention, those that do not clash."""
-        axes = [(side, axis, self.chosen[axis]) for side in SIDES for axis in ("layer_agg", "encoder_attn", "decoder_attn")]
+        names = ("layer_agg", "encoder_attn", "decoder_attn")
+        axes = [(side, axis, self.chosen[axis]) for side in SIDES for axis in names]
         other = any(method_name(args, side, axis, own) != own for side, axis, own in axes)
         for flag, value in self.options:
             if self._is_asked_for(args, flag):

@@ -26,8 +26,9 @@ q_t, k_t, v_t the projections of x_t in a head of width D:
 Two sums of D x l numbers are the state of a head in decoding. The authors released softplus and, later, elu(z) + 1 for
 alpha; here it is softplus. Keys and values have a matrix each ("untied").
 
-Here W_pq, W_pc are ``pq_proj``, ``pc_proj``; the matrices of "pack" are those of ``pack``, in the encoder's ``self_attn``
-and in ``encoder.memory``; W_o is ``out_proj``; the learned p is ``encoder.packed.weight``.
+Here W_pq and W_pc are ``pq_proj`` and ``pc_proj``, W_o is ``out_proj``, and the learned p is ``encoder.packed.weight``.
+The matrices of "pack" are ``pack``, in the encoder's ``self_attn`` and in ``encoder.memory``. The decoder's attentions
+are in :mod:`.luna_causal`.
 """
 
 from __future__ import annotations
@@ -36,26 +37,19 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_deep.core.compat import is_compiling
-from fairseq_deep.core.dropout import dropout_of, fast_dropout
+from fairseq_deep.core.dropout import dropout_of
 from fairseq_deep.core.norms import make_norm
 from fairseq_deep.core.positions import sinusoids
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
-from .beams import DecodingStep
-from .decoder import DECODER_ATTENTIONS, SelfThenSource
 from .encoder import ENCODER_ATTENTIONS, SelfOfSource
-from .hypothesis_state import HypothesisState
 from .multihead import MultiheadAttention, attention_options
 
 LENGTH = 16
 """Rows of p, unless ``--luna-length`` says otherwise."""
-BLOCK = 128
-"""Positions whose products are one matrix in training; sums carry what came before."""
 
 
 def hidden_rows(padding: Tensor, rows: int) -> Tensor:
@@ -180,8 +174,8 @@ class LunaOfSource(SelfOfSource):
             raise UsageError(f"--luna-length {length} leaves no row: use 1 or more")
         if not stack.layout.residual:
             raise UsageError(
-                f"--encoder-attn luna requires residual connections, which --layer-agg {stack.aggregator.name} replaces "
-                f"({stack.side}): use --encoder-layer-agg residual, or leave it out"
+                f"--encoder-attn luna requires the residual connections that --layer-agg {stack.aggregator.name} "
+                "replaces: use --encoder-layer-agg residual, or --encoder-attn self"
             )
         if other.memory.name != "last":
             raise UsageError(
@@ -202,187 +196,3 @@ def check_options(stack: Stack) -> None:
         raise UsageError(
             f"--deep-init {stack.init.name} has no rule for the packed sequence of {flag}: use xavier, ds or lipschitz"
         )
-
-
-class PackedSourceAttention(MultiheadAttention):
-    """Attention to the packed source p~: to the lower half of a memory of :class:`LunaMemory`."""
-
-    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor | None]:
-        return super().project_memory(memory.chunk(2)[1])
-
-
-def causal_means(x: Tensor, y: Tensor, z: Tensor, count: Tensor) -> Tensor:
-    """1/n_t sum_{i<=t} (x_t . y_i) z_i, ... x T x E, in O(T).
-
-    Within a block of positions it is a product with a triangular matrix. What came before is a sum in fp32 at least.
-
-    Args:
-        x, y: ... x T x D
-        z: ... x T x E
-        count: n, B x 1 x T x 1
-    """
-    wide = torch.float64 if z.dtype == torch.float64 else torch.float32
-    block = x.size(-2) if is_compiling() else BLOCK
-    found, total, share = [], None, (1 / count).to(x.dtype)
-    for each in zip(*(tensor.split(block, dim=-2) for tensor in (x, y, z, share, count))):
-        a, b, c, part, n = each
-        means = torch.matmul(torch.matmul(a, b.transpose(-1, -2)).tril() * part, c)
-        if total is not None:  # as a mean, which half precision can hold
-            means = means + torch.matmul(a, (total / before).to(a.dtype)) * (before / n).to(a.dtype)
-        found.append(means)
-        if len(found) * block < x.size(-2):
-            own = torch.matmul(b.transpose(-1, -2), c / BLOCK).to(wide) * BLOCK
-            total, before = own if total is None else total + own, n[:, :, -1:]
-    return found[0] if len(found) == 1 else torch.cat(found, dim=-2)
-
-
-class LunaCausalAttention(MultiheadAttention):
-    """The causal linear attention in place of self-attention.
-
-    Positions of padding leave the sums as they are.
-
-    Args:
-        stack: the decoder
-        bias: whether the projections have one
-        length: rows l of p
-
-    Attributes:
-        reads_memory: :meth:`forward` gets the layer's memory, whose upper half is p
-    """
-
-    reads_memory = True
-
-    def __init__(self, stack: Stack, bias: bool, length: int):
-        super().__init__(stack.dim, stack.heads, kdim=stack.dim, bias=bias, **attention_options(stack))
-        self.pq_proj, self.pc_proj = (nn.Linear(stack.dim, stack.dim, bias=bias) for _ in "pc")
-        for proj in (self.pq_proj, self.pc_proj):
-            nn.init.xavier_uniform_(proj.weight, gain=2**-0.5)
-        self.sums = HypothesisState("luna_sums", width=2 * stack.dim * length, counts_words=True)
-
-    def forward(
-        self,
-        query: Tensor,
-        key_padding_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
-        step: DecodingStep | None = None,
-        causal: bool = False,
-        memory: Tensor | None = None,
-        memory_padding: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attend; the contract is that of self-attention in :class:`MultiheadAttention`.
-
-        Args:
-            query: T x B x C
-            key_padding_mask: B x T, true where *query* is padding
-            attn_mask: any is the causal one
-            incremental_state: has what came before *query* (one position), and then also *query*
-            step: what :class:`SharedBeamState` gives in incremental decoding, instead of *key_padding_mask*
-            causal: no position sees later ones
-            memory: 2l x sources x C, with p as its upper half; not read where *incremental_state* has p's projection
-            memory_padding: B x l, true where a row of p is not used; or what :func:`padding_bias` makes of that
-
-        Returns:
-            T x B x C, and None
-
-        Raises:
-            UsageError: positions are to see later ones
-        """
-        if not causal and attn_mask is None and incremental_state is None:
-            raise UsageError("--decoder-attn luna does not see later positions: omit full_context_alignment")
-        projections = (self.q_proj, self.k_proj, self.v_proj, self.pc_proj)
-        q, k, v, c = (self._split_heads(project(query), query.size(1)) for project in projections)
-        q = q * self.head_dim**-0.5
-        pq, _, bias = self._of_memory(q, memory, memory_padding, incremental_state)
-        copies = query.size(1) // pq.size(0)
-        if copies > 1:  # hypotheses of a sentence
-            pq = pq.repeat_interleave(copies, dim=0)
-            bias = None if bias is None else bias.repeat_interleave(copies, dim=0)
-        scores = torch.matmul(c, pq.transpose(-1, -2)) * self.head_dim**-0.5
-        alpha = F.softplus(scores, beta=math.log(2.0)).to(q.dtype)
-        if incremental_state is None:
-            x = self._whole(q, k, v, alpha, bias, key_padding_mask)
-        else:
-            assert step is not None, "a step of incremental decoding needs what SharedBeamState gives"
-            x = self._step(q, k, v, alpha, bias, incremental_state, step)
-        x = x.to(q.dtype).permute(2, 0, 1, 3).flatten(2)
-        return self.project_output(x, query, None), None
-
-    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor | None]:
-        p = memory.chunk(2)[0]
-        return self._split_heads(self.pq_proj(p), p.size(1)), None
-
-    def _whole(self, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, bias: Tensor | None, padding: Tensor | None):
-        """Outputs of the heads for all positions, B x H x T x D."""
-        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        if padding is None:
-            count = torch.arange(1, q.size(2) + 1, device=q.device, dtype=wide).view(1, 1, -1, 1)
-        else:
-            words = padding.logical_not().view(padding.size(0), 1, -1, 1)
-            alpha = alpha * words
-            count = words.to(wide).cumsum(2).clamp(min=1.0)
-        alpha = self._drop(alpha)
-        weights = self._weights(causal_means(q, k, alpha, count), bias)
-        return causal_means(weights, alpha, v, count)
-
-    def _step(self, q, k, v, alpha, bias, incremental_state, step: DecodingStep) -> Tensor:
-        """Outputs of the heads for the next position, B x H x 1 x D."""
-        count = step.count
-        assert count is not None
-        shape = (k.size(0), 2, k.size(1), k.size(3), alpha.size(3))
-        own = torch.stack([k, v], dim=1).transpose(-1, -2).to(count.dtype) * self._drop(alpha).unsqueeze(1)
-        own = own.flatten(1).unsqueeze(0)
-        total = torch.addcmul(self.sums.previous(incremental_state, own, count.dtype), own, step.words.to(own.dtype))
-        self.sums.keep(incremental_state, total)
-        keys, values = (total / count).to(q.dtype).view(shape).unbind(1)
-        return torch.matmul(self._weights(torch.matmul(q, keys), bias), values.transpose(-1, -2))
-
-    def _weights(self, scores: Tensor, bias: Tensor | None) -> Tensor:
-        """w: softmax in fp32 at least, with dropout."""
-        scores = scores if bias is None else scores + bias
-        wide = scores if scores.dtype == torch.float64 else scores.float()
-        return self._drop(torch.softmax(wide, dim=-1).to(scores.dtype))
-
-    def _drop(self, x: Tensor) -> Tensor:
-        if not self.dropout or not (self.training or self.retain_dropout):
-            return x
-        return fast_dropout(x, self.dropout) if self.fast_dropout else F.dropout(x, self.dropout)
-
-
-@DECODER_ATTENTIONS.register("luna")
-class LunaThenSource(SelfThenSource):
-    """Causal linear attention, then attention to the packed source.
-
-    Args:
-        length: rows l of p, which is the encoder's
-    """
-
-    relative = False
-    full_context = False
-    packs = True
-    paper = "Ma 2021"
-
-    def __init__(self, length: int = LENGTH):
-        self.length = length
-
-    @classmethod
-    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
-        if other.attention.name != "luna":
-            raise UsageError(
-                "--decoder-attn luna continues the encoder's packed sequence: add --encoder-attn luna, or use "
-                "--decoder-attn self"
-            )
-        if other.dim != stack.dim:
-            raise UsageError(
-                "--decoder-attn luna has one packed sequence for both sides: make --encoder-embed-dim and "
-                f"--decoder-embed-dim equal ({other.dim} and {stack.dim})"
-            )
-        if not stack.cross_attention:
-            raise UsageError("--no-cross-attention is not supported with --decoder-attn luna: leave one of them out")
-        check_options(stack)
-
-    def target(self, stack: Stack, bias: bool) -> nn.Module | None:
-        return LunaCausalAttention(stack, bias, self.length)
-
-    def source(self, stack: Stack, bias: bool) -> MultiheadAttention:
-        return PackedSourceAttention(stack.dim, stack.heads, kdim=stack.dim, bias=bias, **attention_options(stack))
