@@ -51,8 +51,8 @@ def check(axis, registry, name):
     assert all(each["score"].isfinite() for sentence in found for each in sentence), (axis, name)
 
 
-for axis, registry in (("aggregator", AGGREGATORS), ("residual", RESIDUALS), ("init", INITS),
-                       ("attention", ENCODER_ATTENTIONS), ("attention", DECODER_ATTENTIONS), ("memory", MEMORIES)):  # fmt: skip
+for axis, registry in (("aggregator", AGGREGATORS), ("residual", RESIDUALS), ("init", INITS), ("memory", MEMORIES),
+                       ("attention", ENCODER_ATTENTIONS), ("attention", DECODER_ATTENTIONS)):  # fmt: skip
     for name in registry.names():
         check(axis, registry, name)
 without_fairseq.assert_nothing_is_loaded()
