@@ -60,7 +60,15 @@ class Decoder(TransformerStack):
             nn.init.normal_(self.output_projection.weight, std=width**-0.5)
 
     def make_generation_fast_(self, need_attn: bool = False, **_) -> None:
-        """Prepare for generation (fairseq calls it, too); *need_attn*: steps return attention weights."""
+        """Prepare for generation (fairseq calls it, too); *need_attn*: steps return attention weights.
+
+        Raises:
+            UsageError: there are no weights of source words
+        """
+        if need_attn and self.packs:
+            raise UsageError(
+                f"--decoder-attn {self.stack.attention.name} has no weights of source words: omit --print-alignment"
+            )
         self.need_attn = bool(need_attn)
         # a walk over all modules at each step would take a tenth of the time of small batches
         self.caches = self.find_caches()

@@ -6,6 +6,7 @@ import torch
 from fairseq_deep.core.attention import SharedBeamState, luna_causal
 from fairseq_deep.core.attention.luna import LunaAttention, PackedSequence, hidden_rows
 from fairseq_deep.core.attention.luna_causal import LunaCausalAttention, causal_means
+from fairseq_deep.core.diagnostics import sublayer_ratios
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import MethodConfig, Stack
 from fairseq_deep.plugin.architectures import count_parameters
@@ -322,6 +323,26 @@ def test_states_of_the_encoder_are_of_the_source(build, batch):
     assert {tuple(state.shape) for state in encoded["encoder_states"]} == {(7, 3, 16)} and len(encoded) == 8
     assert [tuple(memory.shape) for memory in encoded["encoder_memories"]] == [(2 * L, 3, 16)] * 2
     assert torch.equal(encoded["encoder_out"][0], encoded["encoder_states"][-1])
+
+
+@pytest.mark.parametrize("name", [POSTNORM, PRENORM])
+def test_diagnostics_measure_the_words(name, build, batch):
+    model, sums = build(name, **LUNA).train(), []
+    handle = model.encoder.layers[0].residual.register_forward_hook(lambda *args: sums.append(args[2].detach()))
+    words = {"encoder": batch[0].ne(model.encoder.padding_idx), "decoder": batch[2].ne(model.encoder.padding_idx)}
+    padding = {side: ~mask for side, mask in words.items()}
+    found = sublayer_ratios(model, padding, lambda: model(*batch)[0].square().sum())
+    handle.remove()
+    assert [ratios.part for ratios in found["encoder"] + found["decoder"]] == 2 * ["self", "ffn"] + 2 * [
+        "self", "cross", "ffn"]  # fmt: skip
+    assert all(ratios.variance > 0 and ratios.beta > 0 for side in found.values() for ratios in side)
+    expected = sums[0][L:][words["encoder"].t()].var(-1, unbiased=False).mean()
+    assert found["encoder"][0].variance == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_alignments_are_refused(build):
+    with pytest.raises(UsageError, match="--decoder-attn luna has no weights of source words: omit --print-alignment"):
+        build(POSTNORM, **LUNA).make_generation_fast_(need_attn=True)
 
 
 def test_later_positions_are_refused(build, batch):
