@@ -28,7 +28,7 @@ from fairseq_deep.tools import format_table
 
 DEFAULT_SYSTEMS = ("stock", "ours", "ours-fp32", "ours-bf16", "ours-int8", "merged", "merged-fp32", "merged-int8")
 DEPTHS = ("prenorm", "dlcl")
-SYSTEMS = (*DEFAULT_SYSTEMS, "merged-self", "merged-average", "average", "ssru", *DEPTHS)
+SYSTEMS = (*DEFAULT_SYSTEMS, "merged-self", "merged-average", "average", "ssru", "luna", *DEPTHS)
 
 
 def make_dictionary(size):
@@ -62,6 +62,8 @@ def build(system, stock, flags, dictionary):
         return build_architecture(f"transformer_{system}_6l", dictionary, **flags)
     attention = system if system.startswith("merged") and precision in ("self", "average") else name
     attention = {"ours": "self"}.get(attention, attention)
+    if attention == "luna":
+        flags = {**flags, "encoder_attn": "luna"}
     torch.manual_seed(1)
     model = build_architecture("transformer_postnorm_6l", dictionary, decoder_attn=attention, **flags)
     if attention == "self":
