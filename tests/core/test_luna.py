@@ -154,7 +154,7 @@ def test_padding_anywhere_in_steps_and_in_blocks(monkeypatch):
     other[mask.T] += 100.0
     changed = module(other, key_padding_mask=mask, causal=True, memory=memory)[0]
     assert torch.equal(changed[~mask.T], full[~mask.T])
-    assert state[module.sums._state]["vector"].shape == (1, 2 * B, 2 * C * L)
+    assert state[module.means._state]["vector"].shape == (1, 2 * B, 2 * C * L)
     assert state[module.memory_cache._state]["key"].shape == (B, H, L, C // H)
 
 
@@ -172,7 +172,7 @@ def test_half_precision_holds_what_a_sum_would_not(dtype):
     full = module(x.to(dtype), causal=True, memory=memory.to(dtype))[0]
     steps, state = run_in_steps(module, x.to(dtype), memory.to(dtype))
     assert full.dtype == steps.dtype == dtype
-    assert state[module.sums._state]["vector"].dtype == torch.float32
+    assert state[module.means._state]["vector"].dtype == torch.float32
     for got in (full, steps):
         assert got.isfinite().all()
         assert (got.double() - wanted).abs().mean() < 0.05 * wanted.abs().mean()
@@ -195,7 +195,7 @@ def test_dropout_is_on_weights_of_all_products():
 
 @torch.no_grad()
 def test_states_do_not_grow(build, dictionary):
-    """Two sums of C x l numbers for each hypothesis and layer, and of the source what p's l rows make."""
+    """Two means of C x l numbers for each hypothesis and layer, and of the source what p's l rows make."""
     model, sizes = make_model(build, "luna", "postnorm").eval(), set()
     source, lengths, target = make_batch(dictionary, target_lengths=(20, 20, 20))
     encoded, state = model.encoder(source, lengths), {}
@@ -204,7 +204,7 @@ def test_states_do_not_grow(build, dictionary):
         tensors = [value for cache in state.values() for value in cache.values() if torch.is_tensor(value)]
         sizes.add(sum(tensor.numel() for tensor in tensors if tensor.dim() > 1 and tensor.size(2) > 0))
     assert len(sizes) == 1
-    vectors = [cache["vector"] for key, cache in state.items() if key.endswith("luna_sums")]
+    vectors = [cache["vector"] for key, cache in state.items() if key.endswith("luna_means")]
     assert [tuple(vector.shape) for vector in vectors] == [(1, 3, 2 * 16 * L)] * 3
 
 

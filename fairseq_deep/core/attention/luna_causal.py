@@ -1,7 +1,7 @@
 """The decoder of Luna: causal linear attention, and attention to the packed source; equations in :mod:`.luna`.
 
 In training, products of positions within a block are one matrix, and sums carry what came before. A step of decoding
-adds to two sums for each head and hypothesis.
+updates two means for each head and hypothesis.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def causal_means(x: Tensor, y: Tensor, z: Tensor, count: Tensor) -> Tensor:
 class LunaCausalAttention(MultiheadAttention):
     """The causal linear attention in place of self-attention.
 
-    Positions of padding leave the sums as they are.
+    Positions of padding leave the means as they are.
 
     Args:
         stack: the decoder
@@ -80,7 +80,7 @@ class LunaCausalAttention(MultiheadAttention):
         self.pq_proj, self.pc_proj = (nn.Linear(stack.dim, stack.dim, bias=bias) for _ in "pc")
         for proj in (self.pq_proj, self.pc_proj):
             nn.init.xavier_uniform_(proj.weight, gain=2**-0.5)
-        self.sums = HypothesisState("luna_sums", width=2 * stack.dim * length, counts_words=True)
+        self.means = HypothesisState("luna_means", width=2 * stack.dim * length, counts_words=True)
 
     def forward(
         self,
@@ -113,16 +113,12 @@ class LunaCausalAttention(MultiheadAttention):
         """
         if not causal and attn_mask is None and incremental_state is None:
             raise UsageError("--decoder-attn luna does not see later positions: omit full_context_alignment")
-        projections = (self.q_proj, self.k_proj, self.v_proj, self.pc_proj)
-        q, k, v, c = (self._split_heads(project(query), query.size(1)) for project in projections)
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (self._split_heads(project(query), query.size(1)) for project in projections)
         q = q * self.head_dim**-0.5
         pq, _, bias = self._of_memory(q, memory, memory_padding, incremental_state)
-        copies = query.size(1) // pq.size(0)
-        if copies > 1:  # hypotheses of a sentence
-            pq = pq.repeat_interleave(copies, dim=0)
-            bias = None if bias is None else bias.repeat_interleave(copies, dim=0)
-        scores = torch.matmul(c, pq.transpose(-1, -2)) * self.head_dim**-0.5
-        alpha = F.softplus(scores, beta=math.log(2.0)).to(q.dtype)
+        scores = torch.matmul(self._split_heads(self.pc_proj(query), pq.size(0)), pq.transpose(-1, -2))
+        alpha = F.softplus(self._per_hypothesis(scores, query.size(0)).flatten(0, 1), beta=math.log(2.0)).to(q.dtype)
         if incremental_state is None:
             x = self._whole(q, k, v, alpha, bias, key_padding_mask)
         else:
@@ -133,7 +129,7 @@ class LunaCausalAttention(MultiheadAttention):
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor | None]:
         p = memory.chunk(2)[0]
-        return self._split_heads(self.pq_proj(p), p.size(1)), None
+        return self._split_heads(self.pq_proj(p) * self.head_dim**-0.5, p.size(1)), None
 
     def _whole(self, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, bias: Tensor | None, padding: Tensor | None):
         """Outputs of the heads for all positions, B x H x T x D."""
@@ -155,14 +151,15 @@ class LunaCausalAttention(MultiheadAttention):
         shape = (k.size(0), 2, k.size(1), k.size(3), alpha.size(3))
         own = torch.stack([k, v], dim=1).transpose(-1, -2).to(count.dtype) * self._drop(alpha).unsqueeze(1)
         own = own.flatten(1).unsqueeze(0)
-        total = torch.addcmul(self.sums.previous(incremental_state, own, count.dtype), own, step.words.to(own.dtype))
-        self.sums.keep(incremental_state, total)
-        keys, values = (total / count).to(q.dtype).view(shape).unbind(1)
+        means = torch.lerp(self.means.previous(incremental_state, own, count.dtype), own, step.words / count)
+        self.means.keep(incremental_state, means)
+        keys, values = means.to(q.dtype).view(shape).unbind(1)
         return torch.matmul(self._weights(torch.matmul(q, keys), bias), values.transpose(-1, -2))
 
     def _weights(self, scores: Tensor, bias: Tensor | None) -> Tensor:
-        """w: softmax in fp32 at least, with dropout."""
-        scores = scores if bias is None else scores + bias
+        """w: softmax in fp32 at least, with dropout; *bias*: of the sources, each with as many hypotheses."""
+        if bias is not None:
+            scores = (scores.unflatten(0, (bias.size(0), -1)) + bias.unsqueeze(1)).flatten(0, 1)
         wide = scores if scores.dtype == torch.float64 else scores.float()
         return self._drop(torch.softmax(wide, dim=-1).to(scores.dtype))
 
