@@ -134,7 +134,7 @@ class Encoder(TransformerStack):
         x = torch.cat([self.packed(x.size(1)).to(x.dtype), x])
         states, state = self.run_layers(x, all_hidden, keeps_states)
         x = self.aggregator.finish(state)
-        p, x = x[:rows], x[rows:]
+        p, x = x.split([rows, x.size(0) - rows])
         x = x if self.layer_norm is None else self.layer_norm(x)
         memories = [] if self.memory is None else self.memory(p, x, hidden)
         return x, memories, [state[rows:] for state in states]

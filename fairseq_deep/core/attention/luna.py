@@ -124,6 +124,10 @@ class LunaAttention(MultiheadAttention):
         self.length = length
         self.pack = Packing(stack)
 
+    def split(self, both: Tensor) -> tuple[Tensor, Tensor]:
+        """p and x of *both*, (l + S) x B x C."""
+        return both.split([self.length, both.size(0) - self.length])
+
     def forward(self, query: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Tensor, None]:
         """Attend.
 
@@ -135,7 +139,7 @@ class LunaAttention(MultiheadAttention):
         Returns:
             p~ above a, (l + S) x B x C, and None
         """
-        p, x = query[: self.length], query[self.length :]
+        p, x = self.split(query)
         rows = words = None
         if key_padding_mask is not None:
             rows, words = key_padding_mask[..., : self.length], key_padding_mask[..., self.length :]

@@ -32,11 +32,8 @@ class LunaEncoderLayer(EncoderLayer):
         return LunaAttention(stack, stack.attention.build().length)
 
     def _norm(self, x: Tensor) -> Tensor:
-        p, x = self._split(x)
+        p, x = self.self_attn.split(x)
         return torch.cat([self.packed_layer_norm(p).to(x.dtype), self.self_attn_layer_norm(x).to(x.dtype)])
-
-    def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x[: self.self_attn.length], x[self.self_attn.length :]
 
     def forward(self, x: Tensor, encoder_padding_mask: Tensor | None) -> Tensor:
         """Run the layer.
@@ -54,6 +51,6 @@ class LunaEncoderLayer(EncoderLayer):
         x = self.residual(bottom, self.dropout_module(x), 0, bottom)
         if not self.normalize_before:
             x = self._norm(x)
-        p, x = self._split(x)
-        x = self.feed_forward(x, self._split(bottom)[1])
+        p, x = self.self_attn.split(x)
+        x = self.feed_forward(x, self.self_attn.split(bottom)[1])
         return torch.cat([p.to(x.dtype), x])
