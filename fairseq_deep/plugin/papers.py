@@ -96,6 +96,7 @@ Z19_MATT = [
 
 # Systems that the papers compare with, and their relatives:
 # (name after "transformer_", norm, aggregator, depth, size, BLEU as printed, whose table prints it, further flags).
+# Luna's 27.8 stands on a model of 77.60M, which fits another vocabulary (docs/methods/luna.md).
 # X24, Table 6, and W19, Tables 1, 2 and 6 (the ablations "fix" of DLCL are the dense residual connections of Britz 2017
 # and Dou 2018). Without a score: no paper here prints one, or it prints it for a model of another size.
 _RK2 = {"ode_method": "rk2-learned", "ode_history": "dlcl", "relative_values": True}
