@@ -1,7 +1,7 @@
 """The decoder of Luna: causal linear attention, and attention to the packed source; equations in :mod:`.luna`.
 
-In training, products of positions within a block are one matrix, and sums carry what came before. A step of decoding
-updates two means for each head and hypothesis.
+In training, products of positions within a block are one matrix, and sums over blocks carry what came before. A step of
+decoding updates two means for each head and hypothesis.
 """
 
 from __future__ import annotations
@@ -36,27 +36,32 @@ class PackedSourceAttention(MultiheadAttention):
 
 
 def causal_means(x: Tensor, y: Tensor, z: Tensor, count: Tensor) -> Tensor:
-    """1/n_t sum_{i<=t} (x_t . y_i) z_i, ... x T x E, in O(T).
+    """1/n_t sum_{i<=t} (x_t . y_i) z_i, B x H x T x E, in O(T).
 
     Within a block of positions it is a product with a triangular matrix. What came before is a sum in fp32 at least.
 
     Args:
-        x, y: ... x T x D
-        z: ... x T x E
+        x, y: B x H x T x D
+        z: B x H x T x E
         count: n, B x 1 x T x 1
     """
-    wide = torch.float64 if z.dtype == torch.float64 else torch.float32
-    block = x.size(-2) if is_compiling() else BLOCK
-    found, total, before = [], None, count[:, :, :1]
-    for a, b, c, n in zip(*(tensor.split(block, dim=-2) for tensor in (x, y, z, count))):
-        means = torch.matmul(torch.matmul(a, b.transpose(-1, -2)).tril() * (1 / n).to(a.dtype), c)
-        if total is not None:  # as a mean, which half precision can hold
-            means = means + torch.matmul(a, (total / before).to(a.dtype)) * (before / n).to(a.dtype)
-        found.append(means)
-        if len(found) * block < x.size(-2):
-            own = torch.matmul(b.transpose(-1, -2), c / block).to(wide) * block
-            total, before = own if total is None else total + own, n[:, :, -1:]
-    return found[0] if len(found) == 1 else torch.cat(found, dim=-2)
+    length = x.size(2)
+    if length <= BLOCK or is_compiling():
+        return _means_within(x, y, z, count)
+    wide, missing = torch.promote_types(z.dtype, torch.float32), -length % BLOCK
+    a, b, c = (F.pad(each, (0, 0, 0, missing)).unflatten(2, (-1, BLOCK)) for each in (x, y, z))
+    n = F.pad(count, (0, 0, 0, missing), value=1.0).unflatten(2, (-1, BLOCK))
+    before, own = n[:, :, :-1, -1:], b[:, :, :-1].transpose(-1, -2)
+    sums = torch.matmul(own, c[:, :, :-1] / BLOCK).to(wide).cumsum(2) * BLOCK
+    # as a mean, which half precision can hold
+    carried = torch.matmul(a[:, :, 1:], (sums / before).to(a.dtype)) * (before / n[:, :, 1:]).to(a.dtype)
+    means = _means_within(a, b, c, n) + F.pad(carried, (0, 0, 0, 0, 1, 0))
+    return means.flatten(2, 3)[:, :, :length]
+
+
+def _means_within(x: Tensor, y: Tensor, z: Tensor, count: Tensor) -> Tensor:
+    """The same in one block."""
+    return torch.matmul(torch.matmul(x, y.transpose(-1, -2)).tril() * (1 / count).to(x.dtype), z)
 
 
 class LunaCausalAttention(MultiheadAttention):
