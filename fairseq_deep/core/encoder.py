@@ -9,6 +9,7 @@ from .attention.beam_reorder import hypotheses_per_sentence, read_order
 from .attention.luna import hidden_rows
 from .attention.masks import is_sync_free, padding_bias, product_type
 from .description import complete
+from .layers import wrap_layer
 from .memories.luna import LunaMemory
 from .stack import Stack
 from .transformer_stack import TransformerStack
@@ -38,7 +39,10 @@ class Encoder(TransformerStack):
 
     def _build_memory(self, decoder: Stack) -> nn.Module | None:
         if decoder.packs:
-            return LunaMemory(self.stack, decoder)
+            memory = LunaMemory(self.stack, decoder)
+            for layer in memory.layers:
+                wrap_layer(layer, decoder)
+            return memory
         if self.packed is not None and len(self.layers) and not self.layers[-1].normalize_before:
             self.layers[-1].packed_layer_norm = nn.Identity()  # nothing reads the packed sequence after it
         return None if decoder.memory.name == "last" else decoder.memory.build(self.stack, decoder)

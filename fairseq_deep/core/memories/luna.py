@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from fairseq_deep.core.attention.luna import Packing
 from fairseq_deep.core.dropout import dropout_of
-from fairseq_deep.core.layers.wrapping import wrap_layer
 from fairseq_deep.core.norms import make_norm
 from fairseq_deep.core.stack import Stack
 
@@ -53,6 +52,9 @@ class LunaMemory(Memory):
 
     Args:
         encoder, decoder: see :class:`Memory`
+
+    Attributes:
+        layers: a :class:`PackingLayer` for each layer of the decoder
     """
 
     normalises = True
@@ -61,8 +63,8 @@ class LunaMemory(Memory):
         super().__init__(encoder, decoder)
         self.layer_norm = make_norm(encoder) if encoder.pre_norm and encoder.final_norm else None
         last = None if decoder.pre_norm else decoder.layers
-        layers = [PackingLayer(decoder, number != last) for number in range(1, decoder.layers + 1)]
-        self.layers = nn.ModuleList(wrap_layer(layer, decoder) for layer in layers)
+        numbers = range(1, decoder.layers + 1)
+        self.layers = nn.ModuleList(PackingLayer(decoder, number != last) for number in numbers)
 
     def forward(self, p: Tensor, source: Tensor, padding: Tensor | None) -> list[Tensor]:
         """What the decoder layers attend to.
