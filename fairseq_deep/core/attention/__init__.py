@@ -14,9 +14,9 @@ from .ssru import Ssru
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-METHODS = {**ENCODER_ATTENTIONS.classes(), **DECODER_ATTENTIONS.classes()}
-globals().update(METHODS)
+_METHODS = {**ENCODER_ATTENTIONS.classes(), **DECODER_ATTENTIONS.classes()}
+globals().update(_METHODS)
 __all__ = [
     "DECODER_ATTENTIONS", "ENCODER_ATTENTIONS", "AverageAttention", "DecodingStep", "HypothesisState",
     "MultiheadAttention", "RunningMean", "SharedBeamState", "Ssru", "self_attention",
-] + list(METHODS)  # fmt: skip
+] + list(_METHODS)  # fmt: skip
