@@ -23,8 +23,8 @@ q_t, k_t, v_t the projections of x_t in a head of width D:
     w_t     = softmax(q_t (1/t sum_{i<=t} k_i^T alpha_i) / sqrt(D))
     out_t   = w_t (1/t sum_{i<=t} alpha_i^T v_i)               followed by W_o
 
-Two means of D x l numbers are the state of a head in decoding. The authors released softplus and, later, elu(z) + 1 for
-alpha; here it is softplus. Keys and values have a matrix each ("untied").
+Two means of D x l numbers are the state of a head in decoding. Versions of the authors' code have softplus or
+elu(z) + 1 for alpha; here it is softplus. Keys and values have a matrix each ("untied").
 
 Here W_pq and W_pc are ``pq_proj`` and ``pc_proj``, W_o is ``out_proj``, and the learned p is ``encoder.packed.weight``.
 The matrices of "pack" are ``pack``, in the encoder's ``self_attn`` and in ``encoder.memory``. The decoder's attentions
