@@ -19,7 +19,7 @@ ENCODER, FULL = {"encoder_attn": "luna"}, {"encoder_attn": "luna", "decoder_attn
         ({**ENCODER, "luna_length": 0}, "--luna-length 0 leaves no row", "use 1 or more"),
         ({**ENCODER, "layer_agg": "residual-dual"}, "--layer-agg residual-dual replaces", "--encoder-attn self"),
         ({**ENCODER, "decoder_memory": "layerwise"}, "--decoder-memory layerwise is not supported", "leave one"),
-        ({**ENCODER, "relative_positions": 4}, "--relative-positions is not supported with --encoder-attn", "leave one"),
+        ({**ENCODER, "relative_positions": 4}, "--relative-positions is not supported with --encoder", "leave one"),
         ({**ENCODER, "rotary_positions": True}, "--rotary-positions is not supported with --encoder-attn", "omit one"),
         ({**ENCODER, "qk_norm": True}, "--qk-norm is not supported with --encoder-attn luna", "leave one"),
         ({**ENCODER, "encoder_layers_to_keep": "0"}, "--encoder-layers-to-keep is not supported with", "leave one"),
