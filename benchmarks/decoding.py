@@ -31,7 +31,7 @@ DEFAULT_SYSTEMS = ("stock", "ours", "ours-fp32", "ours-bf16", "ours-int8", "merg
 DEPTHS = ("prenorm", "dlcl")
 OPTIONS = {"value-residual": {"value_residual": True}}  # of pre-norm
 LANGUAGES = {"laln": "language_norm", "lalt": "language_transform"}
-SYSTEMS = (*DEFAULT_SYSTEMS, "merged-self", "merged-average", "average", "ssru", *LANGUAGES, *DEPTHS, *OPTIONS)
+SYSTEMS = (*DEFAULT_SYSTEMS, "merged-self", "merged-average", "average", "ssru", "luna", *LANGUAGES, *DEPTHS, *OPTIONS)
 
 
 def make_dictionary(size):
@@ -69,6 +69,8 @@ def build(system, stock, flags, dictionary):
     attention = system if system.startswith("merged") and precision in ("self", "average") else name
     more = {LANGUAGES[name]: True} if name in LANGUAGES else {}
     attention = "self" if more else {"ours": "self"}.get(attention, attention)
+    if attention == "luna":
+        flags = {**flags, "encoder_attn": "luna"}
     torch.manual_seed(1)
     model = build_architecture("transformer_postnorm_6l", dictionary, decoder_attn=attention, **more, **flags)
     if attention == "self" and not more:

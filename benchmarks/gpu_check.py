@@ -34,6 +34,7 @@ MODELS = {
     "merged attention": ("transformer_matt_6l", {}),
     "average attention": ("transformer_prenorm_6l", {"decoder_attn": "average"}),
     "SSRU": ("transformer_ssru_6l", {}),
+    "Luna": ("transformer_luna_6l", {}),
     "relative positions": ("transformer_prenorm_6l", {"relative_positions": 4, "relative_values": True}),
     "transparent": ("transformer_prenorm_6l", {"decoder_memory": "transparent", "transparent_dropout": 0.0}),
     "ODE": ("transformer_prenorm_6l", {"layer_agg": "ode"}),

@@ -46,6 +46,11 @@ def check_alignment(flags: Any, decoder: Stack) -> None:
         raise UsageError(
             f"--full-context-alignment is not supported with --decoder-attn {decoder.attention.name}: omit one of them"
         )
+    if decoder.packs:
+        raise UsageError(
+            f"--alignment-layer is not supported with --decoder-attn {decoder.attention.name}, whose weights are not "
+            "of source words: omit one of them"
+        )
     if not decoder.cross_attention:
         raise UsageError("--alignment-layer requires cross-attention; omit --no-cross-attention, or this flag")
     if not 0 <= layer < decoder.layers:

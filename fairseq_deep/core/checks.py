@@ -44,6 +44,7 @@ def check_flags(flags: Any, stacks: dict[str, Stack]) -> None:
         _check_residual(flags, stack, stack.residual)
         _check_init(flags, stack)
     _check_attention(flags, decoder)
+    _check_packed(flags, stacks)
     _check_memory(flags, stacks["encoder"], decoder)
     check_alignment(flags, decoder)
 
@@ -195,6 +196,23 @@ def _check_attention(flags: Any, stack: Stack) -> None:
         return
     if stack.parallel_attention and _given(flags, "no_cross_attention"):
         raise UsageError(f"--no-cross-attention is not supported with --decoder-attn {name}: leave one of them out")
+
+
+def _check_packed(flags: Any, stacks: dict[str, Stack]) -> None:
+    """Refuse what removes layers that a packed sequence goes through."""
+    removes = {"encoder": ["encoder_layers_to_keep"], "decoder": ["decoder_layers_to_keep", "decoder_layerdrop"]}
+    for side, stack in stacks.items():
+        for flag in removes[side] if stack.packs else []:
+            if _given(flags, flag):
+                raise UsageError(
+                    f"{_dashed(flag)} is not supported with --{side}-attn {stack.attention.name}, which needs each "
+                    "layer at its place: leave one of them out"
+                )
+        empty = [each.side for each in stacks.values() if each.layers < 1]
+        if stack.packs and side == "decoder" and empty:
+            raise UsageError(
+                f"--decoder-attn {stack.attention.name} needs layers in both stacks: use --{empty[0]}-layers 1 or more"
+            )
 
 
 def _check_memory(flags: Any, encoder: Stack, decoder: Stack) -> None:

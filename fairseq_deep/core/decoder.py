@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .attention import FirstValues, MultiheadAttention, RunningMean, SharedBeamState
+from .attention import FirstValues, HypothesisState, MultiheadAttention, SharedBeamState
+from .attention.luna import hidden_rows
 from .attention.masks import check_later, future_mask, is_sync_free, padding_bias, product_type
 from .decoding import CompiledSteps, unpack_linear
 from .languages import of_hypotheses
@@ -40,11 +41,12 @@ class Decoder(TransformerStack):
         self.alignment_layer = stack.layers - 1 if own is None else own
         self.alignment_heads = None if own is None else heads or 1
         self.pads_right, self.aligns, self.need_attn = stack.pads_right, stack.aligns, True
+        self.packs = stack.packs
         self.compiled = self.caches = None
         parts = list(self.layers.modules())
         self.beam_state = SharedBeamState(
             attends=any(isinstance(part, MultiheadAttention) and not part.of_memory for part in parts),
-            averages=any(isinstance(part, RunningMean) for part in parts),
+            averages=any(isinstance(part, HypothesisState) and part.counts_words for part in parts),
         )
         self.relative = self.beam_state.attends and stack.relative_positions is not None
 
@@ -61,7 +63,15 @@ class Decoder(TransformerStack):
             nn.init.normal_(self.output_projection.weight, std=width**-0.5)
 
     def make_generation_fast_(self, need_attn: bool = False, **_) -> None:
-        """Prepare for generation (fairseq calls it, too); *need_attn*: steps return attention weights."""
+        """Prepare for generation (fairseq calls it, too); *need_attn*: steps return attention weights.
+
+        Raises:
+            UsageError: there are no weights of source words
+        """
+        if need_attn and self.packs:
+            raise UsageError(
+                f"--decoder-attn {self.stack.attention.name} has no weights of source words: omit --print-alignment"
+            )
         self.need_attn = bool(need_attn)
         # a walk over all modules at each step would take a tenth of the time of small batches
         self.caches = self.find_caches()
@@ -187,21 +197,20 @@ class Decoder(TransformerStack):
         Returns:
             B x T x C, and a dictionary with ``attn`` [B x T x S] and ``inner_states`` y_0 ... y_M
         """
-        if alignment_layer is None:
+        if self.packs:
+            alignment_layer = -1  # no weights align a packed source
+        elif alignment_layer is None:
             wanted = (self.need_attn or incremental_state is None) and (self.aligns or not self.training)
             alignment_layer = self.alignment_layer if wanted else -1
             alignment_heads = alignment_heads or self.alignment_heads
         aligned = alignment_layer * self.modules_per_layer + self.source_offset if alignment_layer >= 0 else -1
         encoded = encoder_out or {}
-        memory, memory_padding, languages = (
-            encoded[name][0] if encoded.get(name) else None
-            for name in ("encoder_out", "encoder_padding_mask", "languages")
-        )
+        memory, languages = (encoded[name][0] if encoded.get(name) else None for name in ("encoder_out", "languages"))
         if self.stack.language_norm and languages is None:
             raise UsageError("--language-norm requires languages in encoder_out: pass all that the encoder returns")
         if languages is not None:
             languages = of_hypotheses(languages, len(prev_output_tokens))
-        inputs = (memory, memory_padding, encoded.get("encoder_memories", []), aligned, languages)
+        inputs = (memory, self.memory_padding(encoded), encoded.get("encoder_memories", []), aligned, languages)
         if incremental_state is not None:
             x, attn, states = self._step(prev_output_tokens, incremental_state, inputs)
         else:
@@ -209,6 +218,13 @@ class Decoder(TransformerStack):
         if attn is not None:
             attn = attn[:alignment_heads].mean(dim=0)
         return x, {"attn": [attn], "inner_states": states}
+
+    def memory_padding(self, encoded: dict[str, list[Tensor]]) -> Tensor | None:
+        """Where there is nothing in what the layers attend to, B x S, for the *encoded* source; None: everywhere is."""
+        if not encoded.get("encoder_padding_mask"):
+            return None
+        padding = encoded["encoder_padding_mask"][0]
+        return hidden_rows(padding, encoded["encoder_memories"][0].size(0) // 2) if self.packs else padding
 
     def _whole(self, tokens: Tensor, causal: bool, memory, memory_padding, memories, aligned: int, languages):
         """Run all positions of *tokens* (B x T); see :meth:`run_layers`."""

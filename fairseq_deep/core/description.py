@@ -8,7 +8,7 @@ from typing import Any
 
 from fairseq_deep.core import languages, layer_options
 from fairseq_deep.core.aggregators import AGGREGATORS
-from fairseq_deep.core.attention import DECODER_ATTENTIONS
+from fairseq_deep.core.attention import DECODER_ATTENTIONS, ENCODER_ATTENTIONS
 from fairseq_deep.core.inits import INITS
 from fairseq_deep.core.memories import MEMORIES
 from fairseq_deep.core.registry import UsageError
@@ -18,8 +18,9 @@ from fairseq_deep.core.stack import MethodConfig, Stack
 SIDES = ("encoder", "decoder")
 # the axes that both stacks have, each with the method that is meant where no flag names one
 SIDED = {"layer_agg": (AGGREGATORS, "residual"), "deep_init": (INITS, "fairseq"), "residual": (RESIDUALS, "plain")}
+ENCODER = {"encoder_attn": (ENCODER_ATTENTIONS, "self")}
 DECODER = {"decoder_attn": (DECODER_ATTENTIONS, "self"), "decoder_memory": (MEMORIES, "last")}
-AXES = {**SIDED, **DECODER}
+AXES = {**SIDED, **ENCODER, **DECODER}
 REGISTRIES = [registry for registry, _ in AXES.values()]
 
 
@@ -36,8 +37,11 @@ def add_args(parser) -> None:
         for prefix, stack in (("", "both stacks"), ("encoder-", "the encoder"), ("decoder-", "the decoder")):
             parser.add_argument(registry.kind.replace("--", f"--{prefix}"), metavar="NAME", type=registry.check,
                                 help=f"{texts[axis].format(stack)}: {', '.join(registry.names())}")
-    decoder_texts = {DECODER_ATTENTIONS: "attentions of the decoder", MEMORIES: "what decoder layers attend to"}
-    for registry, text in decoder_texts.items():
+    texts_of_one = {
+        ENCODER_ATTENTIONS: "attention of the encoder", DECODER_ATTENTIONS: "attentions of the decoder",
+        MEMORIES: "what decoder layers attend to",
+    }  # fmt: skip
+    for registry, text in texts_of_one.items():
         parser.add_argument(registry.kind, metavar="NAME", type=registry.check,
                             help=f"{text}: {', '.join(registry.names())}")
     for registry in REGISTRIES:
@@ -70,6 +74,8 @@ def complete(stack: Stack) -> Stack:
     plain = {"aggregator": (AGGREGATORS, "residual"), "init": (INITS, "fairseq"), "residual": (RESIDUALS, "plain")}
     if stack.side == "decoder":
         plain.update({"attention": DECODER["decoder_attn"], "memory": DECODER["decoder_memory"]})
+    else:
+        plain["attention"] = ENCODER["encoder_attn"]
     missing = {axis: own for axis, own in plain.items() if getattr(stack, axis) is None}
     chosen = {axis: MethodConfig(name, registry.get(name)) for axis, (registry, name) in missing.items()}
     return replace(stack, **chosen) if chosen else stack
@@ -125,7 +131,7 @@ def _numbers(flags: Any, side: str) -> Stack:
 
 
 def _choose_methods(flags: Any, stack: Stack) -> Stack:
-    axes = AXES if stack.side == "decoder" else SIDED
+    axes = {**SIDED, **(DECODER if stack.side == "decoder" else ENCODER)}
     chosen = {axis: axes[axis][0].choose(flags, method_name(flags, stack.side, axis), stack.side) for axis in axes}
     aggregator = chosen["layer_agg"]
     return replace(
@@ -134,24 +140,24 @@ def _choose_methods(flags: Any, stack: Stack) -> Stack:
         aggregator=aggregator,
         init=chosen["deep_init"],
         residual=chosen["residual"],
-        attention=chosen.get("decoder_attn"),
+        attention=chosen[f"{stack.side}_attn"],
         memory=chosen.get("decoder_memory"),
     )
 
 
 def _check_used(flags: Any, stacks: dict[str, Stack]) -> None:
     """Refuse options of methods that neither stack uses, or not the one they are for: they would do nothing."""
-    used: set[tuple[str, str, str]] = set()
+    used: set[tuple[str, str]] = set()  # the two attentions of a method may share flags
     for side, stack in stacks.items():
         for choice in stack.methods:
             while choice is not None:
                 kind = next(registry for registry in REGISTRIES if registry.knows(choice.method))
-                used |= {(kind.kind, kind.prefix(choice.name), place) for place in ("", side)}
+                used |= {(kind.prefix(choice.name), place) for place in ("", side)}
                 choice = choice.options.get("inner")
     for registry in REGISTRIES:
         for name, side in itertools.product(registry.names(), ("", *SIDES)):
             prefix = registry.prefix(name)
-            options = {} if (registry.kind, prefix, side) in used else registry.options(flags, name, side)
+            options = {} if (prefix, side) in used else registry.options(flags, name, side)
             given = [option for option, value in options.items() if value is not False]
             if given:
                 start = f"--{side}-" if side else "--"

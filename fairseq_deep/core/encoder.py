@@ -7,10 +7,12 @@ from torch import Tensor, nn
 
 from .attention import FirstValues
 from .attention.beam_reorder import hypotheses_per_sentence, read_order
+from .attention.luna import hidden_rows
 from .attention.masks import is_sync_free, padding_bias, product_type
 from .description import complete
 from .languages import LanguageIndex, LanguageTransform
 from .layers import wrap_layer
+from .memories.luna import LunaMemory
 from .norms import normalise
 from .stack import Stack
 from .transformer_stack import TransformerStack
@@ -25,6 +27,7 @@ class Encoder(TransformerStack):
 
     Attributes:
         memory: makes the decoder layers' own memories; None where all attend to the encoder's output
+        packed: makes the packed sequence that stands above the source (``--encoder-attn luna``), or None
         language_index: finds the target languages of sources; None where nothing depends on them
         language_transform: what is done to the encoder's output and memories for the target language, or None
         shares_sources: beam search gets one source for all hypotheses of a sentence
@@ -35,13 +38,23 @@ class Encoder(TransformerStack):
     def __init__(self, stack: Stack, embed_tokens: nn.Embedding, decoder: Stack | None = None):
         super().__init__(stack, embed_tokens)
         self.num_evaluations = self.aggregator.num_evaluations
-        memory = None if decoder is None else complete(decoder).memory
-        self.memory = None if memory is None or memory.name == "last" else memory.build(self.stack, complete(decoder))
+        self.packed = self.stack.attention.build().packed_sequence(self.stack)
+        self.memory = None if decoder is None else self._build_memory(complete(decoder))
         self.memory_normalises = self.memory is not None and self.memory.normalises
         self.language_index = LanguageIndex(stack.languages) if stack.languages else None
         self.language_transform = None
         if stack.language_transform:
             self.language_transform = wrap_layer(LanguageTransform(stack.languages, stack.dim), stack)
+
+    def _build_memory(self, decoder: Stack) -> nn.Module | None:
+        if decoder.packs:
+            memory = LunaMemory(self.stack, decoder)
+            for layer in memory.layers:
+                wrap_layer(layer, decoder)
+            return memory
+        if self.packed is not None and len(self.layers) and not self.layers[-1].normalize_before:
+            self.layers[-1].packed_layer_norm = nn.Identity()  # nothing reads the packed sequence after it
+        return None if decoder.memory.name == "last" else decoder.memory.build(self.stack, decoder)
 
     def embed(
         self, tokens: Tensor, embedded: Tensor | None = None, languages: Tensor | None = None
@@ -90,15 +103,14 @@ class Encoder(TransformerStack):
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)
         x = x.transpose(0, 1).contiguous()  # T x B x C; each norm would copy a transposed view, twice
 
-        states, state = self.run_layers(x, hidden, return_all_hiddens or self.memory is not None, languages)
-        x = self.aggregator.finish(state)
-        memories = []
-        if self.memory is not None:
-            memories = self.memory(states[:-1] + [x], state)  # what tops the stack counts as its last layer
-        if self.layer_norm is not None:
-            x = normalise(self.layer_norm, x, languages)
-            if not self.memory_normalises:
-                memories = [normalise(self.layer_norm, memory, languages) for memory in memories]
+        keeps_states = return_all_hiddens or self.memory is not None
+        if self.packed is None:
+            states, state = self.run_layers(x, hidden, keeps_states, languages)
+            x = self.aggregator.finish(state)
+            memories = self._memories(states, x, state, languages)
+            x = x if self.layer_norm is None else normalise(self.layer_norm, x, languages)
+        else:
+            x, memories, states = self._run_packed(x, padding, hidden, keeps_states)
         if self.language_transform is not None:
             x = self.language_transform(x, languages)
             memories = [self.language_transform(memory, languages) for memory in memories]
@@ -118,6 +130,40 @@ class Encoder(TransformerStack):
         if self.stack.language_norm:
             encoded["languages"] = [languages]
         return encoded
+
+    def _memories(
+        self, states: list[Tensor], x: Tensor, state: list[Tensor], languages: Tensor | None
+    ) -> list[Tensor]:
+        """The decoder layers' own memories; see :meth:`Memory.forward`."""
+        if self.memory is None:
+            return []
+        memories = self.memory(states[:-1] + [x], state)  # what tops the stack counts as its last layer
+        if self.layer_norm is None or self.memory_normalises:
+            return memories
+        return [normalise(self.layer_norm, memory, languages) for memory in memories]
+
+    def _run_packed(
+        self, x: Tensor, padding: Tensor, hidden: Tensor | None, keeps_states: bool
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """The encoder's output, the memories and y_0 ... y_L, with the packed sequence above *x* in all layers.
+
+        Args:
+            x: y_0, T x B x C
+            padding: B x T, true where *x* is padding
+            hidden: what hides it from attention; None if nothing does
+            keeps_states: return y_0 ... y_L
+        """
+        rows, all_hidden = self.packed.length, None
+        if hidden is not None or x.size(0) < rows:
+            both = torch.cat([hidden_rows(padding, rows), padding], dim=1)
+            all_hidden = padding_bias(both, product_type(x))
+        x = torch.cat([self.packed(x.size(1)).to(x.dtype), x])
+        states, state = self.run_layers(x, all_hidden, keeps_states)
+        x = self.aggregator.finish(state)
+        p, x = x.split([rows, x.size(0) - rows])
+        x = x if self.layer_norm is None else self.layer_norm(x)
+        memories = [] if self.memory is None else self.memory(p, x, hidden)
+        return x, memories, [state[rows:] for state in states]
 
     def run_layers(
         self, x: Tensor, padding: Tensor | None, keeps_states: bool, languages: Tensor | None = None

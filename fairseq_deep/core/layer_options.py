@@ -81,9 +81,10 @@ def _check_relative(stack: Stack) -> None:
         return
     if distance < 1:
         raise UsageError(f"--relative-positions {distance} leaves no distance: use 1 or more, or leave it out")
-    if stack.side == "decoder" and not stack.attention.method.relative:
+    if not stack.attention.method.relative:
         raise UsageError(
-            f"--relative-positions is not supported with --decoder-attn {stack.attention.name}: leave one of them out"
+            f"--relative-positions is not supported with --{stack.side}-attn {stack.attention.name}: "
+            "leave one of them out"
         )
 
 
@@ -94,9 +95,9 @@ def _check_rotary(flags: Any, stack: Stack) -> None:
         raise UsageError("--rotary-positions is not supported with --relative-positions: omit one of them")
     if getattr(flags, f"{stack.side}_learned_pos", None):
         raise UsageError(f"--rotary-positions replaces absolute positions: omit --{stack.side}-learned-pos")
-    if stack.side == "decoder" and not stack.attention.method.relative:
+    if not stack.attention.method.relative:
         raise UsageError(
-            f"--rotary-positions is not supported with --decoder-attn {stack.attention.name}: omit one of them"
+            f"--rotary-positions is not supported with --{stack.side}-attn {stack.attention.name}: omit one of them"
         )
     width = stack.dim // stack.heads
     if width % 2:

@@ -18,13 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def sinusoids(rows: int, dim: int, padding_idx: int) -> Tensor:
-    """The features of the positions 0 ... *rows* - 1, rows x dim in fp32; zeros for *padding_idx*."""
+def sinusoids(rows: int, dim: int, padding_idx: int | None = None) -> Tensor:
+    """The features of the positions 0 ... *rows* - 1, rows x dim in fp32; zeros for *padding_idx*, if there is one."""
     half = dim // 2
     frequencies = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(10000) / max(half - 1, 1)))
     angles = torch.arange(rows, dtype=torch.float).unsqueeze(1) * frequencies
     table = F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, dim % 2))
-    table[padding_idx] = 0
+    if padding_idx is not None:
+        table[padding_idx] = 0
     return table
 
 

@@ -174,6 +174,11 @@ class Stack:
         return self.attention is not None and self.attention.method.parallel
 
     @property
+    def packs(self) -> bool:
+        """Attention is through a packed sequence."""
+        return self.attention is not None and self.attention.method.packs
+
+    @property
     def sublayers(self) -> tuple[str, ...]:
         """The sub-layers of a layer: of "self", "cross", "merged" and "ffn"."""
         if self.side == "encoder":

@@ -49,7 +49,7 @@ def _caches(decoder: nn.Module, beam: int, capacity: int) -> dict[str, Cache]:
         found["beam_state.count"] = Cache((1, beam, 1), 1, wide)
     for name, module in decoder.named_modules():
         if isinstance(module, HypothesisState):
-            found[f"{name}.{module.field}"] = Cache((1, beam, decoder.stack.dim), 1, wide)
+            found[f"{name}.{module.field}"] = Cache((1, beam, module.width or decoder.stack.dim), 1, wide)
         elif isinstance(module, MultiheadAttention) and not module.of_memory:
             shape = (2, beam // slots, module.kv_heads, capacity * slots, module.head_dim)
             found[f"{name}.own_cache.cache"] = Cache(shape, 1, dtype)
@@ -62,7 +62,7 @@ class SourceProgram(nn.Module):
     def __init__(self, model: nn.Module, beam: int, capacity: int):
         super().__init__()
         decoder, self.encoder, self.names, self.attentions = model.decoder, model.encoder, [], nn.ModuleList()
-        self.caches = _caches(decoder, beam, capacity)
+        self.caches, self.padding = _caches(decoder, beam, capacity), decoder.memory_padding
         for index, layer in enumerate(decoder.layers):
             for name, module in layer.named_modules():
                 if isinstance(module, MultiheadAttention) and module.of_memory:
@@ -72,14 +72,16 @@ class SourceProgram(nn.Module):
     def forward(self, src_tokens: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Run the program."""
         encoded = self.encoder(src_tokens)
-        memory, padding = encoded["encoder_out"][0], encoded["encoder_padding_mask"][0]
-        source = {"padding": padding_bias(padding, memory.dtype)}
+        memory = encoded["encoder_out"][0]
+        source = {"padding": padding_bias(self.padding(encoded), memory.dtype)}
         if "languages" in encoded:
             source["languages"] = encoded["languages"][0]
         for (name, layer), attention in zip(self.names, self.attentions):
             own = encoded["encoder_memories"][layer] if encoded.get("encoder_memories") else memory
             key, value, _ = attention._of_memory(own, own, None, None)
-            source[f"{name}.key"], source[f"{name}.value"] = key.contiguous(), value.contiguous()
+            source[f"{name}.key"] = key.contiguous()
+            if value is not None:
+                source[f"{name}.value"] = value.contiguous()
         return source, {name: cache.of(src_tokens.size(0), memory.device) for name, cache in self.caches.items()}
 
 
@@ -204,6 +206,8 @@ def export_decoding_step(model: nn.Module, beam: int = 1, capacity: int = 64) ->
     hypotheses, (sentences, words) = tokens[:, :1].repeat(1, beam), _dims(model)
     inputs = (hypotheses, torch.zeros_like(hypotheses), torch.zeros_like(tokens[0, :1]), source, caches)
     of_source = {name: {0: sentences, 3 if name == "padding" else 2: words} for name in source if name != "languages"}
+    if model.decoder.packs:  # into a fixed number of rows
+        of_source = {name: {0: sentences} for name in source}
     if "languages" in source:
         of_source["languages"] = {0: sentences}
     of_caches = {name: {cache.dim: sentences} for name, cache in _caches(model.decoder, beam, capacity).items()}

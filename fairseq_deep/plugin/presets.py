@@ -111,7 +111,8 @@ class Architecture:
 
     def _apply_options(self, args: argparse.Namespace) -> None:
         """Fill the further flags of the row; with another aggregator or attention, those that do not clash."""
-        axes = [(side, axis, self.chosen[axis]) for side in SIDES for axis in ("layer_agg", "decoder_attn")]
+        names = ("layer_agg", "encoder_attn", "decoder_attn")
+        axes = [(side, axis, self.chosen[axis]) for side in SIDES for axis in names]
         other = any(method_name(args, side, axis, own) != own for side, axis, own in axes)
         for flag, value in self.options:
             if self._is_asked_for(args, flag):
@@ -167,6 +168,10 @@ def _attention(args: argparse.Namespace) -> Any:
     return DECODER_ATTENTIONS.get(_names(args, "decoder_attn")[1])
 
 
+def _attentions(args: argparse.Namespace) -> list[Any]:
+    return [AXES["encoder_attn"][0].get(_names(args, "encoder_attn")[0]), _attention(args)]
+
+
 def _is_replaced(args: argparse.Namespace, init: str) -> bool:
     """Return whether *init* needs residual connections and would fill a stack without them."""
     layouts = {side: AGGREGATORS.get(method_name(args, side, "layer_agg")).layout(side, {}) for side in SIDES}
@@ -177,7 +182,7 @@ def _is_replaced(args: argparse.Namespace, init: str) -> bool:
 CLASHES: dict[str, Callable[[argparse.Namespace, Any], bool]] = {
     "deep_init": _is_replaced,
     "layernorm_embedding": lambda args, _: not all(INITS.get(name).layer_norm for name in _names(args, "deep_init")),
-    "relative_positions": lambda args, _: not _attention(args).relative,
+    "relative_positions": lambda args, _: not all(attention.relative for attention in _attentions(args)),
     "relative_values": lambda args, _: getattr(args, "relative_positions", None) is None,
     "dlcl_no_norm": lambda args, _: bool(getattr(args, "ode_identity", None)),
     "lstm_share": lambda args, share: (

@@ -26,7 +26,7 @@ def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
         other_layers = init.connects and not folds or not init.layer_norm
         connects = stack.residual.method.foldable or stack.residual.name in RESIDUALS.get(format, ())
         found = {
-            "--decoder-attn": stack.attention is not None and stack.attention.name != "self" and stack.attention.name,
+            f"--{side}-attn": stack.attention.name != "self" and stack.attention.name,
             "--layer-agg": not may_be_plain(stack.aggregator) and stack.aggregator.name,
             "--decoder-memory": stack.memory is not None and stack.memory.name != "last" and stack.memory.name,
             "--residual": not connects and stack.residual.name,

@@ -18,6 +18,7 @@ SENTENCES, BEAM = 3, 4
 MODELS = {
     **{kind: ("transformer_postnorm_2l2l_tiny", KINDS[kind]) for kind in ("self", "merged", "merged-self", "average")},
     "ssru": ("transformer_ssru_6l", {"encoder_layers": 1, "decoder_layers": 2}),
+    "luna": ("transformer_luna_6l", {"encoder_layers": 1, "decoder_layers": 2}),
     "dlcl": ("transformer_dlcl_6l", {"encoder_layers": 2, "decoder_layers": 2}),
     "lstm": ("transformer_lstm_6l", {"encoder_layers": 2, "decoder_layers": 2}),
     "relative": ("transformer_relative_6l", {"encoder_layers": 2, "decoder_layers": 2}),

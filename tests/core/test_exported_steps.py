@@ -14,7 +14,7 @@ from torch.export import export, load, save
 
 from fairseq_deep.core.decoding.bfloat import BfloatLinear
 from fairseq_deep.core.decoding.int8 import Int8Linear
-from fairseq_deep.core.description import DECODER, SIDED
+from fairseq_deep.core.description import AXES
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.torch_export import SourceProgram, StepProgram, export_decoding_step, export_encoder
 from tests.helpers.generation import prepare
@@ -22,7 +22,6 @@ from tests.helpers.methods import METHODS, OPTIONS, depths
 from tests.helpers.models import POSTNORM, make_batch
 
 CAPACITY = 5
-AXES = {**SIDED, **DECODER}
 # what all axes have by default is in one of their cases
 PLAIN = [f"{axis}-{default}" for axis, (_, default) in AXES.items() if axis != "layer_agg"]
 DIFFERENT = [case for case in METHODS if case not in PLAIN]

@@ -7,6 +7,7 @@ from fairseq_deep.core.attention import DECODER_ATTENTIONS
 from fairseq_deep.core.layers import DecoderContext
 from tests.helpers.decoder_attention import (
     KINDS,
+    LUNA,
     NEAR,
     PAD,
     assert_same_gradients,
@@ -24,7 +25,8 @@ from tests.reference.naive_lstm import attention
 
 
 def test_every_attention_is_tested():
-    assert {flags.get("decoder_attn", "self") for flags in KINDS.values()} == set(DECODER_ATTENTIONS.names())
+    kinds = {flags.get("decoder_attn", "self") for flags in (*KINDS.values(), LUNA)}
+    assert kinds == set(DECODER_ATTENTIONS.names())
 
 
 @both_contexts

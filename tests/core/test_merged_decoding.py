@@ -1,9 +1,18 @@
 """Decoding with every --decoder-attn: caches, beams that scramble and shrink, causality, padding, sizes of states."""
 
+import itertools
+
 import pytest
 import torch
 
-from tests.helpers.decoder_attention import COMBINATIONS, EXACT, both_contexts, every_combination, make_model
+from tests.helpers.decoder_attention import (
+    COMBINATIONS,
+    EXACT,
+    both_contexts_of_decoders,
+    every_combination,
+    every_decoder,
+    make_model,
+)
 from tests.helpers.invariances import NEAR
 from tests.helpers.models import make_batch
 
@@ -21,7 +30,7 @@ def scores(model, target, encoder_out, **options):
     return model.decoder(target, encoder_out=encoder_out, **options)[0]
 
 
-@every_combination
+@every_decoder
 @torch.no_grad()
 def test_incremental_equals_full(kind, stack, model_of, dictionary):
     model = model_of(kind, stack)
@@ -38,7 +47,7 @@ def test_incremental_equals_full(kind, stack, model_of, dictionary):
 SHRINKING = ([1, 0, 2, 2, 5, 4], [3, 3, 4, 5], [0, 1, 3, 2], [3, 2])
 
 
-@every_combination
+@every_decoder
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
 def test_a_scrambled_and_shrinking_beam_equals_recomputation(kind, stack, grad, model_of, dictionary):
     model = model_of(kind, stack)
@@ -61,7 +70,7 @@ def test_a_scrambled_and_shrinking_beam_equals_recomputation(kind, stack, grad, 
             source, lengths, target = source[order], lengths[order], torch.cat([target[order], words], dim=1)
 
 
-@both_contexts
+@both_contexts_of_decoders
 @torch.no_grad()
 def test_a_later_word_changes_nothing_earlier(kind, stack, full_context, model_of, dictionary):
     """Except where the full context is asked for, where it changes everything."""
@@ -75,7 +84,7 @@ def test_a_later_word_changes_nothing_earlier(kind, stack, full_context, model_o
     assert changed[:, :3].all() if full_context else not changed[:, :3].any()
 
 
-@both_contexts
+@both_contexts_of_decoders
 @torch.no_grad()
 def test_padding_of_either_side_changes_nothing(kind, stack, full_context, model_of, dictionary):
     model, pad = model_of(kind, stack), dictionary.pad()
@@ -94,8 +103,8 @@ def test_padding_of_either_side_changes_nothing(kind, stack, full_context, model
     torch.testing.assert_close(together[1, 3:], alone[1], **EXACTLY)
 
 
-@pytest.mark.parametrize("stack", ["postnorm", "prenorm", "lstm"])
-@pytest.mark.parametrize("kind", ["average", "merged", "merged-average", "ssru"])
+@pytest.mark.parametrize("kind, stack", [("luna", "postnorm"), *itertools.product(
+    ["average", "merged", "merged-average", "ssru"], ["postnorm", "prenorm", "lstm"])])  # fmt: skip
 @torch.no_grad()
 def test_left_padding_in_steps(kind, stack, model_of, dictionary):
     """Padding in front is not counted. (fairseq's positions do count it in steps, so that there are none here.)"""

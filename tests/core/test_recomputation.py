@@ -12,6 +12,7 @@ ARCHS = [
     "transformer_lstm_6l",
     "transformer_matt_6l",
     "transformer_ode_6l",
+    "transformer_luna_6l",
 ]
 FORMS = {"recompute": {"checkpoint_activations": True}, "offload": {"offload_activations": True}}
 # evaluates a layer more than once, which offloading does not support

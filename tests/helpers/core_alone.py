@@ -8,7 +8,7 @@ import without_fairseq
 without_fairseq.block()
 
 from fairseq_deep.core.aggregators import AGGREGATORS  # noqa: E402
-from fairseq_deep.core.attention import DECODER_ATTENTIONS  # noqa: E402
+from fairseq_deep.core.attention import DECODER_ATTENTIONS, ENCODER_ATTENTIONS  # noqa: E402
 from fairseq_deep.core.inits import INITS  # noqa: E402
 from fairseq_deep.core.memories import MEMORIES  # noqa: E402
 from fairseq_deep.core.residuals import RESIDUALS  # noqa: E402
@@ -20,11 +20,12 @@ from fairseq_deep.core.transformer import Transformer  # noqa: E402
 def stacks(axis, registry, name):
     """Both stacks with the method *name* on *axis*, where it is made for them."""
     method = registry.get(name)
+    only = {ENCODER_ATTENTIONS: "encoder", DECODER_ATTENTIONS: "decoder", MEMORIES: "decoder"}.get(registry)
     pre_norm = "pre" in getattr(method, "norms", ("pre",))
     made = {}
     for side in ("encoder", "decoder"):
         stack = Stack(2, 16, pre_norm, side, ffn_dim=32, heads=2)
-        if side == "decoder" or axis not in ("attention", "memory"):
+        if side == only or only is None:
             config = MethodConfig(name, method)
             layout = method.layout(side, {}) if axis == "aggregator" else stack.layout
             stack = dataclasses.replace(stack, layout=layout, **{axis: config})
@@ -32,6 +33,8 @@ def stacks(axis, registry, name):
     if name == "msc" and axis == "memory":
         made = {side: stacks("aggregator", AGGREGATORS, "msc")[side] for side in made}
         made["decoder"] = dataclasses.replace(made["decoder"], memory=MethodConfig(name, method))
+    if registry is DECODER_ATTENTIONS and name == "luna":
+        made["encoder"] = stacks("attention", ENCODER_ATTENTIONS, "luna")["encoder"]
     return made
 
 
@@ -48,8 +51,8 @@ def check(axis, registry, name):
     assert all(each["score"].isfinite() for sentence in found for each in sentence), (axis, name)
 
 
-for axis, registry in (("aggregator", AGGREGATORS), ("residual", RESIDUALS), ("init", INITS),
-                       ("attention", DECODER_ATTENTIONS), ("memory", MEMORIES)):  # fmt: skip
+for axis, registry in (("aggregator", AGGREGATORS), ("residual", RESIDUALS), ("init", INITS), ("memory", MEMORIES),
+                       ("attention", ENCODER_ATTENTIONS), ("attention", DECODER_ATTENTIONS)):  # fmt: skip
     for name in registry.names():
         check(axis, registry, name)
 without_fairseq.assert_nothing_is_loaded()

@@ -31,6 +31,8 @@ KINDS = {
     "merged-average-ffn": {"decoder_attn": "merged-average", "average_ffn": True},
     "ssru": {"decoder_attn": "ssru"},
 }
+# Luna, whose decoder reads more than layers of the others do: its equations are in test_luna.py
+LUNA = {"decoder_attn": "luna", "encoder_attn": "luna", "luna_length": 3}
 # how layers are connected, and where norms are: an architecture and further flags
 STACKS = {
     "postnorm": ("transformer_postnorm_2l2l_tiny", {}),
@@ -51,10 +53,15 @@ def _fits(kind, stack):
 
 COMBINATIONS = [(kind, stack) for kind in KINDS for stack in STACKS if _fits(kind, stack)]
 every_combination = pytest.mark.parametrize("kind, stack", COMBINATIONS)
+LUNA_STACKS = [("luna", stack) for stack in ("postnorm", "prenorm", "dlcl-pre")]
+every_decoder = pytest.mark.parametrize("kind, stack", COMBINATIONS + LUNA_STACKS)
 # which of them can let positions see later ones
 FULL_CONTEXT = [(kind, stack) for kind, stack in COMBINATIONS if kind != "ssru"]
 both_contexts = pytest.mark.parametrize(
     "kind, stack, full_context", [(*each, False) for each in COMBINATIONS] + [(*each, True) for each in FULL_CONTEXT]
+)
+both_contexts_of_decoders = pytest.mark.parametrize(
+    "kind, stack, full_context", both_contexts.args[1] + [(*each, False) for each in LUNA_STACKS]
 )
 
 
@@ -150,8 +157,11 @@ def naive_scores(model, kind, stack, source, lengths, target, causal=True, metho
 def make_model(build, kind, stack, **flags):
     """A narrow model with random parameters, in fp64."""
     name, options = STACKS[stack]
-    model = build(name, **{"decoder_layers": 3, **options, **KINDS[kind], **flags}).double()
-    for module in (model.decoder.layers, model.decoder.aggregator):
+    model = build(name, **{"decoder_layers": 3, **options, **{**KINDS, "luna": LUNA}[kind], **flags}).double()
+    parts = [model.decoder.layers, model.decoder.aggregator]
+    if model.encoder.packed is not None:
+        parts += [part for part in (model.encoder.packed, model.encoder.layers, model.encoder.memory) if part]
+    for module in parts:
         shake(module, 0.5)
     model.decoder.need_attn = False  # its weights are of fp32
     return model

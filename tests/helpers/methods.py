@@ -2,19 +2,20 @@
 
 import re
 
-from fairseq_deep.core.description import DECODER, SIDED
+from fairseq_deep.core.description import AXES
 from fairseq_deep.plugin.architectures import ARCHITECTURES
 from tests.helpers.models import POSTNORM, PRENORM
 
 LSTM, DLCL = "transformer_lstm_2l2l_tiny", "transformer_dlcl_2l2l_tiny"
 NO_FFN = {"encoder_ffn_embed_dim": None, "decoder_ffn_embed_dim": None}
 # what a method cannot be without
-NEEDS = {"msc": {"layer_agg": "msc", "decoder_memory": "msc"}, "lstm": NO_FFN, "rnn": NO_FFN}
+NEEDS = {"msc": {"layer_agg": "msc", "decoder_memory": "msc"}, "lstm": NO_FFN, "rnn": NO_FFN,
+         "luna": {"encoder_attn": "luna"}}  # fmt: skip
 
 
 def methods():
     """Each method of each axis; of the initialisations, those that change what a layer computes."""
-    for axis, (registry, _) in {**SIDED, **DECODER}.items():
+    for axis, (registry, _) in AXES.items():
         for name in registry.names():
             method = registry.get(name)
             if axis == "deep_init" and method.layer_norm and not method.connects:
@@ -53,6 +54,8 @@ _OPTIONS = [
     (PRENORM, {"residual": "sdu", "sdu_activation": "tanh", "sdu_layers": 1}),
     (PRENORM, {"residual": "prores", "prores_period": 3, "prores_around": "completep"}),
     (PRENORM, {"decoder_attn": "average", "average_ffn": True}),
+    (POSTNORM, {"encoder_attn": "luna", "luna_length": 3, "checkpoint_activations": True}),
+    (POSTNORM, {"encoder_attn": "luna", "decoder_attn": "luna", "luna_length": 4, "checkpoint_activations": True}),
     (PRENORM, {"relative_positions": 2, "relative_values": True}),
     (POSTNORM, {"relative_positions": 2, "decoder_attn": "merged-self", "checkpoint_activations": True}),
     (PRENORM, {"rotary_positions": True, "norm": "rms", "ffn": "swiglu", "decoder_kv_heads": 1}),
@@ -85,7 +88,7 @@ def forms():
     for name, row in rows.items():
         yield name, (row.name, {})
     known = {method for row in rows.values() if len(row.methods) == 1 for method in row.methods}
-    for axis, (registry, default) in {**SIDED, **DECODER}.items():
+    for axis, (registry, default) in AXES.items():
         for name in sorted({*registry.names()} - known - {default}):
             for norm in getattr(registry.get(name), "norms", ("pre",)):
                 if norm == "pre" or axis in ("deep_init", "residual"):

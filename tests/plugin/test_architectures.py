@@ -41,6 +41,8 @@ PARAMETERS = {
     "transformer_mhc_6l": 61569024 + 30 * (24 * (4 * 512 + 1) + 3),
     "transformer_ssru_6l": 61569024 - 6 * (2 * 512**2 + 3 * 512),
     "transformer_ssru_12l1l": 80483328 - 5 * 4204032 - (2 * 512**2 + 3 * 512),
+    "transformer_luna_6l": 75006976,
+    "transformer_luna_encoder_6l": 66308096,
     "transformer_gtrans_6l": 61569024 + 2,
     "transformer_mudd_6l": 61569024 + 2 * sum(size * (512 + size + 1) for size in range(2, 8)),
     "transformer_mudd_20l": 105702400 + sum(size * (512 + size + 1) for size in [*range(2, 22), *range(2, 8)]),

@@ -42,6 +42,7 @@ METHODS = {
     "average": {"decoder_attn": "average"},
     "merged": {"decoder_attn": "merged"},
     "layerwise": {"decoder_memory": "layerwise"},
+    "luna": {"encoder_attn": "luna", "decoder_attn": "luna"},
 }
 
 

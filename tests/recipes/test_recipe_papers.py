@@ -122,7 +122,7 @@ ROWS = [
     (C, "lstm_6l", X24), (C, "prenorm_6l", {**X24, **XAVIER}),
     *((E, name, {**(XBIG if name.endswith("big") else X24), **XAVIER}) for name in (
         "transparent_16l", "hierarchical_6l", "hierarchical_6l_big", "routing_6l", "routing_6l_big", "sdu_6l",
-        "ode_24l", "ode_12l_big",
+        "luna_6l", "ode_24l", "ode_12l_big",
     )),
 ]  # fmt: skip
 

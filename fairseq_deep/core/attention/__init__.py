@@ -1,4 +1,4 @@
-"""What layers attend with (``--decoder-attn``): each knows torch alone."""
+"""What layers attend with (``--encoder-attn``, ``--decoder-attn``): each knows torch alone."""
 
 import importlib
 import pkgutil
@@ -7,6 +7,7 @@ from .average import AverageAttention, RunningMean
 from .beams import DecodingStep, SharedBeamState
 from .building import self_attention
 from .decoder import DECODER_ATTENTIONS
+from .encoder import ENCODER_ATTENTIONS
 from .hypothesis_state import HypothesisState
 from .multihead import MultiheadAttention
 from .ssru import Ssru
@@ -15,8 +16,9 @@ from .value_residual import FirstValues
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-globals().update(DECODER_ATTENTIONS.classes())
+_METHODS = {**ENCODER_ATTENTIONS.classes(), **DECODER_ATTENTIONS.classes()}
+globals().update(_METHODS)
 __all__ = [
-    "DECODER_ATTENTIONS", "AverageAttention", "DecodingStep", "FirstValues", "HypothesisState", "MultiheadAttention",
-    "RunningMean", "SharedBeamState", "Ssru", "self_attention",
-] + list(DECODER_ATTENTIONS.classes())  # fmt: skip
+    "DECODER_ATTENTIONS", "ENCODER_ATTENTIONS", "AverageAttention", "DecodingStep", "FirstValues",
+    "HypothesisState", "MultiheadAttention", "RunningMean", "SharedBeamState", "Ssru", "self_attention",
+] + list(_METHODS)  # fmt: skip

@@ -26,7 +26,7 @@ class RunningMean(HypothesisState):
     """
 
     def __init__(self):
-        super().__init__("running_sum")
+        super().__init__("running_sum", counts_words=True)
 
     def forward(
         self,

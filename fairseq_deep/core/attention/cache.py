@@ -172,20 +172,19 @@ class SourceCache(nn.Module):
 
     def forward(
         self, incremental_state: dict[str, dict[str, Tensor | None]]
-    ) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
         """Keys and values (sources x H x S x D), and what is added to the scores; None if they are not there yet."""
         if self._state in incremental_state:
             saved = incremental_state[self._state]
-            key, value = saved["key"], saved["value"]
-            if key is not None and value is not None:
-                return key, value, saved["bias"]
+            if saved["key"] is not None:
+                return saved["key"], saved.get("value"), saved["bias"]
         return None
 
     def keep(
         self,
         incremental_state: dict[str, dict[str, Tensor | None]],
         key: Tensor,
-        value: Tensor,
+        value: Tensor | None,
         bias: Tensor | None,
     ) -> None:
         """Keep what :meth:`forward` gives."""
@@ -201,4 +200,5 @@ class SourceCache(nn.Module):
         if saved is not None and order.sources is not None:
             key, value, bias = saved
             bias = keep_sources(bias, 0, order) if bias is not None else None
-            self.keep(incremental_state, keep_keys(key, order), keep_sources(value, 0, order), bias)
+            value = None if value is None else keep_sources(value, 0, order)
+            self.keep(incremental_state, keep_keys(key, order), value, bias)

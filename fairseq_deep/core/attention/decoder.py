@@ -26,11 +26,13 @@ class SelfThenSource(Method):
         parallel: both attentions see the same input, and are one sub-layer
         relative: it has keys of the target's positions, which relative and rotary positions require
         full_context: positions can see later ones, too, as ``--full-context-alignment`` asks
+        packs: the source is packed into few rows, so that no weights align it with the target (:mod:`.luna`)
     """
 
     parallel = False
     relative = True
     full_context = True
+    packs = False
     paper = "Vaswani 2017"
 
     def target(self, stack: Stack, bias: bool) -> nn.Module | None:

@@ -13,12 +13,15 @@ class HypothesisState(nn.Module):
 
     Args:
         name: what the vector is, for the key of the incremental state
+        width: its length; None: the width C of the stack
+        counts_words: the number of words so far is needed, too
     """
 
     field = "vector"
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, width: int | None = None, counts_words: bool = False):
         super().__init__()
+        self.width, self.counts_words = width, counts_words
         self._state = f"{uuid.uuid4()}.{name}"
 
     def previous(

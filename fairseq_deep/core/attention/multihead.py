@@ -291,7 +291,7 @@ class MultiheadAttention(nn.Module):
         memory: Tensor,
         padding: Tensor | None,
         incremental_state: dict[str, dict[str, Tensor | None]] | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Keys and values (sources x H x S x D) of the memory, and what padding adds to the scores.
 
         They are computed at the first step of incremental decoding.
@@ -300,15 +300,19 @@ class MultiheadAttention(nn.Module):
             saved = self.memory_cache(incremental_state)
             if saved is not None:
                 return saved
+        key, value = self.project_memory(memory)
+        bias = self._padding_bias(padding, q)
+        if incremental_state is not None and self.memory_cache is not None:
+            key, value = by_column(key), None if value is None else value.contiguous()
+            self.memory_cache.keep(incremental_state, key, value, bias)
+        return key, value, bias
+
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Keys and values (sources x H x S x D) of *memory* (S x sources x kdim)."""
         sources = memory.size(1)
         key = self._split_heads(self.k_proj(memory), sources)
         key = key if self.k_norm is None else self.k_norm(key)
-        value = self._split_heads(self.v_proj(memory), sources)
-        bias = self._padding_bias(padding, q)
-        if incremental_state is not None and self.memory_cache is not None:
-            key, value = by_column(key), value.contiguous()
-            self.memory_cache.keep(incremental_state, key, value, bias)
-        return key, value, bias
+        return key, self._split_heads(self.v_proj(memory), sources)
 
     def keep_memory(self, like: Tensor, memory: Tensor, padding: Tensor | None, incremental_state: dict) -> None:
         """Compute the keys and values of the memory, for the steps of incremental decoding."""

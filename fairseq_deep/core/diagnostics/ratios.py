@@ -82,11 +82,12 @@ class _Probe:
         kept = self.inputs + self.sums + self.outputs
         if len(self.sums) < len(self.parts) or any(x.grad is None for x in kept):
             raise UsageError(f"layer {number} has no part in the loss: measure without LayerDrop, with all stacks")
+        size = len(words)  # a packed sequence may stand above the words
         for index, part in enumerate(self.parts):
-            z, r = self.inputs[index], self.sums[index]
-            beta_ln = float(r.grad.norm() / self.outputs[index].grad.norm()) if self.post_norm else None
-            variance = float(r.detach()[words].var(-1, unbiased=False).mean())
-            found.append(Ratios(number, part, variance, float(z.grad.norm() / r.grad.norm()), beta_ln))
+            z, r = self.inputs[index].grad[-size:].norm(), self.sums[index].grad[-size:].norm()
+            beta_ln = float(r / self.outputs[index].grad.norm()) if self.post_norm else None
+            variance = float(self.sums[index].detach()[-size:][words].var(-1, unbiased=False).mean())
+            found.append(Ratios(number, part, variance, float(z / r), beta_ln))
         return found
 
 

@@ -25,7 +25,8 @@ class MatrixLocation:
         layer: number of its layer in the stack, from 1
         part: "self_attn", "encoder_attn", "ffn" or "residual"
         role: "q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", (of a gated network) "fc_linear", (of a gated or
-            average attention) "gate", (of an SSRU) "gate" and "input_proj", or what the residual connection calls it
+            average attention) "gate", (of an SSRU) "gate" and "input_proj", or what the residual connection calls it;
+            Luna's further matrices have the roles of the queries, keys and values that they make
     """
 
     layer: int

@@ -1,6 +1,6 @@
 """Find the matrices of a finished model, and have each filled by the rule of its stack's method."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -9,10 +9,14 @@ from .base import Init, MatrixLocation
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 _ROLES = {
-    "self_attn": (*_PROJECTIONS, "gate", "fc1", "fc2", "input_proj"),
+    "self_attn": (*_PROJECTIONS, "gate", "fc1", "fc2", "input_proj", "pq_proj", "pc_proj"),
     "encoder_attn": (*_PROJECTIONS, "gate"),
     "ffn": ("fc1", "fc2", "fc_linear"),
 }
+
+
+_LIKE = {"pq_proj": "q_proj", "pc_proj": "k_proj"}
+"""Roles that others have a rule for."""
 
 
 def layer_modules(stack: nn.Module) -> list[list[nn.Module]]:
@@ -30,14 +34,25 @@ def layer_matrices(stack: nn.Module) -> Iterator[tuple[nn.Linear, MatrixLocation
                 for role in roles:
                     linear = getattr(owner, role, None)
                     if linear is not None:
-                        yield linear, MatrixLocation(number, part, role)
+                        yield linear, MatrixLocation(number, part, _LIKE.get(role, role))
+                yield from _packing_matrices(getattr(owner, "pack", None), number, part)
 
 
-def _fill_layers(stack: nn.Module, init: Init) -> None:
-    for linear, place in layer_matrices(stack):
+def _packing_matrices(pack: nn.Module | None, number: int, part: str) -> Iterator[tuple[nn.Linear, MatrixLocation]]:
+    """The projections of :class:`fairseq_deep.core.attention.luna.Packing`."""
+    for role in ("q_proj", "k_proj", "v_proj") if pack is not None else ():
+        yield getattr(pack, role), MatrixLocation(number, part, role)
+
+
+def _fill(matrices: Iterable[tuple[nn.Linear, MatrixLocation]], init: Init) -> None:
+    for linear, place in matrices:
         init.matrix(linear.weight, place)
         if linear.bias is not None:
             nn.init.zeros_(linear.bias)
+
+
+def _fill_layers(stack: nn.Module, init: Init) -> None:
+    _fill(layer_matrices(stack), init)
     for number, modules in enumerate(layer_modules(stack), 1):
         for connection in [module.residual for module in modules if hasattr(module, "residual")]:
             for role, matrix in connection.matrices().items():
@@ -81,6 +96,9 @@ def initialise(model: nn.Module, encoder_init: Init, decoder_init: Init, keep: S
             filled.update(matrix.data_ptr() for matrix in stack.aggregator.matrices())
             continue
         _fill_layers(stack, init)
+        if stack.stack.packs and stack is model.decoder:
+            for number, layer in enumerate(model.encoder.memory.layers, 1):
+                _fill(_packing_matrices(layer.pack, number, "encoder_attn"), init)
         for matrix in stack.aggregator.matrices():
             if matrix.data_ptr() not in filled:
                 init.aggregator_matrix(matrix)

@@ -5,6 +5,7 @@ from .context import DecoderContext
 from .decoder_layer import DecoderLayer, ParallelDecoderLayer
 from .encoder_layer import EncoderLayer
 from .layer_drop import LayerDrop
+from .luna_layer import LunaEncoderLayer
 from .non_residual import (
     AttentionDecoderLayer,
     AttentionEncoderLayer,
@@ -23,6 +24,7 @@ __all__ = [
     "EncoderFeedForward",
     "EncoderLayer",
     "LayerDrop",
+    "LunaEncoderLayer",
     "ParallelAttentionDecoderLayer",
     "ParallelDecoderLayer",
     "build_layer",

@@ -12,6 +12,7 @@ from fairseq_deep.core.stack import Stack
 
 from .decoder_layer import DecoderLayer, ParallelDecoderLayer
 from .encoder_layer import EncoderLayer
+from .luna_layer import LunaEncoderLayer
 from .non_residual import (
     AttentionDecoderLayer,
     AttentionEncoderLayer,
@@ -29,7 +30,7 @@ def build_layer(stack: Stack, init: Init, number: int) -> list[nn.Module]:
         own = init.connection(number)
         residual = stack.residual.build(stack, number) if own is None else own
         if stack.side == "encoder":
-            return [EncoderLayer(stack, residual)]
+            return [(LunaEncoderLayer if stack.packs else EncoderLayer)(stack, residual)]
         return [(ParallelDecoderLayer if stack.parallel_attention else DecoderLayer)(stack, residual)]
     if stack.layout.split:
         return [_bare_sublayer(stack, name) for name in stack.sublayers]

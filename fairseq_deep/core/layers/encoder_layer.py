@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_deep.core.attention import FirstValues, self_attention
 from fairseq_deep.core.residuals import ResidualConnection
@@ -21,8 +21,12 @@ class EncoderLayer(BaseLayer):
 
     def __init__(self, stack: Stack, residual: ResidualConnection | None = None):
         super().__init__(stack, residual)
-        self.self_attn = self_attention(stack, causal=False)
+        self.self_attn = self.attention(stack)
         self.self_attn_layer_norm = build_norm(stack, has_norms(stack))
+
+    def attention(self, stack: Stack) -> nn.Module:
+        """What attends to the source's positions."""
+        return self_attention(stack, causal=False)
 
     def forward(
         self,

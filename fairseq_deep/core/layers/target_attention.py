@@ -30,6 +30,9 @@ def attend_to_target(attention: nn.Module, x: Tensor, context: DecoderContext) -
     if native:
         return native(x, context)
     values = {} if context.values is None else {"values": context.values}  # only self-attention has values
+    of_memory = {}
+    if getattr(attention, "reads_memory", False):
+        of_memory = {"memory": context.memory, "memory_padding": context.memory_padding}
     return attention(
         x,
         key_padding_mask=context.padding,
@@ -38,6 +41,7 @@ def attend_to_target(attention: nn.Module, x: Tensor, context: DecoderContext) -
         step=context.step,
         causal=context.causal,
         **values,
+        **of_memory,
     )[0]
 
 

@@ -1,9 +1,9 @@
 """The model ``deep_transformer``: fairseq's Transformer on the axes of this package.
 
-``--layer-agg`` says how layers are connected, ``--residual`` how sub-layers are, ``--decoder-memory`` and
-``--decoder-attn`` what the decoder attends to and with, ``--deep-init`` how weights start. Depth, width, norm placement
-and everything else are fairseq's own flags. Named architectures (``architectures.py``) are presets of these flags, and
-a flag beats a preset.
+``--layer-agg`` says how layers are connected, ``--residual`` how sub-layers are, ``--encoder-attn``, ``--decoder-attn``
+and ``--decoder-memory`` what the stacks attend with and to, ``--deep-init`` how weights start. Depth, width, norm
+placement and everything else are fairseq's own flags. Named architectures (``architectures.py``) are presets of these
+flags, and a flag beats a preset.
 """
 
 import argparse

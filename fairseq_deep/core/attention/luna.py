@@ -1,0 +1,206 @@
+"""Luna: attention through a packed sequence of fixed length.
+
+Luna: Linear Unified Nested Attention, Ma et al., NeurIPS 2021. Beside the source x (n positions) goes a sequence p of l
+rows. With Attn the heads of multi-head attention, without an output matrix, a layer of the encoder computes
+
+    p~ = Attn(p, x)              l queries: "pack"
+    a  = Attn(x, p~) W_o         l keys: "unpack"
+    x' = LN(x + a),   p' = LN(p + p~)
+
+and the feed-forward sub-layer is of x' alone. Both products take O(l n) instead of O(n^2). p starts as a learned l x d
+matrix, N(0, 1/d), treated like embeddings: times sqrt(d), plus sinusoids from position 0 on. A sentence with fewer than
+l words uses as many rows as it has words.
+
+In the decoder, attention to the source packs and unpacks, too, and so continues p, which starts as the encoder's:
+
+    p~ = Attn(p, source),   a = Attn(x, p~) W_o,   p' = LN(p + p~)
+
+p depends on the source alone, so the encoder computes p and p~ for all decoder layers, once a sentence
+(:mod:`fairseq_deep.core.memories.luna`). Self-attention is a causal linear attention over l "slots". With
+q_t, k_t, v_t the projections of x_t in a head of width D:
+
+    alpha_t = softplus(p W_pq (x_t W_pc)^T / sqrt(D))          in R^l, with softplus(z) = log(1 + 2^z) / log 2
+    w_t     = softmax(q_t (1/t sum_{i<=t} k_i^T alpha_i) / sqrt(D))
+    out_t   = w_t (1/t sum_{i<=t} alpha_i^T v_i)               followed by W_o
+
+Two means of D x l numbers are the state of a head in decoding. Versions of the authors' code have softplus or
+elu(z) + 1 for alpha; here it is softplus. Keys and values have a matrix each ("untied").
+
+Here W_pq and W_pc are ``pq_proj`` and ``pc_proj``, W_o is ``out_proj``, and the learned p is ``encoder.packed.weight``.
+The matrices of "pack" are ``pack``, in the encoder's ``self_attn`` and in ``encoder.memory``. The decoder's attentions
+are in :mod:`.luna_causal`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_deep.core.dropout import dropout_of
+from fairseq_deep.core.norms import make_norm
+from fairseq_deep.core.positions import sinusoids
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+
+from .building import attention_options
+from .encoder import ENCODER_ATTENTIONS, SelfOfSource
+from .multihead import MultiheadAttention
+
+LENGTH = 16
+"""Rows of p, unless ``--luna-length`` says otherwise."""
+
+
+def hidden_rows(padding: Tensor, rows: int) -> Tensor:
+    """The rows of p that a sentence does not use, B x *rows*: it has one for each word, up to all.
+
+    Args:
+        padding: B x S, true where the source is padding
+    """
+    words = padding.logical_not().sum(1, keepdim=True)
+    return torch.arange(rows, device=padding.device).unsqueeze(0) >= words
+
+
+class PackedSequence(nn.Module):
+    """p before the first layer.
+
+    Args:
+        stack: the encoder
+        length: its rows l
+
+    Shapes:
+        weight: l x C
+    """
+
+    def __init__(self, stack: Stack, length: int):
+        super().__init__()
+        self.length = length
+        self.weight = nn.Parameter(torch.empty(length, stack.dim))
+        nn.init.normal_(self.weight, std=stack.dim**-0.5)
+        self.scale = math.sqrt(stack.dim) if stack.scale_embedding else 1.0
+        positions = sinusoids(length, stack.dim) if stack.positions == "sinusoidal" else None
+        self.register_buffer("positions", positions, persistent=False)
+        self.layer_norm = make_norm(stack) if stack.embedding_norm else None
+        self.dropout_module = dropout_of(self, stack.dropout)
+
+    def forward(self, sentences: int) -> Tensor:
+        """p of so many *sentences*, l x B x C."""
+        p = self.scale * self.weight
+        if self.positions is not None:
+            p = p + self.positions
+        if self.layer_norm is not None:
+            p = self.layer_norm(p)
+        return self.dropout_module(p.unsqueeze(1).expand(-1, sentences, -1))
+
+
+class Packing(MultiheadAttention):
+    """Attention of p to a sequence, without an output matrix: p~.
+
+    Args:
+        stack: has the width, the heads and the dropout
+    """
+
+    def __init__(self, stack: Stack):
+        dropout, bias = stack.attention_dropout, stack.layout.attention_bias
+        super().__init__(stack.dim, stack.heads, kdim=stack.dim, dropout=dropout, bias=bias)
+        self.out_proj = nn.Identity()
+
+    def reset_parameters(self) -> None:
+        for proj in (self.q_proj, self.k_proj, self.v_proj):
+            nn.init.xavier_uniform_(proj.weight, gain=2**-0.5)
+
+
+class LunaAttention(MultiheadAttention):
+    """Pack and unpack: the attention of an encoder layer.
+
+    Args:
+        stack: the encoder
+        length: rows l of p
+    """
+
+    def __init__(self, stack: Stack, length: int):
+        super().__init__(stack.dim, stack.heads, kdim=stack.dim, **attention_options(stack))
+        self.length = length
+        self.pack = Packing(stack)
+
+    def split(self, both: Tensor) -> tuple[Tensor, Tensor]:
+        """p and x of *both*, (l + S) x B x C."""
+        return both.split([self.length, both.size(0) - self.length])
+
+    def forward(self, query: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Tensor, None]:
+        """Attend.
+
+        Args:
+            query: p above x, (l + S) x B x C
+            key_padding_mask: B x (l + S), true where a row is not used or *x* is padding; or what
+                :func:`padding_bias` makes of that; None if nothing is hidden
+
+        Returns:
+            p~ above a, (l + S) x B x C, and None
+        """
+        p, x = self.split(query)
+        rows = words = None
+        if key_padding_mask is not None:
+            rows, words = key_padding_mask[..., : self.length], key_padding_mask[..., self.length :]
+        packed, _ = self.pack(p, x, words)
+        a, _ = super().forward(x, packed, rows)
+        return torch.cat([packed, a]), None
+
+
+@ENCODER_ATTENTIONS.register("luna")
+class LunaOfSource(SelfOfSource):
+    """Pack and unpack through p.
+
+    Args:
+        length: rows l of p
+    """
+
+    packs = True
+    relative = False
+    paper = "Ma 2021"
+
+    def __init__(self, length: int = LENGTH):
+        self.length = length
+
+    def packed_sequence(self, stack: Stack) -> nn.Module | None:
+        return PackedSequence(stack, self.length)
+
+    @staticmethod
+    def add_args(parser) -> None:
+        parser.add_argument("--luna-length", type=int, metavar="L",
+                            help=f"--encoder-attn luna: rows of the packed sequence ({LENGTH})")
+
+    @classmethod
+    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
+        length = options.get("length", LENGTH)
+        if length < 1:
+            raise UsageError(f"--luna-length {length} leaves no row: use 1 or more")
+        if not stack.layout.residual:
+            raise UsageError(
+                f"--encoder-attn luna requires the residual connections that --layer-agg {stack.aggregator.name} "
+                "replaces: use --encoder-layer-agg residual, or --encoder-attn self"
+            )
+        if other.memory.name != "last":
+            raise UsageError(
+                f"--decoder-memory {other.memory.name} is not supported with --encoder-attn luna: leave one of them out"
+            )
+        check_options(stack)
+
+
+def check_options(stack: Stack) -> None:
+    """Refuse options of layers that Luna's layers of *stack* do not have."""
+    flag = f"--{stack.side}-attn luna"
+    options = {"--qk-norm": stack.qk_norm, "--value-residual": stack.value_residual,
+               "--language-norm": stack.language_norm, "--language-transform": stack.language_transform}  # fmt: skip
+    for option, chosen in options.items():
+        if chosen:
+            raise UsageError(f"{option} is not supported with {flag}: leave one of them out")
+    if stack.kv_heads not in (None, stack.heads):
+        raise UsageError(f"--decoder-kv-heads is not supported with {flag}: leave one of them out")
+    init = stack.init.method
+    if init.connects or not init.layer_norm:
+        raise UsageError(
+            f"--deep-init {stack.init.name} has no rule for the packed sequence of {flag}: use xavier, ds or lipschitz"
+        )

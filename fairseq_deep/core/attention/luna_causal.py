@@ -1,0 +1,214 @@
+"""The decoder of Luna: causal linear attention, and attention to the packed source; equations in :mod:`.luna`.
+
+In training, products of positions within a block are one matrix, and sums over blocks carry what came before. A step of
+decoding updates two means for each head and hypothesis.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_deep.core.compat import is_compiling
+from fairseq_deep.core.dropout import fast_dropout
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import Stack
+
+from .beams import DecodingStep
+from .building import attention_options
+from .decoder import DECODER_ATTENTIONS, SelfThenSource
+from .hypothesis_state import HypothesisState
+from .luna import LENGTH, check_options
+from .multihead import MultiheadAttention
+
+BLOCK = 128
+"""Positions of a block."""
+
+
+class PackedSourceAttention(MultiheadAttention):
+    """Attention to the packed source p~: to the lower half of a memory of :class:`LunaMemory`."""
+
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor | None]:
+        return super().project_memory(memory.chunk(2)[1])
+
+
+def causal_means(x: Tensor, y: Tensor, z: Tensor, count: Tensor) -> Tensor:
+    """1/n_t sum_{i<=t} (x_t . y_i) z_i, B x H x T x E, in O(T).
+
+    Within a block of positions it is a product with a triangular matrix. What came before is a sum in fp32 at least.
+
+    Args:
+        x, y: B x H x T x D
+        z: B x H x T x E
+        count: n, B x 1 x T x 1
+    """
+    length = x.size(2)
+    if length <= BLOCK or is_compiling():
+        return _means_within(x, y, z, count)
+    wide, missing = torch.promote_types(z.dtype, torch.float32), -length % BLOCK
+    a, b, c = (F.pad(each, (0, 0, 0, missing)).unflatten(2, (-1, BLOCK)) for each in (x, y, z))
+    n = F.pad(count, (0, 0, 0, missing), value=1.0).unflatten(2, (-1, BLOCK))
+    before, own = n[:, :, :-1, -1:], b[:, :, :-1].transpose(-1, -2)
+    sums = torch.matmul(own, c[:, :, :-1] / BLOCK).to(wide).cumsum(2) * BLOCK
+    # as a mean, which half precision can hold
+    carried = torch.matmul(a[:, :, 1:], (sums / before).to(a.dtype)) * (before / n[:, :, 1:]).to(a.dtype)
+    means = _means_within(a, b, c, n) + F.pad(carried, (0, 0, 0, 0, 1, 0))
+    return means.flatten(2, 3)[:, :, :length]
+
+
+def _means_within(x: Tensor, y: Tensor, z: Tensor, count: Tensor) -> Tensor:
+    """The same in one block."""
+    return torch.matmul(torch.matmul(x, y.transpose(-1, -2)).tril() * (1 / count).to(x.dtype), z)
+
+
+class LunaCausalAttention(MultiheadAttention):
+    """The causal linear attention in place of self-attention.
+
+    Positions of padding leave the means as they are.
+
+    Args:
+        stack: the decoder
+        bias: whether the projections have one
+        length: rows l of p
+
+    Attributes:
+        reads_memory: :meth:`forward` gets the layer's memory, whose upper half is p
+    """
+
+    reads_memory = True
+
+    def __init__(self, stack: Stack, bias: bool, length: int):
+        super().__init__(stack.dim, stack.heads, kdim=stack.dim, bias=bias, **attention_options(stack))
+        self.pq_proj, self.pc_proj = (nn.Linear(stack.dim, stack.dim, bias=bias) for _ in "pc")
+        for proj in (self.pq_proj, self.pc_proj):
+            nn.init.xavier_uniform_(proj.weight, gain=2**-0.5)
+        self.means = HypothesisState("luna_means", width=2 * stack.dim * length, counts_words=True)
+
+    def forward(
+        self,
+        query: Tensor,
+        key_padding_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
+        step: DecodingStep | None = None,
+        causal: bool = False,
+        memory: Tensor | None = None,
+        memory_padding: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend; the contract is that of self-attention in :class:`MultiheadAttention`.
+
+        Args:
+            query: T x B x C
+            key_padding_mask: B x T, true where *query* is padding
+            attn_mask: any is the causal one
+            incremental_state: has what came before *query* (one position), and then also *query*
+            step: what :class:`SharedBeamState` gives in incremental decoding, instead of *key_padding_mask*
+            causal: no position sees later ones
+            memory: 2l x sources x C, with p as its upper half; not read where *incremental_state* has p's projection
+            memory_padding: B x l, true where a row of p is not used; or what :func:`padding_bias` makes of that
+
+        Returns:
+            T x B x C, and None
+
+        Raises:
+            UsageError: positions are to see later ones
+        """
+        if not causal and attn_mask is None and incremental_state is None:
+            raise UsageError("--decoder-attn luna does not see later positions: omit full_context_alignment")
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (self._split_heads(project(query), query.size(1)) for project in projections)
+        q = q * self.head_dim**-0.5
+        pq, _, bias = self._of_memory(q, memory, memory_padding, incremental_state)
+        scores = torch.matmul(self._split_heads(self.pc_proj(query), pq.size(0)), pq.transpose(-1, -2))
+        alpha = F.softplus(self._per_hypothesis(scores, query.size(0)).flatten(0, 1), beta=math.log(2.0)).to(q.dtype)
+        if incremental_state is None:
+            x = self._whole(q, k, v, alpha, bias, key_padding_mask)
+        else:
+            assert step is not None, "a step of incremental decoding needs what SharedBeamState gives"
+            x = self._step(q, k, v, alpha, bias, incremental_state, step)
+        x = x.to(q.dtype).permute(2, 0, 1, 3).flatten(2)
+        return self.project_output(x, query, None), None
+
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor | None]:
+        p = memory.chunk(2)[0]
+        return self._split_heads(self.pq_proj(p) * self.head_dim**-0.5, p.size(1)), None
+
+    def _whole(self, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, bias: Tensor | None, padding: Tensor | None):
+        """Outputs of the heads for all positions, B x H x T x D."""
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        if padding is None:
+            count = torch.arange(1, q.size(2) + 1, device=q.device, dtype=wide).view(1, 1, -1, 1)
+        else:
+            words = padding.logical_not().view(padding.size(0), 1, -1, 1)
+            alpha = alpha * words
+            count = words.to(wide).cumsum(2).clamp(min=1.0)
+        alpha = self._drop(alpha)
+        weights = self._weights(causal_means(q, k, alpha, count), bias)
+        return causal_means(weights, alpha, v, count)
+
+    def _step(self, q, k, v, alpha, bias, incremental_state, step: DecodingStep) -> Tensor:
+        """Outputs of the heads for the next position, B x H x 1 x D."""
+        count = step.count
+        assert count is not None
+        shape = (k.size(0), 2, k.size(1), k.size(3), alpha.size(3))
+        own = torch.stack([k, v], dim=1).transpose(-1, -2).to(count.dtype) * self._drop(alpha).unsqueeze(1)
+        own = own.flatten(1).unsqueeze(0)
+        means = torch.lerp(self.means.previous(incremental_state, own, count.dtype), own, step.words / count)
+        self.means.keep(incremental_state, means)
+        keys, values = means.to(q.dtype).view(shape).unbind(1)
+        return torch.matmul(self._weights(torch.matmul(q, keys), bias), values.transpose(-1, -2))
+
+    def _weights(self, scores: Tensor, bias: Tensor | None) -> Tensor:
+        """w: softmax in fp32 at least, with dropout; *bias*: of the sources, each with as many hypotheses."""
+        if bias is not None:
+            scores = (scores.unflatten(0, (bias.size(0), -1)) + bias.unsqueeze(1)).flatten(0, 1)
+        wide = scores if scores.dtype == torch.float64 else scores.float()
+        return self._drop(torch.softmax(wide, dim=-1).to(scores.dtype))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        if not self.dropout or not (self.training or self.retain_dropout):
+            return x
+        return fast_dropout(x, self.dropout) if self.fast_dropout else F.dropout(x, self.dropout)
+
+
+@DECODER_ATTENTIONS.register("luna")
+class LunaThenSource(SelfThenSource):
+    """Causal linear attention, then attention to the packed source.
+
+    Args:
+        length: rows l of p, which is the encoder's
+    """
+
+    relative = False
+    full_context = False
+    packs = True
+    paper = "Ma 2021"
+
+    def __init__(self, length: int = LENGTH):
+        self.length = length
+
+    @classmethod
+    def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
+        if other.attention.name != "luna":
+            raise UsageError(
+                "--decoder-attn luna continues the encoder's packed sequence: add --encoder-attn luna, or use "
+                "--decoder-attn self"
+            )
+        if other.dim != stack.dim:
+            raise UsageError(
+                "--decoder-attn luna has one packed sequence for both sides: make --encoder-embed-dim and "
+                f"--decoder-embed-dim equal ({other.dim} and {stack.dim})"
+            )
+        if not stack.cross_attention:
+            raise UsageError("--no-cross-attention is not supported with --decoder-attn luna: leave one of them out")
+        check_options(stack)
+
+    def target(self, stack: Stack, bias: bool) -> nn.Module | None:
+        return LunaCausalAttention(stack, bias, self.length)
+
+    def source(self, stack: Stack, bias: bool) -> MultiheadAttention:
+        return PackedSourceAttention(stack.dim, stack.heads, kdim=stack.dim, bias=bias, **attention_options(stack))

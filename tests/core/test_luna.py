@@ -1,0 +1,288 @@
+"""Luna: models against one position after the other with every gradient, blocks, padding, states, starts."""
+
+import pytest
+import torch
+
+from fairseq_deep.core.attention import SharedBeamState, luna_causal
+from fairseq_deep.core.attention.luna import LunaAttention, PackedSequence, hidden_rows
+from fairseq_deep.core.attention.luna_causal import LunaCausalAttention, causal_means
+from fairseq_deep.core.diagnostics import sublayer_ratios
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import MethodConfig, Stack
+from fairseq_deep.plugin.architectures import count_parameters
+from tests.helpers.decoder_attention import LUNA, assert_same_gradients, make_model
+from tests.helpers.equations import affine, projections, start
+from tests.helpers.inits import check_sample
+from tests.helpers.models import POSTNORM, PRENORM, full_size, make_batch, size_of
+from tests.helpers.tensors import DOUBLE, randomise
+from tests.reference import naive_connections, naive_lstm, naive_luna
+from tests.reference.naive_dlcl import layer_norm
+
+T, B, C, H, L = 7, 3, 8, 2, 3
+ENCODER = {name: value for name, value in LUNA.items() if name != "decoder_attn"}
+
+
+def packs(module):
+    """The function of a :class:`Packing`."""
+    parts = {name: (getattr(module, f"{name}_proj").weight, getattr(module, f"{name}_proj").bias) for name in "qkv"}
+    return lambda p, x: naive_luna.pack(p, x, parts, module.num_heads)
+
+
+def feed_forward(layer):
+    return naive_connections.feed_forward_function(
+        layer.fc1.weight, layer.fc1.bias, layer.fc2.weight, layer.fc2.bias
+    )
+
+
+def naive_encoder(encoder, tokens):
+    """p, before the decoder's norm, and the output of a sentence without padding."""
+    x, positions = start(encoder, tokens.unsqueeze(0)), naive_luna.sinusoids(*encoder.packed.weight.shape)
+    p = naive_luna.start(encoder.packed.weight, positions, len(tokens))
+    for layer in encoder.layers:
+        attention = layer.self_attn
+        own = lambda x, packed, a=attention: naive_luna.unpack(x, packed, projections(a), a.num_heads)  # noqa: E731
+        parts = {"pack": packs(attention.pack), "unpack": own, "ffn": feed_forward(layer)}
+        parts |= {"x_norm": affine(layer.self_attn_layer_norm), "ffn_norm": affine(layer.final_layer_norm)}
+        parts["p_norm"] = affine(layer.packed_layer_norm)
+        p, x = naive_luna.encoder_layer(p, x, parts, layer.normalize_before)
+    return p, x if encoder.layer_norm is None else layer_norm(x, *affine(encoder.layer_norm))
+
+
+def naive_decoder(model, tokens, p, source):
+    """Scores (T x V) of a sentence without padding."""
+    decoder, memory = model.decoder, model.encoder.memory
+    pre_norm, x = decoder.layers[0].normalize_before, start(decoder, tokens.unsqueeze(0))
+    p = p if memory is None or memory.layer_norm is None else layer_norm(p, *affine(memory.layer_norm))
+    chain = [] if memory is None else [(packs(layer.pack), affine(layer.layer_norm)) for layer in memory.layers]
+    pairs = naive_luna.memories(p, source, chain, pre_norm) if chain else [(None, source)] * len(decoder.layers)
+    for layer, (own, memory) in zip(decoder.layers, pairs):
+        first, second = layer.self_attn, layer.encoder_attn
+        named = projections(first)
+        if chain:
+            named |= {name: (getattr(first, f"{name}_proj").weight, getattr(first, f"{name}_proj").bias)
+                      for name in ("pq", "pc")}  # fmt: skip
+            attend = lambda x, own=own, named=named: naive_luna.causal(x, own, named, 2)  # noqa: E731
+        else:
+            attend = lambda x, named=named: naive_lstm.attention(x, x, named, 2, lambda b, i, j: j <= i)[0]  # noqa: E731
+        cross = lambda x, m=memory, a=second: naive_luna.unpack(x, m, projections(a), 2)  # noqa: E731
+        functions = [attend, cross, feed_forward(layer)]
+        norms = [layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm]
+        plain = naive_connections.connect("plain", None)
+        x = naive_connections.run_sublayers(x, [(f, plain, affine(n)) for f, n in zip(functions, norms)], pre_norm)
+    x = x if decoder.layer_norm is None else layer_norm(x, *affine(decoder.layer_norm))
+    return x[:, 0] @ decoder.output_projection.weight.T
+
+
+@pytest.mark.parametrize("left_pad", [True, False], ids=["left", "right"])
+@pytest.mark.parametrize("stack", ["postnorm", "prenorm"])
+@pytest.mark.parametrize("flags", [LUNA, ENCODER], ids=["both", "encoder"])
+def test_scores_and_gradients_equal_the_equations(flags, stack, left_pad, build, dictionary):
+    """Sources padded on either side, one with fewer words than p has rows, and targets padded on the right."""
+    model = make_model(build, "self", stack, **flags)
+    positions, exact = model.encoder.packed.positions, naive_luna.sinusoids(L, 16)
+    torch.testing.assert_close(positions, exact, rtol=0, atol=1e-6)
+    positions.copy_(exact)  # which were of fp32
+    batch = make_batch(dictionary, lengths=(5, 7, 2), left_pad=left_pad)
+    words, expected = batch[2].ne(dictionary.pad()), []
+    for source, target in zip(batch[0], batch[2]):
+        source, target = source[source.ne(dictionary.pad())], target[target.ne(dictionary.pad())]
+        expected.append(naive_decoder(model, target, *naive_encoder(model.encoder, source)))
+    actual, expected = model(*batch)[0][words], torch.cat(expected)
+    torch.testing.assert_close(actual, expected)
+    assert_same_gradients(model, expected, actual)
+
+
+def test_no_sentence_knows_of_others_and_an_empty_one_is_finite(build, dictionary):
+    model = make_model(build, "luna", "postnorm").eval()
+    model.encoder.packed.weight.data.normal_()
+    assert hidden_rows(torch.tensor([[False, True], [True, True]]), 3).tolist() == [[False, True, True], [True] * 3]
+    source, lengths, target = make_batch(dictionary, lengths=(2, 9), target_lengths=(4, 6))
+    together = model(source, lengths, target)[0]
+    torch.testing.assert_close(model(source[:1, -2:], lengths[:1], target[:1])[0], together[:1])
+    source[1] = dictionary.pad()
+    assert model(source, lengths, target)[0].isfinite().all()
+
+
+def running_means(x, y, z, count):
+    total, rows = 0, []
+    for t in range(x.size(2)):
+        total = total + y[:, :, t, :, None] * z[:, :, t, None, :]
+        rows.append((x[:, :, t, None] @ total)[:, :, 0] / count[:, :, t])
+    return torch.stack(rows, dim=2)
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["", "compiling"])
+@pytest.mark.parametrize("length", [1, 2, 5, 6])
+def test_blocks_equal_running_sums(length, compiles, monkeypatch):
+    monkeypatch.setattr(luna_causal, "BLOCK", 2)
+    monkeypatch.setattr(luna_causal, "is_compiling", lambda: compiles)
+    sizes = (B, H, length)
+    x, y, z = (torch.randn(*sizes, width, requires_grad=True, **DOUBLE) for width in (4, 4, 3))
+    count = torch.tensor([0, 1, 1, 0, 1, 1][:length], **DOUBLE).cumsum(0).clamp(min=1).view(1, 1, -1, 1)
+    expected, actual = running_means(x, y, z, count), causal_means(x, y, z, count)
+    torch.testing.assert_close(actual, expected)
+    direction = torch.randn_like(actual)
+    wanted = torch.autograd.grad(expected, [x, y, z], direction)
+    torch.testing.assert_close(torch.autograd.grad(actual, [x, y, z], direction), wanted)
+
+
+def causal_attention(dim=C):
+    return LunaCausalAttention(Stack(1, dim, side="decoder", heads=H), True, L)
+
+
+def run_in_steps(module, x, memory, words=None):
+    words = torch.ones(x.size(1), len(x), dtype=torch.bool) if words is None else words
+    state, beams, outputs = {}, SharedBeamState(attends=False, averages=True), []
+    for t in range(len(x)):
+        step = beams(state, memory.size(1), x[t : t + 1], words[:, t : t + 1])
+        outputs.append(module(x[t : t + 1], incremental_state=state, step=step, memory=memory)[0])
+    return torch.cat(outputs), state
+
+
+@torch.no_grad()
+def test_padding_anywhere_in_steps_and_in_blocks(monkeypatch):
+    """Its entries have no effect; hypotheses of a sentence share the projection of p."""
+    monkeypatch.setattr(luna_causal, "BLOCK", 3)
+    module, mask = randomise(causal_attention().double()), torch.zeros(2 * B, T, dtype=torch.bool)
+    mask[0, :2] = mask[2, 4:] = mask[3, 2:5] = True
+    x, memory = torch.randn(T, 2 * B, C, **DOUBLE), torch.randn(2 * L, B, C, **DOUBLE)
+    full = module(x, key_padding_mask=mask, causal=True, memory=memory)[0]
+    steps, state = run_in_steps(module, x, memory, ~mask)
+    torch.testing.assert_close(steps[~mask.T], full[~mask.T])
+    other = x.clone()
+    other[mask.T] += 100.0
+    changed = module(other, key_padding_mask=mask, causal=True, memory=memory)[0]
+    assert torch.equal(changed[~mask.T], full[~mask.T])
+    assert state[module.means._state]["vector"].shape == (1, 2 * B, 2 * C * L)
+    assert state[module.memory_cache._state]["key"].shape == (B, H, L, C // H)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@torch.no_grad()
+def test_half_precision_holds_what_a_sum_would_not(dtype):
+    """Products of 20,000 at each of 300 positions: means of them fit into fp16. State and carried sums are in fp32."""
+    module = causal_attention(64).to(dtype)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        getattr(module, name).weight.copy_(60.0 * torch.eye(64))
+    x, memory = 1.0 + 0.1 * torch.randn(300, 2, 64), torch.randn(2 * L, 2, 64)
+    exact = causal_attention(64).double()
+    exact.load_state_dict({name: value.double() for name, value in module.state_dict().items()})
+    wanted = exact(x.to(dtype).double(), causal=True, memory=memory.to(dtype).double())[0]
+    full = module(x.to(dtype), causal=True, memory=memory.to(dtype))[0]
+    steps, state = run_in_steps(module, x.to(dtype), memory.to(dtype))
+    assert full.dtype == steps.dtype == dtype
+    assert state[module.means._state]["vector"].dtype == torch.float32
+    for got in (full, steps):
+        assert got.isfinite().all()
+        assert (got.double() - wanted).abs().mean() < 0.05 * wanted.abs().mean()
+
+
+@torch.no_grad()
+def test_dropout_is_on_weights_of_all_products():
+    """Where all are dropped, the biases of the output are left, and p~ is 0."""
+    encoder = Stack(1, C, heads=H, attention_dropout=1.0)
+    pair = randomise(LunaAttention(encoder, L).train())
+    out = pair(torch.randn(L + T, B, C))[0]
+    assert not out[:L].any() and torch.equal(out[L:], pair.out_proj.bias.expand(T, B, C))
+    module = randomise(causal_attention().train())
+    module.dropout = 1.0
+    assert torch.equal(module(torch.randn(T, B, C), causal=True, memory=torch.randn(2 * L, B, C))[0],
+                       module.out_proj.bias.expand(T, B, C))  # fmt: skip
+    p = PackedSequence(Stack(1, C, dropout=0.5), 400).train()(2)
+    assert 0.4 < p[:, 0].eq(0).double().mean() < 0.6 and not torch.equal(p[:, 0], p[:, 1])
+
+
+@torch.no_grad()
+def test_states_do_not_grow(build, dictionary):
+    """Two means of C x l numbers for each hypothesis and layer, and of the source what p's l rows make."""
+    model, sizes = make_model(build, "luna", "postnorm").eval(), set()
+    source, lengths, target = make_batch(dictionary, target_lengths=(20, 20, 20))
+    encoded, state = model.encoder(source, lengths), {}
+    for step in range(1, 21):
+        model.decoder(target[:, :step], encoder_out=encoded, incremental_state=state)
+        tensors = [value for cache in state.values() for value in cache.values() if torch.is_tensor(value)]
+        sizes.add(sum(tensor.numel() for tensor in tensors if tensor.dim() > 1 and tensor.size(2) > 0))
+    assert len(sizes) == 1
+    vectors = [cache["vector"] for key, cache in state.items() if key.endswith("luna_means")]
+    assert [tuple(vector.shape) for vector in vectors] == [(1, 3, 2 * 16 * L)] * 3
+
+
+def test_parameters():
+    """Untied: 3d^2 more in an encoder layer, 5d^2 in one of the decoder, with biases and norms, and l d for p."""
+    d, plain = 512, 61566976 + (35628 - 34040) * 512
+    added = 6 * (3 * d**2 + 5 * d) + 6 * (5 * d**2 + 5 * d) + 5 * 2 * d + 16 * d
+    assert count_parameters("transformer_luna_6l") == plain + added
+    assert count_parameters("transformer_luna_encoder_6l") == 61566976 + 6 * (3 * d**2 + 3 * d) + 5 * 2 * d + 16 * d
+    pre_norm = [size_of(full_size("transformer_prenorm_6l", 100, **flags)) for flags in ({}, LUNA)]
+    own = 6 * (3 * d**2 + 5 * d) + 6 * (5 * d**2 + 7 * d) + 2 * d + L * d
+    assert pre_norm[1] - pre_norm[0] == own
+
+
+def test_the_printed_count_fits_a_vocabulary():
+    """X24 prints 77.60M; docs/methods/luna.md says which sizes give it."""
+    rest = count_parameters("transformer_luna_6l") - 35628 * 512
+    for length, first, last in ((16, 40683, 40702), (32, 40667, 40686)):
+        fits = [v for v in range(40600, 40800) if round((rest + (length - 16) * 512 + v * 512) / 1e6, 2) == 77.60]
+        assert (fits[0], fits[-1]) == (first, last)
+
+
+@pytest.mark.parametrize("method", ["fairseq", "xavier", "ds", "lipschitz"])
+def test_start_values(method, build):
+    """Those of p are N(0, 1/d); matrices of "pack" and of the causal attention follow the rule of their layer."""
+    sizes = {f"{side}_embed_dim": 96 for side in ("encoder", "decoder")}
+    model = build(POSTNORM, **LUNA, **sizes, deep_init=method)
+    check_sample("p", torch.cat([PackedSequence(Stack(1, 96), 50).weight for _ in range(4)]), "normal", 96**-0.5)
+    places = [(layer.self_attn.pack, "qkv", True) for layer in model.encoder.layers]
+    places += [(layer.self_attn, ("q", "k", "v", "pq", "pc"), True) for layer in model.decoder.layers]
+    places += [(layer.pack, "qkv", False) for layer in model.encoder.memory.layers]
+    for index, (module, names, fused) in enumerate(places):
+        for name in names:
+            linear = getattr(module, f"{name}_proj")
+            bound = (6 / (2 * 96)) ** 0.5 * (0.5**0.5 if fused or method == "fairseq" else 1)
+            bound *= (index % 2 + 1) ** -0.25 if method == "ds" else 1
+            bound = (1 / 96) ** 0.5 if method == "lipschitz" else bound
+            check_sample(f"{index} {name}", linear.weight, "uniform", bound)
+            assert method == "fairseq" or not linear.bias.any()
+
+
+def test_states_of_the_encoder_are_of_the_source(build, batch):
+    encoded = build(POSTNORM, **LUNA).encoder(*batch[:2], return_all_hiddens=True)
+    assert {tuple(state.shape) for state in encoded["encoder_states"]} == {(7, 3, 16)} and len(encoded) == 8
+    assert [tuple(memory.shape) for memory in encoded["encoder_memories"]] == [(2 * L, 3, 16)] * 2
+    assert torch.equal(encoded["encoder_out"][0], encoded["encoder_states"][-1])
+
+
+@pytest.mark.parametrize("name", [POSTNORM, PRENORM])
+def test_diagnostics_measure_the_words(name, build, batch):
+    model, sums = build(name, **LUNA).train(), []
+    handle = model.encoder.layers[0].residual.register_forward_hook(lambda *args: sums.append(args[2].detach()))
+    words = {"encoder": batch[0].ne(model.encoder.padding_idx), "decoder": batch[2].ne(model.encoder.padding_idx)}
+    padding = {side: ~mask for side, mask in words.items()}
+    found = sublayer_ratios(model, padding, lambda: model(*batch)[0].square().sum())
+    handle.remove()
+    assert [ratios.part for ratios in found["encoder"] + found["decoder"]] == 2 * ["self", "ffn"] + 2 * [
+        "self", "cross", "ffn"]  # fmt: skip
+    assert all(ratios.variance > 0 and ratios.beta > 0 for side in found.values() for ratios in side)
+    expected = sums[0][L:][words["encoder"].t()].var(-1, unbiased=False).mean()
+    assert found["encoder"][0].variance == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_alignments_are_refused(build):
+    with pytest.raises(UsageError, match="--decoder-attn luna has no weights of source words: omit --print-alignment"):
+        build(POSTNORM, **LUNA).make_generation_fast_(need_attn=True)
+
+
+def test_later_positions_are_refused(build, batch):
+    model = build(POSTNORM, **LUNA)
+    with pytest.raises(UsageError, match="--decoder-attn luna does not see later positions: omit"):
+        model.decoder(batch[2], model.encoder(*batch[:2]), full_context_alignment=True)
+
+
+def test_layers_can_be_built_from_a_description():
+    """Without flags."""
+    from fairseq_deep.core.attention import ENCODER_ATTENTIONS
+    from fairseq_deep.core.layers import LunaEncoderLayer
+
+    own = MethodConfig("luna", ENCODER_ATTENTIONS.get("luna"), {"length": L})
+    layer = LunaEncoderLayer(Stack(1, C, False, heads=H, ffn_dim=4, attention=own))
+    assert layer(torch.randn(L + T, B, C), torch.zeros(B, L + T, dtype=torch.bool)).shape == (L + T, B, C)
