@@ -20,6 +20,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from fairseq_deep.core.user_cache import user_cache
 from fairseq_deep.errors import UsageError
 
 from .. import packaged
@@ -52,9 +53,7 @@ class Damaged(Exception):
 
 def default_folder() -> str:
     """Return the directory of entries: that of the user's caches (XDG)."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    base = base if os.path.isabs(base) else os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "fairseq_deep", "ctranslate2")
+    return user_cache("ctranslate2")
 
 
 def key_of(bundle: Bundle, quantization: str) -> str:
