@@ -126,10 +126,11 @@ def test_a_step_of_the_lstm_is_that_of_torch(flags, build, monkeypatch):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["transformer_prenorm_6l", "transformer_lstm_6l"])
 @torch.no_grad()
-def test_new_weights_are_those_that_the_next_search_uses(build):
+def test_new_weights_are_those_that_the_next_search_uses(name, build):
     torch.manual_seed(3)
-    model, other = (build("transformer_prenorm_6l", decoder_layers=2).eval() for _ in range(2))
+    model, other = (build(name, decoder_layers=2).eval() for _ in range(2))
     weights = other.state_dict()
     Transformer.prepare_for_decoding(other)
     expected = steps(other)

@@ -271,7 +271,7 @@ class DepthwiseLstm(Aggregator):
 
     def _native(self, x: Tensor, step: int) -> NativeLstm | None:
         """The step by compiled kernels, in generation on a CPU; None where they lack something of it."""
-        if not self.gates or self.gates[0].native is None or x.size(0) != 1 or not runs_native(x):
+        if self.training or not self.gates or self.gates[0].native is None or x.size(0) != 1 or not runs_native(x):
             return None
         return find_lstm(self.hidden[step % len(self.hidden)], self.gates[step % len(self.gates)])
 

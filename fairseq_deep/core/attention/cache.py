@@ -174,11 +174,12 @@ class SourceCache(nn.Module):
         self, incremental_state: dict[str, dict[str, Tensor | None]]
     ) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
         """Keys and values (sources x H x S x D), and what is added to the scores; None if they are not there yet."""
-        if self._state in incremental_state:
-            saved = incremental_state[self._state]
-            if saved["key"] is not None:
-                return saved["key"], saved.get("value"), saved["bias"]
-        return None
+        saved = self.saved(incremental_state)
+        return None if saved is None else (saved["key"], saved.get("value"), saved["bias"])
+
+    def saved(self, incremental_state: dict) -> dict | None:
+        """The dictionary that they are kept in, another one whenever they change; None if they are not there yet."""
+        return incremental_state.get(self._state)
 
     def keep(
         self,

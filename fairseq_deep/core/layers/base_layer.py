@@ -51,7 +51,7 @@ class BaseLayer(FeedForward):
         self.residual = Plain(stack, 1) if residual is None else residual
         self.normalize_before = self.residual.pre_norm
 
-    def branch_input(self, x: Tensor, norm: nn.Module, languages: Tensor | None) -> Tensor:
+    def branch_input(self, x: Tensor, norm: nn.Module, languages: Tensor | None = None) -> Tensor:
         """What a sub-layer F reads of its input *x* (T x B x C): in pre-norm LN(x), which the connection may scale."""
         return self.residual.scale_input(normalise(norm, x, languages)) if self.normalize_before else x
 
@@ -59,7 +59,7 @@ class BaseLayer(FeedForward):
         """What follows a residual connection, whose output is *x* (T x B x C): in post-norm LN(x)."""
         return x if self.normalize_before else normalise(norm, x, languages)
 
-    def feed_forward(self, x: Tensor, bottom: Tensor, languages: Tensor | None) -> Tensor:
+    def feed_forward(self, x: Tensor, bottom: Tensor, languages: Tensor | None = None) -> Tensor:
         """The feed-forward sub-layer with its connection and norm (T x B x C); *bottom*: the layer's input."""
         output = self.ffn(self.branch_input(x, self.final_layer_norm, languages))
         x = self.residual(x, output, self.last, bottom)

@@ -48,10 +48,10 @@ class LunaEncoderLayer(EncoderLayer):
             (l + T) x B x C
         """
         bottom = x
-        x, _ = self.self_attn(self.branch_input(x, self._norm, None), key_padding_mask=encoder_padding_mask)
+        x, _ = self.self_attn(self.branch_input(x, self._norm), key_padding_mask=encoder_padding_mask)
         x = self.residual(bottom, self.dropout_module(x), 0, bottom)
         if not self.normalize_before:
             x = self._norm(x)
         p, x = self.self_attn.split(x)
-        x = self.feed_forward(x, self.self_attn.split(bottom)[1], None)
+        x = self.feed_forward(x, self.self_attn.split(bottom)[1])
         return torch.cat([p.to(x.dtype), x])

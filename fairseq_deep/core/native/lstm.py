@@ -35,14 +35,23 @@ class NativeLstm:
         """Out and Cell after the step (1 x B x C); *attention*: 1 x B x C or wider."""
         made = torch.empty_like(out), torch.empty_like(cell)
         rows, threads = ctypes.c_int64(out.size(1)), ctypes.c_int64(torch.get_num_threads())
-        inputs = pointer(out), pointer(attention.contiguous()), ctypes.c_int64(attention.size(2)), pointer(cell)
+        attention = attention.contiguous()
+        inputs = pointer(out), pointer(attention), ctypes.c_int64(attention.size(2)), pointer(cell)
         self._run(ctypes.byref(self.struct), *inputs, *map(pointer, made), rows, threads)
         return list(made)
 
 
 def find_lstm(hidden: nn.Module, gates: nn.Module) -> NativeLstm | None:
-    """The step; None where the kernels lack something of it."""
-    try:
-        return NativeLstm(hidden, gates)
-    except Unsupported:
-        return None
+    """The step; None where the kernels lack something of it.
+
+    It is kept with the packed weights of the gates, and made again where these, or those of *hidden*, are packed anew.
+    """
+    packed = [getattr(part, "native", None) for part in (hidden.fc1, hidden.fc2)]
+    kept = gates.native.partners.get(hidden)
+    if kept is None or any(one is not other for one, other in zip(kept[0], packed)):
+        try:
+            kept = packed, NativeLstm(hidden, gates)
+        except Unsupported:
+            kept = packed, None
+        gates.native.partners[hidden] = kept
+    return kept[1]

@@ -44,6 +44,7 @@ class NativeLinear:
         if library is None:
             raise RuntimeError("this machine has no compiled kernels")
         self._run = library.linear_product
+        self.partners: dict = {}  # what is made of this weight and others
         outputs, inputs = weight.shape
         panel, group = library.panel_width(), library.group_width()
         wide = -(-outputs // panel) * panel
@@ -126,8 +127,8 @@ def log_normalisers(rows: Tensor) -> Tensor:
 
 def weighted_sum(weights: Tensor, entries: list[Tensor]) -> Tensor:
     """sum_k w_k h_k of K *entries* of one shape without gaps; *weights*: K numbers in fp32."""
-    y = torch.empty_like(entries[0])
+    y, weights = torch.empty_like(entries[0]), weights.contiguous()
     places = (ctypes.c_void_p * len(entries))(*(entry.data_ptr() for entry in entries))
     sizes = map(ctypes.c_int64, (len(entries), y.numel()))
-    load().weighted_sum(places, pointer(weights.contiguous()), *sizes, pointer(y))
+    load().weighted_sum(places, pointer(weights), *sizes, pointer(y))
     return y

@@ -40,6 +40,44 @@ def _attention(attention: nn.Module) -> AttentionStruct:
     return AttentionStruct(linear_struct(reads), linear_struct(attention.out_proj), *heads)
 
 
+class Keys:
+    """Where the keys and values are that a part attends to, during a search.
+
+    Args:
+        target: the attention to the target, or None
+        source: the attention to the source, or None
+    """
+
+    def __init__(self, target: nn.Module | None, source: nn.Module | None):
+        self.target, self.source, self.struct = target, source, KeysStruct()
+        self._saved: dict | None = None
+
+    def update(self, x: Tensor, context: Any) -> KeysStruct:
+        """Find them for the step of *context*, with room for the new ones; the first step makes those of the source."""
+        if self.target is not None:
+            step = context.native.struct
+            size = (2, step.sentences, self.target.kv_heads, step.beam, self.target.head_dim)
+            buffer, self.struct.past = self.target.own_cache.extend(context.cache, x, size)
+            self.struct.target, self.struct.capacity = buffer.data_ptr(), buffer.size(3)
+            self.struct.to_values = buffer.stride(0)
+        if self.source is not None:
+            saved = self.source.memory_cache.saved(context.cache)
+            if saved is None:
+                self.source.keep_memory(x, context.memory, context.memory_padding, context.cache)
+                saved = self.source.memory_cache.saved(context.cache)
+            if saved is not self._saved:  # another order of sources makes another
+                self._saved = saved
+                self._read(saved["key"], saved["value"], saved["bias"])
+        return self.struct
+
+    def _read(self, key: Tensor, value: Tensor, bias: Tensor | None) -> None:
+        keys = self.struct
+        keys.source_keys, keys.source_values = key.data_ptr(), value.data_ptr()
+        keys.sources, keys.source_length = value.size(0), value.size(2)
+        keys.source_bias = None if bias is None else bias.data_ptr()
+        keys.bias_stride = 0 if bias is None else bias.stride(0)
+
+
 class NativeAttention:
     """An attention of the decoder by the kernels.
 
@@ -51,20 +89,17 @@ class NativeAttention:
     """
 
     def __init__(self, attention: nn.Module):
-        self.attention, self._run = attention, load().attention_step
-        self.struct = _attention(attention)
+        self._run, self.struct = load().attention_step, _attention(attention)
+        self._packed = packed_in(attention)
+        self._of_memory = ctypes.c_int64(attention.of_memory)
+        self.keys = Keys(None, attention) if attention.of_memory else Keys(attention, None)
 
     def __call__(self, x: Tensor, context: Any, added: Tensor | None = None) -> Tensor:
         """Run a step; see ``MultiheadAttention.forward``."""
-        y, step, keys = torch.empty_like(x), context.native.struct, KeysStruct()
-        source = self.attention.of_memory
-        if source:
-            find_source(keys, self.attention, x, context)
-        else:
-            find_target(keys, self.attention, x, context)
-        more = None if added is None else pointer(added.contiguous())
-        structs = ctypes.byref(self.struct), ctypes.c_int64(source), ctypes.byref(step), ctypes.byref(keys)
-        self._run(*structs, pointer(x), more, pointer(y))
+        y, keys = torch.empty_like(x), self.keys.update(x, context)
+        added = None if added is None else added.contiguous()
+        structs = ctypes.byref(self.struct), self._of_memory, ctypes.byref(context.native.struct), ctypes.byref(keys)
+        self._run(*structs, pointer(x), None if added is None else pointer(added), pointer(y))
         return y
 
 
@@ -79,39 +114,21 @@ class NativeLayer:
     """
 
     def __init__(self, layer: nn.Module):
-        self.layer, self._run = layer, load().layer_step
-        self.struct = describe_layer(layer)
+        self._run, self.struct = load().layer_step, describe_layer(layer)
+        self._packed = packed_in(layer)
+        self.keys = Keys(layer.self_attn, layer.encoder_attn)
 
     def __call__(self, x: Tensor, context: Any) -> Tensor:
         """Run a step: x and the result are 1 x B x C."""
-        y, keys = torch.empty_like(x), KeysStruct()
-        find_target(keys, self.layer.self_attn, x, context)
-        if self.struct.source.heads:
-            find_source(keys, self.layer.encoder_attn, x, context)
-        structs = (self.struct, context.native.struct, keys)
-        self._run(*map(ctypes.byref, structs), pointer(x), pointer(y))
+        y, keys = torch.empty_like(x), self.keys.update(x, context)
+        structs = ctypes.byref(self.struct), ctypes.byref(context.native.struct), ctypes.byref(keys)
+        self._run(*structs, pointer(x), pointer(y))
         return y
 
 
-def find_target(keys: KeysStruct, attention: nn.Module, like: Tensor, context: Any) -> None:
-    """Fill in where the keys and values of the target are, with room for the new ones."""
-    step = context.native.struct
-    size = (2, step.sentences, attention.kv_heads, step.beam, attention.head_dim)
-    buffer, keys.past = attention.own_cache.extend(context.cache, like, size)
-    keys.target, keys.to_values, keys.capacity = buffer.data_ptr(), buffer.stride(0), buffer.size(3)
-
-
-def find_source(keys: KeysStruct, attention: nn.Module, x: Tensor, context: Any) -> None:
-    """Fill in where the keys and values of the source are; the first step makes them."""
-    saved = attention.memory_cache(context.cache)
-    if saved is None:
-        attention.keep_memory(x, context.memory, context.memory_padding, context.cache)
-        saved = attention.memory_cache(context.cache)
-    key, value, bias = saved
-    keys.source_keys, keys.source_values = key.data_ptr(), value.data_ptr()
-    keys.sources, keys.source_length = value.size(0), value.size(2)
-    if bias is not None:
-        keys.source_bias, keys.bias_stride = bias.data_ptr(), bias.stride(0)
+def packed_in(part: nn.Module) -> list[Any]:
+    """The packed weights of *part*, to keep what the structures hold addresses of."""
+    return [module.native for module in part.modules() if getattr(module, "native", None) is not None]
 
 
 def describe_layer(layer: nn.Module) -> LayerStruct:

@@ -100,6 +100,9 @@ class Hypotheses:
             self.numbers, self.out = self.numbers[stay], self.out[stay]
             ends, scores, words, parents = ends[stay], scores[stay], words[stay], parents[stay]
         ends[:, :beam] |= self.out
+        if not ends.any():  # so the first go on
+            self.out = ends[:, :beam]
+            return self._take_over(parents[:, :beam], words[:, :beam], scores[:, :beam])
         # those that end, after all others
         priority = ends * words.shape[1] + numpy.arange(words.shape[1])
         chosen = numpy.argsort(priority, axis=1)[:, :beam]
