@@ -121,7 +121,7 @@ def of_export(folder, form, *more):
 
 
 def of_onnx(folder):
-    """The programs of the ``.pt2`` file in onnxruntime, by the code of docs/tools.md."""
+    """The programs of the ``.pt2`` file in onnxruntime, by the code of docs/tools/export-onnx.md."""
     file = folder / "torch.pt2"
     if not file.exists():
         return {"no": "there is no .pt2 file"}

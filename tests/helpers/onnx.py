@@ -1,10 +1,10 @@
-"""The way to ONNX in docs/tools.md: the code of the page, and its programs in onnxruntime."""
+"""The code of docs/tools/export-onnx.md, and its programs in onnxruntime."""
 
 import importlib.util
 
 import torch
 
-from tests.helpers.paths import ROOT
+from tests.helpers.docs import code_of
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -14,9 +14,8 @@ def missing(*packages):
 
 
 def documented():
-    """The Python code below the heading ONNX: it converts ``model.pt2`` of the working directory."""
-    text = (ROOT / "docs/tools.md").read_text(encoding="utf-8").partition("### ONNX\n")[2]
-    return text.partition("```python\n")[2].partition("```")[0]
+    """The Python code of the page: it converts ``model.pt2`` of the working directory."""
+    return code_of("docs/tools/export-onnx.md")
 
 
 def session(path, described):

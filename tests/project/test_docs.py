@@ -4,44 +4,11 @@ import re
 
 import pytest
 
+from tests.helpers.docs import PAGES, prose, sentences, words
 from tests.helpers.paths import ROOT
 
-PAGES = sorted(
-    path.relative_to(ROOT)
-    for folder in (".", "docs", "examples", "benchmarks", "third_party")
-    for path in (ROOT / folder).glob("*.md" if folder == "." else "**/*.md")
-)
 READ = [page for page in PAGES if page.parts[0] in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "examples")]
 WIDTH, WORDS = 120, 40
-BLOCK = re.compile(r"^ *(```|~~~)")
-ITEM = re.compile(r"^ *([-*]|\d+\.) ")
-
-
-def prose(text):
-    """The paragraphs and the items of lists of a page, without code, tables and headings."""
-    paragraphs, fenced = [[]], False
-    for line in text.splitlines():
-        if BLOCK.match(line):
-            fenced = not fenced
-        elif fenced or line.startswith(("#", "|")) or not line.strip():
-            paragraphs.append([])
-        elif ITEM.match(line):
-            paragraphs.append([ITEM.sub("", line)])
-        elif paragraphs[-1] or not line.startswith("    "):
-            paragraphs[-1].append(line.strip())
-    return [" ".join(lines) for lines in paragraphs if lines]
-
-
-def sentences(paragraph):
-    """The sentences of a paragraph; a piece of code counts as a word, a link as the words that it shows."""
-    text = re.sub(r"`[^`]*`", "CODE", paragraph)
-    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    text = re.sub(r"\b(et al|Eq|Fig|e\.g|i\.e)\.", r"\1", text)
-    return re.split(r"(?<=[.!?])[)\"*_]*\s+", text)
-
-
-def words(sentence):
-    return len(re.findall(r"[A-Za-z0-9][^\s/|]*", sentence))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

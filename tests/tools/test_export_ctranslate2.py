@@ -14,6 +14,7 @@ from fairseq.data import Dictionary
 
 from fairseq_deep.tools import main
 from tests.helpers.commands import PACKAGE, run, train_command
+from tests.helpers.docs import code_of
 from tests.helpers.exports import write_model
 from tests.helpers.models import make_dictionary
 
@@ -288,12 +289,6 @@ def recipe(data, tmp_path_factory):
     return exp
 
 
-def documented(heading):
-    """The first Python code below a heading of docs/tools.md."""
-    text = (PACKAGE.parent / "docs/tools.md").read_text(encoding="utf-8").partition(f"## {heading}\n")[2]
-    return text.partition("```python\n")[2].partition("```")[0]
-
-
 def test_the_code_in_the_documentation_translates_as_translate_does(recipe, tmp_path, monkeypatch, capsys):
     done = run("fairseq-deep", "export", recipe, "--format", "ctranslate2", "--output", tmp_path / "model.ct2")
     checkpoint = recipe / "checkpoints/checkpoint_last.pt"
@@ -302,7 +297,7 @@ def test_the_code_in_the_documentation_translates_as_translate_does(recipe, tmp_
     source = recipe / "text/raw/test.en"
     limits = ["--beam", "4", "--lenpen", "0.6", "--max-len-a", "0", "--max-len-b", "250"]
     want = run("fairseq-deep", "translate", recipe, "--input", source, *limits, "--cpu").stdout.splitlines()
-    code = documented("export")
+    code = code_of("docs/tools/export-ctranslate2.md")
     assert "The old house is green." in code
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp/wmt16_ende-prenorm_20l").symlink_to(recipe)

@@ -1,4 +1,4 @@
-"""The ways to ONNX in docs/tools.md, where the packages are installed: onnxruntime computes what the model does."""
+"""The ways to ONNX in docs/tools/export-onnx.md, if the packages are installed: onnxruntime agrees with the model."""
 
 import json
 import os

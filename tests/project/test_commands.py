@@ -1,0 +1,82 @@
+"""docs/tools and the command lines of all pages, compared with the parser of ``fairseq-deep``."""
+
+import re
+from itertools import pairwise
+
+import pytest
+
+from fairseq_deep.recipes.claims.driver import Claims
+from fairseq_deep.recipes.commands.recipe import tasks
+from fairseq_deep.recipes.compare.options import Compare
+from fairseq_deep.recipes.recipe import Recipe
+from fairseq_deep.tools.main import RAW, make_parser
+from tests.helpers.docs import command_lines
+from tests.helpers.paths import ROOT
+
+FOLDER = ROOT / "docs/tools"
+PARSER, COMMANDS = make_parser()
+DRIVERS = {"recipe": Recipe, "compare": Compare, "claims": Claims}
+DOCUMENTED = sorted({*COMMANDS} - {*RAW} - {"path"})
+ELSEWHERE = {"serve": ["../serve.md"], "translate": ["engines.md"]}
+SHARED = "translate.md"  # options of search, engine and checkpoints
+PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for each in ("docs", "examples")
+                              for path in (ROOT / each).rglob("*.md"))]  # fmt: skip
+LINES = [(page, words[1:]) for page in PAGES for words in command_lines(page, "fairseq-deep")]
+
+
+def options(parser):
+    """The option strings of a parser and its sub-commands, by action, without ``--help``."""
+    found = []
+    for action in parser._actions:
+        found += [action.option_strings] if action.option_strings and action.dest != "help" else []
+        for each in (getattr(action, "choices", None) or {}).values() if action.nargs == "A..." else ():
+            found += options(each)
+    return found
+
+
+def pages_of(command):
+    """The text of the pages of a command."""
+    others = [FOLDER / name for name in ELSEWHERE.get(command, ())]
+    paths = [FOLDER / f"{command}.md", *FOLDER.glob(f"{command}-*.md"), *others]
+    return "".join(path.read_text(encoding="utf-8") for path in paths if path.exists())
+
+
+def test_the_index_has_every_command():
+    text = (FOLDER / "README.md").read_text(encoding="utf-8").partition("## ")[0]
+    assert sorted(re.findall(r"(?m)^\| `([a-z]+)` \|", text)) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("command", DOCUMENTED)
+def test_pages_have_every_option_and_no_other(command):
+    text, known = pages_of(command), options(COMMANDS[command])
+    shared = (FOLDER / SHARED).read_text(encoding="utf-8")
+    assert text
+    common = {name for names in options(COMMANDS["translate"]) for name in names} if command != "translate" else set()
+    missing = [names for names in known if not any(
+        re.search(rf"(?<![\w-]){name}(?![\w-])", text + shared * (name in common)) for name in names)]  # fmt: skip
+    assert not missing
+    listed = {name for table in re.findall(r"(?m)^\| option \|.*\n((?:\|.*\n)+)", text)
+              for row in table.splitlines() for name in re.findall(r"--[a-z][\w-]*", row.split(" | ")[0])}  # fmt: skip
+    assert listed <= {name for names in known for name in names}
+
+
+@pytest.mark.parametrize("page", sorted({page for page, _ in LINES}))
+def test_command_lines_are_accepted(page):
+    """The parser accepts every command of the page; a lone ``...`` stands for more."""
+    for words in (words for owner, words in LINES if owner == page):
+        words = [word for before, word in pairwise(("", *words)) if word != "..." or before.startswith("--")]
+        if words[0] in DRIVERS:
+            kind, *rest = words
+            assert kind != "recipe" or rest[0] in tasks()
+            DRIVERS[kind]().parse(rest[kind == "recipe" :])
+        else:
+            _, unknown = PARSER.parse_known_args(words)
+            assert not unknown or words[0] == "diagnose", words
+
+
+def test_what_counts_as_a_command(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.helpers.docs.ROOT", tmp_path)
+    (tmp_path / "page.md").write_text("fairseq-deep no\n\n    cat x | fairseq-deep a 'b c' \\\n      d > e  # f\n\n"
+                                      "```\nfairseq-deep g < h && fairseq-deep i\n```\n")  # fmt: skip
+    found = [words[1:] for words in command_lines("page.md", "fairseq-deep")]
+    assert found == [["a", "b c", "d"], ["g"], ["i"]]
