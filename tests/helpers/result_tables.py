@@ -9,9 +9,9 @@ from tests.helpers.paths import ROOT
 RECORDS = ROOT / "docs/results"
 
 
-def slug(heading):
-    """The name of a section's record: its heading in lower case, without the date."""
-    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(\d{4}-\d\d-\d\d\)", "", heading).lower()).strip("-")
+def title(page):
+    """The first heading of a page."""
+    return page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def sections(page):
@@ -21,7 +21,7 @@ def sections(page):
         if line.startswith("#"):
             heading, table = line.lstrip("# "), None
         elif line.startswith("|"):
-            cells = [cell.strip().strip("*") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            cells = [cell.replace("**", "").strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
             if table is None:
                 table = []
                 found.setdefault(heading, []).append(table)
@@ -33,7 +33,7 @@ def sections(page):
 
 
 def record(name):
-    """The record of a section: ``tables``, each with ``columns`` and ``rows``, and ``runs`` if they were kept."""
+    """The record of a page: ``tables``, each with ``columns`` and ``rows``, and ``runs`` if they were kept."""
     with open(RECORDS / f"{name}.json", encoding="utf-8") as stream:
         return json.load(stream)
 
@@ -43,7 +43,7 @@ def value(cell):
     number = r"[-+]?[\d,]*\.?\d+(?:e-?\d+)?"
     if re.fullmatch(number, cell):
         return float(cell.replace(",", "")) if re.search("[.e]", cell) else int(cell.replace(",", ""))
-    ranged = re.fullmatch(rf"({number}) \[({number}), ({number})\]", cell.replace("**", ""))
+    ranged = re.fullmatch(rf"({number}) \[({number}), ({number})\]", cell)
     if ranged:
         return dict(zip(("mean", "min", "max"), map(value, ranged.groups())))
     return cell

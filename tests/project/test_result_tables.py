@@ -8,9 +8,8 @@ from fairseq_deep.tools.results import FIGURES, read
 from tests.helpers import result_tables
 from tests.helpers.paths import ROOT
 
-PAGE = ROOT / "docs/results.md"
-SECTIONS = result_tables.sections(PAGE)
-NAMES = {result_tables.slug(heading): heading for heading in SECTIONS}
+OVERVIEW = ROOT / "docs/results.md"
+PAGES = {page.stem: page for page in sorted(result_tables.RECORDS.glob("*.md"))}
 README = {
     "trained here on real text": ["pre-norm-and-dlcl-by-depth"],
     "the same text": [
@@ -30,14 +29,28 @@ def numbers(value):
     return [float(value)]
 
 
-def test_each_section_with_a_table_has_a_record_and_each_record_a_section():
-    assert sorted(NAMES) == sorted(path.stem for path in result_tables.RECORDS.glob("*.json"))
+def test_each_page_has_a_record_each_record_a_page_and_the_overview_links_to_all():
+    assert list(PAGES) == sorted(path.stem for path in result_tables.RECORDS.glob("*.json"))
+    linked = re.findall(r"\]\(results/([^)#]+)\.md\)", OVERVIEW.read_text(encoding="utf-8"))
+    assert sorted(linked) == list(PAGES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+def test_the_overview_counts_the_verdicts_of_each_claim():
+    head, *rows = result_tables.sections(OVERVIEW)["The papers' claims"][0]
+    counted = {}
+    for table in result_tables.record("the-papers-claims")["tables"]:
+        verdicts = [part.partition(" (")[0] for row in table["rows"] for part in row[-1].split("; ")]
+        assert {*verdicts} <= {*head[2:]}
+        counted[table["claim"]] = [verdicts.count(verdict) for verdict in head[2:]]
+    assert counted == {claim.partition(": [")[0]: [int(count) for count in counts] for claim, _, *counts in rows}
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_tables_have_the_figures_of_their_record(name):
-    entry, tables = result_tables.record(name), SECTIONS[NAMES[name]]
-    assert entry["title"] == NAMES[name] and len(entry["tables"]) == len(tables)
+    entry = result_tables.record(name)
+    tables = [table for found in result_tables.sections(PAGES[name]).values() for table in found]
+    assert entry["title"] == result_tables.title(PAGES[name]) and entry["page"] == f"docs/results/{name}.md"
+    assert len(entry["tables"]) == len(tables)
     for stored, (head, *rows) in zip(entry["tables"], tables):
         assert stored["columns"] == head and len(stored["rows"]) == len(rows)
         first = ""
@@ -46,7 +59,7 @@ def test_tables_have_the_figures_of_their_record(name):
             assert [result_tables.value(first), *map(result_tables.value, cells[1:])] == values
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PAGES)
 def test_figures_of_a_record_are_those_of_its_runs(name):
     """Where runs were kept: ``measures`` maps columns to figures, and ``labels`` rows to systems."""
     entry = result_tables.record(name)
@@ -68,7 +81,7 @@ def test_figures_of_a_record_are_those_of_its_runs(name):
 
 def test_kept_runs_can_be_read_and_belong_to_a_record():
     kept = sorted(path.name for path in result_tables.RECORDS.glob("*.jsonl"))
-    assert kept == sorted({result_tables.record(name).get("runs") for name in NAMES} - {None})
+    assert kept == sorted({result_tables.record(name).get("runs") for name in PAGES} - {None})
     for name in kept:
         for run in read(str(result_tables.RECORDS / name)):
             assert run["commit"] and run["hardware"] and run["flags"] and run["environment"]["torch"]

@@ -178,7 +178,7 @@ class SourceCache(nn.Module):
         return None if saved is None else (saved["key"], saved.get("value"), saved["bias"])
 
     def saved(self, incremental_state: dict) -> dict | None:
-        """The dictionary that they are kept in, another one whenever they change; None if they are not there yet."""
+        """Return their dictionary; a change makes a new one. None if there are none yet."""
         return incremental_state.get(self._state)
 
     def keep(

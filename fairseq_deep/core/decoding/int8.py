@@ -161,7 +161,7 @@ def torch_kernels() -> Int8Kernels:
 
 
 def available_kernels() -> Int8Kernels:
-    """What runs here, the first first: compiled kernels, or torch's products."""
+    """Compiled kernels, or the products of this torch."""
     return torch_kernels() if load() is None else Int8Kernels((NATIVE,), WEIGHT_STEPS)
 
 

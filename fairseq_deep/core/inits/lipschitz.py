@@ -31,7 +31,8 @@ class Lipschitz(Init):
         stack: see :class:`Init`
         embeddings: "lipschitz", as above, or "normal": N(0, 1/C), as all other methods. sqrt(2/(C + V)) makes them
             small: with V = 32,000 and C = 512, scaled by sqrt(C), they have a standard deviation of 0.10, where
-            sinusoidal positions have 0.71. In small batches a deep model then loses its source (docs/results.md).
+            sinusoidal positions have 0.71. In small batches a deep model then loses its source
+            (docs/results/deep-post-norm-18-layers-each-four-cures.md).
 
     Raises:
         UsageError: *embeddings* is neither

@@ -22,7 +22,7 @@ class DecoderContext(NamedTuple):
         causal: positions see no later ones, without a *mask* that hides them
         step: what the attentions of a decoding step share (:class:`SharedBeamState`)
         values: the values of the first self-attention, with value residual
-        native: what the layers share that compiled kernels run in a step; None for torch's operations
+        native: the step in compiled kernels; None for torch's operations
         languages: numbers of the target languages, B, which norms may depend on
     """
 

@@ -54,7 +54,7 @@ def _load_once() -> ctypes.CDLL | None:
 
 
 def status() -> str:
-    """One line for people: what runs decoding steps on this machine."""
+    """Return one line for people about the operations of decoding steps on this machine."""
     try:
         path = _find()
     except Unavailable as error:

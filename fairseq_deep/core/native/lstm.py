@@ -42,9 +42,9 @@ class NativeLstm:
 
 
 def find_lstm(hidden: nn.Module, gates: nn.Module) -> NativeLstm | None:
-    """The step; None where the kernels lack something of it.
+    """Return the LSTM's step; None if the kernels do not support it.
 
-    It is kept with the packed weights of the gates, and made again where these, or those of *hidden*, are packed anew.
+    It is stored with the packed weights of the gates, and built again if any of its weights are packed again.
     """
     packed = [getattr(part, "native", None) for part in (hidden.fc1, hidden.fc2)]
     kept = gates.native.partners.get(hidden)

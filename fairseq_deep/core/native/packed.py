@@ -33,7 +33,7 @@ class NativeLinear:
 
     Args:
         weight: W, outputs x inputs: fp32, or whole numbers in int8
-        scales: int8: what each output's numbers are multiplied with
+        scales: int8: the factor of each output
 
     Raises:
         RuntimeError: this machine has no kernels
@@ -44,7 +44,7 @@ class NativeLinear:
         if library is None:
             raise RuntimeError("this machine has no compiled kernels")
         self._run = library.linear_product
-        self.partners: dict = {}  # what is made of this weight and others
+        self.partners: dict = {}  # structures with the address of this weight
         outputs, inputs = weight.shape
         panel, group = library.panel_width(), library.group_width()
         wide = -(-outputs // panel) * panel
@@ -76,7 +76,7 @@ class NativeLinear:
 
 
 class PacksWeight(nn.Module):
-    """Base of modules whose ``weight`` the kernels multiply by while it is on a CPU in fp32.
+    """Base of modules with a ``weight`` for the kernels, as long as it is on a CPU in fp32.
 
     Attributes:
         native: the packed weight; None where there are no kernels, and before the first :meth:`repack`

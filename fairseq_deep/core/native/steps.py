@@ -1,7 +1,6 @@
-"""Decoder layers by the kernels: which are supported, and how they run a step.
+"""Decoder layers in compiled kernels: the supported ones, and their decoding steps.
 
-A step uses torch's operations where it needs what the kernels lack: gradients, attention weights, dropout, other types
-than fp32.
+Gradients, attention weights, dropout and types other than fp32 use torch's operations.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def _attention(attention: nn.Module) -> AttentionStruct:
 
 
 class Keys:
-    """Where the keys and values are that a part attends to, during a search.
+    """The addresses of the keys and values of one part, during a search.
 
     Args:
         target: the attention to the target, or None
@@ -53,7 +52,7 @@ class Keys:
         self._saved: dict | None = None
 
     def update(self, x: Tensor, context: Any) -> KeysStruct:
-        """Find them for the step of *context*, with room for the new ones; the first step makes those of the source."""
+        """Find keys and values for the step of *context*, and make room for new ones."""
         if self.target is not None:
             step = context.native.struct
             size = (2, step.sentences, self.target.kv_heads, step.beam, self.target.head_dim)
@@ -127,7 +126,7 @@ class NativeLayer:
 
 
 def packed_in(part: nn.Module) -> list[Any]:
-    """The packed weights of *part*, to keep what the structures hold addresses of."""
+    """Return the packed weights of *part*. The structures hold their addresses only."""
     return [module.native for module in part.modules() if getattr(module, "native", None) is not None]
 
 
@@ -167,10 +166,10 @@ class NativeStep:
 
 
 def begin_step(layers: nn.ModuleList, cache: dict, x: Tensor, step: Any) -> NativeStep | None:
-    """What the *layers* of a decoder share in a step; None where torch's operations run all of them.
+    """Return the step of the *layers* of a decoder; None if torch's operations run all layers.
 
     Args:
-        cache: the state of incremental decoding, where the supported parts are kept: weights stay during a search
+        cache: the state of incremental decoding, which also stores the supported parts
         x: 1 x B x C, the input of the first layer
         step: a ``DecodingStep``
     """
@@ -194,7 +193,7 @@ def begin_step(layers: nn.ModuleList, cache: dict, x: Tensor, step: Any) -> Nati
 def _supported(layers: nn.ModuleList) -> dict[nn.Module, NativeLayer | NativeAttention]:
     """Whole layers where the kernels support them, otherwise their attentions.
 
-    A class names what runs it as its attribute ``kernels``, which its subclasses do not inherit.
+    The attribute ``kernels`` of a class names its implementation. Subclasses do not inherit it.
     """
     found: dict[nn.Module, NativeLayer | NativeAttention] = {}
     for layer in layers:
