@@ -59,7 +59,7 @@ def status() -> str:
         path = _find()
     except Unavailable as error:
         return f"torch's operations ({error.args[0]})"
-    return f"compiled kernels for {' '.join(_machine_flags())} ({path or 'not built yet'})"
+    return f"compiled kernels, {' '.join(_machine_flags())}{'' if path else ', not built yet'}"
 
 
 def _load() -> ctypes.CDLL:
