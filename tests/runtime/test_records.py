@@ -212,7 +212,7 @@ READERS = {
     "text/bpe/steps.json": (changed(STEPS), ["translate {run} --cpu --input {run}/nothing"]),
     "train.jsonl": (changed_lines([LOGGED, VALID]), ["report {run}",
                                                                "plot run {run}/train.jsonl --output {run}/a.svg"]),
-    "generate-test.txt": (changed_text(), ["score --generate-output {run}/generate-test.txt", "report {run}",
+    "generate-test.txt": (changed_text(), ["score --generate-output {run}/generate-test.txt",
                                            "report {run} --generate-output {run}/generate-test.txt"]),
 }  # fmt: skip
 
