@@ -1,5 +1,6 @@
 """Compiled kernels against torch's operations: products, layers, the LSTM; how the library is built and kept."""
 
+import copy
 import logging
 import os
 import shutil
@@ -141,6 +142,17 @@ def test_new_weights_are_those_that_the_next_search_uses(name, build):
         torch.testing.assert_close(ours, theirs)
 
 
+@torch.no_grad()
+def test_a_copy_has_kernels_too(build, monkeypatch):
+    model = build("transformer_lstm_6l", decoder_layers=2, decoder_layer_agg="residual").eval()
+    Transformer.prepare_for_decoding(model)
+    expected, ran, run = steps(model), [], NativeLayer.__call__
+    monkeypatch.setattr(NativeLayer, "__call__", lambda *args: ran.append(1) or run(*args))
+    for ours, theirs in zip(steps(copy.deepcopy(model)), expected):
+        torch.testing.assert_close(ours, theirs)
+    assert len(ran) == 2 * 9
+
+
 def test_hypotheses_with_padding_are_left_to_torch(build):
     """Their positions are not all seen, so there is no one number of them."""
     model = build("transformer_prenorm_6l", decoder_layers=1).eval()
@@ -211,7 +223,12 @@ def test_a_damaged_library_and_one_that_others_can_write_are_built_again(cache, 
     path = Path(load())
     assert path.parent == cache and len(built) == 1
     assert cache.stat().st_mode & 0o077 == 0
-    for harm in (lambda: path.write_bytes(path.read_bytes()[:-1]), lambda: path.chmod(0o777), path.unlink):
+
+    def dangle():
+        path.unlink()
+        path.with_name(path.name.replace("-", "-0")).symlink_to(cache / "nowhere")
+
+    for harm in (lambda: path.write_bytes(path.read_bytes()[:-1]), lambda: path.chmod(0o777), dangle):
         harm()
         library._load_once.cache_clear()
         assert load() == str(path) and path.stat().st_mode & 0o022 == 0

@@ -76,8 +76,11 @@ def _find() -> str | None:
         raise Unavailable(f"{SWITCH} is 0", "chosen")
     folder, key = user_cache("native"), _key()
     for path in glob.glob(os.path.join(glob.escape(folder), f"{key}-*.so")):
-        if path.endswith(f"-{_digest(path)}.so") and _is_own(path):
-            return path
+        try:
+            if _is_own(path) and path.endswith(f"-{_digest(path)}.so"):
+                return path
+        except OSError:  # another process removed it, or it cannot be read
+            continue
     return None
 
 
@@ -120,7 +123,10 @@ def _machine_flags() -> tuple[str, ...]:
 def _key() -> str:
     """A hash of what a library is made from."""
     parts = [*FLAGS, *_machine_flags(), *sorted(_processor())]
-    parts += [Path(__file__).with_name(name).read_text() for name in SOURCES]
+    try:
+        parts += [Path(__file__).with_name(name).read_text() for name in SOURCES]
+    except OSError as error:
+        raise Unavailable(f"cannot read the source of the kernels: {error}") from error
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -148,8 +154,9 @@ def _build() -> str:
             os.chmod(made, 0o700)
             path = os.path.join(folder, f"{_key()}-{_digest(made)}.so")
             os.replace(made, path)
+        own = _is_own(path)
     except (OSError, subprocess.SubprocessError) as error:
         raise Unavailable(f"cannot compile in {folder}: {error}") from error
-    if not _is_own(path):
+    if not own:
         raise Unavailable(f"others can write to {folder}; restrict its permissions")
     return path

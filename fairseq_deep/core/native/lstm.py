@@ -33,9 +33,9 @@ class NativeLstm:
 
     def __call__(self, out: Tensor, attention: Tensor, cell: Tensor) -> list[Tensor]:
         """Out and Cell after the step (1 x B x C); *attention*: 1 x B x C or wider."""
-        made = torch.empty_like(out), torch.empty_like(cell)
+        made = torch.empty(out.shape), torch.empty(cell.shape)
         rows, threads = ctypes.c_int64(out.size(1)), ctypes.c_int64(torch.get_num_threads())
-        attention = attention.contiguous()
+        out, attention, cell = out.contiguous(), attention.contiguous(), cell.contiguous()
         inputs = pointer(out), pointer(attention), ctypes.c_int64(attention.size(2)), pointer(cell)
         self._run(ctypes.byref(self.struct), *inputs, *map(pointer, made), rows, threads)
         return list(made)

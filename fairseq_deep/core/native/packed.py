@@ -67,10 +67,12 @@ class NativeLinear:
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """y (rows x outputs) of x (rows x inputs), in fp32."""
-        x = x.contiguous()
-        y = torch.empty(x.size(0), self.struct.outputs)
-        self.struct.bias = None if bias is None else bias.data_ptr()
-        self._run(ctypes.byref(self.struct), pointer(x), pointer(y), ctypes.c_int64(x.size(0)),
+        x, struct = x.contiguous(), self.struct
+        y = torch.empty(x.size(0), struct.outputs)
+        if bias is not None:  # a copy: other threads use the structure, too
+            struct = LinearStruct.from_buffer_copy(struct)
+            struct.bias = bias.data_ptr()
+        self._run(ctypes.byref(struct), pointer(x), pointer(y), ctypes.c_int64(x.size(0)),
                   ctypes.c_int64(torch.get_num_threads()))  # fmt: skip
         return y
 
@@ -105,6 +107,11 @@ class PacksWeight(nn.Module):
     def __getstate__(self):
         return {**self.__dict__, "native": None}  # addresses can be neither copied nor pickled
 
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        if self.packs:
+            self.repack()
+
 
 def pointer(tensor: Tensor) -> ctypes.c_void_p:
     """The address of a tensor without gaps."""
@@ -127,7 +134,8 @@ def log_normalisers(rows: Tensor) -> Tensor:
 
 def weighted_sum(weights: Tensor, entries: list[Tensor]) -> Tensor:
     """sum_k w_k h_k of K *entries* of one shape without gaps; *weights*: K numbers in fp32."""
-    y, weights = torch.empty_like(entries[0]), weights.contiguous()
+    entries, weights = [entry.float().contiguous() for entry in entries], weights.float().contiguous()
+    y = torch.empty_like(entries[0])
     places = (ctypes.c_void_p * len(entries))(*(entry.data_ptr() for entry in entries))
     sizes = map(ctypes.c_int64, (len(entries), y.numel()))
     load().weighted_sum(places, pointer(weights), *sizes, pointer(y))

@@ -95,6 +95,7 @@ class NativeAttention:
 
     def __call__(self, x: Tensor, context: Any, added: Tensor | None = None) -> Tensor:
         """Run a step; see ``MultiheadAttention.forward``."""
+        x = x.contiguous()
         y, keys = torch.empty_like(x), self.keys.update(x, context)
         added = None if added is None else added.contiguous()
         structs = ctypes.byref(self.struct), self._of_memory, ctypes.byref(context.native.struct), ctypes.byref(keys)
@@ -119,6 +120,7 @@ class NativeLayer:
 
     def __call__(self, x: Tensor, context: Any) -> Tensor:
         """Run a step: x and the result are 1 x B x C."""
+        x = x.contiguous()
         y, keys = torch.empty_like(x), self.keys.update(x, context)
         structs = ctypes.byref(self.struct), ctypes.byref(context.native.struct), ctypes.byref(keys)
         self._run(*structs, pointer(x), pointer(y))
@@ -126,8 +128,9 @@ class NativeLayer:
 
 
 def packed_in(part: nn.Module) -> list[Any]:
-    """Return the packed weights of *part*. The structures hold their addresses only."""
-    return [module.native for module in part.modules() if getattr(module, "native", None) is not None]
+    """Return the weights of *part*, packed and others. The structures hold their addresses only."""
+    packed = [module.native for module in part.modules() if getattr(module, "native", None) is not None]
+    return packed + [parameter.data for parameter in part.parameters()]
 
 
 def describe_layer(layer: nn.Module) -> LayerStruct:
@@ -183,6 +186,9 @@ def begin_step(layers: nn.ModuleList, cache: dict, x: Tensor, step: Any) -> Nati
     if mask is None:  # no layer has self-attention
         return NativeStep(cache[PARTS], torch.empty(rows, 0, dtype=torch.int32), step)
     slots, length = mask.size(3), mask.size(3) // mask.size(2)
+    whole = mask.size(0) == 1 or mask.stride(0) == mask.size(2) * mask.stride(2)
+    if mask.dtype != torch.float32 or mask.stride(3) != 1 or not whole:
+        return None
     seen = torch.empty(rows, length, dtype=torch.int32)
     sizes = map(ctypes.c_int64, (rows, mask.stride(2), slots, length))
     if load().seen_slots(pointer(mask), *sizes, pointer(seen)) != length:

@@ -2,7 +2,8 @@
 
 import ctypes
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..norms import RmsNorm
 from .packed import LinearStruct
@@ -59,10 +60,21 @@ class Unsupported(Exception):
     """A layer that the kernels lack something of."""
 
 
+def _check_tensor(tensor: Tensor) -> None:
+    if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise Unsupported
+
+
+def _check(norm: nn.Module) -> None:
+    for parameter in norm.parameters():
+        _check_tensor(parameter)
+
+
 def norm_struct(norm: nn.Module) -> NormStruct:
     """The structure of *norm*, with the addresses of its weights."""
     if type(norm) is nn.Identity:
         return NormStruct(NO_NORM)
+    _check(norm)
     if type(norm) is RmsNorm:
         return NormStruct(RMS_NORM, norm.weight.data_ptr(), None, norm.eps)
     if type(norm) is nn.LayerNorm and norm.bias is not None:
@@ -75,6 +87,8 @@ def linear_struct(linear: nn.Module) -> LinearStruct:
     native = getattr(linear, "native", None)
     if native is None:
         raise Unsupported
+    if isinstance(linear, nn.Module) and linear.bias is not None:
+        _check_tensor(linear.bias)
     struct = LinearStruct.from_buffer_copy(native.struct)
     struct.bias = None if linear.bias is None else linear.bias.data_ptr()
     return struct
