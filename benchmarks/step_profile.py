@@ -8,7 +8,7 @@ rounds, in milliseconds a step. "layers", "projection" and "candidates" are meas
 
 The floor counts the products and the bytes of the decoder's layers and its projection. Products take what they need at
 the rate that the kernels reach for 512 rows of this width. Weights, and keys and values of source and target, are read
-once a step at the bandwidth that a copy of 256 MB reaches. The floor is the larger of the two, a layer by itself.
+once a step at the bandwidth that a copy of 256 MB reaches. The floor of a layer is the larger of the two.
 """
 
 import argparse

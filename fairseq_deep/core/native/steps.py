@@ -32,7 +32,8 @@ def _attention(attention: nn.Module) -> AttentionStruct:
     if "kernels" not in type(attention).__dict__:  # a mean, a recurrence or another attention
         raise Unsupported
     extras = (attention.relative_keys, attention.rotary, attention.q_norm, attention.gate, attention.output_norm)
-    if any(extra is not None for extra in extras) or (attention.retain_dropout and attention.dropout > 0):
+    drops = attention.dropout > 0 and (attention.training or attention.retain_dropout)
+    if drops or any(extra is not None for extra in extras):
         raise Unsupported
     reads = attention.q_proj if attention.of_memory else attention.qkv_proj
     heads = (attention.num_heads, attention.kv_heads, attention.head_dim)
