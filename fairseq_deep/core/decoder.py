@@ -275,6 +275,10 @@ class Decoder(TransformerStack):
         attn, states, aggregator = None, [x], self.aggregator
         if self.stack.value_residual:
             context = context._replace(values=FirstValues())
+        native = context.native
+        if native is not None and native.stack is not None and aligned < 0 and aggregator.running_sum and not memories:
+            states += native.stack(x, context)
+            return self._finish(states[-1], context), None, states
         state = aggregator.start(x)
         runs = self.layer_drop()
         for index, layer in enumerate(self.layers):
@@ -290,13 +294,14 @@ class Decoder(TransformerStack):
                 states.append(aggregator.layer_output(state, x))
             if weights is not None and index == aligned:
                 attn = weights.float().to(x)
-        x = aggregator.finish(state)
+        return self._finish(aggregator.finish(state), context), attn, states
+
+    def _finish(self, x: Tensor, context: DecoderContext) -> Tensor:
+        """Features (B x T x C) of the stack's output *x* (T x B x C)."""
         if self.layer_norm is not None:
             x = normalise(self.layer_norm, x, context.languages)
-        x = x.transpose(0, 1)  # T x B x C -> B x T x C
-        if self.project_out_dim is not None:
-            x = self.project_out_dim(x)
-        return x, attn, states
+        x = x.transpose(0, 1)
+        return x if self.project_out_dim is None else self.project_out_dim(x)
 
     def reorder_incremental_state_scripting(self, incremental_state: dict, new_order: Tensor) -> None:
         """Take over the hypotheses *new_order* (B); what that does to the caches is decided once for all of them.

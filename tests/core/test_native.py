@@ -15,7 +15,7 @@ from fairseq_deep.core.attention.beams import SharedBeamState
 from fairseq_deep.core.layers import DecoderContext
 from fairseq_deep.core.native import library, load, status
 from fairseq_deep.core.native.packed import NativeLinear, weighted_sum
-from fairseq_deep.core.native.steps import NativeLayer, begin_step
+from fairseq_deep.core.native.steps import NativeLayer, NativeStack, begin_step
 from fairseq_deep.core.transformer import Transformer
 from tests.helpers.tensors import case
 
@@ -62,30 +62,35 @@ FLAGS = {
     "kv heads": ("transformer_prenorm_6l", {"decoder_kv_heads": 2}),
     "no norms": ("transformer_postnorm_6l", {"deep_init": "tfixup"}),
     "language model": ("transformer_prenorm_6l", {"no_cross_attention": True}),
+    "layer by layer": ("transformer_dlcl_6l", {}),
 }
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", FLAGS)
 @torch.no_grad()
-def test_a_layer_is_that_of_torch(name, threads, build, monkeypatch):
-    """With several hypotheses a sentence, padding in the source, new orders of hypotheses, and sentences that leave."""
+def test_layers_are_those_of_torch(name, threads, build, monkeypatch):
+    """With several hypotheses a sentence, padding in the source, new orders of hypotheses, and sentences that leave.
+
+    A plain stack is one call per step.
+    """
     arch, flags = FLAGS[name]
     torch.manual_seed(3)
     model = build(arch, encoder_layers=1, decoder_layers=2, **flags).eval()
     for parameter in model.parameters():
         parameter += 0.1 * torch.randn_like(parameter)
     Transformer.prepare_for_decoding(model)
-    ran, run = [], NativeLayer.__call__
-    monkeypatch.setattr(NativeLayer, "__call__", lambda *args: ran.append(1) or run(*args))
+    kernels, calls = (NativeStack, 9) if model.decoder.aggregator.running_sum else (NativeLayer, 2 * 9)
+    ran, run = [], kernels.__call__
+    monkeypatch.setattr(kernels, "__call__", lambda *args: ran.append(1) or run(*args))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         found = steps(model)
-        assert len(ran) == 2 * 9
+        assert len(ran) == calls
         monkeypatch.setattr(library, "enabled", False)
         expected = steps(model)
-        assert len(ran) == 2 * 9
+        assert len(ran) == calls
     finally:
         torch.set_num_threads(before)
     for step, (ours, theirs) in enumerate(zip(found, expected)):
@@ -146,11 +151,22 @@ def test_new_weights_are_those_that_the_next_search_uses(name, build):
 def test_a_copy_has_kernels_too(build, monkeypatch):
     model = build("transformer_lstm_6l", decoder_layers=2, decoder_layer_agg="residual").eval()
     Transformer.prepare_for_decoding(model)
-    expected, ran, run = steps(model), [], NativeLayer.__call__
-    monkeypatch.setattr(NativeLayer, "__call__", lambda *args: ran.append(1) or run(*args))
+    expected, ran, run = steps(model), [], NativeStack.__call__
+    monkeypatch.setattr(NativeStack, "__call__", lambda *args: ran.append(1) or run(*args))
     for ours, theirs in zip(steps(copy.deepcopy(model)), expected):
         torch.testing.assert_close(ours, theirs)
-    assert len(ran) == 2 * 9
+    assert len(ran) == 9
+
+
+@torch.no_grad()
+def test_hooks_of_layers_run_in_decoding_steps(build):
+    model = build("transformer_prenorm_6l", decoder_layers=2).eval()
+    Transformer.prepare_for_decoding(model)
+    expected, seen = steps(model), []
+    model.decoder.layers[1].register_forward_hook(lambda layer, inputs, output: seen.append(output[0].shape))
+    for ours, theirs in zip(steps(model), expected):
+        torch.testing.assert_close(ours, theirs)
+    assert len(seen) == 9
 
 
 def test_hypotheses_with_padding_are_left_to_torch(build):

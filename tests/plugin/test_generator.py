@@ -347,10 +347,13 @@ def naive_candidates(logits, offsets, beam, count):
     return values, places % logits.size(1), places // logits.size(1)
 
 
+@pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("beam", [1, 4, 7])
 @pytest.mark.parametrize("words", [40, 17 * BLOCK, 2000, 33 * BLOCK - 1, 33 * BLOCK + 1])
-def test_candidates_are_the_best(beam, words):
+@torch.no_grad()
+def test_candidates_are_the_best(beam, words, kernels, monkeypatch):
     """Also where a sentence's best are all in one block, or in the last words, which are no whole block."""
+    monkeypatch.setattr(library, "enabled", kernels)
     logits = torch.randn(6, beam, words)
     logits[1, :, BLOCK - 3 : BLOCK + 3] += 9.0
     logits[2, :, -BLOCK // 2 :] += 9.0

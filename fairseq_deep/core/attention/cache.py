@@ -121,10 +121,13 @@ class TargetCache(nn.Module):
         Returns:
             the buffer, and where they go in its fourth dimension
         """
-        saved = incremental_state.get(self._state) or {"cache": None, "buffer": None}
-        past = 0 if saved["cache"] is None else saved["cache"].size(3)
-        buffer = with_room(saved["cache"], saved["buffer"], like, shape)
-        incremental_state[self._state] = {"cache": buffer.narrow(3, 0, past + shape[3]), "buffer": buffer}
+        saved = incremental_state.get(self._state)
+        cache, buffer = (None, None) if saved is None else (saved["cache"], saved["buffer"])
+        past = 0 if cache is None else cache.size(3)
+        length = past + shape[3]
+        if buffer is None or buffer.size(3) < length:
+            buffer = with_room(cache, buffer, like, shape)
+        incremental_state[self._state] = {"cache": buffer.narrow(3, 0, length), "buffer": buffer}
         return buffer, past
 
     def length(self, incremental_state: dict[str, dict[str, Tensor | None]]) -> int:
@@ -143,7 +146,8 @@ class TargetCache(nn.Module):
 
     def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
         """Take over the hypotheses of *order*."""
-        if self._state not in incremental_state:
+        keeps = order.mask is not None and order.sources is None and order.copies == 1 and not order.splits_sentences
+        if keeps or self._state not in incremental_state:
             return
         saved = incremental_state[self._state]
         cache, buffer = saved["cache"], saved["buffer"]
@@ -197,8 +201,8 @@ class SourceCache(nn.Module):
 
     def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
         """Take over the sources of *order*."""
-        saved = self.forward(incremental_state)
-        if saved is not None and order.sources is not None:
+        saved = None if order.sources is None else self.forward(incremental_state)
+        if saved is not None:
             key, value, bias = saved
             bias = keep_sources(bias, 0, order) if bias is not None else None
             value = None if value is None else keep_sources(value, 0, order)

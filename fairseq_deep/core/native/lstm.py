@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .library import load
 from .packed import pointer
-from .structures import LstmStruct, Unsupported, linear_struct, norm_struct
+from .structures import Kept, LstmStruct, Unsupported, linear_struct, norm_struct
 
 EPS = 1e-5  # of the gates' norms
 
@@ -27,9 +27,11 @@ class NativeLstm:
     def __init__(self, hidden: nn.Module, gates: nn.Module):
         if hidden.fc2 is None or hidden.glu != "sigmoid" or hidden.training or hidden.dropout.apply_during_inference:
             raise Unsupported
-        parts = map(linear_struct, (hidden.fc1, hidden.fc2, gates))
+        self._kept: Kept = []
+        parts = (linear_struct(linear, self._kept) for linear in (hidden.fc1, hidden.fc2, gates))
         weights = gates.norm_weight.data_ptr(), gates.norm_bias.data_ptr()
-        self.struct, self._run = LstmStruct(*parts, norm_struct(hidden.layer_norm), *weights, EPS), load().lstm_step
+        self.struct = LstmStruct(*parts, norm_struct(hidden.layer_norm, self._kept), *weights, EPS)
+        self._run = load().lstm_step
 
     def __call__(self, out: Tensor, attention: Tensor, cell: Tensor) -> list[Tensor]:
         """Out and Cell after the step (1 x B x C); *attention*: 1 x B x C or wider."""

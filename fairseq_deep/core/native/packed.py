@@ -132,6 +132,21 @@ def log_normalisers(rows: Tensor) -> Tensor:
     return y
 
 
+def best_candidates(logits: Tensor, offsets: Tensor, beam: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The best candidates of each sentence; see :func:`fairseq_deep.core.search.candidates.best_candidates`.
+
+    Args:
+        logits, offsets: without gaps, in fp32
+    """
+    words, sentences = logits.size(1), offsets.size(0)
+    scores, found = torch.empty(sentences, count), torch.empty(2, sentences, count, dtype=torch.int64)
+    chosen, ranks = found.unbind(0)
+    sizes = map(ctypes.c_int64, (sentences, beam, words, count))
+    load().best_candidates(pointer(logits), pointer(offsets), *sizes, *map(pointer, (scores, chosen, ranks)),
+                           ctypes.c_int64(torch.get_num_threads()))  # fmt: skip
+    return scores, chosen, ranks
+
+
 def weighted_sum(weights: Tensor, entries: list[Tensor]) -> Tensor:
     """sum_k w_k h_k of K *entries* of one shape without gaps; *weights*: K numbers in fp32."""
     entries, weights = [entry.float().contiguous() for entry in entries], weights.float().contiguous()

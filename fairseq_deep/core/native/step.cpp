@@ -2,6 +2,7 @@
 //
 //     post-norm  x = LN(x + F(x)),  pre-norm  x = x + F(LN(x)),  for self-attention, attention to the source and FFN
 #include "attention.h"
+#include "search.h"
 
 struct Norm {
     int64_t kind;  // 0: none, 1: LayerNorm, 2: RMSNorm
@@ -106,6 +107,16 @@ void layer_step(const Layer* of, const Step* at, const Keys* cache, const float*
     });
 }
 
+// Layers that each read the one below; y has the outputs of all.
+void stack_step(const Layer* const* layers, const Keys* const* caches, int64_t count, const Step* step, const float* x,
+                float* y) {
+    for (int64_t k = 0; k < count; k++) {
+        layer_step(layers[k], step, caches[k], x, y);
+        x = y;
+        y += step->sentences * step->beam * layers[k]->fc2.outputs;
+    }
+}
+
 // y = W_o (heads + added), added: rows x C or null
 void attention_step(const Attention* attention, int64_t to_source, const Step* step, const Keys* keys, const float* x,
                     const float* added, float* y) {
@@ -156,24 +167,6 @@ void lstm_step(const Lstm* of, const float* before, const float* attention, int6
             store_up_to(cell + place, next, left);
             store_up_to(out + place, next * sigmoid(load_up_to(z + 2 * dim + k, left)), left);
         }
-    }
-}
-
-// log sum exp of each row.
-void log_normalisers(const float* rows, int64_t count, int64_t width, float* y, int64_t threads) {
-#pragma omp parallel for num_threads((int)threads) if (threads > 1)
-    for (int64_t row = 0; row < count; row++) {
-        const float* x = rows + row * width;
-        float largest = -INFINITY;
-        Vec most = spread(largest), total = {};
-        int64_t k = 0;
-        for (; k + LANES <= width; k += LANES) most = larger(load(x + k), most);
-        for (int lane = 0; lane < LANES; lane++) largest = std::max(largest, most[lane]);
-        for (; k < width; k++) largest = std::max(largest, x[k]);
-        for (k = 0; k + LANES <= width; k += LANES) total += exponential(load(x + k) - largest);
-        float rest = 0;
-        for (; k < width; k++) rest += std::exp(x[k] - largest);
-        y[row] = largest + std::log(sum(total) + rest);
     }
 }
 

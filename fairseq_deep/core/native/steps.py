@@ -6,7 +6,7 @@ Gradients, attention weights, dropout and types other than fp32 use torch's oper
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from .library import load
 from .packed import pointer, runs_native
 from .structures import (
     AttentionStruct,
+    Kept,
     KeysStruct,
     LayerStruct,
     NormStruct,
@@ -28,7 +29,7 @@ PARTS = "fairseq_deep.native_parts"
 """A key of incremental states."""
 
 
-def _attention(attention: nn.Module) -> AttentionStruct:
+def _attention(attention: nn.Module, kept: Kept) -> AttentionStruct:
     if "kernels" not in type(attention).__dict__:  # a mean, a recurrence or another attention
         raise Unsupported
     extras = (attention.relative_keys, attention.rotary, attention.q_norm, attention.gate, attention.output_norm)
@@ -37,7 +38,7 @@ def _attention(attention: nn.Module) -> AttentionStruct:
         raise Unsupported
     reads = attention.q_proj if attention.of_memory else attention.qkv_proj
     heads = (attention.num_heads, attention.kv_heads, attention.head_dim)
-    return AttentionStruct(linear_struct(reads), linear_struct(attention.out_proj), *heads)
+    return AttentionStruct(linear_struct(reads, kept), linear_struct(attention.out_proj, kept), *heads)
 
 
 class Keys:
@@ -49,22 +50,28 @@ class Keys:
     """
 
     def __init__(self, target: nn.Module | None, source: nn.Module | None):
-        self.target, self.source, self.struct = target, source, KeysStruct()
+        self._source, self.struct = source, KeysStruct()
+        # attributes of modules are looked up once, not in each step
+        self._own = None if target is None else target.own_cache
+        self._memory = None if source is None else source.memory_cache
+        self._heads = None if target is None else (target.kv_heads, target.head_dim)
+        self._buffer: Tensor | None = None
         self._saved: dict | None = None
 
     def update(self, x: Tensor, context: Any) -> KeysStruct:
         """Find keys and values for the step of *context*, and make room for new ones."""
-        if self.target is not None:
-            step = context.native.struct
-            size = (2, step.sentences, self.target.kv_heads, step.beam, self.target.head_dim)
-            buffer, self.struct.past = self.target.own_cache.extend(context.cache, x, size)
-            self.struct.target, self.struct.capacity = buffer.data_ptr(), buffer.size(3)
-            self.struct.to_values = buffer.stride(0)
-        if self.source is not None:
-            saved = self.source.memory_cache.saved(context.cache)
+        if self._own is not None:
+            native, (heads, dim) = context.native, self._heads
+            size = (2, native.sentences, heads, native.beam, dim)
+            buffer, self.struct.past = self._own.extend(context.cache, x, size)
+            if buffer is not self._buffer:
+                self._buffer, self.struct.target, self.struct.capacity = buffer, buffer.data_ptr(), buffer.size(3)
+                self.struct.to_values = buffer.stride(0)
+        if self._memory is not None:
+            saved = self._memory.saved(context.cache)
             if saved is None:
-                self.source.keep_memory(x, context.memory, context.memory_padding, context.cache)
-                saved = self.source.memory_cache.saved(context.cache)
+                self._source.keep_memory(x, context.memory, context.memory_padding, context.cache)
+                saved = self._memory.saved(context.cache)
             if saved is not self._saved:  # another order of sources makes another
                 self._saved = saved
                 self._read(saved["key"], saved["value"], saved["bias"])
@@ -89,8 +96,8 @@ class NativeAttention:
     """
 
     def __init__(self, attention: nn.Module):
-        self._run, self.struct = load().attention_step, _attention(attention)
-        self._packed = packed_in(attention)
+        self._kept: Kept = []
+        self._run, self.struct = load().attention_step, _attention(attention, self._kept)
         self._of_memory = ctypes.c_int64(attention.of_memory)
         self.keys = Keys(None, attention) if attention.of_memory else Keys(attention, None)
 
@@ -115,8 +122,8 @@ class NativeLayer:
     """
 
     def __init__(self, layer: nn.Module):
-        self._run, self.struct = load().layer_step, describe_layer(layer)
-        self._packed = packed_in(layer)
+        self._kept: Kept = []
+        self._run, self.struct = load().layer_step, describe_layer(layer, self._kept)
         self.keys = Keys(layer.self_attn, layer.encoder_attn)
 
     def __call__(self, x: Tensor, context: Any) -> Tensor:
@@ -128,14 +135,30 @@ class NativeLayer:
         return y
 
 
-def packed_in(part: nn.Module) -> list[Any]:
-    """Return the weights of *part*, packed and others. The structures hold their addresses only."""
-    packed = [module.native for module in part.modules() if getattr(module, "native", None) is not None]
-    return packed + [parameter.data for parameter in part.parameters()]
+class NativeStack:
+    """All layers of a decoder, of which each reads the one below, by one call of the kernels.
+
+    Args:
+        layers: the layers, from the lowest to the highest
+    """
+
+    def __init__(self, layers: list[NativeLayer]):
+        self._run, self._layers, self._count = load().stack_step, layers, ctypes.c_int64(len(layers))
+        addresses = ctypes.c_void_p * len(layers)
+        self._structs = addresses(*(ctypes.addressof(layer.struct) for layer in layers))
+        self._keys = addresses(*(ctypes.addressof(layer.keys.struct) for layer in layers))
+
+    def __call__(self, x: Tensor, context: Any) -> tuple[Tensor, ...]:
+        """Return the outputs of all layers (1 x B x C each) for the input *x* of the lowest."""
+        for layer in self._layers:
+            layer.keys.update(x, context)
+        x, y = x.contiguous(), torch.empty(len(self._layers), *x.shape)
+        self._run(self._structs, self._keys, self._count, ctypes.byref(context.native.struct), pointer(x), pointer(y))
+        return y.unbind(0)
 
 
-def describe_layer(layer: nn.Module) -> LayerStruct:
-    """The structure of *layer* for the kernels, with the addresses of its weights.
+def describe_layer(layer: nn.Module, kept: Kept) -> LayerStruct:
+    """The structure of *layer* for the kernels, with the addresses of its weights, of which *kept* gets the owners.
 
     Raises:
         Unsupported: they lack something of it
@@ -146,12 +169,12 @@ def describe_layer(layer: nn.Module) -> LayerStruct:
     if not layer.relu or layer.fc_linear is not None or layer.ffn_norm is not None:
         raise Unsupported
     struct, source = LayerStruct(layer.normalize_before), layer.encoder_attn
-    struct.self = _attention(layer.self_attn)
+    struct.self = _attention(layer.self_attn, kept)
     if source is not None:
-        struct.source = _attention(source)
+        struct.source = _attention(source, kept)
     norms = (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm or nn.Identity(), layer.final_layer_norm)
-    struct.norms = (NormStruct * 3)(*map(norm_struct, norms))
-    struct.fc1, struct.fc2 = linear_struct(layer.fc1), linear_struct(layer.fc2)
+    struct.norms = (NormStruct * 3)(*(norm_struct(norm, kept) for norm in norms))
+    struct.fc1, struct.fc2 = linear_struct(layer.fc1, kept), linear_struct(layer.fc2, kept)
     return struct
 
 
@@ -160,13 +183,14 @@ class NativeStep:
 
     Attributes:
         parts: the layers and attentions that they support
+        stack: all layers; None where the kernels do not support one
     """
 
-    def __init__(self, parts: dict[nn.Module, NativeLayer | NativeAttention], seen: Tensor, step: Any):
-        self.parts, self._seen = parts, seen
-        sentences, beam = (seen.size(0), 1) if step.mask is None else (step.mask.size(0), step.mask.size(2))
+    def __init__(self, parts: Parts, seen: Tensor, step: Any):
+        (self.parts, self.stack), self._seen = parts, seen
+        self.sentences, self.beam = (seen.size(0), 1) if step.mask is None else (step.mask.size(0), step.mask.size(2))
         threads, finite = torch.get_num_threads(), not step.caller_checks_nan
-        self.struct = StepStruct(sentences, beam, seen.size(1), threads, finite, seen.data_ptr())
+        self.struct = StepStruct(self.sentences, self.beam, seen.size(1), threads, finite, seen.data_ptr())
 
 
 def begin_step(layers: nn.ModuleList, cache: dict, x: Tensor, step: Any) -> NativeStep | None:
@@ -181,7 +205,7 @@ def begin_step(layers: nn.ModuleList, cache: dict, x: Tensor, step: Any) -> Nati
         return None
     if PARTS not in cache:
         cache[PARTS] = _supported(layers)
-    if not cache[PARTS]:
+    if not cache[PARTS].by_module:
         return None
     rows, mask = x.size(1), step.mask
     if mask is None:  # no layer has self-attention
@@ -197,8 +221,15 @@ def begin_step(layers: nn.ModuleList, cache: dict, x: Tensor, step: Any) -> Nati
     return NativeStep(cache[PARTS], seen, step)
 
 
-def _supported(layers: nn.ModuleList) -> dict[nn.Module, NativeLayer | NativeAttention]:
-    """Whole layers where the kernels support them, otherwise their attentions.
+class Parts(NamedTuple):
+    """What the kernels support of a decoder's layers: whole layers or their attentions, and all layers in one call."""
+
+    by_module: dict[nn.Module, NativeLayer | NativeAttention]
+    stack: NativeStack | None
+
+
+def _supported(layers: nn.ModuleList) -> Parts:
+    """Find whole layers where the kernels support them, otherwise their attentions.
 
     The attribute ``kernels`` of a class names its implementation. Subclasses do not inherit it.
     """
@@ -213,4 +244,6 @@ def _supported(layers: nn.ModuleList) -> dict[nn.Module, NativeLayer | NativeAtt
                     continue
                 if part is layer:
                     break
-    return found
+    whole = [found.get(layer) for layer in layers if not layer._forward_hooks and not layer._forward_pre_hooks]
+    native = [part for part in whole if isinstance(part, NativeLayer)]
+    return Parts(found, NativeStack(native) if len(native) == len(layers) else None)

@@ -60,35 +60,35 @@ class Unsupported(Exception):
     """A layer that the kernels lack something of."""
 
 
-def _check_tensor(tensor: Tensor) -> None:
+Kept = list[object]
+"""Owners of the memory that structures hold addresses of."""
+
+
+def _address(tensor: Tensor, kept: Kept) -> int:
     if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise Unsupported
+    tensor = tensor.detach()
+    kept.append(tensor)
+    return tensor.data_ptr()
 
 
-def _check(norm: nn.Module) -> None:
-    for parameter in norm.parameters():
-        _check_tensor(parameter)
-
-
-def norm_struct(norm: nn.Module) -> NormStruct:
+def norm_struct(norm: nn.Module, kept: Kept) -> NormStruct:
     """The structure of *norm*, with the addresses of its weights."""
     if type(norm) is nn.Identity:
         return NormStruct(NO_NORM)
-    _check(norm)
     if type(norm) is RmsNorm:
-        return NormStruct(RMS_NORM, norm.weight.data_ptr(), None, norm.eps)
+        return NormStruct(RMS_NORM, _address(norm.weight, kept), None, norm.eps)
     if type(norm) is nn.LayerNorm and norm.bias is not None:
-        return NormStruct(LAYER_NORM, norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)
+        return NormStruct(LAYER_NORM, _address(norm.weight, kept), _address(norm.bias, kept), norm.eps)
     raise Unsupported
 
 
-def linear_struct(linear: nn.Module) -> LinearStruct:
+def linear_struct(linear: nn.Module, kept: Kept) -> LinearStruct:
     """The structure of a *linear* layer with a packed weight."""
     native = getattr(linear, "native", None)
     if native is None:
         raise Unsupported
-    if isinstance(linear, nn.Module) and linear.bias is not None:
-        _check_tensor(linear.bias)
+    kept.append(native)
     struct = LinearStruct.from_buffer_copy(native.struct)
-    struct.bias = None if linear.bias is None else linear.bias.data_ptr()
+    struct.bias = None if linear.bias is None else _address(linear.bias, kept)
     return struct

@@ -58,6 +58,14 @@ static inline float sum(Vec value) {
 #endif
 }
 
+static inline bool any_larger(Vec a, Vec b) {
+#if WIDE
+    return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
+#else
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GT_OQ));
+#endif
+}
+
 static inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 static inline Vec magnitude(Vec a) { return (Vec)((IntVec)a & 0x7fffffff); }
 

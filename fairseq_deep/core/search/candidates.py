@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fairseq_deep.core.native import packed
 from fairseq_deep.core.native.packed import log_normalisers, runs_native
 
 BLOCK = 64  # words
@@ -43,6 +44,8 @@ def best_candidates(logits: Tensor, offsets: Tensor, beam: int, count: int) -> t
         scores = (logits.view(sentences, beam, words) + offsets.unsqueeze(2)).flatten(1)
         values, places = scores.topk(count, dim=1)
         return values, places % words, places // words
+    if runs_native(logits) and logits.is_contiguous():
+        return packed.best_candidates(logits, offsets.contiguous(), beam, count)
     whole = logits[:, : blocks * BLOCK].view(sentences, beam, blocks, BLOCK)
     maxima = (whole.amax(dim=3) + offsets.unsqueeze(2)).flatten(1)
     best = maxima.topk(count, dim=1, sorted=False).indices
