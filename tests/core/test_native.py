@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from fairseq_deep.core.aggregators.lstm_cell import norm_gates
 from fairseq_deep.core.attention.beams import SharedBeamState
+from fairseq_deep.core.decoding import decode_in
 from fairseq_deep.core.layers import DecoderContext
 from fairseq_deep.core.native import library, load, status
 from fairseq_deep.core.native.packed import NativeLinear, weighted_sum
@@ -130,6 +133,29 @@ def test_a_step_of_the_lstm_is_that_of_torch(flags, build, monkeypatch):
     monkeypatch.setattr(library, "enabled", False)
     for mine, theirs in zip(ours, lstm.write(state, 0, attention)):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_step_of_the_lstm_in_int8_is_that_of_its_parts(build, monkeypatch):
+    """The gates, too, whose product is not a linear layer's."""
+    model = build("transformer_lstm_6l", decoder_layers=2, lstm_biases=True).eval()
+    Transformer.prepare_for_decoding(model)
+    lstm, plain = model.decoder.aggregator, copy.deepcopy(model.decoder.aggregator)
+    decode_in(model, "int8")
+    dim, width = lstm.dim, lstm.gates[0].weight.size(1) - lstm.dim
+    state, attention = [torch.randn(1, 13, dim) for _ in range(2)], torch.randn(1, 13, width)
+    found, rough = lstm.write(state, 0, attention), plain.write(state, 0, attention)
+    monkeypatch.setattr(lstm, "_native", lambda *_: None)
+    c = torch.cat([state[0], attention], dim=2)
+    gates = lstm.gates[0]
+    weight = gates.weight
+    whole = (weight / weight.abs().amax(1, True) * 127).round() * weight.abs().amax(1, True) / 127
+    rounded = (c / c.abs().amax(2, True) * 127).round() * c.abs().amax(2, True) / 127
+    expected = norm_gates(F.linear(rounded, whole, gates.bias), gates.norm_weight, gates.norm_bias)
+    torch.testing.assert_close(gates.inputs(c), expected, rtol=1e-4, atol=1e-4)
+    for ours, parts, fp32 in zip(found, lstm.write(state, 0, attention), rough):
+        torch.testing.assert_close(ours, parts, rtol=1e-5, atol=1e-5)
+        assert 1e-6 < float((ours - fp32).abs().max()) < 0.1
 
 
 @pytest.mark.parametrize("name", ["transformer_prenorm_6l", "transformer_lstm_6l"])

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_deep.core.dropout import dropout_of
-from fairseq_deep.core.native.packed import PacksWeight
+from fairseq_deep.core.native.packed import PacksWeight, runs_native
 
 from .lstm_cell import lstm_cell, norm_gates
 
@@ -42,7 +42,11 @@ class Gates(PacksWeight):
 
     def inputs(self, c: Tensor) -> Tensor:
         """What the sigmoids of input, forget and output gate take (T x B x 3 x C) for *c* (T x B x in_dim)."""
-        return norm_gates(F.linear(c, self.weight, self.bias), self.norm_weight, self.norm_bias)
+        if self.in_int8 and self.native is not None and runs_native(c):
+            x = self.native(c.flatten(0, -2), self.bias).view(*c.shape[:-1], -1)
+        else:
+            x = F.linear(c, self.weight, self.bias)
+        return norm_gates(x, self.norm_weight, self.norm_bias)
 
     def forward(self, c: Tensor, h: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
         """Out and Cell (T x B x C each), Eq. (7) and (8), for *c*, *h* and the *cell* of the step before."""

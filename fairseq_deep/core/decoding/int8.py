@@ -22,11 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_deep.core.native import load
-from fairseq_deep.core.native.packed import NativeLinear
+from fairseq_deep.core.native.packed import WEIGHT_STEPS, NativeLinear, quantise
 
 from .timing import least_times
 
-WEIGHT_STEPS = 127
 INPUT_STEPS = (127, 63)  # in order: fewer where that many overflow
 MEASURED = (8, 128)  # rows that products are tried with
 SLOW = 8  # times the time of fp32 or more: a plain loop where the processor lacks the instructions
@@ -180,9 +179,7 @@ class Int8Linear(nn.Module):
         if not available_kernels().names:
             raise RuntimeError("this torch has no products in int8 for this machine")
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        weight = linear.weight.detach().float()
-        self.scales = (weight.abs().amax(dim=1) / WEIGHT_STEPS).clamp(min=1e-30)
-        self.whole = (weight / self.scales.unsqueeze(1)).round_().to(torch.int8)
+        self.whole, self.scales = quantise(linear.weight.detach().float())
         self.bias: Tensor | None = None if linear.bias is None else linear.bias.detach().float()
         self._prepare()
 

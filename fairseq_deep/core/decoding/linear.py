@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fairseq_deep.core.native import load
+from fairseq_deep.core.native.packed import PacksWeight
 from fairseq_deep.errors import UsageError
 
 from .bfloat import BfloatLinear, has_bfloat
@@ -51,7 +52,12 @@ def reduce_precision(stack: nn.Module, precision: str) -> int:
     if not exists:
         logger.warning(f"this machine, or this torch, has no fast products in {precision}: they stay in fp32")
         return 0
-    return _replace(stack, kind, (PackedLinear, nn.Linear))
+    count = _replace(stack, kind, (PackedLinear, nn.Linear))
+    for part in stack.modules():
+        if precision == "int8" and isinstance(part, PacksWeight) and not isinstance(part, PackedLinear):
+            part.in_int8 = True
+            part.repack()
+    return count
 
 
 def decode_in(model: nn.Module, precision: str) -> tuple[int, int]:

@@ -77,21 +77,32 @@ class NativeLinear:
         return y
 
 
+WEIGHT_STEPS = 127
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    r"""W_q (int8) and the scale of each row, with W = scale W_q and \|W_q\| <= 127."""
+    scales = (weight.abs().amax(dim=1) / WEIGHT_STEPS).clamp(min=1e-30)
+    return (weight / scales.unsqueeze(1)).round_().to(torch.int8), scales
+
+
 class PacksWeight(nn.Module):
     """Base of modules with a ``weight`` for the kernels, as long as it is on a CPU in fp32.
 
     Attributes:
         native: the packed weight; None where there are no kernels, and before the first :meth:`repack`
+        in_int8: the packed weight and its products are in int8
     """
 
     native: NativeLinear | None = None
-    packs = False
+    packs = in_int8 = False
 
     def repack(self) -> None:
         """Pack the weight, which must not change any more, but by loading another."""
         self.packs = True
         suited = self.weight.device.type == "cpu" and self.weight.dtype == torch.float32 and load() is not None
-        self.native = NativeLinear(self.weight) if suited else None
+        weight = quantise(self.weight.detach()) if self.in_int8 and suited else (self.weight,)
+        self.native = NativeLinear(*weight) if suited else None
 
     def _apply(self, fn, *args, **kwargs):
         super()._apply(fn, *args, **kwargs)  # may move it to a GPU, or to another type
