@@ -203,6 +203,9 @@ def main(words=None):
     parser.add_argument("--write", action="store_true", help="write docs/portability.json and the page's table")
     parser.add_argument("--only", metavar="TEXT", help="the systems with TEXT in their names")
     args = parser.parse_args(words)
+    missing = onnx.missing("transformers", "ctranslate2", *onnx.PACKAGES)
+    if missing:  # a form whose package is missing would be recorded as one that the method does not have
+        parser.error(f"requires {', '.join(missing)}; run: pip install {' '.join(missing)}")
     chosen = {name: system for name, system in systems().items() if not args.only or args.only in name}
     found = {name: measure(*system) for name, system in chosen.items()}
     print(table({"systems": found}))
