@@ -57,13 +57,14 @@ def _records() -> Iterator[dict[str, Any]]:
     from fairseq.models.transformer import TransformerModel
     from fairseq.tasks.translation import TranslationTask
 
-    from fairseq_deep.core.description import AXES, SIDED
+    from fairseq_deep.core.description import AXES, SIDED, SIDES
     from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
     from fairseq_deep.plugin.task import DeepTranslationTask
 
     owners = dict(_owners())
+    axis_of = {axis: axis for axis in AXES} | {f"{side}_{axis}": axis for side in SIDES for axis in SIDED}
     for dest, action in added(DeepTransformerModel.add_args, TransformerModel.add_args).items():
-        axis = next((axis for axis in AXES if dest == axis or axis in SIDED and dest.endswith(f"_{axis}")), None)
+        axis = axis_of.get(dest)
         if dest in owners:
             registry, methods, default = owners[dest]
             yield _record(action, registry.kind, methods, default)
