@@ -6,17 +6,12 @@ import pytest
 
 from fairseq_deep.tools.results import FIGURES, read
 from tests.helpers import result_tables
+from tests.helpers.docs import prose
 from tests.helpers.paths import ROOT
 
 OVERVIEW = ROOT / "docs/results.md"
 PAGES = {page.stem: page for page in sorted(result_tables.RECORDS.glob("*.md"))}
-README = {
-    "trained here on real text": ["pre-norm-and-dlcl-by-depth"],
-    "the same text": [
-        "post-norm-ds-init-and-merged-attention-at-6-layers", "deep-post-norm-xavier-fails-ds-init-trains",
-        "rnn-plain-lstm-by-depth",
-    ],
-}  # fmt: skip
+README = {"BLEU on real text": ["pre-norm-and-dlcl-by-depth"]}
 """The tables of the README that quote results, by the start of their first cell, and the records that they quote."""
 
 
@@ -87,18 +82,36 @@ def test_kept_runs_can_be_read_and_belong_to_a_record():
             assert run["commit"] and run["hardware"] and run["flags"] and run["environment"]["torch"]
 
 
+def known_numbers(names):
+    """The decimal fractions in the records with these *names*."""
+    tables = [table for name in names for table in result_tables.record(name)["tables"]]
+    return [number for table in tables for row in table["rows"] for cell in row for number in numbers(cell)]
+
+
+def assert_known(text, known):
+    for quoted in re.findall(r"\d+\.\d+", text):
+        close = 0.5 * 10 ** -len(quoted.partition(".")[2]) + 1e-9
+        assert any(abs(float(quoted) - number) <= close for number in known), quoted
+
+
 @pytest.mark.parametrize("start", README)
-def test_the_readme_quotes_records(start):
+def test_tables_of_the_readme_quote_records(start):
     [table] = [
         table for tables in result_tables.sections(ROOT / "README.md").values() for table in tables
         if table[0][0].startswith(start)
     ]  # fmt: skip
-    known = [
-        number for name in README[start] for stored in result_tables.record(name)["tables"]
-        for row in stored["rows"] for cell in row for number in numbers(cell)
-    ]  # fmt: skip
-    quoted = [text for row in table[1:] for cell in row for text in re.findall(r"\d+\.\d+", cell)]
-    assert len(quoted) > 5
-    for text in quoted:
-        close = 0.5 * 10 ** -len(text.partition(".")[2]) + 1e-9
-        assert any(abs(float(text) - number) <= close for number in known), text
+    text = " ".join(cell for row in table[1:] for cell in row)
+    assert len(re.findall(r"\d+\.\d+", text)) > 5
+    assert_known(text, known_numbers(README[start]))
+
+
+def test_items_of_the_readme_quote_the_records_that_they_link_to():
+    """Scores of single systems; differences and p are on the page of a record."""
+    checked = 0
+    for item in prose((ROOT / "README.md").read_text(encoding="utf-8")):
+        names = re.findall(r"\]\(docs/results/([a-z0-9-]+)\.md\)", item)
+        text = " ".join((result_tables.RECORDS / f"{name}.md").read_text(encoding="utf-8") for name in names)
+        for quoted in re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", item) if names else []:
+            assert re.search(rf"(?<![\d.]){re.escape(quoted)}", text), quoted
+            checked += 1
+    assert checked > 3
