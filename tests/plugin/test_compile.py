@@ -221,7 +221,7 @@ def test_recomputation_draws_the_same_dropout(make, backend, batches):
     for flags in ({}, RECOMPUTED):
         torch._dynamo.reset()
         compiled = make(PLAIN, encoder_layers=1, decoder_layers=1, **RANDOM, **flags)[1]
-        results.append(train(compiled, batches))
+        results.append(train(compiled, batches[:1]))
         assert_compiled(compiled)
         assert not torch.equal(compiled(*batches[0])[0], compiled(*batches[0])[0])
     assert_same(results[1], results[0], rtol=1e-5, atol=1e-7)
