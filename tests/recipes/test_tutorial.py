@@ -53,7 +53,7 @@ def work(tools, tmp_path):
 
 def run(tools, work, *command):
     """What the command, which succeeds, printed to its two streams."""
-    how = {"cwd": work, "env": environment(tools), "capture_output": True, "text": True, "timeout": 300}
+    how = {"cwd": work, "env": environment(tools), "capture_output": True, "text": True, "timeout": 600}
     done = subprocess.run(list(map(str, command)), **how)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return done.stdout, done.stderr
