@@ -22,6 +22,7 @@ SHARED = "translate.md"  # options of search, engine and checkpoints
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for each in ("docs", "examples")
                               for path in (ROOT / each).rglob("*.md"))]  # fmt: skip
 LINES = [(page, words[1:]) for page in PAGES for words in command_lines(page, "fairseq-deep")]
+SCRIPTS = ["./run_wmt16_ende.sh", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("examples/*/run.sh")))]
 
 
 def options(parser):
@@ -72,6 +73,16 @@ def test_command_lines_are_accepted(page):
         else:
             _, unknown = PARSER.parse_known_args(words)
             assert not unknown or words[0] == "diagnose", words
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_recipe_lines_are_accepted(script):
+    """Those of each recipe, on all pages."""
+    kind = re.search(r'/start\.sh" (\w+)', (ROOT / script).read_text(encoding="utf-8"))[1]
+    lines = [words[1:] for page in PAGES for words in command_lines(page, script)]
+    assert lines
+    for words in lines:
+        DRIVERS[kind]().parse(words)
 
 
 def test_what_counts_as_a_command(tmp_path, monkeypatch):

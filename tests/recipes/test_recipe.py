@@ -1,4 +1,4 @@
-"""The recipe at work: data checks, stages that resume, and one small job from text to BLEU."""
+"""The recipe at work: data checks, and stages that resume. ``test_tutorial.py`` has a job from text to BLEU."""
 
 import gzip
 import json
@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_deep.tools.main import main as fairseq_deep_command
-from fairseq_deep.tools.results import read
 from tests.helpers.recipes import (
     LANGS,
     MAIN,
@@ -20,7 +18,6 @@ from tests.helpers.recipes import (
     assert_refused,
     check,
     environment,
-    make_real,
     programs,
     recipe,
     write_pairs,
@@ -235,51 +232,3 @@ class TestStages:
         assert not exp.exists()
         done = recipe(tools, exp, "--data", corpus, *SMALL, "--max-tokens", "4", "--batch-tokens", "4")
         assert_refused(done, "longest sentence", "more than 4: raise --max-tokens", status=2)
-
-
-def assert_student_learns_from(teacher, tools, corpus, exp, words, model):
-    """With --teacher, the training targets are its translations; other sets and all sources are the original ones."""
-    given = ("--data", corpus, "--teacher", teacher, "--stop-stage", "1", *words, *model)
-    done = recipe(tools, exp, *given)
-    assert done.returncode == 0, done.stderr + done.stdout
-    read_lines = lambda run, name: (run / "text/raw" / name).read_text().split("\n")  # noqa: E731
-    # A source without a reference has a translation, too.
-    assert set(read_lines(teacher, "train.en")) <= set(read_lines(exp, "train.en"))
-    assert read_lines(exp, "valid.de") == read_lines(teacher, "valid.de")
-    ours = ["translate", str(teacher), "--beam", "5", "--cpu", "--input", str(exp / "text/raw/train.en")]
-    assert fairseq_deep_command([*ours, "--output", str(exp / "expected")]) == 0
-    assert (exp / "expected").read_text().split("\n") == read_lines(exp, "train.de") != read_lines(teacher, "train.de")
-    again = recipe(tools, exp, *given)
-    assert again.stdout.count("already done") == 2
-    other = recipe(tools, exp, *given[:2], *given[4:])
-    assert "stage 1 data: already done" not in other.stdout, "without the teacher it is another text"
-
-
-def test_from_text_to_bleu(tools, corpus, tmp_path):
-    """Every stage with the real programs and a tiny model, in a folder with blanks and from elsewhere."""
-    make_real(tools, first=True)
-    exp = tmp_path / "small job"
-    words = "--conf mini --arch transformer_dlcl_2l2l_tiny --bpe-merges 60 --smoke --workers 1 --".split()
-    model = "--encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --decoder-layers 2".split()
-    done = recipe(tools, exp, "--data", corpus.name, *words, *model, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr + done.stdout
-    record = json.loads((exp / "RESULT.json").read_text())
-    assert done.stdout.splitlines()[-1] == f"BLEU = {record['bleu']:.2f}"
-    assert "tok:13a" in record["signature"] and record["updates"] == 20 and record["parameters"] > 1000
-    assert record["pairs"] == {"train": 200, "valid": 10, "test": 11} and record["smoke"] is True
-    [run] = read(str(exp))
-    assert run["system"] == "transformer_dlcl_2l2l_tiny" and run["folder"] == "." and run["bleu"] == record["bleu"]
-    assert run["flags"]["--encoder-embed-dim"] == "32" and run["curve"] and run["tokens_per_second"] > 0
-    translations = (exp / "test.hyp.de").read_text().split("\n")
-    assert len(translations) == 12 and translations[3] == ""
-    assert all(json.loads(line)["kind"] for line in (exp / "train.jsonl").read_text().splitlines())
-    assert (exp / "env.txt").read_text().startswith("python ")
-    assert (
-        "BLEU = "
-        in subprocess.run([str(exp / "resume.sh")], env=environment(tools), capture_output=True, text=True).stdout
-    )
-    assert_student_learns_from(exp, tools, corpus, tmp_path / "student", words, model)
-    assert fairseq_deep_command(["report", str(exp)]) == 0
-    page = (exp / "report.html").read_text()
-    for part in (record["signature"], "transformer_dlcl_2l2l_tiny", "11 of 11 sentences", translations[0], "<svg"):
-        assert part in page

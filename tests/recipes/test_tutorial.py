@@ -1,0 +1,139 @@
+"""examples/own_text/tutorial.md: every step after the installation, as the page has it, on tiny text and models."""
+
+import json
+import random
+import re
+import subprocess
+
+import pytest
+import torch
+
+from fairseq_deep.tools.main import main as fairseq_deep_command
+from fairseq_deep.tools.results import read
+from tests.helpers.forkserver import server
+from tests.helpers.paths import ROOT
+from tests.helpers.recipes import WORDS, environment, lines, make_real, write_program
+
+PAGE = (ROOT / "examples/own_text/tutorial.md").read_text(encoding="utf-8")
+SMALL = ("--encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2 --decoder-attention-heads 2 "
+         "--max-epoch 1")  # fmt: skip
+RUN = {"bash": "{}", "python": "forked-python -c \"$(cat <<'END'\n{}END\n)\"\n"}
+LANGS = ("en", "de")
+
+
+def script():
+    """The code of the page as one program; its first block installs, which the tests of the package do."""
+    (_, installs), *steps = re.findall(r"(?ms)^```(.*?)\n(.*?)^```$", PAGE)
+    assert "pip install" in installs and PAGE.count("```") == 2 + 2 * len(steps)
+    return "".join(RUN[kind].format(code) for kind, code in steps)
+
+
+def write_text(folder):
+    """all.en and all.de, with pairs that occur twice and one without a source."""
+    rng = random.Random(7)
+    pairs = [[rng.choice(list(WORDS.items())) for _ in range(rng.randint(4, 6))] for _ in range(300)]
+    for side, (lang, empty) in enumerate(zip(LANGS, ("", "leer"))):
+        text = [empty, *(" ".join(word[side] for word in pair) + "." for pair in (*pairs, *pairs[:50]))]
+        (folder / f"all.{lang}").write_text("\n".join(text) + "\n", encoding="utf-8")
+
+
+@pytest.fixture
+def work(tools, tmp_path):
+    """A folder with blanks, as a clone has what the page takes from it."""
+    make_real(tools, first=True, train=SMALL)
+    write_program(tools / "forked-python", server().stand_in("python3"))
+    write_program(tools / "shuf", "exec cat")  # the pair without a source, which sort puts first, is a test sentence
+    folder = tmp_path / "my work"
+    folder.mkdir()
+    for name in ("examples", "fairseq_deep"):
+        (folder / name).symlink_to(ROOT / name)
+    write_text(folder)
+    return folder
+
+
+def run(tools, work, *command):
+    """What the command, which succeeds, printed to its two streams."""
+    how = {"cwd": work, "env": environment(tools), "capture_output": True, "text": True, "timeout": 600}
+    done = subprocess.run(list(map(str, command)), **how)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return done.stdout, done.stderr
+
+
+def translated(model, source, output, *words):
+    """The lines of *source*, translated in this process."""
+    files = ["--input", str(source), "--output", str(output)]
+    assert fairseq_deep_command(["translate", str(model), "--cpu", *words, *files]) == 0
+    return lines(output)
+
+
+def sets_of(folder):
+    return {
+        name: list(zip(*(lines(folder / f"{name}.{lang}") for lang in LANGS))) for name in ("train", "valid", "test")
+    }
+
+
+def assert_text_is_split(work):
+    sets = sets_of(work / "text")
+    pairs = [pair for each in sets.values() for pair in each]
+    assert set(pairs) == set(zip(*(lines(work / f"all.{lang}") for lang in LANGS)))
+    assert len(pairs) == len(set(pairs)), "no test sentence is in the training text"
+    assert len(sets["valid"]) == len(sets["test"]) == len(pairs) // 20
+
+
+def assert_recipe_ran(tools, work, said):
+    exp = work / "exp/first"
+    record = json.loads((exp / "RESULT.json").read_text())
+    assert f"BLEU = {record['bleu']:.2f}\n" in said and "tok:13a" in record["signature"]
+    assert record["pairs"] == {name: len(each) for name, each in sets_of(work / "text").items()}
+    assert record["updates"] > 1 and record["parameters"] > 1000
+    [found] = read(str(exp))
+    assert found["system"] == "transformer_dlcl_12l" and found["folder"] == "." and found["bleu"] == record["bleu"]
+    assert found["flags"]["--encoder-embed-dim"] == "192" and found["curve"] and found["tokens_per_second"] > 0
+    translations = lines(exp / "test.hyp.de")
+    assert len(translations) == record["pairs"]["test"] and translations[0] == "" != translations[1]
+    assert all(json.loads(line)["kind"] for line in lines(exp / "train.jsonl"))
+    assert (exp / "env.txt").read_text().startswith("python ")
+    assert "BLEU = " in run(tools, work, exp / "resume.sh")[0]
+    assert fairseq_deep_command(["report", str(exp)]) == 0
+    page, count = (exp / "report.html").read_text(), record["pairs"]["test"]
+    for part in (record["signature"], "transformer_dlcl_12l", f"{count} of {count} sentences", translations[1], "<svg"):
+        assert part in page
+
+
+def assert_stock_model_grew(work, said):
+    copied = "encoder layers 1 1-2 2-3 3-4 4-5 5-6 6, decoder layers 1-6; "
+    assert f"--init-from stock/checkpoint_best.pt (transformer): {copied}" in said
+    stock, deeper = (
+        torch.load(work / name / "checkpoint_best.pt", weights_only=False)["model"] for name in ("stock", "deeper")
+    )
+    layers = [sum(bool(re.fullmatch(r"encoder\..*fc1\.weight", name)) for name in each) for each in (stock, deeper)]
+    assert layers == [6, 12] and "encoder.history.weight" in deeper.keys() - stock.keys()
+    for name in ("stock.de", "deeper.de"):
+        assert len(lines(work / name)) == len(lines(work / "text/test.de"))
+
+
+def assert_student_learns_from(teacher, tools, work):
+    """With --teacher, the training targets are its translations; other sets and all sources are the original ones."""
+    exp, raw = work / "student", "text/raw"
+    words = ["examples/own_text/run.sh", "--data", "text", "--exp", exp, "--stop-stage", "1"]
+    given = [*words, "--teacher", teacher]
+    run(tools, work, *given)
+    ours, theirs = sets_of(exp / raw), sets_of(teacher / raw)
+    # a source without a reference has a translation, too
+    assert {source for source, _ in theirs["train"]} <= {source for source, _ in ours["train"]}
+    assert ours["valid"] == theirs["valid"] and ours["train"] != theirs["train"]
+    expected = translated(teacher, exp / raw / "train.en", work / "expected", "--beam", "5")
+    assert [target for _, target in ours["train"]] == expected
+    assert run(tools, work, *given)[0].count("already done") == 2
+    assert "stage 1 data: already done" not in run(tools, work, *words)[0], "without the teacher it is another text"
+
+
+def test_every_step_of_the_tutorial(tools, work):
+    printed, errors = run(tools, work, "bash", "-euo", "pipefail", "-c", script())
+    assert_text_is_split(work)
+    assert_recipe_ran(tools, work, printed)
+    assert_stock_model_grew(work, printed + errors)
+    (work / "green").write_text("The old house is green.\n")
+    [translation] = translated(work / "my_model", work / "green", work / "again")
+    assert translation and printed.endswith(f"\n{translation}\n"), "the page's last program is in Python"
+    assert_student_learns_from(work / "exp/first", tools, work)
