@@ -57,13 +57,13 @@ def check_sizes(args: Any, task: Any) -> None:
     """
     interval = getattr(args, "log_depth_interval", None)
     if interval is not None and interval < 1:
-        raise UsageError(f"--log-depth-interval {interval} logs nothing: use 1 or more, or leave it out")
+        raise UsageError(f"--log-depth-interval {interval} logs nothing: use 1 or more, or omit it")
     check_numbers(args)
     if getattr(args, "share_all_embeddings", False):
         if task.source_dictionary != task.target_dictionary:
             raise UsageError(
                 "--share-all-embeddings needs one dictionary for both languages: "
-                "binarise with fairseq-preprocess --joined-dictionary, or leave the flag out"
+                "binarise with fairseq-preprocess --joined-dictionary, or omit the flag"
             )
         if getattr(args, "encoder_embed_dim", None) != getattr(args, "decoder_embed_dim", None):
             raise UsageError(
@@ -99,11 +99,11 @@ def _check_widths(args: Any) -> None:
     shared = _given(args, "share_all_embeddings") or _given(args, "share_decoder_input_output_embed")
     if shared and width and output and output != width and not _given(args, "adaptive_softmax_cutoff"):
         raise UsageError(
-            f"--decoder-output-dim {output} is not the width of the shared embeddings, {width}: leave it out, "
+            f"--decoder-output-dim {output} is not the width of the shared embeddings, {width}: omit it, "
             "or do not share them"
         )
     if _given(args, "tie_adaptive_weights") and _given(args, "adaptive_softmax_cutoff"):
-        raise UsageError("--tie-adaptive-weights ties to adaptive inputs, which these models have not: leave it out")
+        raise UsageError("--tie-adaptive-weights ties to adaptive inputs, which these models have not: omit it")
 
 
 def _given(flags: Any, name: str) -> bool:
@@ -119,7 +119,7 @@ def _check_compile(flags: Any) -> None:
         return
     for flag in ("quant_noise_pq", "quant_noise_scalar"):
         if _given(flags, flag):
-            raise UsageError(f"{_dashed(flag)} changes weights in Python, which --compile cannot take: leave one out")
+            raise UsageError(f"{_dashed(flag)} changes weights in Python, which --compile cannot take: omit one")
     if _given(flags, "offload_activations"):
         raise UsageError("--offload-activations is not supported with --compile: use --checkpoint-activations instead")
 
@@ -133,7 +133,7 @@ def _check_aggregator(flags: Any, stack: Stack, encoder: Stack) -> None:
         if _given(flags, flag):
             raise UsageError(
                 f"--layer-agg {name} needs each layer of the {side} at its place: "
-                f"leave out {_dashed(flag)}, or use --{side}-layer-agg residual"
+                f"omit {_dashed(flag)}, or use --{side}-layer-agg residual"
             )
     if method.encoder_only and side == "decoder" and (
         _given(flags, "decoder_layer_agg") or encoder.aggregator.method is not method
@@ -147,7 +147,7 @@ def _check_aggregator(flags: Any, stack: Stack, encoder: Stack) -> None:
         if _given(flags, flag):
             raise UsageError(
                 f"{_dashed(flag)} is not supported with the layers of --layer-agg {name}: "
-                f"leave it out, or use --{side}-layer-agg residual"
+                f"omit it, or use --{side}-layer-agg residual"
             )
     if stack.layout.num_evaluations > 1 and _given(flags, "offload_activations"):
         raise UsageError(
@@ -163,7 +163,7 @@ def _check_residual(flags: Any, stack: Stack, residual: MethodConfig | None) -> 
     name, method, norm = residual.name, residual.method, "pre" if stack.pre_norm else "post"
     if method.counts_layers and _given(flags, f"{stack.side}_layers_to_keep"):
         raise UsageError(
-            f"--{stack.side}-layers-to-keep renumbers the layers, which --residual {name} counts: leave it out"
+            f"--{stack.side}-layers-to-keep renumbers the layers, which --residual {name} counts: omit it"
         )
     if not stack.layout.residual:
         raise UsageError(
@@ -195,7 +195,7 @@ def _check_attention(flags: Any, stack: Stack) -> None:
     if name == "self":
         return
     if stack.parallel_attention and _given(flags, "no_cross_attention"):
-        raise UsageError(f"--no-cross-attention is not supported with --decoder-attn {name}: leave one of them out")
+        raise UsageError(f"--no-cross-attention is not supported with --decoder-attn {name}: omit one of them")
 
 
 def _check_packed(flags: Any, stacks: dict[str, Stack]) -> None:
@@ -206,7 +206,7 @@ def _check_packed(flags: Any, stacks: dict[str, Stack]) -> None:
             if _given(flags, flag):
                 raise UsageError(
                     f"{_dashed(flag)} is not supported with --{side}-attn {stack.attention.name}, which needs each "
-                    "layer at its place: leave one of them out"
+                    "layer at its place: omit one of them"
                 )
         empty = [each.side for each in stacks.values() if each.layers < 1]
         if stack.packs and side == "decoder" and empty:
@@ -224,7 +224,7 @@ def _check_memory(flags: Any, encoder: Stack, decoder: Stack) -> None:
         if _given(flags, flag):
             raise UsageError(
                 f"--decoder-memory {name} needs each layer at its place, and an attention to the source: "
-                f"leave out {_dashed(flag)}, or use --decoder-memory last"
+                f"omit {_dashed(flag)}, or use --decoder-memory last"
             )
     if encoder.pre_norm and not encoder.layout.final_norm and not decoder.memory.method.normalises:
         raise UsageError(
@@ -256,7 +256,7 @@ def _check_init(flags: Any, stack: Stack) -> None:
             f"without --{side}-normalize-before"
         )
     if not method.layer_norm and _given(flags, "layernorm_embedding"):
-        raise UsageError(f"--layernorm-embedding adds a norm where --deep-init {name} does without: leave it out")
+        raise UsageError(f"--layernorm-embedding adds a norm where --deep-init {name} does without: omit it")
     if method.three_sublayers and side == "decoder" and (stack.parallel_attention or not stack.cross_attention):
         flag = f"--decoder-attn {stack.attention.name}" if stack.parallel_attention else "--no-cross-attention"
         raise UsageError(f"--deep-init {name} counts three sub-layers, {flag} has two: use ds or lipschitz")
@@ -268,7 +268,7 @@ def _check_rules(flags: Any, stack: Stack) -> None:
     """Refuse matrices and depths that an initialisation has no rule for."""
     name, side = stack.init.name, stack.side
     if stack.init.method.counts_layers and _given(flags, f"{side}_layers_to_keep"):
-        raise UsageError(f"--{side}-layers-to-keep changes the depth that --deep-init {name} counts: leave it out")
+        raise UsageError(f"--{side}-layers-to-keep changes the depth that --deep-init {name} counts: omit it")
     for other in ("encoder", "decoder"):
         if getattr(flags, f"{other}_layers", None) == 0:
             raise UsageError(f"--{other}-layers 0 leaves --deep-init {name} without a depth: use 1 or more")

@@ -164,4 +164,4 @@ def _check_used(flags: Any, stacks: dict[str, Stack]) -> None:
                 flag = f"{start}{prefix}_{given[0]}".replace("_", "-")
                 kind = registry.kind.replace("--", start)
                 names = " or ".join(n for n in registry.names() if registry.prefix(n) == prefix)
-                raise UsageError(f"{flag} has no effect without {kind} {names}: add that, or leave it out")
+                raise UsageError(f"{flag} has no effect without {kind} {names}: add that, or omit it")

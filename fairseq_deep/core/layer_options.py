@@ -77,14 +77,14 @@ def _check_relative(stack: Stack) -> None:
     distance = stack.relative_positions
     if distance is None:
         if stack.relative_values:
-            raise UsageError("--relative-values needs a distance: add --relative-positions K, or leave it out")
+            raise UsageError("--relative-values needs a distance: add --relative-positions K, or omit it")
         return
     if distance < 1:
-        raise UsageError(f"--relative-positions {distance} leaves no distance: use 1 or more, or leave it out")
+        raise UsageError(f"--relative-positions {distance} leaves no distance: use 1 or more, or omit it")
     if not stack.attention.method.relative:
         raise UsageError(
             f"--relative-positions is not supported with --{stack.side}-attn {stack.attention.name}: "
-            "leave one of them out"
+            "omit one of them"
         )
 
 

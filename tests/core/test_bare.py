@@ -420,7 +420,7 @@ for method in (DUAL, FULL, HYPER):
     BAD += [
         ({**method, "encoder_layers": 0}, "use --encoder-layers 1 or more"),
         ({**method, "decoder_layers": 0}, "use --decoder-layers 1 or more"),
-        ({**method, "decoder_layerdrop": 0.1}, "leave out --decoder-layerdrop"),
+        ({**method, "decoder_layerdrop": 0.1}, "omit --decoder-layerdrop"),
         ({**method, "residual": "sdu"}, "--residual sdu has nothing to connect"),
         *(({**method, "deep_init": init}, "use xavier or lipschitz") for init in FOR_RESIDUALS),
     ]

@@ -38,7 +38,7 @@ def test_without_norms_there_is_no_beta_ln(build, batch, method):
 
 def test_without_gradients_the_ratios_are_refused_and_no_hook_stays(build, batch):
     """Recomputed layers run a second time, in the backward pass."""
-    recomputed = ({"checkpoint_activations": True}, torch.enable_grad(), "leave out --checkpoint-activations")
+    recomputed = ({"checkpoint_activations": True}, torch.enable_grad(), "omit --checkpoint-activations")
     for flags, context, cure in (recomputed, ({}, torch.no_grad(), "call outside no_grad")):
         model = build(POST, **flags)
         before = hooks(model)

@@ -86,7 +86,7 @@ def test_parameter_counts(norm, added):
     [
         ({"gtrans_group_layers": 0}, "--gtrans-group-layers 0 must be 1 or more"),
         ({"encoder_layers": 0}, "use --encoder-layers 1 or more"),
-        ({"encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop"),
+        ({"encoder_layerdrop": 0.1}, "omit --encoder-layerdrop"),
         ({"encoder_layer_agg": "dlcl", "decoder_layer_agg": "gtrans"}, "does not support a decoder alone"),
         ({"layer_agg": "residual", "gtrans_group_layers": 2}, "--gtrans-group-layers has no effect without"),
     ],

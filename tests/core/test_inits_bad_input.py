@@ -17,7 +17,7 @@ def without(*methods, **flags):
     name = flag.replace("_", "-")
     for method in methods:
         chosen = {} if method is None else {"deep_init": method}
-        yield POST, {**chosen, flag: value}, f"--{name} has no effect without --deep-init", "or leave it out"
+        yield POST, {**chosen, flag: value}, f"--{name} has no effect without --deep-init", "or omit it"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def without(*methods, **flags):
         (LSTM, {"deep_init": "ds", "encoder_layer_agg": "residual"}, "lstm replaces (decoder)", "xavier or"),
         # sub-layers and norms that a method counts on, or does without
         *(
-            (POST, {"deep_init": method, "layernorm_embedding": True}, "--layernorm-embedding adds a norm", "leave it")
+            (POST, {"deep_init": method, "layernorm_embedding": True}, "--layernorm-embedding adds a norm", "omit it")
             for method in ("tfixup", "rezero")
         ),
         *(
@@ -92,7 +92,7 @@ def without(*methods, **flags):
         ),
         # other layers, and depths that are not those of the training
         *(
-            (POST, {"deep_init": "deepnet", f"{side}_layers_to_keep": "0,1"}, f"--{side}-layers-to-keep", "leave")
+            (POST, {"deep_init": "deepnet", f"{side}_layers_to_keep": "0,1"}, f"--{side}-layers-to-keep", "omit")
             for side in ("encoder", "decoder")
         ),
         # a first batch that not every layer sees

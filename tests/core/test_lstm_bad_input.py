@@ -31,18 +31,18 @@ RNN = "transformer_rnn_6l"
         (TINY, {"lstm_hidden": 0}, "--lstm-hidden 0 cannot be halved", "use an even number"),
         (TINY, {"lstm_hidden": -4}, "--lstm-hidden -4 cannot be halved", "use an even number"),
         (TINY, {"lstm_dropout": 1.0}, "--lstm-dropout 1.0 is no probability", "use 0 to below 1"),
-        (TINY, {"lstm_dropout": -0.1}, "--lstm-dropout -0.1 is no probability", "leave it out"),
+        (TINY, {"lstm_dropout": -0.1}, "--lstm-dropout -0.1 is no probability", "omit it"),
         (
             TINY,
             {"lstm_merge": "two", "lstm_attn_residual": True},
             "--lstm-attn-residual has no effect with --lstm-merge two",
-            "leave it out",
+            "omit it",
         ),
         (
             TINY,
             {"lstm_merge": "two", "lstm_attn_residual": False},
             "--lstm-no-attn-residual has no effect with --lstm-merge two",
-            "leave it out",
+            "omit it",
         ),
         (RNN, {"lstm_forget_bias": 0.0}, "--lstm-forget-bias has no effect in the RNN", "use --layer-agg lstm"),
         (RNN, {"lstm_forget_bias": 1.0}, "--lstm-forget-bias has no effect in the RNN", "use --layer-agg lstm"),
@@ -75,19 +75,19 @@ RNN = "transformer_rnn_6l"
         (TINY, {"decoder_normalize_before": True}, "--decoder-normalize-before has no effect", "--lstm-final-norm"),
         (TINY, {"activation_fn": "relu"}, "--activation-fn has no effect", "use --lstm-ffn and --lstm-glu"),
         *(
-            (TINY, {f"{side}_{flag}": value}, f"of the {side}", f"leave out --{side}-{flag.replace('_', '-')}")
+            (TINY, {f"{side}_{flag}": value}, f"of the {side}", f"omit --{side}-{flag.replace('_', '-')}")
             for side in ("encoder", "decoder")
             for flag, value in (("layerdrop", 0.1), ("layers_to_keep", "0"))
         ),
-        (TINY, {"quant_noise_pq": 0.1}, "--quant-noise-pq is not supported with the layers of", "leave it out"),
+        (TINY, {"quant_noise_pq": 0.1}, "--quant-noise-pq is not supported with the layers of", "omit it"),
         (TINY, {"no_cross_attention": True}, "--no-cross-attention is not supported", "--decoder-layer-agg residual"),
         (TINY, {"relative_positions": 0}, "--relative-positions 0 leaves no distance", "use 1 or more"),
         (RNN, {"relative_positions": -1}, "--relative-positions -1 leaves no distance", "use 1 or more"),
         (TINY, {"relative_values": True}, "--relative-values needs a distance", "add --relative-positions K"),
-        (TINY, {"relative_positions": 4, "decoder_attn": "average"}, "--relative-positions is", "leave one of"),
+        (TINY, {"relative_positions": 4, "decoder_attn": "average"}, "--relative-positions is", "omit one of"),
         ("transformer_dlcl_6l", {"lstm_ffn": 1}, "--lstm-ffn has no effect without --layer-agg", "add that"),
-        ("transformer_dlcl_6l", {"lstm_final_norm": True}, "--lstm-final-norm has no effect without", "leave it"),
-        (TINY, {"dlcl_window": 2}, "--dlcl-window has no effect without --layer-agg dlcl", "leave it out"),
+        ("transformer_dlcl_6l", {"lstm_final_norm": True}, "--lstm-final-norm has no effect without", "omit it"),
+        (TINY, {"dlcl_window": 2}, "--dlcl-window has no effect without --layer-agg dlcl", "omit it"),
         (TINY, {"encoder_attention_heads": 3}, "--encoder-embed-dim 16 is not divisible by", "change one of them"),
     ],
 )

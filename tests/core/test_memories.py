@@ -219,7 +219,7 @@ def test_parameters_of_layerwise_memories():
         ({**MSC, "encoder_layers": 0}, "--encoder-layers 1 or more"),
         ({**MSC, "decoder_layers": 0}, "--decoder-layers 0 leaves --layer-agg msc without a block: use 1 or more"),
         *(
-            ({"decoder_memory": kind, flag: value}, f"leave out --{flag.replace('_', '-')}, or use --decoder-memory")
+            ({"decoder_memory": kind, flag: value}, f"omit --{flag.replace('_', '-')}, or use --decoder-memory")
             for kind in ("transparent", "layerwise")
             for flag, value in (
                 ("encoder_layerdrop", 0.2), ("decoder_layerdrop", 0.2), ("encoder_layers_to_keep", "0"),

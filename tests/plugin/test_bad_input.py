@@ -71,11 +71,11 @@ def test_unknown_architecture_names_the_nearest():
 @pytest.mark.parametrize(
     "name, flags, words",
     [
-        ("transformer_linear_6l", {"encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop"),
-        ("transformer_linear_6l", {"decoder_layerdrop": 0.1, "layer_agg": "linear"}, "leave out --decoder-layerdrop"),
-        ("transformer_dlcl_6l", {"encoder_layers_to_keep": "0,2"}, "leave out --encoder-layers-to-keep"),
+        ("transformer_linear_6l", {"encoder_layerdrop": 0.1}, "omit --encoder-layerdrop"),
+        ("transformer_linear_6l", {"decoder_layerdrop": 0.1, "layer_agg": "linear"}, "omit --decoder-layerdrop"),
+        ("transformer_dlcl_6l", {"encoder_layers_to_keep": "0,2"}, "omit --encoder-layers-to-keep"),
         ("transformer_prenorm_6l", {"decoder_output_dim": 8, "share_decoder_input_output_embed": True},
-         "--decoder-output-dim 8 is not the width of the shared embeddings, 16: leave it out"),
+         "--decoder-output-dim 8 is not the width of the shared embeddings, 16: omit it"),
         *(("transformer_prenorm_6l", {flag: value}, f"--{flag.replace('_', '-')} is not supported")
           for flag, value in (("cross_self_attention", True), ("encoder_xformers_att_config", "{}"),
                               ("decoder_xformers_att_config", "{}"), ("base_layers", 1), ("char_inputs", True))),

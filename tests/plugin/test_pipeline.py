@@ -165,7 +165,7 @@ def test_hydra_refuses_an_unknown_key_in_one_line(data, tmp_path):
     "flags, words",
     [
         (["--layer-agg", "dclc"], "did you mean dlcl?"),
-        (["--layer-agg", "linear", "--encoder-layerdrop", "0.1"], "leave out --encoder-layerdrop"),
+        (["--layer-agg", "linear", "--encoder-layerdrop", "0.1"], "omit --encoder-layerdrop"),
         (["--dlcl-weight-type", "scalar_3"], "does not divide the width"),
         (["--dlcl-window", "0"], "--dlcl-window 0"),
         (["--eval-bleu", "--eval-bleu-args", '{"max_len_b": 0}'], "use a higher max_len_b"),

@@ -51,7 +51,7 @@ class AttentionResidual(Aggregator):
     """
 
     paper = "Kimi Team 2026"
-    unused_flags = {"{side}_normalize_before": (True, "always normalises the input of sub-layers: leave it out")}
+    unused_flags = {"{side}_normalize_before": (True, "always normalises the input of sub-layers: omit it")}
 
     def __init__(self, stack: Stack, block: int = 1):
         super().__init__(stack)

@@ -108,13 +108,13 @@ class Dlcl(KeepFp32, Aggregator):
         if init not in STARTS:
             raise UsageError(f"--dlcl-init {init} is unknown: use one of {', '.join(STARTS)}")
         if window is not None and window < 1:
-            raise UsageError(f"--dlcl-window {window} leaves nothing to combine: use 1 or more, or leave it out")
+            raise UsageError(f"--dlcl-window {window} leaves nothing to combine: use 1 or more, or omit it")
         if not 0.0 <= dropout < 1.0:
             raise UsageError(f"--dlcl-dropout {dropout} is not a probability: use a value from 0 to below 1")
         if no_norm and not self.pre_norm:
             raise UsageError("--dlcl-no-norm needs a pre-norm stack: in post-norm the norm is the layer's own (Eq. 9)")
         if no_norm and norm_first:
-            raise UsageError("--dlcl-norm-first is one of the norms that --dlcl-no-norm omits: leave one of them out")
+            raise UsageError("--dlcl-norm-first is one of the norms that --dlcl-no-norm omits: omit one of them")
         self.init = init
         self.skips = stack.layerdrop > 0
         self.normalize = normalize

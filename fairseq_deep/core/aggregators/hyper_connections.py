@@ -143,7 +143,7 @@ class HyperConnections(Aggregator):
     """
 
     paper = "Zhu 2024"
-    unused_flags = {"{side}_normalize_before": (True, "always normalises the input of sub-layers: leave it out")}
+    unused_flags = {"{side}_normalize_before": (True, "always normalises the input of sub-layers: omit it")}
 
     def __init__(self, stack: Stack, streams: int = 4, kind: str = "dynamic"):
         super().__init__(stack)

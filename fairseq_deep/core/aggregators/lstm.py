@@ -67,13 +67,13 @@ def _check(
             without = "" if gated else " without gates (--layer-agg rnn)"
             raise UsageError(f"--lstm-{flag} {value} is unknown{without}: use one of {choices}")
     if forget_bias is not None and not math.isfinite(forget_bias):
-        raise UsageError(f"--lstm-forget-bias {forget_bias} is not a number: leave it out, or use one such as 1")
+        raise UsageError(f"--lstm-forget-bias {forget_bias} is not a number: omit it, or use one such as 1")
     if dropout is not None and not 0 <= dropout < 1:
-        raise UsageError(f"--lstm-dropout {dropout} is no probability: use 0 to below 1, or leave it out")
+        raise UsageError(f"--lstm-dropout {dropout} is no probability: use 0 to below 1, or omit it")
     if ffn == 1 and hidden is not None:
-        raise UsageError("--lstm-hidden is the width of the 2-layer form: leave it out, or use --lstm-ffn 2")
+        raise UsageError("--lstm-hidden is the width of the 2-layer form: omit it, or use --lstm-ffn 2")
     if ffn == 1 and glu != "sigmoid":
-        raise UsageError("--lstm-glu is of the 2-layer form: leave it out, or use --lstm-ffn 2")
+        raise UsageError("--lstm-glu is of the 2-layer form: omit it, or use --lstm-ffn 2")
     if hidden is not None and (hidden < 2 or hidden % 2):
         raise UsageError(f"--lstm-hidden {hidden} cannot be halved by the GLU: use an even number")
     if not gated and forget_bias is not None:
@@ -205,14 +205,14 @@ class DepthwiseLstm(Aggregator):
             flag = f"--lstm-{'no-' if options[option] is False else ''}{option.replace('_', '-')}"
             if not issubclass(decoder.aggregator.method, DepthwiseLstm):
                 raise UsageError(
-                    f"{flag} is about the decoder, whose --layer-agg is {decoder.aggregator.name}: leave it out"
+                    f"{flag} is about the decoder, whose --layer-agg is {decoder.aggregator.name}: omit it"
                 )
             if decoder.parallel_attention:
                 raise UsageError(
-                    f"{flag} is not supported with --decoder-attn {decoder.attention.name}: leave one of them out"
+                    f"{flag} is not supported with --decoder-attn {decoder.attention.name}: omit one of them"
                 )
             if option == "attn_residual" and options.get("merge") == "two":
-                raise UsageError(f"{flag} has no effect with --lstm-merge two: leave it out, or use another merge")
+                raise UsageError(f"{flag} has no effect with --lstm-merge two: omit it, or use another merge")
         share = options.get("share")
         if cls.has_gates and share in ("gate-encdec", "all"):
             same = issubclass(other.aggregator.method, DepthwiseLstm) and other.aggregator.method.has_gates

@@ -224,8 +224,8 @@ def _check_options(kind: str, weights: str | None, hidden: int | None, hops: int
     for option, value, kinds in options:
         if value is not None and kind not in kinds:
             raise UsageError(
-                f"--mlrf-{option} has no effect with --mlrf-kind {kind}: leave it out, or use {' or '.join(kinds)}"
+                f"--mlrf-{option} has no effect with --mlrf-kind {kind}: omit it, or use {' or '.join(kinds)}"
             )
     for option, number in (("hidden", hidden), ("hops", hops)):
         if number is not None and number < 1:
-            raise UsageError(f"--mlrf-{option} {number} leaves nothing to compute: use 1 or more, or leave it out")
+            raise UsageError(f"--mlrf-{option} {number} leaves nothing to compute: use 1 or more, or omit it")

@@ -67,7 +67,7 @@ def evaluations(method: str = "rk2", order: int | None = None) -> int:
     if method != "ema":
         if order is not None:
             raise UsageError(
-                f"--ode-order is for --ode-method ema, {method} has its own: leave it out, or use rk2, rk3 or rk4"
+                f"--ode-order is for --ode-method ema, {method} has its own: omit it, or use rk2, rk3 or rk4"
             )
         return int(method[2])
     if order is not None and order not in POINTS:
@@ -218,16 +218,16 @@ class Ode(KeepFp32, Aggregator):
         if not identity or stack.side != "encoder":
             return
         if count == 1:
-            raise UsageError("--ode-identity has no effect with --ode-order 1: leave one of them out")
+            raise UsageError("--ode-identity has no effect with --ode-order 1: omit one of them")
         if inner.name != "dlcl":
             raise UsageError(
                 "--ode-identity lets activations more than double in each layer, and "
-                f"--ode-history {inner.name} has no norms against that: add --ode-history dlcl, or leave it out"
+                f"--ode-history {inner.name} has no norms against that: add --ode-history dlcl, or omit it"
             )
         if not stack.pre_norm:
-            raise UsageError("--ode-identity needs the norms of pre-norm DLCL: use a pre-norm encoder, or leave it out")
+            raise UsageError("--ode-identity needs the norms of pre-norm DLCL: use a pre-norm encoder, or omit it")
         if inner.options.get("no_norm"):
-            raise UsageError("--ode-identity needs the norms that --dlcl-no-norm leaves out: leave one of them out")
+            raise UsageError("--ode-identity needs the norms that --dlcl-no-norm leaves out: omit one of them")
 
     def fp32_tensors(self) -> list[Tensor]:
         """The coefficients, whose gradients sum over all positions and features; the history has a rule of its own."""

@@ -37,7 +37,7 @@ class ResidualDual(Aggregator):
     """
 
     paper = "Xie 2023"
-    unused_flags = {"{side}_normalize_before": (False, "has its own norms: leave it out")}
+    unused_flags = {"{side}_normalize_before": (False, "has its own norms: omit it")}
     decoder_flags = ("no_decoder_final_norm",)
 
     def __init__(self, stack: Stack):

@@ -189,11 +189,11 @@ class Routing(Aggregator):
         if iterations < 1:
             raise UsageError(f"--routing-iterations {iterations} computes nothing: use 1 or more")
         if hidden is not None and hidden < 1:
-            raise UsageError(f"--routing-hidden {hidden} leaves nothing to compute: use 1 or more, or leave it out")
+            raise UsageError(f"--routing-hidden {hidden} leaves nothing to compute: use 1 or more, or omit it")
         if capsules is not None and (capsules < 1 or self.dim % capsules):
             raise UsageError(
                 f"--routing-capsules {capsules} does not divide the width {self.dim} of the {stack.side}: "
-                "use a divisor, or leave it out for capsules of size 1"
+                "use a divisor, or omit it for capsules of size 1"
             )
         if self.num_layers < 1:
             raise UsageError(

@@ -61,7 +61,7 @@ class CompiledSteps:
         capacity = self.capacity or max(SMALLEST, 2 ** (length - 1).bit_length())
         if length > capacity:
             raise UsageError(
-                f"a hypothesis has more than {capacity} positions: compile for a larger capacity, or leave it out"
+                f"a hypothesis has more than {capacity} positions: compile for a larger capacity, or omit it"
             )
         keys = decoder.beam_state.reserve(incremental_state, capacity)
         for module in decoder.modules():

@@ -116,7 +116,7 @@ def sublayer_ratios(
     if not any(measured.values()):
         raise UsageError("no residual connections to measure: use a plain or DLCL stack")
     if any("forward" in vars(layer) for layers in measured.values() for layer in layers):  # see wrap_layer
-        raise UsageError("layers that are computed twice have nothing to measure: leave out --checkpoint-activations")
+        raise UsageError("layers that are computed twice have nothing to measure: omit --checkpoint-activations")
     try:
         for side, layers in measured.items():
             for layer in layers:

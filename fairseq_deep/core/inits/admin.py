@@ -98,7 +98,7 @@ class Admin(Xavier):
             )
         if str(options.get("start")) == "profile" and stack.layerdrop:
             raise UsageError(
-                f"--admin-start profile needs every layer of the {stack.side}: leave out --{stack.side}-layerdrop"
+                f"--admin-start profile needs every layer of the {stack.side}: omit --{stack.side}-layerdrop"
             )
 
     def connection(self, number: int) -> ResidualConnection:

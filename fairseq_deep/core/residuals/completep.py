@@ -56,7 +56,7 @@ class CompleteP(Plain):
         if not 0.0 < base < math.inf:
             raise UsageError(f"--completep-base must be a positive number ({base}, {stack.side}): use 1, 2 or 6")
         if not 0.0 <= alpha <= 1.0:
-            raise UsageError(f"--completep-alpha must be a number from 0 to 1 ({alpha}): use 1, or leave it out")
+            raise UsageError(f"--completep-alpha must be a number from 0 to 1 ({alpha}): use 1, or omit it")
         ratio = stack.layers / base
         self.factor = ratio**-alpha
         self.factors_of_adam = (ratio ** (alpha - 1.0), ratio**-alpha) if rates else (1.0, 1.0)

@@ -53,7 +53,7 @@ class LayerScale(KeepFp32, ResidualConnection):
         start = default_start(stack.layers) if start is None else start
         if not 0.0 < start < math.inf:
             raise UsageError(
-                f"--layerscale-start {start} is not a positive number: use a small one (0.1), or leave it out"
+                f"--layerscale-start {start} is not a positive number: use a small one (0.1), or omit it"
             )
         self.weight = nn.Parameter(torch.full((self.sublayers, stack.dim), float(start)))
 

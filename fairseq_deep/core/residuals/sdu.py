@@ -82,7 +82,7 @@ class Sdu(ResidualConnection):
         depths = [one.layers for one in (stack, other) if one.residual is not None and one.residual.method is cls]
         if layers is not None and depths and layers > max(depths):
             raise UsageError(
-                f"--sdu-layers {layers} is more than the {max(depths)} layers there are: leave it out to have it in all"
+                f"--sdu-layers {layers} is more than the {max(depths)} layers there are: omit it to have it in all"
             )
 
     def matrices(self) -> dict[str, Tensor]:
