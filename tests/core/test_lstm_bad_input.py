@@ -17,7 +17,7 @@ RNN = "transformer_rnn_6l"
 @pytest.mark.parametrize(
     "name, flags, problem, cure",
     [
-        (TINY, {"encoder_layers": 0}, "nothing to connect without layers (encoder)", "use --encoder-layers 1 or"),
+        (TINY, {"encoder_layers": 0}, "--layer-agg lstm requires layers (encoder)", "use --encoder-layers 1 or"),
         (TINY, {"lstm_ffn": 3}, "--lstm-ffn 3 is unknown", "use one of 1, 2"),
         (TINY, {"lstm_ffn": 0}, "--lstm-ffn 0 is unknown", "use one of 1, 2"),
         (TINY, {"lstm_glu": "tanh"}, "--lstm-glu tanh is unknown", "use one of sigmoid, gelu, swish, relu"),
@@ -26,12 +26,12 @@ RNN = "transformer_rnn_6l"
         (RNN, {"lstm_share": "gate"}, "--lstm-share gate is unknown without gates", "use one of none, all"),
         (RNN, {"lstm_share": "gate-encdec"}, "(--layer-agg rnn)", "use one of none, all"),
         (TINY, {"lstm_ffn": 1, "lstm_hidden": 64}, "--lstm-hidden is the width of the 2-layer", "use --lstm-ffn 2"),
-        (TINY, {"lstm_ffn": 1, "lstm_glu": "gelu"}, "--lstm-glu is of the 2-layer form", "use --lstm-ffn 2"),
+        (TINY, {"lstm_ffn": 1, "lstm_glu": "gelu"}, "--lstm-glu requires the 2-layer form", "use --lstm-ffn 2"),
         (TINY, {"lstm_hidden": 33}, "--lstm-hidden 33 cannot be halved", "use an even number"),
         (TINY, {"lstm_hidden": 0}, "--lstm-hidden 0 cannot be halved", "use an even number"),
         (TINY, {"lstm_hidden": -4}, "--lstm-hidden -4 cannot be halved", "use an even number"),
-        (TINY, {"lstm_dropout": 1.0}, "--lstm-dropout 1.0 is no probability", "use 0 to below 1"),
-        (TINY, {"lstm_dropout": -0.1}, "--lstm-dropout -0.1 is no probability", "omit it"),
+        (TINY, {"lstm_dropout": 1.0}, "--lstm-dropout 1.0 must be in [0, 1)", "change or omit it"),
+        (TINY, {"lstm_dropout": -0.1}, "--lstm-dropout -0.1 must be in [0, 1)", "omit it"),
         (
             TINY,
             {"lstm_merge": "two", "lstm_attn_residual": True},
@@ -50,14 +50,14 @@ RNN = "transformer_rnn_6l"
             (
                 TINY,
                 {"lstm_merge": merge, "lstm_share": share},
-                f"--lstm-merge {merge} gives the decoder gates of its own, which --lstm-share {share} cannot hold",
+                f"--lstm-merge {merge} gives the decoder its own gates, and --lstm-share {share} cannot share these",
                 "use --lstm-share gate or none",
             )
             for merge in ("concat", "two")
             for share in ("gate-encdec", "all")
         ),
         *(
-            (TINY, {"lstm_share": share, flag: value}, f"--lstm-share {share} needs", "use --lstm-share gate")
+            (TINY, {"lstm_share": share, flag: value}, f"--lstm-share {share} requires", "use --lstm-share gate")
             for share, flag, value in (
                 ("gate-encdec", "encoder_layer_agg", "dlcl"),
                 ("gate-encdec", "encoder_embed_dim", 24),
@@ -197,7 +197,7 @@ def test_sharing_between_the_stacks_needs_the_lstm_in_both(build, side, share):
 def test_decoder_options_need_the_lstm_in_the_decoder(build, flags):
     with pytest.raises(UsageError) as error:
         build("transformer_lstm_2l2l_tiny", decoder_layer_agg="residual", **flags)
-    assert "is about the decoder" in one_line(error)
+    assert "has no effect on a decoder with --layer-agg residual" in one_line(error)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_unknown_architecture_names_the_nearest():
         ("transformer_prenorm_6l", {"adaptive_softmax_cutoff": "4,8", "tie_adaptive_weights": True},
          "--tie-adaptive-weights ties to adaptive inputs"),
         ("transformer_prenorm_6l", {"dlcl_window": 2}, "--dlcl-window has no effect without --layer-agg dlcl"),
-        ("transformer_dlcl_postnorm_6l", {"dlcl_no_norm": True}, "--dlcl-no-norm needs a pre-norm stack"),
+        ("transformer_dlcl_postnorm_6l", {"dlcl_no_norm": True}, "--dlcl-no-norm requires a pre-norm stack"),
         ("transformer_dlcl_6l", {"dlcl_weight_type": "scalar_3"}, "does not divide the width 16"),
         ("transformer_dlcl_6l", {"dlcl_init": "zero"}, "--dlcl-init zero"),
         ("transformer_dlcl_6l", {"encoder_attention_heads": 3}, "--encoder-embed-dim 16 is not divisible"),
