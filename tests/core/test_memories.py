@@ -205,7 +205,7 @@ def test_parameters_of_layerwise_memories():
         ({**TRANSPARENT, "transparent_dropout": -0.1}, "--transparent-dropout -0.1 is not a probability"),
         ({"transparent_dropout": 0.2}, "--transparent-dropout has no effect without --decoder-memory transparent: add"),
         ({"msc_blocks": 2}, "--msc-blocks has no effect without --layer-agg msc: add that"),
-        ({"decoder_memory": "msc"}, "contexts that --layer-agg residual of the encoder does not compute: add --encoder-"),
+        ({"decoder_memory": "msc"}, "contexts that --layer-agg residual of the encoder does not compute: add --"),
         ({**MSC, "encoder_layer_agg": "dlcl"}, "--layer-agg dlcl of the encoder does not compute: add --encoder-"),
         ({"layer_agg": "msc"}, "contexts that --decoder-memory last does not read: add --decoder-memory msc"),
         ({**MSC, **TRANSPARENT}, "contexts that --decoder-memory transparent does not read: add --decoder-memory msc"),

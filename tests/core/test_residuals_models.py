@@ -181,8 +181,8 @@ def test_diagnostics_measure_it(form, norm, build, dictionary):
     [
         ("pre", {"residual": "sdu", "sdu_activation": "sigmod"}, "sigmod is unknown (did you mean sigmoid?)"),
         ("pre", {"residual": "sdu", "sdu_layers": 0}, "--sdu-layers 0"),
-        ("pre", {"residual": "sdu", "sdu_layers": 3}, "--sdu-layers 3 is more than the 2 layers"),
-        ("pre", {"encoder_residual": "sdu", "sdu_layers": 3, "decoder_layers": 4}, "--sdu-layers 3 is more than the 2"),
+        ("pre", {"residual": "sdu", "sdu_layers": 3}, "--sdu-layers 3 exceeds the 2 layers"),
+        ("pre", {"encoder_residual": "sdu", "sdu_layers": 3, "decoder_layers": 4}, "--sdu-layers 3 exceeds the 2"),
         ("pre", {"residual": "highway", "highway_form": "gates"}, "--highway-form gates is unknown (did you mean ga"),
         ("pre", {"residual": "layerscale", "layerscale_start": 0.0}, "--layerscale-start 0.0"),
         ("pre", {"residual": "layerscale", "layerscale_start": float("nan")}, "--layerscale-start nan"),
@@ -214,7 +214,7 @@ def test_diagnostics_measure_it(form, norm, build, dictionary):
         ("pre", {"encoder_residual": "completep", "encoder_layer_agg": "ode"}, "one sum (encoder: --layer-agg ode)"),
         ("pre", {"residual": "completep", "layer_agg": "lstm"}, "--residual completep has nothing to connect"),
         ("pre", {"residual": "completep", "encoder_layers_to_keep": "0"}, "--residual completep counts"),
-        ("pre", {"residual": "prores", "prores_period": 0}, "--prores-period must be a number of updates (0)"),
+        ("pre", {"residual": "prores", "prores_period": 0}, "--prores-period must be at least 1 (0)"),
         ("pre", {"residual": "prores", "prores_around": "complete"}, "complete is unknown (did you mean completep?)"),
         ("post", {"residual": "prores", "prores_around": "completep"}, "--residual completep requires pre-norm"),
         ("pre", {"residual": "prores", "prores_around": "completep", "layer_agg": "dlcl"}, "completep requires layers"),
@@ -223,11 +223,11 @@ def test_diagnostics_measure_it(form, norm, build, dictionary):
         ("pre", {"residual": "mix-ln", "mix_ln_layers": 0}, "--mix-ln-layers 0 leaves no post-norm layer"),
         ("pre", {"residual": "mix-ln", "mix_ln_layers": 3}, "--mix-ln-layers 3 is more than the 2 layers of the en"),
         ("post", {"residual": "layernorm-scaling"}, "--residual layernorm-scaling requires pre-norm"),
-        ("pre", {"residual": "layernorm-scaling", "deep_init": "ds"}, "as --deep-init ds does (encoder): use"),
+        ("pre", {"residual": "layernorm-scaling", "deep_init": "ds"}, "--deep-init ds both scale layers by their depth (encoder): use"),
         (
             "pre",
             {"residual": "prores", "prores_around": "layernorm-scaling", "decoder_deep_init": "depth-scaled"},
-            "as --deep-init depth-scaled does (decoder)",
+            "--deep-init depth-scaled both scale layers by their depth (decoder)",
         ),
     ],
 )
