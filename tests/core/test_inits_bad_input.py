@@ -75,7 +75,7 @@ def without(*methods, **flags):
         (POST, {"deep_init": "rezero", "decoder_layer_agg": "dlcl"}, "without norms", "--decoder-layer-agg residual"),
         # stacks without residual connections
         *(
-            (name, {"deep_init": method}, f"--deep-init {method} is about residual connections", "xavier or lipschitz")
+            (name, {"deep_init": method}, f"--deep-init {method} requires residual connections", "xavier or lipschitz")
             for method in ("ds", "depth-scaled", "deepnet", "admin", "tfixup", "rezero")
             for name in (LSTM, "transformer_rnn_6l")
         ),
@@ -87,7 +87,7 @@ def without(*methods, **flags):
             for method in ("tfixup", "rezero")
         ),
         *(
-            (POST, {"deep_init": method, "no_cross_attention": True}, f"--deep-init {method} counts three", "use ds or")
+            (POST, {"deep_init": method, "no_cross_attention": True}, f"--deep-init {method} requires three", "use ds")
             for method in ("deepnet", "tfixup")
         ),
         # other layers, and depths that are not those of the training
@@ -132,7 +132,7 @@ def test_the_command_line_names_the_nearest_method(flag):
 @pytest.mark.parametrize(
     "line, problem",
     [
-        (("--arch", LSTM, "--deep-init", "ds"), "--deep-init ds is about residual connections"),
+        (("--arch", LSTM, "--deep-init", "ds"), "--deep-init ds requires residual connections"),
         (("--arch", PRE, "--deep-init", "deepnet"), "--deep-init deepnet requires post-norm"),
         (("--arch", DLCL, "--deep-init", "rezero"), "--deep-init rezero requires stacks"),
         (("--arch", POST, "--deep-init", "ds", "--ds-init-alpha", "2"), "--ds-init-alpha 2.0 is out of range"),

@@ -254,7 +254,7 @@ def test_parameters_of_the_paper_are_counted_exactly():
         ({**LALN, "norm": "rms"}, "--language-norm is not supported with --norm rms", "omit one of them"),
         ({**LALN, "sub_norm": True}, "--language-norm is not supported with --sub-norm", "omit one of them"),
         ({**LALN, "encoder_residual": "peri"}, "with --residual peri (encoder)", "omit one of them"),
-        ({**LALN, "layer_agg": "residual-dual"}, "no effect on --layer-agg residual-dual", "(encoder): omit it"),
+        ({**LALN, "layer_agg": "residual-dual"}, "no effect with --layer-agg residual-dual", "(encoder): omit it"),
         ({**LALN, "deep_init": "rezero"}, "not supported with --deep-init rezero, whose stacks have no", "omit it"),
     ],
 )

@@ -31,7 +31,7 @@ ENCODER, FULL = {"encoder_attn": "luna"}, {"encoder_attn": "luna", "decoder_attn
         ({**FULL, "no_cross_attention": True}, "--no-cross-attention is not supported", "omit one"),
         ({**FULL, "decoder_embed_dim": 8}, "one packed sequence for both sides", "make --encoder-embed-dim"),
         ({**FULL, "alignment_layer": 0}, "--alignment-layer is not supported with --decoder-attn luna", "omit one"),
-        ({**FULL, "encoder_layers": 0}, "needs layers in both stacks", "--encoder-layers 1 or more"),
+        ({**FULL, "encoder_layers": 0}, "requires layers in both stacks", "--encoder-layers 1 or more"),
     ],
     ids=str,
 )

@@ -215,7 +215,7 @@ def test_parameters_of_layerwise_memories():
         ({**MSC, "msc_blocks": 3}, "--msc-blocks 3 does not divide --encoder-layers 2 into equal blocks"),
         ({**MSC, "encoder_layers": 8, "decoder_layers": 6}, "--decoder-layers 6 does not divide --encoder-layers 8"),
         ({**MSC, "encoder_layers": 9, "decoder_layers": 7}, "use --msc-blocks 9, or another --encoder-layers"),
-        ({**MSC, "encoder_layerdrop": 0.1}, "--layer-agg msc needs each layer of the encoder at its place"),
+        ({**MSC, "encoder_layerdrop": 0.1}, "--layer-agg msc requires every layer of the encoder"),
         ({**MSC, "encoder_layers": 0}, "--encoder-layers 1 or more"),
         ({**MSC, "decoder_layers": 0}, "--decoder-layers 0 leaves --layer-agg msc without a block: use 1 or more"),
         *(
@@ -226,8 +226,8 @@ def test_parameters_of_layerwise_memories():
                 ("decoder_layers_to_keep", "1"), ("no_cross_attention", True),
             )
         ),
-        ({**TRANSPARENT, "encoder_layers": 0}, "--decoder-memory transparent reads layers: use --encoder-layers 1"),
-        ({**LAYERWISE, "decoder_layers": 0}, "--decoder-memory layerwise reads layers: use --decoder-layers 1 or more"),
+        ({**TRANSPARENT, "encoder_layers": 0}, "--decoder-memory transparent requires layers: use --encoder-layers 1"),
+        ({**LAYERWISE, "decoder_layers": 0}, "--decoder-memory layerwise requires layers: use --decoder-layers 1"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_in_one_line(flags, words, build):

@@ -184,7 +184,7 @@ def clashes(kinds, name, **flags):
             for name in (LSTM, "transformer_rnn_6l")
         ),
         *(
-            (POST, {**KINDS[kind], "deep_init": method}, f"--deep-init {method} counts three sub-layers", "use ds or")
+            (POST, {**KINDS[kind], "deep_init": method}, f"--deep-init {method} requires three sub-layers", "use ds or")
             for kind in MERGED
             for method in sorted(THREE)
         ),

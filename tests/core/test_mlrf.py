@@ -284,9 +284,9 @@ def test_wrong_options_are_refused_in_one_line(side, options, words):
     [
         ({"layer_agg": "mlrf", "encoder_layers": 0}, "--encoder-layers 1 or more"),
         ({"layer_agg": "mlrf", "encoder_layerdrop": 0.1}, "omit --encoder-layerdrop"),
-        ({"decoder_layer_agg": "mlrf"}, "does not support a decoder alone: use --encoder-layer-agg mlrf"),
+        ({"decoder_layer_agg": "mlrf"}, "is not supported: use --encoder-layer-agg mlrf"),
         ({"layer_agg": "mlrf", "decoder_layer_agg": "mlrf"}, "--layer-agg mlrf requires an encoder"),
-        ({"layer_agg": "mlrf", "encoder_layer_agg": "dlcl"}, "does not support a decoder alone"),
+        ({"layer_agg": "mlrf", "encoder_layer_agg": "dlcl"}, "requires an encoder, and --decoder-layer-agg"),
         ({"mlrf_kind": "mean"}, "--mlrf-kind has no effect"),
     ],
 )

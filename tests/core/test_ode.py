@@ -270,7 +270,7 @@ def test_parameters_of_the_published_systems():
             "--ode-identity has no effect with --ode-order 1",
         ),
         ({"decoder_layer_agg": "ode"}, "--layer-agg ode requires an encoder"),
-        ({"encoder_layer_agg": "residual"}, "does not support a decoder alone"),
+        ({"encoder_layer_agg": "residual"}, "requires an encoder, and --decoder-layer-agg"),
         ({"encoder_layer_agg": "dlcl", "ode_history": "dlcl"}, "another --decoder-layer-agg"),
         ({"encoder_layerdrop": 0.1}, "omit --encoder-layerdrop"),
         ({"encoder_layers_to_keep": "0"}, "omit --encoder-layers-to-keep"),

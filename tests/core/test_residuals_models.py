@@ -223,7 +223,7 @@ def test_diagnostics_measure_it(form, norm, build, dictionary):
         ("pre", {"residual": "mix-ln", "mix_ln_layers": 0}, "--mix-ln-layers 0 leaves no post-norm layer"),
         ("pre", {"residual": "mix-ln", "mix_ln_layers": 3}, "--mix-ln-layers 3 is more than the 2 layers of the en"),
         ("post", {"residual": "layernorm-scaling"}, "--residual layernorm-scaling requires pre-norm"),
-        ("pre", {"residual": "layernorm-scaling", "deep_init": "ds"}, "--deep-init ds both scale layers by their depth (encoder)"),
+        ("pre", {"residual": "layernorm-scaling", "deep_init": "ds"}, "--deep-init ds both scale layers by their"),
         (
             "pre",
             {"residual": "prores", "prores_around": "layernorm-scaling", "decoder_deep_init": "depth-scaled"},

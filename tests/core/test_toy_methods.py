@@ -105,7 +105,7 @@ def test_a_methods_own_dropout_is_its_own(build, dictionary):
         ({"layer_agg": "toy-bare", "residual": "toy"}, "--residual toy has nothing to connect"),
         ({"decoder_layer_agg": "toy-calls"}, "--layer-agg toy-calls requires an encoder"),
         ({"layer_agg": "toy", "encoder_layerdrop": 0.1}, "omit --encoder-layerdrop"),
-        ({"layer_agg": "toy-bare", "deep_init": "ds"}, "--deep-init ds is about residual connections"),
+        ({"layer_agg": "toy-bare", "deep_init": "ds"}, "--deep-init ds requires residual connections"),
     ],
 )
 def test_clashes_are_refused_in_one_line(flags, words, build):

@@ -1,4 +1,4 @@
-"""Decoder layers in compiled kernels: the supported ones, and their decoding steps.
+"""Decoding steps of decoder layers in compiled kernels, and the selection of supported layers.
 
 Gradients, attention weights, dropout and types other than fp32 use torch's operations.
 """
@@ -25,7 +25,7 @@ from .structures import (
 )
 
 PARTS = "fairseq_deep.native_parts"
-"""A key of incremental states."""
+"""Key of the supported parts in incremental states."""
 
 
 def _attention(attention: nn.Module) -> AttentionStruct:
@@ -41,7 +41,7 @@ def _attention(attention: nn.Module) -> AttentionStruct:
 
 
 class Keys:
-    """The addresses of the keys and values of one part, during a search.
+    """Addresses of the keys and values of one part, during a search.
 
     Args:
         target: the attention to the target, or None
@@ -65,7 +65,7 @@ class Keys:
             if saved is None:
                 self.source.keep_memory(x, context.memory, context.memory_padding, context.cache)
                 saved = self.source.memory_cache.saved(context.cache)
-            if saved is not self._saved:  # another order of sources makes another
+            if saved is not self._saved:  # reordering sources replaces it
                 self._saved = saved
                 self._read(saved["key"], saved["value"], saved["bias"])
         return self.struct
@@ -79,13 +79,13 @@ class Keys:
 
 
 class NativeAttention:
-    """An attention of the decoder by the kernels.
+    """Decoder attention in compiled kernels.
 
     Args:
         attention: the attention to the target or to the source
 
     Raises:
-        Unsupported: the kernels lack something of it
+        Unsupported: the kernels do not support it
     """
 
     def __init__(self, attention: nn.Module):
@@ -95,7 +95,7 @@ class NativeAttention:
         self.keys = Keys(None, attention) if attention.of_memory else Keys(attention, None)
 
     def __call__(self, x: Tensor, context: Any, added: Tensor | None = None) -> Tensor:
-        """Run a step; see ``MultiheadAttention.forward``."""
+        """Run the attention in a decoding step; see ``MultiheadAttention.forward``."""
         x = x.contiguous()
         y, keys = torch.empty_like(x), self.keys.update(x, context)
         added = None if added is None else added.contiguous()
@@ -105,13 +105,13 @@ class NativeAttention:
 
 
 class NativeLayer:
-    """A ``DecoderLayer`` by the kernels.
+    """``DecoderLayer`` in compiled kernels.
 
     Args:
         layer: the layer, in evaluation mode
 
     Raises:
-        Unsupported: the kernels lack something of it
+        Unsupported: the kernels do not support it
     """
 
     def __init__(self, layer: nn.Module):
@@ -120,7 +120,7 @@ class NativeLayer:
         self.keys = Keys(layer.self_attn, layer.encoder_attn)
 
     def __call__(self, x: Tensor, context: Any) -> Tensor:
-        """Run a step: x and the result are 1 x B x C."""
+        """Run the layer in a decoding step; x and the result are 1 x B x C."""
         x = x.contiguous()
         y, keys = torch.empty_like(x), self.keys.update(x, context)
         structs = ctypes.byref(self.struct), ctypes.byref(context.native.struct), ctypes.byref(keys)
@@ -129,16 +129,16 @@ class NativeLayer:
 
 
 def packed_in(part: nn.Module) -> list[Any]:
-    """Return the weights of *part*, packed and others. The structures hold their addresses only."""
+    """Return all weights of *part*, packed or not, to keep them alive: the structures only have their addresses."""
     packed = [module.native for module in part.modules() if getattr(module, "native", None) is not None]
     return packed + [parameter.data for parameter in part.parameters()]
 
 
 def describe_layer(layer: nn.Module) -> LayerStruct:
-    """The structure of *layer* for the kernels, with the addresses of its weights.
+    """Return the structure of *layer* for the kernels, with the addresses of its weights.
 
     Raises:
-        Unsupported: they lack something of it
+        Unsupported: the kernels do not support it
     """
     drops = layer.training or layer.dropout_module.apply_during_inference
     if type(layer.residual).__name__ != "Plain" or drops:
@@ -156,10 +156,10 @@ def describe_layer(layer: nn.Module) -> LayerStruct:
 
 
 class NativeStep:
-    """A decoding step by the kernels.
+    """Decoding step in compiled kernels.
 
     Attributes:
-        parts: the layers and attentions that they support
+        parts: the supported layers and attentions
     """
 
     def __init__(self, parts: dict[nn.Module, NativeLayer | NativeAttention], seen: Tensor, step: Any):
@@ -198,9 +198,9 @@ def begin_step(layers: nn.ModuleList, cache: dict, x: Tensor, step: Any) -> Nati
 
 
 def _supported(layers: nn.ModuleList) -> dict[nn.Module, NativeLayer | NativeAttention]:
-    """Whole layers where the kernels support them, otherwise their attentions.
+    """Return the layers that the kernels support, and the supported attentions of other layers.
 
-    The attribute ``kernels`` of a class names its implementation. Subclasses do not inherit it.
+    The attribute ``kernels`` of a class is its implementation. Subclasses do not inherit it.
     """
     found: dict[nn.Module, NativeLayer | NativeAttention] = {}
     for layer in layers:

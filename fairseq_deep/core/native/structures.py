@@ -1,4 +1,4 @@
-"""The structures of the kernels, as ``step.cpp`` and its headers declare them."""
+"""Structures of the kernels, as declared in ``step.cpp`` and its headers."""
 
 import ctypes
 
@@ -57,7 +57,7 @@ class LstmStruct(ctypes.Structure):
 
 
 class Unsupported(Exception):
-    """A layer that the kernels lack something of."""
+    """Raised if the kernels do not support a module."""
 
 
 def _check_tensor(tensor: Tensor) -> None:
@@ -71,7 +71,7 @@ def _check(norm: nn.Module) -> None:
 
 
 def norm_struct(norm: nn.Module) -> NormStruct:
-    """The structure of *norm*, with the addresses of its weights."""
+    """Return the structure of *norm*, with the addresses of its weights."""
     if type(norm) is nn.Identity:
         return NormStruct(NO_NORM)
     _check(norm)
@@ -83,7 +83,7 @@ def norm_struct(norm: nn.Module) -> NormStruct:
 
 
 def linear_struct(linear: nn.Module) -> LinearStruct:
-    """The structure of a *linear* layer with a packed weight."""
+    """Return the structure of a *linear* layer with a packed weight."""
     native = getattr(linear, "native", None)
     if native is None:
         raise Unsupported
