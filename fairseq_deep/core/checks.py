@@ -167,8 +167,8 @@ def _check_residual(flags: Any, stack: Stack, residual: MethodConfig | None) -> 
         )
     if not stack.layout.residual:
         raise UsageError(
-            f"--residual {name} has nothing to connect: --layer-agg {stack.aggregator.name} replaces residual "
-            f"connections ({stack.side}); use --residual plain, or another --layer-agg"
+            f"--residual {name} requires residual connections, which --layer-agg {stack.aggregator.name} replaces "
+            f"({stack.side}): use --residual plain, or another --layer-agg"
         )
     if method.running_sum and not stack.aggregator.method.running_sum:
         raise UsageError(

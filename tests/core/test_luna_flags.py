@@ -16,7 +16,7 @@ ENCODER, FULL = {"encoder_attn": "luna"}, {"encoder_attn": "luna", "decoder_attn
         ({"decoder_attn": "luna"}, "continues the encoder's packed sequence", "add --encoder-attn luna"),
         ({"encoder_attn": "lunar"}, "unknown --encoder-attn lunar (did you mean luna?)", "choose from luna, self"),
         ({"luna_length": 8}, "--luna-length has no effect without", "omit it"),
-        ({**ENCODER, "luna_length": 0}, "--luna-length 0 leaves no row", "use 1 or more"),
+        ({**ENCODER, "luna_length": 0}, "--luna-length 0 must be at least 1", "change or omit it"),
         ({**ENCODER, "layer_agg": "residual-dual"}, "--layer-agg residual-dual replaces", "--encoder-attn self"),
         ({**ENCODER, "decoder_memory": "layerwise"}, "--decoder-memory layerwise is not supported", "omit one"),
         ({**ENCODER, "relative_positions": 4}, "--relative-positions is not supported with --encoder", "omit one"),

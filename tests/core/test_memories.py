@@ -210,14 +210,14 @@ def test_parameters_of_layerwise_memories():
         ({"layer_agg": "msc"}, "contexts that --decoder-memory last does not read: add --decoder-memory msc"),
         ({**MSC, **TRANSPARENT}, "contexts that --decoder-memory transparent does not read: add --decoder-memory msc"),
         ({**ENCODER_MSC, "decoder_layer_agg": "msc"}, "--layer-agg msc requires an encoder"),
-        ({**MSC, "msc_blocks": 0}, "--msc-blocks 0 leaves --layer-agg msc without a block: use 1 or more"),
-        ({**MSC, "msc_blocks": -1}, "--msc-blocks -1 leaves"),
+        ({**MSC, "msc_blocks": 0}, "--msc-blocks 0 must be at least 1 with --layer-agg msc"),
+        ({**MSC, "msc_blocks": -1}, "--msc-blocks -1 must be"),
         ({**MSC, "msc_blocks": 3}, "--msc-blocks 3 does not divide --encoder-layers 2 into equal blocks"),
         ({**MSC, "encoder_layers": 8, "decoder_layers": 6}, "--decoder-layers 6 does not divide --encoder-layers 8"),
         ({**MSC, "encoder_layers": 9, "decoder_layers": 7}, "use --msc-blocks 9, or another --encoder-layers"),
         ({**MSC, "encoder_layerdrop": 0.1}, "--layer-agg msc requires every layer of the encoder"),
         ({**MSC, "encoder_layers": 0}, "--encoder-layers 1 or more"),
-        ({**MSC, "decoder_layers": 0}, "--decoder-layers 0 leaves --layer-agg msc without a block: use 1 or more"),
+        ({**MSC, "decoder_layers": 0}, "--decoder-layers 0 must be at least 1 with --layer-agg msc"),
         *(
             ({"decoder_memory": kind, flag: value}, f"omit --{flag.replace('_', '-')}, or use --decoder-memory")
             for kind in ("transparent", "layerwise")

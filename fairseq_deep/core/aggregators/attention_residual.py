@@ -57,7 +57,7 @@ class AttentionResidual(Aggregator):
         super().__init__(stack)
         if block < 1:
             raise UsageError(
-                f"--attention-residual-block {block} leaves no sub-layer in a block: use 1 (the full form) or more"
+                f"--attention-residual-block {block} must be at least 1: use 1 (the full form) or more"
             )
         self.block = block
         self.eps = 1e-6

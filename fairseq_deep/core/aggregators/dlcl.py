@@ -108,7 +108,7 @@ class Dlcl(KeepFp32, Aggregator):
         if init not in STARTS:
             raise UsageError(f"--dlcl-init {init} is unknown: use one of {', '.join(STARTS)}")
         if window is not None and window < 1:
-            raise UsageError(f"--dlcl-window {window} leaves nothing to combine: use 1 or more, or omit it")
+            raise UsageError(f"--dlcl-window {window} must be at least 1: change or omit it")
         if not 0.0 <= dropout < 1.0:
             raise UsageError(f"--dlcl-dropout {dropout} is not a probability: use a value from 0 to below 1")
         if no_norm and not self.pre_norm:

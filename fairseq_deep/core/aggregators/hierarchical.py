@@ -44,7 +44,7 @@ class Hierarchical(NodeAggregator):
 
     def __init__(self, stack: Stack, block: int = 2):
         if block < 1:
-            raise UsageError(f"--hierarchical-block {block} leaves no layers to merge: use 1 or more, or omit it")
+            raise UsageError(f"--hierarchical-block {block} must be at least 1: change or omit it")
         super().__init__(stack, _node_inputs(stack.num_modules, block))
         self.block = block
 

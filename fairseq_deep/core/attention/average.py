@@ -128,6 +128,6 @@ class AverageAttention(nn.Module):
     def make_generation_fast_(
         self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | None = None, **kwargs
     ) -> None:
-        """fairseq's ``--retain-dropout``: keep dropout while translating."""
+        """Apply fairseq's ``--retain-dropout``: keep dropout in generation."""
         named = retain_dropout_modules is None or "AverageAttention" in retain_dropout_modules
         self.retain_dropout = retain_dropout and named

@@ -89,7 +89,7 @@ class SharedBeamState(nn.Module):
                 place = position * slots + torch.arange(slots, device=mask.device)
                 position.add_(1)
             buffer = saved["buffer"]
-            room = mask if buffer is None else buffer  # only the whole buffer can be viewed in this shape
+            room = mask if buffer is None else buffer  # narrowing the whole buffer keeps its strides
             seen = room.view(groups * beam // slots, 1, slots, room.size(2) * slots).narrow(3, 0, mask.size(2) * slots)
         words = words.t().unsqueeze(2)
         if count is not None:

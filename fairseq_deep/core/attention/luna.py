@@ -177,7 +177,7 @@ class LunaOfSource(SelfOfSource):
     def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
         length = options.get("length", LENGTH)
         if length < 1:
-            raise UsageError(f"--luna-length {length} leaves no row: use 1 or more")
+            raise UsageError(f"--luna-length {length} must be at least 1: change or omit it")
         if not stack.layout.residual:
             raise UsageError(
                 f"--encoder-attn luna requires the residual connections that --layer-agg {stack.aggregator.name} "

@@ -4,8 +4,8 @@ Attention Is All You Need, Vaswani et al., 2017, Section 3.2:
 
     head = softmax(q k^T / sqrt(D)) v          Eq. (1), for each of H heads of width D = C / H
 
-Self-Attention with Relative Position Representations, Shaw et al., 2018, adds a learned vector to each key (its Eq. 4;
-and, if asked to, to each value, Eq. 3; the parameter counts of Xu et al., 2024, have keys only):
+Self-Attention with Relative Position Representations, Shaw et al., 2018, adds a learned vector to each key (Eq. 4) and,
+with ``--relative-values``, to each value (Eq. 3); the parameter counts of Xu et al., 2024, only include keys:
 
     score(i, j) = q_i (k_j + a_(j - i))^T / sqrt(D),    head_i = sum_j w_ij (v_j + b_(j - i))
 
@@ -327,7 +327,7 @@ class MultiheadAttention(nn.Module):
     def make_generation_fast_(
         self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | None = None, **kwargs
     ) -> None:
-        """fairseq's ``--retain-dropout``: keep dropout while translating."""
+        """Join projections for generation; apply fairseq's ``--retain-dropout``."""
         named = retain_dropout_modules is None or "MultiheadAttention" in retain_dropout_modules
         self.retain_dropout = retain_dropout and named
         parts = [self.q_proj, self.k_proj, self.v_proj]

@@ -18,7 +18,7 @@ MANY = 2048  # total entries from which this is slower than several passes over 
 
 
 def takes_rows(attention, query: Tensor, memory: Tensor | None, step) -> bool:
-    """Return whether :func:`step_rows` supports this step: fp32, no gradients, dropout or relative values."""
+    """Return whether :func:`step_rows` supports this step: fp32 on a CPU, no gradients, dropout or relative values."""
     if memory is None and (attention.qkv_proj is None or step is None or step.mask is None or step.place is not None):
         return False
     plain = query.dtype == torch.float32 and query.size(0) == 1 and attention.relative_values is None

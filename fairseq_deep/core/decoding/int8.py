@@ -35,7 +35,7 @@ Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Maps x (R x K), its row maxima (R x 1) and a buffer like x to y without bias, divided by the maxima, R x N."""
 
 
-ROUNDING = 1.5 * 2**23  # from 2^23 to 2^24, fp32 only has integers, and its last 8 bits are their last 8 bits
+ROUNDING = 1.5 * 2**23  # from 2^23 to 2^24, fp32 only has integers, and ends in their last 8 bits
 
 
 def _rounds(weight: Tensor) -> Tensor:

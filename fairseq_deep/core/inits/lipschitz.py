@@ -1,7 +1,7 @@
 """Lipschitz-constrained initialisation.
 
-Lipschitz Constrained Parameter Initialization for Deep Transformers, Xu et al., ACL 2020, Section 3.2: sub-layers that
-start as functions with a Lipschitz constant of at most 1 keep the residual path alive in a deep post-norm stack.
+Lipschitz Constrained Parameter Initialization for Deep Transformers, Xu et al., ACL 2020, Section 3.2: if sub-layers
+initially have a Lipschitz constant of at most 1, the residual path of a deep post-norm stack is preserved.
 
     linear      W ~ U(-l, l),  l = sqrt(1 / fan_in)
     embedding   E ~ U(-e, e),  e = sqrt(2 / (C + V))

@@ -78,7 +78,7 @@ def _num_blocks(stack: Stack, blocks: int | None) -> int:
     count = stack.decoder_layers if blocks is None else blocks
     given = f"--decoder-layers {count}" if blocks is None else f"--msc-blocks {count}"
     if count < 1:
-        raise UsageError(f"{given} leaves --layer-agg msc without a block: use 1 or more")
+        raise UsageError(f"{given} must be at least 1 with --layer-agg msc: use 1 or more")
     if stack.layers % count:
         divisors = [n for n in range(1, stack.layers + 1) if stack.layers % n == 0]
         best = min(divisors, key=lambda n: abs(n - count))

@@ -41,7 +41,7 @@ class MixLN(Plain):
     def __init__(self, stack: Stack, number: int, layers: int | None = None):
         super().__init__(stack, number)
         if layers is not None and layers < 1:
-            raise UsageError(f"--mix-ln-layers {layers} leaves no post-norm layer: use 1 or more, or --residual plain")
+            raise UsageError(f"--mix-ln-layers {layers} must be at least 1: use 1 or more, or --residual plain")
         self.pre_norm = number > (max(1, stack.layers // 4) if layers is None else layers)
 
     @staticmethod
@@ -54,6 +54,6 @@ class MixLN(Plain):
         layers = options.get("layers")
         if layers is not None and layers > stack.layers:
             raise UsageError(
-                f"--mix-ln-layers {layers} is more than the {stack.layers} layers of the {stack.side}: use fewer, "
+                f"--mix-ln-layers {layers} exceeds the {stack.layers} layers of the {stack.side}: use fewer, "
                 f"or add --{stack.side}-residual plain"
             )

@@ -67,7 +67,7 @@ class Sdu(ResidualConnection):
                 f"use {' or '.join(ACTIVATIONS)}"
             )
         if layers is not None and layers < 1:
-            raise UsageError(f"--sdu-layers {layers} leaves no layer with an SDU: use 1 or more, or --residual plain")
+            raise UsageError(f"--sdu-layers {layers} must be at least 1: use 1 or more, or --residual plain")
         self.sigmoid = activation == "sigmoid"
         self.linears = gate_linears(stack.dim, self.sublayers if layers is None or number <= layers else 0)
 
