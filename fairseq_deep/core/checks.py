@@ -272,4 +272,4 @@ def _check_rules(flags: Any, stack: Stack) -> None:
         raise UsageError(f"--{side}-layers-to-keep changes the depth that --deep-init {name} counts: omit it")
     for other in ("encoder", "decoder"):
         if getattr(flags, f"{other}_layers", None) == 0:
-            raise UsageError(f"--deep-init {name} requires layers in both stacks: use --{other}-layers 1 or more")
+            raise UsageError(f"--{other}-layers 0 is not supported with --deep-init {name}: use 1 or more")

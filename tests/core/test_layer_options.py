@@ -145,7 +145,7 @@ def test_parameters_are_counted_exactly(build):
         ({"decoder_kv_heads": 1, "decoder_attn": "merged"}, "not supported with --decoder-attn merged", "omit it"),
         ({"ffn": "swiglu", "activation_fn": "gelu"}, "its own activation function, swish", "omit --activation-fn"),
         ({"ffn": "geglu", "layer_agg": "lstm", "encoder_ffn_embed_dim": None, "decoder_ffn_embed_dim": None},
-         "has no effect on", "omit it"),
+         "has no effect with", "omit it"),
         ({"value_residual": True, "encoder_layers": 1, "decoder_layers": 1}, "stacks of one layer", "omit it"),
         ({"value_residual": True, "decoder_layerdrop": 0.1}, "the first layer (decoder)", "omit --decoder-layerdrop"),
         ({"value_residual": True, "encoder_layers_to_keep": "0,1"}, "(encoder)", "omit --encoder-layers-to-keep"),
