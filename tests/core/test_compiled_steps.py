@@ -183,7 +183,7 @@ def test_more_positions_than_the_capacity_are_refused(model_of, counters):
 
 def test_what_cannot_be_compiled_is_refused(model_of):
     decoder = model_of("self").decoder
-    with pytest.raises(UsageError, match="capacity of 0 positions"):
+    with pytest.raises(UsageError, match="must be at least 1 position"):
         decoder.compile_steps(0)
     assert decoder.compiled is None
 
