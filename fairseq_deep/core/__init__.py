@@ -1,1 +1,1 @@
-"""The models: torch is all that this part imports."""
+"""Models and methods; this package only imports torch and numpy, not fairseq."""

@@ -1,7 +1,7 @@
 """Supervised alignments: one cross-attention learns word alignments while the model learns to translate.
 
-Jointly Learning to Align and Translate with Transformer Models, Garg et al., EMNLP 2019, as fairseq's
-``transformer_align`` has it. With A_h the weights of head h of one decoder layer's cross-attention (T x S), and G the
+Jointly Learning to Align and Translate with Transformer Models, Garg et al., EMNLP 2019, as in fairseq's
+``transformer_align``. With A_h the weights of head h of one decoder layer's cross-attention (T x S), and G the
 alignments in the data, each row divided by its number of links, the loss is
 
     L_a = - sum_{t,s} G_ts log( 1/H' sum_{h<=H'} A_h,ts ).
@@ -22,15 +22,15 @@ from .stack import Stack
 def add_args(parser) -> None:
     """Add the flags of fairseq's ``transformer_align``, without defaults."""
     parser.add_argument("--alignment-layer", type=int, metavar="N",
-                        help="decoder layer whose cross-attention learns alignments, counted from 0")
+                        help="index of the decoder layer with supervised alignments in cross-attention, from 0")
     parser.add_argument("--alignment-heads", type=int, metavar="N",
-                        help="number of its heads whose mean learns them (default: 1)")
+                        help="number of attention heads averaged for alignments (default: 1)")
     parser.add_argument("--full-context-alignment", action="store_true",
-                        help="align in a second pass of the decoder that sees the whole target")
+                        help="compute alignments in a second decoder pass over the whole target")
 
 
 def check_alignment(flags: Any, decoder: Stack) -> None:
-    """Reject alignment flags that the decoder cannot follow.
+    """Reject alignment flags that the decoder does not support.
 
     Raises:
         UsageError: one line that names the flags and the fix
@@ -48,8 +48,8 @@ def check_alignment(flags: Any, decoder: Stack) -> None:
         )
     if decoder.packs:
         raise UsageError(
-            f"--alignment-layer is not supported with --decoder-attn {decoder.attention.name}, whose weights are not "
-            "of source words: omit one of them"
+            f"--alignment-layer is not supported with --decoder-attn {decoder.attention.name}, which has no weights "
+            "of source tokens: omit one of them"
         )
     if not decoder.cross_attention:
         raise UsageError("--alignment-layer requires cross-attention; omit --no-cross-attention, or this flag")

@@ -1,8 +1,8 @@
-"""Names of parameters in checkpoints: of this package, of fairseq's ``transformer``, of the original DLCL code.
+"""Parameter names in checkpoints of this package, of fairseq's ``transformer``, and of the original DLCL code.
 
-Checkpoints of other origin are renamed before they are compared with the model: fused projections and numbered norms of
+Names of other checkpoints are converted before the comparison with the model: fused projections and numbered norms of
 old fairseq versions, the unused copies in the encoder layers of fairseq 0.12.2, W and norms of the original DLCL code.
-What both stacks share is in a checkpoint once, under its name in the encoder.
+A checkpoint stores parameters that both stacks share once, under their name in the encoder.
 """
 
 import re
@@ -26,14 +26,14 @@ _NORMS = {
 
 
 def upgrade(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
-    """Rename in place what *state_dict*, of another origin, calls differently."""
+    """Convert the names of *state_dict*, of another code or version, in place."""
     upgrade_layers(state_dict)
     for side in ("encoder", "decoder"):
         stack = getattr(model, side)
         if isinstance(stack.aggregator, Dlcl):
             upgrade_dlcl(stack.aggregator, state_dict, f"{side}.history")
         if state_dict.get(f"{side}.version", _VERSION) <= 2 and f"{side}.layer_norm.weight" not in state_dict:
-            stack.layer_norm = None  # early versions of fairseq had no norm after the layers
+            stack.layer_norm = None  # early versions of fairseq do not have a norm after the layers
         state_dict[f"{side}.version"] = _VERSION
         if isinstance(stack.embed_positions, SinusoidalPositions):
             state_dict.pop(f"{side}.embed_positions.weights", None)
@@ -42,9 +42,9 @@ def upgrade(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
 
 
 def _upgrade_output(decoder: nn.Module, state_dict: dict[str, Tensor]) -> None:
-    """Name the output projection, which old versions of fairseq stored otherwise, or not at all where it is tied."""
+    """Convert the output projection, which old fairseq versions store under another name, or not at all if tied."""
     name = "decoder.output_projection.weight"
-    if decoder.output_projection is None:  # adaptive softmax: fairseq adds one where embeddings are shared
+    if decoder.output_projection is None:  # adaptive softmax: fairseq adds one if embeddings are shared
         state_dict.pop(name, None)
     elif name not in state_dict:
         old = "decoder.embed_tokens.weight" if decoder.stack.tied_output else "decoder.embed_out"
@@ -53,7 +53,7 @@ def _upgrade_output(decoder: nn.Module, state_dict: dict[str, Tensor]) -> None:
 
 
 def upgrade_layers(state_dict: dict[str, Tensor]) -> None:
-    """Rename in place what other versions of fairseq call differently in layers, and drop unused copies."""
+    """Convert names in the layers of other fairseq versions, in place, and drop unused copies."""
     for key in list(state_dict):
         norm, fused = _NUMBERED_NORM.fullmatch(key), _FUSED.fullmatch(key)
         if norm and int(norm[3]) < len(_NORMS[norm[2]]):
@@ -66,7 +66,7 @@ def upgrade_layers(state_dict: dict[str, Tensor]) -> None:
 
 
 def upgrade_dlcl(aggregator: Dlcl, state_dict: dict[str, Tensor], name: str) -> None:
-    """The keys of the original DLCL code: W with a third dimension of 1, norms numbered from 1."""
+    """Convert keys of the original DLCL code, in place: W with a third dimension of 1, norms numbered from 1."""
     weight = state_dict.get(f"{name}.weight")
     if weight is not None and weight.dim() == 3 and aggregator.groups == 1 and weight.size(2) == 1:
         state_dict[f"{name}.weight"] = weight.squeeze(2)
@@ -80,10 +80,10 @@ def upgrade_dlcl(aggregator: Dlcl, state_dict: dict[str, Tensor], name: str) -> 
 
 
 def check_loadable(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
-    """Refuse *state_dict*, renamed by :func:`upgrade`, if its names or shapes are not those of *model*.
+    """Reject *state_dict*, after :func:`upgrade`, if its names or shapes differ from *model*.
 
     Raises:
-        UsageError: one of them differs
+        UsageError: a name or a shape differs
     """
     same = {a for a, name in model.aliases().items() if _equal(state_dict.get(a), state_dict.get(name))}
     check_state_dict(model.state_dict(), {key: state_dict[key] for key in state_dict if key not in same})
@@ -94,7 +94,11 @@ def _equal(first: Tensor | None, second: Tensor | None) -> bool:
 
 
 def check_state_dict(own: dict[str, Tensor], loaded: dict[str, Tensor]) -> None:
-    """Refuse *loaded* if its names or shapes are not those of *own*."""
+    """Reject *loaded* if its names or shapes differ from *own*.
+
+    Raises:
+        UsageError: a name or a shape differs
+    """
     for key in own:
         if key.endswith("embed_tokens.weight") and key in loaded and own[key].shape != loaded[key].shape:
             (rows, dim), (loaded_rows, loaded_dim) = own[key].shape, loaded[key].shape
@@ -106,26 +110,26 @@ def check_state_dict(own: dict[str, Tensor], loaded: dict[str, Tensor]) -> None:
     differences = state_differences(own, loaded)
     if differences:
         raise UsageError(
-            f"the checkpoint is of another architecture ({_placement(own, loaded) or differences[0]}; "
+            f"the checkpoint has another architecture ({_placement(own, loaded) or differences[0]}; "
             f"{len(differences)} differences): give the --arch and the flags that it was trained with, "
             "or another --save-dir; --init-from takes the weights of a shallower model"
         )
 
 
 def _placement(own: dict[str, Tensor], loaded: dict[str, Tensor]) -> str:
-    """How the placements of norms differ: a pre-norm stack has a norm at its end, a post-norm stack has none."""
+    """Return a difference in norm placement: pre-norm stacks have a norm at the end, post-norm stacks do not."""
     for side in ("encoder", "decoder"):
         norm, layers = f"{side}.layer_norm.weight", f"{side}.layers.0.self_attn_layer_norm.weight"
         if layers in own and layers in loaded and (norm in own) != (norm in loaded):
             kinds = ["pre-norm" if norm in state else "post-norm" for state in (loaded, own)]
-            return f"its {side} is {kinds[0]}, that of the model {kinds[1]}"
+            return f"its {side} is {kinds[0]}, the model's {side} is {kinds[1]}"
     return ""
 
 
 def state_differences(own: dict[str, Tensor], loaded: dict[str, Tensor]) -> list[str]:
-    """In which names and shapes *loaded* differs from *own*, the state of a model."""
+    """Return the differences between *loaded* and *own*, the state of a model, in names and shapes."""
     differences = [f"it lacks {key}" for key in own if key not in loaded]
-    differences += [f"it has {key}, which the model has not" for key in loaded if key not in own]
+    differences += [f"it has {key}, which the model lacks" for key in loaded if key not in own]
     differences += [
         f"{key} is {tuple(loaded[key].shape)}, in the model {tuple(own[key].shape)}"
         for key in own

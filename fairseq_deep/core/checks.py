@@ -1,4 +1,4 @@
-"""Refuse flags of fairseq that contradict the chosen methods or each other, before anything is built."""
+"""Rejects flags of fairseq that contradict the chosen methods or each other, before a model is built."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _LEAST = {
     **{"encoder_embed_dim": 1, "encoder_attention_heads": 1, "encoder_ffn_embed_dim": 0, "encoder_layers": 0},
     **{"max_source_positions": 1, "max_target_positions": 1},
 }
-"""Least values of sizes, of the decoder like the encoder."""
+"""Minimum sizes; the same for the decoder."""
 _SHARES = (
     *("dropout", "attention_dropout", "activation_dropout", "relu_dropout", "adaptive_softmax_dropout"),
     *("encoder_layerdrop", "decoder_layerdrop"),
@@ -23,14 +23,14 @@ _SHARES = (
 UNSUPPORTED = (
     "cross_self_attention", "encoder_xformers_att_config", "decoder_xformers_att_config", "base_layers", "char_inputs",
 )  # fmt: skip
-"""Flags of fairseq's Transformer that ask for layers of its own."""
+"""Flags of fairseq's Transformer that require fairseq's own layers."""
 
 
 def check_flags(flags: Any, stacks: dict[str, Stack]) -> None:
-    """Refuse what the methods of *stacks* cannot do with fairseq's own flags.
+    """Reject flags of fairseq that the methods of *stacks* do not support.
 
     Raises:
-        UsageError: one line that names the flags and the cure
+        UsageError: one line that names the flags and the fix
     """
     for flag in UNSUPPORTED:
         if _given(flags, flag):
@@ -50,34 +50,34 @@ def check_flags(flags: Any, stacks: dict[str, Stack]) -> None:
 
 
 def check_sizes(args: Any, task: Any) -> None:
-    """Refuse sizes that contradict each other or the dictionaries of *task*.
+    """Reject sizes that contradict each other or the dictionaries of *task*.
 
     Raises:
-        UsageError: one line that names the flags and the cure
+        UsageError: one line that names the flags and the fix
     """
     interval = getattr(args, "log_depth_interval", None)
     if interval is not None and interval < 1:
-        raise UsageError(f"--log-depth-interval {interval} logs nothing: use 1 or more, or leave it out")
+        raise UsageError(f"--log-depth-interval {interval} must be at least 1: change or omit it")
     check_numbers(args)
     if getattr(args, "share_all_embeddings", False):
         if task.source_dictionary != task.target_dictionary:
             raise UsageError(
-                "--share-all-embeddings needs one dictionary for both languages: "
-                "binarise with fairseq-preprocess --joined-dictionary, or leave the flag out"
+                "--share-all-embeddings requires one dictionary for both languages: "
+                "binarise with fairseq-preprocess --joined-dictionary, or omit the flag"
             )
         if getattr(args, "encoder_embed_dim", None) != getattr(args, "decoder_embed_dim", None):
             raise UsageError(
-                "--share-all-embeddings needs equal widths: make --encoder-embed-dim and --decoder-embed-dim equal, "
+                "--share-all-embeddings requires equal widths: make --encoder-embed-dim and --decoder-embed-dim equal, "
                 "or use --share-decoder-input-output-embed"
             )
     _check_widths(args)
 
 
 def check_numbers(args: Any) -> None:
-    """Refuse numbers of which fairseq builds no model, or one that fails.
+    """Reject numbers with which fairseq cannot build a model, or builds one that fails.
 
     Raises:
-        UsageError: one line that names the flags and the cure
+        UsageError: one line that names the flags and the fix
     """
     for name, value in vars(args).items():
         least = _LEAST.get(name.replace("decoder_", "encoder_"))
@@ -99,11 +99,11 @@ def _check_widths(args: Any) -> None:
     shared = _given(args, "share_all_embeddings") or _given(args, "share_decoder_input_output_embed")
     if shared and width and output and output != width and not _given(args, "adaptive_softmax_cutoff"):
         raise UsageError(
-            f"--decoder-output-dim {output} is not the width of the shared embeddings, {width}: leave it out, "
-            "or do not share them"
+            f"--decoder-output-dim {output} must be the width of the shared embeddings, {width}: omit it, "
+            "or do not share embeddings"
         )
     if _given(args, "tie_adaptive_weights") and _given(args, "adaptive_softmax_cutoff"):
-        raise UsageError("--tie-adaptive-weights ties to adaptive inputs, which these models have not: leave it out")
+        raise UsageError("--tie-adaptive-weights requires adaptive inputs, which these models lack: omit it")
 
 
 def _given(flags: Any, name: str) -> bool:
@@ -119,7 +119,7 @@ def _check_compile(flags: Any) -> None:
         return
     for flag in ("quant_noise_pq", "quant_noise_scalar"):
         if _given(flags, flag):
-            raise UsageError(f"{_dashed(flag)} changes weights in Python, which --compile cannot take: leave one out")
+            raise UsageError(f"{_dashed(flag)} changes weights in Python, which --compile does not support: omit one")
     if _given(flags, "offload_activations"):
         raise UsageError("--offload-activations is not supported with --compile: use --checkpoint-activations instead")
 
@@ -132,14 +132,14 @@ def _check_aggregator(flags: Any, stack: Stack, encoder: Stack) -> None:
     for flag in needed:
         if _given(flags, flag):
             raise UsageError(
-                f"--layer-agg {name} needs each layer of the {side} at its place: "
-                f"leave out {_dashed(flag)}, or use --{side}-layer-agg residual"
+                f"--layer-agg {name} requires every layer of the {side}: "
+                f"omit {_dashed(flag)}, or use --{side}-layer-agg residual"
             )
     if method.encoder_only and side == "decoder" and (
         _given(flags, "decoder_layer_agg") or encoder.aggregator.method is not method
     ):
         raise UsageError(
-            f"--layer-agg {name} requires an encoder and does not support a decoder alone: "
+            f"--layer-agg {name} requires an encoder, and --decoder-layer-agg {name} is not supported: "
             f"use --encoder-layer-agg {name}, and another --decoder-layer-agg such as residual"
         )
     unsupported = [flag.format(side=side) for flag in method.unsupported_flags]
@@ -147,7 +147,7 @@ def _check_aggregator(flags: Any, stack: Stack, encoder: Stack) -> None:
         if _given(flags, flag):
             raise UsageError(
                 f"{_dashed(flag)} is not supported with the layers of --layer-agg {name}: "
-                f"leave it out, or use --{side}-layer-agg residual"
+                f"omit it, or use --{side}-layer-agg residual"
             )
     if stack.layout.num_evaluations > 1 and _given(flags, "offload_activations"):
         raise UsageError(
@@ -157,18 +157,18 @@ def _check_aggregator(flags: Any, stack: Stack, encoder: Stack) -> None:
 
 
 def _check_residual(flags: Any, stack: Stack, residual: MethodConfig | None) -> None:
-    """Refuse what *residual*, and the connection that it is built around, cannot do."""
+    """Reject stacks that *residual*, or its inner connection, does not support."""
     if residual is None or residual.name == "plain":
         return
     name, method, norm = residual.name, residual.method, "pre" if stack.pre_norm else "post"
     if method.counts_layers and _given(flags, f"{stack.side}_layers_to_keep"):
         raise UsageError(
-            f"--{stack.side}-layers-to-keep renumbers the layers, which --residual {name} counts: leave it out"
+            f"--{stack.side}-layers-to-keep renumbers the layers, which --residual {name} counts: omit it"
         )
     if not stack.layout.residual:
         raise UsageError(
-            f"--residual {name} has nothing to connect: --layer-agg {stack.aggregator.name} replaces residual "
-            f"connections ({stack.side}); use --residual plain, or another --layer-agg"
+            f"--residual {name} requires residual connections, which --layer-agg {stack.aggregator.name} replaces "
+            f"({stack.side}): use --residual plain, or another --layer-agg"
         )
     if method.running_sum and not stack.aggregator.method.running_sum:
         raise UsageError(
@@ -176,7 +176,7 @@ def _check_residual(flags: Any, stack: Stack, residual: MethodConfig | None) -> 
             f"{stack.aggregator.name}): use --{stack.side}-layer-agg residual, or --{stack.side}-residual plain"
         )
     if stack.init.method.connects or not stack.init.method.layer_norm:
-        has = "has residual connections of its own" if stack.init.method.connects else "requires plain ones"
+        has = "has its own residual connections" if stack.init.method.connects else "requires plain connections"
         raise UsageError(
             f"--deep-init {stack.init.name} {has} ({stack.side}): use --residual plain, or --deep-init xavier"
         )
@@ -190,28 +190,29 @@ def _check_residual(flags: Any, stack: Stack, residual: MethodConfig | None) -> 
 
 
 def _check_attention(flags: Any, stack: Stack) -> None:
-    """Refuse what is about attentions that the decoder has not."""
+    """Reject flags for attentions that the decoder lacks."""
     name = stack.attention.name
     if name == "self":
         return
     if stack.parallel_attention and _given(flags, "no_cross_attention"):
-        raise UsageError(f"--no-cross-attention is not supported with --decoder-attn {name}: leave one of them out")
+        raise UsageError(f"--no-cross-attention is not supported with --decoder-attn {name}: omit one of them")
 
 
 def _check_packed(flags: Any, stacks: dict[str, Stack]) -> None:
-    """Refuse what removes layers that a packed sequence goes through."""
+    """Reject flags that remove layers from stacks with a packed sequence."""
     removes = {"encoder": ["encoder_layers_to_keep"], "decoder": ["decoder_layers_to_keep", "decoder_layerdrop"]}
     for side, stack in stacks.items():
         for flag in removes[side] if stack.packs else []:
             if _given(flags, flag):
                 raise UsageError(
-                    f"{_dashed(flag)} is not supported with --{side}-attn {stack.attention.name}, which needs each "
-                    "layer at its place: leave one of them out"
+                    f"{_dashed(flag)} is not supported with --{side}-attn {stack.attention.name}, which requires every "
+                    "layer: omit one of them"
                 )
         empty = [each.side for each in stacks.values() if each.layers < 1]
         if stack.packs and side == "decoder" and empty:
             raise UsageError(
-                f"--decoder-attn {stack.attention.name} needs layers in both stacks: use --{empty[0]}-layers 1 or more"
+                f"--decoder-attn {stack.attention.name} requires layers in both stacks: "
+                f"use --{empty[0]}-layers 1 or more"
             )
 
 
@@ -223,26 +224,26 @@ def _check_memory(flags: Any, encoder: Stack, decoder: Stack) -> None:
                  "no_cross_attention"):  # fmt: skip
         if _given(flags, flag):
             raise UsageError(
-                f"--decoder-memory {name} needs each layer at its place, and an attention to the source: "
-                f"leave out {_dashed(flag)}, or use --decoder-memory last"
+                f"--decoder-memory {name} requires every layer, and attention to the source: "
+                f"omit {_dashed(flag)}, or use --decoder-memory last"
             )
     if encoder.pre_norm and not encoder.layout.final_norm and not decoder.memory.method.normalises:
         raise UsageError(
-            f"--decoder-memory {name} wants the final norm of a pre-norm encoder, which --layer-agg "
-            f"{encoder.aggregator.name} does without: use a postnorm architecture, or --decoder-memory last"
+            f"--decoder-memory {name} requires the final norm of a pre-norm encoder, which --layer-agg "
+            f"{encoder.aggregator.name} removes: use a postnorm architecture, or --decoder-memory last"
         )
     for stack in (encoder, decoder):
         if stack.layers < 1:
-            raise UsageError(f"--decoder-memory {name} reads layers: use --{stack.side}-layers 1 or more")
+            raise UsageError(f"--decoder-memory {name} requires layers: use --{stack.side}-layers 1 or more")
 
 
 def _check_init(flags: Any, stack: Stack) -> None:
-    """Refuse an initialisation that does not support the stack."""
+    """Reject an initialisation that does not support the stack."""
     name, method, side, layer_agg = stack.init.name, stack.init.method, stack.side, stack.aggregator.name
     if not stack.layout.residual:
         if not method.without_residual:
             raise UsageError(
-                f"--deep-init {name} is about residual connections, which --layer-agg {layer_agg} replaces ({side}): "
+                f"--deep-init {name} requires residual connections, which --layer-agg {layer_agg} replaces ({side}): "
                 "use xavier or lipschitz"
             )
     elif not method.layer_norm and layer_agg != "residual":
@@ -256,19 +257,19 @@ def _check_init(flags: Any, stack: Stack) -> None:
             f"without --{side}-normalize-before"
         )
     if not method.layer_norm and _given(flags, "layernorm_embedding"):
-        raise UsageError(f"--layernorm-embedding adds a norm where --deep-init {name} does without: leave it out")
+        raise UsageError(f"--layernorm-embedding adds a norm, and --deep-init {name} requires none: omit it")
     if method.three_sublayers and side == "decoder" and (stack.parallel_attention or not stack.cross_attention):
         flag = f"--decoder-attn {stack.attention.name}" if stack.parallel_attention else "--no-cross-attention"
-        raise UsageError(f"--deep-init {name} counts three sub-layers, {flag} has two: use ds or lipschitz")
+        raise UsageError(f"--deep-init {name} requires three sub-layers, {flag} has two: use ds or lipschitz")
     if method.touches:
         _check_rules(flags, stack)
 
 
 def _check_rules(flags: Any, stack: Stack) -> None:
-    """Refuse matrices and depths that an initialisation has no rule for."""
+    """Reject matrices and depths without a rule in the initialisation."""
     name, side = stack.init.name, stack.side
     if stack.init.method.counts_layers and _given(flags, f"{side}_layers_to_keep"):
-        raise UsageError(f"--{side}-layers-to-keep changes the depth that --deep-init {name} counts: leave it out")
+        raise UsageError(f"--{side}-layers-to-keep changes the depth that --deep-init {name} counts: omit it")
     for other in ("encoder", "decoder"):
         if getattr(flags, f"{other}_layers", None) == 0:
-            raise UsageError(f"--{other}-layers 0 leaves --deep-init {name} without a depth: use 1 or more")
+            raise UsageError(f"--{other}-layers 0 is not supported with --deep-init {name}: use 1 or more")

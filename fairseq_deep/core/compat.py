@@ -1,4 +1,4 @@
-"""What depends on the version of torch: features are tested, not version numbers."""
+"""Compatibility with several versions of torch; tests for features, not version numbers."""
 
 import contextlib
 import functools
@@ -9,30 +9,30 @@ import torch
 
 
 def skip_initialisation() -> Any:
-    """A context in which modules are built without memory."""
+    """Return a context in which modules are built without allocating memory."""
     return torch.device("meta")
 
 
 def is_compiling() -> bool:
-    """Whether torch.compile or torch.export is tracing the caller; False with a torch that has none."""
+    """Return whether torch.compile or torch.export is tracing the caller; False if torch lacks them."""
     return hasattr(torch, "compiler") and hasattr(torch.compiler, "is_compiling") and torch.compiler.is_compiling()
 
 
 @functools.cache
 def _autocast_question(device: str) -> Callable[[], bool]:
-    if hasattr(torch, "get_autocast_dtype"):  # torch 2.4 on, where the older functions warn
+    if hasattr(torch, "get_autocast_dtype"):  # from torch 2.4 on, where the older functions warn
         return functools.partial(torch.is_autocast_enabled, device)
     return torch.is_autocast_cpu_enabled if device == "cpu" else torch.is_autocast_enabled
 
 
 def autocasts(device: str = "cpu") -> bool:
-    """Whether autocast is on for *device* ("cuda", "cpu")."""
+    """Return whether autocast is enabled for *device* ("cuda", "cpu")."""
     return _autocast_question(device)()
 
 
 def no_autocast(tensor: Any) -> Any:
-    """A context in which nothing that is computed on *tensor*'s device is lowered to half precision."""
+    """Return a context that disables autocast on *tensor*'s device."""
     kind = tensor.device.type
-    if kind == "meta":  # has no autocast, and the context refuses it
+    if kind == "meta":  # autocast does not support it
         return contextlib.nullcontext()
     return torch.autocast(kind, enabled=False)

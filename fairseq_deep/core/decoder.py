@@ -26,10 +26,10 @@ class Decoder(TransformerStack):
         stack, embed_tokens: see :class:`TransformerStack`; the embedding may have another width
 
     Attributes:
-        beam_state: which hypotheses belong together in beam search
-        need_attn: return attention weights also in the steps of generation
-        compiled: what runs the steps of incremental decoding, if that is not :meth:`run_step` (:meth:`compile_steps`)
-        caches: in generation, the modules that store something per hypothesis, in the order of their steps
+        beam_state: groups the hypotheses of each sentence in beam search
+        need_attn: also return attention weights in decoding steps
+        compiled: runs decoding steps instead of :meth:`run_step`, if it is not None (:meth:`compile_steps`)
+        caches: in generation, the modules with a state per hypothesis, in the order of their computation
     """
 
     def __init__(self, stack: Stack, embed_tokens: nn.Embedding):
@@ -63,35 +63,35 @@ class Decoder(TransformerStack):
             nn.init.normal_(self.output_projection.weight, std=width**-0.5)
 
     def make_generation_fast_(self, need_attn: bool = False, **_) -> None:
-        """Prepare for generation (fairseq calls it, too); *need_attn*: steps return attention weights.
+        """Prepare for generation (fairseq also calls it); *need_attn*: steps return attention weights.
 
         Raises:
-            UsageError: there are no weights of source words
+            UsageError: there are no weights of source tokens
         """
         if need_attn and self.packs:
             raise UsageError(
                 f"--decoder-attn {self.stack.attention.name} has no weights of source words: omit --print-alignment"
             )
         self.need_attn = bool(need_attn)
-        # a walk over all modules at each step would take a tenth of the time of small batches
+        # iterating over all modules at each step would take a tenth of the time of small batches
         self.caches = self.find_caches()
 
     def find_caches(self) -> list[nn.Module]:
-        """Modules that keep something of hypotheses, and so have a method ``reorder``."""
+        """Return the modules with a state per hypothesis: they have a method ``reorder``."""
         for module in self.modules():
             if hasattr(module, "follow") and not hasattr(module, "reorder"):
                 raise UsageError(f"{type(module).__name__}.follow is now called reorder; rename it")
         return [module for module in self.modules() if hasattr(module, "reorder") and module is not self.beam_state]
 
     def compile_steps(self, capacity: int | None = None, **options) -> None:
-        """Decode with steps that ``torch.compile`` takes whole, over caches of a fixed capacity.
+        """Compile decoding steps with ``torch.compile``, over caches of a fixed capacity.
 
         Args:
-            capacity: room for so many target positions, of which more are refused; None doubles it where needed
-            options: of ``torch.compile``
+            capacity: maximum number of target positions; None starts at 64 and doubles it when needed
+            options: options of ``torch.compile``
 
         Raises:
-            UsageError: this torch cannot compile
+            UsageError: *capacity* is below 1
         """
         self.compiled = CompiledSteps(type(self).run_step, capacity, **options)
         unpack_linear(self)
@@ -108,10 +108,10 @@ class Decoder(TransformerStack):
         src_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
     ) -> tuple[Tensor, dict]:
-        """Scores of all words at each position (B x T x V), and what :meth:`extract_features` returns besides.
+        """Return scores at each position (B x T x V), and the dictionary of :meth:`extract_features`.
 
         Args:
-            features_only: return features in place of scores
+            features_only: return features instead of scores
             src_lengths, return_all_hiddens: not used
         """
         x, extra = self.extract_features(
@@ -120,15 +120,21 @@ class Decoder(TransformerStack):
         return x if features_only else self.output_layer(x), extra
 
     def output_layer(self, features: Tensor) -> Tensor:
-        """Scores of all words for *features*."""
+        """Return scores of the vocabulary for *features*."""
         return self.output_projection(features)
 
     def look_up(self, tokens: Tensor) -> Tensor:
-        """Scaled embeddings of *tokens*."""
+        """Return scaled embeddings of *tokens*."""
         return self.embed_scale * self.embed_tokens(tokens.contiguous())
 
     def embed(self, tokens: Tensor, positions: Tensor | None, languages: Tensor | None = None) -> Tensor:
-        """Embedding output y_0 (T x B x C) of *tokens* (B x T) at *positions* (B x T x C), into *languages* (B)."""
+        """Return the embedding output y_0 (T x B x C).
+
+        Args:
+            tokens: B x T
+            positions: B x T x C, added to the embeddings; None for none
+            languages: indices of the target languages, B
+        """
         x = self.look_up(tokens)
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)
@@ -140,20 +146,20 @@ class Decoder(TransformerStack):
         return self.dropout_module(x).transpose(0, 1).contiguous()
 
     def masks(self, tokens: Tensor, like: Tensor, causal: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Masks of self-attention, None where nothing has to be masked.
+        """Return the masks of self-attention, None if nothing has to be masked.
 
         Args:
             tokens: B x T
-            like: has the type and the device of what is made
+            like: has the type and the device of the masks
             causal: positions see no later ones
 
         Returns:
-            for the padding, B x T or what attention makes of it; and for later positions, T x T or, where that hides
-            padding, too, B x 1 x T x T. None of the latter leaves it to the layers to be causal.
+            a mask of padding, B x T or its :func:`padding_bias`; and a mask of later positions, T x T, or B x 1 x T x T
+            if it also hides padding. If the second is None, layers must be causal themselves.
         """
         padding = self._seen_padding(tokens, causal)
         if not self.beam_state.attends:
-            return padding, None  # an average counts words
+            return padding, None  # averages count tokens, and need no bias
         future = None
         if causal and (padding is not None or self.relative):
             future = future_mask(tokens.size(1), tokens.size(1), like)
@@ -163,9 +169,9 @@ class Decoder(TransformerStack):
         return (bias, None) if future is None else (None, future + bias)
 
     def _seen_padding(self, tokens: Tensor, causal: bool) -> Tensor | None:
-        """Padding (B x T) of *tokens*, None if no position that is a word can see any."""
+        """Return the padding (B x T) of *tokens*, None if no token can see any."""
         padding = tokens.eq(self.padding_idx)
-        # where no position sees later ones, padding on the right needs no mask
+        # causal attention needs no mask for padding on the right
         if is_sync_free(tokens):
             return padding if bool((padding[:, :1] if causal else padding).any()) else None
         if not causal or not self.pads_right:
@@ -183,16 +189,16 @@ class Decoder(TransformerStack):
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
     ) -> tuple[Tensor, dict]:
-        """Features of a batch.
+        """Compute the features of a batch.
 
         Args:
             prev_output_tokens: B x T; with *incremental_state* only the last column is computed
             encoder_out: the encoder's dictionary
             incremental_state: the attentions' caches
-            full_context_alignment: let positions see later ones
-            alignment_layer: layer whose attention to the source is returned (default: ``--alignment-layer``, or the
-                last; in training none, unless the task loads alignments)
-            alignment_heads: number of heads to average it over (default: ``--alignment-heads``, or all)
+            full_context_alignment: positions also see later ones
+            alignment_layer: index of the layer that returns its attention to the source (default:
+                ``--alignment-layer``, or the last; in training none, unless the task loads alignments)
+            alignment_heads: number of heads to average (default: ``--alignment-heads``, or all)
 
         Returns:
             B x T x C, and a dictionary with ``attn`` [B x T x S] and ``inner_states`` y_0 ... y_M
@@ -207,7 +213,7 @@ class Decoder(TransformerStack):
         encoded = encoder_out or {}
         memory, languages = (encoded[name][0] if encoded.get(name) else None for name in ("encoder_out", "languages"))
         if self.stack.language_norm and languages is None:
-            raise UsageError("--language-norm requires languages in encoder_out: pass all that the encoder returns")
+            raise UsageError("--language-norm requires languages in encoder_out: pass the encoder's whole output")
         if languages is not None:
             languages = of_hypotheses(languages, len(prev_output_tokens))
         inputs = (memory, self.memory_padding(encoded), encoded.get("encoder_memories", []), aligned, languages)
@@ -220,7 +226,7 @@ class Decoder(TransformerStack):
         return x, {"attn": [attn], "inner_states": states}
 
     def memory_padding(self, encoded: dict[str, list[Tensor]]) -> Tensor | None:
-        """Where there is nothing in what the layers attend to, B x S, for the *encoded* source; None: everywhere is."""
+        """Return the padding of the memories, B x S, for the *encoded* source; None if there is no padding mask."""
         if not encoded.get("encoder_padding_mask"):
             return None
         padding = encoded["encoder_padding_mask"][0]
@@ -246,12 +252,12 @@ class Decoder(TransformerStack):
     def run_step(
         self, cache: dict, words: Tensor, positions, memory, memory_padding, memories, aligned: int, languages=None
     ):
-        """Run a step of incremental decoding, which asks the device nothing; see :meth:`run_layers`.
+        """Run a decoding step without a synchronisation; see :meth:`run_layers`.
 
         Args:
             words: B x 1
-            positions: 1 x 1 x C or B x 1 x C, what is added to their embeddings
-            languages: numbers of the target languages, B, which norms may depend on
+            positions: 1 x 1 x C or B x 1 x C, added to the embeddings
+            languages: indices of the target languages, B, which norms may depend on
         """
         x = self.embed(words, positions, languages)
         sources = x.size(1) if memory is None else memory.size(1)
@@ -264,13 +270,13 @@ class Decoder(TransformerStack):
     def run_layers(
         self, x: Tensor, context: DecoderContext, memories: list[Tensor], aligned: int
     ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """Features (B x T x C), weights of the attention to the source (H x B x T x S) or None, and y_0 ... y_M.
+        """Return features (B x T x C), weights of the attention to the source (H x B x T x S) or None, and y_0 ... y_M.
 
         Args:
             x: y_0, T x B x C
-            context: what all layers share
-            memories: what each layer attends to, where that is not the memory of *context*
-            aligned: index of the module whose attention weights are wanted; -1 for none
+            context: inputs shared by all layers
+            memories: one memory per layer; empty if all layers attend to the memory of *context*
+            aligned: index of the module that returns attention weights; -1 for none
         """
         attn, states, aggregator = None, [x], self.aggregator
         if self.stack.value_residual:
@@ -304,9 +310,9 @@ class Decoder(TransformerStack):
         return x if self.project_out_dim is None else self.project_out_dim(x)
 
     def reorder_incremental_state_scripting(self, incremental_state: dict, new_order: Tensor) -> None:
-        """Take over the hypotheses *new_order* (B); what that does to the caches is decided once for all of them.
+        """Continue with the hypotheses *new_order* (B); the effect on the caches is computed once for all of them.
 
-        fairseq's generator calls a method of this name.
+        fairseq's generator calls this method.
         """
         order = self.beam_state.reorder(incremental_state, new_order)
         if order is not None:
@@ -315,7 +321,7 @@ class Decoder(TransformerStack):
 
 
 def _projection(inputs: int, outputs: int) -> nn.Linear | None:
-    """A projection between two widths; None where they are equal."""
+    """Build a projection between two widths; None if they are equal."""
     if inputs == outputs:
         return None
     projection = nn.Linear(inputs, outputs, bias=False)

@@ -1,4 +1,4 @@
-"""From flags to the descriptions of both stacks. Nothing else reads the flags of methods."""
+"""Converts flags to the descriptions of both stacks. No other module reads the flags of methods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairseq_deep.core.residuals import RESIDUALS
 from fairseq_deep.core.stack import MethodConfig, Stack
 
 SIDES = ("encoder", "decoder")
-# the axes that both stacks have, each with the method that is meant where no flag names one
+# the axes of both stacks, each with its default method
 SIDED = {"layer_agg": (AGGREGATORS, "residual"), "deep_init": (INITS, "fairseq"), "residual": (RESIDUALS, "plain")}
 ENCODER = {"encoder_attn": (ENCODER_ATTENTIONS, "self")}
 DECODER = {"decoder_attn": (DECODER_ATTENTIONS, "self"), "decoder_memory": (MEMORIES, "last")}
@@ -25,21 +25,21 @@ REGISTRIES = [registry for registry, _ in AXES.values()]
 
 
 def method_name(flags: Any, side: str, axis: str, default: str | None = None) -> str:
-    """The method that *flags* choose for *side* on *axis*: by the flag of the side, by that of both, or *default*."""
+    """Return the method of *side* on *axis*: by the flag of the side, the flag of both sides, or *default*."""
     return getattr(flags, f"{side}_{axis}", None) or getattr(flags, axis, None) or default or AXES[axis][1]
 
 
 def add_args(parser) -> None:
-    """Add the flags that choose methods, and those of the methods, without defaults."""
-    texts = {"layer_agg": "how the layers of {} are connected", "deep_init": "how the weights of {} start",
-             "residual": "the residual connections of {}"}  # fmt: skip
+    """Add the flags that choose methods, and the flags of the methods, without defaults."""
+    texts = {"layer_agg": "connections between the layers of {}", "deep_init": "initialisation of {}",
+             "residual": "residual connections of {}"}  # fmt: skip
     for axis, (registry, _) in SIDED.items():
         for prefix, stack in (("", "both stacks"), ("encoder-", "the encoder"), ("decoder-", "the decoder")):
             parser.add_argument(registry.kind.replace("--", f"--{prefix}"), metavar="NAME", type=registry.check,
                                 help=f"{texts[axis].format(stack)}: {', '.join(registry.names())}")
     texts_of_one = {
         ENCODER_ATTENTIONS: "attention of the encoder", DECODER_ATTENTIONS: "attentions of the decoder",
-        MEMORIES: "what decoder layers attend to",
+        MEMORIES: "memories that decoder layers attend to",
     }  # fmt: skip
     for registry, text in texts_of_one.items():
         parser.add_argument(registry.kind, metavar="NAME", type=registry.check,
@@ -52,13 +52,13 @@ def add_args(parser) -> None:
 
 
 def describe(flags: Any) -> dict[str, Stack]:
-    """The stacks that *flags* ask for, by side.
+    """Return the stacks that *flags* describe, by side.
 
     Args:
-        flags: a namespace of model flags, after the architecture has filled them; fairseq's defaults hold for the rest
+        flags: a namespace of model flags with the architecture's defaults; fairseq's defaults apply to missing flags
 
     Raises:
-        UsageError: a method or an option is unknown, or clashes with another
+        UsageError: a method or an option is unknown, or conflicts with another
     """
     stacks = {side: _choose_methods(flags, _numbers(flags, side)) for side in SIDES}
     _check_used(flags, stacks)
@@ -70,7 +70,7 @@ def describe(flags: Any) -> dict[str, Stack]:
 
 
 def complete(stack: Stack) -> Stack:
-    """*stack* with the plain method on each axis that has none."""
+    """Return *stack* with the plain method on each axis without a method."""
     plain = {"aggregator": (AGGREGATORS, "residual"), "init": (INITS, "fairseq"), "residual": (RESIDUALS, "plain")}
     if stack.side == "decoder":
         plain.update({"attention": DECODER["decoder_attn"], "memory": DECODER["decoder_memory"]})
@@ -82,7 +82,7 @@ def complete(stack: Stack) -> Stack:
 
 
 def _numbers(flags: Any, side: str) -> Stack:
-    """What fairseq's own flags say of a stack."""
+    """Return the stack that fairseq's own flags describe, without methods."""
 
     def get(name: str, default: Any = None) -> Any:
         value = getattr(flags, name, None)
@@ -146,7 +146,7 @@ def _choose_methods(flags: Any, stack: Stack) -> Stack:
 
 
 def _check_used(flags: Any, stacks: dict[str, Stack]) -> None:
-    """Refuse options of methods that neither stack uses, or not the one they are for: they would do nothing."""
+    """Reject options that have no effect: neither stack, or not the stack of the flag, uses the method."""
     used: set[tuple[str, str]] = set()  # the two attentions of a method may share flags
     for side, stack in stacks.items():
         for choice in stack.methods:
@@ -164,4 +164,4 @@ def _check_used(flags: Any, stacks: dict[str, Stack]) -> None:
                 flag = f"{start}{prefix}_{given[0]}".replace("_", "-")
                 kind = registry.kind.replace("--", start)
                 names = " or ".join(n for n in registry.names() if registry.prefix(n) == prefix)
-                raise UsageError(f"{flag} has no effect without {kind} {names}: add that, or leave it out")
+                raise UsageError(f"{flag} has no effect without {kind} {names}: add that, or omit it")

@@ -1,8 +1,8 @@
-"""Dropout that can stay active in evaluation, and ``--fast-dropout``, a third of its time on a CPU.
+"""Dropout that can stay active in evaluation, and ``--fast-dropout``, which takes a third of its time on a CPU.
 
 torch draws a number for each entry, which takes longer than many matrix products. Sixteen random bits per entry are
-enough: one number has four of them. The probability is exact to 2^-17, and kept entries are scaled by the probability
-that was drawn with, so the mean stays. The same seed gives the same masks, but not the masks without the flag.
+enough, and one number provides bits for four entries. The probability is exact to 2^-17. Kept entries are scaled by the
+rounded probability, which preserves the mean. The same seed gives the same masks, but not the masks without the flag.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Dropout(nn.Module):
 
     Args:
         p: probability of setting an entry to zero
-        module_name: the name that fairseq's ``--retain-dropout-modules`` selects it by
+        module_name: its name for fairseq's ``--retain-dropout-modules``
 
     Attributes:
-        apply_during_inference: drop entries in evaluation, too
+        apply_during_inference: also drop entries in evaluation
         fast: draw masks with :func:`fast_dropout`
     """
 
@@ -42,7 +42,7 @@ class Dropout(nn.Module):
     def make_generation_fast_(
         self, retain_dropout: bool = False, retain_dropout_modules: Sequence[str] | None = None, **_
     ) -> None:
-        """Follow fairseq's ``--retain-dropout`` and ``--retain-dropout-modules`` (fairseq calls it)."""
+        """Apply fairseq's ``--retain-dropout`` and ``--retain-dropout-modules``; called by fairseq."""
         named = retain_dropout_modules is None or self.module_name in retain_dropout_modules
         self.apply_during_inference = retain_dropout and named
 
@@ -51,12 +51,12 @@ class Dropout(nn.Module):
 
 
 def dropout_of(part: nn.Module, probability: float) -> Dropout:
-    """Dropout of *part*, named after its class."""
+    """Build a dropout of *part*, named after its class."""
     return Dropout(probability, type(part).__name__)
 
 
 def fast_dropout(x: Tensor, probability: float) -> Tensor:
-    """Set each entry of *x* to zero with *probability* (0 to 1), and scale the rest so that its mean stays."""
+    """Set each entry of *x* to zero with *probability* (0 to 1), and scale the rest to preserve the mean."""
     dropped = round(probability * 2**16)
     if dropped == 0 or dropped == 2**16 or x.device.type != "cpu":
         return F.dropout(x, probability)
@@ -67,7 +67,7 @@ def fast_dropout(x: Tensor, probability: float) -> Tensor:
 
 
 def speed_up_dropout(model: nn.Module) -> None:
-    """Let all parts of *model* that drop entries do so with :func:`fast_dropout`."""
+    """Use :func:`fast_dropout` in all dropouts of *model*."""
     for part in model.modules():
         if isinstance(part, Dropout):
             part.fast = True

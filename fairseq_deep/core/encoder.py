@@ -1,4 +1,4 @@
-"""The encoder: embedding, layers connected by an aggregator, final norm."""
+"""Transformer encoder: embedding, layers connected by an aggregator, final norm."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Encoder(TransformerStack):
 
     Args:
         stack, embed_tokens: see :class:`TransformerStack`
-        decoder: the decoder, whose layers may have memories of their own; None: all attend to the encoder's output
+        decoder: the decoder, with memories per layer or not; None: all layers attend to the encoder's output
 
     Attributes:
-        memory: makes the decoder layers' own memories; None where all attend to the encoder's output
-        packed: makes the packed sequence that stands above the source (``--encoder-attn luna``), or None
-        language_index: finds the target languages of sources; None where nothing depends on them
-        language_transform: what is done to the encoder's output and memories for the target language, or None
-        shares_sources: beam search gets one source for all hypotheses of a sentence
+        memory: computes memories per decoder layer; None if all layers attend to the encoder's output
+        packed: computes the packed sequence before the source (``--encoder-attn luna``), or None
+        language_index: finds the target languages of sources; None if nothing depends on them
+        language_transform: transforms the encoder's output and memories for the target language, or None
+        shares_sources: the hypotheses of each sentence share one source in beam search
     """
 
     shares_sources = True
@@ -59,11 +59,11 @@ class Encoder(TransformerStack):
     def embed(
         self, tokens: Tensor, embedded: Tensor | None = None, languages: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Embedding output y_0 (B x T x C) of *tokens* (B x T), and their scaled embeddings.
+        """Return the embedding output y_0 (B x T x C) of *tokens* (B x T), and their scaled embeddings.
 
         Args:
-            embedded: B x T x C, in place of a look-up
-            languages: numbers of the target languages, B, which norms may depend on
+            embedded: B x T x C, instead of a look-up
+            languages: indices of the target languages, B, which norms may depend on
         """
         embedding = x = self.embed_scale * (self.embed_tokens(tokens) if embedded is None else embedded)
         if self.embed_positions is not None:
@@ -84,15 +84,15 @@ class Encoder(TransformerStack):
 
         Args:
             src_tokens: B x T, padded on either side
-            src_lengths: not used, the padding says it
+            src_lengths: not used, the padding implies them
             return_all_hiddens: also return y_0 ... y_L as ``encoder_states``
-            token_embeddings: B x T x C, in place of a look-up
+            token_embeddings: B x T x C, instead of a look-up
 
         Returns:
             fairseq's dictionary of lists: ``encoder_out`` [T x B x C], ``encoder_padding_mask`` [B x T],
-            ``encoder_embedding`` [B x T x C], ``encoder_states``, ``src_lengths`` [B x 1], ...; and
-            ``encoder_memories`` [T x B x C each], one for each decoder layer, where they have their own; and
-            ``languages`` [B], where the norms of the decoder depend on target languages
+            ``encoder_embedding`` [B x T x C], ``encoder_states``, ``src_lengths`` [B x 1], ...; if there are memories
+            per decoder layer, ``encoder_memories`` [T x B x C each]; and if the norms of the decoder depend on target
+            languages, ``languages`` [B]
         """
         padding = src_tokens.eq(self.padding_idx)
         languages = None if self.language_index is None else self.language_index(src_tokens, padding)
@@ -101,7 +101,7 @@ class Encoder(TransformerStack):
         if not is_sync_free(padding) or bool(padding.any()):
             hidden = padding_bias(padding, product_type(x))
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)
-        x = x.transpose(0, 1).contiguous()  # T x B x C; each norm would copy a transposed view, twice
+        x = x.transpose(0, 1).contiguous()  # T x B x C; each norm would copy a transposed view twice
 
         keeps_states = return_all_hiddens or self.memory is not None
         if self.packed is None:
@@ -134,10 +134,10 @@ class Encoder(TransformerStack):
     def _memories(
         self, states: list[Tensor], x: Tensor, state: list[Tensor], languages: Tensor | None
     ) -> list[Tensor]:
-        """The decoder layers' own memories; see :meth:`Memory.forward`."""
+        """Compute the memories of the decoder layers; see :meth:`Memory.forward`."""
         if self.memory is None:
             return []
-        memories = self.memory(states[:-1] + [x], state)  # what tops the stack counts as its last layer
+        memories = self.memory(states[:-1] + [x], state)  # the stack's output replaces the last layer's
         if self.layer_norm is None or self.memory_normalises:
             return memories
         return [normalise(self.layer_norm, memory, languages) for memory in memories]
@@ -145,12 +145,12 @@ class Encoder(TransformerStack):
     def _run_packed(
         self, x: Tensor, padding: Tensor, hidden: Tensor | None, keeps_states: bool
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """The encoder's output, the memories and y_0 ... y_L, with the packed sequence above *x* in all layers.
+        """Run the layers on the packed sequence followed by *x*; return the output, the memories and y_0 ... y_L.
 
         Args:
             x: y_0, T x B x C
             padding: B x T, true where *x* is padding
-            hidden: what hides it from attention; None if nothing does
+            hidden: the :func:`padding_bias` of *padding*; None without padding
             keeps_states: return y_0 ... y_L
         """
         rows, all_hidden = self.packed.length, None
@@ -168,13 +168,13 @@ class Encoder(TransformerStack):
     def run_layers(
         self, x: Tensor, padding: Tensor | None, keeps_states: bool, languages: Tensor | None = None
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """y_0 ... y_L if they are to be kept, and the aggregator's state at the end.
+        """Return y_0 ... y_L if *keeps_states*, and the final state of the aggregator.
 
         Args:
             x: y_0, T x B x C
-            padding: what hides the padding of *x* from attention (B x 1 x 1 x T); None if nothing does
+            padding: the :func:`padding_bias` of *x* (B x 1 x 1 x T); None without padding
             keeps_states: return y_0 ... y_L
-            languages: numbers of the target languages, B, which norms may depend on
+            languages: indices of the target languages, B, which norms may depend on
         """
         aggregator, states = self.aggregator, [x] if keeps_states else []
         shared = (padding, languages, FirstValues()) if self.stack.value_residual else (padding, languages)
@@ -198,9 +198,9 @@ class Encoder(TransformerStack):
         return states, state
 
     def reorder_encoder_out(self, encoder_out: dict[str, list[Tensor]], new_order: Tensor):
-        """The output for the hypotheses *new_order*; where a sentence has several, it stays there once.
+        """Return the output for the hypotheses *new_order*; the hypotheses of each sentence share one entry.
 
-        Its key "hypotheses" then holds the numbers of the hypotheses of each sentence (sentences x beam).
+        The key "hypotheses" then holds the indices of the hypotheses of each sentence (sentences x beam).
         """
         if not self.shares_sources or not encoder_out["encoder_out"]:
             return self._select(encoder_out, new_order)
@@ -219,7 +219,7 @@ class Encoder(TransformerStack):
         return kept if order.splits_sentences else self._grouped(kept, beam)
 
     def _select(self, encoder_out: dict[str, list[Tensor]], order: Tensor) -> dict[str, list[Tensor]]:
-        """The entries of the sources *order*."""
+        """Return the entries of the sources *order*."""
         selected = {}
         for name, values in encoder_out.items():
             if name != "hypotheses":
@@ -228,7 +228,7 @@ class Encoder(TransformerStack):
         return selected
 
     def _grouped(self, encoder_out: dict[str, list[Tensor]], beam: int) -> dict[str, list[Tensor]]:
-        """The output, marked as that of *beam* hypotheses for each sentence."""
+        """Return the output with a mark for *beam* hypotheses per sentence."""
         source = encoder_out["encoder_out"][0]
         numbers = torch.arange(source.size(1) * beam, device=source.device).view(-1, beam)
         return {**encoder_out, "hypotheses": [numbers]}

@@ -1,7 +1,7 @@
-"""Fold constant factors of residual connections into the weights, so that plain connections compute the same.
+"""Folds constant factors of residual connections into the weights; plain connections then compute the same.
 
-A sub-layer F ends in a linear map, and in pre-norm it begins with a norm, so that in r = x + b F(a LN(x)) the norm's
-weight and bias take a, and the last map's take b. In post-norm, r = x + b F(x).
+A sub-layer F ends in a linear map, and in pre-norm it begins with a norm. In r = x + b F(a LN(x)), a is folded into the
+weight and bias of the norm, and b into the weight and bias of the last map. In post-norm, r = x + b F(x).
 """
 
 import torch
@@ -10,21 +10,21 @@ from torch import Tensor, nn
 from .residuals.plain import Plain
 
 ENDS = {"self": "self_attn.out_proj", "cross": "encoder_attn.out_proj", "ffn": "fc2"}
-"""The last map of each sub-layer."""
+"""Last linear map of each sub-layer."""
 
 
 @torch.no_grad()
 def fold(model: nn.Module) -> set[str]:
-    """Give *model* plain residual connections and weights that make up for it.
+    """Replace the residual connections of *model* by plain connections, and change its weights accordingly.
 
     Args:
         model: a :class:`~fairseq_deep.core.transformer.Transformer`; connections that are not *foldable* stay
 
     Returns:
-        the names of the parameters that have changed
+        the names of the changed parameters
 
     Raises:
-        UsageError: factors are not constant yet; nothing has changed then
+        UsageError: factors are not constant yet; the model is then unchanged
     """
     layers = [
         (f"{side}.layers.{index}", layer, getattr(model, side).stack)
@@ -42,7 +42,7 @@ def fold(model: nn.Module) -> set[str]:
 
 
 def _scale(layer: nn.Module, name: str, factor: float | Tensor, prefix: str) -> set[str]:
-    """Multiply what the module *name* of *layer* returns; the names of its parameters if that changes them."""
+    """Scale the output of the module *name* of *layer*; return the names of the changed parameters."""
     if not isinstance(factor, Tensor) and factor == 1.0:
         return set()
     module = layer.get_submodule(name)

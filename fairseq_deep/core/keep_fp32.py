@@ -1,4 +1,4 @@
-"""Tensors that stay exact when their model is converted to half precision."""
+"""Tensors that stay in fp32 when their model is converted to half precision."""
 
 
 import torch
@@ -8,14 +8,14 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class KeepFp32:
-    """Mixin, left of the module class: leave :meth:`fp32_tensors` in fp32 when the model becomes fp16 or bf16.
+    """Mixin, left of the module class: keeps :meth:`fp32_tensors` in fp32 when the model becomes fp16 or bf16.
 
-    A weight of a sum over layers has a gradient that sums over all positions and features, so that it is the largest of
-    the model and the first to overflow in fp16; and a softmax or a sum over 31 entries wants exact weights.
+    The gradient of a weight in a sum over layers is a sum over all positions and features. It is the largest of the
+    model and the first to overflow in fp16. Also, a softmax or a sum over 31 entries requires exact weights.
     """
 
     def fp32_tensors(self) -> list[Tensor]:
-        """The parameters and buffers to keep."""
+        """Return the parameters and buffers to keep in fp32."""
         return [self.weight]
 
     def _apply(self, fn, *args, **kwargs):

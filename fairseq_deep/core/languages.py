@@ -1,13 +1,13 @@
 """Language-aware parts of multilingual models: LaLT (``--language-transform``) and LaLN (``--language-norm``).
 
 Improving Massively Multilingual Neural Machine Translation and Zero-Shot Translation, Zhang et al., ACL 2020. With t
-the target language of a sentence:
+the target language:
 
     LaLN    LN_t(x) = (x - mean(x)) / sqrt(var(x) + eps) * g_t + b_t     each LayerNorm of layers and stacks
     LaLT    H~ = H W_t                                                   H: the encoder's output, C features
 
-A source begins with the tag of its target language, ``<2de>``. Languages are numbered from 1 in the order of their tags
-in the source dictionary. Number 0 is for sources that begin with something else.
+A source begins with the tag of its target language, ``<2de>``. Languages have indices from 1 in the order of their tags
+in the source dictionary. Index 0 is for sources without a tag.
 
 Names here: ``weight`` of :class:`LanguageTransform` has the W_t, which start as the identity (our choice). LaLN is
 :class:`~fairseq_deep.core.norms.LanguageNorm`.
@@ -40,16 +40,16 @@ def add_args(parser) -> None:
     parser.add_argument("--language-norm", action="store_true",
                         help="LaLN: layer norms have gains and biases of the target language")
     parser.add_argument("--num-languages", type=int, metavar="N",
-                        help="number of target languages (the tags <2xx> in the source dictionary are counted)")
+                        help="number of target languages (default: the number of tags <2xx> in the source dictionary)")
 
 
 def describe(get: Callable[..., Any]) -> dict[str, Any]:
-    """The attributes of :class:`Stack`; *get* returns a flag, or a default if it is unset."""
+    """Return attributes of :class:`Stack`; *get* returns a flag, or a default if it is unset."""
     return {"languages": get("num_languages", 0), **{name: bool(get(name, False)) for name in SWITCHES}}
 
 
 def chosen_flag(flags: Any) -> str | None:
-    """The first flag of *flags* that requires language tags."""
+    """Return the first flag of *flags* that requires language tags, or None."""
     return next((f"--{name.replace('_', '-')}" for name in SWITCHES if getattr(flags, name, None)), None)
 
 
@@ -79,24 +79,24 @@ def _check_norms(stack: Stack) -> None:
             raise UsageError(f"--language-norm is not supported with {flag} ({stack.side}): omit one of them")
     if not (stack.layout.residual or stack.layout.input_norm):
         raise UsageError(
-            f"--language-norm has no effect on --layer-agg {stack.aggregator.name}, whose layers have no norms "
+            f"--language-norm has no effect with --layer-agg {stack.aggregator.name}, which has no norms in its layers "
             f"({stack.side}): omit it"
         )
 
 
 def tag_indices(symbols: Iterable[str]) -> list[int]:
-    """Indices of the language tags among the *symbols* of a dictionary."""
+    """Return the indices of the language tags among the *symbols* of a dictionary."""
     return [index for index, symbol in enumerate(symbols) if TAG.fullmatch(symbol)]
 
 
 def of_hypotheses(languages: Tensor, count: int) -> Tensor:
-    """The numbers of *languages*, one for each source, for *count* hypotheses: those of a source follow each other."""
+    """Repeat *languages*, one index per source, for *count* hypotheses; the hypotheses of a source are consecutive."""
     sources = languages.size(0)
     return languages.unsqueeze(1).expand(sources, count // sources).flatten()
 
 
 class LanguageIndex(nn.Module):
-    """From sources to the numbers of their target languages.
+    """Maps sources to the indices of their target languages.
 
     Args:
         languages: number of languages
@@ -114,7 +114,7 @@ class LanguageIndex(nn.Module):
         self.tags.copy_(torch.tensor(list(tags)))
 
     def forward(self, tokens: Tensor, padding: Tensor) -> Tensor:
-        """The number of each source's language, B: from 1 in the order of the tags, 0 without a tag.
+        """Return the language index of each source, B: from 1 in the order of the tags, 0 without a tag.
 
         Args:
             tokens: B x T
@@ -126,7 +126,7 @@ class LanguageIndex(nn.Module):
 
 
 class LanguageTransform(nn.Module):
-    """H W_t, with W_t of each sentence's target language (LaLT).
+    """H W_t, with the matrix W_t of the target language (LaLT).
 
     Args:
         languages: number of languages; one more matrix is for sentences without a tag
@@ -139,7 +139,7 @@ class LanguageTransform(nn.Module):
         self.weight = nn.Parameter(torch.eye(dim).repeat(languages + 1, 1, 1))
 
     def forward(self, x: Tensor, languages: Tensor) -> Tensor:
-        """Transform x (T x B x C); *languages*: numbers of the languages, B."""
+        """Transform x (T x B x C); *languages*: indices of the languages, B."""
         weight = F.embedding(languages, self.weight.flatten(1)).view(-1, self.dim, self.dim)
         return torch.bmm(x.transpose(0, 1), weight).transpose(0, 1).contiguous()
 

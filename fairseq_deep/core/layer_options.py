@@ -1,4 +1,4 @@
-"""Options of any layer, whatever its methods: kinds of norm and feed-forward sub-layer, positions, attention."""
+"""Options of layers with any method: kinds of norm and feed-forward sub-layer, positions, attention."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def add_args(parser) -> None:
     """Add the flags, without defaults."""
     parser.add_argument("--relative-positions", type=int, metavar="K",
                         help="relative positions in self-attention, clipped at K; on the keys")
-    parser.add_argument("--relative-values", action="store_true", help="relative positions on the values, too")
+    parser.add_argument("--relative-values", action="store_true", help="also add relative positions to the values")
     parser.add_argument("--rotary-positions", action="store_true",
                         help="rotary positions in self-attention, instead of absolute positions")
-    parser.add_argument("--norm", choices=NORMS, help="norms of layers and stacks: LayerNorm or RMSNorm (layer)")
+    parser.add_argument("--norm", choices=NORMS, help="norms of layers and stacks: LayerNorm, RMSNorm (default: layer)")
     parser.add_argument("--ffn", choices=("plain", *GATED),
-                        help="feed-forward sub-layers: plain, or gated with 2/3 of the width (plain)")
+                        help="feed-forward sub-layers: plain, or gated with 2/3 of the width (default: plain)")
     parser.add_argument("--decoder-kv-heads", type=int, metavar="N",
-                        help="heads of keys and values in the decoder, shared by groups of query heads (as many)")
+                        help="decoder heads of keys and values, shared by groups of query heads (default: no sharing)")
     parser.add_argument("--qk-norm", action="store_true", help="normalise queries and keys of each attention head")
     parser.add_argument("--attention-gate", choices=GATES,
-                        help="multiply the output of attention with a sigmoid gate of its input, by head or feature")
+                        help="multiply the output of attention by a sigmoid gate of its input, per head or feature")
     parser.add_argument("--sub-norm", action="store_true",
                         help="Sub-LN: also normalise before the last matrix of each sub-layer")
     parser.add_argument("--value-residual", action="store_true",
@@ -36,7 +36,7 @@ def add_args(parser) -> None:
 
 
 def describe(get: Callable[..., Any], side: str) -> dict[str, Any]:
-    """The attributes of :class:`Stack` for the stack on *side*; *get* returns a flag, or a default if it is unset."""
+    """Return attributes of :class:`Stack` for *side*; *get* returns a flag, or a default if it is unset."""
     absolute = "learned" if get(f"{side}_learned_pos") else "sinusoidal"
     absolute = "none" if get("no_token_positional_embeddings") else absolute
     return {
@@ -54,10 +54,10 @@ def describe(get: Callable[..., Any], side: str) -> dict[str, Any]:
 
 
 def check_layer_options(flags: Any, stack: Stack) -> None:
-    """Refuse options that contradict each other or the methods of *stack*.
+    """Reject options that contradict each other or the methods of *stack*.
 
     Raises:
-        UsageError: one line that names the flags and the cure
+        UsageError: one line that names the flags and the fix
     """
     _check_relative(stack)
     _check_rotary(flags, stack)
@@ -69,7 +69,7 @@ def check_layer_options(flags: Any, stack: Stack) -> None:
                              ("--sub-norm", stack.sub_norm), ("--language-norm", stack.language_norm)):  # fmt: skip
             if chosen:
                 raise UsageError(
-                    f"{flag} is not supported with --deep-init {stack.init.name}, whose stacks have no norms: omit it"
+                    f"{flag} is not supported with --deep-init {stack.init.name}, which requires no norms: omit it"
                 )
 
 
@@ -77,14 +77,14 @@ def _check_relative(stack: Stack) -> None:
     distance = stack.relative_positions
     if distance is None:
         if stack.relative_values:
-            raise UsageError("--relative-values needs a distance: add --relative-positions K, or leave it out")
+            raise UsageError("--relative-values requires a distance: add --relative-positions K, or omit it")
         return
     if distance < 1:
-        raise UsageError(f"--relative-positions {distance} leaves no distance: use 1 or more, or leave it out")
+        raise UsageError(f"--relative-positions {distance} must be at least 1: change or omit it")
     if not stack.attention.method.relative:
         raise UsageError(
             f"--relative-positions is not supported with --{stack.side}-attn {stack.attention.name}: "
-            "leave one of them out"
+            "omit one of them"
         )
 
 
@@ -124,12 +124,12 @@ def _check_ffn(stack: Stack) -> None:
         return
     if not stack.layout.feed_forward:
         raise UsageError(
-            f"--ffn {stack.ffn} has no effect on --layer-agg {stack.aggregator.name}, which replaces feed-forward "
+            f"--ffn {stack.ffn} has no effect with --layer-agg {stack.aggregator.name}, which replaces feed-forward "
             f"sub-layers ({stack.side}): omit it"
         )
     if stack.activation not in ("relu", GATED[stack.ffn]):  # relu is fairseq's default
         raise UsageError(
-            f"--ffn {stack.ffn} has an activation function of its own, {GATED[stack.ffn]}: "
+            f"--ffn {stack.ffn} has its own activation function, {GATED[stack.ffn]}: "
             f"omit --activation-fn {stack.activation}"
         )
 
@@ -143,11 +143,11 @@ def _check_value_residual(flags: Any, stack: Stack) -> None:
     for flag in (f"{side}_layerdrop", f"{side}_layers_to_keep"):
         if getattr(flags, flag, None):
             raise UsageError(
-                f"--value-residual needs the values of the first layer ({side}): omit --{flag.replace('_', '-')}"
+                f"--value-residual requires the values of the first layer ({side}): omit --{flag.replace('_', '-')}"
             )
     if stack.layout.num_evaluations > 1:
         raise UsageError(
-            f"--value-residual is not supported with --layer-agg {method}, which evaluates a layer more than once "
+            f"--value-residual is not supported with --layer-agg {method}, which evaluates layers more than once "
             f"({side}): omit it, or use --{side}-layer-agg residual"
         )
     if side == "decoder" and not stack.attention.method.relative:

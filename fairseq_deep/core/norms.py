@@ -5,10 +5,10 @@ Layer Normalization, Ba et al., 2016, and Root Mean Square Layer Normalization, 
     LN(x)  = (x - mean(x)) / sqrt(var(x) + eps) * g + b
     RMS(x) = x / sqrt(mean(x^2) + eps) * g
 
-over the features of a position. Statistics are in fp32 at least. LaLN has g_t and b_t of the target language t
-(Improving Massively Multilingual Neural Machine Translation and Zero-Shot Translation, Zhang et al., ACL 2020).
+over the features of a position. Statistics are at least in fp32. LaLN has g_t and b_t per target language t (Improving
+Massively Multilingual Neural Machine Translation and Zero-Shot Translation, Zhang et al., ACL 2020).
 
-Names here: ``weight`` is g, ``bias`` is b; those of LaLN have g_t and b_t as rows.
+Names here: ``weight`` is g, ``bias`` is b; in LaLN, their rows are g_t and b_t.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RmsNorm(nn.Module):
     """RMS(x) over the last dimension.
 
     Args:
-        dim: its size
+        dim: size of the last dimension
         eps: added to the mean of squares
     """
 
@@ -49,7 +49,7 @@ class RmsNorm(nn.Module):
 
 
 class LanguageNorm(nn.Module):
-    """LN_t(x) over the last dimension, with gains and biases of each sentence's target language t (LaLN).
+    """LN_t(x) over the last dimension, with gains and biases of the target language t (LaLN).
 
     Args:
         languages: number of languages; one more row is for sentences without a tag
@@ -64,7 +64,7 @@ class LanguageNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(languages + 1, dim))
 
     def forward(self, x: Tensor, languages: Tensor) -> Tensor:
-        """Normalise x (T x B x C); *languages*: numbers of the languages, B, or B x 1 for B x T x C."""
+        """Normalise x (T x B x C); *languages*: indices of the languages, B, or B x 1 for B x T x C."""
         weight, bias = (F.embedding(languages, rows) for rows in (self.weight, self.bias))
         return torch.addcmul(bias, F.layer_norm(x, (self.dim,), eps=self.eps), weight)
 
@@ -73,7 +73,7 @@ class LanguageNorm(nn.Module):
 
 
 def make_norm(stack: Stack, dim: int | None = None) -> nn.Module:
-    """A norm of the kind that *stack* has, over *dim* features (default: its width)."""
+    """Build a norm of the stack's kind, over *dim* features (default: its width)."""
     dim = stack.dim if dim is None else dim
     if stack.language_norm:
         return LanguageNorm(stack.languages, dim)
@@ -81,5 +81,5 @@ def make_norm(stack: Stack, dim: int | None = None) -> nn.Module:
 
 
 def normalise(norm: nn.Module, x: Tensor, languages: Tensor | None) -> Tensor:
-    """Apply *norm*, which may be a :class:`LanguageNorm`, to x; *languages*: see there."""
+    """Apply *norm* to x; *languages*: used by a :class:`LanguageNorm`."""
     return norm(x, languages) if isinstance(norm, LanguageNorm) else norm(x)

@@ -1,12 +1,12 @@
-"""Absolute positions: fairseq's sinusoids, which grow with the sentence, or a learned table.
+"""Absolute positions: fairseq's sinusoids for any length, or a learned table.
 
 Attention Is All You Need, Vaswani et al., 2017, Section 3.5, in the order of fairseq and Tensor2Tensor. With h = C/2,
 the position p has the features
 
     sin(p w_0) ... sin(p w_(h-1)), cos(p w_0) ... cos(p w_(h-1)),    w_i = 10000^(-i/(h-1))
 
-Names here: a token's p is ``padding_idx`` plus its rank among the tokens that are not padding (1, 2, ...), so
-checkpoints of fairseq fit. Padding gets zeros.
+Names here: a token's p is ``padding_idx`` plus its rank among the tokens that are not padding (1, 2, ...), for
+compatibility with fairseq's checkpoints. The vector of padding is 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 
 def sinusoids(rows: int, dim: int, padding_idx: int | None = None) -> Tensor:
-    """The features of the positions 0 ... *rows* - 1, rows x dim in fp32; zeros for *padding_idx*, if there is one."""
+    """Return features of the positions 0 ... *rows* - 1, rows x dim in fp32; zeros for *padding_idx*, if any."""
     half = dim // 2
     frequencies = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(10000) / max(half - 1, 1)))
     angles = torch.arange(rows, dtype=torch.float).unsqueeze(1) * frequencies
@@ -30,7 +30,7 @@ def sinusoids(rows: int, dim: int, padding_idx: int | None = None) -> Tensor:
 
 
 def position_numbers(tokens: Tensor, padding_idx: int) -> Tensor:
-    """The position p of each token, B x T; *padding_idx* for padding."""
+    """Return the position p of each token, B x T; *padding_idx* for padding."""
     words = tokens.ne(padding_idx).to(torch.int32)
     return (words.cumsum(1, dtype=torch.int32) * words).long() + padding_idx
 
@@ -41,7 +41,7 @@ class SinusoidalPositions(nn.Module):
     Args:
         dim: width C
         padding_idx: index of padding in the dictionary
-        length: tokens that the table has room for at the beginning
+        length: initial number of tokens in the table
     """
 
     max_positions = 100_000
@@ -49,11 +49,11 @@ class SinusoidalPositions(nn.Module):
     def __init__(self, dim: int, padding_idx: int, length: int):
         super().__init__()
         self.padding_idx = padding_idx
-        self.register_buffer("_float_tensor", torch.zeros(1))  # never read: checkpoints of fairseq have it
+        self.register_buffer("_float_tensor", torch.zeros(1))  # not used: it is in fairseq's checkpoints
         self.register_buffer("weights", sinusoids(padding_idx + 1 + length, dim, padding_idx), persistent=False)
 
     def forward(self, tokens: Tensor, last: bool = False) -> Tensor:
-        """The positions of *tokens* (B x T), B x T x C; with *last*, of the last column of unpadded rows, B x 1 x C."""
+        """Return positions of *tokens* (B x T), B x T x C; with *last*, of the last of T unpadded tokens, B x 1 x C."""
         rows = self.padding_idx + 1 + tokens.size(1)
         if rows > self.weights.size(0):
             self.weights = sinusoids(rows, self.weights.size(1), self.padding_idx).to(self.weights)
@@ -63,7 +63,7 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Embedding):
-    """A learned vector for each position.
+    """Learned vector for each position.
 
     Args:
         dim: width C

@@ -1,7 +1,7 @@
-"""Named choices of one design axis.
+"""Registries of the methods of each design axis.
 
-A registry maps the value of a command line flag (``--layer-agg dlcl``) to the class behind it.
-Each method registers itself where it is defined, so adding a method changes no existing file.
+A registry maps the value of a command line flag (``--layer-agg dlcl``) to a class. Each method registers itself in its
+own file, so adding a method changes no existing file.
 """
 
 import difflib
@@ -16,22 +16,22 @@ from .stack import MethodConfig, Stack
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
-    """" (did you mean X?)" for the closest of *names*, or an empty string when none is close."""
+    """Return " (did you mean X?)" for the closest of *names*, or an empty string if none is close."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 class Method:
-    """What methods of all axes have: flags, and what they say of themselves before they are built.
+    """Base class of the methods of all axes: flags, and properties that are known before a method is built.
 
     A method is built from the description of its stack and its own options. A command line flag ``--PREFIX-OPTION``
-    (PREFIX: *flag_prefix*, or else the registered name) sets the constructor's argument OPTION. Where a method adds
+    (PREFIX: *flag_prefix*, by default the registered name) sets the constructor's argument OPTION. If a method adds
     ``--encoder-PREFIX-OPTION`` or ``--decoder-PREFIX-OPTION``, that flag overrides it for one stack.
 
     Attributes:
-        flag_prefix: the PREFIX of its flags where it is not the name, or several methods share them
-        decoder_options: those that are about decoders
-        paper: whose method it is, with the year, for lists; "" if nobody's
+        flag_prefix: the PREFIX of its flags if it differs from the name, or several methods share flags
+        decoder_options: options that only apply to decoders
+        paper: first author and year of the paper, for lists; "" if there is none
     """
 
     flag_prefix = ""
@@ -39,7 +39,7 @@ class Method:
     paper = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Accept the names of the last release with a warning, and provide both names."""
+        """Accept names of the last release with a warning, and provide both names."""
         super().__init_subclass__(**options)
         for old, new in (("point", "next_input"), ("around", "inner_method"), ("idle_flags", "unused_flags")):
             if new in vars(cls):
@@ -50,36 +50,36 @@ class Method:
 
     @staticmethod
     def add_args(parser) -> None:
-        """Add the method's flags, without defaults: an architecture's preset must be able to set them."""
+        """Add the method's flags, without defaults: an architecture can then set them."""
 
     @classmethod
     def inner_method(cls, options: dict[str, Any]) -> str | None:
-        """The name of the method of the same axis that this one is built around; it gets it as *inner*."""
+        """Return the name of an inner method of the same axis, which the constructor gets as *inner*; None for none."""
         return None
 
     @classmethod
     def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
-        """Refuse what the method cannot do.
+        """Reject stacks and options that the method does not support.
 
         Args:
-            stack: the stack that it was chosen for
+            stack: the stack of the method
             other: the other stack
-            options: its own
+            options: options of the method
 
         Raises:
-            UsageError: one line with the flags and the cure
+            UsageError: one line with the flags and the fix
         """
 
 
-# arguments of methods that are no options: what they are built for
+# arguments of constructors that are not options
 _PLACES = ("self", "stack", "number", "encoder", "decoder", "inner")
 
 
 class Registry:
-    """A dictionary of named classes with a decorator to fill it and errors that help.
+    """Dictionary of named classes, filled by a decorator, with helpful errors.
 
     Args:
-        kind: what the entries are, as the flag calls it ("--layer-agg")
+        kind: the flag that chooses an entry ("--layer-agg")
     """
 
     def __init__(self, kind: str):
@@ -87,10 +87,10 @@ class Registry:
         self._entries: dict[str, Any] = {}
 
     def register(self, name: str) -> Callable:
-        """Class decorator: make the class known as *name*.
+        """Return a class decorator that registers a class as *name*.
 
         Raises:
-            ValueError: *name* is taken by another class
+            ValueError: another class has this *name*
         """
 
         def add(entry):
@@ -103,21 +103,21 @@ class Registry:
         return add
 
     def knows(self, entry: Any) -> bool:
-        """Whether the class *entry* is one of the registered."""
+        """Return whether the class *entry* is registered."""
         return any(known is entry for known in self._entries.values())
 
     def names(self) -> list[str]:
         return sorted(self._entries)
 
     def classes(self) -> dict[str, Any]:
-        """The registered classes by their own names, which a package exports."""
+        """Return the registered classes by class name, for the exports of a package."""
         return {entry.__name__: entry for entry in self._entries.values()}
 
     def get(self, name: str) -> Any:
-        """The class registered as *name*.
+        """Return the class registered as *name*.
 
         Raises:
-            UsageError: there is none; the message names the nearest and all of them
+            UsageError: *name* is unknown; the message has the nearest name and all names
         """
         if name not in self._entries:
             raise UsageError(
@@ -126,18 +126,18 @@ class Registry:
         return self._entries[name]
 
     def prefix(self, name: str) -> str:
-        """What the flags of the method *name* begin with."""
+        """Return the prefix of the flags of the method *name*."""
         return (self.get(name).flag_prefix or name).replace("-", "_")
 
     def options(self, flags: Any, name: str, side: str = "") -> dict[str, Any]:
-        """The options of the method *name* that *flags* have set: for both stacks, or for the one on *side* only."""
+        """Return the options of the method *name* set by *flags*: for both stacks, or only for the stack on *side*."""
         prefix, method = f"{side}_{self.prefix(name)}" if side else self.prefix(name), self.get(name)
         known = [option for option in inspect.signature(method.__init__).parameters if option not in _PLACES]
         values = {option: getattr(flags, f"{prefix}_{option}", None) for option in known}
         return {option: value for option, value in values.items() if value is not None}
 
     def choose(self, flags: Any, name: str, side: str) -> MethodConfig:
-        """The method *name* with the options that *flags* have set for *side*, and the one that it is built around."""
+        """Return the method *name* for *side* with the options set by *flags*, including its inner method."""
         method, options = self.get(name), {**self.options(flags, name), **self.options(flags, name, side)}
         inner = method.inner_method(options)
         if inner is not None:
@@ -145,6 +145,6 @@ class Registry:
         return MethodConfig(name, method, options)
 
     def check(self, name: str) -> str:
-        """*name* itself if it is registered: the ``type=`` of a command line flag."""
+        """Return *name* if it is registered; for the ``type=`` of a command line flag."""
         self.get(name)
         return name

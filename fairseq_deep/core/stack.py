@@ -1,7 +1,7 @@
-"""What a stack of layers is: one immutable description, which methods and layers are built from.
+"""Immutable description of a stack of layers, from which methods and layers are built.
 
-Flags become descriptions in one place, ``description.py``. A description with numbers alone is enough to use a
-method by itself: ``Dlcl(Stack(layers=6, dim=512))``.
+``description.py`` converts flags to descriptions. A description with only sizes is enough to use a method by itself:
+``Dlcl(Stack(layers=6, dim=512))``.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Layout:
-    """What an aggregator makes of the layers of its stack.
+    """Structure of the layers in a stack, as its aggregator requires it.
 
     Attributes:
-        residual: sub-layers have residual connections; else the aggregator does all additions
-        feed_forward: layers have their feed-forward sub-layer
+        residual: sub-layers have residual connections; otherwise the aggregator does all additions
+        feed_forward: layers have a feed-forward sub-layer
         attention_bias: the projections of attentions have biases
         input_norm: sub-layers without residual connection normalise their input
-        merge: where a decoder layer is its two attentions: "add" their outputs or "concat" them
-        attn_residual: there, the query of the second attention has the layer's input added
-        split: each sub-layer is a module of its own, after which the aggregator acts (*bare* sub-layers)
-        final_norm: a pre-norm stack has its norm after the last layer
+        merge: for decoder layers that only have two attentions: "add" their outputs or "concat" them
+        attn_residual: in these layers, the layer's input is added to the query of the second attention
+        split: each sub-layer is a separate module without residual connection, and the aggregator acts after each
+        final_norm: a pre-norm stack has a norm after the last layer
         num_evaluations: evaluations of a layer for one output; see :meth:`Aggregator.next_input`
     """
 
@@ -46,12 +46,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """A method that was chosen on one axis.
+    """Method of one axis with its options.
 
     Attributes:
-        name: as registered
+        name: its name in the registry
         method: its class
-        options: the constructor's arguments that its flags set
+        options: the constructor's arguments set by flags
     """
 
     name: str
@@ -59,53 +59,53 @@ class MethodConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def build(self, *args) -> Any:
-        """An instance of the method."""
+        """Build the method with its options."""
         return self.method(*args, **self.options)
 
 
 @dataclass(frozen=True)
 class Stack:
-    """One stack of a Transformer.
+    """Description of one stack of a Transformer.
 
     Attributes:
-        layers: its depth
-        dim: its width C
-        pre_norm: sub-layers normalise their input (with a norm after the stack), not the sum that they end with
+        layers: depth
+        dim: width C
+        pre_norm: sub-layers normalise their input (with a norm after the stack), not their residual sum
         side: "encoder" or "decoder"
         ffn_dim, heads: width of the feed-forward sub-layers, number of attention heads
         other_layers: depth of the other stack; None: the same
-        memory_dim: (decoder) width of what it attends to; None: its own
+        memory_dim: (decoder) width of the memories; None: *dim*
         cross_attention: (decoder) layers attend to a source
         dropout, attention_dropout, activation_dropout: probabilities
         activation: name of the feed-forward sub-layer's activation function
         max_positions: greatest number of tokens in a sentence
         positions: absolute ones, "sinusoidal", "learned" or "none"; "rotary": rotations in self-attention
-        scale_embedding: embeddings are multiplied with sqrt(C)
+        scale_embedding: embeddings are multiplied by sqrt(C)
         embedding_norm: a norm follows embeddings and positions
         final_norm: a pre-norm stack has a norm after its last layer
         output_dim: (decoder) width before the output projection; None: C
         tied_output: (decoder) the output projection is the embedding
         relative_positions: largest distance K of relative positions; None for none
-        relative_values: these have vectors for the values, too
+        relative_values: relative positions also have vectors for the values
         norm: kind of the norms of layers and stack, "layer" or "rms"
         ffn: kind of feed-forward sub-layer, "plain", "swiglu" or "geglu"
         kv_heads: number of attention heads for keys and values; None: as many as for queries
         qk_norm: queries and keys of a head are normalised
-        attention_gate: what a gate multiplies in the output of attention, "heads" or "features"; None: there is none
-        sub_norm: a norm stands before the last matrix of each sub-layer, too
+        attention_gate: gate on the output of attention, per "heads" or "features"; None: there is none
+        sub_norm: each sub-layer also has a norm before its last matrix
         value_residual: self-attentions above the first layer also read that layer's values
         languages: number of target languages with a tag in the source dictionary
-        language_transform: the encoder's output is transformed by a matrix of the target language
-        language_norm: the norms of layers and stack have gains and biases of each target language
-        recompute: activations are computed again in the backward pass
-        offload: until then, the inputs of layers wait in the CPU's memory
-        layerdrop: probability with which a layer is left out in training
+        language_transform: a matrix of the target language transforms the encoder's output
+        language_norm: the norms of layers and stack have gains and biases per target language
+        recompute: the backward pass recomputes activations
+        offload: until then, the inputs of layers are stored in CPU memory
+        layerdrop: probability of skipping a layer in training
         pads_right: (decoder) targets are padded on the right, never on the left
-        aligns: (decoder) training needs attention weights, too
-        alignment_layer: (decoder) layer whose attention weights are returned, counted from 0; None: the last
-        alignment_heads: (decoder) heads that they are averaged over; None: all
-        layout: what the aggregator makes of the layers
-        aggregator, init, residual, attention, memory: the methods; None where a part is built by itself
+        aligns: (decoder) training also needs attention weights
+        alignment_layer: (decoder) index of the layer that returns attention weights, from 0; None: the last
+        alignment_heads: (decoder) number of heads to average; None: all
+        layout: the structure of the layers
+        aggregator, init, residual, attention, memory: the methods; None if a part is built separately
     """
 
     layers: int
@@ -156,7 +156,7 @@ class Stack:
 
     @property
     def methods(self) -> list[MethodConfig]:
-        """The methods that are chosen."""
+        """Chosen methods."""
         chosen = (self.aggregator, self.init, self.residual, self.attention, self.memory)
         return [choice for choice in chosen if choice is not None]
 
@@ -170,17 +170,17 @@ class Stack:
 
     @property
     def parallel_attention(self) -> bool:
-        """Both attentions of a decoder layer are one sub-layer."""
+        """Whether both attentions of a decoder layer are one sub-layer."""
         return self.attention is not None and self.attention.method.parallel
 
     @property
     def packs(self) -> bool:
-        """Attention is through a packed sequence."""
+        """Whether attention uses a packed sequence."""
         return self.attention is not None and self.attention.method.packs
 
     @property
     def sublayers(self) -> tuple[str, ...]:
-        """The sub-layers of a layer: of "self", "cross", "merged" and "ffn"."""
+        """Sub-layers of each layer: of "self", "cross", "merged" and "ffn"."""
         if self.side == "encoder":
             attentions = ["self"]
         elif self.parallel_attention:
@@ -191,10 +191,10 @@ class Stack:
 
     @property
     def modules_per_layer(self) -> int:
-        """How many modules make up a layer."""
+        """Number of modules per layer."""
         return len(self.sublayers) if self.layout.split else 1
 
     @property
     def num_modules(self) -> int:
-        """Number of modules of all layers: how often the aggregator is read and written."""
+        """Number of modules in all layers, and of reads and writes of the aggregator."""
         return self.layers * self.modules_per_layer

@@ -1,13 +1,13 @@
-"""Fold the weights of post-norm connections r = w x + F(x) into plain ones, as DeepNet and Admin have them.
+"""Folds the weights of post-norm connections r = w x + F(x), as in DeepNet and Admin, into plain connections.
 
-The stack then carries x'_i = w_i x_i between sub-layers (our derivation):
+The stack then computes x'_i = w_i x_i between sub-layers (our derivation):
 
     LN_i(w_i x_i + F_i(x_i)) = LN_i(x'_i + F_i(x'_i / w_i)),    x'_{i+1} = w_{i+1} LN_i(...)
 
-The matrices that read x_i get their columns divided by w_i. The norm that makes x_{i+1} gets its weight and bias
-multiplied by w_{i+1}. Cross-attention reads keys and values from the encoder, whose last norm keeps its scale. At the
-bottom, w_0 goes into the norm of the embeddings, or else into embeddings and positions. Where positions are fixed, a
-number w_0 is divided out: LN(w_0 x + F(x)) is LN(x + F(x) / w_0), but for the norm's eps.
+The columns of matrices that read x_i are divided by w_i. Weight and bias of the norm that computes x_{i+1} are
+multiplied by w_{i+1}. Cross-attention reads keys and values from the encoder, and the encoder's last norm keeps its
+scale. At the bottom, w_0 is folded into the norm of the embeddings, or into embeddings and positions. If positions are
+fixed, a scalar w_0 is divided out: LN(w_0 x + F(x)) is LN(x + F(x) / w_0), except for the norm's eps.
 
 Names here: ``weights`` are w_0, w_1, ..., one per sub-layer of the stack, each of width C.
 """
@@ -27,22 +27,22 @@ READERS = {
     "cross": ("encoder_attn.q_proj", "encoder_attn.gate"),
     "ffn": ("fc1", "fc_linear"),
 }
-"""The maps of each sub-layer that read its input."""
+"""Linear maps of each sub-layer that read its input."""
 
 
 @torch.no_grad()
 def fold_streams(model: nn.Module, tables: bool = False) -> set[str]:
-    """Give the stacks of *model* whose connections weigh the stream plain ones, and weights that make up for it.
+    """Replace connections that weight the stream by plain connections, and change the weights accordingly.
 
     Args:
         model: a :class:`~fairseq_deep.core.transformer.Transformer`
-        tables: fixed positions may be scaled, too: the format stores them
+        tables: fixed positions may also be scaled: the format stores them
 
     Returns:
-        the sides that have changed
+        the changed sides
 
     Raises:
-        UsageError: the weights cannot be moved; nothing has changed then
+        UsageError: the weights cannot be folded; the model is then unchanged
     """
     stacks = {side: getattr(model, side) for side in ("encoder", "decoder")}
     weights = {side: _weights(stack, side, tables) for side, stack in stacks.items() if _weighs(stack)}
@@ -56,7 +56,7 @@ def _weighs(stack: nn.Module) -> bool:
 
 
 def _weights(stack: nn.Module, side: str, tables: bool) -> list[Tensor]:
-    """The weights of all sub-layers, C each, after a check that they can be moved."""
+    """Return the weights of all sub-layers, C each, after checking that they can be folded."""
     like = stack.layers[0].fc1.weight
     found = [
         torch.as_tensor(layer.residual.stream_weight(index)).to(like).expand(like.size(1)).clone()
@@ -74,7 +74,7 @@ def _weights(stack: nn.Module, side: str, tables: bool) -> list[Tensor]:
 
 
 def _may_scale_input(stack: nn.Module, tables: bool) -> bool:
-    """Whether the first sub-layer's input can be scaled."""
+    """Return whether the first sub-layer's input can be scaled."""
     fixed = stack.embed_positions is not None and not isinstance(stack.embed_positions, LearnedPositions)
     return stack.layernorm_embedding is not None or tables or not fixed
 
@@ -99,14 +99,14 @@ def _fold(stack: nn.Module, weights: list[Tensor], tables: bool) -> None:
 
 
 def _find(layer: nn.Module, name: str) -> nn.Module | None:
-    """The module *name* of *layer*; None if the layer has none."""
+    """Return the module *name* of *layer*; None if the layer lacks it."""
     for part in name.split("."):
         layer = getattr(layer, part, None)
     return layer
 
 
 def _scale_input(stack: nn.Module, weight: Tensor) -> None:
-    """Multiply the embedding output y_0; a table that other parts share is copied first."""
+    """Scale the embedding output y_0; shared tables are copied first."""
     if stack.layernorm_embedding is not None:
         for parameter in stack.layernorm_embedding.parameters():
             parameter.mul_(weight)

@@ -1,7 +1,7 @@
 """Translation as two programs of ``torch.export``: one encodes sentences, one decodes a position of each hypothesis.
 
-Programs keep no state: caches are inputs and outputs. Caches have room for a fixed number of positions, as in compiled
-decoding (:class:`~fairseq_deep.core.decoding.CompiledSteps`), so that one program serves all steps.
+Programs are stateless: caches are inputs and outputs. Caches have a fixed capacity, as in compiled decoding
+(:class:`~fairseq_deep.core.decoding.CompiledSteps`), so one program can run all steps.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .registry import UsageError
 
 
 class Cache(NamedTuple):
-    """The empty cache of one sentence, as the decoder keeps it: sentences are concatenated in dimension *dim*.
+    """Empty cache of one sentence in the decoder's layout, which concatenates sentences in dimension *dim*.
 
-    Outside of the programs, sentences have a dimension of their own before *dim*. So every size is either a number or
-    the number of sentences, which other compilers require.
+    Outside the programs, sentences have a separate dimension before *dim*. Every size is then either constant or the
+    number of sentences, which other compilers require.
     """
 
     shape: tuple[int, ...]
@@ -34,13 +34,13 @@ class Cache(NamedTuple):
     value: float = 0.0
 
     def of(self, sentences: int, device: torch.device) -> Tensor:
-        """The empty cache of so many sentences."""
+        """Return the empty cache of a number of *sentences*."""
         shape = [*self.shape[: self.dim], sentences, *self.shape[self.dim :]]
         return torch.full(shape, self.value, dtype=self.dtype, device=device)
 
 
 def _caches(decoder: nn.Module, beam: int, capacity: int) -> dict[str, Cache]:
-    """What *decoder* keeps of hypotheses, by the name of the module that keeps it."""
+    """Return the caches of *decoder*, by module name."""
     state, dtype, found = decoder.beam_state, decoder.embed_tokens.weight.dtype, {}
     slots, wide = state._slots(beam), torch.promote_types(dtype, torch.float32)
     if state.attends:
@@ -57,7 +57,7 @@ def _caches(decoder: nn.Module, beam: int, capacity: int) -> dict[str, Cache]:
 
 
 class SourceProgram(nn.Module):
-    """The module that :func:`export_encoder` exports."""
+    """Module for :func:`export_encoder`."""
 
     def __init__(self, model: nn.Module, beam: int, capacity: int):
         super().__init__()
@@ -86,14 +86,14 @@ class SourceProgram(nn.Module):
 
 
 class StepProgram(nn.Module):
-    """The module that :func:`export_decoding_step` exports."""
+    """Module for :func:`export_decoding_step`."""
 
     def __init__(self, model: nn.Module, beam: int, capacity: int):
         super().__init__()
         self.caches = _caches(model.decoder, beam, capacity)
         self.decoder, self.slots = model.decoder, model.decoder.beam_state._slots(beam)
         embed, table = self.decoder.embed_tokens, self.decoder.embed_positions
-        # made here: other compilers cannot take the graph that fills a diagonal
+        # computed here: other compilers do not support filling a diagonal
         self.register_buffer("own", self.decoder.beam_state._own(self.slots, embed.weight).detach())
         words = torch.full((1, capacity), embed.padding_idx + 1, device=embed.weight.device)
         self.register_buffer("positions", None if table is None else table(words).detach())
@@ -109,7 +109,7 @@ class StepProgram(nn.Module):
             first = torch.arange(0, sentences * beam, beam, device=words.device).unsqueeze(1)
             self._reorder(state, (first + order).flatten())
         positions = None if self.positions is None else self.positions.index_select(1, position)
-        # attention to the source has its keys, and asks only whether there is a memory
+        # attention to the source has its keys, and only checks whether there is a memory
         languages = of_hypotheses(source["languages"], sentences * beam) if "languages" in source else None
         inputs = (words.view(-1, 1), positions, words.t(), None, [], -1, languages)
         x, _, _ = self.decoder.run_step(state, *inputs)
@@ -119,7 +119,7 @@ class StepProgram(nn.Module):
         return self.decoder.output_layer(x).view(sentences, beam, -1), updated
 
     def _unify(self, sentences: int, order: Tensor, source: dict[str, Tensor], caches: dict[str, Tensor]) -> None:
-        """Tell the exporter that all inputs have as many sentences: otherwise sizes become longer with each layer."""
+        """Declare that all inputs have the same number of sentences: otherwise sizes become longer with each layer."""
         torch._check(order.size(0) == sentences)
         for name, tensor in source.items():
             torch._check(tensor.size(0) == sentences)
@@ -131,12 +131,12 @@ class StepProgram(nn.Module):
         return self.decoder.get_submodule(module)._state
 
     def _kept(self, state: dict, name: str) -> Tensor:
-        """The cache *name* in the incremental state."""
+        """Return the cache *name* of the incremental state."""
         module, _, field = name.rpartition(".")
         return state[self._key(module)][field]
 
     def _state(self, words: Tensor, position: Tensor, source: dict[str, Tensor], caches: dict[str, Tensor]) -> dict:
-        """The incremental state that consists of these tensors; the step may write to it."""
+        """Return an incremental state with copies of these tensors, which the step may overwrite."""
         beam_state = self.decoder.beam_state
         state = {beam_state._state: {"mask": words, "own": self.own, "count": None, "position": position.clone()}}
         own = {name: caches[name].clone().flatten(each.dim, each.dim + 1) for name, each in self.caches.items()}
@@ -147,7 +147,7 @@ class StepProgram(nn.Module):
         return state
 
     def _reorder(self, state: dict, rows: Tensor) -> None:
-        """Take over the hypotheses *rows* without a question to the device: each is of the sentence in its place."""
+        """Continue with the hypotheses *rows* without a synchronisation: sentences keep their positions."""
         beam_state, seen = self.decoder.beam_state, None
         saved = state[beam_state._state]
         if beam_state.attends:
@@ -161,22 +161,22 @@ class StepProgram(nn.Module):
 
 
 def export_encoder(model: nn.Module, beam: int = 1, capacity: int = 64) -> torch.export.ExportedProgram:
-    """Export the encoder with all that decoding steps need of a source.
+    """Export the encoder, including the computation of all inputs of decoding steps from the source.
 
     This program and the one of :func:`export_decoding_step` must run without gradients.
 
     Args:
         model: a :class:`~fairseq_deep.core.transformer.Transformer`. The function sets it to evaluation mode and
             removes the packed copies of its weights.
-        beam: number of hypotheses of each sentence
-        capacity: number of target positions that caches have room for
+        beam: number of hypotheses per sentence
+        capacity: maximum number of target positions
 
     Returns:
         a program that takes ``src_tokens`` (sentences x S, padded) and returns two dictionaries of tensors. Steps read
         ``source`` and update ``caches``. The number of sentences and S are dynamic.
 
     Raises:
-        UsageError: the model does not have so many positions, or its products are those of this machine
+        UsageError: *capacity* exceeds the model's positions, or its products are specific to this machine
     """
     program, tokens = SourceProgram(_checked(model, capacity), beam, capacity).eval(), _example(model)
     sentences, words = _dims(model)
@@ -184,7 +184,7 @@ def export_encoder(model: nn.Module, beam: int = 1, capacity: int = 64) -> torch
 
 
 def export_decoding_step(model: nn.Module, beam: int = 1, capacity: int = 64) -> torch.export.ExportedProgram:
-    """Export a step of incremental decoding, which serves all positions.
+    """Export a step of incremental decoding, for all positions.
 
     Args:
         model, beam, capacity: as for :func:`export_encoder`
@@ -192,13 +192,13 @@ def export_decoding_step(model: nn.Module, beam: int = 1, capacity: int = 64) ->
     Returns:
         a program that takes the following, and returns the scores (sentences x beam x V) and the new ``caches``:
 
-        - ``words``: the last word of each hypothesis, sentences x beam
-        - ``order``: the number (0 ... beam - 1) that each hypothesis had within its sentence at the step before
-        - ``position``: the number of words before it (1), less than *capacity*
-        - ``source``, ``caches``: what the program of :func:`export_encoder` returns
+        - ``words``: the last token of each hypothesis, sentences x beam
+        - ``order``: the rank (0 ... beam - 1) of each hypothesis within its sentence in the previous step
+        - ``position``: the number of earlier tokens (1), less than *capacity*
+        - ``source``, ``caches``: output of the program of :func:`export_encoder`
 
     Raises:
-        UsageError: the model does not have so many positions, or its products are those of this machine
+        UsageError: *capacity* exceeds the model's positions, or its products are specific to this machine
     """
     program, tokens = StepProgram(_checked(model, capacity), beam, capacity).eval(), _example(model)
     with torch.no_grad():
@@ -206,7 +206,7 @@ def export_decoding_step(model: nn.Module, beam: int = 1, capacity: int = 64) ->
     hypotheses, (sentences, words) = tokens[:, :1].repeat(1, beam), _dims(model)
     inputs = (hypotheses, torch.zeros_like(hypotheses), torch.zeros_like(tokens[0, :1]), source, caches)
     of_source = {name: {0: sentences, 3 if name == "padding" else 2: words} for name in source if name != "languages"}
-    if model.decoder.packs:  # into a fixed number of rows
+    if model.decoder.packs:  # packed sources have a fixed number of rows
         of_source = {name: {0: sentences} for name in source}
     if "languages" in source:
         of_source["languages"] = {0: sentences}
@@ -218,7 +218,7 @@ def _checked(model: nn.Module, capacity: int) -> nn.Module:
     if not 0 < capacity <= model.decoder.max_positions():
         raise UsageError(f"a capacity of {capacity} positions: choose 1 to {model.decoder.max_positions()}")
     if any(isinstance(module, (BfloatLinear, Int8Linear)) for module in model.modules()):
-        raise UsageError("products in bf16 or int8 are made for this machine: export the model before reduce_precision")
+        raise UsageError("bf16 and int8 products cannot be exported: export the model before reduce_precision")
     unpack_linear(model)
     return model
 
@@ -229,7 +229,7 @@ def _example(model: nn.Module) -> Tensor:
 
 
 def _dims(model: nn.Module) -> tuple[torch.export.Dim, torch.export.Dim]:
-    """The number of sentences, and of words in their sources."""
+    """Return the dynamic dimensions: sentences, and tokens in their sources."""
     return torch.export.Dim("sentences", min=1), torch.export.Dim("words", min=2, max=model.encoder.max_positions())
 
 
@@ -239,7 +239,7 @@ def _export(program: nn.Module, inputs: tuple, shapes: tuple) -> torch.export.Ex
 
 
 def _without_unused(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Remove the weights that the program does not read: each program has the modules of the other one, too."""
+    """Remove weights that the program does not read: each program also contains the modules of the other."""
     from torch.export.graph_signature import InputKind
 
     specs = exported.graph_signature.input_specs

@@ -12,7 +12,7 @@ from .stack import Stack
 
 
 def token_embedding(size: int, dim: int, padding_idx: int) -> nn.Embedding:
-    """An embedding of *size* words, N(0, 1/C); zeros for padding."""
+    """Build an embedding of *size* tokens, N(0, 1/C); zeros for padding."""
     table = nn.Embedding(size, dim, padding_idx)
     nn.init.normal_(table.weight, std=dim**-0.5)
     nn.init.zeros_(table.weight[padding_idx])
@@ -23,10 +23,10 @@ class Transformer(nn.Module):
     """Encoder-decoder model with a choice of connections between its layers.
 
     Args:
-        encoder, decoder: its stacks
+        encoder, decoder: the two stacks
 
     Attributes:
-        full_context_alignment: alignments come from a second pass of the decoder, which sees the whole target
+        full_context_alignment: compute alignments in a second pass of the decoder over the whole target
     """
 
     full_context_alignment = False
@@ -38,11 +38,12 @@ class Transformer(nn.Module):
 
     @classmethod
     def build(cls, stacks: dict[str, Stack], source_size: int, target_size: int | None = None, padding_idx: int = 1):
-        """A new model.
+        """Build and initialise a model.
 
         Args:
             stacks: the descriptions of "encoder" and "decoder"
-            source_size, target_size: words of the dictionaries; None for the latter: both share one embedding
+            source_size: vocabulary size of the source
+            target_size: vocabulary size of the target; None: source and target share one embedding
             padding_idx: index of padding in both
         """
         source = token_embedding(source_size, stacks["encoder"].dim, padding_idx)
@@ -54,7 +55,7 @@ class Transformer(nn.Module):
         return model
 
     def tie(self) -> None:
-        """Share what the aggregators share between the stacks."""
+        """Share parameters of the aggregators between the stacks."""
         self.encoder.aggregator.tie(self.decoder.aggregator)
         self.decoder.aggregator.tie(self.encoder.aggregator)
 
@@ -86,19 +87,19 @@ class Transformer(nn.Module):
         """
         self.eval()
         for name, module in list(self.named_modules()):
-            if module is not self and hasattr(module, "make_generation_fast_"):  # fairseq's model has one, too
+            if module is not self and hasattr(module, "make_generation_fast_"):  # fairseq's model also has one
                 module.make_generation_fast_(name=name, need_attn=need_attn)
         pack_linear(self)
         return self
 
     def aliases(self) -> dict[str, str]:
-        """Names of parameters in the decoder's aggregator that are the encoder's, and their names there."""
+        """Return the decoder's names of aggregator parameters that both stacks share, with the encoder's names."""
         names = {id(p): f"encoder.history.{name}" for name, p in self.encoder.aggregator.named_parameters()}
         own = self.decoder.aggregator.named_parameters()
         return {f"decoder.history.{name}": names[id(p)] for name, p in own if id(p) in names}
 
     def state_dict(self, *args, **kwargs):
-        """The parameters by name; what the aggregators of both stacks share is there once, as the encoder's."""
+        """Return the parameters by name; shared parameters of the aggregators only have the encoder's name."""
         state = super().state_dict(*args, **kwargs)
         prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
         for alias in self.aliases():
@@ -106,7 +107,7 @@ class Transformer(nn.Module):
         return state
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
-        for alias, name in self.aliases().items():  # torch asks for the second names, too
+        for alias, name in self.aliases().items():  # torch also requires the decoder's names
             if prefix + name in state_dict:
                 state_dict[prefix + alias] = state_dict[prefix + name]
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

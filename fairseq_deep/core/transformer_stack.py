@@ -1,4 +1,4 @@
-"""What encoder and decoder have in common: embedding, positions, layers, aggregator, final norm."""
+"""Common parts of encoder and decoder: embedding, positions, layers, aggregator, final norm."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .stack import Stack
 
 
 class TransformerStack(nn.Module):
-    """Base of :class:`Encoder` and :class:`Decoder`.
+    """Base class of :class:`Encoder` and :class:`Decoder`.
 
     Args:
-        stack: its description; axes without a method get the plain one
-        embed_tokens: the embedding of its tokens, with the index of padding
+        stack: description; axes without a method get the plain method
+        embed_tokens: embedding of the tokens, with the index of padding
 
     Attributes:
-        stack: its description, complete
-        init: how its weights are initialised
-        layers: its layers, or where layers are split, the modules of their sub-layers
-        layer_drop: draws which of them run
-        aggregator: the method that connects them, registered as ``history``, its name in checkpoints
+        stack: the complete description
+        init: the initialisation method
+        layers: the layers, or if layers are split, the modules of their sub-layers
+        layer_drop: chooses the layers that run
+        aggregator: the method that connects the layers, registered as ``history``, its name in checkpoints
         layer_norm: the norm at the end of a pre-norm stack
     """
 
@@ -51,17 +51,17 @@ class TransformerStack(nn.Module):
         self.layer_norm = make_norm(stack) if normalises else None
         self._build_output()
         self.history = stack.aggregator.build(stack)
-        self.register_buffer("version", torch.tensor([3.0]))  # of fairseq's format of checkpoints
+        self.register_buffer("version", torch.tensor([3.0]))  # version of fairseq's checkpoint format
 
     @property
     def aggregator(self) -> nn.Module:
         return self.history
 
     def _build_input(self) -> None:
-        """Build what stands between the embeddings and the positions."""
+        """Build modules between the embeddings and the positions."""
 
     def _build_output(self) -> None:
-        """Build what follows the final norm."""
+        """Build modules after the final norm."""
 
     def _positions(self) -> nn.Module | None:
         kinds = {"sinusoidal": SinusoidalPositions, "learned": LearnedPositions}
@@ -69,6 +69,6 @@ class TransformerStack(nn.Module):
         return kind and kind(self.stack.dim, self.padding_idx, self.stack.max_positions)
 
     def max_positions(self) -> int:
-        """The greatest number of tokens in a sentence."""
+        """Return the maximum number of tokens per sentence."""
         own = self.stack.max_positions
         return own if self.embed_positions is None else min(own, self.embed_positions.max_positions)

@@ -1,4 +1,4 @@
-"""The directory of files that are made once for a user."""
+"""Cache directory for files that are generated once per user."""
 
 import os
 

@@ -346,10 +346,10 @@ def test_the_flag_of_the_block_is_a_number(build):
 @pytest.mark.parametrize(
     "flags, words",
     [
-        ({"layer_agg": "hierarchical", "hierarchical_block": 0}, "--hierarchical-block 0 leaves no layers to merge"),
+        ({"layer_agg": "hierarchical", "hierarchical_block": 0}, "--hierarchical-block 0 must be at least 1"),
         ({"layer_agg": "hierarchical", "hierarchical_block": -2}, "--hierarchical-block -2"),
         ({"layer_agg": "iterative", "hierarchical_block": 2}, "--hierarchical-block has no effect without"),
-        *(({"layer_agg": name, "encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop") for name in KINDS),
+        *(({"layer_agg": name, "encoder_layerdrop": 0.1}, "omit --encoder-layerdrop") for name in KINDS),
     ],
     ids=str,
 )

@@ -409,7 +409,7 @@ def test_flags_that_no_architecture_has_settled_add_no_norm(dictionary):
 
 
 BAD = [
-    ({**FULL, "attention_residual_block": 0}, "--attention-residual-block 0 leaves no sub-layer"),
+    ({**FULL, "attention_residual_block": 0}, "--attention-residual-block 0 must be at least 1"),
     ({"attention_residual_block": 2}, "--attention-residual-block has no effect without --layer-agg"),
     ({**DUAL, "encoder_normalize_before": True}, "--encoder-normalize-before has no effect: --layer-agg residual-dual"),
     ({**FULL, "decoder_normalize_before": False}, "--decoder-normalize-before has no effect: --layer-agg attention-r"),
@@ -420,8 +420,8 @@ for method in (DUAL, FULL, HYPER):
     BAD += [
         ({**method, "encoder_layers": 0}, "use --encoder-layers 1 or more"),
         ({**method, "decoder_layers": 0}, "use --decoder-layers 1 or more"),
-        ({**method, "decoder_layerdrop": 0.1}, "leave out --decoder-layerdrop"),
-        ({**method, "residual": "sdu"}, "--residual sdu has nothing to connect"),
+        ({**method, "decoder_layerdrop": 0.1}, "omit --decoder-layerdrop"),
+        ({**method, "residual": "sdu"}, "--residual sdu requires residual connections"),
         *(({**method, "deep_init": init}, "use xavier or lipschitz") for init in FOR_RESIDUALS),
     ]
 

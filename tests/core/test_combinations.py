@@ -11,7 +11,7 @@ from tests.helpers.models import make_batch
 
 # what a method cannot be without
 NEEDS = {("layer_agg", "msc"): {"decoder_memory": "msc"}, ("decoder_memory", "msc"): {"layer_agg": "msc"}}
-CURES = ("use ", "leave ", "add ", "make ")
+CURES = ("use ", "omit ", "add ", "make ")
 
 
 def names_of(axis):

@@ -177,13 +177,13 @@ def test_more_positions_than_the_capacity_are_refused(model_of, counters):
     model = model_of("self")
     model.decoder.compile_steps(6, **NO_COMPILER)
     run(model, 6, orders(5))
-    with pytest.raises(UsageError, match="more than 6 positions: compile for a larger capacity, or leave it out"):
+    with pytest.raises(UsageError, match="more than 6 positions: compile for a larger capacity, or omit it"):
         run(model, 7, orders(6))
 
 
 def test_what_cannot_be_compiled_is_refused(model_of):
     decoder = model_of("self").decoder
-    with pytest.raises(UsageError, match="capacity of 0 positions"):
+    with pytest.raises(UsageError, match="must be at least 1 position"):
         decoder.compile_steps(0)
     assert decoder.compiled is None
 

@@ -303,7 +303,7 @@ def test_source_gain_is_what_the_true_source_is_worth(build, batch):
         torch.nn.init.zeros_(layer.encoder_attn.out_proj.weight)
     assert source_gain(model, sample, pad) == pytest.approx(0, abs=1e-6)
     one = {"net_input": {name: value[:1] for name, value in inputs.items()}, "target": target[:1]}
-    with pytest.raises(ValueError, match="give more than one"):
+    with pytest.raises(ValueError, match="at least two sentences"):
         source_gain(model, one, pad)
 
 

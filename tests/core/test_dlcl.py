@@ -276,7 +276,7 @@ def test_keys_of_the_original_code_are_renamed():
         ({"weight_type": "vector_3"}, "--dlcl-weight-type vector_3"),
         ({"window": 0}, "--dlcl-window 0"),
         ({"dropout": 1.0}, "--dlcl-dropout 1.0"),
-        ({"no_norm": True, "pre_norm": False}, "--dlcl-no-norm needs a pre-norm stack"),
+        ({"no_norm": True, "pre_norm": False}, "--dlcl-no-norm requires a pre-norm stack"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(options, words):

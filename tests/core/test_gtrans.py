@@ -84,10 +84,10 @@ def test_parameter_counts(norm, added):
 @pytest.mark.parametrize(
     "flags, words",
     [
-        ({"gtrans_group_layers": 0}, "--gtrans-group-layers 0 must be 1 or more"),
+        ({"gtrans_group_layers": 0}, "--gtrans-group-layers 0 must be at least 1"),
         ({"encoder_layers": 0}, "use --encoder-layers 1 or more"),
-        ({"encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop"),
-        ({"encoder_layer_agg": "dlcl", "decoder_layer_agg": "gtrans"}, "does not support a decoder alone"),
+        ({"encoder_layerdrop": 0.1}, "omit --encoder-layerdrop"),
+        ({"encoder_layer_agg": "dlcl", "decoder_layer_agg": "gtrans"}, "requires an encoder, and --decoder-layer-agg"),
         ({"layer_agg": "residual", "gtrans_group_layers": 2}, "--gtrans-group-layers has no effect without"),
     ],
 )

@@ -138,7 +138,7 @@ def test_half_precision_is_not_profiled(build, batch):
     with pytest.raises(UsageError) as error:
         model(*batch)
     text = str(error.value)
-    assert "--admin-start profile needs fp32" in text and "--max-update 1" in text and "\n" not in text
+    assert "--admin-start profile requires fp32" in text and "--max-update 1" in text and "\n" not in text
     model.eval()(*batch)
 
 

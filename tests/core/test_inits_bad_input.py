@@ -17,7 +17,7 @@ def without(*methods, **flags):
     name = flag.replace("_", "-")
     for method in methods:
         chosen = {} if method is None else {"deep_init": method}
-        yield POST, {**chosen, flag: value}, f"--{name} has no effect without --deep-init", "or leave it out"
+        yield POST, {**chosen, flag: value}, f"--{name} has no effect without --deep-init", "or omit it"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def without(*methods, **flags):
         (POST, {"deep_init": "rezero", "decoder_layer_agg": "dlcl"}, "without norms", "--decoder-layer-agg residual"),
         # stacks without residual connections
         *(
-            (name, {"deep_init": method}, f"--deep-init {method} is about residual connections", "xavier or lipschitz")
+            (name, {"deep_init": method}, f"--deep-init {method} requires residual connections", "xavier or lipschitz")
             for method in ("ds", "depth-scaled", "deepnet", "admin", "tfixup", "rezero")
             for name in (LSTM, "transformer_rnn_6l")
         ),
@@ -83,16 +83,16 @@ def without(*methods, **flags):
         (LSTM, {"deep_init": "ds", "encoder_layer_agg": "residual"}, "lstm replaces (decoder)", "xavier or"),
         # sub-layers and norms that a method counts on, or does without
         *(
-            (POST, {"deep_init": method, "layernorm_embedding": True}, "--layernorm-embedding adds a norm", "leave it")
+            (POST, {"deep_init": method, "layernorm_embedding": True}, "--layernorm-embedding adds a norm", "omit it")
             for method in ("tfixup", "rezero")
         ),
         *(
-            (POST, {"deep_init": method, "no_cross_attention": True}, f"--deep-init {method} counts three", "use ds or")
+            (POST, {"deep_init": method, "no_cross_attention": True}, f"--deep-init {method} requires three", "use ds")
             for method in ("deepnet", "tfixup")
         ),
         # other layers, and depths that are not those of the training
         *(
-            (POST, {"deep_init": "deepnet", f"{side}_layers_to_keep": "0,1"}, f"--{side}-layers-to-keep", "leave")
+            (POST, {"deep_init": "deepnet", f"{side}_layers_to_keep": "0,1"}, f"--{side}-layers-to-keep", "omit")
             for side in ("encoder", "decoder")
         ),
         # a first batch that not every layer sees
@@ -132,7 +132,7 @@ def test_the_command_line_names_the_nearest_method(flag):
 @pytest.mark.parametrize(
     "line, problem",
     [
-        (("--arch", LSTM, "--deep-init", "ds"), "--deep-init ds is about residual connections"),
+        (("--arch", LSTM, "--deep-init", "ds"), "--deep-init ds requires residual connections"),
         (("--arch", PRE, "--deep-init", "deepnet"), "--deep-init deepnet requires post-norm"),
         (("--arch", DLCL, "--deep-init", "rezero"), "--deep-init rezero requires stacks"),
         (("--arch", POST, "--deep-init", "ds", "--ds-init-alpha", "2"), "--ds-init-alpha 2.0 is out of range"),

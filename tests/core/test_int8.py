@@ -215,11 +215,11 @@ def test_without_products_one_line_says_so(fresh, monkeypatch, caplog, precision
     stack = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     assert reduce_precision(stack, precision) == 0 and type(stack[0]) is nn.Linear
     assert [record.message for record in caplog.records] == [
-        f"this machine, or this torch, has no fast products in {precision}: they stay in fp32"
+        f"this machine or this torch does not have fast {precision} products: they stay in fp32"
     ]
     assert describe().endswith("; int8: none, fp32 instead; bf16: none, fp32 instead")
     if precision == "int8":
-        with pytest.raises(RuntimeError, match="no products in int8"):
+        with pytest.raises(RuntimeError, match="does not have int8 products"):
             int8.Int8Linear(stack[0])
 
 

@@ -143,9 +143,9 @@ def test_parameters_are_counted_exactly(build):
         ({"decoder_kv_heads": 3}, "--decoder-kv-heads 3", "divisor of --decoder-attention-heads 2"),
         ({"decoder_kv_heads": 0}, "--decoder-kv-heads 0", "divisor"),
         ({"decoder_kv_heads": 1, "decoder_attn": "merged"}, "not supported with --decoder-attn merged", "omit it"),
-        ({"ffn": "swiglu", "activation_fn": "gelu"}, "activation function of its own, swish", "omit --activation-fn"),
+        ({"ffn": "swiglu", "activation_fn": "gelu"}, "its own activation function, swish", "omit --activation-fn"),
         ({"ffn": "geglu", "layer_agg": "lstm", "encoder_ffn_embed_dim": None, "decoder_ffn_embed_dim": None},
-         "has no effect on", "omit it"),
+         "has no effect with", "omit it"),
         ({"value_residual": True, "encoder_layers": 1, "decoder_layers": 1}, "stacks of one layer", "omit it"),
         ({"value_residual": True, "decoder_layerdrop": 0.1}, "the first layer (decoder)", "omit --decoder-layerdrop"),
         ({"value_residual": True, "encoder_layers_to_keep": "0,1"}, "(encoder)", "omit --encoder-layers-to-keep"),
@@ -165,5 +165,5 @@ def test_flags_that_clash(flags, problem, cure, build):
 
 @pytest.mark.parametrize("flags", [{"norm": "rms"}, {"qk_norm": True}, {"sub_norm": True}], ids=str)
 def test_stacks_without_norms_refuse_more_of_them(flags, build):
-    with pytest.raises(UsageError, match="whose stacks have no norms: omit it"):
+    with pytest.raises(UsageError, match="which requires no norms: omit it"):
         build(POSTNORM, deep_init="tfixup", **flags)

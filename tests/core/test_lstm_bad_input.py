@@ -17,7 +17,7 @@ RNN = "transformer_rnn_6l"
 @pytest.mark.parametrize(
     "name, flags, problem, cure",
     [
-        (TINY, {"encoder_layers": 0}, "nothing to connect without layers (encoder)", "use --encoder-layers 1 or"),
+        (TINY, {"encoder_layers": 0}, "--layer-agg lstm requires layers (encoder)", "use --encoder-layers 1 or"),
         (TINY, {"lstm_ffn": 3}, "--lstm-ffn 3 is unknown", "use one of 1, 2"),
         (TINY, {"lstm_ffn": 0}, "--lstm-ffn 0 is unknown", "use one of 1, 2"),
         (TINY, {"lstm_glu": "tanh"}, "--lstm-glu tanh is unknown", "use one of sigmoid, gelu, swish, relu"),
@@ -26,23 +26,23 @@ RNN = "transformer_rnn_6l"
         (RNN, {"lstm_share": "gate"}, "--lstm-share gate is unknown without gates", "use one of none, all"),
         (RNN, {"lstm_share": "gate-encdec"}, "(--layer-agg rnn)", "use one of none, all"),
         (TINY, {"lstm_ffn": 1, "lstm_hidden": 64}, "--lstm-hidden is the width of the 2-layer", "use --lstm-ffn 2"),
-        (TINY, {"lstm_ffn": 1, "lstm_glu": "gelu"}, "--lstm-glu is of the 2-layer form", "use --lstm-ffn 2"),
+        (TINY, {"lstm_ffn": 1, "lstm_glu": "gelu"}, "--lstm-glu requires the 2-layer form", "use --lstm-ffn 2"),
         (TINY, {"lstm_hidden": 33}, "--lstm-hidden 33 cannot be halved", "use an even number"),
         (TINY, {"lstm_hidden": 0}, "--lstm-hidden 0 cannot be halved", "use an even number"),
         (TINY, {"lstm_hidden": -4}, "--lstm-hidden -4 cannot be halved", "use an even number"),
-        (TINY, {"lstm_dropout": 1.0}, "--lstm-dropout 1.0 is no probability", "use 0 to below 1"),
-        (TINY, {"lstm_dropout": -0.1}, "--lstm-dropout -0.1 is no probability", "leave it out"),
+        (TINY, {"lstm_dropout": 1.0}, "--lstm-dropout 1.0 must be in [0, 1)", "change or omit it"),
+        (TINY, {"lstm_dropout": -0.1}, "--lstm-dropout -0.1 must be in [0, 1)", "omit it"),
         (
             TINY,
             {"lstm_merge": "two", "lstm_attn_residual": True},
             "--lstm-attn-residual has no effect with --lstm-merge two",
-            "leave it out",
+            "omit it",
         ),
         (
             TINY,
             {"lstm_merge": "two", "lstm_attn_residual": False},
             "--lstm-no-attn-residual has no effect with --lstm-merge two",
-            "leave it out",
+            "omit it",
         ),
         (RNN, {"lstm_forget_bias": 0.0}, "--lstm-forget-bias has no effect in the RNN", "use --layer-agg lstm"),
         (RNN, {"lstm_forget_bias": 1.0}, "--lstm-forget-bias has no effect in the RNN", "use --layer-agg lstm"),
@@ -50,14 +50,14 @@ RNN = "transformer_rnn_6l"
             (
                 TINY,
                 {"lstm_merge": merge, "lstm_share": share},
-                f"--lstm-merge {merge} gives the decoder gates of its own, which --lstm-share {share} cannot hold",
+                f"--lstm-merge {merge} gives the decoder its own gates, and --lstm-share {share} cannot share these",
                 "use --lstm-share gate or none",
             )
             for merge in ("concat", "two")
             for share in ("gate-encdec", "all")
         ),
         *(
-            (TINY, {"lstm_share": share, flag: value}, f"--lstm-share {share} needs", "use --lstm-share gate")
+            (TINY, {"lstm_share": share, flag: value}, f"--lstm-share {share} requires", "use --lstm-share gate")
             for share, flag, value in (
                 ("gate-encdec", "encoder_layer_agg", "dlcl"),
                 ("gate-encdec", "encoder_embed_dim", 24),
@@ -75,19 +75,19 @@ RNN = "transformer_rnn_6l"
         (TINY, {"decoder_normalize_before": True}, "--decoder-normalize-before has no effect", "--lstm-final-norm"),
         (TINY, {"activation_fn": "relu"}, "--activation-fn has no effect", "use --lstm-ffn and --lstm-glu"),
         *(
-            (TINY, {f"{side}_{flag}": value}, f"of the {side}", f"leave out --{side}-{flag.replace('_', '-')}")
+            (TINY, {f"{side}_{flag}": value}, f"of the {side}", f"omit --{side}-{flag.replace('_', '-')}")
             for side in ("encoder", "decoder")
             for flag, value in (("layerdrop", 0.1), ("layers_to_keep", "0"))
         ),
-        (TINY, {"quant_noise_pq": 0.1}, "--quant-noise-pq is not supported with the layers of", "leave it out"),
+        (TINY, {"quant_noise_pq": 0.1}, "--quant-noise-pq is not supported with the layers of", "omit it"),
         (TINY, {"no_cross_attention": True}, "--no-cross-attention is not supported", "--decoder-layer-agg residual"),
-        (TINY, {"relative_positions": 0}, "--relative-positions 0 leaves no distance", "use 1 or more"),
-        (RNN, {"relative_positions": -1}, "--relative-positions -1 leaves no distance", "use 1 or more"),
-        (TINY, {"relative_values": True}, "--relative-values needs a distance", "add --relative-positions K"),
-        (TINY, {"relative_positions": 4, "decoder_attn": "average"}, "--relative-positions is", "leave one of"),
+        (TINY, {"relative_positions": 0}, "--relative-positions 0 must be at least 1", "change or omit it"),
+        (RNN, {"relative_positions": -1}, "--relative-positions -1 must be at least 1", "change or omit it"),
+        (TINY, {"relative_values": True}, "--relative-values requires a distance", "add --relative-positions K"),
+        (TINY, {"relative_positions": 4, "decoder_attn": "average"}, "--relative-positions is", "omit one of"),
         ("transformer_dlcl_6l", {"lstm_ffn": 1}, "--lstm-ffn has no effect without --layer-agg", "add that"),
-        ("transformer_dlcl_6l", {"lstm_final_norm": True}, "--lstm-final-norm has no effect without", "leave it"),
-        (TINY, {"dlcl_window": 2}, "--dlcl-window has no effect without --layer-agg dlcl", "leave it out"),
+        ("transformer_dlcl_6l", {"lstm_final_norm": True}, "--lstm-final-norm has no effect without", "omit it"),
+        (TINY, {"dlcl_window": 2}, "--dlcl-window has no effect without --layer-agg dlcl", "omit it"),
         (TINY, {"encoder_attention_heads": 3}, "--encoder-embed-dim 16 is not divisible by", "change one of them"),
     ],
 )
@@ -197,7 +197,7 @@ def test_sharing_between_the_stacks_needs_the_lstm_in_both(build, side, share):
 def test_decoder_options_need_the_lstm_in_the_decoder(build, flags):
     with pytest.raises(UsageError) as error:
         build("transformer_lstm_2l2l_tiny", decoder_layer_agg="residual", **flags)
-    assert "is about the decoder" in one_line(error)
+    assert "has no effect on a decoder with --layer-agg residual" in one_line(error)
 
 
 @pytest.mark.parametrize(

@@ -205,29 +205,29 @@ def test_parameters_of_layerwise_memories():
         ({**TRANSPARENT, "transparent_dropout": -0.1}, "--transparent-dropout -0.1 is not a probability"),
         ({"transparent_dropout": 0.2}, "--transparent-dropout has no effect without --decoder-memory transparent: add"),
         ({"msc_blocks": 2}, "--msc-blocks has no effect without --layer-agg msc: add that"),
-        ({"decoder_memory": "msc"}, "contexts that --layer-agg residual of the encoder does not make: add --encoder-"),
-        ({**MSC, "encoder_layer_agg": "dlcl"}, "--layer-agg dlcl of the encoder does not make: add --encoder-"),
+        ({"decoder_memory": "msc"}, "contexts that --layer-agg residual of the encoder does not compute: add --"),
+        ({**MSC, "encoder_layer_agg": "dlcl"}, "--layer-agg dlcl of the encoder does not compute: add --encoder-"),
         ({"layer_agg": "msc"}, "contexts that --decoder-memory last does not read: add --decoder-memory msc"),
         ({**MSC, **TRANSPARENT}, "contexts that --decoder-memory transparent does not read: add --decoder-memory msc"),
         ({**ENCODER_MSC, "decoder_layer_agg": "msc"}, "--layer-agg msc requires an encoder"),
-        ({**MSC, "msc_blocks": 0}, "--msc-blocks 0 leaves --layer-agg msc without a block: use 1 or more"),
-        ({**MSC, "msc_blocks": -1}, "--msc-blocks -1 leaves"),
-        ({**MSC, "msc_blocks": 3}, "--msc-blocks 3 does not divide --encoder-layers 2 into blocks of one size"),
+        ({**MSC, "msc_blocks": 0}, "--msc-blocks 0 must be at least 1 with --layer-agg msc"),
+        ({**MSC, "msc_blocks": -1}, "--msc-blocks -1 must be"),
+        ({**MSC, "msc_blocks": 3}, "--msc-blocks 3 does not divide --encoder-layers 2 into equal blocks"),
         ({**MSC, "encoder_layers": 8, "decoder_layers": 6}, "--decoder-layers 6 does not divide --encoder-layers 8"),
         ({**MSC, "encoder_layers": 9, "decoder_layers": 7}, "use --msc-blocks 9, or another --encoder-layers"),
-        ({**MSC, "encoder_layerdrop": 0.1}, "--layer-agg msc needs each layer of the encoder at its place"),
+        ({**MSC, "encoder_layerdrop": 0.1}, "--layer-agg msc requires every layer of the encoder"),
         ({**MSC, "encoder_layers": 0}, "--encoder-layers 1 or more"),
-        ({**MSC, "decoder_layers": 0}, "--decoder-layers 0 leaves --layer-agg msc without a block: use 1 or more"),
+        ({**MSC, "decoder_layers": 0}, "--decoder-layers 0 must be at least 1 with --layer-agg msc"),
         *(
-            ({"decoder_memory": kind, flag: value}, f"leave out --{flag.replace('_', '-')}, or use --decoder-memory")
+            ({"decoder_memory": kind, flag: value}, f"omit --{flag.replace('_', '-')}, or use --decoder-memory")
             for kind in ("transparent", "layerwise")
             for flag, value in (
                 ("encoder_layerdrop", 0.2), ("decoder_layerdrop", 0.2), ("encoder_layers_to_keep", "0"),
                 ("decoder_layers_to_keep", "1"), ("no_cross_attention", True),
             )
         ),
-        ({**TRANSPARENT, "encoder_layers": 0}, "--decoder-memory transparent reads layers: use --encoder-layers 1"),
-        ({**LAYERWISE, "decoder_layers": 0}, "--decoder-memory layerwise reads layers: use --decoder-layers 1 or more"),
+        ({**TRANSPARENT, "encoder_layers": 0}, "--decoder-memory transparent requires layers: use --encoder-layers 1"),
+        ({**LAYERWISE, "decoder_layers": 0}, "--decoder-memory layerwise requires layers: use --decoder-layers 1"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_in_one_line(flags, words, build):

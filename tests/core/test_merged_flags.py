@@ -153,7 +153,7 @@ def test_every_combination_is_built_or_refused(kind, name, method, build):
     with pytest.raises(UsageError) as error:
         build(name, deep_init=method, **flags, **KINDS[kind])
     text = one_line(error)
-    assert "use " in text or "leave " in text
+    assert "use " in text or "omit " in text
     assert f"--deep-init {method}" in text or (no_width and "--average-ffn" in text)
 
 
@@ -162,7 +162,7 @@ def clashes(kinds, name, **flags):
     for kind in kinds:
         for flag, value in flags.items():
             problem = f"--{flag.replace('_', '-')} is not supported with --decoder-attn {kind}"
-            yield name, {**KINDS[kind], flag: value}, problem, "leave one of them out"
+            yield name, {**KINDS[kind], flag: value}, problem, "omit one of them"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def clashes(kinds, name, **flags):
     [
         (POST, {"decoder_attn": "mergd"}, "unknown --decoder-attn mergd (did you mean merged?)", "choose from average"),
         *(
-            (POST, {**flags, "average_ffn": True}, "--average-ffn has no effect", "leave it out")
+            (POST, {**flags, "average_ffn": True}, "--average-ffn has no effect", "omit it")
             for flags in ({}, *(KINDS[kind] for kind in ("merged", "merged-self")))
         ),
         *clashes(MERGED, POST, no_cross_attention=True),
@@ -179,12 +179,12 @@ def clashes(kinds, name, **flags):
         *clashes(["average", "merged", "merged-average", "ssru"], LSTM, relative_positions=2),
         (POST, {"decoder_attn": "merged", "decoder_embed_dim": 8}, "one matrix for the values", "use merged-average"),
         *(
-            (name, KINDS[kind], "--average-ffn needs a feed-forward width", "leave it out")
+            (name, KINDS[kind], "--average-ffn requires a feed-forward width", "omit it")
             for kind in ("average-ffn", "merged-average-ffn")
             for name in (LSTM, "transformer_rnn_6l")
         ),
         *(
-            (POST, {**KINDS[kind], "deep_init": method}, f"--deep-init {method} counts three sub-layers", "use ds or")
+            (POST, {**KINDS[kind], "deep_init": method}, f"--deep-init {method} requires three sub-layers", "use ds or")
             for kind in MERGED
             for method in sorted(THREE)
         ),

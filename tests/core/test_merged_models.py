@@ -231,7 +231,7 @@ def test_the_checkpoint_of_another_attention_is_refused(kind, build):
         with pytest.raises(UsageError) as error:
             one.load_state_dict(other.state_dict())
         text = str(error.value)
-        assert "the checkpoint is of another architecture" in text and "self_attn" in text and "\n" not in text
+        assert "the checkpoint has another architecture" in text and "self_attn" in text and "\n" not in text
 
 
 def test_the_diagnostics_know_the_merged_sub_layer(build, batch):

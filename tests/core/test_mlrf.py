@@ -267,7 +267,7 @@ def test_padding_changes_nothing(norm, kind, build, dictionary):
         ({"weights": "soft"}, "--mlrf-weights soft is unknown"),
         ({"kind": "mean", "weights": "linear"}, "--mlrf-weights has no effect with --mlrf-kind mean"),
         ({"kind": "learned", "hidden": 8}, "--mlrf-hidden has no effect with --mlrf-kind learned"),
-        ({"kind": "ffn", "hops": 2}, "--mlrf-hops has no effect with --mlrf-kind ffn: leave it out, or use multi-hop"),
+        ({"kind": "ffn", "hops": 2}, "--mlrf-hops has no effect with --mlrf-kind ffn: omit it, or use multi-hop"),
         ({"kind": "ffn", "hidden": 0}, "--mlrf-hidden 0"),
         ({"kind": "multi-hop", "hops": 0}, "--mlrf-hops 0"),
     ],
@@ -283,10 +283,10 @@ def test_wrong_options_are_refused_in_one_line(side, options, words):
     "flags, words",
     [
         ({"layer_agg": "mlrf", "encoder_layers": 0}, "--encoder-layers 1 or more"),
-        ({"layer_agg": "mlrf", "encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop"),
-        ({"decoder_layer_agg": "mlrf"}, "does not support a decoder alone: use --encoder-layer-agg mlrf"),
+        ({"layer_agg": "mlrf", "encoder_layerdrop": 0.1}, "omit --encoder-layerdrop"),
+        ({"decoder_layer_agg": "mlrf"}, "is not supported: use --encoder-layer-agg mlrf"),
         ({"layer_agg": "mlrf", "decoder_layer_agg": "mlrf"}, "--layer-agg mlrf requires an encoder"),
-        ({"layer_agg": "mlrf", "encoder_layer_agg": "dlcl"}, "does not support a decoder alone"),
+        ({"layer_agg": "mlrf", "encoder_layer_agg": "dlcl"}, "requires an encoder, and --decoder-layer-agg"),
         ({"mlrf_kind": "mean"}, "--mlrf-kind has no effect"),
     ],
 )

@@ -131,6 +131,6 @@ def test_memory_grows_with_the_number_of_layers_not_its_square():
 
 
 def test_only_what_every_layer_takes_part_in(build):
-    with pytest.raises(UsageError, match="leave out --encoder-layerdrop") as error:
+    with pytest.raises(UsageError, match="omit --encoder-layerdrop") as error:
         build(TINY["pre"], **MUDD, encoder_layerdrop=0.1)
     assert "\n" not in str(error.value)

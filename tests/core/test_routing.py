@@ -399,8 +399,8 @@ def test_wrong_options_are_refused_in_one_line(options, words):
     "flags, words",
     [
         ({"encoder_layers": 0}, "--encoder-layers 1 or more"),
-        ({"decoder_memory": "transparent"}, "which --layer-agg routing does without: use a postnorm architecture"),
-        ({"encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop"),
+        ({"decoder_memory": "transparent"}, "which --layer-agg routing removes: use a postnorm architecture"),
+        ({"encoder_layerdrop": 0.1}, "omit --encoder-layerdrop"),
         ({"no_decoder_final_norm": True}, "--no-decoder-final-norm"),
         ({"routing_capsules": 5}, "--routing-capsules 5 does not divide the width 16 of the encoder"),
         ({"layer_agg": "dlcl", "routing_kind": "em"}, "--routing-kind has no effect"),

@@ -100,12 +100,12 @@ def test_a_methods_own_dropout_is_its_own(build, dictionary):
     "flags, words",
     [
         ({"layer_agg": "toy", "toy_dropout": 1.0}, "--toy-dropout 1.0 is not a probability"),
-        ({"toy_dropout": 0.1}, "--toy-dropout has no effect without --layer-agg toy: add that, or leave it out"),
-        ({"toy_start": 0.1}, "--toy-start has no effect without --decoder-memory toy: add that, or leave it out"),
-        ({"layer_agg": "toy-bare", "residual": "toy"}, "--residual toy has nothing to connect"),
+        ({"toy_dropout": 0.1}, "--toy-dropout has no effect without --layer-agg toy: add that, or omit it"),
+        ({"toy_start": 0.1}, "--toy-start has no effect without --decoder-memory toy: add that, or omit it"),
+        ({"layer_agg": "toy-bare", "residual": "toy"}, "--residual toy requires residual connections"),
         ({"decoder_layer_agg": "toy-calls"}, "--layer-agg toy-calls requires an encoder"),
-        ({"layer_agg": "toy", "encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop"),
-        ({"layer_agg": "toy-bare", "deep_init": "ds"}, "--deep-init ds is about residual connections"),
+        ({"layer_agg": "toy", "encoder_layerdrop": 0.1}, "omit --encoder-layerdrop"),
+        ({"layer_agg": "toy-bare", "deep_init": "ds"}, "--deep-init ds requires residual connections"),
     ],
 )
 def test_clashes_are_refused_in_one_line(flags, words, build):

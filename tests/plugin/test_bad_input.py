@@ -71,18 +71,18 @@ def test_unknown_architecture_names_the_nearest():
 @pytest.mark.parametrize(
     "name, flags, words",
     [
-        ("transformer_linear_6l", {"encoder_layerdrop": 0.1}, "leave out --encoder-layerdrop"),
-        ("transformer_linear_6l", {"decoder_layerdrop": 0.1, "layer_agg": "linear"}, "leave out --decoder-layerdrop"),
-        ("transformer_dlcl_6l", {"encoder_layers_to_keep": "0,2"}, "leave out --encoder-layers-to-keep"),
+        ("transformer_linear_6l", {"encoder_layerdrop": 0.1}, "omit --encoder-layerdrop"),
+        ("transformer_linear_6l", {"decoder_layerdrop": 0.1, "layer_agg": "linear"}, "omit --decoder-layerdrop"),
+        ("transformer_dlcl_6l", {"encoder_layers_to_keep": "0,2"}, "omit --encoder-layers-to-keep"),
         ("transformer_prenorm_6l", {"decoder_output_dim": 8, "share_decoder_input_output_embed": True},
-         "--decoder-output-dim 8 is not the width of the shared embeddings, 16: leave it out"),
+         "--decoder-output-dim 8 must be the width of the shared embeddings, 16: omit it"),
         *(("transformer_prenorm_6l", {flag: value}, f"--{flag.replace('_', '-')} is not supported")
           for flag, value in (("cross_self_attention", True), ("encoder_xformers_att_config", "{}"),
                               ("decoder_xformers_att_config", "{}"), ("base_layers", 1), ("char_inputs", True))),
         ("transformer_prenorm_6l", {"adaptive_softmax_cutoff": "4,8", "tie_adaptive_weights": True},
-         "--tie-adaptive-weights ties to adaptive inputs"),
+         "--tie-adaptive-weights requires adaptive inputs"),
         ("transformer_prenorm_6l", {"dlcl_window": 2}, "--dlcl-window has no effect without --layer-agg dlcl"),
-        ("transformer_dlcl_postnorm_6l", {"dlcl_no_norm": True}, "--dlcl-no-norm needs a pre-norm stack"),
+        ("transformer_dlcl_postnorm_6l", {"dlcl_no_norm": True}, "--dlcl-no-norm requires a pre-norm stack"),
         ("transformer_dlcl_6l", {"dlcl_weight_type": "scalar_3"}, "does not divide the width 16"),
         ("transformer_dlcl_6l", {"dlcl_init": "zero"}, "--dlcl-init zero"),
         ("transformer_dlcl_6l", {"encoder_attention_heads": 3}, "--encoder-embed-dim 16 is not divisible"),
@@ -94,7 +94,7 @@ def test_unknown_architecture_names_the_nearest():
         (
             "transformer_dlcl_6l",
             {"decoder_embed_dim": 8, "share_all_embeddings": True},
-            "--share-all-embeddings needs equal widths",
+            "--share-all-embeddings requires equal widths",
         ),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_name_is_registered_once():
 def test_an_interval_that_logs_nothing(build, interval):
     with pytest.raises(UsageError) as error:
         build("transformer_prenorm_6l", log_depth_interval=interval)
-    assert f"--log-depth-interval {interval} logs nothing: use 1 or more" in one_line(error)
+    assert f"--log-depth-interval {interval} must be at least 1" in one_line(error)
 
 
 def test_a_mistake_is_an_ordinary_exception_in_python(build):

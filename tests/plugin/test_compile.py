@@ -309,8 +309,8 @@ def test_without_a_compiler_training_goes_on(make, batches, monkeypatch, caplog,
 @pytest.mark.parametrize(
     "flags, cure",
     [
-        ({"quant_noise_pq": 0.1}, "leave one out"),
-        ({"quant_noise_scalar": 0.1}, "leave one out"),
+        ({"quant_noise_pq": 0.1}, "omit one"),
+        ({"quant_noise_scalar": 0.1}, "omit one"),
         ({"checkpoint_activations": True, "offload_activations": True}, "use --checkpoint-activations"),
     ],
 )

@@ -93,7 +93,7 @@ def test_from_pretrained_translates(data, trained):
     "flags, words",
     [
         (["--decoder-ffn-embed-dim", "32"], "--decoder-ffn-embed-dim has no effect"),
-        (["--encoder-layerdrop", "0.1"], "leave out --encoder-layerdrop"),
+        (["--encoder-layerdrop", "0.1"], "omit --encoder-layerdrop"),
         (["--lstm-merge", "two", "--lstm-share", "all"], "--lstm-share gate or none"),
         (["--lstm-hidden", "7"], "--lstm-hidden 7"),
     ],

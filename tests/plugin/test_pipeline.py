@@ -165,7 +165,7 @@ def test_hydra_refuses_an_unknown_key_in_one_line(data, tmp_path):
     "flags, words",
     [
         (["--layer-agg", "dclc"], "did you mean dlcl?"),
-        (["--layer-agg", "linear", "--encoder-layerdrop", "0.1"], "leave out --encoder-layerdrop"),
+        (["--layer-agg", "linear", "--encoder-layerdrop", "0.1"], "omit --encoder-layerdrop"),
         (["--dlcl-weight-type", "scalar_3"], "does not divide the width"),
         (["--dlcl-window", "0"], "--dlcl-window 0"),
         (["--eval-bleu", "--eval-bleu-args", '{"max_len_b": 0}'], "use a higher max_len_b"),
@@ -189,7 +189,7 @@ def test_a_checkpoint_of_another_architecture_ends_training_with_one_line(data, 
     assert "another architecture" in done.stderr.splitlines()[-1]
     flags = ["--finetune-from-model", folder / "checkpoint_last.pt"]
     done = run(*train_command(data, folder / "other", *flags, arch="transformer_postnorm_2l2l_tiny"), check=False)
-    assert "its encoder is pre-norm, that of the model post-norm" in done.stderr.splitlines()[-1]
+    assert "its encoder is pre-norm, the model's encoder is post-norm" in done.stderr.splitlines()[-1]
     assert "--init-from" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert {path.name: path.stat().st_mtime for path in folder.glob("*.pt")} == before
@@ -200,7 +200,7 @@ def test_a_checkpoint_that_does_not_fit_is_one_line_where_a_run_resumes(small, t
     run(*train_command(small, tmp_path, "--max-update", "1"))
     done = run(*train_command(small, tmp_path, "--max-update", "2", "--encoder-layers", "3"), check=False)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("fairseq_deep: the checkpoint is of another architecture")
+    assert done.stderr.splitlines()[-1].startswith("fairseq_deep: the checkpoint has another architecture")
 
 
 def test_deep_init_is_not_used_where_training_goes_on(data, tmp_path):

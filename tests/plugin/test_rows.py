@@ -63,8 +63,8 @@ def test_options_of_methods_that_are_replaced_are_left_out(row, flags, left_out,
 @pytest.mark.parametrize(
     "row, flags, words",
     [
-        ("deepnet_18l18l", {"decoder_attn": "merged"}, "--deep-init deepnet counts three sub-layers"),
-        ("deepnet_18l18l", {"decoder_attn": "merged", "layer_agg": "dlcl"}, "--deep-init deepnet counts three"),
+        ("deepnet_18l18l", {"decoder_attn": "merged"}, "--deep-init deepnet requires three sub-layers"),
+        ("deepnet_18l18l", {"decoder_attn": "merged", "layer_agg": "dlcl"}, "--deep-init deepnet requires three"),
         ("ds_matt_6l", {"deep_init": "deepnet"}, "--decoder-attn merged has two"),
         ("sdu_6l", {"layer_agg": "lstm"}, "use --residual plain"),
         ("msc_18l18l", {"layer_agg": "dlcl"}, "use --decoder-memory last"),
@@ -112,7 +112,7 @@ def test_the_rules_for_presets_say_what_the_checks_say(row):
         told = refusal(args)
         for flag, value in (*row.options, ("lstm_attn_residual", True)):
             # a clash of methods is told, unless an aggregator replaces what an initialisation is about
-            is_told = flag in AXES and not (flag == "deep_init" and told and "is about residual connections" in told)
+            is_told = flag in AXES and not (flag == "deep_init" and told and "requires residual connections" in told)
             if flag in flags or is_told:
                 continue
             if getattr(args, flag, None) == value:

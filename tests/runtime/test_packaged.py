@@ -289,7 +289,7 @@ HOSTILE = {
     "whole numbers": (at(EMBED, dtype="I32"), f"refused, because '{EMBED}' is of type I32"),
     "another type": (at(EMBED, dtype="F16"), "no whole file of safetensors"),
     "a tensor less": (tensors(lambda found: found.pop(EMBED)), f"it lacks {EMBED}"),
-    "a tensor more": (tensors(lambda found: found.update(x=torch.ones(1))), "it has x, which the model has not"),
+    "a tensor more": (tensors(lambda found: found.update(x=torch.ones(1))), "it has x, which the model lacks"),
     "8 bits": (tensors(lambda found: found.update({EMBED: found[EMBED].to(torch.int8)})), "is of type I8"),
     "a word less": (text("dict.src.txt", b"".join(b"w%d 1\n" % index for index in range(VOCAB - 5))), "(39, 16)"),
     "no dictionary": (text("dict.src.txt", b"a\nb\n"), "copy the dictionary again"),

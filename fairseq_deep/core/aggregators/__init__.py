@@ -1,4 +1,4 @@
-"""How the layers of a stack are connected (``--layer-agg``): one file per method, each knows torch alone."""
+"""Connections between the layers of a stack (``--layer-agg``): one file per method, independent of fairseq."""
 
 import importlib
 import pkgutil

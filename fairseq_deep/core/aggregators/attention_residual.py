@@ -1,19 +1,19 @@
-"""Attention Residuals: the input of a sub-layer is an attention over the outputs of all sub-layers below.
+"""Attention Residuals: a sub-layer reads an attention over the outputs of all sub-layers below.
 
 Attention Residuals, Kimi Team, 2026 (arXiv 2603.15031). With f_l the sub-layers (with a norm of their input, without
 residual connection), v_0 the embedding output and v_i = f_i(h_i):
 
     h_l = sum_{i=0..l-1} a_il v_i,    a_il = softmax_i( w_l . RMSNorm_l(v_i) )
 
-and once more at the top of the stack, before its final norm. w_l is learned and starts at 0, so that h_l starts as the
-mean of what it reads. In the block form, S successive sub-layers are one source: h_l reads v_0, the sums of the v_i of
-all finished blocks, and that of its own block so far, if it is not the first there.
+and once more at the top of the stack, before its final norm. w_l is learned and starts at 0; h_l then starts as the
+mean of its sources. In the block form, S successive sub-layers are one source: h_l reads v_0, the sum of the v_i of
+each finished block, and the partial sum of its own block unless it is the first sub-layer there.
 
 Names here: ``query[l - 2]`` is w_l and ``gain[l - 2]`` the gain of RMSNorm_l, for l = 2 ... N + 1, where N is the
-number of sub-layers and h_{N+1} the output. h_1 reads v_0 alone and needs neither.
+number of sub-layers and h_{N+1} the output. h_1 only reads v_0 and needs neither.
 
-The paper's models are decoders of language models. Here each stack of a translation model has attention residuals of
-its own, and attentions to the source are sub-layers like others.
+The paper's models are language models. Here each stack of a translation model has its own attention residuals, and
+attention to the source is a sub-layer like any other.
 """
 
 from typing import Any
@@ -30,18 +30,18 @@ from .position_sums import append, is_tape, learns, normed_linear, position_sum,
 
 @AGGREGATORS.register("attention-residual")
 class AttentionResidual(Aggregator):
-    """Attention residuals for one stack of N bare sub-layers.
+    """Attention residuals for one stack of N sub-layers without residual connections.
 
-    The logits of a source for all that are going to read it are one product, when the source is finished; the last
-    reader is the top of the stack. An input is one product with all finished sources: see ``position_sums.py``.
+    When a source is finished, one product computes its logits for all readers; the last reader is the top of the
+    stack. An input is one product with all finished sources: see ``position_sums.py``.
 
-    In training, the state is [h, a token, logits, p]: the next input; the finished sources; for each of them its logits
-    by reader, T x B each, one after the other; and the sum of the open block, if one is open. Without gradients, the
-    finished sources stand in the place of the token. What counts as the output of a layer is h, the input of the next.
+    In training, the state is [h, a token, logits, p]: the next input; the finished sources; for each source its logits
+    per reader, T x B each, in order; and the sum of the open block, if there is one. Without gradients, the state holds
+    the finished sources instead of the token. The output of a layer is h, the input of the next layer.
 
     Args:
-        stack: see :class:`Aggregator`; its layers normalise their input in any case
-        block: sub-layers a block; 1 is the full form
+        stack: see :class:`Aggregator`; its layers always normalise their input
+        block: sub-layers per block; 1 is the full form
 
     Shapes:
         query, gain: N x C
@@ -51,13 +51,13 @@ class AttentionResidual(Aggregator):
     """
 
     paper = "Kimi Team 2026"
-    unused_flags = {"{side}_normalize_before": (True, "always normalises the input of sub-layers: leave it out")}
+    unused_flags = {"{side}_normalize_before": (True, "always normalises the input of sub-layers: omit it")}
 
     def __init__(self, stack: Stack, block: int = 1):
         super().__init__(stack)
         if block < 1:
             raise UsageError(
-                f"--attention-residual-block {block} leaves no sub-layer in a block: use 1 (the full form) or more"
+                f"--attention-residual-block {block} must be at least 1: use 1 (the full form) or more"
             )
         self.block = block
         self.eps = 1e-6
@@ -67,18 +67,18 @@ class AttentionResidual(Aggregator):
     @staticmethod
     def add_args(parser) -> None:
         parser.add_argument("--attention-residual-block", type=int, metavar="S",
-                            help="attention residuals: sub-layers a block (default: 1, the full form)")  # fmt: skip
+                            help="attention residuals: sub-layers per block (default: 1, the full form)")  # fmt: skip
 
     @classmethod
     def layout(cls, side: str, options: dict[str, Any]) -> Layout:
         return Layout(residual=False, split=True)
 
     def record(self) -> dict[str, Tensor]:
-        """L2 norm over all w: how far the attentions are from plain means."""
+        """Return the L2 norm over all w, which is 0 for plain means."""
         return {"query": self.query.float().norm()}
 
     def start(self, x: Tensor) -> list[Tensor]:
-        x = x.contiguous()  # a transposed view: without this, all that is computed from it would be strided, too
+        x = x.contiguous()  # x is a transposed view, and results of strided inputs are strided
         if learns(x, self.query, self.gain):
             kept, token = start_tape(x, 1 + self.num_layers // self.block, self.num_layers)
             return [x, token, *self._logits(kept, 0, self.num_layers)]
@@ -88,7 +88,7 @@ class AttentionResidual(Aggregator):
         return state[0]
 
     def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
-        dtype, done = state[0].dtype, 1 + layer // self.block  # sources that are finished before
+        dtype, done = state[0].dtype, 1 + layer // self.block  # sources that are already finished
         if layer % self.block > 0:  # a block is open
             output = state[-1] + output
             state = state[:-1]
@@ -122,7 +122,7 @@ class AttentionResidual(Aggregator):
         return state[0]
 
     def _column(self, logits: list[Tensor], layer: int, count: int) -> list[Tensor]:
-        """Those of the *count* finished sources for the row *layer*."""
+        """Return the logits of the *count* finished sources for the row *layer*."""
         found, end = [], 0
         for number in range(count):
             end += self.num_layers - number * self.block
@@ -130,6 +130,6 @@ class AttentionResidual(Aggregator):
         return found
 
     def _logits(self, source: Tensor, first: int, end: int) -> list[Tensor]:
-        """w . RMSNorm(*source*) for the rows *first* to *end* - 1, T x B each, in the type of *source*."""
+        """Return w . RMSNorm(*source*) for the rows *first* to *end* - 1, T x B each, in the type of *source*."""
         query = self.query[first:end].to(source.dtype) * self.gain[first:end].to(source.dtype)
         return list(normed_linear(source, query, self.eps).unbind(-1))

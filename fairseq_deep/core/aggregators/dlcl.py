@@ -7,14 +7,14 @@ The input of layer l+1 combines the outputs y_0 ... y_l of all layers below (y_0
     pre-norm   G(y_0, ..., y_l) = sum_k W^(l+1)_k LN(y_k)       Eq. (8)
     post-norm  G(y_0, ..., y_l) = LN( sum_k W^(l+1)_k y_k )     Eq. (9)
 
-Names here: ``weight[l, k]`` is W^(l+1)_k, for k <= l; row L makes the output of the stack. The entries above the
+Names here: ``weight[l, k]`` is W^(l+1)_k, for k <= l; row L gives the output of the stack. The entries above the
 diagonal exist, as in the authors' code and their parameter counts, but are never used. Following that code, y_0 is
-not normalised: in pre-norm LN_k acts on y_k for k >= 1, and in post-norm the first combination has no norm, so that
-x_1 = weight[0, 0] * y_0. With *norm_first* both have one (``first_norm``), as the equations are printed.
+not normalised: in pre-norm LN_k acts on y_k for k >= 1, and in post-norm the first combination has no norm:
+x_1 = weight[0, 0] * y_0. With *norm_first* both have a norm (``first_norm``), like the printed equations.
 
-With LayerDrop, our choice: a skipped layer contributes nothing, and its weight goes to the entry below it. So the sum
-of a row's weights stays the same, and a stack with W^(l+1)_l = 1 does what a plain stack does with LayerDrop. Zeros in
-its place would end such a stack there, and renormalising the other weights could divide by zero.
+LayerDrop (our choice): a skipped layer contributes nothing, and its weight moves to the entry below. The sum of a row's
+weights then stays the same, and a stack with W^(l+1)_l = 1 behaves like a plain stack with LayerDrop. An entry of zeros
+would cut such a stack, and renormalising the other weights could divide by zero.
 """
 
 
@@ -35,15 +35,15 @@ STARTS = ("avg", "one", "last")
 
 
 def _weight_type(value: str) -> str:
-    """The value of ``--dlcl-weight-type``, checked."""
+    """Check and return the value of ``--dlcl-weight-type``."""
     kind, _, groups = value.partition("_")
     if value in ("scalar", "vector") or (kind == "scalar" and groups.isdigit() and int(groups) > 0):
         return value
-    raise UsageError(f"--dlcl-weight-type {value} is unknown: use scalar, scalar_N (N weights an entry) or vector")
+    raise UsageError(f"--dlcl-weight-type {value} is unknown: use scalar, scalar_N (N weights per entry) or vector")
 
 
 def used_weights(weight: Tensor, normalize: bool = False, window: int | None = None) -> Tensor:
-    """The weights that the sums use, (L+1) x (L+1) x n in fp32: row l reads entry k, 0 where it does not.
+    """Return the weights of the sums, (L+1) x (L+1) x n in fp32: row l, entry k; 0 for entries it does not read.
 
     Args:
         weight: the parameter, (L+1) x (L+1) or (L+1) x (L+1) x n
@@ -62,26 +62,26 @@ def used_weights(weight: Tensor, normalize: bool = False, window: int | None = N
 class Dlcl(KeepFp32, Aggregator):
     """DLCL for one stack.
 
-    In training, the state is [the next combination, a token], and can be written once: see ``running_sums.py``. Without
-    gradients it is [W, h_k, ..., h_l]: the weights, and the entries that the next combination
-    reads. With LayerDrop, the first form has the newest entry before the token: [x, h_l, token].
+    In training, the state is [the next combination, a token], and can be written once: see ``running_sums.py``. With
+    LayerDrop, it also holds the newest entry: [x, h_l, token]. Without gradients, it is [W, h_k, ..., h_l]: the
+    weights, and the entries of the next combination.
 
     Args:
         stack: see :class:`Aggregator`
-        init: start of W: ``avg`` (row l is 1/(l+1)), ``one``, or ``last`` (1 for the newest entry, 0 for the others, so
-            that the stack starts as the plain one: with *no_norm* this is DenseFormer, Pagliardini et al., 2024);
-            inside the window and the lower triangle only
+        init: initial W: ``avg`` (row l is 1/(l+1)), ``one``, or ``last`` (1 for the newest entry, 0 for the others: the
+            stack starts as a plain one, and with *no_norm* this is DenseFormer, Pagliardini et al., 2024); applies
+            inside the window and the lower triangle
         fixed: W is not learned (ablations "fix 1/N" and "fix 1" of Table 6; also the dense residual average and sum)
         weight_type: weights of an entry: ``scalar``; ``scalar_N``, where feature i uses weight i mod N; ``vector``,
             one for each feature
         normalize: softmax over a row's weights
         dropout: probability of dropout on each combination
-        window: a combination reads the last *window* entries only (a true mask: the others get no gradient)
+        window: a combination reads only the last *window* entries (a true mask: the others get no gradient)
         no_norm: no LN on the entries (ablation "- layer norm." of Table 6; pre-norm only)
-        norm_first: LN on y_0 in Eq. (8), or on the first combination in Eq. (9), too
+        norm_first: also LN on y_0 in Eq. (8), or on the first combination in Eq. (9)
 
     Shapes:
-        weight: (L+1) x (L+1), or (L+1) x (L+1) x n with n > 1 weights an entry
+        weight: (L+1) x (L+1), or (L+1) x (L+1) x n with n > 1 weights per entry
 
     Raises:
         UsageError: a value is out of range, N does not divide the width, *no_norm* in a post-norm stack or with
@@ -108,13 +108,13 @@ class Dlcl(KeepFp32, Aggregator):
         if init not in STARTS:
             raise UsageError(f"--dlcl-init {init} is unknown: use one of {', '.join(STARTS)}")
         if window is not None and window < 1:
-            raise UsageError(f"--dlcl-window {window} leaves nothing to combine: use 1 or more, or leave it out")
+            raise UsageError(f"--dlcl-window {window} must be at least 1: change or omit it")
         if not 0.0 <= dropout < 1.0:
             raise UsageError(f"--dlcl-dropout {dropout} is not a probability: use a value from 0 to below 1")
         if no_norm and not self.pre_norm:
-            raise UsageError("--dlcl-no-norm needs a pre-norm stack: in post-norm the norm is the layer's own (Eq. 9)")
+            raise UsageError("--dlcl-no-norm requires a pre-norm stack: post-norm normalises the sum (Eq. 9); omit it")
         if no_norm and norm_first:
-            raise UsageError("--dlcl-norm-first is one of the norms that --dlcl-no-norm omits: leave one of them out")
+            raise UsageError("--dlcl-norm-first is one of the norms that --dlcl-no-norm omits: omit one of them")
         self.init = init
         self.skips = stack.layerdrop > 0
         self.normalize = normalize
@@ -142,8 +142,8 @@ class Dlcl(KeepFp32, Aggregator):
 
     @staticmethod
     def add_args(parser) -> None:
-        parser.add_argument("--dlcl-init", metavar="INIT", help="start of the DLCL weights: avg (1/(l+1)), one or last")
-        parser.add_argument("--dlcl-fixed", action="store_true", help="keep the DLCL weights at their start values")
+        parser.add_argument("--dlcl-init", metavar="INIT", help="initial DLCL weights: avg (1/(l+1)), one or last")
+        parser.add_argument("--dlcl-fixed", action="store_true", help="keep the DLCL weights at their initial values")
         parser.add_argument(
             "--dlcl-weight-type",
             metavar="TYPE",
@@ -153,12 +153,12 @@ class Dlcl(KeepFp32, Aggregator):
         parser.add_argument("--dlcl-normalize", action="store_true", help="softmax over the DLCL weights of a row")
         parser.add_argument("--dlcl-dropout", type=float, metavar="P", help="dropout on each DLCL combination")
         parser.add_argument("--dlcl-window", type=int, metavar="N", help="combine only the last N layer outputs")
-        parser.add_argument("--dlcl-no-norm", action="store_true", help="no norm on what DLCL combines (pre-norm only)")
+        parser.add_argument("--dlcl-no-norm", action="store_true", help="no norm on DLCL entries (pre-norm only)")
         parser.add_argument("--dlcl-norm-first", action="store_true",
-                            help="a norm on the embeddings (pre-norm) or on the first combination (post-norm), too")
+                            help="also normalise the embeddings (pre-norm) or first combination (post-norm)")
 
     def reset_parameters(self) -> None:
-        """Set W to its start values, zero outside the window and above the diagonal."""
+        """Set W to its initial values, 0 outside the window and above the diagonal."""
         size = self.num_layers + 1
         mask = torch.ones(size, size).tril().triu(1 - self.window)
         start = {"avg": mask / mask.sum(dim=1, keepdim=True), "one": mask, "last": torch.eye(size)}[self.init]
@@ -169,10 +169,10 @@ class Dlcl(KeepFp32, Aggregator):
         return used_weights(self.weight, self.normalize, self.window)
 
     def is_plain(self) -> bool:
-        """Whether W is 1 for the newest entry and 0 for all others, and entries have no norms.
+        """Return whether W is 1 for the newest entry and 0 for all others, and entries have no norms.
 
-        With a norm on an entry no W makes the stack a plain one: the norm's output has the same scale whatever the
-        layer's has, and is what the next layer adds to.
+        With a norm on its entries, the stack is not a plain one for any W: the next layer adds to the output of the
+        norm, which does not depend on the scale of the layer's output.
         """
         weights = self.weights()
         newest = torch.eye(len(weights), device=weights.device).unsqueeze(-1)
@@ -182,7 +182,7 @@ class Dlcl(KeepFp32, Aggregator):
         return bands(self.weights())
 
     def _sum_weights(self, masked: bool) -> Tensor:
-        """The weights of the sums, n x (L+1) x (L+1) in fp32; *masked*: they are 0 where a sum does not read."""
+        """Return the weights of the sums, n x (L+1) x (L+1) in fp32; *masked*: 0 for entries that are not read."""
         size = self.num_layers + 1
         weight = self.weight.view(size, size, self.groups).permute(2, 0, 1)
         if self.normalize:
@@ -224,14 +224,14 @@ class Dlcl(KeepFp32, Aggregator):
         return state[:1] + entries[-self.window :]
 
     def _with_entry(self, row: list[Tensor], entry: Tensor) -> list[Tensor]:
-        """[x, token] with the newest entry, where LayerDrop may need it again."""
+        """Add the newest entry to [x, token] if LayerDrop may need it again."""
         return [row[0], entry, row[1]] if self.skips else row
 
     def finish(self, state: list[Tensor]) -> Tensor:
         return self.read(state, self.num_layers)
 
     def _learns(self, x: Tensor) -> bool:
-        """Whether sums keep what gradients need; a compiler finds out by itself."""
+        """Return whether sums must store tensors for gradients; compiled code decides for itself."""
         return torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad) and not is_compiling()
 
     def _norm(self, x: Tensor, index: int) -> Tensor:

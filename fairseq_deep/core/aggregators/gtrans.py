@@ -1,15 +1,16 @@
-"""GTrans, its encoder: layers are groups, and a weighted sum of the groups' top layers is the encoder's output.
+"""Encoder of GTrans: layers form groups, and a weighted sum of the groups' top layers is the encoder's output.
 
 GTrans: Grouping and Fusing Transformer Layers for Neural Machine Translation, Yang et al., IEEE/ACM TASLP 2022 (arXiv
 2207.14467). With t_1 ... t_G the outputs of the last layers of G successive groups of N layers, at each position:
 
     H = LN( sum_g w_g t_g )
 
-The decoder part, in which each group of the decoder predicts, is not here: the decoder is the plain stack. Layers are
-connected as in the plain stack. In a pre-norm stack LN is the stack's final norm, in post-norm it is ``fusion_norm``.
+The decoder part, in which each group of the decoder predicts, is not implemented: the decoder is the plain stack.
+Layers are connected as in the plain stack. In a pre-norm stack LN is the stack's final norm, in post-norm it is
+``fusion_norm``.
 
-Our choices: w is learned without a softmax and starts at 1/G; N is 3; where N does not divide the depth, the last group
-is shorter.
+Our choices: w is learned without a softmax and starts at 1/G; N is 3; if N does not divide the depth, the last group is
+shorter.
 
 Names here: ``fusion.weight`` is w.
 """
@@ -27,19 +28,19 @@ from .mlrf import WeightedLayers
 
 @AGGREGATORS.register("gtrans")
 class GTrans(Aggregator):
-    """Fusion of groups of the encoder's layers; in the decoder the plain stack, without parameters.
+    """Fusion of groups of the encoder's layers; the decoder is the plain stack, without parameters.
 
     The encoder's state is [t_1, ..., t_g, y_l], where y_l is t_g at the end of a group; the decoder's is [y_l].
 
     Args:
         stack: see :class:`Aggregator`
-        group_layers: layers N of a group
+        group_layers: number N of layers per group
 
     Shapes:
         fusion.weight: G
 
     Raises:
-        UsageError: a group without layers, or an encoder without
+        UsageError: a group or the encoder has no layers
     """
 
     paper = "Yang 2022"
@@ -56,7 +57,7 @@ class GTrans(Aggregator):
     @staticmethod
     def add_args(parser) -> None:
         parser.add_argument("--gtrans-group-layers", type=int, metavar="N",
-                            help="--layer-agg gtrans: encoder layers of a group (default: 3)")  # fmt: skip
+                            help="--layer-agg gtrans: encoder layers per group (default: 3)")  # fmt: skip
 
     @classmethod
     def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
@@ -65,12 +66,12 @@ class GTrans(Aggregator):
     @staticmethod
     def _check(stack: Stack, group_layers: int) -> None:
         if group_layers < 1:
-            raise UsageError(f"--gtrans-group-layers {group_layers} must be 1 or more (default: 3)")
+            raise UsageError(f"--gtrans-group-layers {group_layers} must be at least 1: change or omit it")
         if stack.side == "encoder" and stack.layers < 1:
-            raise UsageError("--layer-agg gtrans has no layer of the encoder to fuse: use --encoder-layers 1 or more")
+            raise UsageError("--layer-agg gtrans requires an encoder layer: use --encoder-layers 1 or more")
 
     def record(self) -> dict[str, Tensor]:
-        """The weight of each group."""
+        """Return the weight of each group."""
         if self.fusion is None:
             return {}
         weights = self.fusion.used_weight().detach()
@@ -85,7 +86,7 @@ class GTrans(Aggregator):
     def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         if self.fusion is None:
             return [output]
-        tops = state[: layer // self.group_layers]  # of the groups that ended below this layer
+        tops = state[: layer // self.group_layers]  # of the groups below this layer's group
         return tops + [output]
 
     def finish(self, state: list[Tensor]) -> Tensor:
@@ -93,5 +94,5 @@ class GTrans(Aggregator):
             return state[0]
         x = self.fusion(state)
         if self.fusion_norm is not None:
-            x = self.fusion_norm(x.to(self.fusion_norm.weight.dtype))  # autocast leaves them different
+            x = self.fusion_norm(x.to(self.fusion_norm.weight.dtype))  # under autocast, types can differ
         return x.to(state[-1].dtype)

@@ -1,18 +1,18 @@
-"""Hierarchical aggregation: a node merges each block of layers, and what it gives is the input of the next block.
+"""Hierarchical aggregation: a node merges each block of layers, and its output is the input of the next block.
 
 Exploiting Deep Representations for Neural Machine Translation, Dou et al., EMNLP 2018. With y_l the output of layer l,
-o_i that of node i, and AGG as in ``node.py``:
+o_i the output of node i, and AGG as in ``node.py``:
 
     o_1 = AGG(y_1, y_2)
     o_i = AGG(y_{2i-1}, y_{2i}, o_{i-1})
 
 o_i is the input of layer 2i+1, and the last o is the output of the stack.
 
-Names here: ``nodes[i - 1]`` makes o_i. With blocks of N layers it merges y_{(i-1)N+1} to y_{iN}, and o_{i-1}. Where N
-does not divide the depth, the last block is shorter, so that no layer stays outside.
+Names here: ``nodes[i - 1]`` computes o_i. With blocks of N layers it merges y_{(i-1)N+1} to y_{iN}, and o_{i-1}. If N
+does not divide the depth, the last block is shorter and contains the remaining layers.
 
-Our reading is made from secondary sources and from the two printed parameter counts, both of which it reproduces with
-blocks of two. The counts do not tell that o_i feeds the next block.
+Our reading relies on secondary sources and on the two printed parameter counts. It reproduces both with blocks of two.
+The counts do not show whether o_i feeds the next block.
 """
 
 
@@ -26,7 +26,7 @@ from .node import NodeAggregator
 
 
 def _node_inputs(layers: int, block: int) -> list[int]:
-    """How many inputs each node has: the layers of its block, and the node below."""
+    """Return the number of inputs of each node: the layers of its block, and the node below."""
     return [min(block, layers - first) + (1 if first else 0) for first in range(0, layers, block)]
 
 
@@ -36,7 +36,7 @@ class Hierarchical(NodeAggregator):
 
     Args:
         stack: see :class:`Aggregator`
-        block: number N of layers that a node merges; one node for all where the stack has fewer
+        block: number N of layers that a node merges; a stack with fewer layers has one node for all
 
     Raises:
         UsageError: *block* is below 1
@@ -44,7 +44,7 @@ class Hierarchical(NodeAggregator):
 
     def __init__(self, stack: Stack, block: int = 2):
         if block < 1:
-            raise UsageError(f"--hierarchical-block {block} leaves no layers to merge: use 1 or more, or leave it out")
+            raise UsageError(f"--hierarchical-block {block} must be at least 1: change or omit it")
         super().__init__(stack, _node_inputs(stack.num_modules, block))
         self.block = block
 
@@ -60,12 +60,12 @@ class Hierarchical(NodeAggregator):
         if (layer + 1) % self.block != 0 and layer + 1 != self.num_layers:
             return state + [output]
         inputs = state[1:] + [output]
-        if layer >= self.block:  # below the first block are the embeddings, which no node reads
+        if layer >= self.block:  # the first block reads the embeddings, which are not an input of its node
             inputs = inputs + [state[0]]
         return [self.merge(inputs, layer // self.block)]
 
     def layer_output(self, state: list[Tensor], output: Tensor) -> Tensor:
-        # what the next layer reads: the node's output at the end of a block, so that memories reach each node
+        # at the end of a block the node's output, which memories could not reach otherwise
         return state[-1]
 
     def finish(self, state: list[Tensor]) -> Tensor:

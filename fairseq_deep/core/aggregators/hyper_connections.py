@@ -1,4 +1,4 @@
-"""Hyper-Connections: n residual streams, which each sub-layer reads and writes with weights of its own.
+"""Hyper-Connections: n residual streams, which each sub-layer reads and writes with its own weights.
 
 Hyper-Connections, Zhu et al., 2024 (arXiv 2409.19606). H has n rows (streams) of width C and starts as n copies of the
 embedding output. With F_l the sub-layers (with a norm of their input, without residual connection), N in a stack:
@@ -7,7 +7,7 @@ embedding output. With F_l the sub-layers (with a norm of their input, without r
     H   = A_l^T H + b_l F_l(h_l)^T                  A_l in R^{n x n}, b_l in R^n
     output = sum of the rows of H
 
-Static weights are parameters. Dynamic weights depend on the position, too, with one LN, W_a, W_A and W_b per sub-layer:
+Static weights are parameters. Dynamic weights also depend on the input, with one LN, W_a, W_A and W_b per sub-layer:
 
     a = a_l + s_a tanh(LN(H) W_a),   A = A_l + s_a tanh(LN(H) W_A),   b = b_l + s_b tanh(LN(H) W_b)
 
@@ -20,10 +20,10 @@ of H in one vector, A is doubly stochastic, so a product of many A neither grows
     A^T = Sinkhorn(exp(alpha_A RMSNorm(v) P_A + c_A)),   20 times columns, then rows, divided by their sums
 
 alpha starts at 0.01. Our choices: P starts at 0, c_a such that a sums to 1 and prefers stream l mod n, c_A such that A
-is near I, and the output is the mean of the rows, so a fresh model computes what the plain pre-norm stack does.
+is near I, and the output is the mean of the rows. An untrained model then computes the plain pre-norm stack.
 
 Names here: ``reads`` is [a_l, A_l]^T or its c, ``writes`` is b_l or its c, ``map`` is [W_a, W_A, W_b]^T or P^T,
-``scales`` are s or alpha. Streams and weights are in fp32 where the model is in half precision.
+``scales`` are s or alpha. Streams and weights are in fp32 if the model is in half precision.
 """
 
 import math
@@ -42,11 +42,11 @@ from .base import AGGREGATORS, Aggregator
 KINDS = ("dynamic", "static", "manifold")
 SINKHORN_ITERATIONS = 20
 PREFERENCE = 4.0
-"""Manifold: logit by which a sub-layer prefers one stream, and a stream itself, at the start."""
+"""Manifold: initial logit of the preference of a sub-layer for one stream, and of a stream for itself."""
 
 
 def sinkhorn(logits: Tensor, iterations: int = SINKHORN_ITERATIONS) -> Tensor:
-    """The doubly stochastic matrices near exp(*logits*) (... x n x n); rows sum to 1 exactly."""
+    """Return doubly stochastic matrices near exp(*logits*) (... x n x n); rows sum to 1 exactly."""
     for _ in range(iterations):
         logits = logits - logits.logsumexp(-2, keepdim=True)
         logits = logits - logits.logsumexp(-1, keepdim=True)
@@ -54,7 +54,7 @@ def sinkhorn(logits: Tensor, iterations: int = SINKHORN_ITERATIONS) -> Tensor:
 
 
 class StaticWeights(nn.Module):
-    """The weights of one sub-layer.
+    """Weights of one sub-layer.
 
     Args:
         streams: n
@@ -62,7 +62,7 @@ class StaticWeights(nn.Module):
         number: index of the sub-layer, from 0
 
     Returns:
-        of streams H (T x B x n x C): [a, A]^T ((T x B x) (1+n) x n) and b ((T x B x) n)
+        for streams H (T x B x n x C): [a, A]^T ((T x B x) (1+n) x n) and b ((T x B x) n)
     """
 
     def __init__(self, streams: int, dim: int, number: int):
@@ -93,13 +93,13 @@ class DynamicWeights(StaticWeights):
 
 
 class ManifoldWeights(nn.Module):
-    """The constrained weights of one sub-layer; see :class:`StaticWeights`."""
+    """Constrained weights of one sub-layer; see :class:`StaticWeights`."""
 
     def __init__(self, streams: int, dim: int, number: int):
         super().__init__()
         other = 1 / (1 + math.exp(PREFERENCE))
         share = 1 - (streams - 1) * other
-        # the sigmoid of 40 is 1: a single stream is read as it is
+        # sigmoid(40) is 1: a single stream is read unchanged
         own = math.log(share / (1 - share)) if streams > 1 else 40.0
         first = torch.full((1, streams), -PREFERENCE)
         first[0, number % streams] = own
@@ -125,13 +125,13 @@ OF_KIND = {"dynamic": DynamicWeights, "static": StaticWeights, "manifold": Manif
 
 @AGGREGATORS.register("hyper-connections")
 class HyperConnections(Aggregator):
-    """Hyper-Connections for one stack of N bare sub-layers.
+    """Hyper-Connections for one stack of N sub-layers without residual connections.
 
-    The state is [h, A^T H, b]: the input of the next sub-layer, the streams that its output is added to, and by which
-    weights. What counts as the output of a layer is h, the input of the next one; after the last, the output.
+    The state is [h, A^T H, b]: the input of the next sub-layer, and the streams and weights for adding its output. The
+    output of a layer is h, the input of the next layer; after the last layer, h is the output of the stack.
 
     Args:
-        stack: see :class:`Aggregator`; its layers normalise their input in any case
+        stack: see :class:`Aggregator`; its layers always normalise their input
         streams: n
         kind: "dynamic", "static" or "manifold" (mHC)
 
@@ -143,12 +143,12 @@ class HyperConnections(Aggregator):
     """
 
     paper = "Zhu 2024"
-    unused_flags = {"{side}_normalize_before": (True, "always normalises the input of sub-layers: leave it out")}
+    unused_flags = {"{side}_normalize_before": (True, "always normalises the input of sub-layers: omit it")}
 
     def __init__(self, stack: Stack, streams: int = 4, kind: str = "dynamic"):
         super().__init__(stack)
         if streams < 1:
-            raise UsageError(f"--hyper-connections-streams {streams} must be 1 or more; the paper has 4")
+            raise UsageError(f"--hyper-connections-streams {streams} must be 1 or more: the paper uses 4")
         if kind not in KINDS:
             problem = f"--hyper-connections-kind {kind} is unknown{nearest(kind, KINDS)}"
             raise UsageError(f"{problem}; choose from {', '.join(KINDS)}")
@@ -170,7 +170,7 @@ class HyperConnections(Aggregator):
         return [] if self.kind == "static" else list(self.mixers)
 
     def record(self) -> dict[str, Tensor]:
-        """How much the parameters A_1 ... A_N together enlarge a stream at most: the greatest absolute row sum."""
+        """Return the greatest gain of a stream through the parameters A_1 ... A_N, an absolute row sum."""
         if self.kind == "manifold":  # at most 1
             return {}
         gain = torch.eye(self.streams, device=self.mixers[0].reads.device)
@@ -201,7 +201,7 @@ class HyperConnections(Aggregator):
         return state[0]
 
     def _read(self, streams: Tensor, layer: int, dtype: torch.dtype) -> list[Tensor]:
-        """The state before the sub-layer *layer*, given the streams that it reads."""
+        """Return the state before the sub-layer *layer*, which reads *streams*."""
         with no_autocast(streams):
             reads, writes = self.mixers[layer](streams)
             mixed = torch.matmul(reads, streams)

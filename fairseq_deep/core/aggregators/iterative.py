@@ -1,4 +1,4 @@
-"""Iterative aggregation: above a plain stack, a chain of nodes merges its layers one after the other.
+"""Iterative aggregation: a chain of nodes merges the layers of a plain stack one by one.
 
 Exploiting Deep Representations for Neural Machine Translation, Dou et al., EMNLP 2018. With y_l the output of layer l
 and AGG as in ``node.py``:
@@ -8,7 +8,7 @@ and AGG as in ``node.py``:
 
 o_L is the output of the stack. No layer reads an o: the layers are connected as in the plain stack.
 
-Names here: ``nodes[l - 2]`` makes o_l. The wiring is our reading of secondary sources.
+Names here: ``nodes[l - 2]`` computes o_l. The wiring is our reading of secondary sources.
 """
 
 

@@ -1,4 +1,4 @@
-"""Linear aggregation: above a plain stack, a linear combination of all its layers.
+"""Linear aggregation: a linear combination of all layers, on top of a plain stack.
 
 Exploiting Deep Representations for Neural Machine Translation, Dou et al., EMNLP 2018. With y_l the output of layer l:
 
@@ -6,12 +6,12 @@ Exploiting Deep Representations for Neural Machine Translation, Dou et al., EMNL
 
 H is the output of the stack; the layers are connected as in the plain stack.
 
-Names here: ``matrix`` is [W_1, ..., W_L], so that H is one product with [y_1; ...; y_L]. That each W_l is a full matrix
-is our reading of secondary sources.
+Names here: ``matrix`` is [W_1, ..., W_L]; H is then one product with [y_1; ...; y_L]. We infer from secondary sources
+that each W_l is a full matrix.
 
-Our choice for the start: W_L = I and all others 0, so that training begins with the plain stack. With L random matrices
-the output would begin as a random mixture of layers, L times as large in variance, which a post-norm stack does not
-normalise. Zeros are no dead end: the gradient of W_l does not depend on W_l.
+We choose the initial values W_L = I and all others 0; training then starts from the plain stack. With L random
+matrices, the initial output would be a random mixture of layers with L times the variance, which a post-norm stack does
+not normalise. Zeros do not block learning: the gradient of W_l does not depend on W_l.
 """
 
 
@@ -26,7 +26,7 @@ from .base import AGGREGATORS, Aggregator
 
 @AGGREGATORS.register("linear")
 class Linear(Aggregator):
-    """Linear aggregation. The state is the list of the outputs y_1 ... y_l; before there are any, the embedding output.
+    """Linear aggregation. The state is the list of the outputs y_1 ... y_l; before layer 1, the embedding output.
 
     Args:
         stack: see :class:`Aggregator`
@@ -43,12 +43,12 @@ class Linear(Aggregator):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Let H be y_L."""
+        """Set the weights such that H = y_L."""
         nn.init.zeros_(self.matrix)
         if self.num_layers > 0:
             nn.init.eye_(self.matrix[:, -self.dim :])
 
-    # no matrices(): an initialisation that fills them would undo the plain start
+    # no matrices(): filling them would undo the start as a plain stack
 
     def read(self, state: list[Tensor], layer: int) -> Tensor:
         return state[-1]

@@ -1,7 +1,7 @@
-"""Depth-wise LSTM, and the depth-wise RNN that it is compared with.
+"""Depth-wise LSTM, and the depth-wise RNN of the paper's ablation.
 
-Rewiring the Transformer with Depth-Wise LSTMs, Xu et al., 2024. An LSTM that runs over the layers, at each position by
-itself, takes the place of residual connections, feed-forward sub-layer and its norm; layers keep their attention alone.
+Rewiring the Transformer with Depth-Wise LSTMs, Xu et al., 2024. An LSTM runs over the layers, separately at each
+position. It replaces residual connections, feed-forward sub-layer and its norm; layers keep only their attention.
 With A_i the attention output of layer i ("LSTM_Input"), [|] concatenation and * the element-wise product:
 
     c = [Out_{i-1} | A_i]                                         Eq. (1)
@@ -12,14 +12,13 @@ With A_i the attention output of layer i ("LSTM_Input"), [|] concatenation and *
     Out_i = Cell_i * o                                            Eq. (8)
 
 and Cell_0 = Out_0 = the embedding output. The biases that the paper prints in Eq. (2) to (6), as in LN(W_i c + b_i),
-are left out unless asked for (*biases*), because its parameter counts have none. The depth-wise RNN is Eq. (6),
-Out_i = h.
+require *biases*, because its parameter counts have none. The depth-wise RNN is Eq. (6), Out_i = h.
 
-The paper is silent on start values. Where the forget gates begin is decided here (``FORGET_BIAS``): at one half, 0.5^L
-is left of what tells positions apart, and a deep stack does not learn to use its source.
+The paper does not give initial values. We start the forget gates near 1 (``FORGET_BIAS``): at one half, only 0.5^L of
+the difference between positions would remain, and a deep stack would not learn to use its source.
 
-Names here: ``gates[.].weight`` is W_i, W_f and W_o one below the other, ``hidden[.].fc1`` and ``fc2`` are W_h1 (or W_h)
-and W_h2. A *step* is one application of the LSTM: one a layer, or two in a decoder of variant (b).
+Names here: ``gates[.].weight`` is the rows of W_i, W_f and W_o in this order, ``hidden[.].fc1`` and ``fc2`` are W_h1
+(or W_h) and W_h2. A *step* is one application of the LSTM: one per layer, or two in a decoder of variant (b).
 """
 
 import math
@@ -41,7 +40,7 @@ SHARE = ("none", "gate", "gate-encdec", "all")
 MERGE = ("add", "concat", "two")
 GLU = ("sigmoid", "gelu", "swish", "relu")
 FORGET_BIAS = 5.0
-"""Start of the bias of the forget gate's norm: sigmoid(5) = 0.993 of the cell goes on to the next layer."""
+"""Initial bias of the forget gate's norm: sigmoid(5) = 0.993 of the cell is passed to the next layer."""
 
 
 def _check(
@@ -54,10 +53,10 @@ def _check(
     dropout: float | None,
     gated: bool,
 ) -> None:
-    """Refuse values out of range and options that contradict each other.
+    """Reject values out of range and options that contradict each other.
 
     Raises:
-        UsageError: one of them
+        UsageError: a value is out of range, or options contradict each other
     """
     shares = SHARE if gated else ("none", "all")
     limits = (("ffn", ffn, (1, 2)), ("glu", glu, GLU), ("merge", merge, MERGE), ("share", share, shares))
@@ -67,48 +66,47 @@ def _check(
             without = "" if gated else " without gates (--layer-agg rnn)"
             raise UsageError(f"--lstm-{flag} {value} is unknown{without}: use one of {choices}")
     if forget_bias is not None and not math.isfinite(forget_bias):
-        raise UsageError(f"--lstm-forget-bias {forget_bias} is not a number: leave it out, or use one such as 1")
+        raise UsageError(f"--lstm-forget-bias {forget_bias} is not a number: omit it, or use one such as 1")
     if dropout is not None and not 0 <= dropout < 1:
-        raise UsageError(f"--lstm-dropout {dropout} is no probability: use 0 to below 1, or leave it out")
+        raise UsageError(f"--lstm-dropout {dropout} must be in [0, 1): change or omit it")
     if ffn == 1 and hidden is not None:
-        raise UsageError("--lstm-hidden is the width of the 2-layer form: leave it out, or use --lstm-ffn 2")
+        raise UsageError("--lstm-hidden is the width of the 2-layer form: omit it, or use --lstm-ffn 2")
     if ffn == 1 and glu != "sigmoid":
-        raise UsageError("--lstm-glu is of the 2-layer form: leave it out, or use --lstm-ffn 2")
+        raise UsageError("--lstm-glu requires the 2-layer form: omit it, or use --lstm-ffn 2")
     if hidden is not None and (hidden < 2 or hidden % 2):
         raise UsageError(f"--lstm-hidden {hidden} cannot be halved by the GLU: use an even number")
     if not gated and forget_bias is not None:
         raise UsageError("--lstm-forget-bias has no effect in the RNN, which has no gates: use --layer-agg lstm")
     if gated and merge != "add" and share in ("gate-encdec", "all"):
         raise UsageError(
-            f"--lstm-merge {merge} gives the decoder gates of its own, which --lstm-share {share} cannot hold: "
+            f"--lstm-merge {merge} gives the decoder its own gates, and --lstm-share {share} cannot share these: "
             "use --lstm-share gate or none"
         )
 
 
 @AGGREGATORS.register("lstm")
 class DepthwiseLstm(Aggregator):
-    """The depth-wise LSTM of one stack. The state is [Out, Cell], after as many steps as were written.
+    """Depth-wise LSTM of one stack. The state is [Out, Cell] after the last step.
 
     Args:
-        stack: see :class:`Aggregator`; its norm placement changes nothing here, its activation dropout acts on the
-            output of the GLU
+        stack: see :class:`Aggregator`; its norm placement has no effect, its activation dropout acts on the output of
+            the GLU
         ffn: layers of the hidden computation: 1, Eq. (5), or 2, Eq. (6)
         hidden: width of W_h1's output in the 2-layer form, before the GLU halves it; default 4 *dim*
-        glu: gate function of the GLU, of ``GLU``; the paper says "GLU", which is the sigmoid's
-        merge: what makes A_i of a decoder layer's two attention outputs S and X: "add": S + X; "concat": [S | X];
-            "two": variant (b) of the paper, with a step after each of them
+        glu: gate function of the GLU, one of ``GLU``; the paper says "GLU", which has a sigmoid
+        merge: computation of A_i from a decoder layer's two attention outputs S and X: "add": S + X; "concat": [S | X];
+            "two": variant (b) of the paper, with one step after each attention
         attn_residual: in the decoder, the query of the attention to the source is S + Out_{i-1} instead of S; new
-            models have it (``presets``), and checkpoints that do not speak of it have it not
-        share: which parameters steps share: "none"; "gate": the gates of all layers of a stack; "gate-encdec": also
-            between encoder and decoder; "all": also the hidden computation within a stack. With "two", the first and
-            the second steps of the layers share among themselves.
-        forget_bias: start of the bias of the forget gate's norm; default ``FORGET_BIAS``
+            models use it (``presets``), checkpoints without the option do not
+        share: parameters that steps share: "none"; "gate": the gates of all layers of a stack; "gate-encdec": also
+            between encoder and decoder; "all": also the hidden computation within a stack. With "two", the first steps
+            of all layers share parameters, and so do the second steps.
+        forget_bias: initial bias of the forget gate's norm; default ``FORGET_BIAS``
         final_norm: a layer norm after the stack
-        dropout: on h; default that of the stack
-        biases: those that Eq. (2) to (6) print
+        dropout: on h; default: the stack's dropout
+        biases: the biases printed in Eq. (2) to (6)
 
-    With recomputation, only Out, Cell and A_i of each step are kept for the backward pass, which computes the rest
-    again.
+    With recomputation, only Out, Cell and A_i of each step are saved; the backward pass recomputes the rest.
 
     Shapes:
         Out, Cell, A_i: T x B x C; A_i of "concat" T x B x 2C
@@ -153,7 +151,7 @@ class DepthwiseLstm(Aggregator):
         forget_bias = FORGET_BIAS if forget_bias is None else forget_bias
         in_dim = 3 * dim if stack.side == "decoder" and merge == "concat" else 2 * dim
         width = None if ffn == 1 else hidden or 4 * dim
-        # shared modules: one for each place of a step in its layer
+        # shared modules: one for each step of a layer
         num_gates = stack.num_modules if self.share == "none" else stack.modules_per_layer
         num_hidden = stack.modules_per_layer if self.share == "all" else stack.num_modules
         num_gates = num_gates if self.has_gates else 0
@@ -171,14 +169,14 @@ class DepthwiseLstm(Aggregator):
         add("ffn", "layers of the hidden computation, 1 (GeLU) or 2 (GLU; the default)", type=int, metavar="N")
         add("hidden", "width of the 2-layer form before the GLU halves it (default: 4 x width)", type=int, metavar="N")
         add("glu", f"gate function of the GLU: {', '.join(GLU)}", metavar="KIND")
-        add("merge", "outputs of a decoder layer's attentions: add, concat, or two (a step after each)", metavar="HOW")
+        add("merge", "outputs of a decoder layer's attentions: add, concat, or two (steps)", metavar="HOW")
         query = "a decoder layer's input to the query of its second attention"
         add("attn-residual", f"add {query} (new models do)", action="store_true", default=None)
         add("no-attn-residual", f"do not add {query}", action="store_false", default=None, dest="lstm_attn_residual")
-        add("share", f"parameters that layers share: {', '.join(SHARE)} (default: gate; RNN: none)", metavar="WHAT")
-        add("forget-bias", f"start of the forget gate's bias (default: {FORGET_BIAS:g})", type=float, metavar="X")
+        add("share", f"parameters that layers share: {', '.join(SHARE)} (default: gate; RNN: none)", metavar="KIND")
+        add("forget-bias", f"initial bias of the forget gate (default: {FORGET_BIAS:g})", type=float, metavar="X")
         add("final-norm", "a layer norm after each stack", action="store_true")
-        add("biases", "the biases that the paper prints in Eq. 2 to 6, and does not count", action="store_true")
+        add("biases", "the biases of Eq. 2 to 6, which the paper's parameter counts omit", action="store_true")
         add("dropout", "dropout on the hidden computation's output (default: --dropout)", type=float, metavar="P")
 
     @classmethod
@@ -190,14 +188,14 @@ class DepthwiseLstm(Aggregator):
             attention_bias=False,
             merge="concat" if merge == "concat" else "add",
             attn_residual=bool(options.get("attn_residual")),
-            split=side == "decoder" and merge == "two",  # variant (b): the LSTM acts after each attention
+            split=side == "decoder" and merge == "two",  # variant (b): one LSTM step after each attention
         )
 
     @classmethod
     def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
         if not stack.layers:
             raise UsageError(
-                f"--layer-agg {stack.aggregator.name} has nothing to connect without layers ({stack.side}): "
+                f"--layer-agg {stack.aggregator.name} requires layers ({stack.side}): "
                 f"use --{stack.side}-layers 1 or more, or --{stack.side}-layer-agg residual"
             )
         decoder = stack if stack.side == "decoder" else other
@@ -205,20 +203,21 @@ class DepthwiseLstm(Aggregator):
             flag = f"--lstm-{'no-' if options[option] is False else ''}{option.replace('_', '-')}"
             if not issubclass(decoder.aggregator.method, DepthwiseLstm):
                 raise UsageError(
-                    f"{flag} is about the decoder, whose --layer-agg is {decoder.aggregator.name}: leave it out"
+                    f"{flag} has no effect on a decoder with --layer-agg {decoder.aggregator.name}: omit it"
                 )
             if decoder.parallel_attention:
                 raise UsageError(
-                    f"{flag} is not supported with --decoder-attn {decoder.attention.name}: leave one of them out"
+                    f"{flag} is not supported with --decoder-attn {decoder.attention.name}: omit one of them"
                 )
             if option == "attn_residual" and options.get("merge") == "two":
-                raise UsageError(f"{flag} has no effect with --lstm-merge two: leave it out, or use another merge")
+                raise UsageError(f"{flag} has no effect with --lstm-merge two: omit it, or use another merge")
         share = options.get("share")
         if cls.has_gates and share in ("gate-encdec", "all"):
             same = issubclass(other.aggregator.method, DepthwiseLstm) and other.aggregator.method.has_gates
             if not same or other.dim != stack.dim:
                 raise UsageError(
-                    f"--lstm-share {share} needs --layer-agg lstm and one width in both stacks: use --lstm-share gate"
+                    f"--lstm-share {share} requires --layer-agg lstm and equal widths in both stacks: "
+                    "use --lstm-share gate"
                 )
 
     def tie(self, other: Aggregator) -> None:
@@ -226,7 +225,7 @@ class DepthwiseLstm(Aggregator):
             self.gates = other.gates
 
     def record(self) -> dict[str, Tensor]:
-        """L2 norm over the matrices of each gate."""
+        """Return the L2 norm over the matrices of each gate."""
         found = {}
         for index, name in enumerate(("input_gate", "forget_gate", "output_gate") if self.has_gates else ()):
             matrices = [gates.weight.chunk(3)[index].float() for gates in self.gates]
@@ -238,10 +237,10 @@ class DepthwiseLstm(Aggregator):
         return [matrix for gates in self.gates for matrix in gates.weight.chunk(3)] + hidden
 
     def compiled(self) -> list[nn.Module]:
-        return list(self.gates)  # by count, the hidden computation gains nothing
+        return list(self.gates)  # by operation count, the hidden computation gains nothing
 
     def start(self, x: Tensor) -> list[Tensor]:
-        x = x.contiguous()  # a transposed view: without this, all that is computed from it would be strided, too
+        x = x.contiguous()  # x is a transposed view, and results of strided inputs are strided
         return [x, x] if len(self.gates) > 0 else [x]
 
     def read(self, state: list[Tensor], layer: int) -> Tensor:
@@ -259,7 +258,7 @@ class DepthwiseLstm(Aggregator):
         return state[0] if self.final_norm is None else self.final_norm(state[0])
 
     def _step(self, state: list[Tensor], step: int, attention: Tensor) -> list[Tensor]:
-        """Eq. (1) to (8)."""
+        """Compute Eq. (1) to (8)."""
         native = self._native(state[0], step)
         if native is not None:
             return native(state[0], attention, state[1])
@@ -267,24 +266,25 @@ class DepthwiseLstm(Aggregator):
         h = self.hidden[step % len(self.hidden)](c)
         if self.gates:
             return list(self.gates[step % len(self.gates)](c, h, state[1]))
-        return [h.to(state[0].dtype)]  # autocast leaves them different
+        return [h.to(state[0].dtype)]  # under autocast, types can differ
 
     def _native(self, x: Tensor, step: int) -> NativeLstm | None:
-        """The step by compiled kernels, in generation on a CPU; None where they lack something of it."""
+        """Return the step as compiled kernels, for generation on a CPU; None if they do not support it."""
         if self.training or not self.gates or self.gates[0].native is None or x.size(0) != 1 or not runs_native(x):
             return None
         return find_lstm(self.hidden[step % len(self.hidden)], self.gates[step % len(self.gates)])
 
     def _recomputed_step(self, state: list[Tensor], step: int, attention: Tensor) -> list[Tensor]:
-        # the form that is not re-entrant, since DDP must see the gradient of a shared parameter once
+        # torch's non-reentrant checkpoint: DDP must see the gradient of a shared parameter once
         return checkpoint(self._step, state, step, attention, use_reentrant=False)
 
 
 @AGGREGATORS.register("rnn")
 class DepthwiseRnn(DepthwiseLstm):
-    """The depth-wise RNN of one stack (Table 2): Out_i = h, without gates. The state is [Out].
+    """Depth-wise RNN of one stack (Table 2): Out_i = h, without gates. The state is [Out].
 
-    Its arguments are those of :class:`DepthwiseLstm`; *share* is "none" (default) or "all", *forget_bias* is refused.
+    The arguments are the same as for :class:`DepthwiseLstm`; *share* is "none" (default) or "all", *forget_bias* is
+    rejected.
     """
 
     has_gates = False

@@ -4,14 +4,14 @@ With z the normed inputs of the gates, s = sigmoid(z) = (i, f, o) and * the elem
 
     Cell = Cell' * f + h * i,   Out = Cell * o
 
-where Cell' is the cell of the step before. From the gradients dOut and dCell (that of the next step)
+where Cell' is the cell of the previous step. For the gradients dOut and dCell (of the cell in the next step)
 
-    g = dCell + dOut * o                              all that reaches Cell
+    g = dCell + dOut * o                              the total gradient of Cell
     dh = g * i,   dCell' = g * f
     ds = (g * h, g * Cell', dOut * Cell),   dz = ds * s * (1 - s)
 
-Autograd would find the same in products of their own for every factor, then copy the three parts of ds together.
-Here they are written into one tensor, and s, h, Cell' and Cell are all that is kept.
+Autograd would compute a separate product for every factor, then copy the three parts of ds together. This
+implementation writes them into one tensor, and saves only s, h, Cell' and Cell.
 """
 
 
@@ -24,7 +24,7 @@ from fairseq_deep.core.compat import is_compiling
 
 
 def norm_gates(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A layer norm over the features of each gate, with weights of its own.
+    """Apply a layer norm over the features of each gate, with separate weights per gate.
 
     Args:
         x: T x B x 3C
@@ -40,7 +40,7 @@ def norm_gates(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _norm_groups(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The same with a gate as a group: fewer passes over memory, but on a CPU this operation is slow."""
+    """Apply the norm with each gate as a group: fewer passes over memory, but slow on a CPU."""
     y = torch.group_norm(x.flatten(0, 1), 3, weight.view(-1), bias.view(-1))
     return y.view(x.size(0), x.size(1), 3, weight.size(1))
 
@@ -73,14 +73,14 @@ class _Cell(torch.autograd.Function):
 
 
 def lstm_cell(z: Tensor, h: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """Out and Cell of a step.
+    """Return Out and Cell after one step.
 
     Args:
         z: normed inputs of input, forget and output gate, T x B x 3 x C
         h: the hidden computation, T x B x C
-        cell: the cell of the step before, T x B x C
+        cell: the cell of the previous step, T x B x C
     """
-    if not is_compiling():  # a compiler makes kernels of its own from the formula
+    if not is_compiling():  # a compiler generates its own kernels from the formula
         return _Cell.apply(z, h, cell)
     out, cell, _ = _forward(z, h, cell)
     return out, cell

@@ -1,4 +1,4 @@
-"""The parts of a depth-wise LSTM's step: the gates, and the hidden computation; equations in :mod:`.lstm`."""
+"""Parts of a depth-wise LSTM step: the gates, and the hidden computation; equations in :mod:`.lstm`."""
 
 import torch
 import torch.nn.functional as F
@@ -11,13 +11,13 @@ from .lstm_cell import lstm_cell, norm_gates
 
 
 class Gates(PacksWeight):
-    """Input, forget and output gate, one product, then a norm for each, and the cell that they act on.
+    """Input, forget and output gate, as one product with a norm for each gate, and the cell.
 
     Args:
         in_dim: width of c
         dim: width C of a gate
-        forget_bias: start of the bias of the forget gate's norm
-        biases: b_i, b_f and b_o, initially 0
+        forget_bias: initial bias of the forget gate's norm
+        biases: add b_i, b_f and b_o, initially 0
     """
 
     def __init__(self, in_dim: int, dim: int, forget_bias: float, biases: bool = False):
@@ -30,7 +30,7 @@ class Gates(PacksWeight):
         self.reset_parameters()
 
     def make_generation_fast_(self, **_) -> None:
-        """Prepare for generation (fairseq calls it, too)."""
+        """Prepare for generation; also called by fairseq."""
         self.repack()
 
     def reset_parameters(self) -> None:
@@ -41,7 +41,7 @@ class Gates(PacksWeight):
         nn.init.constant_(self.norm_bias[1], self.forget_bias)
 
     def inputs(self, c: Tensor) -> Tensor:
-        """What the sigmoids of input, forget and output gate take (T x B x 3 x C) for *c* (T x B x in_dim)."""
+        """Return the inputs of the sigmoids of all gates (T x B x 3 x C) for *c* (T x B x in_dim)."""
         if self.in_int8 and self.native is not None and runs_native(c):
             x = self.native(c.flatten(0, -2), self.bias).view(*c.shape[:-1], -1)
         else:
@@ -49,21 +49,21 @@ class Gates(PacksWeight):
         return norm_gates(x, self.norm_weight, self.norm_bias)
 
     def forward(self, c: Tensor, h: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-        """Out and Cell (T x B x C each), Eq. (7) and (8), for *c*, *h* and the *cell* of the step before."""
+        """Return Out and Cell (T x B x C each), Eq. (7) and (8), for *c*, *h* and the *cell* of the previous step."""
         return lstm_cell(self.inputs(c), h, cell)
 
 
 class Hidden(nn.Module):
-    """The hidden computation of one step, Eq. (5) or (6).
+    """Hidden computation of one step, Eq. (5) or (6).
 
     Args:
         in_dim: width of c
         dim: width C of the output
         hidden: width of W_h1's output, before the GLU halves it; None for the 1-layer form, Eq. (5)
-        glu: the GLU's gate function, of ``GLU``
+        glu: the GLU's gate function, one of ``GLU``
         dropout: dropout on the output
         activation_dropout: dropout on the output of the GLU
-        biases: b_h, or b_h1 and b_h2, initially 0
+        biases: add b_h, or b_h1 and b_h2, initially 0
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class Hidden(nn.Module):
                 nn.init.zeros_(linear.bias)
 
     def forward(self, c: Tensor) -> Tensor:
-        """h (T x B x C) for *c* (T x B x in_dim)."""
-        x = self.layer_norm(self.fc1(c).to(self.layer_norm.weight.dtype))  # autocast leaves them different
+        """Return h (T x B x C) for *c* (T x B x in_dim)."""
+        x = self.layer_norm(self.fc1(c).to(self.layer_norm.weight.dtype))  # under autocast, types can differ
         if self.fc2 is None:
-            # flat, because the gradient of torch 1.13's GeLU is wrong on a CPU where what comes back is strided
+            # flat, because torch 1.13's GeLU has a wrong gradient on a CPU if the incoming gradient is strided
             return self.dropout(F.gelu(x.flatten(0, 1)).view(x.shape))
         if self.glu == "sigmoid":
             x = F.glu(x, dim=-1)

@@ -1,7 +1,7 @@
 """Multi-layer representation fusion (MLRF): the decoder attends to a fusion of all encoder layers.
 
 Multi-layer Representation Fusion for Neural Machine Translation, Wang et al., COLING 2018. At the top of the encoder,
-at each position by itself, one g for all decoder layers replaces the output y_L of the last layer:
+separately at each position, one g for all decoder layers replaces the output y_L of the last layer:
 
     mean        g = 1/L sum_l y_l
     learned     g = sum_l w_l y_l, w = softmax(a), or w itself
@@ -10,9 +10,9 @@ at each position by itself, one g for all decoder layers replaces the output y_L
 
 with [;] concatenation, Y the L x C matrix of the y_l, and n hops. The decoder is the plain stack.
 
-The functions are known to us from secondary sources, so this is in the manner of the paper. Our choices: ReLU and tanh,
-which matrices have biases, the widths, n = 4, all starts, and the norms. A pre-norm stack normalises the y_l before it
-fuses them, as DLCL does, and its final norm follows; a post-norm stack normalises g.
+We know the functions from secondary sources, so this is an approximation of the paper. Our choices: ReLU and tanh,
+which matrices have biases, the widths, n = 4, all initial values, and the norms. A pre-norm stack normalises the y_l
+before it fuses them, like DLCL, and its final norm follows; a post-norm stack normalises g.
 
 Names here: ``fusion.weight`` is w or a; ``fusion.fc1`` and ``fc2`` are W_1 and W_2 of "ffn"; ``fusion.hidden``,
 ``hops`` and ``out`` are W_1, W_2 and W of "multi-hop".
@@ -36,12 +36,12 @@ WEIGHTS = ("softmax", "linear")
 
 
 class WeightedLayers(KeepFp32, nn.Module):
-    """Sum over layers with one weight for each, which start equal.
+    """Sum over layers with one weight per layer, initially equal.
 
     Args:
         layers: number L of layers
-        learned: weights are learned; else they stay 1/L
-        normalise: softmax over the weights
+        learned: learn the weights; otherwise they stay 1/L
+        normalise: apply a softmax to the weights
     """
 
     def __init__(self, layers: int, learned: bool = True, normalise: bool = False):
@@ -54,7 +54,7 @@ class WeightedLayers(KeepFp32, nn.Module):
             self.register_buffer("weight", weight, persistent=False)
 
     def used_weight(self) -> Tensor:
-        """w, in fp32."""
+        """Return w, in fp32."""
         return torch.softmax(self.weight, dim=0) if self.normalise else self.weight
 
     def forward(self, outputs: list[Tensor]) -> Tensor:
@@ -62,7 +62,7 @@ class WeightedLayers(KeepFp32, nn.Module):
 
 
 class JoinedLayers(nn.Module):
-    """A feed-forward network on the concatenation of all layers.
+    """Feed-forward network on the concatenation of all layers.
 
     Args:
         layers: number L of layers
@@ -90,7 +90,7 @@ class MultiHop(nn.Module):
     Args:
         dim: width C
         hidden: width of W_1's output
-        hops: their number n
+        hops: number n of hops
     """
 
     def __init__(self, dim: int, hidden: int, hops: int):
@@ -102,7 +102,7 @@ class MultiHop(nn.Module):
             nn.init.xavier_uniform_(linear.weight)
 
     def shares(self, layers: Tensor) -> Tensor:
-        """U (L x T x B x n, at least in fp32) for Y (L x T x B x C)."""
+        """Return U (L x T x B x n, at least in fp32) for Y (L x T x B x C)."""
         scores = self.hops(torch.tanh(self.hidden(layers)))
         if scores.dtype == torch.float16 or scores.dtype == torch.bfloat16:
             scores = scores.float()
@@ -116,19 +116,19 @@ class MultiHop(nn.Module):
 
 @AGGREGATORS.register("mlrf")
 class Mlrf(Aggregator):
-    """Fusion of the encoder's layers; in the decoder the plain stack, without parameters.
+    """Fusion of the encoder's layers; the decoder is the plain stack, without parameters.
 
-    The encoder's state is the list of the outputs y_1 ... y_l, the decoder's the last output.
+    The encoder's state is the list of the outputs y_1 ... y_l, the decoder's state is the last output.
 
     Args:
         stack: see :class:`Aggregator`; its activation dropout acts in "ffn"
-        kind: of ``KINDS``; "learned" by default
+        kind: one of ``KINDS``; "learned" by default
         weights: ("learned") "softmax", the default, or "linear": w itself, from 1/L
         hidden: inner width of "ffn" (default 4 C), or width of W_1's output in "multi-hop" (default C)
         hops: ("multi-hop") number n of hops; default 4
 
     Raises:
-        UsageError: a value is unknown or out of range, an option is of another kind, or the encoder has no layer
+        UsageError: a value is unknown or out of range, an option does not apply to *kind*, or the encoder has no layer
     """
 
     paper = "Wang 2018"
@@ -146,7 +146,7 @@ class Mlrf(Aggregator):
         _check_options(kind, weights, hidden, hops)
         fuses = stack.side == "encoder"
         if fuses and self.num_layers < 1:
-            raise UsageError("--layer-agg mlrf has no layer of the encoder to fuse: use --encoder-layers 1 or more")
+            raise UsageError("--layer-agg mlrf requires an encoder layer: use --encoder-layers 1 or more")
         self.fusion = _fusion(stack, kind, weights, hidden, hops) if fuses else None
         norms = self.num_layers if fuses and self.pre_norm else 0
         self.layer_norms = nn.ModuleList(nn.LayerNorm(self.dim) for _ in range(norms))
@@ -157,8 +157,8 @@ class Mlrf(Aggregator):
         def add(flag, help, **options):
             parser.add_argument(f"--mlrf-{flag}", help=f"--layer-agg mlrf: {help}", **options)
 
-        add("kind", f"how the encoder's layers are fused: {', '.join(KINDS)} (default: learned)", metavar="KIND")
-        add("weights", "of learned: softmax (the default) or linear", metavar="KIND")
+        add("kind", f"fusion of the encoder's layers: {', '.join(KINDS)} (default: learned)", metavar="KIND")
+        add("weights", "weights of learned: softmax or linear (default: softmax)", metavar="KIND")
         add("hidden", "inner width of ffn (default: 4 x width) or multi-hop (default: width)", type=int, metavar="N")
         add("hops", "number of hops of multi-hop (default: 4)", type=int, metavar="N")
 
@@ -169,7 +169,7 @@ class Mlrf(Aggregator):
         return found
 
     def record(self) -> dict[str, Tensor]:
-        """The weight of each layer, where it is one number."""
+        """Return the weight of each layer if it is one number."""
         if not isinstance(self.fusion, WeightedLayers) or not self.fusion.learned:
             return {}
         weights = self.fusion.used_weight().detach()
@@ -189,14 +189,14 @@ class Mlrf(Aggregator):
         outputs = [norm(output) for norm, output in zip(self.layer_norms, state)] if self.layer_norms else state
         x = self.fusion(outputs)
         if self.final_norm is not None:
-            x = self.final_norm(x.to(self.final_norm.weight.dtype))  # autocast leaves them different
+            x = self.final_norm(x.to(self.final_norm.weight.dtype))  # under autocast, types can differ
         return x.to(state[-1].dtype)
 
 
 def _fusion(
     stack: Stack, kind: str, weights: str | None, hidden: int | None, hops: int | None
 ) -> nn.Module:
-    """What makes g of the y_l."""
+    """Build the module that computes g from the y_l."""
     if kind == "mean":
         return WeightedLayers(stack.layers, learned=False)
     if kind == "learned":
@@ -207,10 +207,10 @@ def _fusion(
 
 
 def _check_options(kind: str, weights: str | None, hidden: int | None, hops: int | None) -> None:
-    """Refuse values out of range and options of another kind.
+    """Reject values out of range and options that do not apply to *kind*.
 
     Raises:
-        UsageError: one of them
+        UsageError: a value is unknown or out of range, or an option does not apply
     """
     if kind not in KINDS:
         raise UsageError(f"--mlrf-kind {kind} is unknown: use one of {', '.join(KINDS)}")
@@ -224,8 +224,8 @@ def _check_options(kind: str, weights: str | None, hidden: int | None, hops: int
     for option, value, kinds in options:
         if value is not None and kind not in kinds:
             raise UsageError(
-                f"--mlrf-{option} has no effect with --mlrf-kind {kind}: leave it out, or use {' or '.join(kinds)}"
+                f"--mlrf-{option} has no effect with --mlrf-kind {kind}: omit it, or use {' or '.join(kinds)}"
             )
     for option, number in (("hidden", hidden), ("hops", hops)):
         if number is not None and number < 1:
-            raise UsageError(f"--mlrf-{option} {number} leaves nothing to compute: use 1 or more, or leave it out")
+            raise UsageError(f"--mlrf-{option} {number} must be at least 1: change or omit it")

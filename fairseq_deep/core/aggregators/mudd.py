@@ -1,4 +1,4 @@
-"""Dynamic DLCL: the sums over layers have weights that depend on the newest output, at each position by itself.
+"""Dynamic DLCL: sums over layers with weights that depend on the newest output, separately at each position.
 
 MUDDFormer: Breaking Residual Bottlenecks in Transformers via Multiway Dynamic Dense Connections, Xiao et al., ICML 2025
 (arXiv 2502.12170), with one way. The input of layer l+1 combines the outputs y_0 ... y_l (y_0: the embedding output):
@@ -6,11 +6,11 @@ MUDDFormer: Breaking Residual Bottlenecks in Transformers via Multiway Dynamic D
     x_{l+1} = sum_{j=0..l} A_j y_j,    A = GELU( RMSNorm(y_l) W_1 ) W_2 + a,    l = 1 ... L
 
 x_{L+1} is the output of the stack, and layer 1 reads y_0. W_1 is C x (l+1), W_2 is (l+1) x (l+1) and a has l+1 entries,
-all of their own for each l. W_1 starts as N(0, 1/C), W_2 as 0 and a as (0, ..., 0, 1), so the stack starts as the plain
-one. RMSNorm has no gain.
+separate for each l. W_1 starts as N(0, 1/C), W_2 as 0 and a as (0, ..., 0, 1), so the stack starts as the plain one.
+RMSNorm has no gain.
 
-The paper's models are decoders of language models. They have four such sums for each layer, for queries, keys, values
-and the residual stream; its ablations have one. Here each stack of a translation model has sums of its own.
+The paper's models are language models. They have four such sums per layer, for queries, keys, values and the residual
+stream; its ablations have one. Here each stack of a translation model has its own sums.
 
 Names here: ``hidden[l - 1]`` has W_1 and ``out[l - 1]`` has W_2 and a. All of them are in fp32.
 """
@@ -32,7 +32,7 @@ from .position_sums import append, is_tape, learns, normed_linear, position_sum,
 class Mudd(KeepFp32, Aggregator):
     """Dynamic DLCL for one stack.
 
-    In training, the state is [x, a token] with x the next input: see ``position_sums.py``. Without gradients it is
+    In training, the state is [x, a token] with x the next input: see ``position_sums.py``. Without gradients, it is
     [x, y_0, ..., y_l].
 
     Args:
@@ -58,13 +58,13 @@ class Mudd(KeepFp32, Aggregator):
             nn.init.zeros_(out.bias)
             nn.init.ones_(out.bias[-1:])
 
-    # no matrices(): an initialisation that fills W_2 would undo the plain start
+    # no matrices(): filling W_2 would undo the start as a plain stack
 
     def fp32_tensors(self) -> list[Tensor]:
         return list(self.parameters())
 
     def weights(self) -> Tensor:
-        """a, which the weights of all positions have in common, (L+1) x (L+1); layer 1 reads y_0."""
+        """Return a, the part of the weights that all positions share, (L+1) x (L+1); layer 1 reads y_0."""
         size = self.num_layers + 1
         rows = [out.bias.detach().float() for out in self.out]
         rows.insert(0, rows[0].new_ones(1) if rows else torch.ones(1))
@@ -95,7 +95,7 @@ class Mudd(KeepFp32, Aggregator):
         return state[0]
 
     def _weights_of(self, newest: Tensor, layer: int) -> Tensor:
-        """A (T x B x (l+1)) for y_l, the output of the layer with the 0-based index *layer*."""
+        """Return A (T x B x (l+1)) for y_l, the output of the layer with the 0-based index *layer*."""
         out = self.out[layer]
         with no_autocast(newest):
             hidden = F.gelu(normed_linear(newest, self.hidden[layer].weight))

@@ -1,4 +1,4 @@
-"""The aggregation node, which merges the outputs of several layers into one.
+"""Aggregation node, which merges the outputs of several layers into one.
 
 Exploiting Deep Representations for Neural Machine Translation, Dou et al., EMNLP 2018:
 
@@ -8,8 +8,8 @@ with [;] the concatenation of the features of one position and FFN(z) = W_2 relu
 
 Names here: ``fc1`` is W_1 (D x nC) with b_1, ``fc2`` is W_2 (C x D) with b_2, ``layer_norm`` is LN.
 
-That D is the width of the stack's feed-forward sub-layers follows from the paper's parameter counts. Our choices: ReLU;
-dropout where those sub-layers have it; Xavier matrices, biases 0, norms 1 and 0.
+The paper's parameter counts imply that D is the width of the stack's feed-forward sub-layers. Our choices: ReLU;
+dropout at the same points as in those sub-layers; Xavier matrices, biases 0, norms 1 and 0.
 """
 
 
@@ -27,8 +27,8 @@ class Node(nn.Module):
     """AGG of a fixed number of inputs.
 
     Args:
-        stack: the stack; where it has no feed-forward width, D = 4C
-        inputs: their number n
+        stack: the stack; if it has no feed-forward width, D = 4C
+        inputs: number n of inputs
 
     Shapes:
         fc1.weight: D x nC
@@ -49,24 +49,24 @@ class Node(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
-        """The merged representation (T x B x C) of *inputs* (n times T x B x C)."""
+        """Return the merged representation (T x B x C) of *inputs* (n times T x B x C)."""
         joined = torch.cat(inputs, dim=-1)
         x = self.dropout(self.fc2(self.activation_dropout(F.relu(self.fc1(joined)))))
-        # one reduction, which adds up in fp32 whatever the dtype, and not n roundings
+        # one reduction, which accumulates in fp32 for any dtype, instead of n roundings
         total = x + joined.view(x.size(0), x.size(1), self.inputs, x.size(2)).sum(dim=2)
-        # autocast leaves the norm and the sum with different dtypes
+        # under autocast, the norm and the sum can have different dtypes
         return self.layer_norm(total.to(self.layer_norm.weight.dtype)).to(inputs[0].dtype)
 
 
 class NodeAggregator(Aggregator):
-    """Base of the aggregators that are made of nodes.
+    """Base class of aggregators that consist of nodes.
 
-    A node ends with a norm. A pre-norm stack keeps its final norm after the last node all the same, our choice: it
-    changes nothing at the start, and memories and ``--no-decoder-final-norm`` mean what they mean in other stacks.
+    A node ends with a norm, but a pre-norm stack keeps its final norm after the last node (our choice). It has no
+    effect at initialisation, and memories and ``--no-decoder-final-norm`` mean the same as in other stacks.
 
     Args:
         stack: see :class:`Aggregator`
-        inputs: how many inputs each node has, from the bottom
+        inputs: number of inputs of each node, from the bottom
     """
 
     paper = "Dou 2018"
@@ -82,5 +82,5 @@ class NodeAggregator(Aggregator):
         return list(self.nodes)
 
     def merge(self, inputs: list[Tensor], index: int) -> Tensor:
-        """What the node with the 0-based *index* makes of *inputs* (T x B x C each)."""
+        """Merge *inputs* (T x B x C each) with the node of the 0-based *index*."""
         return self.nodes[index](inputs)

@@ -18,14 +18,14 @@ The others learn b, with one set of coefficients for the whole encoder:
     ``ema``            b_i = a (1 - a)^{k-i}, where a starts at 1/2: Predictor-Corrector Enhanced Transformers with
                        Exponential Moving Average Coefficient Learning, Li et al., NeurIPS 2024, without its corrector
 
-``ema`` evaluates where the method with as many evaluations does, as its authors' code does. With one evaluation nothing
-is left to weigh, and the stack is the plain one.
+``ema`` evaluates at the points of the fixed method with the same number of evaluations, like its authors' code. With
+one evaluation there is nothing to weight, and the stack is the plain one.
 
-Points and changes are linear in x and the outputs o_i of the layer, with F_i = o_i - p_i for the point p_i. So each of
-them, and y where b is fixed, is one sum over x, o_1, o_2, ..., in fp32.
+Points and changes are linear in x and the outputs o_i of the layer, with F_i = o_i - p_i for the point p_i. Each of
+them, and y if b is fixed, is therefore one sum over x, o_1, o_2, ..., in fp32.
 
-Names here: ``gate`` has W and c, ``alpha`` is a, ``scalars`` are the b of rk2-init. ``identity`` takes F(x) = layer(x),
-with the layer's residual connections, as the released code of the 2022 paper does.
+Names here: ``gate`` has W and c, ``alpha`` is a, ``scalars`` are the b of rk2-init. ``identity`` uses F(x) = layer(x),
+including the layer's residual connections, like the released code of the 2022 paper.
 """
 
 from typing import Any
@@ -54,10 +54,10 @@ HISTORIES = ("residual", "dlcl")
 
 
 def evaluations(method: str = "rk2", order: int | None = None) -> int:
-    """How often a layer is evaluated.
+    """Return the number of evaluations per layer.
 
     Raises:
-        UsageError: the method is unknown, or has not that order
+        UsageError: the method is unknown, or does not support *order*
     """
     methods = (*FIXED, *LEARNED)
     if method not in methods:
@@ -67,16 +67,16 @@ def evaluations(method: str = "rk2", order: int | None = None) -> int:
     if method != "ema":
         if order is not None:
             raise UsageError(
-                f"--ode-order is for --ode-method ema, {method} has its own: leave it out, or use rk2, rk3 or rk4"
+                f"--ode-order requires --ode-method ema, {method} has a fixed order: omit it, or use rk2, rk3 or rk4"
             )
         return int(method[2])
     if order is not None and order not in POINTS:
-        raise UsageError(f"--ode-order {order}: ema has points for 1 to {len(POINTS)} evaluations, use one of these")
+        raise UsageError(f"--ode-order {order} must be from 1 to {len(POINTS)}: change or omit it")
     return 2 if order is None else order
 
 
 def _rows(count: int, identity: bool) -> tuple[list[list[float]], list[list[float]]]:
-    """The points p_1 ... p_k and the changes F_1 ... F_k of a layer as sums over x, o_1, ..., o_k: their coefficients.
+    """Return the coefficients of the points p_1 ... p_k and the changes F_1 ... F_k as sums over x, o_1, ..., o_k.
 
     Args:
         count: evaluations k
@@ -93,16 +93,16 @@ def _rows(count: int, identity: bool) -> tuple[list[list[float]], list[list[floa
 
 
 def _added(row: list[float], factors: list[float], rows: list[list[float]]) -> list[float]:
-    """*row* and *factors* times *rows*."""
+    """Return *row* plus *factors* times *rows*."""
     for factor, other in zip(factors, rows):
         row = [value + factor * change for value, change in zip(row, other)]
     return row
 
 
 class _Combination(torch.autograd.Function):
-    """Constant factors times tensors, added up in fp32 (or fp64): a kernel for each, and for its gradient.
+    """Sum of tensors times constant factors, in fp32 (or fp64): one kernel per tensor, and per gradient.
 
-    Small differences of large numbers are taken, so nothing in between may be rounded to half precision.
+    The changes are small differences of large numbers: intermediate results must not be rounded to half precision.
     """
 
     @staticmethod
@@ -120,7 +120,7 @@ class _Combination(torch.autograd.Function):
 
 
 def combined(row: list[float], tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """The sum of *tensors* times the factors in *row* that are not 0, rounded to *dtype* once."""
+    """Return the sum of *tensors* times the non-zero factors in *row*, rounded to *dtype* once."""
     pairs = [(factor, tensor) for factor, tensor in zip(row, tensors) if factor != 0.0]
     if len(pairs) == 1 and pairs[0][0] == 1.0:
         return pairs[0][1].to(dtype)
@@ -129,15 +129,15 @@ def combined(row: list[float], tensors: list[Tensor], dtype: torch.dtype) -> Ten
 
 @AGGREGATORS.register("ode")
 class Ode(KeepFp32, Aggregator):
-    """Runge-Kutta steps in an encoder, over the plain stack or over DLCL; a decoder has the inner aggregator alone.
+    """Runge-Kutta steps in an encoder, over the plain stack or over DLCL; a decoder has only the inner aggregator.
 
     Args:
         stack: see :class:`Aggregator`
         method: rk2, rk3, rk4, rk2-learned, rk2-init or ema
         order: evaluations of a layer with ema, 1 to 4 (default: 2)
         history: name of the aggregator that connects the layers, residual or dlcl
-        identity: F(x) = layer(x). Activations then more than double in each layer, so that the norms of DLCL's entries
-            must follow
+        identity: F(x) = layer(x). Activations then more than double in each layer, which requires the norms of DLCL's
+            entries
         inner: the aggregator *history* with its options
 
     Shapes:
@@ -146,7 +146,7 @@ class Ode(KeepFp32, Aggregator):
         alpha: 1 (ema)
 
     Raises:
-        UsageError: a value is unknown, or *identity* is without the norms that it needs
+        UsageError: a value is unknown, or *identity* lacks the norms that it requires
     """
 
     paper = "Li 2022"
@@ -184,12 +184,12 @@ class Ode(KeepFp32, Aggregator):
     @staticmethod
     def add_args(parser) -> None:
         parser.add_argument("--ode-method", metavar="NAME",
-                            help=f"ODE Transformer: how evaluations are weighted: {', '.join((*FIXED, *LEARNED))} "
+                            help=f"ODE Transformer: weighting of evaluations: {', '.join((*FIXED, *LEARNED))} "
                             "(default: rk2)")  # fmt: skip
         parser.add_argument("--ode-order", type=int, metavar="K",
                             help="ODE Transformer: evaluations of a layer with --ode-method ema, 1 to 4 (default: 2)")
         parser.add_argument("--ode-history", metavar="NAME",
-                            help="ODE Transformer: how layers are connected: residual (the default) or dlcl")
+                            help="ODE Transformer: connections between layers: residual or dlcl (default: residual)")
         parser.add_argument("--ode-identity", action="store_true",
                             help="ODE Transformer: F(x) = layer(x), as in the released code; with --ode-history dlcl")
 
@@ -218,19 +218,19 @@ class Ode(KeepFp32, Aggregator):
         if not identity or stack.side != "encoder":
             return
         if count == 1:
-            raise UsageError("--ode-identity has no effect with --ode-order 1: leave one of them out")
+            raise UsageError("--ode-identity has no effect with --ode-order 1: omit one of them")
         if inner.name != "dlcl":
             raise UsageError(
                 "--ode-identity lets activations more than double in each layer, and "
-                f"--ode-history {inner.name} has no norms against that: add --ode-history dlcl, or leave it out"
+                f"--ode-history {inner.name} has no norms to prevent this: add --ode-history dlcl, or omit it"
             )
         if not stack.pre_norm:
-            raise UsageError("--ode-identity needs the norms of pre-norm DLCL: use a pre-norm encoder, or leave it out")
+            raise UsageError("--ode-identity requires the norms of pre-norm DLCL: use a pre-norm encoder, or omit it")
         if inner.options.get("no_norm"):
-            raise UsageError("--ode-identity needs the norms that --dlcl-no-norm leaves out: leave one of them out")
+            raise UsageError("--ode-identity requires the norms that --dlcl-no-norm removes: omit one of them")
 
     def fp32_tensors(self) -> list[Tensor]:
-        """The coefficients, whose gradients sum over all positions and features; the history has a rule of its own."""
+        """Return the coefficients: their gradients sum over all positions and features; *history* has its own rule."""
         return [value for name, value in self.named_parameters() if not name.startswith("inner.")]
 
     def tie(self, other: Aggregator) -> None:
@@ -278,7 +278,7 @@ class Ode(KeepFp32, Aggregator):
         return self.inner.finish(state)
 
     def _increment(self, changes: list[Tensor]) -> Tensor:
-        """sum_i b_i F_i with learned b."""
+        """Return sum_i b_i F_i with learned b."""
         if self.gate is not None:
             gate = torch.sigmoid(self.gate(torch.cat(changes, dim=-1)).to(changes[0].dtype))  # autocast lowers it
             return torch.lerp(changes[1], changes[0], gate)

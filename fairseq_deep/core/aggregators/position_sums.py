@@ -1,12 +1,12 @@
-"""x = sum_{k<=r} a_k h_k with weights of each position, for all rows r of a stack over one buffer.
+"""Sums x = sum_{k<=r} a_k h_k with weights per position, for all rows r of a stack, over one buffer.
 
-Weights that depend on the input differ between positions, so a row is a product for each position by itself: of a_0 ...
-a_r with the (r+1) x C matrix of its entries. All entries are in one buffer, in fp32 where the model is in half
-precision, and a row is one batched product with what the buffer has so far. Autograd keeps the buffer, each entry once.
+Weights that depend on the input differ between positions. A row is therefore one product per position, of a_0 ... a_r
+with the (r+1) x C matrix of its entries. All entries are in one buffer, in fp32 if the model is in half precision, and
+a row is one batched product with the filled part of the buffer. Autograd stores the buffer, and so each entry once.
 
-With X the gradient of a row, those of its weights are one more batched product, <X, h_k>. Those of its entries, a_k X,
-add up in one buffer, in place, and an entry takes its sum from there once all rows that read it have added theirs.
-Tokens chain the calls, so that gradients come in their order.
+For the gradient X of a row, the gradients of its weights are one more batched product, <X, h_k>. The gradients of its
+entries, a_k X, accumulate in place in one buffer. An entry reads its sum there after all rows that use it have added
+their gradients. Tokens chain the calls to enforce this order.
 """
 
 import torch
@@ -20,18 +20,18 @@ from .running_sums import is_half
 
 
 def widened(x: Tensor) -> Tensor:
-    """*x* in fp32 if it is in half precision."""
+    """Return *x* in fp32 if it is in half precision."""
     return x.float() if is_half(x.dtype) else x
 
 
 def normed_linear(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """RMSNorm(x) weight^T, without a gain, in the type of *x*: the norm acts on the narrower product."""
+    """Return RMSNorm(x) weight^T, without a gain, in the type of *x*; normalises the product, which is narrower."""
     with no_autocast(x):
         return F.linear(x, weight.to(x.dtype)) * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + eps)
 
 
 def position_sum(weights: Tensor, entries: list[Tensor]) -> Tensor:
-    """One row.
+    """Compute one row.
 
     Args:
         weights: T x B x K, in fp32 or fp64
@@ -46,23 +46,23 @@ def position_sum(weights: Tensor, entries: list[Tensor]) -> Tensor:
 
 
 def is_tape(state: list[Tensor], index: int) -> bool:
-    """Whether *state* has at *index* the token of :func:`start_tape`, which alone is a vector."""
+    """Return whether *state* has a token of :func:`start_tape` at *index*: only tokens are vectors."""
     return state[index].dim() == 1
 
 
 def learns(*tensors: Tensor) -> bool:
-    """Whether rows keep what gradients need; a compiler finds out by itself."""
+    """Return whether rows must store tensors for gradients; compiled code decides for itself."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors) and not is_compiling()
 
 
 class _Tape:
-    """What the rows of a forward pass share, and those of a backward pass.
+    """State shared by all rows of a forward pass and of its backward pass.
 
     Attributes:
-        entries: K x positions x C; None once the last row was read: from then on the graph alone keeps them
-        count: how many it has so far
+        entries: K x positions x C; None after the last row was read, when only the graph holds them
+        count: number of entries so far
         gradients: positions x K x C, sums so far
-        token: what calls pass on, empty
+        token: empty tensor that chains the calls
     """
 
     def __init__(self, entry: Tensor, entries: int, rows: int):
@@ -77,10 +77,10 @@ class _Tape:
         assert self.entries is not None and self.count < len(self.entries), "there are more entries than announced"
         kept = self.entries[self.count].view(entry.shape).copy_(entry)
         self.count += 1
-        return kept.data  # its version is its own: other entries are yet to be written
+        return kept.data  # .data has its own version counter, which later entries do not change
 
     def read(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum, and the entries that were read."""
+        """Return the sum and the entries read."""
         assert self.entries is not None and self.rows > 0, "there are more rows than announced"
         entries = self.entries[: self.count].data
         with no_autocast(weights):
@@ -91,7 +91,7 @@ class _Tape:
         return x, entries
 
     def pull(self, weights: Tensor, entries: Tensor, grad: Tensor) -> Tensor:
-        """The gradient of *weights* for *grad*, that of their row; gradients of the entries add up here."""
+        """Return the gradient of *weights* for the gradient *grad* of their row; accumulate gradients of entries."""
         grad = grad.reshape(-1, 1, grad.size(-1))
         columns = weights.reshape(-1, len(entries), 1)
         with no_autocast(grad):
@@ -102,14 +102,14 @@ class _Tape:
             return torch.bmm(grad, entries.permute(1, 2, 0)).view(weights.shape)
 
     def gradient(self, index: int) -> Tensor | None:
-        """Of the entry *index* (positions x C) at the end; None if no row has read it."""
+        """Return the final gradient of the entry *index* (positions x C); None if no row has read it."""
         if self.gradients is None or index >= self.gradients.size(1):
             return None
         return self.gradients[:, index]
 
 
 class _Append(torch.autograd.Function):
-    """An entry and a token -> the entry in the buffer, and a token."""
+    """Maps an entry and a token to the entry in the buffer and a token."""
 
     @staticmethod
     def forward(ctx, entry: Tensor, token: Tensor, tape: _Tape):
@@ -136,7 +136,7 @@ class _Append(torch.autograd.Function):
 
 
 class _Read(torch.autograd.Function):
-    """Weights and a token -> a sum and a token."""
+    """Maps weights and a token to a sum and a token."""
 
     @staticmethod
     def forward(ctx, weights: Tensor, token: Tensor, tape: _Tape):
@@ -151,7 +151,7 @@ class _Read(torch.autograd.Function):
     def backward(ctx, grad: Tensor | None, token: Tensor | None):
         tape: _Tape = ctx.tape
         weights, entries = ctx.saved_tensors
-        if token is None:  # no call above has a part: a backward pass begins, and one before may have ended half-way
+        if token is None:  # a backward pass begins here, and the previous one may have been interrupted
             tape.gradients = None
         pulled = None if grad is None else tape.pull(weights, entries, grad)
         return pulled, tape.token, None
@@ -162,21 +162,21 @@ def start_tape(entry: Tensor, entries: int, rows: int) -> tuple[Tensor, Tensor]:
 
     Args:
         entry: h_0, T x B x C
-        entries: how many there will be
-        rows: how many sums will be read
+        entries: total number of entries
+        rows: total number of sums
 
     Returns:
-        h_0 as the buffer has it, at least in fp32, and a token
+        h_0 in the buffer, at least in fp32, and a token
     """
-    token = torch.empty(0, device=entry.device, requires_grad=True)  # weights may learn where *entry* does not
+    token = torch.empty(0, device=entry.device, requires_grad=True)  # weights may need gradients if *entry* does not
     return _Append.apply(entry, token, _Tape(entry, entries, rows))
 
 
 def append(token: Tensor, entry: Tensor) -> tuple[Tensor, Tensor]:
-    """The next entry (T x B x C) as the buffer has it, and a token."""
+    """Append the next entry (T x B x C); return it in the buffer, and a token."""
     return _Append.apply(entry, token, token.grad_fn.tape)
 
 
 def read(token: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum (T x B x C) of all entries so far with *weights* (T x B x K, in the buffer's type), and a token."""
+    """Return the sum (T x B x C) of all entries with *weights* (T x B x K, in the buffer's type), and a token."""
     return _Read.apply(weights, token, token.grad_fn.tape)

@@ -1,7 +1,7 @@
 """Plain stack: each layer reads the output of the layer below, x_{l+1} = y_l.
 
-The residual connections are inside the layers. Learning Deep Transformer Models for Machine Translation
-(Wang et al., 2019), Section 3, calls it the special case W^(l+1)_l = 1, all other weights 0, of DLCL.
+The residual connections are inside the layers. This is the special case W^(l+1)_l = 1, all other weights 0, of DLCL:
+Learning Deep Transformer Models for Machine Translation (Wang et al., 2019), Section 3.
 """
 
 
@@ -12,7 +12,7 @@ from .base import AGGREGATORS, Aggregator
 
 @AGGREGATORS.register("residual")
 class Residual(Aggregator):
-    """Pass each layer's output on to the next; no parameters, any number of layers may be dropped."""
+    """Plain stack, without parameters; any number of layers may be dropped."""
 
     needs_every_layer = False
     layerdrop = True

@@ -7,11 +7,11 @@ output:
     x_0 = r_0 = y_0
     a_l = F_l(x_{l-1})
     x_l = LN_l(x_{l-1} + a_l)          as in post-norm
-    r_l = r_{l-1} + a_l                as in pre-norm, never normalised on its way
+    r_l = r_{l-1} + a_l                as in pre-norm, not normalised between layers
     output = x_N + LN(r_N)
 
-Names here: ``norms[l - 1]`` is LN_l, ``dual_norm`` is the LN of r_N. Its eps is 1e-7, as in the authors' code, where r
-may also be scaled against overflow in fp16; here r is added up in fp32 instead.
+Names here: ``norms[l - 1]`` is LN_l, ``dual_norm`` is the LN of r_N. Its eps is 1e-7, as in the authors' code. That
+code can also scale r to avoid overflow in fp16; we accumulate r in fp32 instead.
 """
 
 from typing import Any
@@ -27,17 +27,17 @@ from .base import AGGREGATORS, Aggregator
 
 @AGGREGATORS.register("residual-dual")
 class ResidualDual(Aggregator):
-    """ResiDual for one stack of bare sub-layers. The state is [x, r]; after the last sub-layer, [output, r].
+    """ResiDual for sub-layers without residual connections. The state is [x, r]; after the last one, [output, r].
 
     Args:
-        stack: see :class:`Aggregator`; its norm placement changes nothing here
+        stack: see :class:`Aggregator`; its norm placement has no effect
 
     Shapes:
-        x, r: T x B x C; r is fp32 where x is fp16 or bf16
+        x, r: T x B x C; r is fp32 if x is fp16 or bf16
     """
 
     paper = "Xie 2023"
-    unused_flags = {"{side}_normalize_before": (False, "has its own norms: leave it out")}
+    unused_flags = {"{side}_normalize_before": (False, "has its own norms: omit it")}
     decoder_flags = ("no_decoder_final_norm",)
 
     def __init__(self, stack: Stack):
@@ -50,7 +50,7 @@ class ResidualDual(Aggregator):
         return Layout(residual=False, split=True, input_norm=False, final_norm=False)
 
     def start(self, x: Tensor) -> list[Tensor]:
-        x = x.contiguous()  # a transposed view: without this, all that is computed from it would be strided, too
+        x = x.contiguous()  # x is a transposed view, and results of strided inputs are strided
         return [x, x.float() if x.dtype == torch.float16 or x.dtype == torch.bfloat16 else x]
 
     def read(self, state: list[Tensor], layer: int) -> Tensor:
@@ -58,7 +58,7 @@ class ResidualDual(Aggregator):
 
     def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         x, r = state[0], state[1] + output
-        x = self.norms[layer](x + output.to(x.dtype))  # autocast leaves them different
+        x = self.norms[layer](x + output.to(x.dtype))  # under autocast, types can differ
         if layer == self.num_layers - 1:
             x = x + self._norm_of_sum(r)
         return [x.to(state[0].dtype), r]
@@ -70,6 +70,6 @@ class ResidualDual(Aggregator):
         return state[0]
 
     def _norm_of_sum(self, r: Tensor) -> Tensor:
-        """LN of *r* in its type, which that of the parameters may be below."""
+        """Return the LN of *r*, in the type of *r* even if the parameters are in half precision."""
         norm = self.dual_norm
         return F.layer_norm(r, [self.dim], norm.weight.to(r.dtype), norm.bias.to(r.dtype), norm.eps)

@@ -2,8 +2,8 @@
 
 Dynamic Layer Aggregation for Neural Machine Translation with Routing-by-Agreement, Dou et al., AAAI 2019.
 
-At the top of a stack, at each position by itself, H = [O_1; ..; O_N] replaces the output y_L of the last layer. Layer l
-casts a vote v_ln for each of the N output capsules O_n, and an iteration decides which share of which vote counts:
+At the top of a stack, separately at each position, H = [O_1; ..; O_N] replaces the output y_L of the last layer. Layer
+l casts a vote v_ln for each of the N output capsules O_n, and an iteration determines the share of each vote:
 
     u_l = G_l(y_l),  v_ln = W_ln u_l in R^{C/N}
 
@@ -17,13 +17,13 @@ casts a vote v_ln for each of the N output capsules O_n, and an iteration decide
         E-step: r_ln = softmax_n(log a_n + log N(v_ln; mu_n, sig_n^2))
         O_n = a_n mu_n
 
-This is in the manner of the paper: the iterations follow the literature on capsules, and these are our choices, which
-do not reproduce the printed parameter counts. G_l(y) = y + FFN_l(y), with an inner width of 4 C, reads its own layer,
-the paper's map all of them. beta_u and beta_a are learned for each capsule and start at 0; nothing else scales what the
-sigmoid is taken of. A pre-norm stack normalises y_l first, as DLCL does. H ends in a layer norm in both norm
-placements, which takes the place of a pre-norm stack's final norm.
+This is an approximation of the paper: the iterations follow the literature on capsules, and we choose the rest, which
+does not reproduce the printed parameter counts. G_l(y) = y + FFN_l(y), with an inner width of 4 C, reads its own layer,
+whereas the paper's map reads all layers. beta_u and beta_a are learned for each capsule and start at 0; the argument of
+the sigmoid has no other scale. A pre-norm stack normalises y_l first, like DLCL. H ends in a layer norm in both norm
+placements, which replaces a pre-norm stack's final norm.
 
-Names here: ``maps[l - 1]`` is G_l and W_l, ``routing.beta_u`` and ``beta_a`` are those of EM routing.
+Names here: ``maps[l - 1]`` is G_l and W_l, ``routing.beta_u`` and ``beta_a`` belong to EM routing.
 """
 
 import math
@@ -42,12 +42,12 @@ from .base import AGGREGATORS, Aggregator
 
 
 class Votes(nn.Module):
-    """The votes of one layer: W (y + FFN(y)).
+    """Votes of one layer: W (y + FFN(y)).
 
     Args:
         dim: width C
         hidden: inner width of the FFN
-        normalise: y is normalised first
+        normalise: normalise y first
         dropout: dropout on the output of the FFN
         activation_dropout: dropout on its inner layer
     """
@@ -69,7 +69,7 @@ class Votes(nn.Module):
         nn.init.zeros_(self.fc2.bias)
 
     def forward(self, y: Tensor) -> Tensor:
-        """v_l1 ... v_lN, one after the other (T x B x C), for *y* (T x B x C)."""
+        """Return v_l1 ... v_lN, concatenated (T x B x C), for *y* (T x B x C)."""
         if self.layer_norm is not None:
             y = self.layer_norm(y)
         hidden = self.activation_dropout(F.relu(self.fc1(y)))
@@ -80,7 +80,7 @@ class DynamicRouting(nn.Module):
     """Dynamic routing.
 
     Args:
-        capsules: their number N
+        capsules: number N of capsules
         iterations: T
 
     Shapes:
@@ -96,7 +96,7 @@ class DynamicRouting(nn.Module):
         return square / (1.0 + square) * x / torch.sqrt(square + 1e-8)
 
     def step(self, votes: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Capsules O and shares c for the *logits* b."""
+        """Return capsules O and shares c for the *logits* b."""
         shares = torch.softmax(logits, dim=-1)
         return self.squash((shares.unsqueeze(-1) * votes).sum(dim=0)), shares
 
@@ -113,7 +113,7 @@ class EmRouting(nn.Module):
     """EM routing, with shares r as logarithms throughout.
 
     Args:
-        capsules: their number N
+        capsules: number N of capsules
         iterations: T
 
     Shapes:
@@ -127,8 +127,8 @@ class EmRouting(nn.Module):
         self.beta_a = nn.Parameter(torch.zeros(capsules))
 
     def m_step(self, votes: Tensor, log_shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, variance and log a of each capsule."""
-        # r / sum_l r as a softmax: a capsule that no layer counts for leaves no division by zero
+        """Return mean, variance and log a of each capsule."""
+        # r / sum_l r as a softmax, which is defined even if r is 0 for all layers
         weights = torch.softmax(log_shares, dim=0).unsqueeze(-1)
         mean = (weights * votes).sum(dim=0)
         variance = (weights * (votes - mean).square()).sum(dim=0)
@@ -137,7 +137,7 @@ class EmRouting(nn.Module):
         return mean, variance, F.logsigmoid(self.beta_a.to(votes.dtype) - cost)
 
     def e_step(self, votes: Tensor, mean: Tensor, variance: Tensor, log_active: Tensor) -> Tensor:
-        """log r."""
+        """Return log r."""
         variance = variance + 1e-8
         density = -0.5 * ((votes - mean).square() / variance + torch.log(2.0 * math.pi * variance)).sum(dim=-1)
         return torch.log_softmax(log_active + density, dim=-1)
@@ -165,8 +165,8 @@ class Routing(Aggregator):
         capsules: N, which divides the width; default: the width, that is capsules of size 1
         hidden: inner width of the FFN in each map; default 4 C
 
-    Routing computes in fp32. In training its iterations, which would keep several tensors of L x T x B x C each, are
-    computed again in the backward pass; with recomputation all of the aggregation is.
+    Routing computes in fp32. In training, the backward pass recomputes its iterations, which would otherwise save
+    several tensors of L x T x B x C each. With recomputation, it recomputes the whole aggregation.
 
     Raises:
         UsageError: a value is unknown or out of range, N does not divide the width, or the stack has no layer
@@ -187,17 +187,17 @@ class Routing(Aggregator):
         if kind not in ROUTINGS:
             raise UsageError(f"--routing-kind {kind} is unknown: use one of {', '.join(sorted(ROUTINGS))}")
         if iterations < 1:
-            raise UsageError(f"--routing-iterations {iterations} computes nothing: use 1 or more")
+            raise UsageError(f"--routing-iterations {iterations} must be at least 1: change or omit it")
         if hidden is not None and hidden < 1:
-            raise UsageError(f"--routing-hidden {hidden} leaves nothing to compute: use 1 or more, or leave it out")
+            raise UsageError(f"--routing-hidden {hidden} must be at least 1: change or omit it")
         if capsules is not None and (capsules < 1 or self.dim % capsules):
             raise UsageError(
                 f"--routing-capsules {capsules} does not divide the width {self.dim} of the {stack.side}: "
-                "use a divisor, or leave it out for capsules of size 1"
+                "use a divisor, or omit it for capsules of size 1"
             )
         if self.num_layers < 1:
             raise UsageError(
-                f"--layer-agg routing has no layer of the {stack.side} to read: use --{stack.side}-layers 1 or more"
+                f"--layer-agg routing requires a layer of the {stack.side}: use --{stack.side}-layers 1 or more"
             )
         self.recompute = stack.recompute
         self.capsules = capsules or self.dim
@@ -206,7 +206,7 @@ class Routing(Aggregator):
             Votes(self.dim, hidden or 4 * self.dim, self.pre_norm, *dropouts) for _ in range(self.num_layers)
         )
         self.routing = ROUTINGS[kind](self.capsules, iterations)
-        # many capsules make H small (in dynamic routing about 1/N^2): the usual 1e-5 would outweigh its variance
+        # many capsules make H small (in dynamic routing about 1/N^2): the usual 1e-5 would exceed its variance
         self.layer_norm = nn.LayerNorm(self.dim, eps=1e-12)
 
     @staticmethod
@@ -214,7 +214,7 @@ class Routing(Aggregator):
         def add(flag, help, **options):
             parser.add_argument(f"--routing-{flag}", help=f"--layer-agg routing: {help}", **options)
 
-        add("kind", "em (the default) or dynamic", metavar="KIND")
+        add("kind", "em or dynamic (default: em)", metavar="KIND")
         add("iterations", "number of iterations (default: 3)", type=int, metavar="T")
         add("capsules", "number of output capsules, a divisor of the width (default: the width)", type=int, metavar="N")
         add("hidden", "inner width of each layer's map (default: 4 x width)", type=int, metavar="N")

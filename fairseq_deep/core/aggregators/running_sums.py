@@ -1,7 +1,7 @@
-"""x_r = sum_{k<=r} w_rk h_k for r = 0, 1, ..., where h_r is known only after x_{r-1}: all sums over one buffer.
+"""Sums x_r = sum_{k<=r} w_rk h_k for r = 0, 1, ..., over one buffer; h_r is known only after x_{r-1}.
 
-A list of sums over lists of tensors launches a kernel for each term. Here all h stand in one buffer, so that a sum is
-one product with it, and a few rows ahead share what they read: before row r = b, 2b, ... one product
+Sums over lists of tensors launch one kernel per term. Here all h are in one buffer, and a sum is one product with it.
+Rows share reads of the buffer: before row r = b, 2b, ... one product
 
     p_j = sum_{k<r} w_jk h_k,    j = r ... r+b-1
 
@@ -11,12 +11,12 @@ The gradients have the same form, with the rows reversed and the weights transpo
 
     dL/dh_k = sum_{r>=k} w_rk X_r,    dL/dw_rk = <X_r, h_k>
 
-where X_r comes in the order r = R-1, R-2, ..., 0. So the backward pass runs the same code, and one product at its end
-gives the gradients of all weights, in fp32. Autograd keeps h, each entry once.
+where X_r comes in the order r = R-1, R-2, ..., 0. The backward pass therefore runs the same code, and one product at
+its end gives the gradients of all weights, in fp32. Autograd stores each entry h once.
 
-In half precision a sum multiplies with two numbers for each w, its value in that type and what is left of it: 22 bits
-in fp16, 16 in bf16. Products add up in fp32; what is rounded are p_j, the two parts of a sum, and the sum. Gradients of
-entries use the first of the two numbers, as those of a linear layer use its weight.
+In half precision, each w is a sum of two numbers, its rounded value and the remainder: 22 bits in fp16, 16 in bf16.
+Products accumulate in fp32. Only p_j, the two parts of a sum, and the sum are rounded. Gradients of entries use the
+rounded w, like the gradients of a linear layer.
 
 Shapes: *weights* are groups x R x R, where feature i of an entry has the weight of group i mod groups; the buffer is
 groups x R x M, with M the number of values of a group.
@@ -32,17 +32,17 @@ from torch.autograd.function import once_differentiable
 from fairseq_deep.core.compat import no_autocast
 from fairseq_deep.core.native.packed import runs_native, weighted_sum
 
-# a product of half-precision matrices that is not rounded to their type
+# products of half-precision matrices with an output in fp32
 HAS_OUT_DTYPE = "dtype" in torch.ops.aten.bmm.overloads() and torch.version.hip is None  # torch 2.8
 
 
 def is_half(dtype: torch.dtype) -> bool:
-    """Whether *dtype* is one of the half-precision types."""
+    """Return whether *dtype* is a half-precision type."""
     return dtype == torch.float16 or dtype == torch.bfloat16
 
 
 def split(weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """*weights* (groups x R x K) as sums of p numbers of *dtype*, groups x R x p x K; p is 2 in half precision."""
+    """Split *weights* (groups x R x K) into p addends of *dtype*, groups x R x p x K; p = 2 in half precision."""
     if not is_half(dtype):
         return weights.to(dtype).unsqueeze(2)
     high = weights.to(dtype)
@@ -50,19 +50,19 @@ def split(weights: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def product(parts: Tensor, entries: Tensor, added: Tensor | None = None) -> Tensor:
-    """groups x Rp x M for *parts* (groups x R x p x K) and *entries* (groups x K x M); *added* has its shape."""
+    """Multiply *parts* (groups x R x p x K) by *entries* (groups x K x M), and add *added*: groups x Rp x M."""
     factors = parts.flatten(1, 2)
     with no_autocast(entries):
         return torch.bmm(factors, entries) if added is None else torch.baddbmm(added, factors, entries)
 
 
 def grouped(entry: Tensor, groups: int) -> Tensor:
-    """The values of *entry* (... x C) by group, groups x M; a view."""
+    """View *entry* (... x C) by group, groups x M."""
     return entry.view(-1, groups).t()
 
 
 def joined(rows: Tensor, shape: list[int]) -> Tensor:
-    """An entry of that *shape* from what one row of weights gave, groups x p x M."""
+    """Return an entry of *shape* from the products *rows* of one row of weights, groups x p x M."""
     if rows.size(1) == 1:
         return rows[:, 0].t().contiguous().view(shape)
     if torch.is_grad_enabled():
@@ -73,12 +73,12 @@ def joined(rows: Tensor, shape: list[int]) -> Tensor:
 
 
 class RunningSums:
-    """All sums of one kind, forward or backward.
+    """Computes the sums of all rows in one direction, forward or backward.
 
     Args:
-        parts: the weights, groups x R x p x R, 0 above the diagonal and outside of the window; see :func:`split`
+        parts: the weights, groups x R x p x R, 0 above the diagonal and outside the window; see :func:`split`
         entry: an entry, for its shape and type
-        window: entries that a sum reads at most
+        window: maximum number of entries in a sum
     """
 
     def __init__(self, parts: Tensor, entry: Tensor, window: int):
@@ -90,7 +90,7 @@ class RunningSums:
         self.count = 0
 
     def append(self, entry: Tensor) -> Tensor:
-        """Take h_r and give x_r."""
+        """Append h_r; return x_r."""
         row, number = self.count, self.parts.size(2)
         start = row - row % self.block
         if row == start and row > 0:
@@ -116,12 +116,12 @@ class RunningSums:
             self.ahead = product(parts, self.entries[:, first:row])
 
     def last(self) -> Tensor:
-        """The entry that was taken last, groups x M, in the buffer."""
+        """Return the last entry, groups x M, in the buffer."""
         return self.entries[:, self.count - 1]
 
 
 class Tape:
-    """What the rows of one forward pass share, and those of a backward pass.
+    """State shared by all rows of a forward pass and of its backward pass.
 
     Args:
         weights, window: see :func:`first_row`
@@ -136,17 +136,17 @@ class Tape:
         self.entries: list[Tensor] = []
 
     def append(self, entry: Tensor, row: int) -> tuple[Tensor, Tensor]:
-        """Take h_r; give x_r, and what the backward pass wants: h_r in the buffer, or at the end the buffer."""
+        """Append h_r; return x_r and the tensor for the backward pass: h_r in the buffer, or the buffer at the end."""
         sums = self.forward
-        assert sums is not None and sums.count == row, "each row is written once, in their order"
+        assert sums is not None and sums.count == row, "rows must be written once each, in order"
         x = sums.append(entry)
         if sums.count < sums.rows:
             return x, sums.entries[:, sums.count - 1]
-        self.forward = None  # from now on the graph alone keeps the entries
+        self.forward = None  # from now on only the graph holds the entries
         return x, sums.entries
 
     def pull(self, row: int, grad: Tensor, kept: Sequence[Tensor]) -> Tensor:
-        """The gradient of h_r for *grad*, that of x_r; *kept* is what :meth:`append` gave if the weights learn."""
+        """Return the gradient of h_r for the gradient *grad* of x_r; *kept*: :meth:`append`'s tensor, if saved."""
         if self.backward is None:
             parts = self.parts[:, : row + 1, :1, : row + 1].flip(1, 3).transpose(1, 3)
             self.backward, self.entries = RunningSums(parts, grad, self.window), []
@@ -154,7 +154,7 @@ class Tape:
         return self.backward.append(grad)
 
     def weight_gradient(self) -> Tensor:
-        """<X_r, h_k> for all pairs, at the end of a backward pass."""
+        """Return <X_r, h_k> for all pairs, at the end of a backward pass."""
         assert self.backward is not None
         rows = self.parts.size(1)
         missing = rows - self.backward.rows
@@ -163,12 +163,12 @@ class Tape:
         return F.pad(found, (0, missing, 0, missing)) if missing else found
 
     def rewind(self) -> None:
-        """Forget the backward pass."""
+        """Discard the state of the backward pass."""
         self.backward, self.entries = None, []
 
 
 def inner_products(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a b^T (groups x R x R) of *a* and *b* (groups x R x M), added up and given in *dtype*."""
+    """Return a b^T (groups x R x R) of *a* and *b* (groups x R x M), accumulated in *dtype*."""
     with no_autocast(a):
         if is_half(a.dtype) and a.device.type in ("cuda", "meta") and HAS_OUT_DTYPE:
             return torch.bmm(a, b.transpose(1, 2), out_dtype=torch.float32)
@@ -176,7 +176,7 @@ def inner_products(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class _Row(torch.autograd.Function):
-    """One row: h_r and a token -> x_r and a token. Tokens chain the rows, so that gradients come in their order."""
+    """Maps h_r and a token to x_r and a token; tokens chain the rows to fix the order of their gradients."""
 
     @staticmethod
     def forward(ctx, entry: Tensor, token: Tensor | None, weights: Tensor | None, tape: Tape, row: int):
@@ -184,14 +184,14 @@ class _Row(torch.autograd.Function):
         ctx.tape, ctx.row, ctx.shape, ctx.dtypes = tape, row, x.shape, (entry.dtype, x.dtype)
         ctx.set_materialize_grads(False)
         if tape.learn:
-            ctx.save_for_backward(kept.data)  # its version is its own: other rows of the buffer are yet to be written
+            ctx.save_for_backward(kept.data)  # own version counter: later rows of the buffer do not change it
         return x, x.new_empty(0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor | None, token: Tensor | None):
         tape: Tape = ctx.tape
-        if token is None:  # no row above has a part: a backward pass begins, and one before may have ended half-way
+        if token is None:  # a backward pass begins here, and the previous one may have been interrupted
             tape.rewind()
         if grad is None:
             grad = tape.parts.new_zeros(ctx.shape, dtype=ctx.dtypes[1])
@@ -204,29 +204,29 @@ class _Row(torch.autograd.Function):
 
 
 def first_row(entry: Tensor, weights: Tensor, window: int) -> list[Tensor]:
-    """[x_0, token] for h_0.
+    """Return [x_0, token] for h_0.
 
     Args:
         entry: h_0, ... x C
         weights: groups x R x R, differentiable, 0 where nothing is read
-        window: entries that a sum reads at most
+        window: maximum number of entries in a sum
     """
     tape = Tape(weights, entry, window)
     return list(_Row.apply(entry, None, weights, tape, 0))
 
 
 def next_row(state: list[Tensor], row: int, entry: Tensor) -> list[Tensor]:
-    """[x_r, token] for h_r and what :func:`first_row` or this function gave for the row before."""
+    """Return [x_r, token] for h_r and the result *state* of :func:`first_row` or this function for row r-1."""
     return list(_Row.apply(entry, state[1], None, state[1].grad_fn.tape, row))
 
 
 def is_row(state: list[Tensor]) -> bool:
-    """Whether *state* is what :func:`next_row` takes: it ends with a token, which alone is a vector."""
+    """Return whether *state* fits :func:`next_row`: its last tensor is a token, and only tokens are vectors."""
     return state[-1].dim() == 1
 
 
 def single_sum(parts: Tensor, entries: list[Tensor]) -> Tensor:
-    """The sum over K *entries* (... x C) with *parts* (groups x p x K, see :func:`split`), for autograd or without."""
+    """Return the sum over K *entries* (... x C) with *parts* (groups x p x K, see :func:`split`), differentiable."""
     if parts.shape[:2] == (1, 1) and runs_native(entries[0]):
         return weighted_sum(parts.view(-1), entries)
     stacked = torch.stack([grouped(entry, parts.size(0)) for entry in entries], dim=1)

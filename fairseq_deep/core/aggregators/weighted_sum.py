@@ -1,7 +1,8 @@
-"""x_s = sum_k w_sk h_k over a list of tensors that is complete, all sums in one product.
+"""Sums x_s = sum_k w_sk h_k over a complete list of tensors, all in one product.
 
-This is the product of ``running_sums.py``, with its precision, where no entry depends on a sum. Autograd keeps
-references to the entries, which live anyway, and the backward pass stacks them again: two products give the gradients.
+This is the product of ``running_sums.py``, with the same precision, for entries that do not depend on the sums.
+Autograd stores references to the entries, which other layers hold anyway. The backward pass stacks them again and
+computes the gradients with two products.
 """
 
 import torch
@@ -12,7 +13,7 @@ from .running_sums import inner_products, product, split
 
 
 def _stack(entries: list[Tensor]) -> Tensor:
-    """*entries* as rows of one matrix, 1 x K x M."""
+    """Stack *entries* as rows of one matrix, 1 x K x M."""
     return torch.stack([entry.reshape(-1) for entry in entries]).unsqueeze(0)
 
 
@@ -20,7 +21,7 @@ class _WeightedSums(torch.autograd.Function):
     @staticmethod
     def forward(ctx, weights: Tensor, *entries: Tensor) -> Tensor:
         ctx.save_for_backward(weights, *entries)
-        stacked = _stack(list(entries))  # in the widest type: autocast leaves entries different
+        stacked = _stack(list(entries))  # in the widest type: under autocast, types can differ
         parts = split(weights.unsqueeze(0), stacked.dtype)
         rows = product(parts, stacked).view(*parts.shape[1:3], *entries[0].shape)
         sums = rows[:, 0] if rows.size(1) == 1 else rows[:, 0] + rows[:, 1]
@@ -43,11 +44,11 @@ class _WeightedSums(torch.autograd.Function):
 
 
 def weighted_sums(weights: Tensor, entries: list[Tensor]) -> list[Tensor]:
-    """Linear combinations of *entries*.
+    """Compute linear combinations of *entries*.
 
     Args:
         weights: S x K, in fp32 or fp64
-        entries: K tensors of one shape; their type may be lower than that of the weights
+        entries: K tensors of one shape, of the same or lower precision than the weights
 
     Returns:
         S tensors of that shape, in the entries' type

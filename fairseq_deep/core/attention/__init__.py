@@ -1,4 +1,4 @@
-"""What layers attend with (``--encoder-attn``, ``--decoder-attn``): each knows torch alone."""
+"""Attention modules (``--encoder-attn``, ``--decoder-attn``), independent of fairseq."""
 
 import importlib
 import pkgutil

@@ -3,11 +3,11 @@
 Accelerating Neural Transformer via an Average Attention Network, Zhang, Xiong and Su, ACL 2018. With x_t the input at
 position t of the target:
 
-    g_t      = FFN( 1/t sum_{k<=t} x_k )         the FFN is left out unless ``--average-ffn`` asks for it
+    g_t      = FFN( 1/t sum_{k<=t} x_k )         the FFN is omitted without ``--average-ffn``
     i_t, f_t = sigmoid(W [x_t ; g_t])
     h_t      = i_t * x_t + f_t * g_t
 
-A running sum makes it O(T) in training, and one vector of state in decoding.
+A running sum takes O(T) in training, and its state in decoding is one vector.
 """
 
 import torch
@@ -19,10 +19,10 @@ from .hypothesis_state import HypothesisState
 
 
 class RunningMean(HypothesisState):
-    """Mean over each position and those before it.
+    """Mean over each position and all earlier ones.
 
-    Sums are in fp32 at least, so that the mean of a thousand positions in half precision is exact to its last digit.
-    In incremental decoding the state is a sum for each hypothesis, whatever its length.
+    Sums are at least in fp32: the mean of a thousand positions in half precision is then exact to its last digit.
+    In incremental decoding, the state is one sum per hypothesis, independent of its length.
     """
 
     def __init__(self):
@@ -36,20 +36,20 @@ class RunningMean(HypothesisState):
         incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
         step: DecodingStep | None = None,
     ) -> Tensor:
-        """Average.
+        """Compute the mean.
 
         Args:
             x: T x B x C
-            padding_mask: B x T, true where *x* is padding, which does not count
-            causal: positions do not see later ones; else each gets the mean over all
-            incremental_state: what came before *x* (one position), and then with *x*
-            step: what :class:`SharedBeamState` gives then, instead of *padding_mask*
+            padding_mask: B x T, true where *x* is padding, which is not counted
+            causal: positions do not see later ones; otherwise each gets the mean over all
+            incremental_state: stores the sum over earlier positions; the call adds *x* (one position)
+            step: output of :class:`SharedBeamState` in incremental decoding, replaces *padding_mask*
 
         Returns:
             T x B x C
         """
         if incremental_state is not None:
-            assert step is not None, "a step of incremental decoding needs what SharedBeamState gives"
+            assert step is not None, "incremental decoding requires the output of SharedBeamState"
             return self._next(x, incremental_state, step)
         wide = x if x.dtype == torch.float64 else x.float()
         if padding_mask is None:
@@ -64,7 +64,7 @@ class RunningMean(HypothesisState):
         return (total / count).to(x.dtype)
 
     def _next(self, x: Tensor, incremental_state: dict[str, dict[str, Tensor | None]], step: DecodingStep) -> Tensor:
-        """The mean with the position *x* (1 x B x C)."""
+        """Return the mean up to the position *x* (1 x B x C)."""
         count = step.count
         assert count is not None
         total = torch.addcmul(self.previous(incremental_state, x, count.dtype), x, step.words)
@@ -75,11 +75,11 @@ class RunningMean(HypothesisState):
 
 
 class AverageAttention(nn.Module):
-    """The mean of what came before, gated; takes the place of a causal self-attention.
+    """Gated mean over earlier positions, in place of a causal self-attention.
 
     Args:
         dim: width C
-        ffn_dim: width of the FFN on the mean; None leaves it out
+        ffn_dim: width of the FFN on the mean; None for no FFN
         dropout: probability of dropout in the FFN
     """
 
@@ -104,12 +104,12 @@ class AverageAttention(nn.Module):
         step: DecodingStep | None = None,
         causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Average; the contract is that of self-attention in :class:`MultiheadAttention`.
+        """Average; the arguments are the same as for self-attention in :class:`MultiheadAttention`.
 
         Args:
             query: T x B x C
             key_padding_mask: B x T, true where *query* is padding
-            attn_mask: any is the causal one
+            attn_mask: any mask is treated as causal
             incremental_state: see :class:`RunningMean`
             step: see :class:`RunningMean`
             causal: no position sees later ones
@@ -128,6 +128,6 @@ class AverageAttention(nn.Module):
     def make_generation_fast_(
         self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | None = None, **kwargs
     ) -> None:
-        """fairseq's ``--retain-dropout``: keep dropout while translating."""
+        """Apply fairseq's ``--retain-dropout``: keep dropout in generation."""
         named = retain_dropout_modules is None or "AverageAttention" in retain_dropout_modules
         self.retain_dropout = retain_dropout and named

@@ -13,7 +13,7 @@ from .masks import is_sync_free
 
 
 def hypotheses_per_sentence(new_order: Tensor, sentences: int) -> int:
-    """The beam k if *new_order* (B) is 0 k times, 1 k times, ...: k hypotheses of each sentence; else 1."""
+    """Return the beam k if *new_order* (B) is 0 k times, 1 k times, ...: k hypotheses per sentence; else 1."""
     beam = new_order.numel() // max(sentences, 1)
     if beam > 1 and beam * sentences == new_order.numel():
         numbers = torch.arange(new_order.numel(), device=new_order.device)
@@ -29,11 +29,11 @@ class BeamReorder(NamedTuple):
         beam_indices: the hypotheses that continue (B); None if all do, in order
         sources: the sources that continue, one per sentence, or per hypothesis where sentences are split; None if all
             do, in order
-        mask: where a cache holds the keys of all hypotheses of a sentence: those that each hypothesis sees before the
-            reordering (sentences x beam x T x slots)
+        mask: for caches that are shared per sentence, the keys that each hypothesis sees before the reordering
+            (sentences x beam x T x slots)
         splits_sentences: hypotheses of a sentence do not stay together
         copies: this many hypotheses start as copies of one, and share its sentence from now on
-        moves: (from, to) of the *sources* that fill the gaps of finished sentences, where all others stay
+        moves: (from, to) of the *sources* that fill the gaps of finished sentences, if all others keep their position
     """
 
     beam_indices: Tensor | None
@@ -45,7 +45,7 @@ class BeamReorder(NamedTuple):
 
 
 def keep_sources(x: Tensor, dim: int, order: BeamReorder) -> Tensor:
-    """Select the sources of *order* in dimension *dim* of *x*, which nothing else refers to.
+    """Select the sources of *order* in dimension *dim* of *x*, which must have no other references.
 
     Moves entries within *x* if gradients are disabled and few sources change position.
     """
@@ -60,9 +60,9 @@ def keep_sources(x: Tensor, dim: int, order: BeamReorder) -> Tensor:
 
 
 def _ask(new_order: Tensor, sentences: int, beam: int) -> tuple[bool, bool]:
-    """Whether each sentence keeps its position, and whether hypotheses of a sentence are split.
+    """Return whether each sentence keeps its position, and whether hypotheses of a sentence are split.
 
-    The device is asked once where sentences go on or end, as in beam search; a second time where they change places.
+    Synchronises with the device once if sentences continue or end, as in beam search; twice if they change position.
     """
     if new_order.numel() % beam != 0:
         return False, True
@@ -75,10 +75,10 @@ def _ask(new_order: Tensor, sentences: int, beam: int) -> tuple[bool, bool]:
 
 
 def _remember(new_order: Tensor, sentences: int, beam: int) -> tuple[bool, bool]:
-    """:func:`_ask`, whose answer stays on the tensor: decoders and encoders are given the same, one after the other."""
-    if new_order.is_inference():  # nothing tells whether it has changed since
+    """Return :func:`_ask`, cached on the tensor: decoders and encoders receive the same tensor in turn."""
+    if new_order.is_inference():  # it has no version, so a change would go unnoticed
         return _ask(new_order, sentences, beam)
-    question = (id(new_order), sentences, beam, new_order._version)  # a copy of the tensor has its attributes, too
+    question = (id(new_order), sentences, beam, new_order._version)  # a copy of the tensor has the same attributes
     known = getattr(new_order, "_fairseq_deep", None)
     if known is None or known[0] != question:
         known = (question, _ask(new_order, sentences, beam))
@@ -87,11 +87,11 @@ def _remember(new_order: Tensor, sentences: int, beam: int) -> tuple[bool, bool]
 
 
 def read_order(new_order: Tensor, sentences: int, beam: int, mask: Tensor | None = None) -> BeamReorder:
-    """What *new_order* (B) does where each of so many *sentences* has *beam* hypotheses.
+    """Return the effect of *new_order* (B) on *sentences* with *beam* hypotheses each.
 
     Args:
-        new_order: the hypotheses that are taken over
-        sentences, beam: how many there are of them before
+        new_order: the hypotheses that continue
+        sentences, beam: their numbers before the reordering
         mask: see :class:`BeamReorder`
     """
     stays, splits = _remember(new_order, sentences, beam)
@@ -104,7 +104,7 @@ def read_order(new_order: Tensor, sentences: int, beam: int, mask: Tensor | None
 
 
 def _moves(sources: list[int], sentences: int) -> list[tuple[int, int]] | None:
-    """See :class:`BeamReorder`; None where that is not the case, or a copy of all would take as long."""
+    """Return the moves of :class:`BeamReorder`; None if it does not apply or copying all sources is as fast."""
     moves = [(source, place) for place, source in enumerate(sources) if source != place]
     few = len(sources) <= sentences and 2 * len(moves) <= len(sources)
     return moves if few and all(source >= len(sources) for source, _ in moves) else None

@@ -1,11 +1,11 @@
-"""What the hypotheses of a sentence share in beam search.
+"""State shared by the hypotheses of a sentence in beam search.
 
-Beam search asks for one source a hypothesis; all hypotheses of a sentence have the same. So sources, and the keys and
-values made of them, are kept once a sentence.
+Beam search requests one source per hypothesis, but all hypotheses of a sentence have the same source. Sources, and the
+keys and values computed from them, are therefore stored once per sentence.
 
-Keys and values of the target are kept together, too, for all hypotheses of a sentence, and stay where they were made:
-position t of the hypothesis that had rank s is in slot s of t. What a new order changes is a mask: the slots that a
-hypothesis sees are those that the one which it goes on saw.
+Keys and values of the target are also stored per sentence, for all its hypotheses, and never move: position t of the
+hypothesis that had rank s is in slot s of t. Beam reordering only changes a mask: a hypothesis sees the slots that its
+predecessor saw.
 """
 
 import uuid
@@ -18,19 +18,19 @@ from .beam_reorder import BeamReorder, hypotheses_per_sentence, read_order
 from .cache import append, select
 
 CALLER_CHECKS_NAN = "fairseq_deep.caller_checks_nan"  # a key of incremental states; see :class:`DecodingStep`
-LARGEST_BEAM = 32  # above, so many multiplications take longer than copies of the keys
+LARGEST_BEAM = 32  # in larger beams, products with hidden keys take longer than copies of the keys
 
 
 class DecodingStep(NamedTuple):
-    """What all attentions of a decoding step share; B hypotheses, each with one new position.
+    """Inputs shared by all attentions of a decoding step; B hypotheses, each with one new position.
 
     Attributes:
-        mask: sentences x 1 x beam x (T * beam), in the type of the queries: 0 where a hypothesis sees a key, -inf where
-            not; it hides padding, too. Where each hypothesis has keys of its own, each counts as a sentence.
-        words: 1 x B x 1, true where a hypothesis has a word at the new position
-        count: 1 x B x 1, in fp32 at least: the number of words that it has by now, and at least 1
-        place: where the new keys are in caches of a fixed capacity (slots); None where caches grow
-        caller_checks_nan: caches store new keys as they are: the caller starts again from scratch if there is NaN
+        mask: sentences x 1 x beam x (T * beam), in the type of the queries: 0 where a hypothesis sees a key, -inf
+            elsewhere and at padding. If each hypothesis has its own keys, it counts as one sentence.
+        words: 1 x B x 1, true where a hypothesis has a token at the new position
+        count: 1 x B x 1, at least fp32: the number of its tokens so far, at least 1
+        place: indices of the new keys in caches of a fixed capacity (slots); None if caches grow
+        caller_checks_nan: caches store new keys unchanged: the caller restarts from scratch if there is NaN
     """
 
     mask: Tensor | None
@@ -41,11 +41,11 @@ class DecodingStep(NamedTuple):
 
 
 class SharedBeamState(nn.Module):
-    """Which hypotheses belong to a sentence, and in which slots their keys are, so that no order copies them.
+    """Maps hypotheses to sentences and to the slots of their keys; reordering beams then copies no keys.
 
     Args:
-        attends: there is self-attention, which needs a mask
-        averages: there are means, which need counts
+        attends: the decoder has self-attention, which needs a mask
+        averages: the decoder has running means, which need counts
     """
 
     def __init__(self, attends: bool = True, averages: bool = False):
@@ -62,13 +62,13 @@ class SharedBeamState(nn.Module):
         query: Tensor,
         words: Tensor,
     ) -> DecodingStep:
-        """Go one position on.
+        """Advance by one position.
 
         Args:
-            incremental_state: where this is kept
-            sentences: at the first step, number of sources, of which each has as many hypotheses, its beam
-            query: 1 x B x C of the hypotheses
-            words: B x 1, true where the hypothesis has a word at this position, false where it has padding
+            incremental_state: stores the state
+            sentences: (first step) number of sources; all have the same number of hypotheses, the beam
+            query: 1 x B x C, one row per hypothesis
+            words: B x 1, true where the hypothesis has a token at this position, false where it has padding
         """
         if self._state not in incremental_state:
             incremental_state[self._state] = self._first(sentences, query)
@@ -89,7 +89,7 @@ class SharedBeamState(nn.Module):
                 place = position * slots + torch.arange(slots, device=mask.device)
                 position.add_(1)
             buffer = saved["buffer"]
-            room = mask if buffer is None else buffer  # of which a part keeps the strides
+            room = mask if buffer is None else buffer  # narrowing the whole buffer keeps its strides
             seen = room.view(groups * beam // slots, 1, slots, room.size(2) * slots).narrow(3, 0, mask.size(2) * slots)
         words = words.t().unsqueeze(2)
         if count is not None:
@@ -99,14 +99,14 @@ class SharedBeamState(nn.Module):
         return DecodingStep(seen, words, count, place, CALLER_CHECKS_NAN in incremental_state)
 
     def _first(self, sentences: int, query: Tensor) -> dict[str, Tensor | None]:
-        """The state before the first position.
+        """Return the state before the first position.
 
-        mask: sentences x beam x T x slots, the mask of :class:`DecodingStep`, with one slot where each hypothesis has
-            its own keys
-        own: 2 x slots x slots, the part of it that is new at each step: each hypothesis sees the key that it makes; or,
-            where that is of padding, none
-        position, length: where the next one goes in a mask of a fixed capacity (1), on the device and on the CPU; None
-            where it grows
+        mask: sentences x beam x T x slots, the mask of :class:`DecodingStep`; one slot if each hypothesis has its own
+            keys
+        own: 2 x slots x slots, the part of the mask that each step adds: a hypothesis sees its own new key, or with
+            padding at that position, none
+        position, length: index of the next position in a mask of a fixed capacity (1), on the device and on the CPU;
+            None if the mask grows
         """
         rows = query.size(1)
         if sentences < 1 or rows % sentences != 0:
@@ -127,7 +127,7 @@ class SharedBeamState(nn.Module):
         return state
 
     def _slots(self, beam: int) -> int:
-        """Keys that are kept for a position of a sentence."""
+        """Return the number of keys that are stored per sentence and position."""
         return beam if self.attends and beam <= self.largest_beam else 1
 
     def _own(self, slots: int, like: Tensor) -> Tensor:
@@ -136,21 +136,21 @@ class SharedBeamState(nn.Module):
         return own
 
     def has_started(self, incremental_state: dict[str, dict[str, Tensor | None]]) -> bool:
-        """Whether there is a position already."""
+        """Return whether there is a position already."""
         return self._state in incremental_state
 
     def go_on(self, incremental_state: dict[str, dict[str, Tensor | None]]) -> tuple[int, int]:
-        """For how many positions there is room that does not grow, and how many there are with the one to come."""
+        """Count the next position; return the fixed capacity (0 if caches grow) and the number of positions."""
         if not self.attends:
             return 0, 0
         saved = incremental_state[self._state]
         mask, length = saved["mask"], saved["length"]
-        # on the CPU, so that nobody waits for a device
+        # on the CPU, to avoid a synchronisation
         saved["length"] = torch.tensor(mask.size(2)) + 1 if length is None else length + 1
         return 0 if length is None else mask.size(2), int(saved["length"])
 
     def reserve(self, incremental_state: dict[str, dict[str, Tensor | None]], capacity: int) -> int:
-        """Make room for a *capacity* of positions, whether in use or hidden; the number of keys that this is."""
+        """Allocate *capacity* positions, hidden while not in use; return the number of keys."""
         saved = incremental_state[self._state]
         mask, length = saved["mask"], saved["mask"].size(2)
         room = mask.new_full((mask.size(0), mask.size(1), capacity, mask.size(3)), float("-inf"))
@@ -161,7 +161,7 @@ class SharedBeamState(nn.Module):
         return capacity * mask.size(3)
 
     def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], new_order: Tensor) -> BeamReorder | None:
-        """Take over the hypotheses *new_order* (B), and tell what that does to caches; None before the first step."""
+        """Continue with the hypotheses *new_order* (B); return the effect on caches, or None before the first step."""
         if self._state not in incremental_state:
             return None
         saved = incremental_state[self._state]
@@ -177,7 +177,7 @@ class SharedBeamState(nn.Module):
             return order
         if order.splits_sentences:
             beam = 1
-            if slots > 1:  # from now on, each hypothesis has keys of its own
+            if slots > 1:  # from now on, each hypothesis has its own keys
                 mask, buffer = mask.amax(dim=3, keepdim=True), None
                 saved["own"] = own[:, :1, :1]
         groups, length = rows // beam, mask.size(2)
@@ -188,7 +188,7 @@ class SharedBeamState(nn.Module):
             chosen, flat = select(mask.flatten(0, 1), flat, 0, new_order)
             chosen = chosen.view(groups, beam, length, mask.size(3))
             if saved["position"] is not None and chosen.shape == mask.shape:
-                chosen = mask.copy_(chosen)  # where it is, as a graph of a device wants it
+                chosen = mask.copy_(chosen)  # in place: CUDA graphs need fixed addresses
             saved["mask"] = chosen
             saved["buffer"] = flat.view(groups, beam, flat.size(1), flat.size(2)) if flat is not None else None
         if count is not None:
@@ -196,7 +196,7 @@ class SharedBeamState(nn.Module):
         return order
 
     def _widen(self, saved: dict[str, Tensor | None], new_order: Tensor, copies: int) -> BeamReorder:
-        """Each sentence's one hypothesis becomes so many; all see what it has seen, which is in the first slot."""
+        """Copy the only hypothesis of each sentence *copies* times; all see its keys, which are in the first slot."""
         mask, count = saved["mask"], saved["count"]
         assert mask is not None
         groups, length, slots = mask.size(0), mask.size(2), self._slots(copies)

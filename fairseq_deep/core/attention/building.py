@@ -1,4 +1,4 @@
-"""From the description of a stack to the modules of its attentions."""
+"""Builds attention modules from the description of a stack."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from .multihead import MultiheadAttention
 
 
 def attention_options(stack: Stack) -> dict[str, Any]:
-    """What an attention of *stack* is built with, whatever it attends to."""
+    """Return the arguments that all attentions of *stack* share."""
     return {
         "dropout": stack.attention_dropout,
         "kv_heads": stack.kv_heads,
@@ -20,7 +20,7 @@ def attention_options(stack: Stack) -> dict[str, Any]:
 
 
 def self_attention(stack: Stack, causal: bool, bias: bool = True) -> MultiheadAttention:
-    """Self-attention of a layer of *stack*; *causal*: positions see no later ones."""
+    """Build the self-attention of a layer of *stack*; *causal*: positions see no later ones."""
     return MultiheadAttention(
         stack.dim,
         stack.heads,

@@ -1,9 +1,10 @@
-"""What attentions keep between the steps of incremental decoding: keys and values of the target, and of the source.
+"""KV caches of incremental decoding, for the target and for the source.
 
-The target's keys and values grow by one position per step, in place, in a buffer with room to grow; while gradients
-are recorded, new tensors are made. The effect of a beam reordering is computed once for all caches
-(:class:`~fairseq_deep.core.attention.beam_reorder.BeamReorder`). Keys of a discarded hypothesis may be NaN, which no
-mask hides from the others of its sentence: they are stored as 0, unless the caller checks for NaN.
+The target's keys and values grow by one position per step, in place, in a buffer with spare capacity; with gradients
+enabled, each step allocates new tensors. The effect of a beam reordering is computed once for all caches
+(:class:`~fairseq_deep.core.attention.beam_reorder.BeamReorder`). Keys of a discarded hypothesis may be NaN, and a mask
+does not hide NaN from the other hypotheses of its sentence. NaN is therefore stored as 0, unless the caller checks for
+it.
 """
 
 import uuid
@@ -20,9 +21,9 @@ from .steps import keep_keys
 def append(
     cache: Tensor | None, buffer: Tensor | None, new: Tensor, finite: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """*cache* (... x T x D) followed by *new* (N positions), and the buffer that holds it.
+    """Append *new* (N positions) to *cache* (... x T x D); return the cache and the buffer that holds it.
 
-    With *finite*, NaN and infinities of *new* become 0.
+    With *finite*, NaN and infinities in *new* become 0.
     """
     if torch.is_grad_enabled():
         if finite:
@@ -40,11 +41,11 @@ def append(
 
 
 def with_room(cache: Tensor | None, buffer: Tensor | None, like: Tensor, shape: Sequence[int]) -> Tensor:
-    """The *buffer* that holds *cache*, or a larger one, with room for new entries of the *shape* (... x N x D)."""
+    """Return a buffer that holds *cache* and has room for new entries of *shape* (... x N x D)."""
     past = 0 if cache is None else cache.size(-2)
     length = past + shape[-2]
     if buffer is None or buffer.size(-2) < length:
-        # fused attention wants rows of a mask to begin at multiples of 16
+        # fused attention needs mask rows aligned to multiples of 16
         buffer = like.new_empty([*shape[:-2], max(2 * length // 64 * 64, 64), shape[-1]])
         if cache is not None:
             buffer.narrow(-2, 0, past).copy_(cache)
@@ -52,7 +53,7 @@ def with_room(cache: Tensor | None, buffer: Tensor | None, like: Tensor, shape: 
 
 
 def select(cache: Tensor, buffer: Tensor | None, dim: int, order: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The entries *order* in dimension *dim* of *cache* (... x T x D), and a buffer that holds them."""
+    """Return the entries *order* in dimension *dim* of *cache* (... x T x D), and a buffer that holds them."""
     if torch.is_grad_enabled() or buffer is None:
         return cache.index_select(dim, order), None
     shape = list(buffer.shape)
@@ -64,11 +65,11 @@ def select(cache: Tensor, buffer: Tensor | None, dim: int, order: Tensor) -> tup
 
 
 def of_each_hypothesis(cache: Tensor, mask: Tensor) -> Tensor:
-    """A cache of each hypothesis (2 x B x H x T x D) from that of all hypotheses of a sentence.
+    """Split a cache that is shared per sentence into one per hypothesis: 2 x B x H x T x D.
 
     Args:
         cache: 2 x sentences x H x (T * beam) x D
-        mask: sentences x beam x T x beam, 0 where a hypothesis has its key of a position
+        mask: sentences x beam x T x beam, 0 in the slot of a hypothesis at a position
     """
     sentences, beam, length = mask.size(0), mask.size(1), mask.size(2)
     index = mask.argmax(dim=3) + torch.arange(length, device=mask.device) * beam
@@ -78,7 +79,7 @@ def of_each_hypothesis(cache: Tensor, mask: Tensor) -> Tensor:
 
 
 class TargetCache(nn.Module):
-    """Keys and values of the target's positions so far, of each hypothesis, or of all of a sentence together."""
+    """Keys and values of the target's positions so far, stored per hypothesis or per sentence."""
 
     def __init__(self):
         super().__init__()
@@ -94,14 +95,14 @@ class TargetCache(nn.Module):
         """Append *new*.
 
         Args:
-            incremental_state: where they are kept
-            new: keys and values (2 x B x H x N x D) of N positions, or at one position, of the N hypotheses of a
-                sentence
-            place: where to put them in a cache of a fixed capacity (N)
-            caller_checks_nan: the caller of the steps looks for NaN, and drops the cache if there is any
+            incremental_state: stores the cache
+            new: keys and values (2 x B x H x N x D) of N positions, or of the N hypotheses of a sentence at one
+                position
+            place: indices of *new* in a cache of a fixed capacity (N)
+            caller_checks_nan: the caller checks for NaN, and discards the cache if there is any
 
         Returns:
-            all of them, 2 x B x H x T x D; with *place*, all that there is room for
+            the whole cache, 2 x B x H x T x D; with *place*, T is its capacity
         """
         cache: Tensor | None = None
         buffer: Tensor | None = None
@@ -116,10 +117,10 @@ class TargetCache(nn.Module):
         return cache
 
     def extend(self, incremental_state: dict, like: Tensor, shape: Sequence[int]) -> tuple[Tensor, int]:
-        """Make room for new keys and values of the *shape* (2 x B x H x N x D), which the caller fills in.
+        """Make room for new keys and values of *shape* (2 x B x H x N x D), which the caller fills in.
 
         Returns:
-            the buffer, and where they go in its fourth dimension
+            the buffer, and their first index in its fourth dimension
         """
         saved = incremental_state.get(self._state)
         cache, buffer = (None, None) if saved is None else (saved["cache"], saved["buffer"])
@@ -131,12 +132,12 @@ class TargetCache(nn.Module):
         return buffer, past
 
     def length(self, incremental_state: dict[str, dict[str, Tensor | None]]) -> int:
-        """Number of keys so far, those of all hypotheses of a sentence together."""
+        """Return the number of keys so far, summed over the hypotheses if they share the cache."""
         saved = incremental_state.get(self._state)
         return 0 if saved is None else saved["cache"].size(3)
 
     def reserve(self, incremental_state: dict[str, dict[str, Tensor | None]], keys: int) -> None:
-        """Make room for so many *keys*: from now on, this is what the cache has, whether in use or 0."""
+        """Extend the cache to *keys* keys, its size from now on; keys not in use are 0."""
         saved = incremental_state[self._state]
         cache = saved["cache"]
         assert cache is not None
@@ -145,7 +146,7 @@ class TargetCache(nn.Module):
         saved["cache"], saved["buffer"] = room, None
 
     def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
-        """Take over the hypotheses of *order*."""
+        """Continue with the hypotheses of *order*."""
         keeps = order.mask is not None and order.sources is None and order.copies == 1 and not order.splits_sentences
         if keeps or self._state not in incremental_state:
             return
@@ -155,7 +156,7 @@ class TargetCache(nn.Module):
         mask, rows = order.mask, order.beam_indices
         if order.copies > 1:
             cache, buffer, rows = cache.repeat_interleave(order.copies, dim=3), None, None
-        elif mask is not None and order.splits_sentences:  # from now on, each hypothesis has its own
+        elif mask is not None and order.splits_sentences:  # from now on, each hypothesis has its own cache
             cache, buffer = of_each_hypothesis(cache, mask), None
         elif mask is not None:
             rows = order.sources
@@ -168,7 +169,7 @@ class TargetCache(nn.Module):
 
 
 class SourceCache(nn.Module):
-    """Keys and values of the source, of which each has the same number of hypotheses, its beam."""
+    """Keys and values of the source; all sources have the same number of hypotheses, the beam."""
 
     def __init__(self):
         super().__init__()
@@ -177,12 +178,12 @@ class SourceCache(nn.Module):
     def forward(
         self, incremental_state: dict[str, dict[str, Tensor | None]]
     ) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
-        """Keys and values (sources x H x S x D), and what is added to the scores; None if they are not there yet."""
+        """Return keys and values (sources x H x S x D) and the bias of the scores; None if nothing is stored yet."""
         saved = self.saved(incremental_state)
         return None if saved is None else (saved["key"], saved.get("value"), saved["bias"])
 
     def saved(self, incremental_state: dict) -> dict | None:
-        """Return their dictionary; a change makes a new one. None if there are none yet."""
+        """Return the stored dictionary, which a change replaces by a new one; None if nothing is stored yet."""
         return incremental_state.get(self._state)
 
     def keep(
@@ -192,15 +193,15 @@ class SourceCache(nn.Module):
         value: Tensor | None,
         bias: Tensor | None,
     ) -> None:
-        """Keep what :meth:`forward` gives."""
-        if bias is not None:  # fused attention copies it at each step if its rows do not begin at multiples of 16;
-            # a copy in any case: all layers are given the same, and each moves its own
+        """Store the keys, values and bias that :meth:`forward` returns."""
+        if bias is not None:  # fused attention copies it at each step if its rows are not aligned to multiples of 16;
+            # always a copy: all layers receive the same tensor, and each reorders its own
             bias = F.pad(bias, [0, -bias.size(-1) % 16]).narrow(-1, 0, bias.size(-1))
         state: dict[str, Tensor | None] = {"key": key, "value": value, "bias": bias}
         incremental_state[self._state] = state
 
     def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
-        """Take over the sources of *order*."""
+        """Continue with the sources of *order*."""
         saved = None if order.sources is None else self.forward(incremental_state)
         if saved is not None:
             key, value, bias = saved

@@ -1,4 +1,4 @@
-"""The contract of a decoder's attentions (``--decoder-attn``): what looks at the target's positions, and where.
+"""Decoder attention methods (``--decoder-attn``): attention to the target and its order relative to the source.
 
 Improving Deep Transformer with Depth-Scaled Initialization and Merged Attention, Zhang et al., EMNLP 2019, Section 6.
 "merged" is its MAtt; "merged-self" and "merged-average" are rows 6 and 7 of its Table 3.
@@ -23,10 +23,10 @@ class SelfThenSource(Method):
     """Self-attention, then attention to the source.
 
     Attributes:
-        parallel: both attentions see the same input, and are one sub-layer
+        parallel: both attentions read the same input and form one sub-layer
         relative: it has keys of the target's positions, which relative and rotary positions require
-        full_context: positions can see later ones, too, as ``--full-context-alignment`` asks
-        packs: the source is packed into few rows, so that no weights align it with the target (:mod:`.luna`)
+        full_context: positions can also see later ones, for ``--full-context-alignment``
+        packs: the source is packed into few rows, so no attention weights align it with the target (:mod:`.luna`)
     """
 
     parallel = False
@@ -36,11 +36,11 @@ class SelfThenSource(Method):
     paper = "Vaswani 2017"
 
     def target(self, stack: Stack, bias: bool) -> nn.Module | None:
-        """What attends to the target's positions; None where the attention to the source does that, too."""
+        """Build the attention to the target's positions; None if the attention to the source includes it."""
         return self_attention(stack, causal=True, bias=bias)
 
     def source(self, stack: Stack, bias: bool) -> MultiheadAttention:
-        """The attention to the source."""
+        """Build the attention to the source."""
         width = stack.dim if stack.memory_dim is None else stack.memory_dim
         return MultiheadAttention(stack.dim, stack.heads, kdim=width, bias=bias, **attention_options(stack))
 
@@ -50,7 +50,7 @@ class AverageThenSource(SelfThenSource):
     """Average attention with its gate, then attention to the source.
 
     Args:
-        ffn: with a feed-forward network on the mean
+        ffn: apply a feed-forward network to the mean
     """
 
     flag_prefix = "average"
@@ -69,7 +69,7 @@ class AverageThenSource(SelfThenSource):
     def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
         if options.get("ffn") and not stack.layout.feed_forward:
             raise UsageError(
-                f"--average-ffn needs a feed-forward width: leave it out with --layer-agg {stack.aggregator.name}"
+                f"--average-ffn requires a feed-forward width: omit it with --layer-agg {stack.aggregator.name}"
             )
 
     def target(self, stack: Stack, bias: bool) -> nn.Module | None:
@@ -78,7 +78,7 @@ class AverageThenSource(SelfThenSource):
 
 @DECODER_ATTENTIONS.register("merged")
 class Merged(SelfThenSource):
-    """MAtt: a mean of the target's values is added within the attention to the source."""
+    """MAtt: attention to the source that adds a mean of the target's values to its heads."""
 
     parallel = True
     relative = False
@@ -98,7 +98,7 @@ class Merged(SelfThenSource):
 
 @DECODER_ATTENTIONS.register("merged-self")
 class MergedSelf(SelfThenSource):
-    """Self-attention beside attention to the source."""
+    """Self-attention in parallel with attention to the source."""
 
     parallel = True
     paper = "Zhang 2019"
@@ -106,7 +106,7 @@ class MergedSelf(SelfThenSource):
 
 @DECODER_ATTENTIONS.register("merged-average")
 class MergedAverage(AverageThenSource):
-    """Average attention with its gate beside attention to the source."""
+    """Average attention with its gate, in parallel with attention to the source."""
 
     parallel = True
     paper = "Zhang 2019"

@@ -1,4 +1,4 @@
-"""The choices of an encoder's attention (``--encoder-attn``)."""
+"""Encoder attention methods (``--encoder-attn``)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class SelfOfSource(Method):
     """Self-attention.
 
     Attributes:
-        packs: a packed sequence stands before the positions of the source (:mod:`.luna`)
+        packs: a packed sequence precedes the positions of the source (:mod:`.luna`)
         relative: it has keys of the source's positions, which relative and rotary positions require
-        parallel: there is no second attention to be parallel to
+        parallel: always False: an encoder has no second attention
     """
 
     packs = False
@@ -26,5 +26,5 @@ class SelfOfSource(Method):
     paper = "Vaswani 2017"
 
     def packed_sequence(self, stack: Stack) -> nn.Module | None:
-        """What makes the packed sequence of *stack*, if there is one."""
+        """Build the packed sequence of *stack*; None for no packed sequence."""
         return None

@@ -1,4 +1,4 @@
-"""A vector per hypothesis as the whole state of incremental decoding, for what takes the place of self-attention."""
+"""Incremental decoding with one state vector per hypothesis, for modules that replace self-attention."""
 
 import uuid
 
@@ -9,12 +9,12 @@ from .beam_reorder import BeamReorder
 
 
 class HypothesisState(nn.Module):
-    """Keeps a vector of each hypothesis, whatever the number of positions; initially 0.
+    """Stores one vector per hypothesis, independent of the number of positions; initially 0.
 
     Args:
-        name: what the vector is, for the key of the incremental state
-        width: its length; None: the width C of the stack
-        counts_words: the number of words so far is needed, too
+        name: name of the vector in the key of the incremental state
+        width: length of the vector; None for the width C of the stack
+        counts_words: the module also needs the number of tokens so far
     """
 
     field = "vector"
@@ -27,17 +27,17 @@ class HypothesisState(nn.Module):
     def previous(
         self, incremental_state: dict[str, dict[str, Tensor | None]], like: Tensor, dtype: torch.dtype
     ) -> Tensor:
-        """The vectors (1 x B x C) after the position before *like* (1 x B x C)."""
+        """Return the vectors (1 x B x C) of the position before *like* (1 x B x C)."""
         vector = incremental_state[self._state][self.field] if self._state in incremental_state else None
         return torch.zeros(like.shape, dtype=dtype, device=like.device) if vector is None else vector
 
     def keep(self, incremental_state: dict[str, dict[str, Tensor | None]], vector: Tensor) -> None:
-        """Keep the *vector* of each hypothesis (1 x B x C) for the next position."""
+        """Store the *vector* of each hypothesis (1 x B x C) for the next position."""
         state: dict[str, Tensor | None] = {self.field: vector}
         incremental_state[self._state] = state
 
     def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
-        """Take over the vectors of the hypotheses of *order*."""
+        """Continue with the vectors of the hypotheses of *order*."""
         hypotheses = order.beam_indices
         if self._state in incremental_state and hypotheses is not None:
             vector = incremental_state[self._state][self.field]

@@ -1,6 +1,6 @@
-"""Queries, keys and values of a self-attention as one product, for generation.
+"""Computes queries, keys and values of a self-attention as one product, for generation.
 
-The three matrices become parts of one. Checkpoints know nothing of it: they have the parts.
+The three matrices become views of one matrix. Checkpoints store them separately, as before.
 """
 
 
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def join_linear(parts: list[nn.Linear]) -> nn.Linear:
-    """One matrix product for several of the same input: its output has theirs one after the other.
+    """Join linear layers with the same input into one that concatenates their outputs.
 
-    The parts keep their weights, as views of the whole.
+    The weights of *parts* become views of the joined matrix.
     """
     first = parts[0]
     bias = first.bias is not None
@@ -42,7 +42,7 @@ def _leave_out_joined(module: nn.Module, state: dict[str, Tensor], prefix: str, 
 
 
 def join_projections(attention: nn.Module) -> nn.Linear:
-    """The product of the three projections of *attention*, which from now on saves and loads them as before."""
+    """Join the three projections of *attention*; its state dict still has them separately."""
     attention._register_state_dict_hook(_leave_out_joined)
     attention._register_load_state_dict_pre_hook(_put_in_joined)
     return join_linear([attention.q_proj, attention.k_proj, attention.v_proj])

@@ -1,21 +1,22 @@
 """Luna: attention through a packed sequence of fixed length.
 
-Luna: Linear Unified Nested Attention, Ma et al., NeurIPS 2021. Beside the source x (n positions) goes a sequence p of l
-rows. With Attn the heads of multi-head attention, without an output matrix, a layer of the encoder computes
+Luna: Linear Unified Nested Attention, Ma et al., NeurIPS 2021. Each layer updates the source x (n positions) and a
+packed sequence p of l rows. Attn denotes the heads of multi-head attention without an output matrix. An encoder layer
+computes
 
     p~ = Attn(p, x)              l queries: "pack"
     a  = Attn(x, p~) W_o         l keys: "unpack"
     x' = LN(x + a),   p' = LN(p + p~)
 
-and the feed-forward sub-layer is of x' alone. Both products take O(l n) instead of O(n^2). p starts as a learned l x d
-matrix, N(0, 1/d), treated like embeddings: times sqrt(d), plus sinusoids from position 0 on. A sentence with fewer than
-l words uses as many rows as it has words.
+The feed-forward sub-layer applies only to x'. Both products take O(l n) instead of O(n^2). The first p is a learned
+l x d matrix, N(0, 1/d), treated like embeddings: times sqrt(d), plus sinusoids from position 0 on. A sentence with
+fewer than l tokens uses as many rows as it has tokens.
 
-In the decoder, attention to the source packs and unpacks, too, and so continues p, which starts as the encoder's:
+In the decoder, attention to the source also packs and unpacks. It continues p from the last layer of the encoder:
 
     p~ = Attn(p, source),   a = Attn(x, p~) W_o,   p' = LN(p + p~)
 
-p depends on the source alone, so the encoder computes p and p~ for all decoder layers, once a sentence
+p depends only on the source, so the encoder computes p and p~ for all decoder layers once per sentence
 (:mod:`fairseq_deep.core.memories.luna`). Self-attention is a causal linear attention over l "slots". With
 q_t, k_t, v_t the projections of x_t in a head of width D:
 
@@ -23,8 +24,8 @@ q_t, k_t, v_t the projections of x_t in a head of width D:
     w_t     = softmax(q_t (1/t sum_{i<=t} k_i^T alpha_i) / sqrt(D))
     out_t   = w_t (1/t sum_{i<=t} alpha_i^T v_i)               followed by W_o
 
-Two means of D x l numbers are the state of a head in decoding. Versions of the authors' code have softplus or
-elu(z) + 1 for alpha; here it is softplus. Keys and values have a matrix each ("untied").
+In decoding, the state of a head is two means of D x l numbers. Versions of the authors' code use softplus or
+elu(z) + 1 for alpha; we use softplus. Keys and values have a matrix each ("untied").
 
 Here W_pq and W_pc are ``pq_proj`` and ``pc_proj``, W_o is ``out_proj``, and the learned p is ``encoder.packed.weight``.
 The matrices of "pack" are ``pack``, in the encoder's ``self_attn`` and in ``encoder.memory``. The decoder's attentions
@@ -50,11 +51,11 @@ from .encoder import ENCODER_ATTENTIONS, SelfOfSource
 from .multihead import MultiheadAttention
 
 LENGTH = 16
-"""Rows of p, unless ``--luna-length`` says otherwise."""
+"""Default of ``--luna-length``, the number of rows of p."""
 
 
 def hidden_rows(padding: Tensor, rows: int) -> Tensor:
-    """The rows of p that a sentence does not use, B x *rows*: it has one for each word, up to all.
+    """Return a mask of the rows of p that a sentence does not use, B x *rows*: it uses one row per token.
 
     Args:
         padding: B x S, true where the source is padding
@@ -64,11 +65,11 @@ def hidden_rows(padding: Tensor, rows: int) -> Tensor:
 
 
 class PackedSequence(nn.Module):
-    """p before the first layer.
+    """Packed sequence p before the first layer.
 
     Args:
         stack: the encoder
-        length: its rows l
+        length: number l of rows
 
     Shapes:
         weight: l x C
@@ -86,7 +87,7 @@ class PackedSequence(nn.Module):
         self.dropout_module = dropout_of(self, stack.dropout)
 
     def forward(self, sentences: int) -> Tensor:
-        """p of so many *sentences*, l x B x C."""
+        """Return p for a number of *sentences*, l x B x C."""
         p = self.scale * self.weight
         if self.positions is not None:
             p = p + self.positions
@@ -99,7 +100,7 @@ class Packing(MultiheadAttention):
     """Attention of p to a sequence, without an output matrix: p~.
 
     Args:
-        stack: has the width, the heads and the dropout
+        stack: gives width, heads and dropout
     """
 
     def __init__(self, stack: Stack):
@@ -117,7 +118,7 @@ class LunaAttention(MultiheadAttention):
 
     Args:
         stack: the encoder
-        length: rows l of p
+        length: number l of rows of p
     """
 
     def __init__(self, stack: Stack, length: int):
@@ -126,19 +127,19 @@ class LunaAttention(MultiheadAttention):
         self.pack = Packing(stack)
 
     def split(self, both: Tensor) -> tuple[Tensor, Tensor]:
-        """p and x of *both*, (l + S) x B x C."""
+        """Split *both*, (l + S) x B x C, into p and x."""
         return both.split([self.length, both.size(0) - self.length])
 
     def forward(self, query: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Tensor, None]:
         """Attend.
 
         Args:
-            query: p above x, (l + S) x B x C
-            key_padding_mask: B x (l + S), true where a row is not used or *x* is padding; or what
-                :func:`padding_bias` makes of that; None if nothing is hidden
+            query: p followed by x, (l + S) x B x C
+            key_padding_mask: B x (l + S), true where a row is not used or *x* is padding; or its
+                :func:`padding_bias`; None if nothing is hidden
 
         Returns:
-            p~ above a, (l + S) x B x C, and None
+            p~ followed by a, (l + S) x B x C, and None
         """
         p, x = self.split(query)
         rows = words = None
@@ -154,7 +155,7 @@ class LunaOfSource(SelfOfSource):
     """Pack and unpack through p.
 
     Args:
-        length: rows l of p
+        length: number l of rows of p
     """
 
     packs = True
@@ -176,7 +177,7 @@ class LunaOfSource(SelfOfSource):
     def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
         length = options.get("length", LENGTH)
         if length < 1:
-            raise UsageError(f"--luna-length {length} leaves no row: use 1 or more")
+            raise UsageError(f"--luna-length {length} must be at least 1: change or omit it")
         if not stack.layout.residual:
             raise UsageError(
                 f"--encoder-attn luna requires the residual connections that --layer-agg {stack.aggregator.name} "
@@ -184,21 +185,21 @@ class LunaOfSource(SelfOfSource):
             )
         if other.memory.name != "last":
             raise UsageError(
-                f"--decoder-memory {other.memory.name} is not supported with --encoder-attn luna: leave one of them out"
+                f"--decoder-memory {other.memory.name} is not supported with --encoder-attn luna: omit one of them"
             )
         check_options(stack)
 
 
 def check_options(stack: Stack) -> None:
-    """Refuse options of layers that Luna's layers of *stack* do not have."""
+    """Reject layer options that Luna's layers of *stack* do not support."""
     flag = f"--{stack.side}-attn luna"
     options = {"--qk-norm": stack.qk_norm, "--value-residual": stack.value_residual,
                "--language-norm": stack.language_norm, "--language-transform": stack.language_transform}  # fmt: skip
     for option, chosen in options.items():
         if chosen:
-            raise UsageError(f"{option} is not supported with {flag}: leave one of them out")
+            raise UsageError(f"{option} is not supported with {flag}: omit one of them")
     if stack.kv_heads not in (None, stack.heads):
-        raise UsageError(f"--decoder-kv-heads is not supported with {flag}: leave one of them out")
+        raise UsageError(f"--decoder-kv-heads is not supported with {flag}: omit one of them")
     init = stack.init.method
     if init.connects or not init.layer_norm:
         raise UsageError(

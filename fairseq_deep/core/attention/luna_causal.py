@@ -1,7 +1,7 @@
 """The decoder of Luna: causal linear attention, and attention to the packed source; equations in :mod:`.luna`.
 
-In training, products of positions within a block are one matrix, and sums over blocks carry what came before. A step of
-decoding updates two means for each head and hypothesis.
+In training, positions within a block are one matrix product, and running sums over blocks add the earlier blocks. A
+decoding step updates two means per head and hypothesis.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ BLOCK = 128
 
 
 class PackedSourceAttention(MultiheadAttention):
-    """Attention to the packed source p~: to the lower half of a memory of :class:`LunaMemory`."""
+    """Attention to the packed source p~, the lower half of the memory of :class:`LunaMemory`."""
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor | None]:
         return super().project_memory(memory.chunk(2)[1])
 
 
 def causal_means(x: Tensor, y: Tensor, z: Tensor, count: Tensor) -> Tensor:
-    """1/n_t sum_{i<=t} (x_t . y_i) z_i, B x H x T x E, in O(T).
+    """Return 1/n_t sum_{i<=t} (x_t . y_i) z_i, B x H x T x E, in O(T).
 
-    Within a block of positions it is a product with a triangular matrix. What came before is a sum in fp32 at least.
+    Positions of the same block are a product with a triangular matrix. Earlier blocks are a sum, at least in fp32.
 
     Args:
         x, y: B x H x T x D
@@ -61,22 +61,22 @@ def causal_means(x: Tensor, y: Tensor, z: Tensor, count: Tensor) -> Tensor:
 
 
 def _means_within(x: Tensor, y: Tensor, z: Tensor, count: Tensor) -> Tensor:
-    """The same in one block."""
+    """Return :func:`causal_means` within a block."""
     return torch.matmul(torch.matmul(x, y.transpose(-1, -2)).tril() * (1 / count).to(x.dtype), z)
 
 
 class LunaCausalAttention(MultiheadAttention):
-    """The causal linear attention in place of self-attention.
+    """Causal linear attention in place of self-attention.
 
-    Positions of padding leave the means as they are.
+    Positions of padding do not change the means.
 
     Args:
         stack: the decoder
-        bias: whether the projections have one
-        length: rows l of p
+        bias: whether the projections have a bias
+        length: number l of rows of p
 
     Attributes:
-        reads_memory: :meth:`forward` gets the layer's memory, whose upper half is p
+        reads_memory: :meth:`forward` takes the layer's memory; its upper half is p
     """
 
     reads_memory = True
@@ -99,23 +99,23 @@ class LunaCausalAttention(MultiheadAttention):
         memory: Tensor | None = None,
         memory_padding: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend; the contract is that of self-attention in :class:`MultiheadAttention`.
+        """Attend; the arguments are the same as for self-attention in :class:`MultiheadAttention`.
 
         Args:
             query: T x B x C
             key_padding_mask: B x T, true where *query* is padding
-            attn_mask: any is the causal one
-            incremental_state: has what came before *query* (one position), and then also *query*
-            step: what :class:`SharedBeamState` gives in incremental decoding, instead of *key_padding_mask*
+            attn_mask: any mask is treated as causal
+            incremental_state: stores the means of earlier positions; the call adds *query* (one position)
+            step: output of :class:`SharedBeamState` in incremental decoding, replaces *key_padding_mask*
             causal: no position sees later ones
-            memory: 2l x sources x C, with p as its upper half; not read where *incremental_state* has p's projection
-            memory_padding: B x l, true where a row of p is not used; or what :func:`padding_bias` makes of that
+            memory: 2l x sources x C, with p as its upper half; not read if *incremental_state* has p's projection
+            memory_padding: B x l, true where a row of p is not used; or its :func:`padding_bias`
 
         Returns:
             T x B x C, and None
 
         Raises:
-            UsageError: positions are to see later ones
+            UsageError: neither *causal* nor *attn_mask* hides later positions
         """
         if not causal and attn_mask is None and incremental_state is None:
             raise UsageError("--decoder-attn luna does not see later positions: omit full_context_alignment")
@@ -128,7 +128,7 @@ class LunaCausalAttention(MultiheadAttention):
         if incremental_state is None:
             x = self._whole(q, k, v, alpha, bias, key_padding_mask)
         else:
-            assert step is not None, "a step of incremental decoding needs what SharedBeamState gives"
+            assert step is not None, "incremental decoding requires the output of SharedBeamState"
             x = self._step(q, k, v, alpha, bias, incremental_state, step)
         x = x.to(q.dtype).permute(2, 0, 1, 3).flatten(2)
         return self.project_output(x, query, None), None
@@ -138,7 +138,7 @@ class LunaCausalAttention(MultiheadAttention):
         return self._split_heads(self.pq_proj(p) * self.head_dim**-0.5, p.size(1)), None
 
     def _whole(self, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, bias: Tensor | None, padding: Tensor | None):
-        """Outputs of the heads for all positions, B x H x T x D."""
+        """Return the outputs of the heads for all positions, B x H x T x D."""
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         if padding is None:
             count = torch.arange(1, q.size(2) + 1, device=q.device, dtype=wide).view(1, 1, -1, 1)
@@ -163,7 +163,7 @@ class LunaCausalAttention(MultiheadAttention):
         return torch.matmul(self._weights(torch.matmul(q, keys), bias), values.transpose(-1, -2))
 
     def _weights(self, scores: Tensor, bias: Tensor | None) -> Tensor:
-        """w: softmax in fp32 at least, with dropout; *bias*: of the sources, each with as many hypotheses."""
+        """Return w: a softmax at least in fp32, with dropout; *bias*: one row per source, for all its hypotheses."""
         if bias is not None:
             scores = (scores.unflatten(0, (bias.size(0), -1)) + bias.unsqueeze(1)).flatten(0, 1)
         wide = scores if scores.dtype == torch.float64 else scores.float()
@@ -180,7 +180,7 @@ class LunaThenSource(SelfThenSource):
     """Causal linear attention, then attention to the packed source.
 
     Args:
-        length: rows l of p, which is the encoder's
+        length: number l of rows of the encoder's p
     """
 
     relative = False
@@ -204,7 +204,7 @@ class LunaThenSource(SelfThenSource):
                 f"--decoder-embed-dim equal ({other.dim} and {stack.dim})"
             )
         if not stack.cross_attention:
-            raise UsageError("--no-cross-attention is not supported with --decoder-attn luna: leave one of them out")
+            raise UsageError("--no-cross-attention is not supported with --decoder-attn luna: omit one of them")
         check_options(stack)
 
     def target(self, stack: Stack, bias: bool) -> nn.Module | None:

@@ -4,14 +4,14 @@ Attention Is All You Need, Vaswani et al., 2017, Section 3.2:
 
     head = softmax(q k^T / sqrt(D)) v          Eq. (1), for each of H heads of width D = C / H
 
-Self-Attention with Relative Position Representations, Shaw et al., 2018, adds a learned vector to each key (its Eq. 4;
-and, if asked to, to each value, Eq. 3; the parameter counts of Xu et al., 2024, have keys only):
+Self-Attention with Relative Position Representations, Shaw et al., 2018, adds a learned vector to each key (Eq. 4) and,
+with ``--relative-values``, to each value (Eq. 3); the parameter counts of Xu et al., 2024, only include keys:
 
     score(i, j) = q_i (k_j + a_(j - i))^T / sqrt(D),    head_i = sum_j w_ij (v_j + b_(j - i))
 
 Names here: ``q_proj``, ``k_proj``, ``v_proj``, ``out_proj`` as in fairseq; ``relative_keys`` holds the vectors a and
-``relative_values`` the vectors b, which all heads share: those of the distances -K ... K, clipped, or where no position
-sees later ones, of -(K+1) ... 0.
+``relative_values`` the vectors b, which all heads share: one for each distance -K ... K, clipped, or -(K+1) ... 0 if no
+position sees later ones.
 """
 
 import torch
@@ -34,21 +34,21 @@ from .value_residual import FirstValues, ValueResidual
 
 
 class MultiheadAttention(nn.Module):
-    """Attention of T x B x C queries to themselves and what came before, or to a memory.
+    """Self-attention of T x B x C queries, or their attention to a memory.
 
     Args:
         dim: width C
         num_heads: number of heads H, a divisor of *dim*
         kdim: width of the memory; None for self-attention
         dropout: probability of dropout on the attention weights
-        bias: whether the four projections have one
+        bias: whether the four projections have a bias
         relative_positions: the clipping distance K of relative positions (self-attention only); None for none
-        relative_values: they have vectors for the values, too
-        causal: no position sees later ones, so that only they need relative positions
-        kv_heads: number of heads of keys and values, a divisor of *num_heads*; None: as many
+        relative_values: relative positions also have vectors for the values
+        causal: no position sees later ones, which then need no relative positions
+        kv_heads: number of heads of keys and values, a divisor of *num_heads*; None for *num_heads*
         rotary: positions that the table of rotations has room for (self-attention only); None for no rotations
-        qk_norm: queries and keys have a norm
-        gate: the output of heads is gated, "heads" or "features"; None: it is not
+        qk_norm: normalise queries and keys
+        gate: gate the output per head ("heads") or per feature ("features"); None for no gate
         output_norm: the norm of the output of the heads; None for none
         value_residual: the values of the first layer are added to its own (self-attention only)
     """
@@ -77,19 +77,19 @@ class MultiheadAttention(nn.Module):
         self.head_dim = dim // num_heads
         self.dropout = dropout
         self.retain_dropout = False
-        self.fast_dropout = False  # of --fast-dropout
+        self.fast_dropout = False  # set by --fast-dropout
         self.q_proj = nn.Linear(dim, dim, bias=bias)
         self.k_proj = nn.Linear(kdim or dim, self.kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(kdim or dim, self.kv_heads * self.head_dim, bias=bias)
         self.out_proj = nn.Linear(dim, dim, bias=bias)
         self.of_memory = kdim is not None
-        self.idle: tuple[str, ...] = ()  # matrices that generation does not use: they have become parts of qkv_proj
-        self.qkv_proj: nn.Linear | None = None  # in generation, the three in one
+        self.idle: tuple[str, ...] = ()  # matrices that generation does not use: qkv_proj contains them
+        self.qkv_proj: nn.Linear | None = None  # in generation, the three joined
         self.relative_keys: nn.Parameter | None = None
         self.relative_values: nn.Parameter | None = None
         self.farthest = 0
         if relative_positions is not None:
-            # K+2 vectors where none looks ahead: the last is of all that is farther than K
+            # K+2 vectors if causal: the last is for all distances beyond K
             self.farthest = relative_positions + 1 if causal else relative_positions
             rows = self.farthest + 1 + (0 if causal else self.farthest)
             self.relative_keys = nn.Parameter(torch.empty(rows, self.head_dim))
@@ -105,7 +105,7 @@ class MultiheadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """fairseq's start values: Xavier, with gain 1/sqrt(2) for queries, keys and values of one width."""
+        """Initialise like fairseq: Xavier, with gain 1/sqrt(2) for queries, keys and values of the same width."""
         same = self.k_proj.in_features == self.q_proj.in_features
         for proj in (self.q_proj, self.k_proj, self.v_proj):
             nn.init.xavier_uniform_(proj.weight, gain=2**-0.5 if same else 1.0)
@@ -134,16 +134,16 @@ class MultiheadAttention(nn.Module):
         Args:
             query: T x B x C
             memory: S x B x kdim; None for self-attention
-            key_padding_mask: B x S, true where the keys are padding; or what :func:`padding_bias` makes of that
+            key_padding_mask: B x S, true where the keys are padding; or its :func:`padding_bias`
             attn_mask: added to the scores, T x S or B x 1 x T x S
-            incremental_state: caches of all attentions. Self-attention appends to its keys and values; those of a
-                memory are computed at the first step.
+            incremental_state: caches of all attentions. Self-attention appends to its keys and values; the keys and
+                values of a memory are computed at the first step.
             need_weights: also return the attention weights
-            added: T x B x C, added to what the heads give before the output projection
+            added: T x B x C, added to the output of the heads before the output projection
             step: (self-attention, in a step of incremental decoding) the output of :class:`SharedBeamState`. Its mask
                 replaces *key_padding_mask* and *attn_mask*.
-            causal: (self-attention) no position sees later ones; without an *attn_mask* that says so
-            values: (self-attention) the values of the first layer, or what takes them; None without value residual
+            causal: (self-attention) no position sees later ones; replaces a causal *attn_mask*
+            values: (self-attention) holds the values of the first layer, which sets them; None without value residual
 
         Returns:
             T x B x C, and the weights (H x B x T x S, fp32) or None
@@ -182,7 +182,7 @@ class MultiheadAttention(nn.Module):
         return self.project_output(x, query, added), weights
 
     def project_output(self, x: Tensor, query: Tensor, added: Tensor | None) -> Tensor:
-        """The output (T x B x C) for that of the heads; see :meth:`forward`."""
+        """Project the output *x* of the heads, T x B x C; see :meth:`forward`."""
         if self.gate is not None:
             gate = torch.sigmoid(self.gate(query)).unflatten(-1, (self.num_heads, -1))
             x = (x.unflatten(-1, (self.num_heads, -1)) * gate).flatten(-2)
@@ -201,7 +201,7 @@ class MultiheadAttention(nn.Module):
         decoding: bool,
         causal: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Outputs of the heads (B x H x T x D), and their weights (B x H x T x S) if they are needed."""
+        """Return the outputs of the heads (B x H x T x D), and their weights (B x H x T x S) if needed."""
         if self.kv_heads < self.num_heads:
             key, value = (each.repeat_interleave(self.num_heads // self.kv_heads, dim=1) for each in (key, value))
         dropout = self.dropout if self.training or self.retain_dropout else 0.0
@@ -218,7 +218,7 @@ class MultiheadAttention(nn.Module):
             vectors = all_distances(of_values, self.farthest, q.size(2))
             x = x + relative_values(dropped, vectors.to(q.dtype))
         elif of_values is not None and distances is not None:
-            # the weights of all keys at one distance share its vector
+            # all keys at one distance share its vector, so sum their weights first
             index = distances.expand(q.size(0), q.size(1), q.size(2), -1)
             shares = torch.zeros(
                 q.size(0), q.size(1), q.size(2), of_values.size(0), dtype=dropped.dtype, device=q.device
@@ -227,12 +227,12 @@ class MultiheadAttention(nn.Module):
         return x, weights.float() if need_weights else None
 
     def _split_heads(self, x: Tensor, sources: int) -> Tensor:
-        """T x B x C -> sources x H x (B/sources * T) x D: hypotheses of one source are queries to the same keys."""
+        """Map T x B x C to sources x H x (B/sources * T) x D: hypotheses of a source query the same keys."""
         x = x.view(x.size(0), sources, x.size(1) // sources, -1, self.head_dim)
         return x.permute(1, 3, 2, 0, 4).flatten(2, 3)
 
     def _per_hypothesis(self, x: Tensor, length: int) -> Tensor:
-        """sources x H x (beam * T) x D -> sources x beam x H x T x D."""
+        """Map sources x H x (beam * T) x D to sources x beam x H x T x D."""
         return x.view(x.size(0), x.size(1), -1, length, x.size(3)).transpose(1, 2)
 
     def _own(
@@ -243,10 +243,10 @@ class MultiheadAttention(nn.Module):
         place: Tensor | None,
         values: FirstValues | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, and keys and values (B x H x S x D) of all positions so far.
+        """Return queries, and keys and values (B x H x S x D) of all positions so far.
 
-        With the *mask* and the *place* of a step, B are the sentences, and the queries and a position's keys those of
-        all hypotheses.
+        With *mask* and *place* (see :class:`DecodingStep`), B is the number of sentences, and T and S count the queries
+        and keys of all hypotheses.
         """
         batch = query.size(1) if mask is None else mask.size(0)
         q, k, v, kv = self._project(query, batch)
@@ -265,7 +265,7 @@ class MultiheadAttention(nn.Module):
         return q, kv[0], kv[1]
 
     def _project(self, query: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries, keys, values (B x H x T x D each), and the latter two together where they are so already."""
+        """Return queries, keys, values (B x H x T x D each), and keys and values as one tensor if one exists."""
         if self.qkv_proj is None or torch.is_grad_enabled():
             q, k, v = self.q_proj(query), self.k_proj(query), self.v_proj(query)
         elif self.kv_heads == self.num_heads:
@@ -292,9 +292,9 @@ class MultiheadAttention(nn.Module):
         padding: Tensor | None,
         incremental_state: dict[str, dict[str, Tensor | None]] | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Keys and values (sources x H x S x D) of the memory, and what padding adds to the scores.
+        """Return keys and values (sources x H x S x D) of the memory, and the bias that hides padding.
 
-        They are computed at the first step of incremental decoding.
+        Incremental decoding computes them at the first step.
         """
         if incremental_state is not None and self.memory_cache is not None:
             saved = self.memory_cache(incremental_state)
@@ -308,7 +308,7 @@ class MultiheadAttention(nn.Module):
         return key, value, bias
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Keys and values (sources x H x S x D) of *memory* (S x sources x kdim)."""
+        """Return keys and values (sources x H x S x D) of *memory* (S x sources x kdim)."""
         sources = memory.size(1)
         key = self._split_heads(self.k_proj(memory), sources)
         key = key if self.k_norm is None else self.k_norm(key)
@@ -319,7 +319,7 @@ class MultiheadAttention(nn.Module):
         self._of_memory(like, memory, padding, incremental_state)
 
     def _padding_bias(self, padding: Tensor | None, q: Tensor) -> Tensor | None:
-        """What hides the keys under *padding* from all queries: B x 1 x 1 x S. *padding* may be that already."""
+        """Return a bias that hides the keys under *padding*: B x 1 x 1 x S. *padding* may be such a bias already."""
         if padding is None:
             return None
         return padding_bias(padding, q.dtype) if padding.dim() == 2 else padding.to(q.dtype)
@@ -327,7 +327,7 @@ class MultiheadAttention(nn.Module):
     def make_generation_fast_(
         self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | None = None, **kwargs
     ) -> None:
-        """fairseq's ``--retain-dropout``: keep dropout while translating."""
+        """Join projections for generation; apply fairseq's ``--retain-dropout``."""
         named = retain_dropout_modules is None or "MultiheadAttention" in retain_dropout_modules
         self.retain_dropout = retain_dropout and named
         parts = [self.q_proj, self.k_proj, self.v_proj]

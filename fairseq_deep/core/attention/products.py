@@ -1,4 +1,4 @@
-"""Products of queries, keys and values in whole sentences: plain ones, and torch's fused attention."""
+"""Attention over whole sentences: plain matrix products, and torch's fused attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .masks import future_mask
 
 
 def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
-    """Attention weights, in fp32 at least."""
+    """Return attention weights, at least in fp32."""
     scores = torch.matmul(q * q.size(-1) ** -0.5, k.transpose(-2, -1))
     if bias is not None:
         scores = scores + bias
@@ -30,14 +30,14 @@ def attend_fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: 
 
 
 def fuses_steps(q: Tensor) -> bool:
-    """Whether the fused form is the faster one for the few queries of a decoding step; on a CPU, plain products are."""
+    """Return whether fused attention is faster for the few queries of a decoding step; on a CPU, it is not."""
     return q.is_cuda
 
 
 def trains_plainly(q: Tensor, keys: int) -> bool:
-    """Whether plain products are the faster form in training: on a CPU, most of all in bf16, for usual sentences.
+    """Return whether plain products are faster in training: on a CPU, especially in bf16, for usual sentences.
 
-    Gradients may be off: with recomputation the first pass has none, and is to round as the second one does.
+    Gradients may be disabled: with recomputation, the first pass has none and must round like the second.
     """
-    # compiled, sentences of all lengths are to share code
+    # sentences of all lengths should share compiled code
     return not q.is_cuda and keys <= 128 and not is_compiling()

@@ -1,8 +1,9 @@
-"""Relative positions of whole sentences: every distance at its own place, and a skewed view of that.
+"""Relative positions of whole sentences, as a skewed view of the scores of all distances.
 
-A query meets the T keys at T distances, another for each query. Scores for all distances -T ... T-1 are one product, in
-rows of 2T; the scores of the keys are the same numbers seen with rows of 2T-1 (as in Music Transformer, Huang et al.,
-2019, Section 3.4.1). So nothing is gathered, and no gradient is scattered: its backward pass is one copy.
+Each query has T keys at T distances, which differ between queries. One product computes the scores of all distances
+-T ... T-1, in rows of 2T. The scores of the keys are the same numbers viewed with rows of 2T-1 (as in Music
+Transformer, Huang et al., 2019, Section 3.4.1). This needs no gather, and the backward pass needs one copy instead of a
+scatter.
 """
 
 import torch
@@ -12,10 +13,10 @@ from fairseq_deep.core.compat import is_compiling
 
 
 def all_distances(vectors: Tensor, farthest: int, length: int) -> Tensor:
-    """The vectors of the distances -length ... length-1, clipped: 2T x D.
+    """Return the vectors of the distances -length ... length-1, clipped: 2T x D.
 
     Args:
-        vectors: those of -farthest ... (one each), R x D with R > 1; the ends stand for all that is farther
+        vectors: one for each distance from -farthest on, R x D with R > 1; the ends also represent larger distances
         farthest: number of distances before 0
         length: T
     """
@@ -24,24 +25,24 @@ def all_distances(vectors: Tensor, farthest: int, length: int) -> Tensor:
         distances = torch.arange(-length, length, device=vectors.device).clamp(-farthest, rows - 1 - farthest)
         return vectors.index_select(0, distances + farthest)
     first, middle, last = vectors.split([1, rows - 2, 1])
-    before, after = length - farthest + 1, length - (rows - 1 - farthest)  # how often the ends are taken
+    before, after = length - farthest + 1, length - (rows - 1 - farthest)  # repetitions of the ends
     if before < 0 or after < 0:
         middle = middle[max(-before, 0) : rows - 2 - max(-after, 0)]
     return torch.cat([first.expand(max(before, 0), -1), middle, last.expand(max(after, 0), -1)])
 
 
 def relative_scores(q: Tensor, vectors: Tensor) -> Tensor:
-    """Products of queries (B x H x T x D) and the vectors of :func:`all_distances`, for each key: B x H x T x T."""
+    """Multiply queries (B x H x T x D) by the vectors of :func:`all_distances`, for each key: B x H x T x T."""
     batch, heads, length = q.size(0), q.size(1), q.size(2)
-    scores = torch.matmul(q.permute(2, 0, 1, 3), vectors.t())  # T x B x H x 2T, as projections lie in memory
+    scores = torch.matmul(q.permute(2, 0, 1, 3), vectors.t())  # T x B x H x 2T, the memory layout of projections
     row = scores.size(3)
-    strides = [heads * row, row, batch * heads * row - 1, 1]  # a query further, the same key is one distance less
-    # two slices would do, but the backward pass of each writes twice as much
+    strides = [heads * row, row, batch * heads * row - 1, 1]  # for the next query, a key is one distance nearer
+    # not two slices: the backward pass of each writes twice as much
     return scores.as_strided([batch, heads, length, length], strides, length)
 
 
 def relative_values(weights: Tensor, vectors: Tensor) -> Tensor:
-    """Sums of the vectors of :func:`all_distances` by the weights of the keys (B x H x T x T): B x H x T x D."""
+    """Return sums of the vectors of :func:`all_distances`, weighted by keys (B x H x T x T): B x H x T x D."""
     batch, heads, length = weights.size(0), weights.size(1), weights.size(2)
     row = 2 * length
     nothing = torch.zeros(batch, heads, length, row, dtype=weights.dtype, device=weights.device)
@@ -50,10 +51,10 @@ def relative_values(weights: Tensor, vectors: Tensor) -> Tensor:
 
 
 def step_distances(attention, queries: int, keys: int, beam: int, device: torch.device, place: Tensor | None) -> Tensor:
-    """Which vector of *attention* belongs to a query and a key of a decoding step (T x S): that of their distance.
+    """Return the index of the relative vector for each query and key of a decoding step, T x S.
 
-    A position has *beam* keys. The queries are the last positions, or in a cache of a fixed capacity, where their keys
-    have their *place*.
+    A position has *beam* keys. The queries are at the last positions, or in a cache of a fixed capacity, at the
+    positions of the keys *place*.
     """
     last = keys // beam - 1
     of_key = torch.arange(last + 1, device=device).repeat_interleave(beam)
@@ -67,7 +68,7 @@ def step_distances(attention, queries: int, keys: int, beam: int, device: torch.
 
 
 def score_distances(attention, q: Tensor, distances: Tensor | None) -> Tensor:
-    """What relative positions add to the scores of *attention*: B x H x T x S; *distances*: those of a step."""
+    """Return the scores of relative positions: B x H x T x S; *distances*: see :func:`step_distances`."""
     relative_keys = attention.relative_keys
     if distances is None:
         vectors = all_distances(relative_keys * attention.head_dim**-0.5, attention.farthest, q.size(2))

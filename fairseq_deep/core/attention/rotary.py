@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys are rotated by angles that grow with their position.
+"""Rotary positions: queries and keys are rotated by angles proportional to their position.
 
 RoFormer: Enhanced Transformer with Rotary Position Embedding, Su et al., 2021, Section 3.2. For a head of width D, with
 w_i = 10000^(-2i/D) for i = 0 ... D/2 - 1, the features i and i + D/2 at position t become
@@ -6,9 +6,9 @@ w_i = 10000^(-2i/D) for i = 0 ... D/2 - 1, the features i and i + D/2 at positio
     x_i'       = x_i cos(t w_i) - x_(i+D/2) sin(t w_i)
     x_(i+D/2)' = x_(i+D/2) cos(t w_i) + x_i sin(t w_i)
 
-The paper's Eq. 34 pairs neighbouring features 2i and 2i + 1. Pairs of halves are the order of GPT-NeoX and Llama: the
-same method with the features in another order. The score of a query and a key depends on their distance alone, so
-positions may count padding on the left.
+The paper's Eq. 34 pairs neighbouring features 2i and 2i + 1. We pair halves, like GPT-NeoX and Llama: the same method
+with the features in another order. The score of a query and a key depends only on their distance, so positions may
+count padding on the left.
 
 Names here: ``table`` holds cos(t w) and sin(t w), the latter with the signs of the equations.
 """
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 
 def rotations(length: int, dim: int) -> Tensor:
-    """cos and signed sin of the positions 0 ... *length* - 1: 2 x length x dim, in fp32."""
+    """Return cos and signed sin of the positions 0 ... *length* - 1: 2 x length x dim, in fp32."""
     frequencies = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angles = torch.arange(length, dtype=torch.float64).unsqueeze(1) * frequencies
     cos, sin = angles.cos(), angles.sin()
@@ -31,22 +31,22 @@ class RotaryPositions(nn.Module):
     """Rotates queries and keys of one width.
 
     Args:
-        dim: their width D, even
-        length: positions that the table has room for at the beginning
+        dim: width D, even
+        length: initial number of positions in the table
     """
 
     def __init__(self, dim: int, length: int):
         super().__init__()
         self.dim = dim
-        # torch.export assumes of a dynamic slice that it is never the whole table: one row more
+        # one row more: torch.export assumes that a dynamic slice is never the whole table
         self.register_buffer("table", rotations(length + 1, dim), persistent=False)
 
     def forward(self, x: Tensor, position: int | Tensor | None = None) -> Tensor:
         """Rotate.
 
         Args:
-            x: ... x T x D, at the positions 0 ... T-1
-            position: that of all rows of *x*, as a number or a tensor (1)
+            x: ... x T x D
+            position: the position of all rows of *x*, as a number or a tensor (1); None for 0 ... T-1
 
         Returns:
             the same shape
@@ -55,7 +55,7 @@ class RotaryPositions(nn.Module):
         return torch.addcmul(x * cos, x.roll(self.dim // 2, -1), sin)
 
     def _chosen(self, x: Tensor, position: int | Tensor | None) -> Tensor:
-        """The rotations of the rows of *x*: 2 x T x D or 2 x 1 x D."""
+        """Return the rotations of the rows of *x*: 2 x T x D or 2 x 1 x D."""
         if isinstance(position, Tensor):
             return self.table.index_select(1, position)
         first, rows = (0, x.size(-2)) if position is None else (position, 1)

@@ -1,16 +1,16 @@
-"""A gated recurrence over positions as a scan: O(log T) operations in place of T.
+"""Gated recurrence over positions as a scan: O(log T) operations instead of T.
 
 With a_t = sigmoid(z_t) and c_0 = 0,
 
     c_t = a_t * c_{t-1} + (1 - a_t) * v_t
 
-Two neighbouring steps are one step of the same form, with a = a_t a_{t-1} and b = b_t + a_t b_{t-1}. Factors are in
-[0, 1], so their products at worst become 0; nothing is divided, and no logarithm is taken. From the gradient dc
+Two neighbouring steps combine to one step of the same form, with a = a_t a_{t-1} and b = b_t + a_t b_{t-1}. Factors are
+in [0, 1], so products can underflow to 0 but not overflow; there are no divisions or logarithms. For the gradient dc
 
-    G_t = dc_t + a_{t+1} * G_{t+1}                   all that reaches c_t: the same scan, backwards
+    G_t = dc_t + a_{t+1} * G_{t+1}                   the total gradient of c_t: the same scan, backwards
     dv_t = G_t * (1 - a_t),   da_t = G_t * (c_{t-1} - v_t)
 
-Autograd would keep the products of all levels; here a, v and c are kept.
+Autograd would store the products of all levels; this implementation stores a, v and c.
 """
 
 from collections.abc import Callable
@@ -23,9 +23,9 @@ from fairseq_deep.core.compat import is_compiling
 
 
 def scan_(a: Tensor, b: Tensor) -> Tensor:
-    """c_t = a_t * c_{t-1} + b_t over the first dimension, T x ..., in place of *b*; a_1 counts for nothing.
+    """Compute c_t = a_t * c_{t-1} + b_t over the first dimension, T x ..., in place in *b*; a_1 is not used.
 
-    Pairs of positions give every second c, by a scan of half the length, and these give the others.
+    A scan of half the length over pairs of positions gives every second c, from which the others follow.
     """
     if b.size(0) > 1:
         second_a, second_b, pairs = a[1::2], b[1::2], b.size(0) // 2 * 2
@@ -36,13 +36,13 @@ def scan_(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _forward(z: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """a and c, contiguous as a compiler is told."""
+    """Return a and c, contiguous like the fake tensors of :func:`_opaque`."""
     a = torch.sigmoid(z.contiguous())
     return a, scan_(a, (1 - a) * v.contiguous())
 
 
 def _backward(d_c: Tensor, a: Tensor, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """dz and dv, contiguous."""
+    """Return dz and dv, contiguous."""
     total = scan_(a.roll(-1, 0).flip(0), d_c.contiguous().flip(0)).flip(0)
     difference = -v.contiguous()
     difference[1:] += c[:-1]
@@ -67,7 +67,7 @@ def _save(ctx, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> 
 
 
 def _opaque() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The same for a compiler, which does not look inside: it would compile :func:`scan_` for each length anew."""
+    """Return the recurrence as an opaque operation: a compiler would recompile :func:`scan_` for each length."""
     if not hasattr(torch.library, "custom_op"):  # torch 2.4, and --compile needs 2.5
         return lambda z, v: (z, _GatedRecurrence.apply(z, v))
     name, two = "fairseq_deep::gated_recurrence", "-> (Tensor, Tensor)"
@@ -84,8 +84,8 @@ _compiled = _opaque()
 
 
 def gated_recurrence(z: Tensor, v: Tensor) -> Tensor:
-    """c (T x B x C) for the arguments *z* of the gates and the inputs *v*, both T x B x C and of one type.
+    """Return c (T x B x C) for the arguments *z* of the gates and the inputs *v*, both T x B x C and of one type.
 
-    Where *z* is infinity, c stays what it was, and *v* has no effect.
+    Where *z* is infinite, c keeps its previous value, and *v* has no effect.
     """
     return _compiled(z, v)[1] if is_compiling() else _GatedRecurrence.apply(z, v)

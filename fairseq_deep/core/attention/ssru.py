@@ -1,13 +1,13 @@
 """SSRU: a recurrence in place of self-attention.
 
 From Research to Production and Back: Ludicrously Fast Neural Machine Translation, Kim et al., WNGT 2019 (the "simpler
-simple recurrent unit"; Marian has it). With x_t the input at position t of the target and c_0 = 0:
+simple recurrent unit", also in Marian). With x_t the input at position t of the target and c_0 = 0:
 
     f_t = sigmoid(W_f x_t + b_f)
     c_t = f_t * c_{t-1} + (1 - f_t) * W x_t
     h_t = relu(c_t)
 
-A scan computes all positions in training, and one vector per hypothesis is the state in decoding.
+In training, a scan computes all positions; in decoding, the state is one vector per hypothesis.
 
 Here W_f and b_f are ``gate``, and W is ``input_proj``.
 """
@@ -27,9 +27,9 @@ from .scan import gated_recurrence
 
 
 class Ssru(HypothesisState):
-    """The recurrence; takes the place of a causal self-attention.
+    """SSRU in place of a causal self-attention.
 
-    States are in fp32 at least. Positions of padding leave the state as it is.
+    States are at least in fp32. Positions of padding do not change the state.
 
     Args:
         dim: width C
@@ -52,21 +52,21 @@ class Ssru(HypothesisState):
         step: DecodingStep | None = None,
         causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the recurrence; the contract is that of self-attention in :class:`MultiheadAttention`.
+        """Run the recurrence; the arguments are the same as for self-attention in :class:`MultiheadAttention`.
 
         Args:
             query: T x B x C
             key_padding_mask: B x T, true where *query* is padding
-            attn_mask: any is the causal one
-            incremental_state: has what came before *query* (one position), and then also *query*
-            step: what :class:`SharedBeamState` gives in incremental decoding, instead of *key_padding_mask*
+            attn_mask: any mask is treated as causal
+            incremental_state: stores the state of earlier positions; the call adds *query* (one position)
+            step: output of :class:`SharedBeamState` in incremental decoding, replaces *key_padding_mask*
             causal: no position sees later ones
 
         Returns:
             T x B x C, and None
 
         Raises:
-            UsageError: positions are to see later ones
+            UsageError: neither *causal* nor *attn_mask* hides later positions
         """
         if not causal and attn_mask is None and incremental_state is None:
             raise UsageError("--decoder-attn ssru does not see later positions: omit full_context_alignment")
@@ -74,7 +74,7 @@ class Ssru(HypothesisState):
         wide = torch.float64 if values.dtype == torch.float64 else torch.float32
         z, v = gates.to(wide), values.to(wide)
         if incremental_state is not None:
-            assert step is not None, "a step of incremental decoding needs what SharedBeamState gives"
+            assert step is not None, "incremental decoding requires the output of SharedBeamState"
             before = self.previous(incremental_state, v, wide)
             c = torch.where(step.words, torch.lerp(v, before, torch.sigmoid(z)), before)
             self.keep(incremental_state, c)

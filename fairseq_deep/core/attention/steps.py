@@ -1,6 +1,6 @@
-"""Attention of a step of incremental decoding on a CPU, in few operations and few passes over memory.
+"""Attention in a decoding step on a CPU, with few operations and few passes over memory.
 
-A hypothesis has one query, so that operations take longer to call than to compute.
+A hypothesis has one query, so the overhead of calling an operation exceeds its computation.
 """
 
 
@@ -13,12 +13,12 @@ from .beam_reorder import BeamReorder, keep_sources
 from .masks import is_sync_free
 from .relative import score_distances, step_distances
 
-SHORT = 16  # entries: torch's softmax goes through shorter rows one by one
-MANY = 2048  # entries in all, from which on that is slower than several passes over all of them
+SHORT = 16  # entries: torch's softmax processes shorter rows one by one
+MANY = 2048  # total entries from which this is slower than several passes over all of them
 
 
 def takes_rows(attention, query: Tensor, memory: Tensor | None, step) -> bool:
-    """Whether :func:`step_rows` knows this step of *attention*: in fp32, without gradients or anything special."""
+    """Return whether :func:`step_rows` supports this step: fp32 on a CPU, no gradients, dropout or relative values."""
     if memory is None and (attention.qkv_proj is None or step is None or step.mask is None or step.place is not None):
         return False
     plain = query.dtype == torch.float32 and query.size(0) == 1 and attention.relative_values is None
@@ -27,7 +27,7 @@ def takes_rows(attention, query: Tensor, memory: Tensor | None, step) -> bool:
 
 
 def step_rows(attention, query: Tensor, memory, padding, incremental_state, added, step, values) -> Tensor:
-    """The output of a :class:`MultiheadAttention`, 1 x B x C; see its ``forward``."""
+    """Return the output of a :class:`MultiheadAttention`, 1 x B x C; see its ``forward``."""
     heads, dim = attention.num_heads, attention.head_dim
     rows = query.view(-1, query.size(2))
     if memory is None:
@@ -49,7 +49,7 @@ def step_rows(attention, query: Tensor, memory, padding, incremental_state, adde
 
 
 def _own_rows(attention, rows: Tensor, groups: int, beam: int, incremental_state, values) -> tuple[Tensor, Tensor]:
-    """Queries (sentences x beam x H x D), and the new keys and values (2 x sentences x H x beam x D)."""
+    """Return queries (sentences x beam x H x D), and the new keys and values (2 x sentences x H x beam x D)."""
     heads, kv_heads, dim = attention.num_heads, attention.kv_heads, attention.head_dim
     qkv = attention.qkv_proj(rows).view(groups, beam, -1, dim)
     q, new = qkv.narrow(2, 0, heads), qkv.narrow(2, heads, 2 * kv_heads).unflatten(2, (2, kv_heads))
@@ -66,18 +66,18 @@ def _own_rows(attention, rows: Tensor, groups: int, beam: int, incremental_state
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """softmax(q k^T / sqrt(D) + bias) v of each head.
+    """Return softmax(q k^T / sqrt(D) + bias) v of each head.
 
     Args:
         q: sources x beam x H x D
-        k, v: sources x H x S x D, or with fewer heads, each for a group of those of *q*
+        k, v: sources x H x S x D, or with fewer heads, each for a group of heads of *q*
         bias: added to the scores, sources x 1 or H x 1 or beam x S
 
     Returns:
         (sources * beam) x C
     """
     batch, length, heads, dim = q.shape
-    # heads of one group are more queries to the same keys
+    # the heads of a group become additional queries to the same keys
     queries = q.transpose(1, 2).reshape(batch * k.size(1), -1, dim)
     nothing = torch.empty(1, 1, 1, dtype=q.dtype, device=q.device)
     scores = torch.baddbmm(nothing, queries, k.flatten(0, 1).transpose(1, 2), beta=0.0, alpha=dim**-0.5)
@@ -88,7 +88,7 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def softmax_(scores: Tensor) -> Tensor:
-    """Softmax of the last dimension, in place of *scores* where that is quicker."""
+    """Return the softmax over the last dimension, computed in place if that is faster."""
     if scores.size(-1) >= SHORT or scores.numel() < MANY:
         return torch.softmax(scores, dim=-1)
     exponentials = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
@@ -96,12 +96,12 @@ def softmax_(scores: Tensor) -> Tensor:
 
 
 def by_column(k: Tensor) -> Tensor:
-    """Keys (B x H x S x D) that many steps attend to, laid out as their products want them: on a CPU, as D x S."""
+    """Lay out keys (B x H x S x D) for the products of many decoding steps: on a CPU, as D x S."""
     return k.contiguous() if k.is_cuda else k.transpose(2, 3).contiguous().transpose(2, 3)
 
 
 def keep_keys(k: Tensor, order: BeamReorder) -> Tensor:
-    """The keys of the sources of *order*, in the layout that they have."""
+    """Select the keys of the sources of *order*, in their present layout."""
     if k.is_contiguous():
         return keep_sources(k, 0, order)
     return keep_sources(k.transpose(2, 3), 0, order).transpose(2, 3)

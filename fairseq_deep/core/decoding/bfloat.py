@@ -1,4 +1,7 @@
-"""Linear layers in bf16 for decoding on a CPU: y = bf16(x) bf16(W)^T + bf16(b), added up in fp32, rounded to bf16."""
+"""Linear layers in bf16 for decoding on a CPU.
+
+    y = bf16(x) bf16(W)^T + bf16(b),    accumulated in fp32, rounded to bf16
+"""
 
 import functools
 from collections.abc import Callable
@@ -9,21 +12,21 @@ from torch import Tensor, nn
 
 from .timing import least_times
 
-SLOW = 2  # times the time of fp32 or more: the processor has no such products, and torch makes them of others
+SLOW = 2  # times the time of fp32: if slower, the processor lacks these products, and torch emulates them
 
 
 def in_blocks(weight: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """The product by *weight* in oneDNN's form.
+    """Return the product with *weight* in oneDNN's format.
 
     Raises:
-        AttributeError, RuntimeError: this torch or this machine has none
+        AttributeError, RuntimeError: this torch or this machine does not support it
     """
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
     return lambda x, bias: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 
 def _product(weight: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """By oneDNN's form of *weight*, or as it is where this torch or this machine has none."""
+    """Return the product with *weight*, in oneDNN's format if this torch and this machine support it."""
     try:
         product = in_blocks(weight)
         product(weight[:1] * 0, None)
@@ -33,7 +36,7 @@ def _product(weight: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
 
 
 class BfloatLinear(nn.Module):
-    """A linear layer whose product is in bf16; input and output as before."""
+    """Linear layer with a product in bf16; input and output types do not change."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
@@ -44,7 +47,7 @@ class BfloatLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """As fairseq's own attention wants it where it does not decode step by step."""
+        """The weight in fp32, which fairseq's own attention reads outside incremental decoding."""
         return self.linear.weight.float()
 
     @property
@@ -52,7 +55,7 @@ class BfloatLinear(nn.Module):
         return None if self.linear.bias is None else self.linear.bias.float()
 
     def __getstate__(self):
-        return {**self.__dict__, "_product": None}  # which can be neither copied nor pickled
+        return {**self.__dict__, "_product": None}  # can be neither copied nor pickled
 
     def __setstate__(self, state):
         super().__setstate__(state)
@@ -66,7 +69,7 @@ class BfloatLinear(nn.Module):
 
 @functools.cache
 def has_bfloat() -> bool:
-    """Whether products in bf16 are any use on this machine."""
+    """Return whether products in bf16 are fast enough on this machine."""
     linear, x = nn.Linear(512, 512), torch.ones(128, 512)
     with torch.no_grad():
         try:

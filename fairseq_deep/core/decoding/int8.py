@@ -2,14 +2,14 @@
 
     y = s_x s_w (x_q W_q^T) + b,    x_q = round(x / s_x),    W_q = round(W / s_w)
 
-Each row of W has a scale s_w, and each row of x a scale s_x: its largest absolute value over the number of steps, which
-is 127. So an output depends on its own row of x alone, not on the batch; a row that is not finite spoils no other. The
-sums are of whole numbers, and exact: all ways to compute them give the same y, up to the last bits of fp32.
+Each row of W has a scale s_w, and each row of x a scale s_x: its largest absolute value divided by the number of steps,
+127. An output therefore depends only on its own row of x, not on the batch, and a row that is not finite does not
+affect other rows. The sums are exact integers: all implementations give the same y, up to the last bits of fp32.
 
-Compiled kernels (``native/products.h``) compute the products, or torch where there are none. Without VNNI the processor
-adds pairs of products in 16 bits, which overflow, and some of torch's ways then give wrong sums without a word. Each is
-therefore tried with the largest numbers before it is taken; where all of them overflow, x has 63 steps. An old torch
-has none of them, but FBGEMM's with one scale for all rows.
+Compiled kernels (``native/products.h``) compute the products; without them, torch does. Without VNNI, the processor
+adds pairs of products in 16 bits, which can overflow, and some of torch's implementations then silently give wrong
+sums. Each is therefore tested with the largest numbers before it is used; if all of them overflow, x has 63 steps. Old
+versions of torch only have FBGEMM's product with one scale for all rows.
 """
 
 import functools
@@ -26,31 +26,31 @@ from fairseq_deep.core.native.packed import WEIGHT_STEPS, NativeLinear, quantise
 
 from .timing import least_times
 
-INPUT_STEPS = (127, 63)  # in order: fewer where that many overflow
-MEASURED = (8, 128)  # rows that products are tried with
-SLOW = 8  # times the time of fp32 or more: a plain loop where the processor lacks the instructions
+INPUT_STEPS = (127, 63)  # in order: the second if the first overflows
+MEASURED = (8, 128)  # numbers of rows for tests of products
+SLOW = 8  # times the time of fp32: if slower, a product is a plain loop, because the processor lacks the instructions
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Of x (R x K), its largest absolute values (R x 1) and room for as much as x: y without bias, over those, R x N."""
+"""Maps x (R x K), its row maxima (R x 1) and a buffer like x to y without bias, divided by the maxima, R x N."""
 
 
-ROUNDING = 1.5 * 2**23  # between 2^23 and 2^24, fp32 has the whole numbers alone, and their last 8 bits in its own
+ROUNDING = 1.5 * 2**23  # from 2^23 to 2^24, fp32 only has integers, and ends in their last 8 bits
 
 
 def _rounds(weight: Tensor) -> Tensor:
-    return torch.full((weight.size(1),), ROUNDING)  # torch is slower with a single number
+    return torch.full((weight.size(1),), ROUNDING)  # torch is slower with a scalar
 
 
 def _whole(x: Tensor, largest: Tensor, room: Tensor, steps: Tensor, rounding: Tensor) -> Tensor:
-    """x_q, for a scale of *largest* over *steps*; of a row of zeros anything, which is then multiplied by 0.
+    """Return x_q for the scale *largest* / *steps*; undefined for rows of zeros, which are multiplied by 0 later.
 
-    As ``(x * steps / largest).round().to(torch.int8)``, in two passes instead of three.
+    Like ``(x * steps / largest).round().to(torch.int8)``, in two passes instead of three.
     """
     return torch.addcmul(rounding, x, torch.div(steps, largest), out=room).view(torch.int32).to(torch.int8)
 
 
 def _by_qlinear(weight: Tensor, scales: Tensor, steps: int) -> Product:
-    """oneDNN, with the weight in blocks: the fastest for many rows, but dear to call."""
+    """Build oneDNN's product, with the weight in blocks: the fastest for many rows, but expensive to call."""
     operation = torch.ops.onednn.qlinear_pointwise.default
     packed, scales = torch.ops.onednn.qlinear_prepack(weight, None), scales / steps
     zeros, limit, rounding = torch.zeros(len(weight), dtype=torch.int32), torch.tensor(float(steps)), _rounds(weight)
@@ -63,9 +63,9 @@ def _by_qlinear(weight: Tensor, scales: Tensor, steps: int) -> Product:
 
 
 def _quantised(weight: Tensor, scales: Tensor):
-    """FBGEMM's form of a weight, or where there is no FBGEMM, that of torch's other library."""
+    """Return a weight in FBGEMM's format; without FBGEMM, in the format of torch's other library."""
     engine = torch.backends.quantized.engine
-    with warnings.catch_warnings():  # torch announces a successor of its quantised tensors
+    with warnings.catch_warnings():  # torch's quantised tensors are deprecated
         warnings.simplefilter("ignore")
         zeros = torch.zeros(len(weight), dtype=torch.long)
         rows = torch._make_per_channel_quantized_tensor(weight, scales.double(), zeros, 0)
@@ -78,18 +78,18 @@ def _quantised(weight: Tensor, scales: Tensor):
 
 
 def _by_fbgemm(weight: Tensor, scales: Tensor, steps: int) -> Product:
-    """FBGEMM, which makes x whole while it packs it. Its x_q have no sign, but an offset."""
+    """Build FBGEMM's product, which rounds x while packing it. Its x_q are unsigned, with an offset."""
     operation = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
     packed, offset = _quantised(weight, scales), steps + 1
     return lambda x, largest, room: operation(torch.div(x, largest, out=room), 1.0 / steps, offset, packed)
 
 
 def _by_dynamic(weight: Tensor, scales: Tensor, steps: int) -> Product:
-    """FBGEMM as an old torch has it, with one scale for all rows, and 7 bits of x, which do not overflow."""
+    """Build the product of old torch versions with FBGEMM: one scale for all rows, 7 bits of x to avoid overflow."""
     packed = _quantised(weight, scales)
 
     def product(x: Tensor, largest: Tensor, room: Tensor) -> Tensor:
-        rows = torch.div(x, largest, out=room).nan_to_num_(0.0, 0.0, 0.0)  # or rows of zeros would spoil the scale
+        rows = torch.div(x, largest, out=room).nan_to_num_(0.0, 0.0, 0.0)  # NaN of rows of zeros would spoil the scale
         return torch.ops.quantized.linear_dynamic(rows, packed, reduce_range=True)
 
     return product
@@ -104,7 +104,7 @@ INEXACT = {"dynamic": _by_dynamic}
 
 
 def _extremes(rows: int, inputs: int, steps: int) -> Tensor:
-    """A matrix of whole numbers within *steps*, where half of the rows have the largest sums that there can be."""
+    """Return a matrix of integers within *steps*; half of the rows give the largest possible sums."""
     whole = torch.arange(rows * inputs).mul(7919).remainder(2 * steps + 1).sub(steps).view(rows, inputs)
     whole[0::4], whole[2::4] = steps, -steps
     whole[:, :1] = steps
@@ -123,7 +123,7 @@ def _is_a_loop(product: Product, weight: Tensor) -> bool:
 
 @torch.no_grad()
 def _is_right(make, outputs: int, inputs: int, steps: int) -> bool:
-    """Whether *make* gives a product that this torch has, with the right sums, and not by a loop."""
+    """Return whether this torch supports the product of *make*, with correct sums, and not by a plain loop."""
     weight, scales = _extremes(outputs, inputs, WEIGHT_STEPS), torch.ones(outputs)
     tolerance = 0.02 if make in INEXACT.values() else 1e-6
     try:
@@ -142,7 +142,7 @@ def _is_right(make, outputs: int, inputs: int, steps: int) -> bool:
 
 
 class Int8Kernels(NamedTuple):
-    """The products that are right on this machine, by name in order, and how many steps of x they are right with."""
+    """Names of the products that are correct on this machine, in order, and the number of steps of x."""
 
     names: tuple[str, ...]
     steps: int
@@ -150,7 +150,7 @@ class Int8Kernels(NamedTuple):
 
 @functools.cache
 def torch_kernels() -> Int8Kernels:
-    """What this torch has for this machine; no names if it has nothing."""
+    """Return torch's products for this machine; no names if there are none."""
     for steps in INPUT_STEPS:
         names = tuple(name for name, make in PRODUCTS.items() if _is_right(make, 256, 256, steps))
         if names:
@@ -160,24 +160,24 @@ def torch_kernels() -> Int8Kernels:
 
 
 def available_kernels() -> Int8Kernels:
-    """Compiled kernels, or the products of this torch."""
+    """Return the compiled kernels, or torch's products."""
     return torch_kernels() if load() is None else Int8Kernels((NATIVE,), WEIGHT_STEPS)
 
 
 class Int8Linear(nn.Module):
-    """A linear layer whose product is in int8; input and output in fp32, without a gradient.
+    """Linear layer with a product in int8; input and output are in fp32, without gradients.
 
     Args:
         linear: the layer, on a CPU
 
     Raises:
-        RuntimeError: this torch has no such product for this machine (:func:`available_kernels` names none)
+        RuntimeError: torch does not have the product for this machine (see :func:`available_kernels`)
     """
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
         if not available_kernels().names:
-            raise RuntimeError("this torch has no products in int8 for this machine")
+            raise RuntimeError("this torch does not have int8 products for this machine: use fp32 or bf16")
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.whole, self.scales = quantise(linear.weight.detach().float())
         self.bias: Tensor | None = None if linear.bias is None else linear.bias.detach().float()
@@ -198,7 +198,7 @@ class Int8Linear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """As fairseq's own attention wants it where it does not decode step by step."""
+        """The weight in fp32, which fairseq's own attention reads outside incremental decoding."""
         return self.whole * self.scales.unsqueeze(1)
 
     def extra_repr(self) -> str:

@@ -1,8 +1,8 @@
-"""Linear layers for decoding on a CPU, where matrix products are most of the time.
+"""Linear layers for decoding on a CPU, where matrix products take most of the time.
 
-fp32: see ``packed.py``. bf16 and int8 (``--decode-precision``, see ``bfloat.py`` and ``int8.py``): weights, with the
-output projection, are stored in that type, and inputs are converted for each product. What lies between stays in fp32,
-the embeddings too.
+fp32: see ``packed.py``. bf16 and int8 (``--decode-precision``, see ``bfloat.py`` and ``int8.py``): weights, including
+the output projection, are stored in that type, and inputs are converted for each product. Other operations and the
+embeddings stay in fp32.
 """
 
 import logging
@@ -28,16 +28,16 @@ def pack_linear(model: nn.Module) -> int:
 
 
 def unpack_linear(model: nn.Module) -> None:
-    """Leave the products of *model* to a compiler, which does not know packed weights, and packs them itself."""
+    """Remove packed weights from *model*: a compiler does not support them, and packs weights itself."""
     for module in model.modules():
         if isinstance(module, PackedLinear):
             module.native, module.packs = None, False
 
 
 def reduce_precision(stack: nn.Module, precision: str) -> int:
-    """Replace the linear layers of *stack*, which can then translate and no more.
+    """Replace the linear layers of *stack*, which can then only translate.
 
-    Where this machine or this torch has no products in that precision, one line says so, and nothing is replaced.
+    If this machine or this torch does not support the precision, logs a warning and replaces nothing.
 
     Args:
         stack: an encoder or a decoder, on the CPU, in fp32
@@ -50,7 +50,7 @@ def reduce_precision(stack: nn.Module, precision: str) -> int:
         return 0
     kind, exists = (BfloatLinear, has_bfloat()) if precision == "bf16" else (Int8Linear, available_kernels().names)
     if not exists:
-        logger.warning(f"this machine, or this torch, has no fast products in {precision}: they stay in fp32")
+        logger.warning(f"this machine or this torch does not have fast {precision} products: they stay in fp32")
         return 0
     count = _replace(stack, kind, (PackedLinear, nn.Linear))
     for part in stack.modules():
@@ -63,11 +63,11 @@ def reduce_precision(stack: nn.Module, precision: str) -> int:
 def decode_in(model: nn.Module, precision: str) -> tuple[int, int]:
     """Lower the matrix products of *model* for translation on a CPU; see :func:`reduce_precision`.
 
-    Both stacks get *precision*. Without compiled kernels, the encoder gets bf16 instead of int8 where this machine has
-    it: torch's products in int8 may share one scale, which costs BLEU in an encoder.
+    Both stacks get *precision*. Without compiled kernels, the encoder gets bf16 instead of int8 if this machine has it:
+    torch's int8 products may share one scale, which loses BLEU in an encoder.
 
     Returns:
-        numbers of layers replaced in the decoder and in the encoder
+        numbers of replaced layers in the decoder and in the encoder
 
     Raises:
         UsageError: the model is not on a CPU in fp32

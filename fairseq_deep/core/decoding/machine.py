@@ -1,4 +1,4 @@
-"""What decoding in a lower precision does with the processor, in words."""
+"""Describes the matrix products used for decoding on this machine."""
 
 from fairseq_deep.core.native import status
 
@@ -9,13 +9,13 @@ LIBRARIES = {NATIVE: "compiled kernels", "qlinear": "oneDNN", "fbgemm": "FBGEMM"
 
 
 def describe() -> str:
-    """One line: how products are computed here, in fp32, int8 and bf16."""
+    """Return a line with the implementations of products in fp32, int8 and bf16."""
     names, steps = available_kernels()
     if not names:
         how = "none, fp32 instead"
     else:
         how = LIBRARIES[names[0]]
-        how += ", one scale for all rows" if names[0] in INEXACT else ", one scale a row"
+        how += ", one scale for all rows" if names[0] in INEXACT else ", one scale per row"
         how += "" if steps == WEIGHT_STEPS else f", inputs in 7 bits ({steps} steps)"
     bf16 = "oneDNN" if has_bfloat() else "none, fp32 instead"
     return f"fp32: {status()}; int8: {how}; bf16: {bf16}"

@@ -1,6 +1,6 @@
-"""Linear layers in fp32 for decoding on a CPU, by compiled kernels: y = x W^T + b.
+"""Linear layers in fp32 for decoding on a CPU, with compiled kernels: y = x W^T + b.
 
-The kernels read a copy of W in panels (``native/products.h``). Where there are none, layers stay as they are.
+The kernels read a copy of W in panels (``native/products.h``). Without kernels, layers do not change.
 """
 
 import torch.nn.functional as F
@@ -10,10 +10,10 @@ from fairseq_deep.core.native.packed import PacksWeight, runs_native
 
 
 class PackedLinear(PacksWeight, nn.Linear):
-    """A linear layer that the kernels compute where they may.
+    """Linear layer that uses the kernels if they support its input.
 
     Args:
-        linear: the layer; its weight must not change any more, but by loading another
+        linear: the layer; its weight may only change by loading a state dict
     """
 
     def __init__(self, linear: nn.Linear):

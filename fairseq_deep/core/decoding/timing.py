@@ -1,4 +1,4 @@
-"""How long each of several ways to multiply takes on this machine."""
+"""Timing of alternative implementations on this machine."""
 
 import time
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def least_times(ways: dict[str, Callable], *inputs: Any, rounds: int) -> dict[str, float]:
-    """Seconds of each of *ways* for *inputs*: the least of several rounds in turns, after one that does not count."""
+    """Return the seconds of each of *ways* for *inputs*: the minimum over alternating rounds, after a warm-up round."""
     times = {name: float("inf") for name in ways}
     for turn in range(rounds + 1):
         for name, way in ways.items():

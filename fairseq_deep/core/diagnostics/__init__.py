@@ -1,4 +1,4 @@
-"""Instruments that show why a deep model trains or does not: gradients, variances, streams. They know torch alone."""
+"""Diagnostics of the training of deep models: gradients, variances, streams; independent of fairseq."""
 
 from .gradients import layer_gradient_norms
 from .ratios import sublayer_ratios

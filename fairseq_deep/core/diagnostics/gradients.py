@@ -1,4 +1,4 @@
-"""Gradient norm of every layer: the quantity of Figures 1 and 4 of Zhang et al., 2019."""
+"""Gradient norm per layer, as in Figures 1 and 4 of Zhang et al., 2019."""
 
 import math
 
@@ -8,10 +8,10 @@ from .parts import part_parameters, tensor_norms
 
 
 def layer_gradient_norms(model: nn.Module) -> dict[str, list[float]]:
-    """L2 norm over all parameter gradients of each part of *model*, after a backward pass.
+    """Return the L2 norm over all parameter gradients of each part of *model*, after a backward pass.
 
     Returns:
-        the norms of the parts that :func:`part_parameters` names
+        the norms of the parts of :func:`part_parameters`
     """
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
     values = tensor_norms([parameter.grad for parameter in parameters]).tolist() if parameters else []

@@ -1,4 +1,4 @@
-"""The parts of a model that gradient norms are told of, and norms of many tensors at once."""
+"""Parts of a model for which gradient norms are reported, and norms of many tensors at once."""
 
 import contextlib
 
@@ -11,11 +11,11 @@ SIDES = ("encoder", "decoder")
 
 
 def part_parameters(model: nn.Module) -> dict[str, list[list[nn.Parameter]]]:
-    """The parameters of each part of *model*.
+    """Return the parameters of each part of *model*.
 
     Returns:
-        "encoder" and "decoder": a list for each layer, from the bottom; "encoder_aggregator", "decoder_aggregator"
-        (with the memory's, where they have any) and "embedding": one list each
+        "encoder" and "decoder": a list for each layer, from the bottom; "embedding" and, if they have parameters,
+        "encoder_aggregator" and "decoder_aggregator" (including the memory): one list each
     """
     parts: dict[str, list[list[nn.Parameter]]] = {}
     for side in SIDES:
@@ -34,9 +34,9 @@ def part_parameters(model: nn.Module) -> dict[str, list[list[nn.Parameter]]]:
 
 
 def tensor_norms(tensors: list[Tensor]) -> Tensor:
-    """The L2 norm of each of *tensors*, in fp32: in fp16 that of a scaled gradient could overflow."""
+    """Return the L2 norm of each of *tensors*, in fp32: the norm of a scaled gradient could overflow in fp16."""
     if all(tensor.dtype == torch.float32 for tensor in tensors):
         return torch.stack(torch._foreach_norm(tensors))
-    with contextlib.suppress(TypeError):  # an older torch has no such argument
+    with contextlib.suppress(TypeError):  # older torch does not have this argument
         return torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32))
     return torch.stack([torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in tensors])

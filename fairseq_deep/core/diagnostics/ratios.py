@@ -1,12 +1,12 @@
-"""Variance and norm preservation of every sub-layer: Table 1 of Zhang et al., 2019.
+"""Variance and norm preservation per sub-layer: Table 1 of Zhang et al., 2019.
 
 With a sub-layer z -> r = z + F(z) -> o = LN(r), and d_x the gradient of the loss with respect to x (Eq. 10 to 14):
 
     Var(r)    variance over the features, mean over positions
     beta_LN = |d_r| / |d_o|      beta_RC = |d_z| / |d_r|      beta = beta_LN beta_RC
 
-Norms are over the whole batch. d_z is the gradient at the sub-layer's input through that sub-layer alone, so that other
-uses of z do not count. Where no norm follows r (pre-norm, no norms at all) beta_LN is missing, and beta is beta_RC.
+Norms are over the whole batch. d_z is the gradient at the sub-layer's input through that sub-layer only; other uses of
+z do not count. If no norm follows r (pre-norm, no norms at all), beta_LN is missing, and beta is beta_RC.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _SIDES = ("encoder", "decoder")
 
 @dataclass
 class Ratios:
-    """What was measured of one sub-layer; *beta_ln* is None where no norm follows."""
+    """Measurements of one sub-layer; *beta_ln* is None if no norm follows."""
 
     layer: int
     part: str
@@ -35,7 +35,7 @@ class Ratios:
 
 
 class _Probe:
-    """Keeps z, r and o of each sub-layer of one layer while it runs, with their gradients."""
+    """Records z, r and o of each sub-layer of one layer, and their gradients."""
 
     def __init__(self, layer: nn.Module):
         self.parts = [part for part, _ in layer.sublayers]
@@ -52,8 +52,8 @@ class _Probe:
     @staticmethod
     def _keep(x: Tensor, kept: list[Tensor]) -> Tensor:
         if not x.requires_grad:
-            raise UsageError("nothing to measure without gradients: call outside no_grad")
-        x = x * 1  # a copy whose only use is the sub-layer
+            raise UsageError("gradients must be enabled to measure ratios: call outside no_grad")
+        x = x * 1  # a copy that only the sub-layer uses
         x.retain_grad()
         kept.append(x)
         return x
@@ -63,7 +63,7 @@ class _Probe:
         return (self._keep(inputs[0], self.inputs), *inputs[1:])
 
     def _connect(self, residual, inputs):
-        return (*inputs[:3], self.bottom)  # what a connection reads of the layer's input is not its sub-layer's path
+        return (*inputs[:3], self.bottom)  # reading the layer's input is not the sub-layer's path
 
     def _sum(self, residual, inputs, output):
         output = self._keep(output, self.sums)
@@ -81,8 +81,8 @@ class _Probe:
         found = []
         kept = self.inputs + self.sums + self.outputs
         if len(self.sums) < len(self.parts) or any(x.grad is None for x in kept):
-            raise UsageError(f"layer {number} has no part in the loss: measure without LayerDrop, with all stacks")
-        size = len(words)  # a packed sequence may stand above the words
+            raise UsageError(f"layer {number} does not affect the loss: measure without LayerDrop, with all stacks")
+        size = len(words)  # a packed sequence may precede the tokens
         for index, part in enumerate(self.parts):
             z, r = self.inputs[index].grad[-size:].norm(), self.sums[index].grad[-size:].norm()
             beta_ln = float(r / self.outputs[index].grad.norm()) if self.post_norm else None
@@ -97,13 +97,13 @@ def sublayer_ratios(
     """Measure every sub-layer in one forward and backward pass.
 
     Args:
-        model: a model of this package with residual connections in one stack at least, in the mode (train or eval) to
+        model: a model of this package with residual connections in at least one stack, in the mode (train or eval) to
             measure
         padding: "encoder" and "decoder": B x T, true where the batch is padding
         run: computes the loss of the batch with *model*
 
     Returns:
-        "encoder" and "decoder": the ratios, layer after layer; empty where an aggregator replaces the connections, or
+        "encoder" and "decoder": the ratios, layer by layer; empty if an aggregator replaces the connections, or
         evaluates layers more than once
 
     Raises:
@@ -116,7 +116,7 @@ def sublayer_ratios(
     if not any(measured.values()):
         raise UsageError("no residual connections to measure: use a plain or DLCL stack")
     if any("forward" in vars(layer) for layers in measured.values() for layer in layers):  # see wrap_layer
-        raise UsageError("layers that are computed twice have nothing to measure: leave out --checkpoint-activations")
+        raise UsageError("ratios are not supported with recomputed layers: omit --checkpoint-activations")
     try:
         for side, layers in measured.items():
             for layer in layers:

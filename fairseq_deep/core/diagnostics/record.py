@@ -1,4 +1,4 @@
-"""What a training run records about depth: each layer's share of the gradient, and what its aggregators hold."""
+"""Training log of depth: each layer's share of the gradient norm, and statistics of the aggregators."""
 
 import math
 
@@ -12,19 +12,20 @@ SIDES = {"enc": "encoder", "dec": "decoder"}
 
 @torch.no_grad()
 def depth_record(model: nn.Module) -> dict[str, float]:
-    """Shares of the gradient norm and summaries of the aggregators, after a backward pass.
+    """Return shares of the gradient norm and summaries of the aggregators, after a backward pass.
 
-    A share is the L2 norm over the gradients of a part's parameters, divided by that over all of the model's: what
-    multiplies every gradient (loss scale, number of tokens, clipping) cancels. One transfer brings all from a GPU.
+    A share is the L2 norm over the gradients of a part's parameters, divided by the norm over all parameters of the
+    model. Factors of every gradient (loss scale, number of tokens, clipping) cancel. All values are copied from a GPU
+    in one transfer.
 
     Args:
         model: a model of this package
 
     Returns:
-        "enc_1" ..., "dec_1" ..., "embed": shares of the layers and of the embeddings; "ratio_enc", "ratio_dec": that of
-            the first layer over that of the last. They are left out where a gradient is not finite (fairseq skips that
-            update, too) and where none is left. "dlcl_enc_newest", "lstm_dec_forget_gate" ...: what the methods show
-            (``record``), by method and stack
+        "enc_1" ..., "dec_1" ..., "embed": shares of the layers and of the embeddings; "ratio_enc", "ratio_dec": the
+            share of the first layer over the share of the last. They are omitted if a gradient is not finite (fairseq
+            skips the update) or all gradients are 0. "dlcl_enc_newest", "lstm_dec_forget_gate" ...: statistics of
+            the methods (``record``), by method and stack
     """
     parameters = [p for p in model.parameters() if p.grad is not None]
     shown = _shown(model)
@@ -39,7 +40,7 @@ def depth_record(model: nn.Module) -> dict[str, float]:
 
 
 def _shown(model: nn.Module) -> dict[str, Tensor]:
-    """What the aggregators and the memory of *model* show, by name."""
+    """Return the statistics of the aggregators and the memory of *model*, by name."""
     found = {}
     for short, side in SIDES.items():
         stack = getattr(model, side)

@@ -1,9 +1,9 @@
-"""How much a model uses its source.
+"""Source gain: how much a model uses its source.
 
     gain = NLL(y | x of another sentence) - NLL(y | x)
 
-in nats a target token, a mean over the batch, without dropout. A model that ignores the source has 0, however well it
-has learned the target language: a loss alone does not tell the two apart.
+in nats per target token, averaged over the batch, without dropout. A model that ignores the source has a gain of 0,
+however well it has learned the target language, which the loss does not show.
 """
 
 from typing import Any
@@ -14,19 +14,19 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def source_gain(model: nn.Module, sample: dict[str, Any], padding_idx: int) -> float:
-    """The gain (see above) on *sample*, with the sources moved on by one sentence.
+    """Return the gain (see above) on *sample*, with the sources shifted by one sentence.
 
     Args:
-        model: fairseq's encoder-decoder model; its mode (train or eval) is as before afterwards
-        sample: fairseq's batch: ``net_input``, ``target`` (B x T), of two sentences at least
-        padding_idx: number of the padding symbol
+        model: fairseq's encoder-decoder model; its mode (train or eval) is restored
+        sample: fairseq's batch: ``net_input``, ``target`` (B x T), of at least two sentences
+        padding_idx: index of the padding symbol
 
     Raises:
         ValueError: there is only one sentence
     """
     inputs = sample["net_input"]
     if len(inputs["src_tokens"]) < 2:
-        raise ValueError("one sentence has no other source: give more than one")
+        raise ValueError("the source gain requires at least two sentences: use a larger batch")
     moved = {name: inputs[name].roll(1, 0) for name in ("src_tokens", "src_lengths")}
     training = model.training
     model.eval()

@@ -1,13 +1,13 @@
-"""What the residual streams of a model are like: how wide they are, and whether they tell positions apart.
+"""Statistics of the residual streams: their standard deviation, and the differences between positions.
 
-With x_bpc the feature c of what a layer hands on at position p of sentence b, and means over all positions that are not
+With x_bpc the feature c of a layer's output at position p of sentence b, and means over all positions that are not
 padding:
 
     std      = sqrt( mean_bpc (x_bpc - mean_bpc x)^2 )
     between  = mean_bpc (x_bpc - mean_p x_bc)^2 / mean_bpc (x_bpc - mean_bpc x)^2
 
-*between* is the share of the variance that is between the positions of a sentence. Where it is 0, they have become
-alike, and nothing above can know which word is where: a stack that starts near 0 learns slowly.
+*between* is the share of the variance between the positions of the same sentence. If it is 0, all positions are alike,
+and higher layers cannot distinguish them: a stack that starts near 0 learns slowly.
 """
 
 from typing import Any
@@ -20,12 +20,12 @@ from torch import Tensor, nn
 def stream_statistics(
     model: nn.Module, net_input: dict[str, Any], padding_idx: int
 ) -> dict[str, dict[str, list[float]]]:
-    """std and between (see above) of y_0 ... y_L of both stacks: {"std": {"encoder": [...], "decoder": [...]}, ...}.
+    """Measure std and between (see above) of y_0 ... y_L: {"std": {"encoder": [...], "decoder": [...]}, ...}.
 
     Args:
-        model: a model of this package, in the mode (train or eval) that is to be measured
+        model: a model of this package, in the mode (train or eval) to measure
         net_input: fairseq's: ``src_tokens`` and ``prev_output_tokens`` (B x T), ``src_lengths``
-        padding_idx: number of the padding symbol
+        padding_idx: index of the padding symbol
     """
     source, target = net_input["src_tokens"], net_input["prev_output_tokens"]
     encoder_out = model.encoder(source, net_input["src_lengths"], return_all_hiddens=True)
@@ -45,15 +45,15 @@ def _std(x: Tensor, words: Tensor) -> Tensor:
 
 
 def variance_between(x: Tensor, words: Tensor) -> Tensor:
-    """The share of the variance of *x* (T x B x C) that is between the positions of a sentence.
+    """Return the share of the variance of *x* (T x B x C) between the positions of the same sentence.
 
-    Nothing in it waits for a GPU, and no shape depends on what is padding.
+    It does not synchronise with a GPU, and its shapes do not depend on the padding.
 
     Args:
         words: T x B, false where there is padding
 
     Returns:
-        a number from 0 to 1; 0, too, where nothing varies
+        a number from 0 to 1; 0 if the variance is 0
     """
     kept = words.unsqueeze(2).to(x.dtype)
     count = kept.sum() * x.size(2)

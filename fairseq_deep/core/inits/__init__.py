@@ -1,4 +1,4 @@
-"""How a model's weights start (``--deep-init``): one file per method, each knows torch alone."""
+"""Initialisation methods (``--deep-init``): one file per method, independent of fairseq."""
 
 import importlib
 import pkgutil

@@ -5,12 +5,12 @@ Understanding the Difficulty of Training Transformers, Liu et al., EMNLP 2020:
     x_{i+1} = LN(omega_i * x_i + F_i(x_i)),   omega_i a learned vector
 
 for the residual connections i = 1 ... n of a stack (n = 2N in the encoder, 3M in the decoder, 2M with merged
-attentions). Either all omega start at a value in closed form, by how the output may change with the depth n:
+attentions). Either all omega have an initial value in closed form, by the change of the output with the depth n:
 
     O(log n)   sqrt((n + 1) / ln(n + 1) - 1)        O(1)   sqrt(n)        O(n)   1
 
 or they are profiled on the first batch, with omega_1 = 1 and omega_{i+1}^2 = Var[omega_i x_i] + Var[F_i(x_i)].
-Matrices are Xavier's.
+Matrices are initialised like in ``xavier.py``.
 """
 
 import math
@@ -31,7 +31,7 @@ STARTS = ("logn", "1", "n", "profile")
 
 
 def omega(start: str, connections: int) -> float:
-    """The start of omega, one of ``STARTS``, for a stack of so many residual connections; before profiling, 1."""
+    """Return the initial omega of *start*, one of ``STARTS``, for a number of residual connections; 1 for profiling."""
     if start == "logn":
         return math.sqrt((connections + 1) / math.log(connections + 1) - 1)
     return math.sqrt(connections) if start == "1" else 1.0
@@ -63,10 +63,10 @@ class Admin(Xavier):
 
     Args:
         stack: see :class:`Init`
-        start: of omega: "logn", "1", "n", or "profile"
+        start: initial omega: "logn", "1", "n", or "profile"
 
     Raises:
-        UsageError: the start is none of them
+        UsageError: *start* is unknown
     """
 
     paper = "Liu 2020"
@@ -86,7 +86,8 @@ class Admin(Xavier):
     def add_args(parser) -> None:
         parser.add_argument(
             "--admin-start", metavar="HOW",
-            help="Admin: omega for outputs that change by O(log n) (logn, the default), O(1) (1), O(n) (n), or profile",
+            help="Admin: omega for outputs that change by O(log n) (logn), O(1) (1), O(n) (n), or profile "
+            "(default: logn)",
         )  # fmt: skip
 
     @classmethod
@@ -94,11 +95,11 @@ class Admin(Xavier):
         if str(options.get("start")) == "profile" and stack.layout.num_evaluations > 1:
             raise UsageError(
                 f"--admin-start profile measures each layer once, --layer-agg {stack.aggregator.name} evaluates it "
-                "more often: use another --admin-start"
+                "several times: use another --admin-start"
             )
         if str(options.get("start")) == "profile" and stack.layerdrop:
             raise UsageError(
-                f"--admin-start profile needs every layer of the {stack.side}: leave out --{stack.side}-layerdrop"
+                f"--admin-start profile requires every layer of the {stack.side}: omit --{stack.side}-layerdrop"
             )
 
     def connection(self, number: int) -> ResidualConnection:
@@ -111,16 +112,16 @@ class Admin(Xavier):
 
 
 class Profiler:
-    """Sets the omega of a stack while its first training batch runs through it, connection after connection.
+    """Sets omega during the forward pass of the first training batch, connection by connection.
 
-    With several workers the variances are means over all of them, so that their weights stay the same. A batch that
-    did not get to the end (fairseq skips one that does not fit into memory) is followed by a new start.
+    With several workers, variances are averaged over all workers, and their weights stay equal. If a batch is
+    interrupted (fairseq skips a batch that does not fit into memory), profiling restarts with the next batch.
 
     Args:
         connections: the stack's :class:`WeightedConnection` modules, from the bottom
 
     Raises:
-        UsageError: (at the first batch) the model is in half precision, where the optimizer has copied omega before
+        UsageError: (at the first batch) the model is in half precision: the optimizer has already copied omega
     """
 
     def __init__(self, connections: list[nn.Module]):
@@ -134,7 +135,7 @@ class Profiler:
         x, output, sublayer = inputs[:3]
         if connection.weight.dtype != torch.float32:
             raise UsageError(
-                "--admin-start profile needs fp32 for its first update: train with --max-update 1 first, "
+                "--admin-start profile requires fp32 for its first update: train with --max-update 1 first, "
                 "then in half precision with --finetune-from-model and another --save-dir"
             )
         if connection is self.first and sublayer == 0:
@@ -151,6 +152,6 @@ class Profiler:
             self.remove()
 
     def remove(self) -> None:
-        """Leave omega as it is from now on."""
+        """Remove the hooks; omega is then no longer profiled."""
         for handle in self.handles:
             handle.remove()

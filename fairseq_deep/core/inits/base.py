@@ -1,8 +1,8 @@
-"""The contract of an initialisation: a rule for each matrix of a finished model, and the connections that it needs.
+"""Interface of an initialisation: a rule for each matrix of a finished model, and its residual connections.
 
-:func:`fairseq_deep.core.inits.walk.initialise` finds the matrices and tells where they stand. It visits the attention
-and feed-forward matrices of all layers, and the embeddings. Norms start at 1 and 0 by themselves, and aggregators have
-start weights of their own, which stay unless the method has a rule for them.
+:func:`fairseq_deep.core.inits.walk.initialise` finds the matrices and gives their locations. It visits the attention
+and feed-forward matrices of all layers, and the embeddings. Norms start at 1 and 0 by default. Aggregators have their
+own initial weights, which stay unless the method has a rule for them.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ INITS = Registry("--deep-init")
 
 @dataclass(frozen=True)
 class MatrixLocation:
-    """Where a matrix stands.
+    """Location of a matrix in a stack.
 
     Attributes:
         layer: number of its layer in the stack, from 1
         part: "self_attn", "encoder_attn", "ffn" or "residual"
         role: "q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", (of a gated network) "fc_linear", (of a gated or
-            average attention) "gate", (of an SSRU) "gate" and "input_proj", or what the residual connection calls it;
-            Luna's further matrices have the roles of the queries, keys and values that they make
+            average attention) "gate", (of an SSRU) "gate" and "input_proj", or its name in the residual connection;
+            Luna's additional matrices have the roles of the queries, keys and values that they compute
     """
 
     layer: int
@@ -35,22 +35,22 @@ class MatrixLocation:
 
 
 class Init(Method):
-    """Base of all methods: the start of one stack.
+    """Base class of all methods; initialises one stack.
 
     Args:
         stack: the stack
 
     Attributes:
         stack: see above
-        touches: it fills anything at all
-        norms: the norm placements that it can be used with, of "pre" and "post"
+        touches: it fills any weights
+        norms: the supported norm placements, of "pre" and "post"
         layer_norm: layers have norms
-        without_residual: it can be used where an aggregator replaces the residual connections
-        connects: it needs residual connections of its own, see :meth:`connection`
-        folds_stream: those only weigh the stream, which :mod:`fairseq_deep.core.stream_folding` undoes
-        three_sublayers: its constants are made for decoder layers with two attentions
+        without_residual: it can be used if an aggregator replaces the residual connections
+        connects: it has its own residual connections, see :meth:`connection`
+        folds_stream: its connections only weight the stream, which :mod:`fairseq_deep.core.stream_folding` can undo
+        three_sublayers: its constants require decoder layers with two attentions
         shrinks_layers: weights are smaller in higher layers, or in deeper stacks, to keep the sum of the branches small
-        counts_layers: layers compute with a constant of the depth, so that none can be dropped from a trained model
+        counts_layers: layers use a constant that depends on the depth, so a trained model cannot drop any layers
     """
 
     touches = True
@@ -73,11 +73,11 @@ class Init(Method):
 
     @property
     def connections(self) -> int:
-        """Number of residual connections of the stack."""
+        """Number of residual connections in the stack."""
         return self.stack.layers * len(self.stack.sublayers)
 
     def connection(self, number: int) -> ResidualConnection | None:
-        """The residual connections of the layer *number* (from 1); None: those that ``--residual`` chooses."""
+        """Build the residual connections of the layer *number* (from 1); None: ``--residual`` chooses them."""
         return None
 
     def matrix(self, weight: Tensor, place: MatrixLocation) -> None:
@@ -89,7 +89,7 @@ class Init(Method):
         nn.init.normal_(weight, std=weight.size(1) ** -0.5)
 
     def output(self, weight: Tensor) -> None:
-        """Fill an output projection that is no embedding's twin (V x C) in place: N(0, 1/C)."""
+        """Fill an output projection that is not tied to an embedding (V x C) in place: N(0, 1/C)."""
         nn.init.normal_(weight, std=weight.size(1) ** -0.5)
 
     def relative_keys(self, weight: Tensor) -> None:
@@ -97,11 +97,11 @@ class Init(Method):
         nn.init.xavier_uniform_(weight)
 
     def aggregator_matrix(self, weight: Tensor) -> None:
-        """Fill a matrix of the stack's aggregator in place. Default: leave it as it started."""
+        """Fill a matrix of the stack's aggregator in place. Default: keep its initial values."""
 
     def prepare(self, stack: nn.Module) -> Callable[[], None] | None:
-        """Make the finished *stack* ready for what the method does in the first training batch. Default: nothing.
+        """Prepare the finished *stack* for computations of the method in the first training batch. Default: none.
 
         Returns:
-            what takes it back, because a checkpoint is loaded; None if there is nothing
+            a function that cancels them when a checkpoint is loaded; None if there are none
         """

@@ -6,7 +6,7 @@ DeepNet: Scaling Transformers to 1,000 Layers, Wang et al., 2022. For N encoder 
     encoder   alpha = 0.81 (N^4 M)^(1/16)    beta = 0.87 (N^4 M)^(-1/16)
     decoder   alpha = (3M)^(1/4)             beta = (12M)^(-1/4)
 
-Feed-forward matrices, values and outputs of attentions start as Xavier (normal) with gain beta, queries and keys with
+Feed-forward matrices, and values and outputs of attentions are Xavier (normal) with gain beta, queries and keys with
 gain 1.
 """
 
@@ -36,7 +36,7 @@ class ScaledConnection(ResidualConnection):
 
 @INITS.register("deepnet")
 class DeepNet(Init):
-    """The constants alpha and beta of one stack.
+    """DeepNet, with the constants alpha and beta of one stack.
 
     Attributes:
         alpha: factor on the residual connection

@@ -1,8 +1,8 @@
-"""Depth-scaled starts of other tool kits, the relatives of DS-Init (``ds.py``).
+"""Depth-scaled initialisations of other toolkits, similar to DS-Init (``ds.py``).
 
-``marian``: Xavier, the bounds of layer l divided by sqrt(l), queries, keys and values as matrices of their own.
-``gpt2``: N(0, 0.02^2), and the matrices that end a sub-layer divided by the square root of the number of residual
-connections of the stack (Language Models are Unsupervised Multitask Learners, Radford et al., 2019, Section 2.3).
+``marian``: Xavier, with the bounds of layer l divided by sqrt(l), and separate matrices for queries, keys and values.
+``gpt2``: N(0, 0.02^2); the last matrix of a sub-layer is divided by the square root of the number of residual
+connections in the stack (Language Models are Unsupervised Multitask Learners, Radford et al., 2019, Section 2.3).
 """
 
 from torch import Tensor, nn
@@ -16,14 +16,14 @@ from .xavier import Xavier
 
 @INITS.register("depth-scaled")
 class ResidualScaled(Xavier):
-    """The scheme *kind*.
+    """Depth-scaled initialisation like in Marian or GPT-2.
 
     Args:
         stack: see :class:`Init`
         kind: "marian" or "gpt2"
 
     Raises:
-        UsageError: the kind is neither
+        UsageError: *kind* is unknown
     """
 
     without_residual = False

@@ -6,13 +6,13 @@ Improving Deep Transformer with Depth-Scaled Initialization and Merged Attention
 
 for every matrix of layer l (from 1, in each stack), with Xavier's gamma, alpha in [0, 1]; biases 0.
 
-The authors' released code scales the *variance* by 1/sqrt(l), so that the bound is gamma alpha l^(-1/4), and the
-variances and gradients that the paper reports (Table 1, Figure 1) are those of the code: with 1/sqrt(l) they come out
-different. The paper's introduction says the same as its code: the variance of layer l has a discount of 1/sqrt(l). So
-the exponent is 0.25 unless ``--ds-init-exponent 0.5`` asks for Eq. (15) as printed.
+The authors' released code scales the *variance* by 1/sqrt(l): the bound is gamma alpha l^(-1/4). The variances and
+gradients reported in the paper (Table 1, Figure 1) match the code, and not a bound with 1/sqrt(l). The paper's
+introduction agrees with its code: the variance of layer l has a discount of 1/sqrt(l). Our default exponent is
+therefore 0.25; ``--ds-init-exponent 0.5`` is Eq. (15) as printed.
 
 The code has one matrix for queries, keys and values of a self-attention, with the bound for its fan_out of 3C. Eq. (1)
-and (9) print three matrices, whose bound is sqrt(2) times as large: ``--ds-init-split-qkv``.
+and (9) have three matrices with a bound that is sqrt(2) times as large: ``--ds-init-split-qkv``.
 """
 
 import math
@@ -31,8 +31,8 @@ class DepthScaled(Xavier):
     Args:
         stack: see :class:`Init`
         alpha: factor on all layers, in (0, 1]
-        exponent: 0.25 (the released code), 0.5 (Eq. 15), or any value from 0 on
-        split_qkv: gamma of queries, keys and values of a self-attention is that of three matrices
+        exponent: 0.25 (the released code), 0.5 (Eq. 15), or any value >= 0
+        split_qkv: compute gamma for separate query, key and value matrices of a self-attention
 
     Raises:
         UsageError: a value is out of range
@@ -48,22 +48,23 @@ class DepthScaled(Xavier):
         if not 0.0 < alpha <= 1.0:
             raise UsageError(f"--ds-init-alpha {alpha} is out of range: use a value above 0, up to 1")
         if not 0.0 <= exponent < math.inf:
-            raise UsageError(f"--ds-init-exponent {exponent} is no number from 0 on: use 0.25 or 0.5")
+            raise UsageError(f"--ds-init-exponent {exponent} must be a number >= 0: use 0.25 or 0.5")
         self.alpha = alpha
         self.exponent = exponent
         self.split_qkv = split_qkv
 
     @staticmethod
     def add_args(parser) -> None:
-        parser.add_argument("--ds-init-alpha", type=float, metavar="A", help="DS-Init: factor on all layers (1)")
+        parser.add_argument(
+            "--ds-init-alpha", type=float, metavar="A", help="DS-Init: factor on all layers (default: 1)"
+        )
         parser.add_argument(
             "--ds-init-exponent", type=float, metavar="P",
-            help="DS-Init: layer l is scaled by l^-P; 0.25 (default) as the paper's code, 0.5 as its Eq. 15",
+            help="DS-Init: layer l is scaled by l^-P; 0.25 in the paper's code, 0.5 in its Eq. 15 (default: 0.25)",
         )  # fmt: skip
-
         parser.add_argument(
             "--ds-init-split-qkv", action="store_true",
-            help="DS-Init: bounds of separate matrices for queries, keys and values, as in Eq. 1 and 9",
+            help="DS-Init: bounds for separate query, key and value matrices, as in Eq. 1 and 9",
         )  # fmt: skip
 
     def gain(self, place: MatrixLocation) -> float:

@@ -1,7 +1,7 @@
-"""fairseq's own start, which is close to the papers' baseline (``xavier.py``) but not the same.
+"""fairseq's own initialisation, which is close to the papers' baseline (``xavier.py``) but not the same.
 
-fairseq 0.10 and later start with biases of queries, keys, values and of the feed-forward sub-layer that are not zero,
-with smaller matrices there (U(+-1/sqrt(fan_in))), and with the gain of self-attention in cross-attention, too.
+In fairseq 0.10 and later, queries, keys, values and the feed-forward sub-layer have non-zero biases. Feed-forward
+matrices are smaller (U(+-1/sqrt(fan_in))), and cross-attention has the gain of self-attention.
 """
 
 from .base import INITS, Init
@@ -9,7 +9,7 @@ from .base import INITS, Init
 
 @INITS.register("fairseq")
 class Fairseq(Init):
-    """Leave everything as fairseq starts it."""
+    """Keeps fairseq's initial values."""
 
     touches = False
     without_residual = True

@@ -1,14 +1,14 @@
 """Lipschitz-constrained initialisation.
 
-Lipschitz Constrained Parameter Initialization for Deep Transformers, Xu et al., ACL 2020, Section 3.2: sub-layers that
-start as functions with a Lipschitz constant of at most 1 keep the residual path alive in a deep post-norm stack.
+Lipschitz Constrained Parameter Initialization for Deep Transformers, Xu et al., ACL 2020, Section 3.2: if sub-layers
+initially have a Lipschitz constant of at most 1, the residual path of a deep post-norm stack is preserved.
 
     linear      W ~ U(-l, l),  l = sqrt(1 / fan_in)
     embedding   E ~ U(-e, e),  e = sqrt(2 / (C + V))
 
-for all layers alike, biases 0. It constrains the start only. The paper's two computation orders are norm placements: v1
-is post-norm, v2 is pre-norm. That v1 has a norm on the embedding, too (``--layernorm-embedding``), the paper does not
-say: it comes from the authors' code.
+for all layers alike, biases 0. It only constrains the initial values. The paper's two computation orders are norm
+placements: v1 is post-norm, v2 is pre-norm. In the authors' code, but not in the paper, v1 also normalises the
+embeddings (``--layernorm-embedding``).
 """
 
 import math
@@ -25,17 +25,17 @@ EMBEDDINGS = ("lipschitz", "normal")
 
 @INITS.register("lipschitz")
 class Lipschitz(Init):
-    """Matrices within +-sqrt(1/fan_in), embeddings within +-sqrt(2/(C + V)); those of an aggregator too.
+    """Matrices within +-sqrt(1/fan_in), also in aggregators; embeddings within +-sqrt(2/(C + V)).
 
     Args:
         stack: see :class:`Init`
-        embeddings: "lipschitz", as above, or "normal": N(0, 1/C), as all other methods. sqrt(2/(C + V)) makes them
-            small: with V = 32,000 and C = 512, scaled by sqrt(C), they have a standard deviation of 0.10, where
-            sinusoidal positions have 0.71. In small batches a deep model then loses its source
+        embeddings: "lipschitz", as above, or "normal": N(0, 1/C), like all other methods. sqrt(2/(C + V)) makes them
+            small: with V = 32,000 and C = 512, scaled by sqrt(C), they have a standard deviation of 0.10, whereas
+            sinusoidal positions have 0.71. With small batches, a deep model then ignores its source
             (docs/results/deep-post-norm-18-layers-each-four-cures.md).
 
     Raises:
-        UsageError: *embeddings* is neither
+        UsageError: *embeddings* is unknown
     """
 
     paper = "Xu 2020"
@@ -52,7 +52,7 @@ class Lipschitz(Init):
     def add_args(parser) -> None:
         parser.add_argument(
             "--lipschitz-embeddings", metavar="START",
-            help="Lipschitz initialisation: start of embeddings, lipschitz (default) or normal, N(0, 1/width)",
+            help="Lipschitz initialisation: embeddings, lipschitz or normal, N(0, 1/width) (default: lipschitz)",
         )  # fmt: skip
 
     def matrix(self, weight: Tensor, place: MatrixLocation) -> None:
@@ -75,7 +75,7 @@ class Lipschitz(Init):
 
 
 def _fill(weight: Tensor) -> None:
-    bound = math.sqrt(1.0 / max(weight.size(1), 1))  # a feed-forward sub-layer of width 0 has no entries to fill
+    bound = math.sqrt(1.0 / max(weight.size(1), 1))  # a feed-forward sub-layer may have a width of 0
     nn.init.uniform_(weight, -bound, bound)
 
 

@@ -1,10 +1,10 @@
-"""ReZero: layers without norms, behind a gate that starts closed.
+"""ReZero: layers without norms, behind a gate that is initially closed.
 
 ReZero is All You Need, Bachlechner et al., 2020:
 
     x_{l+1} = x_l + a F(x_l)
 
-with a = 0 at the start and learned, one for the sub-layers of a layer. Matrices are Xavier's.
+with a learned and initially 0, shared by the sub-layers of each layer. Matrices are initialised like in ``xavier.py``.
 
 Names here: ``weight`` is a.
 """

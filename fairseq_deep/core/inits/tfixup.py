@@ -1,6 +1,6 @@
 """T-Fixup: deep stacks without layer norm, which train without warm-up.
 
-Improving Transformer Optimization Through Better Initialization, Huang et al., ICML 2020. From Xavier:
+Improving Transformer Optimization Through Better Initialization, Huang et al., ICML 2020. Starting from Xavier:
 
     encoder   values, outputs, feed-forward  x 0.67 N^(-1/4)
     decoder   the same, in both attentions   x (9M)^(-1/4)
@@ -25,7 +25,7 @@ class TFixup(Xavier):
 
     def gain(self, place: MatrixLocation) -> float:
         if place.role in ("q_proj", "k_proj"):
-            return 0.5**0.5  # as of fairseq's start, in both attentions
+            return 0.5**0.5  # fairseq's gain, in both attentions
         if place.role == "gate":
             return 1.0
         return 0.67 * self.stack.layers**-0.25 if self.stack.side == "encoder" else (9 * self.stack.layers) ** -0.25

@@ -1,4 +1,4 @@
-"""Find the matrices of a finished model, and have each filled by the rule of its stack's method."""
+"""Finds the matrices of a finished model, and fills each by the rule of its stack's method."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -16,17 +16,17 @@ _ROLES = {
 
 
 _LIKE = {"pq_proj": "q_proj", "pc_proj": "k_proj"}
-"""Roles that others have a rule for."""
+"""Roles that are initialised by the rule of another role."""
 
 
 def layer_modules(stack: nn.Module) -> list[list[nn.Module]]:
-    """The modules of each layer of *stack*: one, or where layers are split, those of its sub-layers."""
+    """Return the modules of each layer of *stack*: one module, or if layers are split, one per sub-layer."""
     modules, count = list(stack.layers), stack.stack.modules_per_layer
     return [modules[start : start + count] for start in range(0, len(modules), count)]
 
 
 def layer_matrices(stack: nn.Module) -> Iterator[tuple[nn.Linear, MatrixLocation]]:
-    """The attention and feed-forward projections of all layers of *stack*, with their places."""
+    """Yield the attention and feed-forward projections of all layers of *stack*, with their locations."""
     for number, modules in enumerate(layer_modules(stack), 1):
         for module in modules:
             for part, roles in _ROLES.items():
@@ -39,7 +39,7 @@ def layer_matrices(stack: nn.Module) -> Iterator[tuple[nn.Linear, MatrixLocation
 
 
 def _packing_matrices(pack: nn.Module | None, number: int, part: str) -> Iterator[tuple[nn.Linear, MatrixLocation]]:
-    """The projections of :class:`fairseq_deep.core.attention.luna.Packing`."""
+    """Yield the projections of :class:`fairseq_deep.core.attention.luna.Packing`."""
     for role in ("q_proj", "k_proj", "v_proj") if pack is not None else ():
         yield getattr(pack, role), MatrixLocation(number, part, role)
 
@@ -81,13 +81,12 @@ def _fill_tables(stack: nn.Module, init: Init, filled: set) -> None:
 def initialise(model: nn.Module, encoder_init: Init, decoder_init: Init, keep: Sequence[Tensor] = ()) -> None:
     """Fill the matrices of *model* in place, and biases of attentions and feed-forward networks with 0.
 
-    A table that both stacks share is filled by the encoder's method. Matrices of an aggregator that both stacks share,
-    too.
+    The encoder's method fills embedding tables and aggregator matrices that both stacks share.
 
     Args:
         model: a finished model
         encoder_init, decoder_init: the methods of its stacks
-        keep: tables that hold something already (pretrained embeddings)
+        keep: tables that must not be filled (pretrained embeddings)
     """
     filled = {table.data_ptr() for table in keep}
     for stack, init in ((model.encoder, encoder_init), (model.decoder, decoder_init)):

@@ -1,4 +1,4 @@
-"""Encoder and decoder layers, with the names of fairseq's own so that their checkpoints are the same."""
+"""Encoder and decoder layers, with fairseq's parameter names for compatible checkpoints."""
 
 from .building import build_layer
 from .context import DecoderContext

@@ -1,4 +1,4 @@
-"""What the layers of both stacks share: norms, feed-forward sub-layer, dropout, residual connections.
+"""Common parts of encoder and decoder layers: norms, feed-forward sub-layer, dropout, residual connections.
 
 Parameter names are fairseq's.
 """
@@ -23,17 +23,17 @@ NORMS = {
 
 
 def has_norms(stack: Stack) -> bool:
-    """Whether the layers of *stack* have norms: some initialisations do without."""
+    """Return whether the layers of *stack* have norms: some initialisations remove them."""
     return stack.init is None or stack.init.method.layer_norm
 
 
 def build_norm(stack: Stack, wanted: bool = True) -> nn.Module:
-    """The norm of a sub-layer, or nothing where none is *wanted*."""
+    """Build the norm of a sub-layer; an identity if it is not *wanted*."""
     return make_norm(stack) if wanted else nn.Identity()
 
 
 class BaseLayer(FeedForward):
-    """The parts that a whole Transformer layer has in both stacks; with F a sub-layer (Wang et al., 2019, Eq. 3 and 4):
+    """Common parts of the Transformer layers in both stacks; with F a sub-layer (Wang et al., 2019, Eq. 3 and 4):
 
         post-norm  x_{l+1} = LN(x_l + F(x_l))
         pre-norm   x_{l+1} = x_l + F(LN(x_l))
@@ -52,15 +52,15 @@ class BaseLayer(FeedForward):
         self.normalize_before = self.residual.pre_norm
 
     def branch_input(self, x: Tensor, norm: nn.Module, languages: Tensor | None = None) -> Tensor:
-        """What a sub-layer F reads of its input *x* (T x B x C): in pre-norm LN(x), which the connection may scale."""
+        """Return the input of F for a sub-layer's input *x* (T x B x C): in pre-norm LN(x), perhaps scaled."""
         return self.residual.scale_input(normalise(norm, x, languages)) if self.normalize_before else x
 
     def branch_sum(self, x: Tensor, norm: nn.Module, languages: Tensor | None) -> Tensor:
-        """What follows a residual connection, whose output is *x* (T x B x C): in post-norm LN(x)."""
+        """Return the sub-layer's output for the sum *x* of a residual connection (T x B x C): in post-norm LN(x)."""
         return x if self.normalize_before else normalise(norm, x, languages)
 
     def feed_forward(self, x: Tensor, bottom: Tensor, languages: Tensor | None = None) -> Tensor:
-        """The feed-forward sub-layer with its connection and norm (T x B x C); *bottom*: the layer's input."""
+        """Run the feed-forward sub-layer with its connection and norm (T x B x C); *bottom*: the layer's input."""
         output = self.ffn(self.branch_input(x, self.final_layer_norm, languages))
         x = self.residual(x, output, self.last, bottom)
         return self.branch_sum(x, self.final_layer_norm, languages)

@@ -1,4 +1,4 @@
-"""From the description of a stack to the modules of its layers."""
+"""Builds layers from the description of a stack."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .non_residual import (
 
 
 def build_layer(stack: Stack, init: Init, number: int) -> list[nn.Module]:
-    """The modules of the layer with that *number* (from 1): one, or where layers are split, one for each sub-layer."""
+    """Build the modules of layer *number* (from 1): one module, or if layers are split, one per sub-layer."""
     if number == 1:
-        stack = replace(stack, value_residual=False)  # its values are what the other layers add
+        stack = replace(stack, value_residual=False)  # the other layers add its values
     if stack.layout.residual:
         own = init.connection(number)
         residual = stack.residual.build(stack, number) if own is None else own
@@ -33,18 +33,18 @@ def build_layer(stack: Stack, init: Init, number: int) -> list[nn.Module]:
             return [(LunaEncoderLayer if stack.packs else EncoderLayer)(stack, residual)]
         return [(ParallelDecoderLayer if stack.parallel_attention else DecoderLayer)(stack, residual)]
     if stack.layout.split:
-        return [_bare_sublayer(stack, name) for name in stack.sublayers]
+        return [_non_residual_sublayer(stack, name) for name in stack.sublayers]
     if stack.layout.feed_forward:
         raise UsageError(
             f"--layer-agg {stack.aggregator.name} has feed-forward sub-layers without residual connection: "
-            "its layout must split layers"
+            "set split in its layout"
         )
     if stack.side == "encoder":
         return [AttentionEncoderLayer(stack)]
     return [(ParallelAttentionDecoderLayer if stack.parallel_attention else AttentionDecoderLayer)(stack)]
 
 
-def _bare_sublayer(stack: Stack, name: str) -> nn.Module:
+def _non_residual_sublayer(stack: Stack, name: str) -> nn.Module:
     if name == "ffn":
         return (EncoderFeedForward if stack.side == "encoder" else DecoderFeedForward)(stack)
     if stack.side == "encoder":

@@ -1,4 +1,4 @@
-"""What the layers of a decoder share in one forward pass."""
+"""Inputs shared by all layers of a decoder in one forward pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairseq_deep.core.native.steps import NativeStep
 
 
 class DecoderContext(NamedTuple):
-    """What a decoder layer gets besides its input.
+    """Inputs of a decoder layer other than the hidden states.
 
     Attributes:
         memory: S x B x C, the encoder output that the layer attends to; None without a source
@@ -20,10 +20,10 @@ class DecoderContext(NamedTuple):
         mask: added to the scores of self-attention, T x T or B x 1 x T x T
         padding: B x T, true where the target is padding, or its additive form
         causal: positions see no later ones, without a *mask* that hides them
-        step: what the attentions of a decoding step share (:class:`SharedBeamState`)
+        step: inputs shared by the attentions of a decoding step, from :class:`SharedBeamState`
         values: the values of the first self-attention, with value residual
         native: the step in compiled kernels; None for torch's operations
-        languages: numbers of the target languages, B, which norms may depend on
+        languages: indices of the target languages, B, which norms may depend on
     """
 
     memory: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Transformer decoder layers (Attention Is All You Need, Vaswani et al., 2017), with two attentions or merged ones."""
+"""Transformer decoder layers (Attention Is All You Need, Vaswani et al., 2017), with two or merged attentions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .target_attention import attend_to_source, attend_to_target, source_attenti
 class DecoderLayer(BaseLayer):
     """Self-attention, attention to the source and feed-forward, each with dropout, residual connection and layer norm.
 
-    With ``--decoder-attn average`` or ``ssru`` the first is average attention or a recurrence.
+    ``--decoder-attn average`` or ``ssru`` replaces self-attention by average attention or a recurrence.
 
     Args:
         stack: the decoder
@@ -40,7 +40,7 @@ class DecoderLayer(BaseLayer):
 
         Args:
             x: T x B x C
-            context: what all layers share
+            context: inputs shared by all layers
             need_weights: return the weights of the attention to the source
 
         Returns:
@@ -65,7 +65,7 @@ class DecoderLayer(BaseLayer):
 
 
 class ParallelDecoderLayer(ParallelAttention, BaseLayer):
-    """Both attentions as one sub-layer, then feed-forward, each with dropout, residual connection and layer norm.
+    """Both attentions in one sub-layer, then feed-forward, each with dropout, residual connection and layer norm.
 
     Args:
         stack: the decoder

@@ -25,7 +25,7 @@ class EncoderLayer(BaseLayer):
         self.self_attn_layer_norm = build_norm(stack, has_norms(stack))
 
     def attention(self, stack: Stack) -> nn.Module:
-        """What attends to the source's positions."""
+        """Build the attention to the source's positions."""
         return self_attention(stack, causal=False)
 
     def forward(
@@ -39,9 +39,9 @@ class EncoderLayer(BaseLayer):
 
         Args:
             x: T x B x C
-            encoder_padding_mask: B x T, true where *x* is padding, or what :func:`padding_bias` makes of that for all
-                layers; None if nothing is
-            languages: numbers of the target languages, B, which norms may depend on
+            encoder_padding_mask: B x T, true where *x* is padding, or its :func:`padding_bias`, computed once for all
+                layers; None if there is no padding
+            languages: indices of the target languages, B, which norms may depend on
             values: the values of the first layer, with value residual
 
         Returns:

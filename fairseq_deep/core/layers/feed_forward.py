@@ -24,7 +24,7 @@ from fairseq_deep.core.stack import Stack
 MODULE_NAMES = {"encoder": "TransformerEncoderLayer", "decoder": "TransformerDecoderLayer"}
 GATED = {"swiglu": "swish", "geglu": "gelu"}
 """The gated networks by their names (``--ffn``), with their activation functions."""
-MULTIPLE = 8  # of which the width of a gated network is one
+MULTIPLE = 8  # the width of a gated network is a multiple of this
 
 
 def _gelu(x: Tensor) -> Tensor:
@@ -57,10 +57,10 @@ ACTIVATIONS = {
 
 
 def activation(name: str):
-    """The activation function called *name*.
+    """Return the activation function *name*.
 
     Raises:
-        UsageError: there is none
+        UsageError: *name* is unknown
     """
     if name not in ACTIVATIONS:
         choices = ", ".join(ACTIVATIONS)
@@ -69,19 +69,19 @@ def activation(name: str):
 
 
 def build_dropout(stack: Stack, probability: float) -> Dropout:
-    """Dropout with the name that fairseq gives the layers of *stack*."""
+    """Build a dropout with fairseq's module name for the layers of *stack*."""
     return Dropout(probability, MODULE_NAMES[stack.side])
 
 
 def hidden_width(stack: Stack) -> int:
-    """The width of the hidden layer: ``--encoder-ffn-embed-dim``, or of a gated one 2/3 of it, rounded up."""
+    """Return the hidden width: ``--encoder-ffn-embed-dim``, or for gated networks 2/3 of it, rounded up."""
     if stack.ffn not in GATED:
         return stack.ffn_dim
     return -(-2 * stack.ffn_dim // (3 * MULTIPLE)) * MULTIPLE
 
 
 class FeedForward(nn.Module):
-    """Base of what has a feed-forward network.
+    """Base class of modules with a feed-forward network.
 
     Args:
         stack: the stack of the layer
@@ -92,7 +92,7 @@ class FeedForward(nn.Module):
         self.embed_dim, gated, width = stack.dim, stack.ffn in GATED, hidden_width(stack)
         name = GATED.get(stack.ffn, stack.activation)
         self.dropout_module = build_dropout(stack, stack.dropout)
-        self.relu = name == "relu"  # which can be done in place where nothing is to be kept
+        self.relu = name == "relu"  # can be computed in place without gradients
         self.activation_fn = activation(name)
         self.activation_dropout_module = build_dropout(stack, stack.activation_dropout)
         self.fc1 = nn.Linear(stack.dim, width, bias=not gated)
@@ -101,7 +101,7 @@ class FeedForward(nn.Module):
         self.ffn_norm = make_norm(stack, width) if stack.sub_norm else None
 
     def ffn(self, x: Tensor) -> Tensor:
-        """The network, with dropout (T x B x C)."""
+        """Run the network, with dropout (T x B x C)."""
         hidden = self.fc1(x)
         if self.relu and not torch.is_grad_enabled():
             hidden = torch.relu_(hidden)

@@ -1,7 +1,7 @@
 """LayerDrop: in training, each layer is skipped with probability p.
 
-Reducing Transformer Depth on Demand with Structured Dropout, Fan et al., ICLR 2020, as fairseq has it: no output is
-rescaled, and evaluation runs all layers. What a skipped layer leaves to the layers above, the aggregator says
+Reducing Transformer Depth on Demand with Structured Dropout, Fan et al., ICLR 2020, as in fairseq: no output is
+rescaled, and evaluation runs all layers. The aggregator replaces the output of a skipped layer
 (:meth:`Aggregator.skip`).
 """
 
@@ -11,7 +11,7 @@ from torch import nn
 
 
 class LayerDrop(nn.Module):
-    """Which layers of a stack run in a forward pass.
+    """Chooses the layers of a stack that run in a forward pass.
 
     Args:
         p: probability of skipping a layer
@@ -23,7 +23,7 @@ class LayerDrop(nn.Module):
         self.p, self.layers = float(p), layers
 
     def forward(self) -> list[bool]:
-        """True for each layer that runs; the random numbers are those of fairseq's ``LayerDropModuleList``."""
+        """Return True for each layer that runs; draws the same random numbers as fairseq's ``LayerDropModuleList``."""
         if self.p > 0.0 and self.training:
             draws: list[float] = torch.empty(self.layers).uniform_().tolist()
             return [draw > self.p for draw in draws]

@@ -1,4 +1,4 @@
-"""Encoder layer with a packed sequence above the positions of the source (:mod:`fairseq_deep.core.attention.luna`)."""
+"""Encoder layer with a packed sequence before the positions of the source (:mod:`fairseq_deep.core.attention.luna`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .encoder_layer import EncoderLayer
 
 
 class LunaEncoderLayer(EncoderLayer):
-    """Pack and unpack, then a feed-forward sub-layer on the source alone.
+    """Pack and unpack, then a feed-forward sub-layer on the source only.
 
     Args:
         stack: the encoder
@@ -39,9 +39,9 @@ class LunaEncoderLayer(EncoderLayer):
         """Run the layer.
 
         Args:
-            x: p above the source, (l + T) x B x C
-            encoder_padding_mask: B x (l + T), true where a row of p is not used, or the source is padding; or what
-                :func:`padding_bias` makes of that; None if nothing is
+            x: p followed by the source, (l + T) x B x C
+            encoder_padding_mask: B x (l + T), true where a row of p is not used, or the source is padding; or its
+                :func:`padding_bias`; None if nothing is hidden
             languages: not used
 
         Returns:

@@ -1,17 +1,17 @@
-"""Bare sub-layers: attentions and feed-forward networks without residual connection, for aggregators that do the rest.
+"""Sub-layers without residual connections, for aggregators that replace these connections.
 
-F(LN(x)) or F(x), with dropout. Where an aggregator replaces the feed-forward sub-layers, too, a layer is its
-attentions: Rewiring the Transformer with Depth-Wise LSTMs, Xu et al., 2024. With Out_{i-1} the input of the layer, M
-the encoder's output, and LN a layer norm (the paper is silent on where it stands; as in the authors' other models, on
-the query):
+A sub-layer is F(LN(x)) or F(x), with dropout. If an aggregator also replaces the feed-forward sub-layers, a layer
+consists of its attentions: Rewiring the Transformer with Depth-Wise LSTMs, Xu et al., 2024. Let Out_{i-1} be the input
+of the layer, M the encoder's output, and LN a layer norm. The paper does not give the position of LN; we normalise the
+query, as in the authors' other models:
 
     encoder   A = SelfAttention(LN(Out_{i-1}))
     decoder   S = SelfAttention(LN(Out_{i-1})),  X = CrossAttention(LN(S + Out_{i-1}), M),  A = S + X or [S | X]
 
-Section 2.3 of the paper computes both attentions of the decoder as in the original layer, so that the query of the
-second has the layer's input in it; without ``attn_residual`` it is LN(S).
+Section 2.3 of the paper computes both attentions of the decoder as in the original layer: the query of the second
+includes the layer's input. Without ``attn_residual`` the query is LN(S).
 
-The projections have no bias: the printed parameter counts leave no other reading.
+The projections have no bias, as the printed parameter counts imply.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AttentionEncoderLayer(nn.Module):
         languages: Tensor | None = None,
         values: FirstValues | None = None,
     ) -> Tensor:
-        """Attention output (T x B x C) of *x* (T x B x C); the contract is that of :meth:`EncoderLayer.forward`."""
+        """Return the attention output (T x B x C); see :meth:`EncoderLayer.forward`."""
         query = normalise(self.self_attn_layer_norm, x, languages)
         x, _ = self.self_attn(query, key_padding_mask=encoder_padding_mask, values=values)
         return self.dropout_module(x)
@@ -61,8 +61,8 @@ class AttentionDecoderLayer(nn.Module):
     """Masked self-attention and attention to the source, or one of them, each with dropout.
 
     Args:
-        stack: the decoder; its layout says how the outputs of two attentions become one
-        attends_to_self, attends_to_source: which of the two attentions the layer has
+        stack: the decoder; its layout defines the merge of the outputs of two attentions
+        attends_to_self, attends_to_source: whether the layer has each of the two attentions
     """
 
     def __init__(self, stack: Stack, attends_to_self: bool = True, attends_to_source: bool = True):
@@ -90,7 +90,7 @@ class AttentionDecoderLayer(nn.Module):
         if self.self_attn is not None:
             y = normalise(self.self_attn_layer_norm, x, context.languages)
             y = attend_to_target(self.self_attn, y, context)
-            y = self.dropout_module(y).to(x.dtype)  # autocast leaves them different
+            y = self.dropout_module(y).to(x.dtype)  # under autocast, types can differ
             outputs.append(y)
             query = x + y if self.attn_residual else y
         if self.encoder_attn is not None and context.memory is not None:
@@ -103,7 +103,7 @@ class AttentionDecoderLayer(nn.Module):
 
 
 class ParallelAttentionDecoderLayer(ParallelAttention):
-    """Both attentions of the normalised input as one, with dropout: A = MATT(LN(Out_{i-1})).
+    """Merged attentions of the normalised input, with dropout: A = MATT(LN(Out_{i-1})).
 
     Args:
         stack: the decoder
@@ -140,7 +140,7 @@ class EncoderFeedForward(FeedForward):
         languages: Tensor | None = None,
         values: FirstValues | None = None,
     ) -> Tensor:
-        """FFN of *x* (T x B x C); its padding and the values do not matter."""
+        """Return the FFN of *x* (T x B x C); ignores the padding and the values."""
         return self.ffn(normalise(self.final_layer_norm, x, languages))
 
 
@@ -157,5 +157,5 @@ class DecoderFeedForward(FeedForward):
         self.final_layer_norm = build_norm(stack, stack.layout.input_norm)
 
     def forward(self, x: Tensor, context: DecoderContext, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
-        """FFN of *x* (T x B x C), and None; see :meth:`DecoderLayer.forward`."""
+        """Return the FFN of *x* (T x B x C), and None; see :meth:`DecoderLayer.forward`."""
         return self.ffn(normalise(self.final_layer_norm, x, context.languages)), None

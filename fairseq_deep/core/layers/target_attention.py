@@ -1,4 +1,4 @@
-"""The attentions of a decoder layer, as ``--decoder-attn`` chooses them."""
+"""Builds and runs the attentions of a decoder layer (``--decoder-attn``)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def _chosen(stack: Stack) -> SelfThenSource:
 
 
 def target_attention(stack: Stack) -> nn.Module | None:
-    """What attends to the target's positions; None where the attention to the source does that, too."""
+    """Build the attention to the target's positions; None if the attention to the source includes it."""
     return _chosen(stack).target(stack, stack.layout.attention_bias)
 
 
 def source_attention(stack: Stack) -> nn.Module:
-    """The attention to the source."""
+    """Build the attention to the source."""
     return _chosen(stack).source(stack, stack.layout.attention_bias)
 
 

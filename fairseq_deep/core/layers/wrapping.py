@@ -1,4 +1,4 @@
-"""Activation recomputation around a finished layer (``--checkpoint-activations``, ``--offload-activations``)."""
+"""Activation recomputation for finished layers (``--checkpoint-activations``, ``--offload-activations``)."""
 
 import functools
 
@@ -11,10 +11,10 @@ from fairseq_deep.core.stack import Stack
 
 
 def wrap_layer(layer: nn.Module, stack: Stack) -> nn.Module:
-    """Let *layer* recompute its activations in the backward pass if *stack* asks for it.
+    """Make *layer* recompute its activations in the backward pass if *stack* requires it.
 
-    Aggregators act outside of the wrapped layer, so what they keep is computed once. Recomputation has the types and
-    the dropout of the forward pass, also under autocast. With ``offload``, inputs wait in the CPU's memory.
+    Aggregators act outside the wrapped layer, and their tensors are computed once. Recomputation has the types and the
+    dropout of the forward pass, also under autocast. With ``offload``, inputs are stored in CPU memory until then.
     """
     if stack.recompute:
         layer.forward = functools.partial(_offloaded if stack.offload else _recomputed, layer.forward)
@@ -22,7 +22,7 @@ def wrap_layer(layer: nn.Module, stack: Stack) -> nn.Module:
 
 
 def _recomputed(forward, *args, **kwargs):
-    """torch's non-reentrant checkpoint: DDP sees a parameter's gradient once, however often a layer is used."""
+    """Use torch's non-reentrant checkpoint: DDP sees a parameter's gradient once, even in repeated layers."""
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)

@@ -1,4 +1,4 @@
-"""What the layers of the decoder attend to (``--decoder-memory``): one file per method, each knows torch alone."""
+"""Memories that decoder layers attend to (``--decoder-memory``): one file per method, independent of fairseq."""
 
 import importlib
 import pkgutil

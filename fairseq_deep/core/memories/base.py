@@ -1,10 +1,10 @@
-"""The contract of a memory: what each layer of the decoder attends to.
+"""Interface of memories, which decoder layers attend to.
 
 ::
 
     z_1, ..., z_M = memory(y_0, ..., y_L)        # y_0: embedding output of the encoder
 
-The encoder computes all z once a sentence, applies its final norm (pre-norm) to each, and hands them on.
+The encoder computes all z once per sentence, applies its final norm (pre-norm) to each, and passes them to the decoder.
 """
 
 
@@ -17,14 +17,14 @@ MEMORIES = Registry("--decoder-memory")
 
 
 class Memory(nn.Module, Method):
-    """Base of all memories.
+    """Base class of all memories.
 
     Args:
-        encoder: the stack whose outputs are read
-        decoder: the stack that attends to them
+        encoder: the stack that computes the outputs
+        decoder: the stack that attends to the memories
 
     Attributes:
-        normalises: the memories have norms of their own, so that the stack's final norm is not for them
+        normalises: the memories have their own norms, and the encoder's final norm is not applied to them
     """
 
     normalises = False
@@ -36,15 +36,15 @@ class Memory(nn.Module, Method):
         self.dim = encoder.dim
 
     def record(self) -> dict[str, Tensor]:
-        """Scalars for the training log (0-dimensional tensors, by name)."""
+        """Return scalars for the training log (0-dimensional tensors, by name)."""
         return {}
 
     def forward(self, outputs: list[Tensor], state: list[Tensor]) -> list[Tensor]:
-        """What the decoder layers attend to.
+        """Compute the memories of the decoder layers.
 
         Args:
             outputs: y_0 ... y_{L-1} of the encoder's layers, and the output y_L of the stack, each S x B x C
-            state: what the encoder's aggregator holds at the end
+            state: the final state of the encoder's aggregator
 
         Returns:
             M tensors, S x B x C

@@ -1,4 +1,4 @@
-"""The encoder's output for all layers of the decoder.
+"""Encoder output as the memory of all decoder layers.
 
 Attention Is All You Need, Vaswani et al., 2017, Section 3.1.
 """
@@ -11,7 +11,7 @@ from .base import MEMORIES, Memory
 
 @MEMORIES.register("last")
 class Last(Memory):
-    """No memories of their own: every layer attends to the encoder's output."""
+    """No separate memories: every layer attends to the encoder's output."""
 
     paper = "Vaswani 2017"
 

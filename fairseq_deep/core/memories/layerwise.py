@@ -1,13 +1,13 @@
-"""Layer-wise memories: each layer of the decoder attends to the encoder layer at its own depth.
+"""Layer-wise memories: each decoder layer attends to the encoder layer at the same depth.
 
 Layer-Wise Coordination between Encoder and Decoder for Neural Machine Translation, He et al., NeurIPS 2018:
 
-    z_j = y_i,    i = j where M = L,    j = 1 ... M
+    z_j = y_i,    i = j if M = L,    j = 1 ... M
 
-In the manner of that paper: its mixed attention (one softmax over source and target) and its sharing of weights between
-encoder and decoder are not part of this, and that y_i is the output of layer i, not its input, is our reading. Where M
-is not L, we take the depth-aligned layer, i = round(j L / M) but at least 1, so that the last layer of the decoder
-attends to the encoder's output in any case.
+This is an approximation of the paper: we implement neither its mixed attention (one softmax over source and target) nor
+its weight sharing between encoder and decoder. In our reading, y_i is the output of layer i, not its input. If M is not
+L, we use the depth-aligned layer, i = round(j L / M) but at least 1; the last decoder layer always attends to the
+encoder's output.
 """
 
 
@@ -17,7 +17,7 @@ from .base import MEMORIES, Memory
 
 
 def depth_aligned(number: int, count: int, depth: int) -> int:
-    """Of the layers 1 ... *depth* the nearest to the relative depth number/count; half is rounded up."""
+    """Return the layer of 1 ... *depth* that is nearest to the relative depth number/count; rounds half up."""
     return max(1, (2 * number * depth + count) // (2 * count))
 
 

@@ -1,12 +1,12 @@
-"""What the layers of a decoder with ``--decoder-attn luna`` attend to: the packed sequence, and the packed source.
+"""Memories of ``--decoder-attn luna``: the packed sequence and the packed source of each decoder layer.
 
-With p_1 the packed sequence after the encoder, and x its output (:mod:`fairseq_deep.core.attention.luna`), the layer
-j = 1 ... M has
+With p_1 the packed sequence after the encoder, and x its output (:mod:`fairseq_deep.core.attention.luna`), layer
+j = 1 ... M computes
 
     post-norm   p~_j = Attn(p_j, x),       p_{j+1} = LN_j(p_j + p~_j)
-    pre-norm    p~_j = Attn(LN_j(p_j), x), p_{j+1} = p_j + p~_j,   where p_1 has a final norm of its own
+    pre-norm    p~_j = Attn(LN_j(p_j), x), p_{j+1} = p_j + p~_j,   where p_1 has its own final norm
 
-Its memory is p_j above p~_j. The last norm of post-norm has no use and is left out.
+Its memory is p_j followed by p~_j. The last norm of post-norm is omitted, because nothing reads its output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .base import Memory
 
 
 class PackingLayer(nn.Module):
-    """p_j to p~_j and p_{j+1}.
+    """Maps p_j to p~_j and p_{j+1}.
 
     Args:
         decoder: the decoder
@@ -38,7 +38,7 @@ class PackingLayer(nn.Module):
         self.dropout_module = dropout_of(self, decoder.dropout)
 
     def forward(self, p: Tensor, source: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-        """p~_j and p_{j+1}, both l x B x C; see :meth:`LunaMemory.forward`."""
+        """Return p~_j and p_{j+1}, both l x B x C; see :meth:`LunaMemory.forward`."""
         before = self.layer_norm if self.pre_norm else None
         packed, _ = self.pack(p if before is None else before(p), source, padding)
         following = p + self.dropout_module(packed)
@@ -48,7 +48,7 @@ class PackingLayer(nn.Module):
 
 
 class LunaMemory(Memory):
-    """The memories of ``--decoder-attn luna``.
+    """Memories of ``--decoder-attn luna``.
 
     Args:
         encoder, decoder: see :class:`Memory`
@@ -67,12 +67,12 @@ class LunaMemory(Memory):
         self.layers = nn.ModuleList(PackingLayer(decoder, number != last) for number in numbers)
 
     def forward(self, p: Tensor, source: Tensor, padding: Tensor | None) -> list[Tensor]:
-        """What the decoder layers attend to.
+        """Compute the memories of the decoder layers.
 
         Args:
             p: the packed sequence after the encoder's last layer, l x B x C
             source: the encoder's output, S x B x C
-            padding: B x S, true where *source* is padding, or what :func:`padding_bias` makes of that
+            padding: B x S, true where *source* is padding, or its :func:`padding_bias`
 
         Returns:
             M tensors, 2l x B x C

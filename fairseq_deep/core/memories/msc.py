@@ -1,21 +1,21 @@
-"""MSC: context over depth within the encoder, and a block of the encoder for each layer of the decoder.
+"""MSC: context over depth within the encoder, and one encoder block for each decoder layer.
 
 Multiscale Collaborative Deep Models for Neural Machine Translation, Wei et al., ACL 2020. The L layers of the encoder
-are N blocks; B_n is the output of block n, and with y_0 the embedding output,
+form N blocks; B_n is the output of block n, and with y_0 the embedding output,
 
     c_0 = y_0,    c_n = GRU(B_n, c_{n-1}),    n = 1 ... N
 
-Each layer of block n gets c_{n-1}, and decoder layer n attends to block n and c_n. How a layer takes them is not
-published. In the manner of the paper, we choose
+Each layer of block n gets c_{n-1}, and decoder layer n attends to block n and c_n. The paper does not say how a layer
+uses them. As an approximation, we choose
 
     input of a layer in block n      x + LN_n(c_{n-1})
-    memory of decoder layer j        z_j = LN'_j(B_n + c_n),    n = j where M = N
+    memory of decoder layer j        z_j = LN'_j(B_n + c_n),    n = j if M = N
 
-with one GRU cell for all blocks, a norm LN for each block and a norm LN' for each layer of the decoder. Where M is not
-N, n is the depth-aligned block, round(j N / M) but at least 1. Residual connections stay.
+with one GRU cell for all blocks, a norm LN for each block and a norm LN' for each decoder layer. If M is not N, n is
+the depth-aligned block, round(j N / M) but at least 1. Residual connections stay.
 
-Two parts need each other: the aggregator ``msc`` runs the encoder, the memory ``msc`` reads its state. In a decoder the
-aggregator is the plain stack, since a context has the length of the source.
+The two parts require each other: the aggregator ``msc`` runs the encoder, the memory ``msc`` reads its state. In a
+decoder, the aggregator is the plain stack, because a context has the length of the source.
 
 Names here: ``cell`` is the GRU, ``context_norms[n - 1]`` is LN_n, ``memory_norms[j - 1]`` is LN'_j.
 """
@@ -35,13 +35,13 @@ from .layerwise import depth_aligned
 
 
 class GruCell(nn.Module):
-    """One step of a GRU (Cho et al., 2014, in torch's form), at each position by itself; 6 C^2 + 6 C parameters.
+    """One step of a GRU (Cho et al., 2014, in torch's form), separately at each position; 6 C^2 + 6 C parameters.
 
         r, z = sigmoid(W_r x + b_r + U_r h + b'_r), sigmoid(W_z x + b_z + U_z h + b'_z)
         n = tanh(W_n x + b_n + r * (U_n h + b'_n))
         h' = (1 - z) * n + z * h
 
-    Names and start values are those of :class:`torch.nn.GRUCell`: rows of W_r, W_z and W_n one below the other.
+    Names and initial values follow :class:`torch.nn.GRUCell`: rows of W_r, W_z and W_n in this order.
 
     Args:
         dim: width C
@@ -61,7 +61,7 @@ class GruCell(nn.Module):
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
-        """h' (T x B x C) for the input *x* and the state *h* (T x B x C each)."""
+        """Return h' (T x B x C) for the input *x* and the state *h* (T x B x C each)."""
         own = F.linear(x, self.weight_ih, self.bias_ih).chunk(3, dim=-1)
         past = F.linear(h, self.weight_hh, self.bias_hh).chunk(3, dim=-1)
         r, z = torch.sigmoid(own[0] + past[0]), torch.sigmoid(own[1] + past[1])
@@ -70,20 +70,20 @@ class GruCell(nn.Module):
 
 
 def _num_blocks(stack: Stack, blocks: int | None) -> int:
-    """The number of blocks of the encoder *stack*.
+    """Return the number of blocks of the encoder *stack*.
 
     Raises:
-        UsageError: they cannot be of equal size
+        UsageError: there is no block, or they cannot have equal sizes
     """
     count = stack.decoder_layers if blocks is None else blocks
     given = f"--decoder-layers {count}" if blocks is None else f"--msc-blocks {count}"
     if count < 1:
-        raise UsageError(f"{given} leaves --layer-agg msc without a block: use 1 or more")
+        raise UsageError(f"{given} must be at least 1 with --layer-agg msc: use 1 or more")
     if stack.layers % count:
         divisors = [n for n in range(1, stack.layers + 1) if stack.layers % n == 0]
         best = min(divisors, key=lambda n: abs(n - count))
         raise UsageError(
-            f"{given} does not divide --encoder-layers {stack.layers} into blocks of one size for --layer-agg msc: "
+            f"{given} does not divide --encoder-layers {stack.layers} into equal blocks for --layer-agg msc: "
             f"use --msc-blocks {best}, or another --encoder-layers"
         )
     return count
@@ -93,8 +93,8 @@ def _num_blocks(stack: Stack, blocks: int | None) -> int:
 class Msc(Aggregator):
     """Context over depth.
 
-    In an encoder, the state is [x, LN_n(c_{n-1}), c_{n-1}, B_1 + c_1, ..., B_{n-1} + c_{n-1}] within block n; the last
-    entries are what the memory ``msc`` reads. In a decoder it is [x], and there are no parameters.
+    In an encoder, the state is [x, LN_n(c_{n-1}), c_{n-1}, B_1 + c_1, ..., B_{n-1} + c_{n-1}] within block n; the
+    memory ``msc`` reads the last entries. In a decoder it is [x], and there are no parameters.
 
     Args:
         stack: see :class:`Aggregator`
@@ -121,7 +121,7 @@ class Msc(Aggregator):
 
     @classmethod
     def layout(cls, side: str, options: dict[str, Any]) -> Layout:
-        # the memories have norms, and nothing else reads the encoder: a final norm would never get a gradient
+        # the memories have norms, and nothing else reads the encoder: a final norm would get no gradient
         return Layout(final_norm=side == "decoder")
 
     @classmethod
@@ -130,13 +130,13 @@ class Msc(Aggregator):
             return
         if other.memory is not None and other.memory.name != "msc":
             raise UsageError(
-                f"--layer-agg msc makes contexts that --decoder-memory {other.memory.name} does not read: "
+                f"--layer-agg msc computes contexts that --decoder-memory {other.memory.name} does not read: "
                 "add --decoder-memory msc, or use --encoder-layer-agg residual"
             )
         _num_blocks(stack, options.get("blocks"))
 
     def start(self, x: Tensor) -> list[Tensor]:
-        x = x.contiguous()  # a transposed view: without this, all that is computed from it would be strided, too
+        x = x.contiguous()  # x is a transposed view, and results of strided inputs are strided
         return [x] if self.cell is None else [x, self._norm(x, 0), x]
 
     def read(self, state: list[Tensor], layer: int) -> Tensor:
@@ -155,13 +155,13 @@ class Msc(Aggregator):
         return state[0]
 
     def _norm(self, context: Tensor, block: int) -> Tensor:
-        """The context of a block; after the last there is no norm."""
+        """Normalise the context of *block*; there is no norm after the last block."""
         return self.context_norms[block](context) if block < len(self.context_norms) else context
 
 
 @MEMORIES.register("msc")
 class MscMemory(Memory):
-    """Blocks with their contexts as memories, each with a norm of its own.
+    """Blocks with their contexts as memories, each with its own norm.
 
     Args:
         encoder, decoder: see :class:`Memory`
@@ -179,7 +179,7 @@ class MscMemory(Memory):
         name = other.aggregator.name if other.aggregator is not None else "residual"
         if name != "msc":
             raise UsageError(
-                f"--decoder-memory msc reads contexts that --layer-agg {name} of the encoder does not make: "
+                f"--decoder-memory msc reads contexts that --layer-agg {name} of the encoder does not compute: "
                 "add --encoder-layer-agg msc, or use --decoder-memory last"
             )
 

@@ -1,11 +1,11 @@
-"""Transparent attention: each layer of the decoder attends to its own mean of the encoder's layers.
+"""Transparent attention: each decoder layer attends to its own weighted mean of the encoder's layers.
 
 Training Deeper Neural Machine Translation Models with Transparent Attention, Bapna et al., EMNLP 2018:
 
     z_j = sum_{k=0..L} s_jk y_k,    s_j = softmax_k(dropout(W_j)),    j = 1 ... M
 
-with y_0 the encoder's embedding output. W starts at 0, so that all means are uniform. The paper's encoders are
-post-norm; in a pre-norm encoder, its final norm acts on each z_j, which is our choice.
+with y_0 the encoder's embedding output. W starts at 0; all means are then uniform. The paper's encoders are post-norm;
+in a pre-norm encoder, we apply its final norm to each z_j.
 
 Names here: ``weight[j - 1, k]`` is W_jk.
 """
@@ -53,7 +53,7 @@ class Transparent(KeepFp32, Memory):
                             help="--decoder-memory transparent: dropout on the logits of the means (default: 0.1)")
 
     def weights(self) -> Tensor:
-        """The means' weights s, M x (L+1), in fp32."""
+        """Return the weights s of the means, M x (L+1), in fp32."""
         return torch.softmax(self.weight.detach().float(), dim=1)
 
     def forward(self, outputs: list[Tensor], state: list[Tensor]) -> list[Tensor]:

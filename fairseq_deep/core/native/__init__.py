@@ -1,7 +1,7 @@
-"""Decoding steps on a CPU in compiled code: a layer of the decoder is one call.
+"""Compiled kernels for decoding steps on a CPU; one call runs a decoder layer.
 
-``step.cpp`` and its headers have the kernels, ``library.py`` builds and loads them, ``packed.py`` lays out weights for
-them, ``steps.py`` runs the layers that they support.
+``step.cpp`` and its headers define the kernels, ``library.py`` builds and loads them, ``packed.py`` packs weights, and
+``steps.py`` runs the supported layers.
 """
 
 from .library import load, status

@@ -1,8 +1,8 @@
-"""The compiled kernels: built at their first use, kept in the user's cache, loaded from there.
+"""Builds the compiled kernels at their first use, stores them in the user's cache, and loads them.
 
-The file's name has a hash of what it was made from (the source, the processor, the flags) and one of its content. So
-the cache of another machine or of an older version is not used, and a damaged file is built again. Without a compiler,
-or with ``FAIRSEQ_DEEP_NATIVE=0``, decoding uses torch's operations.
+The file name contains a hash of the inputs (source, processor, flags) and a hash of the content. The cache of another
+machine or of an older version is therefore not used, and a damaged file is built again. Without a compiler, or with
+``FAIRSEQ_DEEP_NATIVE=0``, decoding uses torch's operations.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ logger = logging.getLogger(__name__)
 SOURCES = ("step.cpp", "attention.h", "products.h", "search.h", "vectors.h")
 SWITCH = "FAIRSEQ_DEEP_NATIVE"
 FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC")
-SECONDS = 300  # for the compiler
+SECONDS = 300  # time limit of the compiler
 
 
 class Unavailable(Exception):
-    """This machine has no kernels; the message says why."""
+    """Raised if this machine cannot use kernels; the message has the reason."""
 
 
 enabled = True
-"""Whether :func:`load` returns kernels, to compare with torch's operations."""
+"""Whether :func:`load` returns kernels; set it to False to compare with torch's operations."""
 
 
 def load() -> ctypes.CDLL | None:
-    """The library of kernels; None where torch's operations are used instead (:func:`status` says why)."""
+    """Return the library of kernels; None if torch's operations are used instead (:func:`status` has the reason)."""
     return _load_once() if enabled else None
 
 
@@ -54,7 +54,7 @@ def _load_once() -> ctypes.CDLL | None:
 
 
 def status() -> str:
-    """Return one line for people about the operations of decoding steps on this machine."""
+    """Return a readable line about the operations of decoding steps on this machine."""
     try:
         path = _find()
     except Unavailable as error:
@@ -71,7 +71,7 @@ def _load() -> ctypes.CDLL:
 
 
 def _find() -> str | None:
-    """The library's path, if it is built and undamaged."""
+    """Return the path of the library if it is built and undamaged."""
     if os.environ.get(SWITCH) == "0":
         raise Unavailable(f"{SWITCH} is 0", "chosen")
     folder, key = user_cache("native"), _key()
@@ -85,7 +85,7 @@ def _find() -> str | None:
 
 
 def _is_own(path: str) -> bool:
-    """Whether nobody else can have written *path*: its code runs in this process."""
+    """Return whether no other user can have written *path*: its code runs in this process."""
     return all(os.stat(each).st_uid == os.getuid() and not os.stat(each).st_mode & 0o022
                for each in (path, os.path.dirname(path)))  # fmt: skip
 
@@ -97,7 +97,7 @@ def _digest(path: str) -> str:
 
 @functools.cache
 def _processor() -> frozenset[str]:
-    """The instructions that the processor reports (Linux)."""
+    """Return the instruction sets that the processor reports (Linux)."""
     try:
         with open("/proc/cpuinfo") as file:
             line = next((line for line in file if line.startswith("flags")), "")
@@ -107,10 +107,10 @@ def _processor() -> frozenset[str]:
 
 
 def _machine_flags() -> tuple[str, ...]:
-    """The compiler's flags for what torch uses of this processor (``ATEN_CPU_CAPABILITY`` may restrict it).
+    """Return compiler flags for the instruction sets that torch uses (``ATEN_CPU_CAPABILITY`` may restrict them).
 
     Raises:
-        Unavailable: the kernels are not written for it
+        Unavailable: the kernels do not support this processor
     """
     capability = torch.backends.cpu.get_cpu_capability()
     if platform.system() != "Linux" or capability not in ("AVX2", "AVX512") or "avx2" not in _processor():
@@ -121,7 +121,7 @@ def _machine_flags() -> tuple[str, ...]:
 
 
 def _key() -> str:
-    """A hash of what a library is made from."""
+    """Return a hash of the inputs of the build."""
     parts = [*FLAGS, *_machine_flags(), *sorted(_processor())]
     try:
         parts += [Path(__file__).with_name(name).read_text() for name in SOURCES]

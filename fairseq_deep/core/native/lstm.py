@@ -1,4 +1,4 @@
-"""The step of a depth-wise LSTM between two layers by the kernels; equations in :mod:`..aggregators.lstm`."""
+"""Depth-wise LSTM step in compiled kernels; equations in :mod:`..aggregators.lstm`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .library import load
 from .packed import pointer
 from .structures import Kept, LstmStruct, Unsupported, linear_struct, norm_struct
 
-EPS = 1e-5  # of the gates' norms
+EPS = 1e-5  # in the gates' norms
 
 
 class NativeLstm:
-    """The step of a depth-wise LSTM between two layers by the kernels, with the 2-layer form and the GLU's sigmoid.
+    """Step of a depth-wise LSTM between two layers in compiled kernels, for the 2-layer form with a sigmoid GLU.
 
     Args:
         hidden, gates: its parts
 
     Raises:
-        Unsupported: the kernels lack something of them
+        Unsupported: the kernels do not support these parts
     """
 
     def __init__(self, hidden: nn.Module, gates: nn.Module):
@@ -34,7 +34,7 @@ class NativeLstm:
         self._run = load().lstm_step
 
     def __call__(self, out: Tensor, attention: Tensor, cell: Tensor) -> list[Tensor]:
-        """Out and Cell after the step (1 x B x C); *attention*: 1 x B x C or wider."""
+        """Return Out and Cell after the step (1 x B x C); *attention*: 1 x B x C or wider."""
         made = torch.empty(out.shape), torch.empty(cell.shape)
         rows, threads = ctypes.c_int64(out.size(1)), ctypes.c_int64(torch.get_num_threads())
         out, attention, cell = out.contiguous(), attention.contiguous(), cell.contiguous()
@@ -46,7 +46,7 @@ class NativeLstm:
 def find_lstm(hidden: nn.Module, gates: nn.Module) -> NativeLstm | None:
     """Return the LSTM's step; None if the kernels do not support it.
 
-    It is stored with the packed weights of the gates, and built again if any of its weights are packed again.
+    The step is stored with the packed weights of the gates, and rebuilt if any of its weights are packed again.
     """
     packed = [getattr(part, "native", None) for part in (hidden.fc1, hidden.fc2)]
     kept = gates.native.partners.get(hidden)

@@ -1,4 +1,4 @@
-"""Weights of linear layers as the kernels read them, and their product."""
+"""Packed weights of linear layers for the kernels, and their products."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ class LinearStruct(ctypes.Structure):
 
 
 def aligned(count: int, dtype: torch.dtype) -> Tensor:
-    """Memory for so many numbers, which begins where vectors can."""
+    """Allocate memory for *count* numbers, aligned for vector instructions."""
     size = torch.empty((), dtype=dtype).element_size()
     room = torch.empty(count + ALIGNMENT // size, dtype=dtype)
     return room.narrow(0, -room.data_ptr() % ALIGNMENT // size, count)
 
 
 class NativeLinear:
-    """y = x W^T + b by the kernels, without gradients.
+    """Linear map y = x W^T + b in the kernels, without gradients.
 
     Args:
-        weight: W, outputs x inputs: fp32, or whole numbers in int8
-        scales: int8: the factor of each output
+        weight: W, outputs x inputs, in fp32 or int8
+        scales: (int8) the factor of each output
 
     Raises:
-        RuntimeError: this machine has no kernels
+        RuntimeError: this machine does not have kernels
     """
 
     def __init__(self, weight: Tensor, scales: Tensor | None = None):
         library = load()
         if library is None:
-            raise RuntimeError("this machine has no compiled kernels")
+            raise RuntimeError("this machine does not have compiled kernels: use torch's operations")
         self._run = library.linear_product
         self.partners: dict = {}  # structures with the address of this weight
         outputs, inputs = weight.shape
@@ -66,10 +66,10 @@ class NativeLinear:
         self.struct.weight = packed.data_ptr()
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """y (rows x outputs) of x (rows x inputs), in fp32."""
+        """Return y (rows x outputs) for x (rows x inputs), in fp32."""
         x, struct = x.contiguous(), self.struct
         y = torch.empty(x.size(0), struct.outputs)
-        if bias is not None:  # a copy: other threads use the structure, too
+        if bias is not None:  # a copy: other threads also use the structure
             struct = LinearStruct.from_buffer_copy(struct)
             struct.bias = bias.data_ptr()
         self._run(ctypes.byref(struct), pointer(x), pointer(y), ctypes.c_int64(x.size(0)),
@@ -81,16 +81,16 @@ WEIGHT_STEPS = 127
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    r"""W_q (int8) and the scale of each row, with W = scale W_q and \|W_q\| <= 127."""
+    """Return W_q (int8), within 127, and the scale of each row: W is about scale W_q."""
     scales = (weight.abs().amax(dim=1) / WEIGHT_STEPS).clamp(min=1e-30)
     return (weight / scales.unsqueeze(1)).round_().to(torch.int8), scales
 
 
 class PacksWeight(nn.Module):
-    """Base of modules with a ``weight`` for the kernels, as long as it is on a CPU in fp32.
+    """Base class of modules with a ``weight`` that is packed for the kernels while it is on a CPU in fp32.
 
     Attributes:
-        native: the packed weight; None where there are no kernels, and before the first :meth:`repack`
+        native: the packed weight; None without kernels, and before the first :meth:`repack`
         in_int8: the packed weight and its products are in int8
     """
 
@@ -98,14 +98,14 @@ class PacksWeight(nn.Module):
     packs = in_int8 = False
 
     def repack(self) -> None:
-        """Pack the weight, which must not change any more, but by loading another."""
+        """Pack the weight, which may then only change by loading a state dict."""
         self.packs = True
         suited = self.weight.device.type == "cpu" and self.weight.dtype == torch.float32 and load() is not None
         weight = quantise(self.weight.detach()) if self.in_int8 and suited else (self.weight,)
         self.native = NativeLinear(*weight) if suited else None
 
     def _apply(self, fn, *args, **kwargs):
-        super()._apply(fn, *args, **kwargs)  # may move it to a GPU, or to another type
+        super()._apply(fn, *args, **kwargs)  # may change its device or type
         if self.packs:
             self.repack()
         return self
@@ -125,18 +125,18 @@ class PacksWeight(nn.Module):
 
 
 def pointer(tensor: Tensor) -> ctypes.c_void_p:
-    """The address of a tensor without gaps."""
+    """Return the address of a contiguous tensor."""
     return ctypes.c_void_p(tensor.data_ptr())
 
 
 def runs_native(x: Tensor) -> bool:
-    """Whether the kernels may compute with *x*: in fp32 on a CPU, without gradients, autocast or a compiler."""
+    """Return whether the kernels support *x*: fp32 on a CPU, without gradients, autocast or a compiler."""
     plain = x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled()
     return plain and not is_compiling() and not autocasts() and load() is not None
 
 
 def log_normalisers(rows: Tensor) -> Tensor:
-    """log sum exp of each row of a matrix without gaps."""
+    """Return log sum exp of each row of a contiguous matrix."""
     y = torch.empty(rows.size(0))
     sizes = map(ctypes.c_int64, rows.shape)
     load().log_normalisers(pointer(rows), *sizes, pointer(y), ctypes.c_int64(torch.get_num_threads()))
@@ -144,10 +144,10 @@ def log_normalisers(rows: Tensor) -> Tensor:
 
 
 def best_candidates(logits: Tensor, offsets: Tensor, beam: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The best candidates of each sentence; see :func:`fairseq_deep.core.search.candidates.best_candidates`.
+    """Return the best candidates of each sentence; see :func:`fairseq_deep.core.search.candidates.best_candidates`.
 
     Args:
-        logits, offsets: without gaps, in fp32
+        logits, offsets: contiguous, in fp32
     """
     words, sentences = logits.size(1), offsets.size(0)
     scores, found = torch.empty(sentences, count), torch.empty(2, sentences, count, dtype=torch.int64)
@@ -159,7 +159,7 @@ def best_candidates(logits: Tensor, offsets: Tensor, beam: int, count: int) -> t
 
 
 def weighted_sum(weights: Tensor, entries: list[Tensor]) -> Tensor:
-    """sum_k w_k h_k of K *entries* of one shape without gaps; *weights*: K numbers in fp32."""
+    """Return sum_k w_k h_k over K *entries* of one shape; *weights*: K numbers in fp32."""
     entries, weights = [entry.float().contiguous() for entry in entries], weights.float().contiguous()
     y = torch.empty_like(entries[0])
     places = (ctypes.c_void_p * len(entries))(*(entry.data_ptr() for entry in entries))

@@ -1,4 +1,4 @@
-"""Decoder layers in compiled kernels: the supported ones, and their decoding steps.
+"""Decoding steps of decoder layers in compiled kernels, and the selection of supported layers.
 
 Gradients, attention weights, dropout and types other than fp32 use torch's operations.
 """
@@ -26,7 +26,7 @@ from .structures import (
 )
 
 PARTS = "fairseq_deep.native_parts"
-"""A key of incremental states."""
+"""Key of the supported parts in incremental states."""
 
 
 def _attention(attention: nn.Module, kept: Kept) -> AttentionStruct:
@@ -42,7 +42,7 @@ def _attention(attention: nn.Module, kept: Kept) -> AttentionStruct:
 
 
 class Keys:
-    """The addresses of the keys and values of one part, during a search.
+    """Addresses of the keys and values of one part, during a search.
 
     Args:
         target: the attention to the target, or None
@@ -51,7 +51,7 @@ class Keys:
 
     def __init__(self, target: nn.Module | None, source: nn.Module | None):
         self._source, self.struct = source, KeysStruct()
-        # attributes of modules are looked up once, not in each step
+        # reading attributes of modules in each step would be slow
         self._own = None if target is None else target.own_cache
         self._memory = None if source is None else source.memory_cache
         self._heads = None if target is None else (target.kv_heads, target.head_dim)
@@ -72,7 +72,7 @@ class Keys:
             if saved is None:
                 self._source.keep_memory(x, context.memory, context.memory_padding, context.cache)
                 saved = self._memory.saved(context.cache)
-            if saved is not self._saved:  # another order of sources makes another
+            if saved is not self._saved:  # reordering sources replaces it
                 self._saved = saved
                 self._read(saved["key"], saved["value"], saved["bias"])
         return self.struct
@@ -86,13 +86,13 @@ class Keys:
 
 
 class NativeAttention:
-    """An attention of the decoder by the kernels.
+    """Decoder attention in compiled kernels.
 
     Args:
         attention: the attention to the target or to the source
 
     Raises:
-        Unsupported: the kernels lack something of it
+        Unsupported: the kernels do not support it
     """
 
     def __init__(self, attention: nn.Module):
@@ -102,7 +102,7 @@ class NativeAttention:
         self.keys = Keys(None, attention) if attention.of_memory else Keys(attention, None)
 
     def __call__(self, x: Tensor, context: Any, added: Tensor | None = None) -> Tensor:
-        """Run a step; see ``MultiheadAttention.forward``."""
+        """Run the attention in a decoding step; see ``MultiheadAttention.forward``."""
         x = x.contiguous()
         y, keys = torch.empty_like(x), self.keys.update(x, context)
         added = None if added is None else added.contiguous()
@@ -112,13 +112,13 @@ class NativeAttention:
 
 
 class NativeLayer:
-    """A ``DecoderLayer`` by the kernels.
+    """``DecoderLayer`` in compiled kernels.
 
     Args:
         layer: the layer, in evaluation mode
 
     Raises:
-        Unsupported: the kernels lack something of it
+        Unsupported: the kernels do not support it
     """
 
     def __init__(self, layer: nn.Module):
@@ -127,7 +127,7 @@ class NativeLayer:
         self.keys = Keys(layer.self_attn, layer.encoder_attn)
 
     def __call__(self, x: Tensor, context: Any) -> Tensor:
-        """Run a step: x and the result are 1 x B x C."""
+        """Run the layer in a decoding step; x and the result are 1 x B x C."""
         x = x.contiguous()
         y, keys = torch.empty_like(x), self.keys.update(x, context)
         structs = ctypes.byref(self.struct), ctypes.byref(context.native.struct), ctypes.byref(keys)
@@ -136,7 +136,7 @@ class NativeLayer:
 
 
 class NativeStack:
-    """All layers of a decoder, of which each reads the one below, by one call of the kernels.
+    """All layers of a decoder in one call of the kernels; each reads the output of the layer below.
 
     Args:
         layers: the layers, from the lowest to the highest
@@ -158,10 +158,10 @@ class NativeStack:
 
 
 def describe_layer(layer: nn.Module, kept: Kept) -> LayerStruct:
-    """The structure of *layer* for the kernels, with the addresses of its weights, of which *kept* gets the owners.
+    """Return the structure of *layer* for the kernels, with the addresses of its weights; their owners go to *kept*.
 
     Raises:
-        Unsupported: they lack something of it
+        Unsupported: the kernels do not support it
     """
     drops = layer.training or layer.dropout_module.apply_during_inference
     if type(layer.residual).__name__ != "Plain" or drops:
@@ -179,11 +179,11 @@ def describe_layer(layer: nn.Module, kept: Kept) -> LayerStruct:
 
 
 class NativeStep:
-    """A decoding step by the kernels.
+    """Decoding step in compiled kernels.
 
     Attributes:
-        parts: the layers and attentions that they support
-        stack: all layers; None where the kernels do not support one
+        parts: the supported layers and attentions
+        stack: all layers; None if the kernels do not support one of them
     """
 
     def __init__(self, parts: Parts, seen: Tensor, step: Any):
@@ -222,16 +222,16 @@ def begin_step(layers: nn.ModuleList, cache: dict, x: Tensor, step: Any) -> Nati
 
 
 class Parts(NamedTuple):
-    """What the kernels support of a decoder's layers: whole layers or their attentions, and all layers in one call."""
+    """The parts of a decoder that the kernels support: whole layers or their attentions, and all layers in one call."""
 
     by_module: dict[nn.Module, NativeLayer | NativeAttention]
     stack: NativeStack | None
 
 
 def _supported(layers: nn.ModuleList) -> Parts:
-    """Find whole layers where the kernels support them, otherwise their attentions.
+    """Return the layers that the kernels support, and the supported attentions of other layers.
 
-    The attribute ``kernels`` of a class names its implementation. Subclasses do not inherit it.
+    The attribute ``kernels`` of a class is its implementation. Subclasses do not inherit it.
     """
     found: dict[nn.Module, NativeLayer | NativeAttention] = {}
     for layer in layers:

@@ -1,4 +1,4 @@
-"""The structures of the kernels, as ``step.cpp`` and its headers declare them."""
+"""Structures of the kernels, as declared in ``step.cpp`` and its headers."""
 
 import ctypes
 
@@ -57,11 +57,11 @@ class LstmStruct(ctypes.Structure):
 
 
 class Unsupported(Exception):
-    """A layer that the kernels lack something of."""
+    """Raised if the kernels do not support a module."""
 
 
 Kept = list[object]
-"""Owners of the memory that structures hold addresses of."""
+"""Objects that own the memory at the addresses in structures."""
 
 
 def _address(tensor: Tensor, kept: Kept) -> int:
@@ -73,7 +73,7 @@ def _address(tensor: Tensor, kept: Kept) -> int:
 
 
 def norm_struct(norm: nn.Module, kept: Kept) -> NormStruct:
-    """The structure of *norm*, with the addresses of its weights."""
+    """Return the structure of *norm*, with the addresses of its weights."""
     if type(norm) is nn.Identity:
         return NormStruct(NO_NORM)
     if type(norm) is RmsNorm:
@@ -84,7 +84,7 @@ def norm_struct(norm: nn.Module, kept: Kept) -> NormStruct:
 
 
 def linear_struct(linear: nn.Module, kept: Kept) -> LinearStruct:
-    """The structure of a *linear* layer with a packed weight."""
+    """Return the structure of a *linear* layer with a packed weight."""
     native = getattr(linear, "native", None)
     if native is None:
         raise Unsupported

@@ -1,4 +1,4 @@
-"""The residual connections of layers (``--residual``): one file per method, each knows torch alone."""
+"""Residual connections of layers (``--residual``): one file per method, independent of fairseq."""
 
 import importlib
 import pkgutil

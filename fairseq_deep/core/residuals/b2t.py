@@ -1,4 +1,4 @@
-"""B2T connection: from the bottom of a layer to its top, past all norms but the last.
+"""B2T connection: from the bottom of a layer to its top, around all norms but the last.
 
 B2T Connection: Serving Stability and Performance in Deep Transformers, Takase et al., Findings of ACL 2023 (first as
 On Layer Normalizations and Residual Connections in Transformers, 2022). In a post-norm layer with the input x:
@@ -6,7 +6,7 @@ On Layer Normalizations and Residual Connections in Transformers, 2022). In a po
     r = x_s + F_s(x_s)             for each sub-layer s but the last
     r = x_s + F_s(x_s) + x         for the last one, before its norm
 
-The authors' code also starts all weights smaller, by the depth^(-1/2); that is an initialisation, see
+The authors' code also scales all initial weights by the depth^(-1/2); that is an initialisation, see
 ``docs/methods/residual.md``.
 """
 
@@ -19,7 +19,7 @@ from .base import RESIDUALS, ResidualConnection
 
 @RESIDUALS.register("b2t")
 class BottomToTop(ResidualConnection):
-    """r = x + F, and the layer's input on top of that in its last sub-layer."""
+    """r = x + F, plus the layer's input in its last sub-layer."""
 
     paper = "Takase 2022"
     norms = ("post",)

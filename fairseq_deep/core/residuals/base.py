@@ -1,9 +1,9 @@
-"""The contract of a residual connection: what becomes of the input and the output of a sub-layer.
+"""Interface of residual connections, which combine the input and the output of a sub-layer.
 
     post-norm  x_{l+1} = LN(r(x_l, F(x_l)))
     pre-norm   x_{l+1} = r(x_l, F(LN(x_l)))
 
-Dropout is part of F. A method may scale what F reads in pre-norm, F(a LN(x_l)). Each layer has one module for the
+Dropout is part of F. A method may scale the input of F in pre-norm, F(a LN(x_l)). Each layer has one module for the
 connections of all its sub-layers.
 """
 
@@ -17,19 +17,18 @@ RESIDUALS = Registry("--residual")
 
 
 class ResidualConnection(nn.Module, Method):
-    """Base of all residual connections: those of one layer.
+    """Base class of all residual connections; an instance has the connections of one layer.
 
     Args:
         stack: the stack of the layer
-        number: which layer of the stack it is, from 1
+        number: number of the layer in the stack, from 1
 
     Attributes:
-        sublayers: number of sub-layers of the layer
+        sublayers: number of sub-layers in the layer
         pre_norm: norm placement of the layer; a method may differ from the stack's
-        norms: the norm placements that the method can be used with, of "pre" and "post"
-        counts_layers: layers differ by their number or compute with their count, so that none can be dropped from a
-            trained model
-        running_sum: the method is only for stacks whose layers all add to one sum
+        norms: the supported norm placements, of "pre" and "post"
+        counts_layers: layers depend on their number or their count, so a trained model cannot drop any layers
+        running_sum: the method requires a stack in which all layers add to one sum
         foldable: :meth:`factors` can be folded into the weights of a trained model
         weighs_stream: the connection is r = w x + F(x) in post-norm, with :meth:`stream_weight`
     """
@@ -46,11 +45,11 @@ class ResidualConnection(nn.Module, Method):
         self.pre_norm = stack.pre_norm
 
     def matrices(self) -> dict[str, Tensor]:
-        """The weight matrices (fan_out x fan_in) that an initialisation may fill, by their role."""
+        """Return the weight matrices (fan_out x fan_in) that an initialisation may fill, by role."""
         return {}
 
     def factors(self, sublayer: int) -> tuple[float, float | Tensor]:
-        """The constants a and b of a *foldable* method: in pre-norm r = x + b F(a LN(x)), in post-norm r = x + b F(x).
+        """Return a and b of a *foldable* method: in pre-norm r = x + b F(a LN(x)), in post-norm r = x + b F(x).
 
         Args:
             sublayer: 0-based index in the layer
@@ -64,7 +63,7 @@ class ResidualConnection(nn.Module, Method):
         raise NotImplementedError
 
     def stream_weight(self, sublayer: int) -> float | Tensor:
-        """The weight w of a method that *weighs_stream*: a number, or one for each feature (C).
+        """Return the weight w of a method that *weighs_stream*: a number, or one for each feature (C).
 
         Args:
             sublayer: 0-based index in the layer
@@ -72,11 +71,11 @@ class ResidualConnection(nn.Module, Method):
         raise NotImplementedError
 
     def adam_factors(self) -> tuple[float, float]:
-        """What Adam's learning rate and its eps are multiplied with for the parameters of the layer."""
+        """Return factors of Adam's learning rate and its eps for the parameters of the layer."""
         return 1.0, 1.0
 
     def scale_input(self, x: Tensor) -> Tensor:
-        """What a sub-layer reads of its normalised input LN(x) (T x B x C) in a pre-norm stack."""
+        """Return the input of F for the normalised input LN(x) (T x B x C) in a pre-norm stack."""
         return x
 
     def forward(self, x: Tensor, output: Tensor, sublayer: int, bottom: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ BranchNorm: Robustly Scaling Extremely Deep Transformers, Liu et al., 2023:
 
     x_{l+1} = LN(x_l + a_t F(x_l)),    a_t = min(1, t / T)
 
-in update t, counted from 1: training starts with the branches all but closed, and from update T on the stack is a plain
-post-norm one. T is 4000 here, as many updates as a usual warm-up of the learning rate: our choice.
+in update t, counted from 1: training starts with almost closed branches, and from update T on the stack is a plain
+post-norm stack. We choose T = 4000, a usual number of warm-up updates.
 
 Names here: ``scale`` is a_t, ``updates`` is T.
 """
@@ -24,13 +24,12 @@ from .base import RESIDUALS, ResidualConnection
 class GrowingBranch(KeepFp32, ResidualConnection):
     """r = x + a_t F, with a_t = min(1, t / updates) in update t, counted from 1.
 
-    a_t is saved with the weights, so that an interrupted run goes on where it was, and a model generates with the a_t
-    that its weights were trained for. It never falls: a trained model that is trained further keeps it, whatever the
-    new run counts.
+    a_t is saved with the weights: an interrupted run resumes with it, and a model generates with the a_t of its
+    weights. It never decreases: further training of a trained model keeps it, even if the new run counts from 1.
 
     Args:
         stack, number: see :class:`ResidualConnection`
-        updates: number of the update from which on the branch has its full size
+        updates: first update in which the branch has its full size
 
     Shapes:
         scale: a_t, a number, in fp32
@@ -45,11 +44,11 @@ class GrowingBranch(KeepFp32, ResidualConnection):
         self.register_buffer("scale", torch.tensor(1.0 / updates))
 
     def set_num_updates(self, num_updates: int) -> None:
-        """Set a_t for the update after *num_updates*; fairseq calls it at the beginning of each."""
+        """Set a_t for the update after *num_updates*; fairseq calls it before each update."""
         self.scale.clamp_(min=min(1.0, (num_updates + 1) / self.updates))
 
     def fp32_tensors(self) -> list[Tensor]:
-        return [self.scale]  # bf16 could not count its steps
+        return [self.scale]  # bf16 cannot represent its increments
 
     def factors(self, sublayer: int) -> tuple[float, float | Tensor]:
         share = float(self.scale)
@@ -81,7 +80,7 @@ class BranchNorm(GrowingBranch):
 
     def __init__(self, stack: Stack, number: int, updates: int = 4000):
         if updates < 1:
-            raise UsageError(f"--branchnorm-updates {updates} is no number of updates: use 1 (plain post-norm) or more")
+            raise UsageError(f"--branchnorm-updates {updates} must be at least 1: use 1 (plain post-norm) or more")
         super().__init__(stack, number, updates)
 
     @staticmethod

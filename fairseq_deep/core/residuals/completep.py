@@ -1,18 +1,18 @@
-"""CompleteP: every branch has a factor that falls with the depth of its stack.
+"""CompleteP: every branch has a factor that decreases with the depth of its stack.
 
 Don't be lazy: CompleteP enables compute-efficient deep transformers, Dey et al., 2025 (arXiv 2505.01618), Table 1:
 
     x_{l+1} = x_l + m_L^-a F(LN(x_l)),    m_L = L / L_base,    a = 1
 
-so that settings that were tuned at the depth L_base carry over to the depth L; a = 1/2 is depth-muP (arXiv 2310.02244).
-The paper has one stack. Here L is the depth of the encoder or of the decoder, each with its own base: the number of
-branches in a layer cancels in the ratio (our derivation). Adam's settings for the parameters of layers depend on the
-depth, too, which is for the optimizer to do (*rates*; ``--optimizer fused_adam`` and ``muon`` do):
+Settings tuned at the depth L_base then transfer to the depth L; a = 1/2 is depth-muP (arXiv 2310.02244). The paper has
+one stack. Here L is the depth of the encoder or of the decoder, each with its own base: the number of branches per
+layer cancels in the ratio (our derivation). Adam's settings for the parameters of layers also depend on the depth. The
+optimizer applies them (*rates*; supported by ``--optimizer fused_adam`` and ``muon``):
 
     learning rate  eta m_L^(a-1)
     eps            eps m_L^-a
 
-The rest of Table 1 is about the width, which is not scaled here.
+The rest of Table 1 scales the width, which we do not implement.
 
 Names here: ``factor`` is m_L^-a, ``base`` is L_base, ``alpha`` is a.
 """
@@ -38,9 +38,9 @@ class CompleteP(Plain):
 
     Args:
         stack, number: see :class:`ResidualConnection`
-        base: L_base; in a stack of that depth, it is the plain connection
+        base: L_base; in a stack of this depth, the connection is plain
         alpha: a, from 0 (plain) to 1
-        rates: scale learning rates and eps, too
+        rates: also scale learning rates and eps
 
     Raises:
         UsageError: a value is out of range
@@ -56,7 +56,7 @@ class CompleteP(Plain):
         if not 0.0 < base < math.inf:
             raise UsageError(f"--completep-base must be a positive number ({base}, {stack.side}): use 1, 2 or 6")
         if not 0.0 <= alpha <= 1.0:
-            raise UsageError(f"--completep-alpha must be a number from 0 to 1 ({alpha}): use 1, or leave it out")
+            raise UsageError(f"--completep-alpha must be a number from 0 to 1 ({alpha}): use 1, or omit it")
         ratio = stack.layers / base
         self.factor = ratio**-alpha
         self.factors_of_adam = (ratio ** (alpha - 1.0), ratio**-alpha) if rates else (1.0, 1.0)
@@ -68,7 +68,7 @@ class CompleteP(Plain):
         if base > stack.layers:
             logger.info(f"{depth} is deeper than the {stack.layers} layers: branches have the factor {self.factor:.4g}")
         if alpha < 1.0 and not rates:
-            logger.info(f"{depth}, alpha {alpha:g} scales branches only: add --completep-rates for learning rates")
+            logger.info(f"{depth}, alpha {alpha:g} only scales branches: add --completep-rates for learning rates")
 
     @staticmethod
     def add_args(parser) -> None:
@@ -80,7 +80,7 @@ class CompleteP(Plain):
         parser.add_argument("--completep-alpha", type=float, metavar="A",
                             help="CompleteP: exponent of the depth, 0 to 1 (default: 1)")
         parser.add_argument("--completep-rates", action="store_true",
-                            help="CompleteP: scale Adam's learning rate and eps of the layers, too (fused_adam, muon)")
+                            help="CompleteP: also scale Adam's learning rate and eps of the layers (fused_adam, muon)")
 
     def adam_factors(self) -> tuple[float, float]:
         return self.factors_of_adam

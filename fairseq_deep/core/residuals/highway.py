@@ -1,13 +1,13 @@
 """Highway connections: a gate chooses between x, or F(x), and a linear map of x.
 
 The two other self-gating forms of Highway Transformer: Self-Gating Enhanced Self-Attentive Networks, Chai et al., ACL
-2020, which the paper compares with its SDU (``sdu.py``), with g = s(x W_1 + b_1) and v = x W_2 + b_2:
+2020, which compares them with its SDU (``sdu.py``). With g = s(x W_1 + b_1) and v = x W_2 + b_2:
 
     gate        r = (1 - g) * x + F + g * v      the gate of Highway Networks (Srivastava et al., 2015) on x
     attention   r = x + (1 - g) * F + g * v      gated attention: the gate is on the sub-layer
 
-As in the authors' code, both forms are for post-norm and for pre-norm, where g and v read the raw x, and v has a bias.
-All sub-layers have the gate, in all layers.
+As in the authors' code, both forms support post-norm and pre-norm, where g and v read the raw x, and v has a bias. All
+sub-layers have the gate, in all layers.
 
 Names here: ``linears[sublayer]`` is [W_1; W_2] of one sub-layer, as one product.
 """
@@ -37,7 +37,7 @@ class Highway(ResidualConnection):
         linears[sublayer].weight: 2C x C, W_1 above W_2
 
     Raises:
-        UsageError: there is no such form
+        UsageError: the form is unknown
     """
 
     paper = "Chai 2020"
@@ -52,7 +52,7 @@ class Highway(ResidualConnection):
     @staticmethod
     def add_args(parser) -> None:
         parser.add_argument("--highway-form", metavar="FORM",
-                            help="--residual highway: the gate is on x (gate, the default) or on F(x) (attention)")
+                            help="--residual highway: gate on x (gate) or on F(x) (attention) (default: gate)")
 
     def matrices(self) -> dict[str, Tensor]:
         return gate_matrices(self.linears)

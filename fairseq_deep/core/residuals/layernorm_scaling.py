@@ -1,11 +1,11 @@
-"""LayerNorm Scaling: what a sub-layer reads shrinks with the number of its layer.
+"""LayerNorm Scaling: the normalised input of a sub-layer decreases with the number of its layer.
 
 The Curse of Depth in Large Language Models, Sun et al., 2025 (arXiv 2502.05795). In layer l, from 1 in its stack:
 
     x_{l+1} = x_l + F(LN(x_l) / sqrt(l))
 
-for every sub-layer; the norm after the stack is not scaled. The paper is about language models. An attention to the
-source normalises its query only, so that its keys and values are not scaled (our derivation).
+for every sub-layer; the norm after the stack is not scaled. The paper is about language models. Attention to the source
+only normalises its query, therefore its keys and values are not scaled (our derivation).
 
 Names here: ``scale`` is 1 / sqrt(l).
 """
@@ -37,7 +37,7 @@ class LayerNormScaling(Plain):
     def check(cls, stack: Stack, other: Stack, options: dict[str, Any]) -> None:
         if stack.init is not None and stack.init.method.shrinks_layers:
             raise UsageError(
-                f"--residual layernorm-scaling scales layers by their depth, as --deep-init {stack.init.name} does "
+                f"--residual layernorm-scaling and --deep-init {stack.init.name} both scale layers by their depth "
                 f"({stack.side}): use --deep-init xavier, or --residual plain"
             )
 

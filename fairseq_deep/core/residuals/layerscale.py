@@ -1,12 +1,12 @@
-"""LayerScale: each feature of a sub-layer's output has a learned factor, small at the start.
+"""LayerScale: each feature of a sub-layer's output has a learned factor with a small initial value.
 
 Going deeper with Image Transformers, Touvron et al., ICCV 2021:
 
     x_{l+1} = x_l + lambda * F(LN(x_l))
 
 with a vector lambda for each sub-layer, which starts at 0.1 in stacks of up to 18 layers, 1e-5 up to 24, 1e-6 in deeper
-ones. The depth is that of the stack itself. The paper is about vision and pre-norm; that post-norm stacks can have it,
-too, is our choice.
+ones. Encoder and decoder each use their own depth. The paper is about vision and pre-norm; we also support post-norm
+stacks.
 
 Names here: ``weight[sublayer]`` is lambda.
 """
@@ -24,7 +24,7 @@ from .base import RESIDUALS, ResidualConnection
 
 
 def default_start(layers: int) -> float:
-    """The start of lambda in a stack of so many layers."""
+    """Return the initial lambda in a stack with a number of *layers*."""
     if layers <= 18:
         return 0.1
     return 1e-5 if layers <= 24 else 1e-6
@@ -36,10 +36,10 @@ class LayerScale(KeepFp32, ResidualConnection):
 
     Args:
         stack, number: see :class:`ResidualConnection`
-        start: of lambda; None: by the depth of the stack
+        start: initial lambda; None: by the depth of the stack
 
     Shapes:
-        weight: sub-layers x C, in fp32 whatever the model is: fp16 has no normal number below 6e-5
+        weight: sub-layers x C, always in fp32: fp16 has no normal number below 6e-5
 
     Raises:
         UsageError: the start is not a positive number
@@ -53,14 +53,14 @@ class LayerScale(KeepFp32, ResidualConnection):
         start = default_start(stack.layers) if start is None else start
         if not 0.0 < start < math.inf:
             raise UsageError(
-                f"--layerscale-start {start} is not a positive number: use a small one (0.1), or leave it out"
+                f"--layerscale-start {start} must be a positive number: use a small one (0.1), or omit it"
             )
         self.weight = nn.Parameter(torch.full((self.sublayers, stack.dim), float(start)))
 
     @staticmethod
     def add_args(parser) -> None:
         parser.add_argument("--layerscale-start", type=float, metavar="X",
-                            help="LayerScale: start of the factors (default: by the depth, 0.1, 1e-5 or 1e-6)")
+                            help="LayerScale: initial factors (default: by the depth, 0.1, 1e-5 or 1e-6)")
 
     def factors(self, sublayer: int) -> tuple[float, float | Tensor]:
         return 1.0, self.weight[sublayer]

@@ -1,4 +1,4 @@
-"""Mix-LN: the lowest layers of a stack are post-norm, those above them pre-norm.
+"""Mix-LN: the lowest layers of a stack are post-norm, the layers above them pre-norm.
 
 Mix-LN: Unleashing the Power of Deeper Layers by Combining Pre-LN and Post-LN, Li et al., 2024 (arXiv 2412.13795). With
 p post-norm layers in a stack of L:
@@ -23,14 +23,14 @@ from .plain import Plain
 
 @RESIDUALS.register("mix-ln")
 class MixLN(Plain):
-    """r = x + F, in post-norm or in pre-norm by the number of the layer.
+    """r = x + F, in post-norm or pre-norm, depending on the number of the layer.
 
     Args:
         stack, number: see :class:`ResidualConnection`
         layers: p; None: a quarter of the stack's layers
 
     Raises:
-        UsageError: p is less than 1, or more than the layers there are
+        UsageError: p is less than 1, or exceeds the number of layers
     """
 
     paper = "Li 2024"
@@ -41,7 +41,7 @@ class MixLN(Plain):
     def __init__(self, stack: Stack, number: int, layers: int | None = None):
         super().__init__(stack, number)
         if layers is not None and layers < 1:
-            raise UsageError(f"--mix-ln-layers {layers} leaves no post-norm layer: use 1 or more, or --residual plain")
+            raise UsageError(f"--mix-ln-layers {layers} must be at least 1: use 1 or more, or --residual plain")
         self.pre_norm = number > (max(1, stack.layers // 4) if layers is None else layers)
 
     @staticmethod
@@ -54,6 +54,6 @@ class MixLN(Plain):
         layers = options.get("layers")
         if layers is not None and layers > stack.layers:
             raise UsageError(
-                f"--mix-ln-layers {layers} is more than the {stack.layers} layers of the {stack.side}: use less, "
+                f"--mix-ln-layers {layers} exceeds the {stack.layers} layers of the {stack.side}: use fewer, "
                 f"or add --{stack.side}-residual plain"
             )

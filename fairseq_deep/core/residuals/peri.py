@@ -1,11 +1,11 @@
-"""Peri-LN: a sub-layer's output is normalised, too, before it is added.
+"""Peri-LN: a sub-layer's output is also normalised before it is added.
 
 Peri-LN: Revisiting Normalization Layer in the Transformer Architecture, Kim et al., ICML 2025:
 
     x_{l+1} = x_l + LN(F(LN(x_l)))
 
-in a pre-norm stack; the inner norm is the stack's own. Each sub-layer has an outer norm, whose gain starts at 1.
-Dropout is part of F, so that it comes before the outer norm.
+in a pre-norm stack; the inner norm is the stack's own. Each sub-layer has an outer norm with an initial gain of 1.
+Dropout is part of F, and therefore comes before the outer norm.
 
 Names here: ``layer_norms[sublayer]`` is the outer LN.
 """

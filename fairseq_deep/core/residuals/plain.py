@@ -1,4 +1,4 @@
-"""The plain residual connection, r = x + F.
+"""Plain residual connection, r = x + F.
 
 Deep Residual Learning for Image Recognition, He et al., 2016, Eq. (1).
 """

@@ -1,4 +1,4 @@
-"""ProRes: the branches of a layer grow to their full size in the first updates, in higher layers more slowly.
+"""ProRes: the branches of a layer grow to their full size in the first updates, more slowly in higher layers.
 
 Progressive Residual Warmup for Language Model Pretraining, Chen et al., 2026 (arXiv 2603.05369). In layer l, from 1 in
 its stack, and in update t:
@@ -6,9 +6,9 @@ its stack, and in update t:
     pre-norm   x_{l+1} = x_l + a_l(t) F(LN(x_l))
     post-norm  x_{l+1} = LN(x_l + a_l(t) F(x_l)),    a_l(t) = min(1, t / (T l))
 
-so that a stack of L layers is the plain one from update T L on. This is the linear schedule, the default of the
-authors' code. There the first update has t = 0; here it has t = 1, so that every matrix has a gradient. T is 1,000, as
-in the paper's runs of 24 layers and 100,000 updates; short runs need less.
+A stack of L layers is the plain one from update T L on. This is the linear schedule, the default of the authors' code.
+There the first update has t = 0; we start with t = 1 to give every matrix a gradient. T is 1,000, as in the paper's
+runs of 24 layers and 100,000 updates; short runs need less.
 
 Names here: ``scale`` is a_l(t), ``period`` is T.
 """
@@ -28,16 +28,16 @@ INNER = ("plain", "completep", "layernorm-scaling")
 
 @RESIDUALS.register("prores")
 class ProRes(GrowingBranch):
-    """r = x + a_l(t) F, or the connection *around* of x and a_l(t) F.
+    """r = x + a_l(t) F, or the connection *around* applied to x and a_l(t) F.
 
     Args:
         stack, number: see :class:`ResidualConnection`
         period: T
-        around: the connection that gets the scaled branch: "plain", "completep" or "layernorm-scaling"
-        inner: that connection with its options
+        around: the connection of the scaled branch: "plain", "completep" or "layernorm-scaling"
+        inner: this connection with its options
 
     Raises:
-        UsageError: T is less than 1, or the connection is another one
+        UsageError: T is less than 1, or the connection is unknown
     """
 
     paper = "Chen 2026"
@@ -52,7 +52,7 @@ class ProRes(GrowingBranch):
         inner: MethodConfig | None = None,
     ):
         if period < 1:
-            raise UsageError(f"--prores-period must be a number of updates ({period}): use 1 or more")
+            raise UsageError(f"--prores-period must be at least 1 ({period}): use 1 or more")
         super().__init__(stack, number, period * number)
         if inner is None:
             around = self.inner_method({"around": around})
@@ -64,7 +64,7 @@ class ProRes(GrowingBranch):
         parser.add_argument("--prores-period", type=int, metavar="T",
                             help="ProRes: layer l has its full size after T l updates (default: 1000)")
         parser.add_argument("--prores-around", metavar="NAME",
-                            help=f"ProRes: connection whose branches it scales: {', '.join(INNER)} (default: plain)")
+                            help=f"ProRes: connection of the scaled branches: {', '.join(INNER)} (default: plain)")
 
     @classmethod
     def inner_method(cls, options: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Self-dependency units (SDU): a gated linear term of the input beside each sub-layer.
+"""Self-dependency units (SDU): a gated linear term of the input in parallel with each sub-layer.
 
 Highway Transformer: Self-Gating Enhanced Self-Attentive Networks, Chai et al., ACL 2020:
 
@@ -6,9 +6,9 @@ Highway Transformer: Self-Gating Enhanced Self-Attentive Networks, Chai et al., 
     post-norm  x_{l+1} = LN(x_l + F(x_l) + SDU(x_l))
     pre-norm   x_{l+1} = x_l + F(LN(x_l)) + SDU(x_l)
 
-In pre-norm the SDU reads the raw x, as in the authors' code; there is no dropout on it. The paper's best models have it
-in their lowest layers only (``--sdu-layers``), and tanh in all layers does harm there, so that psi is the sigmoid here
-unless told otherwise.
+In pre-norm the SDU reads the raw x, as in the authors' code, without dropout. The paper's best models have it only in
+their lowest layers (``--sdu-layers``), and tanh in all layers is harmful there. Our default for psi is therefore the
+sigmoid.
 
 Names here: ``linears[sublayer]`` is [W_1; W_2] of one sub-layer, as one product.
 """
@@ -28,12 +28,12 @@ ACTIVATIONS = ("sigmoid", "tanh")
 
 
 def gate_linears(dim: int, sublayers: int) -> nn.ModuleList:
-    """A linear layer C -> 2C for each sub-layer, [x W_1 + b_1; x W_2 + b_2], with the usual start of a linear layer."""
+    """Build a linear layer C -> 2C for each sub-layer, [x W_1 + b_1; x W_2 + b_2], with torch's initialisation."""
     return nn.ModuleList([nn.Linear(dim, 2 * dim) for _ in range(sublayers)])
 
 
 def gate_matrices(linears: Iterable[nn.Module]) -> dict[str, Tensor]:
-    """W_1 ("gate_N") and W_2 ("value_N") of each sub-layer N, each a part of the parameter itself."""
+    """Return W_1 ("gate_N") and W_2 ("value_N") of each sub-layer N, as views of the parameter."""
     matrices: dict[str, Tensor] = {}
     for index, linear in enumerate(linears):
         matrices[f"gate_{index}"], matrices[f"value_{index}"] = linear.weight.detach().chunk(2)
@@ -47,7 +47,7 @@ class Sdu(ResidualConnection):
     Args:
         stack, number: see :class:`ResidualConnection`
         activation: psi, "sigmoid" or "tanh"
-        layers: only so many lowest layers have it, those above are plain ones, without parameters; None: all
+        layers: number of the lowest layers with an SDU; layers above are plain, without parameters; None: all
 
     Shapes:
         linears[sublayer].weight: 2C x C, W_1 above W_2
@@ -67,13 +67,13 @@ class Sdu(ResidualConnection):
                 f"use {' or '.join(ACTIVATIONS)}"
             )
         if layers is not None and layers < 1:
-            raise UsageError(f"--sdu-layers {layers} leaves no layer with an SDU: use 1 or more, or --residual plain")
+            raise UsageError(f"--sdu-layers {layers} must be at least 1: use 1 or more, or --residual plain")
         self.sigmoid = activation == "sigmoid"
         self.linears = gate_linears(stack.dim, self.sublayers if layers is None or number <= layers else 0)
 
     @staticmethod
     def add_args(parser) -> None:
-        parser.add_argument("--sdu-activation", metavar="PSI", help="SDU: sigmoid (default) or tanh")
+        parser.add_argument("--sdu-activation", metavar="PSI", help="SDU: sigmoid or tanh (default: sigmoid)")
         parser.add_argument("--sdu-layers", type=int, metavar="N", help="SDU in the N lowest layers (default: all)")
 
     @classmethod
@@ -82,7 +82,7 @@ class Sdu(ResidualConnection):
         depths = [one.layers for one in (stack, other) if one.residual is not None and one.residual.method is cls]
         if layers is not None and depths and layers > max(depths):
             raise UsageError(
-                f"--sdu-layers {layers} is more than the {max(depths)} layers there are: leave it out to have it in all"
+                f"--sdu-layers {layers} exceeds the {max(depths)} layers: omit it for an SDU in all layers"
             )
 
     def matrices(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The search for translations, on a CPU or a GPU."""
+"""Search for translations, on a CPU or a GPU."""
 
 from .beam_search import BeamSearch
 from .options import SearchOptions

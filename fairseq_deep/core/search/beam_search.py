@@ -1,14 +1,14 @@
 """Beam search with one model or an ensemble, on a CPU or a GPU, with the rules of fairseq's generator.
 
-The rules, and so the hypotheses, are fairseq's. What differs is their cost: the first step has one hypothesis per
-sentence, words are neither normalised nor searched for NaN one by one, few of them are sorted (``candidates.py``), the
-bookkeeping is in numpy (``hypotheses.py``), and the device is asked once per step, for its candidates.
+It finds fairseq's hypotheses at a lower cost: the first step has one hypothesis per sentence, scores of tokens are
+neither normalised nor checked for NaN one by one, and few of them are sorted (``candidates.py``). The bookkeeping is in
+numpy (``hypotheses.py``), and each step synchronises with the device once, to read its candidates.
 
 The score of a hypothesis y of the source x is
 
     score(y) = log p(y | x) / |y|^A,    log p(y | x) = sum_t log p(y_t | y_1 ... y_(t-1), x)
 
-and that of an ensemble of N models has log 1/N sum_n p_n(y_t | ...) in place of log p. |y| counts the end-of-sentence.
+An ensemble of N models uses log 1/N sum_n p_n(y_t | ...) instead of log p. |y| counts the end-of-sentence.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class BeamSearch:
     """Search for translations of a batch.
 
     Args:
-        models: those of an ensemble, with ``encoder`` and ``decoder``, in evaluation mode
+        models: the models of an ensemble, with ``encoder`` and ``decoder``, in evaluation mode
         options: see :class:`SearchOptions`
-        pad, eos, unk: indices of padding, end-of-sentence and the unknown word
-        suppressed: words that are never chosen
+        pad, eos, unk: indices of padding, end-of-sentence and the unknown token
+        suppressed: tokens that are never chosen
     """
 
     def __init__(
@@ -57,22 +57,22 @@ class BeamSearch:
 
         Args:
             src_tokens: B x S, padded
-            prefix: B x P, words that all hypotheses begin with; padding leaves the rest open
-            first: what the decoder reads first; None: end-of-sentence
+            prefix: B x P, first tokens of all hypotheses; positions of padding are free
+            first: first input token of the decoder; None: end-of-sentence
 
         Returns:
             for each sentence its hypotheses, the best first: ``tokens`` (T, with end-of-sentence), ``score``,
-            ``positional_scores`` (T), and where the decoders return attention weights, ``attention`` (S x T)
+            ``positional_scores`` (T), and if the decoders return attention weights, ``attention`` (S x T)
 
         Raises:
-            UsageError: the least length exceeds the greatest, or a model gives no sentence a probability
+            UsageError: the minimum length exceeds the maximum, or the scores of a model are not finite
         """
         longest, lengths = self._lengths(src_tokens)
         limits = self._limits(src_tokens, longest) if self.options.limit_each else None
         on_cpu = src_tokens.device.type == "cpu"
         with torch.inference_mode(on_cpu), torch.no_grad():  # in inference mode, calls are cheaper
             encoded = [model.encoder(src_tokens) for model in self.models]
-            # a CPU looks for NaN once per step, and searches again without that if there is any
+            # on a CPU, one check for NaN per step; if there is any, search again with a check of each key
             for checks_nan in (True, False) if on_cpu else (False,):
                 sizes = (src_tokens.size(0), self.options.beam, longest, self.eos)
                 found = Hypotheses(*sizes, self.options.penalty, lengths, limits)
@@ -80,15 +80,15 @@ class BeamSearch:
                     break
         if not all(found.ended):
             raise UsageError(
-                "a sentence has no translation with a probability: the model gives NaN or infinite scores, as its "
-                "weights do after training that has diverged (fairseq-deep diagnose shows where)"
+                "a sentence has no translation with a probability: the model gives NaN or infinite scores, for example "
+                "because training has diverged; find the layer with fairseq-deep diagnose"
             )
         results = found.results()
-        # which hypotheses end does not depend on a length penalty, only their order does
+        # a length penalty only changes the order of ended hypotheses
         return rank_by_gnmt(results, self.options.lenpen) if self.options.gnmt_lenpen else results
 
     def _lengths(self, src_tokens: Tensor) -> tuple[int, list[int] | None]:
-        """The greatest number of words, and that of each sentence where the source says it."""
+        """Return the maximum number of tokens, and the maximum of each sentence if it depends on the source."""
         options, lengths = self.options, None
         longest = int(options.max_len_a * src_tokens.size(1) + options.max_len_b)
         longest = min(longest, *(model.decoder.max_positions() - 1 for model in self.models))
@@ -97,12 +97,12 @@ class BeamSearch:
             longest = max(lengths)
         if options.min_len > longest:
             raise UsageError(
-                f"min_len {options.min_len} exceeds the greatest length, {longest}; lower it, or raise max_len_b"
+                f"min_len {options.min_len} exceeds the maximum length, {longest}; lower it, or raise max_len_b"
             )
         return longest, lengths
 
     def _limits(self, src_tokens: Tensor, longest: int) -> list[int]:
-        """The greatest number of words of each sentence by its own length."""
+        """Return the maximum number of tokens for the length of each source."""
         options, sizes = self.options, src_tokens.ne(self.pad).sum(1).tolist()
         found = [int(options.max_len_a * size + options.max_len_b) for size in sizes]
         return [min(longest, max(options.min_len, limit)) for limit in found]
@@ -110,8 +110,8 @@ class BeamSearch:
     def _search(self, encoded, found: Hypotheses, first: int, prefix: Tensor | None, checks_nan: bool) -> bool:
         """Fill *found*.
 
-        With *checks_nan*, caches store keys without a check for NaN. The search then returns False, and has found
-        nothing, if there is any.
+        With *checks_nan*, caches store keys without a check for NaN, and the search returns False as soon as there is
+        any.
         """
         states: list[dict] = [{CALLER_CHECKS_NAN: {}} if checks_nan else {} for _ in self.models]
         device = encoded[0]["encoder_out"][0].device
@@ -126,7 +126,7 @@ class BeamSearch:
             if goes_on is None:
                 return True
             words, order = goes_on.words.to(device), goes_on.order.to(device)
-            # by now, all that attention needs of the encoder's output is in the states
+            # the states now hold the projected encoder output, so the output itself is not reordered
             for model, state in zip(self.models, states):
                 model.decoder.reorder_incremental_state_scripting(state, order)
 
@@ -138,9 +138,9 @@ class BeamSearch:
         return best_candidates(logits, offsets.view_as(scores) + scores, scores.size(1), count)
 
     def _log_probabilities(self, found: Hypotheses, words: Tensor, encoded, states):
-        """Scores of all words (hypotheses x words), what makes them log-probabilities when it is added to a row, and
-        (on a CPU) whether there are hypotheses without any."""
-        prefix = words.unsqueeze(1).expand(-1, found.step + 1)  # of which models see the last word and the length
+        """Return scores of all tokens (hypotheses x V), an offset per row that makes them log-probabilities, and (on a
+        CPU) whether any row is not finite."""
+        prefix = words.unsqueeze(1).expand(-1, found.step + 1)  # models only read the last token and the length
         outputs, weights = [], []
         for model, encoder_out, state in zip(self.models, encoded, states):
             output, extra = model.decoder(prefix, encoder_out=encoder_out, incremental_state=state)
@@ -157,7 +157,7 @@ class BeamSearch:
         return mean.nan_to_num_(-math.inf, math.inf, -math.inf), mean.new_zeros(mean.size(0)), broken
 
     def _forbid(self, logits: Tensor, found: Hypotheses, prefix: Tensor | None) -> None:
-        """Hide in place what is never chosen, or not at this step."""
+        """Set the scores of forbidden tokens to -inf, in place."""
         step, options = found.step, self.options
         logits[:, self.pad] = -math.inf
         if options.unkpen:
@@ -179,14 +179,14 @@ class BeamSearch:
             forbid_repeats(logits, found.prefixes(), options.no_repeat_ngram_size)
 
     def _force(self, logits: Tensor, words: Tensor) -> None:
-        """Leave each sentence its word of *words*, where that is not padding."""
+        """Force each sentence to continue with its token in *words*, except padding."""
         words = words.repeat_interleave(logits.size(0) // words.numel()).to(logits.device)
         others = torch.ones_like(logits, dtype=torch.bool).scatter_(1, words.unsqueeze(1), False)
         logits.masked_fill_(others & words.ne(self.pad).unsqueeze(1), -math.inf)
 
 
 def _with_normaliser(logits: Tensor):
-    """What :meth:`BeamSearch._log_probabilities` returns."""
+    """Return the result of :meth:`BeamSearch._log_probabilities` for one model."""
     logits = logits.float()
     normaliser = log_normaliser(logits)
     broken = not math.isfinite(float(normaliser.sum()))

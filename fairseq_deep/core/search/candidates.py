@@ -1,11 +1,12 @@
-"""The best candidates of a step of beam search, without sorting or normalising all words.
+"""Best candidates of a beam search step, without sorting or normalising the whole vocabulary.
 
-The score of word w after hypothesis h is s_h + log p(w | h), where
+The score of token w after hypothesis h is s_h + log p(w | h), where
 
     log p(w | h) = logit(h, w) - log sum_v exp logit(h, v)
 
-What does not depend on w is the hypothesis' *offset*. The c best of a sentence are in the c blocks of words with the
-largest maxima over all of its hypotheses: maxima are quick to find, and of the rest only those blocks are looked at.
+The terms that do not depend on w are the *offset* of the hypothesis. The c best candidates of a sentence are in the c
+blocks of tokens with the largest maxima over all its hypotheses. Maxima are fast to compute, and only these blocks need
+a search.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from torch import Tensor
 from fairseq_deep.core.native import packed
 from fairseq_deep.core.native.packed import log_normalisers, runs_native
 
-BLOCK = 64  # words
+BLOCK = 64  # tokens
 
 
 def log_normaliser(logits: Tensor) -> Tensor:
-    """log sum_v exp logit(h, v), one value a row of *logits* (rows x words)."""
+    """Return log sum_v exp logit(h, v), one value per row of *logits* (rows x V)."""
     if runs_native(logits) and logits.is_contiguous():
         return log_normalisers(logits)
     return torch.logsumexp(logits, 1)
 
 
 def best_candidates(logits: Tensor, offsets: Tensor, beam: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores, words and ranks of the hypotheses of the best candidates, the best first.
+    """Return scores, tokens and hypothesis ranks of the best candidates, the best first.
 
     Args:
-        logits: (sentences * beam) x words
+        logits: (sentences * beam) x V
         offsets: sentences x beam, added to the logits of each hypothesis
-        beam: hypotheses of a sentence
-        count: candidates of a sentence
+        beam: hypotheses per sentence
+        count: candidates per sentence
 
     Returns:
         three tensors, sentences x count
@@ -54,7 +55,7 @@ def best_candidates(logits: Tensor, offsets: Tensor, beam: int, count: int) -> t
     places = ((ranks * words + first).unsqueeze(2) + inside).flatten(1)
     scores = (logits.view(sentences, -1).gather(1, places).view(sentences, count, BLOCK)
               + offsets.gather(1, ranks).unsqueeze(2)).flatten(1)
-    if blocks * BLOCK < words:  # the last words, which are no whole block
+    if blocks * BLOCK < words:  # the last tokens, an incomplete block
         rest = logits[:, blocks * BLOCK :].view(sentences, beam, -1) + offsets.unsqueeze(2)
         numbers = torch.arange(beam * words, device=logits.device).view(beam, words)[:, blocks * BLOCK :].flatten()
         scores = torch.cat([scores, rest.flatten(1)], dim=1)

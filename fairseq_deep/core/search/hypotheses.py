@@ -1,8 +1,8 @@
-"""The bookkeeping of beam search: which hypotheses there are, which end, which go on; fairseq's rules, in numpy.
+"""Bookkeeping of beam search with fairseq's rules, in numpy: hypotheses that continue, and hypotheses that end.
 
-A step has 2 x beam candidates a sentence, the best first. Those among the first *beam* that are an end-of-sentence end
-their hypothesis; the best *beam* others go on. A sentence is done when *beam* hypotheses have ended, or at the greatest
-length.
+A step has 2 x beam candidates per sentence, the best first. An end-of-sentence among the first *beam* candidates ends
+its hypothesis; the best *beam* other candidates continue. A sentence is finished when *beam* hypotheses have ended, or
+at the maximum length.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 
 
 class Continuation(NamedTuple):
-    """How a search goes on.
+    """Hypotheses that continue in the next step.
 
     Attributes:
-        order: the hypotheses of the step before that are taken over, by their numbers there (sentences * beam)
-        words: the word that each adds
+        order: their indices in the previous step (sentences * beam)
+        words: the new token of each
     """
 
     order: Tensor
@@ -27,19 +27,20 @@ class Continuation(NamedTuple):
 
 
 class Hypotheses:
-    """Those of a batch.
+    """Hypotheses of a batch.
 
     Args:
-        sentences, beam: how many
-        longest: the greatest number of words, without end-of-sentence
-        eos: end-of-sentence
-        penalty: exponent of the length that scores are divided by; None: they are not
-        lengths: the greatest number of words of each sentence, beyond which its hypotheses score -inf; None: *longest*
-        limits: the number of words after which the hypotheses of each sentence end; None: *longest*
+        sentences: number of sentences
+        beam: number of hypotheses per sentence
+        longest: maximum number of tokens, without end-of-sentence
+        eos: index of end-of-sentence
+        penalty: scores are divided by the length to the power of this; None: they are not
+        lengths: maximum number of tokens of each sentence; longer hypotheses score -inf; None: *longest*
+        limits: number of tokens after which the hypotheses of each sentence end; None: *longest*
 
     Attributes:
-        scores: sentences x beam, sums of log-probabilities; at first, one hypothesis per sentence
-        ended: words, log-probabilities and score of the ended hypotheses of each sentence
+        scores: sentences x beam, sums of log-probabilities; before the first step, one hypothesis per sentence
+        ended: tokens, log-probabilities and score of the ended hypotheses of each sentence
     """
 
     def __init__(
@@ -55,11 +56,11 @@ class Hypotheses:
         self.beam, self.longest, self.eos, self.penalty, self.lengths = beam, longest, eos, penalty, lengths
         self.limits = numpy.array(limits or [longest] * sentences)
         self.step = 0
-        self.numbers = numpy.arange(sentences)  # of the sentences that go on
+        self.numbers = numpy.arange(sentences)  # of the sentences that continue
         self.words = numpy.zeros((sentences, longest + 1), dtype=numpy.int64)
         self.sums = numpy.zeros((sentences, longest + 1), dtype=numpy.float32)
-        self.out = numpy.zeros((sentences, beam), dtype=bool)  # they go on for want of others, and end no more
-        self.attention: numpy.ndarray | None = None  # hypotheses x words x source, if there are weights
+        self.out = numpy.zeros((sentences, beam), dtype=bool)  # ended already, kept to fill the beam
+        self.attention: numpy.ndarray | None = None  # hypotheses x tokens x source, if there are weights
         self.ended: list[list[tuple]] = [[] for _ in range(sentences)]
 
     @property
@@ -71,24 +72,24 @@ class Hypotheses:
 
     @property
     def at_limit(self) -> numpy.ndarray:
-        """Which of the sentences that go on must end at this step."""
+        """Whether each of the sentences that continue must end at this step."""
         return self.limits[self.numbers] <= self.step
 
     def prefixes(self) -> list[list[int]]:
-        """The words of each hypothesis so far."""
+        """Return the tokens of each hypothesis so far."""
         return self.words[:, : self.step].tolist()
 
     def attend(self, weights: Tensor) -> None:
-        """Keep the attention weights of this step, hypotheses x source."""
+        """Store the attention weights of this step, hypotheses x source."""
         if self.attention is None:
             self.attention = numpy.zeros((len(weights), self.longest + 1, weights.size(1)), dtype=numpy.float32)
         self.attention[:, self.step] = weights.numpy()
 
     def advance(self, scores: Tensor, words: Tensor, ranks: Tensor) -> Continuation | None:
-        """Take over the candidates of a step (sentences x candidates each); None if the search has ended."""
+        """Advance by the candidates of a step (sentences x candidates each); return None if the search has ended."""
         scores, words = scores.numpy(), words.numpy()
         sentences, beam = len(self.numbers), self.beam
-        before = len(self.words) // sentences  # hypotheses that a sentence has had
+        before = len(self.words) // sentences  # hypotheses per sentence before this step
         parents = ranks.numpy() + numpy.arange(sentences)[:, None] * before
         ends = (words == self.eos) & (scores != -numpy.inf)
         ends[:, :beam] &= ~self.out
@@ -100,10 +101,10 @@ class Hypotheses:
             self.numbers, self.out = self.numbers[stay], self.out[stay]
             ends, scores, words, parents = ends[stay], scores[stay], words[stay], parents[stay]
         ends[:, :beam] |= self.out
-        if not ends.any():  # so the first go on
+        if not ends.any():  # the first *beam* candidates continue
             self.out = ends[:, :beam]
             return self._take_over(parents[:, :beam], words[:, :beam], scores[:, :beam])
-        # those that end, after all others
+        # sort the candidates that end after all others
         priority = ends * words.shape[1] + numpy.arange(words.shape[1])
         chosen = numpy.argsort(priority, axis=1)[:, :beam]
         self.out = numpy.take_along_axis(ends, chosen, axis=1)
@@ -121,7 +122,7 @@ class Hypotheses:
         return Continuation(torch.from_numpy(parents), torch.from_numpy(words))
 
     def _finish(self, ends, scores, parents):
-        """Keep the hypotheses that end; which sentences go on."""
+        """Store the hypotheses that end; return whether each sentence continues."""
         going = ~self.at_limit
         for sentence, rank in zip(*ends[:, : self.beam].nonzero()):
             ended = self.ended[self.numbers[sentence]]
@@ -143,7 +144,7 @@ class Hypotheses:
         return words, sums, score, weights
 
     def results(self) -> list[list[dict[str, Tensor]]]:
-        """The ended hypotheses of each sentence as fairseq's generators return them, the best first."""
+        """Return the ended hypotheses of each sentence in the format of fairseq's generators, the best first."""
         found = []
         for ended in self.ended:
             scores = torch.tensor([float(each[2]) for each in ended])
@@ -153,11 +154,11 @@ class Hypotheses:
 
 
 def rank_by_gnmt(found: list[list[dict[str, Tensor]]], exponent: float) -> list[list[dict[str, Tensor]]]:
-    """Hypotheses by GNMT's score (Wu et al. 2016, Eq. 14, without coverage), the best first.
+    """Sort hypotheses by GNMT's score (Wu et al. 2016, Eq. 14, without coverage), the best first.
 
     Args:
-        found: of each sentence, with sums of log-probabilities as scores
-        exponent: alpha of ((5 + length) / 6)^alpha, by which they are divided; the end symbol counts as a word
+        found: hypotheses of each sentence, with sums of log-probabilities as scores
+        exponent: alpha of the divisor ((5 + length) / 6)^alpha; the length includes end-of-sentence
     """
     for hypotheses in found:
         for each in hypotheses:
@@ -167,9 +168,9 @@ def rank_by_gnmt(found: list[list[dict[str, Tensor]]], exponent: float) -> list[
 
 
 def _fill_places(going):
-    """The sentences that go on: the first ones stay where they are, and the last ones take the places of the others.
+    """Return an order of the sentences that continue: the last ones fill the positions of finished sentences.
 
-    So what is kept of most sentences need not be copied.
+    Most sentences keep their position, and their caches need no copy.
     """
     count = going.sum()
     order = numpy.arange(count)

@@ -1,4 +1,4 @@
-"""What a search for translations can be asked for."""
+"""Options of the search for translations."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ class SearchOptions:
 
     Attributes:
         beam: hypotheses per sentence; 1 is greedy search
-        max_len_a, max_len_b: a hypothesis has at most a S + b words, with S the length of the batch, padding included
+        max_len_a, max_len_b: maximum number of tokens, a S + b, with S the length of the batch, including padding
         limit_each: S is the length of each sentence, so its hypotheses do not depend on the other sentences
-        min_len: least number of words
-        lenpen: exponent of the length by which scores are divided; above 1 favours long hypotheses
+        min_len: minimum number of tokens
+        lenpen: scores are divided by the length to the power of this; above 1 favours long hypotheses
         unnormalized: do not divide scores
         gnmt_lenpen: divide by ((5 + length) / 6)^lenpen (Wu et al., 2016, Eq. 14, without coverage)
-        unkpen: subtracted from the score of the unknown word
-        temperature: divides the scores of words before the softmax
-        no_repeat_ngram_size: no n-gram of this size occurs twice in a hypothesis; 0: any may
-        sampling: draw each word at random, instead of taking the best
-        sampling_topk: draw from the k most probable words; 0 or less: from all
-        sampling_topp: draw from the fewest words with at least this probability together; 0 or less: from all
+        unkpen: subtracted from the score of the unknown token
+        temperature: divides the scores of tokens before the softmax
+        no_repeat_ngram_size: size of n-grams that must not occur twice per hypothesis; 0: no limit
+        sampling: sample each token instead of choosing the best
+        sampling_topk: sample from the k most probable tokens; 0 or less: from all
+        sampling_topp: sample from the fewest tokens with at least this total probability; 0 or less: from all
         match_source_len: hypotheses are at most as long as their source
 
     Raises:
@@ -55,9 +55,9 @@ class SearchOptions:
         if not 0 < self.temperature < math.inf:
             raise UsageError(f"temperature {self.temperature} must be above 0")
         if self.gnmt_lenpen and self.unnormalized:
-            raise UsageError("gnmt_lenpen divides scores, which unnormalized leaves as they are; omit one of them")
+            raise UsageError("gnmt_lenpen divides scores, and unnormalized does not; omit one of them")
 
     @property
     def penalty(self) -> float | None:
-        """The exponent of the length; None where it is not what scores are divided by."""
+        """Exponent of the length penalty; None if scores are not divided by a power of the length."""
         return None if self.unnormalized or self.gnmt_lenpen else self.lenpen
