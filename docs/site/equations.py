@@ -15,6 +15,7 @@ ENVIRONMENTS = {"array", "bmatrix", "cases", "matrix", "pmatrix", "split"}
 CHILDREN = {"mfrac": 2, "mroot": 2, "msub": 2, "msup": 2, "mover": 2, "munder": 2, "msubsup": 3, "munderover": 3}
 OPENING = tuple("([{⟨⌊⌈|‖")
 OPERATORS = {"~": "∼", ";": ";", ":": ":", "±": "±"}  # the converter takes them for identifiers
+TIGHT = {"|", "‖", "/"}
 LIMITS = {"argmax", "argmin", "inf", "lim", "max", "min", "sup"}
 
 
@@ -45,35 +46,37 @@ def check_mathml(root):
 def set_names(root, display):
     """Write names of functions upright, with LaTeX's space around them, and their limits below them in a display."""
     for parent in root.iter():
+        if display and parent.tag == "msub" and parent[0].text in LIMITS:
+            parent.tag = "munder"
+        for child, follower in zip(parent, [*parent[1:], None]):
+            text = child.text or ""
+            if child.tag in ("mi", "mo") and len(text) > 1 and text.isalpha():
+                opened = follower is None or "".join(follower.itertext()).startswith(OPENING)
+                child.tag, child.attrib = "mo", {"lspace": "0.167em", "rspace": "0" if opened else "0.167em"}
+            elif child.tag == "mo" and text in TIGHT:
+                child.attrib |= {"lspace": "0", "rspace": "0"}
+            elif child.tag == "mi" and text in OPERATORS:
+                child.tag, child.text = "mo", OPERATORS[text]
+    for parent in root.iter():
         letters = [child.text for child in parent if child.tag == "mi" and child.get("mathvariant") == "normal"]
         if len(letters) > 1 and len(letters) == len(parent):  # \mathrm{LN} is one name, not two
             name = ElementTree.Element("mi")
             name.text = "".join(letters)
             parent[:] = [name]
-    for parent in root.iter():
-        if display and parent.tag == "msub" and parent[0].text in LIMITS:
-            parent.tag = "munder"
-        for child, follower in zip(parent, [*parent[1:], None]):
-            if child.tag == "mo" and (child.text or "").isalpha() and len(child.text) > 1:
-                opened = follower is None or "".join(follower.itertext()).startswith(OPENING)
-                child.attrib = {"lspace": "0.167em", "rspace": "0" if opened else "0.167em"}
-            elif child.tag == "mi" and child.text in OPERATORS:
-                child.tag, child.text = "mo", OPERATORS[child.text]
 
 
 def mathml(tex, display=False):
     """Convert *tex* to one ``math`` element; raise ValueError if it is not a complete equation."""
     check_latex(tex)
     try:
-        root = ElementTree.fromstring(re.sub(r' xmlns="[^"]*"', "", convert(tex, display="block" if display else "inline")))
+        converted = convert(tex, display="block" if display else "inline")
+        root = ElementTree.fromstring(re.sub(r' xmlns="[^"]*"', "", converted))
     except ElementTree.ParseError:
         raise ValueError("'&' requires an environment; escape it as '\\&'") from None
     except Exception as error:
         # the converter's errors have no common base, and most have no message
         raise ValueError(str(error) or re.sub(r"(?<!^)([A-Z])", r" \1", type(error).__name__).lower()) from error
     check_mathml(root)
-    if display:
-        root.set("display", "block")
     set_names(root, display)
     return ElementTree.tostring(root, encoding="unicode")
 
