@@ -28,7 +28,7 @@ for page in build/pages/docs/site/api/*.md; do
   done
 done
 export NO_MKDOCS_2_WARNING=1
-mkdocs build --strict --config-file docs/site/mkdocs.yml --site-dir "$PWD/build/site"
+mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 # what must stop the build does so, shown by a site with one page
 mkdir -p build/broken
