@@ -11,7 +11,7 @@ import sys
 from . import moved
 from .plugin.compat import FAIRSEQ_ERROR
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 moved.install()
 

@@ -27,5 +27,29 @@ for page in build/pages/docs/site/api/*.md; do
     done
   done
 done
-NO_MKDOCS_2_WARNING=1 mkdocs build --strict --config-file docs/site/mkdocs.yml --site-dir "$PWD/build/site"
+export NO_MKDOCS_2_WARNING=1
+mkdocs build --strict --config-file docs/site/mkdocs.yml
+
+# what must stop the build does so, shown by a site with one page
+mkdir -p build/broken
+cat >build/broken.yml <<'EOF'
+site_name: broken
+docs_dir: broken
+hooks: [../docs/site/equations.py]
+markdown_extensions:
+  - pymdownx.arithmatex: {generic: true, inline_syntax: [dollar], block_syntax: [dollar]}
+EOF
+stops() {
+  printf '# Broken\n\n%s\n' "$1" >build/broken/index.md
+  if mkdocs build --strict --config-file build/broken.yml --site-dir broken_site >build/broken.log 2>&1 ||
+    ! grep -q "$2" build/broken.log; then
+    echo "the build accepts: $1"
+    cat build/broken.log
+    return 1
+  fi
+}
+stops $'$$\n\\frac{a}\n$$' 'mfrac has 1 of 2 arguments'
+# shellcheck disable=SC2016 # LaTeX
+stops 'Let $\foo$ be.' 'unknown command'
+stops '[text](missing.md)' 'missing.md'
 echo "build/site: $(find build/site -name index.html | wc -l) pages"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that must hold before a change goes in: ruff, shellcheck and all tests. Arguments go to pytest.
+# Everything that must hold before a change goes in: ruff, codespell, shellcheck and all tests. Arguments go to pytest.
 # --package checks what is released instead, --docs the documentation site.
 set -euo pipefail
 unset CDPATH
@@ -14,6 +14,8 @@ export TORCHINDUCTOR_CACHE_DIR="$PWD/.venv/inductor/${ATEN_CPU_CAPABILITY-defaul
 
 echo "ruff"
 ruff check .
+echo "codespell"
+codespell # words that are right, or other languages: tests/data/spelling.txt
 echo "shellcheck"
 find . \( -name .git -o -name .venv -o -name build -o -name exp \) -prune -o \( -name '*.sh' -o -name '*.sbatch' -o -path ./.ci/run \) -print0 |
   xargs -0 shellcheck -x

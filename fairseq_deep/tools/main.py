@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
+from fairseq_deep import __version__
 from fairseq_deep.errors import printable
 from fairseq_deep.recipes.commands import claims, compare, completion, distill, recipe
 from fairseq_deep.tools import (
@@ -65,6 +66,7 @@ def make_parser(all_arguments: bool = False) -> tuple[argparse.ArgumentParser, d
     """The parser, and those of the sub-commands; for tab completion also with the arguments of `RAW`."""
     parser = _Parser(prog="fairseq-deep", description="Tools for deep Transformers in fairseq.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=f"fairseq_deep {__version__}", help="print the version")
     for module in COMMANDS:
         name, raw = name_of(module), module in RAW.values()
         summary = module.__doc__.strip().splitlines()[0]

@@ -11,13 +11,13 @@ PAGES = sorted(
     for folder in (".", "docs", "examples", "benchmarks", "third_party")
     for path in (ROOT / folder).glob("*.md" if folder == "." else "**/*.md")
 )
-BLOCK = re.compile(r"^ *(```|~~~)")
+BLOCK = re.compile(r"^ *(```|~~~|\$\$$)")
 ITEM = re.compile(r"^ *([-*]|\d+\.) ")
 OPERATORS = ("|", "||", "&&", "&", ";", "<", ">", ">>", "2>")
 
 
 def prose(text):
-    """The paragraphs and the items of lists of a page, without code, tables and headings."""
+    """The paragraphs and the items of lists of a page, without code, equations, tables and headings."""
     paragraphs, fenced = [[]], False
     for line in text.splitlines():
         if BLOCK.match(line):
@@ -32,8 +32,8 @@ def prose(text):
 
 
 def sentences(paragraph):
-    """The sentences of a paragraph; a piece of code counts as a word, a link as the words that it shows."""
-    text = re.sub(r"`[^`]*`", "CODE", paragraph)
+    """The sentences of a paragraph; code and an equation count as one word each, a link as the words that it shows."""
+    text = re.sub(r"`[^`]*`|\$[^$\s](?:[^$]*[^$\s])?\$", "CODE", paragraph)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"\b(et al|Eq|Fig|e\.g|i\.e)\.", r"\1", text)
     return re.split(r"(?<=[.!?])[)\"*_]*\s+", text)

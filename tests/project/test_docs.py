@@ -41,10 +41,10 @@ def test_sentences_have_at_most_40_words(page):
 
 def test_what_counts_as_a_sentence():
     page = "# One two\n\nThree `four five` [six](seven.md).\nEight et al. (2019)\n\n    nine ten\n\n| a | b |\n\n"
-    page += "- Two.\n  One!\n"
+    page += "- Two.\n  One!\n\n$$\nx = y\n$$\n\nLet $x + y$ be $2$.\n"
     found = [text for paragraph in prose(page) for text in sentences(paragraph)]
-    assert found == ["Three CODE six.", "Eight et al (2019)", "Two.", "One!"]
-    assert [words(text) for text in found] == [3, 4, 1, 1]
+    assert found == ["Three CODE six.", "Eight et al (2019)", "Two.", "One!", "Let CODE be CODE."]
+    assert [words(text) for text in found] == [3, 4, 1, 1, 4]
 
 
 @pytest.mark.parametrize("folder", ["docs", "examples", "docs/methods"])

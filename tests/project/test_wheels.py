@@ -1,11 +1,14 @@
 """The workflow that builds the wheels of a release: its Pythons are those that the package names, its files exist."""
 
 import itertools
+import os
 import re
+import subprocess
 
 import pytest
 import yaml
 
+import fairseq_deep
 from tests.helpers.paths import ROOT
 
 tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
@@ -53,7 +56,30 @@ def test_its_commands_name_what_is_there(jobs):
     assert asked and asked <= extras.keys()
 
 
-def test_files_are_attached_only_after_the_check_and_for_a_tag(jobs):
-    assert jobs["release"]["needs"] == "check" and set(jobs["check"]["needs"]) == {"fairseq", "package"}
-    assert jobs["release"]["if"] == "startsWith(github.ref, 'refs/tags/v')"
-    assert [name for name, job in jobs.items() if "write" in str(job.get("permissions"))] == ["release"]
+def test_files_leave_only_after_the_check_and_for_a_tag(jobs):
+    assert set(jobs["check"]["needs"]) == {"fairseq", "package"}
+    may_write = {name: job["permissions"] for name, job in jobs.items() if "write" in str(job.get("permissions"))}
+    assert may_write == {"release": {"contents": "write"}, "publish": {"id-token": "write"}}
+    for name in may_write:
+        assert jobs[name]["needs"] == "check"
+        assert jobs[name]["if"] == "startsWith(github.ref, 'refs/tags/v')"
+
+
+def test_pypi_gets_only_fairseq_deep_without_a_token(jobs):
+    download, publish = jobs["publish"]["steps"]
+    built = next(step["with"] for step in jobs["package"]["steps"] if "upload-artifact" in step.get("uses", ""))
+    assert download["with"] == {"name": built["name"], "path": "dist"}
+    assert publish["uses"].startswith("pypa/gh-action-pypi-publish@") and "with" not in publish
+    assert jobs["publish"]["environment"]["name"] == "pypi"
+
+
+@pytest.mark.parametrize("tag, status", [(f"v{fairseq_deep.__version__}", 0), ("v9.9.9", 1)])
+def test_the_tag_must_be_the_version(jobs, tag, status, tmp_path):
+    (tmp_path / "dist").mkdir()
+    (tmp_path / f"dist/fairseq_deep-{fairseq_deep.__version__}-py3-none-any.whl").touch()
+    (tmp_path / "CHANGELOG.md").write_text((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), encoding="utf-8")
+    command = next(step["run"] for step in jobs["package"]["steps"] if step.get("name") == "The tag is the version")
+    done = subprocess.run(["bash", "-ec", command], cwd=tmp_path, env={**os.environ, "GITHUB_REF_NAME": tag},
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == status
+    assert ("::error::tag v9.9.9 differs" in done.stdout) == bool(status)

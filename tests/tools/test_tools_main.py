@@ -38,6 +38,12 @@ def test_every_command_is_in_the_help_with_one_line(capsys):
         assert module.__doc__.splitlines()[0] in text
 
 
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main.main(["--version"])
+    assert (stop.value.code, capsys.readouterr().out) == (0, f"fairseq_deep {fairseq_deep.__version__}\n")
+
+
 def test_no_command_prints_the_help_and_fails(capsys):
     with pytest.raises(SystemExit) as stop:
         main.main([])
