@@ -210,5 +210,5 @@ def test_bad_files_are_one_line(recipe, tmp_path, command, example, monkeypatch)
     assert "a line has 30 tokens, and the model has 24 positions: split it" == ends(file, "a " * 30)
     for words in (["translate", file], ["package", file, "--output", tmp_path / "out"]):
         code, out, err = command(*words)
-        problem = f"{file} is for other programs: give the model that it was exported from\n"
+        problem = f"{file} is an export for other programs: give the model that it was exported from\n"
         assert (code, out, err) == (2, "", f"fairseq-deep {words[0]}: {problem}")
