@@ -82,7 +82,7 @@ def test_sides_of_different_lengths_are_refused(home):
 
 def test_a_member_that_is_missing_is_named(home):
     pack(home / "wmt18-test.tgz", {"test/newstest2018-enfi-src.en.sgm": sgm("a", "b")})
-    assert_refused(rebuild(home), "wmt18-test.tgz hold no wmt18 in 'fi'")
+    assert_refused(rebuild(home), "wmt18-test.tgz lack wmt18 in 'fi'")
 
 
 def test_a_full_disk_leaves_nothing_that_looks_whole(home):

@@ -78,14 +78,14 @@ def refused(*words, **how):
         (["--max-token", "5"], ["--max-token'", "--max-tokens"]),
         (["--dryrun"], ["--dryrun'", "--dry-run"]),
         (["--conf", "dlcl30l"], ["'dlcl30l'", "dlcl_30l"]),
-        (["--smoke", "maybe"], ["--smoke takes true or false", "'maybe'"]),
+        (["--smoke", "maybe"], ["--smoke must be true or false", "'maybe'"]),
         (["--ngpu", "two"], ["--ngpu", "'two'"]),
         (["--max-tokens", "-5"], ["--max-tokens", "'-5'"]),
         (["--lenpen", "x"], ["--lenpen", "'x'"]),
-        (["--lenpen", ""], ["--lenpen takes a number, not ''"]),
-        (["--lenpen="], ["--lenpen takes a number, not ''"]),
+        (["--lenpen", ""], ["--lenpen must be a number, not ''"]),
+        (["--lenpen="], ["--lenpen must be a number, not ''"]),
         (["-x"], ["'-x'", "start with --"]),
-        (["--precision", "fp15"], ["--precision takes fp32, fp16, bf16, amp"]),
+        (["--precision", "fp15"], ["--precision must be fp32, fp16, bf16, amp"]),
         (["--exp"], ["--exp: expected one argument"]),
         (["--exp", "--demo"], ["--exp: expected one argument"]),
         (["demo"], ["'demo'", "start with --"]),
@@ -482,7 +482,7 @@ def test_a_plan_says_what_a_cpu_cannot_do(own_text):
 def test_flags_that_a_plan_counts_with_are_whole_numbers(flag):
     for value in ("1e5", "x", "-1", "08", "a[$(exit 1)]"):
         for words in ((flag, value), (f"{flag}={value}",)):
-            assert refused("--", *words) == f"error: {flag} takes a whole number, not '{value}'\n"
+            assert refused("--", *words) == f"error: {flag} must be a whole number, not '{value}'\n"
 
 
 def test_own_text_is_dlcl_at_the_size_that_is_asked_for(own_text, tmp_path):

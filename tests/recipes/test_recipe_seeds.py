@@ -122,7 +122,7 @@ class TestSeeds:
         words = (tools, tmp_path / "exp", "--data", corpus, *SMALL)
         assert recipe(*words, "--seeds", "5,7", "--stop-stage", "4").returncode == 0
         assert programs(stubs)[-2:] == ["fairseq-train"] * 2
-        assert_refused(recipe(*words), "holds several seeds", status=2)
+        assert_refused(recipe(*words), "has several seeds", status=2)
         assert_refused(recipe(*words, "--seeds", "5,7", "--lowercase", "true"), "seed5", "other data", status=2)
         assert_refused(recipe(*words, "--seeds", "5,7", "--against", tmp_path / "exp"), "seed5/test.hyp.de", status=2)
         one = (tools, tmp_path / "one", "--data", corpus, *SMALL)

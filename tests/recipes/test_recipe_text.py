@@ -141,4 +141,4 @@ def test_cdpath_is_of_no_consequence(data, tmp_path):
     ("--update-freq", "0"), ("--batch-tokens", "0"), ("--max-words", "0"), ("--seed", "007"), ("--ngpu", "01"),
 ])  # fmt: skip
 def test_numbers_that_mean_nothing(flag, value):
-    assert_refused(recipe(flag, value), f"{flag} takes a", f"'{value}'", status=2)
+    assert_refused(recipe(flag, value), f"{flag} must be a", f"'{value}'", status=2)

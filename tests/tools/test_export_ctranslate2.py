@@ -240,8 +240,8 @@ def test_bad_input_is_one_line(make, export, monkeypatch, capsys):
     kinds = "the directory of a recipe, a packaged model, or a checkpoint"
     refuses(f"{here}/no.pt does not exist: give {kinds}", f"{here}/no.pt", *new)
     refuses(f"{here} has none of averaged.pt, ", here, *new)
-    refuses(f"cannot write {here}: it exists and is no empty folder; give another name", model, "--output", here)
-    refuses(f"cannot write {here}/no/out: there is no folder {here}/no; create it", model, "--output", f"{here}/no/out")
+    refuses(f"cannot write {here}: it exists and is not an empty directory; give another name", model, "--output", here)
+    refuses(f"cannot write {here}/no/out: the directory {here}/no does not exist", model, "--output", f"{here}/no/out")
     refuses(f"{here}/no does not exist: see --data", model, *new, "--data", f"{here}/no")
     refuses(f"{here}/dict.de.txt: cannot be read", model, *new, "--target-lang", "de")
     refuses(f"{model} translates src to tgt, not src to src; omit -s and -t", model, *new, "--target-lang", "src")
@@ -259,7 +259,7 @@ def test_bad_input_is_one_line(make, export, monkeypatch, capsys):
     (folder / "dict.tgt.txt").write_text("".join([*words, "w7 1 #fairseq:overwrite\n"]))
     refuses(f"{model} has a dictionary in which w7 occurs twice", model, *new)
     assert main.main(["export", model, *new, "--quantization", "int8"]) == 2
-    problem = "--quantization is for --format ctranslate2: add that, or leave it out"
+    problem = "--quantization requires --format ctranslate2: add that, or omit --quantization"
     assert capsys.readouterr().err == f"fairseq-deep export: {problem}\n"
 
 

@@ -254,8 +254,8 @@ BAD = {
     "lines": (one_more, [], "{text}/train.en has 200 lines but {text}/train.de has 201: give files"),
     "language": (another_language, [], "the teacher's dictionary lacks 100 % of the source tokens: give text in"),
     "no text": (shutil.rmtree, [], "--text {text}: no such directory"),
-    "in the way": (None, ["--output", "{text}"], "cannot write {text}: it exists and is no empty folder"),
-    "no parent": (None, ["--output", "{text}/no/out"], "cannot write {text}/no/out: there is no folder {text}/no"),
+    "in the way": (None, ["--output", "{text}"], "cannot write {text}: it exists and is not an empty directory"),
+    "no parent": (None, ["--output", "{text}/no/out"], "cannot write {text}/no/out: the directory {text}/no does"),
     "direction": (None, ["-s", "de", "-t", "en"], "averaged.pt translates en to de, not de to en; omit -s and -t"),
     "encoding": (lambda folder: (folder / "train.de").write_bytes(b"\xff\n"), [], "train.de, line 1: not UTF-8"),
 }  # fmt: skip

@@ -122,8 +122,8 @@ DAMAGES = {
     "a bit": (flip, "model.bin has another checksum"),
     "a file": (lambda entry: (entry / "model.bin").unlink(), "No such file or directory"),
     "the record": (lambda entry: (entry / "fairseq_deep.json").write_text("{"), "not valid JSON"),
-    "no record": (lambda entry: (entry / "fairseq_deep.json").unlink(), "there is no fairseq_deep.json"),
-    "no folder": (lambda entry: (shutil.rmtree(entry), entry.write_text("")), "there is no fairseq_deep.json"),
+    "no record": (lambda entry: (entry / "fairseq_deep.json").unlink(), "fairseq_deep.json is missing"),
+    "no folder": (lambda entry: (shutil.rmtree(entry), entry.write_text("")), "fairseq_deep.json is missing"),
 }
 
 
@@ -204,7 +204,7 @@ def test_a_search_that_cannot_be_expressed(words, problem, package, translate, t
 
 def test_a_cache_is_of_no_use_to_torch(package, text, capsys):
     assert fails(capsys, package, "--input", text, "--cache-dir", "x").endswith(
-        "--cache-dir is for --engine auto and ctranslate2: add that, or leave it out\n"
+        "--cache-dir requires --engine auto or ctranslate2: add one, or omit --cache-dir\n"
     )
 
 

@@ -100,7 +100,7 @@ def test_failed_writing_leaves_the_old_file_and_no_other(tmp_path):
 
 def test_output_path_is_checked_beforehand(tmp_path):
     check_output_path(str(tmp_path / "new"))
-    with pytest.raises(UsageError, match="there is no folder"):
+    with pytest.raises(UsageError, match="does not exist"):
         check_output_path(str(tmp_path / "missing" / "new"))
     with pytest.raises(UsageError, match="not a regular file"):
         check_output_path(str(tmp_path))

@@ -141,7 +141,8 @@ def test_a_line_that_is_too_long_is_left_empty(trained, translate, monkeypatch):
     first, empty, last = out.splitlines()
     assert code == 1 and first == last and empty == ""
     assert err == (
-        f"fairseq-deep translate: line 2 has more units than the model's {POSITIONS} positions: left empty; split it\n"
+        f"fairseq-deep translate: line 2 has more tokens than the model's {POSITIONS} positions: "
+        "its translation is empty; split it\n"
     )
 
 
@@ -283,10 +284,10 @@ BAD = {
     "no object": (damage("steps.json"), ["{model}"], "{parts}/steps.json: "),
     "no language": (no_languages, ["{model}"], "{model} does not name its languages, and files in {parts} do not"
                     ": give --source-lang and --target-lang"),
-    "several": (None, ["{model}", "--nbest", "2"], "--nbest 2 gives several translations of a line: add --json"),
-    "too many": (None, ["{model}", "--nbest", "9", "--json"], "--nbest 9 is more than --beam 4: choose a larger beam"),
+    "several": (None, ["{model}", "--nbest", "2"], "--nbest 2 gives several translations per line: add --json"),
+    "too many": (None, ["{model}", "--nbest", "9", "--json"], "--nbest 9 exceeds --beam 4: choose a larger beam"),
     "input": (None, ["{model}", "--input", "{here}/no"], "cannot read {here}/no: No such file"),
-    "output": (None, ["{model}", "--output", "{here}/no/out"], "cannot write {here}/no/out: there is no folder"),
+    "output": (None, ["{model}", "--output", "{here}/no/out"], "cannot write {here}/no/out: the directory"),
     "onto itself": (None, ["{model}", "--input", "{parts}/code", "--output", "{parts}/code"],
                     "cannot write {parts}/code: it is an input ("),
 }  # fmt: skip
