@@ -29,7 +29,7 @@ class Counter:
             self._values[key] = self._values.get(key, 0) + amount
 
     def lines(self) -> list[str]:
-        """The samples."""
+        """Return the samples."""
         with self._lock:
             values = sorted(self._values.items())
         return [sample(self.name, dict(zip(self.labels, key)), value) for key, value in values]
@@ -65,7 +65,7 @@ class Histogram:
             self._sum += value
 
     def lines(self) -> list[str]:
-        """The samples."""
+        """Return the samples."""
         with self._lock:
             counts, total = list(self._counts), self._sum
         found, below = [], 0

@@ -134,7 +134,7 @@ class RunningMean:
                 model[key] = means[slot.owner]
 
     def _check_grown(self, path: str, model: dict[str, Any]) -> None:
-        """Reject branches with factors that grow between checkpoints, since averaged weights fit none of the factors."""
+        """Reject branches with factors that grow between checkpoints: averaged weights fit none of these factors."""
         for key, value in model.items():
             if not key.endswith(GROWS) or getattr(value, "ndim", None) != 0:
                 continue

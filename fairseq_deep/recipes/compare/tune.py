@@ -72,7 +72,7 @@ class Tuner:
         return [middle / STEP, middle, middle * STEP]
 
     def candidate(self, system: System, rate: float) -> System:
-        """The system with another rate, under a label of its own."""
+        """Return the system with another rate, under its own label."""
         return replace(system, label=f"{system.label}-lr{rate:g}", flags=with_rate(system.flags, rate))
 
     def measure(self, candidates: list[System]) -> dict[str, float]:
