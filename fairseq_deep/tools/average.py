@@ -223,7 +223,7 @@ def _higher_is_better(path: str, metric: str) -> bool:
         raise UsageError(f"cannot tell whether a high or a low {metric} is better; name the checkpoints with --inputs")
     if saved is not None and by_name is not None and saved != by_name:
         direction = "high" if saved else "low"
-        warning = f"the run was configured for a {direction} {printable(metric)}"
+        warning = f"the run was configured such that a {direction} {printable(metric)} is better"
         print(f"fairseq-deep average: warning: {warning}", file=sys.stderr)
     return by_name if saved is None else saved
 

@@ -113,7 +113,7 @@ def test_branches_that_grow_from_one_checkpoint_to_the_next_are_refused(tmp_path
     scales = enumerate((0.5, 0.75, 1.0, 1.0))
     paths = [checkpoint(tmp_path / f"{index}.pt", {key: torch.tensor(scale)}) for index, scale in scales]
     error = fails(capsys, "--inputs", *paths[1:3], "--output", tmp_path / "out.pt")
-    assert f"still grow ({key})" in error and str(paths[2]) in error
+    assert f"prores grow ({key})" in error and str(paths[2]) in error
     assert not (tmp_path / "out.pt").exists()
     for one in (paths[2:], paths[:1]):
         assert run(one, tmp_path / "out.pt") == 0
@@ -135,7 +135,7 @@ def test_nan_or_inf_is_refused_with_its_file(tmp_path, capsys, poison):
         ({"a": torch.zeros(2)}, "b is missing in it"),
         ({"a": torch.zeros(2), "b": torch.zeros(2, 3), "c": torch.zeros(1)}, "c is only in it"),
         ({"a": torch.zeros(2), "b": torch.zeros(3, 2)}, "b is 3x2 in it and 2x3 there"),
-        ({"a": torch.zeros(2), "b": torch.zeros(2, 3, dtype=torch.int64)}, "b differs in its type"),
+        ({"a": torch.zeros(2), "b": torch.zeros(2, 3, dtype=torch.int64)}, "b has another type"),
     ],
 )
 def test_checkpoints_of_different_models_are_refused(tmp_path, capsys, other, problem):
@@ -261,7 +261,7 @@ def test_best_warns_of_an_unlikely_direction(tmp_path, capsys):
     checkpoint(tmp_path / "checkpoint.best_bleu\x1b[2J_27.1.pt", {"w": torch.zeros(1)}, maximize=False)
     assert main(["average", "--best", "1", "--dir", str(tmp_path), "--output", str(tmp_path / "out.pt")]) == 0
     told = capsys.readouterr()
-    assert "warning: the run was configured for a low bleu\\x1b[2J is better" in told.err
+    assert "warning: the run was configured such that a low bleu\\x1b[2J is better" in told.err
     assert "(checkpoint.best_bleu\\x1b[2J_27.1.pt;" in told.out
 
 

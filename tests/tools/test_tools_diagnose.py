@@ -246,7 +246,7 @@ def test_json_has_null_for_what_is_not_finite():
         (["--arch", POST, "--split", "test"], "cannot read the split test"),
         (["--arch", POST, "--source-lang", "xx", "--target-lang", "tgt"], "dict.xx.txt"),
         (["--path", "nowhere.pt"], "nowhere.pt: no such checkpoint"),
-        (["--path", "nowhere.pt", "--encoder-layers", "3"], "--encoder-layers is not known"),
+        (["--path", "nowhere.pt", "--encoder-layers", "3"], "--encoder-layers is not supported with --path"),
         (["--arch", POST, "--plot", "a.jpg"], "the file name must end in .png, .svg, .pdf"),
         (["--arch", POST, "--json", "no/a.json"], "the directory no does not exist"),
     ],

@@ -76,7 +76,7 @@ def translate(capsys, text):
 def test_the_command_gives_the_same_and_converts_once(package, text, tmp_path):
     words = ["fairseq-deep", "translate", package, "--input", text, "--cpu", "--batch-size", 7, "--max-len-b", 20]
     torch = run(*words, check=False)
-    assert torch.returncode == 1 and torch.stderr.count("\n") == 1 and "line 45 has more units" in torch.stderr
+    assert torch.returncode == 1 and torch.stderr.count("\n") == 1 and "line 45 has more tokens" in torch.stderr
     assert len({*torch.stdout.splitlines()}) > 30
     cached = ["--cache-dir", tmp_path / "new/cache"]
     first, second, named = (run(*words, *cached, "--engine", name, check=False) for name in ("auto", "auto",
