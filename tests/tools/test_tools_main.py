@@ -109,7 +109,7 @@ def test_output_path_is_checked_beforehand(tmp_path):
 def test_archs_selects_by_wildcard_in_natural_order():
     known = ["t_dlcl_30l", "t_dlcl_6l", "t_post_6l", "t_dlcl_16l"]
     assert archs.select_names(known, "t_dlcl*") == ["t_dlcl_6l", "t_dlcl_16l", "t_dlcl_30l"]
-    with pytest.raises(UsageError, match="no architecture matches 't_dlcl_31l'; nearest: t_dlcl_30l"):
+    with pytest.raises(UsageError, match="no architecture matches 't_dlcl_31l'; similar: t_dlcl_30l"):
         archs.select_names(known, "t_dlcl_31l")
     with pytest.raises(UsageError, match="lists all"):
         archs.select_names(known, "zzz")
