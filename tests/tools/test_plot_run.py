@@ -103,7 +103,7 @@ BAD = {
     "no file": (["{here}/no.log"], "cannot read {here}/no.log: No such file"),
     "no log": (["{here}/other"], "{here}/other is not a training log: it must have a line with train_inner or valid"),
     "no run": (["{here}"], "{here} has neither train.jsonl nor logs/4-train.log: give the directory of a recipe"),
-    "one name": (["{log}", "{log}", "--names", "a"], "--names has 1 for 2 logs"),
+    "one name": (["{log}", "{log}", "--names", "a"], "--names has 1 names for 2 logs: give one per log"),
     "one name twice": (["{log}", "{log}"], "two logs have the same name: give --names A,B"),
     "no picture": (["{log}", "--output", "{here}/a.txt"], "cannot draw {here}/a.txt: the file name must end in"),
     "onto itself": (["{log}", "--output", "{here}/a.png", "--csv", "{log}"], "cannot write {log}: it is an input"),
