@@ -1,7 +1,7 @@
 """fairseq_deep: deep Transformers for machine translation, as a fairseq plugin.
 
-Importing the package registers everything with fairseq, so ``--user-dir fairseq_deep`` is all it takes. Three parts
-build on each other: ``core`` (the models; torch only), ``runtime`` (translation with trained models) and ``plugin``
+Importing the package registers everything with fairseq, so ``--user-dir fairseq_deep`` enables it. The package has
+three layers: ``core`` (the models; requires only torch), ``runtime`` (translation with trained models) and ``plugin``
 (everything that imports fairseq). The command ``fairseq-deep`` is in ``tools``.
 """
 
@@ -16,17 +16,17 @@ __version__ = "0.3.0"
 moved.install()
 
 if FAIRSEQ_ERROR is None:
-    from .plugin import patches, stored, task  # noqa: F401 (registers models, architectures, the task and formats)
+    from .plugin import patches, stored, task  # noqa: F401 (registers models, architectures, task and formats)
     from .plugin.architectures import list_archs
 
     patches.apply()
 else:
 
     def list_archs(pattern="*"):
-        """Raise ImportError: fairseq is missing, and architectures are names in its registry."""
+        """Raise ImportError, since fairseq is missing and architectures are names in its registry."""
         raise ImportError("architectures require fairseq; run 'fairseq-deep doctor'") from FAIRSEQ_ERROR
 
-if "transformers.models.auto" in sys.modules:  # loaded Auto classes get our models at once
+if "transformers.models.auto" in sys.modules:  # the Auto classes are already loaded: register our models now
     with contextlib.suppress(ImportError):  # transformers before 5
         from . import huggingface  # noqa: F401 (registers the classes)
 

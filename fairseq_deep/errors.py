@@ -1,10 +1,10 @@
-"""The exception for mistakes in the input, and text from elsewhere in a form that a terminal can show."""
+"""The exception for invalid input, and formatting of external text for a terminal."""
 
 import unicodedata
 
 
 class UsageError(Exception):
-    """A mistake in the input. The message is one line: ``problem; fix``.
+    """Invalid input. The message is one line: ``problem; fix``.
 
     It is an ordinary exception. The commands of the fairseq that ``third_party/fairseq`` builds print :attr:`one_line`
     without a traceback and exit with status 1.
@@ -17,21 +17,21 @@ class UsageError(Exception):
 
     @property
     def one_line(self) -> str:
-        """What fairseq's commands print."""
+        """The message as fairseq's commands print it, with the package's name."""
         return f"fairseq_deep: {self.message}"
 
 
 def one_line(text: object, limit: int | None = None) -> str:
-    """*text*, such as an exception of a library, on one line; the type of an exception without a message."""
+    """Return *text*, such as a library's exception, on one line; for an exception without a message, its type."""
     line = " ".join(str(text).split())
     return printable(line or (type(text).__name__ if isinstance(text, BaseException) else ""), limit)
 
 
 def printable(text: object, limit: int | None = 200) -> str:
-    """*text* without anything that acts on a terminal or breaks a line.
+    """Return *text* without line breaks and terminal control sequences.
 
-    Control and format characters, line separators and surrogates become backslash escapes. More than *limit*
-    characters are cut, and end in "...".
+    Control and format characters, line separators and surrogates become backslash escapes. Text longer than *limit*
+    characters is truncated and ends in "...".
     """
     shown = "".join(
         char.encode("unicode_escape").decode("ascii") if unicodedata.category(char) in _HIDDEN else char

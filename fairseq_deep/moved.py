@@ -1,4 +1,4 @@
-"""Old import paths of documented names: they work for one more release, with a warning."""
+"""Deprecated import paths of documented names; they work for one more release, with a warning."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MOVED = {
     "records": "runtime.records",
     "translation": "runtime",
 }  # fmt: skip
-"""Modules of ``fairseq_deep`` by their old names, and where they are."""
+"""The current path of each module of ``fairseq_deep``, by its old name."""
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds a module under its old name."""
+    """Import hook that finds a module under its old name."""
 
     def find_spec(self, name, path=None, target=None):
         package, _, rest = name.partition(".")
@@ -40,6 +40,6 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Let the old names be found."""
+    """Install the import hook for the old names."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

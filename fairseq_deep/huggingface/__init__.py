@@ -1,6 +1,6 @@
 """Packaged models in transformers: ``AutoConfig``, ``AutoTokenizer`` and ``AutoModelForSeq2SeqLM`` load them.
 
-Importing this module registers the classes below. A package holds no code; the folder is checked as the runtime does.
+Importing this module registers the classes below. A package contains no code, and the runtime's checks apply.
 """
 
 try:

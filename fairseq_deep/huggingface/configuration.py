@@ -1,4 +1,4 @@
-"""The configuration of a packaged model, as transformers has it."""
+"""The configuration of a packaged model as a transformers class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FairseqDeepConfig(PreTrainedConfig):
         source_vocab_size, vocab_size: entries of the dictionaries; None until a model is loaded
 
     Raises:
-        UsageError: ``config.json`` has a setting that a package cannot have
+        UsageError: ``config.json`` has an invalid setting
     """
 
     model_type = HUGGINGFACE["model_type"]
@@ -35,7 +35,7 @@ class FairseqDeepConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """Read *config_dict*, the content of a package's ``config.json``, or what :meth:`to_dict` returns."""
+        """Read *config_dict*, the content of a package's ``config.json`` or the result of :meth:`to_dict`."""
         if config_dict.get("format") == FORMAT:
             config_dict = {"package": config_dict, "architectures": HUGGINGFACE["architectures"]}
         return super().from_dict(config_dict, **kwargs)
@@ -45,5 +45,5 @@ class FairseqDeepConfig(PreTrainedConfig):
             try:
                 check_config(self.package)
             except ValueError as error:
-                raise UsageError(f"config.json: refused, because {error}") from error
+                raise UsageError(f"config.json: rejected: {error}") from error
         super().__post_init__(**kwargs)

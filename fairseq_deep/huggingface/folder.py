@@ -1,4 +1,4 @@
-"""Where the files of a package are: in a local directory, or in a repository of the Hugging Face Hub."""
+"""Access to a package in a local directory or on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from fairseq_deep.runtime import packaged
 from fairseq_deep.runtime.packaged.folder import CARD, CONFIG, SUMS
 
 HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
-"""Arguments of ``from_pretrained`` that choose a file on the Hub."""
+"""Arguments of ``from_pretrained`` that select a file on the Hub."""
 
 
 @contextlib.contextmanager
 def local_folder(path: str | os.PathLike, weights: bool = True, **hub: Any) -> Iterator[str]:
-    """The directory with the package *path*.
+    """Yield the directory of the package *path*.
 
-    The Hub's cache consists of links, which a package must not have. Its files are copied while the context is open.
+    The Hub's cache consists of links, which packages must not contain. Therefore a package from the Hub is copied to a
+    temporary directory.
 
     Args:
         path: a directory, or the name of a repository
-        weights: with the weights
+        weights: whether to download the weights
         hub: see :data:`HUB`
 
     Raises:
@@ -45,7 +46,7 @@ def local_folder(path: str | os.PathLike, weights: bool = True, **hub: Any) -> I
         try:
             for name in (CONFIG, SUMS):
                 fetch(name)
-            with contextlib.suppress(OSError):  # it may be without a card
+            with contextlib.suppress(OSError):  # the card is optional
                 fetch(CARD)
             for name in [*packaged.text_files(packaged.read_config(folder)), *[packaged.WEIGHTS] * weights]:
                 fetch(name)
@@ -55,7 +56,7 @@ def local_folder(path: str | os.PathLike, weights: bool = True, **hub: Any) -> I
 
 
 def read_files(folder: str, names: list[str]) -> dict[str, bytes]:
-    """The content of the files *names*."""
+    """Return the content of the files *names*."""
     found = {}
     for name in names:
         with open(os.path.join(folder, name), "rb") as stream:
@@ -65,7 +66,7 @@ def read_files(folder: str, names: list[str]) -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def written(files: dict[str, bytes]) -> Iterator[str]:
-    """A temporary directory with *files*."""
+    """Yield a temporary directory with *files*."""
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():
             with open(os.path.join(folder, name), "wb") as stream:
@@ -75,7 +76,7 @@ def written(files: dict[str, bytes]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def filled(folder: str) -> Iterator[str]:
-    """An empty directory, whose files *folder* gets when the context ends without an error, the checksums last.
+    """Yield an empty directory and move its files to *folder* if no error occurs, the checksums last.
 
     Raises:
         UsageError: *folder* cannot be written

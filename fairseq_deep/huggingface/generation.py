@@ -1,4 +1,4 @@
-"""What ``generate()`` needs: the cache of the core's decoder, the package's search settings, and its length limit."""
+"""Support for ``generate()``: the cache of the core's decoder, the package's search settings and length limit."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fairseq_deep.runtime.dictionary import Dictionary
 
 
 class DecoderCache(Cache):
-    """The incremental state of the core's decoder.
+    """The incremental state of the core's decoder as a transformers cache.
 
-    transformers' caches hold keys and values by layer. Ours also holds running means, and keeps the keys of all
-    hypotheses of a sentence together, so that reordering a beam changes a mask instead of copying them.
+    transformers' caches hold keys and values per layer. This cache also holds running means, and stores the keys of all
+    hypotheses of a sentence together. Beam reordering therefore changes a mask instead of copying keys.
 
     Args:
         decoder: the core's decoder
 
     Attributes:
-        state: its incremental state
-        length: number of target positions so far
+        state: the decoder's incremental state
+        length: number of cached target positions
     """
 
     is_croppable = False
@@ -36,7 +36,7 @@ class DecoderCache(Cache):
         self.reset()
 
     def reset(self) -> None:
-        """Forget all positions."""
+        """Clear the cache."""
         self.state: dict[str, dict[str, Tensor | None]] = {}
         self.length = 0
 
@@ -44,7 +44,7 @@ class DecoderCache(Cache):
         """Decode one more position.
 
         Args:
-            words: the word of each hypothesis, B
+            words: the newest token of each hypothesis, B
             encoded: the encoder's output
 
         Returns:
@@ -57,32 +57,32 @@ class DecoderCache(Cache):
         return x, extra["inner_states"]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """The number of target positions."""
+        """Return the number of cached target positions."""
         return self.length
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: the cache grows."""
+        """Return -1, since the cache has no maximum length."""
         return -1
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Continue with the hypotheses *beam_idx*."""
+        """Reorder the cache to the hypotheses *beam_idx*."""
         self.decoder.reorder_incremental_state_scripting(self.state, beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Continue with the hypotheses *indices*."""
+        """Reorder the cache to the hypotheses *indices*."""
         self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Reject a search that widens its beam later."""
+        """Reject search methods that expand the beam after the first step."""
         raise UsageError("this search copies hypotheses after the first step, which is not supported; use beam search")
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Reject a search that takes positions back."""
-        raise UsageError("assisted decoding takes positions back, which is not supported; omit the assistant")
+        """Reject search methods that remove positions."""
+        raise UsageError("assisted decoding removes positions, which is not supported; omit the assistant")
 
 
 class EndAtLimit(LogitsProcessor):
-    """Leave only end-of-sentence, with its own probability, to a hypothesis of *longest* tokens, as fairseq does."""
+    """Allow only end-of-sentence, with its original score, after *longest* tokens, like fairseq."""
 
     def __init__(self, longest: int):
         self.longest = longest
@@ -96,7 +96,7 @@ class EndAtLimit(LogitsProcessor):
 
 
 def search_settings(search: dict[str, Any]) -> GenerationConfig:
-    """The beam search of a package; GNMT's length penalty has no counterpart, and :func:`check_penalty` rejects it."""
+    """Return the search settings of a package, without GNMT's length penalty; :func:`check_penalty` rejects it."""
     ids = {"bos_token_id": Dictionary.bos, "pad_token_id": Dictionary.pad, "eos_token_id": Dictionary.eos}
     beam = {"num_beams": search["beam"], "length_penalty": search["lenpen"], "early_stopping": True}
     return GenerationConfig(
@@ -106,28 +106,28 @@ def search_settings(search: dict[str, Any]) -> GenerationConfig:
 
 
 def check_penalty(search: dict[str, Any], given: dict[str, Any]) -> None:
-    """Reject the search of a package with GNMT's length penalty.
+    """Reject a package's GNMT length penalty, unless the arguments override it.
 
     Args:
         search: the package's settings
-        given: arguments of ``generate()``; its own length penalty or a beam of 1 is accepted
+        given: arguments of ``generate()``; another length penalty or a beam of 1 is accepted
 
     Raises:
-        UsageError: with the ways that exist
+        UsageError: the search requires GNMT's length penalty; the message names the alternatives
     """
     own = {"length_penalty", "generation_config"} & given.keys() or given.get("num_beams") == 1
     if search["gnmt_lenpen"] and search["beam"] > 1 and not own:
         raise UsageError(
-            "this model is searched with GNMT's length penalty, which transformers does not have: give generate() "
+            "this model's search uses GNMT's length penalty, which transformers does not support: give generate() "
             "another length_penalty, or translate with fairseq_deep.runtime.Translator"
         )
 
 
 def longest_of(search: dict[str, Any], source: int, positions: int) -> int:
-    """The greatest number of target tokens, without end-of-sentence, as the runtime's search computes it.
+    """Return the maximum number of target tokens, without end-of-sentence, as in the runtime's search.
 
     Args:
         source: number of source tokens in the batch, with padding
-        positions: of the decoder
+        positions: number of the decoder's positions
     """
     return min(int(search["max_len_a"] * source + search["max_len_b"]), positions - 1)

@@ -1,4 +1,4 @@
-"""The core's Transformer as a model of transformers."""
+"""The core's Transformer as a transformers model."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .generation import DecoderCache, EndAtLimit, check_penalty, longest_of, sea
 from .storage import Storage
 
 IGNORED = -100
-"""The label that counts for nothing."""
+"""The label of positions to ignore."""
 CACHE = "cache" if "cache" in [each.name for each in fields(Seq2SeqLMOutput)] else "past_key_values"
-"""The name of the cache in outputs; transformers 5.24 renamed it."""
+"""The name of the cache in outputs, which transformers 5.24 renamed."""
 
 
 @dataclass
@@ -33,9 +33,9 @@ class EncoderOutput(BaseModelOutput):
 
     Attributes:
         last_hidden_state: B x S x C
-        padding: true where the source has padding, B x S
-        memories: what each decoder layer attends to, where it has its own memory, B x M x S x C
-        languages: numbers of the target languages, where the decoder's norms depend on them, B
+        padding: true at padding positions of the source, B x S
+        memories: the states that each decoder layer attends to, if layers have separate memories, B x M x S x C
+        languages: indices of the target languages, if the decoder's norms depend on them, B
     """
 
     padding: Tensor | None = None
@@ -63,15 +63,15 @@ class _Encoder(nn.Module):
 
 
 class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel, GenerationMixin):
-    """A packaged model: every method of fairseq_deep, with transformers' interface.
+    """A packaged model with transformers' interface; it supports all methods of fairseq_deep.
 
-    Parameters have the core's names. The core's own functions, such as ``BeamSearch``, take this model, too.
+    Parameters have the core's names. The core's functions, such as ``BeamSearch``, also accept this model.
 
     Args:
-        config: with the settings of a package and the sizes of its dictionaries
+        config: configuration with a package's settings and the sizes of its dictionaries
 
     Raises:
-        UsageError: *config* is not complete
+        UsageError: *config* is incomplete
     """
 
     config: FairseqDeepConfig
@@ -83,41 +83,41 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
         PreTrainedModel.__init__(self, config)
         sizes = config.source_vocab_size, config.vocab_size
         if config.package is None or None in sizes:
-            raise UsageError("the configuration does not have the sizes of the dictionaries; use from_pretrained()")
+            raise UsageError("the configuration lacks the sizes of the dictionaries; use from_pretrained()")
         flags = Namespace(arch=config.package["arch"], **config.package["model"])
         core = untrained(flags, *(Dictionary(map(str, range(size - len(Dictionary())))) for size in sizes))
         self.encoder, self.decoder = core.encoder, core.decoder
-        self.encoder.main_input_name = self.main_input_name  # generate() asks it
-        self.decoder.caches = self.decoder.find_caches()  # not at each step
+        self.encoder.main_input_name = self.main_input_name  # generate() reads it
+        self.decoder.caches = self.decoder.find_caches()  # once, not per step
         self.files: dict[str, bytes] = {}
         self.post_init()
         self.generation_config = search_settings(config.package["search"])
 
     def _init_weights(self, module: nn.Module) -> None:
-        """The core has initialised all weights."""
+        """Do nothing, since the core initialises all weights."""
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # forward() makes the cache
+        return False  # forward() creates the cache
 
     def get_input_embeddings(self) -> nn.Module:
-        """The embedding of the source."""
+        """Return the source embedding."""
         return self.encoder.embed_tokens
 
     def get_output_embeddings(self) -> nn.Module:
-        """The output projection."""
+        """Return the output projection."""
         return self.decoder.output_projection
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
-        """Reject another vocabulary."""
-        raise UsageError("the vocabulary is that of the package's dictionaries; train a model with other dictionaries")
+        """Reject another vocabulary size."""
+        raise UsageError("the package's dictionaries fix the vocabulary; train a model with other dictionaries")
 
     def get_encoder(self, modality: str | None = None) -> nn.Module:
-        """The encoder with transformers' interface."""
+        """Return the encoder with transformers' interface."""
         return _Encoder(self)
 
     def get_decoder(self) -> nn.Module:
-        """The core's decoder."""
+        """Return the core's decoder."""
         return self.decoder
 
     def encode(
@@ -134,7 +134,7 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
         """
         limit = self.encoder.max_positions()
         if input_ids.size(1) > limit:
-            raise UsageError(f"a source has {input_ids.size(1)} tokens, and the model {limit} positions; truncate it")
+            raise UsageError(f"a source has {input_ids.size(1)} tokens, but the model {limit} positions; truncate it")
         encoded = self.encoder(_masked(input_ids, attention_mask), None, bool(output_hidden_states))
         memories, languages = encoded.get("encoder_memories"), encoded.get("languages")
         return EncoderOutput(
@@ -160,21 +160,22 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
         return_dict: bool | None = None,
         cache: DecoderCache | None = None,
     ) -> Seq2SeqLMOutput | tuple:
-        """Scores of all target tokens.
+        """Compute the scores of all target tokens.
 
         Args:
             input_ids, attention_mask: see :meth:`encode`
-            decoder_input_ids: B x T, from end-of-sentence on; with *cache*, the new positions. Several hypotheses of a
-                sentence may share its *encoder_outputs*, one after the other
+            decoder_input_ids: B x T, starting with end-of-sentence; with *cache*, the new positions. Consecutive
+                hypotheses of a sentence may share its *encoder_outputs*
             decoder_attention_mask: 0 at positions to ignore, B x T
-            encoder_outputs: in place of *input_ids*; its padding, or that of *attention_mask*, is ignored
-            labels: target tokens with end-of-sentence, B x T; padding and -100 count for nothing
-            use_cache: return a cache; one position at a time is decoded then
-            cache, past_key_values: the cache by its name since transformers 5.24, and by the one before
+            encoder_outputs: output of :meth:`encode`, instead of *input_ids*; padding in it or in *attention_mask* is
+                ignored
+            labels: target tokens with end-of-sentence, B x T; padding and -100 are ignored
+            use_cache: return a cache and decode position by position
+            cache, past_key_values: the cache, by its name since transformers 5.24 and by its earlier name
 
         Returns:
-            ``logits`` (B x T x V), ``loss`` where there are labels (the mean of the cross-entropy), ``cache`` (before
-            transformers 5.24, ``past_key_values``), hidden states on request, and the encoder's output
+            ``logits`` (B x T x V), with labels ``loss`` (the mean cross-entropy), ``cache`` (before transformers 5.24,
+            ``past_key_values``), hidden states on request, and the encoder's output
 
         Raises:
             UsageError: an input is missing or not supported
@@ -205,12 +206,12 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
         return output.to_tuple() if return_dict is False else output
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """The decoder's input for *labels* (B x T): end-of-sentence, and all labels but the last."""
+        """Return the decoder's input for *labels* (B x T): end-of-sentence, then all labels except the last."""
         words = labels.masked_fill(labels.eq(IGNORED), Dictionary.pad)
         return torch.cat([words.new_full((len(words), 1), Dictionary.eos), words[:, :-1]], dim=1)
 
     def _read_source(self, input_ids: Tensor | None, mask: Tensor | None, outputs, hidden: bool | None):
-        """The encoder's output: *outputs* if they are given."""
+        """Return the encoder's output, or *outputs* if given."""
         if outputs is None and input_ids is None:
             raise UsageError("forward() requires input_ids or encoder_outputs")
         if outputs is None:
@@ -218,7 +219,7 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
         return outputs if isinstance(outputs, BaseModelOutput) else EncoderOutput(*outputs[:2])
 
     def _encoded(self, outputs: BaseModelOutput, mask: Tensor | None) -> dict[str, list[Tensor]]:
-        """The encoder's output as the core has it."""
+        """Return the encoder's output in the core's form."""
         x, padding, memories = outputs.last_hidden_state, outputs.get("padding"), outputs.get("memories")
         if padding is None:
             padding = x.new_zeros(x.shape[:2], dtype=torch.bool) if mask is None else mask.eq(0)
@@ -234,7 +235,7 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
         return encoded
 
     def _whole(self, tokens: Tensor, encoded: dict[str, list[Tensor]], cache: None) -> tuple[Tensor, list[Tensor]]:
-        """Features of all positions of *tokens* (B x T), and hidden states."""
+        """Return features of all positions of *tokens* (B x T), and hidden states."""
         copies = len(tokens) // len(encoded["encoder_padding_mask"][0])
         if copies > 1:
             encoded = {
@@ -245,16 +246,16 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
         return x, extra["inner_states"]
 
     def _steps(self, tokens: Tensor, encoded: dict[str, list[Tensor]], cache: DecoderCache) -> tuple[Tensor, list]:
-        """Features of the new positions of *tokens* (B x T), one after the other, and hidden states."""
+        """Decode the new positions of *tokens* (B x T) one by one, and return features and hidden states."""
         if tokens.size(1) > 1 and bool(tokens.eq(Dictionary.pad).any()):
-            raise UsageError("decoder_input_ids of several positions must not be padded where a cache is used")
+            raise UsageError("decoder_input_ids of several positions must not be padded with a cache; remove padding")
         features, states = zip(*(cache.extend(words, encoded) for words in tokens.unbind(1)))
         return torch.cat(features, dim=1), [torch.cat(layer) for layer in zip(*states)]
 
     def _expand_inputs_for_generation(
         self, expand_size: int = 1, is_encoder_decoder: bool = False, input_ids: Tensor | None = None, **model_kwargs
     ):
-        """Copy what is given for each hypothesis, and not the encoder's output, which hypotheses share."""
+        """Repeat the inputs for each hypothesis, except the encoder's output, which hypotheses share."""
         shared = {name: model_kwargs.pop(name, None) for name in ("encoder_outputs", "attention_mask")}
         options = {"expand_size": expand_size, "is_encoder_decoder": False, "input_ids": input_ids}
         input_ids, model_kwargs = super()._expand_inputs_for_generation(**options, **model_kwargs)
@@ -262,12 +263,12 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
 
     @torch.no_grad()
     def generate(self, inputs: Tensor | None = None, generation_config=None, logits_processor=None, **kwargs):
-        """Search as the package says, or as the arguments say; see transformers' ``generate()``.
+        """Translate with the package's search settings, which the arguments override; see transformers' ``generate()``.
 
-        Unless a length is given, hypotheses have the runtime's limit, which depends on the source.
+        The default length limit is the runtime's, which depends on the source.
 
         Raises:
-            UsageError: the package's search does not exist in transformers
+            UsageError: transformers does not support the package's search
         """
         search = self.config.package["search"]
         config = {} if generation_config is None else {"generation_config": generation_config}
@@ -279,17 +280,17 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
             source = kwargs["encoder_outputs"][0]
         if source is not None and not any(lengths) and not {"max_length", "max_new_tokens"} & kwargs.keys():
             longest = longest_of(search, source.size(1), self.decoder.max_positions())
-            kwargs["max_length"] = longest + 2  # it counts the first symbol and end-of-sentence
+            kwargs["max_length"] = longest + 2  # the first symbol and end-of-sentence count
             logits_processor = LogitsProcessorList([*(logits_processor or []), EndAtLimit(longest)])
         return super().generate(inputs, logits_processor=logits_processor, **config, **kwargs)
 
 
 def _masked(tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """*tokens* with padding where *mask* is 0."""
+    """Return *tokens* with padding where *mask* is 0."""
     return tokens if mask is None else tokens.masked_fill(mask.eq(0), Dictionary.pad)
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean cross-entropy of the *labels* that count."""
+    """Return the mean cross-entropy of the *labels*, except padding and ignored ones."""
     labels = labels.to(logits.device).masked_fill(labels.eq(IGNORED), Dictionary.pad)
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=Dictionary.pad)

@@ -1,4 +1,4 @@
-"""Reading and writing of packages by transformers' names: ``from_pretrained``, ``save_pretrained``, ``push_to_hub``."""
+"""Reading and writing of packages with transformers' methods: ``from_pretrained``, ``save_pretrained``, ..."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class Storage:
         generation_config: Any = None,
         **kwargs: Any,
     ):
-        """Load a package, with all checks of the runtime, in evaluation mode.
+        """Load a package in evaluation mode, with all checks of the runtime.
 
         Args:
-            pretrained_model_name_or_path: its directory, or the name of a repository of the Hub
-            config: settings that take the place of the package's
-            dtype: of the weights (default: as stored); what methods keep in fp32 stays in fp32
-            device_map: one device, or "auto" for a GPU if there is one
-            generation_config: settings of the search that take the place of the package's
-            kwargs: what chooses the repository's files
+            pretrained_model_name_or_path: its directory, or the name of a repository on the Hub
+            config: settings that replace the package's
+            dtype: type of the weights (default: as stored); weights that methods keep in fp32 are not converted
+            device_map: one device, or "auto" for a GPU if available
+            generation_config: search settings that replace the package's
+            kwargs: arguments that select the repository's files
 
         Raises:
-            UsageError: the package is refused, or an argument is not supported
+            UsageError: the package is invalid, or an argument is not supported
         """
         hub = {name: kwargs.pop(name) for name in HUB if name in kwargs}
         dtype = kwargs.pop("torch_dtype", None) if dtype is None else dtype
@@ -86,14 +86,14 @@ class Storage:
         push_to_hub: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Write a package, which all of fairseq_deep reads.
+        """Write a package.
 
         Args:
-            save_directory: a directory, whose other files stay
-            is_main_process: false writes nothing
-            state_dict: the weights, if not the model's own
-            push_to_hub: upload it, too
-            kwargs: of :meth:`push_to_hub`; settings of transformers' own files have no effect
+            save_directory: a directory; its other files are not changed
+            is_main_process: if false, nothing is written
+            state_dict: weights to save instead of the model's
+            push_to_hub: also upload the package
+            kwargs: arguments of :meth:`push_to_hub`; settings of transformers' own file formats have no effect
 
         Raises:
             UsageError: a weight is not finite, or the directory cannot be written
@@ -119,7 +119,7 @@ class Storage:
             self.push_to_hub(kwargs.get("repo_id") or os.path.basename(os.path.abspath(save_directory)), **options)
 
     def _upload_modified_files(self, working_dir: str | os.PathLike, *args: Any, **kwargs: Any):
-        """Upload the package: transformers has replaced its card, so its checksum, too."""
+        """Upload the package with the original card, which transformers may have replaced, and new checksums."""
         path = os.path.join(working_dir, CARD)
         card, own = ModelCard.load(path), self.files.get(CARD, b"").decode()
         if own and "automatically generated" in card.text:  # the repository had no card

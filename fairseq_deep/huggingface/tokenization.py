@@ -1,4 +1,4 @@
-"""The tokenizer of a packaged model: the text steps, sub-words and dictionaries of the runtime."""
+"""The tokenizer of a packaged model, with the runtime's text processing, sub-words and dictionaries."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _IGNORED = ("_commit_hash", "_from_auto", "_from_pipeline", "config", "trust_rem
 
 
 class FairseqDeepTokenizer(PreTrainedTokenizer):
-    """Raw text to indices and back, exactly as :class:`fairseq_deep.runtime.Translator` does it.
+    """Converts raw text to indices and back, exactly like :class:`fairseq_deep.runtime.Translator`.
 
     ``tokenizer(text)`` prepares a source, ``tokenizer(text_target=text)`` a target. Special symbols in raw text are
-    plain text. ``decode`` takes indices of the target dictionary; where ``skip_special_tokens`` is true, ``<unk>``
-    stays, as in the runtime.
+    plain text. ``decode`` expects indices of the target dictionary. With ``skip_special_tokens``, it keeps ``<unk>``,
+    like the runtime.
 
     Args:
         files: ``config.json``, dictionaries and sub-words of a package, with their checksums
-        options: of ``PreTrainedTokenizer``
+        options: options of ``PreTrainedTokenizer``
 
     Attributes:
         source, target: dictionaries
 
     Raises:
-        UsageError: a file is refused, or a package is missing
+        UsageError: a file is invalid, or a Python package is missing
     """
 
     model_input_names = ["input_ids", "attention_mask"]
@@ -63,11 +63,11 @@ class FairseqDeepTokenizer(PreTrainedTokenizer):
         """Load the tokenizer of a package.
 
         Args:
-            pretrained_model_name_or_path: its directory, or the name of a repository of the Hub
-            kwargs: what chooses the repository's files, and options of ``PreTrainedTokenizer``
+            pretrained_model_name_or_path: its directory, or the name of a repository on the Hub
+            kwargs: arguments that select the repository's files, and options of ``PreTrainedTokenizer``
 
         Raises:
-            UsageError: the package is refused
+            UsageError: the package is invalid
         """
         hub = {name: kwargs.pop(name) for name in HUB if name in kwargs}
         for name in _IGNORED:
@@ -78,16 +78,16 @@ class FairseqDeepTokenizer(PreTrainedTokenizer):
         return cls(files, name_or_path=os.fspath(pretrained_model_name_or_path), **kwargs)
 
     def __reduce__(self):
-        """Pickle the files: the text steps are functions."""
+        """Pickle the files, since the text steps are local functions."""
         return functools.partial(type(self), **self.options), (self.files,)
 
     @property
     def vocab_size(self) -> int:
-        """Entries of the current dictionary, the source's unless a target is being prepared."""
+        """Size of the current dictionary: the source's, or the target's while a target is being prepared."""
         return len(self.current)
 
     def get_vocab(self) -> dict[str, int]:
-        """Indices of the tokens in the current dictionary."""
+        """Return the indices of the tokens in the current dictionary."""
         return dict(self.current.indices)
 
     def _switch_to_input_mode(self) -> None:
@@ -109,7 +109,7 @@ class FairseqDeepTokenizer(PreTrainedTokenizer):
         return self.current.symbols[index]
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        """Raw text of target *tokens*."""
+        """Return the raw text of target *tokens*."""
         return self.steps.finish(" ".join(tokens))
 
     def _decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False, **kwargs: Any) -> str:
@@ -118,10 +118,10 @@ class FairseqDeepTokenizer(PreTrainedTokenizer):
         return self.convert_tokens_to_string([self.target.symbols[each] for each in ids if each not in hidden])
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> tuple[str, ...]:
-        """Write the files that :meth:`from_pretrained` reads; a directory with this package stays as it is.
+        """Write the files that :meth:`from_pretrained` reads; a directory with this package is not changed.
 
         Raises:
-            UsageError: *save_directory* holds another package, or cannot be written
+            UsageError: *save_directory* has another package, or cannot be written
         """
         if kwargs.get("push_to_hub"):
             self.push_to_hub(os.path.basename(save_directory))
@@ -141,5 +141,5 @@ class FairseqDeepTokenizer(PreTrainedTokenizer):
         return tuple(os.path.join(folder, name) for name in self.files)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> str:
-        """Reject the upload of a part of a package."""
+        """Reject an upload, since a tokenizer is only a part of a package."""
         raise UsageError("a tokenizer is a part of a package; the model's push_to_hub() uploads both")

@@ -1,4 +1,4 @@
-"""The named architectures (``--arch``): one table, and the loop that registers it with fairseq.
+"""The named architectures (``--arch``): one table and its registration with fairseq.
 
 Names follow ``transformer_<method>[_postnorm]_<N>l[<M>l][_<size>]``: N encoder layers, M decoder layers, M written
 only where it is not 6. A row presets flags; a flag on the command line overrides them (``presets.py``).
@@ -35,7 +35,7 @@ def _depth_name(encoder: int, decoder: int) -> str:
 
 
 def _initialised_rows() -> list[Architecture]:
-    """Plain stacks that differ in how they start and (DeepNet, Admin) in the residual connection that this needs."""
+    """Return plain stacks with other initialisations and (DeepNet, Admin) the residual connections they require."""
     rows = []
     dropouts = (("attention_dropout", 0.1), ("activation_dropout", 0.1))
     for depth, scores in X20.items():
@@ -84,7 +84,7 @@ def _depthwise_rows() -> list[Architecture]:
 
 
 def _compared_rows() -> list[Architecture]:
-    """Systems that the papers compare with, and their relatives."""
+    """Return the baselines of the papers and related systems."""
     return [
         Architecture(
             f"transformer_{name}",
@@ -109,7 +109,7 @@ def _table() -> list[Architecture]:
         Architecture("transformer_dlcl_12l_big", "pre", "dlcl", 12, 6, "big", "29.17", paper="W19"),
     ]
     depths = (6, 12, 16, 18, 20, 24, 25, 30)
-    # stock fairseq's start, so that a plain stack is its model; the recipes of W19 add --deep-init xavier
+    # fairseq's own initialisation, so a plain stack equals its model; the recipes of W19 add --deep-init xavier
     for method, norm, layer_agg, base_depths in (
         ("prenorm", "pre", "residual", (*depths, 35, 40, 48, 60)),
         ("postnorm", "post", "residual", depths),
@@ -139,7 +139,7 @@ def _apply_twin(stock: str, args: argparse.Namespace) -> None:
     if getattr(args, "encoder_ffn_embed_dim", None) == 0 and getattr(args, "decoder_ffn_embed_dim", None) is None:
         filled = argparse.Namespace()
         ARCH_CONFIG_REGISTRY[stock](filled)
-        args.decoder_ffn_embed_dim = filled.decoder_ffn_embed_dim  # the stock default, and not the encoder's
+        args.decoder_ffn_embed_dim = filled.decoder_ffn_embed_dim  # fairseq's default, not the encoder's width
     apply_aggregator_presets(args)
     ARCH_CONFIG_REGISTRY[stock](args)
 
@@ -167,10 +167,10 @@ for _alias in ALIASES:
 
 
 def list_archs(pattern: str = "*") -> list[str]:
-    """Return the names that match the shell wildcard *pattern*, as ``--arch`` takes them, in alphabetical order.
+    """Return the names for ``--arch`` that match the shell wildcard *pattern*, in alphabetical order.
 
-    The twins of fairseq's architectures (``deep_transformer``, ``deep_transformer_iwslt_de_en``, ...) and the names of
-    the original DLCL code work as ``--arch``, too, but are not listed.
+    The list omits the twins of fairseq's architectures (``deep_transformer``, ``deep_transformer_iwslt_de_en``, ...)
+    and the names of the original DLCL code. ``--arch`` accepts these names as well.
     """
     return sorted(fnmatch.filter(ARCHITECTURES, pattern))
 
@@ -179,7 +179,7 @@ def resolved_presets(name: str) -> dict[str, Any]:
     """Return the flags that *name* presets, with the values that its architecture function fills in.
 
     Raises:
-        UsageError: there is no such architecture
+        UsageError: the architecture is unknown
     """
     row, filled, stock = get_architecture(name), argparse.Namespace(), argparse.Namespace()
     row.apply(filled)
@@ -190,10 +190,10 @@ def resolved_presets(name: str) -> dict[str, Any]:
 
 
 def get_architecture(name: str) -> Architecture:
-    """The row called *name*.
+    """Return the row called *name*.
 
     Raises:
-        UsageError: there is none; the message names the nearest
+        UsageError: the architecture is unknown; the message suggests similar names
     """
     if name not in ARCHITECTURES:
         raise UsageError(f"unknown architecture {name}{nearest(name, ARCHITECTURES)}: see fairseq-deep archs")
@@ -201,12 +201,12 @@ def get_architecture(name: str) -> Architecture:
 
 
 def build_architecture(name: str, dictionary: Dictionary, **flags: Any) -> DeepTransformerModel:
-    """The model called *name* outside of fairseq's command line, freshly initialised.
+    """Build an untrained model called *name* without fairseq's command line.
 
     Args:
         name: an architecture
-        dictionary: fairseq's dictionary, of both languages
-        flags: model flags, with underscores; they beat the presets
+        dictionary: fairseq's dictionary, shared by both languages
+        flags: model flags, with underscores; they override the presets
     """
     args = argparse.Namespace(arch=name, **flags)
     get_architecture(name).apply(args)
@@ -215,7 +215,7 @@ def build_architecture(name: str, dictionary: Dictionary, **flags: Any) -> DeepT
 
 
 def count_parameters(name: str) -> int:
-    """Number of parameters of *name* at the paper's vocabulary, with embeddings shared wherever the widths allow."""
+    """Count the parameters of *name* for the paper's vocabulary, with embeddings shared where the widths allow it."""
     row = get_architecture(name)
     dictionary = Dictionary()
     for index in range(row.vocab - len(dictionary)):

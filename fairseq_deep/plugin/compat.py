@@ -1,4 +1,4 @@
-"""What depends on the version of fairseq: features are tested, not version numbers."""
+"""Compatibility with different versions of fairseq, by tests of features instead of version numbers."""
 
 import argparse
 import os
@@ -10,15 +10,15 @@ FAIRSEQ_ERROR: BaseException | None = None
 
 try:
     import fairseq  # noqa: F401
-except Exception as error:  # an incompatible fairseq fails in many ways; `fairseq-deep doctor` tells which
+except Exception as error:  # an incompatible fairseq fails in many ways; `fairseq-deep doctor` reports the reason
     FAIRSEQ_ERROR = error
 
 
 def load_checkpoint(path: str) -> dict[str, Any]:
-    """A fairseq checkpoint as the dictionary that was saved, on the CPU.
+    """Load a fairseq checkpoint as the saved dictionary, on the CPU.
 
-    No code of the file is run wherever fairseq is the one that ``third_party/fairseq`` builds, or torch is 2.4 or
-    newer; with an older torch under another fairseq it is loaded as that fairseq itself would.
+    Loading runs no code from the file if ``third_party/fairseq`` built the installed fairseq, or if torch is 2.4 or
+    newer. With an older torch and another fairseq, the file is unpickled without restrictions, as in that fairseq.
     """
     import torch
 
@@ -33,9 +33,9 @@ def load_checkpoint(path: str) -> dict[str, Any]:
 
 
 def register_format(ending: str, read: Callable[[str], dict[str, Any]]) -> None:
-    """Have fairseq read checkpoints with names like *ending* by *read*, a function of the path.
+    """Have fairseq read checkpoints with the file name suffix *ending* with *read*, a function of the path.
 
-    Only the fairseq that ``third_party/fairseq`` builds can be told; others stay as they are.
+    This has an effect only with the fairseq that ``third_party/fairseq`` builds.
     """
     if reads_formats():
         from fairseq import safe_load
@@ -44,7 +44,7 @@ def register_format(ending: str, read: Callable[[str], dict[str, Any]]) -> None:
 
 
 def reads_formats() -> bool:
-    """Whether this fairseq can be told of other formats of checkpoints."""
+    """Return whether this fairseq supports additional checkpoint formats."""
     try:
         from fairseq import safe_load
     except ImportError:
@@ -53,16 +53,16 @@ def reads_formats() -> bool:
 
 
 def model_flags(state: dict[str, Any]) -> dict[str, Any]:
-    """The flags that the model of a checkpoint was built with."""
+    """Return the flags of a checkpoint's model."""
     flags = (state.get("cfg") or {}).get("model") or state.get("args") or {}
     return dict(flags if hasattr(flags, "keys") else vars(flags))
 
 
 def to_restore(folder: str, no_last: bool) -> str:
-    """The checkpoint in *folder* that fairseq-train resumes from; "" if it starts a new training.
+    """Return the checkpoint in *folder* that fairseq-train resumes from; "" if it starts a new run.
 
     Args:
-        no_last: whether the training writes no ``checkpoint_last.pt``
+        no_last: whether the run writes no ``checkpoint_last.pt``
     """
     path = os.path.join(folder, "checkpoint_last.pt")
     try:

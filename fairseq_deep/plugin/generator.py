@@ -1,7 +1,7 @@
 """fairseq's generator with the search of this package (:class:`~fairseq_deep.core.search.BeamSearch`).
 
-The rules, and so the hypotheses, are those of fairseq's ``SequenceGenerator``, which also does what the search does not
-support, such as constraints, diverse beams or a language model.
+The search follows the rules of fairseq's ``SequenceGenerator`` and returns the same hypotheses. fairseq's class handles
+options that the search does not support, such as constraints, diverse beams or a language model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fairseq_deep.core.search.hypotheses import rank_by_gnmt
 
 
 class Generator(SequenceGenerator):
-    """Search with models of this package; arguments and results are those of fairseq's generator."""
+    """Generator for models of this package, with the arguments and results of fairseq's generator."""
 
     gnmt_lenpen = False
     """Divide scores by GNMT's length penalty (``--gnmt-lenpen``); *normalize_scores* is off then."""
@@ -36,7 +36,7 @@ class Generator(SequenceGenerator):
         return self._search()(source, prefix_tokens, bos_token)
 
     def is_supported(self) -> bool:
-        """Whether the search has all that is asked for."""
+        """Return whether the search supports the models and the requested options."""
         known = type(self.search) in (search.BeamSearch, search.Sampling) and self.lm_model is None
         return known and all(_is_ours(model) for model in self.model.models)
 
@@ -64,7 +64,7 @@ class Generator(SequenceGenerator):
 
 
 class AlignedGenerator(SequenceGeneratorWithAlignment, Generator):
-    """The same with ``--print-alignment``: fairseq's class reads alignments from what the search returns."""
+    """:class:`Generator` with ``--print-alignment``: fairseq's class adds alignments to the hypotheses."""
 
 
 def _is_ours(model) -> bool:

@@ -1,7 +1,7 @@
-"""The systems of the papers, as their tables print them: depths, options, scores.
+"""The systems of the papers, with depths, options and scores as printed in their tables.
 
-BLEU scores are tokenised, En-De newstest2014 (Z19: 2,737 sentences of it). They print no vocabulary for En-De: these
-fit their counts. W19, X24 and X20 share one between both sides.
+BLEU scores are tokenised, on En-De newstest2014 (Z19: 2,737 of its sentences). The papers print no vocabulary size for
+En-De: the sizes here fit their parameter counts. W19, X24 and X20 share one vocabulary between both sides.
 
 W19: Learning Deep Transformer Models for Machine Translation, Wang et al., 2019 (Tables 1, 2 and 6; 34,040 entries).
 No vocabulary fits all counts of its Table 4 (Zh-En). With 113,280 entries of both sides together, the base and big
@@ -24,10 +24,10 @@ W19 = {
 }
 
 
-# (name after "transformer_", depth, size, BLEU as printed, further flags): Tables 1 to 6 of X24. Two of these stand on
-# models of another size: 28.53 on lstm_6l, 71.8M with the gate sets of the paper's text, where its count, 70.25M, has
-# one set ("gate-encdec"); 28.81 on lstm_two_6l, 89.2M, where it prints 100.18M, which no layout that we found has.
-# The big model with a 1-layer hidden computation (288.41M) has gates of its own in every layer ("none"). The paper
+# (name after "transformer_", depth, size, BLEU as printed, further flags): Tables 1 to 6 of X24. Two scores belong to
+# models of another size. lstm_6l (28.53) has 71.8M with the gate sets of the paper's text; the printed count, 70.25M,
+# has one set ("gate-encdec"). lstm_two_6l (28.81) has 89.2M; no layout that we found has the printed 100.18M.
+# The big model with a 1-layer hidden computation (288.41M) has separate gates in every layer ("none"). The paper
 # shares them by default, but then this model has 187.64M, and with one set for both stacks 181.35M.
 X24 = [
     ("lstm_3l3l", (3, 3), "base", "27.38", {}),
@@ -68,9 +68,9 @@ X20 = {
     (6, 24): ("28.63", None),
 }
 
-# {depth of both stacks: (BLEU as printed, dropout, attention dropout)}: Table 3 of Z19. These rows have activation
-# dropout 0.1, too, which the paper does not name: it is the default of its authors' code, and the variances of Table 1
-# come out with it.
+# {depth of both stacks: (BLEU as printed, dropout, attention dropout)}: Table 3 of Z19. These rows also have activation
+# dropout 0.1, which the paper does not mention: it is the default of its authors' code and reproduces the variances of
+# Table 1.
 Z19 = {
     6: ("27.50", 0.1, 0.1),
     12: ("28.27", 0.3, 0.2),
@@ -94,11 +94,11 @@ Z19_MATT = [
     ("ds_matt_12l12l_iwslt", 12, "iwslt", None, 0.5, 0.3),
 ]
 
-# Systems that the papers compare with, and their relatives:
-# (name after "transformer_", norm, aggregator, depth, size, BLEU as printed, whose table prints it, further flags).
-# Luna's 27.8 stands on a model of 77.60M, which fits another vocabulary (docs/methods/luna.md).
-# X24, Table 6, and W19, Tables 1, 2 and 6 (the ablations "fix" of DLCL are the dense residual connections of Britz 2017
-# and Dou 2018). Without a score: no paper here prints one, or it prints it for a model of another size.
+# Baselines of the papers and related systems:
+# (name after "transformer_", norm, aggregator, depth, size, BLEU as printed, paper that prints it, further flags).
+# Luna's 27.8 belongs to a model of 77.60M, which fits another vocabulary (docs/methods/luna.md).
+# Scores are from X24, Table 6, and W19, Tables 1, 2 and 6 (the ablations "fix" of DLCL are the dense residual
+# connections of Britz 2017 and Dou 2018). A row has no score if no paper here prints one, or only for another size.
 _RK2 = {"ode_method": "rk2-learned", "ode_history": "dlcl", "relative_values": True}
 COMPARISON = [
     ("transparent_16l", "post", "residual", (16, 6), "base", "28.39", "X24",
@@ -158,7 +158,7 @@ COMPARISON = [
     ("prenorm_24l2l", "pre", "residual", (24, 2), "base", None, "-", {}),
     ("dlcl_12l1l", "pre", "dlcl", (12, 1), "base", None, "-", {}),
 ]
-# whose systems they are, where that is not told by the methods
+# authors of systems, where the registered methods do not name them
 ORIGINS = {
     "dense": "Britz 2017",
     "denseformer": "Pagliardini 2024",

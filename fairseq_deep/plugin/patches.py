@@ -1,7 +1,7 @@
-"""Every change that this package makes to fairseq at run time; ``fairseq-deep doctor`` prints the table.
+"""All changes that this package makes to fairseq at run time; ``fairseq-deep doctor`` prints the table.
 
-Importing the plugin applies all of them once (:func:`apply`). The edits of the source, which ``third_party/fairseq``
-makes when it builds fairseq, are listed there.
+Importing the plugin applies them once (:func:`apply`). The source patches that ``third_party/fairseq`` applies when it
+builds fairseq are listed there.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .training.restart import load_checkpoint
 
 
 class Patch(NamedTuple):
-    """A replaced name.
+    """One replaced attribute of fairseq.
 
     Attributes:
-        where: the module, or the class in it, that has the name
-        name: what is replaced
-        replacement: by what
-        reason: why
-        until: the fairseq that does not need it; "none yet" where no release has the change
+        where: the module, or ``module:class``, that has the attribute
+        name: the attribute
+        replacement: its new value
+        reason: the reason for the replacement
+        until: the first fairseq release that does not need it; "none yet" if no release has the change
     """
 
     where: str
@@ -39,14 +39,14 @@ class Patch(NamedTuple):
     until: str = "none yet"
 
     def apply(self) -> None:
-        """Put the replacement in its place."""
+        """Replace the attribute."""
         module, _, attribute = self.where.partition(":")
         owner = importlib.import_module(module)
         setattr(getattr(owner, attribute) if attribute else owner, self.name, self.replacement)
 
 
 class _NeedsTwin(argparse.Action):
-    """A flag of this package, given with an architecture of stock fairseq."""
+    """Action that rejects a flag of this package given with one of fairseq's own architectures."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         arch = getattr(namespace, "arch", None) or "transformer"
@@ -59,9 +59,9 @@ _stock_add_args = TransformerModel.__dict__["add_args"].__func__
 
 @classmethod
 def _add_args(cls, parser) -> None:
-    """Add fairseq's flags, and for its own Transformer our flags as an error that names the architecture.
+    """Add fairseq's flags; for its own Transformer, our flags raise an error that names the required architecture.
 
-    fairseq's command line passes a group of its parser. Programs that list the flags pass a parser, and get fairseq's.
+    fairseq's command line passes an argument group. Programs that list the flags pass a parser and get only fairseq's.
     """
     _stock_add_args(cls, parser)
     if cls is TransformerModel and isinstance(parser, argparse._ArgumentGroup):
@@ -82,14 +82,14 @@ PATCHES = (
     Patch("fairseq.utils", "multi_tensor_total_norm", total_norm,
           "apex's norm reads all gradients in the type of the first"),
     Patch("fairseq.optim", "FP16Optimizer", FP16Optimizer,
-          "it copies and zeroes tensors one by one; with fused_adam and muon in one launch. muon's are not flattened"),
+          "it copies and zeroes tensors one by one; fused_adam and muon use one launch, and muon unflattened matrices"),
     Patch("fairseq.models.transformer:TransformerModel", "add_args", _add_args,
-          "our flags with an architecture of fairseq end in a line that names its deep_ twin"),
+          "our flags with an architecture of fairseq raise an error that names its deep_ twin"),
     Patch("fairseq.trainer:Trainer", "load_checkpoint", load_checkpoint,
-          "a new training with --stack-restart-updates begins in the middle of its schedule"),
+          "a new run with --stack-restart-updates begins in the middle of its schedule"),
 )  # fmt: skip
-EXIT_HOOK = "fairseq's threads that read ahead are ended at exit, or the process aborts after all was saved"
-"""What ``atexit`` runs besides."""
+EXIT_HOOK = "fairseq's prefetching threads are stopped at exit; otherwise the process may abort after the last save"
+"""Description of the hook that :func:`apply` registers with ``atexit``."""
 
 
 def apply() -> None:

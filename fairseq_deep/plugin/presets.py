@@ -1,4 +1,4 @@
-"""A row of the table of architectures: what it presets, and what of it holds where the user asks for other methods."""
+"""Presets of an architecture, and their interaction with methods that the user selects."""
 
 import argparse
 from collections.abc import Callable
@@ -28,20 +28,20 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row of the table.
+    """One row of the table of architectures.
 
     Attributes:
         name: the value of ``--arch``
-        norm: "pre", "post", or "-" where the aggregator has its own
-        layer_agg: how layers are connected
+        norm: "pre", "post", or "-" if the aggregator has its own norms
+        layer_agg: the aggregator, which connects the layers
         encoder_layers, decoder_layers: depth
-        size: a key of ``SIZES``, for the decoder and, unless *encoder_size* says otherwise, the encoder
-        bleu: what the paper prints (a score, or "failed"), or None
-        encoder_size: a key of ``SIZES`` where the encoder's differs
+        size: a key of ``SIZES``, for the decoder and, unless *encoder_size* is set, the encoder
+        bleu: the entry in the paper's table (a score, or "failed"), or None
+        encoder_size: a key of ``SIZES`` if the encoder has another size
         paper: key of the paper that has this system, or "-"
-        vocab: entries of the vocabulary that parameters are counted with: the paper's
-        options: further flags and their values, each after those that it needs; left out are those of a method that
-            the user replaces and, where the user asks for another aggregator or attention, those that clash with it
+        vocab: the paper's vocabulary size, used to count parameters
+        options: further flags and their values, each after the flags that it requires. Options of a method that the
+            user replaces are dropped, and options that conflict with another selected aggregator or attention
     """
 
     name: str
@@ -58,31 +58,31 @@ class Architecture:
 
     @property
     def chosen(self) -> dict[str, str]:
-        """The method of the row on each axis."""
+        """The row's method on each axis."""
         options = {**dict(self.options), "layer_agg": self.layer_agg}
         return {axis: options.get(axis, default) for axis, (_, default) in AXES.items()}
 
     @property
     def methods(self) -> dict[str, Any]:
-        """The methods of the row other than the plain ones, by name: their classes."""
+        """The classes of the row's methods other than the defaults, by name."""
         return {name: AXES[axis][0].get(name) for axis, name in self.chosen.items() if name != AXES[axis][1]}
 
     @property
     def family(self) -> str:
-        """What the row is a case of: its methods, or the norm placement of a plain stack."""
+        """The row's methods, or for a plain stack its norm placement."""
         names = [name for name in self.methods if name not in ("xavier",)]
         return "+".join(names) or {"pre": "pre-norm", "post": "post-norm"}[self.norm]
 
     @property
     def origin(self) -> str:
-        """Whose system it is, with the year."""
+        """The first author of the system, with the year."""
         name = self.name[len("transformer_") :]
         papers = [method.paper for key, method in self.methods.items() if method.paper and key != "xavier"]
         plain = "Wang 2019" if self.norm == "pre" else "Vaswani 2017"
         return ORIGINS.get(name) or ORIGINS.get(name.partition("_")[0]) or ", ".join(dict.fromkeys(papers)) or plain
 
     def presets(self) -> dict[str, Any]:
-        """The flags that the row presets."""
+        """Return the flags that the row presets."""
         presets: dict[str, Any] = {"layer_agg": self.layer_agg}
         for side, size in (("encoder", self.encoder_size or self.size), ("decoder", self.size)):
             dim, ffn, heads, _ = SIZES[size]
@@ -93,13 +93,13 @@ class Architecture:
         presets["encoder_layers"] = self.encoder_layers
         presets["decoder_layers"] = self.decoder_layers
         presets["dropout"] = SIZES[self.size][3]
-        # W19, Section 4.2: the pre-norm systems add dropout on attention and feed-forward. X24 prints none; the public
-        # settings of its authors' earlier paper (X20) have it, too.
+        # W19, Section 4.2: the pre-norm systems add dropout on attention and feed-forward. X24 does not mention it, but
+        # the public settings of its authors' earlier paper (X20) also have it.
         presets["attention_dropout"] = presets["activation_dropout"] = 0.0 if self.norm == "post" else 0.1
         return presets
 
     def apply(self, args: argparse.Namespace) -> None:
-        """Fill what *args* leaves open: fairseq's architecture function, which sees the flags before anything else."""
+        """Set the flags that *args* does not have; this is fairseq's architecture function."""
         look_at(args)
         settle_unused_flags(args, self.layer_agg)
         self._follow_user(args)
@@ -110,7 +110,7 @@ class Architecture:
         base_architecture(args)
 
     def _apply_options(self, args: argparse.Namespace) -> None:
-        """Fill the further flags of the row; with another aggregator or attention, those that do not clash."""
+        """Set the row's options; with another aggregator or attention, only options that do not conflict with it."""
         names = ("layer_agg", "encoder_attn", "decoder_attn")
         axes = [(side, axis, self.chosen[axis]) for side in SIDES for axis in names]
         other = any(method_name(args, side, axis, own) != own for side, axis, own in axes)
@@ -119,20 +119,20 @@ class Architecture:
                 _fill(args, flag, value, check=other)
 
     def _is_asked_for(self, args: argparse.Namespace, flag: str) -> bool:
-        """Return whether *flag* belongs to no method of the row, or to one that *args* choose."""
+        """Return whether *flag* belongs to no method of the row, or to a method that *args* select."""
         for axis, own in self.chosen.items():
             registry, names = AXES[axis][0], _names(args, axis)
             prefix = f"{registry.prefix(own)}_"
             if flag.startswith(prefix):
                 of_decoder = flag[len(prefix) :] in registry.get(own).decoder_options
                 return own in (names[1:] if of_decoder else names)
-        # relative positions of layers that an aggregator makes are for its own layers
+        # if an aggregator builds the layers, relative positions in the options are meant for these layers only
         whole = AGGREGATORS.get(self.layer_agg).layout("encoder", {}).residual
         return whole or not flag.startswith("relative_") or set(_names(args, "layer_agg")) == {self.layer_agg}
 
     @staticmethod
     def _follow_user(args: argparse.Namespace) -> None:
-        """What a flag says for another too, as in fairseq: widths of the encoder, and the old name of a dropout."""
+        """Copy encoder widths to the decoder, and an old dropout flag to its new name, as in fairseq."""
         for flag, follower in (
             ("encoder_embed_dim", "decoder_embed_dim"),
             ("encoder_ffn_embed_dim", "decoder_ffn_embed_dim"),
@@ -145,7 +145,7 @@ class Architecture:
 
 
 def apply_aggregator_presets(args: argparse.Namespace) -> None:
-    """Fill what the methods that connect the layers preset in new models."""
+    """Set the options that the aggregators preset for new models."""
     for side, name in zip(SIDES, _names(args, "layer_agg")):
         method = AGGREGATORS.get(name)
         for option, value in method.presets.items():
@@ -154,13 +154,13 @@ def apply_aggregator_presets(args: argparse.Namespace) -> None:
 
 
 def _fill(args: argparse.Namespace, flag: str, value: Any, check: bool = True) -> None:
-    """Set *flag* to its preset *value*, unless *args* have it or, with *check*, flags that clash with it."""
+    """Set *flag* to its preset *value*, unless *args* have it or, with *check*, flags that conflict with it."""
     if getattr(args, flag, None) is None and not (check and flag in CLASHES and CLASHES[flag](args, value)):
         setattr(args, flag, value)
 
 
 def _names(args: argparse.Namespace, axis: str) -> list[str]:
-    """Return the names of the methods that *args* choose on *axis* for encoder and decoder."""
+    """Return the names of the methods that *args* select on *axis* for encoder and decoder."""
     return [method_name(args, side, axis) for side in SIDES]
 
 
@@ -173,7 +173,7 @@ def _attentions(args: argparse.Namespace) -> list[Any]:
 
 
 def _is_replaced(args: argparse.Namespace, init: str) -> bool:
-    """Return whether *init* needs residual connections and would fill a stack without them."""
+    """Return whether *init* requires residual connections and would initialise a stack without them."""
     layouts = {side: AGGREGATORS.get(method_name(args, side, "layer_agg")).layout(side, {}) for side in SIDES}
     filled = [layouts[side] for side in SIDES if method_name(args, side, "deep_init", init) == init]
     return not INITS.get(init).without_residual and not all(layout.residual for layout in filled)
@@ -194,4 +194,4 @@ CLASHES: dict[str, Callable[[argparse.Namespace, Any], bool]] = {
     ),
     "lstm_attn_residual": lambda args, _: _attention(args).parallel or getattr(args, "lstm_merge", None) == "two",
 }
-"""Rules for presets: each returns whether the value of a preset clashes with other flags in a namespace."""
+"""Rules for presets: each returns whether a preset value conflicts with other flags in a namespace."""

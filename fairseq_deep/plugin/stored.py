@@ -1,4 +1,4 @@
-"""Stored models between fairseq and the runtime: checkpoints for the runtime, packages for fairseq's commands."""
+"""Conversion of stored models: checkpoints for the runtime, packages for fairseq's commands."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _POSITIONS = ("max_source_positions", "max_target_positions")
 
 
 def read_checkpoint(path: str) -> StoredModel:
-    """The model of a checkpoint of this package or of fairseq's ``transformer``.
+    """Load a checkpoint of this package or of fairseq's ``transformer``.
 
     Raises:
         UsageError: the file cannot be loaded, or has another model
     """
     try:
         state = checkpoint_utils.load_checkpoint_to_cpu(path)
-    except Exception as error:  # a damaged or refused file raises any exception
+    except Exception as error:  # a corrupt or rejected file raises any exception
         raise UsageError(f"cannot load {path}: {one_line(error)}") from error
     if not isinstance(state, dict) or not state.get("model") or not state.get("cfg"):
         raise UsageError(f"{path} is not a checkpoint of fairseq")
@@ -43,16 +43,16 @@ def read_checkpoint(path: str) -> StoredModel:
     criterion = config.get("criterion") or {}
     smoothing = criterion.get("label_smoothing", 0.0) if hasattr(criterion, "get") else 0.0
     flags = fill(_plain(config.model), path)
-    flags.encoder_embed_path = flags.decoder_embed_path = None  # the checkpoint has what was read from there
+    flags.encoder_embed_path = flags.decoder_embed_path = None  # the checkpoint contains these embeddings
     hashes = (state.get("task_state") or {}).get(KEY)
     return StoredModel(flags, state["model"], _task_settings(_plain(config.task)), hashes, smoothing)
 
 
 def fill(flags: dict[str, Any], path: str) -> argparse.Namespace:
-    """*flags* of the model at *path*, filled by its architecture; a stock architecture becomes its twin.
+    """Complete the *flags* of the model at *path* with its architecture; one of fairseq's becomes its twin.
 
     Raises:
-        UsageError: the architecture is unknown, or neither of this package nor of fairseq's ``transformer``
+        UsageError: the architecture is unknown, or neither from this package nor of fairseq's ``transformer``
     """
     arch = flags.get("arch") or flags.get("_name")
     model = ARCH_MODEL_REGISTRY.get(arch)
@@ -66,27 +66,27 @@ def fill(flags: dict[str, Any], path: str) -> argparse.Namespace:
     filled = argparse.Namespace(**{**flags, "arch": arch, "_name": arch})
     try:
         ARCH_CONFIG_REGISTRY[arch](filled)
-    except Exception as error:  # settings of any kind trigger any exception in fairseq
+    except Exception as error:  # invalid settings raise arbitrary exceptions in fairseq
         raise UsageError(f"{path} does not have the settings of {arch} ({error})") from error
     return filled
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    """A configuration as a dictionary: fairseq-hydra-train leaves others than fairseq-train."""
+    """Return a configuration as a dictionary; fairseq-hydra-train and fairseq-train store different types."""
     return dict(OmegaConf.to_container(config) if OmegaConf.is_config(config) else vars(config))
 
 
 def _task_settings(found: dict[str, Any]) -> dict[str, Any]:
-    """Settings of fairseq's translation task, with its defaults for those that *found* lacks."""
+    """Return the settings of fairseq's translation task: *found*, completed with its defaults."""
     defaults = dataclasses.asdict(TranslationConfig())
     return {name: default if found.get(name) is None else found[name] for name, default in defaults.items()}
 
 
 def as_checkpoint(path: str) -> dict[str, Any]:
-    """The package whose weights are at *path*, as fairseq loads a checkpoint.
+    """Load the package with the weights at *path* in the form of a fairseq checkpoint.
 
     Raises:
-        UsageError: it is rejected
+        UsageError: the package is invalid
     """
     package, folder = packaged.load(path), os.path.abspath(packaged.folder_of(path))
     stored = package.stored
@@ -95,13 +95,13 @@ def as_checkpoint(path: str) -> dict[str, Any]:
 
 
 def make_state(stored: StoredModel, dictionaries: Sequence[Dictionary], folder: str, config: dict) -> dict[str, Any]:
-    """A checkpoint of a model that no training of fairseq has made.
+    """Return a fairseq checkpoint for a model that was not trained with fairseq.
 
     Args:
-        stored: its flags and weights
-        dictionaries: of source and target
-        folder: where they are
-        config: settings of "task" (the languages) and "search", as a package has them
+        stored: the model's flags and weights
+        dictionaries: source and target dictionary
+        folder: the directory with the dictionaries
+        config: settings "task" (the languages) and "search", as in a package
     """
     flags = fill(vars(stored.flags), folder)
     task = _task_settings({**config["task"], **{name: getattr(flags, name) for name in _POSITIONS}})
@@ -117,7 +117,7 @@ def make_state(stored: StoredModel, dictionaries: Sequence[Dictionary], folder: 
 
 
 def _state(configuration: dict[str, Any], tensors: dict[str, Any], hashes: dict[str, str] | None) -> dict[str, Any]:
-    """What fairseq loads from a checkpoint, without the state of a training."""
+    """Return the content of a fairseq checkpoint, without optimizer state."""
     return {
         "args": None,
         "cfg": configuration,
@@ -133,7 +133,7 @@ def _state(configuration: dict[str, Any], tensors: dict[str, Any], hashes: dict[
 
 
 def _configuration(folder: str, config: dict[str, Any], flags: argparse.Namespace) -> dict[str, Any]:
-    """fairseq's configuration; its hub then takes raw text."""
+    """Return fairseq's configuration, including tokenizer and sub-words, so its hub accepts raw text."""
     task, text, search = config["task"], config["text"], dict(config["search"])
     gnmt_lenpen = search.pop("gnmt_lenpen")
     languages = {name: task[name] for name in ("source_lang", "target_lang")}

@@ -1,4 +1,4 @@
-"""fairseq's translation task with the choices of this package for decoding (``--task deep_translation``)."""
+"""fairseq's translation task with this package's decoding options (``--task deep_translation``)."""
 
 import logging
 from dataclasses import dataclass, field
@@ -17,31 +17,33 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class DeepTranslationConfig(TranslationConfig):
-    """The flags of fairseq's translation task, and those of this one."""
+    """Flags of fairseq's translation task and the decoding flags of this package."""
 
     decode_precision: ChoiceEnum(PRECISIONS) = field(
-        default="fp32", metadata={"help": "the decoder's matrix products when translating on a CPU: fp32, bf16 or int8"}
+        default="fp32", metadata={"help": "precision of the decoder's linear layers when translating on a CPU"}
     )
     decode_compile: bool = field(
-        default=False, metadata={"help": "translate with steps that torch.compile has compiled, which takes a minute"}
+        default=False, metadata={"help": "compile decoding steps with torch.compile (compilation takes about a minute)"}
     )
     gnmt_lenpen: bool = field(
         default=False,
-        metadata={"help": "divide scores by ((5 + length) / 6)^lenpen, as GNMT, not by length^lenpen"},
+        metadata={"help": "divide scores by GNMT's ((5 + length) / 6)^lenpen instead of length^lenpen"},
     )
 
 
 @register_task("deep_translation", dataclass=DeepTranslationConfig)
 class DeepTranslationTask(TranslationTask):
-    """Translation with ``--decode-precision``, ``--decode-compile`` and ``--gnmt-lenpen``, also of models trained for
-    ``translation``."""
+    """Translation task with ``--decode-precision``, ``--decode-compile`` and ``--gnmt-lenpen``.
+
+    It also decodes with models trained for the task ``translation``.
+    """
 
     def build_generator(self, models, args, seq_gen_cls=None, **options):
-        """A generator over decoders of the chosen precision: ours where nobody asks for another.
+        """Build a generator for decoders in the selected precision; the default class is this package's.
 
         Raises:
-            UsageError: the models are not on a CPU in fp32, steps cannot be compiled, or --gnmt-lenpen does not go with
-                what is asked for
+            UsageError: the models are not on a CPU in fp32, steps cannot be compiled, or another option is not
+                supported with --gnmt-lenpen
         """
         for model in models:
             self._reduce(model)
@@ -62,22 +64,22 @@ class DeepTranslationTask(TranslationTask):
         if not self.cfg.decode_compile or not getattr(model, "_is_generation_fast", False):
             return
         if not hasattr(model.decoder, "compile_steps"):
-            raise UsageError("--decode-compile is for models of this package: leave it out")
+            raise UsageError("--decode-compile requires models of this package: omit it")
         if str(self.cfg.decode_precision) == "int8":
-            raise UsageError("--decode-compile does not know products in int8: leave out one of the two")
+            raise UsageError("--decode-compile is not supported with --decode-precision int8: omit one of the two")
         if model.decoder.compiled is None:
             model.decoder.compile_steps(dynamic=True)
 
     def _reduce(self, model) -> None:
         precision, present = str(self.cfg.decode_precision), getattr(model, "decode_precision", "fp32")
-        # fairseq builds a generator for --eval-bleu, too, of the model that it is about to train
+        # fairseq also builds a generator for --eval-bleu, with the model that it is about to train
         if precision == present or not getattr(model, "_is_generation_fast", False):
             return
         if present != "fp32":
-            raise UsageError(f"the model is in --decode-precision {present} by now: load it again for {precision}")
+            raise UsageError(f"the model is in --decode-precision {present} already: reload the model for {precision}")
         count, encoded = decode_in(model, precision)
         model.decode_precision = precision
-        logger.info(f"{count} linear layers of the decoder in {precision}, {encoded} of the encoder in bf16")
+        logger.info(f"{count} decoder linear layers in {precision}, {encoded} encoder linear layers in bf16")
 
 
 def _use_gnmt_lenpen(generator) -> None:

@@ -1,5 +1,5 @@
 """Recipes: experiments from text to BLEU in resumable stages.
 
-An experiment is a configuration (:mod:`options`), which becomes a plan (:mod:`plan`) and runs in stages
-(:mod:`stages`). The driver imports the standard library only, so it checks its input before anything is installed.
+A configuration (:mod:`options`) is resolved to a plan (:mod:`plan`), which runs in stages (:mod:`stages`). The driver
+imports only the standard library, so it can check its input before packages are installed.
 """

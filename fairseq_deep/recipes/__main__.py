@@ -1,4 +1,4 @@
-"""Runs the driver by its path; without fairseq where it is not needed, since importing it takes seconds."""
+"""Runs the driver by its path; fairseq is blocked where it is not needed, since its import takes seconds."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Whether a training that has begun may go on with another command: only its length and its logging may change."""
+"""Comparison of training commands: a run can resume with a different command only if it trains the same model."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FREE = """
 --data-buffer-size --ddp-backend --distributed-world-size --distributed-backend --cpu --compile --checkpoint-activations
 --write-checkpoints-asynchronously --on-divergence --max-tokens --update-freq
 """.split()
-"""Flags that do not change what is learned; batch and devices are compared as their product, elsewhere."""
+"""Flags that do not change the trained model; batch size and devices are compared elsewhere, as a product."""
 
 
 def effective(words):
-    """{flag: its value}, the last one of each, of the words of a fairseq-train command; "" for one without a value."""
+    """Return {flag: its last value} for the words of a fairseq-train command; "" for a flag without a value."""
     found, flag = {}, None
     for word in words[2:]:  # after the program and its data
         if re.match(r"--[a-zA-Z]", word):
@@ -33,7 +33,7 @@ def effective(words):
 
 
 def difference(before, now):
-    """How two commands differ, in words; empty if they train the same."""
+    """Describe the difference between two commands; empty if they train the same model."""
     old, new = effective(before), effective(now)
     parts = []
     for flag in sorted(old.keys() | new.keys()):
@@ -47,7 +47,7 @@ def _words(flag, found):
 
 
 def read_command(path):
-    """The words of the command in *path*; empty if there is none."""
+    """Return the words of the command in the file *path*; empty if the file does not exist."""
     if not os.path.exists(path):
         return []
     with open(path, encoding="utf-8") as stream:
@@ -55,11 +55,11 @@ def read_command(path):
 
 
 def check(path, exp, command):
-    """Reject a *command* that trains something else than the one in the file *path*, with which *exp* was begun."""
+    """Reject a *command* that trains another model than the command in the file *path*, which began *exp*."""
     before = read_command(path)
     changed = difference(before, command) if before else ""
     if changed:
         raise UsageError(
-            f"{exp} was trained with {changed}: give the same, use another --exp, "
+            f"{exp} was trained with {changed}: use the same flags, use another --exp, "
             f"or delete {os.path.join(exp, 'checkpoints')} to train from scratch"
         )

@@ -1,4 +1,4 @@
-"""Commands that a claim starts: they get the signals that end the claim, and it ends after them."""
+"""Child processes of a claim, which receive its signals and end before it."""
 
 import signal
 import subprocess
@@ -7,10 +7,10 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 def call(command, cwd=None, capture=False):
-    """Exit status, output and errors of *command*; the latter two are empty unless it was to *capture* them.
+    """Run *command* and return its exit status, output and errors; the latter two are empty without *capture*.
 
     Raises:
-        SystemExit: a signal came while output was captured, so that there is no whole output
+        SystemExit: a signal interrupted the command, so the captured output is incomplete
     """
     child, came = None, []
 
@@ -23,7 +23,7 @@ def call(command, cwd=None, capture=False):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace"} if capture else {}
     try:
         child = subprocess.Popen(command, cwd=cwd, **pipes)
-        for number in came:  # while the process was being made
+        for number in came:  # signals that arrived before the process existed
             child.send_signal(number)
         output, errors = child.communicate()
     finally:

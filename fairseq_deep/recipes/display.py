@@ -1,7 +1,7 @@
-"""Progress of stages, training runs and downloads: bars on a terminal, and a line from time to time elsewhere.
+"""Progress of stages, training runs and downloads: bars on a terminal, periodic lines elsewhere.
 
-The cursor is never hidden, so a killed command leaves the terminal in order. rich draws only when it is called, since
-a thread of its own could hold a lock while a worker process is forked.
+The cursor is never hidden, so a killed command leaves the terminal usable. rich draws only when called, since a drawing
+thread could hold a lock while a worker process is forked.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import threading
 import time
 from typing import Any
 
-DRAW = 0.5  # seconds between two drawings
+DRAW = 0.5  # seconds between updates of the bars
 
 
 def clock(seconds: float) -> str:
-    """A duration in words."""
+    """Format a duration in seconds."""
     seconds = max(0, int(seconds))
     if seconds >= 3600:
         return f"{seconds // 3600} h {seconds % 3600 // 60:02} min"
@@ -24,7 +24,7 @@ def clock(seconds: float) -> str:
 
 
 def _make_bars() -> Any:
-    """rich's bars on standard output; None if it is no terminal, or rich is missing."""
+    """Return rich's bars on standard output; None if it is not a terminal, or rich is missing."""
     screen = getattr(sys.stdout, "screen", sys.stdout)
     if not screen.isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown"):
         return None
@@ -46,13 +46,13 @@ def _make_bars() -> Any:
 
 
 class Display:
-    """Bars with the same columns for all: name, bar, done/total, speed or loss, time left.
+    """Progress bars with common columns: name, bar, done/total, speed or loss, time left.
 
     Args:
-        every: seconds between two lines where there are no bars
+        every: interval of lines without bars, in seconds
 
     Attributes:
-        bars: of rich, or None
+        bars: rich's bars, or None
         due: time of the next line
     """
 
@@ -68,7 +68,7 @@ class Display:
         self.close()
 
     def is_due(self) -> bool:
-        """Whether :meth:`show` would draw or print."""
+        """Return whether :meth:`show` would draw or print."""
         return time.time() >= (self.due if self.bars is None else self.drawn + DRAW)
 
     def show(self, name: str, done: float = 0, total: float | None = None, unit: str = "", note: str = "",
@@ -76,10 +76,10 @@ class Display:
         """Update the bar *name*, or print a line if one is due.
 
         Args:
-            unit: of *done* and *total*; if empty, the bar shows the time since its beginning
+            unit: unit of *done* and *total*; if empty, the bar shows the elapsed time
             note: speed or loss; if empty, the mean speed
-            left: seconds; if None, at the mean speed
-            line: printed in place of the words of the bar
+            left: time left in seconds; if None, it is computed from the mean speed
+            line: text of a printed line; if empty, the text of the bar
         """
         now = time.time()
         begun, start = self.first.setdefault(name, (now, done))
@@ -107,7 +107,7 @@ class Display:
             self.drawn = time.time()
 
     def print(self, text: str) -> None:
-        """Print a line, above the bars."""
+        """Print *text* above the bars."""
         with self.lock:
             if self.bars is not None and self.bars.live.is_started:
                 self.bars.console.print(plain(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
@@ -121,7 +121,7 @@ class Display:
                 self.bars.remove_task(self.ids.pop(name))
 
     def close(self) -> None:
-        """Leave the bars as they are, above whatever is printed next."""
+        """Stop updating the bars; they remain above later output."""
         with self.lock:
             if self.bars is not None:
                 self.bars.stop()

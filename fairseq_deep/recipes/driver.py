@@ -1,10 +1,10 @@
 """The driver of a recipe: reads options, prints the plan, and runs the stages.
 
-    driver KIND SCRIPT check WORDS...    # rejects bad input, prints the plan; exit status 3: nothing is left to do
+    driver KIND SCRIPT check WORDS...    # rejects bad input, prints the plan; exit status 3: nothing to do
     driver KIND SCRIPT run WORDS...      # in the environment of the recipes
 
-KIND is ``recipe/TASK`` (a folder under ``examples/`` with a file ``recipe.args``), ``compare`` or ``claims``. SCRIPT is
-what the user has called.
+KIND is ``recipe/TASK`` (a directory under ``examples/`` with a file ``recipe.args``), ``compare`` or ``claims``. SCRIPT
+is the script that the user called.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from .runner import Runner, StageFailed, report_result
 from .steps import STAGES, set_up, start_training
 
 DONE = 3
-"""Exit status of ``check`` where nothing is left to do."""
+"""Exit status of ``check`` if there is nothing to do."""
 
 
 def read_options(task: str, words: list[str]) -> Recipe:
-    """The options of a recipe: its own defaults, then those of the user."""
+    """Return the options of a recipe: its defaults, overridden by the user's options."""
     path, options = os.path.join(EXAMPLES, task, "recipe.args"), Recipe()
     if not os.path.isfile(path):
-        raise UsageError(f"there is no recipe {task} ({path}); run this in a clone of the repository")
+        raise UsageError(f"unknown recipe {task} ({path} does not exist); run this in a clone of the repository")
     with open(path, encoding="utf-8") as stream:
         options.parse(shlex.split(stream.read(), comments=True), by_user=False)
     options.set("task", task)
@@ -44,7 +44,7 @@ def read_options(task: str, words: list[str]) -> Recipe:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the driver; return its exit status."""
+    """Run the driver and return its exit status."""
     kind, script, action, *words = arguments
     if kind in ("compare", "claims"):
         return importlib.import_module(f"{__package__}.{kind}.driver").main(script, action, words)
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
         return 130
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader (head, less) has left
+    except BrokenPipeError:  # the reader (head, less) has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
     except UsageError as error:
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
 
 
 def check(plan: Plan, script: str, words: list[str]) -> int:
-    """Print the plan, and do what needs no environment."""
+    """Print the plan and run the actions that do not require the environment."""
     options = plan.options
     if options.show_config:
         for name, value in dataclasses.asdict(options).items():
@@ -85,7 +85,7 @@ def check(plan: Plan, script: str, words: list[str]) -> int:
         return DONE
     if options.dry_run:
         if plan.place.rank == 0:
-            print("ensure_env  # makes .venv from requirements.txt")
+            print("ensure_env  # creates .venv from requirements.txt")
         run(plan, script, words)
         return DONE
     if plan.place.rank == 0:
@@ -94,17 +94,17 @@ def check(plan: Plan, script: str, words: list[str]) -> int:
 
 
 def check_disk(plan: Plan) -> None:
-    """Reject an experiment for which there is no room."""
+    """Reject an experiment without enough free disk space."""
     free, needed = estimate.free_gb(plan.exp), plan.options.disk_gb
     if free + estimate.used_gb(plan.exp) < needed:
         raise UsageError(
             f"{plan.exp}: {free} GB free, about {needed} GB needed: choose a larger disk with --exp, or lower "
-            "--disk-gb if you know better"
+            "--disk-gb if less is enough"
         )
 
 
 def run(plan: Plan, script: str, words: list[str]) -> int:
-    """Run the stages, on the first machine or another one."""
+    """Run the stages of this machine."""
     options = plan.options
     supervisor = Supervisor([int(pid) for pid in os.environ.get("RECIPE_OWNER", "").split(",") if pid])
     if not options.dry_run:
@@ -126,10 +126,10 @@ def run(plan: Plan, script: str, words: list[str]) -> int:
 
 
 def share_cores(processes: int) -> None:
-    """Share the cores among *processes*, whose threads wait for each other some thousand times a second.
+    """Divide the cores among *processes* and limit the spinning of their threads.
 
-    Without spinning, waking them takes up to half of the time; spinning for long makes training several times slower
-    next to other work.
+    The threads synchronise some thousand times per second. Without spinning, waking them takes up to half of the time;
+    with long spinning, training is several times slower next to other work.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // processes)))
     if "OMP_WAIT_POLICY" not in os.environ:
@@ -137,16 +137,16 @@ def share_cores(processes: int) -> None:
 
 
 def make_folder(plan: Plan, name: str) -> None:
-    """Make the folder of the experiment, and lock its file *name*."""
+    """Create the directory of the experiment, and lock its file *name*."""
     try:
         os.makedirs(plan.path("logs"), exist_ok=True)
         LOCKS.append(lock.take(plan.path(name), plan.exp))
     except OSError as error:
-        raise UsageError(f"cannot write to {plan.exp} ({error.strerror}): choose another folder with --exp") from error
+        raise UsageError(f"cannot write to {plan.exp} ({error.strerror}): choose another --exp") from error
 
 
 def prepare(runner: Runner, script: str, words: list[str]) -> None:
-    """The folder, the command that made it, and how to go on."""
+    """Create and lock the directory, and write the scripts with the command and its resumption."""
     plan, options = runner.plan, runner.plan.options
     make_folder(plan, ".lock")
     if plan.place.nnodes > 1:
@@ -158,7 +158,7 @@ def prepare(runner: Runner, script: str, words: list[str]) -> None:
 
 
 def run_seeds(runner: Runner) -> int:
-    """Train each seed. One that fails leaves the others alone; bad input and the user's signals end it all."""
+    """Train each seed; a failed seed does not stop the others, but invalid input and signals stop the run."""
     plan, options, good, failed = runner.plan, runner.plan.options, [], []
     for seed in plan.seed_list:
         print(f"seed {seed}", flush=True)
@@ -193,10 +193,10 @@ def _run_seed(runner: Runner) -> None:
 
 
 def join_training(plan: Plan, supervisor: Supervisor) -> int:
-    """The part of a machine other than the first: wait for the data, and train."""
+    """Run the part of any machine except the first: train when the data are ready."""
     options, rank = plan.options, plan.place.rank
     if not options.stage <= 4 <= options.stop_stage:
-        print("only the first machine has these stages: nothing to do here")
+        print("only the first machine runs these stages: nothing to do here")
         return 0
     runner = Runner(plan, supervisor)
     if runner.dry:
@@ -208,9 +208,9 @@ def join_training(plan: Plan, supervisor: Supervisor) -> int:
         print("stage 0 set-up", flush=True)
         runner.attempt(0, lambda each: set_up(each, f"logs/node{rank}.env.txt"), f"0-set-up.node{rank}.log")
     first = f"{plan.place.host}:{plan.place.port}"
-    print(f"stage 4 train, when machine 0 ({first}) has prepared the data", flush=True)
+    print(f"stage 4 train, after machine 0 ({first}) has prepared the data", flush=True)
     runner.attempt(4, _train_with_first, f"4-train.node{rank}.log")
-    print("  done; machine 0 does the rest", flush=True)
+    print("  done; machine 0 runs the remaining stages", flush=True)
     return 0
 
 

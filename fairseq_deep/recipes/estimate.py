@@ -1,4 +1,4 @@
-"""What a plan costs: disk, time, and whether this machine and this text are enough for it."""
+"""Cost estimates of a plan: disk and time, with warnings about small machines and small corpora."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fairseq_deep.tools.machine import count_cores
 from .plan import Plan
 
 FLOPS = 5e10
-"""Operations per second and core of a CPU, on the high side."""
+"""Operations per second and core of a CPU, an optimistic estimate."""
 
 
 def describe(plan: Plan) -> Iterator[str]:
-    """The lines that are printed before anything is done."""
+    """Yield the lines that describe a plan before it runs."""
     options, place = plan.options, plan.place
     note = "" if plan.product == options.batch_tokens else f", the job has {options.batch_tokens:,}"
     yield (f"recipe   {options.task}, {options.source_lang} to {options.target_lang}, {options.arch}, "
@@ -27,25 +27,25 @@ def describe(plan: Plan) -> Iterator[str]:
     yield f"data     {_data_words(plan)}"
     yield f"batch    {plan.batch_words()}{note}"
     if place.nnodes > 1:
-        first = options.master or "that of the job"
+        first = options.master or "the job's first"
         yield f"machines {place.nnodes} with {plan.processes} processes each; the first is {first}"
     if plan.seed_list:
         seeds = " ".join(map(str, plan.seed_list))
-        yield f"seeds    {seeds}: one after the other, each in seedN of the folder"
+        yield f"seeds    {seeds}: one after the other, each in the subdirectory seedN"
     yield f"disk     about {options.disk_gb} GB; {free_gb(plan.exp)} GB free"
     yield f"time     {'each seed: ' * bool(plan.seed_list)}{_time_words(plan)}"
     yield from _warnings(plan)
 
 
 def free_gb(folder: str) -> int:
-    """Free space where *folder* is, or will be."""
+    """Return the free disk space at the existing or future *folder*, in GB."""
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     return shutil.disk_usage(folder).free >> 30
 
 
 def used_gb(folder: str) -> int:
-    """Space that *folder* takes."""
+    """Return the disk space of *folder*, in GB."""
     total = 0
     for place, _, names in os.walk(folder):
         total += sum(os.lstat(os.path.join(place, name)).st_size for name in names)
@@ -56,29 +56,29 @@ def _data_words(plan: Plan) -> str:
     options = plan.options
     if plan.route == "download":
         if not plan.has_download:
-            return "your own: --data DIR"
+            return "your text: --data DIR"
         return "fetched and rebuilt from its public parts" + f" at {options.data_url}" * bool(options.data_url)
     return {"demo": "the built-in corpus", "folder": options.data, "tar": options.data_tar}[plan.route]
 
 
 def _job_updates(plan: Plan) -> int:
-    """Updates of the job; 0 if only its epochs are known."""
+    """Return the number of updates; 0 if only the number of epochs is known."""
     return int(plan.train_value("--max-update") or plan.options.updates)
 
 
 def _hours(plan: Plan) -> float:
-    """Hours after which the training ends, whatever it has reached; 0 if there is no such limit."""
+    """Return the time limit of training in hours; 0 without a limit."""
     return max(0.0, float(plan.train_value("--stop-time-hours") or 0))
 
 
 def _time_words(plan: Plan) -> str:
-    """Arithmetic only: what the speed will be, the first lines of progress say."""
+    """Describe the training time at several speeds; the actual speed is printed with the progress."""
     hours, total = _hours(plan), _job_updates(plan)
     if hours:
         return f"training ends after {60 * hours:.0f} minutes at the latest"
     if not total:
         epochs = plan.train_value("--max-epoch")
-        return f"training ends after {epochs} epochs; every line of progress says how much is left"
+        return f"training ends after {epochs} epochs; every progress line shows the time left"
     tokens = total * plan.product
 
     def lasts(pace: float) -> str:
@@ -92,13 +92,13 @@ def _time_words(plan: Plan) -> str:
 
 
 def _warnings(plan: Plan) -> Iterator[str]:
-    """What cannot end well: a job for GPUs on a CPU, or a large model for little text."""
+    """Warn about a job for GPUs on a CPU, and a large model with little text."""
     options, parameters = plan.options, _parameters(plan)
     if options.smoke or not options.stage <= 4 <= options.stop_stage:
         return
     hours = int(6 * parameters * _training_tokens(plan) / FLOPS / count_cores() / 3600)  # 6 per parameter and token
     if not options.ngpu and hours >= 48 and not _hours(plan):
-        yield (f"warning  this CPU needs more than {hours:,} hours for it: use a GPU, or for your own text "
+        yield (f"warning  training takes more than {hours:,} hours on this CPU: use a GPU, or for your own text "
                "examples/own_text/run.sh")  # fmt: skip
     pairs = _count_pairs(plan) if plan.route == "folder" else 100_000
     if pairs < 100_000 and parameters >= 50_000_000:
@@ -107,7 +107,7 @@ def _warnings(plan: Plan) -> Iterator[str]:
 
 
 def _parameters(plan: Plan) -> int:
-    """A rough number of parameters, from the name of the architecture and the flags."""
+    """Estimate the number of parameters from the name of the architecture and the flags."""
     name, layers, decoder = plan.options.arch, 6, 6
     match = re.search(r"_(\d+)l((\d+)l)?", name)
     if match:
@@ -121,7 +121,7 @@ def _parameters(plan: Plan) -> int:
 
 
 def _training_tokens(plan: Plan) -> int:
-    """Target tokens that training reads, as far as the options tell; a sub-word has about 4 bytes."""
+    """Estimate the number of target tokens in training from the options; a sub-word has about 4 bytes."""
     total = _job_updates(plan)
     if total:
         return total * plan.product
@@ -134,7 +134,7 @@ def _training_tokens(plan: Plan) -> int:
 
 
 def _count_pairs(plan: Plan) -> int:
-    """Lines of the training text; 100,000 if there are more."""
+    """Count the lines of the training text, at most 100,000."""
     path = os.path.join(plan.options.data, f"train.{plan.options.target_lang}")
     if plan.options.multilingual:
         return 100_000
@@ -142,5 +142,5 @@ def _count_pairs(plan: Plan) -> int:
     try:
         with opened as stream:
             return sum(1 for _ in itertools.islice(stream, 100_000))
-    except (OSError, EOFError):  # the stage that reads it says what is wrong
+    except (OSError, EOFError):  # the stage that reads the file reports the error
         return 100_000

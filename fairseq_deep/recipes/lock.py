@@ -1,4 +1,4 @@
-"""One run at a time in a folder: a locked file, which all processes that inherit it hold together."""
+"""Locks that allow one run at a time in a directory; processes that inherit the locked file also hold the lock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ except ImportError:  # Windows
     fcntl = None
 
 PATIENCE = 30
-"""Seconds that a run which is ending may take; ``RECIPE_PATIENCE`` overrides it."""
+"""Time limit for another run to end, in seconds; ``RECIPE_PATIENCE`` overrides it."""
 
 
 def flock(file: Any) -> None:
@@ -23,7 +23,7 @@ def flock(file: Any) -> None:
 
     Raises:
         BlockingIOError: another process holds it
-        OSError: the file system, or the system, has no locks
+        OSError: the file system or the operating system does not support locks
     """
     if fcntl is None:
         raise OSError("no locks")
@@ -44,20 +44,20 @@ def take(path: str, folder: str) -> int:
             flock(descriptor)
         except BlockingIOError:
             if second == 0:
-                print(f"waiting for {owner(path)}, which still works in {folder}", flush=True)
+                print(f"waiting for {owner(path)}, which still uses {folder}", flush=True)
             time.sleep(1 if patience else 0)
         except OSError:
-            return descriptor  # there are no locks
+            return descriptor  # locks are not supported
         else:
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}, since {since}\n".encode(), 0)
             return descriptor
-    raise UsageError(f"{folder} is in use by {owner(path)}: wait for its end, or use another --exp")
+    raise UsageError(f"{folder} is in use by {owner(path)}: try again later, or use another --exp")
 
 
 def owner(path: str) -> str:
-    """Who holds the lock, in words."""
+    """Describe the run that holds the lock."""
     try:
         with open(path, encoding="utf-8") as stream:
             return stream.read().strip() or "another run"

@@ -1,7 +1,7 @@
-"""Several machines that run the same command, each with its number.
+"""Training on several machines, which run the same command with different ranks.
 
-The first machine does all stages. The others train with it, and write only their logs. A machine that fails leaves one
-line in ``logs/nodeN.failed``; what is new there ends the training of the others, which may wait for a lost process.
+The first machine runs all stages. The others only train, and write only their logs. A machine that fails writes one
+line to ``logs/nodeN.failed``. A new line there stops the other machines, which might otherwise hang.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from fairseq_deep.errors import UsageError
 from .stages import read_marker
 
 GRACE = 30
-"""Seconds that the processes of a training have to end by themselves when another one is gone."""
+"""Seconds for the training processes to end by themselves after another process has ended."""
 TELLING = 30
-"""Seconds in which another machine's reason is awaited, where the own one is only that another process is gone."""
+"""Time limit for another machine's error in seconds, if the local error is only the loss of another process."""
 FRESH = 60
-"""Seconds until a shared folder shows what another machine has written."""
+"""Seconds until a shared directory shows the files of another machine."""
 
 FIELD = re.compile(r"^\s+(rank|exitcode)\s*: (-?\d+)")
 AGENT = re.compile(r"torch[./]distributed[./]elastic")
 
 
 def stamp(path):
-    """What tells a file from its successor; empty if there is none."""
+    """Return a string that changes when the file is replaced; empty if the file does not exist."""
     try:
         found = os.stat(path)
     except OSError:
@@ -41,17 +41,17 @@ def stamp(path):
 
 
 class Failed(Exception):
-    """A command or another machine has failed; the message says why, as far as it is known."""
+    """A command or another machine has failed; the message is the reason, if known."""
 
 
 class Place:
-    """Which machine this is, of how many, and where the first one is.
+    """Rank of this machine, number of machines, and address of the first one.
 
     Args:
-        options: of the recipe; "auto" is resolved with SLURM's variables
+        options: options of the recipe; "auto" is resolved with SLURM's variables
 
     Raises:
-        UsageError: the options contradict each other, or something is missing
+        UsageError: options conflict or are missing
     """
 
     def __init__(self, options):
@@ -63,12 +63,12 @@ class Place:
         rank = options.node_rank
         if self.nnodes == 1:
             if rank not in ("auto", 0) or options.master:
-                raise UsageError("--node-rank and --master are for several machines: add --nnodes")
+                raise UsageError("--node-rank and --master require several machines: add --nnodes")
             self.rank = 0
             return
         if options.seeds:
             raise UsageError(
-                "--seeds and --nnodes exclude each other: train each seed by itself, with --seed and --exp"
+                "--seeds and --nnodes exclude each other: train each seed separately, with --seed and --exp"
             )
         tasks = os.environ.get("SLURM_STEP_NUM_TASKS") or str(steps)
         if steps > 1 and tasks != str(steps):
@@ -78,7 +78,7 @@ class Place:
         if rank == "auto":
             if not options.dry_run and not options.sbatch:
                 raise UsageError(
-                    f"--nnodes {self.nnodes} needs --node-rank: 0 on the machine that prepares the data, "
+                    f"--nnodes {self.nnodes} requires --node-rank: 0 on the machine that prepares the data, "
                     f"up to {self.nnodes - 1} on the others"
                 )
             rank = 0
@@ -89,35 +89,35 @@ class Place:
             self._resolve_master(options, steps)
 
     def _resolve_master(self, options, steps):
-        """HOST or HOST:PORT, also [::1]:29500; under SLURM its first machine, and a port of the job's own."""
+        """Resolve HOST or HOST:PORT, also [::1]:29500; SLURM's default is its first machine and a port per job."""
         if not options.master and steps == self.nnodes:
             options.master = _slurm_master()
         master = options.master
         if not master:
             raise UsageError(
-                f"--nnodes {self.nnodes} needs --master: the name or address of the machine with --node-rank 0"
+                f"--nnodes {self.nnodes} requires --master: the name or address of the machine with --node-rank 0"
             )
         match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^]:/\s[]+)(:([0-9]+))?", master)
         if not match:
-            raise UsageError(f"--master takes HOST or HOST:PORT, not '{master}'")
+            raise UsageError(f"--master must be HOST or HOST:PORT, not '{master}'")
         self.host, self.port = match[1].strip("[]"), int(match[3] or 29500)
         if not 0 < self.port < 65536:
-            raise UsageError(f"--master {master}: ports are numbers from 1 to 65535")
+            raise UsageError(f"--master {master}: the port must be from 1 to 65535")
 
     def launcher(self, rank, processes):
-        """The words that start the *processes* of machine number *rank*."""
+        """Return the command that starts the *processes* of the machine *rank*."""
         several = ["--nnodes", self.nnodes, "--node_rank", rank, "--master_addr", self.host, "--master_port", self.port]
         words = several if self.nnodes > 1 else ["--standalone"]
         return [*map(str, ["torchrun", *words, "--nproc_per_node", processes]), "--no_python"]
 
     def tell_peers(self, logs, words):
-        """Leave why this machine has failed, unless it is that another one has."""
+        """Write the reason of this machine's failure for the others, unless another machine caused it."""
         if self.nnodes > 1 and not re.match(r"machine \d+:", words) and "lost another process" not in words:
             with open(os.path.join(logs, f"node{self.rank}.failed"), "w", encoding="utf-8") as stream:
                 stream.write(words + "\n")
 
     def watch_peers(self, logs):
-        """What the other machines have left of earlier failures."""
+        """Return the state of the other machines' failure files, to ignore earlier failures."""
         if self.nnodes == 1:
             return {}
         with contextlib.suppress(FileNotFoundError):
@@ -137,21 +137,21 @@ def _slurm_master():
 def _check_sbatch(options):
     folder = os.path.dirname(options.sbatch) or "."
     if os.path.exists(options.sbatch):
-        raise UsageError(f"--sbatch {options.sbatch} is there already: remove it, or choose another name")
+        raise UsageError(f"--sbatch {options.sbatch} already exists: remove it, or choose another name")
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise UsageError(f"--sbatch {options.sbatch}: no file can be written there")
+        raise UsageError(f"--sbatch {options.sbatch}: cannot write there; choose another directory")
     if "ngpu" not in options.given:
-        raise UsageError("--sbatch needs --ngpu: the GPUs on each machine of the job")
+        raise UsageError("--sbatch requires --ngpu: the number of GPUs per machine of the job")
 
 
 def look(logs, nnodes, rank):
-    """{file that another machine leaves when it fails: its stamp}."""
+    """Return {failure file of another machine: its stamp}."""
     paths = {n: os.path.join(logs, f"node{n}.failed") for n in range(nnodes) if n != rank}
     return {path: stamp(path) for path in paths.values()}
 
 
 def failed(peers):
-    """ "machine N: WORDS" of the first machine that has failed since *peers* was made; empty if none has."""
+    """Return "machine N: WORDS" for the first machine that failed since *peers* was made; empty if none did."""
     for path, before in peers.items():
         if stamp(path) not in ("", before):
             with contextlib.suppress(OSError), open(path, encoding="utf-8") as stream:
@@ -161,10 +161,10 @@ def failed(peers):
 
 
 class Launch:
-    """The processes that torchrun has started here: signals for them, and why they have ended.
+    """The processes that torchrun has started on this machine: signals, and the reason of their end.
 
     Attributes:
-        words: the last line before the end of the first of them
+        words: the last line of output before the first process ended
     """
 
     def __init__(self, peers):
@@ -172,7 +172,7 @@ class Launch:
         self.failures, self.ending, self.told, self.since = [], False, False, None
 
     def read(self, line):
-        """A line that torchrun or its processes have printed."""
+        """Parse a line of output of torchrun or its processes."""
         field = FIELD.match(line)
         if AGENT.search(line) and not self.ending:
             if "death signal" in line:
@@ -188,14 +188,14 @@ class Launch:
             self.words = line.strip()
 
     def send(self, child, number):
-        """Hand a signal on: torchrun itself would die of SIGUSR1, and kills after a while at SIGTERM."""
+        """Forward a signal to the processes; torchrun would die of SIGUSR1, or kill them some time after SIGTERM."""
         self.told = True
         for pid in children(child.pid) or [child.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def tick(self, child):
-        """Every second: kill what is left some time after the first process has gone, here or elsewhere."""
+        """Kill the remaining processes some time after the first process, here or elsewhere, has ended."""
         self.cause = self.cause or failed(self.peers)
         if self.cause and self.since is None:
             self.since = time.monotonic()
@@ -205,12 +205,12 @@ class Launch:
                     os.kill(pid, signal.SIGKILL)
 
     def problem(self, saved):
-        """Why the training has failed, in words; empty if a signal has ended it and all have saved.
+        """Return the reason of a failure; empty if a signal has ended training and a checkpoint was saved.
 
         Args:
-            saved: the exit status of a process that has saved
+            saved: the exit status of a process that has saved a checkpoint
         """
-        mild = (-signal.SIGTERM, -signal.SIGABRT)  # of torchrun, and of NCCL where another process is gone
+        mild = (-signal.SIGTERM, -signal.SIGABRT)  # sent by torchrun, and by NCCL after the loss of another process
         killed = [found for found in self.failures if found[1] < 0 and found[1] not in mild]
         if killed and not self.cause:
             rank, status = killed[0]
@@ -228,7 +228,7 @@ class Launch:
 
 
 def children(pid):
-    """The processes that *pid* has started, where the system tells (Linux)."""
+    """Return the child processes of *pid*; empty if the system is not Linux."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         with contextlib.suppress(OSError, IndexError, ValueError):
@@ -240,7 +240,7 @@ def children(pid):
 
 
 def check_port(port):
-    """Refuse a port of this machine that is in use."""
+    """Reject a port of this machine that is in use or not allowed."""
     try:
         with socket.socket() as opened:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -249,37 +249,37 @@ def check_port(port):
     except OSError as problem:
         if problem.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise
-        why = "is in use" if problem.errno == errno.EADDRINUSE else "is not for users"
+        why = "is in use" if problem.errno == errno.EADDRINUSE else "is not allowed"
         raise UsageError(
-            f"port {port} {why} on {platform.node()}: take another one on all machines, --master HOST:PORT"
+            f"port {port} {why} on {platform.node()}: use another one on all machines, --master HOST:PORT"
         ) from None
 
 
 def listens(host, port):
-    """Whether a program at the address accepts connections.
+    """Return whether a program at the address accepts connections.
 
     Raises:
-        Failed: there is no machine of that name
+        Failed: the host name is unknown
     """
     try:
         socket.create_connection((host, port), timeout=3).close()
     except socket.gaierror:
-        raise Failed(f"--master {host}: this machine knows no machine of that name; give its address") from None
+        raise Failed(f"--master {host}: unknown host name on this machine; give its address") from None
     except OSError:
         return False
     return True
 
 
 def wait(place, hours, peers, prepared, trained):
-    """Return when machine 0 waits for this one, or has trained without it.
+    """Return when machine 0 is ready to train with this one, or has trained already.
 
     Args:
-        hours: most hours to wait, as a text
+        hours: maximum time in hours, as a string
         peers: see :meth:`Place.watch_peers`
-        prepared, trained: markers and their keys: of the data, and of the training (None where it is to be repeated)
+        prepared, trained: (marker, key) of the data and of the training run (None if training is to be repeated)
 
     Raises:
-        Failed: machine 0 fails, does not begin, or prepares something else
+        Failed: machine 0 fails, does not begin, or has other data
     """
     begun = time.monotonic()
     print(f"  waiting for machine 0, {place.host}:{place.port}, which prepares the data", flush=True)
@@ -300,8 +300,8 @@ def wait(place, hours, peers, prepared, trained):
     while read_marker(marker) != key:
         if time.monotonic() - seen > FRESH:
             raise Failed(
-                f"this machine does not see in {folder} what machine 0 has prepared there with the same options: "
+                f"{folder} on this machine lacks the data that machine 0 has prepared with the same options: "
                 f"put --exp on a disk that all machines share, or copy {folder} from {place.host}"
             )
-        os.listdir(folder)  # has a network file system look again
+        os.listdir(folder)  # refreshes the cache of a network file system
         time.sleep(1)

@@ -1,4 +1,4 @@
-"""The options of a recipe: one declaration each, from which the command line, ``--help`` and conf files come.
+"""Declarations of a recipe's options, for the command line, ``--help`` and conf files.
 
 A conf file has one option per line, of the recipe or of fairseq-train. A flag on the command line overrides conf
 files, and later conf files override earlier ones.
@@ -22,7 +22,7 @@ EXAMPLES = os.path.join(ROOT, "examples")
 
 
 class Kind(NamedTuple):
-    """The values of an option: a pattern, its description, and how ``--help`` and tab completion show them."""
+    """The type of an option: a pattern for its values, a description, and metadata for ``--help`` and completion."""
 
     pattern: str
     words: str
@@ -31,13 +31,13 @@ class Kind(NamedTuple):
     choices: tuple[str, ...] | None = None
 
     def read(self, flag: str, text: str) -> Any:
-        """The value that *text* stands for.
+        """Convert *text* to a value.
 
         Raises:
-            UsageError: it is not of this kind
+            UsageError: *text* is not valid for this kind
         """
         if not re.fullmatch(self.pattern, text):
-            raise UsageError(f"{flag} takes {self.words}, not '{text}'")
+            raise UsageError(f"{flag} must be {self.words}, not '{text}'")
         return self.convert(text)
 
 
@@ -48,28 +48,26 @@ def _number_or_auto(text: str) -> int | str:
 TEXT = Kind("(?s).*", "a text")
 FILE, FOLDER = TEXT._replace(metavar="FILE"), TEXT._replace(metavar="DIR")
 WHOLE = Kind("0|[1-9][0-9]*", "a whole number", int, "N")
-COUNT = Kind("[1-9][0-9]*", "a whole number from 1 on", int, "N")
-NUMBER = Kind(r"[0-9]+(\.[0-9]+)?", "a number", metavar="X")  # stays a text, as fairseq's commands get it
+COUNT = Kind("[1-9][0-9]*", "a whole number of at least 1", int, "N")
+NUMBER = Kind(r"[0-9]+(\.[0-9]+)?", "a number", metavar="X")  # kept as text, which is passed to fairseq's commands
 SWITCH = Kind("true|false", "true or false", "true".__eq__, "true|false")
 AUTO = Kind("auto|0|[1-9][0-9]*", "a whole number or auto", _number_or_auto, "N")
-AUTO_COUNT = Kind("auto|[1-9][0-9]*", "a number from 1 on, or auto", _number_or_auto, "N")
-SUBSETS = Kind(
-    "none|(valid,)?test(,test[1-9][0-9]*)*", "none, or test with valid before it and test1, test2 ... behind it"
-)
+AUTO_COUNT = Kind("auto|[1-9][0-9]*", "a number of at least 1, or auto", _number_or_auto, "N")
+SUBSETS = Kind("none|(valid,)?test(,test[1-9][0-9]*)*", "none, or a list such as test; valid,test; test,test1,test2")
 
 
 def one_of(*choices: str) -> Kind:
-    """The kind of an option with these values."""
+    """Return the kind of an option with the values *choices*."""
     return Kind("|".join(choices), ", ".join(choices), metavar=None, choices=choices)
 
 
 def option(default: Any, kind: Kind, text: str = "") -> Any:
-    """Declare an option; an empty *text* keeps it out of ``--help``."""
+    """Declare an option; an empty *text* hides it in ``--help``."""
     return field(default=default, metadata={"kind": kind, "help": text})
 
 
 class _Once(argparse.Action):
-    """Stores a value, and rejects a second one that differs."""
+    """Action that stores a value and rejects a different second one."""
 
     def __call__(self, parser: Any, namespace: Any, value: Any, option_string: str | None = None) -> None:
         before = getattr(namespace, self.dest, value)
@@ -80,14 +78,14 @@ class _Once(argparse.Action):
 
 @dataclass
 class Options:
-    """Options with their values. Subclasses declare them as fields.
+    """Options with their values; subclasses declare them as fields.
 
     Attributes:
-        help: whether the command line asks for ``--help``
+        help: whether the command line has ``--help``
         given: names of the options on the command line
-        extra: what follows a lone ``--``: flags of fairseq-train
-        arguments: words that are not options
-        conf_flags: flags of fairseq-train in conf files, and their values
+        extra: flags of fairseq-train, after ``--``
+        arguments: positional arguments
+        conf_flags: {flag of fairseq-train in conf files: its value}
     """
 
     def __post_init__(self):
@@ -97,27 +95,27 @@ class Options:
         self.arguments: list[str] = []
         self.conf_flags: dict[str, str] = {}
 
-    argument_name = argument_help = ""  # not fields: of the words that are not options; without a name there are none
+    argument_name = argument_help = ""  # of positional arguments, if supported; not fields
 
     @classmethod
     def declared(cls) -> dict[str, Any]:
-        """The fields by name."""
+        """Return the fields by name."""
         return {each.name: each for each in fields(cls)}
 
     def set(self, name: str, text: str) -> None:
         """Set an option.
 
         Raises:
-            UsageError: *text* is not one of its values
+            UsageError: *text* is not a valid value
         """
         setattr(self, name, self.declared()[name].metadata["kind"].read(flag_of(name), text))
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the options, with their present values in the help."""
+        """Add the options, with their current values in the help."""
         if self.argument_name:
             parser.add_argument("arguments", nargs="*", metavar=self.argument_name, help=self.argument_help)
-        group = parser.add_argument_group("options, with their present values")
-        group.add_argument("-h", "--help", action="store_true", help="show this text and stop")
+        group = parser.add_argument_group("options, with their current values")
+        group.add_argument("-h", "--help", action="store_true", help="show this help and exit")
         for name, declared in self.declared().items():
             kind, text, value = declared.metadata["kind"], declared.metadata["help"], getattr(self, name)
             shown = "none" if value == "" else str(value).lower() if isinstance(value, bool) else value
@@ -129,7 +127,7 @@ class Options:
             )  # fmt: skip
 
     def parser(self, program: str = "") -> argparse.ArgumentParser:
-        """The parser of what comes before a lone ``--``; its help shows the present values."""
+        """Return the parser of the options before ``--``; its help shows the current values."""
         arguments = f" {self.argument_name}..." if self.argument_name else ""
         parser = argparse.ArgumentParser(
             program, f"{program} [options]{arguments} [-- flags for fairseq-train]", add_help=False,
@@ -140,14 +138,14 @@ class Options:
         return parser
 
     def parse(self, words: list[str], by_user: bool = True) -> Options:
-        """Read the command line *words*; return these options.
+        """Parse the command line *words* and return these options.
 
         Raises:
-            UsageError: an option is unknown, lacks its value or has a wrong one
+            UsageError: an option is unknown, has no value or an invalid one
         """
         end = words.index("--") if "--" in words else len(words)
         words, self.extra = words[:end], [*self.extra, *words[end + 1 :]]
-        if self.argument_name:  # argparse would take the word behind a switch for its value
+        if self.argument_name:  # argparse would parse a positional argument after a switch as its value
             switches = [flag_of(name) for name, each in self.declared().items() if each.metadata["kind"] is SWITCH]
             words = [
                 f"{word}=true" if word in switches and following not in ("true", "false") else word
@@ -162,8 +160,8 @@ class Options:
             if not flag.startswith("--"):
                 raise UsageError(f"unexpected argument '{unknown[0]}': options start with --")
             raise UsageError(
-                f"unknown option '{flag}'{nearest(flag, map(flag_of, self.declared()))} (--help lists them; flags of "
-                "fairseq-train go after a lone --)"
+                f"unknown option '{flag}'{nearest(flag, map(flag_of, self.declared()))} (see --help; flags of "
+                "fairseq-train go after --)"
             )
         for name, value in vars(found).items():
             setattr(self, name, value)
@@ -173,12 +171,12 @@ class Options:
 
 
 def flag_of(name: str) -> str:
-    """The flag of an option: max_tokens is --max-tokens."""
+    """Return the flag of an option: --max-tokens for max_tokens."""
     return f"--{name.replace('_', '-')}"
 
 
 def quote(words: Any) -> str:
-    """*words* as a line for a shell."""
+    """Return *words* as a shell command."""
     return shlex.join(map(str, words))
 
 
@@ -200,14 +198,14 @@ def check_spelling(options: Options, flag: str, where: str = "") -> None:
 
 
 def check_extra_flags(options: Options) -> None:
-    """Reject flags behind a lone ``--`` that the recipe passes itself."""
+    """Reject flags after ``--`` that the recipe passes itself."""
     for word in options.extra:
         flag = word.partition("=")[0]
         name = flag[2:].replace("-", "_")
         if not flag.startswith("--"):
             continue
         if name in options.declared():
-            raise UsageError(f"{flag} is an option of this script: give it before the lone --")
+            raise UsageError(f"{flag} is an option of this script: give it before --")
         if name in ("share_all_embeddings", "share_decoder_input_output_embed"):
             raise UsageError(f"{flag} is set by this script: see --embeddings")
         if name in MANAGED:
@@ -216,7 +214,7 @@ def check_extra_flags(options: Options) -> None:
 
 
 def find_conf(name: str, task: str, beside: str = "") -> str:
-    """The path of a conf file, by its name, ``EXAMPLE/NAME`` or its path; first looked for in the folder *beside*."""
+    """Return the path of a conf file by its name, ``EXAMPLE/NAME`` or path; ``beside`` is searched first."""
     known = []
     for folder in filter(None, (beside, os.path.join(EXAMPLES, task, "conf"), os.path.join(EXAMPLES, "demo"))):
         path = os.path.join(folder, f"{name}.args")
@@ -254,7 +252,7 @@ def _read_line(options: Any, path: str, line: str, lines: list[str], open_files:
     flag, _, value = line.partition(" ")
     value = value.strip()
     if not flag.startswith("--"):
-        raise UsageError(f"{path}: '{line}' is not an option: a line is '--name value'")
+        raise UsageError(f"{path}: '{line}' is not an option: a line must be '--name value'")
     name = flag[2:].replace("-", "_")
     if name == "conf":
         load_conf(options, value, os.path.dirname(path), open_files)
@@ -263,4 +261,4 @@ def _read_line(options: Any, path: str, line: str, lines: list[str], open_files:
             options.set(name, value or "true")
     elif flag != "--deep-init" or "arch" not in options.given or f"--arch {options.arch}" in lines:
         check_spelling(options, flag, f"{path}: ")
-        options.conf_flags[flag] = value  # a start that a job names is its architecture's only
+        options.conf_flags[flag] = value  # a job's --deep-init applies only to the job's architecture

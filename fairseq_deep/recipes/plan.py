@@ -1,4 +1,4 @@
-"""From the options of a recipe to a plan: folder, data, devices, batch, and the command of the training."""
+"""Resolution of a recipe's options to a plan: directory, data, devices, batch size and training command."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .text.corpus import check_folder
 
 
 class Plan:
-    """A recipe whose options have been resolved and checked.
+    """A recipe with resolved and checked options.
 
     Attributes:
-        options: the recipe's, without "auto"
-        exp: folder of this training
-        home: folder of the experiment, which has several trainings if there are several seeds
-        route: where the text comes from: "demo", "folder", "tar" or "download"
-        processes, devices: of the training, on each machine and on all
+        options: the recipe's options, without "auto"
+        exp: directory of this training run
+        home: directory of the experiment, which has several training runs if there are several seeds
+        route: source of the text: "demo", "folder", "tar" or "download"
+        processes, devices: number of training processes per machine, and on all machines
         product: tokens per update
         save_flags: flags of fairseq-train for ``--average-updates``
-        keys: hash of all that each stage depends on
-        train_command: words
-        seed_list: seeds to train; empty for a single training
+        keys: hash of all inputs of each stage
+        train_command: words of the training command
+        seed_list: seeds to train; empty for a single run
         place: this machine among several
     """
 
@@ -44,16 +44,16 @@ class Plan:
         check_extra_flags(options)
 
     def resolve(self) -> Plan:
-        """Resolve and check everything that needs no text.
+        """Resolve and check all options, without reading the text.
 
         Raises:
-            UsageError: the options contradict each other, or the folder holds something else
+            UsageError: options conflict, or the directory has another experiment
         """
         options = self.options
         if not options.arch:
-            raise UsageError(f"--arch is missing: none of the conf files '{options.conf}' names one")
+            raise UsageError(f"--arch is missing, also in the conf files '{options.conf}': add it")
         if not options.stage <= options.stop_stage <= 7:
-            raise UsageError(f"--stage {options.stage}, --stop-stage {options.stop_stage}: stages run from 0 to 7")
+            raise UsageError(f"--stage {options.stage}, --stop-stage {options.stop_stage}: stages must be from 0 to 7")
         if options.workers == "auto":
             options.workers = count_cores()
         self._resolve_folder()
@@ -65,7 +65,7 @@ class Plan:
         self.save_flags = self._averaging_flags()
         self.smoke_flags = ["--max-update", "20", "--log-interval", "5"] if options.smoke else []
         if options.smoke and value_of([*self.conf_flags, *options.extra], "--lr-scheduler") == "inverse_sqrt_cooldown":
-            self.smoke_flags += ["--warmup-updates", "4", "--cooldown-updates", "4"]  # to fit into 20 updates
+            self.smoke_flags += ["--warmup-updates", "4", "--cooldown-updates", "4"]  # they must fit into 20 updates
         self.train_command = self._train_command()
         self._check_numbers()
         self.seed_list = seeds.resolve(self)
@@ -77,12 +77,12 @@ class Plan:
             folder = os.path.dirname(self.exp)
             _check_version(options.same_text, folder)
             raise UsageError(
-                f"the trainings in {folder} were trained on other data, or text cut in another way: use another --exp"
+                f"the runs in {folder} were trained on other data or other sub-words: use another --exp"
             )
         return self
 
     def of_seed(self, seed: int) -> Plan:
-        """The plan of one of several seeds, in its own folder."""
+        """Return the plan of one of several seeds, with its own directory."""
         plan = copy.copy(self)
         plan.options = copy.copy(self.options)
         plan.options.seed, plan.exp = seed, os.path.join(self.home, f"seed{seed}")
@@ -100,12 +100,12 @@ class Plan:
 
     @property
     def subsets(self) -> list[str]:
-        """Sets to translate and score."""
+        """Names of the sets to translate and score."""
         return [] if self.options.subsets == "none" else self.options.subsets.split(",")
 
     @property
     def description(self) -> str:
-        """The file that describes the corpus to fetch."""
+        """The file that describes the corpus to download."""
         return os.path.join(EXAMPLES, self.options.task, f"{self.options.corpus}.json")
 
     @property
@@ -114,11 +114,11 @@ class Plan:
         return self.options.multilingual or os.path.isfile(self.description)
 
     def path(self, *parts: str) -> str:
-        """A path in the folder of this training."""
+        """Return a path in the directory of this training run."""
         return os.path.join(self.exp, *parts)
 
     def train_value(self, flag: str, default: str = "") -> str:
-        """The value of a flag that fairseq-train will see: the last one given."""
+        """Return the effective (last) value of a fairseq-train flag."""
         return value_of(self.train_command, flag) or default
 
     def _resolve_folder(self) -> None:
@@ -130,16 +130,16 @@ class Plan:
         exp = os.path.join(ROOT, "exp", name) if options.exp == "auto" else options.exp
         self.exp = self.home = os.path.join(os.getcwd(), exp).rstrip("/")
         if ":" in self.exp or "," in self.exp:  # fairseq splits paths at ':' and prefixes at ','
-            raise UsageError(f"--exp {self.exp}: fairseq cannot take ':' or ',' in a path; choose another folder")
+            raise UsageError(f"--exp {self.exp}: fairseq does not support ':' or ',' in a path; choose another one")
         if os.path.exists(self.exp) and not os.path.isdir(self.exp):
-            raise UsageError(f"--exp {self.exp} is a file: choose another folder")
+            raise UsageError(f"--exp {self.exp} must be a directory, not a file: choose another one")
         if any(os.path.exists(self.path(name)) for name in ("cmd.sh", "env.txt")):
             return
         for part in ("text", "data-bin", "checkpoints", "corpus"):
             if os.path.exists(self.path(part)):
                 raise UsageError(
-                    f"--exp {self.exp} holds a {part} that no recipe has made, and it would be overwritten: "
-                    "choose another folder"
+                    f"--exp {self.exp} has a {part} that was not written by a recipe and would be overwritten: "
+                    "choose another directory"
                 )
 
     def _resolve_route(self) -> None:
@@ -158,7 +158,7 @@ class Plan:
         self._check_teacher()
         if self.route == "download" and not options.dry_run and not self.has_download:
             raise UsageError(
-                f"there is no public archive of {options.task} (no {self.description}): give your own text with "
+                f"{options.task} has no public archive ({self.description} does not exist): give your own text with "
                 "--data DIR"
             )
 
@@ -168,7 +168,7 @@ class Plan:
             return
         if self.route == "tar" or self.options.multilingual:
             text = "the text of --data-tar is tokenised" if self.route == "tar" else "this recipe has many pairs"
-            raise UsageError(f"--teacher translates plain text of one pair of languages, and {text}: omit --teacher")
+            raise UsageError(f"--teacher requires plain text of one language pair, but {text}: omit --teacher")
         if not os.path.exists(teacher):
             raise UsageError(f"--teacher {teacher}: no such run, checkpoint or package")
         if os.path.isdir(self.exp) and os.path.samefile(teacher, self.exp):
@@ -178,30 +178,31 @@ class Plan:
         options = self.options
         if options.bpe == "per-side" and options.embeddings != "target":
             raise UsageError(
-                "--bpe per-side makes a dictionary for each side, which --embeddings all cannot share: "
+                "--bpe per-side is not supported with --embeddings all, since each side has its own dictionary: "
                 "add --embeddings target"
             )
         if options.bpe != "joint" and self.route == "tar":
-            raise UsageError(f"the text of --data-tar has a joint BPE: leave out --bpe {options.bpe}")
+            raise UsageError(f"the text of --data-tar has a joint BPE: omit --bpe {options.bpe}")
 
     def _resolve_devices(self) -> None:
         options = self.options
         if options.ngpu == "auto":
             options.ngpu = count_gpus()
         if options.ngpu and options.cpu_processes != 1:
-            raise UsageError("--cpu-processes is for --ngpu 0: on GPUs there is one process for each")
+            raise UsageError("--cpu-processes requires --ngpu 0, since each GPU has one process: omit it, or add that")
         self.processes = options.ngpu or options.cpu_processes
         self.devices = self.place.nnodes * self.processes
         self.device_name = ("GPU" if options.ngpu else "CPU") + "s" * (self.devices > 1)
         if options.ngpu and options.decode_precision != "fp32":
             raise UsageError(
-                f"--decode-precision {options.decode_precision} requires the CPU: leave it out, or use --ngpu 0"
+                f"--decode-precision {options.decode_precision} requires the CPU: omit it, or use --ngpu 0"
             )
         if not options.ngpu and options.stage <= 4 and options.precision == "fp16":
-            raise UsageError("--precision fp16 needs a GPU: fairseq has no fp16 training on the CPU; use fp32 or bf16")
+            raise UsageError("--precision fp16 requires a GPU, since fairseq has no fp16 training on the CPU: use fp32 "
+                             "or bf16")  # fmt: skip
 
     def _resolve_batch(self) -> None:
-        """Another product than the published one is another experiment, and requires ``--force-batch``."""
+        """Resolve the batch size; a product other than the published one requires ``--force-batch``."""
         options, step = self.options, self.devices * self.options.max_tokens
         if options.update_freq == "auto":
             options.update_freq = 1 if options.smoke else max(1, (options.batch_tokens + step // 2) // step)
@@ -214,7 +215,7 @@ class Plan:
             )
 
     def batch_words(self) -> str:
-        """The batch in words."""
+        """Describe the batch size."""
         tokens, frequency = self.options.max_tokens, self.options.update_freq
         return (
             f"{self.devices} {self.device_name} x {tokens:,} tokens x update-freq {frequency} = "
@@ -222,21 +223,21 @@ class Plan:
         )
 
     def _averaging_flags(self) -> list[str]:
-        """With ``--average-updates``, checkpoints of every so many updates replace those of the epochs."""
+        """Return the flags that replace epoch checkpoints by checkpoints every ``--average-updates`` updates."""
         options, every = self.options, self.options.average_updates
         if not every:
             return []
         if options.average < 2:
             raise UsageError(
-                f"--average-updates {every} with --average {options.average}: there is nothing to average; "
-                "raise --average, or leave --average-updates out"
+                f"--average-updates {every} has no effect with --average {options.average}: raise --average, or omit "
+                "--average-updates"
             )
         clashes = ("--save-interval-updates", "--keep-interval-updates", "--keep-interval-updates-pattern", "--no-save")
         for word in (*self.conf_flags, *options.extra):
             if word.partition("=")[0] in clashes:
                 raise UsageError(
-                    f"{word.partition('=')[0]} clashes with --average-updates {every}, which decides what is saved: "
-                    "drop one of them"
+                    f"{word.partition('=')[0]} conflicts with --average-updates {every}, which sets the checkpoints to "
+                    "save: omit one of them"
                 )
         flags = ["--save-interval-updates", every, "--keep-interval-updates", options.average]
         return [*map(str, flags), "--no-epoch-checkpoints"]
@@ -272,39 +273,38 @@ class Plan:
                 WHOLE.read(flag, value)
         last, every = self.train_value("--max-update"), self.options.average_updates
         if last and not self.options.smoke and every > int(last):
-            raise UsageError(f"--average-updates {every}: training ends after {last} updates; choose fewer")
+            raise UsageError(f"--average-updates {every} must be at most {last}, the number of updates: lower it")
 
     def _check_against(self) -> None:
-        """What ``--against`` names must exist before anything is trained."""
+        """Reject ``--against`` without existing translations, before training."""
         against, several = self.options.against, bool(self.seed_list)
         if not against:
             return
         if not self.subsets:
-            raise UsageError("--against compares translations, and --subsets none makes none: drop one of them")
+            raise UsageError("--against requires translations, but --subsets none skips them: omit one of them")
         if not os.path.exists(against):
             raise UsageError(f"--against {against}: no such run or file")
         runs = [against]
         if seeds.holds_seeds(against):
             if not several:
-                raise UsageError(f"--against {against} holds several seeds: give one of them, such as {against}/seed1")
+                raise UsageError(f"--against {against} has several seeds: give one of them, such as {against}/seed1")
             runs = [f"{against}/seed{seed}" for seed in self.seed_list]
         for run in runs:
             if not os.path.isfile(hypotheses_of(run, self.options.target_lang)):
                 raise UsageError(
-                    f"--against: there is no {hypotheses_of(run, self.options.target_lang)}: that run has to come to "
-                    "its end first"
+                    f"--against: {hypotheses_of(run, self.options.target_lang)} does not exist: finish that run first"
                 )
         if os.path.exists(self.exp) and os.path.samefile(against, self.exp):
             raise UsageError(f"--against {against} is this run itself: give another one")
 
     def run_record(self) -> list[str]:
-        """What a training may not change half-way, beside its command; recorded when it begins."""
+        """Return the settings, in addition to the command, that must not change when a run is resumed."""
         machines = f" on {self.place.nnodes} machines" if self.place.nnodes > 1 else ""
         batch = f"{self.devices} {self.options.max_tokens} {self.options.update_freq}"
         return [self.options.arch, batch, self.keys[3], f"{self.devices} {self.device_name}{machines}"]
 
     def _check_changed(self) -> None:
-        """Reject a training that has begun with something else."""
+        """Reject a resumed run with other settings."""
         options, record = self.options, self.path("trained-with.txt")
         begun = os.path.isfile(self.path("checkpoints", "checkpoint_last.pt")) and os.path.isfile(record)
         if options.stage > 4 or not begun:
@@ -312,11 +312,11 @@ class Plan:
         with open(record, encoding="utf-8") as stream:
             before, now = [*stream.read().splitlines(), "", "", ""], self.run_record()
         if before[0] != now[0]:
-            raise UsageError(f"{self.exp} holds a {before[0]} model, not a {now[0]} one: use another --exp")
+            raise UsageError(f"{self.exp} has a {before[0]} model, not a {now[0]} model: use another --exp")
         _check_version(before[2], self.exp)
         if before[2] != now[2]:
             raise UsageError(
-                f"{self.exp} holds a model trained on other data, or text cut in another way: use another --exp, "
+                f"{self.exp} has a model trained on other data or other sub-words: use another --exp, "
                 f"or delete {self.path('checkpoints')} to train from scratch"
             )
         changes.check(self.path("train.sh"), self.exp, self.train_command)
@@ -324,22 +324,22 @@ class Plan:
             old = before[1].split()
             raise UsageError(
                 f"{self.exp} was trained with {old[0]} device(s) x {old[1]} tokens x update-freq {old[2]}, now it "
-                f"would be {self.devices} x {options.max_tokens} x {options.update_freq}: go on with the same, use "
-                "another --exp, or change it on purpose with --force-batch true"
+                f"would be {self.devices} x {options.max_tokens} x {options.update_freq}: use the same batch, use "
+                "another --exp, or accept the change with --force-batch true"
             )
 
 
 def _check_version(key: str, exp: str) -> None:
-    """Reject an experiment of version 0.2.0, whose hash of the text is of another kind."""
+    """Reject an experiment of version 0.2.0, which hashed the text differently."""
     if re.fullmatch(r"\d+ \d+", key):
         raise UsageError(
             f"{exp} was begun by version 0.2.0 of the recipes, and its training cannot resume: use another --exp; "
-            "--stage 5 and later work, and so do fairseq-deep translate, score and report"
+            "--stage 5 and later still work, as do fairseq-deep translate, score and report"
         )
 
 
 def value_of(command: list[str], flag: str) -> str:
-    """The last value of *flag* in a command; empty if it has none."""
+    """Return the last value of *flag* in a command; empty if it has none."""
     value = ""
     for word, following in zip(command, [*command[1:], ""]):
         if word == flag:
@@ -350,7 +350,7 @@ def value_of(command: list[str], flag: str) -> str:
 
 
 def count_gpus() -> int:
-    """Number of visible GPUs."""
+    """Return the number of visible GPUs."""
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
     except OSError:

@@ -1,7 +1,7 @@
-"""Commands of an experiment: all their output in a log, progress on the screen, and signals handed on.
+"""Execution of an experiment's commands: output is logged, progress is shown, and signals are forwarded.
 
-:class:`Supervisor` runs one command at a time. A watcher reads its output: :class:`Plain` shows a sign of life,
-:class:`Train` reads fairseq's JSON lines, and :class:`Generate` counts translations and keeps them.
+:class:`Supervisor` runs one command at a time. A watcher reads its output: :class:`Plain` shows the last line,
+:class:`Train` parses fairseq's JSON lines, and :class:`Generate` counts and stores translations.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .display import Display, clock
 from .nodes import Failed, Launch
 from .record import commit
 
-STOPPED = 75  # of a training that a signal has ended and that has saved
+STOPPED = 75  # exit status of training that saved a checkpoint after a signal
 LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d [\d:]{8} \| (?:INFO \| [\w.]+ \| )?")
 WIDTH = 90
 JSON_LINE = re.compile(r"\| INFO \| (train_inner|train|valid)\b\S* \| (\{.*\})\s*$")
 
 
 def end_line(stream):
-    """Begin a new line in what a full disk or a power cut may have torn."""
+    """Terminate the last line of a file that a full disk or a power cut may have truncated."""
     size = stream.seek(0, os.SEEK_END)
     if size:
         stream.seek(size - 1)
@@ -37,39 +37,39 @@ def end_line(stream):
 
 
 class Plain:
-    """A sign of life for commands that have no progress of their own."""
+    """Watcher that shows the last line of output, for commands without progress."""
 
     def __init__(self, every: float = 10, name: str = ""):
         self.display, self.name, self.begun, self.last = Display(every), name, time.time(), "no output yet"
 
     def read(self, line):
-        """Remember what the line says, without fairseq's time and module, and no list of all settings."""
+        """Store the line without fairseq's time and module; lists of all settings are ignored."""
         words = LOG_PREFIX.sub("", line).strip()
         if words and not words.startswith(("Namespace(", "{")):
             self.last = words if len(words) <= WIDTH else words[: WIDTH - 3] + "..."
 
     def tick(self, words=""):
-        """Show what the command does."""
+        """Show progress."""
         words = words or self.last
         self.display.show(self.name, note=words, line=f"{clock(time.time() - self.begun)}: {words}")
 
     def finish(self, ok):
-        """Return a problem that the exit status does not say."""
+        """Return a problem that the exit status does not report."""
 
 
 class Echo(Plain):
-    """Shows all output."""
+    """Watcher that prints all output."""
 
     def read(self, line):
-        """Show the line."""
+        """Print *line*."""
         print(line, end="", flush=True)
 
     def tick(self, words=""):
-        """The output says enough."""
+        """Do nothing, since all output is printed."""
 
 
 class Train(Plain):
-    """Epoch, update, loss and the time left of fairseq-train with ``--log-format json``."""
+    """Watcher of fairseq-train with ``--log-format json``: shows epoch, update, loss and time left."""
 
     def __init__(self, jsonl: str, limits: dict[str, str], every: float = 10):
         super().__init__(every, "train")
@@ -80,7 +80,7 @@ class Train(Plain):
         end_line(self.jsonl)
         self.first, self.training = None, False
         self.session = round(self.begun)
-        self.unsaid = {"commit": commit()}  # the folder may be of an older one
+        self.unsaid = {"commit": commit()}  # may differ from the commit that began the experiment
 
     def read(self, line):
         super().read(line)
@@ -107,7 +107,7 @@ class Train(Plain):
 
     def show(self, stats):
         if self.first is None:
-            self.first, self.display.due = (time.time(), stats), 0  # the first line comes at once
+            self.first, self.display.due = (time.time(), stats), 0  # show the first line immediately
         left, epoch = self.seconds_left(stats), f"epoch {stats['epoch']:>3}"
         speed = f"{float(stats['wps']):,.0f} words/s" if stats.get("wps") else ""
         loss = f"loss {stats['loss']:>6}  ppl {stats['ppl']:>8}  {speed:>16}".rstrip()
@@ -119,7 +119,7 @@ class Train(Plain):
         self.display.show(self.name, done, total, unit, note, left, line.rstrip())
 
     def seconds_left(self, stats):
-        """The nearest of the limits, at the mean pace since the first line."""
+        """Return the time to the nearest limit, at the mean speed since the first line."""
         begun, first = self.first
         guesses = []
         for key, limit in self.limits.items():
@@ -132,14 +132,14 @@ class Train(Plain):
 
     def tick(self, words=""):
         if self.first is None:
-            super().tick("first updates, no figures yet" if self.training else "")
+            super().tick("first updates, no statistics yet" if self.training else "")
 
     def finish(self, ok):
         self.jsonl.close()
 
 
 class Generate(Plain):
-    """Counts translations; a run that lost a sentence is a failed run, and empty lines stay empty."""
+    """Watcher that counts and stores translations; a missing sentence is an error, and empty lines remain empty."""
 
     def __init__(self, source: str, out: str):
         super().__init__(name=f"translate {os.path.basename(source)}")
@@ -175,7 +175,7 @@ class Generate(Plain):
 
 
 def is_alive(pid):
-    """Whether the process runs; one that has ended and that nobody has waited for does not."""
+    """Return whether the process runs; a zombie does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -186,11 +186,11 @@ def is_alive(pid):
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
             return stat.read().rpartition(")")[2].split()[0] not in "ZX"
     except (OSError, IndexError):
-        return True  # not Linux, or gone meanwhile: the next look says
+        return True  # not Linux, or the process has just ended: the next call will tell
 
 
 def end_with_parent():
-    """Have Linux send SIGTERM to this process when its parent ends in any way, kill -9 included."""
+    """Have Linux send SIGTERM to this process when its parent ends for any reason, including kill -9."""
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError):
@@ -198,21 +198,21 @@ def end_with_parent():
 
 
 class Stopped(Exception):
-    """A signal of the user has ended the work."""
+    """A signal from the user has stopped the run."""
 
 
 class Supervisor:
-    """Runs commands, and hands SIGINT, SIGTERM and SIGUSR1 on to the one that runs.
+    """Runs commands, and forwards SIGINT, SIGTERM and SIGUSR1 to the running one.
 
     Args:
-        owners: processes without which a command is to end
+        owners: processes; when one of them ends, the running command is stopped
     """
 
     def __init__(self, owners: list[int] | None = None):
         self.owners, self.send, self.stopping, self.launch = owners or [], None, False, None
 
     def install(self) -> None:
-        """Handle the signals from here on."""
+        """Install the signal handlers."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._handle)
 
@@ -221,15 +221,15 @@ class Supervisor:
         if self.send is None:
             if not already:
                 raise Stopped
-        elif number != signal.SIGINT or self.launch is not None:  # the terminal sends Ctrl-C to the command, too
+        elif number != signal.SIGINT or self.launch is not None:  # the terminal also sends Ctrl-C to the command
             self.send(number)
 
     def run(self, command: list[str], log: str, watch: Plain, launch: Launch | None = None) -> None:
         """Run *command* with its output in the file *log*.
 
         Raises:
-            Stopped: a signal has ended it
-            Failed: it has failed
+            Stopped: a signal has stopped the command
+            Failed: the command has failed
         """
         with open(log, "a", encoding="utf-8") as stream:
             watch.name = watch.name or " ".join(os.path.basename(word) for word in command[:2] if word[:1] != "-")
@@ -279,7 +279,7 @@ class Supervisor:
         return status
 
     def _keep_ticking(self, watch: Plain, stop: threading.Event, child: Any) -> None:
-        """Show progress every second; end the command when one of its owners is gone."""
+        """Show progress every second; stop the command when one of its owners has ended."""
         told = False
         while not stop.wait(1):
             watch.tick()
@@ -287,11 +287,11 @@ class Supervisor:
                 self.launch.tick(child)
             if not told and not all(map(is_alive, self.owners)):
                 self.send(signal.SIGTERM)
-                told = True  # a second signal would end a training that is saving
+                told = True  # a second signal would interrupt saving the checkpoint
 
 
 LOCKS: list[int] = []
-"""Descriptors of locked files, which all commands inherit: the lock is held until the last of them has ended."""
+"""Descriptors of locked files; all commands inherit them, so locks are held until the last command has ended."""
 
 
 def _send(child: Any, launch: Launch | None, number: int) -> None:
@@ -302,7 +302,7 @@ def _send(child: Any, launch: Launch | None, number: int) -> None:
 
 
 def last_words(log: str) -> str:
-    """The last line of a log that says anything."""
+    """Return the last non-empty line of a log."""
     try:
         with open(log, encoding="utf-8", errors="replace") as stream:
             lines = [line.rstrip("\n") for line in stream if line.strip()]

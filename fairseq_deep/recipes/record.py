@@ -1,4 +1,4 @@
-"""What a run was made with (``env.txt``) and what came out of it (``RESULT.json``)."""
+"""Records of a run's environment (``env.txt``) and results (``RESULT.json``)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def version(package):
 
 
 def commit():
-    """Return the commit of the repository, marked if files differ from it."""
+    """Return the commit of the repository, marked if there are local changes."""
 
     def git(*words):
         return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True)
@@ -64,29 +64,29 @@ def hardware(gpus):
 
 
 def check_arch(name):
-    """Reject an architecture that neither fairseq nor this package knows."""
-    if sys.modules.get("fairseq", 1) is None:  # the driver is run without it
+    """Reject an architecture that neither fairseq nor this package registers."""
+    if sys.modules.get("fairseq", 1) is None:  # the driver blocks its import
         del sys.modules["fairseq"]
     from fairseq.models import ARCH_MODEL_REGISTRY
 
     import fairseq_deep.plugin.architectures  # noqa: F401 (registers ours)
-    from fairseq_deep.core.registry import nearest  # which loads fairseq: the other commands do without
+    from fairseq_deep.core.registry import nearest  # loads fairseq, which other commands do not need
 
     if name not in ARCH_MODEL_REGISTRY:
         raise UsageError(f"unknown --arch {name}{nearest(name, ARCH_MODEL_REGISTRY)}: fairseq-deep archs lists them")
 
 
 def check_packages(names):
-    """Refuse to begin without a package that a later stage needs."""
+    """Reject a run without a package that a later stage requires."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise UsageError(
-                f"this recipe needs {name}: run {sys.executable} -m pip install {name}, then the same command again"
+                f"this recipe requires {name}: run {sys.executable} -m pip install {name}, then the same command again"
             )
 
 
 def write_environment(path, gpus):
-    """Write down versions, commit and hardware."""
+    """Record versions, commit and hardware."""
     facts = {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
     facts.update(commit=commit(), system=platform.platform(), hardware=hardware(gpus))
     write_text(path, "".join(f"{key:13} {value}\n" for key, value in facts.items()))
@@ -101,17 +101,17 @@ def read_environment(exp):
 
 
 def read_json(path, schema=None):
-    """Return what *path* holds; nothing if it is not there."""
+    """Return the content of *path*; empty if the file does not exist."""
     return records.read_json(path, schema or {}, "delete it, then run the same command again")
 
 
 def read_records(exp):
-    """Return the lines of ``train.jsonl``, without any that a full disk or a power cut has torn."""
+    """Return the lines of ``train.jsonl``, except lines that a full disk or a power cut has truncated."""
     return list(records.read_json_lines(os.path.join(exp, "train.jsonl"), records.TRAINED))
 
 
 def training_facts(exp):
-    """Updates, epochs, best validation perplexity, hours and commits of all sessions (``train.jsonl``); parameters."""
+    """Return updates, epochs, validation perplexities, hours and commits of all sessions, and parameters."""
     facts, sessions, commits, perplexities = {}, {}, [], {}
     if os.path.exists(os.path.join(exp, "train.jsonl")):
         for record in read_records(exp):
@@ -119,7 +119,7 @@ def training_facts(exp):
             commits += [record["commit"]] if record["kind"] == "session" else []
             if record["kind"] == "valid":
                 updates, ppl = int(record["valid_num_updates"]), float(record["valid_ppl"])
-                perplexities[updates] = ppl  # of what was done twice, after a stop, the second time counts
+                perplexities[updates] = ppl  # if a resumed run repeated updates, the later value counts
                 facts.update(epochs=record["epoch"], updates=updates, valid_ppl=ppl)
         if perplexities:
             facts["best_valid_ppl"] = min(perplexities.values())
@@ -134,7 +134,7 @@ def training_facts(exp):
 
 
 def trained_with(exp):
-    """Settings of the training itself, whatever the options of the command that asks now."""
+    """Return the settings that the model was trained with, independent of the current command."""
     flags = effective(read_command(os.path.join(exp, "train.sh")))
     try:
         with open(os.path.join(exp, "trained-with.txt"), encoding="utf-8") as stream:
@@ -142,7 +142,7 @@ def trained_with(exp):
         devices, max_tokens, update_freq = map(int, lines[1].split())
     except (OSError, ValueError, IndexError):
         raise UsageError(
-            f"{exp}/trained-with.txt does not say how the model was trained: run again with --stage 4"
+            f"{exp}/trained-with.txt lacks the settings of training: run again with --stage 4"
         ) from None
     precision = [name for name in ("fp16", "bf16", "amp") if f"--{name}" in flags]
     return {
@@ -163,12 +163,12 @@ def read_scores(exp, subset):
 
 
 def result_line(exp, system="", command="", seed=None):
-    """The line of a finished run in ``results.jsonl``.
+    """Return the line of a finished run in ``results.jsonl``.
 
     Args:
-        system: its name in the experiment; its architecture if empty
-        command: architecture and flags of the system, if they are known
-        seed: if it is known; else that of ``RESULT.json``
+        system: name in the experiment; empty: the architecture
+        command: architecture and flags of the system, if known
+        seed: the seed; None: as in ``RESULT.json``
     """
     result, lines = read_json(os.path.join(exp, "RESULT.json"), records.RESULT), read_records(exp)
     # If an interrupted run repeated some updates, the later values replace the earlier ones.
@@ -196,20 +196,20 @@ def result_line(exp, system="", command="", seed=None):
 
 
 def _losses(line):
-    """The figures of a validation, by our names."""
+    """Return the losses of a validation, by our names."""
     names = {"valid_loss": "valid_loss", "valid_nll": "valid_nll_loss", "valid_ppl": "valid_ppl"}
     return {ours: float(line[name]) for ours, name in names.items() if name in line}
 
 
 def _decoding_speed(exp):
-    """Sentences and tokens per second of the last translation, as fairseq-generate logged them."""
+    """Return sentences and tokens per second of the last translation, from fairseq-generate's log."""
     with open(os.path.join(exp, "logs", "6-generate.log"), encoding="utf-8", errors="replace") as stream:
         found = SPEED.findall(stream.read())
     return tuple(map(float, found[-1])) if found else (None, None)
 
 
 def _diagnosed(exp):
-    """The figures of ``fairseq-deep diagnose``, if a comparison has run it."""
+    """Return the results of ``fairseq-deep diagnose``, if a comparison has run it."""
     models = read_json(os.path.join(exp, "diagnose.json")).get("models")
     if not models:
         return {}
@@ -219,7 +219,7 @@ def _diagnosed(exp):
 
 
 def median(values):
-    """The median of the values that are not None; None without any."""
+    """Return the median of the values that are not None; None if there are none."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
@@ -233,10 +233,10 @@ def read_data(exp):
 
 
 def collect(exp, subsets, settings):
-    """Return the record of the run: what a table of results needs comes first, the details after it.
+    """Return the record of the run: values for a table of results, followed by the details.
 
     Args:
-        settings: of the recipe, to keep in the record
+        settings: settings of the recipe to include in the record
     """
     scores = {subset: read_scores(exp, subset) for subset in subsets}
     test = scores.get("test", {})
@@ -276,7 +276,7 @@ def text_lines(path):
 
 
 def samples(exp, source_lang, target_lang, count=3):
-    """Choose a few short translations, evenly over the test set: (source, ours, reference)."""
+    """Choose a few short translations, evenly distributed over the test set: (source, ours, reference)."""
     source = os.path.join(exp, "text", "raw", f"test.{source_lang}")
     if not os.path.exists(source):
         source = os.path.join(exp, "text", "bpe", f"test.{source_lang}")
@@ -287,7 +287,7 @@ def samples(exp, source_lang, target_lang, count=3):
 
 
 def difference(against):
-    """Say in one line how far the other system is, and whether that is significant."""
+    """Describe the difference to the other system and its significance."""
     parts = [f"{name} {found['difference']:+.2f} (p {found['p']:.3f})" for name, found in against["measures"].items()]
     return f"{against['system']}: {', '.join(parts)}"
 
@@ -318,7 +318,7 @@ def table_rows(exp, record, target_lang):
 
 
 def print_table(exp, langs, record):
-    """Print a few translations, and the table of results."""
+    """Print a few translations and the table of results."""
     print()
     scored = "bleu" in record
     for source, ours, reference in samples(exp, *langs) if scored else []:
@@ -330,5 +330,5 @@ def print_table(exp, langs, record):
 
 
 def write_json(path, content):
-    """Write an object, whole or not at all."""
+    """Write an object to a file atomically."""
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")

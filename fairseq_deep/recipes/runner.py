@@ -1,4 +1,4 @@
-"""Runs the stages of a plan: each once, with its log and its marker."""
+"""Execution of a plan's stages, with logs and markers of finished stages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = ("set-up", "data", "text", "binarise", "train", "average", "generate", "
 
 
 class StageFailed(Exception):
-    """A stage has failed, or a signal has ended it; *status* is the exit status of the driver."""
+    """A stage has failed or was stopped by a signal; *status* is the exit status of the driver."""
 
     def __init__(self, message: str, status: int = 1):
         super().__init__(message)
@@ -32,36 +32,36 @@ class StageFailed(Exception):
 
 
 class Tee:
-    """Text to several streams, the first of which is the screen."""
+    """Writes text to several streams; the first is the screen."""
 
     def __init__(self, *streams: Any):
         self.streams, self.screen = streams, streams[0]
 
     def write(self, text: str) -> int:
-        """Write to all of them."""
+        """Write to all streams."""
         for stream in self.streams:
             stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush all of them."""
+        """Flush all streams."""
         for stream in self.streams:
             stream.flush()
 
 
 class Runner:
-    """What stages run with.
+    """Runs the stages and their commands.
 
     Args:
-        plan: of one training
+        plan: plan of one training run
         supervisor: runs commands
 
     Attributes:
-        dry: only show commands
-        log: of the present stage
-        current: number of the present stage
-        every: seconds between two lines of progress
-        peers: what other machines have left of earlier failures
+        dry: whether commands are only printed
+        log: log file of the current stage
+        current: number of the current stage
+        every: interval of progress lines, in seconds
+        peers: earlier failures of other machines
     """
 
     def __init__(self, plan: Plan, supervisor: Supervisor):
@@ -70,10 +70,10 @@ class Runner:
         self.log, self.current, self.every, self.peers = "", 0, 10.0, {}
 
     def run_stages(self, functions: list[Callable[[Runner], None]], first: int, last: int) -> None:
-        """Run the stages *first* to *last*; those that are done are left out.
+        """Run the stages *first* to *last*, except finished ones.
 
         Raises:
-            UsageError: the input of a stage is rejected
+            UsageError: the input of a stage is invalid
             StageFailed: a stage has failed
         """
         for stage in range(first, last + 1):
@@ -90,26 +90,26 @@ class Runner:
                 print(f"  done in {clock(time.monotonic() - begun)}", flush=True)
 
     def attempt(self, stage: int, function: Callable[[Runner], None], log: str) -> None:
-        """Run the function of a stage; its failure is left for the other machines to see."""
+        """Run the function of a stage, and report a failure to the other machines."""
         self.current, self.log = stage, self.plan.path("logs", log)
         try:
             function(self)
         except Stopped:
             raise StageFailed(
-                f"stopped in stage {stage} ({NAMES[stage]}); to go on: {self.resume_words()}", 130
+                f"stopped in stage {stage} ({NAMES[stage]}); to resume: {self.resume_words()}", 130
             ) from None
         except BrokenPipeError:
             raise
         except (UsageError, OSError) as error:
-            self._tell(f"stage {stage} ({NAMES[stage]}) refused its input")
+            self._tell(f"stage {stage} ({NAMES[stage]}) rejected its input")
             if isinstance(error, OSError):
                 raise UsageError(_of_system(error)) from error
             raise
         except Failed as error:
             self._tell(str(error))
             raise StageFailed(
-                f"error: stage {stage} ({NAMES[stage]}) failed: {error}; log: {quote([self.log])}; to go on once it is "
-                f"cured: {self.resume_words()}"
+                f"error: stage {stage} ({NAMES[stage]}) failed: {error}; log: {quote([self.log])}; fix the problem, "
+                f"then resume: {self.resume_words()}"
             ) from None
 
     def _tell(self, words: str) -> None:
@@ -117,12 +117,12 @@ class Runner:
             self.plan.place.tell_peers(self.plan.path("logs"), words)
 
     def resume_words(self) -> str:
-        """The command that goes on."""
+        """Return the command that resumes the run."""
         rank = ["--node-rank", self.plan.place.rank] if "node_rank" in self.plan.options.given else []
         return quote([os.path.join(self.plan.home, "resume.sh"), *rank])
 
     def run(self, *command: Any, watch: Plain | None = None, launch: Any = None) -> None:
-        """Run a command with its output in the log, or show it."""
+        """Run a command with its output in the log, or print the command in a dry run."""
         words = [str(word) for word in command]
         if self.dry:
             print(quote(words))
@@ -131,12 +131,12 @@ class Runner:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """What is printed in here goes to the log, too."""
+        """Also write output printed in this context to the log."""
         with open(self.log, "a", encoding="utf-8") as stream, contextlib.redirect_stdout(Tee(sys.stdout, stream)):
             yield
 
     def call(self, words: str, function: Callable[..., Any], *arguments: Any) -> None:
-        """Call a function whose few lines go to the screen and to the log, or show *words*."""
+        """Call a function with its output on the screen and in the log, or print *words* in a dry run."""
         if self.dry:
             print(f"# {words}")
         else:
@@ -144,12 +144,12 @@ class Runner:
                 function(*arguments)
 
     def need(self, path: str) -> None:
-        """Reject a stage whose input is not there."""
+        """Raise `UsageError` if an input of the current stage is missing."""
         if not self.dry and not os.path.exists(path):
-            raise UsageError(f"stage {self.current} needs {path}: run the earlier stages first (leave --stage out)")
+            raise UsageError(f"stage {self.current} requires {path}: run the earlier stages first (omit --stage)")
 
     def replace(self, old: str, new: str) -> None:
-        """Rename a folder to *new*, in place of what is there."""
+        """Rename the directory *old* to *new*, which is replaced if it exists."""
         if self.dry:
             print(f"# {quote([old])} becomes {quote([new])}")
         else:
@@ -159,7 +159,7 @@ class Runner:
 
 def _of_system(error: OSError) -> str:
     place = f"{error.filename}: " if error.filename else ""
-    return f"{place}{error.strerror or one_line(error)}; nothing was kept of it: run the same command again after that"
+    return f"{place}{error.strerror or one_line(error)}; fix this and run the same command again"
 
 
 def report_result(runner: Runner) -> dict[str, Any]:
@@ -168,7 +168,8 @@ def report_result(runner: Runner) -> dict[str, Any]:
     names = ("task", "conf", "beam", "gnmt_lenpen", "max_len_b", "average_updates", "smoke")
     settings = {name: getattr(options, name) for name in names}
     settings.update({name: _number(getattr(options, name)) for name in ("lenpen", "max_len_a")})
-    settings["averaged"] = int(read_marker(plan.path("averaged.txt")) or options.average)  # there may have been fewer
+    # fewer checkpoints than requested may have existed
+    settings["averaged"] = int(read_marker(plan.path("averaged.txt")) or options.average)
     found = record.collect(plan.exp, plan.subsets, settings)
     record.write_json(plan.path("RESULT.json"), found)
     results.add(plan.home, [{**record.result_line(plan.exp), "folder": os.path.relpath(plan.exp, plan.home)}])

@@ -1,4 +1,4 @@
-"""Scripts that a recipe writes: its command, the one that goes on, and a job for SLURM."""
+"""Scripts written by a recipe: its command, a command that resumes it, and a job for SLURM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .plan import Plan
 
 JOB = """child=$! over=false
 trap 'over=true; kill -USR1 "$child"' USR1
-# a signal ends a wait before the child has ended
+# a signal interrupts this built-in before the child has ended
 until wait "$child"; status=$?; ! kill -0 "$child" 2>/dev/null; do :; done
 
 if $over && ((status == 130)); then
@@ -20,20 +20,20 @@ exit "$status"
 
 
 def write_commands(plan: Plan, script: str, words: list[str]) -> None:
-    """Write ``cmd.sh`` with the command of the user, and ``resume.sh`` that goes on."""
-    kept, others = without_options(words, "stage", "stop_stage", "node_rank")  # the markers know what is done
+    """Write ``cmd.sh`` with the user's command, and ``resume.sh``, which resumes it."""
+    kept, others = without_options(words, "stage", "stop_stage", "node_rank")  # markers record the finished stages
     _write(plan.path("cmd.sh"), script, quote(words))
     _write(plan.path("resume.sh"), script, f'{quote(kept)} "$@" {quote(others)}')
 
 
 def _environment() -> list[str]:
-    """Lines that change to the present folder and set what the scripts read."""
+    """Return the lines that change to the current directory and set environment variables of the scripts."""
     chosen = os.environ.get("FAIRSEQ_DEEP_ENV")
     return [quote(["cd", os.getcwd()]), *([quote(["export", f"FAIRSEQ_DEEP_ENV={chosen}"])] if chosen else [])]
 
 
 def _write(path: str, script: str, words: str) -> None:
-    # exec, so that a signal to this file's shell reaches the recipe
+    # exec forwards signals from this file's shell to the recipe
     lines = ["#!/usr/bin/env bash", *_environment(), f"{quote(['exec', script])} {words}"]
     with open(f"{path}.new", "w", encoding="utf-8") as stream:
         stream.write("\n".join(lines) + "\n")
@@ -42,7 +42,7 @@ def _write(path: str, script: str, words: str) -> None:
 
 
 def without_options(words: list[str], *names: str) -> tuple[list[str], list[str]]:
-    """The words before a lone ``--`` without some options and their values, and the rest."""
+    """Return the words before ``--`` without the options *names* and their values, and the rest."""
     flags, kept, rest = [flag_of(name) for name in names], [], list(words)
     while rest and rest[0] != "--":
         word = rest.pop(0)
@@ -55,7 +55,7 @@ def without_options(words: list[str], *names: str) -> tuple[list[str], list[str]
 
 
 def write_sbatch(plan: Plan, script: str, words: list[str]) -> None:
-    """Write this command, one task on each machine, as a job that goes on after its time limit."""
+    """Write a SLURM job that runs this command with one task per machine and resumes after its time limit."""
     options, (kept, others) = plan.options, without_options(words, "sbatch", "nnodes", "node_rank", "master")
     gpus = [f"#SBATCH --gpus-per-node={options.ngpu}"] if options.ngpu else []
     settings = [f"job-name={options.task}", f"nodes={plan.place.nnodes}", "ntasks-per-node=1"]
@@ -63,10 +63,10 @@ def write_sbatch(plan: Plan, script: str, words: list[str]) -> None:
     folder, *exports = _environment()
     lines = [
         "#!/usr/bin/env bash",
-        f"# The recipe on {plan.place.nnodes} machine(s): {quote(['sbatch', options.sbatch])}. Options there, such as "
-        "--time, are stronger than these.",
-        "# 300 seconds before the time is over (leave enough for one validation) the training saves, and the job goes",
-        "# back into the queue. A pre-empted one saves at SIGTERM, and SLURM itself puts it in the queue.",
+        f"# The recipe on {plan.place.nnodes} machine(s): {quote(['sbatch', options.sbatch])}. Options of sbatch, such "
+        "as --time, override these.",
+        "# 300 seconds before the time limit (this must be enough for one validation), training saves a checkpoint and",
+        "# the job is requeued. At SIGTERM, a pre-empted job saves a checkpoint, and SLURM requeues it.",
         *(f"#SBATCH --{setting}" for setting in settings), *gpus, *(f"#SBATCH --{limit}" for limit in limits),
         "set -uo pipefail", f"{folder} || exit 2", *exports, f"srun {quote([script, *kept, *others])} &", JOB,
     ]  # fmt: skip

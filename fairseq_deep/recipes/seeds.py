@@ -1,6 +1,6 @@
-"""Several seeds: the text once, in the folder of the experiment, and a training for each seed in its folder seedN.
+"""Training with several seeds: one common text in the experiment's directory, and one run per seed in seedN.
 
-Their results are put side by side in ``RESULT.json`` and a short table.
+``RESULT.json`` and a short table contain the results of all seeds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fairseq_deep.tools.results import spread
 
 from .record import read_json, write_json
 
-# name in RESULT.json, head of the column, its form
+# name in RESULT.json, column header, format
 FIGURES = (
     ("bleu", "BLEU", "{:.2f}"),
     ("chrf", "chrF", "{:.2f}"),
@@ -31,7 +31,7 @@ ROWS = (("mean", "mean"), ("std", "std"), ("least", "min"), ("most", "max"))
 
 
 def figures(record):
-    """Return what is put side by side of one seed's record; ``difference`` and ``p`` are those of BLEU."""
+    """Return the results of one seed for the table; ``difference`` and ``p`` refer to BLEU."""
     score = record["scores"].get("test", {}).get("sacrebleu", {})
     other = score.get("against", {}).get("measures", {}).get("BLEU", {})
     known = {"bleu": score.get("bleu"), "chrf": score.get("chrf")}
@@ -41,7 +41,7 @@ def figures(record):
 
 
 def collect(exp, seeds, failed):
-    """Return the record of all seeds, and the figures of each."""
+    """Return the record of all seeds, and the results of each."""
     records = {seed: read_json(os.path.join(exp, f"seed{seed}", "RESULT.json"), RESULT) for seed in seeds}
     for seed, record in records.items():
         if not record:
@@ -58,7 +58,7 @@ def collect(exp, seeds, failed):
 
 
 def table(summary, found, failed):
-    """Lay out a line for each seed and for each of ``ROWS``."""
+    """Format a table with a row per seed and per entry of ``ROWS``."""
     columns = [column for column in FIGURES if any(column[0] in row for row in found.values())]
     lines = [["seed", *(head for _, head, _ in columns)]]
     for seed in sorted([*found, *failed]):
@@ -73,48 +73,48 @@ def table(summary, found, failed):
 
 
 def parse(text):
-    """The seeds that *text* names: 3 are 1, 2 and 3; with a comma it is a list, "7," a list of one.
+    """Parse a number of seeds (3: seeds 1, 2 and 3), or a list with at least one comma ("4,7" or "7,").
 
     Raises:
-        UsageError: it is neither, or names one twice
+        UsageError: *text* is neither, or repeats a seed
     """
     if re.fullmatch("[1-9][0-9]{0,2}", text):
         return list(range(1, int(text) + 1))
     if not re.fullmatch("((0|[1-9][0-9]*),)+(0|[1-9][0-9]*)?", text):
-        raise UsageError(f"--seeds takes how many, such as 3, or a list such as 4,7 (one seed: 7,), not '{text}'")
+        raise UsageError(f"--seeds must be a number, such as 3, or a list such as 4,7 (one seed: 7,), not '{text}'")
     seeds = [int(word) for word in text.removesuffix(",").split(",")]
     for seed in seeds:
         if seeds.count(seed) > 1:
-            raise UsageError(f"--seeds {text} names seed {seed} twice")
+            raise UsageError(f"--seeds {text} has seed {seed} twice: remove one")
     return seeds
 
 
 def resolve(plan):
-    """The seeds of a plan; empty for a single training."""
+    """Return the seeds of a plan; empty for a single run."""
     options = plan.options
     if not options.seeds:
         if options.stop_stage >= 4 and holds_seeds(plan.exp):
-            raise UsageError(f"{plan.exp} holds several seeds: give --seeds, or another --exp")
+            raise UsageError(f"{plan.exp} has several seeds: give --seeds, or another --exp")
         return []
     if "seed" in options.given:
         raise UsageError("--seed and --seeds exclude each other: give one")
     found = parse(options.seeds)
     if os.path.exists(plan.path("checkpoints")):
-        raise UsageError(f"{plan.exp} holds a training of one seed: use another --exp")
+        raise UsageError(f"{plan.exp} has a run of one seed: use another --exp")
     if "disk_gb" not in options.given:
         options.disk_gb *= len(found)
     return found
 
 
 def holds_seeds(folder):
-    """Whether *folder* has trainings of several seeds."""
+    """Return whether *folder* has runs of several seeds."""
     return any(
         glob.glob(os.path.join(glob.escape(folder), "seed[0-9]*", name)) for name in ("checkpoints", "test.hyp.*")
     )
 
 
 def link_text(shared, folder):
-    """Let a training run find the common text of the folder *shared* in its own, as if it had been made there."""
+    """Link the common text of the directory *shared* into the directory of a run, with the markers of its stages."""
     os.makedirs(os.path.join(folder, "logs"), exist_ok=True)
     for part in ("text", "data-bin"):
         with contextlib.suppress(FileExistsError):
@@ -125,7 +125,7 @@ def link_text(shared, folder):
 
 
 def summarise(exp, seeds, failed):
-    """Write the record of all seeds, and print their table."""
+    """Write the record of all seeds and print their table."""
     if not seeds:
         return
     summary, found = collect(exp, seeds, failed)

@@ -1,4 +1,4 @@
-"""Stages of an experiment: what each depends on, and the markers of those that are done."""
+"""Dependencies of an experiment's stages, and markers of finished stages."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def hypotheses_of(run: str, lang: str) -> str:
-    """The translations of a run, or the file itself."""
+    """Return the translations of *run*, a directory or the file with the translations."""
     return os.path.join(run, f"test.hyp.{lang}") if os.path.isdir(run) else run
 
 
 def crc(paths: Any) -> list[tuple[str, int]]:
-    """Names and checksums of those of *paths* that exist."""
+    """Return names and checksums of the existing *paths*."""
     found = []
     for path in filter(os.path.isfile, paths):
         stat = os.stat(path)
@@ -32,7 +32,7 @@ def crc(paths: Any) -> list[tuple[str, int]]:
 
 @functools.cache
 def _crc_of(path: str, *_: int) -> int:
-    """The checksum of a file, which is read again only if its time or size have changed: each seed asks for it."""
+    """Return the checksum of a file; it is cached by time and size, since each seed needs it."""
     total = 0
     with open(path, "rb") as stream:
         for block in iter(lambda: stream.read(1 << 20), b""):
@@ -41,7 +41,7 @@ def _crc_of(path: str, *_: int) -> int:
 
 
 def _data(plan: Plan) -> list[Any]:
-    """What identifies the text that an experiment begins with."""
+    """Return values that identify the raw text of an experiment."""
     options = plan.options
     if plan.route == "tar":
         return crc([options.data_tar])
@@ -61,7 +61,7 @@ def _data(plan: Plan) -> list[Any]:
 
 
 def _parts(plan: Plan, stage: int) -> list[Any]:
-    """What a stage depends on besides the stages before it."""
+    """Return the inputs of a stage, in addition to earlier stages."""
     options = plan.options
     if stage == 0:
         known = "" if options.arch_known else options.arch
@@ -86,7 +86,7 @@ def _parts(plan: Plan, stage: int) -> list[Any]:
 
 
 def compute_keys(plan: Plan) -> list[str]:
-    """A hash for each stage of all that it depends on; stage 0 counts for no other."""
+    """Return a hash of all inputs per stage; no other stage depends on stage 0."""
     keys, previous = [], ""
     for stage in range(8):
         keys.append(hashlib.sha256(repr((previous, _parts(plan, stage))).encode()).hexdigest())
@@ -95,33 +95,33 @@ def compute_keys(plan: Plan) -> list[str]:
 
 
 class Markers:
-    """Files that say which stages of a plan are done."""
+    """Marker files of finished stages."""
 
     def __init__(self, plan: Plan):
         self.exp, self.keys = plan.exp, plan.keys
 
     def path(self, stage: int) -> str:
-        """The marker of a stage."""
+        """Return the marker file of a stage."""
         return os.path.join(self.exp, f".done.{stage}")
 
     def is_done(self, stage: int) -> bool:
-        """Whether the stage was done with the same settings."""
+        """Return whether the stage is finished with the same settings."""
         return read_marker(self.path(stage)) == self.keys[stage]
 
     def set(self, stage: int) -> None:
-        """Mark the stage as done."""
+        """Mark the stage as finished."""
         with open(self.path(stage), "w", encoding="utf-8") as stream:
             stream.write(self.keys[stage] + "\n")
 
     def forget(self, stage: int) -> None:
-        """Remove the markers of a stage and of what was made from its result; nothing is made from stage 0."""
+        """Remove the markers of a stage and of all later stages; no stage depends on stage 0."""
         for each in range(stage, 8 if stage else 1):
             if os.path.exists(self.path(each)):
                 os.remove(self.path(each))
 
 
 def read_marker(path: str) -> str:
-    """The key in a marker; empty if there is none."""
+    """Return the key in a marker; empty if the marker does not exist."""
     try:
         with open(path, encoding="utf-8") as stream:
             return stream.read().strip()

@@ -19,7 +19,7 @@ from .text.corpus import check_lengths, copy_corpus
 
 
 def set_up(runner: Runner, out: str = "env.txt") -> None:
-    """Check this machine, and write down what it is."""
+    """Check this machine and record its properties."""
     plan, options = runner.plan, runner.plan.options
     needs = ["sentencepiece"] if options.bpe == "sentencepiece" else ["jieba"] if "zh" in plan.langs else []
     runner.run("fairseq-deep", "doctor")
@@ -38,7 +38,7 @@ def get_data(runner: Runner) -> None:
     if options.multilingual:
         from .text import pairs
 
-        runner.call("all pairs become one text", pairs.prepare, plan)
+        runner.call("all pairs are combined to one text", pairs.prepare, plan)
         return
     source = {"demo": plan.path("corpus"), "folder": options.data, "download": plan.path("corpus")}.get(plan.route)
     if plan.route == "tar":
@@ -50,11 +50,11 @@ def get_data(runner: Runner) -> None:
         runner.run("python3", os.path.join(EXAMPLES, "demo", "make_corpus.py"), "--out", source)
     if plan.route == "download":
         if not plan.has_download:
-            runner.call("there is no public archive: --data DIR", lambda: None)
+            runner.call("no public archive: --data DIR", lambda: None)
             return
         from .text import rebuild
 
-        runner.call(f"the corpus of {plan.description} is fetched and rebuilt", rebuild.rebuild, plan, source)
+        runner.call(f"the corpus of {plan.description} is downloaded and rebuilt", rebuild.rebuild, plan, source)
     name = options.data if plan.route == "folder" else plan.route
     if options.teacher:
         name, distilled = f"{name}, translated by {options.teacher}", plan.path("distilled")
@@ -67,10 +67,10 @@ def get_data(runner: Runner) -> None:
 
 
 def cut_text(runner: Runner) -> None:
-    """Tokenise the text and cut it into sub-words."""
+    """Tokenise the text and split it into sub-words."""
     plan, options = runner.plan, runner.plan.options
     if plan.route == "tar":
-        print("  the archive holds sub-words already: nothing to do")
+        print("  the archive contains sub-words: nothing to do")
         return
     text = plan.path("text", "raw")
     runner.need(text)
@@ -103,7 +103,7 @@ def binarise(runner: Runner) -> None:
 
 
 def _test_prefixes(runner: Runner) -> str:
-    """The prefixes of all test sets, as fairseq-preprocess takes them."""
+    """Return the prefixes of all test sets for fairseq-preprocess."""
     plan, prefix, names, number = runner.plan, runner.plan.path("text", "bpe"), ["test"], 1
     while (f"test{number}" in plan.subsets if runner.dry
            else os.path.exists(f"{prefix}/test{number}.{plan.options.source_lang}")):  # fmt: skip
@@ -113,7 +113,7 @@ def _test_prefixes(runner: Runner) -> str:
 
 
 def train(runner: Runner) -> None:
-    """Train, or go on with the training that has begun."""
+    """Train, or resume an interrupted run."""
     plan, options = runner.plan, runner.plan.options
     runner.need(plan.path("data-bin"))
     last, records = plan.path("checkpoints", "checkpoint_last.pt"), plan.path("train.jsonl")
@@ -122,7 +122,7 @@ def train(runner: Runner) -> None:
         check_lengths(plan.path("text", "bpe"), plan.langs, options.max_tokens, dict(zip(plan.langs, positions)))
         if plan.place.nnodes > 1:
             nodes.check_port(plan.place.port)
-        if not os.path.isfile(last) and os.path.isfile(records):  # the record of another training
+        if not os.path.isfile(last) and os.path.isfile(records):  # the record of an earlier run
             os.replace(records, plan.path("train.before.jsonl"))
         write_text(plan.path("trained-with.txt"), "\n".join(plan.run_record()) + "\n")
         write_text(plan.path("train.sh"), quote(plan.train_command) + "\n")
@@ -134,7 +134,7 @@ def train(runner: Runner) -> None:
 
 
 def start_training(runner: Runner, watch: Any = None) -> None:
-    """The processes of the training on this machine; in a dry run those of all machines."""
+    """Start the training processes of this machine; in a dry run, print the commands of all machines."""
     plan, place = runner.plan, runner.plan.place
     if not runner.dry and watch is None:
         limits = {flag: plan.train_value(flag) for flag in ("--max-epoch", "--max-update", "--stop-time-hours")}
@@ -148,7 +148,7 @@ def start_training(runner: Runner, watch: Any = None) -> None:
                 print(f"# on machine {rank}:")
             runner.run(*place.launcher(rank, plan.processes), *plan.train_command)
         return
-    # the time that torchrun gives the others to save, where one has ended; one that is stuck ends sooner
+    # after one process has ended, torchrun gives the others this time to save; Launch ends stuck processes earlier
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "600"
     words = [*place.launcher(place.rank, plan.processes), *plan.train_command]
     runner.run(*words, watch=watch, launch=nodes.Launch(runner.peers))
@@ -165,11 +165,11 @@ def average(runner: Runner) -> None:
     if not found and every and not options.smoke:
         raise UsageError(
             f"no checkpoint of every {every} updates (--average-updates) in {plan.path('checkpoints')}: train in "
-            "another --exp with fewer, or take the last checkpoint with --average-updates 0"
+            "another --exp with fewer, or use the last checkpoint with --average-updates 0"
         )
     wanted = min(options.average, found)
     if wanted <= 1:
-        print("  one checkpoint, nothing to average: taking the last one")
+        print("  one checkpoint, nothing to average: using the last one")
         if not runner.dry:
             shutil.copyfile(plan.path("checkpoints", "checkpoint_last.pt"), out)
     else:
@@ -203,7 +203,7 @@ def generate(runner: Runner) -> None:
 
 
 def score(runner: Runner) -> None:
-    """Score the translations, by three procedures; sacreBLEU against the plain reference where there is one."""
+    """Score the translations with three procedures; sacreBLEU uses the untokenised reference if it exists."""
     plan, options = runner.plan, runner.plan.options
     cased = ["--lowercase"] * options.lowercase
     if options.multilingual and plan.subsets:
@@ -225,7 +225,7 @@ def score(runner: Runner) -> None:
 
 
 def _references(runner: Runner, subset: str) -> list[str]:
-    """Flags of `score` for the references, of which there may be several."""
+    """Return the flags of `score` for one or several references."""
     plan, lang = runner.plan, runner.plan.options.target_lang
     plain = plan.path("text", "raw", f"{subset}.{lang}")
     words = ["--references", plan.path(f"{subset}.ref.{lang}")]
@@ -238,21 +238,21 @@ def _references(runner: Runner, subset: str) -> list[str]:
         for path in glob.glob(os.path.join(glob.escape(plan.exp), f"{subset}.ref[0-9]*.{lang}")):
             number = re.fullmatch(rf"{subset}\.ref(\d+)\.{re.escape(lang)}", os.path.basename(path))
             if number and int(number[1]) > count:
-                os.remove(path)  # of text that had more of them
+                os.remove(path)  # left from a text with more references
     return words
 
 
 def _count_further_references(runner: Runner, subset: str) -> int:
-    """The number of references of a test set beside the first one."""
+    """Return the number of further references of a test set, after the first."""
     plan = runner.plan
-    # before there is text, those of --data
+    # in a dry run there may be no text yet: count the files in --data
     folder = plan.options.data if runner.dry and plan.route == "folder" else plan.path("text", "raw")
     pattern = os.path.join(glob.escape(folder), f"{subset}.{plan.options.target_lang}.ref[0-9]*")
     return len(glob.glob(pattern)) if subset.startswith("test") else 0
 
 
 def _tokenized_references(runner: Runner, subset: str) -> list[str]:
-    """Flags of `score` for the tokenised references of a set with several; the T- lines serve for a single one."""
+    """Return the flags of `score` for several tokenised references; a single one is in the T- lines."""
     plan, count = runner.plan, _count_further_references(runner, subset)
     first = f"{subset}.{plan.options.target_lang}"
     names = [first, *(f"{first}.ref{number}" for number in range(1, count + 1))]
@@ -263,7 +263,7 @@ def _tokenized_references(runner: Runner, subset: str) -> list[str]:
 
 
 def _score_pairs(runner: Runner, cased: list[str]) -> None:
-    """Of many pairs: each by itself, then the means."""
+    """Score each of many language pairs, then compute the means."""
     from .text import pairs
 
     plan, output, folder = runner.plan, runner.plan.path("generate-test.txt"), runner.plan.path("pairs")

@@ -1,4 +1,4 @@
-"""Translation of raw text with trained models: packages, text before and after the model, the translator."""
+"""Translation of raw text with trained models: packages, text processing, the translator."""
 
 import importlib
 

@@ -1,7 +1,7 @@
-"""What a translation of raw text takes: a checkpoint, two dictionaries, sub-words, and how the text was prepared.
+"""The files for translating raw text: a checkpoint, two dictionaries, sub-words and the steps of text preparation.
 
-The folder of a recipe and that of a packaged model have them all. Beside a lone checkpoint, they are looked for in its
-own folder or given by hand.
+The directory of a recipe or of a packaged model contains all of them. For a single checkpoint, they are searched in its
+directory or given as options.
 """
 
 import dataclasses
@@ -13,23 +13,23 @@ from fairseq_deep.errors import UsageError
 from . import packaged
 from .records import RERUN, RESULT, SEARCH, STEPS, read_json
 
-DEFAULT_SEARCH = {"beam": 4, "lenpen": 0.6, "max_len_a": 1.0, "max_len_b": 50}  # where the experiment does not say
+DEFAULT_SEARCH = {"beam": 4, "lenpen": 0.6, "max_len_a": 1.0, "max_len_b": 50}  # if the experiment does not record it
 CHECKPOINTS = ("averaged.pt", "checkpoints/checkpoint_best.pt", "checkpoints/checkpoint_last.pt")
-CODES = ("code", "bpecodes", "spm.model")  # of subword-nmt, as fairseq's hub has them, too; of SentencePiece
+CODES = ("code", "bpecodes", "spm.model")  # subword-nmt (two names, as in fairseq's hub), SentencePiece
 
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    """Where the parts of one model are.
+    """Paths and settings of one model.
 
     Attributes:
         checkpoint: the file with the weights
-        data: a folder with ``dict.SRC.txt`` and ``dict.TGT.txt``
-        codes: the merges of subword-nmt, or a model of SentencePiece (.model); None: words are units
-        tokenizer: what was before the sub-words, "moses" (sacremoses) or "none"
+        data: a directory with ``dict.SRC.txt`` and ``dict.TGT.txt``
+        codes: subword-nmt merges, or a SentencePiece model (.model); None: tokens are words
+        tokenizer: tokenizer applied before the sub-words, "moses" (sacremoses) or "none"
         lowercase: whether the source is lowercased
-        source_lang, target_lang: None: as the checkpoint says
-        beam, lenpen, max_len_a, max_len_b: of its own experiment; None where it does not say
+        source_lang, target_lang: languages; None: as in the checkpoint
+        beam, lenpen, max_len_a, max_len_b: search settings of the model's experiment; None if not recorded
         gnmt_lenpen: whether the length penalty is GNMT's
     """
 
@@ -48,34 +48,34 @@ class Bundle:
 
 
 def find_bundle(path: str, **given: Any) -> Bundle:
-    """The parts of the model at *path*; those in *given* that are not None take the place of what is found.
+    """Find the parts of the model at *path*; values in *given* that are not None override them.
 
     Args:
-        path: the folder of a recipe (of one seed), a packaged model, or a checkpoint
+        path: the directory of a recipe (of one seed), a packaged model, or a checkpoint
 
     Raises:
-        UsageError: a part is missing, or a packaged model is refused
+        UsageError: a part is missing, or a packaged model is invalid
     """
     given = {name: value for name, value in given.items() if value is not None}
     if packaged.is_package(path):
         found = _of_package(packaged.folder_of(path))
     elif os.path.isdir(path):
         found = _of_recipe(path)
-    elif path.endswith(".pt2") and os.path.isfile(path):  # loading one would run its code
-        raise UsageError(f"{path} is for other programs: give the model that it was exported from")
+    elif path.endswith(".pt2") and os.path.isfile(path):  # loading such a file runs its code
+        raise UsageError(f"{path} is an export for other programs: give the model that it was exported from")
     elif os.path.isfile(path):
         found = _beside(path)
     else:
-        raise UsageError(f"there is no {path}: give the folder of a recipe, a packaged model, or a checkpoint")
+        raise UsageError(f"{path} does not exist: give the directory of a recipe, a packaged model, or a checkpoint")
     bundle = Bundle(**{**found, **given})
     for place, flag in ((bundle.data, "--data"), (bundle.codes, "--bpe-codes")):
         if place is not None and not os.path.exists(place):
-            raise UsageError(f"there is no {place}: see {flag}")
+            raise UsageError(f"{place} does not exist: see {flag}")
     return bundle
 
 
 def search_of(bundle: Bundle) -> dict[str, Any]:
-    """Return the beam search of the experiment, with defaults for what it does not record."""
+    """Return the search settings of the experiment, with defaults for settings that it does not record."""
     found = {name: getattr(bundle, name) for name in DEFAULT_SEARCH}
     return {name: DEFAULT_SEARCH[name] if value is None else value for name, value in found.items()}
 
@@ -95,7 +95,7 @@ def _of_recipe(folder: str) -> dict[str, Any]:
     checkpoint = next(filter(os.path.isfile, checkpoints), None)
     if checkpoint is None:
         seeds = os.path.isdir(os.path.join(folder, "seed1"))
-        cure = "give one of its seeds, as seed1" if seeds else "give the folder of a recipe that has trained"
+        cure = "give one of its seeds, such as seed1" if seeds else "give the directory of a recipe that has trained"
         raise UsageError(f"{folder} has none of {', '.join(CHECKPOINTS)}: {cure}, or a checkpoint")
     found = {"checkpoint": checkpoint, "data": os.path.join(folder, "data-bin")}
     result = read_json(os.path.join(folder, "RESULT.json"), RESULT, RERUN)
@@ -109,7 +109,7 @@ def _beside(checkpoint: str) -> dict[str, Any]:
 
 
 def _prepared(folder: str) -> dict[str, Any]:
-    """How the text was prepared: the merges in *folder*, and what its ``steps.json`` says."""
+    """Return the text preparation: the merges in *folder* and the settings in its ``steps.json``."""
     codes = [os.path.join(folder, name) for name in CODES]
     found = read_json(os.path.join(folder, "steps.json"), STEPS, "correct it")
     return {

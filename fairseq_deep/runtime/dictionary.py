@@ -1,4 +1,4 @@
-"""Dictionaries of fairseq: from tokens to indices and back."""
+"""fairseq's dictionaries: conversion between tokens and indices."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 
 
 class Dictionary:
-    """The tokens of one language, in their order.
+    """The ordered tokens of one language.
 
     Args:
-        words: without the four special symbols, which come first
+        words: all tokens except the four special symbols, which come first
 
     Attributes:
-        symbols: all tokens by their index
+        symbols: all tokens by index
     """
 
     bos, pad, eos, unk = range(4)
@@ -69,32 +69,32 @@ class Dictionary:
         if not word or not count.lstrip("-").isdigit():
             raise UsageError(f"{where}: must be a token and its count; copy the dictionary again")
         if word in self.indices and not overwrites:
-            raise UsageError(f"{where}: {word[:40]!r} occurs twice; remove a line, or mark it with #fairseq:overwrite")
+            raise UsageError(f"{where}: {word[:40]!r} occurs twice; remove one, or mark it with #fairseq:overwrite")
         self.indices[word] = len(self.symbols)
         self.symbols.append(word)
 
     def encode(self, line: str) -> Tensor:
-        """The indices of the tokens in *line* and of end-of-sentence, T + 1."""
+        """Return the indices of the tokens in *line*, followed by end-of-sentence, T + 1."""
         return torch.tensor([*(self.indices.get(word, self.unk) for word in line.split()), self.eos])
 
     def decode(self, indices: Sequence[int]) -> str:
-        """The tokens at *indices*, without beginning and end of sentence."""
+        """Return the tokens at *indices*, without beginning and end of sentence."""
         return " ".join(self.symbols[index] for index in indices if index not in (self.bos, self.eos))
 
 
 def hash_symbols(symbols: Sequence[str]) -> str:
-    """The size of a dictionary, and a hash of its tokens in their order."""
+    """Return the size of a dictionary and a hash of its ordered tokens."""
     total = hashlib.sha256("\n".join(symbols).encode("utf-8", "surrogatepass")).hexdigest()
     return f"{len(symbols)} entries, sum {total[:12]}"
 
 
 def check_hashes(own: dict[str, str], saved: Any, fix: str) -> None:
-    """Reject a model that was trained with other dictionaries: each token would get another one's vector.
+    """Reject a model that was trained with other dictionaries: its embeddings belong to other tokens.
 
     Args:
         own: hashes by side ("source", "target")
-        saved: those in the checkpoint; None if it has none
-        fix: what the user can do; the error ends with it
+        saved: hashes in the checkpoint; None if it has none
+        fix: a fix for the user; the error ends with it
 
     Raises:
         UsageError: the hashes of a side differ
@@ -103,6 +103,5 @@ def check_hashes(own: dict[str, str], saved: Any, fix: str) -> None:
         before = saved.get(side, now)
         if before != now:
             raise UsageError(
-                f"the checkpoint was trained with another {side} dictionary ({before}) than that of the data ({now}): "
-                + fix
+                f"the checkpoint was trained with another {side} dictionary ({before}) than the data's ({now}): {fix}"
             )

@@ -4,7 +4,7 @@ import hashlib
 
 
 def sha256(path: str) -> str:
-    """The sum of a file, in hexadecimal digits (``hashlib.file_digest`` is of Python 3.11)."""
+    """Return the SHA-256 checksum of a file as hexadecimal digits (``hashlib.file_digest`` requires Python 3.11)."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         for block in iter(lambda: file.read(1 << 20), b""):

@@ -25,8 +25,8 @@ class LoadedModel:
     """A trained model with its dictionaries.
 
     Attributes:
-        model: with its weights, on the CPU
-        stored: what it was made of
+        model: the model with its weights, on the CPU
+        stored: the stored model that it was built from
         source, target: dictionaries
         source_lang, target_lang: languages
     """
@@ -41,14 +41,14 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What can be said of a model, or of an ensemble, without its weights.
+    """Properties of a model or an ensemble, without its weights.
 
     Attributes:
         arch: name of the architecture
-        parameters: their number
-        layers: of the encoder and the decoder; of an ensemble, those of the first model
-        max_source, max_target: most tokens of a source and of a hypothesis, with end-of-sentence
-        pads_left: sources are padded on the left
+        parameters: number of parameters
+        layers: number of encoder and decoder layers; for an ensemble, of the first model
+        max_source, max_target: maximum lengths of sources and hypotheses in tokens, with end-of-sentence
+        pads_left: whether sources are padded on the left
     """
 
     arch: str | None
@@ -60,7 +60,7 @@ class ModelFacts:
 
     @classmethod
     def of(cls, loaded: Sequence[LoadedModel]) -> ModelFacts:
-        """Those of one model, or of an ensemble."""
+        """Return the properties of one model or of an ensemble."""
         first, models = loaded[0], [each.model for each in loaded]
         limits = [each.stored.task.get("max_source_positions") or math.inf for each in loaded]
         return cls(
@@ -74,54 +74,54 @@ class ModelFacts:
 
 
 def load_model(bundle: Bundle) -> LoadedModel:
-    """The model of *bundle*.
+    """Load the model of *bundle*.
 
     Raises:
-        UsageError: a file cannot be read, the languages are unknown, or the parts do not belong together
+        UsageError: a file cannot be read, the languages are unknown, or the parts do not fit together
     """
     stored = read_stored(bundle.checkpoint)
     languages = languages_of(bundle, stored.task)
     sides = [Dictionary.load(f"{bundle.data}/dict.{language}.txt") for language in languages]
     if bundle.codes is None and any(word.endswith(SEPARATOR) for word in sides[0].symbols):
-        raise UsageError(f"{bundle.data} has sub-words, and there are no merges to cut words with: give --bpe-codes")
+        raise UsageError(f"{bundle.data} has sub-words, but no merges to split words with: give --bpe-codes")
     try:
         own = zip(("source", "target"), (hash_symbols(each.symbols) for each in sides))
         check_hashes(dict(own), stored.hashes, "give the directory of its own dictionaries (--data)")
         model = build_model(stored, *sides)
-    except Exception as error:  # settings of any kind trigger any exception in torch
+    except Exception as error:  # invalid settings raise arbitrary exceptions in torch
         problem = (str(error).splitlines() or [type(error).__name__])[-1].strip()
         raise UsageError(f"{bundle.checkpoint} does not fit {bundle.data}: {problem}") from error
     return LoadedModel(model, stored, *sides, *languages)
 
 
 def check_ensemble(loaded: Sequence[LoadedModel], bundles: Sequence[Bundle]) -> None:
-    """Raise `UsageError` if the models do not share dictionaries, sub-words and the preparation of text."""
+    """Raise `UsageError` if the models do not share dictionaries, sub-words and text preparation."""
     for other, bundle in zip(loaded[1:], bundles[1:]):
         _check_same(other, bundle, loaded[0], bundles[0])
 
 
 def _check_same(loaded: LoadedModel, bundle: Bundle, first: LoadedModel, first_bundle: Bundle) -> None:
-    """Reject a model that does not belong into an ensemble with the *first*."""
+    """Reject a model that cannot form an ensemble with the *first*."""
     for side in ("source", "target"):
         if getattr(loaded, side) != getattr(first, side):
             path = f"{bundle.data}/dict.{getattr(loaded, f'{side}_lang')}.txt"
-            problem = f"{path} is not the dictionary of {first_bundle.checkpoint}"
-            raise UsageError(f"{problem}: an ensemble shares dictionaries")
+            problem = f"{path} differs from the dictionary of {first_bundle.checkpoint}"
+            raise UsageError(f"{problem}: use models with equal dictionaries in an ensemble")
     differs = [name for name in ("tokenizer", "lowercase") if getattr(bundle, name) != getattr(first_bundle, name)]
     sums = [sha256(each.codes) if each.codes else None for each in (bundle, first_bundle)]
     differs += ["sub-words"] if sums[0] != sums[1] else []
     if differs:
         raise UsageError(
-            f"{bundle.checkpoint} has its text prepared otherwise than {first_bundle.checkpoint} "
-            f"({', '.join(differs)}): an ensemble shares that"
+            f"{bundle.checkpoint} and {first_bundle.checkpoint} prepare text differently ({', '.join(differs)}): "
+            "use models with equal settings in an ensemble"
         )
 
 
 def languages_of(bundle: Bundle, task: dict[str, Any]) -> list[str]:
-    """The source and the target language: as *bundle*, the settings *task*, or the names of files say.
+    """Return source and target language, from *bundle*, the settings *task*, or file names.
 
     Raises:
-        UsageError: nothing names them, or the model translates in the other direction
+        UsageError: the languages are unknown, or the model translates in the other direction
     """
     sides = ("source_lang", "target_lang")
     given, stored = [getattr(bundle, side) for side in sides], [task.get(side) for side in sides]
@@ -132,13 +132,13 @@ def languages_of(bundle: Bundle, task: dict[str, Any]) -> list[str]:
     if not all(pair) and os.path.isdir(bundle.data):
         pair = _complete(pair, sorted(os.listdir(bundle.data)))
     if not all(pair):
-        problem = f"{bundle.checkpoint} does not name its languages, and {bundle.data} does not tell them"
+        problem = f"{bundle.checkpoint} does not name its languages, and files in {bundle.data} do not"
         raise UsageError(f"{problem}: give --source-lang and --target-lang")
     return [str(name) for name in pair]
 
 
 def _complete(pair: list[str | None], files: list[str]) -> list[str | None]:
-    """*pair* with the languages that the names of *files* tell: binarised data, or else dictionaries."""
+    """Complete *pair* with languages from the names of *files*: binarised data, otherwise dictionaries."""
     binarised = (re.match(r"[^.]+\.([^.-]+)-([^.-]+)\.", name) for name in files)
     inferred = next((list(match.groups()) for match in binarised if match and "None" not in match.groups()), [])
     if not any(pair):

@@ -1,6 +1,6 @@
-"""A trained model as a file has it, and the :class:`Transformer` that it makes with two dictionaries.
+"""Stored models, and the :class:`Transformer` built from a stored model and two dictionaries.
 
-Packages need no fairseq. Other files have readers, which register themselves: the plugin reads checkpoints.
+Packages do not require fairseq. Other files need a registered reader; the plugin registers one for checkpoints.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .dictionary import Dictionary
 
 @dataclass
 class StoredModel:
-    """A trained model as it is stored.
+    """The content of a file with a trained model.
 
     Attributes:
-        flags: the model's, all of them
-        tensors: its weights by their names in :class:`Transformer`, or by older ones
+        flags: all flags of the model
+        tensors: its weights by their names in :class:`Transformer`, or by older names
         task: settings of the translation task, such as "source_lang" and "left_pad_source"
-        hashes: of the dictionaries that it was trained with, by side; None: unknown
-        label_smoothing: of the training loss
+        hashes: hashes of the training dictionaries, by side; None: unknown
+        label_smoothing: label smoothing of the training loss
     """
 
     flags: Namespace
@@ -42,35 +42,35 @@ class StoredModel:
 
 
 READERS: dict[str, Callable[[str], StoredModel]] = {}
-"""Readers by the ends of names; "" reads all other files."""
+"""Readers by file name suffix; "" reads all other files."""
 
 
 def read_stored(path: str) -> StoredModel:
-    """The model in the file at *path*.
+    """Read the model in the file at *path*.
 
     Raises:
-        UsageError: nothing reads this file, or its reader rejects it
+        UsageError: no reader supports this file, or the file is invalid
     """
     read = READERS.get(os.path.splitext(path)[1]) or READERS.get("")
     if read is None:
         raise UsageError(
             f"{path}: a checkpoint requires fairseq; install it (docs/install.md), or convert the checkpoint with "
-            "'fairseq-deep package' where fairseq is installed"
+            "'fairseq-deep package' on a machine with fairseq"
         )
     return read(path)
 
 
 def build_model(stored: StoredModel, source: Dictionary, target: Dictionary) -> Transformer:
-    """A model with the settings and weights of *stored*, whose weights get today's names in place.
+    """Build a model from *stored*; its weights are renamed to current names in place.
 
     Raises:
-        UsageError: settings, weights and dictionaries do not belong together
+        UsageError: settings, weights and dictionaries do not fit together
     """
     return load_weights(untrained(stored.flags, source, target), stored.tensors)
 
 
 def load_weights(model: Transformer, tensors: dict[str, Tensor]) -> Transformer:
-    """*model* in evaluation mode with the weights *tensors*, which get today's names in place.
+    """Load *tensors* into *model* and return it in evaluation mode; *tensors* are renamed to current names in place.
 
     Raises:
         UsageError: names or shapes differ
@@ -82,10 +82,10 @@ def load_weights(model: Transformer, tensors: dict[str, Tensor]) -> Transformer:
 
 
 def untrained(flags: Namespace, source: Dictionary, target: Dictionary) -> Transformer:
-    """An untrained model.
+    """Build an untrained model.
 
     Raises:
-        UsageError: the settings contradict each other or the dictionaries
+        UsageError: the settings conflict with each other or with the dictionaries
     """
     check_sizes(flags, Namespace(source_dictionary=source, target_dictionary=target))
     stacks = describe(flags)

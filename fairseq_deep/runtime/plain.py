@@ -1,6 +1,6 @@
-"""Trained models as plain ones, for programs that know fairseq's `transformer` only.
+"""Conversion of trained models to plain Transformers, for programs that support only fairseq's `transformer`.
 
-Constant factors and the weights of streams are folded into the weights; a structure that a format does not support is
+Constant factors and the weights of streams are folded into the weights. Structures that a format does not support are
 rejected.
 """
 
@@ -15,11 +15,11 @@ from fairseq_deep.errors import UsageError
 
 NAMES = {"fairseq": "fairseq's transformer", "ctranslate2": "CTranslate2", "huggingface": "transformers"}
 RESIDUALS = {"ctranslate2": ("peri",)}
-"""Residual connections that a format computes itself."""
+"""Residual connections that a format supports directly."""
 
 
 def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
-    """Raise `UsageError` if the layers of the model are not those of fairseq's `transformer`."""
+    """Raise `UsageError` if the model's layers differ from the layers of fairseq's `transformer`."""
     for side, stack in describe(flags).items():
         init = stack.init.method
         folds = init.folds_stream and format != "fairseq"
@@ -50,12 +50,12 @@ def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
 
 
 def may_be_plain(aggregator: Any) -> bool:
-    """Whether layers connected so may read the output of the one below alone; of DLCL its weights tell."""
+    """Return whether layers with this aggregator may read only the layer below; DLCL's weights can still differ."""
     return aggregator.name == "residual" or aggregator.name == "dlcl" and aggregator.options.get("no_norm", False)
 
 
 def check_weights(path: str, model: Any, format: str) -> None:
-    """Raise `UsageError` if the weights of DLCL are not exactly those of residual connections."""
+    """Raise `UsageError` if the weights of DLCL do not exactly represent residual connections."""
     for side in ("encoder", "decoder"):
         aggregator = getattr(getattr(model, side), "aggregator", None)
         if isinstance(aggregator, Dlcl) and not aggregator.is_plain():
@@ -64,7 +64,7 @@ def check_weights(path: str, model: Any, format: str) -> None:
 
 
 def fold_factors(path: str, model: Any) -> set[str]:
-    """Fold constant factors of residual connections, and return the names of the parameters that this changes."""
+    """Fold constant factors of residual connections, and return the names of the changed parameters."""
     try:
         return fold(model)
     except UsageError as error:
@@ -72,10 +72,10 @@ def fold_factors(path: str, model: Any) -> set[str]:
 
 
 def fold_all(path: str, model: Any, tables: bool = False) -> bool:
-    """Fold the weights of streams, and then constant factors; whether there were weights.
+    """Fold the weights of streams, then constant factors; return whether the model has such weights.
 
     Args:
-        tables: the format stores fixed positions
+        tables: whether the format stores fixed positions
     """
     try:
         streams = fold_streams(model, tables)

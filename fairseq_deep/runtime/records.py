@@ -1,15 +1,15 @@
-"""Records: JSON files that recipes write, read with a schema.
+"""Records: JSON files written by recipes, read with a schema.
 
-A record may come from somebody else. Every reader of one uses this module.
+All readers of records use this module, since a record may come from an untrusted source.
 
 A schema is one of these:
 
 - a `Check`: the value satisfies it;
 - a dictionary: the value is an object. A name in the schema is optional, unless `needed` wraps its schema. The name
-  ``"*"`` stands for all others. Without it, other names are accepted and not checked, but in `exactly`;
+  ``"*"`` matches all others. Without it, other names are accepted and not checked, except in `exactly`;
 - a list of one schema: the value is a list of such values.
 
-Objects have no name twice, strings are valid Unicode, and nesting ends at `DEEPEST`.
+Objects have no duplicate names, strings are valid Unicode, and nesting is limited to `DEEPEST` levels.
 """
 
 import json
@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 from fairseq_deep.errors import UsageError
 
 LARGEST_FILE = 1 << 28
-"""Bytes of the largest record that is read."""
+"""Maximum size of a record, in bytes."""
 DEEPEST = 50
-"""Most levels of nested objects and lists."""
+"""Maximum nesting depth of objects and lists."""
 
 
 class Check(NamedTuple):
-    """A condition on one value, and the words for it: "a whole number from 1 to 1000"."""
+    """A condition on one value and its description, such as "a whole number from 1 to 1000"."""
 
     expected: str
     holds: Callable[[Any], bool]
@@ -39,11 +39,11 @@ class Check(NamedTuple):
 
 
 class exactly(dict[str, Any]):
-    """A schema of an object that has all of these names and no other."""
+    """Schema of an object with all of these names and no others."""
 
 
 class needed(NamedTuple):
-    """A schema in an object whose name must be there."""
+    """Schema of a required name in an object."""
 
     schema: Any
 
@@ -76,7 +76,7 @@ def one_of(*values: Any) -> Check:
 
 
 def is_number(value: Any) -> bool:
-    """Whether *value* is a finite number that a double holds exactly or nearly."""
+    """Return whether *value* is a finite number that a double represents exactly or nearly."""
     if type(value) is int:
         return abs(value) < 1 << 53
     return type(value) is float and math.isfinite(value)
@@ -97,23 +97,23 @@ def _is_count(value: Any) -> bool:
 
 
 MOST = 1 << 50
-"""Largest count."""
+"""Maximum of a count."""
 truth = Check("true or false", lambda value: isinstance(value, bool))
 line = text(r"[^\x00-\x1f\x7f]{0,1000}", "one line of text")
 language = text(r"[A-Za-z0-9_.-]{1,32}", "a language code")
 amount = whole(0, MOST)
-figure = Check("a number", _is_figure)  # measured: a training that diverged has NaN or Infinity
-numeral = Check("a number", _is_numeral)  # as fairseq logs it: a number, or a string with one
+figure = Check("a number", _is_figure)  # a measurement: NaN or Infinity if training diverged
+numeral = Check("a number", _is_numeral)  # as fairseq logs it: a number, or a string with a number
 count = Check("a number of at least 0", _is_count)
 
 
 def parse(content: str) -> Any:
-    """Return what the JSON text *content* holds.
+    """Return the value of the JSON text *content*.
 
-    NaN and Infinity are values, since a training that diverged has them; the checks of settings refuse them.
+    NaN and Infinity are accepted, since results of diverged training contain them; the checks of settings reject them.
 
     Raises:
-        ValueError: it is not JSON, names are repeated, nesting is too deep, or a string is no valid Unicode
+        ValueError: *content* is not JSON, names are repeated, nesting is too deep, or a string is not valid Unicode
     """
     try:
         found = json.loads(content, object_pairs_hook=once)
@@ -126,10 +126,10 @@ def parse(content: str) -> Any:
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of *pairs*, whose names differ.
+    """Return the object of *pairs*.
 
     Raises:
-        ValueError: they do not
+        ValueError: a name is repeated
     """
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -158,7 +158,7 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def check(value: Any, schema: Any, name: str = "") -> None:
-    """Refuse a *value* that is not of *schema*.
+    """Reject a *value* that does not match *schema*.
 
     Raises:
         ValueError: ``NAME is VALUE, not EXPECTED``
@@ -196,13 +196,13 @@ def _short(words: str) -> str:
 
 
 def read_json(path: str, schema: Any, cure: str) -> Any:
-    """Return the content of the file, or an empty object where there is no file.
+    """Return the content of the file, or an empty object if the file does not exist.
 
     Args:
-        cure: what the user can do about a wrong file; the error ends with it
+        cure: a fix for the user; the error ends with it
 
     Raises:
-        UsageError: the file is not regular, cannot be read, or is not of *schema*
+        UsageError: the file is not regular, cannot be read, or does not match *schema*
     """
     content = _read(path)
     if content is None:
@@ -216,12 +216,12 @@ def read_json(path: str, schema: Any, cure: str) -> Any:
 
 
 def read_json_lines(path: str, schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file with one on each line; none where there is no file.
+    """Yield the objects of a file with one object per line; a missing file has none.
 
-    A line that is not JSON is skipped: a full disk or a power cut can tear one.
+    Lines that are not JSON are skipped: a full disk or a power cut can truncate them.
 
     Raises:
-        UsageError: the file cannot be read, or an object is not of *schema*
+        UsageError: the file cannot be read, or an object does not match *schema*
     """
     for place, content in enumerate((_read(path, "replace") or "").split("\n"), 1):
         try:
@@ -238,7 +238,7 @@ def read_json_lines(path: str, schema: Any) -> Iterator[dict[str, Any]]:
 def _read(path: str, errors: str = "strict") -> str | None:
     try:
         found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):  # to open a FIFO would wait for whoever writes to it
+        if not stat.S_ISREG(found.st_mode):  # opening a FIFO would block until another process writes to it
             raise UsageError(f"cannot read {path}: it must be a regular file")
         if found.st_size > LARGEST_FILE:
             raise UsageError(f"cannot read {path}: it has {found.st_size:,} bytes, more than {LARGEST_FILE:,}")
@@ -253,9 +253,9 @@ def _read(path: str, errors: str = "strict") -> str | None:
 
 
 RERUN = "run the recipe again with --stage 7"
-"""What makes a ``RESULT.json`` again."""
+"""Fix for an invalid ``RESULT.json``."""
 LARGEST_NUMBER = 1_000_000
-"""No size, position or depth of a model is above it."""
+"""Maximum of sizes, positions and depths of a model."""
 TOKENIZERS = ("moses", "none")
 SEARCH: dict[str, Check] = {
     "beam": whole(1, 1000),
@@ -265,7 +265,7 @@ SEARCH: dict[str, Check] = {
     "max_len_b": whole(1, LARGEST_NUMBER),
 }
 STEPS = {"tokenizer": one_of(*TOKENIZERS), "lowercase": truth}
-"""``steps.json``: how a recipe prepares text."""
+"""``steps.json``: text preparation of a recipe."""
 _SIDE = needed({"score": needed(figure)})
 _MEASURE = {"difference": needed(figure), "p": needed(optional(figure)), "other": _SIDE, "ours": _SIDE}
 _COMPARED = {"system": line, "resamples": amount, "seed": amount, "measures": {"*": _MEASURE}}
@@ -291,13 +291,13 @@ SEEDS = {"signature": line, "seeds": needed([amount]), "failed": [amount], "runs
 """``RESULT.json`` of the same run with several seeds."""
 PAIRS = [Check("a pair of languages and its number of sentences",
                lambda value: isinstance(value, list) and len(value) == 2 and line(value[0]) and amount(value[1]))]
-"""``pairs.json``: what a multilingual test set consists of."""
+"""``pairs.json``: parts of a multilingual test set."""
 LOGGED = {
     **{name: count for name in ("num_updates", "valid_num_updates")},
     **{name: numeral for name in ("loss", "ppl", "lr", "gnorm", "wps", "wpb", "ups", "valid_loss",
                                   "valid_nll_loss", "valid_ppl", "valid_best_loss", "ratio_enc", "ratio_dec")},
 }  # fmt: skip
-"""What fairseq logs in training and in validation."""
+"""Values that fairseq logs in training and in validation."""
 TRAINED = {"kind": needed(line), "time": needed(count), "session": needed(count), "commit": line,
            "epoch": _PRINTED, **LOGGED}  # fmt: skip
-"""A line of ``train.jsonl``: what fairseq logs, with its kind, time and session."""
+"""A line of ``train.jsonl``: an entry of fairseq's log, with its kind, time and session."""

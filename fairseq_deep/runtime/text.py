@@ -1,4 +1,4 @@
-"""From raw text to sub-words and back: sacremoses, jieba (Chinese), subword-nmt, SentencePiece.
+"""Conversion between raw text and sub-words: sacremoses, jieba (Chinese), subword-nmt, SentencePiece.
 
 Recipes prepare training text with the same functions (:func:`tokenizer_of`, :func:`cutter_of`).
 """
@@ -15,13 +15,13 @@ from fairseq_deep.errors import UsageError, one_line
 
 SEPARATOR = "@@"
 CACHED = 5_000_000
-"""Characters of text whose words may be cached with their sub-words."""
-TAG = re.compile(f"{LANGUAGE_TAG.pattern} ?")  # of the target language, before a source: no sub-word model has seen it
-BYTES = re.compile(r"(?<!\S)<0x[0-9A-F]{2}>( <0x[0-9A-F]{2}>)*(?!\S)")  # units of characters that are no pieces
+"""Number of characters of text after which the cache of sub-words is cleared."""
+TAG = re.compile(f"{LANGUAGE_TAG.pattern} ?")  # target-language tag before a source; sub-word models must not split it
+BYTES = re.compile(r"(?<!\S)<0x[0-9A-F]{2}>( <0x[0-9A-F]{2}>)*(?!\S)")  # SentencePiece's byte fallback
 
 
 def tokenizer_of(lang: str, kind: str = "moses", lowercase: bool = False) -> Callable[[str], str]:
-    """The function from a raw line to words with blanks between them.
+    """Return the function that splits a raw line into words, separated by blanks.
 
     Args:
         kind: "moses" or "none"
@@ -53,10 +53,10 @@ def tokenizer_of(lang: str, kind: str = "moses", lowercase: bool = False) -> Cal
 
 
 def cutter_of(codes: str) -> Callable[[str], str]:
-    """The function from words to sub-words; a tag at the beginning stays whole.
+    """Return the function that splits words into sub-words; it does not split a language tag at the beginning.
 
     Args:
-        codes: file with the merges of subword-nmt, or a model of SentencePiece (.model)
+        codes: file with subword-nmt merges, or a SentencePiece model (.model)
 
     Raises:
         UsageError: a package is missing, or the file cannot be read
@@ -72,7 +72,7 @@ def cutter_of(codes: str) -> Callable[[str], str]:
 
 
 def is_pieces(codes: str) -> bool:
-    """Whether the file is a model of SentencePiece."""
+    """Return whether the file is a SentencePiece model."""
     return codes.endswith(".model")
 
 
@@ -86,15 +86,15 @@ def packages_named():
 
 
 class TextSteps:
-    """The steps before and after a model.
+    """Text processing before and after a model.
 
     Args:
-        codes: file with the merges of subword-nmt, or a model of SentencePiece (.model); None: no sub-words
+        codes: file with subword-nmt merges, or a SentencePiece model (.model); None: no sub-words
         tokenizer: "moses" or "none"
         lowercase: whether the source is lowercased first
 
     Attributes:
-        kind: "subword-nmt" or "sentencepiece"; None: words are units
+        kind: "subword-nmt" or "sentencepiece"; None: tokens are words
 
     Raises:
         UsageError: a package is missing, or the merges cannot be read
@@ -113,21 +113,21 @@ class TextSteps:
             self.detokenizer = MosesDetokenizer(target_lang)
 
     def prepare(self, line: str) -> str:
-        """The units of a raw line, with blanks between them."""
+        """Return the tokens of a raw line, separated by blanks."""
         line = self.tokenize(line)
         return line if self.cut is None else self.cut(line)
 
     def finish(self, line: str) -> str:
-        """Raw text of the units in *line*, as fairseq's ``--remove-bpe`` joins them."""
+        """Return the raw text of the tokens in *line*; sub-words are joined like fairseq's ``--remove-bpe``."""
         line = joined(line, self.kind)
         return line if self.detokenizer is None else self.detokenizer.detokenize(line.split())
 
 
 def joined(line: str, kind: str | None) -> str:
-    """The text of the units in *line*.
+    """Join the tokens in *line* to words.
 
     Args:
-        kind: of the sub-words, as in :class:`TextSteps`
+        kind: kind of sub-words, as in :class:`TextSteps`
     """
     if kind == "sentencepiece":
         line = BYTES.sub(_decode_bytes, line)
@@ -146,10 +146,10 @@ def _read_merges(path: str) -> Callable[[str], str]:
     try:
         with open(path, encoding="utf-8") as stream, contextlib.redirect_stderr(said):
             merges = BPE(stream, separator=SEPARATOR)
-    except (OSError, ValueError, IndexError, SystemExit) as error:  # it prints and exits where a line is no merge
+    except (OSError, ValueError, IndexError, SystemExit) as error:  # the library prints and exits on an invalid line
         problem = one_line(said.getvalue() or error)
-        raise UsageError(f"{path} has no merges of subword-nmt: {problem}") from error
-    if merges.version not in ((0, 1), (0, 2)):  # the library would say so at the first word
+        raise UsageError(f"{path}: not a valid file of subword-nmt merges: {problem}") from error
+    if merges.version not in ((0, 1), (0, 2)):  # the library would fail only at the first word
         version = ".".join(map(str, merges.version))
         raise UsageError(f"{path} has merges of version {version}; subword-nmt supports 0.1 and 0.2: learn them again")
     known = 0
@@ -157,7 +157,7 @@ def _read_merges(path: str) -> Callable[[str], str]:
     def cut(line: str) -> str:
         nonlocal known
         known += len(line)
-        if known > CACHED:  # the library keeps the sub-words of each word that it has seen
+        if known > CACHED:  # the library's cache of words grows without limit
             merges.cache.clear()
             known = len(line)
         return merges.process_line(line)
@@ -171,5 +171,5 @@ def _read_pieces(path: str) -> Callable[[str], str]:
     try:
         model = SentencePieceProcessor(model_file=path)
     except (OSError, RuntimeError) as error:
-        raise UsageError(f"{path} is no model of SentencePiece: {one_line(error)}") from error
+        raise UsageError(f"{path}: not a valid SentencePiece model: {one_line(error)}") from error
     return lambda line: " ".join(model.encode(line, out_type=str))

@@ -1,4 +1,4 @@
-"""Raw text through one model, or an ensemble of several, to raw text."""
+"""Translation of raw text with one model or an ensemble."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .text import TextSteps
 
 @dataclass(frozen=True)
 class Translation:
-    """One hypothesis: raw text, and its log-probability (base 2) over length^lenpen, as fairseq-generate prints it."""
+    """One hypothesis: raw text and its log-probability (base 2) / length^lenpen, as printed by fairseq-generate."""
 
     text: str
     score: float
@@ -33,24 +33,24 @@ class Translator:
     """Beam search with one model, or with an ensemble of models that share dictionaries and sub-words.
 
     Args:
-        models: a path, as :func:`find_bundle` takes it, or a :class:`Bundle`; a list of these is an ensemble
-        precision: the decoder's matrix products on a CPU, "fp32", "bf16" or "int8"
-        batch_size, max_tokens: most sentences, and most tokens with padding, in a batch
+        models: a path for :func:`find_bundle`, or a :class:`Bundle`; a list of these is an ensemble
+        precision: precision of the decoder's linear layers on a CPU, "fp32", "bf16" or "int8"
+        batch_size, max_tokens: maximum number of sentences, and of tokens with padding, per batch
         cpu: do not use a GPU
         nbest: hypotheses per sentence
-        engine: "torch"; "ctranslate2"; or "auto", which is CTranslate2 where it can translate in the same way
-        cache_dir: directory of models that were converted for CTranslate2; None: the user's cache
-        parallel: batches that CTranslate2 translates at once; they share torch's number of threads
-        decoding: fields of :class:`SearchOptions`; by default those of the first model's experiment
+        engine: "torch", "ctranslate2", or "auto": CTranslate2 if it gives the same translations, otherwise torch
+        cache_dir: directory of models converted for CTranslate2; None: the user's cache
+        parallel: batches that CTranslate2 translates at once; they share torch's threads
+        decoding: fields of :class:`SearchOptions` (default: as in the first model's experiment)
 
     Attributes:
-        engine: has a "name", and a "note": why it was chosen, or where its model is
-        options: of the search
+        engine: has a "name", and a "note" with the reason for its choice or the path of its model
+        options: search options
         facts: see :class:`ModelFacts`
 
     Raises:
-        UsageError: a model cannot be loaded, an option is unknown, the models do not belong together, or CTranslate2
-            cannot translate with them
+        UsageError: a model cannot be loaded, an option is unknown, the models cannot form an ensemble, or CTranslate2
+            does not support them
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Translator:
         paths = [models] if isinstance(models, (str, os.PathLike, Bundle)) else models
         bundles = [path if isinstance(path, Bundle) else find_bundle(os.fspath(path)) for path in paths]
         if not bundles:
-            raise UsageError("Translator has no model: give the directory of a recipe, a package, or a checkpoint")
+            raise UsageError("Translator requires a model: give the directory of a recipe, a package, or a checkpoint")
         bundle = bundles[0]
         self.options = SearchOptions(**{**search_of(bundle), "gnmt_lenpen": bundle.gnmt_lenpen, **decoding})
         self.nbest = min(nbest, self.options.beam)
@@ -88,7 +88,7 @@ class Translator:
 
     @property
     def models(self) -> list[Transformer]:
-        """The models of the engine torch; CTranslate2 has none."""
+        """The models of the torch engine; empty for CTranslate2."""
         return self.engine.models
 
     @overload
@@ -98,11 +98,11 @@ class Translator:
     def translate(self, text: Sequence[str]) -> list[str]: ...
 
     def translate(self, text):
-        """Translate a string to a string, or a list of strings to the list of their best translations.
+        """Translate a string, or a list of strings, and return the best translations in the same form.
 
         Raises:
-            UsageError: a sentence is not a string, or has more tokens than the models have positions; nothing is
-                translated
+            UsageError: a sentence is not a string, or has more tokens than the models have positions; in this case
+                nothing is translated
         """
         lines = [text] if isinstance(text, str) else list(text)
         found, encoded = self._encode(lines)
@@ -149,7 +149,7 @@ class Translator:
         return found
 
     def _batches(self, encoded: dict[int, Tensor]) -> Iterator[list[int]]:
-        """Lines of like lengths, the longest first: what does not fit into memory shows at once."""
+        """Yield batches of line numbers with similar lengths; the longest come first, to detect memory errors early."""
         batch: list[int] = []
         longest = 0
         for number in sorted(encoded, key=lambda each: -len(encoded[each])):

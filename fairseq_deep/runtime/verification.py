@@ -1,4 +1,4 @@
-"""Sentences that an export is compared with its model on, and what the comparison has found."""
+"""Sentences and results of a comparison between an export and its model."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from .loading import LoadedModel
 from .text import TextSteps
 
 BATCH, DRAWN, LONGEST = 16, 16, 12
-"""Sentences of a batch; random sentences, where there is no text, and the most words of each."""
+"""Sentences per batch; number and maximum length of random sentences, which are used without text."""
 RANDOM = "random units"
-"""The origin of sentences that are drawn from the dictionary."""
+"""The origin of sentences drawn from the dictionary."""
 
 
 class Report(NamedTuple):
-    """What the comparison has found.
+    """Result of a comparison.
 
     Attributes:
-        measure: what was compared, such as "logits"
+        measure: the compared values, such as "logits"
         sentences: number of sentences
-        difference: greatest difference
+        difference: maximum difference
         equal: number of equal translations; None if none were compared
     """
 
@@ -44,9 +44,9 @@ class Report(NamedTuple):
         return found if self.equal is None else f"{found}, {self.equal} of {self.sentences} translations equal"
 
     def differing(self, share: float) -> str:
-        """Return how many translations differ if fewer than *share* of them are equal, otherwise "".
+        """Return the number of differing translations if fewer than *share* of them are equal, otherwise "".
 
-        One may always differ: rounding decides between hypotheses of nearly equal scores.
+        One translation may always differ, since rounding decides between hypotheses with nearly equal scores.
         """
         unequal = 0 if self.equal is None else self.sentences - self.equal
         return f"{unequal} of {self.sentences} sentences" if unequal > max(1, (1 - share) * self.sentences) else ""
@@ -55,11 +55,11 @@ class Report(NamedTuple):
 def sentences(
     bundle: Bundle, loaded: LoadedModel, steps: TextSteps, count: int, given: Sequence[str] | None = None
 ) -> tuple[str, list[str]]:
-    """Return the origin of the sentences, and their tokenised text: twice *count*, since some may be too long.
+    """Return the origin of the sentences and their tokenised text: up to twice *count*, since some may be too long.
 
     Args:
-        given: the name of a file, and its lines; None: the recipe's test set. Without one there are no sentences, and
-            the origin is ``RANDOM``
+        given: the name of a file and its lines; None: the recipe's test set. Without a test set there are no sentences,
+            and the origin is ``RANDOM``
     """
     name, *lines = given or _test_set(bundle, loaded.source_lang) or [RANDOM]
     raw = [line for line in lines if line.strip()][: 2 * count]
@@ -74,10 +74,10 @@ def token_rows(
     longest: int,
     given: Sequence[str] | None = None,
 ) -> tuple[str, list[list[int]]]:
-    """Return the origin of at most *count* sentences, and their tokens; random ones where there is no text.
+    """Return the origin and the tokens of at most *count* sentences; without text, the sentences are random.
 
     Args:
-        longest: the most tokens of a sentence
+        longest: maximum number of tokens per sentence
         given: see :func:`sentences`
 
     Raises:
@@ -92,7 +92,7 @@ def token_rows(
 
 
 def _test_set(bundle: Bundle, language: str) -> list[str]:
-    """Return the name of the recipe's test set and its lines; nothing if the model is not in a recipe's directory."""
+    """Return the name of the recipe's test set and its lines; empty if the model is not in a recipe's directory."""
     pattern = os.path.join(glob.escape(os.path.dirname(os.path.abspath(bundle.data))), "text/raw", f"test*.{language}")
     for path in sorted(glob.glob(pattern))[:1]:
         try:
@@ -104,7 +104,7 @@ def _test_set(bundle: Bundle, language: str) -> list[str]:
 
 
 def _random_rows(source: Dictionary, longest: int) -> list[list[int]]:
-    """Return sentences of random words, the same at each call."""
+    """Return sentences of random tokens, identical at each call."""
     draws = random.Random(1)
     words = range(Dictionary.unk + 1, len(source)) or [Dictionary.unk]
     lengths = [draws.randint(1, max(1, min(LONGEST, longest - 1))) for _ in range(DRAWN)]
@@ -112,7 +112,7 @@ def _random_rows(source: Dictionary, longest: int) -> list[list[int]]:
 
 
 def batches(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yield parts of *items*, each as many as a batch has sentences."""
+    """Yield parts of *items* of batch size."""
     for start in range(0, len(items), BATCH):
         yield items[start : start + BATCH]
 

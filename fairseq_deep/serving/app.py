@@ -1,4 +1,4 @@
-"""The routes: LibreTranslate's API, a page, information about the models, and metrics."""
+"""Routes of the server: LibreTranslate's API, a web page, information about the models, and metrics."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from .messages import Question, Refused, read_fields, read_question
 from .metrics import CONTENT_TYPE
 from .service import Service, log
 
-GONE = 499  # of a client that has left; nobody sees it but the log
+GONE = 499  # the client has disconnected; this status appears only in the log
 DRAINED = 64 << 20
-"""Bytes of a body that is too large which are still read, so the client gets its answer."""
+"""Maximum size of an oversized body that is still read, in bytes; without reading, the client may miss the answer."""
 HELD = 64 << 20
-"""Bytes of all bodies together that are being read."""
+"""Maximum size of all request bodies in memory together, in bytes."""
 CLOSE = {"Connection": "close"}
 
 
 def make_app(service: Service) -> Any:
-    """The application (ASGI); its lifespan starts and closes the batcher of *service*."""
+    """Return the ASGI application; its lifespan starts and closes the batcher of *service*."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -76,7 +76,7 @@ def _routes(service: Service) -> dict[str, tuple[str, Any]]:
 
 
 def _page() -> tuple[str, str]:
-    """The page, and the policy that allows its own script and style and requests to this server only."""
+    """Return the page and its security policy, which allows only its script and style and requests to this server."""
     text = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     sources = {}
     for name in ("script", "style"):
@@ -115,10 +115,10 @@ async def _translate(request: Request, service: Service) -> Response:
 
 
 async def _body(request: Request, service: Service) -> bytes:
-    """The body.
+    """Read the body.
 
     Raises:
-        Refused: it is too large, or does not arrive in time
+        Refused: the body is too large, or does not arrive in time
     """
     limits = service.limits
     problem = f"the body has more than {limits.body:,} bytes"
@@ -138,7 +138,7 @@ async def _body(request: Request, service: Service) -> bytes:
 
 
 async def _read(request: Request, service: Service) -> tuple[bytes, int]:
-    """The body, empty if it is too large, and how many bytes were read.
+    """Return the body (empty if it is too large) and the number of bytes read.
 
     Raises:
         Refused: the bodies of all requests together are too large
@@ -157,20 +157,20 @@ async def _read(request: Request, service: Service) -> tuple[bytes, int]:
             held += len(part)
             service.held += len(part)
             if service.held > HELD:
-                raise Refused(503, "the server reads too many bodies; try again", {"Retry-After": "5", **CLOSE})
+                raise Refused(503, "too many request bodies; try again", {"Retry-After": "5", **CLOSE})
         return b"".join(parts), size
     finally:
         service.held -= held
 
 
 async def _wait(request: Request, answer: Future, seconds: float) -> list[list[Translation]]:
-    """The hypotheses of each line.
+    """Return the hypotheses of each line.
 
     Raises:
-        Refused: the client leaves, or the time is over; the request leaves the queue
+        Refused: the client disconnects, or the time limit is reached; the request is removed from the queue
     """
     answered = asyncio.wrap_future(answer)
-    left = asyncio.ensure_future(request.receive())  # the body is read: all that can come is a disconnect
+    left = asyncio.ensure_future(request.receive())  # after the body, only a disconnect can be received
     try:
         await asyncio.wait({answered, left}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if answered.done():
@@ -186,7 +186,7 @@ async def _wait(request: Request, answer: Future, seconds: float) -> list[list[T
 def _answer(
     question: Question, lines: Sequence[Sequence[str]], found: Sequence[Sequence[Translation]], longest: int
 ) -> dict[str, Any]:
-    """The fields of the answer: translations with as many lines as the texts, and alternatives if asked for."""
+    """Return the fields of the answer: translations with the lines of the texts, and requested alternatives."""
     rest, texts, alternatives = iter(found), [], []
     for number, text in enumerate(lines, 1):
         hypotheses = [[each.text for each in next(rest)] for _ in text]
@@ -196,7 +196,7 @@ def _answer(
             raise Refused(400, f"q: {where} has more tokens than the model's {longest} positions; split it")
         ranked = ["\n".join(each[min(rank, len(each) - 1)] for each in hypotheses)
                   for rank in range(max(map(len, hypotheses)))]  # fmt: skip
-        best, *others = dict.fromkeys(ranked)  # without repetitions
+        best, *others = dict.fromkeys(ranked)  # without duplicates
         texts.append(best)
         alternatives.append(others[: question.alternatives])
     fields: dict[str, Any] = {"translatedText": texts[0] if question.single else texts}
@@ -226,11 +226,11 @@ async def _on_error(_: Request, error: Exception) -> Response:
 
 
 class Recorded:
-    """Adds headers to the answers of *app*, counts and logs them, and keeps errors from the server.
+    """Middleware that adds headers to the answers of *app*, counts and logs them, and catches exceptions.
 
     Args:
-        app: an application (ASGI)
-        service: has the metrics
+        app: an ASGI application
+        service: the service with the metrics
     """
 
     def __init__(self, app: Starlette, service: Service):
@@ -254,7 +254,7 @@ class Recorded:
         scope["state"] = {**scope.get("state", {})}
         try:
             await self.app(scope, receive, sending)
-        except Exception as error:  # it has its answer (500)
+        except Exception as error:  # the client already has the answer (500)
             more = {"error": f"{type(error).__name__}: {one_line(error, 300)}"}
         seconds = time.monotonic() - begun
         route = scope["path"] if scope["path"] in self.known else "other"

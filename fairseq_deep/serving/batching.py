@@ -1,4 +1,4 @@
-"""One queue for the requests of all models, and the thread that translates them in batches."""
+"""The request queue of all models, and the thread that translates requests in batches."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from fairseq_deep.runtime.translator import Translation, Translator
 
 LOOKAHEAD = 1024
-"""Most waiting requests among which the batcher looks for lines of similar length."""
+"""Maximum number of queued requests that the batcher searches for lines of similar length."""
 LONGEST_RETRY = 60
-"""Seconds; the most that a client is asked to wait."""
+"""Maximum of the retry delay that a client is given, in seconds."""
 
 
 class Pair(NamedTuple):
@@ -28,7 +28,7 @@ class Pair(NamedTuple):
 
 
 class QueueFull(Exception):
-    """The queue has no room for a request; *retry* is the number of seconds until it may have."""
+    """The queue has no room for a request; *retry* is the estimated number of seconds until it has."""
 
     def __init__(self, retry: int):
         super().__init__(f"the queue is full; try again in {retry} s")
@@ -47,8 +47,8 @@ class Job:
         pair: languages
         lines: lines of text
         nbest: hypotheses per line
-        answer: gets the hypotheses of each line
-        arrived: time of arrival, by the monotonic clock
+        answer: future of the hypotheses of each line
+        arrived: time of arrival on the monotonic clock
     """
 
     pair: Pair
@@ -59,22 +59,22 @@ class Job:
 
     @property
     def length(self) -> int:
-        """Characters of the longest line."""
+        """Number of characters in the longest line."""
         return max(map(len, self.lines))
 
 
 class Batcher:
-    """Gathers requests and translates them in one thread.
+    """Combines requests into batches and translates them in one thread.
 
-    A batch holds the oldest request, and others of the same language pair whose lines have the most similar length.
-    The translator sorts the lines and splits them again by its own limits (sentences and tokens).
+    A batch contains the oldest request and requests of the same language pair with the most similar line lengths. The
+    translator sorts the lines and splits them again by its own limits (sentences and tokens).
 
     Args:
         translators: the translator of each language pair
-        window: seconds that the oldest request waits for others
-        batch_size: most lines of several requests in a batch
-        capacity: most lines in the queue
-        on_batch: called in the thread after each batch with the pair, its lines and its seconds
+        window: maximum delay of the oldest request to collect others, in seconds
+        batch_size: maximum number of lines in a batch of several requests
+        capacity: maximum number of lines in the queue
+        on_batch: called in the thread after each batch, with language pair, number of lines and seconds
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Batcher:
         self.on_batch = on_batch
         self.waiting = 0  # lines in the queue
         self._pace = 10.0  # lines per second, a moving average
-        self._jobs: dict[Future, Job] = {}  # in the order of arrival
+        self._jobs: dict[Future, Job] = {}  # in order of arrival
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="translate", daemon=True)
@@ -99,7 +99,7 @@ class Batcher:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more requests, and return when all accepted ones are answered."""
+        """Stop accepting requests, and return when all accepted requests are answered."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -111,14 +111,14 @@ class Batcher:
         return self._thread.is_alive()
 
     def submit(self, pair: Pair, lines: Sequence[str], nbest: int = 1) -> Future[list[list[Translation]]]:
-        """Add a request; a caller that cancels the future takes it out of the queue.
+        """Add a request; cancelling the future removes the request from the queue.
 
         Returns:
-            gets the hypotheses of each line, at most *nbest*, best first; none for a line with too many tokens
+            a future of the hypotheses of each line, at most *nbest*, best first; empty for a line with too many tokens
 
         Raises:
-            QueueFull: there is no room for the lines
-            Closed: :meth:`close` has been called
+            QueueFull: the queue has no room for the lines
+            Closed: :meth:`close` was called
         """
         job = Job(pair, lines, nbest)
         with self._changed:
@@ -133,7 +133,7 @@ class Batcher:
         return job.answer
 
     def _forget(self, answer: Future) -> None:
-        """Take a cancelled request out of the queue."""
+        """Remove a cancelled request from the queue."""
         with self._changed:
             job = self._jobs.pop(answer, None)
             self.waiting -= len(job.lines) if job else 0
@@ -148,7 +148,7 @@ class Batcher:
                 self.on_batch(batch[0].pair, lines, seconds)
 
     def _next_batch(self) -> list[Job] | None:
-        """Requests to translate, whose callers still wait; None once the queue is closed and empty."""
+        """Return requests to translate that were not cancelled; None if the queue is closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closed)
             if not self._jobs:
@@ -174,12 +174,12 @@ class Batcher:
         return chosen
 
     def _translate(self, jobs: list[Job]) -> None:
-        """Answer *jobs*; if their batch fails, each one separately, so only the culprit gets the error."""
+        """Answer *jobs*; if the batch fails, translate each job separately, so only the failing one gets the error."""
         translator = self.translators[jobs[0].pair]
         translator.nbest = max(job.nbest for job in jobs)
         try:
             found = iter(translator.translate_nbest([line for job in jobs for line in job.lines]))
-        except Exception as error:  # such as memory that does not suffice: the server stays up
+        except Exception as error:  # such as insufficient memory: the server must continue
             if len(jobs) == 1:
                 jobs[0].answer.set_exception(error)
             for job in jobs if len(jobs) > 1 else ():

@@ -13,5 +13,5 @@ NAMES = dict(entry.split(" ") for entry in _NAMES.split(", "))
 
 
 def name_of(code: str) -> str:
-    """The name of the language, or *code* if its name is unknown."""
+    """Return the name of the language, or *code* if its name is unknown."""
     return NAMES.get(code, code)

@@ -1,4 +1,4 @@
-"""Requests to translate, as clients of LibreTranslate send them, checked before anything is done for them."""
+"""Parsing and validation of translation requests in LibreTranslate's format."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FORM, JSON = "application/x-www-form-urlencoded", "application/json"
 
 
 class Refused(Exception):
-    """A request that gets an error as its answer.
+    """A request is rejected with an error response.
 
     Args:
-        status: of HTTP
+        status: HTTP status
         message: the reason
-        headers: of the answer
+        headers: headers of the response
     """
 
     def __init__(self, status: int, message: str, headers: dict[str, str] | None = None):
@@ -35,11 +35,11 @@ class Limits:
     """Limits of one request.
 
     Attributes:
-        body: bytes of the body
-        characters: of all texts together
-        lines: of all texts together; each is a sentence to the model
-        timeout: seconds from the arrival to the answer
-        body_timeout: seconds in which the body must arrive
+        body: size of the body, in bytes
+        characters: characters in all texts together
+        lines: lines in all texts together; the model translates each line as a sentence
+        timeout: seconds from arrival to answer
+        body_timeout: seconds until the body must have arrived
     """
 
     body: int = 1 << 20
@@ -51,13 +51,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be translated.
+    """The content of a request.
 
     Attributes:
         texts: raw texts
-        single: whether the client gave one text, not a list
+        single: whether the client gave one text instead of a list
         pair: languages
-        alternatives: most alternatives per text
+        alternatives: maximum number of alternatives per text
     """
 
     texts: Sequence[str]
@@ -72,7 +72,7 @@ class Question:
 
 
 def read_fields(content_type: str, body: bytes) -> dict[str, Any]:
-    """The fields of a JSON object or a form.
+    """Parse the fields of a JSON object or a form.
 
     Raises:
         Refused: *body* is neither
@@ -95,7 +95,7 @@ def read_fields(content_type: str, body: bytes) -> dict[str, Any]:
 
 
 def _of_form(pairs: list[tuple[str, str]]) -> dict[str, Any]:
-    """Fields by name; several texts make a list, and the number of alternatives is a number."""
+    """Return fields by name; several texts become a list, and the number of alternatives becomes an integer."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name == "q" and "q" in found:
@@ -109,10 +109,10 @@ def _of_form(pairs: list[tuple[str, str]]) -> dict[str, Any]:
 
 
 def read_question(fields: dict[str, Any], pairs: Collection[Pair], limits: Limits) -> Question:
-    """The question that *fields* ask.
+    """Convert *fields* to a question.
 
     Raises:
-        Refused: a field is missing or wrong, or a limit is exceeded
+        Refused: a field is missing or invalid, or a limit is exceeded
     """
     given = fields.get("q")
     texts = [given] if isinstance(given, str) else given

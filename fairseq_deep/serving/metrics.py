@@ -13,7 +13,7 @@ PREFIX = "fairseq_deep_"
 
 
 class Counter:
-    """A sum that only grows, for each combination of labels."""
+    """A monotonically increasing sum per combination of labels."""
 
     kind = "counter"
 
@@ -23,20 +23,20 @@ class Counter:
         self._values: dict[tuple[str, ...], float] = {} if labels else {(): 0}
 
     def add(self, amount: float, *labels: object) -> None:
-        """Add *amount*, with a value for each label."""
+        """Add *amount*; *labels* has a value for each label."""
         key = tuple(map(str, labels))
         with self._lock:
             self._values[key] = self._values.get(key, 0) + amount
 
     def lines(self) -> list[str]:
-        """The samples."""
+        """Return the samples."""
         with self._lock:
             values = sorted(self._values.items())
         return [sample(self.name, dict(zip(self.labels, key)), value) for key, value in values]
 
 
 class Gauge:
-    """A value that is read when it is asked for."""
+    """A value that is read when metrics are rendered."""
 
     kind = "gauge"
 
@@ -44,12 +44,12 @@ class Gauge:
         self.name, self.text, self.read = PREFIX + name, text, read
 
     def lines(self) -> list[str]:
-        """The sample."""
+        """Return the sample."""
         return [sample(self.name, {}, self.read())]
 
 
 class Histogram:
-    """How often values are at most each of *bounds*, their sum and their number."""
+    """Cumulative counts of values up to each of *bounds*, with sum and number of values."""
 
     kind = "histogram"
 
@@ -65,7 +65,7 @@ class Histogram:
             self._sum += value
 
     def lines(self) -> list[str]:
-        """The samples."""
+        """Return the samples."""
         with self._lock:
             counts, total = list(self._counts), self._sum
         found, below = [], 0
@@ -76,14 +76,14 @@ class Histogram:
 
 
 def sample(name: str, labels: dict[str, str], value: float) -> str:
-    """One line: name, labels and value."""
+    """Format one line with name, labels and value."""
     escaped = {key: text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for key, text in labels.items()}
     shown = ",".join(f'{key}="{text}"' for key, text in escaped.items())
     return f"{name}{{{shown}}} {value}" if shown else f"{name} {value}"
 
 
 def render(metrics: Sequence[Counter | Gauge | Histogram]) -> str:
-    """The page that Prometheus reads."""
+    """Return the metrics in Prometheus' text format."""
     lines = []
     for metric in metrics:
         lines += [f"# HELP {metric.name} {metric.text}", f"# TYPE {metric.name} {metric.kind}", *metric.lines()]

@@ -1,4 +1,4 @@
-"""Listening and stopping: uvicorn, a bound socket, and signals."""
+"""Start and stop of the server: uvicorn, a bound socket, and signals."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ except ImportError:  # Windows
     resource = None
 
 HEAD_SECONDS = 10.0
-"""In which a client must send the head of its first request, or of one that it has begun."""
+"""Time limit for a client to send the head of its first request, or of a request that it has begun."""
 STOP_SECONDS = 5.0
-"""Beyond the time limit of a request, for the answers to be sent."""
+"""Additional time after a request's time limit to send answers at shutdown."""
 BACKLOG = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens at the address; connections wait until :func:`run_server` accepts them.
+    """Return a listening socket; connections are queued until :func:`run_server` accepts them.
 
     Raises:
         UsageError: the address is unknown or in use
@@ -42,7 +42,7 @@ def listen(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with closing_on_error(bound):
             bound.bind(address)
-            bound.listen(BACKLOG)  # several sockets can be bound to one address, but only one can listen
+            bound.listen(BACKLOG)  # bind() can succeed for several sockets on one address, listen() only for one
     except (OSError, UnicodeError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise UsageError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from error
@@ -60,18 +60,18 @@ def closing_on_error(bound: socket.socket) -> Iterator[socket.socket]:
 
 
 def run_server(app: Any, bound: socket.socket, timeout: float) -> int:
-    """Serve until SIGTERM or SIGINT; then accept no more connections and finish the accepted requests.
+    """Serve until SIGTERM or SIGINT; then stop accepting connections and finish the accepted requests.
 
-    A second signal stops at once.
+    A second signal stops the server immediately.
 
     Args:
-        timeout: seconds that a request may take
+        timeout: time limit of a request, in seconds
 
     Returns:
-        the exit status: 0 once all are answered, or 128 + the number of the second signal
+        the exit status: 0 after all requests are answered, or 128 + the number of the second signal
     """
     allow_many_connections()
-    for name in ("uvicorn", "asyncio"):  # asyncio reports, for example, that no more files can be opened
+    for name in ("uvicorn", "asyncio"):  # asyncio reports, for example, that the limit of open files is reached
         logging.getLogger(name).addHandler(JsonLog(logging.WARNING))
         logging.getLogger(name).propagate = False
     config = uvicorn.Config(
@@ -86,7 +86,7 @@ def run_server(app: Any, bound: socket.socket, timeout: float) -> int:
 
 
 def allow_many_connections() -> None:
-    """Raise the limit of open files as far as the system allows."""
+    """Raise the limit of open files to the system's maximum."""
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -96,7 +96,7 @@ def allow_many_connections() -> None:
 
 
 class _Server(uvicorn.Server):
-    """Logs its start and stop, and ends without raising the signal again, which uvicorn does."""
+    """Server that logs start and stop; unlike uvicorn's, it does not raise the signal again at the end."""
 
     def __init__(self, config: uvicorn.Config):
         super().__init__(config)
@@ -126,7 +126,7 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """Closes a connection whose request head does not arrive in time; uvicorn waits for it without limit."""
+    """Protocol that closes a connection if the request head does not arrive in time; uvicorn has no limit."""
 
     _head_timer: asyncio.TimerHandle | None = None
 

@@ -1,4 +1,4 @@
-"""The models of a server with their limits, metrics and log."""
+"""Models, limits, metrics and log of a server."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from .metrics import LINES, SECONDS, Counter, Gauge, Histogram, render
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model with the directory that it came from."""
+    """A model and its origin."""
 
     translator: Translator
     bundle: Bundle
 
     @property
     def pair(self) -> Pair:
-        """Its languages."""
+        """The model's languages."""
         return Pair(self.translator.source_lang, self.translator.target_lang)
 
     def describe(self) -> dict[str, Any]:
-        """What the page shows of it; paths of this machine are left out."""
+        """Return the model's properties for the page, without paths of this machine."""
         translator, facts = self.translator, self.translator.facts
         folder, name = os.path.dirname(os.path.abspath(self.bundle.checkpoint)), ""
         if packaged.is_package(self.bundle.checkpoint):
@@ -59,13 +59,13 @@ class ServedModel:
 
 
 class Metrics:
-    """What ``/metrics`` shows."""
+    """Metrics of the server, for ``/metrics``."""
 
     def __init__(self, batcher: Batcher):
         self.requests = Counter("requests_total", "Answered requests.", ("route", "status"))
         self.seconds = Histogram("request_seconds", "Time from a request to its answer.", SECONDS)
         self.lines = Counter("lines_total", "Translated lines.", ("source", "target"))
-        self.busy = Counter("translation_seconds_total", "Time in which batches were translated.")
+        self.busy = Counter("translation_seconds_total", "Time spent translating batches.")
         self.batches = Histogram("batch_lines", "Lines per batch.", LINES)
         self.waiting = Gauge("queue_lines", "Lines in the queue.", lambda: batcher.waiting)
         begun = time.time()
@@ -79,23 +79,23 @@ class Metrics:
         self.batches.observe(lines)
 
     def render(self) -> str:
-        """The page that Prometheus reads."""
+        """Return the metrics in Prometheus' text format."""
         return render(list(vars(self).values()))
 
 
 class Keys:
-    """API keys; none are needed where there are none."""
+    """API keys; an empty set accepts all requests."""
 
     def __init__(self, keys: Sequence[str]):
         self._hashes = [_hash(key) for key in keys]
 
     @property
     def needed(self) -> bool:
-        """Whether a request must have a key."""
+        """Whether requests require a key."""
         return bool(self._hashes)
 
     def accept(self, given: object) -> bool:
-        """Whether *given* is a key, in a time that does not depend on the keys."""
+        """Return whether *given* is a valid key; the comparison takes constant time."""
         hashed = _hash(given if isinstance(given, str) else "")
         found = [hmac.compare_digest(hashed, known) for known in self._hashes]
         return not self.needed or (isinstance(given, str) and any(found))
@@ -106,10 +106,10 @@ def _hash(key: str) -> bytes:
 
 
 def read_keys(path: str) -> Keys:
-    """The keys in a file, one per line.
+    """Read the keys in a file, one per line.
 
     Raises:
-        UsageError: it cannot be read, or holds none
+        UsageError: the file cannot be read, or has no keys
     """
     try:
         with open(path, encoding="utf-8") as stream:
@@ -118,24 +118,24 @@ def read_keys(path: str) -> Keys:
         reason = (error.strerror if isinstance(error, OSError) else None) or "it must be UTF-8"
         raise UsageError(f"--api-key-file {path}: cannot be read ({reason})") from error
     if not keys:
-        raise UsageError(f"--api-key-file {path}: holds no key; write one per line")
+        raise UsageError(f"--api-key-file {path}: has no keys; write one per line")
     return Keys(keys)
 
 
 class Service:
-    """Everything that the routes use.
+    """The state that the routes use.
 
     Args:
-        models: of different language pairs
-        batcher: with the models' translators
-        limits: of a request
+        models: models with different language pairs
+        batcher: batcher with the models' translators
+        limits: limits of a request
         keys: API keys
 
     Attributes:
-        held: bytes of the bodies that are being read
+        held: size of all request bodies in memory, in bytes
 
     Raises:
-        UsageError: two models have the same languages, or the queue is smaller than a request may be
+        UsageError: the queue is smaller than the maximum size of a request
     """
 
     def __init__(self, models: Sequence[ServedModel], batcher: Batcher, limits: Limits, keys: Keys):
@@ -148,25 +148,25 @@ class Service:
             raise UsageError(f"--max-queue {batcher.capacity} is less than --max-lines {limits.lines}; raise it")
 
     def languages(self) -> list[dict[str, Any]]:
-        """The answer of ``/languages``; a language that no model translates from has no targets."""
+        """Return the answer of ``/languages``; a language without a model that translates from it has no targets."""
         codes = sorted({code for pair in self.models for code in pair})
         targets = {code: sorted(pair.target for pair in self.models if pair.source == code) for code in codes}
         return [{"code": code, "name": name_of(code), "targets": targets[code]} for code in codes]
 
     def information(self) -> dict[str, Any]:
-        """The answer of ``/models``."""
+        """Return the answer of ``/models``."""
         limits = {"characters": self.limits.characters, "lines": self.limits.lines, "seconds": self.limits.timeout}
         return {"models": self.descriptions, "limits": limits, "key_required": self.keys.needed}
 
 
 def check_pairs(models: Sequence[tuple[Pair, str]]) -> None:
-    """Reject two models of the same languages.
+    """Reject two models with the same languages.
 
     Args:
-        models: languages and path of each
+        models: languages and path of each model
 
     Raises:
-        UsageError: with both paths
+        UsageError: two models have the same languages; the message has both paths
     """
     seen: dict[Pair, str] = {}
     for pair, path in models:
@@ -180,7 +180,7 @@ _LOCK = threading.Lock()
 
 
 def log(event: str, **fields: Any) -> None:
-    """Write a JSON line to stderr; a log that cannot be written stops nothing."""
+    """Write a JSON line to stderr; errors while writing are ignored."""
     moment = time.time()
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + f".{int(moment % 1 * 1000):03d}Z"
     line = json.dumps({"time": stamp, "event": event, **fields}, default=str)
@@ -192,7 +192,7 @@ def log(event: str, **fields: Any) -> None:
 
 
 class JsonLog(logging.Handler):
-    """Writes the messages of uvicorn as our own lines."""
+    """Log handler that writes uvicorn's messages as JSON lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None

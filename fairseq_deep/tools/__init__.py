@@ -1,4 +1,4 @@
-"""The command ``fairseq-deep``: one module per sub-command (listed in `main.py`), and what they share."""
+"""The command ``fairseq-deep``: one module per sub-command (listed in `main.py`), and common functions."""
 
 import argparse
 import contextlib
@@ -10,23 +10,23 @@ from typing import Any, BinaryIO
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.plugin import compat
-from fairseq_deep.plugin.compat import model_flags as model_flags  # where the tools look for it
+from fairseq_deep.plugin.compat import model_flags as model_flags  # re-exported for the tools
 
 _USED = ("model", "task", "checkpoint")
 """Sections of a configuration that the tools read."""
 _SPACES = ("cfg.model", "cfg.task")
-"""Those that may be an ``argparse.Namespace``."""
+"""Sections that may be an ``argparse.Namespace``."""
 
 
 def at_least_one(text: str) -> int:
-    """Type of an argument: a whole number of at least 1."""
+    """Parse an argument: a whole number of at least 1."""
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
     return int(text)
 
 
 def format_table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), indent: str = "") -> str:
-    """Lay out `rows` in aligned columns; those whose index is in `right` are aligned to the right."""
+    """Format `rows` as aligned columns; columns with an index in `right` are right-aligned."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows)]
     lines = []
     for row in rows:
@@ -41,13 +41,13 @@ def format_table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), inden
 def check_outputs(outputs: Sequence[str | None], inputs: Sequence[str | None], own: Sequence[str] = ()) -> None:
     """Raise `UsageError` if an output cannot be written, is given twice, or would replace an input.
 
-    Files are compared by identity, also through symbolic and hard links. All files in an input directory, and in that
-    of a package's weights, are inputs.
+    Files are compared by identity, also through symbolic and hard links. All files in an input directory, and next to a
+    package's weights, are inputs.
 
     Args:
         outputs: files; None is ignored
         inputs: files and directories; "-" is standard input, and None is ignored
-        own: names of files in an input directory that the command itself has written before
+        own: names of files in an input directory that the command writes itself
     """
     written: dict[str, str] = {}
     sources = [path for path in inputs if path is not None]
@@ -65,7 +65,7 @@ def check_outputs(outputs: Sequence[str | None], inputs: Sequence[str | None], o
 
 
 def _holds(source: str, path: str, own: Sequence[str]) -> bool:
-    """Whether the existing file `path` is `source`, or is in the directory `source` and not one of `own`."""
+    """Return whether the existing file `path` is `source`, or is in the directory `source` and not in `own`."""
     with contextlib.suppress(OSError):
         if not os.path.isdir(source):
             return os.path.samefile(0 if source == "-" else source, path)
@@ -73,7 +73,7 @@ def _holds(source: str, path: str, own: Sequence[str]) -> bool:
         for folder, folders, names in os.walk(source, followlinks=True):
             place = os.path.realpath(folder)
             if place in seen:
-                folders.clear()  # a link that leads back
+                folders.clear()  # a cyclic link
                 continue
             seen.add(place)
             for name in names:
@@ -84,21 +84,21 @@ def _holds(source: str, path: str, own: Sequence[str]) -> bool:
 
 
 def check_output_path(path: str) -> None:
-    """Raise `UsageError` if a file cannot be written at `path`, before any long work is done for it."""
+    """Raise `UsageError` if a file cannot be written at `path`; called before long computations."""
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
-        raise UsageError(f"cannot write {path}: there is no folder {folder}; create it first")
+        raise UsageError(f"cannot write {path}: the directory {folder} does not exist; create it first")
     if os.path.exists(path) and not os.path.isfile(path):
         raise UsageError(f"cannot write {path}: it exists and is not a regular file; give another name")
     if not os.access(folder, os.W_OK):
-        raise UsageError(f"cannot write {path}: the folder {folder} is not writable")
+        raise UsageError(f"cannot write {path}: the directory {folder} is not writable; choose another one")
 
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[str]:
-    """Yield a temporary name beside `path`, for a file or a folder.
+    """Yield a temporary name next to `path`, for a file or a directory.
 
-    What is there is renamed to `path` on success, and removed on any error.
+    The file or directory is renamed to `path` on success, and removed after an error.
     """
     temporary = f"{os.path.abspath(path)}.tmp{os.getpid()}"
     try:
@@ -114,19 +114,19 @@ def replacing(path: str) -> Iterator[str]:
 
 
 def check_new_folder(path: str) -> None:
-    """Raise `UsageError` if no folder can be made at `path`, before any long work is done for it."""
+    """Raise `UsageError` if no directory can be created at `path`; called before long computations."""
     if os.path.lexists(path) and (not os.path.isdir(path) or os.path.islink(path) or os.listdir(path)):
-        raise UsageError(f"cannot write {path}: it exists and is no empty folder; give another name")
+        raise UsageError(f"cannot write {path}: it exists and is not an empty directory; give another name")
     parent = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(parent):
-        raise UsageError(f"cannot write {path}: there is no folder {parent}; create it first")
+        raise UsageError(f"cannot write {path}: the directory {parent} does not exist; create it first")
     if not os.access(parent, os.W_OK):
-        raise UsageError(f"cannot write {path}: the folder {parent} is not writable")
+        raise UsageError(f"cannot write {path}: the directory {parent} is not writable; choose another one")
 
 
 @contextlib.contextmanager
 def new_folder(path: str) -> Iterator[str]:
-    """Yield an empty folder that becomes `path`, whole or not at all; raise `UsageError` if it cannot."""
+    """Yield an empty directory and rename it to `path` on success; raise `UsageError` if this is not possible."""
     check_new_folder(path)
     with replacing(path) as temporary:
         os.mkdir(temporary)
@@ -134,7 +134,7 @@ def new_folder(path: str) -> Iterator[str]:
 
 
 def write_text(path: str, text: str) -> None:
-    """Write `text` to `path` as UTF-8, whole or not at all."""
+    """Write `text` to `path` as UTF-8, atomically."""
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
         file.write(text)
 
@@ -151,10 +151,10 @@ def stdin() -> BinaryIO:
 
 
 def read_lines(path: str, may_be_empty: bool = False) -> list[str]:
-    r"""Return the lines of a UTF-8 file, split at ``\n`` alone, so that U+2028 or U+0085 inside a line do no harm.
+    r"""Return the lines of a UTF-8 file, split only at ``\n``: lines may contain U+2028 or U+0085.
 
     Raises:
-        UsageError: it cannot be read, is not UTF-8, or is empty without *may_be_empty*
+        UsageError: the file cannot be read, is not UTF-8, or is empty without *may_be_empty*
     """
     try:
         if path == "-":
@@ -176,21 +176,21 @@ def read_lines(path: str, may_be_empty: bool = False) -> list[str]:
 
 
 def load_checkpoint(path: str) -> dict[str, Any]:
-    """Return the fairseq checkpoint at `path`, or raise `UsageError` if it is none or cannot be read."""
+    """Return the fairseq checkpoint at `path`; raise `UsageError` if it is invalid or cannot be read."""
     try:
         state = compat.load_checkpoint(path)
-    except Exception as error:  # whatever a damaged or refused file raises ends in one line
+    except Exception as error:  # a corrupt or rejected file raises any exception
         raise UsageError(f"cannot load {path}: {error}") from error
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise UsageError(f"{path} is not a fairseq checkpoint (it has no 'model')")
     problem = _odd_part(state)
     if problem:
-        raise UsageError(f"{path} is not a whole fairseq checkpoint: {problem}")
+        raise UsageError(f"{path} is not a complete fairseq checkpoint: {problem}")
     return state
 
 
 def _odd_part(state: dict[str, Any]) -> str:
-    """Return what no training of fairseq leaves in a checkpoint, or an empty text."""
+    """Return a description of an invalid part of a checkpoint; empty if all parts are valid."""
     import torch
 
     config, old, extra = state.get("cfg"), state.get("args"), state.get("extra_state")
@@ -211,13 +211,13 @@ def _odd_part(state: dict[str, Any]) -> str:
 
 
 def save_checkpoint(state: dict[str, Any], path: str) -> None:
-    """Write a checkpoint, whole or not at all."""
+    """Write a checkpoint atomically."""
     import torch
 
     try:
         with replacing(path) as temporary:
             torch.save(state, temporary)
-    except RuntimeError as error:  # what torch raises on a full disk
+    except RuntimeError as error:  # raised by torch on a full disk
         raise UsageError(f"cannot write {path}: {error}") from error
 
 

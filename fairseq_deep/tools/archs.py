@@ -1,4 +1,4 @@
-"""list the named architectures: family, whose method, norm, depth, size, parameters, BLEU that a paper reports"""
+"""list the named architectures with family, origin, norm, depth, size, parameters and a paper's BLEU"""
 
 import argparse
 import difflib
@@ -15,9 +15,9 @@ HEADER = ("name", "family", "method of", "norm", "depth", "size", "parameters", 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the pattern and ``--json``."""
-    text = "shell wildcard in quotes, such as 'transformer_dlcl*'"
+    text = "quoted shell wildcard, such as 'transformer_dlcl*' (default: all)"
     parser.add_argument("pattern", nargs="?", default="*", metavar="PATTERN", help=text)
-    parser.add_argument("--verbose", action="store_true", help="add the flags that each architecture presets")
+    parser.add_argument("--verbose", action="store_true", help="also print the flags that each architecture presets")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     vocabularies = [f"{size:,}" for size in sorted({record["vocab"] for record in records})]
     print(
         f"{len(records)} architecture{'s' if len(records) > 1 else ''}; depth, size: encoder/decoder; "
-        f"parameters: with a vocabulary of {' or '.join(vocabularies)}; paper's BLEU: as the paper prints it, not ours"
+        f"parameters: with a vocabulary of {' or '.join(vocabularies)}; paper's BLEU: as printed in the paper"
     )
     for record in records if args.verbose else []:
         presets = [(flag, str(value)) for flag, value in record["presets"].items()]
@@ -58,12 +58,12 @@ def select_names(known: list[str], pattern: str) -> list[str]:
     """Return the names in `known` that match the shell wildcard `pattern`, in natural order.
 
     Raises:
-        UsageError: nothing matches; the message names the nearest architectures.
+        UsageError: nothing matches; the message suggests similar names.
     """
     names = sorted(fnmatch.filter(known, pattern), key=natural_key)
     if not names:
         near = difflib.get_close_matches(re.sub(r"[*?\[\]]", "", pattern), known, n=3, cutoff=0.4)
-        hint = f"nearest: {', '.join(near)}" if near else "'fairseq-deep archs' lists all"
+        hint = f"similar: {', '.join(near)}" if near else "'fairseq-deep archs' lists all"
         raise UsageError(f"no architecture matches '{pattern}'; {hint}")
     return names
 
@@ -94,7 +94,7 @@ def _record(name: str, verbose: bool) -> dict[str, Any]:
 
 
 def _presets(values: dict[str, Any]) -> dict[str, Any]:
-    """Return *values* by their flags; of a switch, whether it is on."""
+    """Return {flag: value}; the value of a switch is whether it is on."""
     from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
     presets, known = {}, actions(DeepTransformerModel.add_args)

@@ -1,7 +1,8 @@
-"""average checkpoints of one run (the last or the best N, or those given)
+"""average checkpoints of one run (the last N, the best N, or the given files)
 
-Each parameter becomes its mean over the checkpoints, summed in float64 whatever the stored precision and cast back to
-it. One checkpoint at a time is in memory beside the sums. Configuration and task state are those of the last input.
+Each parameter is replaced by its mean over the checkpoints, summed in float64 and converted back to the stored
+precision. Memory holds the sums and one checkpoint at a time. The result has the last input's configuration and task
+state.
 """
 
 import argparse
@@ -26,18 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the choice of checkpoints and the output."""
     choice = parser.add_mutually_exclusive_group(required=True)
     count: dict[str, Any] = {"type": at_least_one, "metavar": "N"}
-    choice.add_argument("--inputs", nargs="+", metavar="FILE", help="the checkpoints")
-    choice.add_argument("--last", **count, help="the newest N epoch checkpoints (checkpointE.pt)")
-    choice.add_argument("--last-updates", **count, help="the newest N update ones (checkpoint_E_U.pt)")
-    choice.add_argument("--best", **count, help="the best N (checkpoint.best_METRIC_VALUE.pt)")
-    parser.add_argument("--dir", metavar="DIR", help="where --last, --last-updates and --best look")
-    parser.add_argument("--output", required=True, metavar="FILE", help="the averaged checkpoint to write")
+    choice.add_argument("--inputs", nargs="+", metavar="FILE", help="checkpoints to average")
+    choice.add_argument("--last", **count, help="average the newest N epoch checkpoints (checkpointE.pt)")
+    choice.add_argument("--last-updates", **count, help="average the newest N update checkpoints (checkpoint_E_U.pt)")
+    choice.add_argument("--best", **count, help="average the best N checkpoints (checkpoint.best_METRIC_VALUE.pt)")
+    parser.add_argument("--dir", metavar="DIR", help="directory for --last, --last-updates and --best")
+    parser.add_argument("--output", required=True, metavar="FILE", help="averaged checkpoint to write")
 
 
 def run(args: argparse.Namespace) -> int:
     """Choose the checkpoints, average them and write the result."""
     if (args.dir is None) == (args.inputs is None):
-        raise UsageError("--last, --last-updates and --best need --dir DIR; --inputs names its files itself")
+        raise UsageError("--last, --last-updates and --best require --dir DIR, --inputs does not support it: add or "
+                         "omit --dir")  # fmt: skip
     found = args.inputs or _candidates(args)
     paths = args.inputs or found[-(args.last or args.last_updates or args.best) :]
     _check_paths(paths)
@@ -53,10 +55,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def average(paths: list[str]) -> tuple[dict[str, Any], int]:
-    """Return the last checkpoint with the mean model of all, and the number of averaged values.
+    """Return the last checkpoint with the mean model of all checkpoints, and the number of averaged values.
 
     Raises:
-        UsageError: a file is no checkpoint, holds NaN or Inf, or differs from the first in keys, shapes or ties.
+        UsageError: a file is not a checkpoint, holds NaN or Inf, or differs from the first in keys, shapes or ties.
     """
     mean = RunningMean()
     state = None
@@ -73,15 +75,15 @@ def average(paths: list[str]) -> tuple[dict[str, Any], int]:
 
 
 STALE = ("ema", "ema_fp32_params")
-"""Other means of the weights, which the result would keep from its last checkpoint."""
+"""Other averages of the weights; they would be outdated in the result."""
 
 
 GROWS = ".residual.scale"
-"""End of the key of what branches are multiplied with while they grow."""
+"""Suffix of the keys of growing branches' factors."""
 
 
 class Slot(NamedTuple):
-    """What the checkpoints must agree on for one key of the model."""
+    """Properties of one key of the model, which must be equal in all checkpoints."""
 
     shape: str
     averaged: bool
@@ -119,27 +121,27 @@ class RunningMean:
             if slot.averaged and slot.owner == key:
                 value = model[key].double()
                 if not torch.isfinite(value).all():
-                    raise UsageError(f"{path} holds NaN or Inf in {key}; leave this checkpoint out")
-                # The first sum must be a copy: double() returns a float64 tensor itself.
+                    raise UsageError(f"{path} holds NaN or Inf in {key}; omit this checkpoint")
+                # The first sum must be a copy, since double() returns a float64 tensor itself.
                 self.sums[key] = self.sums[key].add_(value) if self.count else value.clone()
         self.count += 1
 
     def write_to(self, model: dict[str, Any]) -> None:
-        """Put the means into `model` (the last one added), in its own precision; what has no mean stays."""
+        """Write the means to `model`, the last one added, in its precision; tensors without a mean do not change."""
         means = {key: (total / self.count).to(model[key].dtype) for key, total in self.sums.items()}
         for key, slot in self.layout.items():
             if slot.averaged:
                 model[key] = means[slot.owner]
 
     def _check_grown(self, path: str, model: dict[str, Any]) -> None:
-        """Refuse branches that grow from one checkpoint to the next: the mean fits no size."""
+        """Reject branches with factors that grow between checkpoints: averaged weights fit none of these factors."""
         for key, value in model.items():
             if not key.endswith(GROWS) or getattr(value, "ndim", None) != 0:
                 continue
             if float(value) != self.growing.setdefault(key, float(value)):
                 raise UsageError(
-                    f"{path} and {self.first_path} are from the time in which the branches of --residual branchnorm or "
-                    f"prores still grow ({key}): average later checkpoints"
+                    f"{path} and {self.first_path} are from updates during which the branches of --residual branchnorm "
+                    f"or prores grow ({key}): average later checkpoints"
                 )
 
     def _check_same(self, path: str, layout: dict[str, Slot]) -> None:
@@ -154,7 +156,7 @@ class RunningMean:
             elif first.shape != this.shape:
                 problem = f"{key} is {this.shape} in it and {first.shape} there"
             else:
-                problem = f"{key} differs in its type, or in what it is tied to"
+                problem = f"{key} has another type, or is tied to another tensor"
             raise UsageError(f"{path} does not fit {self.first_path}: {problem}; average checkpoints of one run")
 
 
@@ -174,9 +176,9 @@ def _layout(model: dict[str, Any]) -> dict[str, Slot]:
 
 
 def _candidates(args: argparse.Namespace) -> list[str]:
-    """Return the checkpoints of the asked kind in the directory; the last ones are averaged."""
+    """Return the checkpoints of the requested kind in the directory, in order."""
     if not os.path.isdir(args.dir):
-        raise UsageError(f"there is no folder {args.dir}")
+        raise UsageError(f"--dir {args.dir}: no such directory; correct the path")
     if args.last:
         found, number, kind = _by_number(args.dir, _EPOCH), args.last, "epoch checkpoints (checkpointE.pt)"
     elif args.last_updates:
@@ -190,13 +192,13 @@ def _candidates(args: argparse.Namespace) -> list[str]:
 
 
 def _by_number(folder: str, pattern: re.Pattern) -> list[str]:
-    """Return the files whose name is `pattern`, by its last number: the newest comes last."""
+    """Return the files that match `pattern`, ordered by the last number in their names, newest last."""
     matches = [match for match in map(pattern.fullmatch, os.listdir(folder)) if match]
     return [os.path.join(folder, match[0]) for match in sorted(matches, key=lambda match: int(match.groups()[-1]))]
 
 
 def _by_value(folder: str) -> list[str]:
-    """Return the best checkpoints by the value in their names: the best comes last."""
+    """Return the best checkpoints in the order of the values in their names, best last."""
     matches = [match for match in map(_BEST.fullmatch, sorted(os.listdir(folder))) if match]
     metrics = sorted({match[1] for match in matches})
     if len(metrics) > 1:
@@ -209,7 +211,7 @@ def _by_value(folder: str) -> list[str]:
 
 
 def _higher_is_better(path: str, metric: str) -> bool:
-    """Return the direction of `metric`: as the run was configured or, in old checkpoints, by its name."""
+    """Return the direction of `metric`, from the run's configuration or, in old checkpoints, from its name."""
     state = load_checkpoint(path)
     config: Any = (state.get("cfg") or {}).get("checkpoint") or state.get("args")
     if isinstance(config, argparse.Namespace):
@@ -221,8 +223,8 @@ def _higher_is_better(path: str, metric: str) -> bool:
         raise UsageError(f"cannot tell whether a high or a low {metric} is better; name the checkpoints with --inputs")
     if saved is not None and by_name is not None and saved != by_name:
         direction = "high" if saved else "low"
-        told = f"the run was told that a {direction} {printable(metric)} is better"
-        print(f"fairseq-deep average: warning: {told}", file=sys.stderr)
+        warning = f"the run was configured such that a {direction} {printable(metric)} is better"
+        print(f"fairseq-deep average: warning: {warning}", file=sys.stderr)
     return by_name if saved is None else saved
 
 
@@ -230,6 +232,6 @@ def _check_paths(paths: list[str]) -> None:
     seen: dict[str, str] = {}
     for path in paths:
         if not os.path.isfile(path):
-            raise UsageError(f"there is no checkpoint {path}")
+            raise UsageError(f"{path}: no such checkpoint; correct the path")
         if seen.setdefault(os.path.realpath(path), path) != path or paths.count(path) > 1:
             raise UsageError(f"{path} is given twice (same file as {seen[os.path.realpath(path)]}); name it once")

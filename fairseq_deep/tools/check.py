@@ -1,8 +1,8 @@
-"""say what a checkpoint, an archive, a data folder or a packaged model holds, and what is out of the ordinary
+"""inspect a checkpoint, an archive, a data directory or a packaged model, and report unusual content
 
-Nothing of the file is run: the instructions of its pickle are followed with inert stand-ins for whatever they ask for,
-and weights are only searched for NaN and Inf. A packaged model has no pickle: it is read, and its checksums are
-compared. Exit code 0: ordinary, 1: something is unusual or cannot be inspected, 2: unreadable.
+The command never runs code from the file: it follows the instructions of a pickle with inert placeholders, and searches
+weights for NaN and Inf. A packaged model has no pickle: it is read, and its checksums are verified. Exit code 0:
+nothing unusual, 1: something is unusual or cannot be inspected, 2: unreadable.
 """
 
 import argparse
@@ -25,10 +25,10 @@ from fairseq_deep.tools import UsageError, check_fairseq, format_table, model_fl
 from fairseq_deep.tools.structure import Weight, read_pickle, read_structure
 
 _LONGEST = 4000
-"""Characters of a cell of the table."""
+"""Maximum number of characters in a cell of the table."""
 _ZIP = b"PK\x03\x04"
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 8, 8: 2, 9: 4, 10: 8}
-"""Bytes of an entry, by the type codes of fairseq's mmap indices."""
+"""Bytes per entry, by the type codes of fairseq's mmap indices."""
 _ORDINARY = re.compile(
     r"(dict\.[\w-]+\.txt|preprocess\.log|(train|valid|test)\d*\.([\w-]+-[\w-]+|None)\.[\w-]+(\.(idx|bin))?)"
 )
@@ -36,18 +36,19 @@ _ORDINARY = re.compile(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the paths."""
-    parser.add_argument("paths", nargs="+", metavar="FILE|DIR", help="checkpoints, archives, data folders, packages")
+    kinds = "checkpoints, archives, data directories, packages"
+    parser.add_argument("paths", nargs="+", metavar="FILE|DIR", help=kinds)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table for each path; 1 if any holds something out of the ordinary."""
+    """Print a table per path; return 1 if any has unusual or uninspected content."""
     odd = False
     for number, path in enumerate(args.paths):
         try:
             rows, problems = describe(path)
         except UsageError:
             raise
-        except Exception as error:  # whatever a strange file sets off ends in one line
+        except Exception as error:  # an invalid file raises any exception
             reason = one_line(error)
             raise UsageError(f"cannot read {path} ({type(error).__name__}: {printable(reason)})") from error
         rows += [("unusual", problem) for problem in problems] or [("unusual", "nothing")]
@@ -58,13 +59,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(path: str) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return what *path* holds, as rows of a table, and what of it is out of the ordinary."""
+    """Return the content of *path* as rows of a table, and a list of unusual findings."""
     from fairseq_deep.runtime import packaged
 
     if packaged.is_package(path):
         return _package(packaged.folder_of(path))
     try:
-        mode = os.stat(path).st_mode  # to open a FIFO would wait for whoever writes to it
+        mode = os.stat(path).st_mode  # opening a FIFO would block until another process writes to it
         if stat.S_ISDIR(mode):
             return _folder(path)
         if not stat.S_ISREG(mode):
@@ -79,14 +80,14 @@ def describe(path: str) -> tuple[list[tuple[str, str]], list[str]]:
     try:
         with open(path, "rb") as stream:
             row, rows, problems = _checkpoint(stream)
-    except Exception as error:  # whatever a damaged file raises ends in one line
+    except Exception as error:  # a corrupt file raises any exception
         reason = one_line(error, 200)
-        raise UsageError(f"{path} is no readable checkpoint ({type(error).__name__}: {reason})") from error
+        raise UsageError(f"{path} is not a readable checkpoint ({type(error).__name__}: {reason})") from error
     return [("kind", row), *rows], problems
 
 
 def _checkpoint(stream: BinaryIO) -> tuple[str, list[tuple[str, str]], list[str]]:
-    """What kind of file it is, what it holds, and what of it is out of the ordinary."""
+    """Return kind and content of a checkpoint, and a list of unusual findings."""
     from fairseq import safe_settings
 
     size = stream.seek(0, os.SEEK_END)
@@ -95,7 +96,7 @@ def _checkpoint(stream: BinaryIO) -> tuple[str, list[tuple[str, str]], list[str]
     stream.seek(0)
     state, asked, problems = read_structure(stream, zipped)
     kind, rows = f"checkpoint, {size:,} bytes, {'zip' if zipped else 'pickle'} of torch.save", []
-    problems += [f"asks for {name}, which could run code: loading it is refused" for name in sorted(asked)]
+    problems += [f"asks for {name}, which could run code: fairseq rejects it" for name in sorted(asked)]
     if not isinstance(state, dict):
         return kind, rows, [*problems, f"it is a {type(state).__name__}, not the dictionary that fairseq saves"]
     model = state.get("model")
@@ -106,22 +107,22 @@ def _checkpoint(stream: BinaryIO) -> tuple[str, list[tuple[str, str]], list[str]
         problems.append("it has no model")
     rows.append(("parts", ", ".join(sorted(map(str, state)))))
     refused = safe_settings.refused(state)
-    problems += [f"a setting that is refused: {text}" for text in refused] or _contradictions(state)
-    with contextlib.suppress(RecursionError):  # refused by now
+    problems += [f"a setting that is rejected: {text}" for text in refused] or _contradictions(state)
+    with contextlib.suppress(RecursionError):  # already rejected above
         dropped = safe_settings.drop(state, "")
-        problems += [f"a setting that names a file, which is not used: {text}" for text in dropped]
+        problems += [f"a setting that names a file, which is ignored: {text}" for text in dropped]
     return kind, rows, problems
 
 
 def _name(state: dict[str, Any]) -> str:
-    with contextlib.suppress(Exception):  # settings of any shape
+    with contextlib.suppress(Exception):  # invalid settings
         flags = model_flags(state)
-        return str(flags.get("arch") or flags.get("_name") or "unnamed")  # fairseq-hydra-train leaves "_name"
+        return str(flags.get("arch") or flags.get("_name") or "unnamed")  # fairseq-hydra-train stores only "_name"
     return "unnamed"
 
 
 def _contradictions(state: dict[str, Any]) -> list[str]:
-    """Why this package builds no model of the settings; empty also if they are of another model."""
+    """Return the reason why no model can be built from the settings; empty also for models of other packages."""
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
     from fairseq_deep.core.checks import check_flags, check_numbers
@@ -139,8 +140,8 @@ def _contradictions(state: dict[str, Any]) -> list[str]:
         depth = max(flags.encoder_layers or 0, flags.decoder_layers or 0)
         if depth > len(state["model"]):
             raise UsageError(f"it has fewer tensors than {depth:,} layers")
-    except Exception as error:  # settings of any kind set off what they like in fairseq
-        return [f"no model can be built of its settings: {one_line(error)}"]
+    except Exception as error:  # invalid settings raise arbitrary exceptions in fairseq
+        return [f"cannot build a model with its settings: {one_line(error)}"]
     return []
 
 
@@ -165,28 +166,28 @@ def _archive(path: str) -> tuple[list[tuple[str, str]], list[str]]:
                     dark += [member.name] if found is None else []
                     problems += [f"{member.name}: {problem}" for problem in found or ()]
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        raise UsageError(f"{path} is no whole archive ({printable(error)})") from error
+        raise UsageError(f"{path} is a truncated or invalid archive ({printable(error)})") from error
     rows = [("kind", f"archive, {len(names)} entries, {total:,} bytes unpacked"), ("holds", ", ".join(names))]
     return rows + [("uninspected", ", ".join(dark))] * bool(dark), problems
 
 
 def _member(opened: Any, name: str) -> list[str] | None:
-    """What of a file in an archive is out of the ordinary; None: it is neither a checkpoint nor text."""
+    """Return unusual findings in a file of an archive; None if it is neither a checkpoint nor text."""
     start = opened.read(4)
     opened.seek(0)
     if start == _ZIP or start[:1] == b"\x80" or name.endswith((".pt", ".pth")):
-        with tempfile.TemporaryFile() as stream:  # to seek in an archive is slow
+        with tempfile.TemporaryFile() as stream:  # seeking in an archive is slow
             try:
                 shutil.copyfileobj(opened, stream)
                 return _checkpoint(stream)[2]
-            except Exception:  # whatever a damaged file raises, and a full disk
+            except Exception:  # a corrupt file raises any exception, and the disk may be full
                 return None
     if not _is_text(opened):
         return None
     opened.seek(0)
-    with contextlib.suppress(Exception):  # of text that is no pickle, as that of a dictionary
+    with contextlib.suppress(Exception):  # text that is not a pickle, such as a dictionary
         _, asked = read_pickle(opened)
-        return [f"asks for {each}, which could run code: loading it is refused" for each in sorted(asked)]
+        return [f"asks for {each}, which could run code: fairseq rejects it" for each in sorted(asked)]
     return []
 
 
@@ -228,9 +229,9 @@ def _folder(path: str) -> tuple[list[tuple[str, str]], list[str]]:
         if not os.path.realpath(place).startswith(os.path.realpath(path) + os.sep):
             problems.append(f"{name!r} is a link to {os.path.realpath(place)}")
         if os.path.isdir(place) or not _ORDINARY.fullmatch(name):
-            problems.append(f"{name!r} is nothing that fairseq-preprocess writes")
-        elif not os.path.isfile(place):  # to open a FIFO would wait for whoever writes to it
-            problems.append(f"{name!r} is no regular file, and is not read")
+            problems.append(f"{name!r} is not a file that fairseq-preprocess writes")
+        elif not os.path.isfile(place):  # opening a FIFO would block until another process writes to it
+            problems.append(f"{name!r} is not a regular file, and is not read")
         elif name.startswith("dict."):
             with open(place, "rb") as stream:
                 dictionaries.append(f"{name[5:-4]} {sum(1 for _ in stream):,}")
@@ -239,13 +240,13 @@ def _folder(path: str) -> tuple[list[tuple[str, str]], list[str]]:
             sets[name[:-4]] = f"{name[:-4]} {count:,}"
             problems += [f"{name}: {problem}"] if problem else []
     if not sets and not dictionaries:
-        problems.append("no data: neither an index (.idx) nor a dictionary is in it")
-    rows = [("kind", "data folder"), ("sentences", ", ".join(sets.values()) or "-")]
+        problems.append("no data: it has neither an index (.idx) nor a dictionary")
+    rows = [("kind", "data directory"), ("sentences", ", ".join(sets.values()) or "-")]
     return [*rows, ("dictionaries", ", ".join(dictionaries) or "-")], problems
 
 
 def _index(path: str) -> tuple[int, str]:
-    """Number of sentences of an index, and what in it does not fit its data."""
+    """Return the number of sentences of an index, and a description of a mismatch with its data."""
     with open(path, "rb") as stream:
         head = stream.read(26)
         if len(head) < 26 or head[:9] != b"MMIDIDX\x00\x00":

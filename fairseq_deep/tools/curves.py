@@ -1,7 +1,7 @@
-"""draw the loss, perplexity, learning rate and gradient norm of trainings, by updates
+"""draw the loss, perplexity, learning rate and gradient norm of training runs, by updates
 
-A log is what fairseq-train printed (with ``--log-format json`` or ``simple``), the ``train.jsonl`` of a recipe, or its
-folder. Several are drawn in one picture; a training that was stopped and went on is one line.
+A log is the output of fairseq-train (with ``--log-format json`` or ``simple``), the ``train.jsonl`` of a recipe, or its
+directory. Several logs are drawn in one picture; a resumed run is drawn as one line.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import Any
 from fairseq_deep.runtime.records import LOGGED, check, numeral, parse
 from fairseq_deep.tools import UsageError, check_outputs, figures, format_table, read_lines, write_text
 
-# panel -> what it is called in the log: in training (after each interval), and in validation
+# panel: names in the log, in training (after each interval) and in validation
 MEASURES = {
     "loss": ("loss", "valid_loss"),
     "perplexity": ("ppl", "valid_ppl"),
@@ -22,7 +22,7 @@ MEASURES = {
     "gradient norm": ("gnorm", None),
 }
 LOG_SCALES = ("perplexity", "gradient norm")
-PLACES = ("train.jsonl", "logs/4-train.log")  # in the folder of a recipe
+PLACES = ("train.jsonl", "logs/4-train.log")  # in the directory of a recipe
 LARGEST_DRAWN = 1e100  # matplotlib fails near the largest double
 ENTRY = re.compile(r"(?:^|\| )(train_inner|valid) \| (.*)$")
 SIMPLE = re.compile(r"([a-z]\w*)[= ](-?[\d.]+(?:e[-+]?\d+)?|nan|-?inf)(?=[\s,]|$)")
@@ -33,9 +33,10 @@ Run = dict[str, Curve]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the logs and the outputs."""
-    parser.add_argument("logs", metavar="LOG", nargs="+", help="log of fairseq-train, or folder of a recipe")
-    parser.add_argument("--names", metavar="A,B", help="what to call them (default: their paths)")
-    parser.add_argument("--output", metavar="FILE", default="run.png", help="the picture: .png, .svg or .pdf (run.png)")
+    parser.add_argument("logs", metavar="LOG", nargs="+", help="log of fairseq-train, or directory of a recipe")
+    parser.add_argument("--names", metavar="A,B", help="names of the logs (default: their paths)")
+    parser.add_argument("--output", metavar="FILE", default="run.png",
+                        help="picture to write: .png, .svg or .pdf (default: run.png)")  # fmt: skip
     parser.add_argument("--csv", metavar="FILE", help="write the numbers as CSV: run, measure, update, value")
 
 
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """Print a table, draw the picture and write the numbers."""
     names = args.names.split(",") if args.names else _short(args.logs)
     if len(names) != len(args.logs):
-        raise UsageError(f"--names has {len(names)} for {len(args.logs)} logs")
+        raise UsageError(f"--names has {len(names)} names for {len(args.logs)} logs: give one per log")
     if len({*names}) < len(names):
         raise UsageError("two logs have the same name: give --names A,B,...")
     paths = [_find(place) for place in args.logs]
@@ -63,18 +64,18 @@ def _find(place: str) -> str:
         return place
     found = find_log(place)
     if not found:
-        raise UsageError(f"{place} has neither {' nor '.join(PLACES)}: give the folder of a recipe that has trained")
+        raise UsageError(f"{place} has neither {' nor '.join(PLACES)}: give the directory of a recipe that has trained")
     return found
 
 
 def find_log(folder: str) -> str | None:
-    """The log of the training in the folder of a recipe, if it has any line yet."""
+    """Return the training log in the directory of a recipe; None if it does not exist or is empty."""
     paths = (os.path.join(folder, name) for name in PLACES)
     return next((path for path in paths if os.path.isfile(path) and os.path.getsize(path)), None)
 
 
 def _short(paths: Sequence[str]) -> list[str]:
-    """The paths without the folders that they share."""
+    """Return the paths without their common directories."""
     whole = [os.path.abspath(path) for path in paths]
     if len(whole) == 1:
         return [os.path.basename(whole[0])]
@@ -83,12 +84,12 @@ def _short(paths: Sequence[str]) -> list[str]:
 
 
 def read_run(path: str) -> Run:
-    """The curves of the log at *path*, by what they are called there.
+    """Read the curves of the log at *path*, by their names in the log.
 
-    Of an update that was made twice, as after a kill, the later entry counts.
+    If an update was repeated, as after a kill, the later entry counts.
 
     Raises:
-        UsageError: it cannot be read, or holds no training
+        UsageError: the log cannot be read, or has no entries of training
     """
     curves: Run = {}
     for place, line in enumerate(read_lines(path), 1):
@@ -102,12 +103,12 @@ def read_run(path: str) -> Run:
             if numeral(value):
                 curves.setdefault(name, {})[int(float(update))] = float(value)
     if not any(name in curves for names in MEASURES.values() for name in names):
-        raise UsageError(f"{path} is no log of a training: it has no line with train_inner or valid")
+        raise UsageError(f"{path} is not a training log: it must have a line with train_inner or valid")
     return {name: dict(sorted(curve.items())) for name, curve in curves.items()}
 
 
 def _entry(line: str) -> dict[str, Any]:
-    """The measures in a line of a log; nothing if there are none."""
+    """Return the measures in a line of a log; empty if there are none."""
     found = ENTRY.search(line)
     text = found[2] if found else line
     if text.startswith("{"):
@@ -147,7 +148,7 @@ def _csv(runs: dict[str, Run]) -> str:
 
 
 def draw(runs: dict[str, Run]) -> Any:
-    """A panel for each measure that any of *runs* has: training thin, validation thick with its points."""
+    """Draw a panel per measure of *runs*: thin lines for training, thick lines with points for validation."""
     known = {part for run in runs.values() for part in run}
     shown = {name: parts for name, parts in MEASURES.items() if known & {*parts}}
     rows, columns = (len(shown) + 1) // 2, min(2, len(shown))
@@ -159,7 +160,7 @@ def draw(runs: dict[str, Run]) -> Any:
         for index, curves in enumerate(runs.values()):
             _draw_curves(axes, curves, parts, index)
         values = (value for run in runs.values() for part in parts if part for value in run.get(part, {}).values())
-        if name in LOG_SCALES and any(value > 0 for value in _drawable(values)):  # NaN alone has no logarithm
+        if name in LOG_SCALES and any(value > 0 for value in _drawable(values)):  # a log scale needs a positive value
             _scale_log(axes)
         axes.set(xlabel="updates", ylabel=name)
         axes.grid(color="#dddddd", linewidth=0.6)

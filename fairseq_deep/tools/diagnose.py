@@ -1,10 +1,11 @@
-"""measure gradients, variances and streams of a fresh or trained model on a real batch
+"""measure gradients, variances and streams of an untrained or trained model on a real batch
 
-Gradient norm of every layer (Fig. 1 of Zhang et al., 2019); Var(r), beta_LN, beta_RC and beta of every sub-layer (their
-Table 1), where layers have residual connections; the standard deviation of every residual stream, and the share of its
-variance that is between the positions of a sentence (0: they have become alike). The loss is the cross entropy in nats,
-a mean over target tokens; the source gain is how much it rises with the sources of other sentences (0: the source is
-ignored). No optimiser step is taken, and everything is in fp32.
+The command reports the gradient norm of each layer (Fig. 1 of Zhang et al., 2019). For layers with residual
+connections, it reports Var(r), beta_LN, beta_RC and beta of each sub-layer (their Table 1). For each residual stream,
+it reports the standard deviation and the share of the variance between the positions of a sentence (0: all positions
+are equal). The loss is the cross entropy in nats, averaged over target tokens. The source gain is the increase of the
+loss with the sources of other sentences (0: the source is ignored). There is no optimizer step, and all computation is
+in fp32.
 """
 
 import argparse
@@ -21,29 +22,29 @@ from fairseq_deep.tools.measuring import RATIOS, SIDES, fresh, mean_of, measure,
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add data, models, measuring conditions and outputs; fairseq's flags are taken as they come."""
-    parser.add_argument("data", metavar="DATA_BIN", help="binarised data; it comes before fairseq's flags")
+    """Add data, models, measuring conditions and outputs; other flags are passed to fairseq."""
+    parser.add_argument("data", metavar="DATA_BIN", help="binarised data; must precede fairseq's flags")
     parser.add_argument(
         "--arch", action="append", default=[], metavar="NAME",
-        help="a fresh model; may be repeated, and in quotes have fairseq's flags for itself: 'NAME --deep-init ds'",
+        help="untrained model, repeatable; in quotes, with its own fairseq flags: 'NAME --deep-init ds'",
     )  # fmt: skip
-    parser.add_argument("--path", action="append", default=[], metavar="FILE", help="a trained one (may be repeated)")
+    parser.add_argument("--path", action="append", default=[], metavar="FILE", help="checkpoint, repeatable")
     parser.add_argument("--tokens", type=_positive, default=3000, metavar="N", help="target tokens (default: 3000)")
-    parser.add_argument("--split", default="train", help="of the data (default: train)")
+    parser.add_argument("--split", default="train", help="split of the data (default: train)")
     parser.add_argument("--seeds", type=_positive, default=1, metavar="N", help="mean over seeds 1 ... N (default: 1)")
-    parser.add_argument("--eval-mode", action="store_true", help="without dropout")
-    parser.add_argument("--per-layer", action="store_true", help="print the ratios of each layer, not their means")
-    parser.add_argument("--json", metavar="FILE", help="write everything, with each seed, as JSON")
+    parser.add_argument("--eval-mode", action="store_true", help="disable dropout")
+    parser.add_argument("--per-layer", action="store_true", help="print ratios per layer instead of means")
+    parser.add_argument("--json", metavar="FILE", help="write all results, per seed, as JSON")
     parser.add_argument("--plot", metavar="FILE", help="draw the gradient norms: .png, .svg or .pdf")
-    # what this parser does not know is fairseq's: see `main.parse`
+    # unknown flags are fairseq's: see `main.parse`
     parser.set_defaults(fairseq_flags=[])
-    parser.epilog = "All other flags are fairseq-train's (--deep-init ds, --encoder-layers 12, --cpu, ...) for --arch."
+    parser.epilog = "All other flags are passed to fairseq-train for --arch (--deep-init ds, --encoder-layers 12, ...)."
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure each model; print, write and draw the results."""
     _check(args)
-    logging.getLogger("fairseq").setLevel(logging.WARNING)  # it tells each dictionary and data set that it loads
+    logging.getLogger("fairseq").setLevel(logging.WARNING)  # fairseq logs each dictionary and data set that it loads
     subjects = [fresh(name, args.data, args.fairseq_flags) for name in args.arch]
     subjects += [trained(path, args.data, "--cpu" in args.fairseq_flags) for path in args.path]
     results = [measure(subject, args.split, args.tokens, args.seeds, not args.eval_mode) for subject in subjects]
@@ -78,12 +79,12 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("nothing to measure: give --arch NAME or --path CHECKPOINT")
     extra = [flag for flag in args.fairseq_flags if flag != "--cpu"]
     if extra and not args.arch:
-        raise UsageError(f"{extra[0]} is not known; fairseq's flags are for --arch: a checkpoint has its own")
+        raise UsageError(f"{extra[0]} is not supported with --path, since a checkpoint has its own flags: omit it")
     if not os.path.isdir(args.data):
-        cure = "give the folder that fairseq-preprocess wrote, before fairseq's flags"
-        raise UsageError(f"there is no folder {args.data}; {cure}")
+        cure = "give a directory written by fairseq-preprocess, before fairseq's flags"
+        raise UsageError(f"{args.data}: no such directory; {cure}")
     words = [*args.fairseq_flags, *(word for arch in args.arch for word in arch.split())]
-    files = [word.partition("=")[2] or word for word in words]  # such as that of --encoder-embed-path
+    files = [word.partition("=")[2] or word for word in words]  # such as the value of --encoder-embed-path
     check_outputs([args.json, args.plot], [args.data, *args.path, *files])
     if args.plot is not None:
         figures.check_picture(args.plot)
@@ -118,7 +119,7 @@ def _report(result: dict[str, Any], per_layer: bool) -> str:
         head += f", source gain {mean['source_gain']:.3f}"
     text = f"{head}\n{format_table(rows, right=range(1, 7), indent='  ')}"
     if mean["sublayers"] is None:
-        return f"{text}\n  no residual connections, and so no Var(r) and beta"
+        return f"{text}\n  no residual connections, so no Var(r) and beta"
     missing = [f"\n  the {side} has no residual connections" for side in SIDES if not mean["sublayers"][side]]
     return f"{text}\n\n{_ratio_table(mean['sublayers'], per_layer)}{''.join(missing)}"
 
@@ -175,7 +176,7 @@ def _record(args: argparse.Namespace, results: list[dict[str, Any]]) -> dict[str
 
 
 def _finite(value: Any) -> Any:
-    """`value` with null, which JSON has, for NaN and infinity, which it has not."""
+    """Return `value` with None instead of NaN and infinity, which JSON does not support."""
     if isinstance(value, dict):
         return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -184,7 +185,7 @@ def _finite(value: Any) -> Any:
 
 
 def _draw(results: list[dict[str, Any]]) -> Any:
-    """The figure: gradient norm by layer, a panel for each stack (Fig. 1)."""
+    """Draw the gradient norm by layer, with a panel per stack (Fig. 1)."""
     figure = figures.new_figure(8.4, 3.4 + 0.12 * len(results))
     panels = figure.subplots(1, 2)
     for axes, side in zip(panels, SIDES):

@@ -1,7 +1,7 @@
-"""show the versions, and what works on this machine, what does not, and why
+"""report versions and check which features work on this machine
 
-Features are tried rather than guessed from version numbers: fairseq 0.12.2, its main branch and our build of it give
-the same ``fairseq.__version__``. Exit code 0: translation models can be trained here; 1: they cannot.
+Features are tested, not derived from version numbers: fairseq 0.12.2, its main branch and our build have the same
+``fairseq.__version__``. Exit code 0: translation models can be trained on this machine; 1: they cannot.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; return 0 if translation models can be trained here, else 1."""
+    """Print the report; return 0 if translation models can be trained on this machine, otherwise 1."""
     checks = [check for group in GROUPS for check in _guarded(group)]
     failed = [check.name for check in checks if check.state == "FAIL"]
     patches = _patches()
@@ -45,9 +45,9 @@ def run(args: argparse.Namespace) -> int:
     print(format_table([(check.name, check.state, check.value) for check in checks]))
     for check in checks:
         if check.reason:
-            print(f"\n{check.name}: {check.reason}" + (f"\n  cure: {check.cure}" if check.cure else ""))
+            print(f"\n{check.name}: {check.reason}" + (f"\n  fix: {check.cure}" if check.cure else ""))
     if patches:
-        print("\nReplaced in fairseq while this package is imported:")
+        print("\nPatches of fairseq, applied when this package is imported:")
         print(format_table([(each["name"], each["reason"], f"until {each['until']}") for each in patches], indent="  "))
     print("\n" + (f"Training does not work here: {', '.join(failed)}." if failed else "Training works here."))
     if failed and not _try_import("fairseq_deep.runtime.translator")[1]:
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _patches() -> list[dict[str, str]]:
-    """Return what the plugin replaces in fairseq, and why; nothing where fairseq is missing."""
+    """Return the plugin's patches of fairseq, with reasons; empty without fairseq."""
     with contextlib.suppress(Exception):
         from fairseq_deep.plugin.patches import EXIT_HOOK, PATCHES
 
@@ -67,12 +67,12 @@ def _patches() -> list[dict[str, str]]:
 
 
 def _guarded(group) -> Iterator[Check]:
-    """Run one group of checks; a check that breaks is a finding, not the end of the report."""
+    """Run one group of checks; an exception in a check becomes a warning in the report."""
     try:
         yield from group()
     except Exception as error:
         name = group.__name__.removeprefix("check").strip("_").replace("_", " ")
-        yield Check(name, "warn", "cannot be examined", f"{type(error).__name__}: {_first_line(error)}", SET_UP)
+        yield Check(name, "warn", "cannot be checked", f"{type(error).__name__}: {_first_line(error)}", SET_UP)
 
 
 def _torch() -> Iterator[Check]:
@@ -90,7 +90,7 @@ def _torch() -> Iterator[Check]:
         reason = f"torch is built for CUDA {torch.version.cuda} but sees no device"
         yield Check("GPU", "no", "none usable", reason, "check nvidia-smi, the driver and CUDA_VISIBLE_DEVICES")
     elif shutil.which("nvidia-smi"):
-        cure = "install the CUDA build of torch that pytorch.org names for this driver"
+        cure = "install the CUDA build of torch for this driver (see pytorch.org)"
         yield Check("GPU", "no", "not usable", "this machine has an NVIDIA driver, but torch is a CPU build", cure)
     else:
         yield Check("GPU", "no", "none (CPU build of torch)")
@@ -104,7 +104,7 @@ def _numpy() -> Iterator[Check]:
         dataset, missing = _try_import("fairseq.data.language_pair_dataset")
         uses_compat = not missing and "np.compat.long" in inspect.getsource(dataset)
         if uses_compat and not hasattr(getattr(numpy, "compat", None), "long"):
-            reason = "with this fairseq, --num-batch-buckets and language models need numpy.compat, gone from numpy 2"
+            reason = "--num-batch-buckets and language models of this fairseq need numpy.compat, removed in numpy 2"
             yield Check("numpy", "warn", numpy.__version__, reason, f"pip install 'numpy<2', or {SET_UP}")
         else:
             yield Check("numpy", "ok", numpy.__version__)
@@ -117,7 +117,7 @@ def _fairseq() -> Iterator[Check]:
         if "No module named 'fairseq'" in error:
             reason = "it is not installed; training requires it, translating packaged models does not"
         if sys.version_info >= (3, 11) and "mutable default" in error:
-            reason += "; stock fairseq 0.12.2 and its hydra do not import on Python 3.11 and newer"
+            reason += "; stock fairseq 0.12.2 and its hydra cannot be imported on Python 3.11 and newer"
         yield Check("fairseq", "FAIL", "cannot be imported", reason, f"{SET_UP} (brings fairseq 0.12.2+deep7)")
         return
     version, kind = _fairseq_kind()
@@ -131,9 +131,9 @@ def _fairseq() -> Iterator[Check]:
 
 
 def _fairseq_kind() -> tuple[str, str]:
-    """Return fairseq's version and which of its releases it is.
+    """Return fairseq's version and the kind of its build.
 
-    The encoder layers of release 0.12.2 hold a second, dead copy of their weights; those of the main branch do not.
+    Encoder layers of release 0.12.2 have a second, unused copy of their weights, unlike layers of the main branch.
     """
     from fairseq.models.transformer import TransformerConfig
     from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
@@ -151,14 +151,14 @@ def _fairseq_kind() -> tuple[str, str]:
 
 
 class _Planted:
-    """Unpickling it calls a (harmless) function, as a malicious checkpoint would."""
+    """An object that calls a (harmless) function when it is unpickled, like a malicious checkpoint."""
 
     def __reduce__(self):
         return os.getpid, ()
 
 
 def _checkpoints() -> Iterator[Check]:
-    """Let fairseq load a checkpoint as it writes them, then one with planted code."""
+    """Load an ordinary checkpoint with fairseq, then one with planted code."""
     torch, error = _try_import("torch")
     if error or _try_import("fairseq.checkpoint_utils")[1]:
         return
@@ -171,10 +171,10 @@ def _checkpoints() -> Iterator[Check]:
         torch.save({**content, "planted": _Planted()}, bad)
         error, refusal = _load_error(good), _load_error(bad)
     if error:
-        reason = f"fairseq does not load its own checkpoints with torch {torch.__version__}, so that no run can resume"
+        reason = f"fairseq cannot load its own checkpoints with torch {torch.__version__}, so no run can resume"
         yield Check("checkpoints", "FAIL", "refused", f"{reason} ({error})", f"{SET_UP} (brings fairseq 0.12.2+deep7)")
     elif not refusal:
-        reason = "this fairseq runs code that is hidden in a checkpoint"
+        reason = "this fairseq runs code hidden in checkpoints"
         yield Check("checkpoints", "warn", "loaded, unsafely", reason, f"load only your own, or {SET_UP}")
     else:
         yield Check("checkpoints", "ok", "loaded safely")
@@ -191,7 +191,7 @@ def _load_error(path: str) -> str:
 
 
 def _last_batch() -> Iterator[Check]:
-    """Batch 9 sentences by at most 8: fairseq's main branch drops the ninth."""
+    """Batch 9 sentences with at most 8 per batch; fairseq's main branch drops the ninth."""
     np, error = _try_import("numpy")
     data_utils, other_error = _try_import("fairseq.data.data_utils")
     if error or other_error or _try_import(EXTENSIONS[0])[1]:
@@ -204,13 +204,13 @@ def _last_batch() -> Iterator[Check]:
     if kept == 9:
         yield Check("last batch", "ok", "kept")
     else:
-        reason = "this fairseq drops a last batch whose size is not a multiple of 8: sentences are not translated"
+        reason = "this fairseq drops the last batch if its size is not a multiple of 8: sentences are not translated"
         cure = f"--required-batch-size-multiple 1 in every command, or {SET_UP} (brings fairseq 0.12.2+deep7)"
         yield Check("last batch", "warn", f"{9 - kept} of 9 sentences dropped", reason, cure)
 
 
 def _plugin() -> Iterator[Check]:
-    """Import the package through ``--user-dir`` in a fresh process, as fairseq-train does."""
+    """Import the package through ``--user-dir`` in a new process, like fairseq-train."""
     import fairseq_deep
 
     folder = os.path.abspath(fairseq_deep.__path__[0])
@@ -235,13 +235,13 @@ def _console_scripts() -> Iterator[Check]:
     if script is None:
         yield Check("fairseq-train", "warn", "not on PATH", "the environment is not active", cure)
     elif os.path.realpath(os.path.dirname(script)) != os.path.realpath(folder):
-        yield Check("fairseq-train", "warn", script, f"it is of another environment than {sys.executable}", cure)
+        yield Check("fairseq-train", "warn", script, f"it belongs to another environment than {sys.executable}", cure)
     else:
         yield Check("fairseq-train", "ok", script)
 
 
 def _precision() -> Iterator[Check]:
-    """Say which of fairseq's reduced-precision flags are usable here."""
+    """Check fairseq's reduced-precision flags."""
     torch, error = _try_import("torch")
     options, other_error = _try_import("fairseq.options")
     if error or other_error:
@@ -252,15 +252,15 @@ def _precision() -> Iterator[Check]:
         yield Check("--amp", "ok", "usable (fp16)")
     else:
         cure = "train in fp32" + (", or with --memory-efficient-fp16" if _cpu_computes(torch, torch.float16) else "")
-        yield Check("--fp16", "no", "not usable", "fairseq's --fp16 needs a CUDA device", cure)
+        yield Check("--fp16", "no", "not usable", "fairseq's --fp16 requires a CUDA device", cure)
         yield Check("--amp", "ok", "runs, without effect on a CPU")
     if "args.tpu = True" in inspect.getsource(options):
-        reason = "this fairseq takes --bf16 for a request for a TPU"
+        reason = "this fairseq interprets --bf16 as a request for a TPU"
         yield Check("--bf16", "no", "not usable", reason, f"{SET_UP} (brings fairseq 0.12.2+deep7)")
     elif cuda and torch.cuda.get_device_properties(0).major < BF16_CAPABILITY:
         yield Check("--bf16", "no", "not usable", "this GPU only emulates bf16", "use --fp16")
     elif not cuda and not _cpu_computes(torch, torch.bfloat16):
-        yield Check("--bf16", "no", "not usable", "this torch has no bf16 on a CPU", "train in fp32")
+        yield Check("--bf16", "no", "not usable", "this torch does not support bf16 on a CPU", "train in fp32")
     else:
         yield Check("--bf16", "ok", "usable" if cuda else "usable (slow on a CPU)")
 
@@ -279,17 +279,17 @@ def _text_tools() -> Iterator[Check]:
         "sacrebleu": "fairseq-deep score",
         "subword-nmt": "BPE",
         "sacremoses": "tokenising and detokenising",
-        "safetensors": "fairseq-deep package, and what it has made",
+        "safetensors": "fairseq-deep package, and packaged models",
     }
     for package, purpose in purposes.items():
         try:
             yield Check(package, "ok", importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
-            yield Check(package, "no", "not installed", f"needed for {purpose}", f"pip install {package}")
+            yield Check(package, "no", "not installed", f"required for {purpose}", f"pip install {package}")
 
 
 def _try_import(name: str) -> tuple[object | None, str]:
-    """Return a module and "", or None and why it cannot be imported. What it prints is swallowed."""
+    """Return a module and "", or None and the reason why it cannot be imported; its output is discarded."""
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             logging.getLogger("fairseq").setLevel(logging.ERROR)
@@ -303,7 +303,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _decoding() -> Iterator[Check]:
-    """Say how translation on this processor multiplies."""
+    """Report the matrix products used for translation on this processor."""
     machine, error = _try_import("fairseq_deep.core.decoding.machine")
     if not error:
         yield Check("decoding", "ok", machine.describe())

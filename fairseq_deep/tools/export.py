@@ -1,10 +1,10 @@
 """write a model for other programs: fairseq's `transformer`, transformers (Hugging Face), CTranslate2, torch.export
 
-A model that differs from fairseq's only in its depth or in how its weights started is a `transformer` once it is
-trained, and stock fairseq then needs no --user-dir for it. Constant factors on branches (--residual completep,
-layerscale, layernorm-scaling, and prores or branchnorm after their schedule) are folded into the weights; for
-transformers and CTranslate2 also the weights of DeepNet and Admin. A structure that the format does not know is
-refused. The format torch takes every method: the encoder and a decoding step as programs of torch.export in one file.
+A trained model that differs from fairseq's only in depth or initialisation is a `transformer`, which stock fairseq
+loads without --user-dir. Constant factors on branches (--residual completep, layerscale, layernorm-scaling, and prores
+or branchnorm after their schedule) are folded into the weights; for transformers and CTranslate2, so are the weights of
+DeepNet and Admin. Structures that the format does not support are rejected. The format torch supports all methods: it
+stores the encoder and a decoding step as programs of torch.export in one file.
 """
 
 import argparse
@@ -36,35 +36,37 @@ OF_FORMATS = {
        for name in ("bpe_codes", "tokenizer", "lowercase", "verify", "name", "licence")},
     **{name: ("torch",) for name in ("beam", "capacity", "dtype")},
 }  # fmt: skip
-"""The formats that an option is for."""
+"""The formats that support an option."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the model, the output, and what each format takes."""
-    parser.add_argument("checkpoint", metavar="MODEL", help="folder of a recipe, packaged model, or checkpoint")
-    parser.add_argument("--output", required=True, metavar="PATH", help="the checkpoint, file, or new folder, to write")
-    parser.add_argument("--format", choices=FORMATS, default="fairseq", help="(default: fairseq)")
+    """Add the model, the output, and the options of each format."""
+    parser.add_argument("checkpoint", metavar="MODEL", help="directory of a recipe, packaged model, or checkpoint")
+    parser.add_argument("--output", required=True, metavar="PATH", help="checkpoint, file or new directory to write")
+    parser.add_argument("--format", choices=FORMATS, default="fairseq", help="output format (default: fairseq)")
     group = parser.add_argument_group("with --format ctranslate2")
     group.add_argument("--quantization", choices=QUANTIZATIONS, help="type of the weights (default: float32)")
     group = parser.add_argument_group("with --format torch")
-    group.add_argument("--beam", type=at_least_one, metavar="N", help="of the programs (default: the recipe's, or 4)")
-    room = "target positions that caches have room for (default: 256, or fewer if the model has fewer)"
+    group.add_argument("--beam", type=at_least_one, metavar="N",
+                       help="beam width of the programs (default: the recipe's, or 4)")  # fmt: skip
+    room = "target positions in the caches (default: 256, or fewer if the model has fewer)"
     group.add_argument("--capacity", type=at_least_one, metavar="N", help=room)
     group.add_argument("--dtype", choices=DTYPES, help="type of the weights and caches (default: float32)")
     group = parser.add_argument_group("with --format huggingface or torch")
-    group.add_argument("--verify", metavar="FILE", help="source text to check with (default: the recipe's test set)")
-    group.add_argument("--verify-sentences", type=at_least_one, default=200, metavar="N", help="(default: 200)")
-    group.add_argument("--name", metavar="TEXT", help="of the model, on the card (default: the name of the folder)")
-    group.add_argument("--licence", "--license", metavar="TEXT", help="on the card, as MIT or CC-BY-4.0")
+    group.add_argument("--verify", metavar="FILE", help="source text for the check (default: the recipe's test set)")
+    group.add_argument("--verify-sentences", type=at_least_one, default=200, metavar="N",
+                       help="number of sentences for the check (default: 200)")  # fmt: skip
+    group.add_argument("--name", metavar="TEXT", help="model name on the card (default: the directory's name)")
+    group.add_argument("--licence", "--license", metavar="TEXT", help="licence on the card, such as MIT or CC-BY-4.0")
     translate.add_parts(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the model in the format."""
+    """Write the model in the chosen format."""
     for name, formats in OF_FORMATS.items():
         if getattr(args, name) is not None and args.format not in formats:
             flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} is for --format {' or '.join(formats)}: add that, or leave it out")
+            raise UsageError(f"{flag} requires --format {' or '.join(formats)}: add that, or omit {flag}")
     if args.format == "huggingface":
         from fairseq_deep.tools import huggingface_export
 
@@ -77,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_fairseq(args: argparse.Namespace) -> int:
-    """Write the checkpoint under the name of fairseq's model, without the optimizer's state."""
+    """Write the checkpoint as fairseq's `transformer`, without optimizer state."""
     check_fairseq()
     from fairseq_deep.plugin.architectures import TWINS
     from fairseq_deep.plugin.stored import fill
@@ -93,7 +95,7 @@ def write_fairseq(args: argparse.Namespace) -> int:
     stored = model_flags(state)
     arch = stored.get("arch") or stored.get("_name")
     if arch in TWINS.values():
-        raise UsageError(f"{path} is a model {arch} of fairseq: it needs no export")
+        raise UsageError(f"{path} is already a model of fairseq ({arch}): use it without an export")
     flags = fill(stored, path)
     flags.encoder_embed_path = flags.decoder_embed_path = None
     check_layers(path, flags, "fairseq")
@@ -107,7 +109,7 @@ def write_fairseq(args: argparse.Namespace) -> int:
         flags._name = "transformer"
         state["cfg"]["model"] = flags
         _name_stock_parts(state["cfg"])
-        if "common" in state["cfg"]:  # packaged models have no such settings
+        if "common" in state["cfg"]:  # packaged models do not have these settings
             state["cfg"]["common"]["user_dir"] = None
     else:
         state["args"] = flags
@@ -118,7 +120,7 @@ def write_fairseq(args: argparse.Namespace) -> int:
 
 
 def _name_stock_parts(config: Any) -> None:
-    """Name fairseq's own task, criterion, optimizer and schedule where the training had ours, without our settings."""
+    """Replace our task, criterion, optimizer and scheduler by fairseq's, without our settings."""
     names = {
         "task": (("deep_translation",), "translation", ("decode_precision", "decode_compile", "gnmt_lenpen")),
         "criterion": (("fused_label_smoothed_cross_entropy",), "label_smoothed_cross_entropy", ("rdrop_alpha",)),
@@ -135,7 +137,7 @@ def _name_stock_parts(config: Any) -> None:
 
 
 def write_ctranslate2(args: argparse.Namespace) -> int:
-    """Write the folder that CTranslate2 reads, and compare it with the model."""
+    """Write the model in CTranslate2's format, and compare it with the original."""
     from fairseq_deep.runtime import find_bundle, load_model
     from fairseq_deep.runtime.engines.ct2_convert import convert, make_plain
 
@@ -150,7 +152,7 @@ def write_ctranslate2(args: argparse.Namespace) -> int:
 
 
 def loaded_model(path: str, weights: dict[str, Any], flags: argparse.Namespace) -> Any:
-    """Return the model with `weights`: whatever version wrote them, it has today's names, and nothing is left over."""
+    """Return the model with `weights` of any version, under their current names."""
     from fairseq_deep.runtime.dictionary import SPECIAL, Dictionary
     from fairseq_deep.runtime.model import StoredModel, build_model
 
@@ -162,7 +164,7 @@ def loaded_model(path: str, weights: dict[str, Any], flags: argparse.Namespace) 
 
 
 def own_flags() -> set[str]:
-    """Return the names of the model flags that this package adds to those of fairseq's Transformer."""
+    """Return the names of the model flags that this package adds to fairseq's Transformer."""
     from fairseq.models.transformer import TransformerModel
 
     from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
@@ -171,7 +173,7 @@ def own_flags() -> set[str]:
 
 
 def plain_weights(path: str, model: Any, stored: dict[str, Any]) -> dict[str, Any]:
-    """Return what a plain model has of the `stored` weights, those that take factors folded, all in their precision."""
+    """Return the `stored` weights of a plain model, with factors folded in, in their stored precision."""
     from fairseq_deep.runtime.plain import fold_factors
 
     folded = fold_factors(path, model)

@@ -1,4 +1,4 @@
-"""What the commands that draw share; matplotlib is imported only when a picture is wanted."""
+"""Common functions for pictures; matplotlib is imported on first use."""
 
 import io
 import os
@@ -7,40 +7,40 @@ from typing import Any
 from fairseq_deep.tools import UsageError, replacing
 
 FORMATS = ("png", "svg", "pdf")
-# distinct for the colour-blind (Okabe and Ito), most different first
+# distinguishable with colour blindness (Okabe and Ito), most different first
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
 def check_picture(path: str) -> None:
-    """Raise `UsageError` if a picture cannot be written at `path`, before any long work is done for it."""
+    """Raise `UsageError` if `path` has an unsupported format, or matplotlib is missing; called before computations."""
     if _format(path) not in FORMATS:
-        raise UsageError(f"cannot draw {path}: its name must end in {', '.join(f'.{name}' for name in FORMATS)}")
+        raise UsageError(f"cannot draw {path}: the file name must end in {', '.join(f'.{name}' for name in FORMATS)}")
     check_library()
 
 
 def check_library() -> None:
-    """Raise `UsageError` if nothing can be drawn."""
+    """Raise `UsageError` if matplotlib is missing."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise UsageError(f"drawing needs matplotlib ({error}): pip install matplotlib") from error
+        raise UsageError(f"drawing requires matplotlib ({error}): pip install matplotlib") from error
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure of `width` x `height` inches."""
+    """Return an empty figure of `width` x `height` inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def save_figure(figure: Any, path: str) -> None:
-    """Write `figure` to `path`, whole or not at all; the same figure always gives the same file."""
+    """Write `figure` to `path` atomically; the output is deterministic."""
     with replacing(path) as temporary:
         _draw(figure, temporary, _format(path))
 
 
 def as_svg(figure: Any) -> str:
-    """Return `figure` as an element of HTML."""
+    """Return `figure` as an HTML element."""
     text = io.StringIO()
     _draw(figure, text, "svg")
     return text.getvalue()[text.getvalue().index("<svg") :]

@@ -1,4 +1,4 @@
-"""list the flags that this package adds to fairseq: method or axis, type or choices, default, help"""
+"""list the flags that this package adds to fairseq, with method or axis, type or choices, default and help"""
 
 import argparse
 import inspect
@@ -53,7 +53,7 @@ def _select(records: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 
 
 def _records() -> Iterator[dict[str, Any]]:
-    """Yield a record for each flag, as the parsers of fairseq-train have it."""
+    """Yield a record per flag, from the parsers of fairseq-train."""
     from fairseq.models.transformer import TransformerModel
     from fairseq.tasks.translation import TranslationTask
 
@@ -78,7 +78,7 @@ def _records() -> Iterator[dict[str, Any]]:
 
 
 def _owners() -> Iterator[tuple[str, tuple[Any, list[str], Any]]]:
-    """Yield each flag of a method: its name in the arguments, its registry, its methods, its default in new models."""
+    """Yield each flag of a method with its registry, its methods and its default in new models."""
     from fairseq_deep.core.description import REGISTRIES
 
     for registry in REGISTRIES:
@@ -91,20 +91,20 @@ def _owners() -> Iterator[tuple[str, tuple[Any, list[str], Any]]]:
                 default = getattr(method, "presets", {}).get(option, default)
                 shared = [other for other in registry.names() if dest in actions(registry.get(other).add_args)]
                 default = None if default is inspect.Parameter.empty else default
-                if action.nargs == 0:  # whether the switch is on: some, such as --lstm-no-attn-residual, store False
+                if action.nargs == 0:  # whether the switch is on; some, such as --lstm-no-attn-residual, store False
                     default = default is action.const
                 yield dest, (registry, shared, default)
 
 
 def actions(add_args: Callable[[Any], None]) -> dict[str, argparse.Action]:
-    """Return the actions of the parser that *add_args* fills, by the names of their values."""
+    """Return the actions that *add_args* adds to a parser, by destination."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_args(parser)
     return {action.dest: action for action in parser._actions}
 
 
 def added(ours: Callable[[Any], None], stock: Callable[[Any], None]) -> dict[str, argparse.Action]:
-    """Return the actions that *ours* adds to those of *stock*."""
+    """Return the actions of *ours* that are not in *stock*."""
     known = actions(stock)
     return {dest: action for dest, action in actions(ours).items() if dest not in known}
 

@@ -1,4 +1,4 @@
-"""The model card of an export for transformers: the card of a package, with its own instructions."""
+"""The model card of an export for transformers: the card of a package with other instructions."""
 
 import argparse
 import json
@@ -16,9 +16,9 @@ def make(parts: Any, args: argparse.Namespace, search: dict[str, Any], name: str
 
     Args:
         parts: see `huggingface_export.Parts`
-        search: the beam search
-        name, size: of the class, and its number of parameters
-        found: what the check has found
+        search: settings of the beam search
+        name, size: name of the class, and number of parameters
+        found: result of the check
     """
     from fairseq_deep.runtime import packaged
 
@@ -35,7 +35,7 @@ def make(parts: Any, args: argparse.Namespace, search: dict[str, Any], name: str
 
 
 def _front(config: dict[str, Any]) -> str:
-    """Return what hubs read: JSON values are YAML, too."""
+    """Return the front matter for model hubs; JSON values are valid YAML."""
     languages = [config["task"][f"{side}_lang"] for side in ("source", "target")]
     lines = [f"language: {json.dumps(languages)}", "library_name: transformers", "pipeline_tag: translation"]
     if config["licence"] != package.UNKNOWN_LICENCE:
@@ -44,22 +44,22 @@ def _front(config: dict[str, Any]) -> str:
 
 
 def _use(parts: Any, search: dict[str, Any], text: dict[str, Any]) -> str:
-    """Return how to translate raw text with this folder and public packages only."""
+    """Return instructions to translate raw text with this directory and public packages."""
     needs = "'transformers>=5' torch" + " sacremoses" * (text["tokenizer"] == "moses")
     segmented = text["tokenizer"] == "moses" and parts.loaded.source_lang == "zh"
     needs += " jieba" * segmented
-    takes = "raw text" if text["tokenizer"] == "none" else "text that is tokenised as above"
+    takes = "raw text" if text["tokenizer"] == "none" else "text tokenised as above"
     tags = tags_of(parts.loaded.source.symbols)
     known = ", ".join(f"`{tag}`" for tag in tags)
     notes = [f"Begin each line with the tag of its target language and a blank: {known}."] * bool(tags)
-    notes.append("Sources must have their padding on the right, as the tokenizer writes it.")
+    notes.append("Sources must be padded on the right, as by the tokenizer.")
     if parts.kind not in ("m2m_100", "fsmt"):
         most = min(parts.plain.encoder.max_positions(), parts.plain.decoder.max_positions())
-        notes.append(f"There are {most} positions; longer sentences are an error.")
+        notes.append(f"The model has {most} positions; longer sentences are an error.")
     return (
         f"## Use\n\nFOLDER is this directory:\n\n    pip install {needs}\n\n```python\n"
         f"{code(parts, search, text, segmented)}```\n\n{' '.join(notes)}\nNothing in the directory is a program or a "
-        f"pickle. The tokenizer takes {takes}."
+        f"pickle. The tokenizer expects {takes}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Whether an exported folder computes and writes what the model does: indices, logits and translations."""
+"""Comparison of an export for transformers with its model: token indices, logits and translations."""
 
 import copy
 import random
@@ -15,15 +15,15 @@ from fairseq_deep.tools import UsageError
 from fairseq_deep.tools.huggingface_format import EOS, PAD, longest
 
 SHARE, LENPEN = 0.98, 0.6
-"""Share of translations that must be equal, and the least length penalty for which it must be: transformers compares
-all that end in a step, and fairseq stops at the first ones."""
+"""Share of translations that must be equal, and minimum length penalty of this check. With smaller penalties, the
+searches differ: transformers compares all hypotheses that end at the same step, and fairseq stops at the first ones."""
 
 
 def random_texts(source: Any, kind: str | None) -> list[str]:
-    """Return tokenised text of random entries of the dictionary *source*, without tags, the same at each call.
+    """Return tokenised text of random entries of the dictionary *source*, without tags, identical at each call.
 
     Args:
-        kind: of the sub-words, as in `TextSteps`
+        kind: kind of sub-words, as in `TextSteps`
     """
     draws, words = random.Random(1), [symbol for symbol in source.symbols[4:] if not TAG.fullmatch(symbol)]
     lines = [draws.choices(words, k=draws.randint(2, LONGEST)) for _ in range(DRAWN)]
@@ -33,24 +33,24 @@ def random_texts(source: Any, kind: str | None) -> list[str]:
 def encode(
     tokenizer: Any, texts: Sequence[str], cut: Any, source: Any, meanings: Sequence[int], unigram: bool = False
 ) -> tuple[list[list[int]], int]:
-    """Return the ids of tokenised *texts* as transformers' tokenizer gives them, and how many break ties otherwise.
+    """Return the ids of tokenised *texts* from transformers' tokenizer, and the number of texts with other tie-breaks.
 
     Args:
-        cut: the function from words to sub-words; None: words are units
+        cut: the function from words to sub-words; None: tokens are words
         source: the dictionary
         meanings: see `make_vocabulary`
-        unigram: the sub-words are SentencePiece's unigram model; it sums scores in single precision, so rounding
-            chooses among orders of the same pieces
+        unigram: whether the sub-words are SentencePiece's unigram model. It sums scores in single precision, so
+            rounding decides between orders of the same pieces
 
     Raises:
-        UsageError: they do not mean the units of fairseq
+        UsageError: the ids differ from fairseq's tokens
     """
     rows, ties = tokenizer(list(texts)).input_ids, 0
     for text, row in zip(texts, rows):
         expected = source.encode(cut(text) if cut else text).tolist()
         found = [index if index < len(source) else meanings[index - len(source)] for index in row]
         if found != expected and not (unigram and sorted(found) == sorted(expected)):
-            raise UsageError(f"the tokenizer for transformers cuts a sentence otherwise ({text[:60]!r})")
+            raise UsageError(f"the tokenizer for transformers splits a sentence differently ({text[:60]!r})")
         ties += found != expected
     return rows, ties
 
@@ -64,16 +64,16 @@ def check_export(
     real: bool,
     tolerance: float,
 ) -> Report:
-    """Compare the export in *folder* with the *model* that it was made of.
+    """Compare the export in *folder* with its *model*.
 
     Args:
         search: "beam", "lenpen", "max_len_a" and "max_len_b"
-        rows, plain: the sentences as transformers' tokenizer, and as the dictionary has them
-        real: they are real sentences, so that translations are compared, too
-        tolerance: of logits, relative to the largest one if that is above 1
+        rows, plain: the sentences as ids of transformers' tokenizer, and as indices of the dictionary
+        real: whether the sentences are real; then translations are also compared
+        tolerance: tolerance of logits, relative to the largest one if that is above 1
 
     Raises:
-        UsageError: they differ by more than rounding
+        UsageError: the results differ by more than rounding
     """
     from transformers import AutoModelForSeq2SeqLM
 
@@ -91,12 +91,12 @@ def check_export(
     report = Report("logits", len(rows), difference, equal if real else None)
     differing = report.differing(SHARE) if search["lenpen"] >= LENPEN else ""
     if differing:
-        raise UsageError(f"transformers translates {differing} otherwise")
+        raise UsageError(f"transformers' translations differ for {differing}")
     return report
 
 
 def _ended(row: list[int]) -> list[int]:
-    """Return what transformers has generated, from after the first token to the end of the sentence."""
+    """Return the generated tokens, from the second token to the end of the sentence."""
     end = row.index(EOS, 1) + 1 if EOS in row[1:] else len(row)
     return row[1:end]
 
@@ -105,24 +105,24 @@ def _ended(row: list[int]) -> list[int]:
 def compare_logits(
     model: Any, other: Any, ours: Tensor, theirs: Tensor, targets: list[list[int]], tolerance: float = 1e-5
 ) -> float:
-    """Return the greatest difference of a logit, given the *targets*.
+    """Return the maximum difference of logits, given the *targets*.
 
     Args:
         model, other: the `Transformer`, and transformers' model
-        ours, theirs: the sources as each of them has them, B x S
+        ours, theirs: the sources for each of them, B x S
         targets: tokens of the target sentences
         tolerance: see `check_export`
 
     Raises:
-        UsageError: it is more than rounding
+        UsageError: the difference is larger than rounding
     """
     inputs = padded([[EOS, *target[:-1]] for target in targets])
     expected = model(ours, None, inputs)[0].float()
-    whole = {"decoder_input_ids": inputs, "use_cache": False}  # with a cache, FSMT has no mask of later positions
+    whole = {"decoder_input_ids": inputs, "use_cache": False}  # with a cache, FSMT does not mask later positions
     found = other(input_ids=theirs, attention_mask=theirs.ne(PAD), **whole).logits
     words = inputs.ne(PAD)
     expected, found = expected[words], found[..., : expected.size(-1)][words]
     difference, scale = float((found - expected).abs().max()), float(expected.abs().max())
     if not difference <= tolerance * max(1.0, scale):
-        raise UsageError(f"transformers gives other logits (by {difference:.1e})")
+        raise UsageError(f"transformers' logits differ (by {difference:.1e})")
     return difference

@@ -1,4 +1,4 @@
-"""A trained model as a folder that transformers loads by itself, checked before it gets its name."""
+"""Export of a trained model to a directory that transformers loads without this package, with a check."""
 
 import argparse
 import contextlib
@@ -15,25 +15,25 @@ from fairseq_deep.tools import huggingface_tokenizer as text
 from fairseq_deep.tools.huggingface_pieces import Pieces, tags_of
 
 TARGET = "target"
-"""Folder of the tokenizer that decodes, where there are two dictionaries."""
+"""Directory of the target tokenizer, if there are two dictionaries."""
 TOLERANCE, SHORT_FORM = 1e-5, 1e-4
-"""Greatest difference of logits, relative to the largest one if that is above 1; where DeepNet's first norms change
-their eps, as above fixed positions, it is the second."""
+"""Maximum difference of logits, relative to the largest one if that is above 1. The second value applies if folding
+changes the eps of DeepNet's first norms, as with fixed positions."""
 
 
 class Parts(NamedTuple):
-    """What is exported.
+    """Parts of an export.
 
     Attributes:
-        bundle: where its files are
-        loaded: the model as it was trained
-        plain: the same, with plain connections
-        steps: from raw text to units and back
-        subwords: see `huggingface_tokenizer.read_subwords`; None: words are units
-        vocabularies: ids by pieces, of source and target
-        sizes: those of the tables
+        bundle: paths and settings of the model
+        loaded: the trained model
+        plain: the model with plain connections
+        steps: text processing
+        subwords: see `huggingface_tokenizer.read_subwords`; None: tokens are words
+        vocabularies: {piece: id} of source and target
+        sizes: sizes of the embedding tables
         kind: transformers' ``model_type``
-        tolerance: of logits
+        tolerance: tolerance of logits
     """
 
     bundle: Any
@@ -58,7 +58,7 @@ def check_package() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and advice from the terminal."""
+    """Suppress transformers' progress bars and messages."""
     from transformers.utils import logging
 
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -73,7 +73,7 @@ def quiet() -> Iterator[None]:
 
 
 def write(args: argparse.Namespace) -> int:
-    """Write the folder, and compare what transformers makes of it with the model."""
+    """Write the directory, and compare transformers' results with the model."""
     check_new_folder(args.output)
     given = args.verify and [args.verify, *read_lines(args.verify)]
     parts = collect(args)
@@ -88,7 +88,7 @@ def collect(args: argparse.Namespace) -> Parts:
     """Return the parts of the model.
 
     Raises:
-        UsageError: one is missing, or transformers has no class for it
+        UsageError: a part is missing, or transformers has no class for the model
     """
     from fairseq_deep.runtime import TextSteps, find_bundle, load_model
     from fairseq_deep.runtime.plain import check_layers, check_weights, fold_all
@@ -117,10 +117,10 @@ def collect(args: argparse.Namespace) -> Parts:
 
 
 def write_folder(folder: str, parts: Parts, args: argparse.Namespace, given: list[str] | None) -> tuple[str, str]:
-    """Fill *folder*; return the name of the class, and what the check has found.
+    """Write the export to *folder*, and return the name of the class and the result of the check.
 
     Args:
-        given: the name of a file with sentences to check with, and its lines; None: those of the recipe's test set
+        given: the name of a file with sentences for the check, and its lines; None: the recipe's test set
     """
     from fairseq_deep.runtime import search_of, verification
     from fairseq_deep.tools import huggingface_card, huggingface_check
@@ -133,7 +133,7 @@ def write_folder(folder: str, parts: Parts, args: argparse.Namespace, given: lis
     name, size = type(other).__name__, sum(parameter.numel() for parameter in other.parameters())
     other.save_pretrained(folder)
     del other
-    for path in glob.glob(os.path.join(glob.escape(folder), "*.safetensors")):  # the library makes them private
+    for path in glob.glob(os.path.join(glob.escape(folder), "*.safetensors")):  # created with private permissions
         shutil.copymode(os.path.join(folder, "config.json"), path)
     limit = write_tokenizers(folder, parts)
     origin, texts = verification.sentences(parts.bundle, loaded, parts.steps, args.verify_sentences, given)
@@ -153,14 +153,14 @@ def write_folder(folder: str, parts: Parts, args: argparse.Namespace, given: lis
     real = origin != verification.RANDOM
     report = huggingface_check.check_export(folder, loaded.model, search, rows, plain, real, parts.tolerance)
     found = f"{report} ({origin}, beam {search['beam']}, lenpen {search['lenpen']:g})"
-    found += f"; {ties} of {len(texts)} sentences have pieces of equal scores in another order" if ties else ""
+    found += f"; {ties} of {len(texts)} sentences have pieces with equal scores in another order" if ties else ""
     card = huggingface_card.make(parts, args, search, name, size, found)
     write_text(os.path.join(folder, "README.md"), card)
     return name, found
 
 
 def write_tokenizers(folder: str, parts: Parts) -> int:
-    """Write the tokenizer of sources to *folder*, and that of targets; return the most tokens of a source."""
+    """Write the source tokenizer and, if necessary, the target tokenizer; return the maximum length of a source."""
     limits = [stack.max_positions() for stack in (parts.plain.encoder, parts.plain.decoder)]
     tags = tags_of(parts.loaded.source.symbols)
     text.save_tokenizer(text.make_tokenizer(parts.vocabularies[0], parts.subwords, limits[0], tags), folder)

@@ -1,15 +1,15 @@
-"""A plain model as one of transformers' classes: which one, its configuration, its weights.
+"""Mapping of a plain model to one of transformers' classes: choice of the class, configuration and weights.
 
 | class | norm | embedding norm | positions | output bias |
 |---|---|---|---|---|
 | M2M100 | pre | no | sinusoids | no |
-| Blenderbot | pre | no | stored, row t for word t = 0, 1, ... | yes |
+| Blenderbot | pre | no | stored, row t for token t = 0, 1, ... | yes |
 | MBart | pre | yes | stored, row t + 2 | yes |
 | Bart | post | yes | stored, row t + 2 | yes |
 | FSMT | post | no | sinusoids | no; a table per side |
 
-Names after the prefix ``model.`` are fairseq's, and no tensor is transposed. A row behind the target dictionary is
-*silent*: the output bias keeps it from being written.
+Names after the prefix ``model.`` are fairseq's, and no tensor is transposed. Rows after the target dictionary are
+*silent*: the output bias prevents their generation.
 """
 
 from collections.abc import Sequence
@@ -24,21 +24,21 @@ from fairseq_deep.tools import UsageError
 M2M100, BLENDERBOT, MBART, BART, FSMT = MODEL_TYPES = ("m2m_100", "blenderbot", "mbart", "bart", "fsmt")
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh",
                "tanh": "tanh", "linear": "linear", "swish": "silu", "relu_squared": "relu2"}  # fmt: skip
-"""transformers' names of activation functions by fairseq's."""
+"""transformers' names of activation functions by fairseq's names."""
 OFFSETS = {BLENDERBOT: 0, MBART: 2, BART: 2}
-"""Rows in front of the first position where positions are stored."""
+"""Rows before the first position in classes that store positions."""
 NEVER = -1e4
-"""The output bias of a silent row; float16 has it, too."""
+"""Output bias of silent rows; representable in float16."""
 BOS, PAD, EOS, UNK = range(4)
 
 
 class Vocabulary(NamedTuple):
-    """Sizes of a model's tables.
+    """Sizes of a model's embedding tables.
 
     Attributes:
-        source, target: entries of the dictionaries
-        meanings: for each id that the tokenizer has behind the source dictionary, the entry that it stands for
-        shared: both sides have one dictionary
+        source, target: sizes of the dictionaries
+        meanings: dictionary entry of each tokenizer id after the source dictionary
+        shared: whether both sides share one dictionary
     """
 
     source: int
@@ -48,19 +48,19 @@ class Vocabulary(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of all tables where a class has one size for both sides."""
+        """Rows of all tables in classes with one size for both sides."""
         return max(self.source + len(self.meanings), self.target)
 
 
 def choose_class(model: Any, activation: str, vocabulary: Vocabulary) -> str:
-    """Return the ``model_type`` that computes what a plain *model* does.
+    """Return the ``model_type`` that supports a plain *model*.
 
     Args:
         model: a `Transformer` with plain connections
         activation: fairseq's name of the activation function
 
     Raises:
-        UsageError: there is none; the text begins with what the model has
+        UsageError: no class supports the model; the message begins with the unsupported property
     """
     problem = _problem(model, activation)
     if problem:
@@ -81,11 +81,11 @@ def choose_class(model: Any, activation: str, vocabulary: Vocabulary) -> str:
 
 
 WAYS = "use 'fairseq-deep package' (translate, Translator), or --format ctranslate2"
-"""What there is for a model that no class fits."""
+"""Alternatives for models without a suitable class."""
 
 
 def _problem(model: Any, activation: str) -> str:
-    """Return what of a plain model no class has; "" if there is nothing."""
+    """Return a property of a plain model that no class supports; "" if there is none."""
     encoder, decoder = model.encoder.stack, model.decoder.stack
     if encoder.dim != decoder.dim:
         return f"different widths ({encoder.dim} and {decoder.dim})"
@@ -117,7 +117,7 @@ def make_config(model: Any, flags: Any, kind: str, vocabulary: Vocabulary, langu
     else:
         tables = {"vocab_size": vocabulary.rows}
     if kind == BLENDERBOT:
-        tables["encoder_no_repeat_ngram_size"] = 0  # its default is 3
+        tables["encoder_no_repeat_ngram_size"] = 0  # the default is 3
     rates = ("dropout", "attention_dropout", "activation_dropout")
     return AutoConfig.for_model(
         kind,
@@ -137,7 +137,7 @@ def make_config(model: Any, flags: Any, kind: str, vocabulary: Vocabulary, langu
 
 
 def is_tied(model: Any, kind: str, vocabulary: Vocabulary) -> bool:
-    """Whether source, target and output have one table, also in the class *kind*."""
+    """Return whether source, target and output share one table, also in the class *kind*."""
     tables = [model.encoder.embed_tokens, model.decoder.embed_tokens, model.decoder.output_projection]
     narrow = model.decoder.project_in_dim is not None or model.decoder.project_out_dim is not None
     one = len({table.weight.data_ptr() for table in tables}) == 1 and not narrow
@@ -156,7 +156,7 @@ def make_tensors(model: Any, kind: str, vocabulary: Vocabulary) -> dict[str, Ten
     else:
         rows = vocabulary.rows
         source = torch.cat([source, source[UNK].expand(rows - len(source), -1)])
-        tied = is_tied(model, kind, vocabulary)  # then a silent row is a copy of <unk>'s on all sides
+        tied = is_tied(model, kind, vocabulary)  # a shared table has copies of <unk> in silent rows
         target, output = (source, source) if tied else (_extend(target, rows), _extend(output, rows))
         tensors.update({"model.shared.weight": source, "lm_head.weight": output})
     tensors["model.encoder.embed_tokens.weight"], tensors["model.decoder.embed_tokens.weight"] = source, target
@@ -172,7 +172,7 @@ def make_tensors(model: Any, kind: str, vocabulary: Vocabulary) -> dict[str, Ten
 
 
 def _tables(model: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the tables of source, target and output; projections between widths are multiplied in."""
+    """Return the tables of source, target and output, multiplied by projections between widths."""
     decoder = model.decoder
     target, output = decoder.embed_tokens.weight.detach(), decoder.output_projection.weight.detach()
     if decoder.project_in_dim is not None:
@@ -183,12 +183,12 @@ def _tables(model: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _extend(table: Tensor, rows: int) -> Tensor:
-    """Return *table* with zeros below."""
+    """Return *table*, extended to *rows* rows with zeros."""
     return torch.cat([table, table.new_zeros(rows - len(table), table.size(1))])
 
 
 def _positions(stack: Any, rows: int) -> Tensor:
-    """Return the positions 0 ... *rows* - 1 of fairseq; zeros where the stack has none, or its table ends."""
+    """Return fairseq's positions 0 ... *rows* - 1; zeros if the stack has none, and after the end of its table."""
     positions, dim = stack.embed_positions, stack.stack.dim
     if isinstance(positions, SinusoidalPositions):
         return sinusoids(rows, dim, PAD)
@@ -201,7 +201,7 @@ def make_model(model: Any, config: Any, vocabulary: Vocabulary) -> Any:
     """Return transformers' model of *config* with the weights of a plain *model*.
 
     Raises:
-        UsageError: the names or shapes are not those of this version of transformers
+        UsageError: names or shapes differ in this version of transformers
     """
     from transformers import AutoModelForSeq2SeqLM
 
@@ -211,16 +211,16 @@ def make_model(model: Any, config: Any, vocabulary: Vocabulary) -> Any:
         missing, unexpected = other.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
         raise UsageError(
-            f"transformers has other shapes than expected ({str(error).splitlines()[-1].strip()})"
+            f"this version of transformers has unexpected shapes ({str(error).splitlines()[-1].strip()})"
         ) from error
     missing = [name for name in missing if not (config.model_type == FSMT and "embed_positions" in name)]
     if missing or unexpected:
-        raise UsageError(f"transformers has other parts than expected: {', '.join([*missing, *unexpected][:3])}")
+        raise UsageError(f"this transformers has unexpected parameters: {', '.join([*missing, *unexpected][:3])}")
     return other
 
 
 def make_generation(search: dict[str, Any], model: Any) -> Any:
-    """Return the settings that give fairseq's beam search, with the longest limit of any source.
+    """Return the settings of fairseq's beam search, with the length limit of the longest source.
 
     Args:
         search: "beam", "lenpen", "max_len_a" and "max_len_b"
@@ -239,5 +239,5 @@ def make_generation(search: dict[str, Any], model: Any) -> Any:
 
 
 def longest(search: dict[str, Any], source: int, positions: int) -> int:
-    """Return the most tokens of a translation, its end included, for *source* tokens with padding."""
+    """Return the maximum number of target tokens, including end-of-sentence, for *source* tokens with padding."""
     return min(int(search["max_len_a"] * source + search["max_len_b"]), positions - 1) + 1

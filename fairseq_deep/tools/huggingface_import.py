@@ -1,4 +1,4 @@
-"""From a folder of transformers to a model of this package: flags, weights, dictionaries, sub-words."""
+"""Import of a transformers model: flags, weights, dictionaries and sub-words."""
 
 import json
 import os
@@ -18,18 +18,18 @@ from fairseq_deep.tools.huggingface_tokenizer import END, symbol_of
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate",
                "gelu_fast": "gelu_accurate", "tanh": "tanh", "linear": "linear", "silu": "swish", "swish": "swish",
                "relu2": "relu_squared"}  # fmt: skip
-"""fairseq's names of activation functions by transformers'."""
+"""fairseq's names of activation functions by transformers' names."""
 ARCH = "deep_transformer"
 PIECES = "sentencepiece.bpe.model"
 
 
 class Vocabularies(NamedTuple):
-    """What a folder says of its tokens.
+    """Vocabularies and sub-words of a directory.
 
     Attributes:
-        source, target: fairseq's symbols by index, with those that only the tokenizer has behind them
-        codes: content of the file with merges, None: words are units or pieces
-        pieces: path of a model of SentencePiece
+        source, target: fairseq's symbols by index, followed by symbols that exist only in the tokenizer
+        codes: content of the file with merges; None: tokens are words or pieces
+        pieces: path of a SentencePiece model
     """
 
     source: list[str]
@@ -42,38 +42,38 @@ def read_json(path: str) -> dict[str, Any]:
     """Return the JSON object in the file at *path*.
 
     Raises:
-        UsageError: there is none
+        UsageError: the file cannot be read, or is not a JSON object
     """
     try:
         with open(path, encoding="utf-8") as stream:
             content = json.load(stream)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror}); give the folder of a model") from error
+        raise UsageError(f"{path}: cannot be read ({error.strerror}); give the directory of a model") from error
     except ValueError as error:
-        raise UsageError(f"{path}: must be JSON ({error}); copy the folder again") from error
+        raise UsageError(f"{path}: must be JSON ({error}); copy the directory again") from error
     if not isinstance(content, dict):
-        raise UsageError(f"{path}: must be a JSON object; copy the folder again")
+        raise UsageError(f"{path}: must be a JSON object; copy the directory again")
     return content
 
 
 def check_kind(folder: str) -> str:
-    """Return the ``model_type`` of the folder.
+    """Return the ``model_type`` of the directory.
 
     Raises:
-        UsageError: it is another one than the import has rules for
+        UsageError: the type is not supported
     """
     kind = read_json(os.path.join(folder, "config.json")).get("model_type")
     if kind not in MODEL_TYPES:
         names = ", ".join(MODEL_TYPES)
-        raise UsageError(f"{folder} has a model of the type {kind}: the import has rules for {names} only")
+        raise UsageError(f"{folder} has a model of the unsupported type {kind}: supported are {names}")
     return kind
 
 
 def read_vocabularies(folder: str) -> Vocabularies:
-    """Return the vocabularies and sub-words of the folder.
+    """Return the vocabularies and sub-words of the directory.
 
     Raises:
-        UsageError: files are missing, or they are of a kind that this package has no text steps for
+        UsageError: files are missing, or their kind of text processing is not supported
     """
     there = {name: os.path.join(folder, name) for name in os.listdir(folder)}
     if "tokenizer.json" in there:
@@ -82,7 +82,7 @@ def read_vocabularies(folder: str) -> Vocabularies:
         return Vocabularies(symbols, _of_fast(target)[0] if os.path.isfile(target) else symbols, codes)
     if "vocab-src.json" in there:
         if "merges.txt" not in there:
-            raise UsageError(f"{folder} has no merges.txt: copy it from where the model comes from")
+            raise UsageError(f"{folder} has no merges.txt: copy it from the source of the model")
         with open(there["merges.txt"], encoding="utf-8") as stream:
             merges = [line.split()[:2] for line in stream if line.strip() and not line.startswith("#version")]
         sides = (os.path.join(folder, f"vocab-{side}.json") for side in ("src", "tgt"))
@@ -91,7 +91,7 @@ def read_vocabularies(folder: str) -> Vocabularies:
         symbols = _symbols(read_json(there["vocab.json"]), there["vocab.json"], False)
         return Vocabularies(symbols, symbols, pieces=there[PIECES])
     files = f"tokenizer.json, vocab-src.json with merges.txt, or vocab.json with {PIECES}"
-    raise UsageError(f"{folder} has no sub-words that the import can read: it needs {files}")
+    raise UsageError(f"{folder} has no supported sub-words: it must have {files}")
 
 
 def _of_fast(path: str) -> tuple[list[str], str | None]:
@@ -101,8 +101,8 @@ def _of_fast(path: str) -> tuple[list[str], str | None]:
     cuts = kind == "BPE"
     if not isinstance(vocabulary, dict) or not (kind == "WordLevel" or cuts and model.get("end_of_word_suffix") == END):
         raise UsageError(
-            f"{path} cuts text by {'BPE of another kind' if cuts else kind}: the import takes words, or BPE with {END} "
-            "at their ends"
+            f"{path} splits text by {'another kind of BPE' if cuts else kind}: supported are words, and BPE with {END} "
+            "at the ends of words"
         )
     merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model.get("merges", ())]
     return _symbols(vocabulary, path, cuts), _codes(merges) if cuts else None
@@ -113,28 +113,28 @@ def _codes(merges: list[list[str]]) -> str:
 
 
 def _symbols(vocabulary: dict[str, int], path: str, cuts: bool) -> list[str]:
-    """Return fairseq's symbols by index; *cuts*: they are pieces of a BPE tokenizer."""
+    """Return fairseq's symbols by index; *cuts*: whether they are pieces of a BPE tokenizer."""
     names = {index: name for name, index in vocabulary.items()}
     missing = next((index for index in range(len(vocabulary)) if index not in names), None)
     if missing is not None:
         raise UsageError(f"{path} has no token with the index {missing}: each index must have one")
     pieces = [names[index] for index in range(len(vocabulary))]
     if pieces[: len(SPECIAL)] != [*SPECIAL]:
-        raise UsageError(f"{path} must begin with {', '.join(SPECIAL)}, as the dictionaries of fairseq do")
+        raise UsageError(f"{path} must begin with {', '.join(SPECIAL)}, like fairseq's dictionaries")
     whole = {*pieces[: len(SPECIAL)], *tags_of(pieces)}
     return [symbol_of(piece) if cuts and piece not in whole else piece for piece in pieces]
 
 
 def make_flags(config: Any, state: dict[str, Tensor]) -> Namespace:
-    """Return the flags of the same model in this package, but for those about its tables.
+    """Return the flags of the model in this package, except flags of the embedding tables.
 
     Args:
-        config: of transformers
+        config: transformers' configuration
         state: the weights by transformers' names
     """
     kind, activation = config.model_type, config.activation_function
     if activation not in ACTIVATIONS:
-        raise UsageError(f"the model has the activation function {activation}: known are {', '.join(ACTIVATIONS)}")
+        raise UsageError(f"unsupported activation function {activation}: supported are {', '.join(ACTIVATIONS)}")
     pre, flags = kind not in (BART, FSMT), Namespace(arch=ARCH, _name=ARCH)
     for side in ("encoder", "decoder"):
         for name, value in (
@@ -157,7 +157,7 @@ def make_flags(config: Any, state: dict[str, Tensor]) -> Namespace:
 
 
 def _positions(state: dict[str, Tensor], side: str, kind: str) -> str:
-    """Return the kind of a stack's positions: a stored table may hold sinusoids, or nothing."""
+    """Return the kind of a stack's positions; a stored table may contain sinusoids, or zeros."""
     if kind in (M2M100, FSMT):
         return "sinusoidal"
     table = state[f"model.{side}.embed_positions.weight"][OFFSETS[kind] :]
@@ -168,7 +168,7 @@ def _positions(state: dict[str, Tensor], side: str, kind: str) -> str:
 
 
 def make_tensors(state: dict[str, Tensor], kind: str, flags: Namespace) -> dict[str, Tensor]:
-    """Return the weights by the names of this package, with whole tables."""
+    """Return the weights by this package's names, with complete embedding tables."""
     apart = ("shared.", "embed_positions.", "final_logits_bias", "lm_head.")
     tensors = {name.removeprefix("model."): value for name, value in state.items() if not any(p in name for p in apart)}
     if kind != FSMT:
@@ -184,10 +184,10 @@ def make_tensors(state: dict[str, Tensor], kind: str, flags: Namespace) -> dict[
 def cut_tables(
     tensors: dict[str, Tensor], bias: Tensor | None, found: Vocabularies, flags: Namespace, folder: str
 ) -> tuple[Dictionary, Dictionary]:
-    """Cut the tables in *tensors* to the dictionaries, set the flags about them, and return the dictionaries.
+    """Truncate the tables in *tensors* to the dictionaries, set the flags of the tables, and return the dictionaries.
 
-    Rows at the end of the source's table that are those of <unk> mean it, and need no entry. Rows that the output bias
-    keeps from being written are not in the target's dictionary.
+    Rows at the end of the source table that equal the row of <unk> have no entry. Rows that the output bias excludes
+    from generation are not in the target dictionary.
 
     Raises:
         UsageError: the vocabularies do not match the tables
@@ -198,19 +198,19 @@ def cut_tables(
     source_size = len(source)
     while source_size > len(SPECIAL) and torch.equal(source[source_size - 1], source[UNK]):
         source_size -= 1
-    if found.pieces is not None:  # language tokens, and fairseq's own words that fill a table up
+    if found.pieces is not None:  # language tokens, and fairseq's padding of the table
         more = [f"madeupword{index}" for index in range(len(found.source), max(source_size, target_size))]
         found = found._replace(source=found.source + more, target=found.target + more)
     for side, symbols, size in (("source", found.source, source_size), ("target", found.target, target_size)):
         if len(symbols) < size or side == "source" and len(symbols) > len(source):
             rows = len(source) if side == "source" else size
-            raise UsageError(f"{folder} has {len(symbols)} tokens of the {side}, and a table of {rows} rows for them")
+            raise UsageError(f"{folder} has {len(symbols)} {side} tokens, but a table of {rows} rows; copy it again")
     dictionaries = []
     for symbols, size in ((found.source, source_size), (found.target, target_size)):
         words = symbols[len(SPECIAL) : size]
         odd = next((word for word in words if not word or word.split() != [word]), None)
         if odd is not None or len({*words, *SPECIAL}) < len(words) + len(SPECIAL):
-            raise UsageError(f"{folder} has tokens that a dictionary cannot hold ({odd!r})")
+            raise UsageError(f"{folder} has tokens that dictionaries do not support ({odd!r})")
         dictionaries.append(Dictionary(words))
     same = dictionaries[0] == dictionaries[1]
     tied = torch.equal(target[:target_size], output[:target_size])
@@ -222,7 +222,7 @@ def cut_tables(
 
 
 def _audible(bias: Tensor | None, rows: int, folder: str) -> int:
-    """Return the number of rows that can be written: all, or those before the first with the bias `NEVER`."""
+    """Return the number of rows that can be generated: all rows, or the rows before the first with the bias `NEVER`."""
     if bias is None:
         return rows
     silent = bias.flatten() <= NEVER

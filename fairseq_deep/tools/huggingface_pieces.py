@@ -1,12 +1,12 @@
-"""A fast tokenizer for transformers that cuts raw text as a model of SentencePiece does, with fairseq's indices.
+"""A fast tokenizer for transformers that splits raw text like a SentencePiece model, with fairseq's indices.
 
-The library tokenizers has SentencePiece's two algorithms. What else SentencePiece does is done by the normaliser:
+The library tokenizers implements SentencePiece's two algorithms. The normaliser reproduces its other steps:
 
-- Its ``Precompiled`` step looks at short prefixes of characters with accents, and loses the rest. So text is composed
-  first (NFKC), and `SEPARATOR` keeps accents apart that SentencePiece does not compose or reorder.
-- A piece that is written as a special symbol, such as ``<s>``, must not be found in text. So `LESS` replaces ``<``.
-- SentencePiece makes one piece of adjacent characters that it does not know, and a dictionary can have such pieces.
-  Only whole runs may match them: `START` and `END` enclose each run.
+- The library's ``Precompiled`` step uses only short prefixes of characters with accents, and drops the rest. Therefore
+  text is composed first (NFKC), and `SEPARATOR` separates accents that SentencePiece does not compose or reorder.
+- A piece that looks like a special symbol, such as ``<s>``, must not be found in text. Therefore `LESS` replaces ``<``.
+- SentencePiece merges adjacent unknown characters to one piece, and a dictionary can contain such pieces. Only complete
+  runs may match them: `START` and `END` enclose each run.
 """
 
 import re
@@ -21,24 +21,24 @@ from fairseq_deep.tools import UsageError
 
 SPACE = "\u2581"
 SEPARATOR, LESS, START, END, TAGGED, TILDE = (chr(0xFDD0 + number) for number in range(6))
-"""Code points that Unicode keeps for internal use."""
+"""Code points that Unicode reserves for internal use."""
 LESS_BYTE = "<0x3C>"
 OTHER = "<:"
-"""Prefix of entries of a dictionary that the model never writes."""
+"""Prefix of dictionary entries that the SentencePiece model never produces."""
 MARKS, JOINERS = r"\p{M}", "\u200c\u200d"
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # types of pieces in SentencePiece's format
 
 
 class Pieces(NamedTuple):
-    """A model of SentencePiece.
+    """A SentencePiece model.
 
     Attributes:
-        unigram: the algorithm; false: BPE
-        scores: of the pieces that it finds in text
-        bytes: pieces of characters that it does not know; none without byte fallback
+        unigram: whether the algorithm is unigram; otherwise BPE
+        scores: {piece: score}
+        bytes: byte pieces for unknown characters; empty without byte fallback
         charsmap: its normalisation
-        prefix: whether a sentence begins with `SPACE`
-        strip: whether more than one blank is one
+        prefix: whether sentences begin with `SPACE`
+        strip: whether repeated blanks are reduced to one
     """
 
     unigram: bool
@@ -55,10 +55,10 @@ class Pieces(NamedTuple):
 
 
 def read_pieces(path: str) -> Pieces:
-    """Return the model in the file at *path*.
+    """Read the model in the file at *path*.
 
     Raises:
-        UsageError: a package is missing, or no tokenizer does the same
+        UsageError: a package is missing, or the export does not support the model
     """
     try:
         from sentencepiece import sentencepiece_model_pb2 as form
@@ -66,7 +66,7 @@ def read_pieces(path: str) -> Pieces:
         raise UsageError(f"{path} requires more packages ({error}): pip install sentencepiece protobuf") from error
     model = form.ModelProto()
     with open(path, "rb") as stream:
-        model.ParseFromString(stream.read())  # the text steps have read it already
+        model.ParseFromString(stream.read())  # already validated by the text steps
     trainer, normaliser = model.trainer_spec, model.normalizer_spec
     for problem, found in (
         ("words or characters as pieces", trainer.model_type not in (trainer.UNIGRAM, trainer.BPE)),
@@ -83,10 +83,10 @@ def read_pieces(path: str) -> Pieces:
 
 
 def make_vocabulary(symbols: Sequence[str], pieces: Pieces) -> tuple[dict[str, int], list[int]]:
-    """Return the ids of all pieces, and what the ids behind the dictionary mean: ``<unk>``.
+    """Return the ids of all pieces, and the dictionary entries of ids after the dictionary: ``<unk>``.
 
     Args:
-        symbols: the entries of the dictionary by index, with the four special ones
+        symbols: the entries of the dictionary by index, including the four special symbols
 
     Raises:
         UsageError: an entry occurs twice, or tags are not supported
@@ -96,12 +96,12 @@ def make_vocabulary(symbols: Sequence[str], pieces: Pieces) -> tuple[dict[str, i
     if len(vocabulary) < len(symbols):
         raise UsageError("a dictionary in which an entry occurs twice")
     if not pieces.prefix and tags_of(symbols):
-        raise UsageError("tags of the target language, and sub-words that do not begin with a blank, which the export "
-                         "does not support: use 'fairseq-deep package'")  # fmt: skip
+        raise UsageError("target-language tags and sub-words without a blank at the beginning, which the export does "
+                         "not combine: use 'fairseq-deep package'")  # fmt: skip
     for piece in (*pieces.bytes, *pieces.scores):
         vocabulary.setdefault(_name(piece, pieces), len(vocabulary))
     meanings = [3] * (len(vocabulary) - len(symbols))
-    if pieces.bytes and "<" not in pieces.scores:  # it is written as a byte
+    if pieces.bytes and "<" not in pieces.scores:  # "<" becomes a byte
         byte = vocabulary[LESS_BYTE]
         vocabulary[LESS] = len(vocabulary)
         meanings.append(byte if byte < len(symbols) else 3)
@@ -109,7 +109,7 @@ def make_vocabulary(symbols: Sequence[str], pieces: Pieces) -> tuple[dict[str, i
 
 
 def tags_of(symbols: Sequence[str]) -> list[str]:
-    """Return the tags of target languages in a dictionary."""
+    """Return the target-language tags in a dictionary."""
     return [symbol for symbol in symbols[4:] if TAG.fullmatch(symbol)]
 
 
@@ -128,8 +128,8 @@ def make_core(vocabulary: dict[str, int], pieces: Pieces, tags: Sequence[str], b
 
     Args:
         vocabulary: see `make_vocabulary`
-        tags: of target languages
-        blanks: regular expression of what separates words
+        tags: target-language tags
+        blanks: regular expression for the separators of words
     """
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
@@ -137,7 +137,7 @@ def make_core(vocabulary: dict[str, int], pieces: Pieces, tags: Sequence[str], b
     fallback = {"byte_fallback": bool(pieces.bytes)}
     known = {piece.replace("<", LESS): score for piece, score in pieces.scores.items()}
     if pieces.unigram:
-        lowest = min(known.values())  # decides what an unknown character costs
+        lowest = min(known.values())  # determines the cost of an unknown character
         scores = [(name, 0.0 if name in runs else known.get(name, lowest)) for name in vocabulary]
         core = Tokenizer(models.Unigram(scores, unk_id=3, **fallback))
     else:
@@ -151,7 +151,7 @@ def make_core(vocabulary: dict[str, int], pieces: Pieces, tags: Sequence[str], b
 
 
 def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
-    """Return all pairs of pieces that make a piece; SentencePiece makes the piece of the best score first."""
+    """Return all pairs of pieces that form a piece; SentencePiece merges the piece with the best score first."""
     found = []
     for piece in sorted(scores, key=scores.get, reverse=True):
         pairs = ((piece[:place], piece[place:]) for place in range(1, len(piece)))
@@ -182,7 +182,7 @@ def _normaliser(pieces: Pieces, tags: Sequence[str], blanks: str, runs: bool) ->
 
 
 def marked_tag(tags: Sequence[str]) -> Any:
-    """Return the step that marks one of *tags* at the beginning of a text; elsewhere it is text."""
+    """Return the step that marks one of *tags* at the beginning of a text; elsewhere, tags are plain text."""
     from tokenizers import Regex, normalizers
 
     languages = "|".join(re.escape(tag[2:]) for tag in tags)
@@ -201,9 +201,9 @@ def _decoder(fallback: bool) -> Any:
 
 @cache
 def _separations() -> tuple[list[str], str]:
-    """Return where characters stay apart: before NFKC, and then in ``Precompiled``.
+    """Return the places to insert `SEPARATOR`: before NFKC, and before ``Precompiled``.
 
-    tokenizers fails on insertions at the beginning of a text, so there is none.
+    The library tokenizers fails on insertions at the beginning of a text, so the patterns exclude this place.
     """
     composed, together = set(), defaultdict(set)
     for letter in map(chr, range(0x110000)):
@@ -226,7 +226,7 @@ def _is_mark(letter: str) -> bool:
 
 
 def _class(letters: Iterable[str], negated: str = "") -> str:
-    """Return the class of *letters* as a regular expression."""
+    """Return a regular expression for the class of *letters*."""
     ranges: list[list[int]] = []
     for code in sorted(map(ord, letters)):
         if ranges and ranges[-1][1] == code - 1:

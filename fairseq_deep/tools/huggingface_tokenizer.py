@@ -1,8 +1,8 @@
-"""Tokenizer files for transformers that give fairseq's indices for tokenised text.
+"""Tokenizer files for transformers that map tokenised text to fairseq's indices.
 
-A unit ``xy@@`` of subword-nmt is ``xy`` there, and ``xy`` is ``xy</w>``. A part of a merge that the dictionary lacks
-needs an id of its own, behind the dictionary; it means ``<unk>`` as all unknown words do. What a unit is called twice
-(the word ``@@@@`` and the beginning ``@@``), it means that entry. Models of SentencePiece are in `huggingface_pieces`.
+A token ``xy@@`` of subword-nmt becomes ``xy``, and ``xy`` becomes ``xy</w>``. A part of a merge that is not in the
+dictionary needs its own id after the dictionary. It means ``<unk>``, like all unknown words, or an existing entry if
+two names denote the same token (the word ``@@@@`` and the prefix ``@@``). For SentencePiece, see `huggingface_pieces`.
 """
 
 import json
@@ -16,16 +16,16 @@ from fairseq_deep.tools.huggingface_pieces import Pieces, read_pieces, tags_of
 
 END = "</w>"
 BLANKS = r"[\s\x1c-\x1f]+"
-"""What Python's ``str.split()`` splits at."""
+"""White space as in Python's ``str.split()``."""
 VERSION = (0, 2)
 CONFIG = "tokenizer_config.json"
 
 
 def read_subwords(path: str) -> list[tuple[str, str]] | Pieces:
-    """Return the merges of subword-nmt in the file at *path*, each once, or the model of SentencePiece.
+    """Return the distinct subword-nmt merges in the file at *path*, or the SentencePiece model.
 
     Raises:
-        UsageError: no tokenizer of transformers does the same
+        UsageError: transformers' tokenizers do not support the file
     """
     if is_pieces(path):
         return read_pieces(path)
@@ -35,21 +35,21 @@ def read_subwords(path: str) -> list[tuple[str, str]] | Pieces:
         merges = BPE(stream, separator=SEPARATOR)
     if merges.version != VERSION:
         version = ".".join(map(str, merges.version))
-        raise UsageError(f"{path} has merges of version {version}; transformers computes 0.2 only: learn them again")
+        raise UsageError(f"{path} has merges of version {version}; transformers supports only 0.2: learn them again")
     return sorted(merges.bpe_codes, key=merges.bpe_codes.get)
 
 
 def make_vocabulary(
     symbols: list[str], subwords: list[tuple[str, str]] | Pieces | None
 ) -> tuple[dict[str, int], list[int]]:
-    """Return the ids of all pieces, and what the ids behind the dictionary mean.
+    """Return the ids of all pieces, and the dictionary entries of ids after the dictionary.
 
     Args:
-        symbols: the entries of the dictionary by index, with the four special ones
-        subwords: see `read_subwords`; None: words are units
+        symbols: the entries of the dictionary by index, including the four special symbols
+        subwords: see `read_subwords`; None: tokens are words
 
     Raises:
-        UsageError: two entries cannot be told apart
+        UsageError: two entries cannot be distinguished
     """
     if isinstance(subwords, Pieces):
         return huggingface_pieces.make_vocabulary(symbols, subwords)
@@ -65,12 +65,12 @@ def make_vocabulary(
     meanings: list[int] = []
     for piece in dict.fromkeys(part for pair in subwords for part in (*pair, "".join(pair))):
         if piece in whole:
-            raise UsageError(f"merges that make {piece}, which is a special symbol")
+            raise UsageError(f"merges that form {piece}, a special symbol")
         if piece not in vocabulary:
             vocabulary[piece] = len(symbols) + len(meanings)
             meanings.append(indices.get(symbol_of(piece), 3))
     if len(vocabulary) < len(symbols) + len(meanings):
-        raise UsageError("a dictionary with entries that a BPE tokenizer cannot tell apart")
+        raise UsageError("a dictionary with entries that a BPE tokenizer cannot distinguish")
     return vocabulary, meanings
 
 
@@ -91,8 +91,8 @@ def make_tokenizer(
 
     Args:
         vocabulary, subwords: see `make_vocabulary`
-        longest: most tokens of a source, its end included
-        tags: of target languages; one at the beginning of a text is a token
+        longest: maximum number of tokens in a source, including end-of-sentence
+        tags: target-language tags; a tag at the beginning of a text is a token
     """
     from tokenizers import AddedToken, processors
     from transformers import PreTrainedTokenizerFast
@@ -104,7 +104,7 @@ def make_tokenizer(
     core.post_processor = processors.TemplateProcessing(
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 2)]
     )
-    if subwords is not None:  # the normaliser marks a tag at the beginning, also of these
+    if subwords is not None:  # normalized, since the normaliser marks tags at the beginning
         core.add_tokens([AddedToken(tag, special=False, normalized=True) for tag in tags])
     names = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     return PreTrainedTokenizerFast(
@@ -131,7 +131,7 @@ def _make_core(vocabulary: dict[str, int], merges: list[tuple[str, str]] | None,
 
 
 def save_tokenizer(tokenizer: Any, folder: str) -> None:
-    """Write *tokenizer* to the folder, under the name of its class that transformers 4 knows, too."""
+    """Write *tokenizer* to the directory, with a class name that transformers 4 also supports."""
     os.makedirs(folder, exist_ok=True)
     tokenizer.save_pretrained(folder)
     path = os.path.join(folder, CONFIG)

@@ -1,7 +1,7 @@
-"""turn a model of transformers (Hugging Face) into a checkpoint with dictionaries
+"""convert a transformers (Hugging Face) model to a checkpoint with dictionaries
 
 M2M100, FSMT, Bart, MBart and Blenderbot have the layers of fairseq's Transformer. fairseq-train continues from the
-checkpoint (--restore-file, --finetune-from-model, --init-from), and fairseq-deep translate and package take it.
+checkpoint (--restore-file, --finetune-from-model, --init-from), and fairseq-deep translate and package read it.
 """
 
 import argparse
@@ -13,29 +13,30 @@ from fairseq_deep.tools import UsageError, check_fairseq, check_outputs, save_ch
 
 FORMATS = ("huggingface",)
 SIZES = (5, 9, 3, 12)
-"""Tokens of the random sentences that the imported model is compared with."""
+"""Lengths of the random sentences for the comparison of models, in tokens."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the folder, the checkpoint, and what the folder may not say."""
-    parser.add_argument("folder", metavar="FOLDER", help="with config.json, weights, and the files of a tokenizer")
-    parser.add_argument("--from", dest="format", choices=FORMATS, required=True, help="what wrote the folder")
-    text = "the checkpoint; its dictionaries and codes are written next to it"
+    """Add the directory, the checkpoint, and settings that the directory may lack."""
+    parser.add_argument("folder", metavar="FOLDER", help="directory with config.json, weights and tokenizer files")
+    parser.add_argument("--from", dest="format", choices=FORMATS, required=True, help="format of the directory")
+    text = "checkpoint to write; its dictionaries and codes are written next to it"
     parser.add_argument("--output", required=True, metavar="PATH", help=text)
-    parser.add_argument("-s", "--source-lang", metavar="SRC", help="(default: as config.json says)")
-    parser.add_argument("-t", "--target-lang", metavar="TGT")
-    parser.add_argument("--tokenizer", choices=("moses", "none"), help="(default: moses; with SentencePiece none)")
+    parser.add_argument("-s", "--source-lang", metavar="SRC", help="source language (default: as in config.json)")
+    parser.add_argument("-t", "--target-lang", metavar="TGT", help="target language (default: as in config.json)")
+    parser.add_argument("--tokenizer", choices=("moses", "none"),
+                        help="tokenizer of raw text (default: moses; none with SentencePiece)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the checkpoint, once the model has given the logits of the one in the folder."""
+    """Convert the model, compare its logits with the original's, and write the checkpoint."""
     from fairseq_deep.tools import huggingface_export, huggingface_import
 
     check_fairseq()
     check_outputs([args.output], [args.folder])
     huggingface_export.check_package()
     if not os.path.isdir(args.folder):
-        raise UsageError(f"there is no folder {args.folder}: give one with config.json and weights")
+        raise UsageError(f"{args.folder}: no such directory; give one with config.json and weights")
     huggingface_import.check_kind(args.folder)
     found = huggingface_import.read_vocabularies(args.folder)
     with huggingface_export.quiet():
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     files = _companions(args.output, languages, found)
     for path in files:
         if os.path.lexists(path):
-            raise UsageError(f"cannot write {path}: it exists; give --output in another folder")
+            raise UsageError(f"cannot write {path}: it exists; give --output in another directory")
     _write(args.output, stored, languages, (source, target), tokenizer, found)
     sizes = f"{languages[0]} {len(source):,}, {languages[1]} {len(target):,} entries"
     print(f"{args.folder} -> {args.output}: {sizes}; logits within {difference:.1e}")
@@ -53,13 +54,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load(folder: str, found: Any) -> tuple[Any, Any, Any, float]:
-    """Return the model as it is to be stored, its dictionaries, and the greatest difference of a logit.
+    """Return the converted model, its dictionaries, and the maximum difference of logits.
 
     Args:
         found: see `huggingface_import.read_vocabularies`
 
     Raises:
-        UsageError: it cannot be loaded, or computes something else
+        UsageError: the model cannot be loaded, or the logits differ
     """
     import torch
     from transformers import AutoModelForSeq2SeqLM
@@ -72,7 +73,7 @@ def load(folder: str, found: Any) -> tuple[Any, Any, Any, float]:
 
     try:
         other = AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
-    except Exception as error:  # damaged files raise any exception
+    except Exception as error:  # corrupt files raise any exception
         raise UsageError(f"{folder}: transformers cannot load it ({one_line(error)})") from error
     state = {name: value.detach() for name, value in other.state_dict().items()}
     flags = huggingface_import.make_flags(other.config, state)
@@ -93,7 +94,7 @@ def load(folder: str, found: Any) -> tuple[Any, Any, Any, float]:
 
 
 def _random(size: int, longest: int, draws: Any) -> list[list[int]]:
-    """Return sentences of random entries of a dictionary of that *size*."""
+    """Return sentences of random entries of a dictionary with *size* entries."""
     import torch
 
     lengths = [min(length, longest) for length in SIZES]
@@ -111,7 +112,7 @@ def _languages(args: argparse.Namespace, found: Any) -> tuple[str, str]:
 
 
 def _companions(output: str, languages: tuple[str, str], found: Any) -> list[str]:
-    """Return the files next to the checkpoint: dictionaries, text steps, and sub-words if there are any."""
+    """Return the files next to the checkpoint: dictionaries, text steps, and sub-words if used."""
     names = [f"dict.{language}.txt" for language in languages] + ["steps.json"]
     names += ["code"] * (found.codes is not None) + ["spm.model"] * (found.pieces is not None)
     return [os.path.join(os.path.dirname(output), name) for name in names]

@@ -1,4 +1,4 @@
-"""The checks of `doctor` that need no package but torch: Python, processor, memory, disk, compiler."""
+"""Checks of `doctor` that require only torch: Python, processor, memory, disk, compiler."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# by the names of Linux; the first line is x86's, the second ARM's
+# Linux's names; the first line is for x86, the second for ARM
 INSTRUCTIONS = (
     *("avx2", "fma", "avx_vnni", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8"),
     *("asimd", "asimddp", "sve", "bf16", "i8mm"),
@@ -18,7 +18,7 @@ CPUINFO = "/proc/cpuinfo"
 
 @dataclass
 class Check:
-    """One line of the report. `state`: ok, warn (works, with a catch), no (does not, can be done without), FAIL."""
+    """One row of the report; `state`: ok, warn (works with restrictions), no (not available, optional), FAIL."""
 
     name: str
     state: str
@@ -28,37 +28,38 @@ class Check:
 
 
 def check_python() -> Iterator[Check]:
-    """Name Python and the platform."""
+    """Report Python and the platform."""
     version = platform.python_version()
     if (3, 10) <= sys.version_info[:2] <= (3, 13):
         yield Check("Python", "ok", f"{version} ({sys.executable})")
     else:
-        yield Check("Python", "warn", version, "tested on 3.10 to 3.13 only", "make the environment with one of those")
+        cure = "create the environment with one of these"
+        yield Check("Python", "warn", version, "tested only on 3.10 to 3.13", cure)
     yield Check("platform", "ok", platform.platform())
 
 
 def check_cpu() -> Iterator[Check]:
-    """Name the processor, those of its instructions that decide how fast products are, its cores and our threads."""
+    """Report the processor, its instructions for matrix products, its cores and torch's threads."""
     cores, threads = count_cores(), _count_threads()
     counts = f"{_count(cores, 'core')}, {_count(threads, 'thread')} in use" if threads else _count(cores, "core")
     model, instructions = describe_cpu()
     value = f"{model}, {counts}; {' '.join(instructions) or 'instructions unknown'}"
     if threads and threads > cores:
-        reason = f"{threads} threads get in each other's way on {_count(cores, 'core')}"
+        reason = f"{threads} threads compete for {_count(cores, 'core')}"
         yield Check("CPU", "warn", value, reason, f"export OMP_NUM_THREADS={cores}")
     else:
         yield Check("CPU", "ok", value)
 
 
 def check_space() -> Iterator[Check]:
-    """Name memory and disk."""
+    """Report memory and free disk space."""
     with contextlib.suppress(ValueError, OSError, AttributeError):
         gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
         yield Check("memory", "ok", f"{gib:.1f} GiB")
     free = shutil.disk_usage(".").free / 2**30
     if free < 2:
-        reason = "a checkpoint of a 30-layer base model takes 1.6 GB, a run keeps several"
-        yield Check("free disk", "warn", f"{free:.1f} GiB", reason, "free some space, or write to another disk")
+        reason = "a checkpoint of a 30-layer base model takes 1.6 GB, and a run keeps several"
+        yield Check("free disk", "warn", f"{free:.1f} GiB", reason, "free disk space, or write to another disk")
     else:
         yield Check("free disk", "ok", f"{free:.1f} GiB in {os.getcwd()}")
 
@@ -70,7 +71,7 @@ def check_compiler() -> Iterator[Check]:
         yield Check("compiler", "ok", compiler)
     else:
         cure = "apt-get install g++ (Debian), xcode-select --install (macOS)"
-        yield Check("compiler", "no", "none found", "fairseq's extensions cannot be built (again) here", cure)
+        yield Check("compiler", "no", "none found", "fairseq's extensions cannot be built", cure)
 
 
 def count_cores() -> int:
@@ -79,7 +80,7 @@ def count_cores() -> int:
 
 
 def describe_cpu() -> tuple[str, list[str]]:
-    """Return the processor's name and which of `INSTRUCTIONS` it has (none where the system does not tell)."""
+    """Return the processor's name and its subset of `INSTRUCTIONS` (empty if the system does not report it)."""
     fields: dict[str, str] = {}
     with contextlib.suppress(OSError), open(CPUINFO, encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -91,7 +92,7 @@ def describe_cpu() -> tuple[str, list[str]]:
 
 
 def _count_threads() -> int:
-    """Return the number of torch's threads, 0 without torch, whose absence is another check's finding."""
+    """Return the number of torch's threads; 0 without torch."""
     try:
         import torch
     except Exception:

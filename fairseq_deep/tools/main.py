@@ -1,7 +1,7 @@
 """Entry point of ``fairseq-deep``.
 
 A sub-command is a module with ``add_arguments(parser)`` and ``run(args) -> int``; the first line of its docstring is
-its help. To add one, write the module and list it in `COMMANDS`.
+the help text. To add a sub-command, write the module and list it in `COMMANDS`.
 """
 
 import argparse
@@ -40,22 +40,22 @@ from fairseq_deep.tools import (
 COMMANDS = (path, archs, flags, doctor, check, average, score, diagnose, translate, serve, distill, package, plot,
             report, export, import_, recipe, compare, claims, wheelhouse, completion)  # fmt: skip
 RAW = {"recipe": recipe, "compare": compare, "claims": claims}
-"""Commands that read their words themselves."""
+"""Commands that parse their own arguments."""
 
 
 def name_of(module: Any) -> str:
-    """Return the name of a command; a module ends in ``_`` where Python has reserved the word."""
+    """Return the name of a command; a module has the suffix ``_`` if the name is a Python keyword."""
     return module.__name__.rpartition(".")[2].rstrip("_").replace("_", "-")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a wrong argument in one line."""
+    """Parser that reports an invalid argument on one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {printable(message, None)} (see {self.prog} --help)\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print; argparse itself ignores a full disk and a reader that has left."""
+        """Print; unlike argparse, raise errors such as a full disk or a closed pipe."""
         if message:
             stream = sys.stderr if file is None else file
             with contextlib.suppress(OSError) if stream is sys.stderr else contextlib.nullcontext():
@@ -63,7 +63,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser(all_arguments: bool = False) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """The parser, and those of the sub-commands; for tab completion also with the arguments of `RAW`."""
+    """Return the parser and the sub-commands' parsers; *all_arguments*: include arguments of `RAW`, for completion."""
     parser = _Parser(prog="fairseq-deep", description="Tools for deep Transformers in fairseq.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     parser.add_argument("--version", action="version", version=f"fairseq_deep {__version__}", help="print the version")
@@ -78,7 +78,7 @@ def make_parser(all_arguments: bool = False) -> tuple[argparse.ArgumentParser, d
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the arguments of the sub-command that `argv` names; `run` is its function. Exits if they are wrong."""
+    """Parse the arguments of a sub-command, with its function in `run`; exit if they are invalid."""
     (parser, commands), argv = make_parser(), sys.argv[1:] if argv is None else list(argv)
     if argv and argv[0] in RAW:
         return argparse.Namespace(command=argv[0], run=RAW[argv[0]].run, words=argv[1:])
@@ -86,7 +86,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if args.command is None:
         parser.print_help(sys.stderr)
         sys.exit(2)
-    if hasattr(args, "fairseq_flags"):  # the sub-command hands to fairseq what it does not know itself
+    if hasattr(args, "fairseq_flags"):  # the sub-command passes unknown flags to fairseq
         args.fairseq_flags = unknown
     elif unknown:
         commands[args.command].error(f"unrecognised arguments: {' '.join(unknown)}")
@@ -94,24 +94,24 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``fairseq-deep`` with `argv` (default: those of the process) and return its exit code."""
+    """Run ``fairseq-deep`` with `argv` (default: the process's arguments) and return its exit code."""
     name = "fairseq-deep"
     try:
         open_streams()
         with ended_by_signals():
             args = parse(argv)
             name = f"fairseq-deep {args.command}"
-            logging.getLogger("fairseq_deep").setLevel(logging.ERROR)  # models log for training while they are built
+            logging.getLogger("fairseq_deep").setLevel(logging.ERROR)  # models log messages about training
             code = args.run(args)
             sys.stdout.flush()
             return code
-    except SystemExit as end:  # of the parser; its help may not have been written yet
+    except SystemExit as end:  # raised by the parser; its help may not be flushed yet
         return _flushed(end, name)
     except UsageError as error:
         return tell(f"{name}: {error.message}", 2)
     except KeyboardInterrupt:
         return tell(f"{name}: interrupted", 130)
-    except BrokenPipeError:  # the reader (head, less) has left
+    except BrokenPipeError:  # the reader (head, less) has closed the pipe
         _close_stdout()
         return 141
     except OSError as error:
@@ -122,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def open_streams() -> None:
-    """Open what the caller has closed of the three standard streams, so that no file gets its number.
+    """Reopen closed standard streams; otherwise, another file could be opened with their numbers.
 
     Raises:
         UsageError: standard output is closed
@@ -139,19 +139,19 @@ def open_streams() -> None:
 
 
 class Ended(BaseException):
-    """A signal that ends the command; temporary files are removed on the way out."""
+    """A signal that ends the command after temporary files are removed."""
 
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Remove temporary files where SIGTERM or SIGHUP ends the command, and then let the signal end it.
+    """Remove temporary files on SIGTERM or SIGHUP, then let the signal end the process.
 
-    A signal that the caller ignores, as nohup does with SIGHUP, stays ignored.
+    A signal that the caller ignores, such as SIGHUP with nohup, remains ignored.
     """
 
     def end(number: int, _: Any) -> NoReturn:
         for each in before:
-            signal.signal(each, signal.SIG_IGN)  # a second signal must not end the removal
+            signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the removal
         raise Ended(number)
 
     if threading.current_thread() is not threading.main_thread():
@@ -173,7 +173,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def tell(line: str, code: int) -> int:
-    """Print `line` to stderr, if that can be written to, and return `code`."""
+    """Print `line` to stderr, if possible, and return `code`."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
     return code
@@ -192,5 +192,5 @@ def _flushed(end: SystemExit, name: str) -> int:
 
 
 def _close_stdout() -> None:
-    """What the interpreter flushes at exit must not raise again."""
+    """Redirect standard output to /dev/null, to prevent another exception from the interpreter's flush at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

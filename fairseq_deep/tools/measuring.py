@@ -1,4 +1,4 @@
-"""What ``fairseq-deep diagnose`` measures: which model, on which batch, in which form."""
+"""Models, batch and measurements of ``fairseq-deep diagnose``."""
 
 import os
 import shlex
@@ -10,12 +10,12 @@ from fairseq_deep.tools import UsageError
 
 SIDES = ("encoder", "decoder")
 RATIOS = ("variance", "beta_ln", "beta_rc", "beta")
-# what would run a layer twice, or not at all
+# these options would run a layer twice, or not at all
 _WHOLE = {"checkpoint_activations": False, "offload_activations": False, "encoder_layerdrop": 0, "decoder_layerdrop": 0}
 
 
 class Subject(NamedTuple):
-    """A model to be measured: `build` makes it, freshly for each call unless it is trained."""
+    """A model to measure; `build` returns it, as a new model per call unless it is trained."""
 
     name: str
     task: Any
@@ -24,10 +24,10 @@ class Subject(NamedTuple):
 
 
 def measure(subject: Subject, split: str, tokens: int, seeds: int, train: bool) -> dict[str, Any]:
-    """Return the batch, the results of each of the seeds 1 ... `seeds`, and their mean.
+    """Return the batch, the results per seed 1 ... `seeds`, and their mean.
 
     Raises:
-        UsageError: the data cannot be read, or the model not be built or held in memory
+        UsageError: the data cannot be read, or the model cannot be built or does not fit into memory
     """
     import torch
 
@@ -58,7 +58,8 @@ def _measure_once(model: Any, sample: dict[str, Any], cpu: bool) -> dict[str, An
     from fairseq_deep.core.diagnostics import layer_gradient_norms, source_gain, stream_statistics, sublayer_ratios
 
     if getattr(model.decoder, "adaptive_softmax", None) is not None:
-        raise UsageError("a model with --adaptive-softmax-cutoff cannot be diagnosed: fairseq has no gradient for it")
+        raise UsageError("--adaptive-softmax-cutoff is not supported, since fairseq has no gradient for it: give "
+                         "another model")  # fmt: skip
     if torch.cuda.is_available() and not cpu:
         model, sample = model.cuda(), move_to_cuda(sample)
     inputs, pad = sample["net_input"], model.encoder.padding_idx
@@ -92,10 +93,10 @@ def _measure_once(model: Any, sample: dict[str, Any], cpu: bool) -> dict[str, An
 
 
 def fresh(name: str, data: str, flags: Sequence[str]) -> Subject:
-    """The model that ``fairseq-train DATA FLAGS --arch NAME`` would start from; `name` may have flags of its own.
+    """Return the initial model of ``fairseq-train DATA FLAGS --arch NAME``; `name` may include flags.
 
     Raises:
-        UsageError: what is given is wrong
+        UsageError: an argument is invalid
     """
     from fairseq import options, tasks
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -117,23 +118,23 @@ def fresh(name: str, data: str, flags: Sequence[str]) -> Subject:
 
 
 def trained(path: str, data: str, cpu: bool) -> Subject:
-    """The model of the checkpoint at `path`.
+    """Return the model of the checkpoint at `path`.
 
     Raises:
-        UsageError: it cannot be loaded, or is not one of this package
+        UsageError: the checkpoint cannot be loaded, or is not from this package
     """
     from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
     from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 
     if not os.path.isfile(path):
-        raise UsageError(f"there is no checkpoint {path}")
+        raise UsageError(f"{path}: no such checkpoint; correct the path")
     overrides = {"data": data, **_WHOLE}
     (model,), _, task = _or_user_error(
         f"cannot load {path}", lambda: load_model_ensemble_and_task([path], arg_overrides=overrides)
     )
     if not isinstance(model, DeepTransformerModel):
-        raise UsageError(f"{path} is a {type(model).__name__}: only models of this package can be measured")
+        raise UsageError(f"{path} is a {type(model).__name__}: give a model of this package")
     return Subject(path, task, lambda: model, cpu)
 
 
@@ -147,15 +148,15 @@ def _check_arch(arch: str) -> None:
     if found is None or not issubclass(found, DeepTransformerModel):
         known = [name for name, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, DeepTransformerModel)]
         cure = f"{nearest(arch, known)}; 'fairseq-deep archs' lists them"
-        raise UsageError(f"{arch} is no architecture of this package{cure}")
+        raise UsageError(f"{arch} is not an architecture of this package{cure}")
 
 
 def _refuse_flag(message: str) -> None:
-    raise UsageError(f"{message} (neither this command nor fairseq-train has it, or its value is wrong)")
+    raise UsageError(f"{message} (not a flag of this command or fairseq-train, or an invalid value)")
 
 
 def _or_user_error(problem: str, action: Callable[[], Any]) -> Any:
-    """Return what `action` returns; whatever fairseq raises about its input becomes one line."""
+    """Call `action` and return its result; exceptions of fairseq become `UsageError`."""
     try:
         return action()
     except UsageError:
@@ -165,10 +166,11 @@ def _or_user_error(problem: str, action: Callable[[], Any]) -> Any:
 
 
 def _batch(task: Any, split: str, tokens: int) -> dict[str, Any]:
-    """About so many target tokens of `split`, the same in each call: neighbours in fairseq's order by length.
+    """Return a batch of about `tokens` target tokens of `split`, identical at each call.
 
-    They come from the middle, with as many target tokens in shorter sentences as in longer ones: an ordinary training
-    batch. Sentences of any length together would be padding for the most part.
+    The sentences are neighbours in fairseq's order by length, from the middle: shorter and longer sentences of the
+    split have equally many target tokens. This resembles a training batch; sentences of arbitrary lengths would be
+    mostly padding.
     """
     import numpy
     from fairseq.data.data_utils import numpy_seed
@@ -177,7 +179,7 @@ def _batch(task: Any, split: str, tokens: int) -> dict[str, Any]:
     dataset = task.dataset(split)
     if getattr(dataset, "tgt_sizes", None) is None or len(dataset) == 0:
         raise UsageError(f"the split {split} has no sentence pairs: give data of --task translation")
-    with numpy_seed(1):  # the order of equally long ones is random
+    with numpy_seed(1):  # the order of sentences with equal lengths is random
         order = dataset.ordered_indices()
     lengths = numpy.asarray(dataset.tgt_sizes)[order]
     sums = numpy.cumsum(lengths)
@@ -187,7 +189,7 @@ def _batch(task: Any, split: str, tokens: int) -> dict[str, Any]:
 
 
 def mean_of(values: list[Any]) -> Any:
-    """Element by element, the mean of results of one form; what is equal in all stays as it is."""
+    """Return the elementwise mean of results with the same structure; equal values are not changed."""
     first = values[0]
     if isinstance(first, dict):
         return {key: mean_of([value[key] for value in values]) for key in first}

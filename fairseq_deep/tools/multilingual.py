@@ -1,8 +1,8 @@
-"""Scores of one model for many language pairs, as Zhang et al. (2020) put them together for OPUS-100.
+"""Scores of one model for many language pairs, aggregated as in Zhang et al. (2020) for OPUS-100.
 
-A folder holds ``test.SRC-TGT.hyp`` and ``test.SRC-TGT.ref`` for each pair. sacreBLEU scores every pair with the same
-tokenisation (13a, also for Chinese, as in the papers), and the rest are means over pairs: from English, to English, and
-zero-shot, which is neither. BLEU4 is the mean over German, Chinese, Breton and Telugu.
+A directory has ``test.SRC-TGT.hyp`` and ``test.SRC-TGT.ref`` per pair. sacreBLEU scores all pairs with the same
+tokenisation (13a, also for Chinese, as in the papers). The other scores are means over pairs: from English, to English,
+and zero-shot (neither). BLEU4 is the mean over German, Chinese, Breton and Telugu.
 """
 
 import os
@@ -20,11 +20,11 @@ DIRECTIONS = ("en-xx", "xx-en", "zero-shot")
 
 
 def score_folder(folder: str, metric: Any, against: str | None = None) -> dict[str, Any]:
-    """Return BLEU of each pair, and their means.
+    """Return BLEU per pair, and means over pairs.
 
     Args:
-        metric: BLEU of sacreBLEU
-        against: a folder of another system, for the win ratio: the share of pairs in which ours is strictly better
+        metric: sacreBLEU's BLEU
+        against: directory of another system, for the win ratio: the share of pairs with a strictly better score of ours
     """
     texts = read_folder(folder)
     scores = {pair: metric.corpus_score(ours, [references]).score for pair, (ours, references) in texts.items()}
@@ -47,7 +47,7 @@ def score_folder(folder: str, metric: Any, against: str | None = None) -> dict[s
 
 
 def direction(pair: str) -> str:
-    """Return which of `DIRECTIONS` a pair such as ``en-de`` belongs to."""
+    """Return the entry of `DIRECTIONS` for a pair such as ``en-de``."""
     source, target = pair.split("-")
     return "en-xx" if source == "en" else "xx-en" if target == "en" else "zero-shot"
 
@@ -55,10 +55,10 @@ def direction(pair: str) -> str:
 def read_folder(folder: str) -> dict[str, tuple[list[str], list[str]]]:
     """Return hypotheses and references of each pair."""
     if not os.path.isdir(folder):
-        raise UsageError(f"--multilingual {folder}: there is no such folder")
+        raise UsageError(f"--multilingual {folder}: no such directory; correct the path")
     pairs = sorted(f"{match[1]}-{match[2]}" for match in map(PAIR.fullmatch, os.listdir(folder)) if match)
     if not pairs:
-        raise UsageError(f"{folder} holds no test.SRC-TGT.hyp, such as test.en-de.hyp; give one for each pair")
+        raise UsageError(f"{folder} has no test.SRC-TGT.hyp, such as test.en-de.hyp; give one per pair")
     texts = {}
     for pair in pairs:
         paths = [os.path.join(folder, f"test.{pair}.{kind}") for kind in ("hyp", "ref")]
@@ -97,9 +97,9 @@ def _summary(name: str, pairs: Sequence[str], scores: Any, others: Any, texts: A
 
 
 def language_accuracy(hypotheses: dict[str, list[str]]) -> float | None:
-    """Return the mean over pairs of the share of hypotheses (%) that py3langid takes for the target language.
+    """Return the share of hypotheses (%) that py3langid classifies as the target language, averaged over pairs.
 
-    None without that package, with a warning.
+    Without py3langid, warn and return None.
     """
     try:
         import py3langid
@@ -114,7 +114,7 @@ def language_accuracy(hypotheses: dict[str, list[str]]) -> float | None:
 
 
 def report(result: dict[str, Any]) -> str:
-    """Lay out the means, a line for each direction."""
+    """Format the means, with a row per direction."""
     columns = (("win_ratio", "win ratio %"), ("bleu4", "BLEU4"), ("language_accuracy", "language accuracy %"))
     rows = [["direction", "pairs", "mean BLEU", *(head for _, head in columns)]]
     for name, found in result["directions"].items():

@@ -1,7 +1,7 @@
-"""write a trained model as one folder to hand on, without a pickle in it
+"""export a trained model as one pickle-free directory
 
-The folder has weights (safetensors), settings (JSON), dictionaries, merges, a card and sums. fairseq-deep translate,
-from_pretrained and fairseq-generate load it, with the translations of the checkpoint.
+The directory contains weights (safetensors), settings (JSON), dictionaries, merges, a card and checksums. fairseq-deep
+translate, from_pretrained and fairseq-generate load it, and give the translations of the checkpoint.
 """
 
 import argparse
@@ -15,27 +15,28 @@ from fairseq_deep.runtime import records
 from fairseq_deep.tools import UsageError, check_new_folder, new_folder, translate
 
 DTYPES = ("float16", "bfloat16", "float32")
-UNKNOWN_LICENCE = "not stated: ask whoever made the model"
+UNKNOWN_LICENCE = "not stated: ask the model's authors"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the model, the folder, what the card says, and the parts that are not found beside a checkpoint."""
-    parser.add_argument("model", metavar="RUN", help="folder of a recipe (of one seed), or checkpoint")
-    parser.add_argument("--output", required=True, metavar="DIR", help="the folder to make")
-    parser.add_argument("--dtype", choices=DTYPES, help="of the weights (default: as in the checkpoint)")
-    parser.add_argument("--name", metavar="TEXT", help="of the model, on the card (default: the name of DIR)")
-    parser.add_argument("--licence", "--license", default=UNKNOWN_LICENCE, metavar="TEXT", help="as MIT or CC-BY-4.0")
+    """Add the model, the output directory, entries of the card, and the parts of a single checkpoint."""
+    parser.add_argument("model", metavar="RUN", help="directory of a recipe (of one seed), or checkpoint")
+    parser.add_argument("--output", required=True, metavar="DIR", help="directory to create")
+    parser.add_argument("--dtype", choices=DTYPES, help="type of the weights (default: as in the checkpoint)")
+    parser.add_argument("--name", metavar="TEXT", help="model name on the card (default: the name of DIR)")
+    parser.add_argument("--licence", "--license", default=UNKNOWN_LICENCE, metavar="TEXT",
+                        help="licence on the card, such as MIT or CC-BY-4.0")  # fmt: skip
     translate.add_parts(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the folder, and load it again before it gets its name."""
+    """Write the package, and verify it before it is renamed to its final name."""
     from fairseq_deep.runtime import packaged
 
     output = os.path.abspath(args.output)
     check_new_folder(args.output)
     if packaged.is_package(args.model):
-        raise UsageError(f"{args.model} is a packaged model by now: copy the folder")
+        raise UsageError(f"{args.model} is already a packaged model: copy the directory")
     content = collect(args, os.path.basename(output))
     with new_folder(output) as folder:
         packaged.write(folder, content)
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def collect(args: argparse.Namespace, name: str) -> Any:
-    """Return the `Content` of the folder."""
+    """Return the `Content` of the package."""
     import torch
 
     from fairseq_deep.runtime import TextSteps, find_bundle, load_model, packaged, search_of
@@ -74,7 +75,7 @@ def collect(args: argparse.Namespace, name: str) -> Any:
 
 
 def versions(names: Sequence[str] = ("fairseq_deep", "fairseq", "torch", "safetensors")) -> dict[str, str]:
-    """Return the versions of the packages that make the folder."""
+    """Return the versions of the software that writes the package."""
     from importlib import metadata
 
     found = {}
@@ -87,12 +88,12 @@ def versions(names: Sequence[str] = ("fairseq_deep", "fairseq", "torch", "safete
 def card_config(
     args: argparse.Namespace, loaded: Any, text: dict[str, Any], search: dict[str, Any], names: Sequence[str]
 ) -> dict[str, Any]:
-    """Return what the card of an export says of the model, as `make_card` takes it.
+    """Return the configuration for the card of an export, in the form required by `make_card`.
 
     Args:
         args: "name", "licence" and "output" of the command
         text, search: as in ``config.json``
-        names: of the packages whose versions the card names
+        names: Python packages to list with their versions
     """
     return {
         "name": args.name if args.name is not None else os.path.basename(os.path.abspath(args.output)),
@@ -106,7 +107,7 @@ def card_config(
 
 
 def counts(loaded: Any, tensors: dict[str, Any]) -> dict[str, str]:
-    """Return the rows of the card that are counted."""
+    """Return the rows of the card with sizes."""
     sizes = {loaded.source_lang: len(loaded.source), loaded.target_lang: len(loaded.target)}
     kinds = sorted({str(tensor.dtype).partition(".")[2] for tensor in tensors.values()})
     return {
@@ -117,15 +118,15 @@ def counts(loaded: Any, tensors: dict[str, Any]) -> dict[str, str]:
 
 
 def record_of(run: str) -> dict[str, Any]:
-    """Return what the recipe wrote down of its run; nothing for a lone checkpoint."""
+    """Return the record of a recipe's run; empty for a single checkpoint."""
     return records.read_json(os.path.join(run, "RESULT.json"), records.RESULT, records.RERUN)
 
 
 def check_written(folder: str, content: Any) -> None:
-    """Load the folder as anybody else would, and compare what comes of it.
+    """Load the package like a user, and compare the tensors.
 
     Raises:
-        UsageError: it is not what was to be written
+        UsageError: the package differs from *content*
     """
     import torch
 
@@ -138,4 +139,4 @@ def check_written(folder: str, content: Any) -> None:
         for name, owner in owners.items()
     )
     if not same:
-        raise UsageError(f"cannot write {folder}: what was written reads otherwise; is the disk sound?")
+        raise UsageError(f"cannot write {folder}: the written files differ when read back; check the disk")

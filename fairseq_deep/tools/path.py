@@ -1,6 +1,6 @@
-"""print the folder of the installed package, for --user-dir "$(fairseq-deep path)"
+"""print the directory of the installed package, for --user-dir "$(fairseq-deep path)"
 
-fairseq compares the folder with the package's ``__path__`` as strings, so that this very string must be printed.
+fairseq compares the directory with the package's ``__path__`` as strings, so exactly this string must be printed.
 """
 
 import argparse
@@ -14,6 +14,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the absolute path of the package's folder."""
+    """Print the absolute path of the package's directory."""
     print(os.path.abspath(fairseq_deep.__path__[0]))
     return 0

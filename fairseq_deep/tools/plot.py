@@ -1,4 +1,4 @@
-"""draw what a checkpoint has learned (weights), or how trainings went (run)"""
+"""draw the aggregation weights of a checkpoint (weights), or the curves of training runs (run)"""
 
 import argparse
 
@@ -17,5 +17,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw."""
+    """Draw the picture."""
     return PICTURES[args.what].run(args)

@@ -1,6 +1,6 @@
-"""write one self-contained HTML page about an experiment: scores, curves, settings, data, sample translations
+"""write a self-contained HTML page about an experiment: scores, curves, settings, data, sample translations
 
-The page needs no network and no other file. What an experiment has not come to yet is left out of it.
+The page does not need a network or other files. It omits the results of unfinished stages.
 """
 
 import argparse
@@ -30,31 +30,31 @@ TRAINING = ("arch", "seed", "updates", "epochs", "precision", "devices", "tokens
 DECODING = ("averaged", "average_updates", "beam", "lenpen")
 COMPARED = {"valid_loss": ("valid loss", ".3f"), "bleu": ("BLEU", ".2f"), "chrf": ("chrF", ".2f"),
             "step_seconds": ("seconds per update", ".3f")}  # fmt: skip
-"""What the page of a comparison shows of each system."""
+"""Columns on the page of a comparison: {name: (header, format)}."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the experiment, the outputs, and what to show of the translations."""
+    """Add the experiment, the outputs, and the choice of translations."""
     parser.add_argument(
         "run_folder", metavar="RUN", help="directory of an experiment: one run, several seeds, or a comparison"
     )
-    parser.add_argument("--output", metavar="FILE", help="the page (default: report.html in RUN)")
-    parser.add_argument("--title", help="its title (default: the folder's name)")
+    parser.add_argument("--output", metavar="FILE", help="page to write (default: report.html in RUN)")
+    parser.add_argument("--title", help="title of the page (default: the directory's name)")
     parser.add_argument(
         "--samples", type=at_least_one, default=20, metavar="N",
-        help="translations to show, evenly spread over the test set (default: 20)",
+        help="number of translations to show, evenly distributed over the test set (default: 20)",
     )  # fmt: skip
     parser.add_argument(
         "--generate-output", metavar="FILE",
-        help="take them, and their alignments, from this output of fairseq-generate",
+        help="output of fairseq-generate with the translations and alignments to show",
     )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Gather, draw and write the page."""
+    """Collect the results, draw the curves and write the page."""
     folder = args.run_folder
     if not os.path.isdir(folder):
-        raise UsageError(f"there is no folder {folder}: give the folder of a recipe's experiment")
+        raise UsageError(f"{folder}: no such directory; give the directory of a recipe's experiment")
     output = args.output or os.path.join(folder, "report.html")
     check_outputs([output], [folder, args.generate_output], own=["report.html"])
     page = gather(folder, args.samples, args.generate_output)
@@ -65,14 +65,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def gather(folder: str, count: int, generated: str | None = None) -> dict[str, Any]:
-    """Return what the template shows of the experiment in *folder*.
+    """Return the template's variables for the experiment in *folder*.
 
     Args:
-        count: how many translations at most
-        generated: the output of ``fairseq-generate`` to take them from, instead of the folder's own
+        count: maximum number of translations
+        generated: output of ``fairseq-generate`` with translations, instead of the experiment's
 
     Raises:
-        UsageError: it is not the folder of an experiment, or one of its files cannot be read
+        UsageError: *folder* is not the directory of an experiment, or one of its files cannot be read
     """
     seeds = _seeds(folder)
     runs = {f"seed {seed}": os.path.join(folder, f"seed{seed}") for seed in seeds} or {"": folder}
@@ -81,7 +81,7 @@ def gather(folder: str, count: int, generated: str | None = None) -> dict[str, A
     if not command and (stored := results.by_system(results.read(folder))):
         return _compared(stored)
     if not command:
-        raise UsageError(f"{folder} holds no train.sh: give the folder of a recipe that has begun to train")
+        raise UsageError(f"{folder} has no train.sh: give the directory of a recipe that has begun to train")
     flags = _flags(command)
     record = _result(first, RESULT)
     return {
@@ -97,7 +97,7 @@ def gather(folder: str, count: int, generated: str | None = None) -> dict[str, A
 
 
 def _compared(systems: dict[str, dict[int, dict[str, Any]]]) -> dict[str, Any]:
-    """What the template shows of a comparison: a row for each system, their losses, and what they have in common."""
+    """Return the template's variables for a comparison: a row per system, losses, and common settings."""
     rows, losses, flags, first = [], {}, [], {}
     for name, runs in systems.items():
         first = first or next(iter(runs.values()))
@@ -136,11 +136,11 @@ def _command(path: str) -> list[str]:
     try:
         return shlex.split(read_lines(path)[-1]) if os.path.isfile(path) else []
     except ValueError as error:
-        raise UsageError(f"{path} is not what a recipe writes: {error}") from error
+        raise UsageError(f"{path} was not written by a recipe: {error}") from error
 
 
 def _flags(command: Sequence[str]) -> dict[str, str]:
-    """The flags of fairseq-train; of one that is given twice the last, as there."""
+    """Return the flags of fairseq-train; if a flag is repeated, the last value counts, as in fairseq."""
     flags: dict[str, str] = {}
     for word, following in zip(command, [*command[1:], "--"]):
         if word.startswith("--"):
@@ -150,7 +150,7 @@ def _flags(command: Sequence[str]) -> dict[str, str]:
 
 
 def _scores(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """A line for each test set and measure."""
+    """Return a row per test set and measure."""
     rows = []
     for subset, measures in record.get("scores", {}).items():
         for name, label in SCORES.items():
@@ -167,7 +167,7 @@ def _against(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tables(record: dict[str, Any], flags: dict[str, str]) -> dict[str, list[tuple[str, Any]]]:
-    """Name and value, by heading."""
+    """Return {heading: list of (name, value)}."""
     data = record.get("data", {})
     pairs = [
         (name, f"{facts['pairs']:,} pairs; sha256 " + ", ".join(f"{k} {v[:16]}…" for k, v in facts["sha256"].items()))
@@ -184,7 +184,7 @@ def _tables(record: dict[str, Any], flags: dict[str, str]) -> dict[str, list[tup
 
 
 def _curves(runs: dict[str, str]) -> dict[str, str]:
-    """Return the picture of the runs as SVG, or why there is none; nothing before the first line of a log."""
+    """Return the picture of the runs as SVG, or the reason for its absence; empty before the first log entry."""
     logs = {name: curves.find_log(place) for name, place in runs.items()}
     found = {name or "this run": curves.read_run(path) for name, path in logs.items() if path}
     return _drawn(found)
@@ -202,11 +202,11 @@ def _drawn(found: dict[str, Any]) -> dict[str, str]:
 
 
 def render(**page: Any) -> str:
-    """Fill the template; whatever comes from a file is escaped."""
+    """Render the template; all values are escaped."""
     try:
         import jinja2
     except ImportError as error:
-        raise UsageError(f"the page needs jinja2 ({error}): pip install jinja2") from error
+        raise UsageError(f"the report requires jinja2 ({error}): pip install jinja2") from error
     folder = jinja2.FileSystemLoader(os.path.dirname(os.path.abspath(__file__)))
     environment = jinja2.Environment(
         loader=folder, autoescape=True, undefined=jinja2.ChainableUndefined, trim_blocks=True, lstrip_blocks=True
@@ -216,7 +216,7 @@ def render(**page: Any) -> str:
 
 
 def number(value: Any, form: str = ",") -> str:
-    """A number for people, or a dash where there is none."""
+    """Format a number for readers; a dash for None."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return "–" if value is None else str(value) or "–"
     return format(value, form) if math.isfinite(value) else str(value)

@@ -1,7 +1,7 @@
-"""``results.jsonl``: one line per finished training run, with its settings, conditions and figures.
+"""``results.jsonl``: one line per finished training run, with settings, conditions and results.
 
-Recipes, comparisons and claims write this file in their directory. Tables, pictures, claims, ``fairseq-deep report``
-and the docs read their figures from it.
+Recipes, comparisons and claims write this file to their directory. Tables, pictures, claims, ``fairseq-deep report``
+and the docs read their numbers from it.
 """
 
 import json
@@ -18,7 +18,7 @@ FILE = "results.jsonl"
 FIGURES = ("valid_loss", "valid_nll", "valid_ppl", "bleu", "chrf", "source_gain", "step_seconds", "tokens_per_second",
            "sentences_per_second", "ratio_encoder", "ratio_decoder", "between_encoder", "between_decoder",
            "train_hours")  # fmt: skip
-"""Measured figures; a mean over seeds is meaningful for each."""
+"""Measured values; a mean over seeds is meaningful for all of them."""
 SCHEMA = {
     **SEARCH, **FACTS, **{name: optional(figure) for name in FIGURES},
     "system": needed(line), "seed": needed(amount), "command": line, "folder": line, "parameters": optional(amount),
@@ -26,7 +26,7 @@ SCHEMA = {
 }  # fmt: skip
 """A line of the file.
 
-Losses are in bits per token. ``curve`` has the validation loss by update, ``flags`` those of fairseq-train that change
+Losses are in bits per token. ``curve`` has the validation loss by update, ``flags`` the fairseq-train flags that change
 the result. ``folder`` is relative to the directory of the file.
 """
 
@@ -46,7 +46,7 @@ def read(folder: str) -> list[dict[str, Any]]:
 def add(folder: str, runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Write *runs* to the experiment's ``results.jsonl``, and return all of its runs.
 
-    A run replaces the earlier run with the same system and seed; the others are kept. The file is replaced as a whole.
+    A run replaces the earlier run with the same system and seed; other runs are not changed. Writing is atomic.
     """
     found = {(run["system"], run["seed"]): run for run in [*read(folder), *runs]}
     lines = [json.dumps(run, ensure_ascii=False) + "\n" for run in found.values()]
@@ -63,10 +63,10 @@ def by_system(runs: Iterable[dict[str, Any]]) -> dict[str, dict[int, dict[str, A
 
 
 def spread(values: Iterable[float | None]) -> dict[str, Any] | None:
-    """Mean, standard deviation (None for one value), minimum and maximum of the values that are not None.
+    """Compute mean, standard deviation (None for one value), minimum and maximum of the values that are not None.
 
     Returns:
-        None without any value; NaN where one of them is not a finite number
+        None without any value; NaN for statistics that are not defined because a value is not finite
     """
     known = [value for value in values if value is not None]
     if not known:
@@ -79,7 +79,7 @@ def spread(values: Iterable[float | None]) -> dict[str, Any] | None:
 
 
 def p_over_seeds(differences: list[float]) -> float | None:
-    """Two-sided p of Student's t test that paired differences have a mean of 0.
+    """Compute the two-sided p of Student's t-test for a mean of 0 of paired differences.
 
     Returns:
         None for fewer than three differences, or if one is not a finite number
@@ -92,7 +92,7 @@ def p_over_seeds(differences: list[float]) -> float | None:
         return 0.0 if differences[0] else 1.0
     t = abs(statistics.fmean(differences)) / (deviation / math.sqrt(n))
     freedom = n - 1
-    # With x = sqrt(freedom) tan(a), the density is that of cos(a)^(freedom - 1); Simpson's rule gives the tails.
+    # With x = sqrt(freedom) tan(a), the density is proportional to cos(a)^(freedom - 1); Simpson's rule integrates it.
     scale = math.gamma((freedom + 1) / 2) / (math.sqrt(math.pi) * math.gamma(freedom / 2))
     first, steps = math.atan(t / math.sqrt(freedom)), 2000
     width = (math.pi / 2 - first) / steps

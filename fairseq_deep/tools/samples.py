@@ -1,4 +1,4 @@
-"""Translations of a recipe's test set to look at: evenly spread over it, with their alignments where there are any."""
+"""Sample translations of a recipe's test set, evenly distributed over it, with alignments if available."""
 
 import os
 import re
@@ -8,18 +8,18 @@ from fairseq_deep.tools import UsageError, read_lines
 from fairseq_deep.tools.generated import Sentences, best, read_generated
 
 LINKS = re.compile(r"(\d{1,6}-\d{1,6})( \d{1,6}-\d{1,6})*")
-WIDEST = 40  # tokens of a sentence whose alignment is still drawn
+WIDEST = 40  # maximum length of sentences with a drawn alignment, in tokens
 
 
 def choose(folder: str, flags: dict[str, str], count: int, generated: str | None = None) -> dict[str, Any]:
-    """Choose at most *count* sentences of the experiment in *folder*, by their place in the test set.
+    """Choose at most *count* sentences of the experiment in *folder*, by their position in the test set.
 
     Args:
-        flags: of its training
-        generated: the output of ``fairseq-generate`` to take them from; None: what the recipe has scored
+        flags: flags of its training run
+        generated: output of ``fairseq-generate`` with the sentences; None: the recipe's translations
 
     Returns:
-        ``sentences``, how many there are, and ``samples``, a dictionary for each chosen one, with ``line`` (from 1),
+        ``sentences``, the total number, and ``samples``, a dictionary per chosen sentence with ``line`` (from 1),
         ``source``, ``ours``, ``reference``, ``chrf`` (of the sentence, None without sacrebleu) and ``alignment`` (None,
         or tokens of both sides with the set of linked pairs)
     """
@@ -39,7 +39,7 @@ def _from_recipe(folder: str, source: str | None, target: str | None) -> list[di
     sources = read_lines(raw if os.path.isfile(raw) else pieces)
     sides = [sources, read_lines(translations), read_lines(os.path.join(folder, f"test.ref.{target}"))]
     if len({*map(len, sides)}) != 1:
-        raise UsageError(f"{folder}: its test set and translations differ in length: run again with --stage 6")
+        raise UsageError(f"{folder}: test set and translations differ in length: run again with --stage 6")
     alignments = _alignments(os.path.join(folder, "generate-test.txt"))
     names = ("source", "ours", "reference")
     return [
@@ -49,7 +49,7 @@ def _from_recipe(folder: str, source: str | None, target: str | None) -> list[di
 
 
 def from_output(path: str) -> list[dict[str, Any]]:
-    """The sentences of an output of ``fairseq-generate``, by their numbers."""
+    """Return the sentences of an output of ``fairseq-generate``, ordered by number."""
     sentences = read_generated(path)
     alignments = _aligned(sentences)
     return [
@@ -70,10 +70,10 @@ def _alignments(path: str) -> dict[int, dict[str, Any]]:
 
 
 def _aligned(sentences: Sentences) -> dict[int, dict[str, Any]]:
-    """Line -> tokens of both sides and their links (source, target).
+    """Return {line: tokens of both sides and their links (source, target)}.
 
-    Alignments count sub-words. Where ``--remove-bpe`` has joined these, their numbers point past the words that are
-    left, or at others: they are taken only if every token of the hypothesis has its link, and no other.
+    Alignments are indices of sub-words. If ``--remove-bpe`` has joined the sub-words, these indices are wrong.
+    Therefore an alignment is used only if each token of the hypothesis has a link, and no other index occurs.
     """
     found = {}
     for number, kinds in sentences.items():
@@ -89,7 +89,7 @@ def _aligned(sentences: Sentences) -> dict[int, dict[str, Any]]:
 
 
 def _joined(line: str) -> str:
-    """The words of subword-nmt's pieces."""
+    """Join subword-nmt's sub-words to words."""
     return re.sub(r"@@( |$)", "", line)
 
 

@@ -1,12 +1,12 @@
 """score translations: sacreBLEU with its signature, tokenised BLEU, or compound-split BLEU
 
-Three measures that must not be mixed up, each labelled in the output:
+There are three measures, labelled in the output, which are not comparable with each other:
 
-- default: sacreBLEU on detokenised text (13a tokenisation, mixed case), the one to compare across papers;
-- ``--tokenized``: BLEU on the tokens as they are (as multi-bleu does, without smoothing);
-- ``--compound-split``: the same after splitting compounds at hyphens on both sides, which inflates the score.
+- default: sacreBLEU on detokenised text (13a tokenisation, mixed case), for comparisons across papers;
+- ``--tokenized``: BLEU on tokenised text (like multi-bleu, without smoothing);
+- ``--compound-split``: like ``--tokenized``, after splitting compounds at hyphens, which inflates the score.
 
-Each of them takes several sets of references; ``--against`` tests the difference to another system for significance.
+All measures support several sets of references. ``--against`` tests the difference to another system for significance.
 ``--multilingual`` scores one model for many language pairs.
 """
 
@@ -33,12 +33,12 @@ MEASURES = {
     "tokenized": "tokenised BLEU (as multi-bleu; depends on the tokenisation)",
     "compound-split": "compound-split tokenised BLEU (inflated: not comparable with the others)",
 }
-# ASCII: only ASCII white space separates, as where the substitution runs on bytes.
+# ASCII: only ASCII white space is a separator, like in the original substitution on bytes.
 _COMPOUND = re.compile(r"(\S)-(\S)", re.ASCII)
 
 
 class Texts(NamedTuple):
-    """Hypotheses and sets of references, line by line, and where each comes from."""
+    """Lines of hypotheses and of sets of references, with their origins."""
 
     hypotheses: list[str]
     references: list[list[str]]
@@ -49,47 +49,47 @@ class Texts(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the inputs, the choice of measure, and the outputs."""
     inputs = parser.add_mutually_exclusive_group(required=True)
-    inputs.add_argument("--sys", metavar="FILE", help="hypotheses, one a line ('-': standard input)")
+    inputs.add_argument("--sys", metavar="FILE", help="hypotheses, one per line ('-': standard input)")
     inputs.add_argument("--generate-output", metavar="FILE", help="output of fairseq-generate ('-': standard input)")
     inputs.add_argument(
         "--multilingual", metavar="DIR",
-        help="folder with test.SRC-TGT.hyp and test.SRC-TGT.ref of many pairs; with --against DIR also the win ratio",
+        help="directory with test.SRC-TGT.hyp and test.SRC-TGT.ref per pair; --against DIR adds the win ratio",
     )  # fmt: skip
     parser.add_argument(
         "--ref", action="append", default=[], metavar="FILE",
-        help="references, once for each set of them; with --generate-output they replace its T- lines",
+        help="references, once per set; with --generate-output, they replace its T- lines",
     )  # fmt: skip
     measure = parser.add_mutually_exclusive_group()
-    measure.add_argument("--tokenized", action="store_true", help="BLEU on tokenised text as it is (as multi-bleu)")
+    measure.add_argument("--tokenized", action="store_true", help="compute BLEU on tokenised text, like multi-bleu")
     measure.add_argument("--compound-split", action="store_true", help="split a-b into 3 tokens, then as --tokenized")
-    parser.add_argument("--lang", metavar="LANG", help="target language: chooses sacreBLEU's tokeniser for zh, ja, ko")
+    parser.add_argument("--lang", metavar="LANG", help="target language, to select sacreBLEU's tokenizer (zh, ja, ko)")
     parser.add_argument("--lowercase", action="store_true", help="ignore case")
     parser.add_argument("--detokenize", metavar="LANG", help="with --generate-output: detokenise its H- and T- lines")
     parser.add_argument("--hypotheses", metavar="OUT", help="with --generate-output: write the hypotheses, in order")
     parser.add_argument(
         "--references", action="append", default=[], metavar="OUT",
-        help="with --generate-output: write the references, in order; once for each set of them",
+        help="with --generate-output: write the references, in order, once per set",
     )  # fmt: skip
     parser.add_argument(
         "--against", metavar="RUN|FILE",
-        help="another system: the folder of a recipe's run, or a file of hypotheses; paired bootstrap of BLEU and chrF",
+        help="other system, directory of a recipe's run or file of hypotheses, for a paired bootstrap of BLEU and chrF",
     )  # fmt: skip
     parser.add_argument(
         "--resamples", type=at_least_one, metavar="N",
-        help=f"with --against: resamples of the bootstrap (default: {significance.RESAMPLES})",
+        help=f"with --against: number of resamples of the bootstrap (default: {significance.RESAMPLES})",
     )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="also write the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, score, print the table and, as the last line, ``BLEU = NN.NN``."""
+    """Score the translations, print a table and, as the last line, ``BLEU = NN.NN``."""
     _check_arguments(args)
     if args.multilingual:
         return _score_pairs(args)
     texts = _read_generated(args) if args.generate_output else _read_pair(args.sys, args.ref)
     if args.references and len(args.references) != len(texts.references):
         sets = f"{len(texts.references)} set(s) of references"
-        raise UsageError(f"--references is given {len(args.references)} time(s) for {sets}; give it once for each")
+        raise UsageError(f"--references is given {len(args.references)} time(s) for {sets}; give it once per set")
     other = significance.read_other(args.against, texts.references, args.lang or "") if args.against else None
     for path, lines in ((args.hypotheses, texts.hypotheses), *zip(args.references, texts.references)):
         if path:
@@ -119,12 +119,12 @@ def _score_pairs(args: argparse.Namespace) -> int:
 def compute(
     hypotheses: list[str], references: list[list[str]], measure: str, lowercase: bool = False, lang: str = ""
 ) -> dict[str, Any]:
-    """Return BLEU and what it is made of.
+    """Return BLEU and its components.
 
     Args:
-        hypotheses: one sentence each; each list in `references` has as many.
+        hypotheses: sentences; each list in `references` has the same length.
         measure: a key of `MEASURES`.
-        lang: target language, for sacreBLEU's choice of tokeniser.
+        lang: target language, to select sacreBLEU's tokenizer.
     """
     if measure == "compound-split":
         hypotheses, *references = ([split_compounds(line) for line in side] for side in (hypotheses, *references))
@@ -149,7 +149,7 @@ def compute(
 
 
 def _metrics(measure: str, lowercase: bool, lang: str) -> dict[str, Any]:
-    """Return fresh metrics of sacreBLEU: BLEU as `measure` has it and, for detokenised text, chrF."""
+    """Return new sacreBLEU metrics: BLEU for `measure` and, for detokenised text, chrF."""
     try:
         from sacrebleu.metrics import BLEU, CHRF
     except ImportError as error:
@@ -157,8 +157,8 @@ def _metrics(measure: str, lowercase: bool, lang: str) -> dict[str, Any]:
     if measure == "sacrebleu":
         try:
             bleu = BLEU(lowercase=lowercase, force=True, trg_lang=lang)
-        except (RuntimeError, ImportError) as error:  # a tokeniser that is a package of its own
-            raise UsageError(f"--lang {lang} needs a tokeniser; pip install 'sacrebleu[{lang}]'") from error
+        except (RuntimeError, ImportError) as error:  # the tokenizer is in a separate package
+            raise UsageError(f"--lang {lang} requires a tokenizer; pip install 'sacrebleu[{lang}]'") from error
         return {"BLEU": bleu, "chrF": CHRF(lowercase=lowercase)}
     return {"BLEU": BLEU(lowercase=lowercase, force=True, tokenize="none", smooth_method="none")}
 
@@ -180,22 +180,23 @@ def split_compounds(line: str) -> str:
 
 def _check_arguments(args: argparse.Namespace) -> None:
     if args.sys and not args.ref:
-        raise UsageError("--sys needs --ref FILE, the references")
+        raise UsageError("--sys requires the references: add --ref FILE")
     if args.multilingual:
         single = ("ref", "tokenized", "compound_split", "lang", "detokenize", "hypotheses", "references", "resamples")
         for flag in single:
             if getattr(args, flag):
-                raise UsageError(f"--{flag.replace('_', '-')} does not go with --multilingual; drop one of them")
+                raise UsageError(f"--{flag.replace('_', '-')} is not supported with --multilingual; omit one of them")
     if args.sys:
         for flag in ("detokenize", "hypotheses", "references"):
             if getattr(args, flag):
-                raise UsageError(f"--{flag} goes with --generate-output, not with --sys")
+                raise UsageError(f"--{flag} requires --generate-output and is not supported with --sys; omit it")
     if args.detokenize and (args.tokenized or args.compound_split):
-        raise UsageError("--detokenize clashes with --tokenized and --compound-split: they score tokens; drop one")
+        raise UsageError("--detokenize is not supported with --tokenized and --compound-split, which score tokens; "
+                         "omit one")  # fmt: skip
     if args.against and (args.tokenized or args.compound_split):
-        raise UsageError("--against compares by sacreBLEU on detokenised text; drop --tokenized and --compound-split")
+        raise UsageError("--against requires sacreBLEU on detokenised text; omit --tokenized and --compound-split")
     if args.resamples and not args.against:
-        raise UsageError("--resamples needs --against RUN or FILE, the other system")
+        raise UsageError("--resamples requires another system; add --against RUN or FILE")
     inputs = [args.sys, args.generate_output, args.multilingual, args.against, *args.ref]
     check_outputs([args.hypotheses, *args.references, args.json], inputs)
 
@@ -220,18 +221,18 @@ def _read_generated(args: argparse.Namespace) -> Texts:
     else:
         sources, sets = [path], [{key: detokenize(line) for key, line in targets.items()}]
         if not targets:
-            raise UsageError(f"{path} holds no line 'T-...' (no target side?); give the references with --ref")
+            raise UsageError(f"{path} has no line 'T-...' (no target side?); give the references with --ref")
     for source, references in zip(sources, sets):
         if hypotheses.keys() != references.keys():
             first = min(hypotheses.keys() ^ references.keys())
             raise UsageError(
                 f"{path} has {len(hypotheses)} hypotheses for {len(references)} references of {source}: "
-                f"sentence {first} has only one of them; generate again, without dropping sentences"
+                f"sentence {first} has only one of them; generate again without dropping sentences"
             )
     order = sorted(hypotheses)
     if order[-1] + 1 != len(order):
         missing = next(index for index, key in enumerate(order) if index != key)
-        _warn(f"{path} has {len(order)} sentences of at least {order[-1] + 1} (first without: {missing})")
+        _warn(f"{path} has {len(order)} sentences of at least {order[-1] + 1} (first missing: {missing})")
     ordered = [[references[key] for key in order] for references in sets]
     return Texts([detokenize(hypotheses[key]) for key in order], ordered, path, sources)
 
@@ -250,7 +251,7 @@ def _detokenizer(lang: str | None):
 def _warn_about(hypotheses: list[str], measure: str) -> None:
     pieces = sum("@@ " in line or line.endswith("@@") for line in hypotheses)
     if pieces:
-        _warn(f"{pieces} hypotheses hold sub-word marks (@@): join them first (fairseq-generate --remove-bpe)")
+        _warn(f"{pieces} hypotheses contain sub-word marks (@@): join sub-words first (fairseq-generate --remove-bpe)")
     tokenized = sum(line.endswith(" .") for line in hypotheses)
     if measure == "sacrebleu" and tokenized > len(hypotheses) / 4:
         _warn(f"{tokenized} hypotheses end in ' .': detokenise tokenised text first (or use --tokenized)")

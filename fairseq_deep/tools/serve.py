@@ -1,6 +1,6 @@
 """serve models over HTTP, with LibreTranslate's API and a web page
 
-POST /translate takes JSON or a form. Requests are gathered into batches; each model serves one language pair. SIGTERM
+POST /translate accepts JSON or a form. Requests are combined into batches; each model serves one language pair. SIGTERM
 and SIGINT stop the server after it has answered all accepted requests.
 """
 
@@ -14,14 +14,14 @@ PORT = 5000  # LibreTranslate's
 
 
 def port(text: str) -> int:
-    """Type of an argument: a port; 0 lets the system choose."""
+    """Parse an argument: a port; 0 lets the system choose."""
     if not (text.isascii() and text.isdigit()) or len(text) > 5 or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 65535, not '{text}'")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """Type of an argument: a number above 0."""
+    """Parse an argument: a number above 0."""
     value = translate.number(text)
     if not value:
         raise argparse.ArgumentTypeError("must be a number above 0")
@@ -29,7 +29,7 @@ def seconds(text: str) -> float:
 
 
 def pair(text: str) -> tuple[str, str]:
-    """Type of an argument: two codes of languages."""
+    """Parse an argument: two language codes."""
     source, colon, target = text.partition(":")
     if not (source and colon and target):
         raise argparse.ArgumentTypeError(f"must be SRC:TGT, such as en:de, not '{text}'")
@@ -38,30 +38,33 @@ def pair(text: str) -> tuple[str, str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add models, the address, limits and the search."""
-    kinds = "folder of a recipe or of a packaged model, or checkpoint; one per language pair"
+    kinds = "directory of a recipe or of a packaged model, or checkpoint; one per language pair"
     parser.add_argument("models", metavar="MODEL", nargs="+", help=kinds)
     parser.add_argument("--pair", type=pair, action="append", metavar="SRC:TGT",
-                        help="languages; give it once per MODEL, in their order (default: as the models name them)")
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="(default: 127.0.0.1, local only)")
-    parser.add_argument("--port", type=port, default=PORT, metavar="N", help=f"0: any free one (default: {PORT})")
-    parser.add_argument("--api-key-file", metavar="FILE", help="one key per line; requests must have one of them")
+                        help="languages, once per MODEL, in the same order (default: as named by the models)")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
+                        help="address to listen on (default: 127.0.0.1, local only)")  # fmt: skip
+    parser.add_argument("--port", type=port, default=PORT, metavar="N",
+                        help=f"port to listen on; 0: any free port (default: {PORT})")  # fmt: skip
+    parser.add_argument("--api-key-file", metavar="FILE", help="file with one key per line; requests require a key")
     limits = parser.add_argument_group("limits")
     for flag, default, text in (
-        ("--max-body", 1 << 20, "bytes of a request"),
-        ("--max-characters", 10_000, "characters of a request"),
-        ("--max-lines", 200, "texts and lines of a request"),
-        ("--max-queue", 1000, "lines in the queue; further requests get status 429"),
+        ("--max-body", 1 << 20, "maximum size of a request, in bytes"),
+        ("--max-characters", 10_000, "maximum number of characters per request"),
+        ("--max-lines", 200, "maximum number of texts and lines per request"),
+        ("--max-queue", 1000, "maximum number of queued lines; further requests get status 429"),
     ):
         limits.add_argument(flag, type=at_least_one, default=default, metavar="N", help=f"{text} (default: {default})")
-    limits.add_argument("--timeout", type=seconds, default=60.0, metavar="S", help="seconds per request (default: 60)")
+    limits.add_argument("--timeout", type=seconds, default=60.0, metavar="S",
+                        help="time limit per request, in seconds (default: 60)")  # fmt: skip
     limits.add_argument("--window", type=translate.number, default=10.0, metavar="MS",
-                        help="milliseconds in which requests are gathered (default: 10)")  # fmt: skip
+                        help="time to collect requests for a batch, in milliseconds (default: 10)")  # fmt: skip
     translate.add_search(parser)
     translate.add_engine(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal; 0 once all accepted requests are answered."""
+    """Serve until a signal; return 0 after all accepted requests are answered."""
     for name in ("starlette", "uvicorn"):
         try:
             importlib.import_module(name)
@@ -82,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load(args: argparse.Namespace) -> list[Any]:
-    """Return the models, of different languages."""
+    """Load the models; they must have different languages."""
     from fairseq_deep.runtime import find_bundle
     from fairseq_deep.serving.service import ServedModel, check_pairs, log
 

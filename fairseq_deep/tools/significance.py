@@ -1,4 +1,4 @@
-"""Whether two systems differ: sacreBLEU's paired bootstrap (Koehn, 2004), and the translations that it compares."""
+"""Significance tests between systems: sacreBLEU's paired bootstrap (Koehn, 2004) and its input."""
 
 import contextlib
 import logging
@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 from fairseq_deep.tools import UsageError, format_table, read_lines
 
-SEED = 12345  # sacreBLEU's own default
+SEED = 12345  # sacreBLEU's default
 RESAMPLES = 1000
 
 
 class Measured(NamedTuple):
-    """What sacreBLEU says of some systems by one measure.
+    """sacreBLEU's results for several systems and one measure.
 
     Attributes:
-        signature: with the number of resamples and the seed
-        results: of each system `score`, `mean` and `ci` (the mean of the resamples and half the 95 % interval around
-            it); of all but the first `p_value` as well
+        signature: signature, including the number of resamples and the seed
+        results: per system `score`, `mean` and `ci` (mean of the resamples, and half of the 95 % interval around it),
+            and `p_value`, except for the first system
     """
 
     signature: str
@@ -35,8 +35,8 @@ def paired_bootstrap(
     """Compare the first of `systems` (name, hypotheses) with each other one.
 
     Args:
-        references: one list for each set of references.
-        metrics: fresh metrics of sacreBLEU, by the names that the answer has.
+        references: one list per set of references.
+        metrics: new sacreBLEU metrics, by the names of the results.
     """
     from sacrebleu.significance import PairedTest
 
@@ -46,14 +46,14 @@ def paired_bootstrap(
     for name, (key, signature) in zip(metrics, signatures.items()):
         for (_, lines), result in zip(systems[1:], scores[key][1:]):
             if lines == systems[0][1] or result.score == scores[key][0].score:
-                result.p_value = 1.0  # its formula takes the same score twice for a sure difference
+                result.p_value = 1.0  # sacreBLEU's formula gives a tiny p for equal scores
         measured[name] = Measured(str(signature), scores[key])
     return measured
 
 
 @contextlib.contextmanager
 def _quiet_sacrebleu() -> Iterator[None]:
-    """Fix the seed, which sacreBLEU takes from the environment, and leave out its signs of progress."""
+    """Fix the seed, which sacreBLEU reads from the environment, and suppress its progress messages."""
     logger, name = logging.getLogger("sacrebleu"), "SACREBLEU_SEED"
     level, seed = logger.level, os.environ.get(name)
     logger.setLevel(logging.ERROR)
@@ -68,21 +68,21 @@ def _quiet_sacrebleu() -> Iterator[None]:
 
 
 def read_run(folder: str, lang: str = "") -> tuple[list[str], list[list[str]]]:
-    """Return what a recipe has left in `folder`: the translations of its test set, and each set of references."""
+    """Return a recipe's translations of the test set in `folder`, and its sets of references."""
     names = os.listdir(folder)
     languages = sorted(name[len("test.hyp.") :] for name in names if name.startswith("test.hyp."))
     if lang in languages:
         languages = [lang]
     if len(languages) > 1:
-        raise UsageError(f"{folder} holds translations into {', '.join(languages)}; choose one with --lang")
+        raise UsageError(f"{folder} has translations into {', '.join(languages)}; choose one with --lang")
     if not languages:
         seeds = sorted((name for name in names if re.fullmatch(r"seed\d+", name)), key=lambda name: int(name[4:]))
         if seeds:
-            raise UsageError(f"{folder} holds several seeds; give one, such as {os.path.join(folder, seeds[0])}")
-        raise UsageError(f"{folder} holds no test.hyp.LANG; give a run of a recipe that has come to its end, or a file")
+            raise UsageError(f"{folder} has several seeds; give one, such as {os.path.join(folder, seeds[0])}")
+        raise UsageError(f"{folder} has no test.hyp.LANG; give a finished run of a recipe, or a file")
     first = f"test.ref.{languages[0]}"
     if first not in names:
-        raise UsageError(f"{folder} holds no {first} beside its translations; score that run again (--stage 7)")
+        raise UsageError(f"{folder} has no {first} for its translations; score that run again (--stage 7)")
     more = [f"test.ref{number}.{languages[0]}" for number in range(1, len(names))]
     files = [first, *(name for name in more if name in names)]
     references = [read_lines(os.path.join(folder, name)) for name in files]
@@ -101,15 +101,15 @@ def read_other(path: str, references: list[list[str]], lang: str = "") -> list[s
             raise UsageError(f"{path} has other references (line {line}); score both systems on the same test set")
         if len(others) != len(references):
             counts = f"{path} was scored with {len(others)} set(s) of references, not {len(references)}"
-            raise UsageError(f"{counts}; score both systems with the same")
+            raise UsageError(f"{counts}; score both systems with the same references")
     if len(hypotheses) != len(references[0]):
-        counts = f"{path} has {len(hypotheses)} sentences and the references {len(references[0])}"
+        counts = f"{path} has {len(hypotheses)} sentences, but the references {len(references[0])}"
         raise UsageError(f"{counts}; translate the same test set with both systems")
     return hypotheses
 
 
 def describe(measured: Measured) -> dict[str, Any]:
-    """Turn the comparison of two systems, the other one and ours, into a record."""
+    """Convert the comparison of two systems, the other one and ours, to a record."""
     other, ours = measured.results
     keys = ("score", "mean", "ci")
     return {
@@ -122,7 +122,7 @@ def describe(measured: Measured) -> dict[str, Any]:
 
 
 def table(records: dict[str, dict[str, Any]], ours: str, other: str) -> str:
-    """Lay out records of `describe` by measure: two lines each, the other system first."""
+    """Format records of `describe`, with two rows per measure: the other system, then ours."""
     rows = [("", "system", "score", "95 % interval", "difference", "p")]
     for measure, record in records.items():
         last = f"{record['difference']:+.2f}", f"{record['p']:.3f}"

@@ -1,4 +1,4 @@
-"""The structure of a checkpoint, read with inert stand-ins for whatever its pickle asks for."""
+"""The structure of a checkpoint, read with inert placeholders instead of the objects in its pickle."""
 
 import math
 import os
@@ -10,13 +10,13 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 LARGEST_PICKLE = 1 << 28
-"""Bytes: a checkpoint's structure takes some hundred thousand."""
+"""Maximum size of a pickle, in bytes; the structure of a checkpoint takes some hundred thousand."""
 _KINDS = {
     **{"DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "<u2"},
     **{"LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "i1"},
     **{"ByteStorage": "u1", "BoolStorage": "u1"},
 }
-"""Types of values, as torch and numpy call them; numpy does not know bfloat16."""
+"""Names of types in torch and numpy; numpy does not support bfloat16."""
 _INSTRUCTIONS = {
     getattr(pickle, name)[0]
     for name in (
@@ -25,14 +25,14 @@ _INSTRUCTIONS = {
         "SETITEM SETITEMS SHORT_BINSTRING STOP TUPLE TUPLE1 TUPLE2 TUPLE3"
     ).split()
 }
-"""Instructions of a pickle that torch's weights-only loader follows."""
+"""Pickle instructions that torch's weights-only loader supports."""
 _BLOCK = 1 << 22
 _UNFILLED = "._float_tensor"
-"""A buffer of sinusoidal positions, whose memory fairseq never fills."""
+"""A buffer of sinusoidal positions that fairseq does not initialise."""
 
 
 class Stand:
-    """What takes the place of a class or function that is not to be called."""
+    """Placeholder for a class or function that must not be called."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -44,14 +44,14 @@ class Stand:
         return self
 
     def append(self, value: Any) -> None:
-        """As pickles of lists do."""
+        """Ignore an item of a list."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """As pickles of dictionaries do."""
+        """Ignore an item of a dictionary."""
 
 
 class Weight(Stand):
-    """A tensor, of which nothing but its place is known: storage, offset, shape."""
+    """Placeholder for a tensor, with storage, offset and shape."""
 
     @property
     def size(self) -> int:
@@ -64,29 +64,29 @@ class Weight(Stand):
 
     @property
     def storage(self) -> Any:
-        """Its :class:`Storage`; anything else if the file is damaged."""
+        """The tensor's :class:`Storage`; another object if the file is corrupt."""
         first, *_ = self.arguments or (None,)
         return first.storage if isinstance(first, Weight) else first
 
 
 class Storage(Stand):
-    """Values of tensors, by their place in the file: ("storage", type, key, device, number, ...)."""
+    """Placeholder for a storage, with its reference in the file: ("storage", type, key, device, number, ...)."""
 
     @property
     def place(self) -> tuple[str, str, int]:
         """Type, key and number of values.
 
         Raises:
-            ValueError: the file is damaged
+            ValueError: the file is corrupt
         """
         _, kind, key, _, number, *_ = self.arguments[0]
         if not (isinstance(kind, Stand) and isinstance(key, str) and isinstance(number, int) and number >= 0):
-            raise ValueError("a place of values that torch.save does not write")
+            raise ValueError("a storage reference that torch.save does not write")
         return str(kind.arguments[0]), key, number
 
 
 class Structure(NamedTuple):
-    """What ``torch.load`` would return, with stand-ins; the names that are not allowed; what is odd about the file."""
+    """The result of ``torch.load`` with placeholders, the names that are not allowed, and unusual findings."""
 
     state: Any
     asked: set[str]
@@ -97,11 +97,11 @@ def read_structure(stream: BinaryIO, zipped: bool) -> Structure:
     """Return the structure of the checkpoint in *stream*.
 
     Raises:
-        Exception: the file is damaged
+        Exception: the file is corrupt
     """
     if zipped:
         return _read_zip(stream)
-    for _ in range(3):  # magic number, version and facts of the machine
+    for _ in range(3):  # magic number, version and properties of the machine
         read_pickle(stream)
     storages: list[Storage] = []
     state, asked = read_pickle(stream, storages)
@@ -112,15 +112,15 @@ def read_structure(stream: BinaryIO, zipped: bool) -> Structure:
     for key in keys:
         number = int.from_bytes(stream.read(8), "little")
         odd = _odd_values(stream, kinds[key], number, names.get(key, key))
-        problems += odd if key in names else []  # others are of the optimizer
+        problems += odd if key in names else []  # other storages belong to the optimizer
     return Structure(state, asked, problems)
 
 
 def read_pickle(stream: BinaryIO, storages: list[Storage] | None = None) -> tuple[Any, set[str]]:
-    """Return what the next pickle in *stream* holds, with stand-ins, and names and instructions that are not allowed.
+    """Read the next pickle in *stream* with placeholders, and return it with names and instructions not allowed.
 
     Args:
-        storages: gets the places of all values
+        storages: receives all storages
     """
     import torch
     from fairseq import safe_load
@@ -163,15 +163,15 @@ def _read_zip(stream: BinaryIO) -> Structure:
     with zipfile.ZipFile(stream) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}
         if len(entries) < len(archive.infolist()):
-            problems.append("names occur twice in it")
+            problems.append("it has duplicate names")
         packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries.values())
         if packed:
             problems.append("entries are compressed, which torch.save does not do")
         if any(name.endswith("/constants.pkl") for name in entries):
-            problems.append("it is a TorchScript program: loading it is refused")
+            problems.append("it is a TorchScript program: fairseq rejects it")
         found = [entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl")]
         if len({entry.filename for entry in found}) != 1:
-            raise ValueError(f"{len(found)} entries data.pkl, not one")
+            raise ValueError(f"{len(found)} entries data.pkl instead of one")
         if found[0].file_size > LARGEST_PICKLE:
             raise ValueError(f"a structure of {found[0].file_size:,} bytes")
         with archive.open(found[0]) as opened:
@@ -180,14 +180,14 @@ def _read_zip(stream: BinaryIO) -> Structure:
             kind, key, number = storage.place
             entry = entries.get(f"{os.path.dirname(found[0].filename)}/data/{key}")
             if entry is None or kind in _KINDS and entry.file_size != number * np.dtype(_KINDS[kind]).itemsize:
-                raise ValueError(f"the values of {name} are not whole")
+                raise ValueError(f"the values of {name} are incomplete")
             with archive.open(entry) as opened:
                 problems += _odd_values(opened, kind, number, name)
     return Structure(state, asked, problems)
 
 
 def _storages(state: Any) -> list[tuple[str, Storage]]:
-    """Where the values of the model are, each storage once, with the name of a tensor in it."""
+    """Return the distinct storages of the model, each with the name of a tensor in it."""
     model = state.get("model") if isinstance(state, dict) else None
     found: dict[str, tuple[str, Storage]] = {}
     for name, value in model.items() if isinstance(model, dict) else ():
@@ -197,7 +197,7 @@ def _storages(state: Any) -> list[tuple[str, Storage]]:
 
 
 def _odd_values(stream: BinaryIO, kind: str, number: int, name: str) -> list[str]:
-    """What is wrong with the next *number* values of *stream*."""
+    """Return findings in the next *number* values of *stream*."""
     if kind not in _KINDS:
         return [f"{name} has values of the type {kind}, which are not inspected"]
     dtype, odd = np.dtype(_KINDS[kind]), False
@@ -205,7 +205,7 @@ def _odd_values(stream: BinaryIO, kind: str, number: int, name: str) -> list[str
         expected = min(_BLOCK, number - start) * dtype.itemsize
         content = stream.read(expected)
         if len(content) < expected:
-            raise ValueError(f"the values of {name} are not whole")
+            raise ValueError(f"the values of {name} are incomplete")
         values = np.frombuffer(content, dtype)
         if kind == "BFloat16Storage":
             odd = odd or bool((values & 0x7F80 == 0x7F80).any())

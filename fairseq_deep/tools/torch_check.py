@@ -1,4 +1,4 @@
-"""Whether exported programs compute and write what the model does: log-probabilities and translations."""
+"""Comparison of exported programs with their model: log-probabilities and translations."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,24 +12,24 @@ from fairseq_deep.tools import UsageError
 
 PAD, EOS = 1, 2
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
-"""Greatest difference of a log-probability by the type of the weights, relative to the largest one if that is above 1;
+"""Maximum difference of log-probabilities by the type of the weights, relative to the largest one if that is above 1;
 in half precision, eight units in the last place."""
 SHARE = 0.995
 """Share of translations that must be equal in fp32."""
 
 
 class ProgramModel:
-    """Two programs as a model that `BeamSearch` takes.
+    """Adapter of two programs to the model interface of `BeamSearch`.
 
     Args:
         encode, step: the programs
-        settings: what the file says of them (`torch_format.describe`)
+        settings: their description (`torch_format.describe`)
     """
 
     def __init__(self, encode: Callable, step: Callable, settings: dict[str, Any]):
         self._encode, self._step, self.decoder = encode, step, self
         self.beam, self.capacity = settings["search"]["beam"], settings["capacity"]
-        # where the sentences are in a cache
+        # the dimension of sentences in each cache
         self._dims = {
             entry["name"].partition(".")[2]: entry["shape"].index("sentences")
             for entry in settings["programs"]["step"]["inputs"]
@@ -42,13 +42,13 @@ class ProgramModel:
         return {"encoder_out": [source["padding"]], "source": source, "caches": caches}
 
     def max_positions(self) -> int:
-        """The number of positions that caches have room for."""
+        """Return the number of positions in the caches."""
         return self.capacity
 
     def __call__(
         self, prev_output_tokens: Tensor, encoder_out: dict, incremental_state: dict
     ) -> tuple[Tensor, dict]:
-        """Scores (rows x 1 x V) after the last of *prev_output_tokens*; the first step has a row per sentence."""
+        """Return scores (rows x 1 x V) for the next token; the first step has a row per sentence."""
         state, words = incremental_state, prev_output_tokens[:, -1:]
         if "caches" not in state:
             first = torch.zeros(len(words), self.beam, dtype=torch.long, device=words.device)
@@ -62,7 +62,7 @@ class ProgramModel:
         return scores.flatten(0, 1).unsqueeze(1), {"attn": [None]}
 
     def reorder_incremental_state_scripting(self, incremental_state: dict, new_order: Tensor) -> None:
-        """Take over the hypotheses *new_order*, all of a sentence at a time."""
+        """Reorder the caches to the hypotheses *new_order*, which are grouped by sentence."""
         state = incremental_state
         order, rows = new_order.view(-1, self.beam), state["rows"]
         sentences = order[:, 0] // rows
@@ -74,14 +74,14 @@ class ProgramModel:
 def check_programs(
     programs: tuple[Callable, Callable], settings: dict[str, Any], model: Any, rows: Sequence[list[int]]
 ) -> Report:
-    """Compare *programs* with the *model* that they were made of.
+    """Compare *programs* with their *model*.
 
     Args:
-        settings: what the file says of them
-        rows: the sentences' tokens
+        settings: description of the programs
+        rows: tokens of the sentences
 
     Raises:
-        UsageError: they differ by more than rounding
+        UsageError: the results differ by more than rounding
     """
     search, other = settings["search"], ProgramModel(*programs, settings)
     difference, equal, order = 0.0, 0, sorted(range(len(rows)), key=lambda row: -len(rows[row]))
@@ -100,7 +100,7 @@ def check_programs(
     report = Report("log-probabilities", len(rows), difference, equal)
     differing = report.differing(SHARE) if precise else ""
     if differing:
-        raise UsageError(f"the programs translate {differing} otherwise")
+        raise UsageError(f"the programs' translations differ for {differing}")
     return report
 
 
@@ -108,15 +108,15 @@ def check_programs(
 def compare(
     programs: tuple[Callable, Callable], model: Any, source: Tensor, targets: list[list[int]], beam: int
 ) -> float:
-    """Return the greatest difference of a log-probability of any word, given the *targets*.
+    """Return the maximum difference of log-probabilities over all tokens, given the *targets*.
 
     Args:
         source: B x S
         targets: tokens of the target sentences
-        beam: of the programs
+        beam: beam width of the programs
 
     Raises:
-        UsageError: it is more than rounding
+        UsageError: the difference is larger than rounding
     """
     encode, step = programs
     inputs = padded([[EOS, *target[:-1]] for target in targets])
@@ -132,5 +132,5 @@ def compare(
     expected, found = expected[words], torch.stack(steps, 1)[words]
     difference, scale = float((found - expected).abs().max()), float(expected.abs().max())
     if not difference <= tolerance * max(1.0, scale):
-        raise UsageError(f"the programs give other log-probabilities (by {difference:.1e})")
+        raise UsageError(f"the programs' log-probabilities differ (by {difference:.1e})")
     return difference

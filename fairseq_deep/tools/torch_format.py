@@ -1,14 +1,14 @@
-"""A trained model as two programs of ``torch.export`` in one file, checked before the file gets its name.
+"""Export of a trained model to two programs of ``torch.export`` in one file, with a check.
 
 The file is torch's PT2 archive. Its programs are ``encoder`` and ``step`` (`fairseq_deep.core.torch_export`), and its
-extra files hold all that a search around them needs:
+extra files contain everything that a search requires:
 
 | file | content |
 |---|---|
-| ``model.json`` | what `describe` returns |
+| ``model.json`` | the result of `describe` |
 | ``source.txt``, ``target.txt`` | the dictionaries: line n is the token with the index n, from 0 |
-| ``codes`` | merges of subword-nmt, if there are any |
-| ``spm.model.base64`` | a model of SentencePiece, if there is one |
+| ``codes`` | subword-nmt merges, if used |
+| ``spm.model.base64`` | a SentencePiece model, if used |
 | ``README.md`` | a card |
 """
 
@@ -35,40 +35,40 @@ from fairseq_deep.tools import (
 
 FORMAT, VERSION = "fairseq_deep torch.export", 1
 CAPACITY = 256
-"""Target positions by default; a step costs time and memory for all of them."""
+"""Default number of target positions; time and memory of a step grow with it."""
 NAMES = ("fairseq_deep", "torch")
 USE = """## Use
 
 `load_pt2` of `torch.export.pt2_archive._package` returns this file's programs and extra files (torch 2.8 or newer).
-Loading runs code of the file, so load only files that you trust. `model.json` describes the inputs and outputs. A
-search calls `encoder` once, and `step` for each target position:
+Loading runs code from the file, so load only files that you trust. `model.json` describes the inputs and outputs. A
+search calls `encoder` once and `step` per target position:
 
 ```python
 source, caches = encoder(src_tokens)  # sentences x words, padded
 scores, caches = step(words, order, position, source, caches)
 ```
 
-`words` has the last word of each hypothesis, at first `</s>`. `order` has the rank that each hypothesis had before,
-at first 0. `position` counts from 0. Inputs must be contiguous. `examples/translate_pt2.py` in the repository of
-fairseq_deep is a beam search that requires torch only."""
+`words` has the last token of each hypothesis, initially `</s>`. `order` has the previous rank of each hypothesis,
+initially 0. `position` starts at 0. Inputs must be contiguous. `examples/translate_pt2.py` in the repository of
+fairseq_deep is a beam search that requires only torch."""
 
 
 def check_package() -> Any:
-    """Return torch's module that writes and reads archives of several programs.
+    """Return torch's module for archives of several programs.
 
     Raises:
-        UsageError: this torch has none
+        UsageError: this torch does not have the module
     """
     try:
         from torch.export.pt2_archive import _package  # package_pt2 and load_pt2 are documented under this name
     except ImportError as error:
-        problem = f"--format torch requires torch 2.8 or newer, and this is {torch.__version__}"
+        problem = f"--format torch requires torch 2.8 or newer, but this is {torch.__version__}"
         raise UsageError(f"{problem}: pip install 'torch>=2.8'") from error
     return _package
 
 
 def write(args: argparse.Namespace) -> int:
-    """Write the file, and compare what its programs compute with the model."""
+    """Write the file, and compare its programs with the model."""
     from fairseq_deep.runtime import TextSteps, find_bundle, load_model, search_of
     from fairseq_deep.runtime.verification import token_rows
 
@@ -90,12 +90,12 @@ def write(args: argparse.Namespace) -> int:
     extra = {"model.json": json.dumps(settings, indent=1, ensure_ascii=False), **_texts(loaded, bundle)}
     extra["README.md"] = _card(args, loaded, settings)
     for program in programs.values():
-        program.example_inputs = None  # with caches as large as the model
+        program.example_inputs = None  # their caches are as large as the model
     with replacing(args.output) as temporary:
         try:
             with open(temporary, "wb+") as file:
                 archives.package_pt2(file, exported_programs=programs, extra_files=extra)
-        except RuntimeError as error:  # what torch raises on a full disk
+        except RuntimeError as error:  # raised by torch on a full disk
             raise UsageError(f"cannot write {args.output}: {one_line(error)}") from error
         with open(temporary, "rb") as file:
             report = _check(archives, file, settings, loaded.model, rows)
@@ -104,9 +104,9 @@ def write(args: argparse.Namespace) -> int:
 
 
 def check_new_file(path: str) -> None:
-    """Raise `UsageError` if no new file with the ending of torch's archives can be written at `path`."""
+    """Raise `UsageError` if no new file with the suffix of torch's archives can be written at `path`."""
     if not path.endswith(".pt2"):
-        raise UsageError(f"--output {path} must end in .pt2, by which torch knows the format")
+        raise UsageError(f"--output {path} must end in .pt2, torch's suffix of the format")
     if os.path.lexists(path):
         raise UsageError(f"cannot write {path}: it exists; give another name")
     check_output_path(path)
@@ -116,35 +116,35 @@ def export(model: Any, beam: int, capacity: int, path: str) -> dict[str, torch.e
     """Return the programs of *model*.
 
     Args:
-        beam, capacity: hypotheses of each sentence, and target positions
-        path: of the model, for errors
+        beam, capacity: hypotheses per sentence, and target positions
+        path: path of the model, for messages
 
     Raises:
-        UsageError: they cannot be exported
+        UsageError: the model cannot be exported
     """
     from fairseq_deep.core.torch_export import export_decoding_step, export_encoder
 
     most = model.decoder.max_positions()
     if capacity > most:
-        raise UsageError(f"--capacity {capacity} is more than the {most} positions of {path}: choose 1 to {most}")
+        raise UsageError(f"--capacity {capacity} exceeds the {most} positions of {path}: choose 1 to {most}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about torch's own internals
+            warnings.simplefilter("ignore")  # warnings about torch's internals
             step = export_decoding_step(model, beam, capacity)
             return {"encoder": export_encoder(model, beam, capacity), "step": step}
     except UsageError:
         raise
-    except Exception as error:  # torch raises any exception at what it cannot trace
+    except Exception as error:  # torch raises arbitrary exceptions for code that it cannot trace
         raise UsageError(f"torch {torch.__version__} cannot export {path}: {one_line(error)}") from error
 
 
 def describe(
     programs: dict[str, Any], loaded: Any, bundle: Any, steps: Any, search: dict[str, Any], capacity: int
 ) -> dict[str, Any]:
-    """Return what a search around the *programs* must know.
+    """Return the description of the *programs* for a search.
 
-    A shape consists of numbers and of the names "sentences" and "words" (of a batch of sources). Tensors of a
-    dictionary follow each other, as "source.NAME" and "caches.NAME".
+    A shape consists of numbers and the names "sentences" and "words" (of a batch of sources). Tensors in dictionaries
+    are listed as "source.NAME" and "caches.NAME".
     """
     inputs, scores = _tensors(programs["step"])
     sources = [entry for entry in inputs if entry["name"].startswith("source.")]
@@ -169,7 +169,7 @@ def describe(
 
 
 def _tensors(step: torch.export.ExportedProgram) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return what the step takes, in its order, and its scores: names, shapes and types."""
+    """Return names, shapes and types of the step's inputs, in order, and of its scores."""
     values = {node.name: node.meta["val"] for node in step.graph.nodes if node.op == "placeholder"}
     tensors = [values[name] for name in step.graph_signature.user_inputs]
     sizes = {str(tensors[0].shape[0]): "sentences", str(tensors[3].shape[3]): "words"}
@@ -186,18 +186,18 @@ def _tensors(step: torch.export.ExportedProgram) -> tuple[list[dict[str, Any]], 
 
 
 def _longest_source(loaded: Any) -> int:
-    """Return the most tokens of a source, its end included."""
+    """Return the maximum number of tokens in a source, including end-of-sentence."""
     return min(loaded.stored.task.get("max_source_positions") or math.inf, loaded.model.encoder.max_positions())
 
 
 def _texts(loaded: Any, bundle: Any) -> dict[str, str]:
-    """Return the dictionaries, and the model of sub-words."""
+    """Return the dictionaries and the sub-word model."""
     sides = {"source": loaded.source, "target": loaded.target}
     texts = {f"{side}.txt": "".join(f"{word}\n" for word in each.symbols) for side, each in sides.items()}
     if bundle.codes is not None:
         with open(bundle.codes, "rb") as file:
             content = file.read()
-        if is_pieces(bundle.codes):  # extra files are text
+        if is_pieces(bundle.codes):  # extra files must be text
             texts["spm.model.base64"] = base64.b64encode(content).decode()
         else:
             texts["codes"] = content.decode("utf-8")
@@ -210,7 +210,7 @@ def _card(args: argparse.Namespace, loaded: Any, settings: dict[str, Any]) -> st
 
     config = package.card_config(args, loaded, settings["text"], settings["search"], NAMES)
     rows = package.counts(loaded, loaded.model.state_dict())
-    rows["positions"] = f"at most {settings['capacity']} target tokens, and {settings['max_source']} source tokens"
+    rows["positions"] = f"at most {settings['capacity']} target tokens and {settings['max_source']} source tokens"
     record = package.record_of(args.checkpoint) if os.path.isdir(args.checkpoint) else {}
     return packaged.make_card(config, rows, record, use=USE)
 
@@ -218,9 +218,9 @@ def _card(args: argparse.Namespace, loaded: Any, settings: dict[str, Any]) -> st
 def _check(
     archives: Any, file: BinaryIO, settings: dict[str, Any], model: Any, rows: list[list[int]]
 ) -> Any:
-    """Read the file as anybody else would, and return what the check of its programs has found."""
+    """Read the file like a user, and return the result of the check."""
     content = archives.load_pt2(file)
     encode, step = (content.exported_programs[name].module() for name in ("encoder", "step"))
     if json.loads(content.extra_files["model.json"]) != settings:
-        raise UsageError("what was written reads otherwise; is the disk sound?")
+        raise UsageError("the written file differs when read back; check the disk")
     return torch_check.check_programs((encode, step), settings, model, rows)

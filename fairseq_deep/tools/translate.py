@@ -1,8 +1,8 @@
 """translate raw text with a trained model
 
-Raw lines go in, from a file or from stdin, and raw lines come out, as many and in the same order: they are tokenised,
-cut into sub-words, translated by beam search, joined and detokenised. With --line-by-line each line is answered before
-the next one is read, so that a process can stay and serve.
+Input and output are raw text with the same number of lines, in files or standard streams. Lines are tokenised, split
+into sub-words, translated with beam search, joined and detokenised. With --line-by-line, each line is translated before
+the next one is read, so the process can serve another program.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from fairseq_deep.errors import printable
 from fairseq_deep.runtime.engines import ENGINES
 from fairseq_deep.tools import UsageError, at_least_one, check_outputs, read_lines, replacing, stdin
 
-CHUNK = 2000  # lines that are sorted by length together
+CHUNK = 2000  # number of lines sorted by length together
 SEARCH = ("beam", "lenpen", "max_len_a", "max_len_b")
 
 
 def number(text: str) -> float:
-    """Type of an argument: a finite number of at least 0."""
+    """Parse an argument: a finite number of at least 0."""
     try:
         value = float(text)
     except ValueError:
@@ -35,14 +35,18 @@ def number(text: str) -> float:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add models, input and output, the search, and the parts that are not found beside a checkpoint."""
-    kinds = "folder of a recipe or of a packaged model, or checkpoint; several vote"
+    """Add models, input and output, the search, and the parts of a single checkpoint."""
+    kinds = "directory of a recipe or of a packaged model, or checkpoint; several models form an ensemble"
     parser.add_argument("models", metavar="MODEL", nargs="+", help=kinds)
-    parser.add_argument("--input", default="-", metavar="FILE", help="UTF-8 text, a sentence a line (default: stdin)")
-    parser.add_argument("--output", default="-", metavar="FILE", help="the translations (default: stdout)")
-    parser.add_argument("--json", action="store_true", help="JSON lines: line, source, translations (text and score)")
-    parser.add_argument("--nbest", type=at_least_one, default=1, metavar="N", help="with --json: the N best hypotheses")
-    parser.add_argument("--line-by-line", action="store_true", help="answer each line at once, as on a terminal")
+    parser.add_argument("--input", default="-", metavar="FILE",
+                        help="UTF-8 text, one sentence per line (default: stdin)")  # fmt: skip
+    parser.add_argument("--output", default="-", metavar="FILE", help="file for the translations (default: stdout)")
+    parser.add_argument("--json", action="store_true",
+                        help="write JSON lines: line, source, translations (text and score)")  # fmt: skip
+    parser.add_argument("--nbest", type=at_least_one, default=1, metavar="N",
+                        help="with --json: number of hypotheses per line (default: 1)")  # fmt: skip
+    parser.add_argument("--line-by-line", action="store_true",
+                        help="translate each line immediately, as on a terminal")  # fmt: skip
     add_search(parser)
     add_engine(parser)
     add_parts(parser)
@@ -55,43 +59,52 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         "--engine", choices=ENGINES, default="torch",
         help="auto: CTranslate2 if it gives the same translations, otherwise torch (default: torch)",
     )  # fmt: skip
-    group.add_argument("--cache-dir", metavar="DIR", help="converted models (default: $XDG_CACHE_HOME/fairseq_deep/"
-                       "ctranslate2, or below ~/.cache)")  # fmt: skip
+    group.add_argument("--cache-dir", metavar="DIR", help="directory of converted models (default: "
+                       "$XDG_CACHE_HOME/fairseq_deep/ctranslate2, or under ~/.cache)")  # fmt: skip
 
 
 def add_search(parser: argparse.ArgumentParser, beam: int | None = None) -> None:
     """Add the flags of beam search and batches; *beam* None: the recipe's."""
     search = parser.add_argument_group("search")
     usual = "the recipe's, or 4" if beam is None else beam
-    search.add_argument("--beam", type=at_least_one, metavar="N", default=beam, help=f"(default: {usual})")
+    search.add_argument("--beam", type=at_least_one, metavar="N", default=beam, help=f"beam width (default: {usual})")
     search.add_argument("--lenpen", type=number, metavar="A", help="length penalty (default: the recipe's, or 0.6)")
     search.add_argument(
         "--gnmt-lenpen", action="store_true", default=None,
-        help="((5 + length) / 6)^A, as GNMT, not length^A (default: as the recipe)",
+        help="use GNMT's length penalty, ((5 + length) / 6)^A (default: as in the recipe)",
     )  # fmt: skip
-    search.add_argument("--max-len-a", type=number, metavar="A", help="at most A x source + B units out")
-    search.add_argument("--max-len-b", type=at_least_one, metavar="B", help="(default: the recipe's, or 1.0 and 50)")
-    search.add_argument("--decode-precision", choices=("fp32", "bf16", "int8"), default="fp32", help="on a CPU")
-    search.add_argument("--batch-size", type=at_least_one, default=64, metavar="N", help="sentences (default: 64)")
-    search.add_argument("--max-tokens", type=at_least_one, default=4000, metavar="N", help="of a batch (default: 4000)")
-    search.add_argument("--cpu", action="store_true", help="leave a GPU alone")
+    search.add_argument("--max-len-a", type=number, metavar="A",
+                        help="maximum output length A x source + B, in tokens (default: the recipe's, or 1.0)")
+    search.add_argument("--max-len-b", type=at_least_one, metavar="B",
+                        help="B of the maximum output length (default: the recipe's, or 50)")  # fmt: skip
+    search.add_argument("--decode-precision", choices=("fp32", "bf16", "int8"), default="fp32",
+                        help="precision of the decoder's linear layers on a CPU (default: fp32)")  # fmt: skip
+    search.add_argument("--batch-size", type=at_least_one, default=64, metavar="N",
+                        help="sentences per batch (default: 64)")  # fmt: skip
+    search.add_argument("--max-tokens", type=at_least_one, default=4000, metavar="N",
+                        help="tokens per batch (default: 4000)")  # fmt: skip
+    search.add_argument("--cpu", action="store_true", help="do not use a GPU")
 
 
 def add_parts(parser: argparse.ArgumentParser) -> None:
-    """Add what `find_bundle` is told of a model beside its path."""
-    parts = parser.add_argument_group("what a lone checkpoint does not say")
-    parts.add_argument("--data", metavar="DIR", help="folder with dict.SRC.txt and dict.TGT.txt (default: its own)")
-    parts.add_argument("--bpe-codes", metavar="FILE", help="merges of subword-nmt (default: 'code' or 'bpecodes')")
-    parts.add_argument("--tokenizer", choices=("moses", "none"), help="(default: moses)")
+    """Add the options of `find_bundle` for a single checkpoint."""
+    parts = parser.add_argument_group("settings of a single checkpoint")
+    parts.add_argument("--data", metavar="DIR",
+                       help="directory with dict.SRC.txt and dict.TGT.txt (default: the checkpoint's)")  # fmt: skip
+    parts.add_argument("--bpe-codes", metavar="FILE",
+                       help="subword-nmt merges, or SentencePiece model (default: 'code', 'bpecodes' or 'spm.model')")
+    parts.add_argument("--tokenizer", choices=("moses", "none"), help="tokenizer of raw text (default: moses)")
     parts.add_argument("--lowercase", action="store_true", default=None, help="lowercase the source")
-    parts.add_argument("-s", "--source-lang", metavar="SRC", help="(default: as the checkpoint or DIR names it)")
-    parts.add_argument("-t", "--target-lang", metavar="TGT")
+    parts.add_argument("-s", "--source-lang", metavar="SRC",
+                       help="source language (default: from the checkpoint or file names)")  # fmt: skip
+    parts.add_argument("-t", "--target-lang", metavar="TGT",
+                       help="target language (default: from the checkpoint or file names)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Translate; 1 if a line was too long."""
+    """Translate; return 1 if a line was too long."""
     if args.nbest > 1 and not args.json:
-        raise UsageError(f"--nbest {args.nbest} gives several translations of a line: add --json")
+        raise UsageError(f"--nbest {args.nbest} gives several translations per line: add --json")
     bundles = find_bundles(args)
     if args.output != "-":
         check_outputs([args.output], [args.input, args.data, args.bpe_codes, *args.models, *parts_of(bundles)])
@@ -102,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         note(f"engine {translator.engine.name}: {translator.engine.note}")
     chunks = split(lines if lines is not None else stdin_lines(), 1 if stay else CHUNK)
     if args.output == "-":
-        if (sys.stdout.encoding or "").lower() not in ("utf-8", "utf8"):  # as the input is, whatever the locale
+        if (sys.stdout.encoding or "").lower() not in ("utf-8", "utf8"):  # output is UTF-8 in all locales, like input
             sys.stdout.reconfigure(encoding="utf-8")
         return write(args, translator, chunks, sys.stdout, Progress(None))
     with replacing(args.output) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
@@ -119,7 +132,7 @@ def find_bundles(args: argparse.Namespace) -> list[Any]:
 
 
 def parts_of(bundles: list[Any]) -> list[str]:
-    """Return the files that models consist of: checkpoints, merges, dictionaries, and how the text was prepared."""
+    """Return the files of models: checkpoints, merges, dictionaries, and settings of text preparation."""
     parts = []
     for bundle in bundles:
         folder = os.path.dirname(bundle.checkpoint)
@@ -132,29 +145,29 @@ def load(args: argparse.Namespace, bundles: list[Any], parallel: int = 1, **more
     """Return the `Translator` of the models.
 
     Args:
-        parallel: batches that may be translated at once
-        more: further options of the search
+        parallel: number of batches that may be translated at once
+        more: further search options
     """
     from fairseq_deep.runtime import Translator, search_of
 
     asked = {name: getattr(args, name) for name in SEARCH if getattr(args, name) is not None}
     search = {**search_of(bundles[0]), **asked, **more}
     if args.nbest > search["beam"]:
-        raise UsageError(f"--nbest {args.nbest} is more than --beam {search['beam']}: choose a larger beam")
-    engine, cache = getattr(args, "engine", "torch"), getattr(args, "cache_dir", None)  # distill has no such flags
+        raise UsageError(f"--nbest {args.nbest} exceeds --beam {search['beam']}: choose a larger beam")
+    engine, cache = getattr(args, "engine", "torch"), getattr(args, "cache_dir", None)  # distill lacks these flags
     if cache is not None and engine == "torch":
-        raise UsageError("--cache-dir is for --engine auto and ctranslate2: add that, or leave it out")
+        raise UsageError("--cache-dir requires --engine auto or ctranslate2: add one, or omit --cache-dir")
     return Translator(bundles, args.decode_precision, args.batch_size, args.max_tokens, args.cpu, args.nbest,
                       engine, cache, parallel, **search)  # fmt: skip
 
 
 def note(text: str) -> None:
-    """Write a line to stderr."""
+    """Write *text* to stderr."""
     print(f"fairseq-deep translate: {printable(text, None)}", file=sys.stderr)
 
 
 def stdin_lines() -> Iterator[str]:
-    """Lines of stdin, as they come."""
+    """Yield the lines of stdin as they arrive."""
     count = 0
     try:
         for line in stdin():
@@ -167,7 +180,7 @@ def stdin_lines() -> Iterator[str]:
 
 
 def split(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Chunks of *size* lines."""
+    """Yield chunks of *size* lines."""
     chunk: list[str] = []
     for line in lines:
         chunk.append(line)
@@ -179,21 +192,21 @@ def split(lines: Iterable[str], size: int) -> Iterator[list[str]]:
 
 
 class Progress:
-    """One line on a terminal that says how far a file is; *total* None: nothing is shown."""
+    """Progress line on a terminal; nothing is shown if *total* is None."""
 
     def __init__(self, total: int | None):
         self.total, self.begun = total, time.time()
         self.shown = total is not None and sys.stderr.isatty()
 
     def show(self, done: int) -> None:
-        """Say that *done* lines are translated."""
+        """Show the number of translated lines."""
         if self.shown:
             of = f" of {self.total:,}" if self.total else ""
             pace = done / max(time.time() - self.begun, 1e-3)
-            print(f"\r{done:,}{of} lines, {pace:,.0f} a second ", end="", file=sys.stderr, flush=True)
+            print(f"\r{done:,}{of} lines, {pace:,.0f} per second ", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """Leave the line."""
+        """End the progress line."""
         if self.shown:
             print(file=sys.stderr)
 
@@ -201,7 +214,7 @@ class Progress:
 def write(
     args: argparse.Namespace, translator: Any, chunks: Iterator[list[str]], stream: TextIO, progress: Progress
 ) -> int:
-    """Write the translations of *chunks*; the exit code."""
+    """Write the translations of *chunks*, and return the exit code."""
     done = failed = 0
     try:
         for chunk in chunks:
@@ -209,8 +222,8 @@ def write(
                 done += 1
                 if not found:
                     failed += 1
-                    problem = f"line {done} has more units than the model's {translator.max_source} positions"
-                    note(f"{problem}: left empty; split it")
+                    problem = f"line {done} has more tokens than the model's {translator.max_source} positions"
+                    note(f"{problem}: its translation is empty; split it")
                 print(as_json(done, source, found) if args.json else found[0].text if found else "", file=stream)
             stream.flush()
             progress.show(done)
@@ -223,6 +236,6 @@ def write(
 
 
 def as_json(line: int, source: str, found: Sequence[Any]) -> str:
-    """Return one JSON line."""
+    """Format a JSON line."""
     translations = [{"text": each.text, "score": round(each.score, 4)} for each in found]
     return json.dumps({"line": line, "source": source, "translations": translations}, ensure_ascii=False)

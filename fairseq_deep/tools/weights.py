@@ -1,7 +1,7 @@
-"""draw the weight matrices that DLCL has learned
+"""draw the learned weight matrices of DLCL
 
-The picture is Fig. 5 of Wang et al., 2019: the weight matrices of (a) encoder and (b) decoder, in which a point is left
-out if |w| < 0.1 or if |w| is below 5 % of its row's largest, and (c) the weights of one layer's output.
+The picture is Fig. 5 of Wang et al., 2019: the weight matrices of (a) encoder and (b) decoder, without points with
+|w| < 0.1 or with |w| below 5 % of the maximum in their row, and (c) the weights of one layer's output.
 """
 
 import argparse
@@ -20,14 +20,15 @@ from fairseq_deep.tools import (
 )
 
 BANDS = ("newest", "previous", "older", "embedding")
-RULE = "points with |w| < 0.1 or below 5 % of their row's largest are left out"
+RULE = "points with |w| < 0.1 or below 5 % of their row's maximum are omitted"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the checkpoint and the outputs."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint with --layer-agg dlcl")
-    parser.add_argument("--output", metavar="FILE", help="the picture: .png, .svg or .pdf (default: NAME.weights.png)")
-    parser.add_argument("--column", type=int, metavar="K", help="y_K of (c) (default: a third of the depth)")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint with --layer-agg dlcl")
+    parser.add_argument("--output", metavar="FILE",
+                        help="picture to write: .png, .svg or .pdf (default: NAME.weights.png)")  # fmt: skip
+    parser.add_argument("--column", type=int, metavar="K", help="layer output y_K of (c) (default: depth / 3)")
     parser.add_argument("--json", metavar="FILE", help="write the matrices as JSON")
     parser.add_argument("--csv", metavar="FILE", help="write the matrices as CSV: stack, row, column, weight, shown")
 
@@ -58,14 +59,14 @@ def load_weights(path: str) -> dict[str, Any]:
     """Return the `WeightMatrix` of each stack of the checkpoint at `path` that has one.
 
     Raises:
-        UsageError: it is no checkpoint, or one without DLCL
+        UsageError: the file is not a checkpoint, or has no DLCL weights
     """
     state = load_checkpoint(path)
 
     from fairseq_deep.core.diagnostics.weights import dlcl_weights
 
     flags = model_flags(state)
-    # as models/legacy.py reads the flags of the original code: its window was a mask of normalised weights only
+    # like models/legacy.py: the original code's window masks only normalised weights
     normalize = bool(flags.get("dlcl_normalize") or flags.get("normalize_learned_weight"))
     window = flags.get("dlcl_window") or (flags.get("history_window_size") if normalize else None)
     matrices = dlcl_weights(state["model"], normalize, window if window and window > 0 else None)
@@ -73,7 +74,7 @@ def load_weights(path: str) -> dict[str, Any]:
         raise UsageError(f"{path} has no DLCL weights: give a checkpoint that was trained with --layer-agg dlcl")
     for side, matrix in matrices.items():
         if not matrix.values.isfinite().all():
-            raise UsageError(f"{path} holds NaN or Inf in {side}.history.weight; give a checkpoint from before that")
+            raise UsageError(f"{path} holds NaN or Inf in {side}.history.weight; give an earlier checkpoint")
     return matrices
 
 
@@ -81,7 +82,7 @@ def _column(asked: int | None, matrices: dict[str, Any]) -> int:
     side, matrix = next(iter(matrices.items()))
     depth = len(matrix.values) - 1
     if asked is not None and not 0 <= asked <= depth:
-        raise UsageError(f"--column {asked} is not in the {side}, which has y_0 to y_{depth}")
+        raise UsageError(f"--column {asked} must be from 0 to {depth} for the {side}")
     return depth // 3 if asked is None else asked
 
 
@@ -136,7 +137,7 @@ def _draw_matrix(figure: Any, axes: Any, matrix: Any) -> None:
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
-    # without the pale middle: what is near zero is not shown, and the smallest that is must stand out
+    # without the pale middle: values near zero are not shown, and the smallest shown values must be visible
     strong = colormaps["RdBu_r"](numpy.r_[0:0.35:128j, 0.65:1:128j])
     values = matrix.values.numpy()
     shown = matrix.significant().numpy()

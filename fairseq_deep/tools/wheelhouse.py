@@ -1,6 +1,6 @@
-"""collect the wheels for a machine without a package index, with a script that installs them
+"""collect the wheels for a machine without a package index, with an installation script
 
-fairseq is compiled for one release of Python, so that an interpreter of that release has to be on this machine.
+fairseq is compiled for one Python release, so an interpreter of this release is required on this machine.
 """
 
 import argparse
@@ -29,21 +29,21 @@ SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the interpreter, the folder and what goes into it."""
-    parser.add_argument("--output", required=True, metavar="DIR", help="the folder to make")
+    """Add the interpreter, the directory and its contents."""
+    parser.add_argument("--output", required=True, metavar="DIR", help="directory to create")
     running = "{}.{}".format(*sys.version_info)
-    text = "the release of Python there, or an interpreter of it here (default: %(default)s)"
+    text = "Python release of the target machine, or a local interpreter of this release (default: %(default)s)"
     parser.add_argument("--python", default=running, metavar="3.X", help=text)
-    text = "for a machine that has torch: leave it out, and keep the one there"
+    text = "omit torch, for a machine with preinstalled torch"
     parser.add_argument("--without-torch", action="store_true", help=text)
-    parser.add_argument("--fairseq", metavar="WHEEL", help="take this wheel of our fairseq instead of building one")
+    parser.add_argument("--fairseq", metavar="WHEEL", help="wheel of our fairseq to use instead of building one")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the folder, whole or not at all."""
+    """Create the directory atomically."""
     root = find_repository()
     if args.fairseq and not os.path.isfile(args.fairseq):
-        raise UsageError(f"--fairseq {args.fairseq}: there is no such file")
+        raise UsageError(f"--fairseq {args.fairseq}: no such file; correct the path")
     interpreter, release = find_python(args.python)
     with new_folder(args.output) as folder:
         wheels, venv = os.path.join(folder, "wheels"), os.path.join(folder, "build")
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         shutil.rmtree(venv)
         write_rest(root, folder, release, args.without_torch)
         count, size = measure(wheels)
-    print(f"{args.output}: {count} wheels, {size / 1e6:.0f} MB; there: ./install.sh VENV")
+    print(f"{args.output}: {count} wheels, {size / 1e6:.0f} MB; on the target machine: ./install.sh VENV")
     return 0
 
 
@@ -72,32 +72,32 @@ def find_repository() -> str:
     root = os.path.dirname(os.path.abspath(fairseq_deep.__path__[0]))
     if not os.path.isfile(os.path.join(root, "third_party", "fairseq", "backend.py")):
         raise UsageError(
-            "fairseq is built from the repository, and this package was installed without it; "
-            "run this in a clone's environment (pip install -e . there)"
+            "building fairseq requires the repository, but this package was installed without it; "
+            "run this in the environment of a clone (pip install -e .)"
         )
     return root
 
 
 def find_python(wanted: str) -> tuple[str, str]:
-    """Return the path of the interpreter that *wanted* ("3.12" or a path) names, and its release.
+    """Return the path and the release of the interpreter *wanted* ("3.12" or a path).
 
     Raises:
-        UsageError: there is none, or it is too old
+        UsageError: the interpreter does not exist, or is too old
     """
     named = None if re.fullmatch(r"3\.\d+", wanted) else wanted
     if named and not shutil.which(named):
-        raise UsageError(f"--python {wanted}: neither a release, such as 3.12, nor an interpreter on this machine")
+        raise UsageError(f"--python {wanted} must be a release, such as 3.12, or an interpreter on this machine")
     for path in [named] if named else _candidates(wanted):
         release = _release(path)
         if release and (named or release == wanted):
             if tuple(map(int, release.split("."))) < OLDEST:
-                raise UsageError(f"Python {release} is not supported; take 3.10 or newer")
+                raise UsageError(f"Python {release} is not supported; use 3.10 or newer")
             return shutil.which(path), release
     if named:
-        raise UsageError(f"--python {wanted}: it does not run")
+        raise UsageError(f"--python {wanted}: the interpreter does not run; give another one")
     raise UsageError(
-        f"there is no Python {wanted} here, and fairseq has to be compiled for it; install it with its headers "
-        f"(Debian/Ubuntu: apt install python{wanted}-dev python{wanted}-venv), or --python /path/to/python{wanted}"
+        f"Python {wanted}, which is required to compile fairseq, is missing; install it with its headers "
+        f"(Debian/Ubuntu: apt install python{wanted}-dev python{wanted}-venv), or give --python /path/to/python{wanted}"
     )
 
 
@@ -117,15 +117,15 @@ def _release(path: str) -> str:
 
 
 def make_venv(interpreter: str, folder: str) -> None:
-    """Make the environment in which wheels are built: its pip is that of *interpreter*."""
+    """Create the environment for building wheels, with the pip of *interpreter*."""
     done = subprocess.run([interpreter, "-m", "venv", folder], capture_output=True, text=True)
     if done.returncode:
         last = (done.stdout + done.stderr).strip().splitlines() or ["no reason given"]
-        raise UsageError(f"{interpreter} -m venv failed ({last[-1]}); install Python's venv, or make room on the disk")
+        raise UsageError(f"{interpreter} -m venv failed ({last[-1]}); install Python's venv, or free disk space")
 
 
 def copy_package(root: str, folder: str) -> str:
-    """Copy what fairseq_deep is built from; in the repository itself, a build takes in what older ones have left."""
+    """Copy the sources of fairseq_deep; a build in the repository could include files of older builds."""
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(os.path.join(root, "fairseq_deep"), os.path.join(folder, "fairseq_deep"), ignore=ignored)
     for name in SOURCES:
@@ -134,7 +134,7 @@ def copy_package(root: str, folder: str) -> str:
 
 
 def copy_fairseq(path: str, wheels: str, release: str) -> None:
-    """Copy a wheel of our fairseq; raise `UsageError` if it is none, or for another Python than *release*."""
+    """Copy a wheel of our fairseq; raise `UsageError` if it is another wheel, or for another Python than *release*."""
     name = os.path.basename(path)
     tag = "cp" + release.replace(".", "")
     if not re.fullmatch(rf"fairseq-[^-]*\+deep\d+-{tag}-\w+-\w+\.whl", name):
@@ -143,9 +143,9 @@ def copy_fairseq(path: str, wheels: str, release: str) -> None:
 
 
 class Pip:
-    """``pip wheel`` of one interpreter into the folder *wheels*, run in the repository *root*, with progress.
+    """``pip wheel`` of one interpreter, run in the repository *root* with progress; writes to the directory *wheels*.
 
-    Which index is asked is pip's own configuration.
+    pip's own configuration selects the package index.
     """
 
     def __init__(self, python: str, wheels: str, root: str):
@@ -154,7 +154,7 @@ class Pip:
         self.root, self.start = root, time.monotonic()
 
     def wheel(self, *arguments: str) -> None:
-        """Raise `UsageError` with pip's reason, or that of the build of fairseq, if it fails."""
+        """Build wheels; raise `UsageError` with the reason if pip or the build of fairseq fails."""
         lines = []
         command, streams = [*self.command, *arguments], {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         with subprocess.Popen(command, cwd=self.root, text=True, errors="replace", **streams) as process:
@@ -176,11 +176,11 @@ def _reason(lines: Sequence[str]) -> str:
         found = [line for line in lines if mark in line]
         if found:
             return found[0]
-    return lines[-1] if lines else "it says nothing"
+    return lines[-1] if lines else "no output"
 
 
 def requirements(wheels: str, without_torch: bool) -> list[str]:
-    """Return what fairseq and fairseq_deep, whose wheels are there, ask for, one requirement of pip each."""
+    """Return the requirements of fairseq and fairseq_deep from their wheels."""
     found = []
     for path in sorted(glob.glob(os.path.join(wheels, "*.whl"))):
         with zipfile.ZipFile(path) as archive:
@@ -207,7 +207,7 @@ def write_rest(root: str, folder: str, release: str, without_torch: bool) -> Non
             version=fairseq_deep.__version__,
             system=f"{platform.system()} on {platform.machine()}",
             python=release,
-            torch="without torch: the machine has its own" if without_torch else "with torch",
+            torch="without torch: use the preinstalled one" if without_torch else "with torch",
             libc=" ".join(platform.libc_ver()).strip() or "an unknown C library",
         )
     with open(os.path.join(folder, "README.txt"), "w", encoding="utf-8") as file:
@@ -220,6 +220,6 @@ def write_rest(root: str, folder: str, release: str, without_torch: bool) -> Non
 
 
 def measure(folder: str) -> tuple[int, int]:
-    """Return how many files a folder has, and their bytes."""
+    """Return the number of files in a directory, and their total size in bytes."""
     sizes = [entry.stat().st_size for entry in os.scandir(folder)]
     return len(sizes), sum(sizes)

@@ -127,7 +127,7 @@ def test_a_model_that_is_about_to_be_trained_keeps_its_matrices(build, dictionar
     task.build_generator([model], types.SimpleNamespace())
     assert linears(model.decoder, layers.Int8Linear)
     other = DeepTranslationTask(DeepTranslationConfig(decode_precision="bf16"), dictionary, dictionary)
-    with pytest.raises(UsageError, match="in --decode-precision int8 by now: load it again"):
+    with pytest.raises(UsageError, match="in --decode-precision int8 already: reload the model"):
         other.build_generator([model], types.SimpleNamespace())
 
 
@@ -140,14 +140,14 @@ def test_the_task_compiles_models_that_are_about_to_translate(build, dictionary)
     task().build_generator([model], types.SimpleNamespace())
     assert model.decoder.compiled is None
     model.prepare_for_inference_(GENERATION)
-    with pytest.raises(UsageError, match="does not know products in int8: leave out one of the two"):
+    with pytest.raises(UsageError, match="is not supported with --decode-precision int8: omit one of the two"):
         task(decode_precision="int8").build_generator([model], types.SimpleNamespace())
     model = build("transformer_postnorm_2l2l_tiny")
     model.prepare_for_inference_(GENERATION)
     task().build_generator([model], types.SimpleNamespace())
     assert model.decoder.compiled is not None
     stock = types.SimpleNamespace(_is_generation_fast=True, decoder=types.SimpleNamespace())
-    with pytest.raises(UsageError, match="--decode-compile is for models of this package"):
+    with pytest.raises(UsageError, match="--decode-compile requires models of this package"):
         task()._compile(stock)
 
 

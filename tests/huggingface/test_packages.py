@@ -244,10 +244,10 @@ def evil(folder):
 
 REFUSED = {
     "code": (evil, "the unknown setting 'auto_map'|evil.py: refused"),
-    "weights": (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "damaged, its sha256 is not that"),
-    "dictionary": (lambda folder: (folder / "dict.de.txt").write_text("a 1\n"), "damaged, its sha256 is not that"),
-    "link": (lambda folder: (os.remove(folder / "code"), os.symlink("/etc/hostname", folder / "code")), "it is a link"),
-    "file": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "no package has a file of this name"),
+    "weights": (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "corrupt, its sha256 differs"),
+    "dictionary": (lambda folder: (folder / "dict.de.txt").write_text("a 1\n"), "corrupt, its sha256 differs"),
+    "link": (lambda folder: (os.remove(folder / "code"), os.symlink("/etc/hostname", folder / "code")), "be a link"),
+    "file": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "must not have a file of this name"),
 }
 
 
@@ -284,8 +284,8 @@ def test_searches_that_are_not_supported(loaded, lines):
     batch = tokenizer(lines[:1], return_tensors="pt")
     for options, message in (
         ({"return_dict_in_generate": True, "output_attentions": True}, "output_attentions is not supported"),
-        ({"decoder_input_ids": torch.tensor([[2, 1, 5]])}, "must not be padded where a cache is used"),
-        ({"input_ids": torch.full((1, 25), 5), "attention_mask": None}, "25 tokens, and the model 24 positions"),
+        ({"decoder_input_ids": torch.tensor([[2, 1, 5]])}, "must not be padded with a cache"),
+        ({"input_ids": torch.full((1, 25), 5), "attention_mask": None}, "25 tokens, but the model 24 positions"),
     ):
         with pytest.raises(UsageError, match=message):
             model.generate(**{**batch, **options})
@@ -297,14 +297,14 @@ def test_searches_that_are_not_supported(loaded, lines):
         model()
     with pytest.raises(UsageError, match="requires decoder_input_ids or labels"):
         model(**batch)
-    with pytest.raises(UsageError, match="the vocabulary is that of the package's dictionaries"):
+    with pytest.raises(UsageError, match="the package's dictionaries fix the vocabulary"):
         model.resize_token_embeddings(50)
 
 
 def test_the_length_penalty_of_gnmt_is_refused():
     model, _ = make_model(PRENORM, {}, gnmt_lenpen=True)
     source = torch.tensor([[5, 6, 2]])
-    with pytest.raises(UsageError, match="GNMT's length penalty, which transformers does not have"):
+    with pytest.raises(UsageError, match="GNMT's length penalty, which transformers does not support"):
         model.generate(source)
     assert torch.equal(model.generate(source, length_penalty=0.6)[:, :1], source[:, 2:])
     assert torch.equal(model.generate(source, num_beams=1)[:, :1], source[:, 2:])

@@ -44,9 +44,9 @@ def test_what_nothing_has_registered_is_one_line(flags, line):
 @pytest.mark.parametrize(
     "flags, words",
     [
-        (("--encoder-layers-to-keep", "0,2"), "is for a trained model: give it where that is loaded"),
+        (("--encoder-layers-to-keep", "0,2"), "requires a trained model: set it when you load the model"),
         (("--adaptive-softmax-cutoff", "4,8", "--criterion", "cross_entropy"), "cross_entropy: use adaptive_loss"),
-        (("--criterion", "adaptive_loss"), "needs --adaptive-softmax-cutoff: add that, or use cross_entropy"),
+        (("--criterion", "adaptive_loss"), "requires --adaptive-softmax-cutoff: add it, or use cross_entropy"),
         (("--offload-activations", "--cpu"), "this run has none: use --checkpoint-activations"),
     ],
 )

@@ -35,4 +35,4 @@ def test_without_a_compiler_one_line_says_so(data, tmp_path, plain, monkeypatch)
     done = run(*train_command(data, tmp_path, *FLAGS, "--compile", arch=ARCH), real=True)  # torch reads CXX early
     assert losses(done) == plain
     [said] = re.findall(r"--compile .*", done.stdout + done.stderr)
-    assert said.startswith("--compile has no effect here, training goes on without it: ") and "compiler" in said
+    assert said.startswith("--compile has no effect here; training continues without it: ") and "compiler" in said

@@ -16,7 +16,7 @@ def check(text, **flags):
     ('{"max_len_b": 0}', "use a higher max_len_b"), ('{"max_len_b": 3, "min_len": 4}', "use a higher max_len_b"),
     ('{"beam": 0}', "beam is too low (0); use 1 or more"), ('{"beam": "4"}', 'beam has the wrong type ("4")'),
     ('{"beam": true}', "beam has the wrong type (true)"), ('{"lenpen": NaN}', "lenpen has the wrong type (NaN)"),
-    ('{"baem": 4}', "no such setting (baem) (did you mean beam?)"), ("{beam: 4}", "not JSON ({beam: 4})"),
+    ('{"baem": 4}', "unknown setting (baem) (did you mean beam?)"), ("{beam: 4}", "not JSON ({beam: 4})"),
     ("[4]", "not a JSON object"), ('{"beam": 2, "nbest": 3}', "nbest exceeds beam (3)"),
     ('{"temperature": 0}', "temperature is not positive (0)"),
     ('{"sampling_topk": 3}', "sampling_topk requires sampling"),

@@ -39,15 +39,15 @@ def test_nested_keys_are_flat_flags(nested, flat, arch):
 
 
 @pytest.mark.parametrize("model, words", [
-    ({"encoder": {"layer": 2}}, "model.encoder.layer: no such setting (did you mean encoder.layers?)"),
-    ({"dlcl_windw": 2}, "model.dlcl_windw: no such setting (did you mean dlcl_window?)"),
-    ({"encoders": {"layers": 2}}, "model.encoders: no such setting"),
-    ({"encoder": 2}, "model.encoder: no such setting (did you mean encoder_"),
-    ({"encoder": {"normalize_before": "no"}}, "model.encoder.normalize_before: not true or false ('no')"),
-    ({"activation_fn": "rely"}, "model.activation_fn: not one of relu, gelu, "),
+    ({"encoder": {"layer": 2}}, "model.encoder.layer: unknown setting (did you mean encoder.layers?)"),
+    ({"dlcl_windw": 2}, "model.dlcl_windw: unknown setting (did you mean dlcl_window?)"),
+    ({"encoders": {"layers": 2}}, "model.encoders: unknown setting"),
+    ({"encoder": 2}, "model.encoder: unknown setting (did you mean encoder_"),
+    ({"encoder": {"normalize_before": "no"}}, "model.encoder.normalize_before must be true or false ('no')"),
+    ({"activation_fn": "rely"}, "model.activation_fn must be one of relu, gelu, "),
     ({"encoder": {"layers": 2}, "encoder_layers": 2}, "model.encoder_layers: it is also given as a"),
-    ({"decoder": {"layers": "six"}}, "model.decoder.layers: not an integer ('six')"),
-    ({"dropout": True}, "model.dropout: not a number (True)"),
+    ({"decoder": {"layers": "six"}}, "model.decoder.layers must be an integer ('six')"),
+    ({"dropout": True}, "model.dropout must be a number (True)"),
 ])  # fmt: skip
 def test_other_keys_are_refused(model, words):
     with pytest.raises(UsageError) as refused:
@@ -65,10 +65,10 @@ def test_settings_of_a_checkpoint_are_left_alone():
 
 @pytest.mark.parametrize("run, words", [
     ({"common": {"bf16": True, "amp": True}}, "--bf16 and --amp exclude each other"),
-    ({"criterion": {"_name": "adaptive_loss"}}, "--criterion adaptive_loss needs --adaptive-softmax-cutoff"),
+    ({"criterion": {"_name": "adaptive_loss"}}, "--criterion adaptive_loss requires --adaptive-softmax-cutoff"),
     ({"task": {"_name": "translation", "eval_bleu": True, "eval_bleu_args": '{"max_len_b": 0}'}}, "--eval-bleu-args: "),
     ({"checkpoint": {"restore_file": "x.pt"}}, "--init-from and --restore-file both"),
-    ({"checkpoint": {"save_dir": "none"}}, "--init-from none.pt: there is no such file"),
+    ({"checkpoint": {"save_dir": "none"}}, "--init-from none.pt: no such file"),
 ])  # fmt: skip
 def test_flags_of_the_whole_run_are_checked(run, words):
     model = {"init_from": "none.pt"} if "checkpoint" in run else {}

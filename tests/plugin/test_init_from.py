@@ -112,7 +112,7 @@ def test_layers_of_a_deeper_model_are_those_that_it_repeats(name, trained, build
     check_layers(new, old)
     arch = "transformer" if name == "transformer" else f"transformer_{name}"
     assert f"--init-from {path} ({arch}): encoder layers 1-2 1-2 2, decoder layers 1-3 3; " in caplog.text
-    assert "with their own initialisation: none; not taken: none; its dictionaries" in caplog.text
+    assert "with their own initialisation: none; not copied: none; its dictionaries" in caplog.text
 
 
 def encoded(model, tokens, lengths):
@@ -208,14 +208,14 @@ REFUSED = {
     "no norms": ("postnorm_6l", {"deep_init": "rezero"}, {}, "its encoder has no norms, the new one pre-norm: use the"),
     "shallower": ("prenorm_6l", {"encoder_layers": 3}, {},
                   "its encoder has 3 layers, the new one 2: use --encoder-layers 3 or more"),
-    "no layers": ("prenorm_6l", {"decoder_layers": 0}, {}, "its decoder has no layers to take"),
+    "no layers": ("prenorm_6l", {"decoder_layers": 0}, {}, "its decoder has no layers to copy"),
     "positions": ("prenorm_6l", {"encoder_learned_pos": True}, {"encoder_learned_pos": True,
-                  "max_source_positions": 8}, "its encoder.embed_positions.weight is (1026, 16), that of the new"),
+                  "max_source_positions": 8}, "its encoder.embed_positions.weight is (1026, 16), the new model's"),
     "tables": ("prenorm_6l", {}, {"share_all_embeddings": True},
                "its encoder.embed_tokens.weight and decoder.embed_tokens.weight differ, and the new model shares"),
     "profile": ("postnorm_6l", {}, {"arch": "postnorm_6l", "deep_init": "admin", "admin_start": "profile"},
-                "--admin-start profile measures a fresh model: use another --admin-start"),
-    "split": ("postnorm_6l", {}, {"arch": "lstm_two_6l"}, "the layers of --layer-agg residual (decoder) are not those"),
+                "--admin-start profile requires an untrained model: use another --admin-start"),
+    "split": ("postnorm_6l", {}, {"arch": "lstm_two_6l"}, "the layers of --layer-agg residual (decoder) are split"),
 }  # fmt: skip
 
 
@@ -237,7 +237,7 @@ def test_settings_of_which_no_model_can_be_built(setting, trained, build):
     state = torch.load(path, weights_only=False)
     vars(state["args"]).update(setting)
     torch.save(state, path)
-    with pytest.raises(UsageError, match="no model can be built of its settings") as refused:
+    with pytest.raises(UsageError, match="cannot build a model with its settings") as refused:
         build("transformer_prenorm_6l", init_from=str(path), **STOCK)
     assert str(refused.value).startswith(f"--init-from {path}: ") and "\n" not in str(refused.value)
 
@@ -266,9 +266,9 @@ def test_other_words_are_refused_where_the_dictionaries_are_known(known, trained
 
     with caplog.at_level(logging.INFO):
         start(dictionary)
-    assert "not taken: none" in caplog.text and "dictionaries" not in caplog.text
+    assert "not copied: none" in caplog.text and "dictionaries" not in caplog.text
     problem = (
-        r"it was trained with another target dictionary \(40 entries, sum \w+\) than that of the data \(40 entries"
+        r"it was trained with another target dictionary \(40 entries, sum \w+\) than the data's \(40 entries"
     )
     with pytest.raises(UsageError, match=problem):
         start(other)
@@ -280,7 +280,7 @@ def test_another_size_of_the_vocabulary_is_refused(trained, build):
     state = torch.load(path, weights_only=False)
     weights = {name: value[:-1] if "embed_tokens" in name else value for name, value in state["model"].items()}
     torch.save({**state, "model": weights}, path)
-    with pytest.raises(UsageError, match=r"its vocabulary has 39 entries \(source\), that of the data 40: binarise"):
+    with pytest.raises(UsageError, match=r"its vocabulary has 39 entries \(source\), the data's 40: binarise"):
         build("transformer_prenorm_6l", init_from=str(path), **STOCK)
 
 
@@ -291,7 +291,7 @@ def test_files_that_are_no_such_models_are_refused(trained, build, tmp_path):
     torch.save(state, tmp_path / "other.pt")
     (tmp_path / "text.pt").write_text("no checkpoint")
     torch.save({"best": 1}, tmp_path / "nothing.pt")
-    problems = {"other": "it is a model fconv, neither", "text": "cannot load it ", "nothing": "it is not a fairseq"}
+    problems = {"other": "unsupported architecture fconv; use", "text": "cannot load it ", "nothing": "not a fairseq"}
     for name, problem in problems.items():
         with pytest.raises(UsageError, match=f"--init-from {tmp_path}/{name}.pt: {problem}") as refused:
             build("transformer_prenorm_6l", init_from=str(tmp_path / f"{name}.pt"), **STOCK)
@@ -307,7 +307,7 @@ def parsed(*flags):
 )
 def test_one_source_of_weights_is_enough(flags, tmp_path):
     (tmp_path / "old.pt").write_text("")
-    with pytest.raises(UsageError, match=f"--init-from and {flags[0]} both give weights: leave one of them out"):
+    with pytest.raises(UsageError, match=f"--init-from and {flags[0]} both set weights: omit one of them"):
         parsed("--init-from", tmp_path / "old.pt", "--save-dir", tmp_path, *flags)
 
 
@@ -328,7 +328,7 @@ def test_a_restart_that_does_not_fit_is_refused(flags, problem, tmp_path):
 
 def test_the_file_is_wanted_at_the_first_start_only(tmp_path):
     save = tmp_path / "save"
-    with pytest.raises(UsageError, match=f"--init-from {tmp_path}/old.pt: there is no such file"):
+    with pytest.raises(UsageError, match=f"--init-from {tmp_path}/old.pt: no such file"):
         parsed("--init-from", tmp_path / "old.pt", "--save-dir", save)
     (tmp_path / "old.pt").write_text("")
     assert parsed("--init-from", tmp_path / "old.pt", "--save-dir", save).init_from == str(tmp_path / "old.pt")

@@ -33,7 +33,7 @@ def test_a_deeper_model_starts_goes_on_and_translates_without_the_file(data, tmp
     done = train(1, *two, processes=2)
     text = done.stdout + done.stderr
     assert text.count(f"--init-from {old} (transformer): encoder layers 1-2 2, decoder layers 1 1; ") == 1
-    assert "own initialisation: none; not taken: none\n" in text  # the dictionaries were there to compare
+    assert "own initialisation: none; not copied: none\n" in text  # the dictionaries were there to compare
     state, first = (torch.load(path, weights_only=False) for path in (save / "checkpoint_last.pt", old))
     assert state["cfg"]["model"].init_from is None and str(old) not in str(state["cfg"])
     for name in ("self_attn.q_proj.weight", "fc2.bias"):
@@ -43,7 +43,7 @@ def test_a_deeper_model_starts_goes_on_and_translates_without_the_file(data, tmp
     old.unlink()
     done = train(2)
     text = done.stdout + done.stderr
-    assert f"the training goes on from {save}/checkpoint_last.pt: --init-from is not used" in text
+    assert f"training resumes from {save}/checkpoint_last.pt: --init-from is not used" in text
     assert list(losses(done)) == [2] and "encoder layers" not in text
     words = [data, "--user-dir", PACKAGE, "--path", save / "checkpoint_last.pt", "--cpu", "--max-len-b", "9"]
     assert len(hypotheses(run("fairseq-generate", *words))) == 30
@@ -64,7 +64,7 @@ def test_hydra_takes_it_out_of_the_flags_too(data, tmp_path):
                f"hydra.run.dir={tmp_path}/run", "checkpoint.no_epoch_checkpoints=true",
                "+model={" + words + "}")  # fmt: skip
     assert "encoder layers 1 1, decoder layers 1; " in done.stdout + done.stderr
-    assert "the count of updates begins at 3, lr 0.001" in done.stdout + done.stderr
+    assert "training starts at update 3, lr 0.001" in done.stdout + done.stderr
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
     assert state["cfg"]["model"]["init_from"] is None
     assert state["optimizer_history"][-1]["num_updates"] == 4
@@ -83,7 +83,7 @@ def test_a_deeper_model_may_start_at_the_peak_of_the_schedule(data, tmp_path):
         return done.stdout + done.stderr, rates, losses(done)
 
     text, whole, trained = train("whole", 8)
-    assert "--stack-restart-updates: the count of updates begins at 4, lr 0.002" in text  # the peak, warm-up is 4
+    assert "--stack-restart-updates: training starts at update 4, lr 0.002" in text  # the peak, warm-up is 4
     assert whole == pytest.approx({n: 2e-3 * (4 / n) ** 0.5 for n in (5, 6, 7, 8)}, rel=1e-3)
     start, rest = train("parts", 6), train("parts", 8)
     assert {**start[1], **rest[1]} == whole and {**start[2], **rest[2]} == trained and list(rest[1]) == [7, 8]

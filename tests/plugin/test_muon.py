@@ -300,5 +300,5 @@ def test_completep_rates_and_fp16_on_a_cpu_are_accepted():
     """fairseq's flattened copies would exclude both."""
     flags = ["--residual", "completep", "--completep-rates", "--fp16", "--cpu", "--optimizer"]
     assert parse("--arch", "transformer_prenorm_2l2l_tiny", *flags, "muon").fp16
-    with pytest.raises(UsageError, match="--completep-rates requires parameters that stay apart"):
+    with pytest.raises(UsageError, match="--completep-rates requires separate parameters"):
         parse("--arch", "transformer_prenorm_2l2l_tiny", *flags, "fused_adam")

@@ -156,7 +156,7 @@ def test_the_example_for_hydra_trains_what_nested_keys_say(data, tmp_path):
 
 def test_hydra_refuses_an_unknown_key_in_one_line(data, tmp_path):
     done = hydra_example(data, tmp_path, "+model.encoder.layer=1", check=False)
-    line = "fairseq_deep: model.encoder.layer: no such setting (did you mean encoder.layers?); see fairseq-train --help"
+    line = "fairseq_deep: model.encoder.layer: unknown setting (did you mean encoder.layers?); see fairseq-train --help"
     assert done.returncode not in (0, None) and line in done.stderr.splitlines()
     assert "Traceback" not in done.stderr and not list(tmp_path.glob("*.pt"))
 
@@ -209,7 +209,7 @@ def test_deep_init_is_not_used_where_training_goes_on(data, tmp_path):
     done = run(*train_command(data, tmp_path, *short, "--max-update", "2", "--deep-init", "lipschitz"))
     path = tmp_path / "checkpoint_last.pt"
     text = done.stdout + done.stderr
-    line = f"the training goes on from {path}: --deep-init not used; its weights began with deep init xavier"
+    line = f"training resumes from {path}: --deep-init not used; its weights began with deep init xavier"
     assert text.count(line) == 1
     assert torch.load(path, weights_only=False)["cfg"]["model"].deep_init == "xavier"
 

@@ -78,10 +78,10 @@ def check(claims, *names, **options):
 def test_what_cannot_work_is_refused_before_anything_starts(claims, tools, text, tmp_path):
     small = text(train=100)
     cases = [
-        ((), {}, "no claim named"),
-        (("dept",), {"data": small}, "there is no claim 'dept' (did you mean depth?): --list shows them"),
+        ((), {}, "no claim given"),
+        (("dept",), {"data": small}, "unknown claim 'dept' (did you mean depth?): see --list"),
         (("depth",), {}, "--data is missing"),
-        (("depth",), {"data": small}, "100 sentence pairs of train, too few to judge a claim: give 5,000 or more"),
+        (("depth",), {"data": small}, "the train set of 100 pairs is too small for a verdict: give 5,000 or more"),
         (("depth",), {"demo": "true", "data": small}, "--data and --demo exclude each other"),
         (("depth",), {"demo": "true", "resamples": "10"}, "--resamples 10 is too few"),
     ]
@@ -90,14 +90,14 @@ def test_what_cannot_work_is_refused_before_anything_starts(claims, tools, text,
             check(claims, *names, **options)
         assert message in str(error.value)
     exp = tmp_path / "exp"
-    for words, message in (((), "no claim named"), (("depth", "--demo", "--rounds", "0"), "--rounds takes a whole")):
+    for words, message in (((), "no claim given"), (("depth", "--demo", "--rounds", "0"), "--rounds must be a whole")):
         done = run(tools, "--exp", exp, *words)
         assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert not exp.exists()
 
 
 def test_too_few_test_sentences(claims, text):
-    with pytest.raises(UsageError, match="10 sentence pairs of test"):
+    with pytest.raises(UsageError, match="the test set of 10 pairs is too small"):
         check(claims, "lstm", data=text(test=10))
 
 
@@ -204,7 +204,7 @@ def test_what_cannot_be_measured_leaves_the_page(started, claims, tmp_path, caps
     monkeypatch.setattr(claims["speed"], "measure", lambda *_: ({}, []))
     assert started(FakeCompare(), names=("generalisation", "one-sided")) == 3
     assert len(list(tmp_path.glob("*/claim.md"))) == 2
-    assert capsys.readouterr().err == "error: generalisation: not all was measured: the disk is full\n"
+    assert capsys.readouterr().err == "error: generalisation: a measurement failed: the disk is full\n"
 
 
 def test_a_plan_judges_nothing(started, tmp_path):

@@ -18,7 +18,7 @@ def test_times_are_read_from_what_fairseq_prints(claims):
     form = '| train_inner | {{"loss": "9", "wps": "{}", "ups": "2", "wpb": "{}", "bsz": "5"}}'
     log = "\n".join(form.format(rate, batch) for rate, batch in steps)
     assert claims["speed"]._median_step(log, "here") == 1.0
-    with pytest.raises(UsageError, match="here: fairseq-train logged no steps"):
+    with pytest.raises(UsageError, match="here: fairseq-train logged too few steps"):
         claims["speed"]._median_step("", "here")
 
 

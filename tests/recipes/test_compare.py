@@ -115,7 +115,7 @@ def test_two_systems_with_two_seeds_killed_on_the_way(tools, stubs, corpus, tmp_
     assert done.returncode == 0, done.stderr + done.stdout
     recipes.assert_gone(pid, 0.1)
     assert trained(stubs) == ["lstm/seed1", "lstm/seed2", "plain/seed1", "plain/seed2"]
-    assert "plain seed 1: started (goes on)" in done.stdout and "4 of 4 trainings left" in done.stdout
+    assert "plain seed 1: started (resumed)" in done.stdout and "4 of 4 runs left" in done.stdout
     assert "Loaded checkpoint" in (exp / "runs/plain/seed1/logs/4-train.log").read_text()
 
     record = json.loads((exp / "table.json").read_text())
@@ -176,9 +176,9 @@ def test_training_ends_with_the_script(tools, stubs, corpus, tmp_path):
 
 
 EARLY = {
-    "unknown size": (["--conf", "huge"], ["--conf takes mini, base, not 'huge'"]),
+    "unknown size": (["--conf", "huge"], ["--conf must be mini, base, not 'huge'"]),
     "unknown option": (["--update", "5"], ["unknown option '--update'", "did you mean --updates?"]),
-    "no jobs": (["--jobs", "0"], ["--jobs takes a whole number from 1 on"]),
+    "no jobs": (["--jobs", "0"], ["--jobs must be a whole number of at least 1"]),
 }
 
 
@@ -229,22 +229,22 @@ BAD = {
     "own start": (["a=dlcl_6l --finetune-from-model x.pt"], {}, ["a: --finetune-from-model must be the same"]),
     "own text": (["a=dlcl_6l --max-source-positions 20"], {}, ["a: --max-source-positions must be the same"]),
     "own device": (["a=dlcl_6l --bf16"], {}, ["a: --bf16 must be the same for all systems"]),
-    "not in quotes": (["dlcl_6l one"], {}, ["'one' is no flag", "quotes"]),
+    "not in quotes": (["dlcl_6l one"], {}, ["'one' is not a flag", "quotes"]),
     "open quote": (["dlcl_6l 'one"], {}, ["No closing quotation"]),
-    "twice": (["lstm_6l", "transformer_lstm_6l"], {}, ["lstm_6l is there twice"]),
+    "twice": (["lstm_6l", "transformer_lstm_6l"], {}, ["lstm_6l is given twice"]),
     "label": (["a/b=lstm_6l"], {}, ["'a/b' cannot name a system"]),
     "no system": ([], {}, ["no system to train"]),
     "no file": ([], {"systems": "/nowhere"}, ["--systems /nowhere cannot be read"]),
-    "seeds": (["lstm_6l"], {"seeds": "1,b"}, ["--seeds takes how many, such as 3, or a list", "'1,b'"]),
-    "no seeds": (["lstm_6l"], {"seeds": "00"}, ["--seeds takes how many"]),
-    "seed in two ways": (["lstm_6l"], {"seeds": "1,01"}, ["--seeds takes how many"]),
-    "seeds twice": (["lstm_6l"], {"seeds": "1,1"}, ["--seeds 1,1 names seed 1 twice"]),
+    "seeds": (["lstm_6l"], {"seeds": "1,b"}, ["--seeds must be a number, such as 3, or a list", "'1,b'"]),
+    "no seeds": (["lstm_6l"], {"seeds": "00"}, ["--seeds must be a number"]),
+    "seed in two ways": (["lstm_6l"], {"seeds": "1,01"}, ["--seeds must be a number"]),
+    "seeds twice": (["lstm_6l"], {"seeds": "1,1"}, ["--seeds 1,1 has seed 1 twice"]),
     "heads": (["lstm_6l"], {"heads": "3"}, ["--width 16 is not divisible by 3 heads"]),
     "no updates": (["lstm_6l"], {"updates": "0"}, ["--updates must be at least 1"]),
     "batch": (["lstm_6l"], {"recipe": ["--max-tokens", "1000"]}, ["1,000 tokens per update, but this job is defined"]),
-    "no such folder": (["lstm_6l"], {"data": "/nowhere"}, ["/nowhere: no such folder"]),
+    "no such folder": (["lstm_6l"], {"data": "/nowhere"}, ["/nowhere: no such directory"]),
     "shared flag": (["lstm_6l"], {"flags": ["--fp16"]}, ["--fp16 is set by this script"]),
-    "no table": (["lstm_6l"], {"table_only": "true", "dry_run": "false"}, ["has come to its end"]),
+    "no table": (["lstm_6l"], {"table_only": "true", "dry_run": "false"}, ["has no finished training run"]),
 }
 
 
@@ -270,7 +270,7 @@ def test_the_package_may_be_installed_in_another_place(modules, tmp_path):
 def test_a_dry_run_shows_what_would_be_trained(modules, monkeypatch, capsys, corpus, tmp_path):
     systems = ("prenorm_6l", "fixed=dlcl_6l --dlcl-fixed", "encoder=lstm_6l --decoder-layer-agg residual")
     status, printed = call(modules, monkeypatch, capsys, tmp_path / "exp", corpus, *systems, seeds="1,2")
-    assert status == 0 and "6 of 6 trainings left" in printed.out
+    assert status == 0 and "6 of 6 runs left" in printed.out
     commands = [line.split() for line in printed.out.splitlines() if line.startswith("fairseq-train")]
     assert [command[-1] for command in commands] == ["64", "--dlcl-fixed", "residual"]
     shown = [
@@ -285,7 +285,7 @@ def test_the_list_of_modern_methods_is_accepted(modules, monkeypatch, capsys, co
     listed = ROOT / "examples/compare/modern.txt"
     status, printed = call(modules, monkeypatch, capsys, tmp_path / "exp", corpus, systems=listed)
     count = sum("=" in line and not line.startswith("#") for line in listed.read_text().splitlines())
-    assert status == 0 and f"{count} of {count} trainings left" in printed.out
+    assert status == 0 and f"{count} of {count} runs left" in printed.out
 
 
 def test_changed_conditions_are_refused_and_more_updates_taken(modules, monkeypatch, capsys, corpus, tmp_path):
@@ -328,13 +328,13 @@ def test_a_failed_system_is_marked_and_made_up_for(modules, monkeypatch, capsys,
     how = {"systems": listed, "dry_run": "false", "bootstrap": "5"}
     status, printed = call(modules, monkeypatch, capsys, tmp_path / "exp", corpus, **how)
     assert "rnn_6l seed 1: FAILED: stage 4 (train) failed: ValueError: planted\n" in printed.out
-    last = "error: 1 of 2 trainings failed: rnn_6l seed 1; the same command tries again\n"
+    last = "error: 1 of 2 runs failed: rnn_6l seed 1; the same command retries them\n"
     assert status == 3 and printed.err == last
     table = (tmp_path / "exp/table.md").read_text()
     assert "| 0 of 1 (1 FAILED) |" in table and "FAILED: rnn_6l, seed 1: stage 4 (train) failed" in table
     assert trained(stubs) == ["lstm_6l/seed1", "rnn_6l/seed1"]
     alone, printed = call(modules, monkeypatch, capsys, tmp_path / "exp", corpus, "rnn_6l", **{**how, "systems": ""})
-    assert alone == 3 and printed.err.startswith("error: 1 of 1 trainings failed: rnn_6l seed 1;")
+    assert alone == 3 and printed.err.startswith("error: 1 of 1 runs failed: rnn_6l seed 1;")
     assert "| 0 of 1 (1 FAILED) |" in (tmp_path / "exp/table.md").read_text(), "a table of failures alone"
     trained(stubs)
     Path(f"{stubs}.fail").unlink()

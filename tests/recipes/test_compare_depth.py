@@ -80,7 +80,7 @@ def test_rates_that_diverge():
     [system] = made.choose([System("a", "arch", [])])
     assert system.flags == ["--lr", "0.0005"] and [rate for _, rate in tried] == [0.001, 0.002, 0.004, 0.0005, 0.00025]
     made, tried = tuner(lambda label, rate: math.inf)
-    with pytest.raises(UsageError, match="a trains with none of the learning rates 0.0005, 0.001, 0.002, 0.004: give"):
+    with pytest.raises(UsageError, match="a diverges with all learning rates .0.0005, 0.001, 0.002, 0.004.: give"):
         made.choose([System("a", "arch", [])])
 
 
@@ -114,7 +114,7 @@ def test_one_command_tunes_trains_and_judges(tools_of_training, stubs, corpus, t
     table = (exp / "table.md").read_text()
     assert "plain_1: transformer_prenorm_6l --encoder-layers 1 --lr 0.004" in table
     tried = "0.0005 (8.000), 0.001 (7.000), 0.002 (6.000), 0.004 (5.000), 0.008 (6.000)"
-    assert f"plain_1: best of the learning rates (valid loss) {tried}" in table
+    assert f"plain_1: learning rates (valid loss) {tried}" in table
     assert len(read(str(exp))) == 4 and len(read(str(exp / "tune"))) == 8
     [judged] = json.loads((exp / "depth.json").read_text())
     assert judged["slope"] == {"1": 0.0, "2": 0.0} and judged["pays"] == "not clear" and "depth pays" in done.stdout
@@ -136,17 +136,17 @@ def test_a_run_that_failed_for_another_reason_ends_the_search(tools_of_training,
     given = (tools_of_training, corpus, tmp_path / "exp", "prenorm_2l2l_tiny")
     done = compare(*given)
     assert done.returncode == 3 and "3 of 3 runs of the search for learning rates failed: " in done.stderr
-    assert "the same command tries again" in done.stderr and done.stderr.count("\n") == 1
+    assert "the same command retries them" in done.stderr and done.stderr.count("\n") == 1
     broken.write_text("FloatingPointError: gradients are Nan/Inf\n")
     done = compare(*given)
-    assert done.returncode == 2 and "trains with none of the learning rates" in done.stderr
+    assert done.returncode == 2 and "diverges with all learning rates" in done.stderr
     broken.unlink()
     assert compare(*given).returncode == 0
 
 
 BAD = {
-    "a seed of the final runs": (["--tune-seed", "2", "--seeds", "3"], "--tune-seed 2 is one of --seeds"),
-    "one depth": (["--depths", "6"], "--depths takes two or more different numbers of encoder layers"),
+    "a seed of the final runs": (["--tune-seed", "2", "--seeds", "3"], "--tune-seed 2 must not be in --seeds"),
+    "one depth": (["--depths", "6"], "--depths must be two or more different numbers of encoder layers"),
     "a depth twice": (["--depths", "6,6"], "not '6,6'"),
     "no number": (["--depths", "6,x"], "not '6,x'"),
     "depth twice": (["--depths", "1,2", "prenorm_6l --encoder-layers 3"], "--depths sets --encoder-layers: omit one"),

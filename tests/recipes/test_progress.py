@@ -67,7 +67,7 @@ def test_before_the_first_figures_it_says_what_training_does(progress, capsys, t
     watch.tick()
     watch.finish(True)
     lines = [line.split(": ", 1)[1] for line in capsys.readouterr().out.splitlines()]
-    assert lines == ["loaded 10,000 examples from: data-bin", "first updates, no figures yet"]
+    assert lines == ["loaded 10,000 examples from: data-bin", "first updates, no statistics yet"]
 
 
 @pytest.mark.parametrize("body, status", [

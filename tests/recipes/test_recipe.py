@@ -32,7 +32,7 @@ class TestCorpus:
             stream.write(plain)
         done = check(corpus, tmp_path / "out")
         assert done.returncode == 0, done.stderr
-        assert "2 with an empty side dropped" in done.stdout
+        assert "dropped 2 with an empty side" in done.stdout
         sizes = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / "out").glob("*.??")}
         assert sizes == {"train.en": 200, "train.de": 200, "valid.en": 10, "valid.de": 10, "test.en": 11, "test.de": 11}
         assert (tmp_path / "out/test.en").read_text().split("\n")[3] == ""
@@ -65,7 +65,7 @@ class TestCorpus:
         whole = gzip.compress(random.Random(1).randbytes(5000).hex().encode())
         (corpus / "train.de").unlink()
         (corpus / "train.de.gz").write_bytes(whole[:2000])
-        assert_refused(check(corpus, tmp_path / "out"), "train.de.gz", "get the file again")
+        assert_refused(check(corpus, tmp_path / "out"), "train.de.gz", "copy the file again")
 
 
 class TestStages:
@@ -202,7 +202,7 @@ class TestStages:
         programs(stubs)
         monkeypatch.setenv("RECIPE_PATIENCE", "0")
         done = recipe(tools, tmp_path / "exp", *words[2:])
-        assert_refused(done, f"exp is in use by process {first.pid} on ", "wait for its end, or use another", status=2)
+        assert_refused(done, f"exp is in use by process {first.pid} on ", "try again later, or use another", status=2)
         assert programs(stubs) == []
         first.terminate()
         first.wait()

@@ -57,8 +57,8 @@ def test_a_table_is_taken_apart(home):
 
 @pytest.mark.parametrize("content, parts", [
     (b"yksi\tone\n" + "pää\thead\n".encode("latin-1"), ["corpus.gz, line 2: not UTF-8"]),
-    (None, ["corpus.gz: not a whole gzip archive", "nothing was kept"]),
-    (b"", ["train.en and", "hold no sentence pair"]),
+    (None, ["corpus.gz: truncated or invalid gzip archive", "the download was deleted"]),
+    (b"", ["train.en and", "have no sentence pairs"]),
 ])  # fmt: skip
 def test_a_bad_table_is_one_line(home, content, parts):
     if content is None:
@@ -82,7 +82,7 @@ def test_sides_of_different_lengths_are_refused(home):
 
 def test_a_member_that_is_missing_is_named(home):
     pack(home / "wmt18-test.tgz", {"test/newstest2018-enfi-src.en.sgm": sgm("a", "b")})
-    assert_refused(rebuild(home), "wmt18-test.tgz hold no wmt18 in 'fi'")
+    assert_refused(rebuild(home), "wmt18-test.tgz lack wmt18 in 'fi'")
 
 
 def test_a_full_disk_leaves_nothing_that_looks_whole(home):
@@ -94,7 +94,7 @@ def test_a_full_disk_leaves_nothing_that_looks_whole(home):
         return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
     done = rebuild(home, preexec_fn=limited(size // 2))
-    assert_refused(done, "corpus.gz.part", "make room, and run the same command again")
+    assert_refused(done, "corpus.gz.part", "free disk space and run the same command again")
     assert not (home.parent / "archives/corpus.gz").exists() and not (home.parent / "out").exists()
     done = rebuild(home, preexec_fn=limited(size + 100))
     assert_refused(done, "File too large")
@@ -113,7 +113,7 @@ def test_sacrebleus_own_sums_hold_where_its_own_archives_are_fetched(home, monke
 def test_no_network_is_one_line(tmp_path, monkeypatch):
     waits = []
     monkeypatch.setattr(fetching.time, "sleep", waits.append)
-    with pytest.raises(UsageError, match="cannot fetch http://127.0.0.1:9/x.tgz: .*, or use --data DIR"):
+    with pytest.raises(UsageError, match="cannot download http://127.0.0.1:9/x.tgz: .*, or use --data DIR"):
         fetching.fetch("http://127.0.0.1:9/x.tgz", "x.tgz", str(tmp_path), {})
     assert len(waits) == 3 and not (tmp_path / "x.tgz").exists()
 
@@ -138,5 +138,5 @@ def test_every_description_is_whole(path):
 
 def test_a_package_that_a_later_stage_needs_is_asked_for_first():
     record.check_packages(["sacremoses"])
-    with pytest.raises(UsageError, match="this recipe needs no_such_package: run "):
+    with pytest.raises(UsageError, match="this recipe requires no_such_package: run "):
         record.check_packages(["sacremoses", "no_such_package"])

@@ -78,44 +78,44 @@ def refused(*words, **how):
         (["--max-token", "5"], ["--max-token'", "--max-tokens"]),
         (["--dryrun"], ["--dryrun'", "--dry-run"]),
         (["--conf", "dlcl30l"], ["'dlcl30l'", "dlcl_30l"]),
-        (["--smoke", "maybe"], ["--smoke takes true or false", "'maybe'"]),
+        (["--smoke", "maybe"], ["--smoke must be true or false", "'maybe'"]),
         (["--ngpu", "two"], ["--ngpu", "'two'"]),
         (["--max-tokens", "-5"], ["--max-tokens", "'-5'"]),
         (["--lenpen", "x"], ["--lenpen", "'x'"]),
-        (["--lenpen", ""], ["--lenpen takes a number, not ''"]),
-        (["--lenpen="], ["--lenpen takes a number, not ''"]),
+        (["--lenpen", ""], ["--lenpen must be a number, not ''"]),
+        (["--lenpen="], ["--lenpen must be a number, not ''"]),
         (["-x"], ["'-x'", "start with --"]),
-        (["--precision", "fp15"], ["--precision takes fp32, fp16, bf16, amp"]),
+        (["--precision", "fp15"], ["--precision must be fp32, fp16, bf16, amp"]),
         (["--exp"], ["--exp: expected one argument"]),
         (["--exp", "--demo"], ["--exp: expected one argument"]),
         (["demo"], ["'demo'", "start with --"]),
-        (["--stage", "5", "--stop-stage", "4"], ["stages run from 0 to 7"]),
+        (["--stage", "5", "--stop-stage", "4"], ["stages must be from 0 to 7"]),
         (["--exp", "a:b"], ["':'"]),
-        (["--data", "/no/such/folder"], ["/no/such/folder", "no such folder"]),
+        (["--data", "/no/such/folder"], ["/no/such/folder", "no such directory"]),
         (["--data-tar", "/no/such.tar.gz"], ["/no/such.tar.gz", "no such file"]),
         (["--data", "/tmp", "--demo"], ["exclude each other"]),
-        (["--ngpu", "0", "--precision", "fp16"], ["--precision fp16 needs a GPU", "bf16"]),
+        (["--ngpu", "0", "--precision", "fp16"], ["--precision fp16 requires a GPU", "bf16"]),
         (["--ngpu", "8", "--decode-precision", "int8"], ["--decode-precision int8 requires the CPU", "--ngpu 0"]),
         (["--seeds", "2", "--seed", "2"], ["--seed and --seeds exclude each other"]),
-        (["--seeds", "0"], ["--seeds takes how many", "'0'"]),
+        (["--seeds", "0"], ["--seeds must be a number", "'0'"]),
         (["--teacher", "/nowhere"], ["--teacher /nowhere: no such run, checkpoint or package"]),
-        (["--seeds", "4,,"], ["--seeds takes how many", "'4,,'", "one seed: 7,"]),
-        (["--seeds", "4,5,4"], ["names seed 4 twice"]),
-        (["--nnodes", "2", "--master", "h"], ["--nnodes 2 needs --node-rank: 0 on the machine that prepares the data"]),
-        (["--nnodes", "2", "--node-rank", "1"], ["--nnodes 2 needs --master", "with --node-rank 0"]),
+        (["--seeds", "4,,"], ["--seeds must be a number", "'4,,'", "one seed: 7,"]),
+        (["--seeds", "4,5,4"], ["has seed 4 twice"]),
+        (["--nnodes", "2", "--master", "h"], ["--nnodes 2 requires --node-rank: 0 on the machine that prepares"]),
+        (["--nnodes", "2", "--node-rank", "1"], ["--nnodes 2 requires --master", "with --node-rank 0"]),
         (["--nnodes", "2", "--node-rank", "2", "--master", "h"], ["with --nnodes 2 the numbers are 0 to 1"]),
-        (["--nnodes", "2", "--node-rank", "0", "--master", "a:b:c"], ["--master takes HOST or HOST:PORT, not 'a:b:c'"]),
-        (["--node-rank", "1"], ["are for several machines: add --nnodes"]),
+        (["--nnodes", "2", "--node-rank", "0", "--master", "a:b:c"], ["must be HOST or HOST:PORT, not 'a:b:c'"]),
+        (["--node-rank", "1"], ["require several machines: add --nnodes"]),
         (["--nnodes", "2", "--seeds", "3"], ["--seeds and --nnodes exclude each other"]),
-        (["--cpu-processes", "2"], ["--cpu-processes is for --ngpu 0"]),
-        (["--sbatch", "/no/such/job"], ["--sbatch /no/such/job: no file can be written there"]),
-        (["--against", "/tmp", "--subsets", "none"], ["--against compares translations"]),
+        (["--cpu-processes", "2"], ["--cpu-processes requires --ngpu 0"]),
+        (["--sbatch", "/no/such/job"], ["--sbatch /no/such/job: cannot write there"]),
+        (["--against", "/tmp", "--subsets", "none"], ["--against requires translations"]),
         (["--against", "/no/such/run"], ["--against /no/such/run", "no such run or file"]),
-        (["--average-updates", "9", "--average", "1"], ["--average-updates 9 with --average 1", "nothing to average"]),
-        (["--average-updates", "9", "--", "--save-interval-updates=5"], ["--save-interval-updates clashes"]),
-        (["--average-updates", "9", "--", "--max-update", "8"], ["training ends after 8 updates"]),
+        (["--average-updates", "9", "--average", "1"], ["--average-updates 9 has no effect with --average 1"]),
+        (["--average-updates", "9", "--", "--save-interval-updates=5"], ["--save-interval-updates conflicts"]),
+        (["--average-updates", "9", "--", "--max-update", "8"], ["--average-updates 9 must be at most 8"]),
         (["--", "--share-all-embeddings"], ["--share-all-embeddings is set by this script", "see --embeddings"]),
-        (["--", "--max-tokens", "9"], ["--max-tokens", "before the lone --"]),
+        (["--", "--max-tokens", "9"], ["--max-tokens", "give it before --"]),
         (["--", "--max-tokns=9"], ["unknown option '--max-tokns'", "did you mean --max-tokens?"]),
         (["--", "--save-dir=x"], ["--save-dir", "--exp"]),
     ],
@@ -141,7 +141,7 @@ def test_a_value_is_given_once():
 
 
 @pytest.mark.parametrize("text, said", [
-    ("--beam five\n", "--beam takes a whole number from 1 on, not 'five'"),
+    ("--beam five\n", "--beam must be a whole number of at least 1, not 'five'"),
     ("beam 5\n", "'beam 5' is not an option: a line"),
     ("--conf {path}\n", "includes itself (--conf): remove the line"),
     ("--dropout 0.1\n--batch-tokns 5\n", "own.args: unknown option '--batch-tokns' (did you mean --batch-tokens?)"),
@@ -195,7 +195,7 @@ def test_the_commands_of_fairseq_deep_are_the_scripts(tmp_path, capsys):
 def test_the_commands_need_a_clone(words, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(commands, "EXAMPLES", str(tmp_path / "examples"))
     assert main(words) == 2
-    said = f"there are no recipes in {tmp_path}/examples; run this in a clone of the repository\n"
+    said = f"no recipes in {tmp_path}/examples; run this in a clone of the repository\n"
     assert capsys.readouterr().err == f"fairseq-deep {words[0]}: {said}"
 
 
@@ -380,8 +380,8 @@ def test_seeds_share_their_text(tmp_path):
     assert [(value(train, "--seed"), value(train, "--save-dir")) for train in trains] == list(zip("47", folders))
     scores = [shlex.split(line) for line in lines if "--against" in line]
     assert [value(score, "--against") for score in scores] == [str(run_folder / f"seed{seed}") for seed in (4, 7)]
-    assert "holds several seeds: give one" in refused("--ngpu", "8", "--against", run_folder)
-    assert f"no {run_folder}/seed1: that run" in refused("--ngpu", "8", "--seeds", "2", "--against", run_folder)
+    assert "has several seeds: give one" in refused("--ngpu", "8", "--against", run_folder)
+    assert f"{run_folder}/seed1 does not exist" in refused("--ngpu", "8", "--seeds", "2", "--against", run_folder)
 
 
 def test_further_references_are_scored_with(tmp_path):
@@ -463,7 +463,7 @@ def warnings(*words, script=MAIN):
 def test_a_plan_says_what_a_cpu_cannot_do(own_text):
     data = ("--data", own_text, "--source-lang", "fr", "--target-lang", "it")
     hours, pairs = warnings("--ngpu", "0", *data)
-    assert re.search(r"this CPU needs more than [\d,]{5,} hours for it: use a GPU, or .*own_text", hours)
+    assert re.search(r"more than [\d,]{5,} hours on this CPU: use a GPU, or .*own_text", hours)
     assert "1,000 training pairs are few for a model of this size: examples/own_text/run.sh has smaller ones" in pairs
     assert warnings("--ngpu", "8", *data) == [pairs]
     assert warnings("--ngpu", "0", "--smoke", *data) == [] == warnings("--ngpu", "0", "--demo")
@@ -482,7 +482,7 @@ def test_a_plan_says_what_a_cpu_cannot_do(own_text):
 def test_flags_that_a_plan_counts_with_are_whole_numbers(flag):
     for value in ("1e5", "x", "-1", "08", "a[$(exit 1)]"):
         for words in ((flag, value), (f"{flag}={value}",)):
-            assert refused("--", *words) == f"error: {flag} takes a whole number, not '{value}'\n"
+            assert refused("--", *words) == f"error: {flag} must be a whole number, not '{value}'\n"
 
 
 def test_own_text_is_dlcl_at_the_size_that_is_asked_for(own_text, tmp_path):

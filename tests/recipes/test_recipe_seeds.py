@@ -24,7 +24,7 @@ class TestReferences:
     def test_further_references_are_copied_and_recorded(self, corpus, tmp_path):
         write_references(corpus, 1, 2)
         done = check(corpus, tmp_path / "out")
-        assert done.returncode == 0 and "3 references for each sentence" in done.stdout
+        assert done.returncode == 0 and "3 references per sentence" in done.stdout
         assert (tmp_path / "out/test.de.ref2").read_text() == "das Haus 2\n" * 11
         facts = json.loads((tmp_path / "out/data.json").read_text())
         assert list(facts["sets"]["test"]["references"]) == ["test.de.ref1", "test.de.ref2"]
@@ -32,7 +32,7 @@ class TestReferences:
     @pytest.mark.parametrize("numbers, odd", [((2,), 2), ((1, 3), 3), ((0, 1), 0), (("01",), "01")])
     def test_a_gap_is_refused(self, corpus, tmp_path, numbers, odd):
         write_references(corpus, *numbers)
-        assert_refused(check(corpus, tmp_path / "out"), f"test.de.ref{odd}: the first reference is test.de")
+        assert_refused(check(corpus, tmp_path / "out"), f"test.de.ref{odd}: number the references test.de")
 
     def test_a_missing_line_is_refused(self, corpus, tmp_path):
         write_references(corpus, 1, count=10)
@@ -111,7 +111,7 @@ class TestSeeds:
         said = child.stderr.read()
         assert child.returncode == (-9 if number == signal.SIGKILL else 130)
         if number != signal.SIGKILL:
-            assert re.fullmatch(r"stopped in stage 4 \(train\); to go on: \S+/exp/resume.sh\n", said)
+            assert re.fullmatch(r"stopped in stage 4 \(train\); to resume: \S+/exp/resume.sh\n", said)
         assert programs(stubs).count("fairseq-train") == 1
         hang.unlink()
         resume = [str(tmp_path / "exp/resume.sh")]
@@ -122,19 +122,19 @@ class TestSeeds:
         words = (tools, tmp_path / "exp", "--data", corpus, *SMALL)
         assert recipe(*words, "--seeds", "5,7", "--stop-stage", "4").returncode == 0
         assert programs(stubs)[-2:] == ["fairseq-train"] * 2
-        assert_refused(recipe(*words), "holds several seeds", status=2)
+        assert_refused(recipe(*words), "has several seeds", status=2)
         assert_refused(recipe(*words, "--seeds", "5,7", "--lowercase", "true"), "seed5", "other data", status=2)
         assert_refused(recipe(*words, "--seeds", "5,7", "--against", tmp_path / "exp"), "seed5/test.hyp.de", status=2)
         one = (tools, tmp_path / "one", "--data", corpus, *SMALL)
         assert recipe(*one).returncode == 0
         programs(stubs)
-        assert_refused(recipe(*one, "--seeds", "2"), "holds a training of one seed", status=2)
-        assert_refused(recipe(*one, "--against", tmp_path), f"no {tmp_path}/test.hyp.de", status=2)
+        assert_refused(recipe(*one, "--seeds", "2"), "has a run of one seed", status=2)
+        assert_refused(recipe(*one, "--against", tmp_path), f"{tmp_path}/test.hyp.de does not exist", status=2)
         assert programs(stubs) == []
 
     def test_all_seeds_failing_leaves_no_result(self, tools, stubs, failing, corpus, tmp_path):
         done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL, "--seeds", "2,2")
-        assert_refused(done, "names seed 2 twice", status=2)
+        assert_refused(done, "has seed 2 twice", status=2)
         recipes.write_program(tools / "fairseq-train", "echo planted; exit 1")
         done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL, "--seeds", "2")
         assert done.returncode == 1 and done.stderr.count("\n") == 2 and "BLEU" not in done.stdout
@@ -145,7 +145,7 @@ def test_an_average_by_updates_without_checkpoints_is_refused(tools, stubs, corp
     words = (tools, tmp_path / "exp", "--data", corpus, *SMALL, "--average-updates", "1000")
     assert_refused(recipe(*words), "no checkpoint of every 1000 updates", "--average-updates 0", status=2)
     (tmp_path / "exp/checkpoints/checkpoint_3_1000.pt").touch()
-    assert "taking the last one" in recipe(*words).stdout
+    assert "using the last one" in recipe(*words).stdout
     (tmp_path / "exp/checkpoints/checkpoint_5_2000.pt").touch()
     programs(stubs)
     assert "only 2 checkpoints exist" in recipe(*words, "--stage", "5", "--stop-stage", "5").stdout

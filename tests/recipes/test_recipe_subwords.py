@@ -95,7 +95,7 @@ def test_pieces_of_the_text_as_it_is_behind_the_tag_of_a_language(text, tmp_path
     assert bundle.tokenizer == "none" and [steps.prepare(line) for line in tagged] == got
     assert [steps.finish(line) for line in got] == [line.strip() for line in tagged]
     (tmp_path / "bad.model").write_text("no model")
-    with pytest.raises(UsageError, match="bad.model is no model of SentencePiece"):
+    with pytest.raises(UsageError, match="bad.model: not a valid SentencePiece model"):
         TextSteps("src", "tgt", str(tmp_path / "bad.model"), "none")
 
 
@@ -117,7 +117,7 @@ def test_chinese_is_cut_into_words(tmp_path):
 def test_a_gap_between_test_sets_is_refused(text, tmp_path):
     for lang in ("en", "de"):
         (text / f"test1.{lang}").rename(text / f"test3.{lang}")
-    assert_refused(cut(text, tmp_path / "out"), "test3.en with a gap before it")
+    assert_refused(cut(text, tmp_path / "out"), "test3.en after a gap")
 
 
 KINDS = ["The old house, isn't it? (e-mail: a@b.c) \u201cquoted\u201d", "  blanks\t and\u00a0more  ", "ÄÖÜ ß İ",

@@ -38,7 +38,7 @@ def test_a_damaged_gzip_file_is_one_line_wherever_it_is_damaged(data, tmp_path, 
 
 def test_one_text_on_both_sides_is_refused(data, tmp_path):
     (data / "valid.de").write_bytes((data / "valid.en").read_bytes())
-    assert_refused(check(data, tmp_path / "out"), "valid.en and valid.de hold the same text")
+    assert_refused(check(data, tmp_path / "out"), "valid.en and valid.de have the same text")
     assert not (tmp_path / "out").exists()
 
 
@@ -48,7 +48,7 @@ def test_what_makes_a_score_mean_less_is_said(data, tmp_path):
     write_pairs(data, train=[*pairs, *[("same", "same")] * 5], test=[pairs[3], pairs[3], ("new", "neu")])
     said = check(data, tmp_path / "out").stdout
     assert "note: 5 % of the training pairs have the same text on both sides" in said
-    assert "note: 2 of 3 test sources are training sources, too" in said and "valid sources" not in said
+    assert "note: 2 of 3 test sources are also training sources" in said and "valid sources" not in said
 
 
 class TestLengths:
@@ -114,7 +114,7 @@ def test_a_folder_that_no_recipe_has_made_is_not_written_to(data, tmp_path):
     exp = tmp_path / "mine"
     (exp / "text/raw").mkdir(parents=True)
     (exp / "text/raw/precious").write_text("mine")
-    assert_refused(recipe("--exp", exp, "--data", data), "holds a text that no recipe has made", status=2)
+    assert_refused(recipe("--exp", exp, "--data", data), "has a text that was not written by a recipe", status=2)
     (exp / "cmd.sh").touch()
     assert recipe("--exp", exp, "--data", data).returncode == 0
 
@@ -127,7 +127,7 @@ def test_the_text_of_an_experiment_is_not_its_own_source(data, tmp_path, place):
     (exp / "cmd.sh").touch()
     (tmp_path / "link").symlink_to(exp / place)
     for path in (exp / place, tmp_path / "link"):
-        assert_refused(recipe("--exp", exp, "--data", path), "keeps its own copy of the text", status=2)
+        assert_refused(recipe("--exp", exp, "--data", path), "must not be the copy of the text", status=2)
 
 
 def test_cdpath_is_of_no_consequence(data, tmp_path):
@@ -141,4 +141,4 @@ def test_cdpath_is_of_no_consequence(data, tmp_path):
     ("--update-freq", "0"), ("--batch-tokens", "0"), ("--max-words", "0"), ("--seed", "007"), ("--ngpu", "01"),
 ])  # fmt: skip
 def test_numbers_that_mean_nothing(flag, value):
-    assert_refused(recipe(flag, value), f"{flag} takes a", f"'{value}'", status=2)
+    assert_refused(recipe(flag, value), f"{flag} must be a", f"'{value}'", status=2)

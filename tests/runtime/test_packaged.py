@@ -251,11 +251,11 @@ HOSTILE = {
     "a number for a truth": (config(text__lowercase=1), "text.lowercase is 1, not true or false"),
     "a path for a model": (config(arch="../x"), "arch is '../x', not the name of an architecture"),
     "a list for a number": (config(model__encoder_layers=[2]), "model.encoder_layers is a list, not a whole number"),
-    "very deep": (config(model__encoder_layers=900_000), "has not that many encoder_layers"),
+    "very deep": (config(model__encoder_layers=900_000), "does not have that many encoder_layers"),
     "very wide": (config(model__encoder_embed_dim=10**9), "model.encoder_embed_dim is 1000000000, not a whole"),
     "a huge number": (config(model__dropout=10**400), "model.dropout is 1000"),
     "a huge search": (config(search__beam=10**6), "search.beam is 1000000, not a whole number from 1 to 1000"),
-    "heads that do not divide": (config(model__encoder_attention_heads=3), "no model can be built of it (--encoder"),
+    "heads that do not divide": (config(model__encoder_attention_heads=3), "with its settings (--encoder"),
     "no such method": (config(model__layer_agg="x"), "model.layer_agg is 'x', not a method of this version"),
     "a section less": (config(search=KeyError), "search is missing"),
     "a setting less": (config(task__left_pad_source=KeyError), "task.left_pad_source is missing"),
@@ -266,43 +266,43 @@ HOSTILE = {
     "a card that lies": (config(name="a\nb"), "name is 'a\\nb', not one line of text"),
     "a later version": (config(version=2),
                         "has format version 2, but only 1 is supported; install a newer fairseq_deep"),
-    "another format": (config(format="x"), "its format is not"),
+    "another format": (config(format="x"), "its format must be"),
     "NaN": (config(search__lenpen=float("nan")), "search.lenpen is nan, not a number"),
     "infinity": (lambda folder: text("config.json", (folder / "config.json").read_bytes().replace(b'"lenpen": 0.6',
                  b'"lenpen": 1e999'))(folder), "search.lenpen is inf, not a number"),
     "twice": (text("config.json", b'{"format": 1, "format": 2}'), "a name is repeated in one object"),
-    "nested": (text("config.json", b"[" * 500_000), "no configuration of a packaged model"),
-    "no JSON": (text("config.json", b"cos\nsystem\n(S'touch MARK'\ntR."), "no configuration of a packaged model"),
+    "nested": (text("config.json", b"[" * 500_000), "not a packaged-model configuration"),
+    "no JSON": (text("config.json", b"cos\nsystem\n(S'touch MARK'\ntR."), "not a packaged-model configuration"),
     "not UTF-8": (text("config.json", b"\xff\xfe"), "cannot be read"),
-    "large": (text("config.json", b" " * (2 << 20)), "more than 1,048,576 bytes"),
-    "a pickle for weights": (lambda folder: torch.save({}, folder / "model.safetensors"), "no whole file"),
-    "no weights": (text("model.safetensors", b""), "no whole file of safetensors"),
-    "truncated": (header(lambda head: None, cut=-100), "no whole file of safetensors"),
-    "a header beyond the end": (text("model.safetensors", struct.pack("<Q", 1 << 60) + b"{}"), "no whole file"),
-    "a nested header": (header(lambda head: b"[" * 200_000), "no whole file of safetensors"),
+    "large": (text("config.json", b" " * (2 << 20)), "at most 1,048,576 bytes"),
+    "a pickle for weights": (lambda folder: torch.save({}, folder / "model.safetensors"), "invalid safetensors file"),
+    "no weights": (text("model.safetensors", b""), "invalid safetensors file"),
+    "truncated": (header(lambda head: None, cut=-100), "invalid safetensors file"),
+    "a header beyond the end": (text("model.safetensors", struct.pack("<Q", 1 << 60) + b"{}"), "safetensors file"),
+    "a nested header": (header(lambda head: b"[" * 200_000), "invalid safetensors file"),
     "offsets that overlap": (header(lambda head: head[EMBED].update(data_offsets=head[OUT]["data_offsets"])),
-                             "no whole file of safetensors"),
-    "offsets outside": (at(EMBED, data_offsets=[0, 1 << 50]), "no whole file of safetensors"),
-    "negative offsets": (at(EMBED, data_offsets=[-64, 0]), "no whole file of safetensors"),
-    "a huge shape": (at(EMBED, shape=[1 << 40, 1 << 40]), "no whole file of safetensors"),
+                             "invalid safetensors file"),
+    "offsets outside": (at(EMBED, data_offsets=[0, 1 << 50]), "invalid safetensors file"),
+    "negative offsets": (at(EMBED, data_offsets=[-64, 0]), "invalid safetensors file"),
+    "a huge shape": (at(EMBED, shape=[1 << 40, 1 << 40]), "invalid safetensors file"),
     "another shape": (at(EMBED, shape=[16, VOCAB]), f"{EMBED} is (16, {VOCAB}), in the model ({VOCAB}, 16)"),
-    "whole numbers": (at(EMBED, dtype="I32"), f"refused, because '{EMBED}' is of type I32"),
-    "another type": (at(EMBED, dtype="F16"), "no whole file of safetensors"),
+    "whole numbers": (at(EMBED, dtype="I32"), f"rejected: '{EMBED}' has the unsupported type I32"),
+    "another type": (at(EMBED, dtype="F16"), "invalid safetensors file"),
     "a tensor less": (tensors(lambda found: found.pop(EMBED)), f"it lacks {EMBED}"),
     "a tensor more": (tensors(lambda found: found.update(x=torch.ones(1))), "it has x, which the model lacks"),
-    "8 bits": (tensors(lambda found: found.update({EMBED: found[EMBED].to(torch.int8)})), "is of type I8"),
+    "8 bits": (tensors(lambda found: found.update({EMBED: found[EMBED].to(torch.int8)})), "unsupported type I8"),
     "a word less": (text("dict.src.txt", b"".join(b"w%d 1\n" % index for index in range(VOCAB - 5))), "(39, 16)"),
     "no dictionary": (text("dict.src.txt", b"a\nb\n"), "copy the dictionary again"),
     "a dictionary in latin-1": (text("dict.tgt.txt", b"\xe4 1\n"), "copy the dictionary again"),
     "words twice": (text("dict.tgt.txt", b"a 1\na 1\n"), "dict.tgt.txt:2: 'a' occurs twice"),
-    "a link for weights": (link("model.safetensors", "../secret"), "because it is a link"),
-    "a link for a dictionary": (link("dict.src.txt", "../secret"), "because it is a link"),
-    "a link for settings": (link("config.json", "/etc/hostname"), "because it is a link"),
-    "a pipe": (fifo, "no regular file"),
-    "merges of the hub's other name": (text("bpecodes", b"a b\n"), "no package has a file of this name"),
-    "merges without a setting": (text("code", b"a b\n"), "no package has a file of this name"),
-    "a link beside": (lambda folder: os.symlink("../secret", folder / "bpecodes"), "no package has a file of this"),
-    "a link for the card": (link("README.md", "../secret"), "because it is a link"),
+    "a link for weights": (link("model.safetensors", "../secret"), "must not be a link"),
+    "a link for a dictionary": (link("dict.src.txt", "../secret"), "must not be a link"),
+    "a link for settings": (link("config.json", "/etc/hostname"), "must not be a link"),
+    "a pipe": (fifo, "must be a regular file"),
+    "merges of the hub's other name": (text("bpecodes", b"a b\n"), "a package must not have a file of this name"),
+    "merges without a setting": (text("code", b"a b\n"), "a package must not have a file of this name"),
+    "a link beside": (lambda folder: os.symlink("../secret", folder / "bpecodes"), "a package must not have a file"),
+    "a link for the card": (link("README.md", "../secret"), "must not be a link"),
     "NaN in the weights": (tensors(lambda found: found[EMBED].fill_(float("nan"))), f"'{EMBED}' holds NaN or Inf"),
     "infinite weights": (tensors(lambda found: found[OUT][0].fill_(float("inf"))), f"'{OUT}' holds NaN or Inf"),
     "a tensor twice": (header(lambda head: b'{"x": {}, "x": {}, ' + json.dumps(head).encode()[1:]),
@@ -310,7 +310,7 @@ HOSTILE = {
     "metadata without end": (header(lambda head: head.update(__metadata__={"x": "y" * (9 << 20)})),
                              "its header has 9,"),
     "other metadata": (header(lambda head: head.update(__metadata__={"x": "y"})), "because of its metadata"),
-    "numbers of thousands of digits": (text("config.json", b'{"format": ' + b"9" * 5000 + b"}"), "no configuration"),
+    "numbers of thousands of digits": (text("config.json", b'{"format": ' + b"9" * 5000 + b"}"), "not a packaged"),
     "a lone surrogate": (config(arch="\ud800"), "a string has half of a surrogate pair"),
 }  # fmt: skip
 
@@ -419,10 +419,10 @@ def test_damage_is_told(name, whole, tmp_path):
     damaged = tmp_path / "made" / name
     content = damaged.read_bytes()
     damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(PackageError, match=f"^{damaged}: damaged, its sha256 is not that of SHA256SUMS; copy it again"):
+    with pytest.raises(PackageError, match=f"^{damaged}: corrupt, its sha256 differs from SHA256SUMS; copy it again"):
         packaged.load(str(tmp_path / "made/model.safetensors"))
     damaged.unlink()
-    with pytest.raises(PackageError, match=f"^{damaged}: No such file or directory; the folder is not whole"):
+    with pytest.raises(PackageError, match=f"^{damaged}: No such file or directory; copy the directory again"):
         packaged.load(str(tmp_path / "made/model.safetensors"))
 
 
@@ -447,8 +447,8 @@ def test_no_setting_names_a_file():
 
 
 @pytest.mark.parametrize("content, message", [
-    ("", "has no sum of config.json"), ("x", "not what sha256sum writes, in the line 'x'"),
-    ("0" * 64 + "  ../config.json\n", "not what sha256sum writes"),
+    ("", "has no checksum of config.json"), ("x", "invalid line 'x'"),
+    ("0" * 64 + "  ../config.json\n", "SHA256SUMS: invalid line"),
 ])  # fmt: skip
 def test_sums_that_are_none(content, message, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "made")
@@ -465,7 +465,7 @@ def test_check_says_what_is_unusual(whole, capsys, tmp_path):
     (tmp_path / "made/README.md").write_text("another card")
     assert main(["check", str(tmp_path / "made/model.safetensors")]) == 1
     out = capsys.readouterr().out
-    assert "'evil.py' is not in SHA256SUMS" in out and "README.md: damaged" in out
+    assert "'evil.py' is not in SHA256SUMS" in out and "README.md: corrupt" in out
 
 
 @pytest.fixture(scope="module")
@@ -492,7 +492,7 @@ def test_merges_are_those_of_the_package(load, with_merges, tmp_path):
     (tmp_path / "bpecodes").write_text("w 3</w>\n")
     os.symlink("../bpecodes", tmp_path / "made/bpecodes")
     for _ in range(2):
-        with pytest.raises(PackageError, match="made/bpecodes: refused, because no package has a file of this name"):
+        with pytest.raises(PackageError, match="made/bpecodes: rejected: a package must not have a file of this name"):
             LOADERS[load](tmp_path / "made")
         os.remove(tmp_path / "made/bpecodes")
         shutil.copy(tmp_path / "bpecodes", tmp_path / "made")

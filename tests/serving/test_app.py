@@ -111,7 +111,7 @@ def test_keys(models, tmp_path, capsys):
         assert client.get("/models").json()["key_required"] and client.get("/languages").status_code == 200
     logged = capsys.readouterr().err
     assert logged and not any(key in logged for key in ("first-key", "third", "kéy", "k\\u00e9y"))
-    for content, reason in (("\n \n", "holds no key"), (b"\xff", "must be UTF-8")):
+    for content, reason in (("\n \n", "has no keys"), (b"\xff", "must be UTF-8")):
         (tmp_path / "keys").write_bytes(content if isinstance(content, bytes) else content.encode())
         with pytest.raises(UsageError, match=reason):
             read_keys(str(tmp_path / "keys"))

@@ -82,10 +82,10 @@ def test_a_model_of_fairseq_and_no_model_are_refused(data, tmp_path):
     command = train_command(data, tmp_path, "--max-update", "1", *DEPTH[:4], arch="transformer")
     run(*command)
     done = export(tmp_path / "checkpoint_last.pt", tmp_path / "out.pt")
-    assert done.returncode == 2 and "of fairseq: it needs no export" in done.stderr
+    assert done.returncode == 2 and "is already a model of fairseq" in done.stderr
     (tmp_path / "no.pt").write_text("nothing")
     assert "cannot load" in export(tmp_path / "no.pt", tmp_path / "out.pt").stderr
-    assert "there is no folder" in export(tmp_path / "no.pt", tmp_path / "nowhere/out.pt").stderr
+    assert "does not exist" in export(tmp_path / "no.pt", tmp_path / "nowhere/out.pt").stderr
 
 
 def test_branches_that_still_grow_are_refused(data, tmp_path):

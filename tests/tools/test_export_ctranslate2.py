@@ -203,15 +203,15 @@ REFUSED = {
     "Sub-LN": ("prenorm_6l", {"sub_norm": True}, "--sub-norm (encoder), which CTranslate2 does not support"),
     "two norm placements": ("mix_ln_18l18l", {}, "--residual mix-ln (encoder), which CTranslate2 does not support"),
     "growing branches": ("prores_18l18l", {}, "has branches that still grow (layer 1 of the encoder is at 0.001 of i"),
-    "both positions": ("relative_6l", {}, "--relative-positions beside absolute ones (encoder), where CTranslate2 has "
-                       "one kind only: train with --no-token-positional-embeddings"),
+    "both positions": ("relative_6l", {}, "--relative-positions and absolute positions (encoder), which CTranslate2 "
+                       "does not combine: train with --no-token-positional-embeddings"),
     "an activation": ("prenorm_6l", {"activation_fn": "relu_squared"},
-                      "--activation-fn relu_squared: CTranslate2 knows relu, gelu, gelu_accurate, gelu_fast, tanh"),
+                      "--activation-fn relu_squared: CTranslate2 supports relu, gelu, gelu_accurate, gelu_fast, tanh"),
     "adaptive softmax": ("prenorm_6l", {"adaptive_softmax_cutoff": "10,20", "criterion": "adaptive_loss"},
                          "--adaptive-softmax-cutoff requires fairseq"),
     "no source": ("prenorm_6l", {"no_cross_attention": True}, "--no-cross-attention, which CTranslate2 does not"),
-    "no layers": ("prenorm_6l", {"encoder_layers": 0}, "no layers (encoder), where CTranslate2 needs one"),
-    "a narrow output": ("prenorm_6l", {"decoder_output_dim": 8}, "a --decoder-output-dim of its own: the export has"),
+    "no layers": ("prenorm_6l", {"encoder_layers": 0}, "no layers (encoder); CTranslate2 requires at least one"),
+    "a narrow output": ("prenorm_6l", {"decoder_output_dim": 8}, "a --decoder-output-dim that differs from the"),
 }  # fmt: skip
 
 
@@ -237,12 +237,12 @@ def test_bad_input_is_one_line(make, export, monkeypatch, capsys):
         assert err.startswith(f"fairseq-deep export: {message}"), err
 
     new = ["--output", f"{here}/out"]
-    kinds = "the folder of a recipe, a packaged model, or a checkpoint"
-    refuses(f"there is no {here}/no.pt: give {kinds}", f"{here}/no.pt", *new)
+    kinds = "the directory of a recipe, a packaged model, or a checkpoint"
+    refuses(f"{here}/no.pt does not exist: give {kinds}", f"{here}/no.pt", *new)
     refuses(f"{here} has none of averaged.pt, ", here, *new)
-    refuses(f"cannot write {here}: it exists and is no empty folder; give another name", model, "--output", here)
-    refuses(f"cannot write {here}/no/out: there is no folder {here}/no; create it", model, "--output", f"{here}/no/out")
-    refuses(f"there is no {here}/no: see --data", model, *new, "--data", f"{here}/no")
+    refuses(f"cannot write {here}: it exists and is not an empty directory; give another name", model, "--output", here)
+    refuses(f"cannot write {here}/no/out: the directory {here}/no does not exist", model, "--output", f"{here}/no/out")
+    refuses(f"{here}/no does not exist: see --data", model, *new, "--data", f"{here}/no")
     refuses(f"{here}/dict.de.txt: cannot be read", model, *new, "--target-lang", "de")
     refuses(f"{model} translates src to tgt, not src to src; omit -s and -t", model, *new, "--target-lang", "src")
     refuses(f"cannot load {here}/dict.src.txt: ", f"{here}/dict.src.txt", *new)
@@ -255,11 +255,11 @@ def test_bad_input_is_one_line(make, export, monkeypatch, capsys):
         refuses("ctranslate2 is not installed (", model, *new)
     words = [f"w{number} 1\n" for number in range(25)]
     (folder / "dict.tgt.txt").write_text("".join([*words, "w7 1\n"]))
-    refuses(f"{here}/dict.tgt.txt:26: 'w7' occurs twice; remove a line", model, *new)
+    refuses(f"{here}/dict.tgt.txt:26: 'w7' occurs twice; remove one", model, *new)
     (folder / "dict.tgt.txt").write_text("".join([*words, "w7 1 #fairseq:overwrite\n"]))
     refuses(f"{model} has a dictionary in which w7 occurs twice", model, *new)
     assert main.main(["export", model, *new, "--quantization", "int8"]) == 2
-    problem = "--quantization is for --format ctranslate2: add that, or leave it out"
+    problem = "--quantization requires --format ctranslate2: add that, or omit --quantization"
     assert capsys.readouterr().err == f"fairseq-deep export: {problem}\n"
 
 

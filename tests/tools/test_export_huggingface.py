@@ -258,23 +258,23 @@ def test_bad_input_of_the_export_is_one_line(make, export, command, monkeypatch)
         assert message in err, err
 
     new = ["--output", folder / "out"]
-    refuses("it exists and is no empty folder", model, "--output", folder)
+    refuses("it exists and is not an empty directory", model, "--output", folder)
     refuses(f"there is no {folder}/no.pt", folder / "no.pt", *new)
     refuses(f"cannot read {folder}/no.txt", model, *new, "--verify", folder / "no.txt")
-    refuses("--quantization is for --format ctranslate2: add", model, *new, "--quantization", "int8")
+    refuses("--quantization requires --format ctranslate2: add", model, *new, "--quantization", "int8")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "transformers", None)
         refuses("this requires transformers (", model, *new)
     with monkeypatch.context() as patch:
         real = huggingface_format.make_tensors
         patch.setattr(huggingface_format, "make_tensors", lambda *words: halve(real(*words)))
-        refuses("transformers gives other logits (by ", model, *new)
+        refuses("transformers' logits differ (by ", model, *new)
     with monkeypatch.context() as patch:
         patch.setattr(huggingface_check, "_ended", lambda row: row[1:3])
         (folder.parent / "text").write_text("w1 w2\nw3\n")
-        refuses("transformers translates 2 of 2 sentences otherwise", model, *new, "--verify", folder.parent / "text")
+        refuses("translations differ for 2 of 2 sentences", model, *new, "--verify", folder.parent / "text")
     code, out, err = command("export", model, *new, "--verify", "x")
-    assert code == 2 and "--verify is for --format huggingface or torch: add that, or leave it out" in err
+    assert code == 2 and "--verify requires --format huggingface or torch: add that, or omit --verify" in err
 
 
 def halve(tensors):
@@ -302,18 +302,18 @@ def test_bad_input_of_the_import_is_one_line(make, export, command, tmp_path):
         (place / name).write_text(json.dumps({**config, **content}))
         return lambda: (place / name).write_text(json.dumps(config))
 
-    refuses(f"there is no folder {folder}/no", folder / "no")
+    refuses(f"{folder}/no: no such directory", folder / "no")
     refuses("config.json: cannot be read (No such file", back)
     refuses("both languages are src", place, "-t", "src")
     for problem, name, content in (
-        ("has a model of the type marian: the import has rules for m2m_100, ", "config.json", {"model_type": "marian"}),
-        ("the model has the activation function mish: known are relu", "config.json", {"activation_function": "mish"}),
+        ("a model of the unsupported type marian: supported are m2m_100, ", "config.json", {"model_type": "marian"}),
+        ("unsupported activation function mish: supported are relu", "config.json", {"activation_function": "mish"}),
         ("does not name its languages: give --source-lang", "config.json", {"langs": None}),
-        ("cuts text by Unigram: the import takes words, or BPE", "tokenizer.json", {"model": {"type": "Unigram"}}),
-        ("cuts text by BPE of another kind", "tokenizer.json", {"model": {"type": "BPE", "vocab": {}}}),
+        ("splits text by Unigram: supported are words, and BPE", "tokenizer.json", {"model": {"type": "Unigram"}}),
+        ("splits text by another kind of BPE", "tokenizer.json", {"model": {"type": "BPE", "vocab": {}}}),
         ("must begin with <s>, <pad>, </s>, <unk>", "tokenizer.json", words_of({"a": 0})),
         ("has no token with the index 0", "tokenizer.json", words_of({"a": 1})),
-        ("has 4 tokens of the source, and a table of 38 rows", "tokenizer.json", words_of(Dictionary().indices)),
+        ("has 4 source tokens, but a table of 38 rows", "tokenizer.json", words_of(Dictionary().indices)),
     ):  # fmt: skip
         undo = changed(name, **content)
         refuses(problem)
@@ -322,7 +322,7 @@ def test_bad_input_of_the_import_is_one_line(make, export, command, tmp_path):
     (place / "tokenizer.json").rename(tmp_path / "kept")
     refuses("has no merges.txt: copy it")
     (place / "vocab-src.json").unlink()
-    refuses("has no sub-words that the import can read: it needs tokenizer.json, ")
+    refuses("has no supported sub-words: it must have tokenizer.json, ")
     (tmp_path / "kept").rename(place / "tokenizer.json")
     (place / "model.safetensors").write_bytes(b"nothing")
     refuses("transformers cannot load it (")

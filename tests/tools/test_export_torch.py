@@ -134,14 +134,14 @@ def test_the_check_sees_programs_that_are_wrong(checked):
     def unordered(words, order, *others):
         return step(words, torch.zeros_like(order), *others)
 
-    with pytest.raises(UsageError, match="the programs translate [2-6] of 6 sentences otherwise"):
+    with pytest.raises(UsageError, match="the programs' translations differ for [2-6] of 6 sentences"):
         torch_check.check_programs((encode, unordered), settings, model, rows)
 
     def scaled(*inputs):
         scores, caches = step(*inputs)
         return 1.001 * scores, caches
 
-    with pytest.raises(UsageError, match=r"the programs give other log-probabilities \(by \d.\de-0\d\)"):
+    with pytest.raises(UsageError, match=r"the programs' log-probabilities differ \(by \d.\de-0\d\)"):
         torch_check.check_programs((encode, scaled), settings, model, rows)
 
 
@@ -157,13 +157,13 @@ def test_bad_input_of_the_export_is_one_line(tmp_path, command, monkeypatch, rec
 
     refuses(f"--output {tmp_path}/out must end in .pt2", model, "--output", tmp_path / "out")
     refuses(f"cannot write {recipe[0]}: it exists; give another name", model, "--output", recipe[0])
-    refuses(f"there is no folder {tmp_path}/no", model, "--output", tmp_path / "no/out.pt2")
+    refuses(f"the directory {tmp_path}/no does not exist", model, "--output", tmp_path / "no/out.pt2")
     refuses(f"there is no {tmp_path}/no.pt", tmp_path / "no.pt", *new)
-    refuses("--capacity 33 is more than the 32 positions of ", model, *new, "--capacity", 33)
-    refuses("--quantization is for --format ctranslate2: add", model, *new, "--quantization", "int8")
+    refuses("--capacity 33 exceeds the 32 positions of ", model, *new, "--capacity", 33)
+    refuses("--quantization requires --format ctranslate2: add", model, *new, "--quantization", "int8")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "torch.export.pt2_archive", None)
-        refuses(f"--format torch requires torch 2.8 or newer, and this is {torch.__version__}: pip", model, *new)
+        refuses(f"--format torch requires torch 2.8 or newer, but this is {torch.__version__}: pip", model, *new)
     with monkeypatch.context() as patch:
         patch.setattr(torch.export, "export", failing)
         refuses(f"torch {torch.__version__} cannot export {model}: no rule for this", model, *new)
@@ -175,7 +175,7 @@ def test_bad_input_of_the_export_is_one_line(tmp_path, command, monkeypatch, rec
         patch.setattr(torch_check, "check_programs", unequal)
         refuses("the programs translate otherwise", model, *new)
     code, out, err = command("export", model, *new, "--beam", 3)
-    assert code == 2 and "--beam is for --format torch: add that, or leave it out" in err
+    assert code == 2 and "--beam requires --format torch: add that, or omit --beam" in err
 
 
 def failing(*words, **more):
@@ -210,5 +210,5 @@ def test_bad_files_are_one_line(recipe, tmp_path, command, example, monkeypatch)
     assert "a line has 30 tokens, and the model has 24 positions: split it" == ends(file, "a " * 30)
     for words in (["translate", file], ["package", file, "--output", tmp_path / "out"]):
         code, out, err = command(*words)
-        problem = f"{file} is for other programs: give the model that it was exported from\n"
+        problem = f"{file} is an export for other programs: give the model that it was exported from\n"
         assert (code, out, err) == (2, "", f"fairseq-deep {words[0]}: {problem}")

@@ -127,7 +127,7 @@ def test_only_orders_of_the_same_pieces_count_as_ties():
     own = Dictionary(["a", "b"])
     assert huggingface_check.encode(Reversed(), ["a b"], None, own, [], True) == ([[5, 4, 2]], 1)
     for line, unigram in (("a b", False), ("a a", True)):
-        with pytest.raises(UsageError, match="cuts a sentence otherwise"):
+        with pytest.raises(UsageError, match="splits a sentence differently"):
             huggingface_check.encode(Reversed(), [line], None, own, [], unigram)
 
 
@@ -145,7 +145,7 @@ def test_a_multilingual_model_is_exported_with_its_tags(tmp_path, capsys):
     assert " 16 sentences within " in out and "(random units, " in out
     card = (tmp_path / "out/README.md").read_text()
     assert "Begin each line with the tag of its target language and a blank: `<2de>`, `<2zh>`." in card
-    assert "The tokenizer takes raw text." in card and "sacremoses" not in card.partition("## Use")[2]
+    assert "The tokenizer expects raw text." in card and "sacremoses" not in card.partition("## Use")[2]
     names = {}
     exec(card.partition("```python\n")[2].partition("```")[0].replace("FOLDER", str(tmp_path / "out")), names)
     own = Dictionary.load(str(tmp_path / "dict.src.txt"))

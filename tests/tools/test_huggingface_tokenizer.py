@@ -37,7 +37,7 @@ def test_the_tokenizer_is_exact_on_tokenised_text(threshold, tmp_path):
     assert tokenizer.decode([3, own.indices[cut(lines[0]).split()[-1]]]).startswith("<unk> ")
     batch = tokenizer(lines[:3], padding=True)
     assert [row[-1] for row in batch.input_ids].count(PAD) == sum(0 in mask for mask in batch.attention_mask)
-    with pytest.raises(UsageError, match="cuts a sentence otherwise"):
+    with pytest.raises(UsageError, match="splits a sentence differently"):
         huggingface_check.encode(tokenizer, lines[:20], lambda line: line, own, meanings)
 
 
@@ -47,8 +47,8 @@ def test_vocabularies_without_a_tokenizer_are_refused(problem, tmp_path):
     merges = [("<", "s>")] if problem == "a special symbol" else [("a", "b</w>")]
     symbols = ["<s>", "<pad>", "</s>", "<unk>", "ab"]
     messages = {
-        "version 0.1": "merges of version 0.1; transformers computes 0.2 only",
-        "a special symbol": "merges that make <s>",
+        "version 0.1": "merges of version 0.1; transformers supports only 0.2",
+        "a special symbol": "merges that form <s>",
         "twice": "'ab' occurs",
     }
     with pytest.raises(UsageError, match=messages[problem]):

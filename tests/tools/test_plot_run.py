@@ -101,11 +101,11 @@ def test_the_picture_shows_the_numbers(tmp_path):
 
 BAD = {
     "no file": (["{here}/no.log"], "cannot read {here}/no.log: No such file"),
-    "no log": (["{here}/other"], "{here}/other is no log of a training: it has no line with train_inner or valid"),
-    "no run": (["{here}"], "{here} has neither train.jsonl nor logs/4-train.log: give the folder of a recipe"),
-    "one name": (["{log}", "{log}", "--names", "a"], "--names has 1 for 2 logs"),
+    "no log": (["{here}/other"], "{here}/other is not a training log: it must have a line with train_inner or valid"),
+    "no run": (["{here}"], "{here} has neither train.jsonl nor logs/4-train.log: give the directory of a recipe"),
+    "one name": (["{log}", "{log}", "--names", "a"], "--names has 1 names for 2 logs: give one per log"),
     "one name twice": (["{log}", "{log}"], "two logs have the same name: give --names A,B"),
-    "no picture": (["{log}", "--output", "{here}/a.txt"], "cannot draw {here}/a.txt: its name must end in"),
+    "no picture": (["{log}", "--output", "{here}/a.txt"], "cannot draw {here}/a.txt: the file name must end in"),
     "onto itself": (["{log}", "--output", "{here}/a.png", "--csv", "{log}"], "cannot write {log}: it is an input"),
 }
 

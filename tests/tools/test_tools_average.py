@@ -113,7 +113,7 @@ def test_branches_that_grow_from_one_checkpoint_to_the_next_are_refused(tmp_path
     scales = enumerate((0.5, 0.75, 1.0, 1.0))
     paths = [checkpoint(tmp_path / f"{index}.pt", {key: torch.tensor(scale)}) for index, scale in scales]
     error = fails(capsys, "--inputs", *paths[1:3], "--output", tmp_path / "out.pt")
-    assert f"still grow ({key})" in error and str(paths[2]) in error
+    assert f"prores grow ({key})" in error and str(paths[2]) in error
     assert not (tmp_path / "out.pt").exists()
     for one in (paths[2:], paths[:1]):
         assert run(one, tmp_path / "out.pt") == 0
@@ -135,7 +135,7 @@ def test_nan_or_inf_is_refused_with_its_file(tmp_path, capsys, poison):
         ({"a": torch.zeros(2)}, "b is missing in it"),
         ({"a": torch.zeros(2), "b": torch.zeros(2, 3), "c": torch.zeros(1)}, "c is only in it"),
         ({"a": torch.zeros(2), "b": torch.zeros(3, 2)}, "b is 3x2 in it and 2x3 there"),
-        ({"a": torch.zeros(2), "b": torch.zeros(2, 3, dtype=torch.int64)}, "b differs in its type"),
+        ({"a": torch.zeros(2), "b": torch.zeros(2, 3, dtype=torch.int64)}, "b has another type"),
     ],
 )
 def test_checkpoints_of_different_models_are_refused(tmp_path, capsys, other, problem):
@@ -150,7 +150,7 @@ def test_different_ties_are_refused(tmp_path, capsys):
     shared = torch.zeros(2)
     first = checkpoint(tmp_path / "1.pt", {"a": shared, "b": shared})
     second = checkpoint(tmp_path / "2.pt", {"a": shared, "b": shared.clone()})
-    assert "b differs in its type, or in what it is tied to" in fails(
+    assert "b has another type, or is tied to another tensor" in fails(
         capsys, "--inputs", first, second, "--output", tmp_path / "out.pt"
     )
 
@@ -171,14 +171,14 @@ def test_same_file_twice_is_refused(tmp_path, capsys):
 def test_missing_or_broken_files_are_named(tmp_path, capsys):
     (good,) = series(tmp_path, [[1.0]])
     output = tmp_path / "out.pt"
-    assert "there is no checkpoint nowhere.pt" in fails(capsys, "--inputs", good, "nowhere.pt", "--output", output)
+    assert "nowhere.pt: no such checkpoint" in fails(capsys, "--inputs", good, "nowhere.pt", "--output", output)
     (tmp_path / "text.pt").write_text("no checkpoint")
     assert f"cannot load {tmp_path}/text.pt" in fails(
         capsys, "--inputs", good, tmp_path / "text.pt", "--output", output
     )
     torch.save({"weights": 1}, tmp_path / "other.pt")
     assert "it has no 'model'" in fails(capsys, "--inputs", tmp_path / "other.pt", "--output", output)
-    assert "there is no folder" in fails(capsys, "--inputs", good, "--output", tmp_path / "no" / "out.pt")
+    assert "does not exist; create" in fails(capsys, "--inputs", good, "--output", tmp_path / "no" / "out.pt")
     assert not output.exists()
 
 
@@ -261,7 +261,7 @@ def test_best_warns_of_an_unlikely_direction(tmp_path, capsys):
     checkpoint(tmp_path / "checkpoint.best_bleu\x1b[2J_27.1.pt", {"w": torch.zeros(1)}, maximize=False)
     assert main(["average", "--best", "1", "--dir", str(tmp_path), "--output", str(tmp_path / "out.pt")]) == 0
     told = capsys.readouterr()
-    assert "warning: the run was told that a low bleu\\x1b[2J is better" in told.err
+    assert "warning: the run was configured such that a low bleu\\x1b[2J is better" in told.err
     assert "(checkpoint.best_bleu\\x1b[2J_27.1.pt;" in told.out
 
 
@@ -280,9 +280,9 @@ def test_wrong_choices_are_refused(tmp_path, capsys):
     assert "has 2 of the 3 epoch checkpoints (checkpointE.pt): checkpoint1.pt, checkpoint2.pt" in error
     assert "has 0 of the 1 update checkpoints" in fails(capsys, "--last-updates", 1, "--dir", tmp_path, *output)
     assert ": none;" in fails(capsys, "--best", 1, "--dir", tmp_path, *output)
-    assert "need --dir" in fails(capsys, "--last", 1, *output)
-    assert "need --dir" in fails(capsys, "--inputs", tmp_path / "checkpoint1.pt", "--dir", tmp_path, *output)
-    assert "there is no folder" in fails(capsys, "--last", 1, "--dir", tmp_path / "no", *output)
+    assert "require --dir" in fails(capsys, "--last", 1, *output)
+    assert "require --dir" in fails(capsys, "--inputs", tmp_path / "checkpoint1.pt", "--dir", tmp_path, *output)
+    assert "no such directory" in fails(capsys, "--last", 1, "--dir", tmp_path / "no", *output)
     epochs(tmp_path, "checkpoint.best_mystery_1.0.pt")
     assert "cannot tell whether a high or a low mystery" in fails(capsys, "--best", 1, "--dir", tmp_path, *output)
     epochs(tmp_path, "checkpoint.best_loss_1.0.pt")
@@ -336,5 +336,5 @@ def test_odd_checkpoints_are_one_line(tmp_path, capsys, problem, command):
     }[command]  # fmt: skip
     assert main([str(word) for word in words]) == 2
     captured = capsys.readouterr()
-    assert captured.err.count("\n") == 1 and f"{path} is not a whole fairseq checkpoint: " in captured.err
+    assert captured.err.count("\n") == 1 and f"{path} is not a complete fairseq checkpoint: " in captured.err
     assert problem in captured.err and not output.exists()

@@ -70,7 +70,7 @@ WITHOUT_TENSORS = [each for each in HOSTILE if "tensor" not in each[1]]  # of wh
 def test_settings_that_loading_refuses(check, tmp_path, content, named):
     torch.save({"model": {}, **content}, tmp_path / "c.pt")
     code, _, unusual, _ = check(tmp_path / "c.pt")
-    assert code == 1 and [f"a setting that is refused: {named}"] == unusual
+    assert code == 1 and [f"a setting that is rejected: {named}"] == unusual
 
 
 def rewritten(path, change, compression=zipfile.ZIP_STORED):
@@ -85,7 +85,7 @@ def rewritten(path, change, compression=zipfile.ZIP_STORED):
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("change, compression, said", [
     (lambda entries: entries, zipfile.ZIP_DEFLATED, "compressed"),
-    (lambda entries: [*entries, entries[-1]], zipfile.ZIP_STORED, "occur twice"),
+    (lambda entries: [*entries, entries[-1]], zipfile.ZIP_STORED, "duplicate names"),
     (lambda entries: [*entries, ("c/constants.pkl", b"")], zipfile.ZIP_STORED, "TorchScript"),
 ])  # fmt: skip
 def test_odd_zip_files(check, tmp_path, change, compression, said):
@@ -99,7 +99,7 @@ def test_odd_zip_files(check, tmp_path, change, compression, said):
 def test_unreadable_files_are_one_line(check, tmp_path, content):
     (tmp_path / "c.pt").write_bytes(content)
     code, _, _, error = check(tmp_path / "c.pt")
-    assert code == 2 and error.count("\n") == 1 and "c.pt is no readable checkpoint" in error
+    assert code == 2 and error.count("\n") == 1 and "c.pt is not a readable checkpoint" in error
 
 
 def test_what_is_no_dictionary_and_what_has_no_model(check, tmp_path):
@@ -154,8 +154,8 @@ PLANTED = {"model": {}, "x": Call(os.system, "touch RAN")}
 
 @pytest.mark.parametrize("members, code, said", [
     ({"model__pt": saved(state()), "dict__en__txt": b"a 1\n", "code": "#version: 0.2\nä b\n".encode()}, 0, {}),
-    ({"model__pt": saved(PLANTED)}, 1, {"unusual": "model.pt: asks for posix.system, which could run code: loading it "
-                                        "is refused"}),
+    ({"model__pt": saved(PLANTED)}, 1, {"unusual": "model.pt: asks for posix.system, which could run code: fairseq "
+                                        "rejects it"}),
     ({"weights": saved(PLANTED, _use_new_zipfile_serialization=False)}, 1, {"unusual": "weights: asks for posix.syst"}),
     ({"dict__txt": b"cos\nsystem\n(S'touch RAN'\ntR."}, 1, {"unusual": "dict.txt: asks for os.system"}),
     ({"model__pt": saved(state()), "x": b"\x00\xff"}, 1, {"uninspected": "x", "unusual": "nothing"}),
@@ -186,7 +186,7 @@ def test_values_that_are_not_whole(check, tmp_path):
     torch.save(state(), tmp_path / "c.pt")
     rewritten(tmp_path / "c.pt", lambda entries: [(name, b"x" if "/data/" in name else it) for name, it in entries])
     code, _, _, error = check(tmp_path / "c.pt")
-    assert code == 2 and "the values of w are not whole" in error
+    assert code == 2 and "the values of w are incomplete" in error
 
 
 def test_settings_that_name_files(check, tmp_path):
@@ -195,7 +195,7 @@ def test_settings_that_name_files(check, tmp_path):
     content["cfg"]["checkpoint"] = {"restore_file": "checkpoint_last.pt", "save_dir": "x"}
     torch.save(content, tmp_path / "c.pt")
     assert check(tmp_path / "c.pt")[0::2] == (
-        1, [r"a setting that names a file, which is not used: bpe_codes = http://x\n\x1b[2J/\ud800"],
+        1, [r"a setting that names a file, which is ignored: bpe_codes = http://x\n\x1b[2J/\ud800"],
     )  # fmt: skip
 
 
@@ -214,7 +214,7 @@ def nested(levels, value=0):
 def test_settings_of_which_no_model_can_be_built(check, tmp_path, cfg, said):
     torch.save(state(cfg=cfg), tmp_path / "c.pt")
     code, _, problems, _ = check(tmp_path / "c.pt")
-    assert code == 1 and problems[-1] == f"a setting that is refused: {said}"
+    assert code == 1 and problems[-1] == f"a setting that is rejected: {said}"
     with pytest.raises(safe_load.CheckpointError, match="refused, because"):
         safe_load.load(str(tmp_path / "c.pt"))
 
@@ -230,7 +230,7 @@ def test_settings_of_which_no_model_can_be_built(check, tmp_path, cfg, said):
 def test_settings_that_contradict_each_other(check, tmp_path, flags, said):
     torch.save(state(cfg={"model": {"_name": "transformer_dlcl_6l", **flags}}), tmp_path / "c.pt")
     code, _, [problem], _ = check(tmp_path / "c.pt")
-    assert code == 1 and problem.startswith(f"no model can be built of its settings: {said}")
+    assert code == 1 and problem.startswith(f"cannot build a model with its settings: {said}")
 
 
 @pytest.mark.skipif(not safe_load.NAMED_SAFE_GLOBALS, reason="older torch follows all instructions")
@@ -248,7 +248,7 @@ def test_very_deep_nesting(check, tmp_path):
     with zipfile.ZipFile(tmp_path / "c.pt", "w") as archive:
         for name, content in (("c/data.pkl", pickled), ("c/version", b"3\n"), ("c/byteorder", b"little")):
             archive.writestr(name, content)
-    assert "a setting that is refused: more than 50 levels of containers" in check(tmp_path / "c.pt")[2]
+    assert "a setting that is rejected: more than 50 levels of containers" in check(tmp_path / "c.pt")[2]
     with pytest.raises(safe_load.CheckpointError, match="more than 50 levels"):
         safe_load.load(str(tmp_path / "c.pt"))
 
@@ -265,7 +265,7 @@ def test_what_is_no_file_is_not_opened(check, folder, tmp_path, monkeypatch, kin
     problem = "No such file or directory" if kind == "dangling link" else "it must be a regular file or a directory"
     assert code == 2 and error == f"fairseq-deep check: cannot read dict.de.txt: {problem}\n"
     code, _, unusual, _ = check(folder)
-    assert code == 1 and unusual[-1] == "'dict.de.txt' is no regular file, and is not read"
+    assert code == 1 and unusual[-1] == "'dict.de.txt' is not a regular file, and is not read"
 
 
 def index(sizes, places, code=8, version=1):
@@ -311,8 +311,8 @@ def test_odd_files_in_a_folder(check, folder, tmp_path):
     said = "\n".join(unusual)
     assert code == 1 and len(unusual) == 5 and "'dict.de.txt' is a link to" in said and "its .bin is missing" in said
     for name in ("dict.de$(touch MARK).txt", "valid.en-de.de.fasta", "more"):
-        assert f"{name!r} is nothing that fairseq-preprocess writes" in said
+        assert f"{name!r} is not a file that fairseq-preprocess writes" in said
 
 
 def test_an_empty_folder(check, tmp_path):
-    assert check(tmp_path)[2] == ["no data: neither an index (.idx) nor a dictionary is in it"]
+    assert check(tmp_path)[2] == ["no data: it has neither an index (.idx) nor a dictionary"]

@@ -184,7 +184,7 @@ def test_aggregators_and_models_without_residual_connections(data, tmp_path, cap
         "encoder", "decoder", "embedding", "encoder_aggregator", "decoder_aggregator"
     }  # fmt: skip
     printed = capsys.readouterr().out
-    assert "no residual connections, and so no Var(r) and beta" in printed
+    assert "no residual connections, so no Var(r) and beta" in printed
     assert any(line.split()[:1] == ["aggregator"] for line in printed.splitlines())
 
 
@@ -235,20 +235,20 @@ def test_json_has_null_for_what_is_not_finite():
     ("arguments", "problem"),
     [
         ([], "nothing to measure: give --arch NAME or --path CHECKPOINT"),
-        (["--arch", "transformer_dlcl_31l"], "no architecture of this package (did you mean transformer_dlcl_3"),
-        (["--arch", "transformer_wmt_en_de"], "transformer_wmt_en_de is no architecture of this package"),
+        (["--arch", "transformer_dlcl_31l"], "not an architecture of this package (did you mean transformer_dlcl_3"),
+        (["--arch", "transformer_wmt_en_de"], "transformer_wmt_en_de is not an architecture of this package"),
         (["--arch", POST, "--encoder-layer", "3"], "--encoder-layer"),
         (["--arch", f"{POST} 'open"], "wrong flags in"),
-        (["--arch", ""], "is no architecture of this package"),
+        (["--arch", ""], "is not an architecture of this package"),
         (["--arch", POST, "--encoder-layers", "three"], "invalid int value: 'three'"),
         (["--arch", POST, "--deep-init", "xaver"], "unknown --deep-init xaver (did you mean xavier?)"),
         (["--arch", POST, "--encoder-embed-dim", "15"], "is not divisible by"),
         (["--arch", POST, "--split", "test"], "cannot read the split test"),
         (["--arch", POST, "--source-lang", "xx", "--target-lang", "tgt"], "dict.xx.txt"),
-        (["--path", "nowhere.pt"], "there is no checkpoint nowhere.pt"),
-        (["--path", "nowhere.pt", "--encoder-layers", "3"], "--encoder-layers is not known"),
-        (["--arch", POST, "--plot", "a.jpg"], "its name must end in .png, .svg, .pdf"),
-        (["--arch", POST, "--json", "no/a.json"], "there is no folder no"),
+        (["--path", "nowhere.pt"], "nowhere.pt: no such checkpoint"),
+        (["--path", "nowhere.pt", "--encoder-layers", "3"], "--encoder-layers is not supported with --path"),
+        (["--arch", POST, "--plot", "a.jpg"], "the file name must end in .png, .svg, .pdf"),
+        (["--arch", POST, "--json", "no/a.json"], "the directory no does not exist"),
     ],
     ids=lambda value: " ".join(value[2:] or value[:1]) if isinstance(value, list) else "",
 )
@@ -259,7 +259,7 @@ def test_bad_input_is_one_line(data, tmp_path, monkeypatch, capsys, arguments, p
 
 
 def test_wrong_data_and_wrong_checkpoints(data, checkpoint, tmp_path, capsys):
-    assert "there is no folder 3; give the folder" in fails(capsys, "--encoder-layers", "3", data, "--arch", POST)
+    assert "3: no such directory; give a directory" in fails(capsys, "--encoder-layers", "3", data, "--arch", POST)
     (tmp_path / "empty").mkdir()
     assert f"cannot read {tmp_path}/empty" in fails(capsys, tmp_path / "empty", "--arch", POST)
     (tmp_path / "text.pt").write_text("no checkpoint")

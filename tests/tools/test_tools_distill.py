@@ -75,7 +75,7 @@ def test_a_finished_folder_is_verified(trained, text, whole, tmp_path, capsys):
         stream.write("one more\n")
     words[3] = copy
     line = fails(capsys, trained, *words)
-    assert f"{copy}/train.de is missing or damaged: delete {copy} and run the same command again" in line
+    assert f"{copy}/train.de is missing or corrupt: delete {copy} and run the same command again" in line
 
 
 def test_another_teacher_text_or_search_is_rejected(trained, text, whole, tmp_path, capsys):
@@ -83,12 +83,12 @@ def test_another_teacher_text_or_search_is_rejected(trained, text, whole, tmp_pa
     earlier = next(trained.glob("checkpoints/checkpoint_*_110.pt"))
     parts = ["--data", trained / "data-bin", "--bpe-codes", trained / "text/bpe/code"]
     line = fails(capsys, earlier, "--text", text, *words, *parts)
-    assert f"{whole} was made with another teacher" in line and line.endswith("give the same, or another --output\n")
+    assert f"{whole} was written with another teacher" in line and line.endswith("use the same, or another --output\n")
     other = shutil.copytree(text, tmp_path / "text")
     lines = (other / "train.en").read_text().splitlines(keepends=True)
     (other / "train.en").write_text("".join(lines[::-1]))
-    assert f"{whole} was made with another text: give" in fails(capsys, trained, "--text", other, *words)
-    assert "another search, another --choose: give" in fails(
+    assert f"{whole} was written with another text: use" in fails(capsys, trained, "--text", other, *words)
+    assert "another search, another --choose: use" in fails(
         capsys, trained, "--text", text, "--choose", "nearest", *words[:3], "--shard-lines", "10"
     )
     assert hashes(whole)["train.de"] == json.loads((whole / RECORD).read_text())["files"]["train.de"]
@@ -222,7 +222,7 @@ def test_a_process_that_is_killed_is_one_line(trained, text, tmp_path):
     os.kill(int(open(children).read().split()[0]), signal.SIGKILL)
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 2 and errors.count("\n") == 1
-    assert "a process that translates has ended (status -9), perhaps out of memory: run the same command" in errors
+    assert "a translating process has ended (status -9), perhaps out of memory: run the same command" in errors
 
 
 def test_one_command_at_a_time(trained, text, tmp_path, capsys):
@@ -232,7 +232,7 @@ def test_one_command_at_a_time(trained, text, tmp_path, capsys):
     with open(tmp_path / "out.unfinished/lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         line = fails(capsys, trained, "--text", text, "--output", tmp_path / "out")
-    assert line.endswith("out.unfinished is in use by another process: wait for its end\n")
+    assert line.endswith("out.unfinished is in use by another process: try again later\n")
 
 
 def only_german(folder):
@@ -251,11 +251,11 @@ def another_language(folder):
 
 BAD = {
     "another pair": (only_german, [], "the teacher translates en to de: {text}/train.en is missing (plain or .gz)"),
-    "lines": (one_more, [], "{text}/train.en has 200 lines but {text}/train.de has 201: line n of both"),
-    "language": (another_language, [], "the teacher's dictionary lacks 100 % of the source units: the text is in"),
-    "no text": (shutil.rmtree, [], "--text {text}: no such folder"),
-    "in the way": (None, ["--output", "{text}"], "cannot write {text}: it exists and is no empty folder"),
-    "no parent": (None, ["--output", "{text}/no/out"], "cannot write {text}/no/out: there is no folder {text}/no"),
+    "lines": (one_more, [], "{text}/train.en has 200 lines but {text}/train.de has 201: give files"),
+    "language": (another_language, [], "the teacher's dictionary lacks 100 % of the source tokens: give text in"),
+    "no text": (shutil.rmtree, [], "--text {text}: no such directory"),
+    "in the way": (None, ["--output", "{text}"], "cannot write {text}: it exists and is not an empty directory"),
+    "no parent": (None, ["--output", "{text}/no/out"], "cannot write {text}/no/out: the directory {text}/no does"),
     "direction": (None, ["-s", "de", "-t", "en"], "averaged.pt translates en to de, not de to en; omit -s and -t"),
     "encoding": (lambda folder: (folder / "train.de").write_bytes(b"\xff\n"), [], "train.de, line 1: not UTF-8"),
 }  # fmt: skip

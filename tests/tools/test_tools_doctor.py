@@ -68,7 +68,7 @@ def test_table_gives_reasons_and_cures_then_the_verdict(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "_patches", lambda: [])
     assert main(["doctor"]) == 1
     assert capsys.readouterr().out == (
-        "one     ok    fine\nsecond  FAIL  broken\n\nsecond: because\n  cure: do this\n\n"
+        "one     ok    fine\nsecond  FAIL  broken\n\nsecond: because\n  fix: do this\n\n"
         "Training does not work here: second.\nPackaged models can be translated here.\n"
     )
 
@@ -77,7 +77,7 @@ def test_patches_of_fairseq_are_listed(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "GROUPS", ())
     assert main(["doctor"]) == 0
     printed = capsys.readouterr().out
-    table = printed.partition("Replaced in fairseq while this package is imported:\n")[2].split("\n\n")[0]
+    table = printed.partition("Patches of fairseq, applied when this package is imported:\n")[2].split("\n\n")[0]
     known = [*(f"{each.where}.{each.name}".replace(":", ".") for each in PATCHES), "atexit"]
     assert [line.split()[0] for line in table.splitlines()] == known
     assert main(["doctor", "--json"]) == 0
@@ -94,7 +94,7 @@ def test_a_check_that_breaks_is_reported_and_the_rest_goes_on(monkeypatch, capsy
     monkeypatch.setattr(doctor, "GROUPS", (check_odd_machine, fine))
     assert main(["doctor"]) == 0
     printed = capsys.readouterr().out
-    assert "odd machine  warn  cannot be examined" in printed and "OSError: no such thing" in printed
+    assert "odd machine  warn  cannot be checked" in printed and "OSError: no such thing" in printed
     assert "other        ok    fine" in printed
 
 

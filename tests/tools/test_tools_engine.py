@@ -76,7 +76,7 @@ def translate(capsys, text):
 def test_the_command_gives_the_same_and_converts_once(package, text, tmp_path):
     words = ["fairseq-deep", "translate", package, "--input", text, "--cpu", "--batch-size", 7, "--max-len-b", 20]
     torch = run(*words, check=False)
-    assert torch.returncode == 1 and torch.stderr.count("\n") == 1 and "line 45 has more units" in torch.stderr
+    assert torch.returncode == 1 and torch.stderr.count("\n") == 1 and "line 45 has more tokens" in torch.stderr
     assert len({*torch.stdout.splitlines()}) > 30
     cached = ["--cache-dir", tmp_path / "new/cache"]
     first, second, named = (run(*words, *cached, "--engine", name, check=False) for name in ("auto", "auto",
@@ -122,8 +122,8 @@ DAMAGES = {
     "a bit": (flip, "model.bin has another checksum"),
     "a file": (lambda entry: (entry / "model.bin").unlink(), "No such file or directory"),
     "the record": (lambda entry: (entry / "fairseq_deep.json").write_text("{"), "not valid JSON"),
-    "no record": (lambda entry: (entry / "fairseq_deep.json").unlink(), "there is no fairseq_deep.json"),
-    "no folder": (lambda entry: (shutil.rmtree(entry), entry.write_text("")), "there is no fairseq_deep.json"),
+    "no record": (lambda entry: (entry / "fairseq_deep.json").unlink(), "fairseq_deep.json is missing"),
+    "no folder": (lambda entry: (shutil.rmtree(entry), entry.write_text("")), "fairseq_deep.json is missing"),
 }
 
 
@@ -137,7 +137,7 @@ def test_a_damaged_model_is_converted_again(damage, package, cache, translate):
     harm(entry)
     code, out, (line,) = translate(*words)
     assert (code, out) == before[:2] and reason in line
-    assert line.startswith("fairseq-deep translate: engine ctranslate2: replaced a damaged model (")
+    assert line.startswith("fairseq-deep translate: engine ctranslate2: replaced a corrupt model (")
     assert translate(*words) == before and "cached in" in before[2][0]
     assert [*entries(folder)] == [entry]
 
@@ -189,7 +189,7 @@ def test_a_model_that_cannot_be_expressed(translate, text, tmp_path, capsys):
 
 @installed
 @pytest.mark.parametrize("words, problem", [
-    (["--json", "--nbest", "2"], "several hypotheses per sentence, which CTranslate2 ranks otherwise"),
+    (["--json", "--nbest", "2"], "several hypotheses per sentence, which CTranslate2 ranks differently"),
     (["--decode-precision", "bf16"], "--decode-precision bf16, which CTranslate2 does not support"),
     (["--gnmt-lenpen"], "GNMT's length penalty, which CTranslate2 does not support"),
     (["{package}"], "an ensemble, which CTranslate2 does not support"),
@@ -204,13 +204,13 @@ def test_a_search_that_cannot_be_expressed(words, problem, package, translate, t
 
 def test_a_cache_is_of_no_use_to_torch(package, text, capsys):
     assert fails(capsys, package, "--input", text, "--cache-dir", "x").endswith(
-        "--cache-dir is for --engine auto and ctranslate2: add that, or leave it out\n"
+        "--cache-dir requires --engine auto or ctranslate2: add one, or omit --cache-dir\n"
     )
 
 
 @installed
 def test_a_search_of_python_and_an_unknown_engine(package):
-    with pytest.raises(UsageError, match="the search option min_len, which CTranslate2 does otherwise; use --engine"):
+    with pytest.raises(UsageError, match="the search option min_len, which CTranslate2 does not support in the same"):
         Translator(str(package), cpu=True, engine="ctranslate2", min_len=3)
     with pytest.raises(UsageError, match=r"unknown engine ctranslate \(did you mean ctranslate2\?\); choose from"):
         Translator(str(package), cpu=True, engine="ctranslate")
@@ -223,7 +223,7 @@ def test_a_model_that_disagrees_is_remembered(package, translate, tmp_path, monk
         patch.setattr(ct2_convert, "EXACT", 0.0)
         first = translate(*words)
     assert first[:2] == translate(package)[:2]
-    problem = f"CTranslate2 computes other log-probabilities than {package}/model.safetensors (by up to "
+    problem = f"CTranslate2's log-probabilities differ from {package}/model.safetensors (by up to "
     assert first[2][0].startswith(f"fairseq-deep translate: engine torch: {problem}")
     monkeypatch.setattr(ct2_convert, "convert", None)
     assert translate(*words) == first
@@ -239,7 +239,7 @@ def test_the_check_compares_translations_of_real_text(package, filled, tmp_path,
     assert engine.note.endswith(", 50 of 50 translations equal")
     monkeypatch.setattr(ct2_convert.Ct2Engine, "_finish", lambda self, sentences, longest, results: [
         [{"tokens": sentence}] for sentence in sentences])  # fmt: skip
-    with pytest.raises(UsageError, match="CTranslate2 translates 50 of 50 sentences otherwise than .*; use --engine"):
+    with pytest.raises(UsageError, match="translations differ from .* for 50 of 50 sentences; use --engine"):
         Translator(str(folder), cpu=True, engine="ctranslate2", cache_dir=str(tmp_path / "other"))
 
 
@@ -318,11 +318,11 @@ def test_a_damaged_package_is_refused_as_ever(package, text, cache, capsys, tmp_
     words = [folder, "--input", text, "--cpu", "--engine", "auto", "--cache-dir", cache[0]]
     with open(folder / "dict.de.txt", "a") as stream:
         stream.write("more 1\n")
-    assert "dict.de.txt: damaged, its sha256 is not that of SHA256SUMS" in fails(capsys, *words)
+    assert "dict.de.txt: corrupt, its sha256 differs from SHA256SUMS" in fails(capsys, *words)
     shutil.copy(package / "dict.de.txt", folder)
     (folder / "README.md").unlink()
     (folder / "README.md").symlink_to(package / "README.md")
-    assert "README.md: refused, because it is a link" in fails(capsys, *words)
+    assert "README.md: must not be a link" in fails(capsys, *words)
 
 
 def test_the_cache_is_that_of_the_user(monkeypatch):

@@ -106,7 +106,7 @@ def test_failed_writing_leaves_the_old_file_and_no_other(tmp_path):
 
 def test_output_path_is_checked_beforehand(tmp_path):
     check_output_path(str(tmp_path / "new"))
-    with pytest.raises(UsageError, match="there is no folder"):
+    with pytest.raises(UsageError, match="does not exist"):
         check_output_path(str(tmp_path / "missing" / "new"))
     with pytest.raises(UsageError, match="not a regular file"):
         check_output_path(str(tmp_path))
@@ -115,7 +115,7 @@ def test_output_path_is_checked_beforehand(tmp_path):
 def test_archs_selects_by_wildcard_in_natural_order():
     known = ["t_dlcl_30l", "t_dlcl_6l", "t_post_6l", "t_dlcl_16l"]
     assert archs.select_names(known, "t_dlcl*") == ["t_dlcl_6l", "t_dlcl_16l", "t_dlcl_30l"]
-    with pytest.raises(UsageError, match="no architecture matches 't_dlcl_31l'; nearest: t_dlcl_30l"):
+    with pytest.raises(UsageError, match="no architecture matches 't_dlcl_31l'; similar: t_dlcl_30l"):
         archs.select_names(known, "t_dlcl_31l")
     with pytest.raises(UsageError, match="lists all"):
         archs.select_names(known, "zzz")

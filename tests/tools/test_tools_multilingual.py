@@ -105,11 +105,11 @@ def test_without_a_language_identifier_there_is_a_warning_and_no_accuracy(capsys
 
 def test_bad_folders_are_one_line(capsys, tmp_path):
     ours, theirs = make(tmp_path / "ours", ["en-de", "en-fr"], 0.2), make(tmp_path / "theirs", ["en-de"], 0.2)
-    assert "there is no such folder" in refused(capsys, "--multilingual", tmp_path / "none")
+    assert "no such directory" in refused(capsys, "--multilingual", tmp_path / "none")
     (tmp_path / "empty").mkdir()
-    assert "holds no test.SRC-TGT.hyp" in refused(capsys, "--multilingual", tmp_path / "empty")
+    assert "has no test.SRC-TGT.hyp" in refused(capsys, "--multilingual", tmp_path / "empty")
     assert "has no translations of en-fr" in refused(capsys, "--multilingual", ours, "--against", theirs)
-    assert "--lang does not go with --multilingual" in refused(capsys, "--multilingual", ours, "--lang", "de")
+    assert "--lang is not supported with --multilingual" in refused(capsys, "--multilingual", ours, "--lang", "de")
     (theirs / "test.en-de.ref").write_text("other\n" * 5)
     (ours / "test.en-fr.hyp").unlink()
     assert "other references for en-de" in refused(capsys, "--multilingual", ours, "--against", theirs)

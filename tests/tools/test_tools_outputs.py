@@ -204,7 +204,9 @@ def test_messages_show_no_control_characters(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     name = "a\n\x1b[31mb\u202e\u2028c"
     assert main.main(["average", "--inputs", name, "--output", "x"]) == 2
-    assert capsys.readouterr().err == "fairseq-deep average: there is no checkpoint a \\x1b[31mb\\u202e c\n"
+    assert capsys.readouterr().err == (
+        "fairseq-deep average: a \\x1b[31mb\\u202e c: no such checkpoint; correct the path\n"
+    )
     assert printable("\x9b\ud800é" + "x" * 300, 20) == "\\x9b\\ud800éxxxxxx..."
 
 

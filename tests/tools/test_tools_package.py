@@ -306,12 +306,12 @@ def foreign(state):
 BAD = {
     "exists": (None, ["{run}", "--output", "{here}/full"], "cannot write {here}/full: it exists and is"),
     "a file": (None, ["{run}", "--output", "{here}/full/x"], "cannot write {here}/full/x: it exists and is"),
-    "no folder": (None, ["{run}", "--output", "{here}/a/b"], "cannot write {here}/a/b: there is no folder {here}/a"),
-    "no run": (None, ["{here}/no"], "there is no {here}/no: give the folder of a recipe, a packaged model, or"),
+    "no folder": (None, ["{run}", "--output", "{here}/a/b"], "cannot write {here}/a/b: the directory {here}/a does"),
+    "no run": (None, ["{here}/no"], "{here}/no does not exist: give the directory of a recipe, a packaged"),
     "alone": (None, ["{run}/averaged.pt"], "{run}/dict.en.txt: cannot be read (No such file or directory); see --data"),
-    "no merges": (None, ["{run}/averaged.pt", "--data", "{run}/data-bin"], "{run}/data-bin has sub-words, and there"),
+    "no merges": (None, ["{run}/averaged.pt", "--data", "{run}/data-bin"], "{run}/data-bin has sub-words, but no"),
     "not finite": (infinite, [], "{here}/odd.pt cannot be packaged: encoder.embed_tokens.weight holds NaN or Inf"),
-    "not merges": (None, ["{run}", "--bpe-codes", "{run}/RESULT.json"], "{run}/RESULT.json has no merges of subword"),
+    "not merges": (None, ["{run}", "--bpe-codes", "{run}/RESULT.json"], "{run}/RESULT.json: not a valid file of"),
     "too large": (large, ["--dtype", "float16"], "{here}/odd.pt cannot be packaged: encoder.embed_tokens.weight is "
                   "beyond the range of torch.float16"),
     "pruned": (pruned, [], "{here}/odd.pt"),
@@ -342,7 +342,7 @@ def test_a_damaged_folder_ends_fairseq_generate_in_one_line(packaged, trained, t
     weights.write_bytes(weights.read_bytes()[:-9])
     done = run("fairseq-generate", trained / "data-bin", *GENERATE, "--path", weights, check=False)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    told = f"fairseq_deep: {weights}: damaged, its sha256 is not that of SHA256SUMS; copy it again"
+    told = f"fairseq_deep: {weights}: corrupt, its sha256 differs from SHA256SUMS; copy it again"
     assert done.stderr.splitlines()[-1] == told
 
 
@@ -358,7 +358,7 @@ def test_without_safetensors_the_cure_is_named(packaged, trained, capsys, monkey
 
 def test_a_package_is_not_packaged_again(pair, capsys, tmp_path):
     assert main.main(["package", str(pair[2]), "--output", str(tmp_path / "made")]) == 2
-    assert "is a packaged model by now: copy the folder" in capsys.readouterr().err
+    assert "is already a packaged model: copy the directory" in capsys.readouterr().err
 
 
 def test_a_write_that_fails_leaves_nothing(trained, capsys, monkeypatch, tmp_path):

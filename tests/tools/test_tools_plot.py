@@ -100,7 +100,7 @@ def test_column_is_a_third_of_the_depth_unless_it_is_given(tmp_path, capsys):
         assert (tmp_path / "same.svg").read_text() == pictures[column]
     assert pictures[10] != pictures[29]
     capsys.readouterr()
-    assert "--column 31 is not in the encoder, which has y_0 to y_30" in fails(capsys, path, "--column", "31")
+    assert "--column 31 must be from 0 to 30 for the encoder" in fails(capsys, path, "--column", "31")
 
 
 def test_picture_has_a_name_of_its_own_without_any_output(tmp_path, monkeypatch, capsys):
@@ -164,8 +164,8 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, capsys):
     )
     good = checkpoint(tmp_path / "good.pt")
     assert "nowhere.pt" in fails(capsys, "nowhere.pt", "--csv", tmp_path / "w.csv")
-    assert "its name must end in .png, .svg, .pdf" in fails(capsys, good, "--output", tmp_path / "w.jpg")
-    assert "there is no folder" in fails(capsys, good, "--csv", tmp_path / "no" / "w.csv")
+    assert "the file name must end in .png, .svg, .pdf" in fails(capsys, good, "--output", tmp_path / "w.jpg")
+    assert "does not exist" in fails(capsys, good, "--csv", tmp_path / "no" / "w.csv")
     assert sorted(os.listdir(tmp_path)) == ["good.pt", "nan.pt", "plain.pt"]
 
 

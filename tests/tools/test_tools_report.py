@@ -52,9 +52,9 @@ def test_without_matplotlib_the_page_has_no_curves_and_says_so(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     page = report(make_run(tmp_path / "job"))
-    assert "This page has no curves: drawing needs matplotlib" in page.text and "svg" not in page.tags
+    assert "This page has no curves: drawing requires matplotlib" in page.text and "svg" not in page.tags
     assert "12.35" in page.text and "das Haus" in page.text
-    assert "the page has no curves: drawing needs matplotlib" in capsys.readouterr().err
+    assert "the page has no curves: drawing requires matplotlib" in capsys.readouterr().err
 
 
 def test_it_needs_no_other_file_and_runs_no_text(tmp_path):
@@ -124,16 +124,16 @@ def test_before_the_end(tmp_path):
 @pytest.mark.parametrize(
     "spoil, words, part",
     [
-        (lambda run: (run / "train.sh").unlink(), (), "holds no train.sh"),
+        (lambda run: (run / "train.sh").unlink(), (), "has no train.sh"),
         (lambda run: (run / "RESULT.json").write_text("{"), (), "RESULT.json: not valid JSON"),
         (lambda run: (run / "RESULT.json").write_text("[]"), (), "RESULT.json: the content is a list, not an object"),
         (lambda run: (run / "RESULT.json").write_text('{"scores": []}'), (), "scores is a list, not an object"),
         (lambda run: (run / "RESULT.json").write_text('{"data": {"sets": {"a": 1}}}'), (), "data.sets.a is 1, not"),
         (lambda run: (run / "test.hyp.de").write_text("x\n"), (), "differ in length"),
-        (lambda run: (run / "train.sh").write_text("fairseq-train 'x\n"), (), "is not what a recipe writes"),
+        (lambda run: (run / "train.sh").write_text("fairseq-train 'x\n"), (), "was not written by a recipe"),
         (lambda run: None, ("--output", "RUN/train.sh"), "give another name"),
         (lambda run: None, ("--generate-output", "RUN/train.sh"), "has no line 'H-...'"),
-        (lambda run: None, ("--output", "RUN/none/a.html"), "there is no folder"),
+        (lambda run: None, ("--output", "RUN/none/a.html"), "does not exist"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, spoil, words, part):

@@ -221,14 +221,14 @@ def test_bad_input_takes_one_line_and_writes_nothing(files, tmp_path, capsys):
     assert "empty is empty (0 lines)" in fails(capsys, "--sys", tmp_path / "empty", "--ref", files[1], *out)
     assert "cannot read" in fails(capsys, "--sys", tmp_path / "nowhere", "--ref", files[1], *out)
     assert "is not UTF-8 (line 2)" in fails(capsys, "--sys", tmp_path / "latin1", "--ref", files[1], *out)
-    assert "--sys needs --ref" in fails(capsys, "--sys", files[0], *out)
+    assert "--sys requires the references: add --ref" in fails(capsys, "--sys", files[0], *out)
     for flag in ("--hypotheses", "--references"):
         error = fails(capsys, "--sys", files[0], "--ref", files[1], flag, tmp_path / "x")
-        assert f"{flag} goes with --generate-output" in error
+        assert f"{flag} requires --generate-output" in error
     error = fails(capsys, "--generate-output", files[0], "--detokenize", "de", "--tokenized")
-    assert "--detokenize clashes with --tokenized" in error
+    assert "--detokenize is not supported with --tokenized" in error
     error = fails(capsys, "--sys", files[0], "--ref", files[1], "--json", tmp_path / "no" / "out.json")
-    assert "there is no folder" in error
+    assert "does not exist" in error
     assert sorted(os.listdir(tmp_path)) == ["empty", "latin1", "ref", "sys", "three"]
 
 
@@ -345,7 +345,7 @@ def test_incomplete_generation_is_refused_or_warned_about(tmp_path, capsys):
     assert "no line 'H-...'" in fails(capsys, "--generate-output", path)
     path.write_text("T-0\ta b c d\nH-0\t-1\ta b c d\nT-2\te f g h\nH-2\t-1\te f g h\n")
     assert main(["score", "--generate-output", str(path)]) == 0
-    assert "2 sentences of at least 3 (first without: 1)" in capsys.readouterr().err
+    assert "2 sentences of at least 3 (first missing: 1)" in capsys.readouterr().err
 
 
 def test_real_command(files):
@@ -383,4 +383,4 @@ def test_a_tokeniser_that_is_not_installed_is_named(tmp_path, capsys, monkeypatc
     (tmp_path / "a").write_text("x\n")
     assert main(["score", "--sys", str(tmp_path / "a"), "--ref", str(tmp_path / "a"), "--lang", "ja"]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "--lang ja needs a tokeniser; pip install 'sacrebleu[ja]'" in error
+    assert error.count("\n") == 1 and "--lang ja requires a tokenizer; pip install 'sacrebleu[ja]'" in error

@@ -186,7 +186,7 @@ def test_models_and_pairs(packages, tmp_path, capsys):
     assert "translates en to de, not de to en" in fails(capsys, there, "--pair", "de:en", *free)
     assert f"there is no {tmp_path / 'none'}" in fails(capsys, tmp_path / "none", *free)
     assert "--max-queue 5 is less than --max-lines 200" in fails(capsys, there, "--max-queue", 5, *free)
-    assert "holds no key" in fails(capsys, there, "--api-key-file", "/dev/null", *free)
+    assert "has no keys" in fails(capsys, there, "--api-key-file", "/dev/null", *free)
 
 
 @pytest.mark.parametrize("flags", [["--port", "65536"], ["--port", "x"], ["--pair", "ende"], ["--timeout", "0"]])

@@ -111,22 +111,22 @@ def test_several_sets_of_references(words, run_folder, tmp_path, capsys):
 def test_what_cannot_be_compared_takes_one_line(words, run_folder, tmp_path, capsys):
     against = [*words, "--against", run_folder]
     for flag in ("--tokenized", "--compound-split"):
-        assert "--against compares by sacreBLEU" in fails(capsys, *against, flag)
-    assert "--resamples needs --against" in fails(capsys, *words, "--resamples", "5")
+        assert "--against requires sacreBLEU" in fails(capsys, *against, flag)
+    assert "--resamples requires another system; add --against" in fails(capsys, *words, "--resamples", "5")
     assert "cannot read" in fails(capsys, *words, "--against", tmp_path / "nowhere")
     write(run_folder / "test.hyp.de", SYSTEMS["bad"][:59])
-    assert "59 sentences and the references 60" in fails(capsys, *against)
+    assert "59 sentences, but the references 60" in fails(capsys, *against)
     write(run_folder / "test.ref.de", [*REFERENCES[:41], "another", *REFERENCES[42:]])
     assert "other references (line 42)" in fails(capsys, *against)
     write(run_folder / "test.ref.de", REFERENCES[:59])
-    assert "59 sentences and the references 60" in fails(capsys, *against)
+    assert "59 sentences, but the references 60" in fails(capsys, *against)
     (run_folder / "test.ref.de").unlink()
-    assert "holds no test.ref.de" in fails(capsys, *against)
+    assert "has no test.ref.de" in fails(capsys, *against)
     write(run_folder / "test.hyp.en", REFERENCES)
     assert "translations into de, en; choose one with --lang" in fails(capsys, *against)
     for path in run_folder.iterdir():
         path.unlink()
-    assert "holds no test.hyp.LANG" in fails(capsys, *against)
+    assert "has no test.hyp.LANG" in fails(capsys, *against)
     (run_folder / "seed2").mkdir()
     assert f"several seeds; give one, such as {run_folder}/seed2" in fails(capsys, *against)
 
@@ -134,5 +134,5 @@ def test_what_cannot_be_compared_takes_one_line(words, run_folder, tmp_path, cap
 def test_the_language_chooses_the_translations(run_folder):
     write(run_folder / "test.hyp.en", REFERENCES)
     assert significance.read_other(str(run_folder), [REFERENCES], "de") == SYSTEMS["bad"]
-    with pytest.raises(UsageError, match="holds no test.ref.en"):
+    with pytest.raises(UsageError, match="has no test.ref.en"):
         significance.read_other(str(run_folder), [REFERENCES], "en")

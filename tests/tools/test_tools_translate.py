@@ -141,7 +141,8 @@ def test_a_line_that_is_too_long_is_left_empty(trained, translate, monkeypatch):
     first, empty, last = out.splitlines()
     assert code == 1 and first == last and empty == ""
     assert err == (
-        f"fairseq-deep translate: line 2 has more units than the model's {POSITIONS} positions: left empty; split it\n"
+        f"fairseq-deep translate: line 2 has more tokens than the model's {POSITIONS} positions: "
+        "its translation is empty; split it\n"
     )
 
 
@@ -189,7 +190,7 @@ def test_from_python(trained):
     for lines, kind in ((b"We see.", "int"), ([b"We see."], "bytes"), (["We see.", None], "NoneType")):
         with pytest.raises(UsageError, match=f"is of type {kind}; it must be a string"):
             translator.translate(lines)
-    with pytest.raises(UsageError, match="Translator has no model"):
+    with pytest.raises(UsageError, match="Translator requires a model"):
         Translator([])
     with pytest.raises(UsageError, match=r"unknown search option len_pen \(did you mean lenpen\?\); choose from"):
         Translator([find_bundle(str(trained))], len_pen=1)
@@ -262,12 +263,12 @@ def a_pipe_for_a_dictionary(folder):
 
 BAD = {
     "a pipe": (a_pipe_for_a_dictionary, ["{model}"], "{parts}/dict.de.txt: must be a regular file; see --data"),
-    "no model": (None, ["{here}/nothing"], "there is no {here}/nothing: give the folder of a recipe, a packaged "
+    "no model": (None, ["{here}/nothing"], "{here}/nothing does not exist: give the directory of a recipe, a packaged "
                  "model, or a checkpoint"),
     "no run": (None, ["{here}"], "{here} has none of averaged.pt, checkpoints/checkpoint_best.pt, "
-               "checkpoints/checkpoint_last.pt: give the folder of a recipe that has trained, or a checkpoint"),
-    "no merges": (None, ["{model}", "--bpe-codes", "{here}/no"], "there is no {here}/no: see --bpe-codes"),
-    "no folder": (None, ["{model}", "--data", "{here}/no"], "there is no {here}/no: see --data"),
+               "checkpoints/checkpoint_last.pt: give the directory of a recipe that has trained, or a checkpoint"),
+    "no merges": (None, ["{model}", "--bpe-codes", "{here}/no"], "{here}/no does not exist: see --bpe-codes"),
+    "no folder": (None, ["{model}", "--data", "{here}/no"], "{here}/no does not exist: see --data"),
     "no dictionary": (lambda folder: (folder / "dict.de.txt").unlink(), ["{model}"],
                       "{parts}/dict.de.txt: cannot be read (No such file or directory); see --data"),
     "no dictionary at all": (damage("dict.de.txt"), ["{model}"], "{parts}/dict.de.txt:1: must be a token"),
@@ -276,17 +277,17 @@ BAD = {
     "other dictionaries": (other_dictionaries, ["{model}"], "{model} does not fit {parts}: "),
     "no checkpoint": (damage("averaged.pt"), ["{model}"], "cannot load {model}: "),
     "merges are missing": (lambda folder: (folder / "code").unlink(), ["{model}"],
-                           "{parts} has sub-words, and there are no merges to cut words with: give --bpe-codes"),
-    "not merges": (damage("code"), ["{model}"], "{parts}/code has no merges of subword-nmt: Error: invalid line 1"),
+                           "{parts} has sub-words, but no merges to split words with: give --bpe-codes"),
+    "not merges": (damage("code"), ["{model}"], "{parts}/code: not a valid file of subword-nmt merges: Error: "),
     "other merges": (lambda folder: (folder / "code").write_text("#version: 0.9\na b\n"), ["{model}"],
                      "{parts}/code has merges of version 0.9; subword-nmt supports 0.1 and 0.2"),
     "no object": (damage("steps.json"), ["{model}"], "{parts}/steps.json: "),
-    "no language": (no_languages, ["{model}"], "{model} does not name its languages, and {parts} does not tell them: "
-                    "give --source-lang and --target-lang"),
-    "several": (None, ["{model}", "--nbest", "2"], "--nbest 2 gives several translations of a line: add --json"),
-    "too many": (None, ["{model}", "--nbest", "9", "--json"], "--nbest 9 is more than --beam 4: choose a larger beam"),
+    "no language": (no_languages, ["{model}"], "{model} does not name its languages, and files in {parts} do not"
+                    ": give --source-lang and --target-lang"),
+    "several": (None, ["{model}", "--nbest", "2"], "--nbest 2 gives several translations per line: add --json"),
+    "too many": (None, ["{model}", "--nbest", "9", "--json"], "--nbest 9 exceeds --beam 4: choose a larger beam"),
     "input": (None, ["{model}", "--input", "{here}/no"], "cannot read {here}/no: No such file"),
-    "output": (None, ["{model}", "--output", "{here}/no/out"], "cannot write {here}/no/out: there is no folder"),
+    "output": (None, ["{model}", "--output", "{here}/no/out"], "cannot write {here}/no/out: the directory"),
     "onto itself": (None, ["{model}", "--input", "{parts}/code", "--output", "{parts}/code"],
                     "cannot write {parts}/code: it is an input ("),
 }  # fmt: skip
@@ -325,7 +326,7 @@ def test_an_ensemble_shares_how_its_text_is_prepared(change, what, alone, transl
     shutil.copytree(alone, tmp_path / "other")
     change(tmp_path / "other")
     code, _, err = translate(alone / "averaged.pt", tmp_path / "other/averaged.pt", text="We see.\n")
-    assert code == 2 and f"prepared otherwise than {alone}/averaged.pt ({what}): an ensemble shares that" in err
+    assert code == 2 and f" and {alone}/averaged.pt prepare text differently ({what}): use models with equal" in err
 
 
 def test_translations_are_utf_8_whatever_the_locale(alone, trained):
@@ -346,8 +347,8 @@ def test_an_ensemble_of_strangers_is_refused(trained, alone, translate, tmp_path
     for lang in ("en", "de"):
         (folder / f"dict.{lang}.txt").write_text("".join([words[1], words[0], *words[2:]]))
     code, _, err = translate(trained, folder / "averaged.pt", text="We see.\n")
-    problem = f"{tmp_path}/other/dict.en.txt is not the dictionary of {trained}/averaged.pt"
-    assert code == 2 and err.endswith(f"{problem}: an ensemble shares dictionaries\n")
+    problem = f"{tmp_path}/other/dict.en.txt differs from the dictionary of {trained}/averaged.pt"
+    assert code == 2 and err.endswith(f"{problem}: use models with equal dictionaries in an ensemble\n")
 
 
 def test_what_is_not_utf8_is_named(trained, translate, tmp_path):

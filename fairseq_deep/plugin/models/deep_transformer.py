@@ -1,9 +1,9 @@
-"""The model ``deep_transformer``: fairseq's Transformer on the axes of this package.
+"""The model ``deep_transformer``: fairseq's Transformer with the methods of this package.
 
-``--layer-agg`` says how layers are connected, ``--residual`` how sub-layers are, ``--encoder-attn``, ``--decoder-attn``
-and ``--decoder-memory`` what the stacks attend with and to, ``--deep-init`` how weights start. Depth, width, norm
-placement and everything else are fairseq's own flags. Named architectures (``architectures.py``) are presets of these
-flags, and a flag beats a preset.
+``--layer-agg`` selects the connection of layers and ``--residual`` the connection of sub-layers. ``--encoder-attn`` and
+``--decoder-attn`` select the attention, ``--decoder-memory`` the encoder states that the decoder attends to, and
+``--deep-init`` the initialisation. Depth, width, norm placement and everything else are fairseq's own flags. Named
+architectures (``architectures.py``) preset these flags; a flag overrides the architecture's default.
 """
 
 import argparse
@@ -43,38 +43,38 @@ def add_own_args(parser) -> None:
     add_args(parser)
     add_alignment_args(parser)
     parser.add_argument("--log-depth-interval", type=int, metavar="N",
-                        help="log gradients of all layers, streams and aggregator weights at every N-th update")
+                        help="log gradients of all layers, streams and aggregator weights every N updates")
     parser.add_argument("--compile", action="store_true",
                         help="compile layers and aggregators for training (torch.compile, torch 2.5 or newer)")
     parser.add_argument("--init-from", metavar="FILE",
-                        help="checkpoint of a model as deep or shallower, whose weights a new model starts with")
+                        help="initialise a new model from a checkpoint of a model of equal or smaller depth")
     parser.add_argument("--init-from-order", choices=ORDERS,
-                        help="--init-from: repeat whole stacks (1 2 1 2), or each layer (1 1 2 2) (default: block)")
+                        help="--init-from: repeat whole stacks (1 2 1 2) or each layer (1 1 2 2) (default: block)")
     parser.add_argument("--stack-restart-updates", type=int, metavar="N",
-                        help="--init-from: the count of updates begins at N, as for a schedule after its warm-up")
+                        help="--init-from: first update number of the new run, to skip the warm-up of its schedule")
     parser.add_argument("--fast-dropout", action="store_true",
-                        help="on a CPU, draw dropout's masks in a third of the time; other masks for the same seed")
+                        help="draw dropout masks on a CPU in a third of the time; masks differ for the same seed")
     parser.add_argument("--allow-other-dictionary", action="store_true",
                         help="accept a checkpoint with a different dictionary of equal size")
 
 
 @register_model("deep_transformer")
 class DeepTransformerModel(Transformer, TransformerModel):
-    """Transformer with a choice of connections between its layers.
+    """Transformer with configurable connections between its layers.
 
     Attributes:
         encoder: :class:`DeepTransformerEncoder`
         decoder: :class:`DeepTransformerDecoder`
     """
 
-    waiting = ()  # what takes back the preparations for a first training batch
+    waiting = ()  # callables that remove the hooks for the first training batch
     log_depth_interval = 0
     num_updates = 0
-    steps = False  # whether train() was called: a fresh model, which a checkpoint is loaded into, only looks like it
-    watch = None  # what sees the streams of an update that is logged
-    begins = True  # no training step has been seen yet
+    steps = False  # whether train() was called; nn.Module.training is also true for a new model
+    watch = None  # StreamWatch of an update that is logged
+    begins = True  # whether the first training step is still to come
     fast_dropout = False  # --fast-dropout
-    compiles = False  # --compile, from the first training step on
+    compiles = False  # --compile, until the first training step
     compiler = None
 
     def __init__(self, cfg, encoder, decoder):
@@ -83,7 +83,7 @@ class DeepTransformerModel(Transformer, TransformerModel):
 
     @classmethod
     def add_args(cls, parser) -> None:
-        """Add fairseq's Transformer flags and those of this package, without defaults."""
+        """Add the flags of fairseq's Transformer and of this package, without defaults."""
         super().add_args(parser)
         for action in parser._actions:
             if action.dest == "decoder_output_dim":  # fairseq does not convert it, and fails in the first linear map
@@ -95,17 +95,17 @@ class DeepTransformerModel(Transformer, TransformerModel):
         """Build the model; the contract is fairseq's.
 
         Raises:
-            UsageError: flags that clash
+            UsageError: flags conflict
         """
         source = take_path(args)
         allow_other = bool(getattr(args, "allow_other_dictionary", None))
         if allow_other:
-            args.allow_other_dictionary = False  # of this command alone: a checkpoint that it saves does not have it
+            args.allow_other_dictionary = False  # valid for this command only: it must not be saved in checkpoints
         tags = count_languages(args, task.source_dictionary)
         run = flags_of_run(args) if OmegaConf.is_config(args) else args
-        if OmegaConf.is_config(args):  # from fairseq-hydra-train: fairseq would lose the flags that it does not know
+        if OmegaConf.is_config(args):  # from fairseq-hydra-train: fairseq would drop flags that it does not know
             args = OmegaConf.to_container(args, resolve=True)
-        # a copy, since what is derived from the flags is no flag
+        # a copy: values derived from the flags must not be saved as flags
         args = argparse.Namespace(**(args if isinstance(args, dict) else vars(args)))
         base_architecture(args)
         check_sizes(args, task)
@@ -132,13 +132,13 @@ class DeepTransformerModel(Transformer, TransformerModel):
 
     @classmethod
     def from_pretrained(cls, model_name_or_path, checkpoint_file="model.pt", data_name_or_path=".", **kwargs):
-        """Load a model for fairseq's hub; the dictionaries of a recipe's directory are in its ``data-bin``."""
+        """Load a model for fairseq's hub; a recipe's directory has its dictionaries in ``data-bin``."""
         if data_name_or_path == "." and os.path.isdir(os.path.join(model_name_or_path, "data-bin")):
             data_name_or_path = "./data-bin"
         return super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **kwargs)
 
     def _initialise(self, args) -> None:
-        """Fill the weights as the initialisations of both stacks say."""
+        """Initialise the weights with the initialisations of both stacks."""
         stacks = [getattr(self, side) for side in SIDES]
         pretrained = [side for side in SIDES if getattr(args, f"{side}_embed_path", None)]
         keep = [getattr(self, side).embed_tokens.weight for side in pretrained]
@@ -152,7 +152,7 @@ class DeepTransformerModel(Transformer, TransformerModel):
                 logger.info(text.strip())
 
     def prepare_for_inference_(self, cfg):
-        """fairseq calls it before it generates."""
+        """Pack linear layers; fairseq calls this method before it generates."""
         super().prepare_for_inference_(cfg)
         pack_linear(self)
 
@@ -166,7 +166,11 @@ class DeepTransformerModel(Transformer, TransformerModel):
         return super().train(mode)
 
     def set_num_updates(self, num_updates):
-        """fairseq calls it after ``train()`` at the beginning of each training step, and when it loads a checkpoint."""
+        """Store the update number and begin a training step.
+
+        fairseq calls this method after ``train()`` at the beginning of each training step, and when it loads a
+        checkpoint.
+        """
         super().set_num_updates(num_updates)
         self.num_updates = num_updates
         if self.steps:
@@ -180,15 +184,16 @@ class DeepTransformerModel(Transformer, TransformerModel):
         self.begins = False
         if self.watch is None and self._is_logged():
             self.watch = StreamWatch(self)
-        waits = self.waiting and any(part._forward_pre_hooks for part in self.modules())  # for Admin's first batch
-        if self.compiles and not waits:
+        # Admin's hooks for the first batch must run uncompiled
+        hooked = self.waiting and any(part._forward_pre_hooks for part in self.modules())
+        if self.compiles and not hooked:
             self.compiles = False
             stacks = [getattr(self, side) for side in SIDES]
             layers = [layer for stack in stacks for layer in stack.layers]
             self.compiler = compile_calls(layers + [part for stack in stacks for part in stack.aggregator.compiled()])
 
     def perform_slowmo(self, optimizer, fp32_params=None):
-        """Log the depth, if it is time. fairseq calls a method of this name after each step, gradients in place."""
+        """Log the depth record if it is due; fairseq calls this method after each step, with gradients in place."""
         if self.compiler is not None:
             self.compiler.report()
         if self._is_logged():
@@ -198,7 +203,7 @@ class DeepTransformerModel(Transformer, TransformerModel):
             self.watch = None
 
     def _is_logged(self) -> bool:
-        """Whether the update that is under way is one whose depth is logged."""
+        """Return whether the depth record of the current update is logged."""
         return bool(self.log_depth_interval) and (self.num_updates + 1) % self.log_depth_interval == 0
 
     @classmethod
@@ -219,7 +224,7 @@ class DeepTransformerModel(Transformer, TransformerModel):
         """Load a checkpoint of this package, of fairseq's ``transformer`` or of the original DLCL code.
 
         Raises:
-            UsageError: the checkpoint is of another vocabulary or another architecture
+            UsageError: the checkpoint has another vocabulary or another architecture
         """
         if strict and not self._prunes(model_cfg):
             self.upgrade_state_dict(state_dict)
@@ -229,18 +234,18 @@ class DeepTransformerModel(Transformer, TransformerModel):
         return super().load_state_dict(state_dict, strict, self._both_sides(model_cfg, state_dict), args)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Rename what other versions call differently; fairseq calls it before it loads."""
+        """Rename the keys of other versions; fairseq calls this method before it loads a checkpoint."""
         upgrade(self, state_dict)
         super().upgrade_state_dict_named(state_dict, name)
 
     @staticmethod
     def _prunes(model_cfg) -> bool:
-        """Whether fairseq will drop layers of the checkpoint (``--encoder-layers-to-keep``)."""
+        """Return whether fairseq will drop layers of the checkpoint (``--encoder-layers-to-keep``)."""
         sides = ("encoder_layers_to_keep", "decoder_layers_to_keep")
         return model_cfg is not None and any(getattr(model_cfg, name, None) for name in sides)
 
     def _both_sides(self, model_cfg, state_dict: dict[str, Tensor]):
-        """*model_cfg*, in which a side whose layers are not chosen keeps all: fairseq would drop all of it."""
+        """Return *model_cfg* with all layers listed for a side without a list; fairseq would drop this side."""
         if not self._prunes(model_cfg):
             return model_cfg
         model_cfg = copy.copy(model_cfg)

@@ -1,4 +1,4 @@
-"""What fairseq's own training log shows about depth (``--log-depth-interval``): gradients, streams, aggregators."""
+"""Depth metrics in fairseq's training log (``--log-depth-interval``): gradients, streams, aggregators."""
 
 
 import torch
@@ -11,12 +11,12 @@ _LAYERS = ("enc_", "dec_", "embed")
 
 
 class StreamWatch:
-    """Looks at what comes out of the stacks of *model* the next time that each of them is called, and only then.
+    """Records a statistic of the outputs of both stacks of *model* at their next call.
 
-    Gradient accumulation calls them more often: the first batch stands for the update.
+    With gradient accumulation, only the first batch of the update is recorded.
 
     Attributes:
-        shares: by name, the share of variance between the positions of a sentence (a tensor with one number)
+        shares: {name: share of the variance between the positions of a sentence}, scalar tensors
     """
 
     def __init__(self, model: nn.Module):
@@ -52,7 +52,7 @@ class StreamWatch:
 
 
 def log_streams(watch: StreamWatch) -> None:
-    """Put what *watch* has seen into fairseq's metrics; what is no number would spoil the mean of the interval."""
+    """Log the statistics of *watch* in fairseq's metrics; NaN and infinity are dropped, since fairseq logs means."""
     watch.remove()
     for name, value in watch.shares.items():
         if torch.isfinite(value):
@@ -60,16 +60,16 @@ def log_streams(watch: StreamWatch) -> None:
 
 
 def log_depth(model: nn.Module) -> None:
-    """Put the norms of the gradients that *model* holds, and what its aggregators have learned, into fairseq's metrics.
+    """Log the gradient norms of *model* and the weights of its aggregators in fairseq's metrics.
 
-    A layer's norm is logged as its share of the norm of all gradients, which no common factor changes (loss scale,
-    division by the sample size, clipping). What is shown is that share times fairseq's own gnorm.
+    A layer's norm is logged as a share of the norm of all gradients. The share does not depend on common factors (loss
+    scale, division by the sample size, clipping). The log shows the share times fairseq's gnorm.
     """
     for name, value in depth_record(model).items():
         if not name.startswith(_LAYERS):
             metrics.log_scalar(name, _short(value))
             continue
-        share = f"_share_{name}"  # fairseq does not show what begins with an underscore
+        share = f"_share_{name}"  # fairseq does not print names that begin with an underscore
         metrics.log_scalar(share, value)
         metrics.log_derived(f"gnorm_{name}", _norm(share))
 
@@ -77,12 +77,12 @@ def log_depth(model: nn.Module) -> None:
 def _norm(share: str):
     def norm(meters: dict) -> float | None:
         values = [meters[name].avg if name in meters else None for name in ("gnorm", share)]
-        # nothing was recorded since the meters were last reset
+        # no value since the meters were last reset
         return None if None in values else _short(float(values[0]) * values[1])
 
     return norm
 
 
 def _short(value: float) -> float:
-    """Four significant digits: how a norm vanishes is what the log is for."""
+    """Round to four significant digits; fixed decimals would hide vanishing norms."""
     return float(f"{value:.4g}")

@@ -1,6 +1,6 @@
-"""Which dictionaries a model was trained with: a sum over their words, in the checkpoint's state of the task.
+"""Hashes of a model's dictionaries in the checkpoint's task state.
 
-Weights of another dictionary of the same size fit, and every word then has the vector of another one.
+The weights also fit another dictionary of equal size, but then each token has the embedding of a different token.
 """
 
 from typing import Any
@@ -12,17 +12,17 @@ from fairseq_deep.runtime.dictionary import check_hashes, hash_symbols
 KEY = "dictionaries"
 FIX = (
     "binarise with its own (fairseq-preprocess --srcdict, --tgtdict), or use another --save-dir; "
-    "--allow-other-dictionary takes it as it is (translating: "
+    "--allow-other-dictionary accepts it (when translating: "
     "--model-overrides \"{'allow_other_dictionary': True}\")"
 )
 
 
 class DictionaryState(StatefulContainer):
-    """The state of a task and, in checkpoints, its dictionaries, which those of a checkpoint have to equal.
+    """State of a task with the hashes of its dictionaries, which are checked when a checkpoint is loaded.
 
     Args:
-        own: of the task's dictionaries, as :func:`sums` gives them
-        allow: whether others are allowed
+        own: hashes of the task's dictionaries, from :func:`sums`
+        allow: whether a checkpoint may have other dictionaries
     """
 
     def __init__(self, own: dict[str, str], allow: bool):
@@ -31,14 +31,14 @@ class DictionaryState(StatefulContainer):
 
     @property
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """The state that a checkpoint stores."""
         return {**self._state, KEY: self.own}
 
     def merge_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what a checkpoint has kept.
+        """Load the state of a checkpoint.
 
         Raises:
-            UsageError: it was of another dictionary
+            UsageError: the checkpoint has another dictionary
         """
         rest = dict(state_dict)
         saved = rest.pop(KEY, None)
@@ -47,19 +47,18 @@ class DictionaryState(StatefulContainer):
 
 
 def remember(task: Any, allow: bool) -> None:
-    """Have *task* keep its dictionaries in checkpoints, and refuse a checkpoint of others.
+    """Have *task* store the hashes of its dictionaries in checkpoints, and reject checkpoints of other dictionaries.
 
-    fairseq loads the state of a checkpoint into the task before it builds the model where it translates, and after it
-    where it trains.
+    fairseq loads the task state of a checkpoint before it builds the model in translation, and after it in training.
 
     Args:
-        allow: take a checkpoint of other dictionaries
+        allow: accept a checkpoint of other dictionaries
 
     Raises:
-        UsageError: the task has the state of a checkpoint of others
+        UsageError: the task has the state of a checkpoint of other dictionaries
     """
     before = getattr(task, "state", None)
-    if not isinstance(before, StatefulContainer):  # of a task that was made by hand
+    if not isinstance(before, StatefulContainer):  # not a task of fairseq
         return
     state = DictionaryState(sums(task), allow)
     state._factories = before._factories
@@ -68,7 +67,7 @@ def remember(task: Any, allow: bool) -> None:
 
 
 def sums(task: Any) -> dict[str, str]:
-    """{side: size of its dictionary, and a sum over its words in their order}."""
+    """Return {side: size of its dictionary, and a hash of its words in order}."""
     found = {}
     for side in ("source", "target"):
         symbols = getattr(getattr(task, f"{side}_dictionary", None), "symbols", None)

@@ -1,4 +1,4 @@
-"""What happens to the flags of a new training before an architecture fills in its presets."""
+"""Checks of a new run's flags, before an architecture fills in its presets."""
 
 import argparse
 import logging
@@ -20,10 +20,10 @@ INIT_FLAGS = ("deep_init", *(f"{side}_deep_init" for side in SIDES))
 
 
 def look_at(args: Any) -> None:
-    """Check the flags of a command line or of a configuration; those of a checkpoint are left alone.
+    """Check the flags of a command line or of a configuration; flags of a checkpoint are not checked.
 
     Args:
-        args: a namespace, or the part ``model`` of a configuration of Hydra; nested keys become flat
+        args: a namespace, or the part ``model`` of a Hydra configuration; nested keys become flat
 
     Raises:
         UsageError: one line that names the flags and the fix
@@ -48,14 +48,14 @@ def look_at(args: Any) -> None:
 
 
 def _init_options() -> dict:
-    """The flags of initialisations and of their options, each with its value in no checkpoint."""
+    """Return the flags of initialisations and their options, with the value to use if a checkpoint lacks the flag."""
     flags = argparse.Namespace(**dict.fromkeys(hydra.known_flags(), 0))
     options = {f"{INITS.prefix(name)}_{option}" for name in INITS.names() for option in INITS.options(flags, name)}
     return {**dict.fromkeys(options), **dict.fromkeys(INIT_FLAGS), "deep_init": SIDED["deep_init"][1]}
 
 
 def _keep_inits(flags: argparse.Namespace) -> None:
-    """Replace ``--deep-init`` where the training goes on: a checkpoint says how its weights began."""
+    """Replace ``--deep-init`` when a run is resumed: the checkpoint records the initialisation of its weights."""
     given = [f"--{name.replace('_', '-')}" for name in INIT_FLAGS if getattr(flags, name, None)]
     path = getattr(flags, "restore_file", None) or "checkpoint_last.pt"
     if path == "checkpoint_last.pt":
@@ -64,9 +64,9 @@ def _keep_inits(flags: argparse.Namespace) -> None:
         return
     try:
         old = model_flags(load_checkpoint(path))
-    except Exception:  # fairseq is about to load it, and says what is wrong
+    except Exception:  # fairseq loads it next and reports the problem
         return
     for name, default in _init_options().items():
         setattr(flags, name, old.get(name) if old.get(name) is not None else default)
     used = ", ".join(f"{name.replace('_', ' ')} {getattr(flags, name)}" for name in INIT_FLAGS if getattr(flags, name))
-    logger.info(f"the training goes on from {path}: {' and '.join(given)} not used; its weights began with {used}")
+    logger.info(f"training resumes from {path}: {' and '.join(given)} not used; its weights began with {used}")

@@ -1,7 +1,7 @@
 """Configurations of ``fairseq-hydra-train``: the part ``model`` as flat flags, and the flags of the whole run.
 
-Stock fairseq groups some flags of its Transformer: ``model.encoder.layers`` is ``--encoder-layers``. Architecture
-functions know flat names only, so the groups are flattened before an architecture fills in its presets.
+fairseq groups some flags of its Transformer: ``model.encoder.layers`` is ``--encoder-layers``. Architecture functions
+know flat names only, so the groups are flattened before an architecture fills in its presets.
 """
 
 import argparse
@@ -21,7 +21,7 @@ PARTS = ("criterion", "optimizer", "lr_scheduler", "task")  # the parts of a run
 
 @functools.cache
 def _filled() -> frozenset[str]:
-    """The flags that every architecture sets."""
+    """Return the flags that every architecture sets."""
     flags = argparse.Namespace()
     base_architecture(flags)
     return frozenset(vars(flags))
@@ -29,7 +29,7 @@ def _filled() -> frozenset[str]:
 
 @functools.cache
 def known_flags() -> dict[str, argparse.Action | None]:
-    """All flags of a model, by flat name, with their actions on the command line (None: any value)."""
+    """Return all flags of a model, by flat name, with their actions on the command line (None: any value)."""
     parser = argparse.ArgumentParser(add_help=False)
     ARCH_MODEL_REGISTRY["deep_transformer"].add_args(parser)
     config = TransformerConfig()
@@ -39,7 +39,7 @@ def known_flags() -> dict[str, argparse.Action | None]:
 
 
 def is_filled(config: Any) -> bool:
-    """Whether an architecture has set the flags of *config* before, as in a checkpoint."""
+    """Return whether an architecture has already set the flags of *config*, as in a checkpoint."""
     return _filled() <= set(config)
 
 
@@ -47,7 +47,7 @@ def flatten(config: Any) -> None:
     """Replace the groups of *config*, the part ``model`` of a configuration, by flat flags.
 
     Raises:
-        UsageError: a key is unknown, is there twice, or has a value of another type
+        UsageError: a key is unknown, is given twice, or has a value of the wrong type
     """
     known, flags = known_flags(), {}
     for key, value in OmegaConf.to_container(config, resolve=True).items():
@@ -56,9 +56,9 @@ def flatten(config: Any) -> None:
             flag = f"{key}_{name}" if group else name
             path = f"model.{key}.{name}" if group else f"model.{key}"
             if flag not in (*known, "_name", "arch"):
-                raise UsageError(f"{path}: no such setting{_suggest(flag, group and key)}; see fairseq-train --help")
+                raise UsageError(f"{path}: unknown setting{_suggest(flag, group and key)}; see fairseq-train --help")
             if flag in flags:
-                raise UsageError(f"{path}: it is also given as a flat or a nested key; leave one of them out")
+                raise UsageError(f"{path}: it is also given as a flat or a nested key; omit one of them")
             flags[flag] = _check(path, each, known.get(flag))
     with open_dict(config):
         for group in GROUPS:
@@ -73,7 +73,7 @@ def _suggest(flag: str, group: Any) -> str:
 
 
 def _check(path: str, value: Any, action: argparse.Action | None) -> Any:
-    """*value* as a command line would give it."""
+    """Return *value* as a command line would give it."""
     if path.endswith("layers_to_keep") and isinstance(value, list):
         return ",".join(map(str, value))
     if action is None or value is None:
@@ -88,12 +88,12 @@ def _check(path: str, value: Any, action: argparse.Action | None) -> Any:
         wanted = f"one of {', '.join(action.choices or ())}"
         right = not action.choices or value in action.choices
     if not right:
-        raise UsageError(f"{path}: not {wanted} ({value!r}); correct the value")
+        raise UsageError(f"{path} must be {wanted} ({value!r}); correct the value")
     return value
 
 
 def flags_of_run(config: Any) -> argparse.Namespace:
-    """The flags of the whole run that *config*, its part ``model``, belongs to, as a command line has them."""
+    """Return the flags of the whole run, as on a command line; *config* is the run's part ``model``."""
     run, flags = config._get_parent(), {}
     parts = OmegaConf.to_container(run, resolve=False) if OmegaConf.is_dict(run) else {}
     for name, part in parts.items():

@@ -1,16 +1,16 @@
-"""``--init-from``: a new model starts with the weights of a trained one that is shallower, or as deep.
+"""``--init-from``: initialises a new model with the weights of a trained model of equal or smaller depth.
 
-A deeper stack is the old one with its layers repeated, in blocks or interleaved (``--init-from-order``). Blocks are
-whole stacks first and then its top layers:
+A deeper stack repeats the layers of the trained one, in blocks or interleaved (``--init-from-order``). Blocks are
+copies of the whole stack, followed by its top layers:
 
     6 layers -> 12    1 2 3 4 5 6  1 2 3 4 5 6                              interleaved: 1 1 2 2 3 3 4 4 5 5 6 6
              ->  8    1 2 3 4 5 6  5 6                                                   1 1 2 3 4 4 5 6
              -> 20    1 2 3 4 5 6  1 2 3 4 5 6  1 2 3 4 5 6  5 6
 
 The first is the stacking of Gong et al. (2019). The first two are the shallow-to-deep training of Li et al. (2020),
-which puts the top layers of a trained encoder on it once more. The bottom layers stay where they were, and the top one
-is again what the final norm and the other stack have learned to read. Where a branch has the factor 1/L, doubling L
-halves it. Then interleaved layers compute x + F/2 + F/2 for x + F, nearly the same function.
+which appends the top layers of a trained encoder once more. The bottom layers keep their positions, and the top layer
+is still the one that the final norm and the other stack were trained with. If a branch has the factor 1/L, doubling L
+halves the factor. Interleaved layers then compute x + F/2 + F/2 for x + F, nearly the same function.
 """
 
 import argparse
@@ -50,7 +50,7 @@ BINARISE = "binarise with its own (fairseq-preprocess --srcdict, --tgtdict)"
 
 
 def take_path(args: Any) -> str | None:
-    """The value of ``--init-from``, which is taken out of the flags: checkpoints are not to depend on that file."""
+    """Return the value of ``--init-from`` and unset the flag; checkpoints must not depend on that file."""
     path = getattr(args, "init_from", None)
     if path is not None:
         if OmegaConf.is_config(args):
@@ -62,7 +62,7 @@ def take_path(args: Any) -> str | None:
 
 
 def repeated_layers(old: int, new: int, order: str = "block") -> list[int]:
-    """Which of *old* layers each of *new* ones takes, at least as many; counted from 0."""
+    """Return the index of the old layer that each new layer copies; *new* is at least *old*, indices start at 0."""
     if order == "interleave":
         return [index * old // new for index in range(new)]
     top = (new - old) % old
@@ -76,9 +76,9 @@ class Source:
     Attributes:
         path: its checkpoint
         arch: its architecture
-        weights: its parameters by their names of today
-        stacks: their descriptions, by side
-        dictionaries: "source" and "target", as far as they are known, as :func:`sums` has them
+        weights: its parameters by their current names
+        stacks: descriptions of its stacks, by side
+        dictionaries: hashes of "source" and "target" as in :func:`sums`, if known
     """
 
     path: str
@@ -94,18 +94,18 @@ class Source:
 def initialise_from(
     model: nn.Module, path: str, stacks: dict[str, Stack], task: Any, allow_other: bool, order: str = "block"
 ) -> None:
-    """Fill the parameters of *model*, described by *stacks*, with those of the checkpoint at *path* that it has.
+    """Copy matching parameters of the checkpoint at *path* into *model*, described by *stacks*.
 
     Args:
-        allow_other: take those of other dictionaries of the same sizes
-        order: of repeated layers, one of `ORDERS`
+        allow_other: accept a checkpoint of other dictionaries of equal sizes
+        order: order of repeated layers, one of `ORDERS`
 
     Raises:
-        UsageError: the checkpoint is of another shape, of another vocabulary, or deeper
+        UsageError: the checkpoint has other shapes or another vocabulary, or is deeper
     """
     source = _read(path, model, task)
     if model.waiting:
-        raise source.refuse("--admin-start profile measures a fresh model: use another --admin-start")
+        raise source.refuse("--admin-start profile requires an untrained model: use another --admin-start")
     for side in SIDES:
         _check_stack(source, source.stacks[side], stacks[side])
     checked = _check_words(source, task, allow_other)
@@ -119,32 +119,33 @@ def initialise_from(
 
 
 def _read(path: str, model: nn.Module, task: Any) -> Source:
-    """The checkpoint at *path*."""
+    """Read the checkpoint at *path*."""
     try:
         state = load_checkpoint(path)
-    except Exception as error:  # whatever a damaged or refused file raises
+    except Exception as error:  # a corrupt or rejected file raises any exception
         raise UsageError(f"--init-from {path}: cannot load it ({one_line(error)})") from error
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise UsageError(f"--init-from {path}: it is not a fairseq checkpoint (it has no 'model')")
+        raise UsageError(f"--init-from {path}: not a fairseq checkpoint (no 'model'); use a file of fairseq-train")
     flags, weights = argparse.Namespace(**model_flags(state)), dict(state["model"])
     arch = getattr(flags, "arch", None) or getattr(flags, "_name", None)
     known = ARCH_MODEL_REGISTRY.get(arch)
     if known is not TransformerModel and not isinstance(model, known or ()):
-        raise UsageError(f"--init-from {path}: it is a model {arch}, neither one of this package nor a transformer")
-    flags._name = arch  # which tells flags of a checkpoint from those of a command line
+        raise UsageError(f"--init-from {path}: unsupported architecture {arch}; use a model of this package or a "
+                         "transformer of fairseq")  # fmt: skip
+    flags._name = arch  # marks flags of a checkpoint, as opposed to a command line
     try:
         ARCH_CONFIG_REGISTRY[arch](flags)
         check_numbers(flags)
         stacks = describe(flags)
-    except Exception as error:  # settings of any kind set off what they like in fairseq
+    except Exception as error:  # invalid settings raise arbitrary exceptions in fairseq
         reason = one_line(error)
-        raise UsageError(f"--init-from {path}: no model can be built of its settings ({reason})") from error
+        raise UsageError(f"--init-from {path}: cannot build a model with its settings ({reason})") from error
     upgrade(model, weights)
     return Source(path, arch, weights, stacks, _find_dictionaries(path, state, task))
 
 
 def _find_dictionaries(path: str, state: dict[str, Any], task: Any) -> dict[str, str]:
-    """Hashes of the dictionaries of a checkpoint, from itself or from files next to it."""
+    """Return the hashes of a checkpoint's dictionaries, from the checkpoint or from files next to it."""
     found = dict((state.get("task_state") or {}).get(KEY) or {})
     old = (state.get("cfg") or {}).get("task") or state.get("args") or {}
     old = dict(old if hasattr(old, "keys") else vars(old))
@@ -152,7 +153,7 @@ def _find_dictionaries(path: str, state: dict[str, Any], task: Any) -> dict[str,
         language = old.get(f"{name}_lang") or getattr(getattr(task, "cfg", None), f"{name}_lang", None)
         file = os.path.join(os.path.dirname(path), f"dict.{language}.txt")
         if name not in found and os.path.isfile(file):
-            with contextlib.suppress(Exception):  # it is no dictionary
+            with contextlib.suppress(Exception):  # not a dictionary
                 found[name] = hash_symbols(Dictionary.load(file).symbols)
     return found
 
@@ -162,7 +163,7 @@ def _norms(stack: Stack) -> str:
 
 
 def _fitting(kind: str, new: Stack) -> str:
-    """Return the flags with which *new* would have norms of *kind*; its encoder is checked first."""
+    """Return the flags that give *new* norms of *kind*; the encoder is checked first."""
     names = {"post-norm": "postnorm", "pre-norm": "prenorm"}
     if new.aggregator.name == "dlcl":
         names = {"post-norm": "dlcl_postnorm", "pre-norm": "dlcl"}
@@ -177,10 +178,10 @@ def _fitting(kind: str, new: Stack) -> str:
 
 
 def _check_stack(source: Source, old: Stack, new: Stack) -> None:
-    """Refuse a stack that cannot take the layers of another."""
+    """Reject a stack that cannot copy the layers of another."""
     side = new.side
     if old.layers == 0:
-        raise source.refuse(f"its {side} has no layers to take")
+        raise source.refuse(f"its {side} has no layers to copy")
     if old.layers > new.layers:
         raise source.refuse(
             f"its {side} has {old.layers} layers, the new one {new.layers}: use --{side}-layers {old.layers} or more"
@@ -190,8 +191,8 @@ def _check_stack(source: Source, old: Stack, new: Stack) -> None:
         raise source.refuse(f"its {side} has {kinds[0]}, the new one {kinds[1]}: {_fitting(kinds[0], new)}")
     if old.layout.split != new.layout.split:
         raise source.refuse(
-            f"the layers of --layer-agg {old.aggregator.name} ({side}) are not those of {new.aggregator.name}: "
-            "use an aggregator that splits no layers, or both the same"
+            f"the layers of --layer-agg {old.aggregator.name} ({side}) are split differently from the layers of "
+            f"{new.aggregator.name}: use an aggregator that splits no layers, or the same one"
         )
     numbers = [("dim", f"{side}-embed-dim"), ("heads", f"{side}-attention-heads")]
     if old.layout.feed_forward and new.layout.feed_forward:
@@ -203,27 +204,27 @@ def _check_stack(source: Source, old: Stack, new: Stack) -> None:
 
 
 def _check_words(source: Source, task: Any, allow_other: bool) -> str:
-    """Refuse another vocabulary; return what is to be told of dictionaries that could not be compared."""
+    """Reject another vocabulary; return a note for the log on dictionaries that could not be compared."""
     own, missing = sums(task), []
     for side, name in LANGUAGES.items():
         entries = len(source.weights[f"{side}.embed_tokens.weight"])
         here = len(getattr(task, f"{name}_dictionary"))
         if entries != here:
-            raise source.refuse(f"its vocabulary has {entries} entries ({name}), that of the data {here}: {BINARISE}")
+            raise source.refuse(f"its vocabulary has {entries} entries ({name}), the data's {here}: {BINARISE}")
         if name not in source.dictionaries:
             missing.append(name)
         elif source.dictionaries[name] != own[name] and not allow_other:
             raise source.refuse(
-                f"it was trained with another {name} dictionary ({source.dictionaries[name]}) than that of the data "
-                f"({own[name]}): {BINARISE}; --allow-other-dictionary takes it as it is"
+                f"it was trained with another {name} dictionary ({source.dictionaries[name]}) than the data's "
+                f"({own[name]}): {BINARISE}; --allow-other-dictionary accepts it"
             )
-    return f"; its dictionaries ({' and '.join(missing)}) are not there to compare" if missing else ""
+    return f"; its dictionaries ({' and '.join(missing)}) are missing, so not compared" if missing else ""
 
 
 def _choose(
     source: Source, own: dict[str, Tensor], stacks: dict[str, Stack], layers: dict[str, list[int]]
 ) -> dict[str, str]:
-    """Names of parameters of the new model, and of what they take."""
+    """Return {name of a parameter of the new model: name of the checkpoint's parameter that it copies}."""
     chosen = {}
     for name in own:
         found, other = _LAYER.fullmatch(name), name
@@ -239,12 +240,12 @@ def _choose(
     for name, other in chosen.items():
         there, here = tuple(source.weights[other].shape), tuple(own[name].shape)
         if there != here:
-            raise source.refuse(f"its {other} is {there}, that of the new model {here}: use the flags of its training")
+            raise source.refuse(f"its {other} is {there}, the new model's {here}: use the flags of its training run")
     return chosen
 
 
 def _incomplete(source: Source, own: dict[str, Tensor], stacks: dict[str, Stack]) -> list[str]:
-    """The parameters of aggregators and memories that are not the checkpoint's: another method, or another depth."""
+    """Return the parameters of aggregators and memories that differ from the checkpoint's in method or depth."""
     old = source.stacks
     same = {f"{side}.history.": old[side].aggregator.name == stacks[side].aggregator.name for side in SIDES}
     same["encoder.memory."] = old["decoder"].memory.name == stacks["decoder"].memory.name
@@ -260,34 +261,34 @@ def _incomplete(source: Source, own: dict[str, Tensor], stacks: dict[str, Stack]
 
 
 def _check_shared(source: Source, own: dict[str, Tensor], taken: dict[str, str]) -> None:
-    """Refuse tables of embeddings that the new model has as one, and the checkpoint with different values."""
+    """Reject embedding tables that the new model shares and the checkpoint has with different values."""
     first: dict[int, str] = {}
     for name, other in taken.items():
         same = first.setdefault(own[name].data_ptr(), other)
         if same != other and not torch.equal(source.weights[same], source.weights[other]):
-            raise source.refuse(f"its {same} and {other} differ, and the new model shares them: leave out --share-...")
+            raise source.refuse(f"its {same} and {other} differ, and the new model shares them: omit --share-...")
 
 
 def _tell(
     source: Source, own: dict[str, Tensor], taken: dict[str, str], layers: dict[str, list[int]], checked: str
 ) -> None:
-    """Log what was taken, and what was not."""
+    """Log the copied layers and tensors, and the rest."""
     said = [f"{side} layers {_runs([number + 1 for number in layers[side]])}" for side in SIDES]
     kept = _groups(name for name in own if name not in taken)
     left = {name for name in source.weights if name.rsplit(".", 1)[-1] not in _NO_WEIGHTS} - {*taken.values()}
     logger.info(
-        f"--init-from {source.path} ({source.arch}): {', '.join(said)}; {len(taken)} of {len(own)} tensors taken; "
-        f"with their own initialisation: {kept}; not taken: {_groups(left)}{checked}"
+        f"--init-from {source.path} ({source.arch}): {', '.join(said)}; {len(taken)} of {len(own)} tensors copied; "
+        f"with their own initialisation: {kept}; not copied: {_groups(left)}{checked}"
     )
 
 
 def _runs(numbers: list[int]) -> str:
-    """Numbers as runs: 1-6 5-6."""
+    """Format numbers as runs: 1-6 5-6."""
     starts = [index for index, number in enumerate(numbers) if not index or number != numbers[index - 1] + 1]
     runs = [numbers[start:end] for start, end in zip(starts, [*starts[1:], len(numbers)])]
     return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _groups(names: Iterable[str]) -> str:
-    """Names of parameters without the numbers of layers, each once."""
+    """Format distinct names of parameters, without layer numbers."""
     return ", ".join(sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names})) or "none"

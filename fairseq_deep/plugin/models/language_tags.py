@@ -11,10 +11,10 @@ from fairseq_deep.core.registry import UsageError
 
 
 def count_languages(args: Any, dictionary: Any) -> list[int]:
-    """Indices of the language tags in *dictionary*; their number is stored in *args*, and so in checkpoints.
+    """Return the indices of the language tags in *dictionary*, and store their number in *args* and so in checkpoints.
 
     Raises:
-        UsageError: a flag requires tags, and there are none, or not as many as ``--num-languages``
+        UsageError: a flag requires tags and the dictionary has none, or their number differs from ``--num-languages``
     """
     flag = chosen_flag(args)
     if flag is None:

@@ -13,7 +13,7 @@ _TOY = {
     for flag, value in (("embed_dim", 64), ("ffn_embed_dim", 64), ("attention_heads", 4))
 }
 
-# their name: (ours, flags that differ)
+# original name: (our name, flags that differ)
 ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dlcl_transformer": ("transformer_dlcl_postnorm_6l", {}),
     "dlcl_transformer_postnorm_wmt_en_de": ("transformer_dlcl_postnorm_6l", {}),
@@ -31,10 +31,10 @@ ALIASES["transformer_prenorm_deep_wmt_en_de"] = ("transformer_prenorm_20l", {})
 
 
 def translate_flags(args: argparse.Namespace) -> None:
-    """Set our DLCL flags from those of the original code, where *args*, of a checkpoint, holds them.
+    """Set our DLCL flags from the original code's flags in *args*, the flags of a checkpoint.
 
-    Their ``history_window_size`` only masked the start values of weights that are not normalised: such a model reads
-    all entries, so its weights need no window here. With normalised weights it was a true mask, as ours is.
+    The original ``history_window_size`` masks only the initial values of weights that are not normalised: such a model
+    reads all entries, so it needs no window here. With normalised weights it is a mask, like ours.
     """
     normalize = getattr(args, "normalize_learned_weight", False)
     learned = getattr(args, "encoder_learnable", True) or getattr(args, "decoder_learnable", True)

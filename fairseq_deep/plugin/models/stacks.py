@@ -1,4 +1,4 @@
-"""Encoder and decoder as fairseq's parts: a dictionary, quantisation noise, adaptive softmax."""
+"""Encoder and decoder as fairseq modules, with dictionary, quantisation noise and adaptive softmax."""
 
 from __future__ import annotations
 
@@ -79,5 +79,5 @@ class DeepTransformerDecoder(Decoder, FairseqIncrementalDecoder):
         return x if self.quant_noise is None else self.quant_noise(x)
 
     def output_layer(self, features: Tensor, **_) -> Tensor:
-        """Scores of all words; with an adaptive softmax, *features*."""
+        """Return scores of all tokens; with an adaptive softmax, return *features*."""
         return features if self.adaptive_softmax is not None else super().output_layer(features)

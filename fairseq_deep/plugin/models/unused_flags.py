@@ -8,16 +8,16 @@ from fairseq_deep.core.registry import UsageError
 
 
 def settle_unused_flags(args: Any, layer_agg: str) -> None:
-    """Set the flags that an aggregator has no use for (``unused_flags``), before presets fill *args*.
+    """Set the flags that have no effect with an aggregator (``unused_flags``), before presets fill *args*.
 
-    It is called again on the flags of a checkpoint, and then finds its own values.
+    It accepts the no-op values that it set, since it runs again on the flags of a checkpoint.
 
     Args:
         args: flags as the user gave them
-        layer_agg: the aggregator if no flag names one
+        layer_agg: the default aggregator
 
     Raises:
-        UsageError: the user gave one of those flags
+        UsageError: the user gave a flag without effect
     """
     chosen = {side: method_name(args, side, "layer_agg", layer_agg) for side in SIDES}
     for side, name in chosen.items():

@@ -1,4 +1,4 @@
-"""What training needs beside the model: optimizer, criterion, gradients of two types, memory, readers, checks."""
+"""Components of training: optimizer, criterion, gradients of two types, memory, data readers, checks."""
 
 from . import criterion, optimizer, schedule  # noqa: F401 (registered with fairseq)
 from .adam import set_factors

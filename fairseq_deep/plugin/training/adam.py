@@ -1,13 +1,13 @@
 """Adam for all tensors at once, without apex (``--optimizer fused_adam``).
 
 Adam: A Method for Stochastic Optimization, Kingma and Ba, ICLR 2015; with the weight decay d of Decoupled Weight Decay
-Regularization, Loshchilov and Hutter, ICLR 2019, and eps where fairseq's ``--optimizer adam`` has it:
+Regularization, Loshchilov and Hutter, ICLR 2019, and eps as in fairseq's ``--optimizer adam``:
 
     m <- b1 m + (1 - b1) g        c1 = 1 - b1^t
     v <- b2 v + (1 - b2) g^2      c2 = sqrt(1 - b2^t)
     w <- w - lr d w - lr c2 / c1 m / (sqrt(v) + eps)
 
-torch's kernels add eps to sqrt(v) / c2, which is the same with eps / c2. A parameter may have factors of its own on lr
+torch's kernels add eps to sqrt(v) / c2, which is equivalent with eps / c2. A parameter may have its own factors on lr
 and eps (:func:`set_factors`).
 """
 
@@ -23,16 +23,16 @@ from torch import Tensor, nn
 from .tensors import HALF, copy_all, in_fp32
 
 CHUNK = 2**25
-"""Elements that are updated at once: what is computed on the way takes no more memory than this."""
+"""Number of elements updated at once; it limits the memory of intermediate results."""
 
 
 PLAIN = (1.0, 1.0)
 
 
 def set_factors(model: nn.Module) -> None:
-    """Give the parameters of layers the factors on lr and eps that their residual connections ask for.
+    """Give the parameters of layers the factors on lr and eps that their residual connections require.
 
-    They are stored as ``param_group``, which fairseq's copies in fp32 keep where they are not flattened.
+    The factors are stored as ``param_group``, which fairseq's unflattened fp32 copies keep.
     """
     for module in model.modules():
         factors = module.residual.adam_factors() if hasattr(module, "residual") else PLAIN
@@ -41,16 +41,16 @@ def set_factors(model: nn.Module) -> None:
 
 
 def factors_of(parameter: Tensor) -> tuple[float, float]:
-    """The factors of *parameter* on lr and eps."""
+    """Return the factors of *parameter* on lr and eps."""
     factors = getattr(parameter, "param_group", None)
     return factors if isinstance(factors, tuple) else PLAIN
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """The update of fairseq's Adam in a few launches, with the same state (``step``, ``exp_avg``, ``exp_avg_sq``).
+    """fairseq's Adam in a few kernel launches, with the same state (``step``, ``exp_avg``, ``exp_avg_sq``).
 
-    torch's fused kernel where the device has one, else its operations on lists. Weights in half precision
-    (``--memory-efficient-fp16``) are updated in fp32 and rounded; their state is in fp32.
+    It uses torch's fused kernel if the device has one, and torch's operations on lists otherwise. Weights in half
+    precision (``--memory-efficient-fp16``) are updated in fp32 and rounded; their state is in fp32.
     """
 
     supports_memory_efficient_fp16 = True
@@ -62,7 +62,7 @@ class FusedAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None, scale: float | Tensor = 1.0):
-        """Divide all gradients by *scale*, and update the parameters."""
+        """Divide all gradients by *scale* and update the parameters."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -82,15 +82,15 @@ class FusedAdam(torch.optim.Optimizer):
                 self._update(chunk, settings, step, scale)
 
     def _count(self, weight: Tensor, group: dict[str, Any]) -> int:
-        """The number of the step of *weight*; its state is made here."""
+        """Return the step number of *weight*, and create its state if necessary."""
         if weight.grad.is_sparse:
-            raise RuntimeError("Adam takes no sparse gradients")
+            raise RuntimeError("sparse gradients are not supported with Adam")
         state, dtype = self.state[weight], torch.float32 if weight.dtype in HALF else weight.dtype
         if "exp_avg" not in state:
             state["step"] = 0
             state["exp_avg"] = torch.zeros_like(weight, dtype=dtype)
             state["exp_avg_sq"] = torch.zeros_like(weight, dtype=dtype)
-        for name in ("exp_avg", "exp_avg_sq"):  # a loaded state is elsewhere
+        for name in ("exp_avg", "exp_avg_sq"):  # a loaded state may be on another device
             state[name] = state[name].to(weight.device, dtype)
         state["step"] = int(state.get("step", group.get("step", 0))) + 1  # apex counts in the group
         return state["step"]
@@ -101,16 +101,16 @@ class FusedAdam(torch.optim.Optimizer):
         with full_precision(weights, scale) as (targets, grads):
             lists = (targets, grads, exp_avgs, exp_avg_sqs)
             laid_out = all(one.is_contiguous() for tensors in lists for one in tensors)
-            # the fused kernel reads all four as flat memory
+            # the fused kernel reads all four lists as flat memory
             update = _fused if laid_out and has_fused(targets[0].device.type) else _foreach
             update(*lists, group, step, scale)
 
 
 @contextlib.contextmanager
 def full_precision(weights: list[Tensor], scale: float | Tensor) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """*weights* of one type and their gradients, to be updated in place and divided by *scale*.
+    """Yield *weights* of one type and their gradients, which the caller updates in place and divides by *scale*.
 
-    Those in half precision are copies in fp32, which are copied back at the end.
+    For half precision, it yields fp32 copies and copies them back at the end.
     """
     targets, grads = weights, [weight.grad for weight in weights]
     half = weights[0].dtype in HALF
@@ -119,17 +119,17 @@ def full_precision(weights: list[Tensor], scale: float | Tensor) -> Iterator[tup
     yield targets, grads
     if half:
         copy_all(weights, targets)
-        if is_scaled(scale):  # what reads gradients after the step finds all of them divided
+        if is_scaled(scale):  # gradients must be divided after the step, as with fp32 weights
             copy_all([weight.grad for weight in weights], grads)
 
 
 def is_scaled(scale: float | Tensor) -> bool:
-    """Whether dividing by *scale* changes anything, without a synchronisation."""
-    return torch.is_tensor(scale) or scale != 1.0  # a tensor is not asked: it may be on a GPU
+    """Return whether dividing by *scale* may change a value, without host-device synchronisation."""
+    return torch.is_tensor(scale) or scale != 1.0  # reading a tensor on a GPU would synchronise
 
 
 def chunks_of(weights: list[Tensor]) -> Iterator[list[Tensor]]:
-    """*weights* in lists of up to ``CHUNK`` elements, or of one tensor."""
+    """Yield *weights* in lists of up to ``CHUNK`` elements; a larger tensor is its own list."""
     chunk: list[Tensor] = []
     size = 0
     for weight in weights:
@@ -143,7 +143,7 @@ def chunks_of(weights: list[Tensor]) -> Iterator[list[Tensor]]:
 
 @functools.cache
 def has_fused(device: str) -> bool:
-    """Whether torch has a fused kernel for *device*: on a GPU from 2.0 on, on a CPU from 2.4 on."""
+    """Return whether torch has a fused kernel for *device*: on a GPU since 2.0, on a CPU since 2.4."""
     one = [torch.ones(1, device=device)]
     rates = {"lr": 0.0, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1.0}
     try:

@@ -1,8 +1,8 @@
-"""What fairseq does with all gradients at once, type by type.
+"""fairseq's operations on all gradients, applied per data type.
 
-A model in half precision whose weights of sums stay in fp32 (``keep_fp32.py``) has gradients of two types. In two
-places, fairseq takes the type of the first for the type of all. The replacements (``patches.py``) do for one type what
-fairseq does.
+A model in half precision that keeps some weights in fp32 (``keep_fp32.py``) has gradients of two types. In two places,
+fairseq assumes that all gradients have the type of the first. The replacements (``patches.py``) apply fairseq's
+operation to each type separately.
 """
 
 
@@ -16,8 +16,8 @@ from torch import Tensor
 class DistributedDataParallelByType(LegacyDistributedDataParallel):
     """``--ddp-backend legacy_ddp`` and ``no_c10d``.
 
-    fairseq copies all gradients into a buffer of the type of the model's first parameter, where a gradient of 1e5 is
-    infinite in fp16. Those of another type get a buffer of their own here.
+    fairseq copies all gradients into a buffer of the first parameter's type. In fp16, a gradient of 1e5 overflows
+    there. Here, gradients of another type have a separate buffer.
     """
 
     def __init__(self, module, process_group, buffer_size=2**28):
@@ -50,7 +50,7 @@ _norm_of_one_type = utils.multi_tensor_total_norm
 
 
 def total_norm(grads: list[Tensor], *args, **kwargs) -> Tensor:
-    """The norm of all *grads*, which apex's kernel would read as if all had the type of the first."""
+    """Return the norm of all *grads*, computed per type; apex's kernel assumes the type of the first for all."""
     lists = [[grad for grad in grads if grad.dtype == dtype] for dtype in dict.fromkeys(grad.dtype for grad in grads)]
     parts = [_norm_of_one_type(alike, *args, **kwargs) for alike in lists]
     return parts[0] if len(parts) == 1 else torch.norm(torch.stack(parts))

@@ -1,4 +1,4 @@
-"""Refuse flags of fairseq's trainer that cannot be right with this package, or on this machine."""
+"""Checks for trainer flags that are not supported with this package or on this machine."""
 
 import glob
 import logging
@@ -26,14 +26,14 @@ ALIGNING = "label_smoothed_cross_entropy_with_alignment"
 
 
 def check_training(flags: Any) -> None:
-    """Refuse flags of a training.
+    """Check the flags of a training run.
 
     Args:
-        flags: those of a command line or of a whole configuration; not those of a checkpoint, which may be another
-            machine's
+        flags: flags of a command line or of a whole configuration, not of a checkpoint, which may be from another
+            machine
 
     Raises:
-        UsageError: one line that names the flags and the cure
+        UsageError: a flag is not supported; the message names the flags and the fix
     """
     _check_backend(flags)
     _check_logdir(getattr(flags, "tensorboard_logdir", None))
@@ -51,46 +51,46 @@ def check_training(flags: Any) -> None:
         if chosen == ["--fp16"]:
             _check_fp16_on_cpu(flags)
         if getattr(flags, "offload_activations", False):
-            raise UsageError("--offload-activations moves them from a GPU, and this run has none: "
+            raise UsageError("--offload-activations requires a GPU, but this run has none: "
                              "use --checkpoint-activations")  # fmt: skip
 
 
 def check_exact(flags: Any, model: nn.Module) -> None:
-    """Refuse to send the gradients of weights that *model* keeps in fp32 in half precision.
+    """Reject a communication hook that sends gradients of fp32 weights of *model* in fp16.
 
     Raises:
-        UsageError: one line that names the flags and the cure
+        UsageError: the hook is set; the message names the fix
     """
     half = getattr(flags, "fp16", False) or getattr(flags, "bf16", False)
     hook = getattr(flags, "ddp_comm_hook", "none")
     if half and str(hook) == "fp16" and any(isinstance(part, KeepFp32) for part in model.modules()):
         raise UsageError(
-            "--ddp-comm-hook fp16 would send gradients in fp16 that this model keeps in fp32, where they overflow: "
-            "leave it out, those of a model in half precision are sent in half precision anyway"
+            "--ddp-comm-hook fp16 is not supported with this model: its fp32 gradients would overflow in fp16; omit "
+            "it, gradients in half precision are sent in half precision anyway"
         )
 
 
 def check_device(weight: Tensor) -> None:
-    """Refuse a model in bf16 on a GPU that has none.
+    """Reject a model in bf16 on a GPU without bf16.
 
     Args:
-        weight: one of its weights
+        weight: any weight of the model
 
     Raises:
-        UsageError: one line with the cure
+        UsageError: the GPU does not support bf16; the message names the fix
     """
-    # a tensor may be said to be on a GPU where there is none, to count what would run there
+    # without a GPU, fake tensors may claim to be on one, to count kernels
     on_gpu = weight.is_cuda and torch.cuda.is_available()
     if on_gpu and weight.dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported():
-        raise UsageError("--bf16: this GPU has no bf16 with this torch: use --fp16 or --amp")
+        raise UsageError("--bf16 is not supported by this GPU with this torch: use --fp16 or --amp")
 
 
 def _check_model(flags: Any) -> None:
-    """Flags of fairseq's models that end a training in a traceback."""
+    """Reject flags of fairseq's models that would fail with a traceback during training."""
     for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
         if getattr(flags, name, None):
             raise UsageError(
-                f"--{name.replace('_', '-')} is for a trained model: give it where that is loaded, "
+                f"--{name.replace('_', '-')} requires a trained model: set it when you load the model, "
                 f"--model-overrides \"{{'{name}': '0,2'}}\", or use --{name[:7]}-layers"
             )
     adaptive, criterion = getattr(flags, "adaptive_softmax_cutoff", None), getattr(flags, "criterion", None) or ""
@@ -101,40 +101,40 @@ def _check_model(flags: Any) -> None:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(flags, name)} must be in [0, 1)")
     _check_alignments(flags, criterion)
     if criterion == "adaptive_loss" and not adaptive:
-        raise UsageError("--criterion adaptive_loss needs --adaptive-softmax-cutoff: add that, or use cross_entropy")
+        raise UsageError("--criterion adaptive_loss requires --adaptive-softmax-cutoff: add it, or use cross_entropy")
 
 
 def _stay_apart(flags: Any) -> bool:
-    """Whether parameters in fp16 have no flattened fp32 copy."""
+    """Return whether parameters in fp16 have no flattened fp32 copy."""
     names = ("memory_efficient_fp16", "fp16_no_flatten_grads")
     return getattr(flags, "optimizer", None) == "muon" or any(getattr(flags, name, False) for name in names)
 
 
 def _check_muon(flags: Any) -> None:
-    """Refuse options of Muon that are out of range, and trainers that average only the state of Adam."""
+    """Reject options of Muon that are out of range, and trainers that average only the state of Adam."""
     if getattr(flags, "optimizer", None) != "muon":
         return
-    usual = {"momentum": MOMENTUM, "ns_steps": NS_STEPS, "scale": SCALES[0]}  # Hydra may leave them out
+    usual = {"momentum": MOMENTUM, "ns_steps": NS_STEPS, "scale": SCALES[0]}  # a Hydra configuration may lack them
     check_options(**{name: getattr(flags, f"muon_{name}", value) for name, value in usual.items()})
     if getattr(flags, "use_bmuf", False):
         raise UsageError("--use-bmuf is not supported with --optimizer muon: use --optimizer adam, or omit --use-bmuf")
 
 
 def _check_rates(flags: Any) -> None:
-    """Refuse learning rates by layer where the optimizer does not see the layers' parameters."""
+    """Reject learning rates per layer if the optimizer does not have the layers' parameters."""
     if not getattr(flags, "completep_rates", False):
         return
     if getattr(flags, "optimizer", None) not in ("fused_adam", "muon"):
-        raise UsageError("--completep-rates requires --optimizer fused_adam or muon: use one of them, or leave it out")
+        raise UsageError("--completep-rates requires --optimizer fused_adam or muon: use one of them, or omit it")
     if getattr(flags, "fp16", False) and not _stay_apart(flags):
         raise UsageError(
-            "--completep-rates requires parameters that stay apart, --fp16 joins them: add --fp16-no-flatten-grads, "
+            "--completep-rates requires separate parameters, but --fp16 flattens them: add --fp16-no-flatten-grads, "
             "or use --memory-efficient-fp16"
         )
 
 
 def _check_alignments(flags: Any, criterion: str) -> None:
-    """Refuse supervised alignments that nothing learns from."""
+    """Reject supervised alignments without the flags that use them."""
     supervised = getattr(flags, "load_alignments", False) and criterion == ALIGNING
     if getattr(flags, "alignment_layer", None) is not None and not supervised:
         raise UsageError(f"--alignment-layer has no effect without --load-alignments and --criterion {ALIGNING}; "
@@ -147,7 +147,7 @@ def _check_alignments(flags: Any, criterion: str) -> None:
 
 
 def _check_init_from(flags: Any) -> None:
-    """Refuse a second source of the first weights, and forget the first where the training goes on."""
+    """Reject a second source of initial weights; drop ``--init-from`` when the run is resumed."""
     path, restart = getattr(flags, "init_from", None), getattr(flags, "stack_restart_updates", None)
     if path is None:
         for name in ("init_from_order", "stack_restart_updates"):
@@ -161,13 +161,13 @@ def _check_init_from(flags: Any) -> None:
     others = {"restore_file": "checkpoint_last.pt", "finetune_from_model": None, "encoder_embed_path": None}
     for name, usual in {**others, "decoder_embed_path": None}.items():
         if getattr(flags, name, usual) != usual:
-            raise UsageError(f"--init-from and --{name.replace('_', '-')} both give weights: leave one of them out")
+            raise UsageError(f"--init-from and --{name.replace('_', '-')} both set weights: omit one of them")
     last = to_restore(flags.save_dir, getattr(flags, "no_last_checkpoints", False))
     if last:
-        logger.info(f"the training goes on from {last}: --init-from is not used")
+        logger.info(f"training resumes from {last}: --init-from is not used")
         flags.init_from = flags.init_from_order = flags.stack_restart_updates = None
     elif not os.path.isfile(path):
-        raise UsageError(f"--init-from {path}: there is no such file")
+        raise UsageError(f"--init-from {path}: no such file; correct the path")
 
 
 def _check_backend(flags: Any) -> None:
@@ -179,7 +179,7 @@ def _check_backend(flags: Any) -> None:
         )
     workers = max(getattr(flags, "distributed_world_size", None) or 1, int(os.environ.get("WORLD_SIZE", 1)))
     if backend == "slowmo" and workers > 1 and find_spec("fairscale") is None:
-        raise UsageError("--ddp-backend slowmo needs fairscale: install it, or use --ddp-backend pytorch_ddp")
+        raise UsageError("--ddp-backend slowmo requires fairscale: install it, or use --ddp-backend pytorch_ddp")
 
 
 def _check_logdir(path: str | None) -> None:
@@ -195,16 +195,16 @@ def _check_logdir(path: str | None) -> None:
 
 
 def _check_fp16_on_cpu(flags: Any) -> None:
-    cure = "use --bf16 or --memory-efficient-fp16, or leave it out"
+    cure = "use --bf16 or --memory-efficient-fp16, or omit it"
     if not half_on_cpu():
-        cure = "use --bf16, or leave it out"
+        cure = "use --bf16, or omit it"
     elif _stay_apart(flags):
         return
-    raise UsageError(f"--fp16 requires a GPU, and this run has none: {cure}")
+    raise UsageError(f"--fp16 requires a GPU, but this run has none: {cure}")
 
 
 def half_on_cpu() -> bool:
-    """Whether torch multiplies and normalises in fp16 on a CPU (from 2.2 on, or so)."""
+    """Return whether torch multiplies and normalises in fp16 on a CPU (since about 2.2)."""
     x = torch.ones(1, 1, dtype=torch.float16)
     try:
         nn.functional.layer_norm(nn.functional.linear(x, x).softmax(-1), (1,))

@@ -1,4 +1,4 @@
-"""``--criterion fused_label_smoothed_cross_entropy``: fairseq's, with one copy of the scores, and R-Drop."""
+"""``--criterion fused_label_smoothed_cross_entropy``: fairseq's criterion with one copy of the scores, and R-Drop."""
 
 import math
 from dataclasses import dataclass, field
@@ -17,15 +17,15 @@ from .rdrop import RDropLoss, doubled
 
 @dataclass
 class FusedCriterionConfig(stock.LabelSmoothedCrossEntropyCriterionConfig):
-    """fairseq's flags, and that of R-Drop."""
+    """fairseq's flags and the flag of R-Drop."""
 
     rdrop_alpha: float = field(
-        default=0.0, metadata={"help": "R-Drop: weight of the divergence between two dropout masks; 0: one pass only"}
+        default=0.0, metadata={"help": "R-Drop: weight of the divergence between two dropout masks; 0 disables R-Drop"}
     )
 
 
 def _gives_scores(model: Any) -> bool:
-    """Whether the log probabilities of *model* are the log softmax of what it returns."""
+    """Return whether the log softmax of the scores of *model* is its log probabilities."""
     decoder = getattr(model, "decoder", None)
     if getattr(decoder, "adaptive_softmax", None) is not None:
         return False
@@ -35,9 +35,10 @@ def _gives_scores(model: Any) -> bool:
 
 @register_criterion("fused_label_smoothed_cross_entropy", dataclass=FusedCriterionConfig)
 class LabelSmoothedCrossEntropyCriterion(stock.LabelSmoothedCrossEntropyCriterion):
-    """fairseq's ``label_smoothed_cross_entropy``, also in name: fairseq continues checkpoints of the same name only.
+    """fairseq's ``label_smoothed_cross_entropy`` with less memory and R-Drop.
 
-    Models that do not return scores (adaptive softmax), and losses of single positions, are left to fairseq's.
+    The class has fairseq's name, since fairseq resumes a checkpoint only with a criterion of the same class name.
+    fairseq's implementation handles models that do not return scores (adaptive softmax) and losses per position.
 
     Raises:
         UsageError: --rdrop-alpha is negative, or the model returns no scores
@@ -52,7 +53,7 @@ class LabelSmoothedCrossEntropyCriterion(stock.LabelSmoothedCrossEntropyCriterio
         self.rdrop_alpha = rdrop_alpha
 
     def forward(self, model, sample, reduce=True):
-        """The loss, the sample size and what is logged; R-Drop in training only. The contract is fairseq's."""
+        """Return loss, sample size and logging output; R-Drop applies in training only. The contract is fairseq's."""
         if not (self.rdrop_alpha and model.training and reduce):
             return super().forward(model, sample, reduce)
         if not _gives_scores(model):
@@ -71,14 +72,14 @@ class LabelSmoothedCrossEntropyCriterion(stock.LabelSmoothedCrossEntropyCriterio
         return loss, size, logs
 
     def compute_loss(self, model, net_output, sample, reduce=True):
-        """The loss and the negative log likelihood, summed over *sample*; the contract is fairseq's."""
+        """Return loss and negative log likelihood, summed over *sample*; the contract is fairseq's."""
         if not reduce or not _gives_scores(model):
             return super().compute_loss(model, net_output, sample, reduce)
         scores, target = self._scores_and_target(model, net_output, sample)
         return SmoothedCrossEntropy.apply(scores, target, self.eps, self.padding_idx)
 
     def _scores_and_target(self, model, net_output, sample):
-        """Both with all positions in one dimension; an ignored prefix is padding."""
+        """Return scores (N x V) and target (N) of all positions; an ignored prefix becomes padding."""
         scores, target = net_output[0], model.get_targets(sample, net_output)
         if self.ignore_prefix_size > 0:
             target = target.clone()
@@ -87,7 +88,7 @@ class LabelSmoothedCrossEntropyCriterion(stock.LabelSmoothedCrossEntropyCriterio
 
     @classmethod
     def reduce_metrics(cls, logging_outputs) -> None:
-        """Sum up what is logged; the divergence like the loss, in bits per token."""
+        """Aggregate the logging outputs; the divergence is in bits per token, like the loss."""
         super().reduce_metrics(logging_outputs)
         if any("rdrop_kl" in logs for logs in logging_outputs):
             total = sum(logs.get("rdrop_kl", 0) for logs in logging_outputs)

@@ -6,8 +6,8 @@ z of V words, the right word y, the smoothing e and e' = e / (V - 1), a position
     loss       (1 - e - e') (lse(z) - z_y) + e' (V lse(z) - sum z),    lse(z) = log sum exp z
     gradient   softmax(z) - e' - (1 - e - e') [y]
 
-fairseq keeps z, log softmax z and, in the backward pass, three more tensors of their size. Here the forward pass keeps
-lse(z), and the backward pass writes the gradient where z is.
+fairseq stores z, log softmax z and, in the backward pass, three more tensors of this size. Here the forward pass stores
+lse(z), and the backward pass overwrites z with the gradient.
 """
 
 from collections.abc import Iterator
@@ -18,23 +18,23 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNKS = {"cpu": 2**18}
-"""Scores that are looked at in one go: on a CPU, what its cache holds."""
+"""Number of scores processed at once: on a CPU, as many as fit into its cache."""
 CHUNK = 2**25
-"""The same elsewhere: what is computed on the way takes no more memory than this."""
+"""Number of scores processed at once on other devices; it limits the memory of intermediate results."""
 
 
 class SmoothedCrossEntropy(torch.autograd.Function):
-    """The loss and the negative log likelihood, summed over all positions; the backward pass overwrites the scores."""
+    """Loss and negative log likelihood, summed over all positions; the backward pass overwrites the scores."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, target: Tensor, smoothing: float, padding: int) -> tuple[Tensor, Tensor]:
-        """Sum up (two scalars, in fp32 at least).
+        """Return both sums (scalars, in fp32 or better).
 
         Args:
-            scores: N x V, of what needs them no more in its own backward pass, as a linear layer
-            target: N, the right words
+            scores: N x V, output of a layer that does not need it in its backward pass, such as a linear layer
+            target: N, indices of the reference tokens
             smoothing: e
-            padding: the word of positions that do not count
+            padding: token index of positions to ignore
         """
         loss, nll, normaliser, hidden = sum_up(ctx, scores, target, smoothing, padding)
         ctx.save_for_backward(scores, target, normaliser, hidden)
@@ -44,9 +44,9 @@ class SmoothedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
-        """The gradient of the scores, in their memory; a second backward pass is an error, as torch sees the change."""
+        """Overwrite the scores with their gradient; torch therefore rejects a second backward pass."""
         scores, target, normaliser, hidden = ctx.saved_tensors
-        # with the scale of the loss before it is rounded: most probabilities are tiny, in fp16 some would become zero
+        # multiply by the loss scale before rounding: most probabilities are tiny, and some would underflow in fp16
         weight = grad.to(normaliser.dtype).expand_as(normaliser).masked_fill(hidden, 0).unsqueeze(-1)
         for rows in chunks(scores):
             part = scores[rows]
@@ -60,7 +60,7 @@ class SmoothedCrossEntropy(torch.autograd.Function):
 
 
 def sum_up(ctx: Any, scores: Tensor, target: Tensor, smoothing: float, padding: int) -> tuple[Tensor, ...]:
-    """The loss, the negative log likelihood, lse(z) of each position, and which positions do not count.
+    """Return the loss, the negative log likelihood, lse(z) per position, and a mask of ignored positions.
 
     Sets ``ctx.share``, e', and ``ctx.rest``, 1 - e - e'.
     """
@@ -80,7 +80,7 @@ def sum_up(ctx: Any, scores: Tensor, target: Tensor, smoothing: float, padding: 
 
 
 def chunks(scores: Tensor) -> Iterator[slice]:
-    """Rows that are looked at in one go."""
+    """Yield slices of rows to process at once."""
     size = max(1, CHUNKS.get(scores.device.type, CHUNK) // scores.size(-1))
     for start in range(0, len(scores), size):
         yield slice(start, start + size)

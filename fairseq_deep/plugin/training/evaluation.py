@@ -1,4 +1,4 @@
-"""Refuse settings of ``--eval-bleu`` that would end a training at its first validation."""
+"""Checks for ``--eval-bleu`` settings that would fail at the first validation."""
 
 import argparse
 import json
@@ -11,17 +11,17 @@ from fairseq.dataclass.configs import GenerationConfig
 from fairseq_deep.core.registry import UsageError, nearest
 from fairseq_deep.runtime.records import is_number
 
-# the least value of each number; a search with less has no hypothesis, or divides by zero
+# minimum of each number; below it, the search has no hypothesis or divides by zero
 LEAST = {"beam": 1, "nbest": 1, "max_len_a": 0, "max_len_b": 0, "min_len": 0, "no_repeat_ngram_size": 0}
 TYPES = {int: int, float: (int, float), bool: bool}
 OTHER_OUTPUT = ("constraints", "score_reference", "print_alignment")
 
 
 def check_evaluation(flags: Any) -> None:
-    """Refuse settings of a search that no validation can run with.
+    """Check the search settings of ``--eval-bleu``.
 
     Raises:
-        UsageError: one line that names the setting and the fix
+        UsageError: a setting is invalid; the message names the setting and the fix
     """
     if not getattr(flags, "eval_bleu", False):
         return
@@ -29,11 +29,11 @@ def check_evaluation(flags: Any) -> None:
     given, known = _read(flags, "eval_bleu_args"), {field.name: field.type for field in fields(GenerationConfig)}
     for name, value in given.items():
         if name not in known:
-            raise _refuse(f"no such setting ({name}){nearest(name, known)}; correct the name")
+            raise _refuse(f"unknown setting ({name}){nearest(name, known)}; correct the name")
         _check_value(name, value, TYPES.get(known[name]))
     shortest = int(given.get("max_len_a", 0) * 2 + given.get("max_len_b", 200))  # of a word and the end of sentence
     if shortest < max(given.get("min_len", 1), 1):
-        raise _refuse(f"max_len_a and max_len_b leave a short sentence {shortest} words; use a higher max_len_b")
+        raise _refuse(f"max_len_a and max_len_b limit short sentences to {shortest} tokens; use a higher max_len_b")
     if given.get("nbest", 1) > given.get("beam", 5):
         raise _refuse(f"nbest exceeds beam ({given['nbest']}); use a larger beam")
     strategies = [name for name in ("sampling", "match_source_len") if given.get(name)]
@@ -49,7 +49,7 @@ def check_evaluation(flags: Any) -> None:
 
 
 def _check_text(flags: Any) -> None:
-    """Refuse a detokeniser or a removal of sub-words that this fairseq cannot run."""
+    """Reject a detokeniser or a removal of sub-words that this fairseq does not support."""
     name, options = getattr(flags, "eval_bleu_detok", None), _read(flags, "eval_bleu_detok_args")
     try:
         encoders.build_tokenizer(argparse.Namespace(tokenizer=name, **options))
@@ -90,4 +90,4 @@ def _check_value(name: str, value: Any, kind: Any) -> None:
     if name == "temperature" and value <= 0:
         raise _refuse(f"temperature is not positive ({value}); use 1")
     if name in OTHER_OUTPUT and value:
-        raise _refuse(f"{name} is not supported during validation; leave it out")
+        raise _refuse(f"{name} is not supported during validation; omit it")

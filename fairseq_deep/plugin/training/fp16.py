@@ -1,7 +1,7 @@
-"""fairseq's optimizer in half precision, copying all tensors between the two precisions at once.
+"""fairseq's optimizer for half precision, with one launch for copies of all tensors.
 
-fairseq keeps fp32 copies of the weights (``--fp16``, ``--bf16``), and copies gradients and weights tensor by tensor:
-with zeroing, three launches each, far more than the whole of ``fused_adam``. With another optimizer nothing changes.
+fairseq keeps fp32 copies of the weights (``--fp16``, ``--bf16``) and copies gradients and weights tensor by tensor.
+With zeroing this takes three launches per tensor, far more than ``fused_adam`` itself. Other optimizers are unchanged.
 """
 
 import copy
@@ -16,19 +16,19 @@ from .tensors import copy_all
 
 
 class FP16Optimizer(optim.FP16Optimizer):
-    """Also in name: fairseq loads the state of an optimizer only into one of the same class name."""
+    """fairseq's class with faster copies; fairseq loads optimizer state only into a class of the same name."""
 
     @classmethod
     def build_optimizer(cls, cfg, params, **kwargs):
-        """Build it; the fp32 copies stay apart with Muon, which updates matrices."""
+        """Build the optimizer; with Muon, which updates matrices, the fp32 copies are not flattened."""
         if getattr(cfg.optimizer, "_name", None) == FairseqMuon.flag and not cfg.common.fp16_no_flatten_grads:
-            cfg = copy.deepcopy(cfg)  # a checkpoint has the flags that were given
+            cfg = copy.deepcopy(cfg)  # checkpoints must store the user's flags
             cfg.common.fp16_no_flatten_grads = True
         return super().build_optimizer(cfg, params, **kwargs)
 
     @classmethod
     def build_fp32_params(cls, args, params, flatten=True):
-        """fp32 copies of *params*, with the marks that Muon reads where they are not flattened."""
+        """Return fp32 copies of *params*; unflattened copies keep the marks for Muon."""
         copies = super().build_fp32_params(args, params, flatten)
         if not flatten:
             keep_marks(copies, params)
@@ -60,14 +60,14 @@ class FP16Optimizer(optim.FP16Optimizer):
     def zero_grad(self):
         """Clear all gradients; their fp32 copies take no memory until they are needed."""
         if self._at_once:
-            # without a loss scale (bf16) fairseq leaves the factor of an update that has taken it for the next
+            # without a loss scale (bf16), fairseq does not reset the factor after an update
             self._multiply_factor = 1.0
             for whole in [] if self.has_flat_params else self.fp32_params:
                 whole.grad = None
         super().zero_grad()
 
     def _pairs(self, name: str) -> tuple[list[Tensor], list[Tensor]]:
-        """The weights, and of the fp32 copy of each its *name* ("data", "grad"); as in fairseq, not of frozen ones."""
+        """Return the trainable weights, and "data" or "grad" (*name*) of their fp32 copies."""
         if not self.has_flat_params:
             pairs = [pair for pair in zip(self.fp16_params, self.fp32_params) if pair[0].requires_grad]
             return [weight for weight, _ in pairs], [getattr(whole, name) for _, whole in pairs]

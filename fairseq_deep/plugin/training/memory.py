@@ -1,7 +1,7 @@
-"""Memory of a training step on a CPU: the C library keeps it for the next step.
+"""Memory reuse between training steps on a CPU, through settings of the C library.
 
-glibc gives large blocks back to the system when they are freed, and requests them again a moment later. The system
-fills them with zeros, page by page. In training, where each step needs the same again, that was a tenth of all time.
+glibc returns large blocks to the system when they are freed, and requests them again in the next step. The system fills
+them with zeros, page by page. In training, where all steps need the same memory, this took a tenth of the time.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ MOST = 2**31 - 1
 
 @functools.cache
 def keep_memory() -> bool:
-    """Let freed memory stay with this process from now on. Tell whether the C library knows how; no other is asked."""
+    """Keep freed memory in this process from now on; return whether this succeeded. Only glibc is supported."""
     if not sys.platform.startswith("linux"):
         return False
     library = ctypes.CDLL(None)

@@ -30,7 +30,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 SCALES = ("match_rms_adamw", "jordan")
 MOMENTUM, NS_STEPS = 0.95, 5
 SMALLEST = 1e-7
-"""Least norm by which an update is divided."""
+"""Minimum of the norm by which an update is divided."""
 
 _IN_LAYER = re.compile(r"(encoder|decoder)\.layers\.(?!.*\bresidual\.)")
 
@@ -38,7 +38,7 @@ _IN_LAYER = re.compile(r"(encoder|decoder)\.layers\.(?!.*\bresidual\.)")
 def mark_matrices(model: nn.Module) -> None:
     """Mark the parameters that Muon updates, as ``hidden_matrix``; :func:`is_matrix` reads it.
 
-    They are the weights of linear maps in the layers of both stacks (attention, feed-forward), except in residual
+    Marked parameters are the weights of linear layers in both stacks (attention, feed-forward), except in residual
     connections. Embeddings, the output projection, norms, biases, relative positions and aggregators are not marked.
     """
     for name, module in model.named_modules():
@@ -47,7 +47,7 @@ def mark_matrices(model: nn.Module) -> None:
 
 
 def is_matrix(parameter: Tensor) -> bool:
-    """Whether Muon updates *parameter*."""
+    """Return whether Muon updates *parameter*."""
     return getattr(parameter, "hidden_matrix", False)
 
 
@@ -73,7 +73,7 @@ def check_options(momentum: float, ns_steps: int, scale: str) -> None:
 
 
 def scale_of(shape: torch.Size | tuple[int, int], scale: str) -> float:
-    """The factor s on the update of a matrix of that *shape* (rows, columns)."""
+    """Return the factor s on the update of a matrix with this *shape* (rows, columns)."""
     rows, columns = shape
     return 0.2 * math.sqrt(max(rows, columns)) if scale == SCALES[0] else math.sqrt(max(1, rows / columns))
 
@@ -82,7 +82,7 @@ def orthogonalise(matrices: Tensor, steps: int) -> Tensor:
     """Move the singular values of each matrix to about 1.
 
     Args:
-        matrices: (number, rows, columns); all is computed in its type
+        matrices: (number, rows, columns); the computation uses its type
     """
     a, b, c = COEFFICIENTS
     tall = matrices.shape[1] > matrices.shape[2]
@@ -100,7 +100,7 @@ class Muon(FusedAdam):
     Matrices of one shape are updated together.
 
     Raises:
-        UsageError: an option out of range
+        UsageError: an option is out of range
     """
 
     supports_flat_params = False
@@ -126,7 +126,8 @@ class Muon(FusedAdam):
         state, dtype = self.state[weight], torch.float32 if weight.dtype in HALF else weight.dtype
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(weight, dtype=dtype)
-        state["momentum_buffer"] = state["momentum_buffer"].to(weight.device, dtype)  # a loaded state is elsewhere
+        # a loaded state may be on another device
+        state["momentum_buffer"] = state["momentum_buffer"].to(weight.device, dtype)
         return state["momentum_buffer"]
 
     def _update_matrices(self, weights: list[Tensor], group: dict[str, Any], scale: float | Tensor) -> None:
@@ -146,5 +147,5 @@ class Muon(FusedAdam):
 
 
 def _product_type(weight: Tensor) -> torch.dtype:
-    """bf16 on a GPU that has it, where products are many times as fast; the iteration tolerates the rounding."""
+    """Return bf16 on GPUs that support it: products are much faster, and the iteration tolerates the rounding."""
     return torch.bfloat16 if weight.is_cuda and torch.cuda.is_bf16_supported() else weight.dtype

@@ -1,4 +1,4 @@
-"""``--optimizer fused_adam`` and ``muon``: fairseq's flags of Adam, in few launches for all tensors."""
+"""``--optimizer fused_adam`` and ``muon``, with fairseq's flags for Adam and few launches for all tensors."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,10 +17,10 @@ from .tensors import alike, norms
 
 @register_optimizer("fused_adam", dataclass=FairseqAdamConfig)
 class FairseqAdam(adam.FairseqAdam):
-    """fairseq's ``adam``, also in name: fairseq loads the state of an optimizer only into one of the same class name.
+    """fairseq's ``adam`` in few launches; fairseq loads optimizer state only into a class of the same name.
 
     Raises:
-        UsageError: a flag of fairseq's that asks for another Adam
+        UsageError: a flag of fairseq's Adam is not supported
     """
 
     flag = "fused_adam"
@@ -30,7 +30,7 @@ class FairseqAdam(adam.FairseqAdam):
         for flag in ("use_old_adam", "fp16_adam_stats"):
             if getattr(cfg, flag, False):
                 dashed = flag.replace("_", "-")
-                raise UsageError(f"--{dashed} is not supported with --optimizer {self.flag}: leave it out, or use adam")
+                raise UsageError(f"--{dashed} is not supported with --optimizer {self.flag}: omit it, or use adam")
         self._optimizer = self._build(params)
 
     def _build(self, params) -> FusedAdam:
@@ -40,7 +40,7 @@ class FairseqAdam(adam.FairseqAdam):
         """Load the state of a checkpoint.
 
         Raises:
-            UsageError: it is the state of another optimizer
+            UsageError: the checkpoint has the state of another optimizer
         """
         parameters, states = list(self.params), _states(state_dict)
         fits = (not state or self._moment(parameter) in state for parameter, state in zip(parameters, states))
@@ -50,7 +50,7 @@ class FairseqAdam(adam.FairseqAdam):
         super().load_state_dict(state_dict, optimizer_overrides)
 
     def _moment(self, parameter: torch.Tensor) -> str:
-        """A name that the state of *parameter* has."""
+        """Return the name of an entry in the state of *parameter*."""
         return "exp_avg"
 
     def multiply_grads(self, c):
@@ -59,7 +59,7 @@ class FairseqAdam(adam.FairseqAdam):
 
     @torch.no_grad()
     def clip_grad_norm(self, max_norm, aggregate_norm_fn=None):
-        """The norm of all gradients, which are scaled down to *max_norm* where it is positive and smaller."""
+        """Return the norm of all gradients, and scale them down to *max_norm* if it is positive and smaller."""
         grads = [weight.grad for weight in self.params if weight.grad is not None]
         if not grads or any(hasattr(weight, "expert") for weight in self.params):
             return super().clip_grad_norm(max_norm, aggregate_norm_fn)
@@ -75,18 +75,18 @@ class FairseqAdam(adam.FairseqAdam):
 
 
 def _states(state_dict: dict[str, Any]) -> list[dict[str, Any]]:
-    """The state of each parameter, in the order of the parameters; empty for one without."""
+    """Return the state of each parameter, in order; it is empty for a parameter without state."""
     return [state_dict["state"].get(index, {}) for group in state_dict["param_groups"] for index in group["params"]]
 
 
 @dataclass
 class MuonConfig(FairseqAdamConfig):
-    """The flags of fairseq's Adam, and those of Muon."""
+    """Flags of fairseq's Adam and of Muon."""
 
     muon_momentum: float = field(default=MOMENTUM, metadata={"help": "Muon: momentum, in [0, 1)"})
     muon_ns_steps: int = field(default=NS_STEPS, metadata={"help": "Muon: Newton-Schulz iterations per update"})
     muon_scale: ChoiceEnum(SCALES) = field(
-        default=SCALES[0], metadata={"help": "Muon: scale of an update: Adam's RMS, or sqrt(max(1, rows / columns))"}
+        default=SCALES[0], metadata={"help": "Muon: scale of updates: Adam's RMS, or sqrt(max(1, rows / columns))"}
     )
 
 
@@ -95,7 +95,7 @@ class FairseqMuon(FairseqAdam):
     """Muon for the matrices of hidden layers, Adam for all other parameters.
 
     Raises:
-        UsageError: an option out of range, or a model without marked matrices
+        UsageError: an option is out of range, or the model has no marked matrices
     """
 
     flag = "muon"

@@ -1,16 +1,16 @@
-"""R-Drop: two passes with different dropout masks are to agree (``--rdrop-alpha``).
+"""R-Drop: a penalty on the divergence between two passes with different dropout masks (``--rdrop-alpha``).
 
-R-Drop: Regularized Dropout for Neural Networks, Liang et al., NeurIPS 2021. The batch is in one forward pass twice;
-p and q are the distributions of its two copies, CE the label-smoothed cross entropy, a the flag. Summed over the
-tokens of one copy, the loss is
+R-Drop: Regularized Dropout for Neural Networks, Liang et al., NeurIPS 2021. One forward pass contains the batch twice;
+p and q are the distributions of the two copies, CE the label-smoothed cross entropy, a the flag's value. Summed over
+the tokens of one copy, the loss is
 
     L = CE(p) + CE(q) + a (KL(p|q) + KL(q|p)) / 2
 
-With the scores z of p, those of q alike, and D = log p - log q, a position has
+With the scores z of p (and likewise for q) and D = log p - log q, a position has
 
     dKL(p|q)/dz + dKL(q|p)/dz = p (D - KL(p|q)) + p - q
 
-Like the cross entropy, the backward pass writes the gradient where the scores are.
+As for the cross entropy, the backward pass overwrites the scores with the gradient.
 """
 
 from typing import Any
@@ -23,26 +23,26 @@ from .cross_entropy import chunks, sum_up
 
 
 def doubled(sample: dict[str, Any]) -> dict[str, Any]:
-    """*sample* with its sentences twice, first all of one copy; counts stay those of one."""
+    """Return *sample* with two copies of the batch, one after the other; its counts refer to one copy."""
     twice = {name: torch.cat([value, value]) if torch.is_tensor(value) else value
              for name, value in sample["net_input"].items()}  # fmt: skip
     return {**sample, "net_input": twice, "target": torch.cat([sample["target"]] * 2)}
 
 
 class RDropLoss(torch.autograd.Function):
-    """The loss, the negative log likelihood and (KL(p|q) + KL(q|p)) / 2, summed over all positions."""
+    """Loss, negative log likelihood and (KL(p|q) + KL(q|p)) / 2, summed over all positions."""
 
     @staticmethod
     def forward(
         ctx: Any, scores: Tensor, target: Tensor, smoothing: float, padding: int, alpha: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Sum up (three scalars, in fp32 at least); the negative log likelihood is the sum of both copies.
+        """Return the three sums (scalars, in fp32 or better); the negative log likelihood covers both copies.
 
         Args:
-            scores: 2N x V, all positions of the first copy, then those of the second
-            target: 2N, the right words
+            scores: 2N x V, all positions of the first copy, then all positions of the second
+            target: 2N, indices of the reference tokens
             smoothing: e of the cross entropy
-            padding: the word of positions that do not count
+            padding: token index of positions to ignore
             alpha: weight of the divergence
         """
         loss, nll, normaliser, hidden = sum_up(ctx, scores, target, smoothing, padding)
@@ -63,7 +63,7 @@ class RDropLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None, None, None]:
-        """The gradient of the scores, in their memory; a second backward pass is an error, as torch sees the change."""
+        """Overwrite the scores with their gradient; torch therefore rejects a second backward pass."""
         scores, target, normaliser, hidden, divergence = ctx.saved_tensors
         size, half = len(target) // 2, ctx.alpha / 2
         weight = grad.to(normaliser.dtype).expand_as(normaliser).masked_fill(hidden, 0).unsqueeze(-1)
@@ -81,10 +81,10 @@ class RDropLoss(torch.autograd.Function):
 
 
 def _pair(rows: slice, size: int) -> tuple[slice, slice]:
-    """The same positions in both copies."""
+    """Return the slices of the same positions in both copies."""
     return slice(rows.start, min(rows.stop, size)), slice(rows.start + size, min(rows.stop, size) + size)
 
 
 def _logs(scores: Tensor, normaliser: Tensor, rows: slice) -> Tensor:
-    """Log probabilities of some positions."""
+    """Return log probabilities of the positions *rows*."""
     return scores[rows].to(normaliser.dtype) - normaliser[rows].unsqueeze(-1)

@@ -8,7 +8,7 @@ before the cooldown this is the trapezoid of Scaling Laws and Compute-Optimal Tr
     r(t) = r sqrt(W / t), or r          W <= t <= T - C        T: --max-update, C: --cooldown-updates
     r(t) = r(T - C) (T - t) / C         T - C < t <= T
 
-It depends on t only, so a resumed training has the rates of one that was not interrupted.
+The rate depends on t only, so a resumed run has the same rates as an uninterrupted one.
 """
 
 import logging
@@ -27,29 +27,29 @@ logger = logging.getLogger(__name__)
 
 NAME = "inverse_sqrt_cooldown"
 SHARE = 0.2
-"""Share of the updates that a cooldown of the default length takes."""
+"""Default length of the cooldown, as a share of all updates."""
 BEFORE = ("inverse_sqrt", "constant")
 
 
 @dataclass
 class CooldownConfig(InverseSquareRootLRScheduleConfig):
-    """The flags of fairseq's ``inverse_sqrt``, and those of the cooldown."""
+    """Flags of fairseq's ``inverse_sqrt`` and of the cooldown."""
 
     cooldown_updates: Optional[int] = field(  # noqa: UP045 (fairseq reads the type)
         default=None,
         metadata={"help": "updates of the linear decay to zero at --max-update (default: 20 %% of --max-update)"},
     )
     lr_before_cooldown: ChoiceEnum(BEFORE) = field(
-        default="inverse_sqrt", metadata={"help": "the rate between warm-up and cooldown"}
+        default="inverse_sqrt", metadata={"help": "learning rate between warm-up and cooldown"}
     )
     max_update: int = II("optimization.max_update")
 
 
 def cooldown_of(flags: Any) -> int:
-    """The updates of the cooldown.
+    """Return the number of updates in the cooldown.
 
     Raises:
-        UsageError: the parts of the schedule do not fit into ``--max-update``
+        UsageError: warm-up and cooldown do not fit into ``--max-update``
     """
     total, warmup, length = flags.max_update, flags.warmup_updates, flags.cooldown_updates
     constant = str(flags.lr_before_cooldown) == "constant"
@@ -67,10 +67,10 @@ def cooldown_of(flags: Any) -> int:
 
 
 def check_schedule(flags: Any) -> None:
-    """Reject a schedule that does not fit into the training, before data are read.
+    """Reject a schedule that does not fit into ``--max-update``, before data are read.
 
     Raises:
-        UsageError: one line that names the flags
+        UsageError: the schedule does not fit; the message names the flags
     """
     if getattr(flags, "lr_scheduler", None) == NAME:
         cooldown_of(flags)
@@ -78,10 +78,10 @@ def check_schedule(flags: Any) -> None:
 
 @register_lr_scheduler(NAME, dataclass=CooldownConfig)
 class InverseSqrtCooldown(FairseqLRScheduler):
-    """The schedule; it has no state except what tells of a changed ``--max-update``.
+    """The schedule; its state is its end, used to warn about a changed ``--max-update``.
 
     Raises:
-        UsageError: its parts do not fit into ``--max-update``
+        UsageError: warm-up and cooldown do not fit into ``--max-update``
     """
 
     def __init__(self, cfg: CooldownConfig, optimizer):
@@ -96,7 +96,7 @@ class InverseSqrtCooldown(FairseqLRScheduler):
         self.step_update(0)
 
     def rate(self, updates: int) -> float:
-        """The learning rate after *updates* updates, with which the next one is made."""
+        """Return the learning rate of the update that follows *updates* updates."""
         if updates < self.warmup:
             return self.first + (self.peak - self.first) * updates / self.warmup
         start = self.total - self.cooldown
@@ -109,11 +109,11 @@ class InverseSqrtCooldown(FairseqLRScheduler):
         return self.optimizer.get_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {**super().state_dict(), "end": [self.total, self.cooldown]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what a checkpoint has kept, also one of another scheduler."""
+        """Load the state of a checkpoint, which may come from another scheduler."""
         super().load_state_dict(state_dict)
         before, now = state_dict.get("end"), [self.total, self.cooldown]
         if before and before != now:

@@ -1,4 +1,4 @@
-"""Operations on many tensors at once, where torch has them."""
+"""Operations on lists of tensors, in one launch if torch supports it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +10,9 @@ from fairseq_deep.core.keep_fp32 import HALF
 
 
 def alike(*lists: list[Tensor]) -> Iterator[list[list[Tensor]]]:
-    """The *lists*, of equal length, in parts of one device and one type each.
+    """Split *lists* of equal length into parts that have one device and one type each.
 
-    On a GPU torch takes mixed lists tensor by tensor, and those that it copies to in the type of the first.
+    On a GPU, torch processes mixed lists one by one, and assumes that all targets of a copy have the first's type.
     """
     parts: dict[Any, list[Any]] = {}
     for entry in zip(*lists):
@@ -22,7 +22,7 @@ def alike(*lists: list[Tensor]) -> Iterator[list[list[Tensor]]]:
 
 
 def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each of *sources* into its target, in a few launches from torch 2.1 on."""
+    """Copy each of *sources* into its target, in a few launches since torch 2.1."""
     for to, of in alike(targets, sources):
         if hasattr(torch, "_foreach_copy_"):
             torch._foreach_copy_(to, of)
@@ -32,14 +32,14 @@ def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def in_fp32(tensors: list[Tensor]) -> list[Tensor]:
-    """Copies of *tensors* in fp32."""
+    """Return copies of *tensors* in fp32."""
     copies = [torch.empty_like(tensor, dtype=torch.float32) for tensor in tensors]
     copy_all(copies, tensors)
     return copies
 
 
 def norms(tensors: list[Tensor]) -> list[Tensor]:
-    """The 2-norm of each, in fp32 or better."""
+    """Return the 2-norm of each tensor, in fp32 or better."""
     if tensors[0].dtype not in HALF:
         return list(torch._foreach_norm(tensors))
     try:

@@ -1,1 +1,1 @@
-"""Claims of the papers: their systems, and statements that are judged by what comes out."""
+"""Claims of the papers: systems and statements, with verdicts from our results."""

@@ -1,8 +1,7 @@
-"""The papers' claims: which systems each needs, and what it says of them. How they are trained stands in ``scales``.
+"""Definitions of the papers' claims; ``scales`` has their training settings.
 
-A claim is a list of systems (as ``examples/compare`` takes them, with the score that the paper prints) and of
-statements about them. Claims of one group are trained under equal conditions in one folder, so that they share
-trainings.
+A claim has a list of systems (in the syntax of ``examples/compare``, with the score in the paper) and a list of
+statements about them. Claims of one group share training conditions, a directory and training runs.
 """
 
 from dataclasses import dataclass
@@ -20,11 +19,11 @@ class System:
     """A system of a claim.
 
     Attributes:
-        label: its name in the table, and its folder
-        words: architecture and flags; ``{hidden}`` stands for three times the width
-        paper: BLEU that the paper prints, or what it says instead
-        depth: where the picture of the claim has it on the axis of depth
-        line: the line of that picture that it belongs to
+        label: name in the table and of its directory
+        words: architecture and flags; ``{hidden}`` is replaced by three times the width
+        paper: BLEU in the paper, or the paper's remark
+        depth: depth coordinate in the claim's picture
+        line: name of its line in that picture
     """
 
     label: str
@@ -36,14 +35,14 @@ class System:
 
 @dataclass(frozen=True)
 class Statement:
-    """One thing that a paper says of its systems, in a form that figures decide.
+    """A statement of a paper about its systems, in a testable form.
 
     Attributes:
-        kind: "higher" (*left* is better than *right* in BLEU, or in valid loss where nothing is translated), "trains"
-            (*left* has learned to use its source) or "fails" (it has not), "faster" (*left* decodes faster than
-            *right*), "as good" (*left* is at most ``judge.MARGIN`` worse than *right*), "fits" (*left* is better than
-            *right* in *measure*, a column of ``fit``)
-        text: what it says
+        kind: "higher" (*left* is better than *right* in BLEU, or in valid loss without translations), "trains" (*left*
+            learns to use its source), "fails" (*left* does not), "faster" (*left* decodes faster than *right*), "as
+            good" (*left* is at most ``judge.MARGIN`` worse than *right*), "fits" (*left* is better than *right* in
+            *measure*, a column of ``fit``)
+        text: a remark
     """
 
     kind: str
@@ -58,12 +57,12 @@ class Claim:
     """A claim of a paper.
 
     Attributes:
-        title: what it is about
+        title: short summary
         source: paper and table
-        sentence: what the paper says, in its words or in ours
-        group: of each scale in ``SCALES``
-        systems: the first one is what the others are compared with
-        extras: what is measured or drawn beside the table, of "speed", "depth", "weights", "fit"
+        sentence: quotation or paraphrase of the paper
+        group: key of each scale in ``SCALES``
+        systems: the first one is the baseline
+        extras: additional measurements or pictures: "speed", "depth", "weights", "fit"
     """
 
     title: str
@@ -88,8 +87,8 @@ def _best(left: str, measure: str, *others: str) -> tuple[Statement, ...]:
 
 
 def _one_sided(side: str, clipped: str) -> tuple[System, System]:
-    """DS-Init in one stack of 12 + 12 layers, without and with clipping of gradients at 1.0."""
-    # the paper's 27.89 is "losing 0.66", so that these have merged attention, too
+    """Return systems of 12 + 12 layers with DS-Init in one stack, without and with gradient clipping at 1.0."""
+    # the paper's 27.89 is "losing 0.66", which implies merged attention
     label, words = f"matt_ds_{side}_12", f"{POST} --{side}-deep-init ds --decoder-attn merged{_both(12)}"
     return System(label, words, "unstable"), System(f"{label}_clipped", f"{words} --clip-norm 1.0", clipped)
 
@@ -99,7 +98,7 @@ _BLEU = {"pre": {6: "27.1", 20: "28.9"}, "dlcl": {6: "27.3", 20: "28.80", 30: "2
 
 
 def _by_depth(name: str, line: str) -> dict[int, System]:
-    """An architecture with 6 to 30 encoder layers, all with Xavier's weights, as in the code of Wang et al."""
+    """Return an architecture with 6 to 30 encoder layers, all with Xavier initialisation, as in Wang et al.'s code."""
     words, bleu = (PRE if name == "pre" else "dlcl_6l --deep-init xavier"), _BLEU[name]
     return {n: System(f"{name}_{n}", words + _layers(n), bleu.get(n, "-"), n, line) for n in (6, 12, 20, 30)}
 
@@ -113,7 +112,7 @@ def _ablation(label: str, flags: str, bleu: str) -> System:
 
 CLAIMS: dict[str, Claim] = {
     "deep-post-norm": Claim(
-        "Deep post-norm stacks from Xavier's start do not train; with X20, Z19, DLCL or pre-norm they do",
+        "Deep post-norm stacks with Xavier initialisation do not train; with X20, Z19, DLCL or pre-norm they do",
         "X20 Tables 1 and 3, Z19 Table 3, W19 Table 1",
         "X20: 'deep v1 models do not suffer from convergence problem anymore with our new parameter initialization'",
         "deep",
@@ -132,7 +131,7 @@ CLAIMS: dict[str, Claim] = {
         ),
         (
             Statement("fails", "xavier"),
-            Statement("fails", "xavier_embnorm", text="the norm on the embeddings does not cure it"),
+            Statement("fails", "xavier_embnorm", text="the norm on the embeddings does not fix this"),
             Statement("trains", "lipschitz"),
             Statement("trains", "lipschitz_embnorm"),
             Statement("trains", "ds"),
@@ -144,7 +143,7 @@ CLAIMS: dict[str, Claim] = {
         ),
     ),
     "depth": Claim(
-        "Deeper encoders translate better; plain pre-norm up to some 20 layers, DLCL up to 30",
+        "Deeper encoders translate better: plain pre-norm up to about 20 layers, DLCL up to 30",
         "W19 Figs. 3 and 4, Tables 1 and 6",
         "W19: 'both methods benefit from an increase in encoder depth at the beginning'; 'pre-norm Transformer "
         "degenerates earlier'; 'the speed decreases linearly with the number of encoder layers'",
@@ -161,7 +160,7 @@ CLAIMS: dict[str, Claim] = {
             Statement("higher", "dlcl_6", "pre_6"),
             Statement("as good", "dlcl_20", "pre_20"),
             Statement("higher", "dlcl_30", "pre_30"),
-            Statement("higher", "dlcl_30", "pre_20", "the deepest DLCL beats the best plain stack"),
+            Statement("higher", "dlcl_30", "pre_20", "the deepest DLCL is better than the best plain stack"),
             Statement("faster", "dlcl_6", "dlcl_30"),
         ),
         ("speed", "depth"),
@@ -198,8 +197,8 @@ CLAIMS: dict[str, Claim] = {
     "lstm-ablations": Claim(
         "The LSTM's hidden layer, merge and sharing",
         "X24 Tables 2 to 5",
-        "X24: two layers are better than one, which still beats the plain model; addition than concatenation; two "
-        "LSTMs are the best; sharing the gates is better than sharing all or nothing",
+        "X24: two layers are better than one, and one is better than the plain model; addition is better than "
+        "concatenation; two LSTMs are best; sharing gates is better than sharing everything or nothing",
         "pre",
         (
             System("lstm_6", "lstm_6l", "28.53"),
@@ -228,8 +227,8 @@ CLAIMS: dict[str, Claim] = {
     "merged-attention": Claim(
         "Merged attention keeps the quality and decodes faster",
         "Z19 Table 3, rows 1 to 7",
-        "Z19: MAtt has 27.49 beside 27.59 at 1.54 times the speed; with self-attention 1.03 times, with average "
-        "attention 1.35 times",
+        "Z19: MAtt has 27.49 compared with 27.59, at 1.54 times the speed; with self-attention the factor is 1.03, "
+        "with average attention 1.35",
         "post",
         (
             System("base", POST, "27.59"),
@@ -242,7 +241,7 @@ CLAIMS: dict[str, Claim] = {
             System("average", f"{POST} --decoder-attn average"),
         ),
         (
-            Statement("higher", "base", "t2t", "post-norm before pre-norm at 6 layers"),
+            Statement("higher", "base", "t2t", "post-norm is better than pre-norm at 6 layers"),
             Statement("as good", "ds", "base"),
             Statement("as good", "matt", "base"),
             Statement("as good", "matt_ds", "base"),
@@ -257,7 +256,7 @@ CLAIMS: dict[str, Claim] = {
         ("speed",),
     ),
     "one-sided": Claim(
-        "DS-Init is needed in both stacks, and without it deep ones fail",
+        "DS-Init is required in both stacks; without it, deep stacks fail",
         "Z19 Table 3, rows 9 to 13, and Section 7.3; X20 Table 1 for 12 layers",
         "Z19: 'We also attempt to apply DS-Init on the encoder alone or the decoder alone for 12-layer models. "
         "Unfortunately, both variants lead to unstable optimization'",
@@ -286,7 +285,7 @@ CLAIMS: dict[str, Claim] = {
     "dlcl-ablations": Claim(
         "DLCL's learned weights and norms both help",
         "W19 Tables 1 and 6, Fig. 5",
-        "W19: 28.80 with all; without norms 28.67; weights fixed at 1 28.22, at 1/N 28.51 (28.23 without norms)",
+        "W19: 28.80; without norms 28.67; with weights fixed at 1, 28.22, and at 1/N, 28.51 (28.23 without norms)",
         "depth",
         (
             _DLCL[20],
@@ -307,7 +306,7 @@ CLAIMS: dict[str, Claim] = {
         ("weights",),
     ),
     "generalisation": Claim(
-        "Deep DS-Init fits best, with merged attention it generalises best, and both beat the base system",
+        "Deep DS-Init fits best; with merged attention it generalises best; both are better than the base system",
         "Z19 Tables 3 and 4",
         "Z19: 'the success of DS-Init+MAtt comes from its better generalization rather than better fitting training "
         "data'",

@@ -1,4 +1,4 @@
-"""Train the systems of a claim, judge its statements, write its table and picture: ``examples/claims/run.sh``."""
+"""Trains the systems of a claim, judges its statements, and writes table and picture: ``examples/claims/run.sh``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from .scales import SCALES, WIDTHS
 
 COMPARE = os.path.join(EXAMPLES, "compare", "run.sh")
 LEAST = {"train": 5000, "test": 200}
-"""Sentence pairs below which nothing can be seen: no model would translate, or no difference be significant."""
+"""Minimum numbers of sentence pairs; with fewer, models do not translate, or no difference is significant."""
 
 
 @dataclass
@@ -49,40 +49,40 @@ class Claims(Options):
 
     argument_name, argument_help = "CLAIM", "name of a claim; --list shows them"
 
-    list: bool = option(False, SWITCH, "show the claims and stop")
-    scale: str = option("mini", one_of("mini", "base"), "mini: width 128, a CPU; base: width 512, a GPU")
-    data: str = option("", FOLDER, "folder with parallel text {train,valid,test}.{SRC,TGT}, plain or .gz")
-    demo: bool = option(False, SWITCH, "the small built-in corpus, to try the command")
-    source_lang: str = option("en", TEXT, "language of the source")
-    target_lang: str = option("de", TEXT, "language of the target")
-    seeds: str = option("1", TEXT, "random seeds: 3 (that is 1, 2 and 3), or a list such as 4,7")
-    updates: int | str = option("auto", AUTO, "updates of every training; auto: those of the scale")
-    jobs: int = option(1, COUNT, "trainings at the same time")
-    exp: str = option("auto", FOLDER, "folder of the claims; auto: exp/claims-SCALE(-demo) in the repository")
+    list: bool = option(False, SWITCH, "list the claims and exit")
+    scale: str = option("mini", one_of("mini", "base"), "mini: width 128, for a CPU; base: width 512, for a GPU")
+    data: str = option("", FOLDER, "directory with parallel text {train,valid,test}.{SRC,TGT}, plain or .gz")
+    demo: bool = option(False, SWITCH, "use the small built-in corpus, to try the command")
+    source_lang: str = option("en", TEXT, "source language")
+    target_lang: str = option("de", TEXT, "target language")
+    seeds: str = option("1", TEXT, "random seeds: a number such as 3 (seeds 1, 2 and 3), or a list such as 4,7")
+    updates: int | str = option("auto", AUTO, "updates of all training runs; auto: as in the scale")
+    jobs: int = option(1, COUNT, "number of simultaneous training runs")
+    exp: str = option("auto", FOLDER, "directory of the claims; auto: exp/claims-SCALE(-demo) in the repository")
     ngpu: int | str = option(
-        "auto", AUTO, "GPUs of each training; 0: the CPU; auto: the visible ones, divided by --jobs"
+        "auto", AUTO, "GPUs per training run; 0: the CPU; auto: all visible GPUs, divided by --jobs"
     )
     precision: str = option("fp32", PRECISIONS, "fp32, fp16, bf16 or amp")
-    workers: int | str = option("auto", AUTO_COUNT, "processes for text work; auto: the number of cores")
-    resamples: int = option(1000, WHOLE, "of the paired bootstrap")
-    speed: bool = option(True, SWITCH, "measure times where the claim is about them; false: leave them out")
-    rounds: int = option(3, COUNT, "how often each system is timed, in turns")
-    dry_run: bool = option(False, SWITCH, "check everything, print what would be trained and change nothing")
-    table_only: bool = option(False, SWITCH, "train nothing: judge what is there")
+    workers: int | str = option("auto", AUTO_COUNT, "processes for text preparation; auto: the number of cores")
+    resamples: int = option(1000, WHOLE, "resamples of the paired bootstrap")
+    speed: bool = option(True, SWITCH, "measure speed if the claim is about speed; false: skip the measurement")
+    rounds: int = option(3, COUNT, "rounds of timing; each round times all systems")
+    dry_run: bool = option(False, SWITCH, "check all options, print the plan and change nothing")
+    table_only: bool = option(False, SWITCH, "judge existing results without training")
 
 
 def check(args):
-    """Refuse what cannot work before anything is trained."""
+    """Reject invalid options before training."""
     if not args.arguments:
-        raise UsageError("no claim named: give one or more, as in: run.sh --data DIR depth (--list shows them)")
+        raise UsageError("no claim given: give one or more, as in: run.sh --data DIR depth (see --list)")
     for name in args.arguments:
         if name not in CLAIMS:
-            raise UsageError(f"there is no claim '{name}'{nearest(name, CLAIMS)}: --list shows them")
+            raise UsageError(f"unknown claim '{name}'{nearest(name, CLAIMS)}: see --list")
     if args.data and args.demo:
         raise UsageError("--data and --demo exclude each other: give one")
     if not args.data and not args.demo:
         names = f"{{train,valid,test}}.{{{args.source_lang},{args.target_lang}}}"
-        raise UsageError(f"--data is missing: a folder with {names}, plain or .gz (or --demo)")
+        raise UsageError(f"--data is missing: give a directory with {names}, plain or .gz (or --demo)")
     if args.resamples < 100:
         raise UsageError(f"--resamples {args.resamples} is too few for a p of 0.05: use 100 or more")
     for split, least in LEAST.items() if args.data else ():
@@ -90,7 +90,7 @@ def check(args):
         count = sum(1 for _ in itertools.islice(read_lines(path), least))
         if count < least:
             raise UsageError(
-                f"{args.data} has {count:,} sentence pairs of {split}, too few to judge a claim: give {least:,} or more"
+                f"{args.data}: the {split} set of {count:,} pairs is too small for a verdict: give {least:,} or more"
             )
 
 
@@ -102,7 +102,7 @@ def list_claims():
 
 
 def compare_command(args, name):
-    """compare's run.sh for the systems of the claim *name*."""
+    """Return the command ``compare`` for the systems of the claim *name*."""
     claim = CLAIMS[name]
     options, flags = map(str.split, SCALES[args.scale][claim.group])
     if args.updates != "auto":
@@ -135,7 +135,7 @@ def group_folder(args, claim):
 
 
 def run_claim(args, name):
-    """All of one claim; returns compare's exit status."""
+    """Run one claim, and return compare's exit status."""
     claim, folder = CLAIMS[name], os.path.join(args.exp, name)
     print(f"{name}: {claim.title} ({claim.source})", flush=True)
     status = call(compare_command(args, name))[0]
@@ -150,14 +150,14 @@ def run_claim(args, name):
     write_json(os.path.join(folder, "claim.json"), record)
     print(f"\n{text}\n-> {folder}: claim.md, claim.json, {page.pictures(folder, claim, systems, timed)}")
     for problem in problems:
-        print(f"error: {name}: not all was measured: {' '.join(problem.split())}", file=sys.stderr)
+        print(f"error: {name}: a measurement failed: {' '.join(problem.split())}", file=sys.stderr)
     return FAILED if problems else status
 
 
 def measured(claim, systems, folder, args):
-    """The times and the fit, if the claim needs them, and the failures.
+    """Return times and fit, if the claim requires them, and the failures.
 
-    The lock of the group keeps its trainings from running during a measurement.
+    The lock of the group prevents its training runs during a measurement.
     """
     alone = not args.table_only and {"speed", "fit"} & set(claim.extras)
     with locked(group_folder(args, claim)) if alone else contextlib.nullcontext():
@@ -167,7 +167,7 @@ def measured(claim, systems, folder, args):
 
 
 def work(args):
-    """Run all claims; returns the exit status."""
+    """Run all claims, and return the exit status."""
     if args.exp == "auto":
         args.exp = os.path.join(ROOT, "exp", f"claims-{args.scale}" + "-demo" * args.demo)
     args.exp, worst = os.path.join(os.getcwd(), args.exp), 0
@@ -180,7 +180,7 @@ def work(args):
 
 
 def main(script, action, words):
-    """The exit status of the command."""
+    """Run the command and return its exit status."""
     try:
         options = Claims().parse(words)
         if options.help or options.list:
@@ -191,5 +191,5 @@ def main(script, action, words):
     except UsageError as problem:
         print(f"error: {problem.message}", file=sys.stderr)
         return 2
-    except SystemExit as end:  # of a signal
+    except SystemExit as end:  # raised for a signal
         return end.code

@@ -1,7 +1,7 @@
 """Table 4 of Zhang et al., 2019: BLEU and perplexity on a sample of the training text, and on the development text.
 
-BLEU is of detokenised text on both sides, perplexity that of ``fairseq-validate``. Results stay in ``fit.json`` of each
-training's folder, until the training goes on.
+BLEU is computed on detokenised text on both sides, perplexity by ``fairseq-validate``. Results are stored in
+``fit.json`` in the run's directory, and measured again if the run was resumed.
 """
 
 import json
@@ -20,7 +20,7 @@ PAIRS = {"mini": 1000, "base": 3000}  # the paper has 3,000
 
 
 def measure(records, args):
-    """{label: {"train_bleu", "dev_bleu", "train_ppl", "dev_ppl"}}, of the first seed, and what went wrong."""
+    """Return {label: {"train_bleu", "dev_bleu", "train_ppl", "dev_ppl"}} of the first seed, and a list of problems."""
     found, problems = {}, []
     for record in records:
         if not record["done"]:
@@ -55,7 +55,7 @@ def _measure_one(folder, args):
 
 
 def _binarise(folder, data, args):
-    """A sample of the training pairs, the same one for all, as "test"; the development set as "test1"."""
+    """Binarise a sample of the training pairs, the same for all systems, as "test", and the valid set as "test1"."""
     text, languages = os.path.join(folder, "text", "bpe"), (args.source_lang, args.target_lang)
     os.makedirs(data, exist_ok=True)
     with open(os.path.join(text, f"train.{languages[0]}"), encoding="utf-8") as stream:

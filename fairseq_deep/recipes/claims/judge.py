@@ -1,7 +1,8 @@
-"""Whether the statements of a claim hold: by the figures of each seed, and by tests of significance.
+"""Verdicts on the statements of a claim, from results per seed and significance tests.
 
-Over three seeds or more Student's t decides: seeds differ by more than a resampled test set does. With fewer it is the
-bootstrap, which speaks of the trained models alone; the verdict then says how few they are.
+With three or more seeds, Student's t decides, since the variance between seeds exceeds the variance of a resampled test
+set. With fewer seeds, the bootstrap decides. It applies only to the trained models, so the verdict states the number of
+seeds.
 """
 
 import math
@@ -12,21 +13,21 @@ from fairseq_deep.recipes.compare.results import bootstrap, diverged
 from fairseq_deep.tools.results import p_over_seeds
 
 LEARNED = 0.1
-"""Nats a sub-word by which the true source must beat another's before a model counts as one that uses it."""
+"""Minimum source gain of a model that uses its source, in nats per sub-word."""
 RISE = 1.0
-"""Bits by which the loss may end above its best before a model counts as one that has lost what it had learned."""
+"""Maximum increase of the loss from its best value to the end of training, in bits; above it, training diverged."""
 LEVEL = 0.05
-"""Chance of a difference where there is none."""
+"""Significance level."""
 BOOTSTRAP_LEVEL = LEVEL / 2
-"""The same for sacreBLEU's p, which counts one tail: below 0.05 it is in 11 % of cases without a difference."""
+"""Significance level of sacreBLEU's one-tailed p, which is below 0.05 in 11 % of cases without a difference."""
 MARGIN = 0.5
-"""BLEU by which a system may be below another and still be called no worse."""
+"""Maximum difference in BLEU for "no worse"."""
 LEAST_BLEU = 1.0
-"""Below it a model does not translate, and a difference between two such models says nothing."""
+"""Minimum BLEU of a model that translates; differences between models below it are not meaningful."""
 
 
 def systems(claim, found, folder):
-    """One record for each system that was trained: its place in the claim, and compare's figures of it."""
+    """Return a record per system, with its entry in the claim and compare's results."""
     rows = {row["system"]: row for row in found.get("systems", [])}
     records = []
     for system in claim.systems:
@@ -40,10 +41,10 @@ def systems(claim, found, folder):
 
 
 def judge(statement, records, timed, fitted, resamples):
-    """What was found of *statement*.
+    """Judge *statement*.
 
     Returns:
-        "text": the statement; "found": the figures; "verdict": yes, not clear, no or open; "why": for the last three
+        "text": the statement; "found": the results; "verdict": yes, not clear, no or open; "why": reason (not for yes)
     """
     named = {record["label"]: record for record in records}
     left, right = named[statement.left], named.get(statement.right)
@@ -64,7 +65,7 @@ def judge(statement, records, timed, fitted, resamples):
 
 
 def differences(left, right, seeds, resamples):
-    """By seed, *left* less *right* in BLEU (or in loss, turned round), and the p of a paired bootstrap (BLEU alone)."""
+    """Return the measure, differences by seed (positive if *left* is better), and p of a paired bootstrap for BLEU."""
     scored = all("bleu" in record["seeds"][seed] for record in (left, right) for seed in seeds)
     if not scored:
         return "loss", {s: right["seeds"][s]["valid_loss"] - left["seeds"][s]["valid_loss"] for s in seeds}, {}
@@ -98,18 +99,18 @@ def _compared(left, right, resamples):
 
 
 def _of_wanted(record, count):
-    """Says so where seeds are missing: one that has failed or is still to be trained."""
+    """Return a note if seeds are missing, because they failed or are not trained yet."""
     wanted = len(record.get("wanted") or ()) or count
     return f" ({count} of {wanted} seeds)" if count < wanted else ""
 
 
 def _diverged(record):
-    """{seed: reason} of the trainings that failed for a reason of the method's."""
+    """Return {seed: reason} of the runs that diverged."""
     return {seed: reason for seed, reason in record["failed"].items() if diverged(reason)}
 
 
 def _won(left, right):
-    """{seed: 1 where *left* was trained and *right* diverged, -1 the other way round}, and that in words."""
+    """Return signs of seeds with one diverged system (1: *right* diverged, -1: *left* diverged), and a description."""
     pairs = ((left, right, 1), (right, left, -1))
     found = {seed: sign for one, other, sign in pairs for seed in _diverged(other) if seed in one["done"]}
     words = [f"{(right if sign > 0 else left)['label']} diverged with seed {seed}" for seed, sign in found.items()]
@@ -117,13 +118,13 @@ def _won(left, right):
 
 
 def _said(verdict, count):
-    """A test on one trained model, or on two, says little of another seed's."""
+    """Add the number of seeds to a verdict from one or two seeds."""
     few = {1: " (one seed)", 2: " (two seeds)"}
     return verdict + few.get(count, "")
 
 
 def _pair(left, right, resamples):
-    """What was found, differences, whether they are significant, signs of seeds that diverged; or a verdict."""
+    """Return description, differences, their significance, and signs of diverged seeds; or a final verdict."""
     text, values, sure = _compared(left, right, resamples)
     signs, words = _won(left, right)
     if not values and not signs:
@@ -137,18 +138,18 @@ def _higher(left, right, resamples):
         return found
     text, values, sure, signs = found
     both = [*values, *signs]
-    known = sure or not values  # a seed that diverged does not make small differences of the others sure
+    known = sure or not values  # a diverged seed does not make small differences of other seeds significant
     if known and all(value > 0 for value in both):
         return {"found": text, "verdict": _said("yes", len(both))}
     if known and all(value < 0 for value in both):
-        why = "the other way round" + (", significantly" if sure else "")
+        why = "the opposite holds" + (", significantly" if sure else "")
         return {"found": text, "verdict": _said("no", len(both)), "why": why}
     why = "losses need three seeds" if "loss" in text and len(values) < 3 else "not significant"
     return {"found": text, "verdict": "not clear", "why": "seeds differ" if sure and signs else why}
 
 
 def _as_good(left, right, resamples):
-    """By the margin first: a small difference does not become a large one where it is measured exactly."""
+    """Judge "as good" by the margin first, since a small difference can be significant."""
     found = _pair(left, right, resamples)
     if isinstance(found, dict):
         return found
@@ -164,7 +165,7 @@ def _as_good(left, right, resamples):
 
 
 def _learned(record):
-    """By seed, whether the model uses its source; and what was found, in words."""
+    """Return whether the model uses its source, by seed, and a description."""
     found, texts = {}, []
     for seed in record["done"]:
         gain = record["seeds"][seed].get("source_gain")
@@ -204,7 +205,7 @@ def _faster(left, right):
     if not left or not right:
         return {"found": "-", "verdict": "open", "why": "not measured"}
     ratio = left["tokens_per_second"] / right["tokens_per_second"]
-    text = f"{ratio:.2f} times the tokens a second"
+    text = f"{ratio:.2f} times the tokens per second"
     if min(left["rounds"]) > max(right["rounds"]):
         return {"found": text, "verdict": "yes"}
     if max(left["rounds"]) < min(right["rounds"]):
@@ -213,7 +214,7 @@ def _faster(left, right):
 
 
 def _fits(left, right, measure):
-    """One seed and no test of significance: which of the two it is."""
+    """Compare one seed, without a significance test."""
     if not left or not right:
         return {"found": "-", "verdict": "open", "why": "not measured"}
     text = f"{left[measure]:.2f} and {right[measure]:.2f}"
@@ -225,7 +226,7 @@ def _fits(left, right, measure):
 
 
 def _open(*records):
-    """Nothing that can be judged: not trained, or failed for another reason than its method."""
+    """Return the verdict "open" for systems that were not trained or did not fail because of their method."""
     missing = [record["label"] for record in records if not record["done"]]
     failed = [reason[:120] for record in records for reason in record["failed"].values()]
     why = f"not trained: {', '.join(missing)}" if missing else "not measured, or not with the same seeds"

@@ -1,4 +1,4 @@
-"""The page of a claim: what the paper says, the table, what holds, and its pictures."""
+"""The page of a claim: the paper's statement, our results, the verdicts, and pictures."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from fairseq_deep.recipes.compare.table import seeds as _seeds
 from fairseq_deep.tools import write_text
 from fairseq_deep.tools.results import spread
 
-# column, figure, format, with least and most of the seeds
+# column, figure, format, whether to show minimum and maximum over seeds
 COLUMNS = (
     ("valid loss", "valid_loss", ".3f", True),
     ("BLEU", "bleu", ".2f", True),
@@ -21,7 +21,7 @@ FIT = (("train BLEU", "train_bleu"), ("dev BLEU", "dev_bleu"), ("train ppl", "tr
 
 
 def write(folder, claim, records, verdicts, facts, timed, fitted):
-    """Write ``claim.md``; return its text."""
+    """Write ``claim.md`` and return its text."""
     parts = [
         f"# {claim.title}",
         f"{claim.source}. {claim.sentence}",
@@ -68,7 +68,7 @@ def _times(own, base, loss):
 
 
 def losses_at_equal_time(records, timed):
-    """{label: valid loss, over the seeds, when the fastest system was done}, by the steps that were timed in turns."""
+    """Return {label: valid loss over the seeds at the end of the fastest system}, from step times of the rounds."""
     curves = {
         record["label"]: {
             seed: {int(update): loss for update, loss in curve.items()} for seed, curve in record["curve"].items()
@@ -93,15 +93,15 @@ def _notes(records, facts, timed):
     where += f"{facts.get('devices')} ({facts.get('hardware')}), commit {facts.get('commit')}, {facts.get('date')}."
     lines = [
         where,
-        "Means over seeds [least, most]. Differences are of the same seeds; p: sacreBLEU's paired bootstrap, seed by "
-        "seed (one tail), and Student's t over three seeds or more. yes: so in each seed, and the second p below 0.05, "
-        "or with fewer seeds the first below 0.025, which says nothing of other seeds; each statement is tested by "
-        "itself, so that of twenty one may come out by chance. "
-        "source gain: by how many nats a sub-word the loss rises with another sentence's source; more than 0.1 counts "
-        "as learned, within these updates.",
+        "Values are means over seeds [minimum, maximum]. Differences pair equal seeds. p: sacreBLEU's paired bootstrap "
+        "per seed (one-tailed), and Student's t over three or more seeds. yes: confirmed in each seed, and the second "
+        "p is below 0.05; with fewer seeds, the first p is below 0.025, which does not extend to other seeds. There "
+        "is no correction for multiple tests: one in twenty statements may be confirmed by chance. "
+        "source gain: increase of the loss with another sentence's source, in nats per sub-word; above 0.1, the model "
+        "has learned to use its source, within these updates.",
     ]
     if timed:
-        lines.append("Times: medians of rounds in which all systems took turns; decoding of the validation set.")
+        lines.append("Times: medians of rounds, each with all systems in turn; decoding of the validation set.")
     if facts.get("signature"):
         lines.append(f"BLEU: {facts['signature']}; bootstrap: {facts.get('bootstrap') or '-'}")
     systems = "\n".join(f"- {record['label']}: {record.get('command', 'not trained')}" for record in records)
@@ -109,7 +109,7 @@ def _notes(records, facts, timed):
 
 
 def pictures(folder, claim, records, timed):
-    """Draw what the claim asks for beside compare's own picture; return what is there, in words."""
+    """Draw the claim's pictures in addition to compare's, and return a list of the pictures as text."""
     drawn = ["picture.png"]
     try:
         from fairseq_deep.recipes.compare import by_depth

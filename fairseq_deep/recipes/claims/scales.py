@@ -1,6 +1,6 @@
-"""The settings at which claims are trained, by scale and by group of claims."""
+"""The training settings of claims, by scale and by group of claims."""
 
-# flags of compare's run.sh, and after "--" those of fairseq-train, by scale and group
+# flags of compare's run.sh, and flags of fairseq-train (after "--"), by scale and group
 SCALES = {
     "mini": {
         "pre": (

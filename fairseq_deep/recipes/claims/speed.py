@@ -1,7 +1,7 @@
-"""How fast the trained systems of a claim decode and train: each in a process of its own, in turns.
+"""Decoding and training speed of a claim's systems, measured in separate processes, in turns.
 
-A figure is the median of its rounds. What was measured stays in ``speed.json`` of the claim's folder; when one of the
-systems has been trained since, all are timed again: only what ran in turns can be compared.
+A speed is the median of several rounds. Measurements are stored in ``speed.json`` in the claim's directory. If one of
+the systems has been trained since, all are timed again, since only measurements taken in turns are comparable.
 """
 
 import json
@@ -23,9 +23,9 @@ SUBSET = "valid"
 
 
 def measure(records, folder, args):
-    """{label: {"tokens_per_second", "rounds", "step_seconds"}} of the systems that are trained, and what went wrong.
+    """Return {label: {"tokens_per_second", "rounds", "step_seconds"}} of the trained systems, and a list of problems.
 
-    Nothing is timed with ``--table-only`` or ``--speed false``: what was timed before is taken, if it still holds.
+    With ``--table-only`` or ``--speed false``, only valid earlier measurements are used.
     """
     trained = {record["label"]: record["folders"][record["done"][0]] for record in records if record["done"]}
     path = os.path.join(folder, "speed.json")
@@ -63,10 +63,10 @@ def measure(records, folder, args):
 
 
 def run(words, folder, what, cwd=None):
-    """What the command prints.
+    """Run a command and return its output.
 
     Raises:
-        UsageError: it failed
+        UsageError: the command failed
     """
     status, output, errors = call(words, cwd=cwd, capture=True)
     if status:
@@ -76,23 +76,23 @@ def run(words, folder, what, cwd=None):
 
 
 def find(pattern, text, folder, what):
-    """What the last match of *pattern* captures in *text*.
+    """Return the group captured by the last match of *pattern* in *text*.
 
     Raises:
-        UsageError: there is none
+        UsageError: there is no match
     """
     found = re.findall(pattern, text, re.MULTILINE)
     if not found:
-        raise UsageError(f"{folder}: {what} is missing in what its command printed")
+        raise UsageError(f"{folder}: {what} is missing in the command's output; see its logs")
     return found[-1]
 
 
 def generate_command(folder, subset):
-    """The recipe's own ``fairseq-generate`` for *subset* of the text of the run in *folder*."""
+    """Return the recipe's ``fairseq-generate`` command for *subset* of the text of the run in *folder*."""
     with open(os.path.join(folder, "cmd.sh"), encoding="utf-8") as stream:
         lines = stream.read().splitlines()
     words = shlex.split(lines[-1].removeprefix("exec "))
-    home = shlex.split(find(r"^cd .*", "\n".join(lines), folder, "the recipe's folder"))[1]
+    home = shlex.split(find(r"^cd .*", "\n".join(lines), folder, "the recipe's directory"))[1]
     kept, others = without_options(words, "subsets", "stage", "stop_stage")
     dry = [*kept, "--subsets", "test", "--stage", "6", "--stop-stage", "6", "--dry-run", *others]
     plan = run(dry, folder, "the plan of its translation", cwd=home)
@@ -102,16 +102,16 @@ def generate_command(folder, subset):
 
 
 def _decode(folder):
-    """Tokens a second of ``fairseq-generate`` on the validation set, as the recipe translates."""
+    """Return the tokens per second of ``fairseq-generate`` on the validation set, with the recipe's settings."""
     text = run(generate_command(folder, SUBSET), folder, "decoding")
     found = SPEED.findall(text)
     if not found:
-        raise UsageError(f"{folder}: fairseq-generate did not say how fast it was")
+        raise UsageError(f"{folder}: fairseq-generate did not print its speed; see its log")
     return float(found[-1][1])
 
 
 def _train(folder):
-    """Seconds of an update: the median of some updates at the start of the training."""
+    """Return the seconds per update: the median over some updates at the start of training."""
     with open(os.path.join(folder, "train.sh"), encoding="utf-8") as stream:
         words = shlex.split(stream.read())
     scratch = os.path.join(folder, "timing")
@@ -126,5 +126,5 @@ def _train(folder):
 def _median_step(text, folder):
     steps = [float(batch) / float(rate) for rate, batch in STEP.findall(text) if float(rate) > 0]
     if len(steps) < 2:
-        raise UsageError(f"{folder}: fairseq-train logged no steps to be timed")
-    return statistics.median(steps[1:])  # the first one has the start-up in it
+        raise UsageError(f"{folder}: fairseq-train logged too few steps for timing; see its log")
+    return statistics.median(steps[1:])  # the first one includes start-up

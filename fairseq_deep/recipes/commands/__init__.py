@@ -1,6 +1,6 @@
-"""The sub-commands ``recipe``, ``compare`` and ``claims`` of ``fairseq-deep``, which run in the present environment.
+"""The sub-commands ``recipe``, ``compare`` and ``claims`` of ``fairseq-deep``, which run in the current environment.
 
-Their words go to the driver as they are, as ``args.words``. ``completion`` completes the options of all commands.
+They pass their words, ``args.words``, to the driver. ``completion`` completes the options of all commands.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from fairseq_deep.recipes.options import EXAMPLES, ROOT
 def check_clone() -> None:
     """Raise `UsageError` outside of a clone of the repository."""
     if not os.path.isdir(EXAMPLES):
-        raise UsageError(f"there are no recipes in {EXAMPLES}; run this in a clone of the repository")
+        raise UsageError(f"no recipes in {EXAMPLES}; run this in a clone of the repository")
 
 
 def run_driver(kind: str, words: list[str]) -> int:
-    """Check the words, and run the driver; return its exit status."""
+    """Check the words, run the driver, and return its exit status."""
     check_clone()
-    os.environ.setdefault("FAIRSEQ_DEEP_ENV", "current")  # the scripts that it writes go on in this environment, too
+    os.environ.setdefault("FAIRSEQ_DEEP_ENV", "current")  # the scripts that it writes must use this environment
     folder = kind.removeprefix("recipe/")
     script = os.path.join(EXAMPLES, folder, "run.sh")
     if kind == "recipe/wmt16_ende":

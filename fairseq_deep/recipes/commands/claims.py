@@ -9,10 +9,10 @@ from fairseq_deep.recipes.commands import run_driver
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options, which the driver parses itself."""
+    """Add the options; the driver parses them."""
     Claims().add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run it; return the exit status."""
+    """Run the driver and return its exit status."""
     return run_driver("claims", args.words)

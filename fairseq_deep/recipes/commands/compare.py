@@ -1,4 +1,4 @@
-"""train systems under equal conditions and put them side by side"""
+"""train systems under equal conditions and compare them"""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fairseq_deep.recipes.compare.options import Compare
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options, which the driver parses itself."""
+    """Add the options; the driver parses them."""
     Compare().add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run it; return the exit status."""
+    """Run the driver and return its exit status."""
     return run_driver("compare", args.words)

@@ -17,7 +17,7 @@ FILES = ("FILE", "FILE|DIR", "LOG", "MODEL", "OUT", "PATH", "RUN", "RUN|FILE")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the shell."""
-    text = "the shell; for bash the script also completes the options of run_wmt16_ende.sh"
+    text = "shell; for bash, the script also completes the options of run_wmt16_ende.sh"
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help=text)
 
 
@@ -26,8 +26,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         import shtab
     except ImportError as error:
-        raise UsageError(f"tab completion needs shtab ({error}): pip install shtab") from error
-    from fairseq_deep.tools.main import make_parser  # which lists this module
+        raise UsageError(f"tab completion requires shtab ({error}): pip install shtab") from error
+    from fairseq_deep.tools.main import make_parser  # imports this module
 
     parsers = [make_parser(all_arguments=True)[0]]
     parsers += [Recipe().parser("run_wmt16_ende.sh")] if args.shell == "bash" else []
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def known_names() -> dict[str, list[str]]:
-    """The values of arguments that are names, by metavariable or option; without fairseq no architectures are known."""
+    """Return the values of arguments that are names, by metavariable or option; without fairseq, no architectures."""
     try:
         archs = fairseq_deep.list_archs()
     except ImportError:

@@ -1,8 +1,8 @@
 """translate a training text with a teacher, for sequence-level distillation
 
 Sequence-Level Knowledge Distillation, Kim and Rush, EMNLP 2016: a student is trained on the teacher's beam-search
-output in place of the references (--choose best), or on the hypothesis of the beam that is nearest to the reference by
-sentence BLEU (--choose nearest). The same command resumes after an interruption.
+output instead of the references (--choose best), or on the hypothesis in the beam with the highest sentence BLEU
+against the reference (--choose nearest). The same command resumes after an interruption.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from fairseq_deep.tools.machine import count_cores
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the teacher, the text, the output and the search."""
-    kinds = "the teacher: folder of a recipe or of a packaged model, or checkpoint; several vote"
+    kinds = "teacher: directory of a recipe or of a packaged model, or checkpoint; several form an ensemble"
     parser.add_argument("models", metavar="MODEL", nargs="+", help=kinds)
-    parser.add_argument("--text", required=True, metavar="DIR", help="folder with train.SRC and train.TGT, or .gz")
-    parser.add_argument("--output", required=True, metavar="DIR", help="the new folder; other sets are copied to it")
+    parser.add_argument("--text", required=True, metavar="DIR", help="directory with train.SRC and train.TGT, or .gz")
+    parser.add_argument("--output", required=True, metavar="DIR", help="new directory; other sets are copied to it")
     parser.add_argument(
         "--choose", choices=distilled.CHOICES, default="best",
-        help="of the beam, the best hypothesis or the nearest to the reference (default: best)",
+        help="choose the best hypothesis, or the nearest to the reference (default: best)",
     )  # fmt: skip
-    workers = "processes (default: one for each core; 1 with a GPU)"
+    workers = "number of processes (default: one per core; 1 with a GPU)"
     parser.add_argument("--workers", type=at_least_one, metavar="N", help=workers)
-    lost = f"lines that an interruption can cost each process (default: {translate.CHUNK})"
+    lost = f"lines per shard; an interruption loses at most one shard per process (default: {translate.CHUNK})"
     parser.add_argument("--shard-lines", type=at_least_one, default=translate.CHUNK, metavar="N", help=lost)
     translate.add_search(parser, beam=5)
     translate.add_parts(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Translate what is missing, and put the folder together."""
+    """Translate the missing shards and assemble the output directory."""
     args.output = os.path.abspath(args.output)
     bundles = translate.find_bundles(args)
     langs = _languages(args, bundles[0])
@@ -60,12 +60,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _languages(args: argparse.Namespace, bundle: object) -> tuple[str, str]:
-    """The languages of the teacher, of which there is a training text."""
+    """Return the languages of the teacher; the training text must have both."""
     from fairseq_deep.runtime import read_stored
     from fairseq_deep.runtime.loading import languages_of
 
     if not os.path.isdir(args.text):
-        raise UsageError(f"--text {args.text}: no such folder")
+        raise UsageError(f"--text {args.text}: no such directory; correct the path")
     source, target = languages_of(bundle, read_stored(bundle.checkpoint).task)
     try:
         for lang in (source, target):
@@ -76,7 +76,7 @@ def _languages(args: argparse.Namespace, bundle: object) -> tuple[str, str]:
 
 
 def _settings(args: argparse.Namespace, bundles: list, text: distilled.Text) -> dict[str, object]:
-    """All that decides what is translated to what."""
+    """Return all settings that affect the result."""
     from fairseq_deep.runtime import search_of
 
     parts = [path for path in translate.parts_of(bundles) if os.path.isfile(path)]

@@ -14,19 +14,19 @@ from fairseq_deep.recipes.recipe import Recipe
 
 
 def tasks() -> list[str]:
-    """The recipes: folders of ``examples/``."""
+    """Return the names of the recipes, directories of ``examples/``."""
     found = glob.glob(os.path.join(glob.escape(EXAMPLES), "*", "recipe.args"))
     return sorted(os.path.basename(os.path.dirname(path)) for path in found)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options, which the driver parses itself."""
+    """Add the options; the driver parses them."""
     parser.add_argument("task", metavar="TASK", choices=tasks())
     Recipe().add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the recipe that the first word names; return its exit status."""
+    """Run the recipe named by the first word, and return its exit status."""
     check_clone()
     known = tasks()
     if not args.words or args.words[0] in ("-h", "--help"):

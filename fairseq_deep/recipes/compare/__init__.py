@@ -1,1 +1,1 @@
-"""Systems trained under equal conditions, in one table and one picture."""
+"""Comparison of systems trained under equal conditions, with a table and a picture."""

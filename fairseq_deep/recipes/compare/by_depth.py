@@ -1,6 +1,6 @@
 """BLEU (or loss) and speed by depth: Figs. 3 and 4 of Wang et al., 2019."""
 
-import matplotlib  # noqa: F401  # who has not got it is told so where this is imported
+import matplotlib  # noqa: F401  # the importing code handles its absence
 
 from fairseq_deep.tools import figures
 
@@ -8,7 +8,7 @@ MARKERS = "osv^DXP"
 
 
 def draw(records, timed, path):
-    """A line for each method, with least and most of the seeds; on the right, decoding speed, if it was measured."""
+    """Draw a line per method, with minimum and maximum over seeds, and decoding speed on the right if measured."""
     measure, name = ("bleu", "BLEU") if any(record.get("bleu") for record in records) else ("valid_loss", "valid loss")
     figure = figures.new_figure(9.0 if timed else 5.4, 3.6)
     panels = figure.subplots(1, 2 if timed else 1, squeeze=False)[0]
@@ -27,7 +27,7 @@ def draw(records, timed, path):
             panels[1].plot([record["depth"] for record in shown], speeds, linewidth=1.4, **look)
     panels[0].set_ylabel(name)
     if timed:
-        panels[1].set_ylabel("decoding, tokens a second")
+        panels[1].set_ylabel("decoding, tokens per second")
         panels[1].set_ylim(0, 1.08 * max(times["tokens_per_second"] for times in timed.values()))
     for axes in panels:
         axes.set_xlabel("layers")

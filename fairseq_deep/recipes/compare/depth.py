@@ -1,7 +1,7 @@
-"""``compare --depths``: every system with several encoder depths, and whether depth pays.
+"""``compare --depths``: all systems with several encoder depths, and a test whether depth pays.
 
 The primary test is the slope of the validation loss on log2 of the depth: one slope per seed, Student's t over the
-seeds. The second one compares the deepest encoder with the shallowest, in pairs with the same seed. Both are corrected
+seeds. The second test compares the deepest encoder with the shallowest, in pairs with the same seed. Both are corrected
 for the number of systems by Holm's method.
 """
 
@@ -20,25 +20,26 @@ from .systems import System
 from .table import markdown
 
 LEAST = 0.02
-"""Nats per token by which the deepest encoder must be better before depth pays."""
+"""Minimum gain of the deepest encoder for the verdict "yes", in nats per token."""
 LEVEL, SEEDS = 0.05, 5
-"""Level of significance, and the least number of seeds of a verdict."""
+"""Significance level, and minimum number of seeds for a verdict."""
 
 
 def parse(text: str) -> list[int]:
-    """The depths of ``--depths 6,12,24``.
+    """Parse the depths of ``--depths 6,12,24``.
 
     Raises:
-        UsageError: there are fewer than two, one is not a whole number from 1 on, or one is repeated
+        UsageError: there are fewer than two, one is not a positive whole number, or one is repeated
     """
     words = text.split(",")
     if not all(re.fullmatch("[1-9][0-9]*", word) for word in words) or len({*words}) < max(2, len(words)):
-        raise UsageError(f"--depths takes two or more different numbers of encoder layers, as in 6,12,24, not '{text}'")
+        raise UsageError(f"--depths must be two or more different numbers of encoder layers, such as 6,12,24, not "
+                         f"'{text}'")  # fmt: skip
     return sorted(map(int, words))
 
 
 def expand(systems: list[System], depths: list[int]) -> list[System]:
-    """Each system with each depth; LABEL_6 is LABEL with 6 encoder layers."""
+    """Return each system with each depth; LABEL_6 is LABEL with 6 encoder layers."""
     for system in systems:
         if any(flag.partition("=")[0] == "--encoder-layers" for flag in system.flags):
             raise UsageError(f"{system.label}: --depths sets --encoder-layers: omit one of them")
@@ -50,12 +51,12 @@ def expand(systems: list[System], depths: list[int]) -> list[System]:
 
 
 def judge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What depth does to each line of *rows*, which have ``line`` and ``depth``.
+    """Test the effect of depth for each line of *rows*, which have ``line`` and ``depth``.
 
     Returns:
-        for each line: ``slope`` and ``gain`` by seed, in nats per token (gain: shallowest less deepest, > 0 is better),
-        their p with Holm's correction (None for fewer than three seeds), ``bleu`` (deepest less shallowest, mean, or
-        None) and ``pays``: "yes", "no" or "not clear"
+        for each line: ``slope`` and ``gain`` by seed, in nats per token (gain: shallowest minus deepest, > 0 is
+        better), their p with Holm's correction (None for fewer than three seeds), ``bleu`` (deepest minus shallowest,
+        mean, or None) and ``pays``: "yes", "no" or "not clear"
     """
     found = [_of_line([row for row in rows if row["line"] == line]) for line in dict.fromkeys(r["line"] for r in rows)]
     for test in ("slope", "gain"):
@@ -83,19 +84,19 @@ def _of_line(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _nats(figures: dict[str, Any]) -> float:
-    """The negative log-likelihood per token; fairseq logs it with more digits than a perplexity below 14."""
+    """Return the negative log-likelihood per token; fairseq logs it with more digits than a perplexity below 14."""
     nll = figures.get("valid_nll")
     return math.log(figures["valid_ppl"]) if nll is None else nll * math.log(2)
 
 
 def slope(xs: list[float], ys: list[float]) -> float:
-    """Least-squares slope of *ys* on *xs*."""
+    """Return the least-squares slope of *ys* on *xs*."""
     x, y = statistics.fmean(xs), statistics.fmean(ys)
     return math.fsum((a - x) * (b - y) for a, b in zip(xs, ys)) / math.fsum((a - x) ** 2 for a in xs)
 
 
 def holm(chances: list[float | None]) -> list[float | None]:
-    """Holm's step-down correction: the k-th smallest of n is multiplied by n - k + 1; None stays None."""
+    """Apply Holm's step-down correction: the k-th smallest of n is multiplied by n - k + 1; None is kept."""
     known = sorted((p, index) for index, p in enumerate(chances) if p is not None)
     corrected, least = list(chances), 0.0
     for rank, (p, index) in enumerate(known):
@@ -115,7 +116,7 @@ def _verdict(found: dict[str, Any]) -> str:
 
 
 def page(found: list[dict[str, Any]]) -> str:
-    """The table of ``depth.md``."""
+    """Return the text of ``depth.md``."""
     head = ["system", "encoder layers", "seeds", "slope of nll", "p (Holm)", "gain of the deepest", "p (Holm)",
             "BLEU", "depth pays"]  # fmt: skip
     cells = [head]
@@ -126,9 +127,9 @@ def page(found: list[dict[str, Any]]) -> str:
             row += [_shown([*each[test].values()]), "-" if each[f"p_{test}"] is None else f"{each[f'p_{test}']:.3f}"]
         cells.append([*row, "-" if each["bleu"] is None else f"{each['bleu']:+.2f}", each["pays"]])
     notes = (
-        "Slope: nats per token for each doubling of the depth, mean over seeds [least, most]; negative if depth helps. "
-        "Gain: nats per token by which the deepest encoder is better than the shallowest with the same seed. p: "
-        "Student's t over the seeds, with Holm's correction over the systems. BLEU: deepest less shallowest. Depth "
+        "Slope: nats per token per doubling of the depth, mean over seeds [minimum, maximum]; negative if depth helps. "
+        "Gain: improvement of the deepest encoder over the shallowest with the same seed, in nats per token. p: "
+        "Student's t over the seeds, with Holm's correction over the systems. BLEU: deepest minus shallowest. Depth "
         f"pays if the gain is above {LEAST} with p < {LEVEL} over {SEEDS} seeds or more, and BLEU is higher."
     )
     return f"{markdown(cells, left=(0,))}\n\n{notes}\n"

@@ -1,4 +1,4 @@
-"""Train systems under equal conditions and put them side by side: ``examples/compare/run.sh``."""
+"""Trains systems under equal conditions and compares them: ``examples/compare/run.sh``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .options import Compare, check_options, conditions, resolve
 from .systems import check, check_unchanged, read_systems
 from .trainings import Run, Trainings, recipe_program
 
-FAILED = 3  # exit status where some trainings failed; 1 is that of whatever nobody has foreseen
+FAILED = 3  # exit status if some training runs failed; 1 is the status of unexpected errors
 
 
 class Failed(UsageError):
-    """Some trainings failed; the others are in the table."""
+    """Some training runs failed; the others are in the table."""
 
 
 def check_conditions(exp, now):
-    """Refuse other conditions than those that the folder was begun with; more updates are taken."""
+    """Reject conditions that differ from the directory's, except more updates."""
     old = read_json(os.path.join(exp, "conditions.json"))
     for name in [*now, *old] if old else []:
         before, after = old.get(name), now.get(name)
@@ -41,7 +41,7 @@ def check_conditions(exp, now):
 
 
 def shared_flags(args):
-    """Flags of fairseq-train for all systems: the width, and what shows a training at equal updates."""
+    """Return flags of fairseq-train for all systems, with common width, logging and validation intervals."""
     every = max(1, min(100, args.updates // 50))
     flags = ["--max-update", str(args.updates), "--log-interval", str(every)]
     flags += ["--validate-interval", "1000000", "--validate-interval-updates", str(max(1, args.updates // 20))]
@@ -53,7 +53,7 @@ def shared_flags(args):
 
 
 def text_of(exp):
-    """The recipe's sum over the text that every training in *exp* has had; empty before the first checkpoint."""
+    """Return the recipe's hash of the text of all runs in *exp*; empty before the first checkpoint."""
     found = {}
     for path in sorted(glob.glob(os.path.join(glob.escape(exp), "runs", "*", "seed*", "trained-with.txt"))):
         folder = os.path.dirname(path)
@@ -68,13 +68,13 @@ def text_of(exp):
 
 
 def recipe_words(args, arch, folder, seed, options=(), flags=()):
-    """The words for the recipe of one training."""
+    """Return the words for the recipe of one training run."""
     own = ["--arch", arch, "--arch-known", "true", "--exp", folder, "--seed", str(seed)]
     return [*args.recipe, "--ngpu", str(args.ngpu), *own, *options, "--", *flags]
 
 
 def plan(args, systems, flags):
-    """All trainings, every system with the first seed, then every system with the second ..."""
+    """Return all runs: all systems with the first seed, then all systems with the second, and so on."""
     shared, every = flags
     runs = []
     for seed in args.seeds:
@@ -87,12 +87,12 @@ def plan(args, systems, flags):
 
 
 def train_command(words):
-    """fairseq-train of a recipe; what the recipe rejects is rejected here, before anything is written."""
+    """Return the fairseq-train command of a recipe; invalid options are rejected before files are written."""
     return Plan(recipes.read_options("compare", words)).resolve().train_command
 
 
 def without_systems(args, systems, flags):
-    """fairseq-train of the first system, without what is its own; other text than that of the trainings is refused."""
+    """Return the fairseq-train command without flags of a system, and reject another text than the runs'."""
     text = "" if args.table_only else text_of(args.exp)
     same = ["--same-text", text] if text else []
     folder = os.path.join(args.exp, "shared")
@@ -100,7 +100,7 @@ def without_systems(args, systems, flags):
 
 
 def prepare_text(args, systems, flags):
-    """Set-up and text, once for all; every training finds them in its own folder."""
+    """Run set-up and text preparation once for all runs; each run links the result into its directory."""
     folder = os.path.join(args.exp, "shared")
     words = recipe_words(args, systems[0].arch, folder, 1, ["--stop-stage", "3"], flags[0])
     os.environ["RECIPE_OWNER"] = str(os.getpid())
@@ -110,7 +110,7 @@ def prepare_text(args, systems, flags):
 
 
 class locked:
-    """``with locked(folder) as held``: nobody else trains there; what inherits the descriptor ``held`` keeps it."""
+    """Context manager that locks *folder* and yields the descriptor; processes that inherit it hold the lock."""
 
     def __init__(self, folder):
         os.makedirs(folder, exist_ok=True)
@@ -127,7 +127,7 @@ def report(args, systems, runs):
     """Write table and picture."""
     rows = results.rows(systems, runs, args.bootstrap, args.exp)
     if not any(row["done"] or row["failed"] for row in rows):
-        raise UsageError(f"no training in {args.exp} has come to its end: there is nothing to put into a table")
+        raise UsageError(f"{args.exp} has no finished training run: train first, without --table-only")
     folder = args.tables or args.exp
     os.makedirs(folder, exist_ok=True)
     text = table.write(folder, rows, results.facts(rows))
@@ -136,7 +136,7 @@ def report(args, systems, runs):
     if args.depths:
         report_depth(folder, rows)
     if not any(row["done"] for row in rows):
-        print(f"-> {folder}: table.md, table.csv, table.json; no picture, since all have failed")
+        print(f"-> {folder}: table.md, table.csv, table.json; no picture, since all runs failed")
         return
     try:
         from . import picture
@@ -165,7 +165,7 @@ def report_depth(folder, rows):
 
 
 def tuner(args, base, work):
-    """What chooses the learning rates; *work* trains runs, or is None."""
+    """Return the search for learning rates; *work* trains runs, or is None."""
 
     def make(own, systems):
         remember = check_unchanged(systems, os.path.join(own.exp, "runs"), read_json, save_json)
@@ -182,12 +182,12 @@ def show_plan(args, systems, runs):
     for system in systems:
         print(f"  {system.label:{width}}  {system.text}")
     seeds = ", ".join(map(str, args.seeds))
-    left = f"{len(todo)} of {len(runs)} trainings left"
+    left = f"{len(todo)} of {len(runs)} runs left"
     print(f"{len(systems)} systems x seeds {seeds}, {args.updates:,} updates each: {left}", flush=True)
 
 
 def work(args):
-    """All of a comparison; returns the exit status."""
+    """Run a comparison, and return the exit status."""
     resolve(args)
     now = conditions(args)
     check_conditions(args.exp, now)
@@ -229,19 +229,19 @@ def work(args):
         report(args, systems, runs)
     if failed:
         raise Failed(
-            f"{len(failed)} of {len(runs)} trainings failed: {', '.join(failed)}; the same command tries again"
+            f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; the same command retries them"
         )
     return 0
 
 
 def save_json(path, value):
-    """Write an object, and make its folder."""
+    """Write an object to a file, and create its directory."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     write_json(path, value)
 
 
 def main(script, action, words):
-    """The exit status of the command."""
+    """Run the command and return its exit status."""
     try:
         options = Compare().parse(words)
         if options.help:
@@ -255,5 +255,5 @@ def main(script, action, words):
     except UsageError as problem:
         print(f"error: {problem.message}", file=sys.stderr)
         return FAILED if isinstance(problem, (Failed, tune.SearchFailed)) else 2
-    except SystemExit as end:  # of the recipe
+    except SystemExit as end:  # raised by the recipe
         return end.code

@@ -1,4 +1,4 @@
-"""The options of a comparison, and the values that "auto" stands for."""
+"""The options of a comparison and the resolution of "auto"."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from fairseq_deep.recipes.recipe import PRECISIONS
 
 from . import depth
 
-SIZE = "; auto: that of the size"
+SIZE = "; auto: as in the size"
 PASSED = ("max_tokens", "update_freq", "batch_tokens", "force_batch", "precision", "embeddings", "bpe_merges",
           "vocab_threshold", "max_words", "average", "beam", "lenpen", "gen_batch", "disk_gb")  # fmt: skip
-"""Options of the recipe that are passed on where they are given; their defaults are the recipe's and the size's."""
+"""Options that are passed to the recipe if given; the defaults depend on the recipe and on the size."""
 
 
 @dataclass
@@ -42,71 +42,69 @@ class Compare(Options):
 
     argument_name, argument_help = "SYSTEM", "NAME, 'NAME FLAGS' or 'LABEL=NAME FLAGS'"
 
-    dry_run: bool = option(False, SWITCH, "check everything, print what would be trained and change nothing")
-    table_only: bool = option(False, SWITCH, "train nothing: write table and picture of what is there")
-    systems: str = option("", FILE, "file with one system a line, after those of the command line")
-    seeds: str = option(
-        "1", TEXT, "random seeds, every system with each: 3 (that is 1, 2 and 3), or a list such as 4,7"
-    )
-    updates: int | str = option("auto", AUTO, f"updates of every training{SIZE}")
-    depths: str = option("", TEXT, "encoder layers of every system, such as 6,12,24; tests whether depth pays")
-    tune: str = option("none", one_of("none", "lr"), "lr: find the learning rate of each system first")
-    tune_updates: int | str = option("auto", AUTO_COUNT, "updates of that search; auto: half of --updates")
-    tune_seed: int = option(1000, WHOLE, "seed of that search; the final runs must not use it")
-    jobs: int = option(1, COUNT, "trainings at the same time")
-    exp: str = option("auto", FOLDER, "folder of the experiment; auto: exp/compare-CONF in the repository")
+    dry_run: bool = option(False, SWITCH, "check all options, print the plan and change nothing")
+    table_only: bool = option(False, SWITCH, "write table and picture of existing results without training")
+    systems: str = option("", FILE, "file with one system per line, in addition to the command line")
+    seeds: str = option("1", TEXT, "random seeds of all systems: a number such as 3 (seeds 1, 2 and 3), or a list such "
+                        "as 4,7")  # fmt: skip
+    updates: int | str = option("auto", AUTO, f"updates of all training runs{SIZE}")
+    depths: str = option("", TEXT, "encoder layers of all systems, such as 6,12,24; tests whether depth pays")
+    tune: str = option("none", one_of("none", "lr"), "lr: search the learning rate of each system first")
+    tune_updates: int | str = option("auto", AUTO_COUNT, "updates of the search; auto: half of --updates")
+    tune_seed: int = option(1000, WHOLE, "seed of the search; the final runs must not use it")
+    jobs: int = option(1, COUNT, "number of simultaneous training runs")
+    exp: str = option("auto", FOLDER, "directory of the experiment; auto: exp/compare-CONF in the repository")
     tables: str = option(
-        "", FOLDER, "folder for table and picture; none: that of the experiment, and the table is printed"
+        "", FOLDER, "directory for table and picture; none: the experiment's, and the table is printed"
     )
     conf: str = option("mini", one_of("mini", "base"), "size: mini (width 128, a CPU) or base (width 512, a GPU)")
-    width: int | str = option("auto", AUTO,
-                              f"width of all systems, feed-forward 4 x as wide{SIZE}; 0: their own")  # fmt: skip
-    heads: int | str = option("auto", AUTO, f"attention heads{SIZE}, or width / 32 with --width")
-    translate: bool = option(True, SWITCH, "translate and score the test set with each; false: compare losses only")
-    bootstrap: int = option(1000, WHOLE, "resamples of the paired bootstrap; 0: none")
-    data: str = option("", FOLDER, "folder with parallel text {train,valid,test}.{SRC,TGT}, plain or .gz")
+    width: int | str = option("auto", AUTO, f"width of all systems, with 4 x width in feed-forward layers{SIZE}; 0: "
+                              "the architecture's")  # fmt: skip
+    heads: int | str = option("auto", AUTO, f"number of attention heads{SIZE}, or width / 32 with --width")
+    translate: bool = option(True, SWITCH, "translate and score the test set; false: compare losses only")
+    bootstrap: int = option(1000, WHOLE, "resamples of the paired bootstrap; 0: no bootstrap")
+    data: str = option("", FOLDER, "directory with parallel text {train,valid,test}.{SRC,TGT}, plain or .gz")
     data_tar: str = option("", FILE, "Google's pre-processed wmt16_en_de.tar.gz")
-    demo: bool = option(False, SWITCH, "the small built-in corpus")
-    source_lang: str = option("en", TEXT, "language of the source")
-    target_lang: str = option("de", TEXT, "language of the target")
+    demo: bool = option(False, SWITCH, "use the small built-in corpus")
+    source_lang: str = option("en", TEXT, "source language")
+    target_lang: str = option("de", TEXT, "target language")
     ngpu: int | str = option(
-        "auto", AUTO, "GPUs of each training; 0: the CPU; auto: the visible ones, divided by --jobs"
+        "auto", AUTO, "GPUs per training run; 0: the CPU; auto: all visible GPUs, divided by --jobs"
     )
-    workers: int | str = option("auto", AUTO_COUNT, "processes for text work; auto: the number of cores")
+    workers: int | str = option("auto", AUTO_COUNT, "processes for text preparation; auto: the number of cores")
     max_tokens: int | str = option("auto", AUTO, f"tokens per device and step{SIZE}")
-    update_freq: int | str = option(
-        "auto", AUTO, "steps per update; auto: so that the tokens per update are the size's"
-    )
+    update_freq: int | str = option("auto", AUTO, "steps per update; auto: for the size's tokens per update")
     batch_tokens: int | str = option("auto", AUTO, f"tokens per update{SIZE}")
-    force_batch: bool = option(False, SWITCH, "accept other tokens per update than those of the size")
+    force_batch: bool = option(False, SWITCH, "accept another number of tokens per update than the size's")
     precision: str = option("fp32", PRECISIONS, "fp32, fp16, bf16 or amp")
     embeddings: str = option("all", one_of("all", "target"),
-                             "tables: one for all, or one of the source, one of target and output")  # fmt: skip
-    bpe_merges: int | str = option("auto", AUTO, f"merges of the joint BPE{SIZE}")
-    vocab_threshold: int = option(0, WHOLE, "sub-words seen fewer times become unknown")
-    max_words: int = option(250, COUNT, "longest training sentence in words")
-    average: int | str = option("auto", AUTO, f"last epochs to average{SIZE} (1: the last checkpoint alone)")
+                             "shared embeddings: source, target and output, or target and output")  # fmt: skip
+    bpe_merges: int | str = option("auto", AUTO, f"number of merges of the joint BPE{SIZE}")
+    vocab_threshold: int = option(0, WHOLE, "minimum frequency of sub-words in the vocabulary")
+    max_words: int = option(250, COUNT, "maximum length of training sentences in words")
+    average: int | str = option("auto", AUTO, f"number of last epochs to average{SIZE} (1: only the last checkpoint)")
     beam: int = option(4, COUNT, "beam width")
     lenpen: str = option("0.6", NUMBER, "length penalty")
     gen_batch: int = option(32, COUNT, "sentences per batch when translating")
-    disk_gb: int | str = option("auto", AUTO, f"free space asked for before the start, in GB{SIZE}")
+    disk_gb: int | str = option("auto", AUTO, f"required free disk space, in GB{SIZE}")
 
 
 # width, heads, updates, epochs to average
 SIZES = {"mini": (128, 4, 2000, 1), "base": (512, 8, 15000, 3)}
-# what makes no other experiment
+# options that may change within an experiment
 FREE = ("--data", "--data-tar", "--workers", "--force-batch", "--disk-gb", "--subsets")
 
 
 def check_options(options: Compare) -> None:
-    """Reject what needs no package to be seen."""
+    """Reject invalid options that can be detected without packages."""
     if not (options.data or options.data_tar or options.demo):
         langs = f"{options.source_lang},{options.target_lang}"
-        raise UsageError(f"--data is missing: a folder with {{train,valid,test}}.{{{langs}}}, plain or .gz (or --demo)")
+        raise UsageError(f"--data is missing: give a directory with {{train,valid,test}}.{{{langs}}}, plain or .gz (or "
+                         "--demo)")  # fmt: skip
 
 
 def resolve(options: Compare) -> None:
-    """Replace "auto" by what it stands for, and collect the words for the recipe."""
+    """Resolve "auto", and collect the words for the recipe."""
     if options.exp == "auto":
         options.exp = os.path.join(ROOT, "exp", f"compare-{options.conf}")
     options.exp = os.path.join(os.getcwd(), options.exp)
@@ -140,18 +138,18 @@ def resolve(options: Compare) -> None:
     if options.tune_updates == "auto":
         options.tune_updates = max(1, options.updates // 2)
     if options.tune != "none" and options.tune_seed in options.seeds:
-        raise UsageError(f"--tune-seed {options.tune_seed} is one of --seeds: choose another")
+        raise UsageError(f"--tune-seed {options.tune_seed} must not be in --seeds: choose another")
     each = max(1, options.devices // options.jobs) if options.devices else 0
     options.ngpu = each if options.ngpu == "auto" else options.ngpu
-    if not options.devices or not options.ngpu:  # the trainings that run at the same time share the cores
+    if not options.devices or not options.ngpu:  # simultaneous training runs share the cores
         recipes.share_cores(options.jobs)
 
 
 def conditions(args):
-    """What all systems of one folder have in common, as the user says it."""
+    """Return the options that all systems of one directory share."""
     pairs = dict(zip(args.recipe[::2], args.recipe[1::2]))
     known = {flag: value for flag, value in pairs.items() if flag not in FREE}
     known.update({"--updates": args.updates, "--width": args.width, "--heads": args.heads})
     if args.tune != "none":
         known.update({"--tune": args.tune, "--tune-updates": args.tune_updates, "--tune-seed": args.tune_seed})
-    return {**known, "the flags after the lone --": shlex.join(args.extra)}
+    return {**known, "the flags after the lone --": shlex.join(args.extra)}  # a key of conditions.json

@@ -1,4 +1,4 @@
-"""The picture of a comparison: the validation loss while the systems train, and BLEU against their size."""
+"""The picture of a comparison: validation loss during training, and BLEU against model size."""
 
 import statistics
 
@@ -8,11 +8,11 @@ from fairseq_deep.tools import figures
 
 STYLES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = "osv^DXP"
-MANY = 10  # systems; more are drawn one below the other
+MANY = 10  # with more systems, the right panel is a ranking
 
 
 def draw(rows, path):
-    """Draw the systems that have a result, each with a number that both panels and the list share."""
+    """Draw the systems that have results, with common numbers in both panels and the legend."""
     shown = [(number, row) for number, row in enumerate(rows, 1) if row["done"]]
     many = len(shown) > MANY
     figure = figures.new_figure(13 if many else 12, max(4.6, 1.2 + 0.23 * len(shown)))
@@ -27,7 +27,7 @@ def draw(rows, path):
     (_rank if many else _scatter)(right, shown_right, measure, name)
     for axes in (left, right):
         axes.grid(alpha=0.25)
-    figure.draw_without_rendering()  # the numbers go where the lines and points are in the end
+    figure.draw_without_rendering()  # the positions of numbers depend on the final layout
     _number_ends(left, shown)
     if not many:
         _number_points(right, shown_right, measure)
@@ -48,7 +48,7 @@ def _scatter(axes, shown, measure, name):
 
 
 def _rank(axes, shown, measure, name):
-    """One line for each system, the best on top: where many have nearly the same size."""
+    """Draw one row per system, best on top, since many systems have nearly the same size."""
     sign = 1 if measure == "bleu" else -1
     ranked = sorted(shown, key=lambda entry: sign * entry[1][measure]["mean"])
     for place, (number, row) in enumerate(ranked):
@@ -60,7 +60,7 @@ def _rank(axes, shown, measure, name):
 
 
 def _look(number):
-    """The first system in black; seven colours, which meet new line styles and markers as they come again."""
+    """Return the style of a system: the first is black; repeated colours have new line styles and markers."""
     colours = [figures.COLOURS[-1], *figures.COLOURS[:-1]]
     turn, index = divmod(number - 1, len(colours))
     style = {"color": colours[index], "linestyle": STYLES[turn % len(STYLES)]}
@@ -80,7 +80,7 @@ def _draw_curve(axes, number, row, look):
 
 
 def _scale_loss(axes, rows):
-    """Cut off the first, steep part: the differences are at the end."""
+    """Cut off the steep first part of the curves, since systems differ at the end."""
     starts = [max(curve.values()) for row in rows for curve in row["curve"].values()]
     ends = [min(curve.values()) for row in rows for curve in row["curve"].values()]
     low, high = min(ends), max(starts)
@@ -99,7 +99,7 @@ def _draw_point(axes, place, figure, look, direction):
 
 
 def _number_ends(axes, shown):
-    """Put each number beside the end of its curve, as near as the others allow."""
+    """Place each number next to the end of its curve, without overlap."""
     ends = []
     for number, row in shown:
         update, losses = _end(row)
@@ -117,7 +117,7 @@ def _number_ends(axes, shown):
 
 
 def _apart(places, gap):
-    """The sorted *places*, pushed apart until each is *gap* from the next."""
+    """Return the sorted *places*, moved apart until adjacent ones differ by *gap*."""
     places = list(places)
     for _ in range(1000):
         close = [k for k in range(len(places) - 1) if places[k + 1] - places[k] < gap - 0.1]
@@ -131,14 +131,14 @@ def _apart(places, gap):
 
 
 def _end(row):
-    """The last update that all seeds have, and the mean loss there."""
+    """Return the last update that all seeds have, and its mean loss."""
     curves = [row["curve"][seed] for seed in row["done"]]
     update = max(set.intersection(*map(set, curves)))
     return update, statistics.fmean(curve[update] for curve in curves)
 
 
 def _number_points(axes, shown, measure):
-    """Put each number beside its point, on the side where no other point or number is near."""
+    """Place each number next to its point, on the side with the most free space."""
     taken = [axes.transData.transform((row["parameters"], row[measure]["mean"])) for _, row in shown]
     places = [(11, 0), (-11, 0), (9, 11), (-9, 11), (9, -11), (-9, -11), (22, 0), (-22, 0), (20, 16), (-20, -16)]
     dots = axes.figure.dpi / 72

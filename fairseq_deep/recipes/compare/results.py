@@ -1,4 +1,4 @@
-"""What came out of the trainings of a comparison: figures of each seed, their spread, and the paired bootstrap."""
+"""Results of a comparison: values per seed, statistics over seeds, and the paired bootstrap."""
 
 import os
 import re
@@ -18,19 +18,19 @@ PATH = re.compile(r"\S*/\S*/\S*")  # a directory may be called nan
 
 
 def diverged(reason):
-    """Whether a training failed because of its method or its settings, and not because of the machine."""
+    """Return whether a run failed because of its method or settings, as opposed to the machine."""
     return bool(DIVERGED.search(PATH.sub("", reason)))
 
 
 def rows(systems, runs, resamples, folder=""):
-    """One record for each system; the first is what the others are compared with.
+    """Return one record per system; the first system is the baseline.
 
     Args:
-        folder: directory of the comparison, whose ``results.jsonl`` gets a line for each finished run
+        folder: directory of the comparison; a line per finished run is added to its ``results.jsonl``
 
     Returns:
-        for each system "done" and "failed" (its seeds), "seeds" (figures by seed), "curve" (loss by seed and update),
-        and for each of ``FIGURES`` mean, least, most and standard deviation
+        for each system "done" and "failed" (its seeds), "seeds" (values by seed), "curve" (loss by seed and update),
+        and for each of ``FIGURES`` mean, minimum, maximum and standard deviation
     """
     done = [run for run in runs if run.is_done()]
     lines = {run.folder: result_line(run.folder, run.system.label, run.system.text, run.seed) for run in done}
@@ -72,14 +72,14 @@ def _row(system, runs, lines):
 
 
 def equal_time(curves, steps):
-    """The losses at the time when the fastest of the systems had done all of its updates.
+    """Return the losses at the time when the fastest system finished.
 
     Args:
         curves: loss by system, seed and update
-        steps: seconds of an update by system; what has none is left out
+        steps: seconds per update by system; systems without a value are omitted
 
     Returns:
-        by system and seed; None where there was no validation yet
+        losses by system and seed; None before the first validation
     """
     timed = {system: seeds for system, seeds in curves.items() if steps.get(system)}
     end = min((steps[system] * max(curve) for system, seeds in timed.items() for curve in seeds.values()), default=0)
@@ -90,7 +90,7 @@ def equal_time(curves, steps):
 
 
 def loss_at(curve, updates):
-    """The loss after so many *updates*, between two validations on a straight line; None before the first."""
+    """Return the loss after *updates* updates, by linear interpolation; None before the first validation."""
     before = [update for update in curve if update <= updates]
     after = [update for update in curve if update >= updates]
     if not before or not after:
@@ -101,7 +101,7 @@ def loss_at(curve, updates):
 
 
 def bootstrap(found, resamples):
-    """The paired bootstrap between the first system and each other, seed by seed: adds "p" to the figures."""
+    """Run a paired bootstrap between the first system and each other, per seed, and add "p" to the values."""
     from sacrebleu.metrics import BLEU
 
     first = found[0]
@@ -118,7 +118,7 @@ def bootstrap(found, resamples):
 
 
 def facts(found):
-    """What should be the same everywhere: one value each, or all of them where it is not."""
+    """Return common properties of all runs; if runs differ, a property has all values."""
     figures = [row["seeds"][seed] for row in found for seed in row["done"]]
     shared = {}
     for name in (*FACTS, "signature", "bootstrap"):

@@ -1,4 +1,4 @@
-"""The systems of a comparison: from what the user wrote to architectures and flags that are known to work."""
+"""The systems of a comparison: parsing of the user's input, and checks of architectures and flags."""
 
 import argparse
 import logging
@@ -12,15 +12,15 @@ from fairseq_deep.core.registry import nearest
 from fairseq_deep.errors import UsageError
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}")
-# what a system may have of its own beside the flags of its model, its optimiser and its learning rate's schedule
+# options that may differ between systems, in addition to flags of the model, the optimizer and the scheduler
 OWN = {
     "lr", "lr_scheduler", "optimizer", "clip_norm", "on_divergence", "decoder_input_dim", "min_loss_scale",
     "rdrop_alpha",
-    # and what changes nothing that is learned
+    # options that do not change the trained model
     "fp16_init_scale", "fp16_scale_window", "fp16_scale_tolerance", "ddp_backend", "find_unused_parameters",
     "num_workers", "data_buffer_size", "empty_cache_freq", "tensorboard_logdir", "wandb_project",
 }  # fmt: skip
-# flags of models that change the data, or the table that all of them have
+# flags of models that change the data or the shared embeddings
 SHARED = {
     "share_all_embeddings", "share_decoder_input_output_embed", "max_source_positions", "max_target_positions", "help",
 }  # fmt: skip
@@ -28,16 +28,16 @@ SHARED = {
 
 @dataclass
 class System:
-    """One line of the table.
+    """One row of the table.
 
     Attributes:
-        label: its name in the table, and its folder
+        label: name in the table and of its directory
         arch: name of the architecture
-        flags: the flags of fairseq-train that the user gave it
-        sizes: those that give it the common width, found by ``check``
+        flags: flags of fairseq-train from the user
+        sizes: flags for the common width, set by ``check``
         ours: whether the architecture is one of this package
-        settings: what the model's flags come to, with today's presets, {option: value}, found by ``check``
-        line, depth: with ``--depths``, the label that the user gave, and the encoder layers
+        settings: {option of the model: value}, including current presets, set by ``check``
+        line, depth: with ``--depths``, the user's label and the number of encoder layers
         tuned: with ``--tune lr``, validation loss by learning rate
     """
 
@@ -57,7 +57,7 @@ class System:
 
 
 def read_systems(words, path):
-    """The systems of the command line and of the file *path*, in order."""
+    """Parse the systems of the command line and of the file *path*, in order."""
     lines = list(words)
     if path:
         try:
@@ -67,19 +67,19 @@ def read_systems(words, path):
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--systems {path} cannot be read: {error}") from error
     if not lines:
-        raise UsageError("no system to train: name architectures, as in: run.sh --data DIR prenorm_6l dlcl_6l")
+        raise UsageError("no system to train: give architectures, as in: run.sh --data DIR prenorm_6l dlcl_6l")
     known = _known_architectures()
     systems = [_parse(line, known) for line in lines]
     for index, system in enumerate(systems):
         if system.label in [other.label for other in systems[:index]]:
-            raise UsageError(f"{system.label} is there twice: name one of them otherwise, as in 'LABEL={system.text}'")
+            raise UsageError(f"{system.label} is given twice: rename one of them, as in 'LABEL={system.text}'")
     return systems
 
 
 def _known_architectures():
     from fairseq.models import ARCH_MODEL_REGISTRY
 
-    import fairseq_deep  # noqa: F401  # it registers its own
+    import fairseq_deep  # noqa: F401  # registers our architectures
 
     return ARCH_MODEL_REGISTRY
 
@@ -96,35 +96,35 @@ def _parse(line, known):
     if arch is None:
         full = name if name.startswith("transformer") else f"transformer_{name}"
         near = nearest(full, known) or nearest(name, known)
-        raise UsageError(f"there is no architecture '{name}'{near}: fairseq-deep archs lists them")
+        raise UsageError(f"unknown architecture '{name}'{near}: see fairseq-deep archs")
     short = arch[len("transformer_") :] if arch.startswith("transformer_") else arch
     if not equals:
         label = re.sub(r"[^A-Za-z0-9._+-]+", "_", "_".join([short, *(word.lstrip("-") for word in words[1:])]))
     if not LABEL.fullmatch(label):
         raise UsageError(f"'{label}' cannot name a system: use up to 60 letters, digits and . _ + -, as in 'X={arch}'")
     if len(words) > 1 and not words[1].startswith("-"):
-        raise UsageError(f"'{line}': '{words[1]}' is no flag; put each system in quotes of its own")
+        raise UsageError(f"'{line}': '{words[1]}' is not a flag; put each system in separate quotes")
     return System(label, arch, words[1:])
 
 
 def check(systems, command, width):
-    """Parse the flags of all systems as fairseq-train does, and build each model without memory.
+    """Parse the flags of all systems like fairseq-train, and build each model without memory.
 
     Args:
-        systems: their ``sizes`` and ``ours`` are set
-        command: the command that trains any of them, without flags of a system
-        width: of all, or 0 for each architecture's own
+        systems: the systems; their ``sizes`` and ``ours`` are set
+        command: training command without flags of a system
+        width: common width, or 0 for each architecture's own
 
     Raises:
-        UsageError: the first thing that is wrong, with the name of the system
+        UsageError: with the first problem and the name of the system
     """
     import fairseq_deep
 
-    for name in ("fairseq", "fairseq_deep"):  # what a model logs when it is built, it logs again when it is trained
+    for name in ("fairseq", "fairseq_deep"):  # models log the same messages again when they are trained
         logging.getLogger(name).setLevel(logging.WARNING)
     package = set(fairseq_deep.list_archs())
     words = command[command.index("fairseq-train") + 1 :]
-    if "--user-dir" in words:  # fairseq takes one package from one place; the same code is installed in another
+    if "--user-dir" in words:  # fairseq rejects a second copy of a package, and this one is already imported
         words[words.index("--user-dir") + 1] = os.path.dirname(fairseq_deep.__file__)
     for system in systems:
         system.ours = system.arch in package
@@ -137,7 +137,7 @@ def check(systems, command, width):
 
 def _check_one(system, base, width):
     problem = None
-    # which stacks have feed-forward sub-layers, the models say: they refuse its width where there is none
+    # models reject a feed-forward width for stacks without feed-forward sub-layers
     for sides in (("encoder", "decoder"), ("encoder",), ("decoder",), ()) if width else ((),):
         sizes = [word for side in sides for word in (f"--{side}-ffn-embed-dim", str(4 * width))]
         try:
@@ -157,7 +157,8 @@ def _model_settings(arch, args):
 
     parser = argparse.ArgumentParser()
     ARCH_MODEL_REGISTRY[arch].add_args(parser)
-    names = {action.dest for action in parser._actions} - {"help", "log_depth_interval"}  # that goes with the updates
+    # log_depth_interval depends on the number of updates
+    names = {action.dest for action in parser._actions} - {"help", "log_depth_interval"}
     return {name: getattr(args, name) for name in sorted(names) if hasattr(args, name)}
 
 
@@ -178,7 +179,7 @@ def _parse_flags(words):
 
 
 def _own_names(args):
-    """The options that the parts of the training that may be a system's own take."""
+    """Return the options of model, optimizer and scheduler, which may differ between systems."""
     from fairseq.models import ARCH_MODEL_REGISTRY
     from fairseq.registry import REGISTRIES
 
@@ -195,11 +196,11 @@ def _check_equal(shared, own):
     for name in sorted(names):
         if getattr(shared, name, None) != getattr(own, name, None):
             flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} must be the same for all systems: take it out of this one")
+            raise UsageError(f"{flag} must be the same for all systems: omit it in this one")
 
 
 def _build(system, args):
-    """Build the model where that costs nothing; fairseq's own models are taken on trust."""
+    """Build a model of this package without memory; fairseq's own models are not checked."""
     if not system.ours:
         return
     from fairseq.data import Dictionary
@@ -214,9 +215,9 @@ def _build(system, args):
 
 
 def check_unchanged(systems, folder, load, save):
-    """Refuse a label that stands for another system in *folder*, or whose presets were others; remember the new ones.
+    """Reject a label of another system in *folder*, or changed presets; return a function that saves new systems.
 
-    Options that one of the two versions of the package does not know are not compared.
+    Options that exist in only one version of the package are not compared.
     """
     fresh = []
     for system in systems:
@@ -227,12 +228,12 @@ def check_unchanged(systems, folder, load, save):
                 f"{system.label} was '{old['system']}' in {folder}, now it is '{system.text}': give it another name"
                 f" ('LABEL={system.text}'), or use another --exp"
             )
-        before = old.get("settings", {})  # folders of older versions do not have them
+        before = old.get("settings", {})  # missing in directories of older versions
         for name in sorted(before.keys() & system.settings.keys()):
             if before[name] != system.settings[name]:
                 raise UsageError(
-                    f"{system.label} in {folder} has {name} {before[name]}, which '{system.text}' presets to"
-                    f" {system.settings[name]} today: use another --exp"
+                    f"{system.label} in {folder} has {name} {before[name]}, but '{system.text}' now presets"
+                    f" {system.settings[name]}: use another --exp"
                 )
         fresh += [] if old else [(path, now)]
     return lambda: [save(path, note) for path, note in fresh]

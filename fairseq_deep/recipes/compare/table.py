@@ -23,11 +23,11 @@ COLUMNS = (
     ("between, encoder", "between_encoder", ".2g"),
     ("decoder", "between_decoder", ".2g"),
 )
-SPREAD = ("valid_loss", "bleu", "difference")  # the others have their mean alone
+SPREAD = ("valid_loss", "bleu", "difference")  # shown with minimum and maximum
 
 
 def write(folder, rows, facts):
-    """Write the three files; return the text of the first."""
+    """Write the three files, and return the text of the first."""
     text = f"{_lay_out(rows)}\n\n{_notes(rows, facts)}\n"
     write_text(os.path.join(folder, "table.md"), text)
     write_text(os.path.join(folder, "table.csv"), _csv(rows))
@@ -45,7 +45,7 @@ def _lay_out(rows):
 
 
 def markdown(cells, left):
-    """A table of texts, its head first; the columns whose index is in *left* are aligned to the left."""
+    """Format a Markdown table from rows of strings, header first; columns with an index in *left* are left-aligned."""
     widths = [max(map(len, column)) for column in zip(*cells)]
     rule = ["-" * width if index in left else "-" * (width - 1) + ":" for index, width in enumerate(widths)]
     lines = []
@@ -66,14 +66,14 @@ def _cells(row, columns):
 
 
 def seeds(row):
-    """How many have come to their end, of how many, and how many failed."""
+    """Describe the numbers of finished, wanted and failed seeds."""
     done, wanted = len(row["done"]), len(row["wanted"])
     text = str(done) if done == wanted else f"{done} of {wanted}"
     return f"{text} ({len(row['failed'])} FAILED)" if row["failed"] else text
 
 
 def show(value, form, with_spread):
-    """A figure with its spread over the seeds, or its mean alone."""
+    """Format a mean, with minimum and maximum over seeds if *with_spread*."""
     if value is None:
         return "-"
     mean = format(value["mean"], form)
@@ -84,17 +84,17 @@ def show(value, form, with_spread):
 
 def _notes(rows, facts):
     low = [row["bleu"]["mean"] for row in rows if row["bleu"]]
-    weak = " Below a BLEU of 1, difference and p say nothing: see the loss." if min(low, default=1) < 1 else ""
+    weak = " Below a BLEU of 1, difference and p are not meaningful: see the loss." if min(low, default=1) < 1 else ""
     wanted = sorted({seed for row in rows for seed in row["wanted"]})
     lines = [
         f"{facts['updates']} updates of {facts['tokens_per_update']} tokens, seeds {', '.join(map(str, wanted))}, "
         f"{facts['precision']}, {facts['devices']} ({facts['hardware']}), commit {facts['commit']}, {facts['date']}",
-        "Mean over seeds [least, most]. valid loss: the best on the validation set; at equal time: when the fastest "
-        f"was done, by updates and steps; difference: BLEU less that of {rows[0]['system']} with the same seed; p: "
-        "paired bootstrap against it; source gain: by how many nats a sub-word the loss rises with another sentence's "
-        "source (0: ignored); step, decoding: as they ran, beside the others; gradient: norm of the first layer over "
-        "that of the last, median over the training; between: share of the last layer's variance between positions."
-        + weak,
+        "Mean over seeds [minimum, maximum]. valid loss: best loss on the validation set; at equal time: loss at the "
+        f"end of the fastest system, from updates and steps; difference: BLEU minus BLEU of {rows[0]['system']} with "
+        "the same seed; p: paired bootstrap against it; source gain: increase of the loss with another sentence's "
+        "source, in nats per sub-word (0: source ignored); step, decoding: measured during the runs, next to other "
+        "runs; gradient: ratio of the gradient norms of first and last layer, median over training; between: share of "
+        "the last layer's variance between positions." + weak,
         f"BLEU: {facts['signature'] or '-'}" + (f"; bootstrap: {facts['bootstrap']}" if facts["bootstrap"] else ""),
     ]
     lines += [f"{row['system']}: {row['command']}" for row in rows]
@@ -102,11 +102,11 @@ def _notes(rows, facts):
         f"FAILED: {row['system']}, seed {seed}: {reason}" for row in rows for seed, reason in row["failed"].items()
     ]
     lines += [
-        f"{row['system']}: best of the learning rates (valid loss) " + ", ".join(f"{r} ({loss:.3f})" for r, loss in
+        f"{row['system']}: learning rates (valid loss) " + ", ".join(f"{r} ({loss:.3f})" for r, loss in
                                                                                row["tuned"].items())
         for row in rows if row["tuned"]
     ]  # fmt: skip
-    if not facts["updates"]:  # all have failed
+    if not facts["updates"]:  # all runs failed
         lines[0] = f"seeds {', '.join(map(str, wanted))}"
     return "\n\n".join([*lines[:3], "\n".join(f"- {line}" for line in lines[3:])])
 

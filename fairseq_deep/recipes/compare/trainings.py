@@ -1,4 +1,4 @@
-"""All trainings of a comparison, some at a time: what is done, what is left, and how long that takes."""
+"""Execution of a comparison's training runs, some at a time, with progress and time estimates."""
 
 import hashlib
 import json
@@ -23,23 +23,23 @@ from fairseq_deep.tools import write_text
 MAIN = os.path.join(ROOT, "fairseq_deep", "recipes", "__main__.py")
 SCRIPT = os.path.join(EXAMPLES, "compare", "one.sh")
 UPDATE = re.compile(r"^  epoch +\d+  update +(\d+) ")
-# what does not change the result of a training that is done
+# options that do not change the result of a finished run
 IDLE = ("--data", "--data-tar", "--workers", "--force-batch", "--disk-gb", "--ngpu", "--exp")
-EVERY = 30  # seconds between two lines of progress
+EVERY = 30  # interval of progress lines, in seconds
 
 
 def recipe_program(words):
-    """The command of a recipe with these words."""
+    """Return the command of a recipe with *words*."""
     return [sys.executable, MAIN, "recipe/compare", SCRIPT, "run", *words]
 
 
 class Run:
-    """One system with one seed, in a folder of the recipe.
+    """One system with one seed, in its own directory.
 
     Attributes:
-        begun: when it was started, or None
-        first, last: time and updates of its first and its last sign of life
-        limit: updates that it takes
+        begun: start time, or None
+        first, last: time and update of the first and last progress line
+        limit: total number of updates
     """
 
     def __init__(self, system, seed, folder, command):
@@ -54,18 +54,18 @@ class Run:
 
     @property
     def failure(self):
-        """The file that says why it failed."""
+        """The file with the reason of a failure."""
         return os.path.join(self.folder, "failure.txt")
 
     def reason(self):
-        """Why it failed; empty if it did not."""
+        """Return the reason of a failure; empty if the run did not fail."""
         if not os.path.exists(self.failure):
             return ""
         with open(self.failure, encoding="utf-8") as stream:
             return stream.read().strip()
 
     def key(self):
-        """A sum over the command that matters, so that a training under other settings counts as not done."""
+        """Return a hash of the settings that affect the result; runs with other settings are not done."""
         words, kept = iter(self.command), []
         for word in words:
             if word in IDLE:
@@ -75,7 +75,7 @@ class Run:
         return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
 
     def finished(self):
-        """What was noted at its end; empty if it has not come to its end with this command."""
+        """Return the note of :meth:`finish`; empty if the run is not finished with this command."""
         note = read_json(os.path.join(self.folder, "finished.json"))
         whole = os.path.exists(os.path.join(self.folder, "RESULT.json"))
         return note if whole and note.get("key") == self.key() else {}
@@ -87,7 +87,7 @@ class Run:
         return os.path.exists(os.path.join(self.folder, "checkpoints", "checkpoint_last.pt"))
 
     def diagnose(self, environment):
-        """Measure the streams and the worth of the source of the last checkpoint, in validation data, unless done."""
+        """Run ``fairseq-deep diagnose`` on the last checkpoint and the validation data, unless done."""
         output = os.path.join(self.folder, "diagnose.json")
         if not self.system.ours or os.path.exists(output) and not self.begun:
             return
@@ -95,12 +95,12 @@ class Run:
         words += ["--path", os.path.join(self.folder, "checkpoints", "checkpoint_last.pt")]
         words += ["--json", output, "--cpu"]
         if os.path.exists(output):
-            os.remove(output)  # what is there is of an older model
+            os.remove(output)  # results of an older checkpoint
         with open(os.path.join(self.folder, "logs", "diagnose.log"), "w") as log:
             subprocess.run(words, stdout=log, stderr=log, env=environment)
 
     def finish(self, seconds):
-        """Note the end, and delete the checkpoints that nothing will need: more updates may average those of epochs."""
+        """Record the end, and delete checkpoints that are not required to average or to resume with more updates."""
         folder = os.path.join(self.folder, "checkpoints")
         averages = "--average" in self.command and self.command[self.command.index("--average") + 1] != "1"
         needed = re.compile(r"checkpoint(_last|\d+)\.pt" if averages else r"checkpoint_last\.pt")
@@ -112,15 +112,15 @@ class Run:
 
 
 class Trainings:
-    """The queue.
+    """The queue of training runs.
 
     Args:
-        runs: in order; those that are done are skipped
-        jobs: how many train at the same time
-        gpus: of each training
+        runs: runs in order; finished ones are skipped
+        jobs: number of simultaneous runs
+        gpus: GPUs per run
         devices: GPUs of the machine
-        lock: open file that every training inherits
-        shared: folder with the common text
+        lock: open file that all runs inherit
+        shared: directory with the common text
     """
 
     def __init__(self, runs, jobs, gpus, devices, lock, shared):
@@ -136,15 +136,15 @@ class Trainings:
             self.slots.put(",".join(own))
 
     def work(self):
-        """Train what is left; return the names of those that failed.
+        """Train the unfinished runs, and return the names of failed runs.
 
         Raises:
-            Stopped: by Ctrl-C or SIGTERM, after everything that was started has ended
+            Stopped: after Ctrl-C or SIGTERM, when all child processes have ended
         """
         todo = [run for run in self.runs if not run.is_done()]
         for run in self.runs:
             if run.is_done():
-                run.diagnose(os.environ)  # if that was missed
+                run.diagnose(os.environ)  # an interruption may have skipped this
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             with self.display:
@@ -153,14 +153,14 @@ class Trainings:
             for number, handler in before.items():
                 signal.signal(number, handler)
         if self.stopping:
-            raise Stopped("stopped; to go on, give the same command again")
+            raise Stopped("stopped; to resume, run the same command again")
         return [run.name for run in self.runs if run in self.failed]
 
     def _work_off(self, todo):
         with ThreadPoolExecutor(self.jobs) as pool:
-            waiting = {pool.submit(self._train, run) for run in todo}
-            while waiting:
-                done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+            futures = {pool.submit(self._train, run) for run in todo}
+            while futures:
+                done, futures = wait(futures, timeout=0.5, return_when=FIRST_COMPLETED)
                 for future in done:
                     future.result()
                 self._look_after_children()
@@ -171,7 +171,7 @@ class Trainings:
         self.stopping = True
 
     def _look_after_children(self):
-        """Let what has ended be gone, since its own children wait for that; end the others if the user says so."""
+        """Reap ended processes, since their children check for this; after a user's signal, terminate the others."""
         with self.guard:
             for child in self.children.values():
                 if child.poll() is None and self.stopping and child not in self.told:
@@ -191,7 +191,7 @@ class Trainings:
         run.begun = time.time()
         if os.path.exists(run.failure):
             os.remove(run.failure)
-        again = " (goes on)" if run.has_checkpoint() else ""
+        again = " (resumed)" if run.has_checkpoint() else ""
         self.display.print(f"{run.name}: started{again}")
         environment = {**os.environ, "RECIPE_OWNER": str(os.getpid())}
         if devices:
@@ -227,7 +227,7 @@ class Trainings:
 
     @staticmethod
     def _follow(run, lines):
-        """Keep what the recipe says, and watch the updates; return the last error."""
+        """Log the recipe's output, track updates, and return the last error."""
         problem = None
         with open(os.path.join(run.folder, "recipe.log"), "a", encoding="utf-8") as log:
             for line in lines:
@@ -261,16 +261,16 @@ class Trainings:
         return None if total is None else total / self.jobs
 
     def _left(self):
-        """How many trainings are left, and for how long."""
+        """Describe the number of unfinished runs and their estimated time."""
         todo, seconds = self._todo(), self._seconds()
         if not todo:
             return "all done"
         guess = "" if seconds is None else f", about {clock(seconds)}"
-        return f"left: {len(todo)} of {len(self.runs)} trainings{guess}"
+        return f"left: {len(todo)} of {len(self.runs)} runs{guess}"
 
 
 def estimate(runs, todo):
-    """Seconds of work in *todo*, from the same systems with other seeds, else from the mean of what is known."""
+    """Estimate the seconds for *todo* from other seeds of the same system, otherwise from the mean of all runs."""
     known, pace = {}, []
     for run in runs:
         seconds = run.finished().get("seconds")
@@ -285,5 +285,5 @@ def estimate(runs, todo):
     for run in todo:
         guesses = known.get(run.system.label, pace)
         guess, spent = sum(guesses) / len(guesses), time.time() - run.begun if run.begun else 0.0
-        total += max(guess - spent, guess / 20)  # what takes longer than it should is not at its end
+        total += max(guess - spent, guess / 20)  # a run beyond its estimate is not finished yet
     return total

@@ -1,7 +1,7 @@
-"""``compare --tune lr``: a learning rate for each system, by validation loss, before the runs that count.
+"""``compare --tune lr``: search for the learning rate of each system by validation loss, before the final runs.
 
 Each system is trained with half, once and twice its learning rate, with a seed that the final runs do not use. If the
-best rate is at an edge of the grid, the grid grows on that side. The final runs take the best rate.
+best rate is at an edge of the grid, the grid is extended on that side. The final runs use the best rate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .systems import System
 STEP = 2.0
 """Ratio of two neighbouring rates."""
 EXTENSIONS = 3
-"""Most rates that are added to the first three of a system."""
+"""Maximum number of rates in addition to the first three of a system."""
 
 
 class SearchFailed(UsageError):
@@ -35,10 +35,10 @@ class Tuner:
     """Chooses the learning rates of a comparison.
 
     Args:
-        args: options of the comparison, resolved
-        plan: makes the runs of systems: ``plan(args, systems)``
-        work: trains runs; None to use only what has been trained
-        default: learning rate of a system without a rate of its own
+        args: resolved options of the comparison
+        plan: creates the runs of systems: ``plan(args, systems)``
+        work: trains runs; None to use only existing runs
+        default: learning rate of a system without its own rate
     """
 
     def __init__(self, args: Any, plan: Any, work: Any, default: float):
@@ -49,10 +49,10 @@ class Tuner:
         self.args.recipe = [*args.recipe, *(["--subsets", "none"] if args.translate else [])]
 
     def choose(self, systems: list[System]) -> list[System]:
-        """Return *systems* with their best rates; ``tuned`` of each is the loss by rate.
+        """Return *systems* with their best rates; their ``tuned`` is the loss by rate.
 
         Raises:
-            UsageError: no rate trains a system
+            UsageError: all rates of a system diverge
         """
         losses: dict[str, dict[float, float]] = {system.label: {} for system in systems}
         todo = {system.label: self.first_rates(system) for system in systems}
@@ -66,13 +66,13 @@ class Tuner:
         return [self.chosen(system, losses[system.label]) for system in systems]
 
     def first_rates(self, system: System) -> list[float]:
-        """Half, once and twice the rate that the system has."""
+        """Return half, once and twice the system's rate."""
         own = value_of(system.flags, "--lr")
         middle = float(own) if own else self.default
         return [middle / STEP, middle, middle * STEP]
 
     def candidate(self, system: System, rate: float) -> System:
-        """The system with another rate, under a label of its own."""
+        """Return the system with another rate, under its own label."""
         return replace(system, label=f"{system.label}-lr{rate:g}", flags=with_rate(system.flags, rate))
 
     def measure(self, candidates: list[System]) -> dict[str, float]:
@@ -89,7 +89,7 @@ class Tuner:
                 count = f"{len(failed)} of {len(runs)}"
                 raise SearchFailed(
                     f"{count} runs of the search for learning rates failed: {', '.join(failed)}; the same command "
-                    "tries again"
+                    "retries them"
                 )
         lines = {
             run.system.label: result_line(run.folder, run.system.label, run.system.text, run.seed)
@@ -103,27 +103,27 @@ class Tuner:
         return {each.label: finite(found.get(each.label, math.inf)) for each in candidates}
 
     def chosen(self, system: System, losses: dict[float, float]) -> System:
-        """The system with the rate of the least loss."""
+        """Return the system with the rate of the lowest loss."""
         best = min(losses, key=lambda rate: losses[rate])
         if losses[best] == math.inf:
             rates = ", ".join(f"{rate:g}" for rate in sorted(losses))
-            raise UsageError(f"{system.label} trains with none of the learning rates {rates}: give it another --lr")
+            raise UsageError(f"{system.label} diverges with all learning rates ({rates}): give it another --lr")
         return replace(system, flags=with_rate(system.flags, best), tuned=dict(sorted(losses.items())))
 
 
 def with_rate(flags: list[str], rate: float) -> list[str]:
-    """*flags* with this learning rate in place of their own."""
+    """Return *flags* with the learning rate replaced by *rate*."""
     kept, _ = without_options(flags, "lr")
     return [*kept, "--lr", f"{rate:g}"]
 
 
 def finite(loss: float) -> float:
-    """The loss; infinite if it is not a number."""
+    """Return the loss, or infinity if it is NaN."""
     return math.inf if math.isnan(loss) else loss
 
 
 def following(losses: dict[float, float]) -> list[float]:
-    """The rate to try next: beyond the best one if that is at an edge of the grid; none otherwise."""
+    """Return the rate to try next, beyond the best one if it is at an edge of the grid; otherwise none."""
     best = min(losses, key=lambda rate: losses[rate])
     if len(losses) >= 3 + EXTENSIONS or losses[best] == math.inf and len(losses) > 3:
         return []
@@ -133,6 +133,6 @@ def following(losses: dict[float, float]) -> list[float]:
 
 
 def describe(system: System) -> str:
-    """The rates of a system with their losses, in one line."""
+    """Format the rates of a system with their losses."""
     tried = ", ".join(f"{rate:g}: {loss:.3f}" for rate, loss in system.tuned.items())
     return f"{system.label}: learning rate {value_of(system.flags, '--lr')} (valid loss by rate {tried})"

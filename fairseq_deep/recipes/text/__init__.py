@@ -1,1 +1,1 @@
-"""The text of an experiment: fetched, rebuilt, checked, and cut into sub-words."""
+"""Text of an experiment: download, reconstruction, checks, and sub-word segmentation."""

@@ -1,8 +1,8 @@
-"""Check a folder of parallel text and copy it, one clean sentence a line.
+"""Checks a directory of parallel text and copies it with one normalised sentence per line.
 
-Training and validation pairs with an empty side are dropped; test lines are all kept, in order.  White space of any
-kind becomes one blank, so that no reader splits a line where another does not.  Beside test there may be further test
-sets, test1, test2 and so on, and beside test.TARGET further references, test.TARGET.ref1, test.TARGET.ref2 and so on.
+Training and validation pairs with an empty side are dropped, but test sets keep all lines. Each run of white space
+becomes one blank, so all readers split the text into the same lines. Further test sets are called test1, test2 and so
+on, and further references test.TARGET.ref1, test.TARGET.ref2 and so on.
 """
 
 import gzip
@@ -28,8 +28,8 @@ def find_text(folder, name):
 
 
 def decode_lines(stream, name):
-    """Yield the lines of a UTF-8 text; ``name`` is for messages."""
-    number, encoding = 0, "utf-8-sig"  # which knows the byte order mark that some editors put before the first word
+    """Yield the lines of a UTF-8 text; ``name`` is used in messages."""
+    number, encoding = 0, "utf-8-sig"  # removes the byte order mark that some editors write
     while True:
         try:
             line = stream.readline()
@@ -40,31 +40,31 @@ def decode_lines(stream, name):
         except UnicodeDecodeError:
             raise UsageError(f"{name}, line {number}: not UTF-8; convert the file with iconv") from None
         except (EOFError, OSError, zlib.error) as problem:
-            raise UsageError(f"{name} cannot be read after line {number}: {problem}; get the file again") from None
+            raise UsageError(f"{name} cannot be read after line {number}: {problem}; copy the file again") from None
         yield text
         encoding = "utf-8"
 
 
 def read_lines(path):
-    """Yield the lines of a UTF-8 text, plain or gzip, with every run of white space made one blank."""
+    """Yield the lines of a UTF-8 text, plain or gzip; each run of white space becomes one blank."""
     with (gzip.open if path.endswith(".gz") else open)(path, "rb") as stream:
         for line in decode_lines(stream, path):
             yield " ".join(line.split())
 
 
 def find_splits(folder, lang):
-    """Return the names of the sets in ``folder``: train, valid, test and, where they are, test1, test2 and so on."""
+    """Return the names of the sets in ``folder``: train, valid, test and, if they exist, test1, test2 and so on."""
     pattern = re.compile(rf"test([1-9]\d*)\.{re.escape(lang)}(\.gz)?")
     found = sorted({int(match[1]) for match in map(pattern.fullmatch, os.listdir(folder)) if match})
     if found != list(range(1, len(found) + 1)):
         raise UsageError(
-            f"{folder} has test{found[-1]}.{lang} with a gap before it: the test sets are test, test1, test2 and so on"
+            f"{folder} has test{found[-1]}.{lang} after a gap: number the test sets test, test1, test2 and so on"
         )
     return (*SPLITS, *(f"test{number}" for number in found))
 
 
 class PairWriter:
-    """Writes pairs of lines to two files, and counts them."""
+    """Writes pairs of lines to two files and counts them."""
 
     def __init__(self, paths):
         self.files, self.count = [open(path, "w", encoding="utf-8") for path in paths], 0
@@ -103,7 +103,7 @@ def copy_pairs(paths, targets, keep_empty):
                 dropped += 1
     if counts[0] != counts[1]:
         raise UsageError(
-            f"{paths[0]} has {counts[0]} lines but {paths[1]} has {counts[1]}: line n of both must be a pair"
+            f"{paths[0]} has {counts[0]} lines but {paths[1]} has {counts[1]}: give files of equal length"
         )
     return writer.count, dropped
 
@@ -117,7 +117,7 @@ def checksum(path, kind="sha256"):
 
 
 class replaced_folder:
-    """``with replaced_folder(out) as tmp``: fill ``tmp``, which becomes ``out`` only if nothing went wrong."""
+    """Context manager that yields a temporary directory and renames it to ``out`` if no exception occurs."""
 
     def __init__(self, out):
         self.out, self.tmp = out, out + ".new"
@@ -136,7 +136,7 @@ class replaced_folder:
 
 
 def find_references(data, split, lang):
-    """Return the names, without .gz, of the further references of a test set; the first is test.LANG itself."""
+    """Return the names, without .gz, of further references of a test set; test.LANG is the first reference."""
     pattern = re.compile(rf"{split}\.{re.escape(lang)}\.ref(\d+)(\.gz)?")
     found = {match[1] for match in map(pattern.fullmatch, os.listdir(data)) if match}
     wanted = [str(number) for number in range(1, len(found) + 1)]
@@ -144,13 +144,13 @@ def find_references(data, split, lang):
     if odd:
         path = os.path.join(data, f"{split}.{lang}.ref{odd[0]}")
         raise UsageError(
-            f"{path}: the first reference is {split}.{lang}, then come {split}.{lang}.ref1 and so on without a gap"
+            f"{path}: number the references {split}.{lang}, {split}.{lang}.ref1, {split}.{lang}.ref2 and so on"
         )
     return [f"{split}.{lang}.ref{number}" for number in wanted]
 
 
 def copy_references(data, out, split, lang, sentences):
-    """Copy the further references of a test set; return their names."""
+    """Copy the further references of a test set, and return their names."""
     names = find_references(data, split, lang)
     for name in names:
         path, count = find_text(data, name), 0
@@ -160,21 +160,21 @@ def copy_references(data, out, split, lang, sentences):
                 count += 1
         if count != sentences:
             raise UsageError(
-                f"{path} has {count} lines, but the {split} set {sentences}: it needs one for each sentence"
+                f"{path} has {count} lines, but the {split} set {sentences}: give one line per sentence"
             )
     return names
 
 
 def describe(folder, langs, counts, route, references=None):
-    """Write ``data.json`` (route, pairs, checksums) into ``folder`` and print the counts."""
+    """Write ``data.json`` (route, pairs, checksums) to ``folder`` and print the counts."""
     sets = {}
     for split, (written, dropped) in counts.items():
         sums = {lang: checksum(os.path.join(folder, f"{split}.{lang}")) for lang in langs}
         sets[split] = {"pairs": written, "dropped": dropped, "sha256": sums}
-        note = f"  ({dropped:,} with an empty side dropped)" if dropped else ""
+        note = f"  (dropped {dropped:,} with an empty side)" if dropped else ""
         print(f"  {split:5} {written:>9,} pairs{note}")
     for split, names in (references or {}).items():
-        print(f"  {split:9} {len(names) + 1} references for each sentence")
+        print(f"  {split:9} {len(names) + 1} references per sentence")
         sets[split]["references"] = {name: checksum(os.path.join(folder, name)) for name in names}
     with open(os.path.join(folder, "data.json"), "w", encoding="utf-8") as stream:
         json.dump({"route": route, "sets": sets}, stream, indent=1)
@@ -189,7 +189,7 @@ def copy_corpus(data, out, langs, route):
             test = split.startswith("test")
             counts[split] = copy_pairs(paths, targets, keep_empty=test)
             if not counts[split][0]:
-                raise UsageError(f"{paths[0]} and {paths[1]} hold no sentence pair: {split} data is needed")
+                raise UsageError(f"{paths[0]} and {paths[1]} have no sentence pairs: give a {split} set")
             names = copy_references(data, tmp, split, langs[1], counts[split][0]) if test else []
             references.update({split: names} if names else {})
         same = refuse_one_text(tmp, langs, data)
@@ -198,7 +198,7 @@ def copy_corpus(data, out, langs, route):
 
 
 def refuse_one_text(folder, langs, data):
-    """Two files with one text are one file under two names; returns the share of such pairs by split."""
+    """Reject a set with the same text on both sides, and return the share of identical pairs per set."""
     shares = {}
     for split in find_splits(folder, langs[0]):
         pairs = zip(*(read_lines(os.path.join(folder, f"{split}.{lang}")) for lang in langs))
@@ -206,13 +206,13 @@ def refuse_one_text(folder, langs, data):
         shares[split] = sum(equal) / len(equal)
         if all(equal) and len(equal) > 1:
             raise UsageError(
-                f"{data}: {split}.{langs[0]} and {split}.{langs[1]} hold the same text: one of them is the wrong file"
+                f"{data}: {split}.{langs[0]} and {split}.{langs[1]} have the same text: replace the wrong file"
             )
     return shares
 
 
 def print_notes(folder, langs, same):
-    """Say what makes a score mean less than it seems: copied sides, and test sentences that were trained on."""
+    """Print notes on data that make scores less meaningful: identical sides, and test sources in the training set."""
     if same["train"] >= 0.01:
         print(f"  note: {100 * same['train']:.0f} % of the training pairs have the same text on both sides")
     splits = find_splits(folder, langs[0])
@@ -223,47 +223,47 @@ def print_notes(folder, langs, same):
     for split, sources in held_out.items():
         count = sum(line in seen for line in sources)
         if count:
-            print(f"  note: {count:,} of {len(sources):,} {split} sources are training sources, too")
+            print(f"  note: {count:,} of {len(sources):,} {split} sources are also training sources")
 
 
 def check_folder(plan):
-    """Reject a folder of ``--data`` that lacks a text, or is where the experiment keeps its own copy."""
+    """Reject a ``--data`` directory that lacks a text, or is the experiment's own copy of the text."""
     options, data = plan.options, plan.options.data
     if options.multilingual:
         if not os.path.isdir(os.path.join(data, "supervised")):
-            raise UsageError(f"--data {data}: there is no supervised/XX-YY in it, as OPUS-100 has")
+            raise UsageError(f"--data {data} must have subdirectories supervised/XX-YY, like OPUS-100")
         return
     if not os.path.isdir(data):
-        raise UsageError(f"--data {data}: no such folder")
+        raise UsageError(f"--data {data}: no such directory; correct the path")
     own = os.path.realpath(plan.path("text"))
     if os.path.isdir(own) and (os.path.realpath(data) + os.sep).startswith(own + os.sep):
         raise UsageError(
-            f"--data {data} is where --exp {plan.exp} keeps its own copy of the text: give the folder that it came from"
+            f"--data {data} must not be the copy of the text in --exp {plan.exp}: give the original directory"
         )
     splits = sorted({*SPLITS, *plan.subsets})
     for split in splits:
         for lang in plan.langs:
             if not any(os.path.isfile(os.path.join(data, f"{split}.{lang}{end}")) for end in ("", ".gz")):
                 raise UsageError(
-                    f"{data}/{split}.{lang} is missing: --data needs {{{','.join(splits)}}}"
+                    f"{data}/{split}.{lang} is missing: --data requires {{{','.join(splits)}}}"
                     f".{{{','.join(plan.langs)}}}, "
-                    f"plain or .gz (of the test sets, those of --subsets){_languages_there(data, plan.langs)}"
+                    f"plain or .gz (test sets as in --subsets){_languages_there(data, plan.langs)}"
                 )
 
 
 def _languages_there(data, langs):
-    """The languages of the training text in *data*, where they are others than *langs*."""
+    """Return a note on languages of the training text in *data* other than *langs*; empty if there are none."""
     found = [re.fullmatch(r"train\.([a-z]{2,3}([_-][A-Za-z]+)?)(\.gz)?", name) for name in sorted(os.listdir(data))]
     other = [match[1] for match in found if match and match[1] not in langs]
     return f"; it has {' '.join(other)}: give --source-lang and --target-lang" if other else ""
 
 
 def check_lengths(folder, langs, max_tokens, positions):
-    """Refuse what would stop the training, a validation or the translation when it comes to that sentence.
+    """Reject sentences that are too long for training, validation or translation, before these start.
 
     Args:
-        max_tokens: sub-words that fit into a batch, end symbol included
-        positions: sub-words that the model has positions for, by language; fairseq leaves out longer training pairs
+        max_tokens: maximum number of sub-words in a batch, including the end symbol
+        positions: number of the model's positions, by language; fairseq skips longer training pairs
     """
     for split in find_splits(folder, langs[0]):
         for lang in langs:

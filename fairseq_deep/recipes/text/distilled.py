@@ -1,7 +1,7 @@
-"""The folder of a distilled text: shards while it is made, and then the text, verified by checksums.
+"""The output directory of a distilled text, written in shards and verified by checksums.
 
-While it is made, everything is in ``OUTPUT.unfinished``: ``settings.json``, and a file for each shard of lines, which
-is complete or absent. OUTPUT itself appears once all is there.
+During translation, ``OUTPUT.unfinished`` contains ``settings.json`` and one file per finished shard of lines, written
+atomically. OUTPUT itself is created at the end.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Text(NamedTuple):
     """A parallel text.
 
     Attributes:
-        folder, langs: where it is, source and target language
+        folder, langs: directory; source and target language
         paths: the files of both sides
-        lines: pairs
-        hashes: of the lines of each side
+        lines: number of pairs
+        hashes: hash of the lines of each side
     """
 
     folder: str
@@ -46,7 +46,7 @@ class Text(NamedTuple):
 
 
 def survey(folder: str, langs: tuple[str, str]) -> Text:
-    """Read the training text once.
+    """Read the training text to count and hash its lines.
 
     Raises:
         UsageError: a side is missing, is not UTF-8, or has more lines than the other
@@ -60,15 +60,15 @@ def survey(folder: str, langs: tuple[str, str]) -> Text:
                 counts[side] += 1
     if counts[0] != counts[1]:
         raise UsageError(
-            f"{paths[0]} has {counts[0]} lines but {paths[1]} has {counts[1]}: line n of both must be a pair"
+            f"{paths[0]} has {counts[0]} lines but {paths[1]} has {counts[1]}: give files of equal length"
         )
     if not counts[0]:
-        raise UsageError(f"{paths[0]} is empty (0 lines)")
+        raise UsageError(f"{paths[0]} is empty (0 lines): give a training text")
     return Text(folder, langs, paths, counts[0], tuple(digest.hexdigest() for digest in digests))
 
 
 class Shard(NamedTuple):
-    """Lines that one process translates at once, and where the result goes."""
+    """Lines that one process translates at once, and the path of the result."""
 
     number: int
     path: str
@@ -77,17 +77,17 @@ class Shard(NamedTuple):
 
 
 class Job:
-    """One output folder.
+    """One output directory.
 
     Args:
         output: its absolute path
-        text: what is translated
+        text: the text to translate
         choose: one of `CHOICES`
-        size: lines of a shard
-        settings: all that decides the result; compared with those of an interrupted or finished job
+        size: lines per shard
+        settings: all settings that affect the result; compared with the settings of an interrupted or finished job
 
     Raises:
-        UsageError: the folder has other settings, is damaged, or cannot be written
+        UsageError: the directory has other settings, is corrupt, or cannot be written
     """
 
     def __init__(self, output: str, text: Text, choose: str, size: int, settings: dict[str, Any]):
@@ -97,7 +97,7 @@ class Job:
         self.count = -(-text.lines // size)
 
     def is_finished(self) -> bool:
-        """Whether the folder is complete and undamaged; it was made with the same settings then."""
+        """Return whether the directory is complete, with verified checksums and the same settings."""
         record = _read_json(os.path.join(self.output, RECORD))
         if not record:
             check_new_folder(self.output)
@@ -106,7 +106,7 @@ class Job:
         for name, known in record.get("files", {}).items():
             path = os.path.join(self.output, name)
             if not os.path.isfile(path) or sha256(path) != known:
-                raise UsageError(f"{path} is missing or damaged: delete {self.output} and run the same command again")
+                raise UsageError(f"{path} is missing or corrupt: delete {self.output} and run the same command again")
         shutil.rmtree(self.work, ignore_errors=True)
         return True
 
@@ -114,12 +114,12 @@ class Job:
         before = before if isinstance(before, dict) else {}
         other = [name for name, value in self.settings.items() if before.get(name) != value]
         if other:
-            raise UsageError(f"{folder} was made with another {', another '.join(other)}: give the same, or another "
+            raise UsageError(f"{folder} was written with another {', another '.join(other)}: use the same, or another "
                              "--output")  # fmt: skip
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Take the folder of the shards for this process, and check that it is of this job."""
+        """Lock the directory of the shards for this process, and check that it belongs to this job."""
         path = os.path.join(self.work, "settings.json")
         with _writing(self.work):
             os.makedirs(self.work, exist_ok=True)
@@ -128,9 +128,9 @@ class Job:
             try:
                 flock(lock)
             except BlockingIOError:
-                raise UsageError(f"{self.work} is in use by another process: wait for its end") from None
+                raise UsageError(f"{self.work} is in use by another process: try again later") from None
             except OSError:
-                pass  # there are no locks
+                pass  # locks are not supported
             if os.path.exists(path):
                 self._check_same(_read_json(path), self.work)
             else:
@@ -138,21 +138,21 @@ class Job:
             yield
 
     def path_of(self, number: int) -> str:
-        """The file of a shard."""
+        """Return the path of a shard."""
         return os.path.join(self.work, f"{number:06d}.json")
 
     def _targets_of(self, number: int) -> dict[str, Any] | None:
-        """What the file of a shard holds; None if it is missing or not all there."""
+        """Return the content of a shard; None if it is missing or incomplete."""
         found = _read_json(self.path_of(number))
         lines = min(self.size, self.text.lines - number * self.size)
         return found if found and len(found.get("targets", ())) == lines else None
 
     def missing(self) -> set[int]:
-        """The numbers of the shards that are still to be translated."""
+        """Return the numbers of the missing shards."""
         return {number for number in range(self.count) if self._targets_of(number) is None}
 
     def translate(self, teachers: Any, missing: set[int]) -> None:
-        """Have the *teachers* translate the *missing* shards."""
+        """Translate the *missing* shards with the *teachers*."""
         done = self.text.lines - sum(min(self.size, self.text.lines - number * self.size) for number in missing)
         with Display() as display:
             display.show("distill", done, self.text.lines, "lines")
@@ -168,7 +168,7 @@ class Job:
                 yield Shard(number, self.path_of(number), *map(list, sides))
 
     def finish(self) -> int:
-        """Put the folder together; return the number of lines that were too long for the teacher."""
+        """Assemble the output directory, and return the number of lines that were too long for the teacher."""
         folder, too_long = os.path.join(self.work, "text"), 0
         source, target = (os.path.join(folder, f"train.{lang}") for lang in self.text.langs)
         with _writing(self.output):
@@ -182,7 +182,7 @@ class Job:
                 for number in range(self.count):
                     shard = self._targets_of(number)
                     if shard is None:
-                        raise UsageError(f"{self.path_of(number)} is damaged: run the same command again")
+                        raise UsageError(f"{self.path_of(number)} is corrupt: run the same command again")
                     stream.writelines(f"{line}\n" for line in shard["targets"])
                     too_long += shard["too_long"]
             sums = {name: sha256(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
@@ -194,14 +194,14 @@ class Job:
 
 
 def _others(text: Text) -> list[str]:
-    """The files of the other sets, with further references."""
+    """Return the files of the other sets, including further references."""
     source, target = map(re.escape, text.langs)
     pattern = re.compile(rf"(valid|test\d*)\.({source}|{target}|{target}\.ref\d+)(\.gz)?")
     return sorted(filter(pattern.fullmatch, os.listdir(text.folder)))
 
 
 def _read_json(path: str) -> dict[str, Any]:
-    """The object in a file; empty if there is none."""
+    """Return the object in a file; empty if there is none."""
     try:
         with open(path, encoding="utf-8") as stream:
             found = json.load(stream)
@@ -212,7 +212,7 @@ def _read_json(path: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _writing(path: str) -> Iterator[None]:
-    """Report a full disk, or a folder that cannot be written, in one line."""
+    """Convert errors while writing *path* to `UsageError`."""
     try:
         yield
     except OSError as error:

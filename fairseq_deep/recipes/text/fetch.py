@@ -1,7 +1,7 @@
-"""Download archives so that a broken connection costs nothing and a broken file is noticed.
+"""Resumable downloads of archives, with checks of their integrity.
 
-A file grows as ``NAME.part`` and gets its name only when its length, its checksum (where one is given) and its archive
-structure are right.
+A download is written to ``NAME.part``, and renamed only if its length, checksum (if known) and archive structure are
+correct.
 """
 
 import errno
@@ -28,7 +28,7 @@ PARTIAL, RANGE_PAST_END = 206, 416
 
 
 def read_checksums(path):
-    """Return ``{name: checksum}`` of a file in the form of sha256sum; an md5 will do; nothing for "none"."""
+    """Return ``{name: checksum}`` of a file in the format of sha256sum or md5sum; empty for "none"."""
     if path == "none":
         return {}
     try:
@@ -42,7 +42,7 @@ def read_checksums(path):
 
 
 def fetch(url, name, folder, checksums):
-    """Return the path of ``name`` in ``folder``, downloaded from ``url`` unless a sound copy is there."""
+    """Return the path of ``name`` in ``folder``; it is downloaded from ``url`` if it does not exist."""
     path = os.path.join(folder, name)
     os.makedirs(folder, exist_ok=True)
     if not os.path.exists(path):
@@ -53,17 +53,17 @@ def fetch(url, name, folder, checksums):
         if problem:
             os.remove(part)
             raise UsageError(
-                f"{url}: {problem}; nothing was kept, run the same command again, give another --data-url,"
-                " or take it as it is with --checksums none"
+                f"{url}: {problem}; the download was deleted, run the same command again, give another --data-url,"
+                " or skip the check with --checksums none"
             )
         if name not in checksums:
-            print(f"  sha256 {checksum(part)}, and none to compare it with", flush=True)
+            print(f"  sha256 {checksum(part)} (not verified, no known checksum)", flush=True)
         os.rename(part, path)
     return path
 
 
 def download(url, part):
-    """Fetch ``url`` into ``part``, going on where an earlier attempt ended; several tries."""
+    """Download ``url`` to ``part``, in several tries; each try resumes the previous one."""
     for attempt in range(1, TRIES + 1):
         try:
             stream_to_file(url, part)
@@ -78,7 +78,7 @@ def download(url, part):
             reason = str(getattr(problem, "reason", problem))
             if getattr(problem, "errno", None) in NO_ROOM:
                 raise UsageError(
-                    f"{part}: {problem.strerror}; make room, and run the same command again: it goes on there"
+                    f"{part}: {problem.strerror}; free disk space and run the same command again to resume"
                 ) from None
             if url.startswith("file:"):
                 break
@@ -86,8 +86,8 @@ def download(url, part):
             print(f"  {reason}; trying again", flush=True)
             time.sleep(2**attempt)
     raise UsageError(
-        f"cannot fetch {url}: {reason}; run the same command again (it goes on where it stopped),"
-        f" put a copy of yours into {os.path.dirname(part)}, or use --data DIR"
+        f"cannot download {url}: {reason}; run the same command again to resume,"
+        f" put your own copy into {os.path.dirname(part)}, or use --data DIR"
     )
 
 
@@ -110,10 +110,10 @@ def stream_to_file(url, part):
 
 
 def find_fault(path, expected=None, name=".tgz"):
-    """Say what is wrong with an archive: empty, another checksum, not a whole file; ``None`` if it is sound.
+    """Return the problem of an archive (empty, another checksum, or truncated); ``None`` if it is valid.
 
     Args:
-        name: with an ending that says what it is: .tar, .gz (one file alone), or else a tar.gz
+        name: file name; its suffix determines the type: .tar, .gz (a single file), otherwise tar.gz
     """
     if not os.path.getsize(path):
         return "the file is empty"
@@ -132,19 +132,19 @@ def find_fault(path, expected=None, name=".tgz"):
             while stream.read(BLOCK):  # gzip's own checksum comes last
                 pass
     except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as problem:
-        return f"not a whole {'tar' if plain else 'gzip' if single else 'tar.gz'} archive ({problem})"
+        return f"truncated or invalid {'tar' if plain else 'gzip' if single else 'tar.gz'} archive ({problem})"
     return None
 
 
 def ends_with(name, wanted):
-    """Whether the member ``name`` of an archive ends with the path ``wanted``, which may have ``*`` and ``?``."""
+    """Return whether the member ``name`` of an archive ends with the path pattern ``wanted`` (with ``*`` and ``?``)."""
     return fnmatch.fnmatchcase("/" + name, "*/" + wanted)
 
 
 def extract(archive, members, folder):
-    """Extract single files; ``members`` maps a new name to the end of the name inside the archive.
+    """Extract single files; ``members`` maps a new name to the end of the name in the archive.
 
-    Returns the names that the archive does not hold.
+    Returns the names that the archive does not contain.
     """
     missing = dict(members)
     with tarfile.open(archive) as stream:

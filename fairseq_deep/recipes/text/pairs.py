@@ -1,9 +1,9 @@
-"""Many language pairs as one text, and its translations taken apart again: the corpus of OPUS-100.
+"""Combination of many language pairs to one text, and separation of its translations, for the corpus OPUS-100.
 
-The corpus is a folder with supervised/XX-YY/opus.XX-YY-{train,dev,test}.LANG and zero-shot/XX-YY/opus.XX-YY-test.LANG.
-Each pair becomes two directions.  A source begins with the tag of its target language, <2xx>.  Small pairs are repeated
-until their sizes stand to each other as powers 1/T of what they were, T being the temperature.  ``pairs.json`` says
-which lines of the test set belong to which direction.
+The corpus is a directory with supervised/XX-YY/opus.XX-YY-{train,dev,test}.LANG and
+zero-shot/XX-YY/opus.XX-YY-test.LANG. Each pair is used in both directions. Sources begin with the tag of the target
+language, <2xx>. Small pairs are repeated until sizes are proportional to their original values raised to 1/T, with
+temperature T. ``pairs.json`` maps lines of the test set to directions.
 """
 
 import json
@@ -22,12 +22,12 @@ from .fetch import fetch, read_checksums
 ARCHIVE = "https://object.pouta.csc.fi/OPUS-100/v1.0/opus-100-corpus-v1.0.tar.gz"
 MEMBER = re.compile(r"(?:.*/)?(supervised|zero-shot)/([a-z]+-[a-z]+)/(opus\.\2-(train|dev|test)\.[a-z]+)")
 SIDES = ("src", "tgt")
-VALID_LINES = 100  # of each direction: enough to see a training go wrong
-LONGEST_VALID = 200  # words, so that they fit into a batch
+VALID_LINES = 100  # per direction; enough to detect a failed run
+LONGEST_VALID = 200  # words; longer sentences may not fit into a batch
 
 
 def unpack(archive, out):
-    """Take the corpus out of its archive."""
+    """Extract the corpus from its archive."""
     with replaced_folder(out) as folder, tarfile.open(archive) as stream:
         for entry in stream:
             match = MEMBER.fullmatch(entry.name)
@@ -39,21 +39,21 @@ def unpack(archive, out):
 
 
 def find_pairs(data, kind):
-    """Return {pair: its folder} of ``kind``, supervised or zero-shot."""
+    """Return {pair: its directory} of ``kind``, supervised or zero-shot."""
     folder = os.path.join(data, kind)
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     return {name: os.path.join(folder, name) for name in names if re.fullmatch("[a-z]+-[a-z]+", name)}
 
 
 def read_pair(folder, pair, split):
-    """Return the pairs of lines of a set, or nothing if the pair has none."""
+    """Return the pairs of lines of a set; empty if the language pair does not have this set."""
     paths = [os.path.join(folder, f"opus.{pair}-{split}.{lang}") for lang in pair.split("-")]
     if not any(map(os.path.exists, paths)):
         return []
     sides = [list(read_lines(path)) for path in paths]
     if len(sides[0]) != len(sides[1]):
         raise UsageError(
-            f"{paths[0]} has {len(sides[0])} lines but {paths[1]} has {len(sides[1])}: line n of both must be a pair"
+            f"{paths[0]} has {len(sides[0])} lines but {paths[1]} has {len(sides[1])}: give files of equal length"
         )
     return list(zip(*sides))
 
@@ -66,7 +66,7 @@ def directions(pair, lines):
 
 
 def repeated(lines, largest, temperature):
-    """As many of ``lines``, over and over, as they get beside a pair of ``largest`` lines."""
+    """Repeat ``lines`` to the size for a corpus in which the largest pair has ``largest`` lines."""
     wanted = round(largest * (len(lines) / largest) ** (1 / temperature))
     return [lines[number % len(lines)] for number in range(max(wanted, len(lines)))] if lines else []
 
@@ -77,7 +77,7 @@ def chosen_valid(lines):
 
 
 def prepare(plan):
-    """Write the text of all pairs; the corpus is fetched where no data are given."""
+    """Write the text of all pairs; without ``--data``, the corpus is downloaded."""
     options, data = plan.options, plan.options.data or plan.path("corpus")
     if not options.data:
         sums = {} if options.checksums in ("", "none") else read_checksums(options.checksums)
@@ -88,7 +88,7 @@ def prepare(plan):
         unpack(archive, data)
     supervised = find_pairs(data, "supervised")
     if not supervised:
-        raise UsageError(f"{data} holds no supervised/XX-YY: give the folder of OPUS-100, or one laid out like it")
+        raise UsageError(f"{data} has no supervised/XX-YY: give the directory of OPUS-100, or one with its layout")
     with replaced_folder(plan.path("text", "raw")) as out:
         writers = {split: PairWriter([os.path.join(out, f"{split}.{side}") for side in SIDES]) for split in SPLITS}
         write_train(supervised, writers["train"], float(options.temperature))
@@ -104,7 +104,7 @@ def prepare(plan):
         for split, writer in writers.items():
             writer.close()
             if not writer.count:
-                raise UsageError(f"{data} has no {'dev' if split == 'valid' else split} sets")
+                raise UsageError(f"{data} has no {'dev' if split == 'valid' else split} sets: give a complete corpus")
         with open(os.path.join(out, "pairs.json"), "w", encoding="utf-8") as stream:
             json.dump(tests, stream)
         counts = {split: (writer.count, 0) for split, writer in writers.items()}
@@ -113,7 +113,7 @@ def prepare(plan):
 
 
 def write_train(supervised, writer, temperature):
-    """The training text, one pair at a time, for which the largest is counted first."""
+    """Write the training text pair by pair; the first pass determines the sizes."""
     sizes = {pair: len(nonempty(read_pair(folder, pair, "train"))) for pair, folder in supervised.items()}
     for pair, folder in supervised.items():
         lines = repeated(nonempty(read_pair(folder, pair, "train")), max(sizes.values()), temperature)
@@ -126,7 +126,7 @@ def nonempty(lines):
 
 
 def split_translations(output, text, folder):
-    """Write test.SRC-TGT.hyp and .ref of each direction, and test.hyp.tgt and test.ref.tgt of them all."""
+    """Write test.SRC-TGT.hyp and .ref per direction, and test.hyp.tgt and test.ref.tgt of all directions."""
     from fairseq_deep.tools.generated import best, read_generated
 
     tests = read_json(os.path.join(text, "pairs.json"), PAIRS)

@@ -1,22 +1,22 @@
-"""Rebuild a corpus from public archives, as a description says: a JSON file beside the recipe.
+"""Reconstruction of a corpus from public archives, according to a JSON description in the recipe's directory.
 
-    languages    the codes of both
-    archives     {key of ours: address}
+    languages    codes of both languages
+    archives     {key: URL}
     train, valid, test, test1, test2 ...
-                 lists of parts, put together in this order; "valid": {"every": N} takes each Nth training pair
-    like         another description in the same folder, of which this one says what differs
+                 lists of parts, concatenated in this order; "valid": {"every": N} uses every Nth training pair
+    like         another description in the same directory; this one overrides its entries
 
-A part is one of these, a name being the end of a path in the archive, with {lang} for the language:
+A part is one of these; a name is the end of a path in the archive, with {lang} for the language:
 
-    {"archive": KEY, "text": NAME}    a member for each language: plain, .gz, or the segments of .sgm and .xml
-    {"archive": KEY, "talks": NAME}   the same without the mark-up of TED talks
+    {"archive": KEY, "text": NAME}    one member per language: plain, .gz, or the segments of .sgm and .xml
+    {"archive": KEY, "talks": NAME}   as above, without the mark-up of TED talks
     {"archive": KEY, "table": NAME, "columns": {LANG: NUMBER, ...}}
-                                      tables in which both stand side by side, separated by tabs; NAME may have wild
-                                      cards; without it, the archive is the (gzip) table itself
-    {"sacrebleu": SET}                a test set of sacreBLEU, at the address and with the sum it knows
+                                      tab-separated tables with a column per language; NAME may have wildcards;
+                                      without NAME, the archive is the (gzip) table itself
+    {"sacrebleu": SET}                a test set of sacreBLEU, with its URL and checksum
 
-KEY and NAME may be lists: the first that is there is taken. With "restore": true a text that was tokenised and
-truecased is made plain again. Any other key of a description or part is a note.
+KEY and NAME may be lists: the first existing one is used. "restore": true detokenises and detruecases a text. All other
+keys of descriptions and parts are comments.
 """
 
 import gzip
@@ -55,14 +55,14 @@ def as_list(value):
 
 
 class Archives:
-    """The archives of a description, fetched when they are needed first.
+    """The archives of a description, downloaded on first use.
 
     Args:
-        langs: source and target
-        folder, url, checksums: where they are kept, a folder that has all of them instead of their homes, known sums
+        langs: source and target language
+        folder, url, checksums: directory for downloads; URL of a directory with all archives, or ""; known checksums
 
     Attributes:
-        work: a folder for what is taken out of them
+        work: directory for extracted files
     """
 
     work = ""
@@ -82,22 +82,22 @@ class Archives:
         return self.fetch(self.addresses[key])
 
     def of_sacrebleu(self, name):
-        """Return the path of a test set, and what it calls its two members."""
+        """Return the path of a test set, and the names of its two members."""
         from sacrebleu.dataset import DATASETS
 
         found, pair = DATASETS[name], "-".join(self.langs)
         if pair not in found.langpairs:
             raise UsageError(f"sacreBLEU's {name} has no {pair}: give your own text with --data")
         address = found.data[0]
-        # their archives have the same name in different years
+        # sacreBLEU's archives have the same name in different years
         own = f"{name.replace('/', '-')}-{address.rsplit('/', 1)[-1]}"
         return self.fetch(address, own, found.md5[0] if found.md5 else ""), found.langpairs[pair][:2]
 
     def members(self, keys, names, what):
-        """Return the paths of two aligned members, one for each language.
+        """Extract two aligned members, one per language, and return their paths.
 
         Args:
-            names: for each language, those that it may have, the best first
+            names: possible names per language, in order of preference
         """
         paths = []
         for lang, candidates in zip(self.langs, names):
@@ -110,7 +110,7 @@ class Archives:
                     break
             else:
                 raise UsageError(
-                    f"{' and '.join(keys)} hold no {what} in '{lang}': delete them and run the same command again"
+                    f"{' and '.join(keys)} lack {what} in '{lang}': delete them and run the same command again"
                 )
         return paths
 
@@ -129,7 +129,7 @@ def read_text(path):
 
 
 def aligned(sides, what):
-    """Yield pairs of lines; the two sides must be of one length."""
+    """Yield pairs of lines; both sides must have the same length."""
     for pair in zip_longest(*sides):
         if None in pair:
             raise UsageError(
@@ -139,7 +139,7 @@ def aligned(sides, what):
 
 
 def read_table(path, name, columns):
-    """Yield the pairs of all tables ``name`` in an archive; lines that lack a column are left out."""
+    """Yield the pairs of all tables ``name`` in an archive; lines that lack a column are skipped."""
     short = 0
     for place, stream in table_streams(path, name):
         for line in decode_lines(stream, f"{path}: {place}"):
@@ -149,7 +149,7 @@ def read_table(path, name, columns):
             else:
                 short += 1
     if short:
-        print(f"  {short:,} lines of {path} without both columns left out")
+        print(f"  skipped {short:,} lines of {path} without both columns")
 
 
 def table_streams(path, name):
@@ -165,11 +165,11 @@ def table_streams(path, name):
                 member = archive.extractfile(entry)
                 yield entry.name, gzip.open(member) if entry.name.endswith(".gz") else member
     if not found:
-        raise UsageError(f"{path} holds no {name}: delete it and run the same command again")
+        raise UsageError(f"{path} lacks {name}: delete it and run the same command again")
 
 
 def restored(pairs, langs):
-    """Plain text of pairs that the Moses tools have tokenised and truecased."""
+    """Yield plain text of pairs that were tokenised and truecased with the Moses tools."""
     from sacremoses import MosesDetokenizer, MosesDetruecaser
 
     truecase, tools = MosesDetruecaser(), [MosesDetokenizer(lang) for lang in langs]
@@ -197,7 +197,7 @@ def read_part(part, archives):
 
 
 def write_set(name, parts, archives, out, every=0):
-    """Write a set; with ``every``, each such pair goes to the validation set instead."""
+    """Write a set; every ``every``-th pair is written to the validation set instead."""
     splits = (name, "valid") if every else (name,)
     writers = {split: PairWriter(os.path.join(out, f"{split}.{lang}") for lang in archives.langs) for split in splits}
     count = 0
@@ -220,7 +220,7 @@ def build(description, archives, out):
 
 
 def fetch_all(description, archives):
-    """Fetch everything before anything is unpacked, so that a missing archive is found early."""
+    """Download all archives before any is unpacked, to detect missing archives early."""
     for key in description["archives"]:
         archives.get(key)
     parts = (part for name, parts in description.items() if SETS.fullmatch(name) for part in parts)
@@ -229,7 +229,7 @@ def fetch_all(description, archives):
 
 
 def rebuild(plan, out):
-    """Fetch the archives of the plan's description, and write {train,valid,test,test1 ...}.LANG to *out*."""
+    """Download the archives of the plan's description, and write {train,valid,test,test1 ...}.LANG to *out*."""
     options, langs, description = plan.options, plan.langs, read_description(plan.description)
     if sorted(langs) != sorted(description["languages"]):
         known = "-".join(description["languages"])

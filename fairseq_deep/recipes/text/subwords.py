@@ -1,9 +1,9 @@
-"""Tokenise parallel text, drop training pairs that are too long, and cut words into sub-words.
+"""Tokenisation of parallel text, removal of long training pairs, and segmentation into sub-words.
 
-Reads {train,valid,test,test1 ...}.LANG and writes the same names, with the merges, to a new folder: ``code`` for both
-languages, or ``code`` for the source and ``code.LANG`` for the target, or ``spm.model`` of SentencePiece, which takes
-the text as it is.  Of a test set with several references it also writes all of them tokenised, for BLEU on tokens:
-test.LANG.tok, test.LANG.ref1.tok and so on.  Every step works on blocks of lines in several processes, so that
+Input and output files are {train,valid,test,test1 ...}.LANG. The new directory also contains the merges: ``code`` for
+both languages, ``code`` for the source and ``code.LANG`` for the target, or SentencePiece's ``spm.model``, which does
+not require tokenised text. For a test set with several references, all references are also written tokenised, for BLEU
+on tokens: test.LANG.tok, test.LANG.ref1.tok and so on. All steps process blocks of lines in several processes, so
 millions of pairs need little memory.
 """
 
@@ -24,23 +24,23 @@ from fairseq_deep.runtime.text import TAG, cutter_of, packages_named, tokenizer_
 
 from .corpus import PairWriter, find_references, find_splits, read_lines, replaced_folder
 
-MAX_RATIO = 9  # longer side over shorter side, as in the usual corpus cleaning
+MAX_RATIO = 9  # maximum length ratio of the two sides, as in common corpus cleaning
 BLOCK = 2000
-PIECES_FROM = 10_000_000  # sentences that SentencePiece learns from, drawn at random
-COVERAGE = 0.9995  # of characters, by SentencePiece's vocabulary
+PIECES_FROM = 10_000_000  # maximum number of sentences that SentencePiece learns from, drawn at random
+COVERAGE = 0.9995  # SentencePiece's character coverage
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 tokenizer_of, cutter_of = functools.cache(tokenizer_of), functools.cache(cutter_of)  # once per process
 
 
 class Settings(NamedTuple):
-    """How text is cut into sub-words.
+    """Settings of the segmentation into sub-words.
 
     Attributes:
-        langs: source and target
+        langs: source and target language
         bpe: "joint", "per-side" or "sentencepiece"
-        merges: of the BPE, or pieces of SentencePiece
-        max_words, max_subwords: of a training sentence; 0 sub-words: any number
-        workers: processes
+        merges: number of BPE merges or SentencePiece pieces
+        max_words, max_subwords: maximum length of training sentences; 0 sub-words: no limit
+        workers: number of processes
     """
 
     langs: tuple
@@ -53,7 +53,7 @@ class Settings(NamedTuple):
 
     @property
     def tokenizer(self):
-        """What comes before the sub-words."""
+        """The tokenizer that is applied before the sub-words."""
         return "none" if self.bpe == "sentencepiece" else "moses"
 
 
@@ -76,7 +76,7 @@ def spread(function, jobs, workers):
     if workers == 1:
         yield from starmap(function, jobs)
         return
-    # a worker that is told to end before it has handlers of its own would lose the signal, and be waited for
+    # a worker that receives a signal before it has installed its handlers would ignore it, and never end
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         pool = Pool(workers, _begin_worker)
@@ -95,12 +95,12 @@ def spread(function, jobs, workers):
 def _begin_worker():
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # the pool ends its workers
+        signal.signal(number, signal.SIG_IGN)  # the pool stops its workers
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def shown(what, path, results):
-    """Yield *results*, blocks of the lines of the file *path*, and show how many there are."""
+    """Yield *results*, blocks of lines of the file *path*, and show progress."""
     with open(path, "rb") as stream:
         done, total = 0, sum(1 for _ in stream)
     with Display() as display:
@@ -116,11 +116,11 @@ def fits(pair, max_words):
 
 
 def tokenize_split(args, text, split, tmp):
-    """Write the tokenised ``split`` to ``tmp``; return the pairs kept and dropped."""
+    """Write the tokenised ``split`` to ``tmp``, and return the numbers of pairs kept and dropped."""
     langs, dropped = args.langs, 0
     paths = [os.path.join(text, f"{split}.{lang}") for lang in langs]
     jobs = ((langs, block, args.tokenizer, args.lowercase) for block in blocks(zip(*map(read_lines, paths))))
-    plain = args.bpe == "sentencepiece"  # words are nothing to it
+    plain = args.bpe == "sentencepiece"  # without words, limits in words do not apply
     with PairWriter(os.path.join(tmp, f"{split}.tok.{lang}") for lang in langs) as writer:
         for block in shown(f"tokenising {split}", paths[0], spread(tokenize_pairs, jobs, args.workers)):
             for pair in block:
@@ -132,7 +132,7 @@ def tokenize_split(args, text, split, tmp):
 
 
 def tokenize_references(args, text, split, tmp):
-    """Write every reference of a test set that has several to ``tmp``, tokenised like the hypotheses."""
+    """Write the references of a test set with several references to ``tmp``, tokenised like the hypotheses."""
     lang = args.langs[1]
     further = find_references(text, split, lang)
     for name in (f"{split}.{lang}", *further) if further else ():
@@ -144,7 +144,7 @@ def tokenize_references(args, text, split, tmp):
 
 
 def learn(args, langs, code):
-    """Learn merges on the tokenised training text of ``langs``, and write them to ``code``."""
+    """Learn merges on the tokenised training text of ``langs`` and write them to ``code``."""
     from subword_nmt.learn_bpe import learn_bpe
 
     words, tmp = Counter(), os.path.dirname(code)
@@ -172,7 +172,7 @@ def learn_pieces(args, langs, model):
         )  # fmt: skip
     except RuntimeError as problem:
         raise UsageError(
-            f"SentencePiece learns no {args.merges:,} pieces from this text: {str(problem).splitlines()[-1]}"
+            f"SentencePiece cannot learn {args.merges:,} pieces from this text: {str(problem).splitlines()[-1]}"
         ) from None
 
 
@@ -203,7 +203,7 @@ def apply_split(args, split, lang, code, tmp):
 
 
 def drop_long(langs, limit, tmp):
-    """Keep the training pairs of at most ``limit`` sub-words a side."""
+    """Remove training pairs with more than ``limit`` sub-words per side."""
     paths, dropped = [os.path.join(tmp, f"train.{lang}") for lang in langs], 0
     with PairWriter(f"{path}.short" for path in paths) as writer:
         for pair in zip(*map(read_lines, paths)):
@@ -212,7 +212,7 @@ def drop_long(langs, limit, tmp):
             else:
                 dropped += 1
     if not writer.count:
-        raise UsageError(f"no training pair has 1 to {limit} sub-words a side: see --max-subwords")
+        raise UsageError(f"no training pair has 1 to {limit} sub-words per side: raise --max-subwords")
     for path in paths:
         os.replace(f"{path}.short", path)
     if dropped:
@@ -220,18 +220,18 @@ def drop_long(langs, limit, tmp):
 
 
 def cut_corpus(text, out, settings):
-    """Write the text of the folder *text*, cut into sub-words, to the folder *out*."""
+    """Segment the text of the directory *text* into sub-words, and write it to the directory *out*."""
     langs, splits = settings.langs, find_splits(text, settings.langs[0])
-    cutter_of.cache_clear()  # of another text with the same path
+    cutter_of.cache_clear()  # it may have the merges of another text with the same path
     for lang in langs:
-        tokenizer_of(lang, settings.tokenizer)("")  # jieba reads its dictionary, once for all processes
+        tokenizer_of(lang, settings.tokenizer)("")  # jieba reads its dictionary before the processes are forked
     with replaced_folder(out) as tmp:
         for split in splits:
             kept, dropped = tokenize_split(settings, text, split, tmp)
             if split == "train" and not kept:
                 raise UsageError(
-                    f"no training pair has 1 to {settings.max_words} words a side (--max-words) and a length ratio of "
-                    f"at most {MAX_RATIO}"
+                    f"no training pair has 1 to {settings.max_words} words per side (--max-words) and a length ratio "
+                    f"of at most {MAX_RATIO}"
                 )
             if dropped:
                 reason = f"over {settings.max_words} words or a length ratio over {MAX_RATIO}"

@@ -1,6 +1,6 @@
-"""Processes that translate shards of text, each with a `Translator` of its own.
+"""Processes that translate shards of text, each with its own `Translator`.
 
-They read shards as lines of JSON from stdin, and end with it, so none outlives the command, however that ends.
+They read shards as lines of JSON from stdin and exit at its end, so no process survives the command.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .distilled import Shard
 
 PROGRAM = f"import sys; sys.path[:] = sys.argv[1:]; from {__name__} import serve; serve()"
 MOST_UNKNOWN = 0.3
-"""Share of unknown units with which a text is not one of the teacher's source language."""
+"""Share of unknown tokens above which a text is not considered to be in the teacher's source language."""
 
 
 class Teachers:
-    """As many processes as asked for.
+    """A pool of processes.
 
     Args:
-        args: of ``distill``
-        workers: processes
-        lang: the target language, for BLEU's tokeniser
+        args: arguments of ``distill``
+        workers: number of processes
+        lang: target language, for BLEU's tokenizer
     """
 
     def __init__(self, args: argparse.Namespace, workers: int, lang: str):
@@ -56,10 +56,10 @@ class Teachers:
             child.wait()
 
     def translate(self, shards: Iterator[Shard]) -> Iterator[Shard]:
-        """Write the file of each of the *shards*; yield each when that is done.
+        """Translate *shards* and write their files; yield each finished shard.
 
         Raises:
-            UsageError: a process reports a mistake, or has ended
+            UsageError: a process reports an error, or has ended
         """
         lock, results = threading.Lock(), queue.Queue()
 
@@ -94,10 +94,10 @@ class Teachers:
 
 
 def _ask(child: subprocess.Popen, line: str) -> str:
-    """The answer of a process to *line*.
+    """Send *line* to a process and return its answer.
 
     Raises:
-        UsageError: it reports a mistake, or has ended
+        UsageError: the process reports an error, or has ended
     """
     try:
         child.stdin.write(line)
@@ -107,7 +107,7 @@ def _ask(child: subprocess.Popen, line: str) -> str:
         answer = ""
     if not answer.endswith("\n"):
         child.kill()
-        raise UsageError(f"a process that translates has ended (status {child.wait()}), perhaps out of memory: run the "
+        raise UsageError(f"a translating process has ended (status {child.wait()}), perhaps out of memory: run the "
                          "same command again to resume, with fewer --workers")  # fmt: skip
     reply = json.loads(answer)
     if "error" in reply:
@@ -116,11 +116,11 @@ def _ask(child: subprocess.Popen, line: str) -> str:
 
 
 def serve() -> None:
-    """A process: answer the settings and each shard."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # the command decides when it ends
+    """Run a process: answer the settings and each shard."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # the parent process ends it
         signal.signal(number, signal.SIG_IGN)
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no reply
+    os.dup2(2, 1)  # output of libraries must not mix with replies
     logging.getLogger("fairseq_deep").setLevel(logging.ERROR)
 
     def reply(**answer: str) -> None:
@@ -141,7 +141,7 @@ def serve() -> None:
 
 
 def _translate(args: argparse.Namespace, translator: Any, shard: Shard) -> None:
-    """Write the file of a *shard*; a line that is too long for the teacher keeps its reference."""
+    """Translate a *shard* and write its file; a line that is too long for the teacher keeps its reference."""
     _check_language(translator, shard.sources)
     targets, too_long = [], 0
     for chunk in translate.split(zip(shard.sources, shard.references), translate.CHUNK):
@@ -152,16 +152,16 @@ def _translate(args: argparse.Namespace, translator: Any, shard: Shard) -> None:
 
 
 def _check_language(translator: Any, sources: list[str]) -> None:
-    """Reject a text that the teacher's dictionary does not know."""
+    """Reject a text with too many tokens outside of the teacher's dictionary."""
     units = [unit for line in sources[:200] for unit in translator.text.prepare(line).split()]
     unknown = sum(unit not in translator.source.indices for unit in units)
     if unknown > MOST_UNKNOWN * len(units):
-        raise UsageError(f"the teacher's dictionary lacks {100 * unknown / len(units):.0f} % of the source units: the "
-                         "text is in another language, or prepared for another model")  # fmt: skip
+        raise UsageError(f"the teacher's dictionary lacks {100 * unknown / len(units):.0f} % of the source tokens: "
+                         "give text in its language, prepared for this model")  # fmt: skip
 
 
 def _choose(args: argparse.Namespace, hypotheses: list[str], reference: str) -> str:
-    """The best of the *hypotheses*, or the nearest to the *reference*; of equally near ones the better."""
+    """Return the best hypothesis, or the nearest to the *reference*; ties are resolved by rank."""
     if not hypotheses:
         return reference
     if args.choose == "best" or len(hypotheses) == 1:
@@ -174,7 +174,7 @@ _metrics: dict[str, Any] = {}
 
 
 def _bleu(lang: str) -> Any:
-    """Sentence BLEU with the tokeniser of the target language."""
+    """Return sentence BLEU with the tokenizer of the target language."""
     if lang not in _metrics:
         try:
             from sacrebleu.metrics import BLEU

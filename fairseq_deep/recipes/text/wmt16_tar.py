@@ -1,4 +1,4 @@
-"""Unpack and check Google's pre-processed WMT16 archive, whose text is tokenised and cut into sub-words already."""
+"""Extraction and checks of Google's WMT16 archive, which contains tokenised text in sub-words."""
 
 import os
 
@@ -16,21 +16,21 @@ PLAIN = {"valid": "newstest2013", "test": "newstest2014"}
 
 
 def parse_lines(text):
-    """Turn ``train=A-B,test=N`` into ``{"train": (A, B), "test": (N, N)}``."""
+    """Parse ``train=A-B,test=N`` to ``{"train": (A, B), "test": (N, N)}``."""
     wanted = {}
     for part in filter(None, text.split(",")):
         split, _, numbers = part.partition("=")
         low, _, high = numbers.partition("-")
         if split not in SETS or not (low + high).isdigit():
             raise UsageError(
-                f"--data-lines '{text}': give SET=N or SET=LEAST-MOST for train, valid, test, separated by commas"
+                f"--data-lines must be SET=N or SET=MIN-MAX for train, valid, test, separated by commas, not '{text}'"
             )
         wanted[split] = (int(low), int(high or low))
     return wanted
 
 
 def copy_sets(tar, folder, langs, wanted):
-    """The sets of the archive, one clean sentence a line: a lone CR ends a line for some readers and not for others."""
+    """Copy the sets of the archive with normalised white space, since some readers treat a lone CR as a line end."""
     names = {f"{prefix}.{lang}": f"{prefix}.{lang}" for prefix in SETS.values() for lang in langs}
     missing = extract(tar, names, folder)
     if missing:
@@ -45,14 +45,14 @@ def copy_sets(tar, folder, langs, wanted):
         if not low <= pairs <= high:
             raise UsageError(
                 f"{prefix} has {pairs} lines, not {low}{f' to {high}' if high > low else ''}:"
-                " another archive? (--data-lines '' takes it all the same)"
+                " give the right archive, or accept it with --data-lines ''"
             )
         counts[split] = (pairs, 0)
     return counts
 
 
 def unpack_plain(tar, out, langs, counts):
-    """Extract the untokenised evaluation sets, for references, if the archive holds them."""
+    """Extract the untokenised evaluation sets, for references, if the archive contains them."""
     with replaced_folder(os.path.join(out, "raw")) as raw:
         for split, prefix in PLAIN.items():
             names = {f"{split}.{lang}": f"{prefix}.{lang}" for lang in langs}
@@ -68,11 +68,11 @@ def unpack_plain(tar, out, langs, counts):
 
 
 def unpack(plan):
-    """Write the sub-words of the archive, and its plain text where it has any."""
+    """Write the archive's sub-words and, if it contains them, untokenised sets."""
     options, langs, wanted = plan.options, plan.langs, parse_lines(plan.options.data_lines)
     problem = find_fault(options.data_tar, options.data_sha256)
     if problem:
-        raise UsageError(f"--data-tar {options.data_tar}: {problem}; get the file again")
+        raise UsageError(f"--data-tar {options.data_tar}: {problem}; download the file again")
     with replaced_folder(plan.path("text", "bpe")) as tmp:
         counts = copy_sets(options.data_tar, tmp, langs, wanted)
         describe(tmp, langs, counts, os.path.basename(options.data_tar))

@@ -24,7 +24,7 @@ from .torch_engine import TorchEngine
 
 
 class Unsuited(UsageError):
-    """CTranslate2 cannot translate this, or not in the same way; *fixed*: the message names the fix."""
+    """CTranslate2 does not support a request, or gives other translations; *fixed*: the message names the fix."""
 
     def __init__(self, problem: object, fixed: bool = False):
         super().__init__(str(problem))
@@ -33,16 +33,16 @@ class Unsuited(UsageError):
 
 @dataclasses.dataclass
 class Request:
-    """What is to be translated with.
+    """Models and settings of a translation.
 
     Attributes:
-        bundles: of one model or of an ensemble
-        options: of the search
+        bundles: bundle of one model, or bundles of an ensemble
+        options: search options
         nbest: hypotheses per sentence
         precision: "fp32", "bf16" or "int8"
-        device: of torch
-        cache: directory of converted models; None: the user's
-        parallel: batches that may be translated at once
+        device: torch device
+        cache: directory of converted models; None: the user's cache
+        parallel: number of batches that may be translated at once
     """
 
     bundles: Sequence[Bundle]
@@ -57,10 +57,10 @@ class Request:
         self._loaded: list[LoadedModel] = []
 
     def open(self, engine: str) -> TorchEngine | Ct2Engine:
-        """The engine of that name.
+        """Open the engine *engine*.
 
         Raises:
-            UsageError: there is none of that name, a model cannot be loaded, or CTranslate2 cannot translate
+            UsageError: the name is unknown, a model cannot be loaded, or CTranslate2 does not support the request
         """
         if engine not in ENGINES:
             raise UsageError(f"unknown engine {engine}{nearest(engine, ENGINES)}; choose from {', '.join(ENGINES)}")
@@ -76,22 +76,22 @@ class Request:
             return found
 
     def open_torch(self) -> TorchEngine:
-        """Our own engine."""
+        """Open the torch engine."""
         loaded = self._loaded or [load_model(bundle) for bundle in self.bundles]
         self._loaded = []
         check_ensemble(loaded, self.bundles)
         return TorchEngine(loaded, self.options, self.precision, self.device)
 
     def _open_ctranslate2(self) -> Ct2Engine:
-        """CTranslate2 with a converted model.
+        """Open CTranslate2 with a converted model.
 
         Raises:
-            Unsuited: it cannot translate, or not in the same way
+            Unsuited: CTranslate2 does not support the request, or gives other translations
         """
         if len(self.bundles) > 1:
             raise Unsuited("an ensemble, which CTranslate2 does not support")
         if self.device != "cpu":
-            raise Unsuited("a GPU is used, and CTranslate2 is checked on a CPU only; add --cpu", fixed=True)
+            raise Unsuited("a GPU is used, but CTranslate2 is verified only on a CPU; add --cpu", fixed=True)
         problem = find_problem(self.options, self.nbest, self.precision)
         if problem:
             raise Unsuited(problem)
@@ -117,11 +117,11 @@ class Request:
         return engine
 
     def _entry(self, folder: str) -> tuple[dict[str, Any], str]:
-        """The record of the converted model, which is made if there is none, and what was done for it."""
+        """Return the record of the converted model, after conversion if necessary, and a note about its origin."""
         try:
             record, done = ct2_cache.read(folder), "converted to"
         except ct2_cache.Damaged as error:
-            record, done = None, f"replaced a damaged model ({error}):"
+            record, done = None, f"replaced a corrupt model ({error}):"
         if record is not None:
             return record, "cached in"
         bundle = self.bundles[0]
@@ -136,7 +136,7 @@ class Request:
             facts = dataclasses.asdict(ModelFacts.of([loaded]))
             task = {name: loaded.stored.task.get(name) for name in ("source_lang", "target_lang")}
             record = {"task": task, "facts": facts, "report": "", "problem": ""}
-            self._loaded = []  # the conversion prepares it for decoding
+            self._loaded = []  # the conversion changes the model in place
             try:
                 record["report"] = str(convert(bundle, loaded, plain, new, COMPUTED[self.precision]))
             except Disagreement as error:

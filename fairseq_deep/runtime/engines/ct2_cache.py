@@ -1,9 +1,9 @@
-"""Converted models on disk, so that a model is converted and checked once.
+"""Cache of converted models on disk; each model is converted and checked only once.
 
-An entry is a folder with the files of CTranslate2 and a record: facts of the model, what the check has found, and the
-checksum of each file. Its name is a hash of the checkpoint, the dictionaries, the type of the weights and the versions
-of the format and of CTranslate2; a packaged model counts with all of its files. It is written under another name and
-renamed under a lock, so that several processes can write the same one: the first wins.
+An entry is a directory with CTranslate2's files and a record of the model's properties, the result of the check and
+the checksum of each file. Its name is a hash of the checkpoint, the dictionaries, the type of the weights and the
+versions of the format and of CTranslate2; for a packaged model, a hash of all its files. An entry is written under a
+temporary name and renamed under a lock. If several processes write the same entry, the first one is used.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ..files import sha256
 from ..records import amount, line, needed, optional, read_json, truth, whole
 
 FORMAT = 1
-"""Of an entry. Raise it if a conversion or its check changes: earlier entries are not used then."""
+"""Version of entries. Raise it if the conversion or its check changes; earlier entries are then not used."""
 RECORD = "fairseq_deep.json"
 UNFINISHED, LOCK = "unfinished-", ".lock"
 STALE = 24 * 3600
-"""Seconds after which an unfinished entry belongs to a process that has died."""
+"""Age in seconds after which an unfinished entry is considered abandoned."""
 SCHEMA = {
     "task": needed({"source_lang": needed(optional(line)), "target_lang": needed(optional(line))}),
     "facts": needed({
@@ -44,15 +44,15 @@ SCHEMA = {
     "problem": needed(line),
     "files": needed({"*": line}),
 }  # fmt: skip
-"""``problem`` says why the check has failed; such an entry has no other file."""
+"""``problem`` is the reason of a failed check; such an entry has no other file."""
 
 
 class Damaged(Exception):
-    """An entry that is not what was written."""
+    """A corrupt entry."""
 
 
 def default_folder() -> str:
-    """Return the directory of entries: that of the user's caches (XDG)."""
+    """Return the directory of entries, in the user's cache directory (XDG)."""
     return user_cache("ctranslate2")
 
 
@@ -60,7 +60,7 @@ def key_of(bundle: Bundle, quantization: str) -> str:
     """Return the name of a model's entry.
 
     Raises:
-        UsageError: a file cannot be read, or a packaged model is refused
+        UsageError: a file cannot be read, or a packaged model is invalid
     """
     import ctranslate2
 
@@ -74,7 +74,7 @@ def key_of(bundle: Bundle, quantization: str) -> str:
 
 
 def _files_of(bundle: Bundle) -> list[str]:
-    """Return the checkpoint and the dictionaries, of a package all files: one that is damaged has no entry then."""
+    """Return the checkpoint and the dictionaries; for a package all files, so a changed package has another entry."""
     names = sorted(os.listdir(bundle.data)) if os.path.isdir(bundle.data) else []
     paths = [os.path.join(bundle.data, name) for name in names if name.startswith("dict.") and name.endswith(".txt")]
     paths = [bundle.checkpoint, *filter(os.path.isfile, paths)]
@@ -85,17 +85,17 @@ def _files_of(bundle: Bundle) -> list[str]:
 
 
 def read(folder: str) -> dict[str, Any] | None:
-    """Return the record of the entry *folder*; None if there is none.
+    """Return the record of the entry *folder*; None if the entry does not exist.
 
     Raises:
-        Damaged: a file is missing, or is not what was written
+        Damaged: a file is missing or corrupt
     """
     if not os.path.lexists(folder):
         return None
     try:
         record = read_json(os.path.join(folder, RECORD), SCHEMA, "it is written again")
         if not record:
-            raise Damaged(f"there is no {RECORD}")
+            raise Damaged(f"{RECORD} is missing")
         for name, checksum in record["files"].items():
             if sha256(os.path.join(folder, os.path.basename(name))) != checksum:
                 raise Damaged(f"{name} has another checksum")
@@ -105,17 +105,17 @@ def read(folder: str) -> dict[str, Any] | None:
 
 
 def write(folder: str, fill: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """Write an entry in place of a damaged one, or of none, unless another process has done so.
+    """Write a missing or corrupt entry, unless another process has done so.
 
     Args:
         folder: the entry
-        fill: fills an empty folder, and returns the record but for its "files"
+        fill: fills an empty directory, and returns the record without its "files"
 
     Returns:
         the record
 
     Raises:
-        OSError: it cannot be written
+        OSError: the entry cannot be written
     """
     root = os.path.dirname(folder)
     os.makedirs(root, mode=0o700, exist_ok=True)
@@ -128,7 +128,7 @@ def write(folder: str, fill: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
         record["files"] = {name: sha256(os.path.join(new, name)) for name in sorted(os.listdir(new))}
         with open(os.path.join(new, RECORD), "w", encoding="utf-8") as stream:
             json.dump(record, stream, indent=1)
-        with FileLock(os.path.join(root, LOCK)):  # else a process may move the whole entry of another one away
+        with FileLock(os.path.join(root, LOCK)):  # otherwise, a process might replace a valid entry of another one
             if not _is_whole(folder):
                 if os.path.lexists(folder):
                     os.rename(folder, os.path.join(work, "old"))

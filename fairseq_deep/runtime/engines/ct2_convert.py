@@ -1,4 +1,4 @@
-"""A trained model in CTranslate2's format, compared with the model that it was made of."""
+"""Conversion of a trained model to CTranslate2's format, and comparison with the original model."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .ct2_engine import Ct2Engine
 from .torch_engine import TorchEngine
 
 SENTENCES, SHARE = 50, 0.98
-"""Sentences to check with, and the share of translations that must be equal."""
+"""Number of sentences for the check, and the share of translations that must be equal."""
 EXACT, ROUNDED = 1e-4, 0.5
-"""Limits of the difference of log-probabilities: in float32 the greatest one, relative to the largest value if that is
-above 1; in other types of weights the mean."""
+"""Limits of the difference of log-probabilities. In float32, the limit applies to the maximum difference, relative to
+the largest value if that is above 1; for other types of weights, it applies to the mean."""
 
 
 class Disagreement(UsageError):
-    """CTranslate2 computes something else."""
+    """CTranslate2's results differ from the model's."""
 
 
 def make_plain(bundle: Bundle, loaded: LoadedModel) -> Transformer:
-    """Return a copy of the model that CTranslate2 can compute.
+    """Return a copy of the model in a form that CTranslate2 supports.
 
     Raises:
-        UsageError: it cannot compute this model
+        UsageError: CTranslate2 does not support this model
     """
     path, flags = bundle.checkpoint, loaded.stored.flags
     check_layers(path, flags, "ctranslate2")
@@ -49,16 +49,16 @@ def make_plain(bundle: Bundle, loaded: LoadedModel) -> Transformer:
 
 
 def convert(bundle: Bundle, loaded: LoadedModel, plain: Transformer, folder: str, quantization: str) -> Report:
-    """Fill the empty *folder* with the model, and compare it with *loaded*, whose model cannot be trained afterwards.
+    """Write the model to the empty *folder* and compare it with *loaded*; afterwards, *loaded* cannot be trained.
 
     Args:
-        plain: what :func:`make_plain` returns
+        plain: result of :func:`make_plain`
         quantization: type of the weights
 
     Raises:
-        UsageError: the package is missing
+        UsageError: CTranslate2 is not installed
         Disagreement: the results differ by more than rounding
-        OSError: the folder cannot be written
+        OSError: the directory cannot be written
     """
     ct2_format.check_package()
     spec = ct2_format.build_spec(plain, loaded.stored.flags.activation_fn, loaded.source, loaded.target)
@@ -92,7 +92,7 @@ def _compare(bundle: Bundle, loaded: LoadedModel, folder: str, quantization: str
 
 @torch.inference_mode()
 def _log_probabilities(engine: TorchEngine, sentences: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
-    """Return those of the tokens of *targets*, of which none can be <pad>."""
+    """Return the log-probabilities of the tokens of *targets*, with <pad> excluded."""
     inputs = torch.full((len(targets), max(map(len, targets))), engine.target.pad)
     for row, tokens in zip(inputs, targets):
         row[: len(tokens)] = torch.cat([tokens[-1:], tokens[:-1]])
@@ -104,10 +104,10 @@ def _log_probabilities(engine: TorchEngine, sentences: list[Tensor], targets: li
 
 def _check(report: Report, path: str, quantization: str, scale: float, mean: float) -> None:
     exact = quantization == "float32"
-    same = report.difference <= EXACT * scale if exact else mean <= ROUNDED  # not so with NaN
+    same = report.difference <= EXACT * scale if exact else mean <= ROUNDED  # false for NaN
     if not same:
         shown = f"by up to {report.difference:.1e}" if exact else f"by {mean:.1e} on average"
-        raise Disagreement(f"CTranslate2 computes other log-probabilities than {path} ({shown})")
+        raise Disagreement(f"CTranslate2's log-probabilities differ from {path} ({shown})")
     differing = report.differing(SHARE) if exact else ""
     if differing:
-        raise Disagreement(f"CTranslate2 translates {differing} otherwise than {path}")
+        raise Disagreement(f"CTranslate2's translations differ from {path} for {differing}")

@@ -1,16 +1,16 @@
-"""Beam search with CTranslate2, with the hypotheses of our own.
+"""Beam search with CTranslate2, with the best hypotheses of our own search.
 
-Both searches register the same hypotheses up to the end of a sentence, and the best one is the same, but for these
-cases (``src/decoding.cc`` of CTranslate2). Our engine translates such sentences again:
+Both searches find the same best hypothesis, except in these cases (``src/decoding.cc`` of CTranslate2). Our engine
+translates such sentences again:
 
-- a hypothesis is longer than allowed: fairseq ends it with ``</s>``, CTranslate2 with any word. The best one is too
-  long then;
-- a hypothesis is empty: fairseq excludes ``</s>`` as the first word after the softmax, CTranslate2 before it. So it
-  is allowed here (``min_decoding_length=0``), which keeps scores exact, and the empty hypothesis shows;
-- a source has symbols other than words, such as ``<pad>``.
+- a hypothesis is longer than allowed: fairseq ends it with ``</s>``, CTranslate2 with any token. In this case the best
+  hypothesis is too long;
+- a hypothesis is empty: fairseq excludes ``</s>`` as the first token after the softmax, CTranslate2 before it.
+  Therefore CTranslate2 may return it here (``min_decoding_length=0``), which keeps scores exact;
+- a source has special symbols, such as ``<pad>``.
 
-If more hypotheses end in a step than are missing, CTranslate2 ranks all of them, and fairseq the first ones. Only the
-hypotheses after the best one differ. Scores lack the probability of ``<pad>``.
+If more hypotheses end in a step than are missing, CTranslate2 ranks all of them, and fairseq only the first ones. Then
+only hypotheses after the best one differ. Scores do not include the probability of ``<pad>``.
 """
 
 from __future__ import annotations
@@ -30,42 +30,42 @@ from ..loading import ModelFacts
 from .torch_engine import Hypotheses, TorchEngine
 
 COMPUTED = {"fp32": "float32", "int8": "int8"}
-"""Types of weights by our names for precisions."""
+"""CTranslate2's types of weights by our names of precisions."""
 SAME = ("beam", "max_len_a", "max_len_b", "lenpen", "limit_each")
-"""Options of the search that CTranslate2 has."""
+"""Search options that CTranslate2 supports."""
 NO_PENALTY = 1e-9
-"""The length penalty 0: with exactly 0, CTranslate2 ends the search by another rule."""
+"""Length penalty instead of 0; with exactly 0, CTranslate2 ends the search by another rule."""
 
 
 def find_problem(options: SearchOptions, nbest: int, precision: str) -> str:
-    """Return what of a search CTranslate2 does otherwise, "" if nothing."""
+    """Return the option of a search that CTranslate2 does not support, "" if it supports all."""
     if nbest > 1:
-        return "several hypotheses per sentence, which CTranslate2 ranks otherwise"
+        return "several hypotheses per sentence, which CTranslate2 ranks differently"
     if precision not in COMPUTED:
         return f"--decode-precision {precision}, which CTranslate2 does not support"
     if options.gnmt_lenpen:
         return "GNMT's length penalty, which CTranslate2 does not support"
     for field in fields(SearchOptions):
         if field.name not in SAME and getattr(options, field.name) != field.default:
-            return f"the search option {field.name}, which CTranslate2 does otherwise"
+            return f"the search option {field.name}, which CTranslate2 does not support in the same way"
     return ""
 
 
 class Ct2Engine:
-    """A converted model.
+    """Engine for a converted model.
 
     Args:
-        folder: of the model, as CTranslate2 has it
+        folder: directory of the model in CTranslate2's format
         facts: see :class:`ModelFacts`
-        dictionaries: of source and target
-        languages: the same
-        options: of the search
+        dictionaries: source and target dictionary
+        languages: source and target language
+        options: search options
         fallback: returns our own engine, for sentences on which the searches differ
-        threads: in all
-        parallel: batches that are translated at once; they share the threads
+        threads: total number of threads
+        parallel: number of batches translated at once; they share the threads
 
     Attributes:
-        note: where the model comes from
+        note: origin of the model
         by_torch: number of sentences that our own engine has translated
     """
 
@@ -91,13 +91,13 @@ class Ct2Engine:
 
     @property
     def fallback(self) -> TorchEngine:
-        """Our own engine."""
+        """The torch engine, loaded on first use."""
         if self._fallback is None:
             self._fallback = self._make_fallback()
         return self._fallback
 
     def translate(self, batches: Iterable[Sequence[Tensor]], nbest: int = 1) -> Iterator[Hypotheses]:
-        """See :class:`TorchEngine`. CTranslate2 makes the best hypothesis only, where there are enough words."""
+        """See :class:`TorchEngine`. CTranslate2 is used only for 1-best output with a large enough vocabulary."""
         if nbest > 1 or 2 * self.options.beam >= len(self.target):
             for sentences in batches:
                 self.by_torch += len(sentences)
@@ -108,7 +108,7 @@ class Ct2Engine:
             yield self._finish(sentences, longest, [result.result() for result in results])
 
     def _start(self, sentences: Sequence[Tensor]) -> tuple[int, list[Any]]:
-        """Return the greatest number of words, and the results to come."""
+        """Return the maximum number of tokens, and the pending results."""
         options, longest = self.options, self._limit(max(map(len, sentences)))
         return longest, self.translator.translate_batch(
             [self._words(tokens) for tokens in sentences],
@@ -123,7 +123,7 @@ class Ct2Engine:
         )
 
     def _limit(self, length: int) -> int:
-        """The greatest number of words for a source of *length* tokens."""
+        """Return the maximum number of target tokens for a source of *length* tokens."""
         return min(int(self.options.max_len_a * length + self.options.max_len_b), self.facts.max_target - 1)
 
     def _words(self, tokens: Tensor) -> list[str]:
@@ -134,7 +134,7 @@ class Ct2Engine:
         differ = []
         for number, (tokens, result) in enumerate(zip(sentences, results)):
             limit = self._limit(len(tokens)) if self.options.limit_each else longest
-            # beyond a limit of its own, also a hypothesis that is not the best shows that the search would have ended
+            # with limits per sentence, any hypothesis beyond the limit shows that our search would have ended earlier
             beyond = max(map(len, result.hypotheses if limit < longest else result.hypotheses[:1])) > limit
             if has_symbols(tokens) or beyond or [] in result.hypotheses:
                 differ.append(number)
@@ -152,14 +152,14 @@ class Ct2Engine:
         return {"tokens": torch.tensor([*words, self.target.eos]), "score": torch.tensor(result.scores[0])}
 
     def log_probabilities(self, sentences: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
-        """Log-probabilities of the tokens of *targets*, which end with end-of-sentence."""
+        """Return the log-probabilities of the tokens of *targets*, which end with end-of-sentence."""
         words = [[self.target.symbols[index] for index in tokens[:-1].tolist()] for tokens in targets]
         results = self.translator.score_batch([self._words(each) for each in sentences], words, max_input_length=0)
         return [torch.tensor(result.log_probs) for result in results]
 
 
 def _quietly_opened(folder: str, **settings: int) -> Any:
-    """Return the translator in *folder*, without a warning where it computes in another type than weights have."""
+    """Return the translator in *folder*; CTranslate2's warning about a conversion of types is suppressed."""
     import ctranslate2
 
     level = ctranslate2.get_log_level()
@@ -171,5 +171,5 @@ def _quietly_opened(folder: str, **settings: int) -> Any:
 
 
 def has_symbols(tokens: Tensor) -> bool:
-    """Whether a source has symbols that are no words, its end aside."""
+    """Return whether a source has special symbols before its end-of-sentence."""
     return bool((tokens[:-1] < Dictionary.unk).any())

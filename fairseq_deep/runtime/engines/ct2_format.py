@@ -1,11 +1,11 @@
-"""A plain model in CTranslate2's format, by way of the specifications in its Python package.
+"""Export of a plain model to CTranslate2's format, with the specifications in its Python package.
 
-What CTranslate2 computes was found out by comparing outputs (tests/tools/test_export_ctranslate2.py):
+CTranslate2's behaviour was determined by comparing outputs (tests/tools/test_export_ctranslate2.py):
 
-- positions count from 0, and there are as many as their table has rows; where self-attention has relative positions,
-  it adds no others;
-- relative positions have 2K+1 vectors, of the distances -K ... K, in decoders, too;
-- nothing keeps <pad> from being written, as fairseq's search does.
+- positions start at 0, and their number is the number of rows in the table; with relative positions in self-attention,
+  no absolute positions are added;
+- relative positions have 2K+1 vectors, for the distances -K ... K, also in decoders;
+- the search does not exclude <pad>, unlike fairseq's.
 """
 
 import operator
@@ -22,23 +22,23 @@ from fairseq_deep.errors import UsageError
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "tanh": "Tanh",
                "swish": "SWISH"}  # fmt: skip
 NEVER = -1e4
-"""Added to the score of what is never to be written; float16 has it, too."""
+"""Bias of tokens that must not be generated; representable in float16."""
 NORMS = (
     ("self_attn_layer_norm", "self_attention.layer_norm", "input_layer_norm", "post_attention_layer_norm"),
     ("encoder_attn_layer_norm", "attention.layer_norm", "external_pre_encoder_attention_layer_norm",
      "external_post_encoder_attention_layer_norm"),
     ("final_layer_norm", "ffn.layer_norm", "pre_feedforward_layer_norm", "post_feedforward_layer_norm"),
 )  # fmt: skip
-"""The norm of each sub-layer; its name in CTranslate2; with Peri-LN those of the inner and the outer norm."""
+"""Our name of each sub-layer's norm; CTranslate2's name; with Peri-LN, CTranslate2's names of inner and outer norm."""
 CROSS = "external_pre_post_encoder_layers"
-"""The argument of decoders for Peri-LN around cross-attention."""
+"""Argument of decoders for Peri-LN around cross-attention."""
 WEIGHT_STEPS = 63
-"""Of an int8 weight. Without VNNI a processor adds pairs of products in 16 bits: 2 x 255 x 63 fits, and with the 127 of
-CTranslate2's own converters some sums overflow there."""
+"""Maximum of an int8 weight. Without VNNI, a processor adds pairs of products in 16 bits: 2 x 255 x 63 fits, but some
+sums overflow with 127, the maximum in CTranslate2's own converters."""
 
 
 OLDEST, OLDEST_MODERN = (4, 5), (4, 7)
-"""Versions of CTranslate2 that are supported, in general, and for Peri-LN and the options of layers."""
+"""Oldest supported versions of CTranslate2, in general, and for Peri-LN and the options of layers."""
 
 
 def check_package() -> None:
@@ -61,21 +61,21 @@ def version() -> tuple[int, int]:
 
 
 def find_problem(model: Any, flags: Any, source: Any, target: Any) -> str:
-    """Return what of a plain model CTranslate2 does not compute, and the cure if there is one; "" if it does all."""
+    """Return the part of a plain model that CTranslate2 does not support, with a fix if possible; "" if none."""
     for flag in ("adaptive_softmax_cutoff", "no_cross_attention", "cross_self_attention"):
         if getattr(flags, flag, None):
             return f"--{flag.replace('_', '-')}, which CTranslate2 does not support"
     if getattr(flags, "ffn", None) not in GATED and flags.activation_fn not in ACTIVATIONS:
-        return f"--activation-fn {flags.activation_fn}: CTranslate2 knows {', '.join(ACTIVATIONS)}"
+        return f"--activation-fn {flags.activation_fn}: CTranslate2 supports {', '.join(ACTIVATIONS)}"
     for side in ("encoder", "decoder"):
         stack = getattr(model, side)
         if len(stack.layers) == 0:
-            return f"no layers ({side}), where CTranslate2 needs one"
+            return f"no layers ({side}); CTranslate2 requires at least one"
         if _relative_keys(stack.layers[0]) is not None and stack.embed_positions is not None:
-            return (f"--relative-positions beside absolute ones ({side}), where CTranslate2 has one kind only: "
+            return (f"--relative-positions and absolute positions ({side}), which CTranslate2 does not combine: "
                     "train with --no-token-positional-embeddings")  # fmt: skip
     if model.decoder.project_in_dim is not None or model.decoder.project_out_dim is not None:
-        return "a --decoder-output-dim of its own: the export has no rule for that"
+        return "a --decoder-output-dim that differs from the width, which the export does not support"
     for dictionary in (source, target):
         symbols = dictionary.symbols
         if len({*symbols}) < len(symbols):
@@ -87,12 +87,12 @@ def build_spec(model: Any, activation: str, source: Any, target: Any) -> Any:
     """Return the specification of a plain model, with its weights in float32.
 
     Args:
-        model: a `Transformer` whose connections are plain or Peri-LN
+        model: a `Transformer` with plain or Peri-LN connections
         activation: fairseq's name of the activation function
         source, target: the dictionaries
 
     Raises:
-        UsageError: this version of CTranslate2 is too old for it
+        UsageError: this version of CTranslate2 is too old for the model
     """
     from ctranslate2 import specs
 
@@ -119,7 +119,7 @@ def build_spec(model: Any, activation: str, source: Any, target: Any) -> Any:
 
 
 def _structure(stack: Any, activation: str) -> dict[str, Any]:
-    """Return what CTranslate2 calls the structure of a stack."""
+    """Return CTranslate2's arguments for the structure of a stack."""
     from ctranslate2.specs import Activation
 
     layer = stack.layers[0]
@@ -136,7 +136,7 @@ def _structure(stack: Any, activation: str) -> dict[str, Any]:
 
 
 def _options(stack: Any, layer: Any) -> dict[str, Any]:
-    """Return the arguments for the options of layers that are not the default; older versions know none.
+    """Return the arguments for layer options other than the defaults; older versions support none.
 
     Raises:
         UsageError: this version of CTranslate2 is too old for them
@@ -156,17 +156,17 @@ def _options(stack: Any, layer: Any) -> dict[str, Any]:
 
 
 def _ffn(stack: Any) -> str:
-    """Return the kind of feed-forward sub-layers; those of fairseq are plain."""
+    """Return the kind of feed-forward sub-layers; fairseq's are plain."""
     return getattr(getattr(stack, "stack", None), "ffn", "plain")
 
 
 def _is_rotary(layer: Any) -> bool:
-    """Whether self-attention has rotary positions; the layers of fairseq have none."""
+    """Return whether self-attention has rotary positions; fairseq's layers have none."""
     return getattr(layer.self_attn, "rotary", None) is not None
 
 
 def _peri(stack: Any, *more: str) -> dict[str, bool]:
-    """Return the arguments for Peri-LN, *more* among them; older versions know none."""
+    """Return the arguments for Peri-LN, including *more*; older versions support none."""
     if not _is_peri(stack.layers[0]):
         return {}
     _require_new("--residual peri")
@@ -180,17 +180,17 @@ def _require_new(flags: str) -> None:
 
 
 def _is_peri(layer: Any) -> bool:
-    """Whether the outputs of sub-layers have norms; the layers of fairseq have none."""
+    """Return whether the outputs of sub-layers have norms; fairseq's layers have none."""
     return isinstance(getattr(layer, "residual", None), PeriNorm)
 
 
 def _relative_keys(layer: Any) -> Any:
-    """Return the vectors of a layer's relative positions, or None; the layers of fairseq have none."""
+    """Return the vectors of a layer's relative positions, or None; fairseq's layers have none."""
     return getattr(layer.self_attn, "relative_keys", None)
 
 
 def _set_stack(spec: Any, stack: Any) -> None:
-    """Fill in positions, norms and layers of a stack."""
+    """Set positions, norms and layers of a stack."""
     spec.scale_embeddings = stack.embed_scale
     if _is_rotary(stack.layers[0]):
         vars(spec).pop("position_encodings", None)
@@ -217,7 +217,7 @@ def _set_stack(spec: Any, stack: Any) -> None:
 
 
 def _set_norms(spec: Any, layer: Any) -> None:
-    """Fill in the norms of a layer's sub-layers, of Peri-LN also those of their outputs."""
+    """Set the norms of a layer's sub-layers and, for Peri-LN, the norms of their outputs."""
     found = [names for names in NORMS if hasattr(layer, names[0])]
     for index, (own, plain, inner, outer) in enumerate(found):
         peri = _is_peri(layer)
@@ -227,12 +227,12 @@ def _set_norms(spec: Any, layer: Any) -> None:
 
 
 def _array(*tensors: torch.Tensor) -> np.ndarray:
-    """Return a copy of tensors, one below the other."""
+    """Return a copy of *tensors*, concatenated along the first dimension."""
     return torch.cat([tensor.detach().float() for tensor in tensors]).cpu().numpy()
 
 
 def _set_linear(spec: Any, *layers: Any) -> None:
-    """Fill in linear layers as one, or a table of embeddings."""
+    """Set linear layers, concatenated to one, or an embedding table."""
     spec.weight = _array(*(layer.weight for layer in layers))
     if getattr(layers[0], "bias", None) is not None:
         spec.bias = _array(*(layer.bias for layer in layers))
@@ -245,7 +245,7 @@ def _set_norm(spec: Any, norm: Any) -> None:
 
 
 def _set_relative(spec: Any, attention: Any) -> None:
-    """Fill in the vectors of relative positions; zeros for those that look ahead, where nothing does."""
+    """Set the vectors of relative positions, with zeros for future positions that the layer does not use."""
     from ctranslate2.specs import model_spec
 
     keys, values = getattr(attention, "relative_keys", None), getattr(attention, "relative_values", None)
@@ -257,7 +257,7 @@ def _set_relative(spec: Any, attention: Any) -> None:
 
 
 def _positions(stack: Any) -> np.ndarray:
-    """Return the table of positions from 0 on; zeros where the stack has none: CTranslate2 would make its own."""
+    """Return the position table from 0 on; zeros if the stack has none, since CTranslate2 would use its own table."""
     table = stack.embed_positions
     if table is None:
         return np.zeros((stack.max_positions(), stack.layers[0].fc1.in_features), dtype=np.float32)
@@ -266,7 +266,7 @@ def _positions(stack: Any) -> np.ndarray:
 
 
 def _leave_room(spec: Any, name: str, value: Any) -> None:
-    """Store the int8 weights of one variable in `WEIGHT_STEPS` steps instead of 127."""
+    """Rescale the int8 weights of one variable to the range of `WEIGHT_STEPS` instead of 127."""
     from ctranslate2.specs.model_spec import NumpyVariable
 
     key = name.rpartition("/")[2]
@@ -278,10 +278,10 @@ def _leave_room(spec: Any, name: str, value: Any) -> None:
 
 
 def save_spec(spec: Any, folder: str, quantization: str) -> None:
-    """Write a specification to an empty folder.
+    """Write a specification to an empty directory.
 
     Raises:
-        OSError: it cannot be written
+        OSError: the directory cannot be written
     """
     spec.optimize(quantization=quantization)
     if quantization.startswith("int8"):

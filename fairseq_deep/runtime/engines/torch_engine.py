@@ -1,4 +1,4 @@
-"""Beam search with our own models."""
+"""Beam search with our models."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from fairseq_deep.core.search import BeamSearch, SearchOptions
 from ..loading import LoadedModel, ModelFacts
 
 Hypotheses = list[list[dict[str, Tensor]]]
-"""For each sentence its hypotheses, best first: "tokens" with end-of-sentence, and "score" in nats."""
+"""Hypotheses of each sentence, best first, with "tokens" (including end-of-sentence) and "score" (in nats)."""
 
 
 class TorchEngine:
-    """One model or an ensemble, on a CPU or a GPU.
+    """Engine for one model or an ensemble, on a CPU or a GPU.
 
     Args:
         loaded: the models, which are prepared for decoding in place
-        options: of the search
-        precision: the decoder's matrix products on a CPU, "fp32", "bf16" or "int8"
-        device: of the models
+        options: search options
+        precision: precision of the decoder's linear layers on a CPU, "fp32", "bf16" or "int8"
+        device: device of the models
 
     Attributes:
-        note: why this engine was chosen; "" if it was asked for
-        by_torch: number of sentences that this engine translated in the place of another; 0 here
+        note: reason for the choice of this engine; "" if the user requested it
+        by_torch: number of sentences that torch translated instead of another engine; always 0 here
     """
 
     name, note, by_torch = "torch", "", 0
@@ -44,15 +44,15 @@ class TorchEngine:
         self.search = BeamSearch(self.models, options)
 
     def translate(self, batches: Iterable[Sequence[Tensor]], nbest: int = 1) -> Iterator[Hypotheses]:
-        """The hypotheses of each of the *batches*, which are lists of sentences, each a vector of tokens."""
+        """Yield the hypotheses of each batch; a batch is a list of sentences, a sentence a vector of tokens."""
         return map(self.translate_batch, batches)
 
     def translate_batch(self, sentences: Sequence[Tensor], longest: int = 0) -> Hypotheses:
-        """The hypotheses of *sentences*, as if the longest of them had *longest* tokens, or more if one has."""
+        """Return the hypotheses of *sentences*, with length limits for a batch at least *longest* tokens wide."""
         return self.search(self.pad(sentences, longest).to(self.device))
 
     def pad(self, sentences: Sequence[Tensor], longest: int = 0) -> Tensor:
-        """*sentences* as a batch, with padding as in training, and at least *longest* tokens wide."""
+        """Return *sentences* as a batch, padded as in training, at least *longest* tokens wide."""
         longest = max(longest, *map(len, sentences))
         batch = torch.full((len(sentences), longest), self.source.pad)
         for row, tokens in zip(batch, sentences):

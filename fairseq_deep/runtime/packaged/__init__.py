@@ -1,4 +1,4 @@
-"""Packaged models: one folder with weights, settings and dictionaries, and no pickle in it."""
+"""Packaged models: pickle-free directories with weights, settings and dictionaries."""
 
 from .card import make_card
 from .config import read_config

@@ -1,4 +1,4 @@
-"""The card of a packaged model: what it is, from what data, how good, and how to use it."""
+"""The model card of a package: properties, data, scores and usage."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from .folder import WEIGHTS
 
 _MARKUP = re.compile(r"[\\`*_\[\]!#|~$]")
 _ADDRESS = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*):(?=\S)")
-"""What a page may make a link of by itself."""
+"""Addresses that a renderer may turn into links."""
 
 _FACTS = (("updates", "updates"), ("epochs", "epochs"), ("train_hours", "hours"),
           ("valid_ppl", "validation perplexity"), ("averaged", "checkpoints averaged"), ("seed", "seed"),
@@ -23,13 +23,13 @@ _SCORES = (("sacrebleu", "sacreBLEU"), ("tokenised", "tokenised BLEU"), ("compou
 def make_card(
     config: dict[str, Any], model: dict[str, str], record: dict[str, Any], use: str | None = None
 ) -> str:
-    """The text of ``README.md``.
+    """Return the text of ``README.md``.
 
     Args:
         config: the content of ``config.json``
-        model: rows of the first table that are counted: parameters, weights, dictionaries
-        record: what the recipe wrote in ``RESULT.json``; empty where there is none
-        use: the section on how to use a folder of another kind, which has no checksums
+        model: measured rows of the first table: parameters, weights, dictionaries
+        record: the content of the recipe's ``RESULT.json``; empty without a recipe
+        use: the section on usage for another format, whose directory has no checksums
     """
     task, text = config["task"], config["text"]
     steps = ["lowercased (the source)"] * text["lowercase"] + ["segmented by jieba"] * _is_segmented(config)
@@ -42,7 +42,7 @@ def make_card(
         ("translates", f"{task['source_lang']} to {task['target_lang']}"),
         ("architecture", _Code(f"{_code(config['arch'])} of fairseq_deep")),
         *model.items(),
-        ("text", ", ".join(steps) or "words as they are"),
+        ("text", ", ".join(steps) or "unprocessed words"),
         ("search", search),
         ("made with", ", ".join(f"{name} {version}" for name, version in config["made_with"].items())),
         ("licence", config["licence"]),
@@ -92,9 +92,9 @@ def _is_segmented(config: dict[str, Any]) -> bool:
 
 
 def _record(record: dict[str, Any], task: dict[str, Any]) -> list[str]:
-    """Data, scores and training, as far as the recipe wrote them down."""
+    """Return the sections on data, scores and training that the recipe recorded."""
     if not record:
-        return ["## Data and scores\n\nThis model was packaged from a checkpoint alone, which does not record them."]
+        return ["## Data and scores\n\nThis model was packaged from a checkpoint, which does not record them."]
     parts = []
     languages = (task["source_lang"], task["target_lang"])
     sets = _part(record, "data", "sets")
@@ -103,7 +103,7 @@ def _record(record: dict[str, Any], task: dict[str, Any]) -> list[str]:
     if rows:
         heads = ("set", "pairs", *(f"sha256 of the {lang} text" for lang in languages))
         route = str(_part(record, "data").get("route", "not recorded"))
-        # a card is public, and a path tells of a user and a machine
+        # a card is public, and a path reveals user and machine
         route = _cell(os.path.basename(route.rstrip("/")) if os.path.isabs(route) else route)
         parts.append(f"## Data\n\nRoute: {route}.\n\n{_table(heads, rows)}")
     rows = []
@@ -115,19 +115,19 @@ def _record(record: dict[str, Any], task: dict[str, Any]) -> list[str]:
             if found.get("chrf") is not None:
                 rows.append((subset, "chrF", _score(found["chrf"]), _code(found.get("chrf_signature", "-"))))
     if rows:
-        note = "Only sacreBLEU and chrF, of detokenised text, compare with other work."
+        note = "Only sacreBLEU and chrF, on detokenised text, are comparable with other work."
         parts.append(f"## Scores\n\n{_table(('set', 'measure', 'score', 'signature'), rows)}\n\n{note}")
     rows = [(label, _number(record[key])) for key, label in _FACTS if record.get(key) is not None]
-    smoke = "\n\nA test of the recipe (`--smoke`), not a trained model." if record.get("smoke") else ""
+    smoke = "\n\nThis is a test of the recipe (`--smoke`), not a fully trained model." if record.get("smoke") else ""
     return [*parts, f"## Training\n\n{_table(('', ''), rows)}{smoke}"]
 
 
 def _files() -> str:
-    return "## Files\n\n`fairseq-deep check FOLDER` or `sha256sum -c SHA256SUMS` says whether they are as they were."
+    return "## Files\n\n`fairseq-deep check FOLDER` or `sha256sum -c SHA256SUMS` verifies the checksums of all files."
 
 
 def _part(content: Any, *keys: str) -> dict[str, Any]:
-    """The object under *keys*; nothing where there is none."""
+    """Return the object under *keys*; empty if it does not exist."""
     for key in keys:
         content = content.get(key) if isinstance(content, dict) else None
     return content if isinstance(content, dict) else {}
@@ -139,7 +139,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    """*value* as one line of plain text: no HTML, link, image or markup of its own, but for code of :func:`_code`."""
+    """Return *value* as one line of text without HTML, links, images or markup, except code from :func:`_code`."""
     if isinstance(value, _Code):
         return value
     text = one_line(value)
@@ -148,11 +148,11 @@ def _cell(value: Any) -> str:
 
 
 class _Code(str):
-    """Markdown that is not to be escaped."""
+    """Markdown that must not be escaped."""
 
 
 def _code(value: Any) -> _Code:
-    """*value* as code in a line or cell, where nothing but the end of the code and of the cell has a meaning."""
+    """Return *value* as inline code, also for table cells; only backticks and bars need escaping there."""
     text = one_line(value).replace("`", "'").replace("\\|", "|")
     return _Code(f"`{text}`".replace("|", "\\|"))
 

@@ -1,7 +1,7 @@
-"""What ``config.json`` may say: numbers, truth values, short names, and nothing that names a file or a command.
+"""Schema of ``config.json``: numbers, truth values and short names; no setting can name a file or a command.
 
-A setting that is not known here is refused, whatever it is. Settings of training, and those that name files (pretrained
-embeddings), are left out when a model is packaged.
+Unknown settings are rejected. A package does not store settings of training, or settings that name files (pretrained
+embeddings).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ FAIRSEQ = {
                                        "tie_adaptive_proj", "quant_noise_pq", "char_inputs", "base_layers",
                                        "cross_self_attention")},
 }  # fmt: skip
-"""Flags of fairseq's Transformer that a package may have, with their checks."""
+"""Flags of fairseq's Transformer that a package may contain, with their checks."""
 
 TASK = exactly(
     {
@@ -95,29 +95,29 @@ CONTENT = exactly(
         "made_with": {"*": _line},
     }
 )
-"""The schema of ``config.json``. The settings of ``model`` are those of its architecture."""
+"""The schema of ``config.json``; :func:`model_settings` has the schema of ``model``."""
 
 HUGGINGFACE = {"model_type": "fairseq_deep", "architectures": ["FairseqDeepForConditionalGeneration"]}
-"""What transformers looks for in ``config.json``; older packages do not have it."""
+"""Settings in ``config.json`` that transformers requires; older packages do not have them."""
 
 LATER = {"max_len_a": 1.0, "max_len_b": 50}
-"""Settings of the search that the first packages lack, and what they were translated with."""
+"""Search settings that the first packages lack, with the values used at that time."""
 
 
 def read_config(folder: str) -> dict[str, Any]:
-    """The configuration in *folder*.
+    """Read the configuration in *folder*.
 
     Raises:
-        PackageError: it is damaged, no JSON, or says what it may not say
+        PackageError: the file is corrupt, not JSON, or has an invalid setting
     """
     verify_checksums(folder, [CONFIG])
     path, content = os.path.join(folder, CONFIG), read_text(folder, CONFIG)
     try:
         config = parse(content)
     except ValueError as error:
-        raise PackageError(f"{path}: no configuration of a packaged model ({error})") from error
+        raise PackageError(f"{path}: not a packaged-model configuration ({error})") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise PackageError(f"{path}: no configuration of a packaged model (its format is not {FORMAT!r})")
+        raise PackageError(f"{path}: not a packaged-model configuration (its format must be {FORMAT!r})")
     if config.get("version") != VERSION:
         version = str(config.get("version"))[:20]
         raise PackageError(f"{path}: has format version {version}, but only {VERSION} is supported; {NEWER}")
@@ -126,15 +126,15 @@ def read_config(folder: str) -> dict[str, Any]:
     try:
         check_config(config)
     except ValueError as error:
-        raise PackageError(f"{path}: refused, because {error}") from error
+        raise PackageError(f"{path}: rejected: {error}") from error
     return config
 
 
 def check_config(config: dict[str, Any]) -> None:
-    """Refuse a configuration that is not whole, or says more than it may.
+    """Reject a configuration with missing, unknown or invalid settings.
 
     Raises:
-        ValueError: what is wrong, in words
+        ValueError: with a message for the user
     """
     for key, value in HUGGINGFACE.items():
         if config.get(key, value) != value:
@@ -152,7 +152,7 @@ def check_config(config: dict[str, Any]) -> None:
 
 @functools.cache
 def model_settings() -> dict[str, Check]:
-    """The flags of a model that a package may have, with their checks: fairseq's, and those of the methods."""
+    """Return the model flags that a package may contain, fairseq's and this package's, with their checks."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
     description.add_args(parser)
     alignment.add_args(parser)
@@ -162,8 +162,8 @@ def model_settings() -> dict[str, Check]:
 
 
 def _check_of(action: argparse.Action) -> Check:
-    """The check of a flag's values."""
-    registry = getattr(action.type, "__self__", None)  # of a flag that chooses a method
+    """Return the check of a flag's values."""
+    registry = getattr(action.type, "__self__", None)  # set if the flag selects a method
     if registry is not None:
         names = registry.names()
         return Check(f"a method of this version ({registry.kind} {', '.join(names)}); {NEWER}", names.__contains__)

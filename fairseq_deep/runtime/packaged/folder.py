@@ -1,4 +1,4 @@
-"""The folder of a packaged model: its files, their sums, and how a file of it is opened."""
+"""The directory of a packaged model: its files, checksums, and safe access to files."""
 
 import os
 import re
@@ -12,93 +12,93 @@ WEIGHTS, CONFIG, CARD, SUMS = "model.safetensors", "config.json", "README.md", "
 CODES = {"subword-nmt": "code", "sentencepiece": "spm.model"}
 """The file of each kind of sub-words."""
 LARGEST_TEXT = 1 << 20
-"""Bytes of the configuration and of the sums: they take some thousand."""
+"""Maximum size of the configuration and of the checksums, in bytes; typical sizes are a few thousand."""
 _LINE = re.compile(r"([0-9a-f]{64}) [ *]([\w.-]+)")
 
 
 class PackageError(UsageError):
-    """A packaged model that is refused."""
+    """A packaged model is invalid or corrupt."""
 
 
 def is_package(path: str) -> bool:
-    """Whether *path* is the folder of a packaged model, or the weights in one."""
+    """Return whether *path* is the directory of a packaged model, or the weights in it."""
     folder = folder_of(path)
     return all(os.path.lexists(os.path.join(folder, name)) for name in (WEIGHTS, CONFIG))
 
 
 def folder_of(path: str) -> str:
-    """The folder that *path* is, or is the weights of."""
+    """Return the directory of a package; *path* is this directory or the weights in it."""
     return os.path.dirname(path) or "." if os.path.basename(path) == WEIGHTS else path
 
 
 def dictionary_name(lang: str) -> str:
-    """The file with the dictionary of a language, as fairseq's translation task calls it."""
+    """Return the file name of a language's dictionary, as in fairseq's translation task."""
     return f"dict.{lang}.txt"
 
 
 def place(folder: str, name: str) -> str:
-    """The path of the file *name*.
+    """Return the path of the file *name*.
 
     Raises:
-        PackageError: it is missing, or no regular file: a link may lead anywhere
+        PackageError: the file is missing or not a regular file; a link may point outside of the directory
     """
     path = os.path.join(folder, name)
     try:
         mode = os.lstat(path).st_mode
     except OSError as error:
-        raise PackageError(f"{path}: {error.strerror or error}; the folder is not whole") from error
+        raise PackageError(f"{path}: {error.strerror or error}; copy the directory again") from error
     if stat.S_ISLNK(mode):
-        raise PackageError(f"{path}: refused, because it is a link; copy the folder with cp -rL if you made it")
+        raise PackageError(f"{path}: must not be a link; copy the directory with cp -rL if you created the link")
     if not stat.S_ISREG(mode):
-        raise PackageError(f"{path}: refused, because it is no regular file")
+        raise PackageError(f"{path}: must be a regular file; copy the directory again")
     return path
 
 
 def read_text(folder: str, name: str) -> str:
-    """The text of a small file.
+    """Read a small text file.
 
     Raises:
-        PackageError: it cannot be read, is too large, or is not UTF-8
+        PackageError: the file cannot be read, is too large, or is not UTF-8
     """
     path = place(folder, name)
     try:
         with open(path, "rb") as stream:
             content = stream.read(LARGEST_TEXT + 1)
         if len(content) > LARGEST_TEXT:
-            raise PackageError(f"{path}: refused, because it has more than {LARGEST_TEXT:,} bytes")
+            raise PackageError(f"{path}: must have at most {LARGEST_TEXT:,} bytes; copy the directory again")
         return content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PackageError(f"{path}: cannot be read ({error})") from error
 
 
 def verify_checksums(folder: str, names: Iterable[str]) -> None:
-    """Compare the files *names* with their sums.
+    """Verify the checksums of the files *names*.
 
     Raises:
-        PackageError: one is missing, has no sum, or has another
+        PackageError: a file is missing, has no checksum, or has another one
     """
     path, sums = os.path.join(folder, SUMS), read_sums(folder)
     for name in names:
         if name not in sums:
-            raise PackageError(f"{path}: has no sum of {name}; the folder is not whole")
+            raise PackageError(f"{path}: has no checksum of {name}; copy the directory again")
         if hash_file(place(folder, name)) != sums[name]:
             damaged = os.path.join(folder, name)
-            raise PackageError(f"{damaged}: damaged, its sha256 is not that of {SUMS}; copy it again")
+            raise PackageError(f"{damaged}: corrupt, its sha256 differs from {SUMS}; copy it again")
 
 
 def read_sums(folder: str) -> dict[str, str]:
-    """The sums by the names of the files, as the program sha256sum writes them."""
+    """Read the checksums, in the format of the program sha256sum, by file name."""
     sums: dict[str, str] = {}
     for line in read_text(folder, SUMS).splitlines():
         found = _LINE.fullmatch(line)
         if found is None or found[2] in sums:
-            raise PackageError(f"{os.path.join(folder, SUMS)}: not what sha256sum writes, in the line {line[:40]!r}")
+            raise PackageError(f"{os.path.join(folder, SUMS)}: invalid line {line[:40]!r}; copy the directory again")
         sums[found[2]] = found[1]
     return sums
 
 
 def find_problems(folder: str) -> list[str]:
-    """What of the files in *folder* is not as its sums say; the weights and settings are :func:`load`'s to judge."""
+    """Return the differences between the files in *folder* and their checksums; :func:`load` checks the contents."""
     try:
         sums = read_sums(folder)
     except PackageError as error:
@@ -113,21 +113,21 @@ def find_problems(folder: str) -> list[str]:
 
 
 def refuse_others(folder: str, names: Iterable[str]) -> None:
-    """Refuse a folder that holds more than *names*: fairseq's hub takes sub-words from files of many names.
+    """Reject a directory with files other than *names*; fairseq's hub reads sub-words from files with various names.
 
     Raises:
-        PackageError: with the name that does not belong to a package, or is no regular file
+        PackageError: a file does not belong to a package, or is not a regular file
     """
     allowed = {CARD, CONFIG, SUMS, WEIGHTS, *names}
     for name in sorted(os.listdir(folder)):
         if name not in allowed:
             path = os.path.join(folder, name)
-            raise PackageError(f"{path}: refused, because no package has a file of this name; move it elsewhere")
+            raise PackageError(f"{path}: rejected: a package must not have a file of this name; move it elsewhere")
         place(folder, name)
 
 
 def write_sums(folder: str) -> None:
-    """Write the sums of all files in *folder*."""
+    """Write the checksums of all files in *folder*."""
     names = sorted(os.listdir(folder))
     lines = [f"{hash_file(os.path.join(folder, name))}  {name}\n" for name in names]
     with open(os.path.join(folder, SUMS), "w", encoding="utf-8", newline="\n") as stream:
@@ -135,10 +135,10 @@ def write_sums(folder: str) -> None:
 
 
 def hash_file(path: str) -> str:
-    """The sum of a file.
+    """Return the checksum of a file.
 
     Raises:
-        PackageError: it cannot be read
+        PackageError: the file cannot be read
     """
     try:
         return sha256(path)

@@ -1,7 +1,7 @@
 """Reading of packaged models.
 
-Nothing in the directory is executed, and no other file is read. Checksums, settings, names, shapes and types of all
-tensors are checked before anything is made of them.
+No code from the directory is executed, and no other files are read. Checksums, settings, names, shapes and types of all
+tensors are checked before they are used.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from .folder import (
 )
 
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}
-"""Types of tensors, as the format and as torch call them; I64 is that of fairseq's markers of a version."""
+"""Names of tensor types in the format and in torch; fairseq's version markers have type I64."""
 LARGEST_HEADER = 1 << 23
-"""Bytes: 1,000 layers take some 4 million."""
+"""Maximum size of a header, in bytes; 1,000 layers need about 4 million."""
 
 
 @dataclass(frozen=True)
@@ -65,21 +65,21 @@ class Package:
 
     @property
     def stored(self) -> StoredModel:
-        """The model as all readers return it."""
+        """The model in the form that all readers return."""
         hashes = {"source": hash_symbols(self.source.symbols), "target": hash_symbols(self.target.symbols)}
         smoothing = self.config["criterion"]["label_smoothing"]
         return StoredModel(self.flags, self.tensors, self.config["task"], hashes, smoothing)
 
 
 def load(path: str) -> Package:
-    """Read the package whose weights are at *path*.
+    """Read the package with the weights at *path*.
 
     Raises:
-        PackageError: the directory is damaged, or holds what it may not hold
+        PackageError: the package is corrupt, or has invalid content
     """
     folder = folder_of(path)
     if os.path.basename(path) != WEIGHTS:
-        raise PackageError(f"{path}: not a packaged model, whose weights are called {WEIGHTS}")
+        raise PackageError(f"{path}: not a packaged model; its weights must be called {WEIGHTS}")
     config = read_config(folder)
     dictionaries = check_text(folder, config)[:2]
     verify_checksums(folder, [WEIGHTS])
@@ -87,9 +87,9 @@ def load(path: str) -> Package:
     tensors = read_tensors(place(folder, WEIGHTS))
     for name, owner in config["tied"].items():
         if name in tensors or owner not in tensors:
-            raise PackageError(f"{os.path.join(folder, CONFIG)}: refused, because {name} cannot be tied to {owner}")
+            raise PackageError(f"{os.path.join(folder, CONFIG)}: rejected: {name} cannot be tied to {owner}")
     tensors.update({name: tensors[owner] for name, owner in config["tied"].items()})
-    upgrade_layers(tensors)  # older packages of fairseq's own models have unused copies
+    upgrade_layers(tensors)  # older packages of fairseq's models have unused copies
     package = Package(config, tensors, *(read_dictionary(folder, name) for name in dictionaries))
     check_fit(folder, package)
     return package
@@ -99,16 +99,16 @@ READERS[".safetensors"] = lambda path: load(path).stored
 
 
 def text_files(config: dict[str, Any]) -> list[str]:
-    """The names of the files that text is prepared with: two dictionaries, and sub-words if there are any."""
+    """Return the names of the files for text processing: two dictionaries and, if used, sub-words."""
     names = [dictionary_name(config["task"][f"{side}_lang"]) for side in ("source", "target")]
     return names + [name for name in (codes_of(config),) if name]
 
 
 def check_text(folder: str, config: dict[str, Any]) -> list[str]:
-    """Check the :func:`text_files` in *folder*; return their names.
+    """Check the :func:`text_files` in *folder* and return their names.
 
     Raises:
-        PackageError: one is damaged, or *folder* holds other files
+        PackageError: a file is corrupt, or *folder* has other files
     """
     names = text_files(config)
     refuse_others(folder, names)
@@ -119,20 +119,20 @@ def check_text(folder: str, config: dict[str, Any]) -> list[str]:
 
 
 def codes_of(config: dict[str, Any]) -> str | None:
-    """The name of the file with the sub-words, if words are cut into any."""
+    """Return the name of the file with the sub-words; None without sub-words."""
     return CODES.get(config["text"]["sub_words"])
 
 
 def check_merges(folder: str, name: str) -> None:
-    """Refuse merges of subword-nmt that the library would end the program for.
+    """Reject invalid subword-nmt merges, for which the library would exit the program.
 
     Raises:
-        PackageError: with the number of the line
+        PackageError: a line is invalid; the message has its number
     """
     path = place(folder, name)
     try:
         with open(path, encoding="utf-8") as stream:
-            for number, line in enumerate(itertools.chain([stream.readline()], stream), 1):  # of an empty file "", too
+            for number, line in enumerate(itertools.chain([stream.readline()], stream), 1):  # "" for an empty file
                 if number == 1 and line.startswith("#version:"):
                     right = re.fullmatch(r"#version: 0\.[12](\.0)*\s*", line)
                 else:
@@ -145,7 +145,7 @@ def check_merges(folder: str, name: str) -> None:
 
 
 def odd_pieces(path: str) -> list[str]:
-    """What is wrong with a model of SentencePiece; empty if it can be read.
+    """Return the problems of a SentencePiece model; empty if it can be read.
 
     Raises:
         ImportError: the library is missing
@@ -155,35 +155,35 @@ def odd_pieces(path: str) -> list[str]:
     try:
         SentencePieceProcessor(model_file=path)
     except (OSError, RuntimeError) as error:
-        return [f"{path}: not a valid model of SentencePiece ({one_line(error, 100)})"]
+        return [f"{path}: not a valid SentencePiece model ({one_line(error, 100)})"]
     return []
 
 
 def check_header(path: str) -> None:
-    """Refuse what the library reads without a word: names that occur twice, and metadata without end.
+    """Reject headers that the library accepts: repeated names and unlimited metadata.
 
     Raises:
-        PackageError: the header is too large, or not what :func:`write` writes
+        PackageError: the header is too large, or :func:`write` could not have written it
     """
     with open(path, "rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         content = stream.read(min(size, LARGEST_HEADER + 1))
     if LARGEST_HEADER < size <= os.path.getsize(path):
-        raise PackageError(f"{path}: refused, because its header has {size:,} bytes, more than {LARGEST_HEADER:,}")
+        raise PackageError(f"{path}: rejected: its header has {size:,} bytes, more than {LARGEST_HEADER:,}")
     try:
         header = parse(content.decode())
     except ValueError as error:
         reason = one_line(error, 100)
-        raise PackageError(f"{path}: no whole file of safetensors ({reason})") from error
+        raise PackageError(f"{path}: truncated or invalid safetensors file ({reason}); copy it again") from error
     if isinstance(header, dict) and header.get("__metadata__") not in (None, {"format": "pt"}):
-        raise PackageError(f"{path}: refused, because of its metadata; a package has none but its format")
+        raise PackageError(f"{path}: rejected because of its metadata; a package must have only the format there")
 
 
 def read_tensors(path: str) -> dict[str, Tensor]:
-    """The tensors in the file, each with its own memory.
+    """Read the tensors in the file, each into its own memory.
 
     Raises:
-        PackageError: the file is damaged, or holds tensors of another type
+        PackageError: the file is corrupt, or has tensors of an unsupported type
     """
     try:
         from safetensors import safe_open
@@ -192,26 +192,26 @@ def read_tensors(path: str) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = OrderedDict()
     try:
         with safe_open(path, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 (it is no dictionary)
+            for name in opened.keys():  # noqa: SIM118 (not a dictionary)
                 kind = opened.get_slice(name).get_dtype()
                 if kind not in TYPES:
-                    raise PackageError(f"{path}: refused, because {name[:60]!r} is of type {kind}")
+                    raise PackageError(f"{path}: rejected: {name[:60]!r} has the unsupported type {kind}")
                 tensors[name] = opened.get_tensor(name).clone()
                 if not torch.isfinite(tensors[name]).all():
-                    raise PackageError(f"{path}: refused, because {name[:60]!r} holds NaN or Inf")
+                    raise PackageError(f"{path}: rejected: {name[:60]!r} holds NaN or Inf")
     except PackageError:
         raise
-    except Exception as error:  # what the library raises of a damaged file is its own, and has no common type
-        reason = one_line(error, 200)
-        raise PackageError(f"{path}: no whole file of safetensors ({reason or type(error).__name__})") from error
+    except Exception as error:  # the library's exceptions for a corrupt file have no common type
+        reason = one_line(error, 200) or type(error).__name__
+        raise PackageError(f"{path}: truncated or invalid safetensors file ({reason}); copy it again") from error
     return tensors
 
 
 def read_dictionary(folder: str, name: str) -> Dictionary:
-    """The dictionary in the file *name*.
+    """Read the dictionary in the file *name*.
 
     Raises:
-        PackageError: it is not valid
+        PackageError: the dictionary is invalid
     """
     path = place(folder, name)
     try:
@@ -221,22 +221,22 @@ def read_dictionary(folder: str, name: str) -> Dictionary:
 
 
 def check_fit(folder: str, package: Package) -> None:
-    """Reject settings, tensors and dictionaries that do not belong together, with a model that takes no memory.
+    """Reject settings, tensors and dictionaries that do not fit together, by building a model without memory.
 
     Raises:
-        PackageError: what differs
+        PackageError: with the first difference
     """
     path, flags = os.path.join(folder, CONFIG), package.flags
     for side in ("encoder", "decoder"):
         if (getattr(flags, f"{side}_layers", None) or 0) > len(package.tensors):
-            raise PackageError(f"{path}: refused, because {WEIGHTS} has not that many {side}_layers")
+            raise PackageError(f"{path}: rejected: {WEIGHTS} does not have that many {side}_layers")
     try:
         with skip_initialisation():
             model = untrained(flags, package.source, package.target)
             differences = state_differences(model.state_dict(), package.tensors)
-    except Exception as error:  # settings trigger any exception in torch, and our own
+    except Exception as error:  # invalid settings raise arbitrary exceptions in torch
         reason = one_line(error, 200)
-        raise PackageError(f"{path}: refused, no model can be built of it ({reason})") from error
+        raise PackageError(f"{path}: rejected: cannot build a model with its settings ({reason})") from error
     if differences:
         where = f"{os.path.join(folder, WEIGHTS)}: does not fit {CONFIG} and the dictionaries"
         raise PackageError(f"{where} ({differences[0]}; {len(differences)} differences)")

@@ -1,4 +1,4 @@
-"""The files of a packaged model: weights, settings, dictionaries, merges, card and sums."""
+"""Writing of packaged models: weights, settings, dictionaries, merges, card and checksums."""
 
 import argparse
 import dataclasses
@@ -17,18 +17,18 @@ from .folder import CARD, CODES, CONFIG, WEIGHTS, PackageError, dictionary_name,
 from .reading import TYPES
 
 _UNFILLED = "._float_tensor"
-"""A buffer of sinusoidal positions, whose memory fairseq never fills."""
+"""A buffer of sinusoidal positions that fairseq does not initialise."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """What is packaged.
+    """The content of a package.
 
     Attributes:
         config: see :func:`make_config`
-        tensors: those that are not tied to another, by name
-        data: the folder with both dictionaries
-        codes: the file of the sub-words; None: words are units
+        tensors: tensors by name, except tensors tied to another one
+        data: the directory with both dictionaries
+        codes: the file with the sub-words; None: tokens are words
         card: text of ``README.md``
     """
 
@@ -40,20 +40,20 @@ class Content:
 
 
 def make_config(name: str, licence: str, flags: argparse.Namespace, tied: dict[str, str], **sections) -> dict[str, Any]:
-    """The content of ``config.json``.
+    """Return the content of ``config.json``.
 
     Args:
-        flags: of the model, after its architecture has filled them
-        tied: names of tensors, and of those that they are
+        flags: flags of the model, filled by its architecture
+        tied: {name of a tensor: name of the tensor that it is tied to}
         sections: "task", "text", "search", "criterion" and "made_with"
 
     Raises:
-        ValueError: the model cannot be packaged, in words
+        ValueError: the model cannot be packaged; the message is for the user
     """
     given, known = vars(flags), model_settings()
     for flag in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
         if given.get(flag):
-            raise ValueError(f"it has --{flag.replace('_', '-')}, which a package cannot hold")
+            raise ValueError(f"it has --{flag.replace('_', '-')}, which packages do not support")
     model = {key: given[key] for key in sorted(known) if key in given}
     config = {**HUGGINGFACE, "format": FORMAT, "version": VERSION, "name": name, "licence": licence,
               "arch": given["arch"], **sections, "model": model, "tied": tied}  # fmt: skip
@@ -65,15 +65,15 @@ def make_config(name: str, licence: str, flags: argparse.Namespace, tied: dict[s
 def make_tensors(
     model: nn.Module, stored: dict[str, Tensor], dtype: torch.dtype | None
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What to store of a model, and which names are tied to a tensor of another name.
+    """Return the tensors to store, and {tied name: name of its tensor}.
 
     Args:
-        model: with the weights; *dtype* converts it
-        stored: the same in a checkpoint, in the types in which they are stored there
-        dtype: the type to store floats in, but for those that the model keeps in fp32; None: as in *stored*
+        model: the model with its weights; converted to *dtype* in place
+        stored: the weights in a checkpoint, with their stored types
+        dtype: type to store floats in, except tensors that the model keeps in fp32; None: as in *stored*
 
     Raises:
-        ValueError: a weight is not finite, or of a type that models do not have, in words
+        ValueError: a weight is not finite, or has an unsupported type; the message is for the user
     """
     _check_finite(model, "holds NaN or Inf")
     if dtype is not None:
@@ -87,7 +87,7 @@ def make_tensors(
         if owner != name:
             tied[name] = owner
         elif str(stored[name].dtype) not in (f"torch.{kind}" for kind in TYPES.values()):
-            raise ValueError(f"{name} is of type {stored[name].dtype}, which no model of this package has")
+            raise ValueError(f"{name} has the type {stored[name].dtype}, which packages do not support")
         elif name.endswith(_UNFILLED):
             tensors[name] = torch.zeros_like(stored[name])
         else:
@@ -102,10 +102,10 @@ def _check_finite(model: nn.Module, problem: str) -> None:
 
 
 def write(folder: str, content: Content) -> None:
-    """Fill the empty *folder*.
+    """Write a package to the empty *folder*.
 
     Raises:
-        PackageError: something cannot be read or written
+        PackageError: a file cannot be read or written
     """
     try:
         from safetensors.torch import save_file
@@ -122,9 +122,10 @@ def write(folder: str, content: Content) -> None:
         for name, written in ((CONFIG, settings + "\n"), (CARD, content.card)):
             with open(os.path.join(folder, name), "w", encoding="utf-8", newline="\n") as stream:
                 stream.write(written)
-        shutil.copymode(os.path.join(folder, CONFIG), os.path.join(folder, WEIGHTS))  # the library makes it private
+        # safetensors creates the file with private permissions
+        shutil.copymode(os.path.join(folder, CONFIG), os.path.join(folder, WEIGHTS))
         write_sums(folder)
     except PackageError:
         raise
-    except Exception as error:  # safetensors has errors of its own for a full disk
+    except Exception as error:  # safetensors has its own exceptions for a full disk
         raise PackageError(f"{folder} cannot be written ({one_line(error)})") from error
