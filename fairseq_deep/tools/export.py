@@ -28,12 +28,11 @@ from fairseq_deep.tools.flags import added
 FORMATS = ("fairseq", "ctranslate2", "huggingface", "torch")
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
 DTYPES = ("float32", "bfloat16", "float16")
-PARTS = ("data", "source_lang", "target_lang")
+PARTS = ("data", "source_lang", "target_lang", "tokenizer", "lowercase")
 OF_FORMATS = {
-    **{name: ("ctranslate2", "huggingface", "torch") for name in PARTS},
+    **{name: ("ctranslate2", "huggingface", "torch") for name in (*PARTS, "bpe_codes")},
     "quantization": ("ctranslate2",),
-    **{name: ("huggingface", "torch")
-       for name in ("bpe_codes", "tokenizer", "lowercase", "verify", "name", "licence")},
+    **{name: ("huggingface", "torch") for name in ("verify", "name", "licence")},
     **{name: ("torch",) for name in ("beam", "capacity", "dtype")},
 }  # fmt: skip
 """The formats that support an option."""
@@ -142,7 +141,7 @@ def write_ctranslate2(args: argparse.Namespace) -> int:
     from fairseq_deep.runtime.engines.ct2_convert import convert, make_plain
 
     check_new_folder(args.output)
-    bundle = find_bundle(args.checkpoint, **{name: getattr(args, name) for name in PARTS})
+    bundle = find_bundle(args.checkpoint, codes=args.bpe_codes, **{name: getattr(args, name) for name in PARTS})
     loaded = load_model(bundle)
     plain, quantization = make_plain(bundle, loaded), args.quantization or QUANTIZATIONS[0]
     with new_folder(args.output) as folder:

@@ -153,7 +153,10 @@ def test_a_packaged_model_is_exported_in_both_formats(make, export):
     assert main.main(["export", package, "--output", str(folder / "stock.pt")]) == 0
     for name in ("model.pt", "package", "stock.pt"):
         assert export(folder / name, "--output", folder / f"from_{name}")[0] == 0
-    files = {(folder / f"from_{name}/model.bin").read_bytes() for name in ("model.pt", "package", "stock.pt")}
+    (folder / "merges").write_text("#version: 0.2\na b</w>\n")
+    parts = "--data", folder, "--bpe-codes", folder / "merges", "--tokenizer", "none"
+    assert export(folder / "model.pt", *parts, "--output", folder / "from_parts")[0] == 0
+    files = {(folder / f"from_{name}/model.bin").read_bytes() for name in ("model.pt", "package", "stock.pt", "parts")}
     assert len(files) == 1
 
 
