@@ -213,7 +213,7 @@ class TestStages:
 
     def test_a_later_stage_alone_says_what_is_missing(self, tools, stubs, corpus, tmp_path):
         done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL, "--stage", "6")
-        assert_refused(done, "stage 6 needs", "averaged.pt", status=2)
+        assert_refused(done, "stage 6 requires", "averaged.pt", status=2)
 
     def test_bad_text_stops_before_anything_is_written(self, tools, stubs, corpus, tmp_path):
         (corpus / "valid.de").write_text("zu kurz\n")

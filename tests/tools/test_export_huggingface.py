@@ -259,7 +259,7 @@ def test_bad_input_of_the_export_is_one_line(make, export, command, monkeypatch)
 
     new = ["--output", folder / "out"]
     refuses("it exists and is not an empty directory", model, "--output", folder)
-    refuses(f"there is no {folder}/no.pt", folder / "no.pt", *new)
+    refuses(f"{folder}/no.pt does not exist", folder / "no.pt", *new)
     refuses(f"cannot read {folder}/no.txt", model, *new, "--verify", folder / "no.txt")
     refuses("--quantization requires --format ctranslate2: add", model, *new, "--quantization", "int8")
     with monkeypatch.context() as patch:

@@ -158,7 +158,7 @@ def test_bad_input_of_the_export_is_one_line(tmp_path, command, monkeypatch, rec
     refuses(f"--output {tmp_path}/out must end in .pt2", model, "--output", tmp_path / "out")
     refuses(f"cannot write {recipe[0]}: it exists; give another name", model, "--output", recipe[0])
     refuses(f"the directory {tmp_path}/no does not exist", model, "--output", tmp_path / "no/out.pt2")
-    refuses(f"there is no {tmp_path}/no.pt", tmp_path / "no.pt", *new)
+    refuses(f"{tmp_path}/no.pt does not exist", tmp_path / "no.pt", *new)
     refuses("--capacity 33 exceeds the 32 positions of ", model, *new, "--capacity", 33)
     refuses("--quantization requires --format ctranslate2: add", model, *new, "--quantization", "int8")
     with monkeypatch.context() as patch:

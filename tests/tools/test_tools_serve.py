@@ -184,7 +184,7 @@ def test_models_and_pairs(packages, tmp_path, capsys):
     assert f"{there} and {there} both translate en to de; omit one" in line
     assert "--pair is given 1 times for 2 models" in fails(capsys, there, back, "--pair", "en:de", *free)
     assert "translates en to de, not de to en" in fails(capsys, there, "--pair", "de:en", *free)
-    assert f"there is no {tmp_path / 'none'}" in fails(capsys, tmp_path / "none", *free)
+    assert f"{tmp_path / 'none'} does not exist" in fails(capsys, tmp_path / "none", *free)
     assert "--max-queue 5 is less than --max-lines 200" in fails(capsys, there, "--max-queue", 5, *free)
     assert "has no keys" in fails(capsys, there, "--api-key-file", "/dev/null", *free)
 

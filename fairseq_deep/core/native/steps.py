@@ -6,7 +6,7 @@ Gradients, attention weights, dropout and types other than fp32 use torch's oper
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -186,8 +186,8 @@ class NativeStep:
         stack: all layers; None if the kernels do not support one of them
     """
 
-    def __init__(self, parts: Parts, seen: Tensor, step: Any):
-        (self.parts, self.stack), self._seen = parts, seen
+    def __init__(self, seen: Tensor, step: Any, parts: dict[nn.Module, Any], stack: NativeStack | None):
+        self.parts, self.stack, self._seen = parts, stack, seen
         self.sentences, self.beam = (seen.size(0), 1) if step.mask is None else (step.mask.size(0), step.mask.size(2))
         threads, finite = torch.get_num_threads(), not step.caller_checks_nan
         self.struct = StepStruct(self.sentences, self.beam, seen.size(1), threads, finite, seen.data_ptr())
@@ -205,11 +205,11 @@ def begin_step(layers: nn.ModuleList, cache: dict, x: Tensor, step: Any) -> Nati
         return None
     if PARTS not in cache:
         cache[PARTS] = _supported(layers)
-    if not cache[PARTS].by_module:
+    if not cache[PARTS]["parts"]:
         return None
     rows, mask = x.size(1), step.mask
     if mask is None:  # no layer has self-attention
-        return NativeStep(cache[PARTS], torch.empty(rows, 0, dtype=torch.int32), step)
+        return NativeStep(torch.empty(rows, 0, dtype=torch.int32), step, **cache[PARTS])
     slots, length = mask.size(3), mask.size(3) // mask.size(2)
     whole = mask.size(0) == 1 or mask.stride(0) == mask.size(2) * mask.stride(2)
     if mask.dtype != torch.float32 or mask.stride(3) != 1 or not whole:
@@ -218,18 +218,11 @@ def begin_step(layers: nn.ModuleList, cache: dict, x: Tensor, step: Any) -> Nati
     sizes = map(ctypes.c_int64, (rows, mask.stride(2), slots, length))
     if load().seen_slots(pointer(mask), *sizes, pointer(seen)) != length:
         return None  # some hypotheses have padding
-    return NativeStep(cache[PARTS], seen, step)
+    return NativeStep(seen, step, **cache[PARTS])
 
 
-class Parts(NamedTuple):
-    """The parts of a decoder that the kernels support: whole layers or their attentions, and all layers in one call."""
-
-    by_module: dict[nn.Module, NativeLayer | NativeAttention]
-    stack: NativeStack | None
-
-
-def _supported(layers: nn.ModuleList) -> Parts:
-    """Return the layers that the kernels support, and the supported attentions of other layers.
+def _supported(layers: nn.ModuleList) -> dict[str, Any]:
+    """Return the layers that the kernels support, the supported attentions of other layers, and all layers as one.
 
     The attribute ``kernels`` of a class is its implementation. Subclasses do not inherit it.
     """
@@ -246,4 +239,4 @@ def _supported(layers: nn.ModuleList) -> Parts:
                     break
     whole = [found.get(layer) for layer in layers if not layer._forward_hooks and not layer._forward_pre_hooks]
     native = [part for part in whole if isinstance(part, NativeLayer)]
-    return Parts(found, NativeStack(native) if len(native) == len(layers) else None)
+    return {"parts": found, "stack": NativeStack(native) if len(native) == len(layers) else None}
