@@ -1,14 +1,14 @@
-"""Where the time of beam search on a CPU goes, with and without the compiled kernels, and the least that it can take.
+"""Profile of beam search on a CPU, with and without the compiled kernels, next to a lower bound of its time.
 
     python benchmarks/step_profile.py [--sentences 32 1] [--precision fp32 int8] [--dim 256 --vocabulary 8000]
 
 Random sentences of 25 words, 25 steps, beam 4, a random plain model of 6 + 6 layers, one thread. Times are medians of
-rounds, in milliseconds a step. "layers", "projection" and "candidates" are measured by timers around these calls;
-"encoder" is that of the search, over its steps; "rest" is embedding, bookkeeping, reordering and Python.
+rounds, in milliseconds per step. Timers around the calls measure "layers", "projection" and "candidates". "encoder" is
+the time of the encoder divided by the number of steps; "rest" is embedding, bookkeeping, reordering and Python.
 
-The floor counts the products and the bytes of the decoder's layers and its projection. Products take what they need at
-the rate that the kernels reach for 512 rows of this width. Weights, and keys and values of source and target, are read
-once a step at the bandwidth that a copy of 256 MB reaches. The floor of a layer is the larger of the two.
+The floor counts the products and the bytes of the decoder's layers and its projection. Products run
+at the rate that the kernels reach for 512 rows of this width. Weights, and keys and values of source and target, are
+read once per step at the bandwidth of a 256 MB copy. The floor of a layer is the larger of the two.
 """
 
 import argparse

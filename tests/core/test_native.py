@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from fairseq_deep.core.aggregators.lstm_cell import norm_gates
 from fairseq_deep.core.attention.beams import SharedBeamState
 from fairseq_deep.core.decoding import decode_in
+from fairseq_deep.core.decoding.int8 import Int8Linear
 from fairseq_deep.core.layers import DecoderContext
 from fairseq_deep.core.native import library, load, status
-from fairseq_deep.core.native.packed import NativeLinear, weighted_sum
+from fairseq_deep.core.native.functions import weighted_sum
+from fairseq_deep.core.native.packed import NativeLinear, PacksWeight
 from fairseq_deep.core.native.steps import NativeLayer, NativeStack, begin_step
 from fairseq_deep.core.transformer import Transformer
 from tests.helpers.tensors import case
@@ -65,7 +67,8 @@ FLAGS = {
     "kv heads": ("transformer_prenorm_6l", {"decoder_kv_heads": 2}),
     "no norms": ("transformer_postnorm_6l", {"deep_init": "tfixup"}),
     "language model": ("transformer_prenorm_6l", {"no_cross_attention": True}),
-    "layer by layer": ("transformer_dlcl_6l", {}),
+    "sums between layers": ("transformer_dlcl_6l", {}),
+    "a memory per layer": ("transformer_prenorm_6l", {"decoder_memory": "transparent"}),
 }
 
 
@@ -75,7 +78,7 @@ FLAGS = {
 def test_layers_are_those_of_torch(name, threads, build, monkeypatch):
     """With several hypotheses a sentence, padding in the source, new orders of hypotheses, and sentences that leave.
 
-    A plain stack is one call per step.
+    A plain stack is one call per step, unless its layers have memories of their own.
     """
     arch, flags = FLAGS[name]
     torch.manual_seed(3)
@@ -83,7 +86,7 @@ def test_layers_are_those_of_torch(name, threads, build, monkeypatch):
     for parameter in model.parameters():
         parameter += 0.1 * torch.randn_like(parameter)
     Transformer.prepare_for_decoding(model)
-    kernels, calls = (NativeStack, 9) if model.decoder.aggregator.running_sum else (NativeLayer, 2 * 9)
+    kernels, calls = (NativeLayer, 2 * 9) if name.endswith(("layers", "per layer")) else (NativeStack, 9)
     ran, run = [], kernels.__call__
     monkeypatch.setattr(kernels, "__call__", lambda *args: ran.append(1) or run(*args))
     before = torch.get_num_threads()
@@ -133,6 +136,27 @@ def test_a_step_of_the_lstm_is_that_of_torch(flags, build, monkeypatch):
     monkeypatch.setattr(library, "enabled", False)
     for mine, theirs in zip(ours, lstm.write(state, 0, attention)):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_layer_of_the_alignment_is_left_to_torch(build, monkeypatch):
+    model = build("transformer_prenorm_6l", decoder_layers=2).eval()
+    Transformer.prepare_for_decoding(model)
+    expected, ran, run = steps(model), [], NativeLayer.__call__
+    monkeypatch.setattr(NativeLayer, "__call__", lambda *args: ran.append(1) or run(*args))
+    model.decoder.make_generation_fast_(need_attn=True)
+    for ours, theirs in zip(steps(model), expected):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-5)
+    assert len(ran) == 9
+
+
+def test_int8_is_for_both_stacks(build):
+    model = build("transformer_lstm_6l", encoder_layers=2, decoder_layers=2).eval()
+    Transformer.prepare_for_decoding(model)
+    assert all(decode_in(model, "int8"))
+    for stack in (model.encoder, model.decoder):
+        assert not [part for part in stack.modules() if isinstance(part, PacksWeight) and not part.in_int8]
+        assert sum(isinstance(part, Int8Linear) for part in stack.modules()) > 5
 
 
 @torch.no_grad()

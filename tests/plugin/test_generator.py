@@ -13,7 +13,7 @@ from torch import nn
 from fairseq_deep.core.attention import multihead
 from fairseq_deep.core.attention.beams import LARGEST_BEAM
 from fairseq_deep.core.decoding import reduce_precision
-from fairseq_deep.core.native import library
+from fairseq_deep.core.native import functions, library, load
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.search import SearchOptions
 from fairseq_deep.core.search.candidates import BLOCK, best_candidates, log_normaliser
@@ -363,7 +363,10 @@ def test_candidates_are_the_best(beam, words, kernels, monkeypatch):
     offsets = torch.randn(6, beam)
     offsets[0, 1:] = -math.inf  # hypotheses that are out
     logits, before = logits.view(-1, words), logits.view(-1, words).clone()
+    ran, run = [], functions.best_candidates
+    monkeypatch.setattr(functions, "best_candidates", lambda *args: ran.append(1) or run(*args))
     got = best_candidates(logits, offsets, beam, 2 * beam)
+    assert bool(ran) == (kernels and load() is not None and words // BLOCK > 4 * beam)
     want = naive_candidates(logits, offsets, beam, 2 * beam)
     assert torch.equal(logits, before) and torch.equal(got[0], want[0])
     likely = want[0] > -math.inf

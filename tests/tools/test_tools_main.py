@@ -198,6 +198,7 @@ def test_flags_lists_each_of_our_flags_once(capsys):
     found = [window[name] for name in ("axis", "methods", "type", "default")]
     assert found == ["--layer-agg", ["dlcl"], "int", None]
     assert by_flag["--dlcl-init"]["default"] == "avg" and by_flag["--decode-precision"]["default"] == "fp32"
+    assert by_flag["--encoder-residual"]["axis"] == "--residual" != by_flag["--value-residual"]["axis"]
     assert all(record["help"] for record in records)
 
 

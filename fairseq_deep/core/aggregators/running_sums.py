@@ -30,7 +30,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fairseq_deep.core.compat import no_autocast
-from fairseq_deep.core.native.packed import runs_native, weighted_sum
+from fairseq_deep.core.native.functions import weighted_sum
+from fairseq_deep.core.native.packed import runs_native
 
 # products of half-precision matrices with an output in fp32
 HAS_OUT_DTYPE = "dtype" in torch.ops.aten.bmm.overloads() and torch.version.hip is None  # torch 2.8

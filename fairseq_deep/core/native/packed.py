@@ -12,6 +12,7 @@ from .library import load
 
 FLOAT, INT8 = 0, 1
 ALIGNMENT = 64  # bytes
+WEIGHT_STEPS = 127  # int8 values are within this
 
 
 class LinearStruct(ctypes.Structure):
@@ -77,9 +78,6 @@ class NativeLinear:
         return y
 
 
-WEIGHT_STEPS = 127
-
-
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return W_q (int8), within 127, and the scale of each row: W is about scale W_q."""
     scales = (weight.abs().amax(dim=1) / WEIGHT_STEPS).clamp(min=1e-30)
@@ -133,36 +131,3 @@ def runs_native(x: Tensor) -> bool:
     """Return whether the kernels support *x*: fp32 on a CPU, without gradients, autocast or a compiler."""
     plain = x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled()
     return plain and not is_compiling() and not autocasts() and load() is not None
-
-
-def log_normalisers(rows: Tensor) -> Tensor:
-    """Return log sum exp of each row of a contiguous matrix."""
-    y = torch.empty(rows.size(0))
-    sizes = map(ctypes.c_int64, rows.shape)
-    load().log_normalisers(pointer(rows), *sizes, pointer(y), ctypes.c_int64(torch.get_num_threads()))
-    return y
-
-
-def best_candidates(logits: Tensor, offsets: Tensor, beam: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the best candidates of each sentence; see :func:`fairseq_deep.core.search.candidates.best_candidates`.
-
-    Args:
-        logits, offsets: contiguous, in fp32
-    """
-    words, sentences = logits.size(1), offsets.size(0)
-    scores, found = torch.empty(sentences, count), torch.empty(2, sentences, count, dtype=torch.int64)
-    chosen, ranks = found.unbind(0)
-    sizes = map(ctypes.c_int64, (sentences, beam, words, count))
-    load().best_candidates(pointer(logits), pointer(offsets), *sizes, *map(pointer, (scores, chosen, ranks)),
-                           ctypes.c_int64(torch.get_num_threads()))  # fmt: skip
-    return scores, chosen, ranks
-
-
-def weighted_sum(weights: Tensor, entries: list[Tensor]) -> Tensor:
-    """Return sum_k w_k h_k over K *entries* of one shape; *weights*: K numbers in fp32."""
-    entries, weights = [entry.float().contiguous() for entry in entries], weights.float().contiguous()
-    y = torch.empty_like(entries[0])
-    places = (ctypes.c_void_p * len(entries))(*(entry.data_ptr() for entry in entries))
-    sizes = map(ctypes.c_int64, (len(entries), y.numel()))
-    load().weighted_sum(places, pointer(weights), *sizes, pointer(y))
-    return y

@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fairseq_deep.core.native import packed
-from fairseq_deep.core.native.packed import log_normalisers, runs_native
+from fairseq_deep.core.native import functions
+from fairseq_deep.core.native.packed import runs_native
 
 BLOCK = 64  # tokens
 
@@ -23,7 +23,7 @@ BLOCK = 64  # tokens
 def log_normaliser(logits: Tensor) -> Tensor:
     """Return log sum_v exp logit(h, v), one value per row of *logits* (rows x V)."""
     if runs_native(logits) and logits.is_contiguous():
-        return log_normalisers(logits)
+        return functions.log_normalisers(logits)
     return torch.logsumexp(logits, 1)
 
 
@@ -46,7 +46,7 @@ def best_candidates(logits: Tensor, offsets: Tensor, beam: int, count: int) -> t
         values, places = scores.topk(count, dim=1)
         return values, places % words, places // words
     if runs_native(logits) and logits.is_contiguous():
-        return packed.best_candidates(logits, offsets.contiguous(), beam, count)
+        return functions.best_candidates(logits, offsets.contiguous(), beam, count)
     whole = logits[:, : blocks * BLOCK].view(sentences, beam, blocks, BLOCK)
     maxima = (whole.amax(dim=3) + offsets.unsqueeze(2)).flatten(1)
     best = maxima.topk(count, dim=1, sorted=False).indices
