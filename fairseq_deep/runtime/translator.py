@@ -110,11 +110,11 @@ class Translator:
             if not hypotheses and number - 1 not in encoded:
                 problem = f"sentence {number} has more tokens than the model's {self.max_source} positions"
                 raise UsageError(f"{problem}; split it, or use translate_nbest(), which skips it")
-        best = [hypotheses[0].text for hypotheses in self._fill(found, encoded)]
+        best = [hypotheses[0].text for hypotheses in self._fill(found, encoded, 1)]
         return best[0] if isinstance(text, str) else best
 
-    def translate_nbest(self, lines: Sequence[str]) -> list[list[Translation]]:
-        """Return the *nbest* hypotheses of each line with their scores, best first.
+    def translate_nbest(self, lines: Sequence[str], nbest: int | None = None) -> list[list[Translation]]:
+        """Return the *nbest* hypotheses (default: the translator's) of each line with their scores, best first.
 
         An empty line has one empty hypothesis. A line with more tokens than the models have positions has none.
 
@@ -123,7 +123,7 @@ class Translator:
         """
         if isinstance(lines, str):
             raise UsageError("translate_nbest() takes a list of strings, not a string; put it in a list")
-        return self._fill(*self._encode(lines))
+        return self._fill(*self._encode(lines), self.nbest if nbest is None else min(nbest, self.options.beam))
 
     def _encode(self, lines: Sequence[str]) -> tuple[list[list[Translation]], dict[int, Tensor]]:
         """Return the hypotheses that need no search, for each line, and the tokens of the lines to search."""
@@ -140,12 +140,12 @@ class Translator:
                 encoded[number] = tokens
         return found, encoded
 
-    def _fill(self, found: list[list[Translation]], encoded: dict[int, Tensor]) -> list[list[Translation]]:
+    def _fill(self, found: list[list[Translation]], encoded: dict[int, Tensor], nbest: int) -> list[list[Translation]]:
         batches = list(self._batches(encoded))
         sentences = ([encoded[number] for number in numbers] for numbers in batches)
-        for numbers, results in zip(batches, self.engine.translate(sentences, self.nbest)):
+        for numbers, results in zip(batches, self.engine.translate(sentences, nbest)):
             for number, hypotheses in zip(numbers, results):
-                found[number] = [self._finish(each) for each in hypotheses[: self.nbest]]
+                found[number] = [self._finish(each) for each in hypotheses[:nbest]]
         return found
 
     def _batches(self, encoded: dict[int, Tensor]) -> Iterator[list[int]]:

@@ -176,9 +176,9 @@ class Batcher:
     def _translate(self, jobs: list[Job]) -> None:
         """Answer *jobs*; if the batch fails, translate each job separately, so only the failing one gets the error."""
         translator = self.translators[jobs[0].pair]
-        translator.nbest = max(job.nbest for job in jobs)
+        lines, nbest = [line for job in jobs for line in job.lines], max(job.nbest for job in jobs)
         try:
-            found = iter(translator.translate_nbest([line for job in jobs for line in job.lines]))
+            found = iter(translator.translate_nbest(lines, nbest))
         except Exception as error:  # such as insufficient memory: the server must continue
             if len(jobs) == 1:
                 jobs[0].answer.set_exception(error)

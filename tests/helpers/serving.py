@@ -84,15 +84,15 @@ class Fake:
     max_source = 40
 
     def __init__(self):
-        self.nbest, self.batches, self.ready = 1, [], threading.Event()
+        self.batches, self.ready = [], threading.Event()
         self.ready.set()
 
-    def translate_nbest(self, lines):
+    def translate_nbest(self, lines, nbest):
         self.ready.wait(60)
         self.batches.append(lines)
         if "fail" in lines:
             raise RuntimeError("failed as asked")
-        return [[Translation(f"{line.upper()}{rank or ''}", -rank) for rank in range(self.nbest)] for line in lines]
+        return [[Translation(f"{line.upper()}{rank or ''}", -rank) for rank in range(nbest)] for line in lines]
 
 
 @dataclass

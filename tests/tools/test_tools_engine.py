@@ -265,8 +265,7 @@ def test_a_server_takes_the_engine(package, filled, capsys):
     assert model.describe()["engine"] == "ctranslate2" and model.describe()["layers"] == "2 + 2"
     lines, ours = random_lines(20), Translator(str(package), cpu=True, nbest=3)
     assert model.translator.translate(lines) == ours.translate(lines)
-    model.translator.nbest = 3  # as for a request with alternatives
-    assert model.translator.translate_nbest(lines) == ours.translate_nbest(lines)
+    assert model.translator.translate_nbest(lines, 3) == ours.translate_nbest(lines)
 
 
 @installed
