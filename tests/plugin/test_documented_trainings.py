@@ -1,0 +1,63 @@
+"""The ``fairseq-train`` and ``fairseq-generate`` commands of the pages: each page's, in order, with tiny models."""
+
+import re
+
+import pytest
+
+from tests.helpers.commands import losses, run
+from tests.helpers.docs import PAGES, command_lines
+from tests.helpers.paths import PACKAGE, ROOT
+
+PROGRAMS = ("fairseq-train", "fairseq-generate")
+TESTED_ELSEWHERE = {
+    "docs/alignments.md": "test_alignment_pipeline.py",  # its text has alignments
+    "docs/methods/languages.md": "test_tools_languages.py",  # its sources have language tags
+    "docs/tools/import.md": "test_export_huggingface.py",  # its weights come from transformers
+    "examples/own_text/tutorial.md": "test_tutorial.py",
+}
+ARCHIVES = ("docs/results/", "benchmarks/results/")  # what was run once
+TRAINING = ["--optimizer", "adam", "--lr", "1e-3", "--criterion", "label_smoothed_cross_entropy"]
+TINY = ["--encoder-embed-dim", "16", "--decoder-embed-dim", "16", "--encoder-attention-heads", "2",
+        "--decoder-attention-heads", "2", "--max-tokens", "150", "--max-update", "2", "--cpu", "--num-workers", "0",
+        "--log-format", "json", "--log-interval", "1"]  # fmt: skip
+CHECKPOINTS = {"stock.pt", "CHECKPOINT", "exp/demo/averaged.pt"}  # made by a command before this one on another page
+
+
+def commands(page):
+    """The commands of a page in its order."""
+    lines = [words for program in PROGRAMS for words in command_lines(page, program)]
+    return [[word for word in words if word != "..."] for words in lines]
+
+
+def to_run(words, data, *more):
+    """The command with this data, this package, and sizes and updates of tests; fp16 would need a GPU."""
+    program, _, *flags = (PACKAGE if word == "$(fairseq-deep path)" else word for word in words)
+    if program == "fairseq-generate":
+        flags = ["checkpoints/checkpoint_best.pt" if word in CHECKPOINTS else word for word in flags]
+        return [program, data, *flags, "--cpu", "--gen-subset", "valid"]
+    return [program, data, *TRAINING, *(word for word in flags if word != "--fp16"), *TINY, *more]
+
+
+WITH_COMMANDS = [page for page in map(str, PAGES) if not page.startswith(ARCHIVES) and commands(page)]
+
+
+@pytest.mark.parametrize("page", [page for page in WITH_COMMANDS if page not in TESTED_ELSEWHERE])
+def test_the_commands_of_a_page_run(small, tmp_path, page):
+    programs = [words[0] for words in commands(page)]
+    generates = "fairseq-generate" in programs
+    if generates and "fairseq-train" not in programs:
+        run(*to_run(["fairseq-train", "DATA", "--user-dir", str(PACKAGE), "--arch", "transformer_dlcl_2l2l_tiny"],
+                    small), cwd=tmp_path)  # fmt: skip
+    for number, words in enumerate(commands(page)):
+        if words[0] == "fairseq-generate":
+            done = run(*to_run(words, small), cwd=tmp_path)
+            assert len(re.findall(r"(?m)^H-\d+\t", done.stdout)) >= 8, words
+            continue
+        own = [] if generates or "--save-dir" in words else ["--no-save", "--disable-validation"]
+        own += ["--save-dir", f"run{number}"] if number and "--save-dir" not in words else []
+        assert sorted(losses(run(*to_run(words, small, *own), cwd=tmp_path))) == [1, 2], words
+
+
+def test_other_tests_run_the_rest():
+    assert {*TESTED_ELSEWHERE} <= {*WITH_COMMANDS}
+    assert all(any((ROOT / "tests").rglob(name)) for name in TESTED_ELSEWHERE.values())
