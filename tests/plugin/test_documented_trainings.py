@@ -15,6 +15,7 @@ TESTED_ELSEWHERE = {
     "docs/tools/import.md": "test_export_huggingface.py",  # its weights come from transformers
     "examples/own_text/tutorial.md": "test_tutorial.py",
 }
+SHORTER = {"docs/training-options.md": ["--warmup-updates", "1", "--cooldown-updates", "1"]}
 ARCHIVES = ("docs/results/", "benchmarks/results/")  # what was run once
 TRAINING = ["--optimizer", "adam", "--lr", "1e-3", "--criterion", "label_smoothed_cross_entropy"]
 TINY = ["--encoder-embed-dim", "16", "--decoder-embed-dim", "16", "--encoder-attention-heads", "2",
@@ -53,7 +54,8 @@ def test_the_commands_of_a_page_run(small, tmp_path, page):
             done = run(*to_run(words, small), cwd=tmp_path)
             assert len(re.findall(r"(?m)^H-\d+\t", done.stdout)) >= 8, words
             continue
-        own = [] if generates or "--save-dir" in words else ["--no-save", "--disable-validation"]
+        own = [*SHORTER.get(page, ())]
+        own += [] if generates or "--save-dir" in words else ["--no-save", "--disable-validation"]
         own += ["--save-dir", f"run{number}"] if number and "--save-dir" not in words else []
         assert sorted(losses(run(*to_run(words, small, *own), cwd=tmp_path))) == [1, 2], words
 

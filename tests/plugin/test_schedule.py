@@ -83,7 +83,7 @@ REFUSED = {
     "too long": (["--max-update", "100", "--cooldown-updates", "97"], r"--warmup-updates 4 and --cooldown-updates 97 "
                  "are more than --max-update 100: lower one of them"),
     "no cooldown": (["--max-update", "100", "--cooldown-updates", "0"], "--cooldown-updates must be at least 1, not 0"),
-    "rounded to none": (["--max-update", "2"], "--cooldown-updates must be at least 1, not 0"),
+    "default": (["--max-update", "2"], r"--warmup-updates 4 and --cooldown-updates 1 are more than --max-update 2"),
     "no warm-up": (["--max-update", "100", "--warmup-updates", "0"], "--warmup-updates 0 must be at least 1"),
     "before 0": (["--max-update", "100", "--warmup-updates", "-1", "--lr-before-cooldown", "constant"],
                  "--warmup-updates -1 must be at least 0"),

@@ -55,7 +55,7 @@ def cooldown_of(flags: Any) -> int:
     constant = str(flags.lr_before_cooldown) == "constant"
     if not total or total < 0:
         raise UsageError(f"--lr-scheduler {NAME} requires --max-update: the rate is zero there")
-    length = round(SHARE * total) if length is None else length
+    length = max(round(SHARE * total), 1) if length is None else length
     if length < 1:
         raise UsageError(f"--cooldown-updates must be at least 1, not {length}: without a cooldown use inverse_sqrt")
     if warmup < (0 if constant else 1):
