@@ -8,7 +8,7 @@ from .attention import FirstValues, HypothesisState, MultiheadAttention, SharedB
 from .attention.luna import hidden_rows
 from .attention.masks import check_later, future_mask, is_sync_free, padding_bias, product_type
 from .decoding import CompiledSteps, unpack_linear
-from .languages import of_hypotheses
+from .languages import languages_of, reorder_languages
 from .layers import DecoderContext
 from .native.steps import begin_step
 from .norms import normalise
@@ -215,7 +215,7 @@ class Decoder(TransformerStack):
         if self.stack.language_norm and languages is None:
             raise UsageError("--language-norm requires languages in encoder_out: pass the encoder's whole output")
         if languages is not None:
-            languages = of_hypotheses(languages, len(prev_output_tokens))
+            languages = languages_of(languages, len(prev_output_tokens), incremental_state)
         inputs = (memory, self.memory_padding(encoded), encoded.get("encoder_memories", []), aligned, languages)
         if incremental_state is not None:
             x, attn, states = self._step(prev_output_tokens, incremental_state, inputs)
@@ -314,6 +314,7 @@ class Decoder(TransformerStack):
 
         fairseq's generator calls this method.
         """
+        reorder_languages(incremental_state, new_order)
         order = self.beam_state.reorder(incremental_state, new_order)
         if order is not None:
             for cache in self.find_caches() if self.caches is None else self.caches:

@@ -32,6 +32,9 @@ SWITCHES = ("language_transform", "language_norm")
 TAG = re.compile(r"<2[^\s>]+>")
 """The tag of a target language."""
 
+STATE = "languages"
+"""The entry of an incremental state with the languages of the hypotheses."""
+
 
 def add_args(parser) -> None:
     """Add the flags, without defaults."""
@@ -93,6 +96,24 @@ def of_hypotheses(languages: Tensor, count: int) -> Tensor:
     """Repeat *languages*, one index per source, for *count* hypotheses; the hypotheses of a source are consecutive."""
     sources = languages.size(0)
     return languages.unsqueeze(1).expand(sources, count // sources).flatten()
+
+
+def languages_of(sources: Tensor, count: int, state: dict | None) -> Tensor:
+    """Return the languages of *count* hypotheses.
+
+    The first decoding step stores them in *state*, because a search continues with fewer sentences than *sources*.
+    """
+    if state is None:
+        return of_hypotheses(sources, count)
+    if STATE not in state:
+        state[STATE] = {STATE: of_hypotheses(sources, count)}
+    return state[STATE][STATE]
+
+
+def reorder_languages(state: dict, order: Tensor) -> None:
+    """Continue with the hypotheses *order*."""
+    if STATE in state:
+        state[STATE] = {STATE: state[STATE][STATE].index_select(0, order)}
 
 
 class LanguageIndex(nn.Module):

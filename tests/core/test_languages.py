@@ -10,6 +10,7 @@ from fairseq_deep.core.compat import skip_initialisation
 from fairseq_deep.core.languages import LanguageIndex, LanguageTransform, tag_indices
 from fairseq_deep.core.norms import LanguageNorm
 from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.search import BeamSearch, SearchOptions
 from fairseq_deep.core.torch_export import export_decoding_step, export_encoder
 from fairseq_deep.plugin.architectures import build_architecture
 from fairseq_deep.runtime.dictionary import Dictionary as RuntimeDictionary
@@ -182,6 +183,22 @@ def test_beam_search_finds_what_it_finds_without_caches(name, tagged):
     expected = generate(model, tagged, sample, incremental=False)
     assert_lively(expected)
     assert_same(generate(model, tagged, sample), expected)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("name", ["LaLN", "paper"])
+def test_sentences_that_end_early_leave_the_others_their_languages(name, beam, tagged):
+    torch.manual_seed(2)
+    model, source = make(name, tagged).eval(), tagged_sample(tagged)["net_input"]["src_tokens"]
+    strengthen(model)
+    prepare(model)
+    search = BeamSearch([model], SearchOptions(beam=beam, max_len_a=2, max_len_b=1, limit_each=True))
+    together = search(source)
+    for row, found in zip(source, together):
+        [alone] = search(row[row != tagged.pad()][None])
+        assert [each["tokens"].tolist() for each in found] == [each["tokens"].tolist() for each in alone]
+        torch.testing.assert_close([each["score"] for each in found], [each["score"] for each in alone])
+    assert len({len(found[0]["tokens"]) for found in together}) > 1, "sentences end at several steps"
 
 
 def test_compiled_steps_are_one_graph(tagged):
