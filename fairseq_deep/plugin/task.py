@@ -1,8 +1,11 @@
-"""fairseq's translation task with this package's decoding options (``--task deep_translation``)."""
+"""fairseq's translation task with this package's decoding options and RoBT (``--task deep_translation``)."""
 
+import contextlib
 import logging
+import math
 from dataclasses import dataclass, field
 
+from fairseq import metrics
 from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
@@ -11,13 +14,14 @@ from fairseq_deep.core.decoding import PRECISIONS, decode_in
 from fairseq_deep.core.registry import UsageError
 
 from .generator import AlignedGenerator, Generator
+from .training.backtranslation import BackTranslator, added
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class DeepTranslationConfig(TranslationConfig):
-    """Flags of fairseq's translation task and the decoding flags of this package."""
+    """Flags of fairseq's translation task and this package's flags of decoding and back-translation."""
 
     decode_precision: ChoiceEnum(PRECISIONS) = field(
         default="fp32", metadata={"help": "precision of the decoder's linear layers when translating on a CPU"}
@@ -29,14 +33,50 @@ class DeepTranslationConfig(TranslationConfig):
         default=False,
         metadata={"help": "divide scores by GNMT's ((5 + length) / 6)^lenpen instead of length^lenpen"},
     )
+    robt: bool = field(
+        default=False,
+        metadata={"help": "RoBT: also train with back-translations from a random language of each batch's targets"},
+    )
 
 
 @register_task("deep_translation", dataclass=DeepTranslationConfig)
 class DeepTranslationTask(TranslationTask):
-    """Translation task with ``--decode-precision``, ``--decode-compile`` and ``--gnmt-lenpen``.
+    """Translation task with ``--decode-precision``, ``--decode-compile``, ``--gnmt-lenpen`` and ``--robt``.
 
     It also decodes with models trained for the task ``translation``.
     """
+
+    back_translate = None
+
+    def build_criterion(self, *args, **options):
+        """Build the criterion; training and validation call this.
+
+        Raises:
+            UsageError: the data do not fit ``--robt``
+        """
+        if self.cfg.robt:
+            self.back_translate = BackTranslator(self)
+        return super().build_criterion(*args, **options)
+
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+        """Run the passes of a batch and, with ``--robt``, those of its back-translation; the contract is fairseq's."""
+        step = super().train_step
+        if self.back_translate is None:
+            return step(sample, model, criterion, optimizer, update_num, ignore_grad)
+        last_pass_synchronises = model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext()
+        with last_pass_synchronises:
+            loss, size, logs = step(sample, model, criterion, optimizer, update_num, ignore_grad)
+        other = self.back_translate(model, sample)
+        other_loss, other_size, other_logs = step(other, model, criterion, optimizer, update_num, ignore_grad)
+        return loss + other_loss, size + other_size, added(logs, other_logs)
+
+    def reduce_metrics(self, logging_outputs, criterion):
+        """Aggregate logging outputs; ``robt_loss`` is the loss of the back-translations, in bits per token."""
+        super().reduce_metrics(logging_outputs, criterion)
+        size = sum(logs.get("robt_sample_size", 0) for logs in logging_outputs)
+        if size:
+            total = sum(logs["robt_loss"] for logs in logging_outputs)
+            metrics.log_scalar("robt_loss", total / size / math.log(2), size, round=3)
 
     def build_generator(self, models, args, seq_gen_cls=None, **options):
         """Build a generator for decoders in the selected precision; the default class is this package's.

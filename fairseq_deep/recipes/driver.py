@@ -149,6 +149,8 @@ def prepare(runner: Runner, script: str, words: list[str]) -> None:
     """Create and lock the directory, and write the scripts with the command and its resumption."""
     plan, options = runner.plan, runner.plan.options
     make_folder(plan, ".lock")
+    if options.start_from:
+        seeds.link_text(options.start_from, plan.exp)
     if plan.place.nnodes > 1:
         nodes.check_port(plan.place.port)
     runner.peers = plan.place.watch_peers(plan.path("logs"))

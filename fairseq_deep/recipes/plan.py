@@ -12,8 +12,9 @@ from fairseq_deep.tools.machine import count_cores
 
 from . import changes, nodes, seeds
 from .options import EXAMPLES, ROOT, WHOLE, check_extra_flags, load_conf
+from .other_runs import check_against, check_start, start_flags
 from .recipe import Recipe
-from .stages import compute_keys, hypotheses_of
+from .stages import compute_keys
 from .text.corpus import check_folder
 
 
@@ -69,8 +70,9 @@ class Plan:
         self.train_command = self._train_command()
         self._check_numbers()
         self.seed_list = seeds.resolve(self)
-        self._check_against()
+        check_against(self)
         self.keys = compute_keys(self)
+        check_start(self)
         for plan in [self.of_seed(seed) for seed in self.seed_list] or [self]:
             plan._check_changed()
         if options.same_text not in ("", self.keys[3]):
@@ -247,14 +249,15 @@ class Plan:
         device = ["--distributed-world-size", self.devices] if options.ngpu else ["--cpu"]
         if not options.ngpu and self.devices > 1:
             device += ["--distributed-backend", "gloo"]
+        task = "deep_translation" if "--robt" in (*self.conf_flags, *options.extra) else "translation"
         words = [
             "fairseq-train", self.path("data-bin"), "--user-dir", os.path.join(ROOT, "fairseq_deep"),
-            "--task", "translation", "--source-lang", options.source_lang, "--target-lang", options.target_lang,
+            "--task", task, "--source-lang", options.source_lang, "--target-lang", options.target_lang,
             "--arch", options.arch, self.share_flag, *self.conf_flags, "--max-tokens", options.max_tokens,
             "--update-freq", options.update_freq, "--seed", options.seed, *device,
             *([] if options.precision == "fp32" else [f"--{options.precision}"]),
             "--save-dir", self.path("checkpoints"), "--log-format", "json", *self.save_flags, *self.smoke_flags,
-            *options.extra,
+            *start_flags(options.start_from), *options.extra,
         ]  # fmt: skip
         return [str(word) for word in words]
 
@@ -274,28 +277,6 @@ class Plan:
         last, every = self.train_value("--max-update"), self.options.average_updates
         if last and not self.options.smoke and every > int(last):
             raise UsageError(f"--average-updates {every} must be at most {last}, the number of updates: lower it")
-
-    def _check_against(self) -> None:
-        """Reject ``--against`` without existing translations, before training."""
-        against, several = self.options.against, bool(self.seed_list)
-        if not against:
-            return
-        if not self.subsets:
-            raise UsageError("--against requires translations, but --subsets none skips them: omit one of them")
-        if not os.path.exists(against):
-            raise UsageError(f"--against {against}: no such run or file")
-        runs = [against]
-        if seeds.holds_seeds(against):
-            if not several:
-                raise UsageError(f"--against {against} has several seeds: give one of them, such as {against}/seed1")
-            runs = [f"{against}/seed{seed}" for seed in self.seed_list]
-        for run in runs:
-            if not os.path.isfile(hypotheses_of(run, self.options.target_lang)):
-                raise UsageError(
-                    f"--against: {hypotheses_of(run, self.options.target_lang)} does not exist: finish that run first"
-                )
-        if os.path.exists(self.exp) and os.path.samefile(against, self.exp):
-            raise UsageError(f"--against {against} is this run itself: give another one")
 
     def run_record(self) -> list[str]:
         """Return the settings, in addition to the command, that must not change when a run is resumed."""

@@ -82,6 +82,7 @@ class Recipe(Options):
     max_len_b: int = option(50, WHOLE, "b of the maximum output length")
     against: str = option("", FILE, "run or file of translations to compare with, by significance tests of BLEU "
                           "and chrF")  # fmt: skip
+    start_from: str = option("", FILE, "start with the text and the weights of this run of the same recipe")
     decode_precision: str = option("fp32", one_of("fp32", "bf16", "int8"),
                                    "precision of the decoder's linear layers when translating on the CPU")  # fmt: skip
     gen_batch: int = option(32, COUNT, "sentences per batch when translating")

@@ -18,8 +18,9 @@ from fairseq.tasks import TASK_REGISTRY
 
 from fairseq_deep import list_archs
 from fairseq_deep.core.registry import nearest
-from fairseq_deep.recipes import commands
+from fairseq_deep.recipes import commands, driver
 from fairseq_deep.recipes.options import SIMILAR, flag_of, quote
+from fairseq_deep.recipes.plan import Plan
 from fairseq_deep.recipes.recipe import Recipe
 from fairseq_deep.tools.main import main
 from tests.helpers.paths import ROOT
@@ -111,6 +112,8 @@ def refused(*words, **how):
         (["--sbatch", "/no/such/job"], ["--sbatch /no/such/job: cannot write there"]),
         (["--against", "/tmp", "--subsets", "none"], ["--against requires translations"]),
         (["--against", "/no/such/run"], ["--against /no/such/run", "no such run or file"]),
+        (["--start-from", "/no/such/run"], ["--start-from /no/such/run", "checkpoint_last.pt does not exist"]),
+        (["--start-from", "/no/such/run", "--", "--init-from=x"], ["--start-from and --init-from both set weights"]),
         (["--average-updates", "9", "--average", "1"], ["--average-updates 9 has no effect with --average 1"]),
         (["--average-updates", "9", "--", "--save-interval-updates=5"], ["--save-interval-updates conflicts"]),
         (["--average-updates", "9", "--", "--max-update", "8"], ["--average-updates 9 must be at most 8"]),
@@ -382,6 +385,24 @@ def test_seeds_share_their_text(tmp_path):
     assert [value(score, "--against") for score in scores] == [str(run_folder / f"seed{seed}") for seed in (4, 7)]
     assert "has several seeds: give one" in refused("--ngpu", "8", "--against", run_folder)
     assert f"{run_folder}/seed1 does not exist" in refused("--ngpu", "8", "--seeds", "2", "--against", run_folder)
+
+
+def test_a_run_starts_from_another_one(tmp_path):
+    run, exp = tmp_path / "other", tmp_path / "exp folder"
+    (run / "checkpoints").mkdir(parents=True)
+    last = run / "checkpoints/checkpoint_last.pt"
+    last.touch()
+    (run / "cmd.sh").touch()
+    plan = Plan(driver.read_options("wmt16_ende", ["--exp", str(exp), "--ngpu", "8"])).resolve()
+    words = ["--exp", exp, "--ngpu", "8", "--start-from", run]
+    assert "has another text or other sub-words" in refused(*words)
+    (run / ".done.3").write_text(plan.keys[3] + "\n")
+    train = command(dry(tmp_path, "--start-from", run), "fairseq-train")
+    assert value(train, "--finetune-from-model") == str(last) and value(train, "--task") == "translation"
+    assert "stages before 4 would change that run's text" in refused(*words, "--stage", "2")
+    assert "is this run itself" in refused(*words[2:], "--exp", run)
+    train = command(dry(tmp_path, "--", "--robt"), "fairseq-train")
+    assert value(train, "--task") == "deep_translation" and "--finetune-from-model" not in train
 
 
 def test_further_references_are_scored_with(tmp_path):

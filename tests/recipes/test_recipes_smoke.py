@@ -196,6 +196,12 @@ def test_many_pairs_in_one_model(tools, tmp_path):
     assert lines(exp / "pairs/test.en-de.ref") == sentences("de", 3, "testde")
     assert "zero-shot" in said and said.splitlines()[-1] == f"BLEU = {record['bleu']:.2f}"
     assert 0 <= scored["directions"]["zero-shot"]["language_accuracy"] <= 100
+    words = ["--temperature", "2", "--conf", "laln_lalt_robt", "--start-from", exp, "--subsets", "none"]
+    tuned, said = smoke(tools, "opus100", home, tmp_path / "tuned", words, model)
+    assert tuned["updates"] == 4 and (tmp_path / "tuned/text").resolve() == exp / "text"
+    log = (tmp_path / "tuned/logs/4-train.log").read_text()
+    assert f"loading pretrained model from {exp}/checkpoints/checkpoint_last.pt" in log
+    assert log.count('"train_robt_loss"') >= 1 and said.count("already done") >= 3
 
 
 @pytest.fixture(params=RECIPES)

@@ -1,0 +1,77 @@
+"""Options of recipes that name another run.
+
+``--start-from RUN`` fine-tunes the model of another run of the same recipe on the same prepared text. ``--against RUN``
+compares the translations with another run's.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from fairseq_deep.errors import UsageError
+
+from . import seeds
+from .stages import hypotheses_of, read_marker
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+CLASHES = ("--finetune-from-model", "--init-from", "--restore-file")
+
+
+def weights_of(run: str) -> str:
+    """Return the checkpoint that a run ends with."""
+    return os.path.join(run, "checkpoints", "checkpoint_last.pt")
+
+
+def start_flags(run: str) -> list[str]:
+    """Return the flags of fairseq-train that start with the weights of *run*; none without a run."""
+    return ["--finetune-from-model", weights_of(run)] if run else []
+
+
+def check_start(plan: Plan) -> None:
+    """Reject a run without weights, with another text, or other flags that set weights.
+
+    Raises:
+        UsageError: one line that names the problem and the fix
+    """
+    run = plan.options.start_from
+    if not run:
+        return
+    for word in plan.options.extra:
+        if word.partition("=")[0] in CLASHES:
+            raise UsageError(f"--start-from and {word.partition('=')[0]} both set weights: omit one of them")
+    if not os.path.isfile(weights_of(run)):
+        raise UsageError(f"--start-from {run}: {weights_of(run)} does not exist; give the directory of a trained run")
+    if os.path.exists(plan.exp) and os.path.samefile(run, plan.exp):
+        raise UsageError(f"--start-from {run} is this run itself: give another --exp")
+    if read_marker(os.path.join(run, ".done.3")) != plan.keys[3]:
+        raise UsageError(f"--start-from {run} has another text or other sub-words: repeat its options of the text")
+    if 0 < plan.options.stage < 4:
+        raise UsageError(f"--start-from {run}: stages before 4 would change that run's text; use --stage 4 or later")
+
+
+def check_against(plan: Plan) -> None:
+    """Reject ``--against`` without existing translations, before training.
+
+    Raises:
+        UsageError: one line that names the problem and the fix
+    """
+    against, target = plan.options.against, plan.options.target_lang
+    if not against:
+        return
+    if not plan.subsets:
+        raise UsageError("--against requires translations, but --subsets none skips them: omit one of them")
+    if not os.path.exists(against):
+        raise UsageError(f"--against {against}: no such run or file")
+    runs = [against]
+    if seeds.holds_seeds(against):
+        if not plan.seed_list:
+            raise UsageError(f"--against {against} has several seeds: give one of them, such as {against}/seed1")
+        runs = [f"{against}/seed{seed}" for seed in plan.seed_list]
+    for run in runs:
+        if not os.path.isfile(hypotheses_of(run, target)):
+            raise UsageError(f"--against: {hypotheses_of(run, target)} does not exist: finish that run first")
+    if os.path.exists(plan.exp) and os.path.samefile(against, plan.exp):
+        raise UsageError(f"--against {against} is this run itself: give another one")
