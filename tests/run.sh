@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Everything that must hold before a change goes in: ruff, codespell, shellcheck and all tests. Arguments go to pytest.
+# Everything that must hold before a change goes in: ruff, codespell, shellcheck and all tests. Arguments go to pytest,
+# and then only the tests run.
 # --package checks what is released instead, --docs the documentation site.
 set -euo pipefail
 unset CDPATH
@@ -12,13 +13,16 @@ export OMP_NUM_THREADS=1
 # torch's cache of compiled code ignores ATEN_CPU_CAPABILITY: code for AVX-512 gives NaN where AVX2 is imitated
 export TORCHINDUCTOR_CACHE_DIR="$PWD/.venv/inductor/${ATEN_CPU_CAPABILITY-default}"
 
-echo "ruff"
-ruff check .
-echo "codespell"
-codespell # words that are right, or other languages: tests/data/spelling.txt
-echo "shellcheck"
-find . \( -name .git -o -name .venv -o -name build -o -name exp \) -prune -o \( -name '*.sh' -o -name '*.sbatch' -o -path ./.ci/run \) -print0 |
-  xargs -0 shellcheck -x
+tracked() { git ls-files -z -- "$@"; } # the repository's files, not yours in the same directory
+
+if (($# == 0)) && git rev-parse --git-dir >/dev/null 2>&1; then
+  echo "ruff"
+  tracked '*.py' | xargs -0 ruff check --force-exclude
+  echo "codespell"
+  tracked | xargs -0 codespell # words that are right, or other languages: tests/data/spelling.txt
+  echo "shellcheck"
+  tracked '*.sh' '*.sbatch' .ci/run | xargs -0 shellcheck -x
+fi
 echo "pytest"
 python -m compileall -q fairseq_deep # once, and not in each process where PYTHONDONTWRITEBYTECODE is set
 unset PYTHONDONTWRITEBYTECODE        # pytest keeps what it makes of the tests, which takes each worker four seconds

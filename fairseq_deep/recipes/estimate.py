@@ -63,7 +63,7 @@ def _data_words(plan: Plan) -> str:
 
 def _job_updates(plan: Plan) -> int:
     """Return the number of updates; 0 if only the number of epochs is known."""
-    return int(plan.train_value("--max-update") or plan.options.updates)
+    return int(plan.train_value("--max-update") or plan.options.job_updates)
 
 
 def _hours(plan: Plan) -> float:

@@ -159,9 +159,10 @@ class Options:
             flag = unknown[0].partition("=")[0]
             if not flag.startswith("--"):
                 raise UsageError(f"unexpected argument '{unknown[0]}': options start with --")
+            described = (flag_of(name) for name, each in self.declared().items() if each.metadata["help"])
             raise UsageError(
-                f"unknown option '{flag}'{nearest(flag, map(flag_of, self.declared()))} (see --help; flags of "
-                "fairseq-train go after --)"
+                f"unknown option '{flag}'{nearest(flag, described, cutoff=0.8)}: --help lists the options; flags of "
+                "fairseq-train, such as --max-update, go after --"
             )
         for name, value in vars(found).items():
             setattr(self, name, value)
@@ -187,7 +188,7 @@ MANAGED = ("save_dir", "user_dir", "log_format", "cpu", "fp16", "bf16", "amp", "
 
 # flags of fairseq that resemble options of a recipe
 SIMILAR = ("--average-ffn", "--bt-max-len-a", "--bt-max-len-b", "--ema-update-freq", "--infer-target-lang", "--mask",
-           "--mask-other", "--max-tokens-valid", "--num-workers", "--target-glu", "--update2lr")  # fmt: skip
+           "--mask-other", "--max-tokens-valid", "--num-workers", "--target-glu")  # fmt: skip
 
 
 def check_spelling(options: Options, flag: str, where: str = "") -> None:

@@ -45,7 +45,7 @@ def commit():
         head = git("rev-parse", "--short=12", "HEAD")
         if head.returncode:
             return "unknown"
-        return head.stdout.strip() + (" + local changes" if git("status", "--porcelain").stdout.strip() else "")
+        return head.stdout.strip() + (" + local changes" if git("status", "--porcelain", "-uno").stdout.strip() else "")
     except OSError:
         return "unknown"
 

@@ -43,11 +43,12 @@ def _select(records: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     from fairseq_deep.core.description import REGISTRIES
     from fairseq_deep.core.registry import nearest
 
-    wanted = name.lstrip("-").replace("_", "-")
     methods = {method for registry in REGISTRIES for method in registry.names()}
     groups = {record["axis"].lstrip("-") for record in records}
-    if wanted not in methods | groups:
-        hint = nearest(wanted, methods | groups) or f"; methods: {', '.join(sorted(methods))}"
+    known = {each.replace("_", "-"): each for each in methods | groups}
+    wanted = known.get(name.lstrip("-").replace("_", "-"))
+    if wanted is None:
+        hint = nearest(name.lstrip("-"), methods | groups) or f"; methods: {', '.join(sorted(methods))}"
         raise UsageError(f"METHOD: unknown method or axis ({name}){hint}; 'fairseq-deep flags' lists all")
     return [record for record in records if wanted in (record["axis"].lstrip("-"), *record["methods"])]
 

@@ -131,7 +131,9 @@ def test_bad_options_get_one_line(words, parts):
 
 def test_the_nearest_name_is_a_help_that_can_be_done_without(tmp_path):
     assert "did you mean --beam?" in refused("--baem", "5")
-    assert "did you mean" not in refused("--qqqqqqqqqqqq", "5")
+    for word in ("--qqqqqqqqqqqq", "--foo", "--updates", "--max-update"):
+        line = refused(word, "5")
+        assert "did you mean" not in line and "flags of fairseq-train, such as --max-update, go after --" in line
     for name in ("bash", "dirname"):
         (tmp_path / name).symlink_to(shutil.which(name))
     done = run("--baem", "5", env={"PATH": str(tmp_path), "FAIRSEQ_DEEP_ENV": "current"})
@@ -205,7 +207,7 @@ def test_the_commands_need_a_clone(words, monkeypatch, capsys, tmp_path):
 def test_settings_of_the_scripts_work_and_are_not_in_the_help(tmp_path):
     text = run("--help").stdout
     assert "--beam" in text and "--data-url" in text
-    for flag in ("--task", "--source-lang", "--target-lang", "--download-max-words", "--updates"):
+    for flag in ("--task", "--source-lang", "--target-lang", "--download-max-words", "--job-updates"):
         assert not re.search(rf"^  {flag} ", text, re.MULTILINE)
     train = command(dry(tmp_path, "--source-lang", "de", "--target-lang", "en"), "fairseq-train")
     assert (value(train, "--source-lang"), value(train, "--target-lang")) == ("de", "en")

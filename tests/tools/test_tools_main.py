@@ -9,8 +9,18 @@ import sys
 import pytest
 
 import fairseq_deep
+from fairseq_deep.core.aggregators import AGGREGATORS
 from fairseq_deep.plugin import compat
-from fairseq_deep.tools import UsageError, archs, check_output_path, format_table, main, replacing, write_text
+from fairseq_deep.tools import (
+    UsageError,
+    archs,
+    check_output_path,
+    flags,
+    format_table,
+    main,
+    replacing,
+    write_text,
+)
 from fairseq_deep.tools.main import COMMANDS
 from tests.helpers.commands import run
 from tests.helpers.forkserver import server
@@ -209,6 +219,14 @@ def test_flags_of_a_method_or_an_axis(name, found, capsys):
     assert main.main(["flags", "--", name]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert found in [line.split()[0] for line in lines] and lines[-1] == f"{len(lines) - 2} flags; default -: no value"
+
+
+def test_names_have_hyphens_or_underscores(monkeypatch):
+    monkeypatch.setattr(AGGREGATORS, "names", lambda: ["my_method", "hyper-connections"])
+    records = [{"axis": "", "methods": [name]} for name in AGGREGATORS.names()]
+    for name in ("my_method", "my-method", "hyper_connections"):
+        [found] = flags._select(records, name)
+        assert found["methods"][0].replace("_", "-") == name.replace("_", "-")
 
 
 def test_flags_of_an_unknown_method_names_the_nearest(capsys):
