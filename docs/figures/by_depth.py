@@ -16,12 +16,14 @@ SYSTEMS = {
     "pre_20": ("plain, 20 layers", COLOURS[0], "--"),
     "dlcl_6": ("DLCL, 6 layers", COLOURS[1], "-"),
     "dlcl_20": ("DLCL, 20 layers", COLOURS[1], "--"),
+    "completep_6": ("CompleteP, 6 layers", COLOURS[2], "-"),
+    "completep_20": ("CompleteP, 20 layers", COLOURS[2], "--"),
 }
 
 
 def draw(path):
     """Validation loss by update (means over seeds) on the left, BLEU with its range over seeds on the right."""
-    figure, runs = new_figure(9.0, 3.6), by_system(read(str(RUNS)))
+    figure, runs = new_figure(9.6, 3.6), by_system(read(str(RUNS)))
     losses, scores = figure.subplots(1, 2)
     for place, (system, (name, colour, style)) in enumerate(SYSTEMS.items()):
         curves = [run["curve"] for run in runs[system].values()]
@@ -34,7 +36,7 @@ def draw(path):
         scores.text(place, 1.0, f"{bleu['mean']:.1f}", ha="center", color="white", fontweight="bold")
     losses.set(xlabel="updates", ylabel="validation loss (bits per token)", ylim=(4.6, 8.0))
     scores.set(ylabel="BLEU (mean and range of three seeds)", xticks=range(len(SYSTEMS)))
-    scores.set_xticklabels([name.replace(", ", "\n") for name, *_ in SYSTEMS.values()])
+    scores.set_xticklabels([name.replace(", ", "\n") for name, *_ in SYSTEMS.values()], fontsize=8)
     losses.legend(fontsize=8, frameon=False)
     for axes in (losses, scores):
         axes.grid(alpha=0.25, axis="y")
