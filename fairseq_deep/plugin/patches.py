@@ -86,7 +86,8 @@ PATCHES = (
     Patch("fairseq.models.transformer:TransformerModel", "add_args", _add_args,
           "our flags with an architecture of fairseq raise an error that names its deep_ twin"),
     Patch("fairseq.trainer:Trainer", "load_checkpoint", load_checkpoint,
-          "a new run with --stack-restart-updates begins in the middle of its schedule"),
+          "a new run with --stack-restart-updates begins in the middle of its schedule; the optimizer state of "
+          "another model raises an error that names the fix"),
 )  # fmt: skip
 EXIT_HOOK = "fairseq's prefetching threads are stopped at exit; otherwise the process may abort after the last save"
 """Description of the hook that :func:`apply` registers with ``atexit``."""

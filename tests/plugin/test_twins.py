@@ -12,6 +12,7 @@ from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.architectures import TWINS
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.plugin.patches import PATCHES
+from tests.helpers.commands import run, train_command
 from tests.helpers.flags import parse
 from tests.helpers.models import task_of
 
@@ -48,6 +49,18 @@ def test_a_twin_has_our_flags_and_the_stock_architecture_names_it(twin, stock):
             parse("--arch", stock, flag, *(["3"] if flag != "--compile" else []))
         assert str(error.value) == f"{flag} requires an architecture of this package: use --arch {twin}, the same " \
             "model with our flags"  # fmt: skip
+
+
+def test_a_twin_does_not_resume_with_the_stock_optimizer(small, tmp_path):
+    def train(arch, *more):
+        return run(*train_command(small, tmp_path, "--max-update", *more, arch=arch), check=False)
+
+    assert train("transformer", "1").returncode == 0
+    done = train("deep_transformer", "2")
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and "optimizer state has another number of parameters" in last
+    assert "add --reset-optimizer, or resume with the checkpoint's --arch" in last and "Traceback" not in done.stderr
+    assert train("deep_transformer", "2", "--reset-optimizer").returncode == 0
 
 
 def test_patches_are_applied_once_and_explained():
