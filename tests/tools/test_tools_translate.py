@@ -283,7 +283,7 @@ BAD = {
                      "{parts}/code has merges of version 0.9; subword-nmt supports 0.1 and 0.2"),
     "no object": (damage("steps.json"), ["{model}"], "{parts}/steps.json: "),
     "no language": (no_languages, ["{model}"], "{model} does not name its languages, and files in {parts} do not"
-                    ": give --source-lang and --target-lang"),
+                    ": give --data DIR, the binarised data, or --source-lang and --target-lang"),
     "several": (None, ["{model}", "--nbest", "2"], "--nbest 2 gives several translations per line: add --json"),
     "too many": (None, ["{model}", "--nbest", "9", "--json"], "--nbest 9 exceeds --beam 4: choose a larger beam"),
     "input": (None, ["{model}", "--input", "{here}/no"], "cannot read {here}/no: No such file"),
