@@ -180,7 +180,9 @@ def test_the_resolved_configuration_is_shown():
                       "gnmt_lenpen": False}  # fmt: skip
 
 
-@pytest.mark.parametrize("chosen, done", [("current", "checks the active environment"), ("", "creates or updates .venv")])
+@pytest.mark.parametrize(
+    "chosen, done", [("current", "checks the active environment"), ("", "creates or updates .venv")]
+)
 def test_a_dry_run_says_what_happens_to_the_environment(chosen, done, tmp_path, monkeypatch):
     monkeypatch.setenv("FAIRSEQ_DEEP_ENV", chosen)
     assert f"ensure_env  # {done}" in dry(tmp_path)

@@ -13,6 +13,7 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_deep.tools import main
+from fairseq_deep.tools.export import OTHERS
 from tests.helpers.commands import PACKAGE, run, train_command
 from tests.helpers.docs import code_of
 from tests.helpers.exports import write_model
@@ -227,7 +228,16 @@ def test_what_ctranslate2_has_not_is_refused_without_its_package(structure, make
     code, out, err = export(folder / "model.pt", "--output", folder / "out")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"fairseq-deep export: {folder}/model.pt ") and f" {problem}" in err
+    assert err.endswith(f"; {OTHERS}\n") or "; or use" in err or "requires fairseq" in err
     assert not (folder / "out").exists()
+
+
+def test_the_alternatives_take_what_ctranslate2_refuses(make, command):
+    _, folder = make("prenorm_6l", qk_norm=True)
+    words = [folder / "model.pt", "--tokenizer", "none", "--output"]
+    assert OTHERS == "use --format torch, or fairseq-deep package (most models)"
+    assert command("export", *words, folder / "model.pt2", "--format", "torch", "--verify-sentences", 3)[0] == 0
+    assert command("package", *words, folder / "package")[0] == 0
 
 
 def test_bad_input_is_one_line(make, export, monkeypatch, capsys):

@@ -12,6 +12,7 @@ import torch
 from fairseq_deep.runtime import Translator, find_bundle, load_model
 from fairseq_deep.runtime.dictionary import Dictionary
 from fairseq_deep.tools import huggingface_check, huggingface_export, huggingface_format
+from fairseq_deep.tools.export import OTHERS
 from tests.helpers.commands import losses, run, train_command
 from tests.helpers.exports import greedy, write_model
 from tests.helpers.models import make_batch, make_dictionary
@@ -245,6 +246,7 @@ def test_what_transformers_has_not_is_refused_with_the_reason(structure, make, e
         torch.save(state, folder / "model.pt")
     code, out, err = export(folder / "model.pt", "--output", folder / "out")
     assert (code, out, err.count("\n")) == (2, "", 1) and f" {problem}" in err
+    assert err.endswith(f"{OTHERS}\n") and (f"; or {OTHERS}" in err) == (": train with" in err or ": use a" in err)
     assert not (folder / "out").exists()
 
 
