@@ -31,10 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the package, and verify it before it is renamed to its final name."""
-    from fairseq_deep.runtime import packaged
+    from fairseq_deep.runtime import other_formats, packaged
 
     output = os.path.abspath(args.output)
     check_new_folder(args.output)
+    other_formats.reject(args.model)
     if packaged.is_package(args.model):
         raise UsageError(f"{args.model} is already a packaged model: copy the directory")
     content = collect(args, os.path.basename(output))

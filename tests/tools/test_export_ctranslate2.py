@@ -307,6 +307,8 @@ def test_the_code_in_the_documentation_translates_as_translate_does(recipe, tmp_
     checkpoint = recipe / "checkpoints/checkpoint_last.pt"
     start = f"{checkpoint} -> {tmp_path}/model.ct2: for CTranslate2, float32; log-probabilities of 16 sentences within "
     assert done.stdout.startswith(start)
+    again = run("fairseq-deep", "translate", tmp_path / "model.ct2", check=False)
+    assert again.returncode == 2 and "/model.ct2 is a CTranslate2 model: " in again.stderr
     source = recipe / "text/raw/test.en"
     limits = ["--beam", "4", "--lenpen", "0.6", "--max-len-a", "0", "--max-len-b", "250"]
     want = run("fairseq-deep", "translate", recipe, "--input", source, *limits, "--cpu").stdout.splitlines()

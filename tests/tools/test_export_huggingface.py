@@ -90,6 +90,7 @@ def test_every_structure_computes_the_same_in_both_directions(structure, make, e
     model, folder = make(name, **flags)
     code, out, err = export(folder / "model.pt", "--output", folder / "out")
     assert (code, err) == (0, ""), err
+    assert "/out is a model of transformers: " in command("translate", folder / "out")[2]
     assert f"{folder}/out: {kind}ForConditionalGeneration; logits of 16 sentences" in out, out
     other = load(folder / "out")
     assert not (folder / "out/target").exists() or "share_all_embeddings" not in flags

@@ -256,6 +256,17 @@ def no_languages(folder):
     torch.save(state, folder / "averaged.pt")
 
 
+def holds(*names):
+    """The change to a folder of another program's files."""
+
+    def change(folder):
+        (folder / "other").mkdir()
+        for name in names:
+            (folder / "other" / name).write_text("{}")
+
+    return change
+
+
 def a_pipe_for_a_dictionary(folder):
     (folder / "dict.de.txt").unlink()
     os.mkfifo(folder / "dict.de.txt")
@@ -267,6 +278,12 @@ BAD = {
                  "model, or a checkpoint"),
     "no run": (None, ["{here}"], "{here} has none of averaged.pt, checkpoints/checkpoint_best.pt, "
                "checkpoints/checkpoint_last.pt: give the directory of a recipe that has trained, or a checkpoint"),
+    "CTranslate2": (holds("config.json", "model.bin"), ["{parts}/other"],
+                    "{parts}/other is a CTranslate2 model: load it with the package ctranslate2, or give the model that"
+                    " it was exported from (translate and serve: with --engine ctranslate2)"),
+    "transformers": (holds("config.json", "model.safetensors", "tokenizer_config.json"), ["{parts}/other"],
+                     "{parts}/other is a model of transformers: load it with transformers, convert it with "
+                     "fairseq-deep import --from huggingface, or give the model that it was exported from"),
     "no merges": (None, ["{model}", "--bpe-codes", "{here}/no"], "{here}/no does not exist: see --bpe-codes"),
     "no folder": (None, ["{model}", "--data", "{here}/no"], "{here}/no does not exist: see --data"),
     "no dictionary": (lambda folder: (folder / "dict.de.txt").unlink(), ["{model}"],
