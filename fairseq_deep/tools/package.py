@@ -96,9 +96,11 @@ def card_config(
         text, search: as in ``config.json``
         names: Python packages to list with their versions
     """
+    stored = loaded.stored
     return {
         "name": args.name if args.name is not None else os.path.basename(os.path.abspath(args.output)),
-        "arch": loaded.stored.flags.arch,
+        "arch": stored.stock_arch or stored.flags.arch,
+        "library": "fairseq" if stored.stock_arch else "fairseq_deep",
         "licence": args.licence or UNKNOWN_LICENCE,
         "task": {"source_lang": loaded.source_lang, "target_lang": loaded.target_lang},
         "text": text,

@@ -207,6 +207,22 @@ def test_a_package_is_exported_as_its_checkpoint(recipe, tmp_path, command):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "verified" / name).read_bytes() == expected
 
 
+def test_the_card_of_a_model_of_fairseq_names_its_architecture(make, export):
+    """And its own number of parameters: FSMT stores positions, and three tables for one."""
+    model, folder = make("postnorm_6l", **SHARED)
+    own = f"{sum(parameter.numel() for parameter in model.parameters()):,}"
+    state = torch.load(folder / "model.pt", weights_only=False)
+    state["cfg"]["model"].arch = state["cfg"]["model"]._name = "transformer_iwslt_de_en"
+    torch.save(state, folder / "stock.pt")
+    for name, architecture in (("model", "`transformer_postnorm_6l` of fairseq_deep"),
+                               ("stock", "`transformer_iwslt_de_en` of fairseq")):  # fmt: skip
+        assert export(folder / f"{name}.pt", "--output", folder / name)[0] == 0
+        card = (folder / name / "README.md").read_text()
+        assert f"| architecture | {architecture} |" in card
+        stored = sum(parameter.numel() for parameter in load(folder / name).parameters())
+        assert f"| parameters | {own} ({stored:,} as stored by the class) |" in card
+
+
 REFUSED = {
     "relative positions": ("prenorm_6l", {"relative_positions": 4}, "--relative-positions 4 (encoder), which"),
     "rotary": ("prenorm_6l", {"rotary_positions": True}, "--rotary-positions (encoder), which transformers does not"),
