@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -153,9 +154,10 @@ def _name_stock_parts(config: Any) -> None:
 
 
 def write_ctranslate2(args: argparse.Namespace) -> int:
-    """Write the model in CTranslate2's format, and compare it with the original."""
-    from fairseq_deep.runtime import find_bundle, load_model
+    """Write the model in CTranslate2's format with its sub-words, and compare it with the original."""
+    from fairseq_deep.runtime import find_bundle, load_model, packaged
     from fairseq_deep.runtime.engines.ct2_convert import convert, make_plain
+    from fairseq_deep.runtime.text import is_pieces
 
     check_new_folder(args.output)
     bundle = find_bundle(args.checkpoint, codes=args.bpe_codes, **{name: getattr(args, name) for name in PARTS})
@@ -165,6 +167,9 @@ def write_ctranslate2(args: argparse.Namespace) -> int:
     quantization = args.quantization or QUANTIZATIONS[0]
     with new_folder(args.output) as folder:
         report = convert(bundle, loaded, plain, folder, quantization)
+        if bundle.codes is not None:
+            kind = "sentencepiece" if is_pieces(bundle.codes) else "subword-nmt"
+            shutil.copyfile(bundle.codes, os.path.join(folder, packaged.CODES[kind]))
     print(f"{bundle.checkpoint} -> {args.output}: for CTranslate2, {quantization}; {report}")
     return 0
 
