@@ -139,7 +139,9 @@ def write_fairseq(args: argparse.Namespace) -> int:
 def _name_stock_parts(config: Any) -> None:
     """Replace our task, criterion, optimizer and scheduler by fairseq's, without our settings."""
     names = {
-        "task": (("deep_translation",), "translation", ("decode_precision", "decode_compile", "gnmt_lenpen")),
+        "task": (
+            ("deep_translation",), "translation", ("decode_precision", "decode_compile", "gnmt_lenpen", "robt")
+        ),
         "criterion": (("fused_label_smoothed_cross_entropy",), "label_smoothed_cross_entropy", ("rdrop_alpha",)),
         "optimizer": (("fused_adam", "muon"), "adam", ("muon_momentum", "muon_ns_steps", "muon_scale")),
         "lr_scheduler": (
