@@ -1,4 +1,4 @@
-"""All changes that this package makes to fairseq at run time; ``fairseq-deep doctor`` prints the table.
+"""All changes that this package makes to fairseq at run time; ``fairseq-deep doctor --verbose`` prints the table.
 
 Importing the plugin applies them once (:func:`apply`). The source patches that ``third_party/fairseq`` applies when it
 builds fairseq are listed there.
@@ -20,6 +20,9 @@ from .training.fp16 import FP16Optimizer
 from .training.readers import stop_readers
 from .training.restart import load_checkpoint
 
+UNRELEASED = "no release yet"
+"""`Patch.until` if no release has the change."""
+
 
 class Patch(NamedTuple):
     """One replaced attribute of fairseq.
@@ -29,14 +32,14 @@ class Patch(NamedTuple):
         name: the attribute
         replacement: its new value
         reason: the reason for the replacement
-        until: the first fairseq release that does not need it; "none yet" if no release has the change
+        until: the first fairseq release that does not need it
     """
 
     where: str
     name: str
     replacement: Any
     reason: str
-    until: str = "none yet"
+    until: str = UNRELEASED
 
     def apply(self) -> None:
         """Replace the attribute."""

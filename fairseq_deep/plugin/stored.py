@@ -42,10 +42,12 @@ def read_checkpoint(path: str) -> StoredModel:
     config = state["cfg"]
     criterion = config.get("criterion") or {}
     smoothing = criterion.get("label_smoothing", 0.0) if hasattr(criterion, "get") else 0.0
-    flags = fill(_plain(config.model), path)
+    given = _plain(config.model)
+    flags, arch = fill(given, path), given.get("arch") or given.get("_name")
     flags.encoder_embed_path = flags.decoder_embed_path = None  # the checkpoint contains these embeddings
     hashes = (state.get("task_state") or {}).get(KEY)
-    return StoredModel(flags, state["model"], _task_settings(_plain(config.task)), hashes, smoothing)
+    stock = arch if flags.arch == f"deep_{arch}" else None
+    return StoredModel(flags, state["model"], _task_settings(_plain(config.task)), hashes, smoothing, stock)
 
 
 def fill(flags: dict[str, Any], path: str) -> argparse.Namespace:

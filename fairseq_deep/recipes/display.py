@@ -6,6 +6,7 @@ thread could hold a lock while a worker process is forked.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -78,7 +79,7 @@ class Display:
         Args:
             unit: unit of *done* and *total*; if empty, the bar shows the elapsed time
             note: speed or loss; if empty, the mean speed
-            left: time left in seconds; if None, it is computed from the mean speed
+            left: time left in seconds; if None, it is computed from the mean speed; infinity: not known yet
             line: text of a printed line; if empty, the text of the bar
         """
         now = time.time()
@@ -87,7 +88,7 @@ class Display:
         if left is None and total and speed and done < total:
             left = (total - done) / speed
         note = note or (f"{speed:,.0f} {unit}/s" if speed else "")
-        ends = "" if left is None else f"left {clock(left)}"
+        ends = "" if left in (None, math.inf) else f"left {clock(left)}"
         if self.bars is not None:
             count = f"{done:,.9g}{f'/{total:,.9g}' if total else ''} {unit}" if unit else clock(now - self.begun)
             with self.lock:

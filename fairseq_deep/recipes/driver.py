@@ -85,7 +85,8 @@ def check(plan: Plan, script: str, words: list[str]) -> int:
         return DONE
     if options.dry_run:
         if plan.place.rank == 0:
-            print("ensure_env  # creates .venv from requirements.txt")
+            current = os.environ.get("FAIRSEQ_DEEP_ENV") == "current"
+            print(f"ensure_env  # {'checks the active environment' if current else 'creates or updates .venv'}")
         run(plan, script, words)
         return DONE
     if plan.place.rank == 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import re
 import signal
@@ -24,6 +25,8 @@ from .record import commit
 STOPPED = 75  # exit status of training that saved a checkpoint after a signal
 LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d [\d:]{8} \| (?:INFO \| [\w.]+ \| )?")
 WIDTH = 90
+BASIS, SHARE = 30, 0.05
+"""Seconds, or share of the work, after which a mean speed gives an estimate of the time left."""
 JSON_LINE = re.compile(r"\| INFO \| (train_inner|train|valid)\b\S* \| (\{.*\})\s*$")
 
 
@@ -41,6 +44,7 @@ class Plain:
 
     def __init__(self, every: float = 10, name: str = ""):
         self.display, self.name, self.begun, self.last = Display(every), name, time.time(), "no output yet"
+        self.printed = ""
 
     def read(self, line):
         """Store the line without fairseq's time and module; lists of all settings are ignored."""
@@ -49,8 +53,12 @@ class Plain:
             self.last = words if len(words) <= WIDTH else words[: WIDTH - 3] + "..."
 
     def tick(self, words=""):
-        """Show progress."""
+        """Show progress; without bars, only if it has changed."""
         words = words or self.last
+        if self.display.bars is None and words == self.printed:
+            return
+        if self.display.is_due():
+            self.printed = words
         self.display.show(self.name, note=words, line=f"{clock(time.time() - self.begun)}: {words}")
 
     def finish(self, ok):
@@ -116,16 +124,18 @@ class Train(Plain):
                  for (key, limit), unit in zip(self.limits.items(), ("epochs", "updates")) if limit]  # fmt: skip
         _, done, total, unit = max(goals, default=(0, float(stats["num_updates"]), None, "updates"))
         note = " ".join(f"{epoch} {loss}".split())
-        self.display.show(self.name, done, total, unit, note, left, line.rstrip())
+        self.display.show(self.name, done, total, unit, note, math.inf if left is None else left, line.rstrip())
 
     def seconds_left(self, stats):
-        """Return the time to the nearest limit, at the mean speed since the first line."""
+        """Return the time to the nearest limit, at the mean speed since the first line; None: not known yet."""
         begun, first = self.first
-        guesses = []
+        elapsed, guesses = time.time() - begun, []
         for key, limit in self.limits.items():
             done = float(stats[key]) - float(first[key])
-            if limit and done > 0:
-                guesses.append((limit - float(stats[key])) * (time.time() - begun) / done)
+            if limit and done > 0 and (elapsed >= BASIS or done >= SHARE * limit):
+                guesses.append((limit - float(stats[key])) * elapsed / done)
+            elif limit:  # it may be the nearest
+                return None
         if self.stop_hours:
             guesses.append(self.begun + self.stop_hours * 3600 - time.time())
         return min(guesses) if guesses else None

@@ -10,7 +10,7 @@ from typing import Any
 
 from fairseq_deep.errors import UsageError
 
-from . import packaged
+from . import other_formats, packaged
 from .records import RERUN, RESULT, SEARCH, STEPS, read_json
 
 DEFAULT_SEARCH = {"beam": 4, "lenpen": 0.6, "max_len_a": 1.0, "max_len_b": 50}  # if the experiment does not record it
@@ -54,15 +54,14 @@ def find_bundle(path: str, **given: Any) -> Bundle:
         path: the directory of a recipe (of one seed), a packaged model, or a checkpoint
 
     Raises:
-        UsageError: a part is missing, or a packaged model is invalid
+        UsageError: a part is missing, a packaged model is invalid, or the model has the format of another program
     """
+    other_formats.reject(path)
     given = {name: value for name, value in given.items() if value is not None}
     if packaged.is_package(path):
         found = _of_package(packaged.folder_of(path))
     elif os.path.isdir(path):
         found = _of_recipe(path)
-    elif path.endswith(".pt2") and os.path.isfile(path):  # loading such a file runs its code
-        raise UsageError(f"{path} is an export for other programs: give the model that it was exported from")
     elif os.path.isfile(path):
         found = _beside(path)
     else:

@@ -133,7 +133,7 @@ def languages_of(bundle: Bundle, task: dict[str, Any]) -> list[str]:
         pair = _complete(pair, sorted(os.listdir(bundle.data)))
     if not all(pair):
         problem = f"{bundle.checkpoint} does not name its languages, and files in {bundle.data} do not"
-        raise UsageError(f"{problem}: give --source-lang and --target-lang")
+        raise UsageError(f"{problem}: give --data DIR, the binarised data, or --source-lang and --target-lang")
     return [str(name) for name in pair]
 
 

@@ -32,6 +32,7 @@ class StoredModel:
         task: settings of the translation task, such as "source_lang" and "left_pad_source"
         hashes: hashes of the training dictionaries, by side; None: unknown
         label_smoothing: label smoothing of the training loss
+        stock_arch: fairseq's name of the architecture, for a checkpoint of one of its own; the flags name our twin
     """
 
     flags: Namespace
@@ -39,6 +40,7 @@ class StoredModel:
     task: dict[str, Any]
     hashes: dict[str, str] | None = None
     label_smoothing: float = 0.0
+    stock_arch: str | None = None
 
 
 READERS: dict[str, Callable[[str], StoredModel]] = {}

@@ -29,8 +29,9 @@ EXTENSIONS = ("fairseq.data.data_utils_fast", "fairseq.data.token_block_utils_fa
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--json``."""
+    """Add the form of the report."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--verbose", action="store_true", help="also list this package's changes to fairseq")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,9 +47,9 @@ def run(args: argparse.Namespace) -> int:
     for check in checks:
         if check.reason:
             print(f"\n{check.name}: {check.reason}" + (f"\n  fix: {check.cure}" if check.cure else ""))
-    if patches:
-        print("\nPatches of fairseq, applied when this package is imported:")
-        print(format_table([(each["name"], each["reason"], f"until {each['until']}") for each in patches], indent="  "))
+    if patches and args.verbose:
+        print("\nChanges to fairseq when this package is imported: name, reason, first release that needs none")
+        print(format_table([(each["name"], each["reason"], each["until"]) for each in patches], indent="  "))
     print("\n" + (f"Training does not work here: {', '.join(failed)}." if failed else "Training works here."))
     if failed and not _try_import("fairseq_deep.runtime.translator")[1]:
         print("Packaged models can be translated here.")
@@ -58,11 +59,11 @@ def run(args: argparse.Namespace) -> int:
 def _patches() -> list[dict[str, str]]:
     """Return the plugin's patches of fairseq, with reasons; empty without fairseq."""
     with contextlib.suppress(Exception):
-        from fairseq_deep.plugin.patches import EXIT_HOOK, PATCHES
+        from fairseq_deep.plugin.patches import EXIT_HOOK, PATCHES, UNRELEASED
 
         found = [{"name": f"{patch.where}.{patch.name}".replace(":", "."), "reason": patch.reason,
                   "until": patch.until} for patch in PATCHES]  # fmt: skip
-        return [*found, {"name": "atexit", "reason": EXIT_HOOK, "until": "none yet"}]
+        return [*found, {"name": "atexit", "reason": EXIT_HOOK, "until": UNRELEASED}]
     return []
 
 
@@ -86,10 +87,14 @@ def _torch() -> Iterator[Check]:
             device = torch.cuda.get_device_properties(index)
             bf16 = "bf16" if device.major >= BF16_CAPABILITY else "no bf16"
             yield Check(f"GPU {index}", "ok", f"{device.name}, {device.total_memory / 2**30:.0f} GiB, {bf16}")
-    elif torch.version.cuda:
+        return
+    driver = shutil.which("nvidia-smi")
+    if torch.version.cuda and driver:
         reason = f"torch is built for CUDA {torch.version.cuda} but sees no device"
         yield Check("GPU", "no", "none usable", reason, "check nvidia-smi, the driver and CUDA_VISIBLE_DEVICES")
-    elif shutil.which("nvidia-smi"):
+    elif torch.version.cuda:
+        yield Check("GPU", "no", "none (a GPU would need NVIDIA's driver)")
+    elif driver:
         cure = "install the CUDA build of torch for this driver (see pytorch.org)"
         yield Check("GPU", "no", "not usable", "this machine has an NVIDIA driver, but torch is a CPU build", cure)
     else:
@@ -251,8 +256,8 @@ def _precision() -> Iterator[Check]:
         yield Check("--fp16", "ok", "usable")
         yield Check("--amp", "ok", "usable (fp16)")
     else:
-        cure = "train in fp32" + (", or with --memory-efficient-fp16" if _cpu_computes(torch, torch.float16) else "")
-        yield Check("--fp16", "no", "not usable", "fairseq's --fp16 requires a CUDA device", cure)
+        other = ", or --memory-efficient-fp16" if _cpu_computes(torch, torch.float16) else ""
+        yield Check("--fp16", "no", f"only on a GPU (here fp32{other})")
         yield Check("--amp", "ok", "runs, without effect on a CPU")
     if "args.tpu = True" in inspect.getsource(options):
         reason = "this fairseq interprets --bf16 as a request for a TPU"

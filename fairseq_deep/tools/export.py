@@ -8,7 +8,11 @@ stores the encoder and a decoding step as programs of torch.export in one file.
 """
 
 import argparse
+import contextlib
 import os
+import re
+import shutil
+from collections.abc import Iterator
 from typing import Any
 
 from fairseq_deep.tools import (
@@ -36,6 +40,8 @@ OF_FORMATS = {
     **{name: ("torch",) for name in ("beam", "capacity", "dtype")},
 }  # fmt: skip
 """The formats that support an option."""
+OTHERS = "use --format torch, or fairseq-deep package (most models)"
+"""Alternatives for models that a format does not support."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +83,16 @@ def run(args: argparse.Namespace) -> int:
     return write_ctranslate2(args) if args.format == "ctranslate2" else write_fairseq(args)
 
 
+@contextlib.contextmanager
+def naming_others() -> Iterator[None]:
+    """Add the alternatives to the error for a model that the format does not support."""
+    try:
+        yield
+    except UsageError as error:
+        fixed = re.search(": (use|train with) ", error.message)
+        raise UsageError(f"{error.message}; {'or ' * bool(fixed)}{OTHERS}") from error
+
+
 def write_fairseq(args: argparse.Namespace) -> int:
     """Write the checkpoint as fairseq's `transformer`, without optimizer state."""
     check_fairseq()
@@ -97,10 +113,12 @@ def write_fairseq(args: argparse.Namespace) -> int:
         raise UsageError(f"{path} is already a model of fairseq ({arch}): use it without an export")
     flags = fill(stored, path)
     flags.encoder_embed_path = flags.decoder_embed_path = None
-    check_layers(path, flags, "fairseq")
+    with naming_others():
+        check_layers(path, flags, "fairseq")
     model = loaded_model(path, state["model"], flags)
-    check_weights(path, model, "fairseq")
-    state["model"] = plain_weights(path, model, state["model"])
+    with naming_others():
+        check_weights(path, model, "fairseq")
+        state["model"] = plain_weights(path, model, state["model"])
     for name in own_flags():
         vars(flags).pop(name, None)
     flags.arch, flags.user_dir = "transformer", None
@@ -121,7 +139,9 @@ def write_fairseq(args: argparse.Namespace) -> int:
 def _name_stock_parts(config: Any) -> None:
     """Replace our task, criterion, optimizer and scheduler by fairseq's, without our settings."""
     names = {
-        "task": (("deep_translation",), "translation", ("decode_precision", "decode_compile", "gnmt_lenpen")),
+        "task": (
+            ("deep_translation",), "translation", ("decode_precision", "decode_compile", "gnmt_lenpen", "robt")
+        ),
         "criterion": (("fused_label_smoothed_cross_entropy",), "label_smoothed_cross_entropy", ("rdrop_alpha",)),
         "optimizer": (("fused_adam", "muon"), "adam", ("muon_momentum", "muon_ns_steps", "muon_scale")),
         "lr_scheduler": (
@@ -136,16 +156,22 @@ def _name_stock_parts(config: Any) -> None:
 
 
 def write_ctranslate2(args: argparse.Namespace) -> int:
-    """Write the model in CTranslate2's format, and compare it with the original."""
-    from fairseq_deep.runtime import find_bundle, load_model
+    """Write the model in CTranslate2's format with its sub-words, and compare it with the original."""
+    from fairseq_deep.runtime import find_bundle, load_model, packaged
     from fairseq_deep.runtime.engines.ct2_convert import convert, make_plain
+    from fairseq_deep.runtime.text import is_pieces
 
     check_new_folder(args.output)
     bundle = find_bundle(args.checkpoint, codes=args.bpe_codes, **{name: getattr(args, name) for name in PARTS})
     loaded = load_model(bundle)
-    plain, quantization = make_plain(bundle, loaded), args.quantization or QUANTIZATIONS[0]
+    with naming_others():
+        plain = make_plain(bundle, loaded)
+    quantization = args.quantization or QUANTIZATIONS[0]
     with new_folder(args.output) as folder:
         report = convert(bundle, loaded, plain, folder, quantization)
+        if bundle.codes is not None:
+            kind = "sentencepiece" if is_pieces(bundle.codes) else "subword-nmt"
+            shutil.copyfile(bundle.codes, os.path.join(folder, packaged.CODES[kind]))
     print(f"{bundle.checkpoint} -> {args.output}: for CTranslate2, {quantization}; {report}")
     return 0
 

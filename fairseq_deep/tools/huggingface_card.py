@@ -17,7 +17,7 @@ def make(parts: Any, args: argparse.Namespace, search: dict[str, Any], name: str
     Args:
         parts: see `huggingface_export.Parts`
         search: settings of the beam search
-        name, size: name of the class, and number of parameters
+        name, size: name of the class, and number of parameters that it stores
         found: result of the check
     """
     from fairseq_deep.runtime import packaged
@@ -27,7 +27,9 @@ def make(parts: Any, args: argparse.Namespace, search: dict[str, Any], name: str
     config = package.card_config(args, loaded, text, {**search, "gnmt_lenpen": False}, NAMES)
     sides = ((loaded.source_lang, loaded.source), (loaded.target_lang, loaded.target))
     dictionaries = ", ".join(f"{lang} {len(dictionary):,}" for lang, dictionary in sides)
-    rows = {"class": name, "parameters": f"{size:,}", "weights": "float32", "checked": found}
+    own = sum(parameter.numel() for parameter in loaded.model.parameters())
+    stored = f" ({size:,} as stored by the class)" * (size != own)
+    rows = {"class": name, "parameters": f"{own:,}{stored}", "weights": "float32", "checked": found}
     rows["dictionaries"] = dictionaries
     record = package.record_of(args.checkpoint) if os.path.isdir(args.checkpoint) else {}
     body = packaged.make_card(config, rows, record, use=_use(parts, search, text))

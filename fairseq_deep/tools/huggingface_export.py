@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from fairseq_deep.tools import UsageError, check_new_folder, new_folder, read_lines, write_text
 from fairseq_deep.tools import huggingface_format as form
 from fairseq_deep.tools import huggingface_tokenizer as text
+from fairseq_deep.tools.export import naming_others
 from fairseq_deep.tools.huggingface_pieces import Pieces, tags_of
 
 TARGET = "target"
@@ -91,29 +92,41 @@ def collect(args: argparse.Namespace) -> Parts:
         UsageError: a part is missing, or transformers has no class for the model
     """
     from fairseq_deep.runtime import TextSteps, find_bundle, load_model
-    from fairseq_deep.runtime.plain import check_layers, check_weights, fold_all
 
     names = ("data", "tokenizer", "lowercase", "source_lang", "target_lang")
     bundle = find_bundle(args.checkpoint, codes=args.bpe_codes, **{name: getattr(args, name) for name in names})
-    if bundle.gnmt_lenpen:
-        problem = "has GNMT's length penalty, which transformers does not support"
-        raise UsageError(f"{bundle.checkpoint} {problem}: {form.WAYS}")
     loaded = load_model(bundle)
-    check_layers(bundle.checkpoint, loaded.stored.flags, "huggingface")
-    check_weights(bundle.checkpoint, loaded.model, "huggingface")
-    plain = copy.deepcopy(loaded.model)
-    streams = fold_all(bundle.checkpoint, plain)
+    with naming_others():
+        plain, streams = make_plain(bundle, loaded)
     subwords = text.read_subwords(bundle.codes) if bundle.codes else None
     steps = TextSteps(loaded.source_lang, loaded.target_lang, bundle.codes, bundle.tokenizer, bundle.lowercase)
     try:
         source, meanings = text.make_vocabulary(loaded.source.symbols, subwords)
         target, _ = text.make_vocabulary(loaded.target.symbols, subwords)
         sizes = form.Vocabulary(len(loaded.source), len(loaded.target), meanings, loaded.source == loaded.target)
-        kind = form.choose_class(plain, loaded.stored.flags.activation_fn, sizes)
+        with naming_others():
+            kind = form.choose_class(plain, loaded.stored.flags.activation_fn, sizes)
     except UsageError as error:
         raise UsageError(f"{bundle.checkpoint} has {error}") from error
     tolerance = SHORT_FORM if streams and kind == form.FSMT else TOLERANCE
     return Parts(bundle, loaded, plain, steps, subwords, (source, target), sizes, kind, tolerance)
+
+
+def make_plain(bundle: Any, loaded: Any) -> tuple[Any, bool]:
+    """Return a copy of the model with plain connections, and whether weights of streams were folded.
+
+    Raises:
+        UsageError: transformers does not support the model
+    """
+    from fairseq_deep.runtime.plain import check_layers, check_weights, fold_all
+
+    path = bundle.checkpoint
+    if bundle.gnmt_lenpen:
+        raise UsageError(f"{path} has GNMT's length penalty, which transformers does not support")
+    check_layers(path, loaded.stored.flags, "huggingface")
+    check_weights(path, loaded.model, "huggingface")
+    plain = copy.deepcopy(loaded.model)
+    return plain, fold_all(path, plain)
 
 
 def write_folder(folder: str, parts: Parts, args: argparse.Namespace, given: list[str] | None) -> tuple[str, str]:

@@ -64,7 +64,7 @@ def choose_class(model: Any, activation: str, vocabulary: Vocabulary) -> str:
     """
     problem = _problem(model, activation)
     if problem:
-        raise UsageError(f"{problem}, for which transformers has no class: {WAYS}")
+        raise UsageError(f"{problem}, for which transformers has no class")
     stacks = (model.encoder, model.decoder)
     pre, normed = model.encoder.stack.pre_norm, model.encoder.layernorm_embedding is not None
     fixed = all(isinstance(stack.embed_positions, SinusoidalPositions) for stack in stacks)
@@ -75,13 +75,9 @@ def choose_class(model: Any, activation: str, vocabulary: Vocabulary) -> str:
     if not fixed:
         raise UsageError(
             "post-norm without sinusoidal positions and without --layernorm-embedding, for which transformers has no "
-            f"class: {WAYS}"
+            "class"
         )
     return FSMT
-
-
-WAYS = "use 'fairseq-deep package' (translate, Translator), or --format ctranslate2"
-"""Alternatives for models without a suitable class."""
 
 
 def _problem(model: Any, activation: str) -> str:

@@ -31,10 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the package, and verify it before it is renamed to its final name."""
-    from fairseq_deep.runtime import packaged
+    from fairseq_deep.runtime import other_formats, packaged
 
     output = os.path.abspath(args.output)
     check_new_folder(args.output)
+    other_formats.reject(args.model)
     if packaged.is_package(args.model):
         raise UsageError(f"{args.model} is already a packaged model: copy the directory")
     content = collect(args, os.path.basename(output))
@@ -95,9 +96,11 @@ def card_config(
         text, search: as in ``config.json``
         names: Python packages to list with their versions
     """
+    stored = loaded.stored
     return {
         "name": args.name if args.name is not None else os.path.basename(os.path.abspath(args.output)),
-        "arch": loaded.stored.flags.arch,
+        "arch": stored.stock_arch or stored.flags.arch,
+        "library": "fairseq" if stored.stock_arch else "fairseq_deep",
         "licence": args.licence or UNKNOWN_LICENCE,
         "task": {"source_lang": loaded.source_lang, "target_lang": loaded.target_lang},
         "text": text,

@@ -229,10 +229,16 @@ def write(
             progress.show(done)
     finally:
         progress.end()
-    by_torch = translator.engine.by_torch
-    if by_torch:
-        note(f"engine torch for {by_torch} of {done} lines (longest output, or special symbols)")
+    note_torch(translator.engine, done)
     return 1 if failed else 0
+
+
+def note_torch(engine: Any, lines: int) -> None:
+    """Write the number of lines that torch translated instead of another engine, and the reasons, to stderr."""
+    if engine.by_torch:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in engine.reasons.most_common())
+        end = "; CTranslate2 gave no translation" * (engine.by_torch == engine.received)
+        note(f"engine torch for {engine.by_torch} of {lines} lines ({reasons}){end}")
 
 
 def as_json(line: int, source: str, found: Sequence[Any]) -> str:

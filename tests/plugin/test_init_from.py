@@ -314,9 +314,10 @@ def test_one_source_of_weights_is_enough(flags, tmp_path):
 @pytest.mark.parametrize("flags, problem", [
     (["--stack-restart-updates", "8"], "--stack-restart-updates requires --init-from: add it, or omit this flag"),
     (["--init-from-order", "block"], "--init-from-order requires --init-from: add it, or omit this flag"),
-    (["--init-from", "{old}", "--stack-restart-updates", "-1"], "--stack-restart-updates -1 must be 0 or more"),
+    (["--init-from", "{old}", "--stack-restart-updates", "-1"],
+     "--stack-restart-updates -1 must be 0 or more: raise it to 0"),
     (["--init-from", "{old}", "--stack-restart-updates", "9", "--max-update", "9"],
-     "--stack-restart-updates 9 must be 0 and below --max-update 9"),
+     "--stack-restart-updates 9 must be 0 or more, and less than --max-update 9: lower it"),
 ])  # fmt: skip
 def test_a_restart_that_does_not_fit_is_refused(flags, problem, tmp_path):
     old = tmp_path / "old.pt"

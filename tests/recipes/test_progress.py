@@ -64,10 +64,34 @@ def test_before_the_first_figures_it_says_what_training_does(progress, capsys, t
     watch = said(progress, progress.Train, [INFO + "loaded 10,000 examples from: data-bin"], **options)
     watch.tick()
     watch.read("2026-11-24 16:03:43 | INFO | fairseq.trainer | begin training epoch 1\n")
-    watch.tick()
+    for _ in range(3):  # a log does not repeat what it has
+        watch.tick()
     watch.finish(True)
     lines = [line.split(": ", 1)[1] for line in capsys.readouterr().out.splitlines()]
     assert lines == ["loaded 10,000 examples from: data-bin", "first updates, no statistics yet"]
+
+
+@pytest.mark.parametrize("limits, seconds, expected", [
+    ((None, 600, 0.45), [0, 4, 40], [None, None, 40 / 20 * 570]),
+    ((None, 600, 0.01), [0, 4, 40], [None, None, -4]),  # the time ends before
+    ((None, 100, None), [0, 4, 40], [None, 4 / 10 * 80, 40 / 20 * 70]),  # a tenth is enough
+    ((3, 600, None), [0, 4, 40], [None, None, 40 / 0.2 * 2.7]),
+    ((None, None, 0.01), [0, 4, 40], [36, 32, -4]),
+    ((None, None, None), [0, 4, 40], [None, None, None]),
+])  # fmt: skip
+def test_the_time_left_is_said_once_it_means_something(limits, seconds, expected, progress, tmp_path, monkeypatch):
+    names = ("--max-epoch", "--max-update", "--stop-time-hours")
+    given = {name: str(limit or "") for name, limit in zip(names, limits)}
+    monkeypatch.setattr(progress.time, "time", lambda: 1000.0)
+    watch = progress.Train(str(tmp_path / "train.jsonl"), given, every=0)
+    found = []
+    for index, second in enumerate(seconds, 1):
+        monkeypatch.setattr(progress.time, "time", lambda second=second: 1000.0 + second)
+        stats = {"epoch": 1, "update": index / 10, "num_updates": 10 * index, "loss": "9", "ppl": "5"}
+        watch.show(stats)
+        found.append(watch.seconds_left(stats))
+    watch.finish(True)
+    assert found == [None if each is None else pytest.approx(each) for each in expected]
 
 
 @pytest.mark.parametrize("body, status", [

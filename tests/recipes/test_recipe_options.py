@@ -182,6 +182,14 @@ def test_the_resolved_configuration_is_shown():
                       "gnmt_lenpen": False}  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "chosen, done", [("current", "checks the active environment"), ("", "creates or updates .venv")]
+)
+def test_a_dry_run_says_what_happens_to_the_environment(chosen, done, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAIRSEQ_DEEP_ENV", chosen)
+    assert f"ensure_env  # {done}" in dry(tmp_path)
+
+
 def test_the_commands_of_fairseq_deep_are_the_scripts(tmp_path, capsys):
     words = ["--dry-run", "--ngpu", "8", "--exp", str(tmp_path / "exp")]
     assert main(["recipe", "iwslt14_deen", *words, "--force-batch"]) == 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fairseq_deep.tools import main
-from fairseq_deep.tools.export import _name_stock_parts
+from fairseq_deep.tools.export import OTHERS, _name_stock_parts
 from tests.helpers.commands import PACKAGE, hypotheses, run, train_command
 from tests.helpers.models import tiny_flags
 
@@ -75,7 +75,7 @@ def test_what_fairseq_has_not_is_refused(tmp_path, capsys, build, arch, flags, p
     assert main.main(["export", str(tmp_path / "model.pt"), "--output", str(tmp_path / "out.pt")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert problem in error and not (tmp_path / "out.pt").exists()
+    assert problem in error and error.endswith(f"; {OTHERS}\n") and not (tmp_path / "out.pt").exists()
 
 
 def test_a_model_of_fairseq_and_no_model_are_refused(data, tmp_path):

@@ -13,6 +13,7 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_deep.tools import main
+from fairseq_deep.tools.export import OTHERS
 from tests.helpers.commands import PACKAGE, run, train_command
 from tests.helpers.docs import code_of
 from tests.helpers.exports import write_model
@@ -156,6 +157,8 @@ def test_a_packaged_model_is_exported_in_both_formats(make, export):
     (folder / "merges").write_text("#version: 0.2\na b</w>\n")
     parts = "--data", folder, "--bpe-codes", folder / "merges", "--tokenizer", "none"
     assert export(folder / "model.pt", *parts, "--output", folder / "from_parts")[0] == 0
+    assert (folder / "from_parts/code").read_text() == (folder / "merges").read_text()
+    assert not (folder / "from_package/code").exists()
     files = {(folder / f"from_{name}/model.bin").read_bytes() for name in ("model.pt", "package", "stock.pt", "parts")}
     assert len(files) == 1
 
@@ -227,7 +230,16 @@ def test_what_ctranslate2_has_not_is_refused_without_its_package(structure, make
     code, out, err = export(folder / "model.pt", "--output", folder / "out")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"fairseq-deep export: {folder}/model.pt ") and f" {problem}" in err
+    assert err.endswith(f"; {OTHERS}\n") or "; or use" in err or "requires fairseq" in err
     assert not (folder / "out").exists()
+
+
+def test_the_alternatives_take_what_ctranslate2_refuses(make, command):
+    _, folder = make("prenorm_6l", qk_norm=True)
+    words = [folder / "model.pt", "--tokenizer", "none", "--output"]
+    assert OTHERS == "use --format torch, or fairseq-deep package (most models)"
+    assert command("export", *words, folder / "model.pt2", "--format", "torch", "--verify-sentences", 3)[0] == 0
+    assert command("package", *words, folder / "package")[0] == 0
 
 
 def test_bad_input_is_one_line(make, export, monkeypatch, capsys):
@@ -297,13 +309,13 @@ def test_the_code_in_the_documentation_translates_as_translate_does(recipe, tmp_
     checkpoint = recipe / "checkpoints/checkpoint_last.pt"
     start = f"{checkpoint} -> {tmp_path}/model.ct2: for CTranslate2, float32; log-probabilities of 16 sentences within "
     assert done.stdout.startswith(start)
+    again = run("fairseq-deep", "translate", tmp_path / "model.ct2", check=False)
+    assert again.returncode == 2 and "/model.ct2 is a CTranslate2 model: " in again.stderr
     source = recipe / "text/raw/test.en"
     limits = ["--beam", "4", "--lenpen", "0.6", "--max-len-a", "0", "--max-len-b", "250"]
     want = run("fairseq-deep", "translate", recipe, "--input", source, *limits, "--cpu").stdout.splitlines()
     code = code_of("docs/tools/export-ctranslate2.md")
     assert "The old house is green." in code
-    (tmp_path / "exp").mkdir()
-    (tmp_path / "exp/wmt16_ende-prenorm_20l").symlink_to(recipe)
     monkeypatch.chdir(tmp_path)
     found = []
     for line in source.read_text().splitlines():

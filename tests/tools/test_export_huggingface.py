@@ -12,6 +12,7 @@ import torch
 from fairseq_deep.runtime import Translator, find_bundle, load_model
 from fairseq_deep.runtime.dictionary import Dictionary
 from fairseq_deep.tools import huggingface_check, huggingface_export, huggingface_format
+from fairseq_deep.tools.export import OTHERS
 from tests.helpers.commands import losses, run, train_command
 from tests.helpers.exports import greedy, write_model
 from tests.helpers.models import make_batch, make_dictionary
@@ -89,6 +90,7 @@ def test_every_structure_computes_the_same_in_both_directions(structure, make, e
     model, folder = make(name, **flags)
     code, out, err = export(folder / "model.pt", "--output", folder / "out")
     assert (code, err) == (0, ""), err
+    assert "/out is a model of transformers: " in command("translate", folder / "out")[2]
     assert f"{folder}/out: {kind}ForConditionalGeneration; logits of 16 sentences" in out, out
     other = load(folder / "out")
     assert not (folder / "out/target").exists() or "share_all_embeddings" not in flags
@@ -205,6 +207,22 @@ def test_a_package_is_exported_as_its_checkpoint(recipe, tmp_path, command):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "verified" / name).read_bytes() == expected
 
 
+def test_the_card_of_a_model_of_fairseq_names_its_architecture(make, export):
+    """And its own number of parameters: FSMT stores positions, and three tables for one."""
+    model, folder = make("postnorm_6l", **SHARED)
+    own = f"{sum(parameter.numel() for parameter in model.parameters()):,}"
+    state = torch.load(folder / "model.pt", weights_only=False)
+    state["cfg"]["model"].arch = state["cfg"]["model"]._name = "transformer_iwslt_de_en"
+    torch.save(state, folder / "stock.pt")
+    for name, architecture in (("model", "`transformer_postnorm_6l` of fairseq_deep"),
+                               ("stock", "`transformer_iwslt_de_en` of fairseq")):  # fmt: skip
+        assert export(folder / f"{name}.pt", "--output", folder / name)[0] == 0
+        card = (folder / name / "README.md").read_text()
+        assert f"| architecture | {architecture} |" in card
+        stored = sum(parameter.numel() for parameter in load(folder / name).parameters())
+        assert f"| parameters | {own} ({stored:,} as stored by the class) |" in card
+
+
 REFUSED = {
     "relative positions": ("prenorm_6l", {"relative_positions": 4}, "--relative-positions 4 (encoder), which"),
     "rotary": ("prenorm_6l", {"rotary_positions": True}, "--rotary-positions (encoder), which transformers does not"),
@@ -245,6 +263,7 @@ def test_what_transformers_has_not_is_refused_with_the_reason(structure, make, e
         torch.save(state, folder / "model.pt")
     code, out, err = export(folder / "model.pt", "--output", folder / "out")
     assert (code, out, err.count("\n")) == (2, "", 1) and f" {problem}" in err
+    assert err.endswith(f"{OTHERS}\n") and (f"; or {OTHERS}" in err) == (": train with" in err or ": use a" in err)
     assert not (folder / "out").exists()
 
 

@@ -76,10 +76,13 @@ def test_table_gives_reasons_and_cures_then_the_verdict(monkeypatch, capsys):
 def test_patches_of_fairseq_are_listed(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "GROUPS", ())
     assert main(["doctor"]) == 0
-    printed = capsys.readouterr().out
-    table = printed.partition("Patches of fairseq, applied when this package is imported:\n")[2].split("\n\n")[0]
+    assert capsys.readouterr().out == "\n\nTraining works here.\n"
+    assert main(["doctor", "--verbose"]) == 0
+    heading, _, table = capsys.readouterr().out.strip().partition("\n\n")[0].partition("\n")
+    assert heading.startswith("Changes to fairseq when this package is imported: ")
     known = [*(f"{each.where}.{each.name}".replace(":", ".") for each in PATCHES), "atexit"]
     assert [line.split()[0] for line in table.splitlines()] == known
+    assert all(line.endswith("  no release yet") for line in table.splitlines())
     assert main(["doctor", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["patches"]) == len(PATCHES) + 1
 
@@ -211,11 +214,11 @@ def test_precision_on_a_cpu(monkeypatch):
     monkeypatch.setattr(doctor.inspect, "getsource", lambda module: "")
     monkeypatch.setattr(doctor, "_cpu_computes", lambda torch, dtype: False)
     checks = by_name(doctor._precision)
-    assert checks["--fp16"].state == "no" and checks["--fp16"].cure == "train in fp32"
+    assert checks["--fp16"] == doctor.Check("--fp16", "no", "only on a GPU (here fp32)")
     assert checks["--bf16"].state == "no"
     monkeypatch.setattr(doctor, "_cpu_computes", lambda torch, dtype: True)
     checks = by_name(doctor._precision)
-    assert "--memory-efficient-fp16" in checks["--fp16"].cure and checks["--bf16"].state == "ok"
+    assert checks["--fp16"].value.endswith(", or --memory-efficient-fp16)") and checks["--bf16"].state == "ok"
 
 
 def test_bf16_of_stock_fairseq(monkeypatch):
@@ -231,7 +234,12 @@ def test_cpu_computation_is_tried():
 
 @pytest.mark.parametrize(
     ("cuda", "driver", "reason"),
-    [("12.4", None, "sees no device"), (None, "/usr/bin/nvidia-smi", "CPU build"), (None, None, "")],
+    [
+        ("12.4", "/usr/bin/nvidia-smi", "sees no device"),
+        ("12.4", None, ""),
+        (None, "/usr/bin/nvidia-smi", "CPU build"),
+        (None, None, ""),
+    ],
 )
 def test_machine_without_a_usable_gpu(monkeypatch, cuda, driver, reason):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -89,8 +89,25 @@ def test_the_command_gives_the_same_and_converts_once(package, text, tmp_path):
     assert first.stderr.startswith(f"fairseq-deep translate: engine ctranslate2: converted to {entry}; {report}")
     for done in (second, named):
         assert done.stderr.startswith(f"fairseq-deep translate: engine ctranslate2: cached in {entry}; {report}")
-    number = int(first.stderr.splitlines()[-1].partition(" for ")[2].split()[0])
-    assert 1 < number < 40 and first.stderr.endswith("of 46 lines (longest output, or special symbols)\n")
+    last = first.stderr.splitlines()[-1]
+    number, reasons = re.fullmatch(r".*: engine torch for (\d+) of 46 lines \((.*)\)", last).groups()
+    counts = {name: int(count) for name, _, count in (each.rpartition(" ") for each in reasons.split(", "))}
+    assert {*counts} <= {"length limit", "empty candidate", "special symbols"} and counts["special symbols"] == 1
+    assert 1 < int(number) == sum(counts.values()) < 40
+
+
+@installed
+@pytest.mark.parametrize("words, lines, reason", [
+    ([], 5 * [SPECIAL], "special symbols 5"),
+    (["--beam", 110], random_lines(5), "beam too large for the dictionary 5"),
+])  # fmt: skip
+def test_the_command_says_if_torch_translates_all_lines(words, lines, reason, package, filled, tmp_path, capsys):
+    path = tmp_path / "few.en"
+    path.write_text("\n".join(["", *lines]) + "\n")
+    words = ["translate", package, "--input", path, "--cpu", "--engine", "auto", "--cache-dir", filled, *words]
+    assert main.main([*map(str, words)]) == 0
+    said = f"engine torch for 5 of 6 lines ({reason}); CTranslate2 gave no translation\n"
+    assert capsys.readouterr().err.endswith(said)
 
 
 @installed

@@ -256,6 +256,17 @@ def no_languages(folder):
     torch.save(state, folder / "averaged.pt")
 
 
+def holds(*names):
+    """The change to a folder of another program's files."""
+
+    def change(folder):
+        (folder / "other").mkdir()
+        for name in names:
+            (folder / "other" / name).write_text("{}")
+
+    return change
+
+
 def a_pipe_for_a_dictionary(folder):
     (folder / "dict.de.txt").unlink()
     os.mkfifo(folder / "dict.de.txt")
@@ -267,6 +278,12 @@ BAD = {
                  "model, or a checkpoint"),
     "no run": (None, ["{here}"], "{here} has none of averaged.pt, checkpoints/checkpoint_best.pt, "
                "checkpoints/checkpoint_last.pt: give the directory of a recipe that has trained, or a checkpoint"),
+    "CTranslate2": (holds("config.json", "model.bin"), ["{parts}/other"],
+                    "{parts}/other is a CTranslate2 model: load it with the package ctranslate2, or give the model that"
+                    " it was exported from (translate and serve: with --engine ctranslate2)"),
+    "transformers": (holds("config.json", "model.safetensors", "tokenizer_config.json"), ["{parts}/other"],
+                     "{parts}/other is a model of transformers: load it with transformers, convert it with "
+                     "fairseq-deep import --from huggingface, or give the model that it was exported from"),
     "no merges": (None, ["{model}", "--bpe-codes", "{here}/no"], "{here}/no does not exist: see --bpe-codes"),
     "no folder": (None, ["{model}", "--data", "{here}/no"], "{here}/no does not exist: see --data"),
     "no dictionary": (lambda folder: (folder / "dict.de.txt").unlink(), ["{model}"],
@@ -283,7 +300,7 @@ BAD = {
                      "{parts}/code has merges of version 0.9; subword-nmt supports 0.1 and 0.2"),
     "no object": (damage("steps.json"), ["{model}"], "{parts}/steps.json: "),
     "no language": (no_languages, ["{model}"], "{model} does not name its languages, and files in {parts} do not"
-                    ": give --source-lang and --target-lang"),
+                    ": give --data DIR, the binarised data, or --source-lang and --target-lang"),
     "several": (None, ["{model}", "--nbest", "2"], "--nbest 2 gives several translations per line: add --json"),
     "too many": (None, ["{model}", "--nbest", "9", "--json"], "--nbest 9 exceeds --beam 4: choose a larger beam"),
     "input": (None, ["{model}", "--input", "{here}/no"], "cannot read {here}/no: No such file"),

@@ -156,8 +156,9 @@ def _check_init_from(flags: Any) -> None:
         return
     end = getattr(flags, "max_update", None)
     if restart is not None and not 0 <= restart < (end or math.inf):
-        limit = f"and below --max-update {end}" if end else "or more"
-        raise UsageError(f"--stack-restart-updates {restart} must be 0 {limit}")
+        limit = f", and less than --max-update {end}" * bool(end)
+        cure = "raise it to 0" if restart < 0 else "lower it"
+        raise UsageError(f"--stack-restart-updates {restart} must be 0 or more{limit}: {cure}")
     others = {"restore_file": "checkpoint_last.pt", "finetune_from_model": None, "encoder_embed_path": None}
     for name, usual in {**others, "decoder_embed_path": None}.items():
         if getattr(flags, name, usual) != usual:

@@ -16,6 +16,7 @@ only hypotheses after the best one differ. Scores do not include the probability
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
@@ -66,7 +67,8 @@ class Ct2Engine:
 
     Attributes:
         note: origin of the model
-        by_torch: number of sentences that our own engine has translated
+        received: number of sentences to translate
+        reasons: number of sentences that our own engine has translated, by reason
     """
 
     name = "ctranslate2"
@@ -82,12 +84,18 @@ class Ct2Engine:
         threads: int = 1,
         parallel: int = 1,
     ):
-        self.note, self.by_torch, self.facts, self.options, self.models = "", 0, facts, options, []
+        self.note, self.facts, self.options, self.models = "", facts, options, []
+        self.received, self.reasons = 0, Counter[str]()
         self.source, self.target = dictionaries
         self.languages, self.device = tuple(languages), torch.device("cpu")
         self._make_fallback, self._fallback = fallback, None
         parallel = min(parallel, threads)
         self.translator = _quietly_opened(folder, inter_threads=parallel, intra_threads=threads // parallel)
+
+    @property
+    def by_torch(self) -> int:
+        """Number of sentences that our own engine has translated."""
+        return self.reasons.total()
 
     @property
     def fallback(self) -> TorchEngine:
@@ -99,12 +107,15 @@ class Ct2Engine:
     def translate(self, batches: Iterable[Sequence[Tensor]], nbest: int = 1) -> Iterator[Hypotheses]:
         """See :class:`TorchEngine`. CTranslate2 is used only for 1-best output with a large enough vocabulary."""
         if nbest > 1 or 2 * self.options.beam >= len(self.target):
+            reason = "several hypotheses" if nbest > 1 else "beam too large for the dictionary"
             for sentences in batches:
-                self.by_torch += len(sentences)
+                self.received += len(sentences)
+                self.reasons[reason] += len(sentences)
                 yield self.fallback.translate_batch(sentences)
             return
         started = [(sentences, *self._start(sentences)) for sentences in batches]
         for sentences, longest, results in started:
+            self.received += len(sentences)
             yield self._finish(sentences, longest, [result.result() for result in results])
 
     def _start(self, sentences: Sequence[Tensor]) -> tuple[int, list[Any]]:
@@ -133,19 +144,27 @@ class Ct2Engine:
         found: Hypotheses = []
         differ = []
         for number, (tokens, result) in enumerate(zip(sentences, results)):
-            limit = self._limit(len(tokens)) if self.options.limit_each else longest
-            # with limits per sentence, any hypothesis beyond the limit shows that our search would have ended earlier
-            beyond = max(map(len, result.hypotheses if limit < longest else result.hypotheses[:1])) > limit
-            if has_symbols(tokens) or beyond or [] in result.hypotheses:
+            reason = self._difference(tokens, longest, result)
+            if reason:
+                self.reasons[reason] += 1
                 differ.append(number)
             found.append([self._hypothesis(result)])
         if differ:
-            self.by_torch += len(differ)
             width = max(map(len, sentences))
             again = self.fallback.translate_batch([sentences[number] for number in differ], width)
             for number, hypotheses in zip(differ, again):
                 found[number] = hypotheses
         return found
+
+    def _difference(self, tokens: Tensor, longest: int, result: Any) -> str:
+        """Return the reason why our search may find another hypothesis; "" if it finds the same."""
+        if has_symbols(tokens):
+            return "special symbols"
+        limit = self._limit(len(tokens)) if self.options.limit_each else longest
+        # with limits per sentence, any hypothesis beyond the limit shows that our search would have ended earlier
+        if max(map(len, result.hypotheses if limit < longest else result.hypotheses[:1])) > limit:
+            return "length limit"
+        return "empty candidate" if [] in result.hypotheses else ""
 
     def _hypothesis(self, result: Any) -> dict[str, Tensor]:
         words = [self.target.indices[word] for word in result.hypotheses[0]]

@@ -26,7 +26,7 @@ def make_card(
     """Return the text of ``README.md``.
 
     Args:
-        config: the content of ``config.json``
+        config: the content of ``config.json``; "library" is the owner of the architecture (default: fairseq_deep)
         model: measured rows of the first table: parameters, weights, dictionaries
         record: the content of the recipe's ``RESULT.json``; empty without a recipe
         use: the section on usage for another format, whose directory has no checksums
@@ -40,7 +40,7 @@ def make_card(
     search += f"at most {found['max_len_a']:g} x source + {found['max_len_b']} units"
     rows = [
         ("translates", f"{task['source_lang']} to {task['target_lang']}"),
-        ("architecture", _Code(f"{_code(config['arch'])} of fairseq_deep")),
+        ("architecture", _Code(f"{_code(config['arch'])} of {config.get('library', 'fairseq_deep')}")),
         *model.items(),
         ("text", ", ".join(steps) or "unprocessed words"),
         ("search", search),

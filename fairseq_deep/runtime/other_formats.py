@@ -1,0 +1,32 @@
+"""Models in the formats of other programs, which the runtime does not read; the errors name the way to use them."""
+
+import os
+
+from fairseq_deep.errors import UsageError
+
+from .packaged.folder import CONFIG, SUMS, WEIGHTS, folder_of
+
+CTRANSLATE2 = (CONFIG, "model.bin")
+TRANSFORMERS = (CONFIG, WEIGHTS, "tokenizer_config.json")
+
+
+def reject(path: str) -> None:
+    """Raise `UsageError` if *path* is a model of CTranslate2 or transformers, or an export of torch."""
+    original = "give the model that it was exported from"
+    if path.endswith(".pt2") and os.path.isfile(path):  # loading such a file runs its code
+        raise UsageError(f"{path} is an export for other programs: {original}")
+    if _has(path, CTRANSLATE2):
+        raise UsageError(
+            f"{path} is a CTranslate2 model: load it with the package ctranslate2, or {original} (translate and serve: "
+            "with --engine ctranslate2)"
+        )
+    folder = folder_of(path)
+    if _has(folder, TRANSFORMERS) and not os.path.lexists(os.path.join(folder, SUMS)):  # packages have checksums
+        raise UsageError(
+            f"{path} is a model of transformers: load it with transformers, convert it with fairseq-deep import --from "
+            f"huggingface, or {original}"
+        )
+
+
+def _has(folder: str, names: tuple[str, ...]) -> bool:
+    return all(os.path.lexists(os.path.join(folder, name)) for name in names)
