@@ -15,7 +15,7 @@ from fairseq_deep.core.attention.beams import LARGEST_BEAM
 from fairseq_deep.core.decoding import reduce_precision
 from fairseq_deep.core.native import functions, library, load
 from fairseq_deep.core.registry import UsageError
-from fairseq_deep.core.search import SearchOptions
+from fairseq_deep.core.search import BeamSearch, SearchOptions
 from fairseq_deep.core.search.candidates import BLOCK, best_candidates, log_normaliser
 from fairseq_deep.core.search.choices import draw
 from fairseq_deep.plugin.generator import AlignedGenerator, Generator
@@ -165,6 +165,16 @@ def test_a_sentence_without_probabilities_is_an_error(value, lively, dictionary)
     generator = Generator([model], dictionary, beam_size=4, max_len_b=14)
     with pytest.raises(UsageError, match="no translation with a probability"):
         generator.generate([model], sample)
+
+
+def test_a_beam_is_at_most_as_large_as_the_dictionary(lively, dictionary):
+    """fairseq's generator reduces a larger one."""
+    model, source = lively(), make_sample(dictionary, (5, 4, 3))["net_input"]["src_tokens"]
+    largest = len(dictionary) - 1
+    found = BeamSearch([model], SearchOptions(beam=largest, max_len_b=6))(source)
+    assert all(len(each) == largest for each in found)
+    with pytest.raises(UsageError, match=f"beam {largest + 1} exceeds the {largest} tokens .*: lower it"):
+        BeamSearch([model], SearchOptions(beam=largest + 1, max_len_b=6))(source)
 
 
 def test_a_hypothesis_that_is_not_finite_harms_no_other(lively, dictionary):

@@ -65,7 +65,8 @@ class BeamSearch:
             ``positional_scores`` (T), and if the decoders return attention weights, ``attention`` (S x T)
 
         Raises:
-            UsageError: the minimum length exceeds the maximum, or the scores of a model are not finite
+            UsageError: the minimum length exceeds the maximum, the beam exceeds the dictionary, or the scores of a
+                model are not finite
         """
         longest, lengths = self._lengths(src_tokens)
         limits = self._limits(src_tokens, longest) if self.options.limit_each else None
@@ -135,6 +136,8 @@ class BeamSearch:
         if self.options.sampling:
             return draw(logits + offsets.unsqueeze(1), scores, self.options)
         count = min(2 * beam, size * (1 if found.step == 0 else beam) - 1)
+        if count < beam:
+            raise UsageError(f"beam {beam} exceeds the {count} tokens that a hypothesis can begin with: lower it")
         return best_candidates(logits, offsets.view_as(scores) + scores, scores.size(1), count)
 
     def _log_probabilities(self, found: Hypotheses, words: Tensor, encoded, states):
