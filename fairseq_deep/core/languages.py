@@ -92,6 +92,11 @@ def tag_indices(symbols: Iterable[str]) -> list[int]:
     return [index for index, symbol in enumerate(symbols) if TAG.fullmatch(symbol)]
 
 
+def first_tokens(tokens: Tensor, padding: Tensor) -> Tensor:
+    """Return the first token of each source, B x 1, which is not padding; *tokens*, *padding*: B x T."""
+    return tokens.gather(1, padding.int().argmin(1, keepdim=True))
+
+
 def of_hypotheses(languages: Tensor, count: int) -> Tensor:
     """Repeat *languages*, one index per source, for *count* hypotheses; the hypotheses of a source are consecutive."""
     sources = languages.size(0)
@@ -141,7 +146,7 @@ class LanguageIndex(nn.Module):
             tokens: B x T
             padding: true at the padding of *tokens*
         """
-        first = tokens.gather(1, padding.int().argmin(1, keepdim=True))
+        first = first_tokens(tokens, padding)
         numbers = torch.arange(1, len(self.tags) + 1, device=tokens.device)
         return (first.eq(self.tags) * numbers).sum(1)
 

@@ -31,17 +31,19 @@ def start_flags(run: str) -> list[str]:
 
 
 def check_start(plan: Plan) -> None:
-    """Reject a run without weights, with another text, or other flags that set weights.
+    """Reject a run without weights or with another text, other flags that set weights, and RoBT without weights.
 
     Raises:
         UsageError: one line that names the problem and the fix
     """
-    run = plan.options.start_from
+    run, flags = plan.options.start_from, [word.partition("=")[0] for word in plan.options.extra]
+    others = [flag for flag in flags if flag in CLASHES]
     if not run:
+        if plan.robt and not others:
+            raise UsageError("--robt fine-tunes a trained model: add --start-from RUN, a finished run of this recipe")
         return
-    for word in plan.options.extra:
-        if word.partition("=")[0] in CLASHES:
-            raise UsageError(f"--start-from and {word.partition('=')[0]} both set weights: omit one of them")
+    if others:
+        raise UsageError(f"--start-from and {others[0]} both set weights: omit one of them")
     if not os.path.isfile(weights_of(run)):
         raise UsageError(f"--start-from {run}: {weights_of(run)} does not exist; give the directory of a trained run")
     if os.path.exists(plan.exp) and os.path.samefile(run, plan.exp):

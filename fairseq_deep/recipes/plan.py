@@ -249,7 +249,7 @@ class Plan:
         device = ["--distributed-world-size", self.devices] if options.ngpu else ["--cpu"]
         if not options.ngpu and self.devices > 1:
             device += ["--distributed-backend", "gloo"]
-        task = "deep_translation" if "--robt" in (*self.conf_flags, *options.extra) else "translation"
+        task = "deep_translation" if self.robt else "translation"
         words = [
             "fairseq-train", self.path("data-bin"), "--user-dir", os.path.join(ROOT, "fairseq_deep"),
             "--task", task, "--source-lang", options.source_lang, "--target-lang", options.target_lang,
@@ -260,6 +260,11 @@ class Plan:
             *start_flags(options.start_from), *options.extra,
         ]  # fmt: skip
         return [str(word) for word in words]
+
+    @property
+    def robt(self) -> bool:
+        """Whether training uses random back-translation."""
+        return "--robt" in (*self.conf_flags, *self.options.extra)
 
     @property
     def share_flag(self) -> str:

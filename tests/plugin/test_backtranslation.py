@@ -1,4 +1,4 @@
-"""``--robt``: random online back-translation beside a naive one, sentence by sentence; its refusals; real trainings."""
+"""Tests of ``--robt``: a naive reference per sentence, rejected input, and training from the command line."""
 
 import argparse
 import random

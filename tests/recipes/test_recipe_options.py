@@ -411,8 +411,10 @@ def test_a_run_starts_from_another_one(tmp_path):
     assert value(train, "--finetune-from-model") == str(last) and value(train, "--task") == "translation"
     assert "stages before 4 would change that run's text" in refused(*words, "--stage", "2")
     assert "is this run itself" in refused(*words[2:], "--exp", run)
-    train = command(dry(tmp_path, "--", "--robt"), "fairseq-train")
-    assert value(train, "--task") == "deep_translation" and "--finetune-from-model" not in train
+    assert "--robt fine-tunes a trained model: add --start-from RUN" in refused("--ngpu", "8", "--", "--robt")
+    for words in (["--start-from", run, "--", "--robt"], ["--", "--robt", "--finetune-from-model", str(last)]):
+        train = command(dry(tmp_path, *words), "fairseq-train")
+        assert value(train, "--task") == "deep_translation" and value(train, "--finetune-from-model") == str(last)
 
 
 def test_further_references_are_scored_with(tmp_path):
@@ -460,7 +462,9 @@ def test_every_conf_file_is_short_and_makes_a_job(tmp_path, conf):
     # stock layers where the file sets their feed-forward width, which the depth-wise LSTM refuses
     arch = "transformer_lstm_6l" if script == LSTM and "ffn" not in conf.read_text() else "transformer_dlcl_30l"
     whole = [] if "--arch" in conf.read_text() else ["--arch", arch]
-    train = command(dry(tmp_path, "--conf", conf.stem, "--force-batch", *whole, script=script), "fairseq-train")
+    weights = ["--", "--finetune-from-model", "base.pt"] if "--robt" in conf.read_text() else []
+    lines = dry(tmp_path, "--conf", conf.stem, "--force-batch", *whole, *weights, script=script)
+    train = command(lines, "fairseq-train")
     assert value(train, "--arch") in list_archs()
     assert len(conf.read_text().splitlines()) <= 25
 

@@ -9,8 +9,8 @@ Algorithm 1. A batch has pairs (x, y) with target languages t. For each pair, wi
 
 A source begins with the tag of its target language: M(y, t') reads ``<2t'> y``, and the second term reads ``<2t> x'``.
 
-From the authors' code, not the paper: t' differs from t, and x' has at most as many tokens as the longest source of the
-batch. Our choice: sources that exceed the model's positions lose their last tokens.
+From the authors' code, not the paper: t' differs from t, and x' has at most as many tokens as the longest tagged y of
+the batch. Our choice: sources that exceed the model's positions lose their last tokens.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import torch
 from fairseq.data import data_utils
 from torch import Tensor
 
-from fairseq_deep.core.languages import tag_indices
+from fairseq_deep.core.languages import first_tokens, tag_indices
 from fairseq_deep.core.registry import UsageError
 
 GREEDY = Namespace(beam=1, max_len_a=1, max_len_b=0)
 
 
 class BackTranslator:
-    """Replaces the sources of batches by back-translations of their targets.
+    """Replaces the source sentences of a batch with back-translations of its targets.
 
     Args:
         task: a translation task with one dictionary for both languages
@@ -72,7 +72,7 @@ class BackTranslator:
 
     def _tags_of(self, source: Tensor, ids: Tensor) -> Tensor:
         """Return the first token of each source."""
-        first = source.gather(1, source.eq(self.pad).int().argmin(1, keepdim=True)).squeeze(1)
+        first = first_tokens(source, source.eq(self.pad)).squeeze(1)
         self.tags = self.tags.to(source.device)
         missing = ~torch.isin(first, self.tags)
         if missing.any():
