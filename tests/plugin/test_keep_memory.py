@@ -13,8 +13,7 @@ def faults():
     for _ in range(3):
         torch.ones(2**24)  # 64 MiB
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-faults()
-print(faults())
+print(min(faults() for _ in range(5)))  # a small block inside a freed one may move the next one once
 """
 
 
