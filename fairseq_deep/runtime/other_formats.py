@@ -15,17 +15,26 @@ def reject(path: str) -> None:
     original = "give the model that it was exported from"
     if path.endswith(".pt2") and os.path.isfile(path):  # loading such a file runs its code
         raise UsageError(f"{path} is an export for other programs: {original}")
-    if _has(path, CTRANSLATE2):
+    program = program_of(path)
+    if program == "CTranslate2":
         raise UsageError(
             f"{path} is a CTranslate2 model: load it with the package ctranslate2, or {original} (translate and serve: "
             "with --engine ctranslate2)"
         )
-    folder = folder_of(path)
-    if _has(folder, TRANSFORMERS) and not os.path.lexists(os.path.join(folder, SUMS)):  # packages have checksums
+    if program == "transformers":
         raise UsageError(
             f"{path} is a model of transformers: load it with transformers, convert it with fairseq-deep import --from "
             f"huggingface, or {original}"
         )
+
+
+def program_of(path: str) -> str:
+    """Return the program that reads the directory *path*, "CTranslate2" or "transformers"; otherwise ""."""
+    if _has(path, CTRANSLATE2):
+        return "CTranslate2"
+    folder = folder_of(path)
+    packaged = os.path.lexists(os.path.join(folder, SUMS))  # only packages have checksums
+    return "transformers" if _has(folder, TRANSFORMERS) and not packaged else ""
 
 
 def _has(folder: str, names: tuple[str, ...]) -> bool:

@@ -35,6 +35,18 @@ def state(**parts):
     return {"cfg": {"model": {"arch": "transformer_x"}}, "model": {"w": torch.ones(2, 3), "b": torch.ones(5)}, **parts}
 
 
+@pytest.mark.parametrize("program, names, given", [
+    ("CTranslate2", ["config.json", "model.bin"], "."),
+    ("transformers", ["config.json", "model.safetensors", "tokenizer_config.json"], "."),
+    ("transformers", ["config.json", "model.safetensors", "tokenizer_config.json"], "model.safetensors"),
+])  # fmt: skip
+def test_models_of_other_programs_are_not_inspected(check, tmp_path, program, names, given):
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    found, rows, _, _ = check(tmp_path / given)
+    assert found == 1 and rows["kind"] == f"model for {program}" and rows["uninspected"] == ", ".join(names)
+
+
 @pytest.mark.parametrize("zipped", [True, False])
 def test_an_ordinary_checkpoint(check, tmp_path, zipped):
     path = tmp_path / "c.pt"
