@@ -73,6 +73,8 @@ def test_the_grid_starts_at_the_own_rate_and_has_an_end():
     [system] = made.choose([System("a", "arch", ["--lr", "0.1", "--x", "1"])])
     assert [rate for _, rate in tried] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6]
     assert system.flags == ["--x", "1", "--lr", "1.6"]
+    assert tune.describe(system).endswith("; 1.6 is at the edge of the grid: start a new search from --lr 3.2")
+    assert tune.edge_of({0.1: 2.0, 0.2: 1.0, 0.4: math.inf}) == ""
 
 
 def test_rates_that_diverge():
@@ -99,7 +101,7 @@ def compare(tools, corpus, exp, *words):
 
 
 def test_one_command_tunes_trains_and_judges(tools_of_training, stubs, corpus, tmp_path):
-    """Two depths, two final seeds: the search uses its own seed and half of the updates, and is not repeated."""
+    """Two depths, two final seeds: the search uses its own seed and as many updates, and is not repeated."""
     exp = tmp_path / "exp"
     given = (tools_of_training, corpus, exp, "--depths", "2,1", "--seeds", "2", "plain=prenorm_6l")
     done = compare(*given)
@@ -108,20 +110,21 @@ def test_one_command_tunes_trains_and_judges(tools_of_training, stubs, corpus, t
     found = [re.search(r"/exp/(\S+)/checkpoints .*--max-update (\d+) .*--lr (\S+)$", line).groups() for line in calls]
     grid = [(n, rate) for n in (1, 2) for rate in ("0.0005", "0.001", "0.002")]
     grid += [(1, "0.004"), (1, "0.008")]
-    searched = [(f"tune/runs/plain_{n}-lr{rate}/seed1000", "4", rate) for n, rate in grid]
+    searched = [(f"tune/runs/plain_{n}-lr{rate}/seed1000", "8", rate) for n, rate in grid]
     final = [(f"runs/plain_{n}/seed{seed}", "8", rate) for seed in (1, 2) for n, rate in ((1, "0.004"), (2, "0.001"))]
     assert found == searched + final
     table = (exp / "table.md").read_text()
     assert "plain_1: transformer_prenorm_6l --encoder-layers 1 --lr 0.004" in table
     tried = "0.0005 (8.000), 0.001 (7.000), 0.002 (6.000), 0.004 (5.000), 0.008 (6.000)"
     assert f"plain_1: learning rates (valid loss) {tried}" in table
+    assert (exp / "depth.md").read_text().count("plain") and "| plain" in (exp / "depth.md").read_text()
     assert len(read(str(exp))) == 4 and len(read(str(exp / "tune"))) == 8
     [judged] = json.loads((exp / "depth.json").read_text())
     assert judged["slope"] == {"1": 0.0, "2": 0.0} and judged["pays"] == "not clear" and "depth pays" in done.stdout
     other = compare(*given[:-1], "plain=prenorm_6l --dropout 0.2")
     assert other.returncode == 2 and "plain_1-lr0.0005 was 'transformer_prenorm_6l " in other.stderr
     planned = compare(*given, "--dry-run").stdout
-    assert "2 systems x 3 rates or more, 4 updates each, seed 1000" in planned
+    assert "2 systems x 3 rates or more, 8 updates each, seed 1000" in planned
     stubs.write_text("")
     for more in ((), ("--table-only",)):
         again = compare(*given, *more)

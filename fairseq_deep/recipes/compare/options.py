@@ -50,7 +50,7 @@ class Compare(Options):
     updates: int | str = option("auto", AUTO, f"updates of all training runs{SIZE}")
     depths: str = option("", TEXT, "encoder layers of all systems, such as 6,12,24; tests whether depth pays")
     tune: str = option("none", one_of("none", "lr"), "lr: search the learning rate of each system first")
-    tune_updates: int | str = option("auto", AUTO_COUNT, "updates of the search; auto: half of --updates")
+    tune_updates: int | str = option("auto", AUTO_COUNT, "updates of the search; auto: as --updates")
     tune_seed: int = option(1000, WHOLE, "seed of the search; the final runs must not use it")
     jobs: int = option(1, COUNT, "number of simultaneous training runs")
     exp: str = option("auto", FOLDER, "directory of the experiment; auto: exp/compare-CONF in the repository")
@@ -136,7 +136,7 @@ def resolve(options: Compare) -> None:
     options.seeds, options.devices = seeds.parse(options.seeds), count_gpus()
     options.depths = depth.parse(options.depths) if options.depths else []
     if options.tune_updates == "auto":
-        options.tune_updates = max(1, options.updates // 2)
+        options.tune_updates = options.updates  # half a run can favour another rate
     if options.tune != "none" and options.tune_seed in options.seeds:
         raise UsageError(f"--tune-seed {options.tune_seed} must not be in --seeds: choose another")
     each = max(1, options.devices // options.jobs) if options.devices else 0

@@ -6,6 +6,7 @@ import json
 import os
 
 from fairseq_deep.recipes.compare.results import FIGURES
+from fairseq_deep.recipes.compare.tune import edge_of
 from fairseq_deep.tools import write_text
 
 # column, figure and number format
@@ -101,14 +102,16 @@ def _notes(rows, facts):
     lines += [
         f"FAILED: {row['system']}, seed {seed}: {reason}" for row in rows for seed, reason in row["failed"].items()
     ]
-    lines += [
-        f"{row['system']}: learning rates (valid loss) " + ", ".join(f"{r} ({loss:.3f})" for r, loss in
-                                                                               row["tuned"].items())
-        for row in rows if row["tuned"]
-    ]  # fmt: skip
+    lines += [_rates(row) for row in rows if row["tuned"]]
     if not facts["updates"]:  # all runs failed
         lines[0] = f"seeds {', '.join(map(str, wanted))}"
     return "\n\n".join([*lines[:3], "\n".join(f"- {line}" for line in lines[3:])])
+
+
+def _rates(row):
+    tried = ", ".join(f"{rate} ({loss:.3f})" for rate, loss in row["tuned"].items())
+    edge = edge_of({float(rate): loss for rate, loss in row["tuned"].items()})
+    return f"{row['system']}: learning rates (valid loss) {tried}{edge}"
 
 
 def _csv(rows):

@@ -135,4 +135,14 @@ def following(losses: dict[float, float]) -> list[float]:
 def describe(system: System) -> str:
     """Format the rates of a system with their losses."""
     tried = ", ".join(f"{rate:g}: {loss:.3f}" for rate, loss in system.tuned.items())
-    return f"{system.label}: learning rate {value_of(system.flags, '--lr')} (valid loss by rate {tried})"
+    rate = value_of(system.flags, "--lr")
+    return f"{system.label}: learning rate {rate} (valid loss by rate {tried}){edge_of(system.tuned)}"
+
+
+def edge_of(losses: dict[float, float]) -> str:
+    """Return a remark if the best rate is still at an edge of the grid after all extensions."""
+    best = min(losses, key=lambda rate: losses[rate])
+    if min(losses) < best < max(losses):
+        return ""
+    further = best / STEP if best == min(losses) else best * STEP
+    return f"; {best:g} is at the edge of the grid: start a new search from --lr {further:g}"
