@@ -57,5 +57,4 @@ def hyper_connections(y_0, sublayers, mixers, kind, count):
         path.append(h)
         output = sublayer(h)
         streams = [sum(matrix[i][j] * streams[i] for i in range(count)) + b[j] * output for j in range(count)]
-    total = sum(streams)
-    return [*path, total / count if kind == "manifold" else total]
+    return [*path, sum(streams) / count]

@@ -5,13 +5,14 @@ embedding output. With F_l the sub-layers (with a norm of their input, without r
 
     h_l = a_l^T H            input of sub-layer l; a_l in R^n
     H   = A_l^T H + b_l F_l(h_l)^T                  A_l in R^{n x n}, b_l in R^n
-    output = sum of the rows of H
+    output = mean of the rows of H
 
 Static weights are parameters. Dynamic weights also depend on the input, with one LN, W_a, W_A and W_b per sub-layer:
 
     a = a_l + s_a tanh(LN(H) W_a),   A = A_l + s_a tanh(LN(H) W_A),   b = b_l + s_b tanh(LN(H) W_b)
 
 They start as a_l = e_{l mod n}, A_l = I, b_l = 1, s = 0.01 and W = 0, so each stream is the plain pre-norm stream.
+The paper's output is the sum. The final norm removes the factor n, and the mean fits into fp16 where the sum does not.
 
 mHC: Manifold-Constrained Hyper-Connections, Xie et al., 2025 (arXiv 2512.24880), ``kind="manifold"``. With v the rows
 of H in one vector, A is doubly stochastic, so a product of many A neither grows nor vanishes:
@@ -19,8 +20,8 @@ of H in one vector, A is doubly stochastic, so a product of many A neither grows
     a = sigmoid(alpha_a RMSNorm(v) P_a + c_a),   b = 2 sigmoid(alpha_b RMSNorm(v) P_b + c_b)
     A^T = Sinkhorn(exp(alpha_A RMSNorm(v) P_A + c_A)),   20 times columns, then rows, divided by their sums
 
-alpha starts at 0.01. Our choices: P starts at 0, c_a such that a sums to 1 and prefers stream l mod n, c_A such that A
-is near I, and the output is the mean of the rows. An untrained model then computes the plain pre-norm stack.
+alpha starts at 0.01. Our choices: P starts at 0, c_a such that a sums to 1 and prefers stream l mod n, and c_A such
+that A is near I. An untrained model of any kind then computes the plain pre-norm stack.
 
 Names here: ``reads`` is [a_l, A_l]^T or its c, ``writes`` is b_l or its c, ``map`` is [W_a, W_A, W_b]^T or P^T,
 ``scales`` are s or alpha. Streams and weights are in fp32 if the model is in half precision.
@@ -190,8 +191,7 @@ class HyperConnections(Aggregator):
         h, rest, weights = state
         streams = rest + weights.unsqueeze(-1) * output.to(rest.dtype).unsqueeze(2)
         if layer == self.num_layers - 1:
-            total = streams.mean(2) if self.kind == "manifold" else streams.sum(2)
-            return [total.to(h.dtype), rest, weights]
+            return [streams.mean(2).to(h.dtype), rest, weights]
         return self._read(streams, layer + 1, h.dtype)
 
     def layer_output(self, state: list[Tensor], output: Tensor) -> Tensor:
