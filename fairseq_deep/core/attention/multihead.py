@@ -14,6 +14,8 @@ Names here: ``q_proj``, ``k_proj``, ``v_proj``, ``out_proj`` as in fairseq; ``re
 position sees later ones.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,6 +26,7 @@ from fairseq_deep.core.norms import RmsNorm
 
 from .beams import DecodingStep
 from .cache import SourceCache, TargetCache
+from .groups import as_bias, as_heads, as_queries
 from .joined import join_projections
 from .masks import future_mask, padding_bias
 from .products import attend_fused, attend_plainly, attention_weights, fuses_steps, trains_plainly
@@ -175,7 +178,7 @@ class MultiheadAttention(nn.Module):
                 distances = step_distances(self, q.size(2), key.size(2), beam, q.device, place)
             relative = score_distances(self, q, distances)
             bias = relative if bias is None else relative + bias
-        x, weights = self._heads(q, key, value, bias, distances, need_weights, decoding, causal)
+        x, weights = self._groups(q, key, value, bias, distances, need_weights, decoding, causal)
         x = self._per_hypothesis(x, query.size(0)).permute(3, 0, 1, 2, 4).reshape(query.shape).contiguous()
         if weights is not None:
             weights = self._per_hypothesis(weights, query.size(0)).permute(2, 0, 1, 3, 4).flatten(1, 2)
@@ -190,6 +193,16 @@ class MultiheadAttention(nn.Module):
             x = x + added
         return self.out_proj(x if self.output_norm is None else self.output_norm(x))
 
+    def _groups(self, q: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *others) -> tuple[Tensor, Any]:
+        """Compute :meth:`_heads`, whose arguments these are, also where heads share keys and values."""
+        count = self.num_heads // self.kv_heads
+        if count == 1:
+            return self._heads(q, key, value, bias, *others)
+        if others[-1] or self.relative_keys is not None:  # a causal mask and distances depend on the number of queries
+            return self._heads(q, *(each.repeat_interleave(count, dim=1) for each in (key, value)), bias, *others)
+        x, weights = self._heads(as_queries(q, count), key, value, as_bias(bias, count), *others)
+        return as_heads(x, count), None if weights is None else as_heads(weights, count)
+
     def _heads(
         self,
         q: Tensor,
@@ -202,8 +215,6 @@ class MultiheadAttention(nn.Module):
         causal: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the outputs of the heads (B x H x T x D), and their weights (B x H x T x S) if needed."""
-        if self.kv_heads < self.num_heads:
-            key, value = (each.repeat_interleave(self.num_heads // self.kv_heads, dim=1) for each in (key, value))
         dropout = self.dropout if self.training or self.retain_dropout else 0.0
         of_values = self.relative_values
         fast = self.fast_dropout and dropout > 0
