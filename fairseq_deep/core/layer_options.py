@@ -7,11 +7,13 @@ from typing import Any
 
 from .layers.feed_forward import GATED
 from .norms import NORMS
-from .registry import UsageError
+from .registry import UsageError, nearest
 from .stack import Stack
 
 GATES = ("heads", "features")
 """The values of ``--attention-gate``."""
+FFNS = ("plain", *GATED)
+"""The values of ``--ffn``."""
 
 
 def add_args(parser) -> None:
@@ -22,7 +24,7 @@ def add_args(parser) -> None:
     parser.add_argument("--rotary-positions", action="store_true",
                         help="rotary positions in self-attention, instead of absolute positions")
     parser.add_argument("--norm", choices=NORMS, help="norms of layers and stacks: LayerNorm, RMSNorm (default: layer)")
-    parser.add_argument("--ffn", choices=("plain", *GATED),
+    parser.add_argument("--ffn", choices=FFNS,
                         help="feed-forward sub-layers: plain, or gated with 2/3 of the width (default: plain)")
     parser.add_argument("--decoder-kv-heads", type=int, metavar="N",
                         help="decoder heads of keys and values, shared by groups of query heads (default: no sharing)")
@@ -59,6 +61,10 @@ def check_layer_options(flags: Any, stack: Stack) -> None:
     Raises:
         UsageError: one line that names the flags and the fix
     """
+    for flag, chosen, known in (("--norm", stack.norm, NORMS), ("--ffn", stack.ffn, FFNS),
+                                ("--attention-gate", stack.attention_gate or GATES[0], GATES)):  # fmt: skip
+        if chosen not in known:  # the command line has checked these
+            raise UsageError(f"{flag} {chosen} is unknown{nearest(chosen, known)}: use one of {', '.join(known)}")
     _check_relative(stack)
     _check_rotary(flags, stack)
     _check_kv_heads(stack)
@@ -112,7 +118,10 @@ def _check_kv_heads(stack: Stack) -> None:
     if count is None:
         return
     if count < 1 or stack.heads % count:
-        raise UsageError(f"--decoder-kv-heads {count} must be a divisor of --decoder-attention-heads {stack.heads}")
+        divisors = ", ".join(str(n) for n in range(1, stack.heads + 1) if stack.heads % n == 0)
+        raise UsageError(
+            f"--decoder-kv-heads {count} must be a divisor of --decoder-attention-heads {stack.heads}: use {divisors}"
+        )
     if stack.attention.name == "merged" and count != stack.heads:
         raise UsageError(
             "--decoder-kv-heads is not supported with --decoder-attn merged, which adds values to all heads: omit it"

@@ -115,6 +115,17 @@ def test_whole_models_keep_what_must_hold(name, check, build, dictionary):
     INVARIANCES[check](model, dictionary)
 
 
+def test_caches_hold_shared_heads_alone(build, dictionary):
+    model = build(PRENORM, decoder_kv_heads=1).eval()
+    state, attention = {}, model.decoder.layers[0].self_attn
+    memory = model.encoder(torch.full((B, S), dictionary.eos()), torch.full((B,), S))
+    model.decoder(torch.full((B, 1), dictionary.eos()), memory, incremental_state=state)
+    source = model.decoder.layers[0].encoder_attn
+    caches = [state[each._state] for each in (attention.own_cache, source.memory_cache)]
+    heads = [entry.size(-3) for cache in caches for entry in cache.values() if entry is not None and entry.dim() > 2]
+    assert attention.num_heads == 2 and len(heads) >= 3 and set(heads) == {1}
+
+
 def test_parameters_are_counted_exactly(build):
     def size(**flags):
         return size_of(full_size("transformer_prenorm_6l", 34040, share_all_embeddings=True, **flags))
@@ -140,8 +151,11 @@ def test_parameters_are_counted_exactly(build):
         ({"rotary_positions": True, "relative_positions": 2}, "not supported with --relative-positions", "omit one"),
         ({"rotary_positions": True, "decoder_learned_pos": True}, "replaces absolute", "omit --decoder-learned-pos"),
         ({"rotary_positions": True, "decoder_attn": "average"}, "--decoder-attn average", "omit one"),
-        ({"decoder_kv_heads": 3}, "--decoder-kv-heads 3", "divisor of --decoder-attention-heads 2"),
-        ({"decoder_kv_heads": 0}, "--decoder-kv-heads 0", "divisor"),
+        ({"decoder_kv_heads": 3}, "--decoder-kv-heads 3", "divisor of --decoder-attention-heads 2: use 1, 2"),
+        ({"decoder_kv_heads": 0}, "--decoder-kv-heads 0", "use 1, 2"),
+        ({"norm": "rsm"}, "--norm rsm is unknown", "use one of layer, rms"),
+        ({"ffn": "swigelu"}, "--ffn swigelu is unknown", "use one of plain, swiglu, geglu"),
+        ({"attention_gate": "head"}, "--attention-gate head is unknown", "use one of heads, features"),
         ({"decoder_kv_heads": 1, "decoder_attn": "merged"}, "not supported with --decoder-attn merged", "omit it"),
         ({"ffn": "swiglu", "activation_fn": "gelu"}, "its own activation function, swish", "omit --activation-fn"),
         ({"ffn": "geglu", "layer_agg": "lstm", "encoder_ffn_embed_dim": None, "decoder_ffn_embed_dim": None},
