@@ -33,7 +33,7 @@ def draw(record):
     from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
     found, lanes = places(record)
-    figure = new_figure(12, 8.6)
+    figure = new_figure(12, 10.4)
     axes = figure.add_subplot()
     colours = dict(zip(record["lanes"], COLOURS))
     for lane, (top, rows) in lanes.items():

@@ -1,10 +1,12 @@
 """docs/figures/lineage.json has every method, and docs/figures/lineage.svg shows it."""
 
+import argparse
 import json
 import re
 
 import pytest
 
+from fairseq_deep.core import languages, layer_options
 from fairseq_deep.core.description import AXES
 from tests.helpers.paths import ROOT
 
@@ -18,6 +20,16 @@ def test_every_method_is_there():
     assert known - flags == set()
     kinds = {registry.kind for registry, _ in AXES.values()}
     assert {flag for flag in flags if flag.partition(" ")[0] in kinds} == known
+
+
+def test_every_option_of_layers_is_there():
+    parser = argparse.ArgumentParser(add_help=False)
+    layer_options.add_args(parser)
+    languages.add_args(parser)
+    known = {action.option_strings[0] for action in parser._actions}
+    shown = {flag for method in RECORD["methods"] if method["lane"] == "inside" for flag in method["flags"]}
+    assert known - shown == {"--relative-values", "--num-languages"}  # options of these methods
+    assert shown <= known
 
 
 def test_arrows_lead_to_later_or_equal_years_and_boxes_do_not_overlap():
