@@ -1,4 +1,4 @@
-"""What torch does on CUDA and not on the meta device: fused attention, fused dropout, softmax into fp32."""
+"""What torch does on CUDA and not on the meta device: fused attention, dropout and RMSNorm, softmax into fp32."""
 
 import contextlib
 import math
@@ -40,6 +40,11 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
     return op(query, key, value, mask, grad, dropout_p, is_causal, scale=scale)[0]
 
 
+def _rms_norm(x, shape, weight=None, eps=None):
+    """One kernel, as since torch 2.9; LayerNorm without bias stands for it, which reads and writes as much."""
+    return torch.native_layer_norm(x, shape, weight, None, eps)[0]
+
+
 def _into_fp32(fused, plain):
     """torch's softmax of fp16 into fp32 is one kernel on CUDA."""
 
@@ -72,6 +77,8 @@ def cuda_paths():
     special = {"dropout": _dropout, "softmax": softmax, "log_softmax": log_softmax}
     if hasattr(F, "scaled_dot_product_attention"):
         special["scaled_dot_product_attention"] = _attention
+    if hasattr(F, "rms_norm"):
+        special["rms_norm"] = _rms_norm
     with contextlib.ExitStack() as stack:
         for name, function in special.items():
             stack.enter_context(mock.patch.object(F, name, _on_meta(function, getattr(F, name))))

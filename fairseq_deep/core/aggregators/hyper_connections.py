@@ -49,8 +49,7 @@ PREFERENCE = 4.0
 def sinkhorn(logits: Tensor, iterations: int = SINKHORN_ITERATIONS) -> Tensor:
     """Return doubly stochastic matrices near exp(*logits*) (... x n x n); rows sum to 1 exactly."""
     for _ in range(iterations):
-        logits = logits - logits.logsumexp(-2, keepdim=True)
-        logits = logits - logits.logsumexp(-1, keepdim=True)
+        logits = logits.log_softmax(-2).log_softmax(-1)  # each divides by sums, in one kernel
     return logits.exp()
 
 
