@@ -1,0 +1,136 @@
+"""All GPU checks in one command of about 25 minutes: correctness, kernels, times and memory, and training on text.
+
+    python benchmarks/gpu_acceptance.py --data DIR --source-lang de --target-lang en
+    python benchmarks/gpu_acceptance.py --device cpu --small       # a trial of every step, some minutes
+
+A step writes its results when it ends. A step that fails does not stop the others; the exit status is then 1.
+"""
+
+import argparse
+import datetime
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+SMALL_SIZE = (
+    "--tokens 64 --length 16 --words 1000 --sentences 2 --beam 2 --step 4 --encoder-layers 2 --decoder-layers 2 "
+    "--precision fp32 --encoder-embed-dim 64 --decoder-embed-dim 64 --encoder-attention-heads 4 "
+    "--decoder-attention-heads 4"
+)
+ENVIRONMENT = """
+import platform, torch
+print(f"Python {platform.python_version()}, torch {torch.__version__}, CUDA {torch.version.cuda}")
+for index in range(torch.cuda.device_count()):
+    found = torch.cuda.get_device_properties(index)
+    print(f"{found.name}, {found.total_memory / 2**30:.0f} GiB, compute capability {found.major}.{found.minor}")
+"""
+STEPS = ("environment", "correctness", "costs", "fused-adam", "compiled", "trainings")
+
+
+def parse(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--small", action="store_true", help="tiny models and few updates: a trial of this command")
+    parser.add_argument("--out", type=Path, default=ROOT / "exp/gpu-acceptance", metavar="DIR", help="the results")
+    parser.add_argument("--data", type=Path, metavar="DIR",
+                        help="parallel text {train,valid,test}.{SRC,TGT}; without it, the built-in corpus")  # fmt: skip
+    parser.add_argument("--source-lang", default="de")
+    parser.add_argument("--target-lang", default="en")
+    parser.add_argument("--updates", type=int, help="updates of each training (default: 1,500; 20 with --small)")
+    parser.add_argument("--precision", choices=("fp32", "fp16", "bf16", "amp"), default="fp16", help="of the trainings")
+    parser.add_argument("--systems", nargs="+", default=["prenorm_6l", "lstm_6l", "prenorm_30l", "dlcl_30l"])
+    parser.add_argument("--only", nargs="+", choices=STEPS, default=STEPS, help="run only these steps")
+    options = parser.parse_args(arguments)
+    if options.data and not options.data.is_dir():
+        parser.error(f"--data {options.data}: no such directory")
+    return options
+
+
+def steps(options):
+    """Return the commands by step."""
+    python = sys.executable
+    measure = [python, HERE / "device_model.py", "--measure", options.device]
+    size, large = (shlex.split(SMALL_SIZE), []) if options.small else ([], ["transformer_prenorm_30l",
+                                                                            "transformer_dlcl_30l"])  # fmt: skip
+    check = [python, HERE / "gpu_check.py", "--device", options.device]
+    if options.small:
+        check += shlex.split("--layers 2 --width 32 --only 'plain pre-norm' layer_agg-dlcl layer_agg-lstm --compile")
+    four = [f"transformer_{name}_6l" for name in ("prenorm", "dlcl", "lstm", "matt")]
+    return {
+        "environment": [python, "-c", ENVIRONMENT],
+        "correctness": check,
+        "costs": [*measure, "--json", options.out / "counts.json", *size, "--arch", *four, *large],
+        "fused-adam": [*measure, "--what", "optimizer", "--optimizer", "fused_adam", *size, "--arch", four[0], *large],
+        "compiled": [*measure, "--compile", "--what", "training", *size, "--arch", four[0], four[2], *large],
+        "trainings": comparison(options),
+    }
+
+
+def comparison(options):
+    """Return the command that trains models on text."""
+    updates = options.updates or (20 if options.small else 1500)
+    command = [ROOT / "examples/compare/run.sh", "--exp", options.out / "trainings", "--updates", updates,
+               "--average", 1]  # fmt: skip
+    command += ["--data", options.data] if options.data else ["--demo"]
+    languages = (options.source_lang, options.target_lang) if options.data else ("en", "de")
+    command += ["--source-lang", languages[0], "--target-lang", languages[1]]
+    systems = options.systems
+    if options.small:
+        systems = ["prenorm_2l2l_tiny", "dlcl_2l2l_tiny"]
+        command += ["--conf", "mini", "--width", 32, "--heads", 2]
+    elif options.device == "cuda":
+        command += ["--conf", "base"]
+    command += ["--precision", options.precision] if options.device == "cuda" else ["--ngpu", 0]
+    return [*command, *systems, "--", "--optimizer", "fused_adam"]
+
+
+def run(title, command, number, out):
+    """Run a step; its output goes to the screen, to a file of its own and to ``RESULTS.txt``."""
+    command, start = list(map(str, command)), time.monotonic()
+    shown = "python -c ..." if "-c" in command[:2] else shlex.join(command)
+    environment = {**os.environ, "FAIRSEQ_DEEP_ENV": "current", "PYTHONUTF8": "1"}
+    with open(out / "RESULTS.txt", "a", encoding="utf-8") as results, \
+            open(out / f"{number:02}-{title}.txt", "w", encoding="utf-8") as own:  # fmt: skip
+
+        def tell(line, *files):
+            print(line, end="", flush=True)
+            for file in (results, *files):
+                file.write(line)
+                file.flush()
+
+        tell(f"\n== {title}\n$ {shown}\n")
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+        for line in process.stdout:
+            tell(line, own)
+        status = process.wait()
+        tell(f"({time.monotonic() - start:.0f} s, exit status {status})\n")
+    return status
+
+
+def main(arguments=None):
+    options = parse(arguments)
+    if options.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            sys.exit("there is no GPU here that torch can use: use --device cpu --small for a trial")
+    options.out.mkdir(parents=True, exist_ok=True)
+    commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
+    now = datetime.datetime.now(datetime.timezone.utc)
+    head = f"commit {commit.stdout.strip() or 'unknown (not a git checkout)'}, {now:%Y-%m-%d %H:%M} UTC\n"
+    (options.out / "RESULTS.txt").write_text(head, encoding="utf-8")
+    commands = steps(options)
+    failed = [name for number, name in enumerate(STEPS, 1)
+              if name in options.only and run(name, commands[name], number, options.out)]  # fmt: skip
+    said = f", {len(failed)} failed: {', '.join(failed)}" if failed else ""
+    print(f"\n{len(options.only)} steps{said}; results: {options.out / 'RESULTS.txt'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

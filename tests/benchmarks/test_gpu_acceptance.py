@@ -1,0 +1,45 @@
+"""``benchmarks/gpu_acceptance.py``: a trial on a CPU, its commands, and steps that fail."""
+
+import sys
+
+import pytest
+
+from fairseq_deep.recipes.compare import driver
+from tests.helpers.paths import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import device_model  # noqa: E402
+import gpu_acceptance  # noqa: E402
+
+
+def test_a_trial_writes_each_step_and_names_those_that_fail(tmp_path, capfd, monkeypatch):
+    words = ["--device", "cpu", "--small", "--out", str(tmp_path), "--only", "environment", "correctness"]
+    assert gpu_acceptance.main(words) == 0
+    results = (tmp_path / "RESULTS.txt").read_text()
+    assert results.startswith("commit ") and "torch " in results and "all checks passed" in results
+    assert "fp64: output, all gradients" in (tmp_path / "02-correctness.txt").read_text()
+    monkeypatch.setattr(gpu_acceptance, "ENVIRONMENT", "raise SystemExit(3)")
+    assert gpu_acceptance.main([*words[:-1]]) == 1
+    assert "1 steps, 1 failed: environment; results: " in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--precision", "bf16"], ["--small", "--device", "cpu"]], ids=["whole", "small"])
+def test_the_commands_are_valid(words, tmp_path, capfd):
+    options = gpu_acceptance.parse([*words, "--out", str(tmp_path)])
+    commands = gpu_acceptance.steps(options)
+    assert list(commands) == list(gpu_acceptance.STEPS)
+    for name in ("costs", "fused-adam", "compiled"):
+        _, script, *flags = commands[name]
+        parsed, own = device_model.parse(list(map(str, flags)))
+        assert script.is_file() and parsed.measure == options.device
+        assert len(device_model.make_rows(parsed, own)) >= len(parsed.arch) >= 1
+    script, *flags = map(str, commands["trainings"])
+    assert script == str(ROOT / "examples/compare/run.sh")
+    driver.main(script, "compare", ["--dry-run", *flags])
+    assert capfd.readouterr().out.count("fairseq-train ") == (2 if options.small else 4)
+
+
+def test_bad_input(tmp_path, capsys):
+    with pytest.raises(SystemExit) as error:
+        gpu_acceptance.parse(["--data", str(tmp_path / "none")])
+    assert error.value.code == 2 and "no such directory" in capsys.readouterr().err
