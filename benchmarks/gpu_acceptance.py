@@ -104,7 +104,8 @@ def run(title, command, number, out):
                 file.flush()
 
         tell(f"\n== {title}\n$ {shown}\n")
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        process = subprocess.Popen(command, env=environment, **pipes)
         for line in process.stdout:
             tell(line, own)
         status = process.wait()
