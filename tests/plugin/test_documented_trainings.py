@@ -22,7 +22,7 @@ TRAINING = ["--optimizer", "adam", "--lr", "1e-3", "--criterion", "label_smoothe
 TINY = ["--encoder-embed-dim", "16", "--decoder-embed-dim", "16", "--encoder-attention-heads", "2",
         "--decoder-attention-heads", "2", "--max-tokens", "150", "--max-update", "2", "--cpu", "--num-workers", "0",
         "--log-format", "json", "--log-interval", "1"]  # fmt: skip
-CHECKPOINTS = {"stock.pt", "CHECKPOINT", "exp/demo/averaged.pt"}  # made by a command before this one on another page
+CHECKPOINTS = {"stock.pt", "CHECKPOINT", "exp/demo/averaged.pt", "EXP/averaged.pt"}  # made by a command before this one on another page
 
 
 def commands(page):
@@ -35,7 +35,7 @@ def to_run(words, data, *more):
     """The command with this data, this package, and sizes and updates of tests; fp16 would need a GPU."""
     program, _, *flags = (PACKAGE if word == "$(fairseq-deep path)" else word for word in words)
     if program == "fairseq-generate":
-        flags = ["checkpoints/checkpoint_best.pt" if word in CHECKPOINTS else word for word in flags]
+        flags = ["checkpoints/checkpoint_best.pt" if word in CHECKPOINTS else word for word in flags if word != "--fp16"]
         return [program, data, *flags, "--cpu", "--gen-subset", "valid"]
     return [program, data, *TRAINING, *(word for word in flags if word != "--fp16"), *TINY, *more]
 
