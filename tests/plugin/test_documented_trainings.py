@@ -22,7 +22,8 @@ TRAINING = ["--optimizer", "adam", "--lr", "1e-3", "--criterion", "label_smoothe
 TINY = ["--encoder-embed-dim", "16", "--decoder-embed-dim", "16", "--encoder-attention-heads", "2",
         "--decoder-attention-heads", "2", "--max-tokens", "150", "--max-update", "2", "--cpu", "--num-workers", "0",
         "--log-format", "json", "--log-interval", "1"]  # fmt: skip
-CHECKPOINTS = {"stock.pt", "CHECKPOINT", "exp/demo/averaged.pt", "EXP/averaged.pt"}  # made by a command before this one on another page
+# made by a command before this one, or on another page
+CHECKPOINTS = {"stock.pt", "CHECKPOINT", "exp/demo/averaged.pt", "EXP/averaged.pt"}
 
 
 def commands(page):
@@ -33,11 +34,12 @@ def commands(page):
 
 def to_run(words, data, *more):
     """The command with this data, this package, and sizes and updates of tests; fp16 would need a GPU."""
+    words = [word for word in words if word != "--fp16"]
     program, _, *flags = (PACKAGE if word == "$(fairseq-deep path)" else word for word in words)
     if program == "fairseq-generate":
-        flags = ["checkpoints/checkpoint_best.pt" if word in CHECKPOINTS else word for word in flags if word != "--fp16"]
+        flags = ["checkpoints/checkpoint_best.pt" if word in CHECKPOINTS else word for word in flags]
         return [program, data, *flags, "--cpu", "--gen-subset", "valid"]
-    return [program, data, *TRAINING, *(word for word in flags if word != "--fp16"), *TINY, *more]
+    return [program, data, *TRAINING, *flags, *TINY, *more]
 
 
 WITH_COMMANDS = [page for page in map(str, PAGES) if not page.startswith(ARCHIVES) and commands(page)]
