@@ -1,4 +1,4 @@
-"""All GPU checks in one command of about 25 minutes: correctness, kernels, times and memory, and training on text.
+"""All GPU checks in one command of some 30 minutes: correctness, kernels, times and memory, and training on text.
 
     python benchmarks/gpu_acceptance.py --data DIR --source-lang de --target-lang en
     python benchmarks/gpu_acceptance.py --device cpu --small       # a trial of every step, some minutes
@@ -93,7 +93,8 @@ def run(title, command, number, out):
     """Run a step; its output goes to the screen, to a file of its own and to ``RESULTS.txt``."""
     command, start = list(map(str, command)), time.monotonic()
     shown = "python -c ..." if "-c" in command[:2] else shlex.join(command)
-    environment = {**os.environ, "FAIRSEQ_DEEP_ENV": "current", "PYTHONUTF8": "1"}
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # of this environment
+    environment = {**os.environ, "PATH": programs, "FAIRSEQ_DEEP_ENV": "current", "PYTHONUTF8": "1"}
     with open(out / "RESULTS.txt", "a", encoding="utf-8") as results, \
             open(out / f"{number:02}-{title}.txt", "w", encoding="utf-8") as own:  # fmt: skip
 
@@ -104,7 +105,7 @@ def run(title, command, number, out):
                 file.flush()
 
         tell(f"\n== {title}\n$ {shown}\n")
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "errors": "replace"}
         process = subprocess.Popen(command, env=environment, **pipes)
         for line in process.stdout:
             tell(line, own)

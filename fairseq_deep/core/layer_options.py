@@ -62,9 +62,10 @@ def check_layer_options(flags: Any, stack: Stack) -> None:
         UsageError: one line that names the flags and the fix
     """
     for flag, chosen, known in (("--norm", stack.norm, NORMS), ("--ffn", stack.ffn, FFNS),
-                                ("--attention-gate", stack.attention_gate or GATES[0], GATES)):  # fmt: skip
+                                ("--attention-gate", stack.attention_gate, (None, *GATES))):  # fmt: skip
         if chosen not in known:  # the command line has checked these
-            raise UsageError(f"{flag} {chosen} is unknown{nearest(chosen, known)}: use one of {', '.join(known)}")
+            names = [name for name in known if name]
+            raise UsageError(f"{flag} {chosen} is unknown{nearest(str(chosen), names)}: use one of {', '.join(names)}")
     _check_relative(stack)
     _check_rotary(flags, stack)
     _check_kv_heads(stack)

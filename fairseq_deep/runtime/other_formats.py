@@ -30,11 +30,12 @@ def reject(path: str) -> None:
 
 def program_of(path: str) -> str:
     """Return the program that reads the directory *path*, "CTranslate2" or "transformers"; otherwise ""."""
+    folder = folder_of(path)
+    if os.path.lexists(os.path.join(folder, SUMS)):  # only packages have checksums
+        return ""
     if _has(path, CTRANSLATE2):
         return "CTranslate2"
-    folder = folder_of(path)
-    packaged = os.path.lexists(os.path.join(folder, SUMS))  # only packages have checksums
-    return "transformers" if _has(folder, TRANSFORMERS) and not packaged else ""
+    return "transformers" if _has(folder, TRANSFORMERS) else ""
 
 
 def _has(folder: str, names: tuple[str, ...]) -> bool:

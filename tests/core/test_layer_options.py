@@ -115,7 +115,9 @@ def test_whole_models_keep_what_must_hold(name, check, build, dictionary):
     INVARIANCES[check](model, dictionary)
 
 
-def test_caches_hold_shared_heads_alone(build, dictionary):
+def test_shared_heads_are_not_copied(build, dictionary, monkeypatch):
+    """Caches hold them alone, and neither a step nor attention to the source repeats them."""
+    monkeypatch.setattr(torch.Tensor, "repeat_interleave", None)
     model = build(PRENORM, decoder_kv_heads=1).eval()
     state, attention = {}, model.decoder.layers[0].self_attn
     memory = model.encoder(torch.full((B, S), dictionary.eos()), torch.full((B,), S))

@@ -35,6 +35,13 @@ def state(**parts):
     return {"cfg": {"model": {"arch": "transformer_x"}}, "model": {"w": torch.ones(2, 3), "b": torch.ones(5)}, **parts}
 
 
+def test_a_package_with_other_files_stays_a_package(check, tmp_path):
+    for name in ("config.json", "model.safetensors", "model.bin", "SHA256SUMS"):
+        (tmp_path / name).write_bytes(b"")
+    found, rows, _, _ = check(tmp_path)
+    assert found == 1 and rows["kind"] == "packaged model" and rows["unusual"] != "nothing"
+
+
 @pytest.mark.parametrize("program, names, given", [
     ("CTranslate2", ["config.json", "model.bin"], "."),
     ("transformers", ["config.json", "model.safetensors", "tokenizer_config.json"], "."),

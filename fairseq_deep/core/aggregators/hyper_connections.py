@@ -12,7 +12,8 @@ Static weights are parameters. Dynamic weights also depend on the input, with on
     a = a_l + s_a tanh(LN(H) W_a),   A = A_l + s_a tanh(LN(H) W_A),   b = b_l + s_b tanh(LN(H) W_b)
 
 They start as a_l = e_{l mod n}, A_l = I, b_l = 1, s = 0.01 and W = 0, so each stream is the plain pre-norm stream.
-The paper's output is the sum. The final norm removes the factor n, and the mean fits into fp16 where the sum does not.
+The paper's output is the sum. Norms remove the factor n, and the mean fits into fp16 where the sum does not. Without a
+final norm, logits are n times smaller than the paper's.
 
 mHC: Manifold-Constrained Hyper-Connections, Xie et al., 2025 (arXiv 2512.24880), ``kind="manifold"``. With v the rows
 of H in one vector, A is doubly stochastic, so a product of many A neither grows nor vanishes:

@@ -1,7 +1,8 @@
 """Groups of heads with common keys and values: GQA, Ainslie et al., 2023 (arXiv 2305.13245), ``--decoder-kv-heads``.
 
-The heads of a group become additional queries of one head, so that keys and values need no copies. With H heads in
-groups of *count*, queries are B x H x T x D, and keys B x (H / count) x S x D.
+The heads of a group become additional queries of one head, so that keys and values need no copies. A causal mask and
+relative positions depend on the number of queries; there the keys and values are copied. With H heads in groups of
+*count*, queries are B x H x T x D, and keys B x (H / count) x S x D.
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ Names here: ``q_proj``, ``k_proj``, ``v_proj``, ``out_proj`` as in fairseq; ``re
 position sees later ones.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -193,7 +191,9 @@ class MultiheadAttention(nn.Module):
             x = x + added
         return self.out_proj(x if self.output_norm is None else self.output_norm(x))
 
-    def _groups(self, q: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *others) -> tuple[Tensor, Any]:
+    def _groups(
+        self, q: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *others
+    ) -> tuple[Tensor, Tensor | None]:
         """Compute :meth:`_heads`, whose arguments these are, also where heads share keys and values."""
         count = self.num_heads // self.kv_heads
         if count == 1:
