@@ -100,6 +100,9 @@ Z19_MATT = [
 # Scores are from X24, Table 6, and W19, Tables 1, 2 and 6 (the ablations "fix" of DLCL are the dense residual
 # connections of Britz 2017 and Dou 2018). A row has no score if no paper here prints one, or only for another size.
 _RK2 = {"ode_method": "rk2-learned", "ode_history": "dlcl", "relative_values": True}
+# Our choice from the methods of 2018 to 2026 (docs/methods/modern.md); CTranslate2 runs it.
+MODERN = {"deep_init": "xavier", "encoder_residual": "completep", "norm": "rms", "ffn": "swiglu",
+          "rotary_positions": True}  # fmt: skip
 COMPARISON = [
     ("transparent_16l", "post", "residual", (16, 6), "base", "28.39", "X24",
      {"decoder_memory": "transparent", "layernorm_embedding": True}),  # fmt: skip
@@ -157,12 +160,15 @@ COMPARISON = [
     ("postnorm_12l1l", "post", "residual", (12, 1), "base", None, "-", {}),
     ("prenorm_24l2l", "pre", "residual", (24, 2), "base", None, "-", {}),
     ("dlcl_12l1l", "pre", "dlcl", (12, 1), "base", None, "-", {}),
+    *((f"modern_{name}", "pre", "residual", depth, "base", None, "-", MODERN)
+      for name, depth in (("6l", (6, 6)), ("12l1l", (12, 1)), ("20l", (20, 6)))),
 ]
 # authors of systems, where the registered methods do not name them
 ORIGINS = {
     "dense": "Britz 2017",
     "denseformer": "Pagliardini 2024",
     "mhc": "Xie 2025",
+    "modern": "fairseq_deep",
     "relative": "Shaw 2018",
     "prenorm_12l1l": "Kasai 2021",
     "postnorm_12l1l": "Kasai 2021",

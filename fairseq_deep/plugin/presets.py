@@ -116,10 +116,13 @@ class Architecture:
         other = any(method_name(args, side, axis, own) != own for side, axis, own in axes)
         for flag, value in self.options:
             if self._is_asked_for(args, flag):
-                _fill(args, flag, value, check=other)
+                _fill(args, flag, value, check=other or flag in YIELDING)
 
     def _is_asked_for(self, args: argparse.Namespace, flag: str) -> bool:
         """Return whether *flag* belongs to no method of the row, or to a method that *args* select."""
+        side, _, axis = flag.partition("_")
+        if side in SIDES and axis in AXES and getattr(args, axis, None) is not None:
+            return False  # the user has chosen for both stacks
         for axis, own in self.chosen.items():
             registry, names = AXES[axis][0], _names(args, axis)
             prefix = f"{registry.prefix(own)}_"
@@ -179,10 +182,28 @@ def _is_replaced(args: argparse.Namespace, init: str) -> bool:
     return not INITS.get(init).without_residual and not all(layout.residual for layout in filled)
 
 
+YIELDING = ("rotary_positions", "norm", "ffn")
+"""Options of rows that yield to any conflicting flag, not only to another aggregator or attention: no flag undoes the
+first one."""
+
+
+def _replaces_ffn(args: argparse.Namespace) -> bool:
+    layouts = (AGGREGATORS.get(name).layout(side, {}) for side, name in zip(SIDES, _names(args, "layer_agg")))
+    return not all(layout.feed_forward for layout in layouts)
+
+
 CLASHES: dict[str, Callable[[argparse.Namespace, Any], bool]] = {
     "deep_init": _is_replaced,
     "layernorm_embedding": lambda args, _: not all(INITS.get(name).layer_norm for name in _names(args, "deep_init")),
     "relative_positions": lambda args, _: not all(attention.relative for attention in _attentions(args)),
+    "encoder_residual": lambda args, name: _names(args, "layer_agg")[0] != "residual",
+    "rotary_positions": lambda args, _: (
+        getattr(args, "relative_positions", None) is not None
+        or any(getattr(args, f"{side}_learned_pos", None) for side in SIDES)
+        or not all(attention.relative for attention in _attentions(args))
+    ),
+    "norm": lambda args, _: not all(INITS.get(name).layer_norm for name in _names(args, "deep_init")),
+    "ffn": lambda args, _: _replaces_ffn(args) or getattr(args, "activation_fn", None) not in (None, "relu"),
     "relative_values": lambda args, _: getattr(args, "relative_positions", None) is None,
     "dlcl_no_norm": lambda args, _: bool(getattr(args, "ode_identity", None)),
     "lstm_share": lambda args, share: (

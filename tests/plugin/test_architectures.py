@@ -46,6 +46,10 @@ PARAMETERS = {
     "transformer_gtrans_6l": 61569024 + 2,
     "transformer_mudd_6l": 61569024 + 2 * sum(size * (512 + size + 1) for size in range(2, 8)),
     "transformer_mudd_20l": 105702400 + sum(size * (512 + size + 1) for size in [*range(2, 22), *range(2, 8)]),
+    # RMSNorm has d less per norm, a SwiGLU layer 1,536 more
+    "transformer_modern_6l": 61569024 - 512 * (6 * 2 + 6 * 3 + 2) + 12 * 1536,
+    "transformer_modern_12l1l": 80483328 - 5 * 4204032 - 512 * (12 * 2 + 3 + 2) + 13 * 1536,
+    "transformer_modern_20l": 105702400 - 512 * (20 * 2 + 6 * 3 + 2) + 26 * 1536,
     "transformer_prenorm_12l1l": 80483328 - 5 * 4204032,
     "transformer_postnorm_6l": 61566976,
     "transformer_prenorm_6l": 61569024,
