@@ -47,7 +47,7 @@ STRUCTURES = {
     "BranchNorm": ("branchnorm_18l18l", {"branchnorm_updates": 1}),
     "LayerDrop, pruned": ("prenorm_6l", {"encoder_layers": 4, "encoder_layers_to_keep": "0,2"}),
     "Peri-LN": ("peri_18l18l", {}),
-    "modern": ("prenorm_6l", {**MODERN, "decoder_kv_heads": 1, "encoder_layers": 2}),
+    "modern": ("modern_6l", {"decoder_kv_heads": 1, "encoder_layers": 2}),
     "modern post-norm": ("postnorm_6l", {**MODERN, "ffn": "geglu", "layernorm_embedding": True}),
     "modern Peri-LN": ("peri_18l18l", MODERN),
     "Peri-LN below": ("prenorm_6l", {"encoder_residual": "peri", "activation_fn": "gelu"}),
