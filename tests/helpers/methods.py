@@ -87,7 +87,8 @@ def forms():
         rows.setdefault(re.sub(r"transformer_(.*?)_\d+l(?![a-z]).*", r"\1", row.name), row)
     for name, row in rows.items():
         yield name, (row.name, {})
-    known = {method for row in rows.values() if len(row.methods) == 1 for method in row.methods}
+    alone = [row for name, row in rows.items() if len(row.methods) == 1 and name != "modern"]  # which has options, too
+    known = {method for row in alone for method in row.methods}
     for axis, (registry, default) in AXES.items():
         for name in sorted({*registry.names()} - known - {default}):
             for norm in getattr(registry.get(name), "norms", ("pre",)):

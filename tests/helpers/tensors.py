@@ -1,6 +1,5 @@
 """Random weights, and what a computation keeps and launches."""
 
-import itertools
 
 import torch
 from torch import nn
@@ -11,9 +10,9 @@ DOUBLE = {"dtype": torch.float64}
 
 
 def randomise(module):
-    """Random numbers in all parameters and buffers."""
+    """Random numbers in all parameters, and in the buffers that checkpoints store."""
     with torch.no_grad():
-        for tensor in itertools.chain(module.parameters(), module.buffers()):
+        for tensor in module.state_dict(keep_vars=True).values():
             tensor.copy_(torch.randn_like(tensor))
     return module
 

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 
 def rotations(length: int, dim: int) -> Tensor:
-    """Return cos and signed sin of the positions 0 ... *length* - 1: 2 x length x dim, in fp32."""
+    """Return cos and signed sin of the positions 0 ... *length* - 1: 2 x length x dim, in fp64."""
     frequencies = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angles = torch.arange(length, dtype=torch.float64).unsqueeze(1) * frequencies
     cos, sin = angles.cos(), angles.sin()
-    return torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)]).float()
+    return torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)])
 
 
 class RotaryPositions(nn.Module):
@@ -39,7 +39,14 @@ class RotaryPositions(nn.Module):
         super().__init__()
         self.dim = dim
         # one row more: torch.export assumes that a dynamic slice is never the whole table
-        self.register_buffer("table", rotations(length + 1, dim), persistent=False)
+        self.register_buffer("table", rotations(length + 1, dim).float(), persistent=False)
+
+    def _apply(self, fn, *others):
+        """Convert the module; a table in fp64 has all its digits, not those of fp32."""
+        super()._apply(fn, *others)
+        if self.table.dtype == torch.float64:
+            self.table = rotations(self.table.size(1), self.dim).to(self.table)
+        return self
 
     def forward(self, x: Tensor, position: int | Tensor | None = None) -> Tensor:
         """Rotate.
