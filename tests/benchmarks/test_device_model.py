@@ -108,6 +108,14 @@ def test_attention_is_one_kernel_each_way():
     assert back == {flash: 1, f"{flash}_backward": 1, "copy of an operand": 1}
 
 
+@pytest.mark.skipif(not hasattr(F, "rms_norm"), reason="torch has no RMSNorm")
+def test_rms_norm_is_one_kernel_each_way():
+    norm = lambda x, weight: F.rms_norm(x, (8,), weight, 1e-6)  # noqa: E731
+    assert kernels_of(norm, (4, 8), (8,)) == {"native_layer_norm": 1}
+    back = kernels_of(lambda *x: norm(*x).backward(torch.empty_like(x[0])), (4, 8), (8,), requires_grad=True)
+    assert back == {"native_layer_norm": 1, "native_layer_norm_backward": 1}
+
+
 def test_dropout_and_softmax_are_those_of_cuda():
     assert kernels_of(lambda x: F.dropout(x, 0.1), (4, 5)) == {"native_dropout": 1}
     assert kernels_of(lambda x: F.dropout(x, 0.1, training=False), (4, 5)) == {}

@@ -1,6 +1,5 @@
 """Random weights, and what a computation keeps and launches."""
 
-
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks

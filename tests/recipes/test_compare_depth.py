@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fairseq_deep.recipes.compare import depth, table, tune
+from fairseq_deep.recipes.compare import depth, tune
 from fairseq_deep.recipes.compare.systems import System
 from fairseq_deep.tools import UsageError
 from fairseq_deep.tools.results import read
@@ -65,7 +65,7 @@ def test_the_grid_grows_at_its_edges_until_the_best_is_inside():
         [0.001, 0.002, 0.004, 0.008, 0.016],
     ]  # fmt: skip
     assert len(tried) == len(set(tried)) == 14
-    assert "low: learning rate 0.00025 (valid loss by rate 0.000125: " in tune.describe(systems[0])
+    assert "low: learning rate 0.00025 of 0.000125 (" in tune.describe(systems[0])
 
 
 def test_the_grid_starts_at_the_own_rate_and_has_an_end():
@@ -74,14 +74,8 @@ def test_the_grid_starts_at_the_own_rate_and_has_an_end():
     assert [rate for _, rate in tried] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6]
     assert system.flags == ["--x", "1", "--lr", "1.6"]
     assert tune.describe(system).endswith("; 1.6 is at the edge of the grid: start a new search from --lr 3.2")
-    assert tune.edge_of({0.1: 2.0, 0.2: 1.0, 0.4: math.inf}) == ""
-
-
-def test_the_table_names_a_rate_at_the_edge():
-    row = {"system": "a", "tuned": {"0.1": 3.0, "0.2": 2.0, "0.4": 1.0}}
-    line = "a: learning rates (valid loss) 0.1 (3.000), 0.2 (2.000), 0.4 (1.000); 0.4 is at the edge of the grid: start"
-    assert table._rates(row).startswith(line) and table._rates(row).endswith("from --lr 0.8")
-    assert table._rates({**row, "tuned": {"0.1": 3.0, "0.2": 1.0, "0.4": 2.0}}).endswith("0.4 (2.000)")
+    assert tune.format_rates({0.1: 2.0, 0.2: 1.0, 0.4: math.inf}) == "0.1 (2.000), 0.2 (1.000), 0.4 (inf)"
+    assert "; 0.1 is at the edge of the grid: start a new search from --lr 0.05" in tune.format_rates({0.1: 1, 0.2: 2})
 
 
 def test_rates_that_diverge():

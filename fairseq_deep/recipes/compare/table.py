@@ -6,7 +6,7 @@ import json
 import os
 
 from fairseq_deep.recipes.compare.results import FIGURES
-from fairseq_deep.recipes.compare.tune import edge_of
+from fairseq_deep.recipes.compare.tune import format_rates
 from fairseq_deep.tools import write_text
 
 # column, figure and number format
@@ -102,16 +102,13 @@ def _notes(rows, facts):
     lines += [
         f"FAILED: {row['system']}, seed {seed}: {reason}" for row in rows for seed, reason in row["failed"].items()
     ]
-    lines += [_rates(row) for row in rows if row["tuned"]]
+    for row in rows:
+        if row["tuned"]:
+            rates = format_rates({float(rate): loss for rate, loss in row["tuned"].items()})
+            lines.append(f"{row['system']}: learning rates (valid loss) {rates}")
     if not facts["updates"]:  # all runs failed
         lines[0] = f"seeds {', '.join(map(str, wanted))}"
     return "\n\n".join([*lines[:3], "\n".join(f"- {line}" for line in lines[3:])])
-
-
-def _rates(row):
-    tried = ", ".join(f"{rate} ({loss:.3f})" for rate, loss in row["tuned"].items())
-    edge = edge_of({float(rate): loss for rate, loss in row["tuned"].items()})
-    return f"{row['system']}: learning rates (valid loss) {tried}{edge}"
 
 
 def _csv(rows):

@@ -133,16 +133,15 @@ def following(losses: dict[float, float]) -> list[float]:
 
 
 def describe(system: System) -> str:
-    """Format the rates of a system with their losses."""
-    tried = ", ".join(f"{rate:g}: {loss:.3f}" for rate, loss in system.tuned.items())
-    rate = value_of(system.flags, "--lr")
-    return f"{system.label}: learning rate {rate} (valid loss by rate {tried}){edge_of(system.tuned)}"
+    """Format the chosen rate of a system, and all rates with their losses."""
+    return f"{system.label}: learning rate {value_of(system.flags, '--lr')} of {format_rates(system.tuned)}"
 
 
-def edge_of(losses: dict[float, float]) -> str:
-    """Return a remark if the best rate is still at an edge of the grid after all extensions."""
+def format_rates(losses: dict[float, float]) -> str:
+    """Format rates with their losses, with a remark if the best rate is at an edge of the grid after all extensions."""
+    tried = ", ".join(f"{rate:g} ({loss:.3f})" for rate, loss in losses.items())
     best = min(losses, key=lambda rate: losses[rate])
     if min(losses) < best < max(losses):
-        return ""
+        return tried
     further = best / STEP if best == min(losses) else best * STEP
-    return f"; {best:g} is at the edge of the grid: start a new search from --lr {further:g}"
+    return f"{tried}; {best:g} is at the edge of the grid: start a new search from --lr {further:g}"
