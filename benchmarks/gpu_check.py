@@ -58,10 +58,13 @@ def make_batch(dictionary, rows=6, longest=11):
 
 
 def step(model, batch):
-    """The output of a batch, and the gradient of each parameter, both in fp64."""
+    """The output of a batch, and the gradient of each parameter, both in fp64.
+
+    The output of padding is zeroed: no loss has it, and the decoder masks padding on the right only on a CPU.
+    """
     source, target = (part.to(next(model.parameters()).device) for part in batch)
     model.zero_grad(set_to_none=True)
-    output = model(source, source.ne(1).sum(1), target)[0]
+    output = model(source, source.ne(1).sum(1), target)[0].masked_fill(target.eq(1).unsqueeze(-1), 0.0)
     output.float().sin().mean().backward() if output.dtype != torch.float64 else output.sin().mean().backward()
     gradients = {name: part.grad.detach().double().cpu() for name, part in model.named_parameters()}
     return output.detach().double().cpu(), gradients

@@ -13,6 +13,16 @@ def skip_initialisation() -> Any:
     return torch.device("meta")
 
 
+def disable_cudnn_attention() -> None:
+    """Have ``scaled_dot_product_attention`` use torch's own kernels instead of cuDNN's, in the whole process.
+
+    cuDNN prepares a plan for each shape of a batch, about two seconds for a model on an H100 (torch 2.11). Batches of
+    sentences have hundreds of shapes. torch prefers cuDNN on GPUs like this one.
+    """
+    if hasattr(torch.backends.cuda, "enable_cudnn_sdp"):  # from torch 2.5 on
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def is_compiling() -> bool:
     """Return whether torch.compile or torch.export is tracing the caller; False if torch lacks them."""
     return hasattr(torch, "compiler") and hasattr(torch.compiler, "is_compiling") and torch.compiler.is_compiling()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from fairseq.models.transformer import TransformerModel
 
+from fairseq_deep.core.compat import disable_cudnn_attention
 from fairseq_deep.core.registry import UsageError
 
 from .training.by_type import DistributedDataParallelByType, total_norm
@@ -97,7 +98,8 @@ EXIT_HOOK = "fairseq's prefetching threads are stopped at exit; otherwise the pr
 
 
 def apply() -> None:
-    """Apply all patches, and register the exit hook."""
+    """Apply all patches, choose torch's own attention kernels, and register the exit hook."""
+    disable_cudnn_attention()
     for patch in PATCHES:
         patch.apply()
     atexit.register(stop_readers)

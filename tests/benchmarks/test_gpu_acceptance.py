@@ -1,15 +1,18 @@
 """``benchmarks/gpu_acceptance.py``: a trial on a CPU, its commands, and steps that fail."""
 
+import argparse
 import sys
 
 import pytest
 
+from fairseq_deep.core import decoder, encoder
 from fairseq_deep.recipes.compare import driver
 from tests.helpers.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import device_model  # noqa: E402
 import gpu_acceptance  # noqa: E402
+import gpu_check  # noqa: E402
 
 
 def test_a_trial_writes_each_step_and_names_those_that_fail(tmp_path, capfd, monkeypatch):
@@ -37,6 +40,17 @@ def test_the_commands_are_valid(words, tmp_path, capfd):
     assert script == str(ROOT / "examples/compare/run.sh")
     driver.main(script, "compare", ["--dry-run", *flags])
     assert capfd.readouterr().out.count("fairseq-train ") == (2 if options.small else 4)
+
+
+@pytest.mark.parametrize("label", ["plain post-norm", "layer_agg-dlcl", "layer_agg-lstm", "decoder_attn-merged"])
+def test_the_check_ignores_padding_which_is_masked_on_a_cpu_only(label, monkeypatch):
+    dictionary, options = gpu_check.make_dictionary(50), argparse.Namespace(layers=2, width=16)
+    model = gpu_check.build(*gpu_check.MODELS[label], dictionary, options)
+    batch = gpu_check.make_batch(dictionary)
+    expected = gpu_check.step(model, batch)
+    for module in (encoder, decoder):
+        monkeypatch.setattr(module, "is_sync_free", lambda x: False)
+    assert gpu_check.distance(gpu_check.step(model, batch), expected) < 1e-9
 
 
 def test_bad_input(tmp_path, capsys):
