@@ -119,8 +119,8 @@ def fitting_batches(args, fresh, dictionary, options):
     return row
 
 
-def measured(args, dictionary, options):
-    """Time and launches of each of what is counted, on a real device."""
+def measured(name, args, dictionary, options):
+    """Time and launches of each of what is counted, on a real device; printed at once, for time there may be short."""
     device, row = options.measure, {}
     dtype = model.DTYPES[options.precision]
     for what in options.what:
@@ -133,7 +133,15 @@ def measured(args, dictionary, options):
         else:
             chosen = options.sentences, options.beam, options.step
             row[what] = measure.measure_decoding(built, dictionary, device, *chosen)
+        found = row[what]
+        print(f"{name}, {what}: {1e3 * found['seconds']:.2f} ms, {found['kernels']:,.0f} launches", flush=True)
     return row
+
+
+def store(results, options, flags):
+    """Write all figures so far to the file of ``--json``."""
+    with open(options.json, "w", encoding="utf-8") as file:
+        json.dump({"options": vars(options), "flags": flags, "rows": results}, file, indent=1)
 
 
 def print_all(results, against, options):
@@ -187,14 +195,13 @@ def main(arguments=None):
         else:
             results[name] = figures(count(fresh, dictionary, options, compiles), fresh(), options)
         if options.measure:
-            results[name]["measured"] = measured(args, dictionary, options)
+            results[name]["measured"] = measured(name, args, dictionary, options)
+        if options.json:
+            store(results, options, flags)
     print_all(results, against, options)
     if options.compare:
         compare(results, options.compare, options)
     report.print_assumptions(options.device)
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"options": vars(options), "flags": flags, "rows": results}, file, indent=1)
     return 0
 
 

@@ -93,8 +93,11 @@ PATCHES = (
           "a new run with --stack-restart-updates begins in the middle of its schedule; the optimizer state of "
           "another model raises an error that names the fix"),
 )  # fmt: skip
-EXIT_HOOK = "fairseq's prefetching threads are stopped at exit; otherwise the process may abort after the last save"
-"""Description of the hook that :func:`apply` registers with ``atexit``."""
+OTHERS = {
+    "atexit": "fairseq's prefetching threads are stopped at exit; otherwise the process may abort after the last save",
+    "torch.backends.cuda.enable_cudnn_sdp": "off: cuDNN's attention prepares a plan for each shape of a batch",
+}
+"""What :func:`apply` changes besides the patches, with reasons."""
 
 
 def apply() -> None:

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         if check.reason:
             print(f"\n{check.name}: {check.reason}" + (f"\n  fix: {check.cure}" if check.cure else ""))
     if patches and args.verbose:
-        print("\nChanges to fairseq when this package is imported: name, reason, first release that needs none")
+        print("\nChanges to fairseq and torch when this package is imported: name, reason, first release that needs none")
         print(format_table([(each["name"], each["reason"], each["until"]) for each in patches], indent="  "))
     print("\n" + (f"Training does not work here: {', '.join(failed)}." if failed else "Training works here."))
     if failed and not _try_import("fairseq_deep.runtime.translator")[1]:
@@ -59,11 +59,11 @@ def run(args: argparse.Namespace) -> int:
 def _patches() -> list[dict[str, str]]:
     """Return the plugin's patches of fairseq, with reasons; empty without fairseq."""
     with contextlib.suppress(Exception):
-        from fairseq_deep.plugin.patches import EXIT_HOOK, PATCHES, UNRELEASED
+        from fairseq_deep.plugin.patches import OTHERS, PATCHES, UNRELEASED
 
         found = [{"name": f"{patch.where}.{patch.name}".replace(":", "."), "reason": patch.reason,
                   "until": patch.until} for patch in PATCHES]  # fmt: skip
-        return [*found, {"name": "atexit", "reason": EXIT_HOOK, "until": UNRELEASED}]
+        return found + [{"name": name, "reason": reason, "until": UNRELEASED} for name, reason in OTHERS.items()]
     return []
 
 

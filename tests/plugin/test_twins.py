@@ -73,3 +73,9 @@ def test_patches_are_applied_once_and_explained():
         owner = getattr(owner, attribute) if attribute else owner
         assert vars(owner)[patch.name] is patch.replacement
         assert patch.reason and patch.until
+
+
+def test_attention_on_a_gpu_uses_torchs_own_kernels():
+    """cuDNN's take about two seconds for each new shape of a batch."""
+    asked = getattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: False)
+    assert not asked()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fairseq_deep import list_archs
-from fairseq_deep.plugin.patches import PATCHES
+from fairseq_deep.plugin.patches import OTHERS, PATCHES
 from fairseq_deep.tools import doctor, machine
 from fairseq_deep.tools.main import main
 
@@ -79,12 +79,12 @@ def test_patches_of_fairseq_are_listed(monkeypatch, capsys):
     assert capsys.readouterr().out == "\n\nTraining works here.\n"
     assert main(["doctor", "--verbose"]) == 0
     heading, _, table = capsys.readouterr().out.strip().partition("\n\n")[0].partition("\n")
-    assert heading.startswith("Changes to fairseq when this package is imported: ")
-    known = [*(f"{each.where}.{each.name}".replace(":", ".") for each in PATCHES), "atexit"]
+    assert heading.startswith("Changes to fairseq and torch when this package is imported: ")
+    known = [*(f"{each.where}.{each.name}".replace(":", ".") for each in PATCHES), *OTHERS]
     assert [line.split()[0] for line in table.splitlines()] == known
     assert all(line.endswith("  no release yet") for line in table.splitlines())
     assert main(["doctor", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["patches"]) == len(PATCHES) + 1
+    assert len(json.loads(capsys.readouterr().out)["patches"]) == len(PATCHES) + len(OTHERS)
 
 
 def test_a_check_that_breaks_is_reported_and_the_rest_goes_on(monkeypatch, capsys):
