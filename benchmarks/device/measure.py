@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections import Counter
 
 import torch
 from fairseq.sequence_generator import SequenceGenerator
@@ -42,18 +43,25 @@ def seconds(run, device):
 
 
 def kernels(run, device):
-    """Launches of *run*, copies from and to the host left out; on a CPU, operations that call no other."""
+    """Launches of *run* without copies from and to the host; on a CPU, operations that call no other.
+
+    Returns:
+        "kernels": their number; "busy": the seconds that a GPU computed, whatever the host took (0 on a CPU); "names":
+        number by name
+    """
     run()
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda")
     with profile(activities=activities) as profiler:
         run()
         if device == "cuda":
             torch.cuda.synchronize()
-    events = profiler.events()
     if device == "cuda":
-        launched = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
-        return sum(not event.name.startswith(HOST_COPIES) for event in launched)
-    return sum(event.name.startswith("aten::") and not event.cpu_children for event in events)
+        found = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA
+                 and not event.name.startswith(HOST_COPIES)]  # fmt: skip
+    else:
+        found = [event for event in profiler.events() if event.name.startswith("aten::") and not event.cpu_children]
+    busy = sum(event.time_range.elapsed_us() for event in found) / 1e6 if device == "cuda" else 0.0
+    return {"kernels": len(found), "busy": busy, "names": dict(Counter(event.name for event in found).most_common())}
 
 
 def measure_training(model, dictionary, device, tokens, length):
@@ -65,7 +73,7 @@ def measure_training(model, dictionary, device, tokens, length):
         model.zero_grad(set_to_none=True)
         training.run_step(model, *batch, dictionary.pad())
 
-    result = {"seconds": seconds(run, device), "kernels": kernels(run, device)}
+    result = {"seconds": seconds(run, device), **kernels(run, device)}
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         run()
@@ -83,7 +91,7 @@ def measure_update(model, device, name, precision, memory_efficient):
             parameter.grad = gradient
         optimizer.update(wrapped, words=4096, device=device)
 
-    return {"seconds": seconds(run, device), "kernels": kernels(run, device)}
+    return {"seconds": seconds(run, device), **kernels(run, device)}
 
 
 def measure_decoding(model, dictionary, device, sentences, beam, position):
@@ -100,7 +108,6 @@ def measure_decoding(model, dictionary, device, sentences, beam, position):
         def run(generator=generator, sample=sample):
             generator.generate([model], sample)
 
-        results.append((seconds(run, device), kernels(run, device)))
-    count = steps[1] - steps[0]
-    names = ("seconds", "kernels")
-    return {name: (late - early) / count for name, early, late in zip(names, *results)}
+        results.append({"seconds": seconds(run, device), **kernels(run, device)})
+    early, late = results
+    return {name: (late[name] - early[name]) / (steps[1] - steps[0]) for name in ("seconds", "kernels", "busy")}

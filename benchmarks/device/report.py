@@ -106,14 +106,15 @@ def print_floors(what, results, devices):
 def print_measured(whats, results, against, device):
     """Measured times and launches beside those of the model; *device*: its name, and its name in our table."""
     name, known = device
-    rows = [(f"measured: {name}", "ms", "ratio", f"ms model ({known})", "off by", "launches", "counted", "off by")]
+    head = f"measured: {name}", "ms", "ratio", "GPU busy, ms", f"ms model ({known})", "off by"
+    rows = [(*head, "launches", "counted", "off by")]
     for what in whats:
         for row, result in results.items():
             got, counted = result["measured"][what], result[what]
             base = results[against]["measured"][what]["seconds"]
             cells = [f"{row}, {what}", f"{1e3 * got['seconds']:.2f}", _ratio(got["seconds"], base)]
             model = counted["seconds"][known] if known else 0.0
-            cells += [f"{1e3 * model:.2f}" if known else "-", _ratio(got["seconds"], model)]
+            cells += [f"{1e3 * got['busy']:.2f}", f"{1e3 * model:.2f}" if known else "-", _ratio(got["busy"], model)]
             cells += [f"{got['kernels']:,.0f}", f"{counted['kernels']:,}", _ratio(got["kernels"], counted["kernels"])]
             rows.append(cells)
     _print(rows)

@@ -354,7 +354,7 @@ def test_measuring_runs_on_a_cpu(capsys):
     rows = [line.split() for line in capsys.readouterr().out.split("measured: CPU")[1].split("\n")[1:4]]
     assert [row[1] for row in rows] == ["training", "optimizer", "decoding"]
     # a time is a difference of two measurements, which a busy machine may turn round
-    assert all(math.isfinite(float(row[2])) and int(row[6].replace(",", "")) > 0 for row in rows)
+    assert all(math.isfinite(float(row[2])) and int(row[7].replace(",", "")) > 0 for row in rows)
 
 
 @pytest.mark.parametrize(
