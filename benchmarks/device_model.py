@@ -134,8 +134,8 @@ def measured(name, args, dictionary, options):
             chosen = options.sentences, options.beam, options.step
             row[what] = measure.measure_decoding(built, dictionary, device, *chosen)
         found = row[what]
-        print(f"{name}, {what}: {1e3 * found['seconds']:.2f} ms, the GPU busy {1e3 * found['busy']:.2f} ms, "
-              f"{found['kernels']:,.0f} launches", flush=True)  # fmt: skip
+        busy = f"the GPU busy {1e3 * found['busy']:.2f} ms, " if device == "cuda" else ""
+        print(f"{name}, {what}: {1e3 * found['seconds']:.2f} ms, {busy}{found['kernels']:,.0f} launches", flush=True)
     return row
 
 

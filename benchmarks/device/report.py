@@ -114,7 +114,8 @@ def print_measured(whats, results, against, device):
             base = results[against]["measured"][what]["seconds"]
             cells = [f"{row}, {what}", f"{1e3 * got['seconds']:.2f}", _ratio(got["seconds"], base)]
             model = counted["seconds"][known] if known else 0.0
-            cells += [f"{1e3 * got['busy']:.2f}", f"{1e3 * model:.2f}" if known else "-", _ratio(got["busy"], model)]
+            busy = f"{1e3 * got['busy']:.2f}" if known else "-"
+            cells += [busy, f"{1e3 * model:.2f}" if known else "-", _ratio(got["seconds"], model)]
             cells += [f"{got['kernels']:,.0f}", f"{counted['kernels']:,}", _ratio(got["kernels"], counted["kernels"])]
             rows.append(cells)
     _print(rows)

@@ -16,10 +16,10 @@ def skip_initialisation() -> Any:
 def disable_cudnn_attention() -> None:
     """Have ``scaled_dot_product_attention`` use torch's own kernels instead of cuDNN's, in the whole process.
 
-    cuDNN prepares a plan for each shape of a batch, about two seconds for a model on an H100 (torch 2.11). Batches of
-    sentences have hundreds of shapes. torch prefers cuDNN on GPUs like this one.
+    cuDNN prepares a plan for each shape of a batch: about two seconds for a model on a busy H100 (torch 2.11). Batches
+    of sentences have hundreds of shapes. torch 2.11 prefers cuDNN on Hopper GPUs.
     """
-    if hasattr(torch.backends.cuda, "enable_cudnn_sdp"):  # from torch 2.5 on
+    if hasattr(torch.backends.cuda, "enable_cudnn_sdp"):  # older torch has no such kernels
         torch.backends.cuda.enable_cudnn_sdp(False)
 
 

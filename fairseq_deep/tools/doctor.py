@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         if check.reason:
             print(f"\n{check.name}: {check.reason}" + (f"\n  fix: {check.cure}" if check.cure else ""))
     if patches and args.verbose:
-        print("\nChanges to fairseq and torch when this package is imported: name, reason, first release without need")
+        print("\nChanges to fairseq and torch at import: name, reason, first release that needs none")
         print(format_table([(each["name"], each["reason"], each["until"]) for each in patches], indent="  "))
     print("\n" + (f"Training does not work here: {', '.join(failed)}." if failed else "Training works here."))
     if failed and not _try_import("fairseq_deep.runtime.translator")[1]:

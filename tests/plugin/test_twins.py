@@ -76,6 +76,6 @@ def test_patches_are_applied_once_and_explained():
 
 
 def test_attention_on_a_gpu_uses_torchs_own_kernels():
-    """cuDNN's take about two seconds for each new shape of a batch."""
+    """cuDNN's prepare a plan for each new shape of a batch."""
     asked = getattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: False)
     assert not asked()

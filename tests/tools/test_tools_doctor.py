@@ -79,7 +79,7 @@ def test_patches_of_fairseq_are_listed(monkeypatch, capsys):
     assert capsys.readouterr().out == "\n\nTraining works here.\n"
     assert main(["doctor", "--verbose"]) == 0
     heading, _, table = capsys.readouterr().out.strip().partition("\n\n")[0].partition("\n")
-    assert heading.startswith("Changes to fairseq and torch when this package is imported: ")
+    assert heading.startswith("Changes to fairseq and torch at import: ")
     known = [*(f"{each.where}.{each.name}".replace(":", ".") for each in PATCHES), *OTHERS]
     assert [line.split()[0] for line in table.splitlines()] == known
     assert all(line.endswith("  no release yet") for line in table.splitlines())
