@@ -56,8 +56,9 @@ def kernels(run, device):
         if device == "cuda":
             torch.cuda.synchronize()
     if device == "cuda":
-        found = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA
-                 and not event.name.startswith(HOST_COPIES) and not getattr(event, "is_user_annotation", False)]  # fmt: skip
+        on_device = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+        found = [event for event in on_device if not event.name.startswith(HOST_COPIES)
+                 and not getattr(event, "is_user_annotation", False)]  # fmt: skip
     else:
         found = [event for event in profiler.events() if event.name.startswith("aten::") and not event.cpu_children]
     busy = sum(event.time_range.elapsed_us() for event in found) / 1e6 if device == "cuda" else 0.0
