@@ -28,8 +28,8 @@ MULTIPLE = 8  # the width of a gated network is a multiple of this
 
 
 def _gelu(x: Tensor) -> Tensor:
-    """Return gelu(x), computed at least in fp32."""
-    return F.gelu(x if x.dtype == torch.float64 else x.float()).to(x.dtype)
+    """Return gelu(x) computed in fp32, as fairseq computes it, also for fp64."""
+    return F.gelu(x.float()).to(x.dtype)
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
