@@ -47,7 +47,7 @@ def kernels(run, device):
 
     Returns:
         "kernels": their number; "busy": the seconds that a GPU computed, whatever the host took (0 on a CPU); "names":
-        number by name
+        launches and microseconds by name, the longest first
     """
     run()
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda")
@@ -61,8 +61,12 @@ def kernels(run, device):
                  and not getattr(event, "is_user_annotation", False)]  # fmt: skip
     else:
         found = [event for event in profiler.events() if event.name.startswith("aten::") and not event.cpu_children]
-    busy = sum(event.time_range.elapsed_us() for event in found) / 1e6 if device == "cuda" else 0.0
-    return {"kernels": len(found), "busy": busy, "names": dict(Counter(event.name for event in found).most_common())}
+    launches, times = Counter(event.name for event in found), Counter()
+    for event in found:
+        times[event.name] += event.time_range.elapsed_us()
+    busy = sum(times.values()) / 1e6 if device == "cuda" else 0.0
+    names = {name: (launches[name], time) for name, time in times.most_common()}
+    return {"kernels": len(found), "busy": busy, "names": names}
 
 
 def measure_training(model, dictionary, device, tokens, length):

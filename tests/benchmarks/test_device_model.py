@@ -3,6 +3,7 @@
 After a change that is meant: ``python benchmarks/device_model.py --pin``.
 """
 
+import json
 import math
 import sys
 from pathlib import Path
@@ -348,9 +349,13 @@ def test_the_tables(tmp_path, capsys):
     assert "with recomputation" in capsys.readouterr().out
 
 
-def test_measuring_runs_on_a_cpu(capsys):
-    flags = ["--no-stock", "--measure", "cpu", "--precision", "fp32"]
+def test_measuring_runs_on_a_cpu(capsys, tmp_path):
+    flags = ["--no-stock", "--measure", "cpu", "--precision", "fp32", "--json", str(tmp_path / "rows.json")]
     assert device_model.main([*SMALL, *flags]) == 0
+    (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"].values()
+    step = row["measured"]["training"]
+    assert sum(launches for launches, _ in step["names"].values()) == step["kernels"]
+    assert all(time >= 0 for _, time in step["names"].values())
     rows = [line.split() for line in capsys.readouterr().out.split("measured: CPU")[1].split("\n")[1:4]]
     assert [row[1] for row in rows] == ["training", "optimizer", "decoding"]
     # a time is a difference of two measurements, which a busy machine may turn round
