@@ -19,7 +19,7 @@ PICTURES = {  # file: runs, range of losses, and systems with their names, colou
         "completep_6": ("CompleteP, 6 layers", COLOURS[2], "-"),
         "completep_20": ("CompleteP, 20 layers", COLOURS[2], "--"),
     }),
-    "depth_pays.svg": ("large-updates-on-a-gpu-6-and-24-layers", (6.0, 7.05), {
+    "depth_pays.svg": ("large-updates-on-a-gpu-6-and-24-layers", (6.0, 7.1), {
         "completep_6-rate0.008": ("CompleteP, 6 layers", COLOURS[2], "-"),
         "completep_24": ("CompleteP, 24 layers", COLOURS[2], "--"),
     }),
