@@ -39,8 +39,10 @@ def draw(path, stored, limits, systems):
         solid = style == "-"
         scores.bar(place, bleu["mean"], 0.7, yerr=ends, capsize=3, color=colour, alpha=1.0 if solid else 0.55)
         scores.text(place, 1.0, f"{bleu['mean']:.1f}", ha="center", color="white", fontweight="bold")
+    seeds = {len(runs[system]) for system in systems}
+    assert len(seeds) == 1, "the label gives one number of seeds"
     losses.set(xlabel="updates", ylabel="validation loss (bits per token)", ylim=limits)
-    scores.set(ylabel=f"BLEU (mean and range of {len(curves)} seeds)", xticks=range(len(systems)))
+    scores.set(ylabel=f"BLEU (mean and range of {seeds.pop()} seeds)", xticks=range(len(systems)))
     scores.set_xticklabels([name.replace(", ", "\n") for name, *_ in systems.values()], fontsize=8)
     losses.legend(fontsize=8, frameon=False)
     for axes in (losses, scores):
