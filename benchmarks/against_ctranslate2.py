@@ -45,12 +45,12 @@ from fairseq_deep.tools.machine import count_cores, describe_cpu
 
 PRECISIONS = ("fp32", "bf16", "int8")
 SAME_WEIGHTS = ("stock", "ours", "ctranslate2")
-RANDOM = (*SAME_WEIGHTS, "dlcl", "lstm", "merged", "average", "dlcl30")
+RANDOM = (*SAME_WEIGHTS, "dlcl", "lstm", "merged", "average", "modern", "dlcl30")
 DEFAULT = ("stock", "ours", "ours-bf16", "ours-int8", "ctranslate2", "ctranslate2-int8")
 TABLES = {
     "shape": {"systems": DEFAULT, "dim": 256, "vocabulary": 8000, "sentences": 32},
     "methods": {
-        "systems": (*DEFAULT, *(f"{name}{end}" for name in RANDOM[3:7] for end in ("", "-int8"))),
+        "systems": (*DEFAULT, *(f"{name}{end}" for name in RANDOM[3:8] for end in ("", "-int8"))),
         "dim": 256,
         "vocabulary": 8000,
         "sentences": 32,

@@ -13,7 +13,10 @@ import fairseq_deep  # noqa: F401  the task and the models, as --user-dir brings
 from fairseq_deep.plugin.architectures import build_architecture
 
 LANGUAGES = ("source", "target")
-ARCHITECTURES = {"dlcl": "transformer_dlcl_6l", "lstm": "transformer_lstm_6l", "dlcl30": "transformer_dlcl_30l"}
+ARCHITECTURES = {
+    name: f"transformer_{layers}"
+    for name, layers in (("dlcl", "dlcl_6l"), ("lstm", "lstm_6l"), ("modern", "modern_6l"), ("dlcl30", "dlcl_30l"))
+}
 
 
 @dataclass

@@ -36,7 +36,7 @@ def test_ours_has_the_hypotheses_of_stock(translate):
     assert translate("ours") == stock
 
 
-@pytest.mark.parametrize("system", ["ours-int8", "dlcl", "lstm-int8", "merged", "average"])
+@pytest.mark.parametrize("system", ["ours-int8", "dlcl", "lstm-int8", "merged", "average", "modern-int8"])
 def test_every_model_translates(translate, system):
     assert [len(beam) for beam in translate(system).values()] == [3] * 4
 

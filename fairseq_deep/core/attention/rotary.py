@@ -65,7 +65,10 @@ class RotaryPositions(nn.Module):
         """Return the rotations of the rows of *x*: 2 x T x D or 2 x 1 x D."""
         if isinstance(position, Tensor):
             return self.table.index_select(1, position)
-        first, rows = (0, x.size(-2)) if position is None else (position, 1)
+        return self.at(0, x.size(-2)) if position is None else self.at(position)
+
+    def at(self, first: int, rows: int = 1) -> Tensor:
+        """Return cos and signed sin of the positions *first* ... *first* + *rows* - 1: 2 x rows x D."""
         if first + rows > self.table.size(1):
             self.table = rotations(2 * (first + rows), self.dim).to(self.table)
         return self.table[:, first : first + rows]

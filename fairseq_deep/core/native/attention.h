@@ -17,6 +17,7 @@ struct Keys {
     const float* source_values;       // sources x kv_heads x S x D
     const float* source_bias;         // a row of S for each source, added to the scores; null for none
     int64_t sources, source_length, bias_stride;
+    const float *cos, *sin;           // rotation at this position, D floats each (signed sin); null for none
 };
 
 struct Step {

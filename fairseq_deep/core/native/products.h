@@ -1,6 +1,6 @@
 // Products of few rows by a weight in panels, in fp32 or int8.
 //
-//     y = x W^T + b, then ReLU if asked for, then the addition of a residual
+//     y = act(x W^T + b) * factor + residual
 //
 // A panel holds the weights of PANEL outputs, input by input, so that a tile of ROWS x PANEL sums stays in registers while
 // the weights are read once. In int8, GROUP inputs of an output lie together, as the processor's products want them.
@@ -37,9 +37,12 @@ struct Linear {
     const int32_t* excess;  // int8: what OFFSET adds to the sum of each output
 };
 
+enum Activation { NO_ACTIVATION, RELU, SWISH };
+
 struct Ending {  // what follows a product
-    bool relu;
-    const float* added;  // rows x outputs, a residual; null for none
+    Activation activation;
+    const float* added;             // rows x outputs, a residual; null for none
+    const float* factor = nullptr;  // rows x outputs, of a gated network; null for none
 };
 
 static inline int64_t panels(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
@@ -48,7 +51,9 @@ static inline int64_t groups(int64_t inputs) { return (inputs + GROUP - 1) / GRO
 static inline void finish(Vec value, const float* bias, const Ending& ending, int64_t place, float* y, int64_t width) {
     if (width <= 0) return;
     if (bias) value += load_up_to(bias, width);
-    if (ending.relu) value = value <= 0 ? Vec{} : value;  // NaN stays
+    if (ending.activation == RELU) value = value <= 0 ? Vec{} : value;  // NaN stays
+    if (ending.activation == SWISH) value *= sigmoid(value);
+    if (ending.factor) value *= load_up_to(ending.factor + place, width);
     if (ending.added) value += load_up_to(ending.added + place, width);
     store_up_to(y + place, value, width);
 }

@@ -14,7 +14,8 @@ struct Layer {
     int64_t pre_norm;
     Norm norms[3];
     Attention self, source;
-    Linear fc1, fc2;  // with ReLU between them
+    Linear fc1, gate, fc2;  // fc2(act(fc1(x)) * gate(x)); without gate if it has no outputs
+    int64_t activation;     // an Activation
 };
 
 static void normalise(const Norm& norm, const float* x, float* y, int64_t width) {
@@ -58,18 +59,35 @@ static Scratch& scratch_for(int64_t rows, int64_t width, int64_t wide, int64_t h
     return scratch;
 }
 
+// Rotate the queries and keys of all hypotheses by the angles of this position: see rotary.py.
+static void rotate(const Attention& a, const Step& step, const Keys& keys, float* qkv) {
+    const int64_t rows = step.sentences * step.beam, width = (a.heads + 2 * a.kv_heads) * a.dim, half = a.dim / 2;
+#pragma omp parallel for num_threads((int)step.threads) if (step.threads > 1)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t head = 0; head < a.heads + a.kv_heads; head++) {
+            float *first = qkv + row * width + head * a.dim, *second = first + half;
+            for (int64_t d = 0; d < half; d += LANES) {
+                const int64_t left = half - d;
+                const Vec x = load_up_to(first + d, left), y = load_up_to(second + d, left);
+                store_up_to(first + d, x * load_up_to(keys.cos + d, left) + y * load_up_to(keys.sin + d, left), left);
+                store_up_to(second + d, y * load_up_to(keys.cos + half + d, left) + x * load_up_to(keys.sin + half + d, left), left);
+            }
+        }
+}
+
 // y = W_o (heads + added) + residual
 static void attend(bool to_source, const Attention& attention, const Step& step, const Keys& keys, const float* x,
                    const float* added, const float* residual, float* y, Scratch& scratch) {
     const int64_t rows = step.sentences * step.beam, width = attention.heads * attention.dim;
     float *wide = scratch.wide.data(), *heads = scratch.heads.data();
-    multiply(attention.input, x, wide, rows, (int)step.threads, {false, nullptr});
+    multiply(attention.input, x, wide, rows, (int)step.threads, {NO_ACTIVATION, nullptr});
+    if (!to_source && keys.cos) rotate(attention, step, keys, wide);
     if (to_source)
         attend_all(attend_source, keys.sources, attention, step, keys, wide, heads);
     else
         attend_all(attend_target, step.sentences, attention, step, keys, wide, heads);
     for (int64_t k = 0; added && k < rows * width; k++) heads[k] += added[k];
-    multiply(attention.output, heads, y, rows, (int)step.threads, {false, residual});
+    multiply(attention.output, heads, y, rows, (int)step.threads, {NO_ACTIVATION, residual});
 }
 
 // A sub-layer with its norm and residual connection, from x to y, which may be the same.
@@ -93,7 +111,7 @@ void layer_step(const Layer* of, const Step* at, const Keys* cache, const float*
     const Step& step = *at;
     const int64_t rows = step.sentences * step.beam, width = layer.fc2.outputs;
     const int threads = (int)step.threads;
-    const int64_t wide = std::max(layer.self.input.outputs, layer.fc1.outputs);
+    const int64_t wide = std::max(layer.self.input.outputs, layer.fc1.outputs + layer.gate.outputs);
     Scratch& scratch = scratch_for(rows, width, wide, layer.self.heads * layer.self.dim);
     for (int source = 0; source < (layer.source.heads ? 2 : 1); source++)
         connect(layer, layer.norms[source], step, width, scratch, source ? y : x, y,
@@ -102,8 +120,10 @@ void layer_step(const Layer* of, const Step* at, const Keys* cache, const float*
                     attend(source, attention, step, *cache, in, nullptr, residual, out, scratch);
                 });
     connect(layer, layer.norms[2], step, width, scratch, y, y, [&](const float* in, const float* residual, float* out) {
-        multiply(layer.fc1, in, scratch.wide.data(), rows, threads, {true, nullptr});
-        multiply(layer.fc2, scratch.wide.data(), out, rows, threads, {false, residual});
+        float *hidden = scratch.wide.data(), *gate = layer.gate.outputs ? hidden + rows * layer.fc1.outputs : nullptr;
+        if (gate) multiply(layer.gate, in, gate, rows, threads, {NO_ACTIVATION, nullptr});
+        multiply(layer.fc1, in, hidden, rows, threads, {(Activation)layer.activation, nullptr, gate});
+        multiply(layer.fc2, hidden, out, rows, threads, {NO_ACTIVATION, residual});
     });
 }
 
@@ -143,7 +163,7 @@ void lstm_step(const Lstm* of, const float* before, const float* attention, int6
         memcpy(c + row * inputs, before + row * dim, 4 * dim);
         memcpy(c + row * inputs + dim, attention + row * width, 4 * width);
     }
-    multiply(lstm.fc1, c, wide, rows, (int)threads, {false, nullptr});
+    multiply(lstm.fc1, c, wide, rows, (int)threads, {NO_ACTIVATION, nullptr});
     for (int64_t row = 0; row < rows; row++) {
         float* from = wide + row * 2 * hidden;
         normalise(lstm.hidden, from, from, 2 * hidden);
@@ -152,8 +172,8 @@ void lstm_step(const Lstm* of, const float* before, const float* attention, int6
             store_up_to(glu + row * hidden + k, load_up_to(from + k, hidden - k) * gate, hidden - k);
         }
     }
-    multiply(lstm.fc2, glu, h, rows, (int)threads, {false, nullptr});
-    multiply(lstm.gates, c, wide, rows, (int)threads, {false, nullptr});
+    multiply(lstm.fc2, glu, h, rows, (int)threads, {NO_ACTIVATION, nullptr});
+    multiply(lstm.gates, c, wide, rows, (int)threads, {NO_ACTIVATION, nullptr});
     for (int64_t row = 0; row < rows; row++) {
         float* z = wide + row * 3 * dim;
         for (int gate = 0; gate < 3; gate++) {
@@ -180,7 +200,7 @@ void weighted_sum(const float* const* entries, const float* weights, int64_t cou
 }
 
 void linear_product(const Linear* linear, const float* x, float* y, int64_t rows, int64_t threads) {
-    multiply(*linear, x, y, rows, (int)threads, {false, nullptr});
+    multiply(*linear, x, y, rows, (int)threads, {NO_ACTIVATION, nullptr});
 }
 
 // The slots that each hypothesis sees: where its mask (rows of `stride` floats) is 0. Returns the length, or -1 if the

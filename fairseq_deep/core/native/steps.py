@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .library import load
 from .packed import pointer, runs_native
 from .structures import (
+    ACTIVATIONS,
     AttentionStruct,
     Kept,
     KeysStruct,
@@ -32,7 +33,7 @@ PARTS = "fairseq_deep.native_parts"
 def _attention(attention: nn.Module, kept: Kept) -> AttentionStruct:
     if "kernels" not in type(attention).__dict__:  # a mean, a recurrence or another attention
         raise Unsupported
-    extras = (attention.relative_keys, attention.rotary, attention.q_norm, attention.gate, attention.output_norm)
+    extras = (attention.relative_keys, attention.q_norm, attention.gate, attention.output_norm)
     drops = attention.dropout > 0 and (attention.training or attention.retain_dropout)
     if drops or any(extra is not None for extra in extras):
         raise Unsupported
@@ -55,7 +56,9 @@ class Keys:
         self._own = None if target is None else target.own_cache
         self._memory = None if source is None else source.memory_cache
         self._heads = None if target is None else (target.kv_heads, target.head_dim)
+        self._rotary = None if target is None else target.rotary
         self._buffer: Tensor | None = None
+        self._rotation: Tensor | None = None  # keeps its table, which another thread may replace
         self._saved: dict | None = None
 
     def update(self, x: Tensor, context: Any) -> KeysStruct:
@@ -67,6 +70,10 @@ class Keys:
             if buffer is not self._buffer:
                 self._buffer, self.struct.target, self.struct.capacity = buffer, buffer.data_ptr(), buffer.size(3)
                 self.struct.to_values = buffer.stride(0)
+            if self._rotary is not None:
+                self._rotation = self._rotary.at(self.struct.past // native.beam)
+                self.struct.cos = self._rotation.data_ptr()
+                self.struct.sin = self._rotation[1].data_ptr()
         if self._memory is not None:
             saved = self._memory.saved(context.cache)
             if saved is None:
@@ -166,7 +173,7 @@ def describe_layer(layer: nn.Module, kept: Kept) -> LayerStruct:
     drops = layer.training or layer.dropout_module.apply_during_inference
     if type(layer.residual).__name__ != "Plain" or drops:
         raise Unsupported
-    if not layer.relu or layer.fc_linear is not None or layer.ffn_norm is not None:
+    if layer.activation_fn not in ACTIVATIONS or layer.ffn_norm is not None:
         raise Unsupported
     struct, source = LayerStruct(layer.normalize_before), layer.encoder_attn
     struct.self = _attention(layer.self_attn, kept)
@@ -175,6 +182,9 @@ def describe_layer(layer: nn.Module, kept: Kept) -> LayerStruct:
     norms = (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm or nn.Identity(), layer.final_layer_norm)
     struct.norms = (NormStruct * 3)(*(norm_struct(norm, kept) for norm in norms))
     struct.fc1, struct.fc2 = linear_struct(layer.fc1, kept), linear_struct(layer.fc2, kept)
+    struct.activation = ACTIVATIONS[layer.activation_fn]
+    if layer.fc_linear is not None:
+        struct.gate = linear_struct(layer.fc_linear, kept)
     return struct
 
 

@@ -3,12 +3,14 @@
 import ctypes
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..norms import RmsNorm
 from .packed import LinearStruct
 
 NO_NORM, LAYER_NORM, RMS_NORM = 0, 1, 2
+ACTIVATIONS = {F.relu: 1, F.silu: 2}
 
 
 class NormStruct(ctypes.Structure):
@@ -29,7 +31,8 @@ class LayerStruct(ctypes.Structure):
     """``Layer`` of ``step.cpp``."""
 
     _fields_ = [("pre_norm", ctypes.c_int64), ("norms", NormStruct * 3), ("self", AttentionStruct),
-                ("source", AttentionStruct), ("fc1", LinearStruct), ("fc2", LinearStruct)]  # fmt: skip
+                ("source", AttentionStruct), *((name, LinearStruct) for name in ("fc1", "gate", "fc2")),
+                ("activation", ctypes.c_int64)]  # fmt: skip
 
 
 class KeysStruct(ctypes.Structure):
@@ -38,7 +41,8 @@ class KeysStruct(ctypes.Structure):
     _fields_ = [("target", ctypes.c_void_p),
                 *((name, ctypes.c_int64) for name in ("to_values", "capacity", "past")),
                 *((f"source_{name}", ctypes.c_void_p) for name in ("keys", "values", "bias")),
-                *((name, ctypes.c_int64) for name in ("sources", "source_length", "bias_stride"))]  # fmt: skip
+                *((name, ctypes.c_int64) for name in ("sources", "source_length", "bias_stride")),
+                *((name, ctypes.c_void_p) for name in ("cos", "sin"))]  # fmt: skip
 
 
 class StepStruct(ctypes.Structure):
