@@ -68,6 +68,7 @@ FLAGS = {
     "swish": ("transformer_prenorm_6l", {"activation_fn": "swish"}),
     "rotary positions": ("transformer_prenorm_6l", {"rotary_positions": True, "decoder_kv_heads": 2}),
     "modern": ("transformer_modern_6l", {}),
+    "factor": ("transformer_prenorm_6l", {"residual": "completep"}),
     "modern post-norm": ("transformer_postnorm_6l", {"ffn": "swiglu", "rotary_positions": True}),
     "no norms": ("transformer_postnorm_6l", {"deep_init": "tfixup"}),
     "language model": ("transformer_prenorm_6l", {"no_cross_attention": True}),

@@ -9,6 +9,10 @@ struct Attention {
     int64_t heads, kv_heads, dim;  // of keys and values, each for heads / kv_heads heads of queries; width of a head
 };
 
+struct Rotations {
+    const float *cos, *sin;  // D floats for each position (signed sin); null for none
+};
+
 struct Keys {
     float* target;                    // sentences x kv_heads x capacity x D: keys of the target
     int64_t to_values;                // from a key of the target to its value, in floats
@@ -17,7 +21,7 @@ struct Keys {
     const float* source_values;       // sources x kv_heads x S x D
     const float* source_bias;         // a row of S for each source, added to the scores; null for none
     int64_t sources, source_length, bias_stride;
-    const float *cos, *sin;           // rotation at this position, D floats each (signed sin); null for none
+    Rotations rotations;              // of this position
 };
 
 struct Step {
@@ -90,10 +94,10 @@ static void attend_target(const Attention& a, const Step& step, const Keys& keys
 
 constexpr int TOGETHER = 4;  // queries to the same keys
 
-// Attention of up to TOGETHER queries (rows of `stride` floats) to the keys of a source.
+// Attention of up to TOGETHER queries, `stride` floats apart, to the keys of a source; outputs are `apart` floats apart.
 template <int N>
 static void attend_keys(const float* q, int64_t stride, const float* key, const float* value, const float* bias,
-                        int64_t length, int64_t dim, float* y, float* scores) {
+                        int64_t length, int64_t dim, float* y, int64_t apart, float* scores) {
     const float scale = 1 / std::sqrt((float)dim);
     for (int64_t s = 0; s < length; s += LANES) {
         Vec sums[N] = {}, added = bias ? load_up_to(bias + s, length - s) : Vec{};
@@ -110,7 +114,7 @@ static void attend_keys(const float* q, int64_t stride, const float* key, const 
             Vec v = load_up_to(value + s * dim + d, dim - d);
             for (int n = 0; n < N; n++) sums[n] += scores[n * length + s] * v;
         }
-        for (int n = 0; n < N; n++) store_up_to(y + n * stride + d, sums[n], dim - d);
+        for (int n = 0; n < N; n++) store_up_to(y + n * apart + d, sums[n], dim - d);
     }
 }
 
@@ -127,10 +131,10 @@ static void attend_source(const Attention& a, const Step& step, const Keys& keys
         int64_t rank = 0;
         for (; rank + TOGETHER <= beam; rank += TOGETHER)
             attend_keys<TOGETHER>(queries + first + rank * width, width, key, value, bias, length, dim,
-                                  y + first + rank * width, scores);
+                                  y + first + rank * width, width, scores);
         for (; rank < beam; rank++)
             attend_keys<1>(queries + first + rank * width, width, key, value, bias, length, dim,
-                           y + first + rank * width, scores);
+                           y + first + rank * width, width, scores);
     }
 }
 

@@ -1,6 +1,6 @@
 // Products of few rows by a weight in panels, in fp32 or int8.
 //
-//     y = act(x W^T + b) * factor + residual
+//     y = act(x W^T + b) * gate * scale + residual
 //
 // A panel holds the weights of PANEL outputs, input by input, so that a tile of ROWS x PANEL sums stays in registers while
 // the weights are read once. In int8, GROUP inputs of an output lie together, as the processor's products want them.
@@ -41,8 +41,9 @@ enum Activation { NO_ACTIVATION, RELU, SWISH };
 
 struct Ending {  // what follows a product
     Activation activation;
-    const float* added;             // rows x outputs, a residual; null for none
-    const float* factor = nullptr;  // rows x outputs, of a gated network; null for none
+    const float* added;           // rows x outputs, a residual; null for none
+    const float* gate = nullptr;  // rows x outputs, of a gated network; null for none
+    float scale = 1;              // of the residual connection's branch
 };
 
 static inline int64_t panels(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
@@ -53,8 +54,8 @@ static inline void finish(Vec value, const float* bias, const Ending& ending, in
     if (bias) value += load_up_to(bias, width);
     if (ending.activation == RELU) value = value <= 0 ? Vec{} : value;  // NaN stays
     if (ending.activation == SWISH) value *= sigmoid(value);
-    if (ending.factor) value *= load_up_to(ending.factor + place, width);
-    if (ending.added) value += load_up_to(ending.added + place, width);
+    if (ending.gate) value *= load_up_to(ending.gate + place, width);
+    if (ending.added) value = value * ending.scale + load_up_to(ending.added + place, width);
     store_up_to(y + place, value, width);
 }
 

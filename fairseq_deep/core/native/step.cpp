@@ -1,130 +1,41 @@
-// A layer of the decoder at one position of each hypothesis, in one call. `steps.py` has the same structures.
-//
-//     post-norm  x = LN(x + F(x)),  pre-norm  x = x + F(LN(x)),  for self-attention, attention to the source and FFN
-#include "attention.h"
+// The functions of the kernels, each one call from Python.
+#include "layers.h"
 #include "search.h"
-
-struct Norm {
-    int64_t kind;  // 0: none, 1: LayerNorm, 2: RMSNorm
-    const float *weight, *bias;
-    double eps;
-};
-
-struct Layer {
-    int64_t pre_norm;
-    Norm norms[3];
-    Attention self, source;
-    Linear fc1, gate, fc2;  // fc2(act(fc1(x)) * gate(x)); without gate if it has no outputs
-    int64_t activation;     // an Activation
-};
-
-static void normalise(const Norm& norm, const float* x, float* y, int64_t width) {
-    float mean = 0, squares = 0;
-    if (norm.kind == 1) {
-        Vec total = {};
-        for (int64_t k = 0; k < width; k += LANES) total += load_up_to(x + k, width - k);
-        mean = sum(total) / width;
-    }
-    Vec total = {};
-    for (int64_t k = 0; k < width; k += LANES) {
-        Vec centred = load_up_to(x + k, width - k) - mean;
-        for (int64_t lane = width - k; lane < LANES; lane++) centred[lane] = 0;
-        total += centred * centred;
-    }
-    squares = sum(total) / width;
-    const float factor = 1 / std::sqrt(squares + (float)norm.eps);
-    for (int64_t k = 0; k < width; k += LANES) {
-        Vec value = (load_up_to(x + k, width - k) - mean) * factor * load_up_to(norm.weight + k, width - k);
-        if (norm.kind == 1) value += load_up_to(norm.bias + k, width - k);
-        store_up_to(y + k, value, width - k);
-    }
-}
-
-static const float* normalise_rows(const Norm& norm, const float* x, float* y, int64_t rows, int64_t width, int threads) {
-    if (!norm.kind) return x;
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t row = 0; row < rows; row++) normalise(norm, x + row * width, y + row * width, width);
-    return y;
-}
-
-struct Scratch {  // memory of a layer, kept by the thread
-    std::vector<float> normed, wide, heads;
-};
-
-static Scratch& scratch_for(int64_t rows, int64_t width, int64_t wide, int64_t heads) {
-    static thread_local Scratch scratch;
-    scratch.normed.resize(rows * width);
-    scratch.wide.resize(rows * wide);
-    scratch.heads.resize(rows * heads);
-    return scratch;
-}
-
-// Rotate the queries and keys of all hypotheses by the angles of this position: see rotary.py.
-static void rotate(const Attention& a, const Step& step, const Keys& keys, float* qkv) {
-    const int64_t rows = step.sentences * step.beam, width = (a.heads + 2 * a.kv_heads) * a.dim, half = a.dim / 2;
-#pragma omp parallel for num_threads((int)step.threads) if (step.threads > 1)
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t head = 0; head < a.heads + a.kv_heads; head++) {
-            float *first = qkv + row * width + head * a.dim, *second = first + half;
-            for (int64_t d = 0; d < half; d += LANES) {
-                const int64_t left = half - d;
-                const Vec x = load_up_to(first + d, left), y = load_up_to(second + d, left);
-                store_up_to(first + d, x * load_up_to(keys.cos + d, left) + y * load_up_to(keys.sin + d, left), left);
-                store_up_to(second + d, y * load_up_to(keys.cos + half + d, left) + x * load_up_to(keys.sin + half + d, left), left);
-            }
-        }
-}
-
-// y = W_o (heads + added) + residual
-static void attend(bool to_source, const Attention& attention, const Step& step, const Keys& keys, const float* x,
-                   const float* added, const float* residual, float* y, Scratch& scratch) {
-    const int64_t rows = step.sentences * step.beam, width = attention.heads * attention.dim;
-    float *wide = scratch.wide.data(), *heads = scratch.heads.data();
-    multiply(attention.input, x, wide, rows, (int)step.threads, {NO_ACTIVATION, nullptr});
-    if (!to_source && keys.cos) rotate(attention, step, keys, wide);
-    if (to_source)
-        attend_all(attend_source, keys.sources, attention, step, keys, wide, heads);
-    else
-        attend_all(attend_target, step.sentences, attention, step, keys, wide, heads);
-    for (int64_t k = 0; added && k < rows * width; k++) heads[k] += added[k];
-    multiply(attention.output, heads, y, rows, (int)step.threads, {NO_ACTIVATION, residual});
-}
-
-// A sub-layer with its norm and residual connection, from x to y, which may be the same.
-template <class F>
-static void connect(const Layer& layer, const Norm& norm, const Step& step, int64_t width, Scratch& scratch,
-                    const float* x, float* y, F branch) {
-    const int64_t rows = step.sentences * step.beam;
-    const int threads = (int)step.threads;
-    if (layer.pre_norm) {
-        branch(normalise_rows(norm, x, scratch.normed.data(), rows, width, threads), x, y);
-    } else {
-        branch(x, x, y);
-        normalise_rows(norm, y, y, rows, width, threads);
-    }
-}
 
 extern "C" {
 
+// A layer of the decoder at one position of each hypothesis.
 void layer_step(const Layer* of, const Step* at, const Keys* cache, const float* x, float* y) {
     const Layer& layer = *of;
     const Step& step = *at;
-    const int64_t rows = step.sentences * step.beam, width = layer.fc2.outputs;
+    const int64_t rows = step.sentences * step.beam;
     const int threads = (int)step.threads;
-    const int64_t wide = std::max(layer.self.input.outputs, layer.fc1.outputs + layer.gate.outputs);
-    Scratch& scratch = scratch_for(rows, width, wide, layer.self.heads * layer.self.dim);
+    Scratch& scratch = scratch_for(layer, rows);
     for (int source = 0; source < (layer.source.heads ? 2 : 1); source++)
-        connect(layer, layer.norms[source], step, width, scratch, source ? y : x, y,
-                [&](const float* in, const float* residual, float* out) {
+        connect(layer, source, rows, threads, scratch, source ? y : x, y,
+                [&](const float* in, const Ending& ending, float* out) {
                     const Attention& attention = source ? layer.source : layer.self;
-                    attend(source, attention, step, *cache, in, nullptr, residual, out, scratch);
+                    attend(source, attention, step, *cache, in, nullptr, ending, out, scratch);
                 });
-    connect(layer, layer.norms[2], step, width, scratch, y, y, [&](const float* in, const float* residual, float* out) {
-        float *hidden = scratch.wide.data(), *gate = layer.gate.outputs ? hidden + rows * layer.fc1.outputs : nullptr;
-        if (gate) multiply(layer.gate, in, gate, rows, threads, {NO_ACTIVATION, nullptr});
-        multiply(layer.fc1, in, hidden, rows, threads, {(Activation)layer.activation, nullptr, gate});
-        multiply(layer.fc2, hidden, out, rows, threads, {NO_ACTIVATION, residual});
+    feed_forward(layer, rows, threads, scratch, y);
+}
+
+// A layer of the encoder, from x to y (T x B x C).
+void encoder_layer(const Layer* of, const Source* at, const float* x, float* y) {
+    const Layer& layer = *of;
+    const Source& source = *at;
+    const int64_t rows = source.sentences * source.length;
+    const int threads = (int)source.threads;
+    Scratch& scratch = scratch_for(layer, rows);
+    connect(layer, 0, rows, threads, scratch, x, y, [&](const float* in, const Ending& ending, float* out) {
+        float *wide = scratch.wide.data(), *heads = scratch.heads.data();
+        multiply(layer.self.input, in, wide, rows, threads, {NO_ACTIVATION, nullptr});
+        if (source.rotations.cos) rotate(layer.self, source.rotations, rows, source.sentences, threads, wide);
+        attend_within(layer.self, source, wide, heads);
+        multiply(layer.self.output, heads, out, rows, threads, ending);
     });
+    feed_forward(layer, rows, threads, scratch, y);
+    if (scratch.wide.size() > KEPT) scratch = {};
 }
 
 // Layers that each read the one below; y has the outputs of all.
@@ -142,7 +53,7 @@ void attention_step(const Attention* attention, int64_t to_source, const Step* s
                     const float* added, float* y) {
     const int64_t rows = step->sentences * step->beam;
     Scratch& scratch = scratch_for(rows, 0, attention->input.outputs, attention->heads * attention->dim);
-    attend(to_source, *attention, *step, *keys, x, added, nullptr, y, scratch);
+    attend(to_source, *attention, *step, *keys, x, added, {NO_ACTIVATION, nullptr}, y, scratch);
 }
 
 struct Lstm {

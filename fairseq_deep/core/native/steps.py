@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..registry import UsageError
 from .library import load
 from .packed import pointer, runs_native
 from .structures import (
@@ -26,6 +27,7 @@ from .structures import (
     norm_struct,
 )
 
+SUBLAYERS = ("self", "cross", "ffn")
 PARTS = "fairseq_deep.native_parts"
 """Key of the supported parts in incremental states."""
 
@@ -170,22 +172,39 @@ def describe_layer(layer: nn.Module, kept: Kept) -> LayerStruct:
     Raises:
         Unsupported: the kernels do not support it
     """
-    drops = layer.training or layer.dropout_module.apply_during_inference
-    if type(layer.residual).__name__ != "Plain" or drops:
+    if layer.training or layer.dropout_module.apply_during_inference:
         raise Unsupported
     if layer.activation_fn not in ACTIVATIONS or layer.ffn_norm is not None:
         raise Unsupported
-    struct, source = LayerStruct(layer.normalize_before), layer.encoder_attn
+    struct, source = LayerStruct(layer.normalize_before), getattr(layer, "encoder_attn", None)
     struct.self = _attention(layer.self_attn, kept)
     if source is not None:
         struct.source = _attention(source, kept)
-    norms = (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm or nn.Identity(), layer.final_layer_norm)
+    of_source = nn.Identity() if source is None else layer.encoder_attn_layer_norm
+    norms = (layer.self_attn_layer_norm, of_source, layer.final_layer_norm)
     struct.norms = (NormStruct * 3)(*(norm_struct(norm, kept) for norm in norms))
     struct.fc1, struct.fc2 = linear_struct(layer.fc1, kept), linear_struct(layer.fc2, kept)
     struct.activation = ACTIVATIONS[layer.activation_fn]
     if layer.fc_linear is not None:
         struct.gate = linear_struct(layer.fc_linear, kept)
+    struct.scales = _scales(layer)
     return struct
+
+
+def _scales(layer: nn.Module) -> ctypes.Array:
+    """Return the factors of the branches; the kernels support constant numbers."""
+    scales = (ctypes.c_float * 3)(1.0, 1.0, 1.0)
+    if not layer.residual.foldable:
+        raise Unsupported
+    for index, (name, _) in enumerate(layer.sublayers):
+        try:
+            before, after = layer.residual.factors(index)
+        except UsageError:  # not constant yet
+            raise Unsupported from None
+        if isinstance(before, Tensor) or isinstance(after, Tensor) or before != 1.0:
+            raise Unsupported
+        scales[SUBLAYERS.index(name)] = after
+    return scales
 
 
 class NativeStep:

@@ -1,4 +1,4 @@
-"""Structures of the kernels, as declared in ``step.cpp`` and its headers."""
+"""Structures of the kernels, as declared in their headers."""
 
 import ctypes
 
@@ -14,7 +14,7 @@ ACTIVATIONS = {F.relu: 1, F.silu: 2}
 
 
 class NormStruct(ctypes.Structure):
-    """``Norm`` of ``step.cpp``."""
+    """``Norm`` of ``layers.h``."""
 
     _fields_ = [("kind", ctypes.c_int64), ("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p),
                 ("eps", ctypes.c_double)]  # fmt: skip
@@ -28,11 +28,11 @@ class AttentionStruct(ctypes.Structure):
 
 
 class LayerStruct(ctypes.Structure):
-    """``Layer`` of ``step.cpp``."""
+    """``Layer`` of ``layers.h``."""
 
     _fields_ = [("pre_norm", ctypes.c_int64), ("norms", NormStruct * 3), ("self", AttentionStruct),
                 ("source", AttentionStruct), *((name, LinearStruct) for name in ("fc1", "gate", "fc2")),
-                ("activation", ctypes.c_int64)]  # fmt: skip
+                ("activation", ctypes.c_int64), ("scales", ctypes.c_float * 3)]  # fmt: skip
 
 
 class KeysStruct(ctypes.Structure):
@@ -42,6 +42,14 @@ class KeysStruct(ctypes.Structure):
                 *((name, ctypes.c_int64) for name in ("to_values", "capacity", "past")),
                 *((f"source_{name}", ctypes.c_void_p) for name in ("keys", "values", "bias")),
                 *((name, ctypes.c_int64) for name in ("sources", "source_length", "bias_stride")),
+                *((name, ctypes.c_void_p) for name in ("cos", "sin"))]  # fmt: skip
+
+
+class SourceStruct(ctypes.Structure):
+    """``Source`` of ``layers.h``."""
+
+    _fields_ = [*((name, ctypes.c_int64) for name in ("sentences", "length", "threads")),
+                ("bias", ctypes.c_void_p), ("bias_stride", ctypes.c_int64),
                 *((name, ctypes.c_void_p) for name in ("cos", "sin"))]  # fmt: skip
 
 

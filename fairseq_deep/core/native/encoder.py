@@ -1,0 +1,64 @@
+"""Encoder layers in compiled kernels."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor, nn
+
+from .library import load
+from .packed import pointer, runs_native
+from .steps import describe_layer
+from .structures import Kept, SourceStruct, Unsupported
+
+
+class NativeEncoderLayer:
+    """``EncoderLayer`` in compiled kernels.
+
+    Args:
+        layer: the layer, in evaluation mode
+
+    Raises:
+        Unsupported: the kernels do not support it
+    """
+
+    def __init__(self, layer: nn.Module):
+        self._kept: Kept = []
+        self._run, self._struct = load().encoder_layer, describe_layer(layer, self._kept)
+        self._rotary = layer.self_attn.rotary
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the layer's output (T x B x C); *bias*: the :func:`padding_bias` of *x*, or None."""
+        x = x.contiguous()
+        y, source = torch.empty_like(x), SourceStruct(x.size(1), x.size(0), torch.get_num_threads())
+        if bias is not None:
+            bias = bias.float().contiguous()
+            source.bias, source.bias_stride = bias.data_ptr(), bias.stride(0)
+        if self._rotary is not None:
+            cos, sin = self._rotary.at(0, x.size(0))
+            source.cos, source.sin = cos.data_ptr(), sin.data_ptr()
+        self._run(ctypes.byref(self._struct), ctypes.byref(source), pointer(x), pointer(y))
+        return y
+
+
+def find_encoder_layer(layer: nn.Module, x: Tensor) -> NativeEncoderLayer | None:
+    """Return *layer* in kernels; None if they do not support it, or *x*.
+
+    It is stored with the packed weights of ``fc2``, and rebuilt if other weights are packed again or settings change.
+    """
+    stored = getattr(layer.fc2, "native", None)
+    if stored is None or layer.training or not runs_native(x):
+        return None
+    attention = layer.self_attn
+    linears = (layer.fc1, layer.fc_linear, attention.qkv_proj, attention.out_proj)
+    settings = [getattr(linear, "native", None) for linear in linears]
+    settings += [layer.residual, layer.dropout_module.apply_during_inference, attention.retain_dropout]
+    kept = stored.partners.get(layer)
+    if kept is None or any(one is not other for one, other in zip(kept[0], settings)):
+        try:
+            kept = settings, NativeEncoderLayer(layer)
+        except Unsupported:
+            kept = settings, None
+        stored.partners[layer] = kept
+    return kept[1]
