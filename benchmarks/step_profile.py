@@ -1,10 +1,11 @@
 """Profile of beam search on a CPU, with and without the compiled kernels, next to a lower bound of its time.
 
     python benchmarks/step_profile.py [--sentences 32 1] [--precision fp32 int8] [--dim 256 --vocabulary 8000]
+    python benchmarks/step_profile.py --modern --encoder-layers 12 --decoder-layers 1 --length 12
 
-Random sentences of 25 words, 25 steps, beam 4, a random plain model of 6 + 6 layers, one thread. Times are medians of
-rounds, in milliseconds per step. Timers around the calls measure "layers", "projection" and "candidates". "encoder" is
-the time of the encoder divided by the number of steps; "rest" is embedding, bookkeeping, reordering and Python.
+Random sentences of 25 words, as many steps, beam 4, a random plain model of 6 + 6 layers, one thread. Times are medians
+of rounds, in milliseconds per step. Timers around the calls measure "layers", "projection" and "candidates". "encoder"
+is the time of the encoder divided by the number of steps; "rest" is embedding, bookkeeping, reordering and Python.
 
 The floor counts the products and the bytes of the decoder's layers and its projection. Products run
 at the rate that the kernels reach for 512 rows of this width. Weights, and keys and values of source and target, are
@@ -25,7 +26,8 @@ from fairseq_deep.core.stack import Stack
 from fairseq_deep.core.transformer import Transformer
 from fairseq_deep.tools import format_table
 
-LAYERS, LENGTH, BEAM = 6, 25, 4
+BEAM = 4
+MODERN = {"ffn": "swiglu", "norm": "rms", "positions": "rotary"}  # transformer_modern without its factor
 
 
 class Timer:
@@ -47,13 +49,15 @@ class Timer:
 def build(options, precision):
     torch.manual_seed(0)
     sizes = {"ffn_dim": 4 * options.dim, "heads": options.dim // 64, "pre_norm": True}
-    stacks = {side: Stack(LAYERS, options.dim, side=side, **sizes) for side in ("encoder", "decoder")}
+    sizes.update(MODERN if options.modern else {})
+    depths = {"encoder": options.encoder_layers, "decoder": options.decoder_layers}
+    stacks = {side: Stack(depth, options.dim, side=side, **sizes) for side, depth in depths.items()}
     model = Transformer.build(stacks, options.vocabulary).prepare_for_decoding()
     decode_in(model, precision)
     return model
 
 
-def measure(model, sentences, rounds):
+def measure(model, sentences, length, rounds):
     """Milliseconds a step by part: medians of *rounds*."""
     timer, found = Timer(), []
     decoder = model.decoder
@@ -63,8 +67,8 @@ def measure(model, sentences, rounds):
     model.encoder.forward = timer.around("encoder", type(model.encoder).forward.__get__(model.encoder))
     plain = beam_search.best_candidates, beam_search.log_normaliser
     beam_search.best_candidates, beam_search.log_normaliser = (timer.around("candidates", each) for each in plain)
-    search = BeamSearch([model], SearchOptions(beam=BEAM, max_len_a=0, max_len_b=LENGTH - 1, min_len=LENGTH - 1))
-    source = torch.randint(4, model.encoder.embed_tokens.num_embeddings, (sentences, LENGTH))
+    search = BeamSearch([model], SearchOptions(beam=BEAM, max_len_a=0, max_len_b=length - 1, min_len=length - 1))
+    source = torch.randint(4, model.encoder.embed_tokens.num_embeddings, (sentences, length))
     for turn in range(rounds + 1):
         timer.seconds = dict.fromkeys(timer.seconds, 0.0)
         start = time.perf_counter()
@@ -72,7 +76,7 @@ def measure(model, sentences, rounds):
         parts = {**timer.seconds, "whole": time.perf_counter() - start}
         parts["rest"] = parts["whole"] - sum(timer.seconds.values())
         if turn:
-            found.append({name: 1e3 * value / LENGTH for name, value in parts.items()})
+            found.append({name: 1e3 * value / length for name, value in parts.items()})
     beam_search.best_candidates, beam_search.log_normaliser = plain
     return {name: statistics.median(each[name] for each in found) for name in found[0]}
 
@@ -103,12 +107,12 @@ def fastest(function, rounds=30):
 
 def floor(options, precision, sentences):
     """Milliseconds a step: those of products, those of bytes, and the floor."""
-    dim, rows, words = options.dim, sentences * BEAM, options.vocabulary
+    dim, rows, words, length = options.dim, sentences * BEAM, options.vocabulary, options.length
     weights = {"layer": 14 * dim**2, "projection": words * dim}
-    keys = {"layer": 4 * 2 * dim * sentences * (LENGTH + BEAM * LENGTH / 2), "projection": 0}
+    keys = {"layer": 4 * 2 * dim * sentences * (length + BEAM * length / 2), "projection": 0}
     size = 4 if precision == "fp32" else 1
     speed, width, total = rate(options, precision), bandwidth(), [0.0, 0.0, 0.0]
-    for part, count in (("layer", LAYERS), ("projection", 1)):
+    for part, count in (("layer", options.decoder_layers), ("projection", 1)):
         products, read = 2 * rows * weights[part] / speed, (size * weights[part] + keys[part]) / width
         for place, value in enumerate((products, read, max(products, read))):
             total[place] += 1e3 * count * value
@@ -119,8 +123,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sentences", nargs="+", type=int, default=[32, 1])
     parser.add_argument("--precision", nargs="+", default=["fp32", "int8"], choices=("fp32", "int8"))
-    for name, value in {"dim": 256, "vocabulary": 8000, "rounds": 9}.items():
+    numbers = {"dim": 256, "vocabulary": 8000, "rounds": 9, "encoder-layers": 6, "decoder-layers": 6, "length": 25}
+    for name, value in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--modern", action="store_true", help="RMSNorm, SwiGLU and rotary positions")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}; {describe()}\n")
@@ -132,7 +138,7 @@ def main():
                 least = [f"{value:.2f}" for value in floor(options, precision, sentences)]
             for name, enabled in (("torch", False), ("kernels", True)):
                 library.enabled = enabled
-                found = measure(build(options, precision), sentences, options.rounds)
+                found = measure(build(options, precision), sentences, options.length, options.rounds)
                 library.enabled = True
                 rows.append((sentences, precision, name, *(f"{found[part]:.2f}" for part in parts), *least))
     print(format_table([tuple(map(str, row)) for row in rows], right=range(3, len(rows[0]))))
