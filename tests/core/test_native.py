@@ -20,7 +20,7 @@ from fairseq_deep.core.layers import DecoderContext
 from fairseq_deep.core.native import library, load, status
 from fairseq_deep.core.native.functions import weighted_sum
 from fairseq_deep.core.native.packed import NativeLinear, PacksWeight
-from fairseq_deep.core.native.steps import NativeLayer, NativeStack, begin_step
+from fairseq_deep.core.native.steps import NativeAttention, NativeLayer, NativeStack, begin_step
 from fairseq_deep.core.transformer import Transformer
 from tests.helpers.tensors import case
 
@@ -106,6 +106,20 @@ def test_layers_are_those_of_torch(name, threads, build, monkeypatch):
         torch.set_num_threads(before)
     for step, (ours, theirs) in enumerate(zip(found, expected)):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-5, msg=lambda text, at=step: f"step {at}: {text}")
+
+
+@torch.no_grad()
+def test_rotated_attention_of_other_layers(build, monkeypatch):
+    """The kernels have no GELU, so torch runs these layers around attentions in kernels."""
+    model = build("transformer_prenorm_6l", decoder_layers=2, activation_fn="gelu", rotary_positions=True).eval()
+    Transformer.prepare_for_decoding(model)
+    ran, run = [], NativeAttention.__call__
+    monkeypatch.setattr(NativeAttention, "__call__", lambda *args: ran.append(1) or run(*args))
+    found = steps(model)
+    assert len(ran) == 2 * 2 * 9
+    monkeypatch.setattr(library, "enabled", False)
+    for ours, theirs in zip(found, steps(model)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-5)
 
 
 def steps(model):
