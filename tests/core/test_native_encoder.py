@@ -1,5 +1,8 @@
 """Encoder layers in compiled kernels against torch's operations, and when they are used."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -68,7 +71,7 @@ def test_an_encoder_layer_in_int8_is_that_of_its_parts(build, monkeypatch):
     assert float((ours - layer(x, None)).abs().mean()) < 1e-4, "a rounding more or less is rare"
 
 
-@pytest.mark.parametrize("change", ["train", "dropout", "attention dropout", "residual", "weights"])
+@pytest.mark.parametrize("change", ["train", "dropout", "attention dropout", "residual", "weights", "norm"])
 @torch.no_grad()
 def test_changes_of_an_encoder_layer_are_seen(change, build):
     model = build("transformer_prenorm_6l", encoder_layers=1, decoder_layers=1, attention_dropout=0.1).eval()
@@ -76,10 +79,13 @@ def test_changes_of_an_encoder_layer_are_seen(change, build):
     layer, x = model.encoder.layers[0], torch.randn(7, 3, model.encoder.stack.dim)
     first = find_encoder_layer(layer, x)
     assert first is not None and find_encoder_layer(layer, x) is first
-    if change == "weights":
-        layer.fc1.load_state_dict({name: 2 * value for name, value in layer.fc1.state_dict().items()})
+    if change in ("weights", "norm"):
+        if change == "norm":
+            layer.final_layer_norm.weight = torch.nn.Parameter(2 * layer.final_layer_norm.weight)
+        else:
+            layer.fc1.load_state_dict({name: 2 * value for name, value in layer.fc1.state_dict().items()})
         found = find_encoder_layer(layer, x)
-        assert found not in (None, first) and not torch.allclose(found(x, None), x)
+        assert found not in (None, first) and not torch.allclose(found(x, None), first(x, None))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(library, "enabled", False)
             torch.testing.assert_close(found(x, None), layer(x, None), rtol=1e-5, atol=2e-5)
@@ -93,3 +99,14 @@ def test_changes_of_an_encoder_layer_are_seen(change, build):
     else:
         layer.residual = PeriNorm(model.encoder.stack, 1)
     assert find_encoder_layer(layer, x) is None
+
+
+@torch.no_grad()
+def test_the_kernels_do_not_keep_a_layer(build):
+    model = build("transformer_modern_6l", encoder_layers=2, decoder_layers=1).eval()
+    Transformer.prepare_for_decoding(model)
+    assert find_encoder_layer(model.encoder.layers[0], torch.randn(2, 1, model.encoder.stack.dim)) is not None
+    kept = weakref.ref(model.encoder.layers[0])
+    del model
+    gc.collect()
+    assert kept() is None

@@ -69,6 +69,7 @@ class RotaryPositions(nn.Module):
 
     def at(self, first: int, rows: int = 1) -> Tensor:
         """Return cos and signed sin of the positions *first* ... *first* + *rows* - 1: 2 x rows x D."""
-        if first + rows > self.table.size(1):
-            self.table = rotations(2 * (first + rows), self.dim).to(self.table)
-        return self.table[:, first : first + rows]
+        table = self.table  # another thread may replace it
+        if first + rows > table.size(1):
+            table = self.table = rotations(2 * (first + rows), self.dim).to(table)
+        return table[:, first : first + rows]

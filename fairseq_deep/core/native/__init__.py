@@ -1,7 +1,7 @@
-"""Compiled kernels for decoding steps on a CPU; one call runs a decoder layer.
+"""Compiled kernels for translation on a CPU: layers of the encoder, and decoding steps.
 
 ``step.cpp`` and its headers define the kernels, ``library.py`` builds and loads them, ``packed.py`` packs weights, and
-``steps.py`` runs the supported layers.
+``steps.py`` and ``encoder.py`` run the supported layers of the decoder and of the encoder.
 """
 
 from .library import load, status

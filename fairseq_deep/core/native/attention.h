@@ -1,4 +1,5 @@
-// Attention of one new position of each hypothesis to cached keys and values: softmax(q k^T / sqrt(D) + bias) v.
+// Attention softmax(q k^T / sqrt(D) + bias) v: of one new position of each hypothesis to cached keys and values. The
+// encoder uses attend_keys for whole sentences.
 #pragma once
 
 #include "products.h"

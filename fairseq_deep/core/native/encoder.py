@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,8 @@ from .library import load
 from .packed import pointer, runs_native
 from .steps import describe_layer
 from .structures import Kept, SourceStruct, Unsupported
+
+_found: WeakKeyDictionary[nn.Module, tuple[list, NativeEncoderLayer | None]] = WeakKeyDictionary()
 
 
 class NativeEncoderLayer:
@@ -45,20 +48,21 @@ class NativeEncoderLayer:
 def find_encoder_layer(layer: nn.Module, x: Tensor) -> NativeEncoderLayer | None:
     """Return *layer* in kernels; None if they do not support it, or *x*.
 
-    It is stored with the packed weights of ``fc2``, and rebuilt if other weights are packed again or settings change.
+    It is kept with the layer, and rebuilt if weights are packed again, or if parts of the layer or settings change.
     """
-    stored = getattr(layer.fc2, "native", None)
-    if stored is None or layer.training or not runs_native(x):
+    if getattr(layer.fc2, "native", None) is None or layer.training or not runs_native(x):
         return None
-    attention = layer.self_attn
-    linears = (layer.fc1, layer.fc_linear, attention.qkv_proj, attention.out_proj)
+    attention, norms = layer.self_attn, (layer.self_attn_layer_norm, layer.final_layer_norm)
+    linears = (layer.fc1, layer.fc_linear, layer.fc2, attention.qkv_proj, attention.out_proj)
     settings = [getattr(linear, "native", None) for linear in linears]
-    settings += [layer.residual, layer.dropout_module.apply_during_inference, attention.retain_dropout]
-    kept = stored.partners.get(layer)
+    settings += [getattr(norm, name, None) for norm in norms for name in ("weight", "bias")]
+    settings += [layer.residual, layer.activation_fn, layer.ffn_norm]
+    settings += [layer.dropout_module.apply_during_inference, attention.retain_dropout]
+    kept = _found.get(layer)
     if kept is None or any(one is not other for one, other in zip(kept[0], settings)):
         try:
             kept = settings, NativeEncoderLayer(layer)
         except Unsupported:
             kept = settings, None
-        stored.partners[layer] = kept
+        _found[layer] = kept
     return kept[1]

@@ -119,7 +119,7 @@ static void feed_forward(const Layer& layer, int64_t rows, int threads, Scratch&
     });
 }
 
-constexpr size_t KEPT = 1 << 22;  // floats: more memory than this is freed after use
+constexpr size_t KEPT = 1 << 22;  // floats: a larger scratch is freed after use
 
 static Scratch& scratch_for(const Layer& layer, int64_t rows) {
     const int64_t wide = std::max(layer.self.input.outputs, layer.fc1.outputs + layer.gate.outputs);
