@@ -10,6 +10,7 @@ from fairseq_deep.core.decoding import decode_in
 from fairseq_deep.core.layers import encoder_layer
 from fairseq_deep.core.native import library, load, status
 from fairseq_deep.core.native.encoder import NativeEncoderLayer, find_encoder_layer
+from fairseq_deep.core.residuals.branchnorm import BranchNorm
 from fairseq_deep.core.residuals.peri import PeriNorm
 from fairseq_deep.core.transformer import Transformer
 
@@ -71,7 +72,7 @@ def test_an_encoder_layer_in_int8_is_that_of_its_parts(build, monkeypatch):
     assert float((ours - layer(x, None)).abs().mean()) < 1e-4, "a rounding more or less is rare"
 
 
-@pytest.mark.parametrize("change", ["train", "dropout", "attention dropout", "residual", "weights", "norm"])
+@pytest.mark.parametrize("change", ["train", "dropout", "attention dropout", "residual", "growing", "weights", "norm"])
 @torch.no_grad()
 def test_changes_of_an_encoder_layer_are_seen(change, build):
     model = build("transformer_prenorm_6l", encoder_layers=1, decoder_layers=1, attention_dropout=0.1).eval()
@@ -97,7 +98,8 @@ def test_changes_of_an_encoder_layer_are_seen(change, build):
     elif change == "attention dropout":
         layer.self_attn.retain_dropout = True
     else:
-        layer.residual = PeriNorm(model.encoder.stack, 1)
+        residual = {"residual": PeriNorm, "growing": BranchNorm}[change]
+        layer.residual = residual(model.encoder.stack, 1)
     assert find_encoder_layer(layer, x) is None
 
 

@@ -50,7 +50,8 @@ def find_encoder_layer(layer: nn.Module, x: Tensor) -> NativeEncoderLayer | None
 
     It is kept with the layer, and rebuilt if weights are packed again, or if parts of the layer or settings change.
     """
-    if getattr(layer.fc2, "native", None) is None or layer.training or not runs_native(x):
+    kernels = type(layer).__dict__.get("kernels")  # subclasses do not inherit it
+    if kernels is None or getattr(layer.fc2, "native", None) is None or layer.training or not runs_native(x):
         return None
     attention, norms = layer.self_attn, (layer.self_attn_layer_norm, layer.final_layer_norm)
     linears = (layer.fc1, layer.fc_linear, layer.fc2, attention.qkv_proj, attention.out_proj)
@@ -61,7 +62,7 @@ def find_encoder_layer(layer: nn.Module, x: Tensor) -> NativeEncoderLayer | None
     kept = _found.get(layer)
     if kept is None or any(one is not other for one, other in zip(kept[0], settings)):
         try:
-            kept = settings, NativeEncoderLayer(layer)
+            kept = settings, kernels(layer)
         except Unsupported:
             kept = settings, None
         _found[layer] = kept
