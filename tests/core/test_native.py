@@ -157,6 +157,35 @@ def test_a_step_of_the_lstm_is_that_of_torch(flags, build, monkeypatch):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("change", ["weights", "gate norm", "norm", "train"])
+@torch.no_grad()
+def test_changes_of_an_lstm_are_seen(change, build, monkeypatch):
+    model = build("transformer_lstm_6l", decoder_layers=2).eval()
+    Transformer.prepare_for_decoding(model)
+    lstm = model.decoder.aggregator
+    hidden, gates = lstm.hidden[1], lstm.gates[0]
+    state, attention = [torch.randn(1, 5, lstm.dim) for _ in range(2)], torch.randn(1, 5, lstm.dim)
+    first, others = lstm._native(state[0], 1), lstm._native(state[0], 0)
+    assert first is not None and lstm._native(state[0], 1) is first is not others
+    before = lstm.write(state, 1, attention)
+    if change == "train":
+        hidden.train()
+        assert lstm._native(state[0], 1) is None
+        hidden.eval()
+    elif change == "weights":
+        hidden.fc1.load_state_dict({name: 2 * value for name, value in hidden.fc1.state_dict().items()})
+    elif change == "norm":
+        hidden.layer_norm.weight = torch.nn.Parameter(2 * hidden.layer_norm.weight)
+    else:
+        gates.norm_weight = torch.nn.Parameter(2 * gates.norm_weight)
+    after = lstm.write(state, 1, attention)
+    assert torch.equal(after[0], before[0]) == (change == "train")
+    assert lstm._native(state[0], 1) not in (None, first)
+    monkeypatch.setattr(library, "enabled", False)
+    for ours, theirs in zip(after, lstm.write(state, 1, attention)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
 @torch.no_grad()
 def test_the_layer_of_the_alignment_is_left_to_torch(build, monkeypatch):
     model = build("transformer_prenorm_6l", decoder_layers=2).eval()

@@ -109,6 +109,10 @@ def test_the_kernels_do_not_keep_a_layer(build):
     Transformer.prepare_for_decoding(model)
     assert find_encoder_layer(model.encoder.layers[0], torch.randn(2, 1, model.encoder.stack.dim)) is not None
     kept = weakref.ref(model.encoder.layers[0])
-    del model
+    lstm = build("transformer_lstm_6l", decoder_layers=2).eval()
+    Transformer.prepare_for_decoding(lstm)
+    assert lstm.decoder.aggregator._native(torch.randn(1, 2, lstm.decoder.stack.dim), 0) is not None
+    hidden = weakref.ref(lstm.decoder.aggregator.hidden[0])
+    del model, lstm
     gc.collect()
-    assert kept() is None
+    assert kept() is hidden() is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +10,9 @@ from torch import Tensor, nn
 from .library import load
 from .packed import pointer, runs_native
 from .steps import describe_layer
-from .structures import Kept, SourceStruct, Unsupported
+from .structures import Built, Kept, SourceStruct
 
-_found: WeakKeyDictionary[nn.Module, tuple[list, NativeEncoderLayer | None]] = WeakKeyDictionary()
+_built = Built()
 
 
 class NativeEncoderLayer:
@@ -59,11 +58,4 @@ def find_encoder_layer(layer: nn.Module, x: Tensor) -> NativeEncoderLayer | None
     settings += [getattr(norm, name, None) for norm in norms for name in ("weight", "bias")]
     settings += [layer.residual, layer.activation_fn, layer.ffn_norm]
     settings += [layer.dropout_module.apply_during_inference, attention.retain_dropout]
-    kept = _found.get(layer)
-    if kept is None or any(one is not other for one, other in zip(kept[0], settings)):
-        try:
-            kept = settings, kernels(layer)
-        except Unsupported:
-            kept = settings, None
-        _found[layer] = kept
-    return kept[1]
+    return _built.get(layer, settings, lambda: kernels(layer))

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from .library import load
 from .packed import pointer
-from .structures import Kept, LstmStruct, Unsupported, linear_struct, norm_struct
+from .structures import Built, Kept, LstmStruct, Unsupported, linear_struct, norm_struct
 
 EPS = 1e-5  # in the gates' norms
+_built = Built()
 
 
 class NativeLstm:
@@ -46,14 +47,9 @@ class NativeLstm:
 def find_lstm(hidden: nn.Module, gates: nn.Module) -> NativeLstm | None:
     """Return the LSTM's step; None if the kernels do not support it.
 
-    The step is stored with the packed weights of the gates, and rebuilt if any of its weights are packed again.
+    It is kept with *hidden*, which always has the same *gates*, and rebuilt if a weight is packed again or replaced.
     """
-    packed = [getattr(part, "native", None) for part in (hidden.fc1, hidden.fc2)]
-    kept = gates.native.partners.get(hidden)
-    if kept is None or any(one is not other for one, other in zip(kept[0], packed)):
-        try:
-            kept = packed, NativeLstm(hidden, gates)
-        except Unsupported:
-            kept = packed, None
-        gates.native.partners[hidden] = kept
-    return kept[1]
+    parts = [getattr(linear, "native", None) for linear in (hidden.fc1, hidden.fc2, gates)]
+    norms = (getattr(hidden.layer_norm, name, None) for name in ("weight", "bias"))
+    parts += [gates.norm_weight, gates.norm_bias, *norms, hidden.training, hidden.dropout.apply_during_inference]
+    return _built.get(hidden, parts, lambda: NativeLstm(hidden, gates))

@@ -45,7 +45,6 @@ class NativeLinear:
         if library is None:
             raise RuntimeError("this machine does not have compiled kernels: use torch's operations")
         self._run = library.linear_product
-        self.partners: dict = {}  # structures with the address of this weight
         outputs, inputs = weight.shape
         panel, group = library.panel_width(), library.group_width()
         wide = -(-outputs // panel) * panel

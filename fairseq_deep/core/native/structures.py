@@ -1,6 +1,9 @@
 """Structures of the kernels, as declared in their headers."""
 
 import ctypes
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -74,6 +77,27 @@ class Unsupported(Exception):
 
 Kept = list[object]
 """Objects that own the memory at the addresses in structures."""
+
+
+class Built:
+    """What was built for the kernels from modules, until a module is deleted or a part is replaced."""
+
+    def __init__(self) -> None:
+        self._kept: WeakKeyDictionary[nn.Module, tuple[list[object], Any]] = WeakKeyDictionary()
+
+    def get(self, module: nn.Module, parts: list[object], build: Callable[[], Any]) -> Any:
+        """Return the result of *build* for *module*, from an earlier call with the same *parts* if there was one.
+
+        None if the kernels do not support the module.
+        """
+        kept = self._kept.get(module)
+        if kept is None or any(one is not other for one, other in zip(kept[0], parts)):
+            try:
+                kept = parts, build()
+            except Unsupported:
+                kept = parts, None
+            self._kept[module] = kept
+        return kept[1]
 
 
 def _address(tensor: Tensor, kept: Kept) -> int:
