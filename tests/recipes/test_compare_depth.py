@@ -166,12 +166,15 @@ def test_bad_input(name, tools_of_training, corpus, tmp_path):
     assert not (tmp_path / "exp").exists()
 
 
-def row(line, layers, losses, bleu=None):
+RATES = {"0.001": 6.0, "0.002": 5.0, "0.004": 5.5}
+
+
+def row(line, layers, losses, bleu=None, tuned=RATES):
     seeds = {
         seed: {"valid_ppl": math.exp(loss), **({} if bleu is None else {"bleu": bleu})}
         for seed, loss in enumerate(losses, 1)
     }
-    return {"line": line, "depth": layers, "done": list(seeds), "seeds": seeds}
+    return {"line": line, "depth": layers, "done": list(seeds), "seeds": seeds, "tuned": tuned}
 
 
 def test_slopes_and_gains():
@@ -208,6 +211,16 @@ def test_depth_pays_if_the_deepest_is_better_by_the_margin_and_significantly(gai
     [found] = depth.judge([shallow, deep])
     assert found["pays"] == verdict
     assert f" {verdict} |" in depth.page([found]).splitlines()[2]
+
+
+@pytest.mark.parametrize("tuned", [{}, {"0.001": 6.0, "0.002": 5.0}], ids=["no search", "at the edge"])
+def test_untuned_rates_and_missing_scores_give_no_verdict(tuned):
+    losses = [2.95, 2.94, 2.95, 2.94, 2.945]
+    for deep, bleu in ((row("a", 24, losses, 21.0, tuned), 20.0), (row("a", 24, losses), None)):
+        [found] = depth.judge([row("a", 6, [3.0] * 5, bleu), deep])
+        assert found["pays"] == "not clear" and found["p_gain"] < 0.05
+        untuned = "Learning rates are not tuned, or at an edge of their grid: a." in depth.page([found])
+        assert untuned == (deep["tuned"] is tuned)
 
 
 def test_holm():

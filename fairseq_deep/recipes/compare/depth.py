@@ -18,6 +18,7 @@ from fairseq_deep.tools.results import p_over_seeds
 
 from .systems import System
 from .table import markdown
+from .tune import inside
 
 LEAST = 0.02
 """Minimum gain of the deepest encoder for the verdict "yes", in nats per token."""
@@ -56,7 +57,8 @@ def judge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     Returns:
         for each line: ``slope`` and ``gain`` by seed, in nats per token (gain: shallowest minus deepest, > 0 is
         better), their p with Holm's correction (None for fewer than three seeds), ``bleu`` (deepest minus shallowest,
-        mean, or None) and ``pays``: "yes", "no" or "not clear"
+        mean, or None), ``tuned`` (a search found the learning rate of each depth inside its grid) and ``pays``: "yes",
+        "no" or "not clear"
     """
     found = [_of_line([row for row in rows if row["line"] == line]) for line in dict.fromkeys(r["line"] for r in rows)]
     for test in ("slope", "gain"):
@@ -80,6 +82,7 @@ def _of_line(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "slope": {seed: slope([math.log2(depth) for depth in depths], values) for seed, values in nll.items()},
         "gain": {seed: values[0] - values[-1] for seed, values in nll.items()},
         "bleu": statistics.fmean(bleu) if bleu else None,
+        "tuned": all(inside({float(rate): loss for rate, loss in row["tuned"].items()}) for row in rows),
     }  # fmt: skip
 
 
@@ -107,10 +110,10 @@ def holm(chances: list[float | None]) -> list[float | None]:
 
 def _verdict(found: dict[str, Any]) -> str:
     gains, p = [*found["gain"].values()], found["p_gain"]
-    if len(gains) < SEEDS or p is None or p >= LEVEL:
+    if not found["tuned"] or len(gains) < SEEDS or p is None or p >= LEVEL:
         return "not clear"
     gain = statistics.fmean(gains)
-    if gain > LEAST and (found["bleu"] is None or found["bleu"] > 0):
+    if gain > LEAST and found["bleu"] is not None and found["bleu"] > 0:
         return "yes"
     return "no" if gain <= 0 else "not clear"
 
@@ -130,8 +133,12 @@ def page(found: list[dict[str, Any]]) -> str:
         "Slope: nats per token per doubling of the depth, mean over seeds [minimum, maximum]; negative if depth helps. "
         "Gain: improvement of the deepest encoder over the shallowest with the same seed, in nats per token. p: "
         "Student's t over the seeds, with Holm's correction over the systems. BLEU: deepest minus shallowest. Depth "
-        f"pays if the gain is above {LEAST} with p < {LEVEL} over {SEEDS} seeds or more, and BLEU is higher."
+        f"pays if the gain is above {LEAST} with p < {LEVEL} over {SEEDS} seeds or more, and BLEU is higher. A verdict "
+        "requires tuned learning rates (--tune lr) inside their grids."
     )
+    untuned = ", ".join(each["line"] for each in found if not each["tuned"])
+    if untuned:
+        notes += f" Learning rates are not tuned, or at an edge of their grid: {untuned}."
     return f"{markdown(cells, left=(0,))}\n\n{notes}\n"
 
 

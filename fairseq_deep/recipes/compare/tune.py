@@ -137,11 +137,16 @@ def describe(system: System) -> str:
     return f"{system.label}: learning rate {value_of(system.flags, '--lr')} of {format_rates(system.tuned)}"
 
 
+def inside(losses: dict[float, float]) -> bool:
+    """Return whether the best rate of a search has tried rates on both sides."""
+    return bool(losses) and min(losses) < min(losses, key=lambda rate: losses[rate]) < max(losses)
+
+
 def format_rates(losses: dict[float, float]) -> str:
     """Format rates with their losses, with a remark if the best rate is at an edge of the grid after all extensions."""
     tried = ", ".join(f"{rate:g} ({loss:.3f})" for rate, loss in losses.items())
-    best = min(losses, key=lambda rate: losses[rate])
-    if min(losses) < best < max(losses):
+    if inside(losses):
         return tried
+    best = min(losses, key=lambda rate: losses[rate])
     further = best / STEP if best == min(losses) else best * STEP
     return f"{tried}; {best:g} is at the edge of the grid: start a new search from --lr {further:g}"
