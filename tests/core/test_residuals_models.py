@@ -203,6 +203,7 @@ def test_diagnostics_measure_it(form, norm, build, dictionary):
         ("pre", {"residual": "completep", "encoder_completep_base": math.nan}, "positive number (nan, encoder)"),
         ("pre", {"residual": "completep", "decoder_completep_base": -1.0}, "positive number (-1.0, decoder)"),
         ("pre", {"residual": "completep", "completep_alpha": 1.1}, "--completep-alpha must be a number from 0 to 1"),
+        ("pre", {"residual": "completep", "decoder_completep_alpha": 2.0}, "from 0 to 1 (2.0, decoder): omit it"),
         ("pre", {"residual": "completep", "completep_alpha": math.nan}, "--completep-alpha must be a number from 0"),
         ("pre", {"completep_base": 2.0}, "--completep-base has no effect without --residual completep"),
         (
@@ -280,6 +281,7 @@ class TestCompleteP:
             ({"residual": "completep", "decoder_completep_base": 0.5}, [{1 / 3}, {0.25}]),
             ({"residual": "completep", "completep_alpha": 0.5}, [{3**-0.5}, {2**-0.5}]),
             ({"residual": "completep", "completep_alpha": 0.0}, [{1.0}, {1.0}]),
+            ({"residual": "completep", "completep_alpha": 0.0, "decoder_completep_alpha": 0.5}, [{1.0}, {2**-0.5}]),
         ],
     )
     def test_each_stack_has_its_depth_and_its_base(self, flags, factors, build):

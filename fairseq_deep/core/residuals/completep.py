@@ -56,7 +56,7 @@ class CompleteP(Plain):
         if not 0.0 < base < math.inf:
             raise UsageError(f"--completep-base must be a positive number ({base}, {stack.side}): use 1, 2 or 6")
         if not 0.0 <= alpha <= 1.0:
-            raise UsageError(f"--completep-alpha must be a number from 0 to 1 ({alpha}): use 1, or omit it")
+            raise UsageError(f"--completep-alpha must be a number from 0 to 1 ({alpha}, {stack.side}): omit it for 1")
         ratio = stack.layers / base
         self.factor = ratio**-alpha
         self.factors_of_adam = (ratio ** (alpha - 1.0), ratio**-alpha) if rates else (1.0, 1.0)
@@ -72,13 +72,13 @@ class CompleteP(Plain):
 
     @staticmethod
     def add_args(parser) -> None:
-        parser.add_argument("--completep-base", type=float, metavar="N",
-                            help="CompleteP: depth at which the branches of a stack have their full size (default: 1)")
-        for side in ("encoder", "decoder"):
-            parser.add_argument(f"--{side}-completep-base", type=float, metavar="N",
-                                help=f"CompleteP: the same for the {side} only (default: --completep-base)")
-        parser.add_argument("--completep-alpha", type=float, metavar="A",
-                            help="CompleteP: exponent of the depth, 0 to 1 (default: 1)")
+        help = {"base": ("N", "depth at which the branches of a stack have their full size (default: 1)"),
+                "alpha": ("A", "exponent of the depth, 0 to 1 (default: 1)")}  # fmt: skip
+        for name, (metavar, text) in help.items():
+            parser.add_argument(f"--completep-{name}", type=float, metavar=metavar, help=f"CompleteP: {text}")
+            for side in ("encoder", "decoder"):
+                parser.add_argument(f"--{side}-completep-{name}", type=float, metavar=metavar,
+                                    help=f"CompleteP: the same for the {side} only (default: --completep-{name})")
         parser.add_argument("--completep-rates", action="store_true",
                             help="CompleteP: also scale Adam's learning rate and eps of the layers (fused_adam, muon)")
 
