@@ -20,6 +20,7 @@ IFS=, read -ra list <<<"$depths"
 read -ra last <<<"${LAST-}"
 share=$((updates / ${#list[@]})) start=0 before=0 grow=()
 ((share)) || fail "UPDATES $updates must be at least one for each of ${#list[@]} depths"
+((warmup < share)) || fail "WARMUP $warmup must be less than the $share updates of a depth"
 for depth in "${list[@]}"; do
     ((depth > before)) || fail "DEPTHS must increase, not '$depths'"
     before=$depth

@@ -95,12 +95,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``fairseq-deep`` with `argv` (default: the process's arguments) and return its exit code."""
-    name = "fairseq-deep"
+    name, advice = "fairseq-deep", ""
     try:
         open_streams()
         with ended_by_signals():
             args = parse(argv)
             name = f"fairseq-deep {args.command}"
+            advice = "; the same command resumes" if getattr(args, "resumes", False) else ""
             logging.getLogger("fairseq_deep").setLevel(logging.ERROR)  # models log messages about training
             code = args.run(args)
             sys.stdout.flush()
@@ -110,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         return tell(f"{name}: {error.message}", 2)
     except KeyboardInterrupt:
-        return tell(f"{name}: interrupted", 130)
+        return tell(f"{name}: interrupted{advice}", 130)
     except BrokenPipeError:  # the reader (head, less) has closed the pipe
         _close_stdout()
         return 141

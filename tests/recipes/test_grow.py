@@ -87,6 +87,7 @@ def test_three_depths_killed_in_the_second_one(programs, small, tmp_path):
     ({"depths": "6,3"}, "DEPTHS must increase, not '6,3'"),
     ({"depths": "6;12"}, "DEPTHS must be whole numbers with commas, not '6;12'"),
     ({"warmup": 0}, "UPDATES and WARMUP must be whole numbers from 1 on"),
+    ({"warmup": 20}, "WARMUP 20 must be less than the 20 updates of a depth"),
     ({"updates": 2}, "UPDATES 2 must be at least one for each of 3 depths"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(settings, problem, tools, tmp_path):

@@ -172,12 +172,12 @@ CLAIMS: dict[str, Claim] = {
         "performance is much worse'",
         "pre",
         (
-            System("pre_6", "prenorm_6l", "27.55", 6, "pre-norm"),
+            System("pre_6", PRE, "27.55", 6, "pre-norm"),
             System("rnn_6", "rnn_6l", "23.24"),
             System("lstm_6", "lstm_6l", "28.53", 6, "LSTM"),
-            System("pre_3_3", "prenorm_6l" + _both(3), "26.36", 3, "pre-norm"),
+            System("pre_3_3", PRE + _both(3), "26.36", 3, "pre-norm"),
             System("lstm_3_3", "lstm_6l" + _both(3), "27.38", 3, "LSTM"),
-            System("pre_12_12", "prenorm_6l" + _both(12), "28.12", 12, "pre-norm"),
+            System("pre_12_12", PRE + _both(12), "28.12", 12, "pre-norm"),
             System("lstm_12_12", "lstm_6l" + _both(12), "29.26", 12, "LSTM"),
         ),
         (
@@ -202,7 +202,7 @@ CLAIMS: dict[str, Claim] = {
         "pre",
         (
             System("lstm_6", "lstm_6l", "28.53"),
-            System("pre_6", "prenorm_6l", "27.55"),
+            System("pre_6", PRE, "27.55"),
             System("lstm_1layer", "lstm_6l --lstm-ffn 1", "27.84"),
             System("lstm_narrow", "lstm_6l --lstm-hidden {hidden}", "28.20"),
             System("lstm_concat", "lstm_6l --lstm-merge concat", "28.26"),

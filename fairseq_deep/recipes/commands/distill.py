@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shard-lines", type=at_least_one, default=translate.CHUNK, metavar="N", help=lost)
     translate.add_search(parser, beam=5)
     translate.add_parts(parser)
+    parser.set_defaults(resumes=True)
 
 
 def run(args: argparse.Namespace) -> int:
