@@ -46,9 +46,9 @@ def read_options(task: str, words: list[str]) -> Recipe:
 def main(arguments: list[str]) -> int:
     """Run the driver and return its exit status."""
     kind, script, action, *words = arguments
-    if kind in ("compare", "claims"):
-        return importlib.import_module(f"{__package__}.{kind}.driver").main(script, action, words)
     try:
+        if kind in ("compare", "claims"):
+            return importlib.import_module(f"{__package__}.{kind}.driver").main(script, action, words)
         options = read_options(kind.removeprefix("recipe/"), words)
         plan = Plan(options)
         if options.help:

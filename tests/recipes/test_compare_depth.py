@@ -133,6 +133,13 @@ def test_one_command_tunes_trains_and_judges(tools_of_training, stubs, corpus, t
         assert (exp / "table.md").read_text() == table
 
 
+@pytest.mark.parametrize("command", ["compare/run.sh --demo --dry-run prenorm_6l", "claims/run.sh --list"])
+def test_a_closed_pipe_is_no_traceback(command, tools):
+    words = ["bash", "-c", f"{ROOT}/examples/{command} | :; exit ${{PIPESTATUS[0]}}"]
+    done = subprocess.run(words, capture_output=True, text=True, env=recipes.environment(tools), timeout=60)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_a_run_that_failed_for_another_reason_ends_the_search(tools_of_training, stubs, corpus, tmp_path):
     """A full disk says nothing about a learning rate; a loss that is no number does."""
     broken = stubs.with_name(f"{stubs.name}.broken")
