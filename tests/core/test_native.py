@@ -157,10 +157,10 @@ def test_a_step_of_the_lstm_is_that_of_torch(flags, build, monkeypatch):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("change", ["weights", "gate norm", "norm", "train"])
+@pytest.mark.parametrize("change", ["weights", "bias", "gate norm", "norm", "train"])
 @torch.no_grad()
 def test_changes_of_an_lstm_are_seen(change, build, monkeypatch):
-    model = build("transformer_lstm_6l", decoder_layers=2).eval()
+    model = build("transformer_lstm_6l", decoder_layers=2, lstm_biases=True).eval()
     Transformer.prepare_for_decoding(model)
     lstm = model.decoder.aggregator
     hidden, gates = lstm.hidden[1], lstm.gates[0]
@@ -173,7 +173,9 @@ def test_changes_of_an_lstm_are_seen(change, build, monkeypatch):
         assert lstm._native(state[0], 1) is None
         hidden.eval()
     elif change == "weights":
-        hidden.fc1.load_state_dict({name: 2 * value for name, value in hidden.fc1.state_dict().items()})
+        hidden.fc2.load_state_dict({name: 2 * value for name, value in hidden.fc2.state_dict().items()})
+    elif change == "bias":
+        gates.bias = torch.nn.Parameter(gates.bias + torch.randn_like(gates.bias))
     elif change == "norm":
         hidden.layer_norm.weight = torch.nn.Parameter(2 * hidden.layer_norm.weight)
     else:

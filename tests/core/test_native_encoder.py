@@ -72,7 +72,10 @@ def test_an_encoder_layer_in_int8_is_that_of_its_parts(build, monkeypatch):
     assert float((ours - layer(x, None)).abs().mean()) < 1e-4, "a rounding more or less is rare"
 
 
-@pytest.mark.parametrize("change", ["train", "dropout", "attention dropout", "residual", "growing", "weights", "norm"])
+CHANGES = ["train", "dropout", "attention dropout", "residual", "growing", "weights", "norm", "bias"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @torch.no_grad()
 def test_changes_of_an_encoder_layer_are_seen(change, build):
     model = build("transformer_prenorm_6l", encoder_layers=1, decoder_layers=1, attention_dropout=0.1).eval()
@@ -80,8 +83,10 @@ def test_changes_of_an_encoder_layer_are_seen(change, build):
     layer, x = model.encoder.layers[0], torch.randn(7, 3, model.encoder.stack.dim)
     first = find_encoder_layer(layer, x)
     assert first is not None and find_encoder_layer(layer, x) is first
-    if change in ("weights", "norm"):
-        if change == "norm":
+    if change in ("weights", "norm", "bias"):
+        if change == "bias":
+            layer.fc1.bias = torch.nn.Parameter(layer.fc1.bias + 1)
+        elif change == "norm":
             layer.final_layer_norm.weight = torch.nn.Parameter(2 * layer.final_layer_norm.weight)
         else:
             layer.fc1.load_state_dict({name: 2 * value for name, value in layer.fc1.state_dict().items()})

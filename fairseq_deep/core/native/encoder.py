@@ -54,7 +54,7 @@ def find_encoder_layer(layer: nn.Module, x: Tensor) -> NativeEncoderLayer | None
         return None
     attention, norms = layer.self_attn, (layer.self_attn_layer_norm, layer.final_layer_norm)
     linears = (layer.fc1, layer.fc_linear, layer.fc2, attention.qkv_proj, attention.out_proj)
-    settings = [getattr(linear, "native", None) for linear in linears]
+    settings = [getattr(linear, name, None) for linear in linears for name in ("native", "bias")]
     settings += [getattr(norm, name, None) for norm in norms for name in ("weight", "bias")]
     settings += [layer.residual, layer.activation_fn, layer.ffn_norm]
     settings += [layer.dropout_module.apply_during_inference, attention.retain_dropout]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .library import load
 from .packed import pointer
-from .structures import Built, Kept, LstmStruct, Unsupported, linear_struct, norm_struct
+from .structures import Built, Kept, LstmStruct, Unsupported, address, linear_struct, norm_struct
 
 EPS = 1e-5  # in the gates' norms
 _built = Built()
@@ -30,7 +30,7 @@ class NativeLstm:
             raise Unsupported
         self._kept: Kept = []
         parts = (linear_struct(linear, self._kept) for linear in (hidden.fc1, hidden.fc2, gates))
-        weights = gates.norm_weight.data_ptr(), gates.norm_bias.data_ptr()
+        weights = (address(weight, self._kept) for weight in (gates.norm_weight, gates.norm_bias))
         self.struct = LstmStruct(*parts, norm_struct(hidden.layer_norm, self._kept), *weights, EPS)
         self._run = load().lstm_step
 
@@ -49,7 +49,8 @@ def find_lstm(hidden: nn.Module, gates: nn.Module) -> NativeLstm | None:
 
     It is kept with *hidden*, which always has the same *gates*, and rebuilt if a weight is packed again or replaced.
     """
-    parts = [getattr(linear, "native", None) for linear in (hidden.fc1, hidden.fc2, gates)]
+    linears = (hidden.fc1, hidden.fc2, gates)
+    parts = [getattr(linear, name, None) for linear in linears for name in ("native", "bias")]
     norms = (getattr(hidden.layer_norm, name, None) for name in ("weight", "bias"))
     parts += [gates.norm_weight, gates.norm_bias, *norms, hidden.training, hidden.dropout.apply_during_inference]
     return _built.get(hidden, parts, lambda: NativeLstm(hidden, gates))

@@ -100,7 +100,8 @@ class Built:
         return kept[1]
 
 
-def _address(tensor: Tensor, kept: Kept) -> int:
+def address(tensor: Tensor, kept: Kept) -> int:
+    """Return the address of a contiguous fp32 tensor in main memory, which *kept* then owns too."""
     if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise Unsupported
     tensor = tensor.detach()
@@ -113,9 +114,9 @@ def norm_struct(norm: nn.Module, kept: Kept) -> NormStruct:
     if type(norm) is nn.Identity:
         return NormStruct(NO_NORM)
     if type(norm) is RmsNorm:
-        return NormStruct(RMS_NORM, _address(norm.weight, kept), None, norm.eps)
+        return NormStruct(RMS_NORM, address(norm.weight, kept), None, norm.eps)
     if type(norm) is nn.LayerNorm and norm.bias is not None:
-        return NormStruct(LAYER_NORM, _address(norm.weight, kept), _address(norm.bias, kept), norm.eps)
+        return NormStruct(LAYER_NORM, address(norm.weight, kept), address(norm.bias, kept), norm.eps)
     raise Unsupported
 
 
@@ -126,5 +127,5 @@ def linear_struct(linear: nn.Module, kept: Kept) -> LinearStruct:
         raise Unsupported
     kept.append(native)
     struct = LinearStruct.from_buffer_copy(native.struct)
-    struct.bias = None if linear.bias is None else _address(linear.bias, kept)
+    struct.bias = None if linear.bias is None else address(linear.bias, kept)
     return struct
