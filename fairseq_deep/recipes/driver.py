@@ -45,17 +45,26 @@ def read_options(task: str, words: list[str]) -> Recipe:
 
 def main(arguments: list[str]) -> int:
     """Run the driver and return its exit status."""
-    kind, script, action, *words = arguments
     try:
-        if kind in ("compare", "claims"):
-            return importlib.import_module(f"{__package__}.{kind}.driver").main(script, action, words)
-        options = read_options(kind.removeprefix("recipe/"), words)
+        status = _main(*arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader (head, less) has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
+
+
+def _main(kind: str, script: str, action: str, *words: str) -> int:
+    if kind in ("compare", "claims"):
+        return importlib.import_module(f"{__package__}.{kind}.driver").main(script, action, list(words))
+    try:
+        options = read_options(kind.removeprefix("recipe/"), list(words))
         plan = Plan(options)
         if options.help:
             options.parser(os.path.basename(script)).print_help()
             return DONE
         plan.resolve()
-        return check(plan, script, words) if action == "check" else run(plan, script, words)
+        return check(plan, script, list(words)) if action == "check" else run(plan, script, list(words))
     except StageFailed as end:
         print(end, file=sys.stderr)
         return end.status
@@ -63,9 +72,6 @@ def main(arguments: list[str]) -> int:
         return 130
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader (head, less) has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 141
     except UsageError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 2
