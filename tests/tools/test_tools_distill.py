@@ -142,21 +142,17 @@ def ended(pid):
         return True
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda each: each.name)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda each: each.name)
 def test_an_interruption_loses_at_most_a_shard_of_each_process(number, trained, text, whole, tmp_path):
     output, work = tmp_path / "out", tmp_path / "out.unfinished"
     words = [BIN / "fairseq-deep", "distill", trained, "--text", text, "--output", output, "--cpu", *GREEDY,
              "--workers", "2", "--shard-lines", "2", "--batch-size", "1"]  # fmt: skip
-    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for(lambda: len(list(work.glob("0*.json"))) >= 3)
     with open(f"/proc/{child.pid}/task/{child.pid}/children") as stream:
         workers = [int(pid) for pid in stream.read().split()]
-    if number == signal.SIGINT:
-        os.killpg(child.pid, number)  # Ctrl-C reaches all processes of a terminal
-        assert child.communicate(timeout=60)[1] == "fairseq-deep distill: interrupted; the same command resumes\n"
-    else:
-        child.send_signal(number)
-        child.communicate(timeout=60)
+    child.send_signal(number)
+    child.communicate(timeout=60)
     assert child.returncode and len(workers) == 2 and not output.exists()
     wait_for(lambda: all(map(ended, workers)))
     shards = sorted(work.glob("0*.json"))
