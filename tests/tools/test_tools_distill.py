@@ -14,6 +14,8 @@ import pytest
 from sacrebleu.metrics import BLEU
 
 from fairseq_deep.recipes.text.distilled import RECORD
+from fairseq_deep.tools import translate
+from fairseq_deep.tools.main import main
 from tests.helpers import faults
 from tests.helpers.commands import BIN, run
 from tests.helpers.tools import failing
@@ -279,3 +281,12 @@ def test_a_teacher_of_another_dictionary_is_one_line(trained, text, tmp_path, ca
         (data / f"dict.{lang}.txt").write_text("".join([lines[1], lines[0], *lines[2:]]))
     line = fails(capsys, trained, "--text", text, "--output", tmp_path / "out", "--cpu", "--data", data)
     assert "the checkpoint was trained with another source dictionary" in line
+
+
+def test_ctrl_c_says_how_to_resume(monkeypatch, capsys):
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(translate, "find_bundles", interrupted)
+    assert main(["distill", "MODEL", "--text", "TEXT", "--output", "OUT"]) == 130
+    assert capsys.readouterr().err == "fairseq-deep distill: interrupted; the same command resumes\n"
