@@ -1,5 +1,6 @@
 """Tables of figures in Markdown pages, and the records in ``docs/results/`` that they quote."""
 
+import functools
 import json
 import re
 
@@ -49,8 +50,14 @@ def value(cell):
     return cell
 
 
+@functools.cache
+def kept_runs(name):
+    """The runs in a file of ``docs/results/``."""
+    return read(str(RECORDS / name))
+
+
 def measured(entry, label, measure):
     """The figure of a system in the runs of a record: a mean with its range, or one seed's figure."""
-    runs = by_system(read(str(RECORDS / entry["runs"])))[label]
+    runs = by_system(kept_runs(entry["runs"]))[label]
     found = spread(run.get(measure) for run in runs.values())
     return found if len(runs) > 1 else found["mean"]

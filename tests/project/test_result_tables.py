@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fairseq_deep.tools.results import FIGURES, read
+from fairseq_deep.tools.results import FIGURES
 from tests.helpers import result_tables
 from tests.helpers.docs import prose
 from tests.helpers.paths import ROOT
@@ -81,7 +81,7 @@ def test_kept_runs_can_be_read_and_belong_to_a_record():
     kept = sorted(path.name for path in result_tables.RECORDS.glob("*.jsonl"))
     assert kept == sorted({result_tables.record(name).get("runs") for name in PAGES} - {None})
     for name in kept:
-        for run in read(str(result_tables.RECORDS / name)):
+        for run in result_tables.kept_runs(name):
             assert run["commit"] and run["hardware"] and run["flags"] and run["environment"]["torch"]
 
 

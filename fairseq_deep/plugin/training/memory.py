@@ -6,6 +6,7 @@ them with zeros, page by page. In training, where all steps need the same memory
 
 import ctypes
 import functools
+import os
 import sys
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of <malloc.h>
@@ -14,10 +15,15 @@ MOST = 2**31 - 1
 
 @functools.cache
 def keep_memory() -> bool:
-    """Keep freed memory in this process from now on; return whether this succeeded. Only glibc is supported."""
+    """Keep freed memory in this process from now on; return whether this succeeded. Only glibc is supported.
+
+    The process returns its freed memory to the system before it forks. Otherwise, the worker processes that read the
+    data would keep copies of it.
+    """
     if not sys.platform.startswith("linux"):
         return False
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version") or not hasattr(library, "mallopt"):
         return False
+    os.register_at_fork(before=lambda: library.malloc_trim(0))
     return bool(library.mallopt(M_MMAP_MAX, 0)) and bool(library.mallopt(M_TRIM_THRESHOLD, MOST))
