@@ -162,7 +162,7 @@ def available():
         from torch._inductor.codegen import triton  # noqa: F401
     except ImportError:
         return False
-    return hasattr(torch, "compile") and hasattr(config, "cpu_backend")
+    return hasattr(config, "cpu_backend")
 
 
 def compile_model(model):

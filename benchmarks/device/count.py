@@ -14,17 +14,13 @@ from typing import NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 import fairseq_deep
 
 from .costs import LAUNCHES, bytes_moved, copied_operands, list_launches, size
 from .cuda_paths import cuda_paths
 from .values import Values, on_meta, tensors_in
-
-try:
-    from torch.utils.flop_counter import flop_registry
-except ImportError:  # before torch 2.1
-    flop_registry = {}
 
 aten = torch.ops.aten
 TORCH = str(Path(torch.__file__).parent)

@@ -1,8 +1,6 @@
 """Compatibility with several versions of torch; tests for features, not version numbers."""
 
 import contextlib
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,20 +22,15 @@ def disable_cudnn_attention() -> None:
 
 
 def is_compiling() -> bool:
-    """Return whether torch.compile or torch.export is tracing the caller; False if torch lacks them."""
-    return hasattr(torch, "compiler") and hasattr(torch.compiler, "is_compiling") and torch.compiler.is_compiling()
+    """Return whether torch.compile or torch.export is tracing the caller."""
+    return hasattr(torch.compiler, "is_compiling") and torch.compiler.is_compiling()
 
 
-@functools.cache
-def _autocast_question(device: str) -> Callable[[], bool]:
-    if hasattr(torch, "get_autocast_dtype"):  # from torch 2.4 on, where the older functions warn
-        return functools.partial(torch.is_autocast_enabled, device)
-    return torch.is_autocast_cpu_enabled if device == "cpu" else torch.is_autocast_enabled
-
-
-def autocasts(device: str = "cpu") -> bool:
-    """Return whether autocast is enabled for *device* ("cuda", "cpu")."""
-    return _autocast_question(device)()
+def autocasts() -> bool:
+    """Return whether autocast is enabled on the CPU."""
+    if hasattr(torch, "get_autocast_dtype"):  # from torch 2.4 on, where the older function warns
+        return torch.is_autocast_enabled("cpu")
+    return torch.is_autocast_cpu_enabled()
 
 
 def no_autocast(tensor: Any) -> Any:

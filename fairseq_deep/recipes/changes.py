@@ -20,16 +20,21 @@ FREE = """
 """Flags that do not change the trained model; batch size and devices are compared elsewhere, as a product."""
 
 
-def effective(words):
+def flags_of(words):
     """Return {flag: its last value} for the words of a fairseq-train command; "" for a flag without a value."""
     found, flag = {}, None
-    for word in words[2:]:  # after the program and its data
-        if re.match(r"--[a-zA-Z]", word):
+    for word in words:
+        if re.match(r"--?[a-zA-Z]", word):
             flag, _, value = word.partition("=")
             found[flag] = value
         elif flag:
             found[flag] = f"{found[flag]} {word}".strip()
-    return {flag: value for flag, value in found.items() if flag not in FREE}
+    return found
+
+
+def effective(command):
+    """Return the flags of a fairseq-train command that change the trained model."""
+    return {flag: value for flag, value in flags_of(command[2:]).items() if flag not in FREE}
 
 
 def difference(before, now):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
+import contextlib
 import itertools
 import os
 import re
 import shutil
 from collections.abc import Iterator
 
+from fairseq_deep.errors import UsageError
 from fairseq_deep.tools.machine import count_cores
 
 from .plan import Plan
+from .text.corpus import find_text, read_lines
 
 FLOPS = 5e10
 """Operations per second and core of a CPU, an optimistic estimate."""
@@ -135,12 +137,8 @@ def _training_tokens(plan: Plan) -> int:
 
 def _count_pairs(plan: Plan) -> int:
     """Count the lines of the training text, at most 100,000."""
-    path = os.path.join(plan.options.data, f"train.{plan.options.target_lang}")
-    if plan.options.multilingual:
-        return 100_000
-    opened = open(path, "rb") if os.path.isfile(path) else gzip.open(f"{path}.gz")
-    try:
-        with opened as stream:
-            return sum(1 for _ in itertools.islice(stream, 100_000))
-    except (OSError, EOFError):  # the stage that reads the file reports the error
-        return 100_000
+    with contextlib.suppress(UsageError, OSError):  # the stage that reads the file reports the error
+        if not plan.options.multilingual:
+            path = find_text(plan.options.data, f"train.{plan.options.target_lang}")
+            return sum(1 for _ in itertools.islice(read_lines(path), 100_000))
+    return 100_000

@@ -65,7 +65,8 @@ class Plan:
         self._resolve_batch()
         self.save_flags = self._averaging_flags()
         self.smoke_flags = ["--max-update", "20", "--log-interval", "5"] if options.smoke else []
-        if options.smoke and value_of([*self.conf_flags, *options.extra], "--lr-scheduler") == "inverse_sqrt_cooldown":
+        scheduler = changes.flags_of([*self.conf_flags, *options.extra]).get("--lr-scheduler")
+        if options.smoke and scheduler == "inverse_sqrt_cooldown":
             self.smoke_flags += ["--warmup-updates", "4", "--cooldown-updates", "4"]  # they must fit into 20 updates
         self.train_command = self._train_command()
         self._check_numbers()
@@ -121,7 +122,7 @@ class Plan:
 
     def train_value(self, flag: str, default: str = "") -> str:
         """Return the effective (last) value of a fairseq-train flag."""
-        return value_of(self.train_command, flag) or default
+        return changes.flags_of(self.train_command).get(flag) or default
 
     def _resolve_folder(self) -> None:
         options = self.options
@@ -322,17 +323,6 @@ def _check_version(key: str, exp: str) -> None:
             f"{exp} was begun by version 0.2.0 of the recipes, and its training cannot resume: use another --exp; "
             "--stage 5 and later still work, as do fairseq-deep translate, score and report"
         )
-
-
-def value_of(command: list[str], flag: str) -> str:
-    """Return the last value of *flag* in a command; empty if it has none."""
-    value = ""
-    for word, following in zip(command, [*command[1:], ""]):
-        if word == flag:
-            value = following
-        elif word.startswith(f"{flag}="):
-            value = word.partition("=")[2]
-    return value
 
 
 def count_gpus() -> int:

@@ -15,7 +15,7 @@ from fairseq_deep.errors import UsageError
 
 from .bundle import Bundle
 from .dictionary import Dictionary, check_hashes, hash_symbols
-from .files import sha256
+from .files import checksum
 from .model import StoredModel, build_model, read_stored
 from .text import SEPARATOR
 
@@ -108,7 +108,7 @@ def _check_same(loaded: LoadedModel, bundle: Bundle, first: LoadedModel, first_b
             problem = f"{path} differs from the dictionary of {first_bundle.checkpoint}"
             raise UsageError(f"{problem}: use models with equal dictionaries in an ensemble")
     differs = [name for name in ("tokenizer", "lowercase") if getattr(bundle, name) != getattr(first_bundle, name)]
-    sums = [sha256(each.codes) if each.codes else None for each in (bundle, first_bundle)]
+    sums = [checksum(each.codes) if each.codes else None for each in (bundle, first_bundle)]
     differs += ["sub-words"] if sums[0] != sums[1] else []
     if differs:
         raise UsageError(

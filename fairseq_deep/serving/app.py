@@ -209,14 +209,12 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None) -> 
     return JSONResponse({"error": message}, status, headers)
 
 
-async def _on_http(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+async def _on_http(_: Request, error: HTTPException) -> Response:
     headers = dict(error.headers or {})
     return _error(error.status_code, error.detail, headers)
 
 
-async def _on_refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
+async def _on_refused(request: Request, error: Refused) -> Response:
     request.state.log = {**getattr(request.state, "log", {}), "reason": error.message}
     return _error(error.status, error.message, error.headers)
 

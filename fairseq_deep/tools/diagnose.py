@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from fairseq_deep.tools import UsageError, check_fairseq, check_outputs, figures, format_table, write_text
+from fairseq_deep.tools import UsageError, at_least_one, check_fairseq, check_outputs, figures, format_table, write_text
 from fairseq_deep.tools.measuring import RATIOS, SIDES, fresh, mean_of, measure, trained
 
 
@@ -29,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="untrained model, repeatable; in quotes, with its own fairseq flags: 'NAME --deep-init ds'",
     )  # fmt: skip
     parser.add_argument("--path", action="append", default=[], metavar="FILE", help="checkpoint, repeatable")
-    parser.add_argument("--tokens", type=_positive, default=3000, metavar="N", help="target tokens (default: 3000)")
+    parser.add_argument("--tokens", type=at_least_one, default=3000, metavar="N", help="target tokens (default: 3000)")
     parser.add_argument("--split", default="train", help="split of the data (default: train)")
-    parser.add_argument("--seeds", type=_positive, default=1, metavar="N", help="mean over seeds 1 ... N (default: 1)")
+    parser.add_argument("--seeds", type=at_least_one, default=1, metavar="N", help="mean over seeds 1-N (default: 1)")
     parser.add_argument("--eval-mode", action="store_true", help="disable dropout")
     parser.add_argument("--per-layer", action="store_true", help="print ratios per layer instead of means")
     parser.add_argument("--json", metavar="FILE", help="write all results, per seed, as JSON")
@@ -65,12 +65,6 @@ def run(args: argparse.Namespace) -> int:
     if written:
         print("\n->", ", ".join(written))
     return 0
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
-    return int(text)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -99,15 +99,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         open_streams()
         with ended_by_signals():
-            args = parse(argv)
+            try:
+                args = parse(argv)
+            except SystemExit:  # its help may not be flushed yet
+                sys.stdout.flush()
+                raise
             name = f"fairseq-deep {args.command}"
             advice = "; the same command resumes" if getattr(args, "resumes", False) else ""
             logging.getLogger("fairseq_deep").setLevel(logging.ERROR)  # models log messages about training
             code = args.run(args)
             sys.stdout.flush()
             return code
-    except SystemExit as end:  # raised by the parser; its help may not be flushed yet
-        return _flushed(end, name)
     except UsageError as error:
         return tell(f"{name}: {error.message}", 2)
     except KeyboardInterrupt:
@@ -178,18 +180,6 @@ def tell(line: str, code: int) -> int:
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
     return code
-
-
-def _flushed(end: SystemExit, name: str) -> int:
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _close_stdout()
-        return 141
-    except OSError as error:
-        _close_stdout()
-        return tell(f"{name}: cannot write to standard output: {error.strerror}", 2)
-    raise end
 
 
 def _close_stdout() -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from fairseq_deep.errors import one_line
 from fairseq_deep.tools import UsageError
 
 SIDES = ("encoder", "decoder")
@@ -162,7 +163,7 @@ def _or_user_error(problem: str, action: Callable[[], Any]) -> Any:
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"{problem}: {error or type(error).__name__}") from error
+        raise UsageError(f"{problem}: {one_line(error)}") from error
 
 
 def _batch(task: Any, split: str, tokens: int) -> dict[str, Any]:

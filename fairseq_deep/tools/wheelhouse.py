@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Sequence
 
 import fairseq_deep
-from fairseq_deep.runtime.files import sha256
+from fairseq_deep.runtime.files import checksum
 from fairseq_deep.tools import UsageError, new_folder
 
 OLDEST = (3, 10)
@@ -216,7 +216,7 @@ def write_rest(root: str, folder: str, release: str, without_torch: bool) -> Non
         os.path.relpath(os.path.join(place, name), folder) for place, _, names in os.walk(folder) for name in names
     )
     with open(os.path.join(folder, "SHA256SUMS"), "w", encoding="utf-8") as file:
-        file.writelines(f"{sha256(os.path.join(folder, path))}  {path}\n" for path in paths)
+        file.writelines(f"{checksum(os.path.join(folder, path))}  {path}\n" for path in paths)
 
 
 def measure(folder: str) -> tuple[int, int]:

@@ -174,7 +174,6 @@ def test_means_have_states_of_their_own():
     assert len(state) == 2 + 2
 
 
-@pytest.mark.skipif(not hasattr(torch.Tensor, "untyped_storage"), reason="torch 2.0")
 @pytest.mark.parametrize("padding", [False, True], ids=["", "padding"])
 def test_the_state_does_not_grow(padding):
     """One sum and one count a hypothesis, from the first step to the hundredth."""

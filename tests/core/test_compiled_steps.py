@@ -27,7 +27,6 @@ MODELS = {
     "values": ("transformer_prenorm_6l", {"value_residual": True, "encoder_layers": 2, "decoder_layers": 2}),
     "nowhere": ("transformer_prenorm_6l", {"no_token_positional_embeddings": True, "encoder_layers": 2}),
 }
-pytestmark = pytest.mark.skipif(not hasattr(torch, "compile"), reason="torch 2.0")
 
 
 @pytest.fixture

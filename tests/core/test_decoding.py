@@ -131,7 +131,6 @@ def test_a_model_that_is_about_to_be_trained_keeps_its_matrices(build, dictionar
         other.build_generator([model], types.SimpleNamespace())
 
 
-@pytest.mark.skipif(not hasattr(torch, "compile"), reason="torch 2.0")
 def test_the_task_compiles_models_that_are_about_to_translate(build, dictionary):
     def task(**options):
         return DeepTranslationTask(DeepTranslationConfig(decode_compile=True, **options), dictionary, dictionary)

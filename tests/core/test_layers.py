@@ -12,8 +12,7 @@ from fairseq_deep.plugin.models.stacks import add_noise
 from tests.helpers.layers import DUPLICATES, B, C, E, S, T, call, config, decoder_inputs, encoder_inputs, inputs
 from tests.helpers.tensors import DOUBLE, shake
 
-# before torch 2.0, ours rounds softmax to fp32
-NEAR = {"rtol": 0, "atol": 1e-6 if hasattr(torch.nn.functional, "scaled_dot_product_attention") else 1e-5}
+NEAR = {"rtol": 0, "atol": 1e-6}
 
 
 @pytest.fixture(autouse=True)

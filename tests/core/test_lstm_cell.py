@@ -143,7 +143,6 @@ def test_what_a_step_keeps():
     assert saved_bytes(lambda: module._norm_groups(x, weight, bias), [weight, bias]) == 3 * size + statistics
 
 
-@pytest.mark.skipif(not hasattr(torch, "compiler"), reason="torch.compile came with torch 2")
 def test_a_compiler_sees_the_formula_in_one_graph():
     """On the device whose eager form differs; gradients are its own, too."""
     aggregator, graphs = make(DepthwiseLstm, 2, C).to("meta"), []

@@ -7,7 +7,6 @@ import torch
 
 from tests.helpers.decoder_attention import (
     COMBINATIONS,
-    EXACT,
     both_contexts_of_decoders,
     every_combination,
     every_decoder,
@@ -17,7 +16,7 @@ from tests.helpers.invariances import NEAR
 from tests.helpers.models import make_batch
 
 # models of fp64; in steps, and before torch 2.0 everywhere, their softmax is of fp32: NEAR
-EXACTLY = {"rtol": 1e-9, "atol": 1e-9} if EXACT else NEAR
+EXACTLY = {"rtol": 1e-9, "atol": 1e-9}
 
 
 @pytest.fixture

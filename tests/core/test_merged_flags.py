@@ -9,7 +9,6 @@ from fairseq_deep.core.inits import INITS
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.architectures import build_architecture
 from tests.helpers.decoder_attention import (
-    EXACT,
     KINDS,
     PAD,
     assert_same_gradients,
@@ -136,7 +135,7 @@ def test_scores_and_gradients_with_connections_of_their_own(kind, method, build,
     model.decoder.need_attn, words = False, batch[2].ne(PAD)
     wanted = naive_scores(model, kind, "postnorm", *batch, method=method)[words]
     actual = model(*batch)[0][words]
-    torch.testing.assert_close(actual, wanted, **({} if EXACT else {"rtol": 1e-4, "atol": 1e-4}))
+    torch.testing.assert_close(actual, wanted)
     assert_same_gradients(model, wanted, actual)
 
 

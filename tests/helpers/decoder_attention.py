@@ -17,9 +17,7 @@ from tests.reference.naive_dlcl import layer_norm, run_stack
 from tests.reference.naive_lstm import attention, run_decoder, run_encoder
 
 PAD = Dictionary().pad()
-# before torch 2.0, ours rounds softmax to fp32
-EXACT = hasattr(torch.nn.functional, "scaled_dot_product_attention")
-NEAR = {"rtol": 1e-7, "atol": 1e-8} if EXACT else {"rtol": 1e-4, "atol": 1e-4}
+NEAR = {"rtol": 1e-7, "atol": 1e-8}
 # --decoder-attn, and the flags that choose it
 KINDS = {
     "self": {},

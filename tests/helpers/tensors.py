@@ -30,7 +30,7 @@ def saved_bytes(function, own=()):
     kept = {}
 
     def pack(tensor):
-        storage = tensor.storage() if not hasattr(tensor, "untyped_storage") else tensor.untyped_storage()  # torch 1.13
+        storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             kept[storage.data_ptr()] = storage
         return tensor

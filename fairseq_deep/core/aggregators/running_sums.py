@@ -156,7 +156,6 @@ class Tape:
 
     def weight_gradient(self) -> Tensor:
         """Return <X_r, h_k> for all pairs, at the end of a backward pass."""
-        assert self.backward is not None
         rows = self.parts.size(1)
         missing = rows - self.backward.rows
         entries = torch.stack(self.entries[::-1], dim=1) if missing else self.entries[0]

@@ -66,7 +66,6 @@ class RunningMean(HypothesisState):
     def _next(self, x: Tensor, incremental_state: dict[str, dict[str, Tensor | None]], step: DecodingStep) -> Tensor:
         """Return the mean up to the position *x* (1 x B x C)."""
         count = step.count
-        assert count is not None
         total = torch.addcmul(self.previous(incremental_state, x, count.dtype), x, step.words)
         self.keep(incremental_state, total)
         if torch.is_grad_enabled():

@@ -74,9 +74,7 @@ class SharedBeamState(nn.Module):
             incremental_state[self._state] = self._first(sentences, query)
         saved = incremental_state[self._state]
         mask, own, count, position = saved["mask"], saved["own"], saved["count"], saved["position"]
-        assert mask is not None and own is not None
-        seen: Tensor | None = None
-        place: Tensor | None = None
+        seen = place = None
         if self.attends:
             groups, beam = mask.size(0), mask.size(1)
             slots = own.size(2)
@@ -166,7 +164,6 @@ class SharedBeamState(nn.Module):
             return None
         saved = incremental_state[self._state]
         mask, buffer, own, count = saved["mask"], saved["buffer"], saved["own"], saved["count"]
-        assert mask is not None and own is not None
         beam, slots, rows = mask.size(1), own.size(2), new_order.numel()
         if beam == 1 and saved["position"] is None:
             copies = hypotheses_per_sentence(new_order, mask.size(0))
@@ -198,7 +195,6 @@ class SharedBeamState(nn.Module):
     def _widen(self, saved: dict[str, Tensor | None], new_order: Tensor, copies: int) -> BeamReorder:
         """Copy the only hypothesis of each sentence *copies* times; all see its keys, which are in the first slot."""
         mask, count = saved["mask"], saved["count"]
-        assert mask is not None
         groups, length, slots = mask.size(0), mask.size(2), self._slots(copies)
         wide = torch.full((groups, copies, length, slots), float("-inf"), dtype=mask.dtype, device=mask.device)
         wide[:, :, :, :1] = mask

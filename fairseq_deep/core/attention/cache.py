@@ -104,16 +104,12 @@ class TargetCache(nn.Module):
         Returns:
             the whole cache, 2 x B x H x T x D; with *place*, T is its capacity
         """
-        cache: Tensor | None = None
-        buffer: Tensor | None = None
-        if self._state in incremental_state:
-            saved = incremental_state[self._state]
-            cache, buffer = saved["cache"], saved["buffer"]
-            if place is not None and cache is not None:
-                return cache.index_copy_(3, place, torch.nan_to_num(new, 0.0, 0.0, 0.0))
+        saved = incremental_state.get(self._state)
+        cache, buffer = (None, None) if saved is None else (saved["cache"], saved["buffer"])
+        if place is not None and cache is not None:
+            return cache.index_copy_(3, place, torch.nan_to_num(new, 0.0, 0.0, 0.0))
         cache, buffer = append(cache, buffer, new, finite=not caller_checks_nan)
-        state: dict[str, Tensor | None] = {"cache": cache, "buffer": buffer}
-        incremental_state[self._state] = state
+        incremental_state[self._state] = {"cache": cache, "buffer": buffer}
         return cache
 
     def extend(self, incremental_state: dict, like: Tensor, shape: Sequence[int]) -> tuple[Tensor, int]:
@@ -140,7 +136,6 @@ class TargetCache(nn.Module):
         """Extend the cache to *keys* keys, its size from now on; keys not in use are 0."""
         saved = incremental_state[self._state]
         cache = saved["cache"]
-        assert cache is not None
         room = cache.new_zeros(2, cache.size(1), cache.size(2), keys, cache.size(4))
         room.narrow(3, 0, cache.size(3)).copy_(cache)
         saved["cache"], saved["buffer"] = room, None
@@ -152,7 +147,6 @@ class TargetCache(nn.Module):
             return
         saved = incremental_state[self._state]
         cache, buffer = saved["cache"], saved["buffer"]
-        assert cache is not None
         mask, rows = order.mask, order.beam_indices
         if order.copies > 1:
             cache, buffer, rows = cache.repeat_interleave(order.copies, dim=3), None, None
@@ -164,8 +158,7 @@ class TargetCache(nn.Module):
                 cache, buffer, rows = keep_sources(cache, 1, order), buffer.narrow(1, 0, rows.numel()), None
         if rows is not None:
             cache, buffer = select(cache, buffer, 1, rows)
-        state: dict[str, Tensor | None] = {"cache": cache, "buffer": buffer}
-        incremental_state[self._state] = state
+        incremental_state[self._state] = {"cache": cache, "buffer": buffer}
 
 
 class SourceCache(nn.Module):
@@ -197,8 +190,7 @@ class SourceCache(nn.Module):
         if bias is not None:  # fused attention copies it at each step if its rows are not aligned to multiples of 16;
             # always a copy: all layers receive the same tensor, and each reorders its own
             bias = F.pad(bias, [0, -bias.size(-1) % 16]).narrow(-1, 0, bias.size(-1))
-        state: dict[str, Tensor | None] = {"key": key, "value": value, "bias": bias}
-        incremental_state[self._state] = state
+        incremental_state[self._state] = {"key": key, "value": value, "bias": bias}
 
     def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
         """Continue with the sources of *order*."""

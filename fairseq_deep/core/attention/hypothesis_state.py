@@ -33,13 +33,11 @@ class HypothesisState(nn.Module):
 
     def keep(self, incremental_state: dict[str, dict[str, Tensor | None]], vector: Tensor) -> None:
         """Store the *vector* of each hypothesis (1 x B x C) for the next position."""
-        state: dict[str, Tensor | None] = {self.field: vector}
-        incremental_state[self._state] = state
+        incremental_state[self._state] = {self.field: vector}
 
     def reorder(self, incremental_state: dict[str, dict[str, Tensor | None]], order: BeamReorder) -> None:
         """Continue with the vectors of the hypotheses of *order*."""
         hypotheses = order.beam_indices
         if self._state in incremental_state and hypotheses is not None:
             vector = incremental_state[self._state][self.field]
-            assert vector is not None
             incremental_state[self._state][self.field] = vector.index_select(1, hypotheses)

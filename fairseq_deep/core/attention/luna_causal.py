@@ -153,7 +153,6 @@ class LunaCausalAttention(MultiheadAttention):
     def _step(self, q, k, v, alpha, bias, incremental_state, step: DecodingStep) -> Tensor:
         """Outputs of the heads for the next position, B x H x 1 x D."""
         count = step.count
-        assert count is not None
         shape = (k.size(0), 2, k.size(1), k.size(3), alpha.size(3))
         own = torch.stack([k, v], dim=1).transpose(-1, -2).to(count.dtype) * self._drop(alpha).unsqueeze(1)
         own = own.flatten(1).unsqueeze(0)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_deep.core.inits.walk import layer_modules
+from fairseq_deep.core.keep_fp32 import HALF
 
 SIDES = ("encoder", "decoder")
 
@@ -34,9 +35,9 @@ def part_parameters(model: nn.Module) -> dict[str, list[list[nn.Parameter]]]:
 
 
 def tensor_norms(tensors: list[Tensor]) -> Tensor:
-    """Return the L2 norm of each of *tensors*, in fp32: the norm of a scaled gradient could overflow in fp16."""
-    if all(tensor.dtype == torch.float32 for tensor in tensors):
+    """Return the L2 norm of each of *tensors*, in fp32 or better: scaled gradients could overflow in fp16."""
+    if not any(tensor.dtype in HALF for tensor in tensors):
         return torch.stack(torch._foreach_norm(tensors))
-    with contextlib.suppress(TypeError):  # older torch does not have this argument
+    with contextlib.suppress(TypeError):  # torch before 2.4 does not have this argument
         return torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32))
     return torch.stack([torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in tensors])

@@ -3,9 +3,6 @@
 Attention Is All You Need, Vaswani et al., 2017, Section 3.1.
 """
 
-
-from torch import Tensor
-
 from .base import MEMORIES, Memory
 
 
@@ -14,7 +11,3 @@ class Last(Memory):
     """No separate memories: every layer attends to the encoder's output."""
 
     paper = "Vaswani 2017"
-
-    def forward(self, outputs: list[Tensor], state: list[Tensor]) -> list[Tensor]:
-        nothing: list[Tensor] = []
-        return nothing

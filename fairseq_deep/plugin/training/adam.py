@@ -20,7 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .tensors import HALF, copy_all, in_fp32
+from fairseq_deep.core.keep_fp32 import HALF
+
+from .tensors import copy_all, in_fp32
 
 CHUNK = 2**25
 """Number of elements updated at once; it limits the memory of intermediate results."""
@@ -148,7 +150,7 @@ def has_fused(device: str) -> bool:
     rates = {"lr": 0.0, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1.0}
     try:
         torch._fused_adamw_(one, one, one, one, [], one, **rates, amsgrad=False, maximize=False)
-    except (AttributeError, RuntimeError):
+    except RuntimeError:
         return False
     return True
 

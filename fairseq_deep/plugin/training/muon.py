@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq_deep.core.keep_fp32 import HALF
 from fairseq_deep.core.registry import UsageError
 
 from .adam import FusedAdam, chunks_of, factors_of, full_precision, is_scaled
-from .tensors import HALF
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 SCALES = ("match_rms_adamw", "jordan")

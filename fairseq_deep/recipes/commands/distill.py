@@ -14,7 +14,7 @@ import os
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.text import corpus, distilled
 from fairseq_deep.recipes.text.teachers import Teachers
-from fairseq_deep.runtime.files import sha256
+from fairseq_deep.runtime.files import checksum
 from fairseq_deep.tools import at_least_one, translate
 from fairseq_deep.tools.machine import count_cores
 
@@ -86,7 +86,7 @@ def _settings(args: argparse.Namespace, bundles: list, text: distilled.Text) -> 
     steps = [{name: value for name, value in dataclasses.asdict(bundle).items() if name in ("tokenizer", "lowercase")}
              for bundle in bundles]  # fmt: skip
     return {
-        "teacher": sorted(sha256(path) for path in parts),
+        "teacher": sorted(checksum(path) for path in parts),
         "preparation of the text": steps,
         "text": [text.langs, text.lines, text.hashes],
         "search": {**search, "decode_precision": args.decode_precision},

@@ -11,8 +11,9 @@ import sys
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes import driver as recipes
 from fairseq_deep.recipes import lock
+from fairseq_deep.recipes.changes import flags_of
 from fairseq_deep.recipes.children import call
-from fairseq_deep.recipes.plan import Plan, value_of
+from fairseq_deep.recipes.plan import Plan
 from fairseq_deep.recipes.process import Stopped
 from fairseq_deep.recipes.record import read_json, write_json
 from fairseq_deep.tools import write_text
@@ -173,7 +174,7 @@ def tuner(args, base, work):
             remember()
         return plan(own, systems, shared_flags(own))
 
-    return tune.Tuner(args, make, work, float(value_of(base, "--lr")))
+    return tune.Tuner(args, make, work, float(flags_of(base)["--lr"]))
 
 
 def show_plan(args, systems, runs):

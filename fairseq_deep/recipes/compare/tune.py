@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.recipes.plan import value_of
+from fairseq_deep.recipes.changes import flags_of
 from fairseq_deep.recipes.record import result_line
 from fairseq_deep.recipes.scripts import without_options
 from fairseq_deep.tools import results
@@ -67,7 +67,7 @@ class Tuner:
 
     def first_rates(self, system: System) -> list[float]:
         """Return half, once and twice the system's rate."""
-        own = value_of(system.flags, "--lr")
+        own = flags_of(system.flags).get("--lr")
         middle = float(own) if own else self.default
         return [middle / STEP, middle, middle * STEP]
 
@@ -134,7 +134,7 @@ def following(losses: dict[float, float]) -> list[float]:
 
 def describe(system: System) -> str:
     """Format the chosen rate of a system, and all rates with their losses."""
-    return f"{system.label}: learning rate {value_of(system.flags, '--lr')} of {format_rates(system.tuned)}"
+    return f"{system.label}: learning rate {flags_of(system.flags)['--lr']} of {format_rates(system.tuned)}"
 
 
 def inside(losses: dict[float, float]) -> bool:

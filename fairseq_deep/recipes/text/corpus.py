@@ -6,7 +6,6 @@ on, and further references test.TARGET.ref1, test.TARGET.ref2 and so on.
 """
 
 import gzip
-import hashlib
 import json
 import os
 import re
@@ -15,6 +14,7 @@ import zlib
 from itertools import zip_longest
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime.files import checksum
 
 SPLITS = ("train", "valid", "test")
 
@@ -106,14 +106,6 @@ def copy_pairs(paths, targets, keep_empty):
             f"{paths[0]} has {counts[0]} lines but {paths[1]} has {counts[1]}: give files of equal length"
         )
     return writer.count, dropped
-
-
-def checksum(path, kind="sha256"):
-    digest = hashlib.new(kind, usedforsecurity=False)
-    with open(path, "rb") as stream:
-        for block in iter(lambda: stream.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 class replaced_folder:

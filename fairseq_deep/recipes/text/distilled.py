@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.lock import flock
-from fairseq_deep.runtime.files import sha256
+from fairseq_deep.runtime.files import checksum
 from fairseq_deep.tools import check_new_folder, write_text
 
 from ..display import Display
@@ -105,7 +105,7 @@ class Job:
         self._check_same(record.get("settings"), self.output)
         for name, known in record.get("files", {}).items():
             path = os.path.join(self.output, name)
-            if not os.path.isfile(path) or sha256(path) != known:
+            if not os.path.isfile(path) or checksum(path) != known:
                 raise UsageError(f"{path} is missing or corrupt: delete {self.output} and run the same command again")
         shutil.rmtree(self.work, ignore_errors=True)
         return True
@@ -185,7 +185,7 @@ class Job:
                         raise UsageError(f"{self.path_of(number)} is corrupt: run the same command again")
                     stream.writelines(f"{line}\n" for line in shard["targets"])
                     too_long += shard["too_long"]
-            sums = {name: sha256(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
+            sums = {name: checksum(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
             record = {"pairs": self.text.lines, "too_long": too_long, "files": sums, "settings": self.settings}
             write_text(os.path.join(folder, RECORD), json.dumps(record, indent=1) + "\n")
             os.rename(folder, self.output)

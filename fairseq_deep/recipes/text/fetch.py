@@ -18,8 +18,7 @@ import zlib
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.display import Display
-
-from .corpus import checksum
+from fairseq_deep.runtime.files import checksum
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TRIES = 4

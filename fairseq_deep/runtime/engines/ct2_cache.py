@@ -25,7 +25,7 @@ from fairseq_deep.errors import UsageError
 
 from .. import packaged
 from ..bundle import Bundle
-from ..files import sha256
+from ..files import checksum
 from ..records import amount, line, needed, optional, read_json, truth, whole
 
 FORMAT = 1
@@ -67,7 +67,7 @@ def key_of(bundle: Bundle, quantization: str) -> str:
     parts = [FORMAT, ctranslate2.__version__, quantization, bundle.source_lang, bundle.target_lang]
     for path in _files_of(bundle):
         try:
-            parts += ["" if path == bundle.checkpoint else os.path.basename(path), sha256(path)]
+            parts += ["" if path == bundle.checkpoint else os.path.basename(path), checksum(path)]
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from error
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
@@ -96,8 +96,8 @@ def read(folder: str) -> dict[str, Any] | None:
         record = read_json(os.path.join(folder, RECORD), SCHEMA, "it is written again")
         if not record:
             raise Damaged(f"{RECORD} is missing")
-        for name, checksum in record["files"].items():
-            if sha256(os.path.join(folder, os.path.basename(name))) != checksum:
+        for name, known in record["files"].items():
+            if checksum(os.path.join(folder, os.path.basename(name))) != known:
                 raise Damaged(f"{name} has another checksum")
     except (OSError, UsageError) as error:
         raise Damaged(str(error)) from error
@@ -125,7 +125,7 @@ def write(folder: str, fill: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
         new = os.path.join(work, "model")
         os.mkdir(new)
         record = fill(new)
-        record["files"] = {name: sha256(os.path.join(new, name)) for name in sorted(os.listdir(new))}
+        record["files"] = {name: checksum(os.path.join(new, name)) for name in sorted(os.listdir(new))}
         with open(os.path.join(new, RECORD), "w", encoding="utf-8") as stream:
             json.dump(record, stream, indent=1)
         with FileLock(os.path.join(root, LOCK)):  # otherwise, a process might replace a valid entry of another one

@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterable
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.runtime.files import sha256
+from fairseq_deep.runtime.files import checksum
 
 WEIGHTS, CONFIG, CARD, SUMS = "model.safetensors", "config.json", "README.md", "SHA256SUMS"
 CODES = {"subword-nmt": "code", "sentencepiece": "spm.model"}
@@ -141,6 +141,6 @@ def hash_file(path: str) -> str:
         PackageError: the file cannot be read
     """
     try:
-        return sha256(path)
+        return checksum(path)
     except OSError as error:
         raise PackageError(f"{path}: cannot be read ({error.strerror or error})") from error

@@ -202,7 +202,7 @@ def read_tensors(path: str) -> dict[str, Tensor]:
     except PackageError:
         raise
     except Exception as error:  # the library's exceptions for a corrupt file have no common type
-        reason = one_line(error, 200) or type(error).__name__
+        reason = one_line(error, 200)
         raise PackageError(f"{path}: truncated or invalid safetensors file ({reason}); copy it again") from error
     return tensors
 
