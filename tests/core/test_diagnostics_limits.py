@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fairseq_deep.core.diagnostics.parts import tensor_norms
 from fairseq_deep.core.registry import UsageError
 from tests.helpers.diagnostics import hooks, measure
 from tests.helpers.models import POSTNORM as POST
@@ -45,3 +46,10 @@ def test_without_gradients_the_ratios_are_refused_and_no_hook_stays(build, batch
         with pytest.raises(UsageError, match=cure), context:
             measure(model, batch)
         assert hooks(model) == before
+
+
+def test_norms_are_in_fp32_or_better():
+    """An fp16 gradient whose norm exceeds the largest fp16 number, and fp64, which torch does not narrow."""
+    for dtype, expected in ((torch.float16, torch.float32), (torch.float32, torch.float32), (torch.float64,) * 2):
+        [norm] = tensor_norms([torch.full((4,), 60000.0, dtype=dtype)])
+        assert norm.dtype == expected and norm.item() == pytest.approx(120000, rel=1e-3)
