@@ -10,7 +10,7 @@ from fairseq_deep.recipes import estimate
 
 def damaged(content):
     packed = bytearray(gzip.compress(content))
-    packed[20:40] = bytes(20)
+    packed[10:30] = b"\xff" * 20  # no valid type of a block
     return bytes(packed)
 
 
