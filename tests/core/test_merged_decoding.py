@@ -15,7 +15,7 @@ from tests.helpers.decoder_attention import (
 from tests.helpers.invariances import NEAR
 from tests.helpers.models import make_batch
 
-# models of fp64; in steps, and before torch 2.0 everywhere, their softmax is of fp32: NEAR
+# models of fp64; in steps, their softmax is of fp32: NEAR
 EXACTLY = {"rtol": 1e-9, "atol": 1e-9}
 
 
