@@ -87,7 +87,10 @@ def check(plan: Plan, script: str, words: list[str]) -> int:
     for line in estimate.describe(plan):
         print(line, flush=True)
     if options.sbatch:
-        scripts.write_sbatch(plan, script, words)
+        if options.dry_run:
+            print(f"would write {options.sbatch}")
+        else:
+            scripts.write_sbatch(plan, script, words)
         return DONE
     if options.dry_run:
         if plan.place.rank == 0:

@@ -53,6 +53,8 @@ class TestRecipe:
     def script(self, tmp_path):
         path = tmp_path / "job.sbatch"
         words = ("--exp", tmp_path / "exp of mine", "--nnodes", "2", "--ngpu", "8", "--sbatch", path)
+        tried = recipe(*words, "--dry-run")
+        assert tried.stdout.splitlines()[-1] == f"would write {path}" and not path.exists(), tried.stderr
         done = recipe(*words, "--", "--tensorboard-logdir", "a b")
         assert done.returncode == 0 and done.stdout.splitlines()[-1] == f"wrote {path}: sbatch {path}", done.stderr
         assert "16 GPUs x 4,096 tokens x update-freq 1 = 65,536" in done.stdout
