@@ -8,12 +8,9 @@ three layers: ``core`` (the models; requires only torch), ``runtime`` (translati
 import contextlib
 import sys
 
-from . import moved
 from .plugin.compat import FAIRSEQ_ERROR
 
 __version__ = "0.3.0"
-
-moved.install()
 
 if FAIRSEQ_ERROR is None:
     from .plugin import patches, stored, task  # noqa: F401 (registers models, architectures, task and formats)

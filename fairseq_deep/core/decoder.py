@@ -78,9 +78,6 @@ class Decoder(TransformerStack):
 
     def find_caches(self) -> list[nn.Module]:
         """Return the modules with a state per hypothesis: they have a method ``reorder``."""
-        for module in self.modules():
-            if hasattr(module, "follow") and not hasattr(module, "reorder"):
-                raise UsageError(f"{type(module).__name__}.follow is now called reorder; rename it")
         return [module for module in self.modules() if hasattr(module, "reorder") and module is not self.beam_state]
 
     def compile_steps(self, capacity: int | None = None, **options) -> None:

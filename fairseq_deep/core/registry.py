@@ -6,7 +6,6 @@ own file, so adding a method changes no existing file.
 
 import difflib
 import inspect
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -37,16 +36,6 @@ class Method:
     flag_prefix = ""
     decoder_options: tuple[str, ...] = ()
     paper = ""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Accept names of the last release with a warning, and provide both names."""
-        super().__init_subclass__(**options)
-        for old, new in (("point", "next_input"), ("around", "inner_method"), ("idle_flags", "unused_flags")):
-            if new in vars(cls):
-                setattr(cls, old, vars(cls)[new])
-            elif old in vars(cls):
-                warnings.warn(f"{cls.__name__}.{old} is now called {new}", FutureWarning, stacklevel=2)
-                setattr(cls, new, vars(cls)[old])
 
     @staticmethod
     def add_args(parser) -> None:

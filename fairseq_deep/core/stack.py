@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -36,12 +35,6 @@ class Layout:
     split: bool = False
     final_norm: bool = True
     num_evaluations: int = 1
-    calls: InitVar[int | None] = None  # the name of num_evaluations in the last release
-
-    def __post_init__(self, calls: int | None) -> None:
-        if calls is not None:
-            warnings.warn("Layout(calls=...) is now called num_evaluations", FutureWarning, stacklevel=3)
-            object.__setattr__(self, "num_evaluations", calls)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def in_post_norm():
     for case in DIFFERENT:
         axis, name = case.split("-", 1)
         method = AXES[axis][0].get(name)
-        placed = "{side}_normalize_before" in getattr(method, "idle_flags", ())
+        placed = "{side}_normalize_before" in getattr(method, "unused_flags", ())
         if METHODS[case][0] != POSTNORM and not placed and "post" in getattr(method, "norms", ("post",)):
             yield f"postnorm {case}", (POSTNORM, METHODS[case][1])
 

@@ -26,7 +26,6 @@ An aggregator defines the layers of its stack with a :class:`~fairseq_deep.core.
         y = aggregator.combine(x, outputs)
 """
 
-import warnings
 from typing import Any
 
 from torch import Tensor, nn
@@ -90,12 +89,6 @@ class Aggregator(nn.Module, Method):
         self.dim = stack.dim
         self.pre_norm = stack.pre_norm
         self.num_evaluations = 1
-
-    def _set_calls(self, value: int) -> None:
-        warnings.warn(f"{type(self).__name__}.calls is now called num_evaluations", FutureWarning, stacklevel=3)
-        self.num_evaluations = value
-
-    calls = property(lambda self: self.num_evaluations, _set_calls)  # its name in the last release
 
     @classmethod
     def layout(cls, side: str, options: dict[str, Any]) -> Layout:
