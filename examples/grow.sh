@@ -25,6 +25,11 @@ for depth in "${list[@]}"; do
     ((depth > before)) || fail "DEPTHS must increase, not '$depths'"
     before=$depth
 done
+mkdir -p "$folder"
+if command -v flock >/dev/null; then # the training inherits the lock
+    exec 9>"$folder/.lock"
+    flock -w 10 9 || fail "$folder is in use by another ${0##*/}: try again later, or give another FOLDER"
+fi
 package=$(fairseq-deep path)
 for depth in "${list[@]}"; do
     save=$folder/$depth

@@ -24,7 +24,7 @@ class DeepTranslationConfig(TranslationConfig):
     """Flags of fairseq's translation task and this package's flags of decoding and back-translation."""
 
     decode_precision: ChoiceEnum(PRECISIONS) = field(
-        default="fp32", metadata={"help": "precision of the decoder's linear layers when translating on a CPU"}
+        default="fp32", metadata={"help": "precision of linear layers when translating on a CPU"}
     )
     decode_compile: bool = field(
         default=False, metadata={"help": "compile decoding steps with torch.compile (compilation takes about a minute)"}

@@ -18,6 +18,8 @@ FREE = """
 --write-checkpoints-asynchronously --on-divergence --max-tokens --update-freq
 """.split()
 """Flags that do not change the trained model; batch size and devices are compared elsewhere, as a product."""
+PLANNED = ("inverse_sqrt_cooldown", "cosine")
+"""Learning-rate schedules that depend on ``--max-update``: a longer training has other rates from the start."""
 
 
 def flags_of(words):
@@ -34,7 +36,9 @@ def flags_of(words):
 
 def effective(command):
     """Return the flags of a fairseq-train command that change the trained model."""
-    return {flag: value for flag, value in flags_of(command[2:]).items() if flag not in FREE}
+    flags = flags_of(command[2:])
+    planned = ("--max-update",) if flags.get("--lr-scheduler") in PLANNED else ()
+    return {flag: value for flag, value in flags.items() if flag not in FREE or flag in planned}
 
 
 def difference(before, now):

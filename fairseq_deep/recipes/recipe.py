@@ -84,7 +84,7 @@ class Recipe(Options):
                           "and chrF")  # fmt: skip
     start_from: str = option("", FILE, "start with the text and the weights of this run of the same recipe")
     decode_precision: str = option("fp32", one_of("fp32", "bf16", "int8"),
-                                   "precision of the decoder's linear layers when translating on the CPU")  # fmt: skip
+                                   "precision of linear layers when translating on the CPU")  # fmt: skip
     gen_batch: int = option(32, COUNT, "sentences per batch when translating")
     workers: int | str = option("auto", AUTO_COUNT, "processes for text preparation; auto: the number of cores")
     disk_gb: int = option(20, WHOLE, "required free disk space, in GB")

@@ -34,7 +34,7 @@ class Translator:
 
     Args:
         models: a path for :func:`find_bundle`, or a :class:`Bundle`; a list of these is an ensemble
-        precision: precision of the decoder's linear layers on a CPU, "fp32", "bf16" or "int8"
+        precision: precision of linear layers on a CPU, "fp32", "bf16" or "int8"
         batch_size, max_tokens: maximum number of sentences, and of tokens with padding, per batch
         cpu: do not use a GPU
         nbest: hypotheses per sentence

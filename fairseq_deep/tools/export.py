@@ -36,7 +36,7 @@ PARTS = ("data", "source_lang", "target_lang", "tokenizer", "lowercase")
 OF_FORMATS = {
     **{name: ("ctranslate2", "huggingface", "torch") for name in (*PARTS, "bpe_codes")},
     "quantization": ("ctranslate2",),
-    **{name: ("huggingface", "torch") for name in ("verify", "name", "licence")},
+    **{name: ("huggingface", "torch") for name in ("verify", "verify_sentences", "name", "licence")},
     **{name: ("torch",) for name in ("beam", "capacity", "dtype")},
 }  # fmt: skip
 """The formats that support an option."""
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", choices=DTYPES, help="type of the weights and caches (default: float32)")
     group = parser.add_argument_group("with --format huggingface or torch")
     group.add_argument("--verify", metavar="FILE", help="source text for the check (default: the recipe's test set)")
-    group.add_argument("--verify-sentences", type=at_least_one, default=200, metavar="N",
+    group.add_argument("--verify-sentences", type=at_least_one, metavar="N",
                        help="number of sentences for the check (default: 200)")  # fmt: skip
     group.add_argument("--name", metavar="TEXT", help="model name on the card (default: the directory's name)")
     group.add_argument("--licence", "--license", metavar="TEXT", help="licence on the card, such as MIT or CC-BY-4.0")
@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name) is not None and args.format not in formats:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} requires --format {' or '.join(formats)}: add that, or omit {flag}")
+    args.verify_sentences = args.verify_sentences or 200
     if args.format == "huggingface":
         from fairseq_deep.tools import huggingface_export
 
@@ -157,12 +158,12 @@ def _name_stock_parts(config: Any) -> None:
 
 def write_ctranslate2(args: argparse.Namespace) -> int:
     """Write the model in CTranslate2's format with its sub-words, and compare it with the original."""
-    from fairseq_deep.runtime import find_bundle, load_model, packaged
+    from fairseq_deep.runtime import load_model, packaged
     from fairseq_deep.runtime.engines.ct2_convert import convert, make_plain
     from fairseq_deep.runtime.text import is_pieces
 
     check_new_folder(args.output)
-    bundle = find_bundle(args.checkpoint, codes=args.bpe_codes, **{name: getattr(args, name) for name in PARTS})
+    bundle = translate.find_parts(args.checkpoint, args)
     loaded = load_model(bundle)
     with naming_others():
         plain = make_plain(bundle, loaded)

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from fairseq_deep.tools import UsageError, check_new_folder, new_folder, read_lines, write_text
+from fairseq_deep.tools import UsageError, check_new_folder, new_folder, read_lines, translate, write_text
 from fairseq_deep.tools import huggingface_format as form
 from fairseq_deep.tools import huggingface_tokenizer as text
 from fairseq_deep.tools.export import naming_others
@@ -91,10 +91,9 @@ def collect(args: argparse.Namespace) -> Parts:
     Raises:
         UsageError: a part is missing, or transformers has no class for the model
     """
-    from fairseq_deep.runtime import TextSteps, find_bundle, load_model
+    from fairseq_deep.runtime import TextSteps, load_model
 
-    names = ("data", "tokenizer", "lowercase", "source_lang", "target_lang")
-    bundle = find_bundle(args.checkpoint, codes=args.bpe_codes, **{name: getattr(args, name) for name in names})
+    bundle = translate.find_parts(args.checkpoint, args)
     loaded = load_model(bundle)
     with naming_others():
         plain, streams = make_plain(bundle, loaded)

@@ -51,10 +51,9 @@ def collect(args: argparse.Namespace, name: str) -> Any:
     """Return the `Content` of the package."""
     import torch
 
-    from fairseq_deep.runtime import TextSteps, find_bundle, load_model, packaged, search_of
+    from fairseq_deep.runtime import TextSteps, load_model, packaged, search_of
 
-    parts = {part: getattr(args, part) for part in ("data", "tokenizer", "lowercase", "source_lang", "target_lang")}
-    bundle = find_bundle(args.model, codes=args.bpe_codes, **parts)
+    bundle = translate.find_parts(args.model, args)
     loaded = load_model(bundle)
     stored = loaded.stored
     steps = TextSteps(loaded.source_lang, loaded.target_lang, bundle.codes, bundle.tokenizer)

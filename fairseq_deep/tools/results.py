@@ -4,15 +4,21 @@ Recipes, comparisons and claims write this file to their directory. Tables, pict
 and the docs read their numbers from it.
 """
 
+import contextlib
 import json
 import math
 import os
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fairseq_deep.runtime.records import FACTS, SEARCH, amount, figure, line, needed, optional, read_json_lines
 from fairseq_deep.tools import write_text
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 FILE = "results.jsonl"
 FIGURES = ("valid_loss", "valid_nll", "valid_ppl", "bleu", "chrf", "source_gain", "step_seconds", "tokens_per_second",
@@ -46,12 +52,29 @@ def read(folder: str) -> list[dict[str, Any]]:
 def add(folder: str, runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Write *runs* to the experiment's ``results.jsonl``, and return all of its runs.
 
-    A run replaces the earlier run with the same system and seed; other runs are not changed. Writing is atomic.
+    A run replaces the earlier run with the same system and seed; other runs are not changed. Writing is atomic, and
+    processes take turns.
     """
-    found = {(run["system"], run["seed"]): run for run in [*read(folder), *runs]}
-    lines = [json.dumps(run, ensure_ascii=False) + "\n" for run in found.values()]
-    write_text(os.path.join(folder, FILE), "".join(lines))
+    with _turn(folder):
+        found = {(run["system"], run["seed"]): run for run in [*read(folder), *runs]}
+        lines = [json.dumps(run, ensure_ascii=False) + "\n" for run in found.values()]
+        write_text(os.path.join(folder, FILE), "".join(lines))
     return list(found.values())
+
+
+@contextlib.contextmanager
+def _turn(folder: str) -> Iterator[None]:
+    """Lock the directory, where the system supports this."""
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def by_system(runs: Iterable[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
@@ -93,7 +116,7 @@ def p_over_seeds(differences: list[float]) -> float | None:
     t = abs(statistics.fmean(differences)) / (deviation / math.sqrt(n))
     freedom = n - 1
     # With x = sqrt(freedom) tan(a), the density is proportional to cos(a)^(freedom - 1); Simpson's rule integrates it.
-    scale = math.gamma((freedom + 1) / 2) / (math.sqrt(math.pi) * math.gamma(freedom / 2))
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
     first, steps = math.atan(t / math.sqrt(freedom)), 2000
     width = (math.pi / 2 - first) / steps
     heights = [math.cos(first + k * width) ** (freedom - 1) for k in range(steps + 1)]

@@ -31,6 +31,7 @@ from fairseq_deep.tools import (
     read_lines,
     replacing,
     torch_check,
+    translate,
 )
 
 FORMAT, VERSION = "fairseq_deep torch.export", 1
@@ -69,14 +70,13 @@ def check_package() -> Any:
 
 def write(args: argparse.Namespace) -> int:
     """Write the file, and compare its programs with the model."""
-    from fairseq_deep.runtime import TextSteps, find_bundle, load_model, search_of
+    from fairseq_deep.runtime import TextSteps, load_model, search_of
     from fairseq_deep.runtime.verification import token_rows
 
     archives = check_package()
     check_new_file(args.output)
     given = args.verify and [args.verify, *read_lines(args.verify)]
-    names = ("data", "tokenizer", "lowercase", "source_lang", "target_lang")
-    bundle = find_bundle(args.checkpoint, codes=args.bpe_codes, **{name: getattr(args, name) for name in names})
+    bundle = translate.find_parts(args.checkpoint, args)
     loaded = load_model(bundle)
     steps = TextSteps(loaded.source_lang, loaded.target_lang, bundle.codes, bundle.tokenizer, bundle.lowercase)
     search = {**search_of(bundle), "gnmt_lenpen": bundle.gnmt_lenpen}

@@ -78,7 +78,7 @@ def add_search(parser: argparse.ArgumentParser, beam: int | None = None) -> None
     search.add_argument("--max-len-b", type=at_least_one, metavar="B",
                         help="B of the maximum output length (default: the recipe's, or 50)")  # fmt: skip
     search.add_argument("--decode-precision", choices=("fp32", "bf16", "int8"), default="fp32",
-                        help="precision of the decoder's linear layers on a CPU (default: fp32)")  # fmt: skip
+                        help="precision of linear layers on a CPU (default: fp32)")  # fmt: skip
     search.add_argument("--batch-size", type=at_least_one, default=64, metavar="N",
                         help="sentences per batch (default: 64)")  # fmt: skip
     search.add_argument("--max-tokens", type=at_least_one, default=4000, metavar="N",
@@ -101,11 +101,19 @@ def add_parts(parser: argparse.ArgumentParser) -> None:
                        help="target language (default: from the checkpoint or file names)")  # fmt: skip
 
 
+def find_parts(path: str, args: argparse.Namespace) -> Any:
+    """Return the `Bundle` of the model at *path*, with the options of `add_parts` and ``--gnmt-lenpen``."""
+    from fairseq_deep.runtime import find_bundle
+
+    names = ("data", "tokenizer", "lowercase", "source_lang", "target_lang", "gnmt_lenpen")
+    return find_bundle(path, codes=args.bpe_codes, **{name: getattr(args, name, None) for name in names})
+
+
 def run(args: argparse.Namespace) -> int:
     """Translate; return 1 if a line was too long."""
     if args.nbest > 1 and not args.json:
         raise UsageError(f"--nbest {args.nbest} gives several translations per line: add --json")
-    bundles = find_bundles(args)
+    bundles = [find_parts(path, args) for path in args.models]
     if args.output != "-":
         check_outputs([args.output], [args.input, args.data, args.bpe_codes, *args.models, *parts_of(bundles)])
     lines = None if args.input == "-" else read_lines(args.input, may_be_empty=True)
@@ -120,15 +128,6 @@ def run(args: argparse.Namespace) -> int:
         return write(args, translator, chunks, sys.stdout, Progress(None))
     with replacing(args.output) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
         return write(args, translator, chunks, file, Progress(len(lines) if lines is not None else 0))
-
-
-def find_bundles(args: argparse.Namespace) -> list[Any]:
-    """Return the `Bundle` of each model."""
-    from fairseq_deep.runtime import find_bundle
-
-    names = ("data", "tokenizer", "lowercase", "source_lang", "target_lang", "gnmt_lenpen")
-    parts = {name: getattr(args, name) for name in names}
-    return [find_bundle(path, codes=args.bpe_codes, **parts) for path in args.models]
 
 
 def parts_of(bundles: list[Any]) -> list[str]:

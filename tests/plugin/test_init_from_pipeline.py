@@ -4,12 +4,15 @@ import argparse
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq.data import Dictionary
 
+from fairseq_deep.errors import UsageError
 from fairseq_deep.plugin.architectures import build_architecture
+from fairseq_deep.plugin.training import restart
 from tests.helpers.commands import PACKAGE, hypotheses, losses, run, train_command
 from tests.helpers.models import tiny_flags
 
@@ -68,6 +71,14 @@ def test_hydra_takes_it_out_of_the_flags_too(data, tmp_path):
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
     assert state["cfg"]["model"]["init_from"] is None
     assert state["optimizer_history"][-1]["num_updates"] == 4
+
+
+def test_a_schedule_that_has_ended_is_rejected(monkeypatch):
+    monkeypatch.setattr(restart, "_stock", lambda *_: None)
+    flags = SimpleNamespace(model=SimpleNamespace(stack_restart_updates=10))
+    trainer = SimpleNamespace(cfg=flags, get_num_updates=lambda: 0, set_num_updates=print, get_lr=lambda: 0.0)
+    with pytest.raises(UsageError, match="--stack-restart-updates 10: the schedule's learning rate is 0 there; lower"):
+        restart.load_checkpoint(trainer, "checkpoint_last.pt")
 
 
 def test_a_deeper_model_may_start_at_the_peak_of_the_schedule(data, tmp_path):

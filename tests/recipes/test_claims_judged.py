@@ -42,6 +42,7 @@ def test_higher(left, right, chances, verdict, claims, monkeypatch):
     ((11.2, 11.1), (0.5, 0.5), "yes (two seeds)"), ((10.8, 10.9), (0.3, 0.3), "yes (two seeds)"),
     ((10.4, 10.3), (0.01, 0.01), "no (two seeds)"),
     ((9.0, 9.0), (0.3, 0.01), "not clear"), ((11.0,), (1.0,), "yes (one seed)"), ((9.0,), (0.01,), "no (one seed)"),
+    ((10.9, 11.0, 11.1), (0.5, 0.5, 0.5), "yes"), ((9.3, 13.7, 10.4), (0.5, 0.5, 0.5), "not clear"),
     ((10.8, 10.9), (0.01, 0.01), "yes (two seeds)"),  # a small difference stays small, however exactly measured
 ])  # fmt: skip
 def test_as_good(left, chances, verdict, claims, monkeypatch):
@@ -51,7 +52,7 @@ def test_as_good(left, chances, verdict, claims, monkeypatch):
 
     monkeypatch.setattr(claims["judge"], "bootstrap", bootstrap)
     statement = claims["definitions"].Statement("as good", "a", "b")
-    found = claims["judge"].judge(statement, [scored("a", *left), scored("b", 11.0, 11.0)], {}, {}, 1000)
+    found = claims["judge"].judge(statement, [scored("a", *left), scored("b", *[11.0] * 3)], {}, {}, 1000)
     assert found["verdict"] == verdict
 
 

@@ -3,6 +3,7 @@
 import csv
 import importlib
 import json
+import math
 import os
 import re
 import shutil
@@ -240,6 +241,9 @@ BAD = {
     "seed in two ways": (["lstm_6l"], {"seeds": "1,01"}, ["--seeds must be a number"]),
     "seeds twice": (["lstm_6l"], {"seeds": "1,1"}, ["--seeds 1,1 has seed 1 twice"]),
     "heads": (["lstm_6l"], {"heads": "3"}, ["--width 16 is not divisible by 3 heads"]),
+    "heads of no width": (["lstm_6l"], {"width": "0"}, ["--heads has no effect with --width 0"]),
+    "seed of no search": (["lstm_6l"], {"tune_seed": "7"}, ["--tune-seed has no effect without --tune lr"]),
+    "no validation": (["lstm_6l"], {"flags": ["--disable-validation"]}, ["--disable-validation is not supported"]),
     "no updates": (["lstm_6l"], {"updates": "0"}, ["--updates must be at least 1"]),
     "batch": (["lstm_6l"], {"recipe": ["--max-tokens", "1000"]}, ["1,000 tokens per update, but this job is defined"]),
     "no such folder": (["lstm_6l"], {"data": "/nowhere"}, ["/nowhere: no such directory"]),
@@ -315,6 +319,13 @@ def test_changed_conditions_are_refused_and_more_updates_taken(modules, monkeypa
     note(lstm_attn_residual=True, of_another_version=1, encoder_embed_dim=WIDTH, log_depth_interval=1)
     assert ask("a=lstm_6l")[0] == 0 and ask("a=lstm_6l", updates="800")[0] == 0
     assert ask("b=lstm_6l --ddp-backend legacy_ddp --num-workers 0")[0] == 0, "they change nothing that is learned"
+    # the rates of this schedule depend on the number of updates
+    args.extra = ["--lr-scheduler", "inverse_sqrt_cooldown", "--warmup-updates", "1"]
+    modules.compare.save_json(str(exp / "conditions.json"), modules.compare.conditions(args))
+    assert ask("a=lstm_6l", flags=args.extra)[0] == 0
+    refuse("another value of --updates: 4, now 8", "another --exp", flags=args.extra, updates="8")
+    args.extra = []
+    modules.compare.save_json(str(exp / "conditions.json"), modules.compare.conditions(args))
     note(lstm_attn_residual=False)
     refuse("a in", "has lstm_attn_residual False", "now presets True", "another --exp")
 
@@ -459,6 +470,8 @@ def test_table_and_picture_of_what_is_there(finished, modules, tmp_path, monkeyp
     pytest.importorskip("matplotlib")
     modules.picture.draw(rows, str(tmp_path / "picture.svg"))
     drawn = (tmp_path / "picture.svg").read_text()
+    rows[2]["curve"][1][4] = math.inf
+    modules.picture.draw(rows, str(tmp_path / "infinite.svg"))
     assert all(f"{number}  {name}" in drawn for number, name in ((1, "base"), (2, "same"), (3, "worse")))
 
 
@@ -534,6 +547,24 @@ def test_the_worth_of_the_source_is_not_an_older_models(modules, tmp_path, tools
     run.begun = time.time()
     run.diagnose(os.environ)
     assert not (tmp_path / "diagnose.json").exists()
+
+
+def test_a_full_disk_fails_one_run_and_not_the_queue(modules, tmp_path, monkeypatch):
+    """The log of the first run cannot be written; the second one finishes."""
+    monkeypatch.setattr(modules.trainings, "recipe_program", lambda _: [sys.executable, "-c", "print('epoch')"])
+    monkeypatch.setattr(modules.trainings, "link_text", lambda *_: None)
+    systems = [SimpleNamespace(label=name, ours=False) for name in "ab"]
+    runs = [modules.trainings.Run(system, 1, str(tmp_path / system.label), []) for system in systems]
+    for run in runs:
+        (tmp_path / run.system.label / "checkpoints").mkdir(parents=True)
+    (tmp_path / "a/recipe.log").symlink_to("/dev/full")
+    (tmp_path / "b/RESULT.json").write_text('{"valid_ppl": 2.0}')
+    descriptor = os.open(tmp_path / "lock", os.O_CREAT)
+    try:
+        failed = modules.trainings.Trainings(runs, 1, 0, 0, descriptor, "").work()
+    finally:
+        os.close(descriptor)
+    assert failed == ["a seed 1"] and "No space left on device" in runs[0].reason() and runs[1].is_done()
 
 
 def test_gpus_are_shared_where_there_are_fewer_than_trainings(modules, monkeypatch):

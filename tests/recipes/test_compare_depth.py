@@ -146,7 +146,7 @@ def test_a_run_that_failed_for_another_reason_ends_the_search(tools_of_training,
     broken.write_text("OSError: no space left on device\n")
     given = (tools_of_training, corpus, tmp_path / "exp", "prenorm_2l2l_tiny")
     done = compare(*given)
-    assert done.returncode == 3 and "3 of 3 runs of the search for learning rates failed: " in done.stderr
+    assert done.returncode == 4 and "3 of 3 runs of the search for learning rates failed: " in done.stderr
     assert "the same command retries them" in done.stderr and done.stderr.count("\n") == 1
     broken.write_text("FloatingPointError: gradients are Nan/Inf\n")
     done = compare(*given)
@@ -161,6 +161,7 @@ BAD = {
     "a depth twice": (["--depths", "6,6"], "not '6,6'"),
     "no number": (["--depths", "6,x"], "not '6,x'"),
     "depth twice": (["--depths", "1,2", "prenorm_6l --encoder-layers 3"], "--depths sets --encoder-layers: omit one"),
+    "rates by epoch": (["prenorm_2l2l_tiny --lr 0.1,0.2"], "--lr 0.1,0.2: --tune lr searches a single rate"),
     "nothing trained": (["--table-only"], "the search for learning rates is incomplete: omit --table-only"),
 }
 
@@ -181,13 +182,13 @@ def row(line, layers, losses, bleu=None, tuned=RATES):
         seed: {"valid_ppl": math.exp(loss), **({} if bleu is None else {"bleu": bleu})}
         for seed, loss in enumerate(losses, 1)
     }
-    return {"line": line, "depth": layers, "done": list(seeds), "seeds": seeds, "tuned": tuned}
+    return {"line": line, "depth": layers, "done": list(seeds), "failed": {}, "seeds": seeds, "tuned": tuned}
 
 
 def test_slopes_and_gains():
     """nll 3 - 0.1 log2 L exactly: a slope of -0.1, and a gain of 0.2 from 6 to 24 layers."""
     rows = [row("a", n, [3 - 0.1 * math.log2(n) + seed / 100 for seed in range(5)], bleu=n) for n in (24, 6, 12)]
-    [found] = depth.judge(rows)
+    [found] = depth.judge(rows, 1)
     assert found["depths"] == [6, 12, 24] and found["bleu"] == 18
     assert [*found["slope"].values()] == pytest.approx([-0.1] * 5)
     assert [*found["gain"].values()] == pytest.approx([0.2] * 5)
@@ -198,7 +199,7 @@ def test_losses_are_exact_where_perplexities_are_rounded():
     for each, nll in zip(rows, (0.457, 0.452)):  # in bits: both print as a perplexity of 1.37
         for figures in each["seeds"].values():
             figures["valid_nll"] = nll
-    [found] = depth.judge(rows)
+    [found] = depth.judge(rows, 1)
     assert [*found["gain"].values()] == pytest.approx([0.005 * math.log(2)] * 3)
 
 
@@ -215,16 +216,27 @@ def test_losses_are_exact_where_perplexities_are_rounded():
 )
 def test_depth_pays_if_the_deepest_is_better_by_the_margin_and_significantly(gains, bleu, verdict):
     shallow, deep = row("a", 6, [3.0] * len(gains), 20.0), row("a", 24, [3.0 - gain for gain in gains], 20.0 + bleu)
-    [found] = depth.judge([shallow, deep])
+    [found] = depth.judge([shallow, deep], 1)
     assert found["pays"] == verdict
     assert f" {verdict} |" in depth.page([found]).splitlines()[2]
+
+
+def test_failed_runs_give_no_verdict():
+    """The remaining seeds are a selection of those that train."""
+    rows = [row("a", 6, [3.0] * 8, 20.0), row("a", 24, [2.95, 2.94, 2.95, 2.94, 2.945], 21.0)]
+    assert depth.judge(rows, 1)[0]["pays"] == "yes"
+    rows[1]["failed"] = {6: "loss is NaN"}
+    [found] = depth.judge(rows, 1)
+    assert found["pays"] == "not clear" and found["p_gain"] < 0.05
+    text = depth.page([found], ["b"])
+    assert "Runs failed, and the others are a selection: a with 24 layers. A depth without a finished run: b." in text
 
 
 @pytest.mark.parametrize("tuned", [{}, {"0.001": 6.0, "0.002": 5.0}], ids=["no search", "at the edge"])
 def test_untuned_rates_and_missing_scores_give_no_verdict(tuned):
     losses = [2.95, 2.94, 2.95, 2.94, 2.945]
     for deep, bleu in ((row("a", 24, losses, 21.0, tuned), 20.0), (row("a", 24, losses), None)):
-        [found] = depth.judge([row("a", 6, [3.0] * 5, bleu), deep])
+        [found] = depth.judge([row("a", 6, [3.0] * 5, bleu), deep], 1)
         assert found["pays"] == "not clear" and found["p_gain"] < 0.05
         untuned = "Learning rates are not tuned, or at an edge of their grid: a." in depth.page([found])
         assert untuned == (deep["tuned"] is tuned)
@@ -232,5 +244,14 @@ def test_untuned_rates_and_missing_scores_give_no_verdict(tuned):
 
 def test_holm():
     """The example of Holm's step-down method: 0.01, 0.02, 0.03, 0.04 become 0.04, 0.06, 0.06, 0.06."""
-    assert depth.holm([0.04, 0.01, None, 0.03, 0.02]) == pytest.approx([0.06, 0.04, None, 0.06, 0.06], nan_ok=True)
-    assert depth.holm([0.6, 0.9]) == [1.0, 1.0] and depth.holm([]) == []
+    assert depth.holm([0.04, 0.01, None, 0.03, 0.02], 4) == pytest.approx([0.06, 0.04, None, 0.06, 0.06], nan_ok=True)
+    assert depth.holm([0.6, 0.9], 2) == [1.0, 1.0] and depth.holm([], 0) == []
+
+
+def test_systems_that_are_not_finished_count_in_the_correction():
+    """Otherwise a verdict would depend on the order in which systems finish."""
+    gains = (0.06, 0.01, 0.05, 0.02, 0.04)
+    rows = [row("a", 6, [3.0] * 5, 20.0), row("a", 24, [3.0 - gain for gain in gains], 21.0)]
+    alone, among = (depth.judge(rows, planned)[0] for planned in (1, 5))
+    assert among["p_gain"] == pytest.approx(5 * alone["p_gain"]) and alone["pays"] == "yes"
+    assert among["pays"] == "not clear"

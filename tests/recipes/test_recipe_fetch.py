@@ -73,6 +73,13 @@ def test_a_bad_table_is_one_line(home, content, parts):
     assert_refused(done, *parts)
 
 
+def test_an_own_copy_that_is_damaged_is_refused(tmp_path):
+    (tmp_path / "corpus.gz").write_bytes(gzip.compress(b"one two three")[:-6])
+    with pytest.raises(UsageError, match=r"corpus\.gz: truncated or invalid gzip archive .*; delete it, or put a whole"):
+        fetching.fetch("https://x.invalid/corpus.gz", "corpus.gz", str(tmp_path), {})
+    assert (tmp_path / "corpus.gz").exists()
+
+
 def test_sides_of_different_lengths_are_refused(home):
     files = {"test/newstest2017-enfi-src.en.sgm": sgm("a", "b"), "test/newstest2017-enfi-ref.fi.sgm": sgm("a")}
     pack(home / "wmt17-test.tgz", files)

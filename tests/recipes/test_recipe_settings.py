@@ -32,6 +32,8 @@ def test_the_same_training(settings, other):
     (BASE.replace("--fp16", ""), "--fp16, now without --fp16"), (f"{BASE} --lr=0.2", "--lr 0.1, now --lr 0.2"),
     (BASE.replace("-1", "-2"), "--clip-norm -1, now --clip-norm -2"),
     (BASE.replace("0.98", "0.99"), "--adam-betas (0.9, 0.98), now --adam-betas (0.9, 0.99)"),
+    (f"{BASE} --lr-scheduler inverse_sqrt_cooldown --max-update 7",
+     "without --lr-scheduler, now --lr-scheduler inverse_sqrt_cooldown; without --max-update, now --max-update 7"),
     (f"{BASE} --lr 0.2 --arch b", "--arch a, now --arch b; --lr 0.1, now --lr 0.2"),
 ])  # fmt: skip
 def test_another_training(settings, other, named):

@@ -1,5 +1,6 @@
 """Sub-words of the recipes: joint, per side, SentencePiece; Chinese; what is dropped; several test sets."""
 
+import os
 import random
 import signal
 
@@ -140,6 +141,17 @@ def test_translate_prepares_text_as_the_recipe_does(text, tmp_path, bpe, lowerca
     assert bundle.lowercase == lowercase
     steps = TextSteps("en", "de", bundle.codes, bundle.tokenizer, bundle.lowercase)
     assert list(map(steps.prepare, lines(text / "test.en"))) == lines(tmp_path / "out/test.en")
+
+
+def kill_the_third(number):
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def test_a_killed_worker_ends_the_preparation():
+    with pytest.raises(UsageError, match="possibly for lack of memory: use fewer --workers than 2"):
+        list(subwords.spread(kill_the_third, [(number,) for number in range(20)], 2))
 
 
 def signals_of_a_worker(_):

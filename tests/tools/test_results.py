@@ -3,6 +3,8 @@
 import json
 import math
 import statistics
+import subprocess
+import sys
 
 import pytest
 
@@ -17,6 +19,13 @@ def test_a_run_replaces_its_earlier_line_and_others_stay(tmp_path):
     assert found == results.read(str(tmp_path)) == results.read(str(tmp_path / results.FILE))
     assert [(run["system"], run["seed"], run["bleu"]) for run in found] == [("a", 1, 21), ("b", 1, 20), ("a", 2, 20)]
     assert list(results.by_system(found)["a"]) == [1, 2] and results.read(str(tmp_path / "none.jsonl")) == []
+
+
+def test_processes_that_write_at_once_lose_nothing(tmp_path):
+    program = "import sys\nfrom fairseq_deep.tools import results\nfor seed in range(40):\n" \
+        "    results.add(sys.argv[1], [{'system': sys.argv[2], 'seed': seed}])"
+    children = [subprocess.Popen([sys.executable, "-c", program, tmp_path, name]) for name in "ab"]
+    assert [child.wait(60) for child in children] == [0, 0] and len(results.read(str(tmp_path))) == 80
 
 
 @pytest.mark.parametrize(

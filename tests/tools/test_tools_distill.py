@@ -297,6 +297,8 @@ def test_a_teacher_of_another_dictionary_is_one_line(trained, text, tmp_path, ca
         (data / f"dict.{lang}.txt").write_text("".join([lines[1], lines[0], *lines[2:]]))
     line = fails(capsys, trained, "--text", text, "--output", tmp_path / "out", "--cpu", "--data", data)
     assert "the checkpoint was trained with another source dictionary" in line
+    words = ["--text", text, "--output", tmp_path / "out", "--cpu", *GREEDY]
+    assert main(["distill", str(trained), *map(str, words)]) == 0, "the failed call left nothing in the way"
 
 
 def test_ctrl_c_says_how_to_resume(monkeypatch, capsys):

@@ -25,7 +25,8 @@ def load_checkpoint(trainer: Trainer, *arguments: Any, **options: Any) -> dict[s
     """Load a checkpoint; without one, the run is new and its update number starts at the flag's value.
 
     Raises:
-        UsageError: the optimizer state is another model's, such as a stock model's for its twin
+        UsageError: the optimizer state is another model's, such as a stock model's for its twin, or the schedule ends
+            before the start
     """
     try:
         state = _stock(trainer, *arguments, **options)
@@ -39,5 +40,7 @@ def load_checkpoint(trainer: Trainer, *arguments: Any, **options: Any) -> dict[s
     start = getattr(trainer.cfg.model, "stack_restart_updates", None)
     if state is None and start and not trainer.get_num_updates():
         trainer.set_num_updates(start)
+        if trainer.get_lr() == 0:
+            raise UsageError(f"--stack-restart-updates {start}: the schedule's learning rate is 0 there; lower it")
         logger.info(f"--stack-restart-updates: training starts at update {start}, lr {trainer.get_lr():g}")
     return state

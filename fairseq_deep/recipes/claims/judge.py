@@ -149,19 +149,23 @@ def _higher(left, right, resamples):
 
 
 def _as_good(left, right, resamples):
-    """Judge "as good" by the margin first, since a small difference can be significant."""
+    """Judge "as good" by the margin first, since a small difference can be significant.
+
+    With three or more seeds, the mean must be significantly above the margin.
+    """
     found = _pair(left, right, resamples)
     if isinstance(found, dict):
         return found
     text, values, sure, signs = found
     near = not values or statistics.fmean(values) >= -MARGIN
     count = len(values) + len(signs)
-    if near and -1 not in signs:
+    above = p_over_seeds([value + MARGIN for value in values])
+    if near and -1 not in signs and (above is None or above < LEVEL):
         return {"found": text, "verdict": _said("yes", count)}
     if 1 not in signs and all(value < 0 for value in values) and (not values or sure and not near):
         return {"found": text, "verdict": _said("no", count), "why": "worse" + (", significantly" if sure else "")}
-    return {"found": text, "verdict": "not clear", "why": f"more than {MARGIN} lower, but not significantly"
-            if not signs else "seeds differ"}  # fmt: skip
+    less = "less than {} lower, but not significantly" if near else "more than {} lower, but not significantly"
+    return {"found": text, "verdict": "not clear", "why": "seeds differ" if signs else less.format(MARGIN)}
 
 
 def _learned(record):

@@ -29,7 +29,7 @@ def measure(records, folder, args):
     """
     trained = {record["label"]: record["folders"][record["done"][0]] for record in records if record["done"]}
     path = os.path.join(folder, "speed.json")
-    key = {label: os.path.getmtime(os.path.join(run, "averaged.pt")) for label, run in trained.items()}
+    key = {label: model_time(run) for label, run in trained.items()}
     kept = read_json(path)
     look = args.table_only or not args.speed
     if kept.get("key") == key and (look or kept["rounds"] >= args.rounds):
@@ -60,6 +60,18 @@ def measure(records, folder, args):
     if not problems:
         write_text(path, json.dumps({"key": key, "rounds": args.rounds, "systems": found}, indent=1) + "\n")
     return found, list(problems.values())
+
+
+def model_time(folder):
+    """Return the time when the model of the run in *folder* was written.
+
+    Raises:
+        UsageError: the model is missing
+    """
+    path = os.path.join(folder, "averaged.pt")
+    if not os.path.isfile(path):
+        raise UsageError(f"{path} is missing: delete {folder} and run the same command again")
+    return os.path.getmtime(path)
 
 
 def run(words, folder, what, cwd=None):

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Translate the missing shards and assemble the output directory."""
     args.output = os.path.abspath(args.output)
-    bundles = translate.find_bundles(args)
+    bundles = [translate.find_parts(path, args) for path in args.models]
     langs = _languages(args, bundles[0])
     text = distilled.survey(args.text, langs)
     job = distilled.Job(args.output, text, args.choose, args.shard_lines, _settings(args, bundles, text))

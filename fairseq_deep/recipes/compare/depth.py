@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,18 +52,21 @@ def expand(systems: list[System], depths: list[int]) -> list[System]:
     ]  # fmt: skip
 
 
-def judge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def judge(rows: list[dict[str, Any]], planned: int) -> list[dict[str, Any]]:
     """Test the effect of depth for each line of *rows*, which have ``line`` and ``depth``.
+
+    Args:
+        planned: number of lines of the comparison, with those that are not finished
 
     Returns:
         for each line: ``slope`` and ``gain`` by seed, in nats per token (gain: shallowest minus deepest, > 0 is
         better), their p with Holm's correction (None for fewer than three seeds), ``bleu`` (deepest minus shallowest,
-        mean, or None), ``tuned`` (a search found the learning rate of each depth inside its grid) and ``pays``: "yes",
-        "no" or "not clear"
+        mean, or None), ``tuned`` (a search found the learning rate of each depth inside its grid), ``failed`` (depths
+        with runs that failed) and ``pays``: "yes", "no" or "not clear"
     """
     found = [_of_line([row for row in rows if row["line"] == line]) for line in dict.fromkeys(r["line"] for r in rows)]
     for test in ("slope", "gain"):
-        corrected = holm([p_over_seeds([*each[test].values()]) for each in found])
+        corrected = holm([p_over_seeds([*each[test].values()]) for each in found], planned)
         for each, p in zip(found, corrected):
             each[f"p_{test}"] = p
     for each in found:
@@ -82,6 +86,7 @@ def _of_line(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "slope": {seed: slope([math.log2(depth) for depth in depths], values) for seed, values in nll.items()},
         "gain": {seed: values[0] - values[-1] for seed, values in nll.items()},
         "bleu": statistics.fmean(bleu) if bleu else None,
+        "failed": [row["depth"] for row in rows if row["failed"]],
         "tuned": all(inside({float(rate): loss for rate, loss in row["tuned"].items()}) for row in rows),
     }  # fmt: skip
 
@@ -98,19 +103,22 @@ def slope(xs: list[float], ys: list[float]) -> float:
     return math.fsum((a - x) * (b - y) for a, b in zip(xs, ys)) / math.fsum((a - x) ** 2 for a in xs)
 
 
-def holm(chances: list[float | None]) -> list[float | None]:
-    """Apply Holm's step-down correction: the k-th smallest of n is multiplied by n - k + 1; None is kept."""
+def holm(chances: list[float | None], count: int) -> list[float | None]:
+    """Apply Holm's step-down correction: the k-th smallest of *count* tests is multiplied by count - k + 1.
+
+    Tests without a p, and those that are not in *chances*, count as the largest.
+    """
     known = sorted((p, index) for index, p in enumerate(chances) if p is not None)
     corrected, least = list(chances), 0.0
     for rank, (p, index) in enumerate(known):
-        least = max(least, min(1.0, p * (len(known) - rank)))
+        least = max(least, min(1.0, p * (count - rank)))
         corrected[index] = least
     return corrected
 
 
 def _verdict(found: dict[str, Any]) -> str:
     gains, p = [*found["gain"].values()], found["p_gain"]
-    if not found["tuned"] or len(gains) < SEEDS or p is None or p >= LEVEL:
+    if not found["tuned"] or found["failed"] or len(gains) < SEEDS or p is None or p >= LEVEL:
         return "not clear"
     gain = statistics.fmean(gains)
     if gain > LEAST and found["bleu"] is not None and found["bleu"] > 0:
@@ -118,8 +126,8 @@ def _verdict(found: dict[str, Any]) -> str:
     return "no" if gain <= 0 else "not clear"
 
 
-def page(found: list[dict[str, Any]]) -> str:
-    """Return the text of ``depth.md``."""
+def page(found: list[dict[str, Any]], unfinished: Sequence[str] = ()) -> str:
+    """Return the text of ``depth.md``, which names the *unfinished* lines."""
     head = ["system", "encoder layers", "seeds", "slope of nll", "p (Holm)", "gain of the deepest", "p (Holm)",
             "BLEU", "depth pays"]  # fmt: skip
     cells = [head]
@@ -134,11 +142,17 @@ def page(found: list[dict[str, Any]]) -> str:
         "Gain: improvement of the deepest encoder over the shallowest with the same seed, in nats per token. p: "
         "Student's t over the seeds, with Holm's correction over the systems. BLEU: deepest minus shallowest. Depth "
         f"pays if the gain is above {LEAST} with p < {LEVEL} over {SEEDS} seeds or more, and BLEU is higher. A verdict "
-        "requires tuned learning rates (--tune lr) inside their grids."
+        "requires tuned learning rates (--tune lr) inside their grids, and no failed run."
     )
     untuned = ", ".join(each["line"] for each in found if not each["tuned"])
     if untuned:
         notes += f" Learning rates are not tuned, or at an edge of their grid: {untuned}."
+    failed = "; ".join(f"{each['line']} with {', '.join(map(str, each['failed']))} layers" for each in found
+                       if each["failed"])  # fmt: skip
+    if failed:
+        notes += f" Runs failed, and the others are a selection: {failed}."
+    if unfinished:
+        notes += f" A depth without a finished run: {', '.join(unfinished)}."
     return f"{markdown(cells, left=(0,))}\n\n{notes}\n"
 
 

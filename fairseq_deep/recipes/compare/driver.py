@@ -11,7 +11,7 @@ import sys
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes import driver as recipes
 from fairseq_deep.recipes import lock
-from fairseq_deep.recipes.changes import flags_of
+from fairseq_deep.recipes.changes import PLANNED, flags_of
 from fairseq_deep.recipes.children import call
 from fairseq_deep.recipes.plan import Plan
 from fairseq_deep.recipes.process import Stopped
@@ -24,18 +24,20 @@ from .systems import check, check_unchanged, read_systems
 from .trainings import Run, Trainings, recipe_program
 
 FAILED = 3  # exit status if some training runs failed; 1 is the status of unexpected errors
+SEARCH_FAILED = 4  # exit status if runs of the search for learning rates failed, so that there is no table
 
 
 class Failed(UsageError):
     """Some training runs failed; the others are in the table."""
 
 
-def check_conditions(exp, now):
-    """Reject conditions that differ from the directory's, except more updates."""
+def check_conditions(exp, now, flags):
+    """Reject conditions that differ from the directory's, except more updates if *flags* allow them."""
+    planned = flags_of(flags).get("--lr-scheduler") in PLANNED
     old = read_json(os.path.join(exp, "conditions.json"))
     for name in [*now, *old] if old else []:
         before, after = old.get(name), now.get(name)
-        if before == after or (name == "--updates" and before < after):
+        if before == after or (name == "--updates" and before < after and not planned):
             continue
         before, after = ("the default" if value in (None, "") else value for value in (before, after))
         raise UsageError(f"{exp} was begun with another value of {name}: {before}, now {after}: use another --exp")
@@ -50,6 +52,8 @@ def shared_flags(args):
     if args.width:
         for side in ("encoder", "decoder"):
             flags += [f"--{side}-embed-dim", str(args.width), f"--{side}-attention-heads", str(args.heads)]
+    if "--disable-validation" in args.extra:
+        raise UsageError("--disable-validation is not supported, since validation loss is compared: omit it")
     return flags + args.extra, every
 
 
@@ -154,8 +158,8 @@ def report_depth(folder, rows):
     complete = [row for same in lines.values() if all(row["done"] for row in same) for row in same]
     if not complete:
         return
-    found = depth.judge(complete)
-    text = depth.page(found)
+    found = depth.judge(complete, len(lines))
+    text = depth.page(found, [line for line, same in lines.items() if not all(row["done"] for row in same)])
     write_text(os.path.join(folder, "depth.md"), text)
     write_json(os.path.join(folder, "depth.json"), found)
     print(f"\n{text}")
@@ -174,7 +178,7 @@ def tuner(args, base, work):
             remember()
         return plan(own, systems, shared_flags(own))
 
-    return tune.Tuner(args, make, work, float(flags_of(base)["--lr"]))
+    return tune.Tuner(args, make, work, tune.rate_of(flags_of(base), "-- --lr"))
 
 
 def show_plan(args, systems, runs):
@@ -191,12 +195,14 @@ def work(args):
     """Run a comparison, and return the exit status."""
     resolve(args)
     now = conditions(args)
-    check_conditions(args.exp, now)
+    check_conditions(args.exp, now, args.extra)
     systems, flags = read_systems(args.arguments, args.systems), shared_flags(args)
     systems = depth.expand(systems, args.depths) if args.depths else systems
     base = without_systems(args, systems, flags)
     check(systems, base, args.width)
     tuning = args.tune != "none"
+    if tuning:
+        tuner(args, base, None).check(systems)
     if tuning and args.table_only:
         systems = tuner(args, base, None).choose(systems)
     if not tuning or args.table_only:
@@ -255,6 +261,8 @@ def main(script, action, words):
         return 130
     except UsageError as problem:
         print(f"error: {problem.message}", file=sys.stderr)
-        return FAILED if isinstance(problem, (Failed, tune.SearchFailed)) else 2
+        if isinstance(problem, tune.SearchFailed):
+            return SEARCH_FAILED
+        return FAILED if isinstance(problem, Failed) else 2
     except SystemExit as end:  # raised by the recipe
         return end.code

@@ -96,7 +96,12 @@ FREE = ("--data", "--data-tar", "--workers", "--force-batch", "--disk-gb", "--su
 
 
 def check_options(options: Compare) -> None:
-    """Reject invalid options that can be detected without packages."""
+    """Reject invalid options, and options without effect, that can be detected without packages."""
+    if options.width == 0 and "heads" in options.given:
+        raise UsageError("--heads has no effect with --width 0: omit it, or give a width")
+    for name in ("tune_updates", "tune_seed"):
+        if name in options.given and options.tune == "none":
+            raise UsageError(f"{flag_of(name)} has no effect without --tune lr: add that, or omit {flag_of(name)}")
     if not (options.data or options.data_tar or options.demo):
         langs = f"{options.source_lang},{options.target_lang}"
         raise UsageError(f"--data is missing: give a directory with {{train,valid,test}}.{{{langs}}}, plain or .gz (or "
@@ -138,7 +143,7 @@ def resolve(options: Compare) -> None:
     if options.tune_updates == "auto":
         options.tune_updates = options.updates  # half a run can favour another rate
     if options.tune != "none" and options.tune_seed in options.seeds:
-        raise UsageError(f"--tune-seed {options.tune_seed} must not be in --seeds: choose another")
+        raise UsageError(f"--tune-seed {options.tune_seed} must not be in --seeds: change one of them")
     each = max(1, options.devices // options.jobs) if options.devices else 0
     options.ngpu = each if options.ngpu == "auto" else options.ngpu
     if not options.devices or not options.ngpu:  # simultaneous training runs share the cores

@@ -1,5 +1,6 @@
 """The picture of a comparison: validation loss during training, and BLEU against model size."""
 
+import math
 import statistics
 
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -81,8 +82,10 @@ def _draw_curve(axes, number, row, look):
 
 def _scale_loss(axes, rows):
     """Cut off the steep first part of the curves, since systems differ at the end."""
-    starts = [max(curve.values()) for row in rows for curve in row["curve"].values()]
-    ends = [min(curve.values()) for row in rows for curve in row["curve"].values()]
+    curves = [list(filter(math.isfinite, curve.values())) for row in rows for curve in row["curve"].values()]
+    starts, ends = ([pick(curve) for curve in curves if curve] for pick in (max, min))
+    if not ends:
+        return
     low, high = min(ends), max(starts)
     worst = max(ends)
     top = min(high, worst + 1.0 * (worst - low) + 0.2 * (high - worst))

@@ -1,5 +1,6 @@
 """Execution of a comparison's training runs, some at a time, with progress and time estimates."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
+from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.display import Display, clock
 from fairseq_deep.recipes.options import EXAMPLES, ROOT
 from fairseq_deep.recipes.process import Stopped
@@ -183,8 +185,23 @@ class Trainings:
         try:
             if not self.stopping:
                 self._train_on(run, slot)
+        except (OSError, UsageError) as error:  # such as a full disk
+            self._fail(run, str(error))
         finally:
             self.slots.put(slot)
+
+    def _fail(self, run, problem):
+        """Record a failed run; what is left of it is terminated."""
+        with self.guard:
+            child = self.children.pop(run, None)
+        if child is not None:
+            child.terminate()
+            child.wait()
+        self.failed.append(run)
+        self.display.remove(run.name)
+        self.display.print(f"{run.name}: FAILED: {problem}")
+        with contextlib.suppress(OSError):
+            write_text(run.failure, f"{problem}\n")
 
     def _train_on(self, run, devices):
         link_text(self.shared, run.folder)
@@ -213,9 +230,7 @@ class Trainings:
         if self.stopping:
             return
         if status:
-            self.failed.append(run)
-            self.display.print(f"{run.name}: FAILED: {problem or f'exit status {status}'}")
-            write_text(run.failure, (problem or f"exit status {status}") + "\n")
+            self._fail(run, problem or f"exit status {status}")
             return
         run.diagnose(environment)
         if self.stopping:

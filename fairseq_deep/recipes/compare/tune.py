@@ -65,10 +65,15 @@ class Tuner:
                 todo[system.label] = following(losses[system.label])
         return [self.chosen(system, losses[system.label]) for system in systems]
 
+    def check(self, systems: list[System]) -> None:
+        """Reject systems whose rates cannot be searched."""
+        for system in systems:
+            self.first_rates(system)
+
     def first_rates(self, system: System) -> list[float]:
         """Return half, once and twice the system's rate."""
-        own = flags_of(system.flags).get("--lr")
-        middle = float(own) if own else self.default
+        flags = flags_of(system.flags)
+        middle = rate_of(flags, f"{system.label}: --lr") if "--lr" in flags else self.default
         return [middle / STEP, middle, middle * STEP]
 
     def candidate(self, system: System, rate: float) -> System:
@@ -109,6 +114,18 @@ class Tuner:
             rates = ", ".join(f"{rate:g}" for rate in sorted(losses))
             raise UsageError(f"{system.label} diverges with all learning rates ({rates}): give it another --lr")
         return replace(system, flags=with_rate(system.flags, best), tuned=dict(sorted(losses.items())))
+
+
+def rate_of(flags: dict[str, str], place: str) -> float:
+    """Return the value of ``--lr`` in *flags*, which were given at *place*.
+
+    Raises:
+        UsageError: it is a list of rates by epoch
+    """
+    try:
+        return float(flags["--lr"])
+    except ValueError:
+        raise UsageError(f"{place} {flags['--lr']}: --tune lr searches a single rate; give one number") from None
 
 
 def with_rate(flags: list[str], rate: float) -> list[str]:

@@ -26,6 +26,7 @@ from .corpus import find_text, read_lines
 
 CHOICES = ("best", "nearest")
 RECORD = "distill.json"
+SHARD = re.compile(r"[0-9]{6}\.json")
 
 
 class Text(NamedTuple):
@@ -131,9 +132,9 @@ class Job:
                 raise UsageError(f"{self.work} is in use by another process: try again later") from None
             except OSError:
                 pass  # locks are not supported
-            if os.path.exists(path):
+            if any(SHARD.fullmatch(name) for name in os.listdir(self.work)):
                 self._check_same(_read_json(path), self.work)
-            else:
+            else:  # new, or a call that was corrected
                 write_text(path, json.dumps(self.settings, indent=1) + "\n")
             yield
 

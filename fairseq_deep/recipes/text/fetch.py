@@ -41,10 +41,18 @@ def read_checksums(path):
 
 
 def fetch(url, name, folder, checksums):
-    """Return the path of ``name`` in ``folder``; it is downloaded from ``url`` if it does not exist."""
+    """Return the path of ``name`` in ``folder``; it is downloaded from ``url`` if it does not exist.
+
+    Raises:
+        UsageError: the file cannot be downloaded, or it is damaged
+    """
     path = os.path.join(folder, name)
     os.makedirs(folder, exist_ok=True)
-    if not os.path.exists(path):
+    if os.path.exists(path):  # perhaps the user's own copy
+        problem = find_fault(path, checksums.get(name), name)
+        if problem:
+            raise UsageError(f"{path}: {problem}; delete it, or put a whole copy there")
+    else:
         part = path + ".part"
         print(f"  fetching {url}", flush=True)
         download(url, part)

@@ -13,9 +13,10 @@ import json
 import os
 import signal
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stderr
 from itertools import islice, starmap
-from multiprocessing import Pool
 from typing import NamedTuple
 
 from fairseq_deep.errors import UsageError
@@ -72,24 +73,36 @@ def blocks(items):
 
 
 def spread(function, jobs, workers):
-    """Yield ``function(*job)`` for every job, in order, over ``workers`` processes."""
+    """Yield ``function(*job)`` for every job, in order, over ``workers`` processes.
+
+    Raises:
+        UsageError: a process was killed
+    """
     if workers == 1:
         yield from starmap(function, jobs)
         return
-    # a worker that receives a signal before it has installed its handlers would ignore it, and never end
+    pool, waiting = ProcessPoolExecutor(workers, initializer=_begin_worker), []
+    try:
+        for job in jobs:
+            waiting.append(_submit(pool, function, job))
+            if len(waiting) > 4 * workers:
+                yield waiting.pop(0).result()
+        for result in waiting:
+            yield result.result()
+    except BrokenProcessPool:
+        problem = "a process of text preparation was killed, possibly for lack of memory"
+        raise UsageError(f"{problem}: use fewer --workers than {workers}, and run the same command again") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _submit(pool, function, job):
+    """Submit a job; a worker that receives a signal before it has installed its handlers would ignore it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        pool = Pool(workers, _begin_worker)
+        return pool.submit(function, *job)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    with pool:
-        waiting = []
-        for job in jobs:
-            waiting.append(pool.apply_async(function, job))
-            if len(waiting) > 4 * workers:
-                yield waiting.pop(0).get()
-        for result in waiting:
-            yield result.get()
 
 
 def _begin_worker():

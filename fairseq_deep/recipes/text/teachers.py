@@ -129,7 +129,7 @@ def serve() -> None:
     try:
         lines = iter(sys.stdin.buffer.readline, b"")
         args = argparse.Namespace(**json.loads(next(lines)))
-        translator = translate.load(args, translate.find_bundles(args))
+        translator = translate.load(args, [translate.find_parts(path, args) for path in args.models])
         reply(state="ready")
         for line in lines:
             _translate(args, translator, Shard(**json.loads(line)))

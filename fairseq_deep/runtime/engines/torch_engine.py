@@ -22,7 +22,7 @@ class TorchEngine:
     Args:
         loaded: the models, which are prepared for decoding in place
         options: search options
-        precision: precision of the decoder's linear layers on a CPU, "fp32", "bf16" or "int8"
+        precision: precision of linear layers on a CPU, "fp32", "bf16" or "int8"
         device: device of the models
 
     Attributes:
