@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -9,7 +10,7 @@ import shutil
 from typing import Any
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.tools import write_text
+from fairseq_deep.tools import allocator, write_text
 
 from . import nodes, record
 from .options import EXAMPLES, ROOT, flag_of, quote
@@ -139,8 +140,10 @@ def start_training(runner: Runner, watch: Any = None) -> None:
     if not runner.dry and watch is None:
         limits = {flag: plan.train_value(flag) for flag in ("--max-epoch", "--max-update", "--stop-time-hours")}
         watch = Train(plan.path("train.jsonl"), limits, runner.every)
+    memory = contextlib.nullcontext() if runner.dry or plan.options.ngpu else allocator.preloaded()
     if place.nnodes == 1 and (plan.processes == 1 or plan.options.ngpu):
-        runner.run(*plan.train_command, watch=watch)
+        with memory:
+            runner.run(*plan.train_command, watch=watch)
         return
     if runner.dry:
         for rank in range(place.nnodes):
@@ -151,7 +154,8 @@ def start_training(runner: Runner, watch: Any = None) -> None:
     # after one process has ended, torchrun gives the others this time to save; Launch ends stuck processes earlier
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "600"
     words = [*place.launcher(place.rank, plan.processes), *plan.train_command]
-    runner.run(*words, watch=watch, launch=nodes.Launch(runner.peers))
+    with memory:
+        runner.run(*words, watch=watch, launch=nodes.Launch(runner.peers))
 
 
 def average(runner: Runner) -> None:

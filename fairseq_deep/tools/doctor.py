@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from fairseq_deep.tools import format_table
+from fairseq_deep.tools import allocator, format_table
 from fairseq_deep.tools.machine import Check, check_compiler, check_cpu, check_python, check_space
 
 SET_UP = "pip install -r requirements.txt"
@@ -99,6 +99,19 @@ def _torch() -> Iterator[Check]:
         yield Check("GPU", "no", "not usable", "this machine has an NVIDIA driver, but torch is a CPU build", cure)
     else:
         yield Check("GPU", "no", "none (CPU build of torch)")
+
+
+def _allocator() -> Iterator[Check]:
+    torch, _ = _try_import("torch")
+    if not sys.platform.startswith("linux") or torch and torch.cuda.is_available():
+        return
+    name = allocator.find()
+    if name:
+        yield Check("allocator", "ok", f"{name} (recipes use it to train on a CPU)")
+    else:
+        reason = "with tcmalloc, recipes train on a CPU 1.05 to 1.4 times as fast"
+        cure = "apt-get install libtcmalloc-minimal4 (Debian, Ubuntu)"
+        yield Check("allocator", "no", "the C library's", reason, cure)
 
 
 def _numpy() -> Iterator[Check]:
@@ -319,6 +332,7 @@ GROUPS = (
     check_cpu,
     check_space,
     _torch,
+    _allocator,
     _numpy,
     _fairseq,
     _checkpoints,

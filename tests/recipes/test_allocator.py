@@ -1,0 +1,61 @@
+"""The memory allocator of trainings on a CPU."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from fairseq_deep.recipes import steps
+from fairseq_deep.tools import allocator, doctor
+
+NAME = "libtcmalloc_minimal.so.4"
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(allocator.ctypes.util, "find_library", {"tcmalloc_minimal": NAME}.get)
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+
+
+def started(ngpu=0, dry=False):
+    """LD_PRELOAD of a training that the recipe starts."""
+    found = []
+    place, options = SimpleNamespace(nnodes=1), SimpleNamespace(ngpu=ngpu)
+    plan = SimpleNamespace(place=place, processes=1, options=options, train_command=["fairseq-train"])
+    runner = SimpleNamespace(plan=plan, dry=dry, run=lambda *_, **__: found.append(os.environ.get("LD_PRELOAD")))
+    steps.start_training(runner, object())
+    return found[0]
+
+
+def test_a_training_on_the_cpu_gets_it(installed, monkeypatch, capsys):
+    assert started() == NAME and "LD_PRELOAD" not in os.environ
+    assert capsys.readouterr().out == f"  memory allocator: {NAME}\n"
+    assert started(ngpu=1) is None and started(dry=True) is None
+    for own in ("mine.so", ""):
+        monkeypatch.setenv("LD_PRELOAD", own)
+        assert started() == own == os.environ["LD_PRELOAD"]
+
+
+def test_other_systems_have_none(installed, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert allocator.find() == "" and started() is None and not list(doctor._allocator())
+
+
+def test_doctor_names_the_package(installed, monkeypatch):
+    monkeypatch.setattr(doctor, "_try_import", lambda name: (None, ""))
+    [check] = doctor._allocator()
+    assert check.state == "ok" and check.value.startswith(NAME)
+    monkeypatch.setattr(allocator.ctypes.util, "find_library", lambda _: None)
+    [check] = doctor._allocator()
+    assert check.state == "no" and "libtcmalloc-minimal4" in check.cure
+
+
+@pytest.mark.skipif(not allocator.find(), reason="tcmalloc is not installed")
+def test_a_program_uses_it(monkeypatch):
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    with allocator.preloaded():
+        maps = subprocess.run([sys.executable, "-c", "print(open('/proc/self/maps').read())"], capture_output=True)
+    assert allocator.find().encode() in maps.stdout and not maps.stderr
