@@ -196,6 +196,7 @@ class Trainings:
             child = self.children.pop(run, None)
         if child is not None:
             child.terminate()
+            child.stdout.close()  # otherwise it could wait for a reader
             child.wait()
         self.failed.append(run)
         self.display.remove(run.name)
