@@ -302,9 +302,9 @@ def test_a_teacher_of_another_dictionary_is_one_line(trained, text, tmp_path, ca
 
 
 def test_ctrl_c_says_how_to_resume(monkeypatch, capsys):
-    def interrupted(args):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(translate, "find_bundles", interrupted)
+    monkeypatch.setattr(translate, "find_parts", interrupted)
     assert main(["distill", "MODEL", "--text", "TEXT", "--output", "OUT"]) == 130
     assert capsys.readouterr().err == "fairseq-deep distill: interrupted; the same command resumes\n"

@@ -191,12 +191,12 @@ class Trainings:
             self.slots.put(slot)
 
     def _fail(self, run, problem):
-        """Record a failed run; what is left of it is terminated."""
+        """Record a failed run, and terminate its process."""
         with self.guard:
             child = self.children.pop(run, None)
         if child is not None:
             child.terminate()
-            child.stdout.close()  # otherwise it could wait for a reader
+            child.stdout.close()  # nobody reads it any more
             child.wait()
         self.failed.append(run)
         self.display.remove(run.name)
