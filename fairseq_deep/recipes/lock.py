@@ -5,29 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import time
-from typing import Any
 
 from fairseq_deep.errors import UsageError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from fairseq_deep.runtime.files import flock
 
 PATIENCE = 30
 """Time limit for another run to end, in seconds; ``RECIPE_PATIENCE`` overrides it."""
-
-
-def flock(file: Any) -> None:
-    """Lock an open *file* or descriptor for this process.
-
-    Raises:
-        BlockingIOError: another process holds it
-        OSError: the file system or the operating system does not support locks
-    """
-    if fcntl is None:
-        raise OSError("no locks")
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def take(path: str, folder: str) -> int:

@@ -12,13 +12,9 @@ import statistics
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from fairseq_deep.runtime.files import flock
 from fairseq_deep.runtime.records import FACTS, SEARCH, amount, figure, line, needed, optional, read_json_lines
 from fairseq_deep.tools import write_text
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 FILE = "results.jsonl"
 FIGURES = ("valid_loss", "valid_nll", "valid_ppl", "bleu", "chrf", "source_gain", "step_seconds", "tokens_per_second",
@@ -65,16 +61,12 @@ def add(folder: str, runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def _turn(folder: str) -> Iterator[None]:
     """Lock the directory, where the system supports this."""
-    if fcntl is None:
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # Windows cannot open a directory
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            flock(descriptor, blocking=True)
         yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def by_system(runs: Iterable[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:

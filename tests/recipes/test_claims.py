@@ -183,8 +183,8 @@ def test_a_claim_is_a_comparison_and_a_page(started, tmp_path, capsys):
     assert command.count("--updates") == 1 and command[command.index("--updates") + 1] == "4"  # not the scale's
     record = json.loads((tmp_path / "one-sided/claim.json").read_text())
     verdicts = {entry["text"]: entry["verdict"] for entry in record["statements"]}
-    assert verdicts["ds_12 learns to use its source"] == "yes (one seed)"
-    assert verdicts["base_12 does not learn to use its source"] == "no (one seed)"
+    assert verdicts["ds_12 learns to use its source"] == "no (one seed)"  # with 0.5 BLEU
+    assert verdicts["base_12 does not learn to use its source"] == "yes (one seed)"
     assert verdicts["matt_12 does not learn to use its source"] == "open"
     assert verdicts["matt_ds_12 is better than ds_12"] == "not clear"
     page = (tmp_path / "one-sided/claim.md").read_text()

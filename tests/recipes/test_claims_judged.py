@@ -111,6 +111,17 @@ def test_training_is_to_use_the_source(kind, gains, verdict, claims):
     assert claims["judge"].judge(statement, [own], {}, {}, 1000)["verdict"] == verdict
 
 
+def test_a_model_that_does_not_translate_has_not_learned(claims):
+    """DS-Init in the encoder only: the loss depends on the source, and the output does not."""
+    own = record("a", s1={"source_gain": 1.51, "bleu": 0.01})
+    trains, fails = (
+        claims["judge"].judge(claims["definitions"].Statement(kind, "a"), [own], {}, {}, 1000)
+        for kind in ("trains", "fails")
+    )
+    assert (trains["verdict"], fails["verdict"]) == ("no (one seed)", "yes (one seed)")
+    assert trains["found"] == "source gain 1.51 (0.01 BLEU)"
+
+
 @pytest.mark.parametrize("end, verdict", [(5.5, "no (one seed)"), (13.9, "yes (one seed)")])
 def test_a_model_that_has_lost_what_it_had_learned_fails(end, verdict, claims):
     """Outputs that are the same everywhere can have any loss, and any difference between two sources."""

@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from torch import nn
 
 from .parts import part_parameters, tensor_norms
@@ -14,7 +15,8 @@ def layer_gradient_norms(model: nn.Module) -> dict[str, list[float]]:
         the norms of the parts of :func:`part_parameters`
     """
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    values = tensor_norms([parameter.grad for parameter in parameters]).tolist() if parameters else []
+    grads = [parameter.grad for parameter in parameters]
+    values = torch.stack(tensor_norms(grads)).tolist() if grads else []
     norms = dict(zip(map(id, parameters), values))
     return {
         part: [math.hypot(*(norms.get(id(parameter), 0.0) for parameter in group)) for group in groups]

@@ -34,10 +34,10 @@ def part_parameters(model: nn.Module) -> dict[str, list[list[nn.Parameter]]]:
     return parts
 
 
-def tensor_norms(tensors: list[Tensor]) -> Tensor:
+def tensor_norms(tensors: list[Tensor]) -> list[Tensor]:
     """Return the L2 norm of each of *tensors*, in fp32 or better: scaled gradients could overflow in fp16."""
     if not any(tensor.dtype in HALF for tensor in tensors):
-        return torch.stack(torch._foreach_norm(tensors))
+        return list(torch._foreach_norm(tensors))
     with contextlib.suppress(TypeError):  # torch before 2.4 does not have this argument
-        return torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32))
-    return torch.stack([torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in tensors])
+        return list(torch._foreach_norm(tensors, 2, dtype=torch.float32))
+    return [torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in tensors]

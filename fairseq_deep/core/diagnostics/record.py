@@ -29,7 +29,7 @@ def depth_record(model: nn.Module) -> dict[str, float]:
     """
     parameters = [p for p in model.parameters() if p.grad is not None]
     shown = _shown(model)
-    vectors = [tensor_norms([p.grad for p in parameters])] if parameters else []
+    vectors = [torch.stack(tensor_norms([p.grad for p in parameters]))] if parameters else []
     vectors += [value.float().reshape(1) for value in shown.values()]
     if not vectors:
         return {}

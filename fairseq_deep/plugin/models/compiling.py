@@ -41,8 +41,6 @@ class _Tiny(nn.Module):
 @functools.cache
 def why_not(device: torch.device, backend: str) -> str | None:
     """Return the reason why compilation fails on *device*, or None if two tiny modules can share compiled code."""
-    if not hasattr(torch, "compile"):
-        return f"torch {torch.__version__} has no torch.compile"
     try:
         before, function = graphs(), _compile(_Tiny.forward, backend)
         for _ in range(2):

@@ -8,11 +8,12 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.optim import FairseqOptimizer, adam, register_optimizer
 from fairseq.optim.adam import FairseqAdamConfig
 
+from fairseq_deep.core.diagnostics.parts import tensor_norms
 from fairseq_deep.core.registry import UsageError
 
 from .adam import FusedAdam
 from .muon import MOMENTUM, NS_STEPS, SCALES, Muon, is_matrix
-from .tensors import alike, norms
+from .tensors import alike
 
 
 @register_optimizer("fused_adam", dataclass=FairseqAdamConfig)
@@ -63,7 +64,7 @@ class FairseqAdam(adam.FairseqAdam):
         grads = [weight.grad for weight in self.params if weight.grad is not None]
         if not grads or any(hasattr(weight, "expert") for weight in self.params):
             return super().clip_grad_norm(max_norm, aggregate_norm_fn)
-        parts = [norm.float().to(grads[0].device) for (part,) in alike(grads) for norm in norms(part)]
+        parts = [norm.float().to(grads[0].device) for (part,) in alike(grads) for norm in tensor_norms(part)]
         total = torch.norm(torch.stack(parts))
         if aggregate_norm_fn is not None:
             total = aggregate_norm_fn(total)

@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_deep.core.keep_fp32 import HALF
-
 
 def alike(*lists: list[Tensor]) -> Iterator[list[list[Tensor]]]:
     """Split *lists* of equal length into parts that have one device and one type each.
@@ -22,13 +20,9 @@ def alike(*lists: list[Tensor]) -> Iterator[list[list[Tensor]]]:
 
 
 def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each of *sources* into its target, in a few launches since torch 2.1."""
+    """Copy each of *sources* into its target, in a few launches."""
     for to, of in alike(targets, sources):
-        if hasattr(torch, "_foreach_copy_"):
-            torch._foreach_copy_(to, of)
-        else:
-            for target, source in zip(to, of):
-                target.copy_(source)
+        torch._foreach_copy_(to, of)
 
 
 def in_fp32(tensors: list[Tensor]) -> list[Tensor]:
@@ -36,13 +30,3 @@ def in_fp32(tensors: list[Tensor]) -> list[Tensor]:
     copies = [torch.empty_like(tensor, dtype=torch.float32) for tensor in tensors]
     copy_all(copies, tensors)
     return copies
-
-
-def norms(tensors: list[Tensor]) -> list[Tensor]:
-    """Return the 2-norm of each tensor, in fp32 or better."""
-    if tensors[0].dtype not in HALF:
-        return list(torch._foreach_norm(tensors))
-    try:
-        return list(torch._foreach_norm(tensors, 2, dtype=torch.float32))
-    except TypeError:  # torch before 2.4 sums in fp32, but returns half precision, where a norm overflows
-        return [torch.norm(tensor, p=2, dtype=torch.float32) for tensor in tensors]

@@ -169,15 +169,17 @@ def _as_good(left, right, resamples):
 
 
 def _learned(record):
-    """Return whether the model uses its source, by seed, and a description."""
+    """Return whether the model uses its source and, if it was scored, translates, by seed, and a description."""
     found, texts = {}, []
     for seed in record["done"]:
         gain = record["seeds"][seed].get("source_gain")
         if gain is not None:
             losses = list((record.get("curve") or {}).get(str(seed), {}).values())
             lost = bool(losses) and losses[-1] - min(losses) > RISE
-            found[seed] = gain > LEARNED and not lost
-            texts.append(f"{gain:.2f}" + (f" (loss {min(losses):.2f}, at the end {losses[-1]:.2f})" if lost else ""))
+            score = record["seeds"][seed].get("bleu", math.inf)
+            found[seed] = gain > LEARNED and not lost and score >= LEAST_BLEU
+            text = f"{gain:.2f}" + (f" ({score:.2f} BLEU)" if score < LEAST_BLEU else "")
+            texts.append(text + (f" (loss {min(losses):.2f}, at the end {losses[-1]:.2f})" if lost else ""))
     broken = _diverged(record)
     found.update(dict.fromkeys(broken, False))
     words = [f"source gain {', '.join(texts)}"] if texts else []
@@ -192,7 +194,7 @@ def _trains(record, _, __):
     if all(found.values()):
         return {"found": text, "verdict": _said("yes", len(found))}
     verdict = "not clear" if any(found.values()) else _said("no", len(found))
-    return {"found": text, "verdict": verdict, "why": "it ignores its source"}
+    return {"found": text, "verdict": verdict, "why": "it ignores its source, or does not translate"}
 
 
 def _fails(record, _, __):

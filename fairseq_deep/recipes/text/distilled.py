@@ -17,8 +17,7 @@ from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 from fairseq_deep.errors import UsageError
-from fairseq_deep.recipes.lock import flock
-from fairseq_deep.runtime.files import checksum
+from fairseq_deep.runtime.files import checksum, flock
 from fairseq_deep.tools import check_new_folder, write_text
 
 from ..display import Display
