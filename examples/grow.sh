@@ -25,6 +25,7 @@ for depth in "${list[@]}"; do
     ((depth > before)) || fail "DEPTHS must increase, not '$depths'"
     before=$depth
 done
+[[ " $* ${LAST-}" != *" --stop-time-hours"* ]] || fail "omit --stop-time-hours: a depth that it ended would count as done"
 mkdir -p "$folder"
 if command -v flock >/dev/null; then # the training inherits the lock
     exec 9>"$folder/.lock"

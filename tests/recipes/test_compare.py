@@ -116,6 +116,7 @@ def test_two_systems_with_two_seeds_killed_on_the_way(tools, stubs, corpus, tmp_
     assert done.returncode == 0, done.stderr + done.stdout
     recipes.assert_gone(pid, 0.1)
     assert trained(stubs) == ["lstm/seed1", "lstm/seed2", "plain/seed1", "plain/seed2"]
+    assert done.stdout.count(": diagnose failed, ") == done.stdout.count("\nlstm seed 2: diagnose failed, ") == 1
     assert "plain seed 1: started (resumed)" in done.stdout and "4 of 4 runs left" in done.stdout
     assert "Loaded checkpoint" in (exp / "runs/plain/seed1/logs/4-train.log").read_text()
 
@@ -542,10 +543,10 @@ def test_the_worth_of_the_source_is_not_an_older_models(modules, tmp_path, tools
     (tmp_path / "logs").mkdir()
     (tmp_path / "diagnose.json").write_text('{"models": []}')
     run = modules.trainings.Run(SimpleNamespace(label="a", ours=True), 1, str(tmp_path), [])
-    run.diagnose(os.environ)
+    assert run.diagnose(os.environ) == ""
     assert (tmp_path / "diagnose.json").exists(), "it was not trained now"
     run.begun = time.time()
-    run.diagnose(os.environ)
+    assert run.diagnose(os.environ).startswith("a seed 1: diagnose failed, ")
     assert not (tmp_path / "diagnose.json").exists()
 
 

@@ -110,6 +110,8 @@ def test_a_second_one_in_the_same_folder_is_refused(tools, tmp_path):
     ({"warmup": 0}, "UPDATES and WARMUP must be whole numbers from 1 on"),
     ({"warmup": 20}, "WARMUP 20 must be less than the 20 updates of a depth"),
     ({"updates": 2}, "UPDATES 2 must be at least one for each of 3 depths"),
+    ({"flags": ["--stop-time-hours", "1"]}, "omit --stop-time-hours: a depth that it ended would count as done"),
+    ({"last": "--stop-time-hours=1"}, "omit --stop-time-hours: a depth that it ended would count as done"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(settings, problem, tools, tmp_path):
     done = grow(tools, tmp_path, tmp_path / "out", **settings)

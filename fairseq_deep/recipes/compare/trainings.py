@@ -89,17 +89,23 @@ class Run:
         return os.path.exists(os.path.join(self.folder, "checkpoints", "checkpoint_last.pt"))
 
     def diagnose(self, environment):
-        """Run ``fairseq-deep diagnose`` on the last checkpoint and the validation data, unless done."""
+        """Run ``fairseq-deep diagnose`` on the last checkpoint and the validation data, unless done.
+
+        Returns:
+            str: the failure, if any
+        """
         output = os.path.join(self.folder, "diagnose.json")
         if not self.system.ours or os.path.exists(output) and not self.begun:
-            return
+            return ""
         words = ["fairseq-deep", "diagnose", os.path.join(self.folder, "data-bin"), "--split", "valid", "--eval-mode"]
         words += ["--path", os.path.join(self.folder, "checkpoints", "checkpoint_last.pt")]
         words += ["--json", output, "--cpu"]
         if os.path.exists(output):
             os.remove(output)  # results of an older checkpoint
-        with open(os.path.join(self.folder, "logs", "diagnose.log"), "w") as log:
-            subprocess.run(words, stdout=log, stderr=log, env=environment)
+        path = os.path.join(self.folder, "logs", "diagnose.log")
+        with open(path, "w") as log:
+            status = subprocess.run(words, stdout=log, stderr=log, env=environment).returncode
+        return f"{self.name}: diagnose failed, and its columns stay empty: see {path}" if status else ""
 
     def finish(self, seconds):
         """Record the end, and delete checkpoints that are not required to average or to resume with more updates."""
@@ -146,7 +152,7 @@ class Trainings:
         todo = [run for run in self.runs if not run.is_done()]
         for run in self.runs:
             if run.is_done():
-                run.diagnose(os.environ)  # an interruption may have skipped this
+                self._diagnose(run, os.environ)  # an interruption may have skipped this
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             with self.display:
@@ -204,6 +210,11 @@ class Trainings:
         with contextlib.suppress(OSError):
             write_text(run.failure, f"{problem}\n")
 
+    def _diagnose(self, run, environment):
+        failure = run.diagnose(environment)
+        if failure and not self.stopping:
+            self.display.print(failure)
+
     def _train_on(self, run, devices):
         link_text(self.shared, run.folder)
         run.begun = time.time()
@@ -233,7 +244,7 @@ class Trainings:
         if status:
             self._fail(run, problem or f"exit status {status}")
             return
-        run.diagnose(environment)
+        self._diagnose(run, environment)
         if self.stopping:
             return
         run.finish(time.time() - run.begun)
