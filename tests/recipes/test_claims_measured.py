@@ -95,6 +95,14 @@ def test_a_look_does_not_lose_what_was_timed(timed):
     assert timed(rounds=4)[2] == 8
 
 
+def test_a_copied_experiment_keeps_what_was_timed_and_another_model_does_not(timed, tmp_path):
+    found, _, _ = timed()
+    os.utime(tmp_path / "a/averaged.pt", (1, 1))
+    assert timed(table_only=True) == (found, [], 0)
+    (tmp_path / "a/averaged.pt").write_text("trained again")
+    assert timed(table_only=True) == ({}, [], 0)
+
+
 def test_nothing_is_timed_unasked(timed):
     assert timed(table_only=True) == ({}, [], 0)
     assert timed(speed=False) == ({}, [], 0)

@@ -14,7 +14,7 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.record import read_json
 from fairseq_deep.tools import write_text
 
-from .speed import find, generate_command, model_time, run
+from .speed import find, generate_command, model_sum, run
 
 PAIRS = {"mini": 1000, "base": 3000}  # the paper has 3,000
 
@@ -27,7 +27,7 @@ def measure(records, args):
             continue
         folder = record["folders"][record["done"][0]]
         path = os.path.join(folder, "fit.json")
-        kept, model = read_json(path), model_time(folder)
+        kept, model = read_json(path), model_sum(folder)
         if kept.get("model") != model and not args.table_only:
             print(f"{record['label']}: training and development text", flush=True)
             try:

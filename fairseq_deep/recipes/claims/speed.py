@@ -15,6 +15,7 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.children import call
 from fairseq_deep.recipes.record import SPEED, read_json
 from fairseq_deep.recipes.scripts import without_options
+from fairseq_deep.recipes.stages import crc
 from fairseq_deep.tools import write_text
 
 STEP = re.compile(r'"wps": "([\d.]+)", .*"wpb": "([\d.]+)"')
@@ -29,7 +30,7 @@ def measure(records, folder, args):
     """
     trained = {record["label"]: record["folders"][record["done"][0]] for record in records if record["done"]}
     path = os.path.join(folder, "speed.json")
-    key = {label: model_time(run) for label, run in trained.items()}
+    key = {label: model_sum(run) for label, run in trained.items()}
     kept = read_json(path)
     look = args.table_only or not args.speed
     if kept.get("key") == key and (look or kept["rounds"] >= args.rounds):
@@ -62,8 +63,8 @@ def measure(records, folder, args):
     return found, list(problems.values())
 
 
-def model_time(folder):
-    """Return the time when the model of the run in *folder* was written.
+def model_sum(folder):
+    """Return the checksum of the model of the run in *folder*.
 
     Raises:
         UsageError: the model is missing
@@ -71,7 +72,7 @@ def model_time(folder):
     path = os.path.join(folder, "averaged.pt")
     if not os.path.isfile(path):
         raise UsageError(f"{path} is missing: delete {folder} and run the same command again")
-    return os.path.getmtime(path)
+    return crc([path])[0][1]
 
 
 def run(words, folder, what, cwd=None):

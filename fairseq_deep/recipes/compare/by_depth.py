@@ -1,10 +1,8 @@
 """BLEU (or loss) and speed by depth: Figs. 3 and 4 of Wang et al., 2019."""
 
-import matplotlib  # noqa: F401  # the importing code handles its absence
-
 from fairseq_deep.tools import figures
 
-MARKERS = "osv^DXP"
+from .picture import MARKERS
 
 
 def draw(records, timed, path):
