@@ -21,9 +21,6 @@ from .training.fp16 import FP16Optimizer
 from .training.readers import stop_readers
 from .training.restart import load_checkpoint
 
-UNRELEASED = "no release yet"
-"""`Patch.until` if no release has the change."""
-
 
 class Patch(NamedTuple):
     """One replaced attribute of fairseq.
@@ -33,14 +30,12 @@ class Patch(NamedTuple):
         name: the attribute
         replacement: its new value
         reason: the reason for the replacement
-        until: the first fairseq release that does not need it
     """
 
     where: str
     name: str
     replacement: Any
     reason: str
-    until: str = UNRELEASED
 
     def apply(self) -> None:
         """Replace the attribute."""

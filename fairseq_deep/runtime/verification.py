@@ -117,7 +117,7 @@ def batches(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
         yield items[start : start + BATCH]
 
 
-def padded(rows: Sequence[Sequence[int]], pad: int = Dictionary.pad) -> Tensor:
+def padded(rows: Sequence[Sequence[int]]) -> Tensor:
     """Return *rows* as one tensor, with padding on the right."""
     width = max(map(len, rows))
-    return torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])
+    return torch.tensor([[*row, *[Dictionary.pad] * (width - len(row))] for row in rows])

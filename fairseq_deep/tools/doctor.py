@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
         if check.reason:
             print(f"\n{check.name}: {check.reason}" + (f"\n  fix: {check.cure}" if check.cure else ""))
     if patches and args.verbose:
-        print("\nChanges to fairseq and torch at import: name, reason, first release that needs none")
-        print(format_table([(each["name"], each["reason"], each["until"]) for each in patches], indent="  "))
+        print("\nChanges to fairseq and torch at import, with reasons:")
+        print(format_table([(each["name"], each["reason"]) for each in patches], indent="  "))
     print("\n" + (f"Training does not work here: {', '.join(failed)}." if failed else "Training works here."))
     if failed and not _try_import("fairseq_deep.runtime.translator")[1]:
         print("Packaged models can be translated here.")
@@ -59,11 +59,10 @@ def run(args: argparse.Namespace) -> int:
 def _patches() -> list[dict[str, str]]:
     """Return the plugin's patches of fairseq, with reasons; empty without fairseq."""
     with contextlib.suppress(Exception):
-        from fairseq_deep.plugin.patches import OTHERS, PATCHES, UNRELEASED
+        from fairseq_deep.plugin.patches import OTHERS, PATCHES
 
-        found = [{"name": f"{patch.where}.{patch.name}".replace(":", "."), "reason": patch.reason,
-                  "until": patch.until} for patch in PATCHES]  # fmt: skip
-        return found + [{"name": name, "reason": reason, "until": UNRELEASED} for name, reason in OTHERS.items()]
+        found = {f"{patch.where}.{patch.name}".replace(":", "."): patch.reason for patch in PATCHES}
+        return [{"name": name, "reason": reason} for name, reason in {**found, **OTHERS}.items()]
     return []
 
 

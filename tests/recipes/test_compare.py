@@ -19,7 +19,7 @@ from sacrebleu.significance import PairedTest
 
 from fairseq_deep.recipes import process
 from fairseq_deep.recipes.compare.systems import System
-from fairseq_deep.recipes.record import result_line
+from fairseq_deep.recipes.record import result_line, write_json
 from fairseq_deep.tools.results import by_system, read
 from tests.helpers import recipes
 from tests.helpers.forkserver import server
@@ -304,8 +304,9 @@ def test_changed_conditions_are_refused_and_more_updates_taken(modules, monkeypa
     words = ["--conf", "mini", "--source-lang", "en", "--target-lang", "de", "--average", "1"]
     args = SimpleNamespace(recipe=words, extra=[], tune="none")
     args.updates, args.width, args.heads = 4, WIDTH, 2
-    modules.compare.save_json(str(exp / "conditions.json"), modules.compare.conditions(args))
-    modules.compare.save_json(str(exp / "runs/a/system.json"), {"system": "transformer_lstm_6l"})
+    (exp / "runs/a").mkdir(parents=True)
+    write_json(str(exp / "conditions.json"), modules.compare.conditions(args))
+    write_json(str(exp / "runs/a/system.json"), {"system": "transformer_lstm_6l"})
     assert ask("a=lstm_6l")[0] == 0 and ask("a=lstm_6l", updates="8")[0] == 0
     refuse("another value of --updates: 4, now 3", "another --exp", updates="3")
     refuse("another value of --beam: the default, now 2", recipe=["--beam", "2"])
@@ -315,18 +316,18 @@ def test_changed_conditions_are_refused_and_more_updates_taken(modules, monkeypa
 
     def note(**settings):
         known = {"system": "transformer_lstm_6l", "settings": settings}
-        modules.compare.save_json(str(exp / "runs/a/system.json"), known)
+        write_json(str(exp / "runs/a/system.json"), known)
 
     note(lstm_attn_residual=True, of_another_version=1, encoder_embed_dim=WIDTH, log_depth_interval=1)
     assert ask("a=lstm_6l")[0] == 0 and ask("a=lstm_6l", updates="800")[0] == 0
     assert ask("b=lstm_6l --ddp-backend legacy_ddp --num-workers 0")[0] == 0, "they change nothing that is learned"
     # the rates of this schedule depend on the number of updates
     args.extra = ["--lr-scheduler", "inverse_sqrt_cooldown", "--warmup-updates", "1"]
-    modules.compare.save_json(str(exp / "conditions.json"), modules.compare.conditions(args))
+    write_json(str(exp / "conditions.json"), modules.compare.conditions(args))
     assert ask("a=lstm_6l", flags=args.extra)[0] == 0
     refuse("another value of --updates: 4, now 8", "another --exp", flags=args.extra, updates="8")
     args.extra = []
-    modules.compare.save_json(str(exp / "conditions.json"), modules.compare.conditions(args))
+    write_json(str(exp / "conditions.json"), modules.compare.conditions(args))
     note(lstm_attn_residual=False)
     refuse("a in", "has lstm_attn_residual False", "now presets True", "another --exp")
 

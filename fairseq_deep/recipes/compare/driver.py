@@ -173,7 +173,7 @@ def tuner(args, base, work):
     """Return the search for learning rates; *work* trains runs, or is None."""
 
     def make(own, systems):
-        remember = check_unchanged(systems, os.path.join(own.exp, "runs"), read_json, save_json)
+        remember = check_unchanged(systems, os.path.join(own.exp, "runs"))
         if work:
             remember()
         return plan(own, systems, shared_flags(own))
@@ -206,7 +206,7 @@ def work(args):
     if tuning and args.table_only:
         systems = tuner(args, base, None).choose(systems)
     if not tuning or args.table_only:
-        remember = check_unchanged(systems, os.path.join(args.exp, "runs"), read_json, save_json)
+        remember = check_unchanged(systems, os.path.join(args.exp, "runs"))
     runs = plan(args, systems, flags)
     show_plan(args, systems, runs)
     if args.dry_run:
@@ -220,7 +220,7 @@ def work(args):
         report(args, systems, runs)
         return 0
     with locked(args.exp) as held:
-        save_json(os.path.join(args.exp, "conditions.json"), now)
+        write_json(os.path.join(args.exp, "conditions.json"), now)
         prepare_text(args, systems, flags)
 
         def work(runs):
@@ -229,7 +229,7 @@ def work(args):
         if tuning:
             systems = tuner(args, base, work).choose(systems)
             print("\n".join(map(tune.describe, systems)), flush=True)
-            remember = check_unchanged(systems, os.path.join(args.exp, "runs"), read_json, save_json)
+            remember = check_unchanged(systems, os.path.join(args.exp, "runs"))
             runs = plan(args, systems, flags)
         remember()
         failed = work(runs)
@@ -239,12 +239,6 @@ def work(args):
             f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; the same command retries them"
         )
     return 0
-
-
-def save_json(path, value):
-    """Write an object to a file, and create its directory."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    write_json(path, value)
 
 
 def main(script, action, words):

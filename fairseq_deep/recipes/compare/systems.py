@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from fairseq_deep.core.registry import nearest
 from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes.record import read_json, write_json
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}")
 # options that may differ between systems, in addition to flags of the model, the optimizer and the scheduler
@@ -214,7 +215,7 @@ def _build(system, args):
         DeepTransformerModel.build_model(argparse.Namespace(**vars(args)), task)
 
 
-def check_unchanged(systems, folder, load, save):
+def check_unchanged(systems, folder):
     """Reject a label of another system in *folder*, or changed presets; return a function that saves new systems.
 
     Options that exist in only one version of the package are not compared.
@@ -222,7 +223,7 @@ def check_unchanged(systems, folder, load, save):
     fresh = []
     for system in systems:
         path = os.path.join(folder, system.label, "system.json")
-        now, old = {"system": system.text, "settings": system.settings}, load(path)
+        now, old = {"system": system.text, "settings": system.settings}, read_json(path)
         if old and old["system"] != system.text:
             raise UsageError(
                 f"{system.label} was '{old['system']}' in {folder}, now it is '{system.text}': give it another name"
@@ -236,4 +237,10 @@ def check_unchanged(systems, folder, load, save):
                     f" {system.settings[name]}: use another --exp"
                 )
         fresh += [] if old else [(path, now)]
-    return lambda: [save(path, note) for path, note in fresh]
+
+    def save():
+        for path, note in fresh:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            write_json(path, note)
+
+    return save
