@@ -15,7 +15,6 @@ Names here: ``weight`` of :class:`LanguageTransform` has the W_t, which start as
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -28,9 +27,6 @@ from .stack import Stack
 
 SWITCHES = ("language_transform", "language_norm")
 """The flags that require language tags."""
-
-TAG = re.compile(r"<2[^\s>]+>")
-"""The tag of a target language."""
 
 STATE = "languages"
 """The entry of an incremental state with the languages of the hypotheses."""
@@ -85,11 +81,6 @@ def _check_norms(stack: Stack) -> None:
             f"--language-norm has no effect with --layer-agg {stack.aggregator.name}, which has no norms in its layers "
             f"({stack.side}): omit it"
         )
-
-
-def tag_indices(symbols: Iterable[str]) -> list[int]:
-    """Return the indices of the language tags among the *symbols* of a dictionary."""
-    return [index for index, symbol in enumerate(symbols) if TAG.fullmatch(symbol)]
 
 
 def first_tokens(tokens: Tensor, padding: Tensor) -> Tensor:

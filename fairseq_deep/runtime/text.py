@@ -10,7 +10,7 @@ import io
 import re
 from collections.abc import Callable
 
-from fairseq_deep.core.languages import TAG as LANGUAGE_TAG
+from fairseq_deep.core.language_tags import TAG as LANGUAGE_TAG
 from fairseq_deep.errors import UsageError, one_line
 
 SEPARATOR = "@@"

@@ -7,7 +7,8 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_deep.core.compat import skip_initialisation
-from fairseq_deep.core.languages import LanguageIndex, LanguageTransform, tag_indices
+from fairseq_deep.core.language_tags import tag_indices
+from fairseq_deep.core.languages import LanguageIndex, LanguageTransform
 from fairseq_deep.core.norms import LanguageNorm
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.search import BeamSearch, SearchOptions

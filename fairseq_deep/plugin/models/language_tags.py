@@ -6,7 +6,8 @@ from typing import Any
 
 from omegaconf import OmegaConf, open_dict
 
-from fairseq_deep.core.languages import chosen_flag, tag_indices
+from fairseq_deep.core.language_tags import tag_indices
+from fairseq_deep.core.languages import chosen_flag
 from fairseq_deep.core.registry import UsageError
 
 

@@ -23,7 +23,8 @@ import torch
 from fairseq.data import data_utils
 from torch import Tensor
 
-from fairseq_deep.core.languages import first_tokens, tag_indices
+from fairseq_deep.core.language_tags import tag_indices
+from fairseq_deep.core.languages import first_tokens
 from fairseq_deep.core.registry import UsageError
 
 GREEDY = Namespace(beam=1, max_len_a=1, max_len_b=0)
