@@ -12,6 +12,7 @@ from fairseq_deep.errors import UsageError
 
 from . import other_formats, packaged
 from .records import RERUN, RESULT, SEARCH, STEPS, read_json
+from .text import TextSteps
 
 DEFAULT_SEARCH = {"beam": 4, "lenpen": 0.6, "max_len_a": 1.0, "max_len_b": 50}  # if the experiment does not record it
 CHECKPOINTS = ("averaged.pt", "checkpoints/checkpoint_best.pt", "checkpoints/checkpoint_last.pt")
@@ -45,6 +46,10 @@ class Bundle:
     max_len_a: float | None = None
     max_len_b: int | None = None
     gnmt_lenpen: bool = False
+
+    def text_steps(self, source_lang: str, target_lang: str) -> TextSteps:
+        """Return the conversion between raw text and tokens, for the model's languages."""
+        return TextSteps(source_lang, target_lang, self.codes, self.tokenizer, self.lowercase)
 
 
 def find_bundle(path: str, **given: Any) -> Bundle:

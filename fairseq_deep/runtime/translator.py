@@ -18,7 +18,6 @@ from fairseq_deep.errors import UsageError
 
 from .bundle import Bundle, find_bundle, search_of
 from .engines.choice import Request
-from .text import TextSteps
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Translator:
         self.source, self.target, self.facts = self.engine.source, self.engine.target, self.engine.facts
         self.source_lang, self.target_lang = self.engine.languages
         self.device, self.max_source = self.engine.device, self.facts.max_source
-        self.text = TextSteps(*self.engine.languages, bundle.codes, bundle.tokenizer, bundle.lowercase)
+        self.text = bundle.text_steps(*self.engine.languages)
 
     @property
     def models(self) -> list[Transformer]:

@@ -91,14 +91,14 @@ def collect(args: argparse.Namespace) -> Parts:
     Raises:
         UsageError: a part is missing, or transformers has no class for the model
     """
-    from fairseq_deep.runtime import TextSteps, load_model
+    from fairseq_deep.runtime import load_model
 
     bundle = translate.find_parts(args.checkpoint, args)
     loaded = load_model(bundle)
     with naming_others():
         plain, streams = make_plain(bundle, loaded)
     subwords = text.read_subwords(bundle.codes) if bundle.codes else None
-    steps = TextSteps(loaded.source_lang, loaded.target_lang, bundle.codes, bundle.tokenizer, bundle.lowercase)
+    steps = bundle.text_steps(loaded.source_lang, loaded.target_lang)
     try:
         source, meanings = text.make_vocabulary(loaded.source.symbols, subwords)
         target, _ = text.make_vocabulary(loaded.target.symbols, subwords)

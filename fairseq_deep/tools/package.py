@@ -51,12 +51,12 @@ def collect(args: argparse.Namespace, name: str) -> Any:
     """Return the `Content` of the package."""
     import torch
 
-    from fairseq_deep.runtime import TextSteps, load_model, packaged, search_of
+    from fairseq_deep.runtime import load_model, packaged, search_of
 
     bundle = translate.find_parts(args.model, args)
     loaded = load_model(bundle)
     stored = loaded.stored
-    steps = TextSteps(loaded.source_lang, loaded.target_lang, bundle.codes, bundle.tokenizer)
+    steps = bundle.text_steps(loaded.source_lang, loaded.target_lang)
     task = {**stored.task, "source_lang": loaded.source_lang, "target_lang": loaded.target_lang}
     try:
         tensors, tied = packaged.make_tensors(

@@ -70,7 +70,7 @@ def check_package() -> Any:
 
 def write(args: argparse.Namespace) -> int:
     """Write the file, and compare its programs with the model."""
-    from fairseq_deep.runtime import TextSteps, load_model, search_of
+    from fairseq_deep.runtime import load_model, search_of
     from fairseq_deep.runtime.verification import token_rows
 
     archives = check_package()
@@ -78,7 +78,7 @@ def write(args: argparse.Namespace) -> int:
     given = args.verify and [args.verify, *read_lines(args.verify)]
     bundle = translate.find_parts(args.checkpoint, args)
     loaded = load_model(bundle)
-    steps = TextSteps(loaded.source_lang, loaded.target_lang, bundle.codes, bundle.tokenizer, bundle.lowercase)
+    steps = bundle.text_steps(loaded.source_lang, loaded.target_lang)
     search = {**search_of(bundle), "gnmt_lenpen": bundle.gnmt_lenpen}
     search["beam"] = args.beam or search["beam"]
     loaded.model.to(getattr(torch, args.dtype or "float32"))

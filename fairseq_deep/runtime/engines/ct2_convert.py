@@ -14,7 +14,6 @@ from fairseq_deep.errors import UsageError
 from ..bundle import Bundle, search_of
 from ..loading import LoadedModel, ModelFacts
 from ..plain import check_layers, check_weights, fold_all
-from ..text import TextSteps
 from ..verification import RANDOM, Report, batches, token_rows
 from . import ct2_format
 from .ct2_engine import Ct2Engine
@@ -73,7 +72,7 @@ def _compare(bundle: Bundle, loaded: LoadedModel, folder: str, quantization: str
     dictionaries, languages = (loaded.source, loaded.target), (loaded.source_lang, loaded.target_lang)
     facts = ModelFacts.of([loaded])
     theirs = Ct2Engine(folder, facts, dictionaries, languages, options, lambda: ours, torch.get_num_threads())
-    steps = TextSteps(*languages, bundle.codes, bundle.tokenizer, bundle.lowercase)
+    steps = bundle.text_steps(*languages)
     origin, rows = token_rows(bundle, loaded, steps, SENTENCES, facts.max_source)
     differences, scale, equal = [torch.zeros(0)], 1.0, None if origin == RANDOM else 0
     for batch in batches([torch.tensor(row) for row in rows]):
