@@ -134,13 +134,14 @@ TWINS = {f"deep_{name}": name for name, model in ARCH_MODEL_REGISTRY.items() if 
 
 
 def _apply_twin(stock: str, args: argparse.Namespace) -> None:
-    look_at(args)
+    new = look_at(args)
     settle_unused_flags(args, "residual")
     if getattr(args, "encoder_ffn_embed_dim", None) == 0 and getattr(args, "decoder_ffn_embed_dim", None) is None:
         filled = argparse.Namespace()
         ARCH_CONFIG_REGISTRY[stock](filled)
         args.decoder_ffn_embed_dim = filled.decoder_ffn_embed_dim  # fairseq's default, not the encoder's width
-    apply_aggregator_presets(args)
+    if new:
+        apply_aggregator_presets(args)
     ARCH_CONFIG_REGISTRY[stock](args)
 
 

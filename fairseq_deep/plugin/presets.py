@@ -100,13 +100,14 @@ class Architecture:
 
     def apply(self, args: argparse.Namespace) -> None:
         """Set the flags that *args* does not have; this is fairseq's architecture function."""
-        look_at(args)
+        new = look_at(args)
         settle_unused_flags(args, self.layer_agg)
         self._follow_user(args)
         for flag, value in self.presets().items():
             _fill(args, flag, dict(self.options).get(flag, value))
         self._apply_options(args)
-        apply_aggregator_presets(args)
+        if new:
+            apply_aggregator_presets(args)
         base_architecture(args)
 
     def _apply_options(self, args: argparse.Namespace) -> None:

@@ -1,10 +1,9 @@
 """Checkpoints of earlier versions give the same outputs and the same translations."""
 
-import argparse
-
 import pytest
 import torch
 
+from fairseq_deep.plugin.stored import fill
 from tests.golden import FOLDER, build, load, model_flags, outputs
 from tests.helpers.flags import parse
 
@@ -20,7 +19,7 @@ def test_a_golden_checkpoint_computes_what_it_did(name):
     vars(args).update({flag: golden["resolved"].get(flag) for flag in CHANGED})
     now = model_flags(args)
     assert {flag: now[flag] for flag in golden["resolved"]} == golden["resolved"]
-    for flags in (args, argparse.Namespace(**golden["resolved"])):  # a new model, and that of a checkpoint
+    for flags in (args, fill(golden["resolved"], name)):  # a new model, and that of a checkpoint
         model = build(flags)
         model.load_state_dict({key: value.clone() for key, value in golden["weights"].items()})
         assert {key: tuple(value.shape) for key, value in model.state_dict().items()} == golden["shapes"]

@@ -19,32 +19,37 @@ logger = logging.getLogger(__name__)
 INIT_FLAGS = ("deep_init", *(f"{side}_deep_init" for side in SIDES))
 
 
-def look_at(args: Any) -> None:
+def look_at(args: Any) -> bool:
     """Check the flags of a command line or of a configuration; flags of a checkpoint are not checked.
 
     Args:
         args: a namespace, or the part ``model`` of a Hydra configuration; nested keys become flat
 
+    Returns:
+        whether these are flags of a new model, not of a checkpoint
+
     Raises:
         UsageError: one line that names the flags and the fix
     """
     if not OmegaConf.is_config(args):
-        if not hasattr(args, "_name") and hasattr(args, "ddp_backend"):
+        new = not hasattr(args, "_name")
+        if new and hasattr(args, "ddp_backend"):
             check_training(args)
             _keep_inits(args)
-        return
+        return new
     if hydra.is_filled(args):
-        return
+        return False
     hydra.flatten(args)
     flags = hydra.flags_of_run(args)
     if not hasattr(flags, "ddp_backend"):
-        return
+        return True
     check_training(flags)
     _keep_inits(flags)
     with open_dict(args):
         for name, value in vars(flags).items():
             if name in hydra.known_flags() and (name in args or name in _init_options()) and value != args.get(name):
                 args[name] = value
+    return True
 
 
 def _init_options() -> dict:
