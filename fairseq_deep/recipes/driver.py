@@ -25,7 +25,7 @@ from .options import EXAMPLES
 from .plan import Plan
 from .process import LOCKS, Plain, Stopped, Supervisor
 from .recipe import Recipe
-from .runner import Runner, StageFailed, report_result
+from .runner import Runner, StageFailed, of_system, report_result
 from .steps import STAGES, set_up, start_training
 
 DONE = 3
@@ -52,6 +52,9 @@ def main(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader (head, less) has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
+    except OSError as error:
+        print(f"error: {of_system(error)}", file=sys.stderr)
+        return 2
 
 
 def _main(kind: str, script: str, action: str, *words: str) -> int:
@@ -161,6 +164,8 @@ def prepare(runner: Runner, script: str, words: list[str]) -> None:
     make_folder(plan, ".lock")
     if options.start_from:
         seeds.link_text(options.start_from, plan.exp)
+    elif options.stage < 4 and not all(map(runner.markers.is_done, (1, 2, 3))) and seeds.unlink_text(plan.exp):
+        runner.markers.forget(1)  # the links were to the text of another run
     if plan.place.nnodes > 1:
         nodes.check_port(plan.place.port)
     runner.peers = plan.place.watch_peers(plan.path("logs"))

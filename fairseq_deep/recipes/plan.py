@@ -11,7 +11,7 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.tools.machine import count_cores
 
 from . import changes, nodes, seeds
-from .options import EXAMPLES, ROOT, WHOLE, check_extra_flags, load_conf
+from .options import EXAMPLES, NUMBER, ROOT, WHOLE, check_extra_flags, load_conf
 from .other_runs import check_against, check_start, start_flags
 from .recipe import Recipe
 from .stages import compute_keys
@@ -276,10 +276,16 @@ class Plan:
     def _check_numbers(self) -> None:
         sizes = [f"--{side}-{name}" for side in ("encoder", "decoder") for name in ("layers", "embed-dim",
                                                                                      "ffn-embed-dim")]  # fmt: skip
-        for flag in ("--max-update", "--max-epoch", *sizes):
+        positions = ("--max-source-positions", "--max-target-positions")
+        for flag in ("--max-update", "--max-epoch", *sizes, *positions):
             value = self.train_value(flag)
             if value:
                 WHOLE.read(flag, value)
+        hours = self.train_value("--stop-time-hours")
+        if hours:
+            NUMBER.read("--stop-time-hours", hours.removeprefix("-"))  # fairseq's default, no limit, is -1
+        if self.options.multilingual and not float(self.options.temperature):
+            raise UsageError("--temperature must be more than 0: 1 does not repeat small pairs")
         last, every = self.train_value("--max-update"), self.options.average_updates
         if last and not self.options.smoke and every > int(last):
             raise UsageError(f"--average-updates {every} must be at most {last}, the number of updates: lower it")

@@ -311,7 +311,7 @@ def table_rows(exp, record, target_lang):
     if others:
         names = ", ".join(f"{name} {bleu:.2f}" for name, bleu in others.items())
         rows.append(("other sets", f"{names}; mean of all test sets {record['mean_bleu']:.2f}"))
-    if "against" in scores["sacrebleu"]:
+    if "measures" in scores["sacrebleu"].get("against", {}):  # a multilingual score has pairs instead
         rows.append(("against", difference(scores["sacrebleu"]["against"])))
     files = (("output", f"test.hyp.{target_lang}"), ("model", "averaged.pt"), ("record", "RESULT.json"))
     return rows + [(label, os.path.join(exp, name)) for label, name in files]

@@ -103,7 +103,7 @@ class Runner:
         except (UsageError, OSError) as error:
             self._tell(f"stage {stage} ({NAMES[stage]}) rejected its input")
             if isinstance(error, OSError):
-                raise UsageError(_of_system(error)) from error
+                raise UsageError(of_system(error)) from error
             raise
         except Failed as error:
             self._tell(str(error))
@@ -157,7 +157,8 @@ class Runner:
             os.replace(old, new)
 
 
-def _of_system(error: OSError) -> str:
+def of_system(error: OSError) -> str:
+    """Return the message for an error of the operating system."""
     place = f"{error.filename}: " if error.filename else ""
     return f"{place}{error.strerror or one_line(error)}; fix this and run the same command again"
 

@@ -17,6 +17,7 @@ from fairseq_deep.tools import format_table
 from fairseq_deep.tools.results import spread
 
 from .record import read_json, write_json
+from .stages import read_marker
 
 # name in RESULT.json, column header, format
 FIGURES = (
@@ -114,14 +115,30 @@ def holds_seeds(folder):
 
 
 def link_text(shared, folder):
-    """Link the common text of the directory *shared* into the directory of a run, with the markers of its stages."""
+    """Link the text of the directory *shared* into the directory of a run, with the markers of its stages.
+
+    A text of the run itself is replaced if it differs.
+    """
     os.makedirs(os.path.join(folder, "logs"), exist_ok=True)
+    same = read_marker(os.path.join(folder, ".done.3")) == read_marker(os.path.join(shared, ".done.3"))
+    unlink_text(folder)
     for part in ("text", "data-bin"):
+        path = os.path.join(folder, part)
+        if not same:
+            shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(FileExistsError):
-            os.symlink(os.path.relpath(os.path.join(shared, part), folder), os.path.join(folder, part))
+            os.symlink(os.path.relpath(os.path.realpath(os.path.join(shared, part)), os.path.realpath(folder)), path)
     for name in ("env.txt", *(f".done.{stage}" for stage in range(4))):
         if os.path.isfile(os.path.join(shared, name)):
             shutil.copyfile(os.path.join(shared, name), os.path.join(folder, name))
+
+
+def unlink_text(folder):
+    """Remove links to the text of another run; return whether there were any."""
+    links = [path for path in (os.path.join(folder, part) for part in ("text", "data-bin")) if os.path.islink(path)]
+    for path in links:
+        os.remove(path)
+    return bool(links)
 
 
 def summarise(exp, seeds, failed):

@@ -10,6 +10,8 @@ import platform
 import zlib
 from typing import TYPE_CHECKING, Any
 
+from fairseq_deep.runtime.records import CHECKPOINTS
+
 from .options import EXAMPLES, ROOT
 
 if TYPE_CHECKING:
@@ -80,8 +82,9 @@ def _parts(plan: Plan, stage: int) -> list[Any]:
                                   "decode_precision", "gnmt_lenpen")}  # fmt: skip
     own = [getattr(options, name) for name in names[stage]]
     if stage == 1 and options.teacher:
-        files = ("", "averaged.pt", "config.json", "model.safetensors")
-        own.append(crc(os.path.join(options.teacher, name).rstrip("/") for name in files))
+        files = [os.path.join(options.teacher, name).rstrip("/") for name in ("", *CHECKPOINTS)]
+        package = [os.path.join(options.teacher, name) for name in ("config.json", "model.safetensors")]
+        own.append(crc([*filter(os.path.isfile, files)][:1] + package))  # the one that find_bundle chooses
     return [plan.route, *own, _data(plan)] if stage == 1 else own
 
 

@@ -58,7 +58,11 @@ def get_data(runner: Runner) -> None:
         runner.call(f"the corpus of {plan.description} is downloaded and rebuilt", rebuild.rebuild, plan, source)
     name = options.data if plan.route == "folder" else plan.route
     if options.teacher:
-        name, distilled = f"{name}, translated by {options.teacher}", plan.path("distilled")
+        name = f"{name}, translated by {options.teacher}"
+        distilled = plan.path(f"distilled-{plan.keys[1][:12]}")  # of this teacher and text
+        for old in glob.glob(glob.escape(plan.path("distilled")) + "*") if not runner.dry else ():
+            if not old.startswith(distilled):
+                shutil.rmtree(old)
         device = ["--cpu"] * (not options.ngpu)
         words = ["--text", source, "--output", distilled, "--source-lang", options.source_lang]
         words += ["--target-lang", options.target_lang, *device]

@@ -11,11 +11,10 @@ from typing import Any
 from fairseq_deep.errors import UsageError
 
 from . import other_formats, packaged
-from .records import RERUN, RESULT, SEARCH, STEPS, read_json
+from .records import CHECKPOINTS, RERUN, RESULT, SEARCH, STEPS, read_json
 from .text import TextSteps
 
 DEFAULT_SEARCH = {"beam": 4, "lenpen": 0.6, "max_len_a": 1.0, "max_len_b": 50}  # if the experiment does not record it
-CHECKPOINTS = ("averaged.pt", "checkpoints/checkpoint_best.pt", "checkpoints/checkpoint_last.pt")
 CODES = ("code", "bpecodes", "spm.model")  # subword-nmt (two names, as in fairseq's hub), SentencePiece
 
 

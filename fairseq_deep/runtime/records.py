@@ -252,6 +252,8 @@ def _read(path: str, errors: str = "strict") -> str | None:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
 
 
+CHECKPOINTS = ("averaged.pt", "checkpoints/checkpoint_best.pt", "checkpoints/checkpoint_last.pt")
+"""Checkpoints in the directory of a run; the first that exists is its model."""
 RERUN = "run the recipe again with --stage 7"
 """Fix for an invalid ``RESULT.json``."""
 LARGEST_NUMBER = 1_000_000
@@ -262,7 +264,7 @@ SEARCH: dict[str, Check] = {
     "lenpen": number(0, 100),
     "gnmt_lenpen": truth,
     "max_len_a": number(0, 100),
-    "max_len_b": whole(1, LARGEST_NUMBER),
+    "max_len_b": whole(0, LARGEST_NUMBER),
 }
 STEPS = {"tokenizer": one_of(*TOKENIZERS), "lowercase": truth}
 """``steps.json``: text preparation of a recipe."""

@@ -150,12 +150,11 @@ class Translator:
     def _batches(self, encoded: dict[int, Tensor]) -> Iterator[list[int]]:
         """Yield batches of line numbers with similar lengths; the longest come first, to detect memory errors early."""
         batch: list[int] = []
-        longest = 0
         for number in sorted(encoded, key=lambda each: -len(encoded[each])):
-            longest = max(longest, len(encoded[number]))
-            if batch and (len(batch) == self.batch_size or longest * (len(batch) + 1) > self.max_tokens):
+            full = batch and len(encoded[batch[0]]) * (len(batch) + 1) > self.max_tokens
+            if full or len(batch) == self.batch_size:
                 yield batch
-                batch, longest = [], len(encoded[number])
+                batch = []
             batch.append(number)
         if batch:
             yield batch

@@ -74,6 +74,8 @@ class Batcher:
         window: maximum delay of the oldest request to collect others, in seconds
         batch_size: maximum number of lines in a batch of several requests
         capacity: maximum number of lines in the queue
+
+    Attributes:
         on_batch: called in the thread after each batch, with language pair, number of lines and seconds
     """
 
@@ -83,10 +85,9 @@ class Batcher:
         window: float = 0.01,
         batch_size: int = 64,
         capacity: int = 1000,
-        on_batch: Callable[[Pair, int, float], Any] = lambda pair, lines, seconds: None,
     ):
         self.translators, self.window, self.batch_size, self.capacity = translators, window, batch_size, capacity
-        self.on_batch = on_batch
+        self.on_batch: Callable[[Pair, int, float], Any] = lambda pair, lines, seconds: None
         self.waiting = 0  # lines in the queue
         self._pace = 10.0  # lines per second, a moving average
         self._jobs: dict[Future, Job] = {}  # in order of arrival

@@ -83,8 +83,11 @@ def _short(paths: Sequence[str]) -> list[str]:
     return [os.path.relpath(path, shared) for path in whole]
 
 
-def read_run(path: str) -> Run:
+def read_run(path: str, started: bool = False) -> Run:
     """Read the curves of the log at *path*, by their names in the log.
+
+    Args:
+        started: accept a log that has no entries of training yet
 
     If an update was repeated, as after a kill, the later entry counts.
 
@@ -102,7 +105,7 @@ def read_run(path: str) -> Run:
         for name, value in entry.items() if update is not None else ():
             if numeral(value):
                 curves.setdefault(name, {})[int(float(update))] = float(value)
-    if not any(name in curves for names in MEASURES.values() for name in names):
+    if not started and not any(name in curves for names in MEASURES.values() for name in names):
         raise UsageError(f"{path} is not a training log: it must have a line with train_inner or valid")
     return {name: dict(sorted(curve.items())) for name, curve in curves.items()}
 

@@ -97,8 +97,8 @@ def collect(args: argparse.Namespace) -> Parts:
     loaded = load_model(bundle)
     with naming_others():
         plain, streams = make_plain(bundle, loaded)
+    steps = bundle.text_steps(loaded.source_lang, loaded.target_lang)  # also checks the codes
     subwords = text.read_subwords(bundle.codes) if bundle.codes else None
-    steps = bundle.text_steps(loaded.source_lang, loaded.target_lang)
     try:
         source, meanings = text.make_vocabulary(loaded.source.symbols, subwords)
         target, _ = text.make_vocabulary(loaded.target.symbols, subwords)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairseq_deep.core.positions import sinusoids
 from fairseq_deep.runtime.dictionary import SPECIAL, Dictionary
-from fairseq_deep.tools import UsageError
+from fairseq_deep.tools import UsageError, read_lines
 from fairseq_deep.tools.huggingface_format import BART, FSMT, M2M100, MBART, MODEL_TYPES, NEVER, OFFSETS, PAD, UNK
 from fairseq_deep.tools.huggingface_pieces import tags_of
 from fairseq_deep.tools.huggingface_tokenizer import END, symbol_of
@@ -83,8 +83,8 @@ def read_vocabularies(folder: str) -> Vocabularies:
     if "vocab-src.json" in there:
         if "merges.txt" not in there:
             raise UsageError(f"{folder} has no merges.txt: copy it from the source of the model")
-        with open(there["merges.txt"], encoding="utf-8") as stream:
-            merges = [line.split()[:2] for line in stream if line.strip() and not line.startswith("#version")]
+        lines = read_lines(there["merges.txt"])
+        merges = [line.split()[:2] for line in lines if line.strip() and not line.startswith("#version")]
         sides = (os.path.join(folder, f"vocab-{side}.json") for side in ("src", "tgt"))
         return Vocabularies(*(_symbols(read_json(path), path, True) for path in sides), _codes(merges))
     if "vocab.json" in there and PIECES in there:

@@ -47,7 +47,12 @@ def run(args: argparse.Namespace) -> int:
     for path in files:
         if os.path.lexists(path):
             raise UsageError(f"cannot write {path}: it exists; give --output in another directory")
-    _write(args.output, stored, languages, (source, target), tokenizer, found)
+    try:
+        _write(args.output, stored, languages, (source, target), tokenizer, found)
+    except BaseException:
+        for path in filter(os.path.exists, files):
+            os.remove(path)
+        raise
     sizes = f"{languages[0]} {len(source):,}, {languages[1]} {len(target):,} entries"
     print(f"{args.folder} -> {args.output}: {sizes}; logits within {difference:.1e}")
     return 0

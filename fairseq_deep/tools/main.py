@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from fairseq_deep import __version__
-from fairseq_deep.errors import printable
+from fairseq_deep.errors import one_line, printable
 from fairseq_deep.recipes.commands import claims, compare, completion, distill, recipe
 from fairseq_deep.tools import (
     UsageError,
@@ -120,8 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is not None:
             return tell(f"{name}: cannot access {printable(error.filename, None)}: {error.strerror}", 2)
-        _close_stdout()
-        return tell(f"{name}: cannot write to standard output: {error.strerror}", 2)
+        return tell(f"{name}: {_of_stdout()}{error.strerror or one_line(error)}", 2)
 
 
 def open_streams() -> None:
@@ -180,6 +179,16 @@ def tell(line: str, code: int) -> int:
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
     return code
+
+
+def _of_stdout() -> str:
+    """Return the beginning of a message if standard output cannot be written; otherwise nothing."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _close_stdout()
+        return "cannot write to standard output: "
+    return ""
 
 
 def _close_stdout() -> None:

@@ -186,8 +186,8 @@ def _tables(record: dict[str, Any], flags: dict[str, str]) -> dict[str, list[tup
 def _curves(runs: dict[str, str]) -> dict[str, str]:
     """Return the picture of the runs as SVG, or the reason for its absence; empty before the first log entry."""
     logs = {name: curves.find_log(place) for name, place in runs.items()}
-    found = {name or "this run": curves.read_run(path) for name, path in logs.items() if path}
-    return _drawn(found)
+    found = {name or "this run": curves.read_run(path, started=True) for name, path in logs.items() if path}
+    return _drawn({name: run for name, run in found.items() if run})
 
 
 def _drawn(found: dict[str, Any]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fairseq_deep.runtime.files import flock
-from fairseq_deep.runtime.records import FACTS, SEARCH, amount, figure, line, needed, optional, read_json_lines
+from fairseq_deep.runtime.records import FACTS, SEARCH, Check, amount, figure, line, needed, optional, read_json_lines
 from fairseq_deep.tools import write_text
 
 FILE = "results.jsonl"
@@ -21,10 +21,13 @@ FIGURES = ("valid_loss", "valid_nll", "valid_ppl", "bleu", "chrf", "source_gain"
            "sentences_per_second", "ratio_encoder", "ratio_decoder", "between_encoder", "between_decoder",
            "train_hours")  # fmt: skip
 """Measured values; a mean over seeds is meaningful for all of them."""
+LOSSES = Check("an object with a number for each update",
+               lambda value: isinstance(value, dict) and all(map(figure, value.values()))
+               and all(key.isascii() and key.isdigit() for key in value))  # fmt: skip
 SCHEMA = {
     **SEARCH, **FACTS, **{name: optional(figure) for name in FIGURES},
     "system": needed(line), "seed": needed(amount), "command": line, "folder": line, "parameters": optional(amount),
-    "updates": amount, "signature": line, "flags": {"*": line}, "environment": {"*": line}, "curve": {"*": figure},
+    "updates": amount, "signature": line, "flags": {"*": line}, "environment": {"*": line}, "curve": LOSSES,
 }  # fmt: skip
 """A line of the file.
 

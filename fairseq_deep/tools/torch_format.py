@@ -15,7 +15,6 @@ extra files contain everything that a search requires:
 import argparse
 import base64
 import json
-import math
 import os
 import warnings
 from typing import Any, BinaryIO
@@ -23,6 +22,7 @@ from typing import Any, BinaryIO
 import torch
 
 from fairseq_deep.errors import one_line
+from fairseq_deep.runtime.loading import ModelFacts
 from fairseq_deep.runtime.text import is_pieces
 from fairseq_deep.tools import (
     UsageError,
@@ -158,7 +158,7 @@ def describe(
         "text": {"tokenizer": bundle.tokenizer, "lowercase": bundle.lowercase, "sub_words": steps.kind},
         "search": search,
         "capacity": capacity,
-        "max_source": _longest_source(loaded),
+        "max_source": ModelFacts.of([loaded]).max_source,
         "special": {name: getattr(loaded.target, name) for name in ("bos", "pad", "eos", "unk")},
         "programs": {
             "encoder": {"inputs": [tokens], "outputs": [*sources, *caches]},
@@ -183,11 +183,6 @@ def _tensors(step: torch.export.ExportedProgram) -> tuple[list[dict[str, Any]], 
 
     scores = next(node for node in step.graph.nodes if node.op == "output").args[0][0].meta["val"]
     return [entry(*each) for each in zip(names, tensors, strict=True)], entry("scores", scores)
-
-
-def _longest_source(loaded: Any) -> int:
-    """Return the maximum number of tokens in a source, including end-of-sentence."""
-    return min(loaded.stored.task.get("max_source_positions") or math.inf, loaded.model.encoder.max_positions())
 
 
 def _texts(loaded: Any, bundle: Any) -> dict[str, str]:

@@ -122,7 +122,7 @@ if __name__ == "__main__":
     except nodes.Failed as error:
         sys.exit(str(error))
     except OSError as error:
-        from fairseq_deep.recipes.runner import _of_system
+        from fairseq_deep.recipes.runner import of_system
 
-        print(f"error: {_of_system(error)}", file=sys.stderr)
+        print(f"error: {of_system(error)}", file=sys.stderr)
         sys.exit(65)

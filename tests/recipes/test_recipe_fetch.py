@@ -1,6 +1,7 @@
 """Fetching archives, and descriptions of corpora: what goes wrong is one line, and nothing half-written is taken."""
 
 import gzip
+import http.client
 import json
 import resource
 import urllib.parse
@@ -123,6 +124,24 @@ def test_no_network_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="cannot download http://127.0.0.1:9/x.tgz: .*, or use --data DIR"):
         fetching.fetch("http://127.0.0.1:9/x.tgz", "x.tgz", str(tmp_path), {})
     assert len(waits) == 3 and not (tmp_path / "x.tgz").exists()
+
+
+@pytest.mark.parametrize("problem", [http.client.IncompleteRead(b""), http.client.InvalidURL("a blank")])
+def test_a_cut_connection_is_tried_again(problem, tmp_path, monkeypatch):
+    """http.client's errors are no OSError."""
+    answers = [problem, problem, None]
+
+    def stream(url, part):
+        answer = answers.pop(0)
+        if answer:
+            raise answer
+
+    monkeypatch.setattr(fetching.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(fetching, "stream_to_file", stream)
+    fetching.download("http://127.0.0.1:9/x y", str(tmp_path / "part"))
+    answers[:] = [problem] * fetching.TRIES
+    with pytest.raises(UsageError, match="cannot download http://127.0.0.1:9/x y: .*run the same command again"):
+        fetching.download("http://127.0.0.1:9/x y", str(tmp_path / "part"))
 
 
 @pytest.mark.parametrize("path", DESCRIPTIONS, ids=lambda path: f"{path.parent.name}-{path.stem}")

@@ -513,11 +513,17 @@ def test_a_plan_says_what_a_cpu_cannot_do(own_text):
     assert warnings("--ngpu", "8", *data) == [pairs]
 
 
-@pytest.mark.parametrize("flag", ["--max-update", "--max-epoch", "--encoder-layers", "--encoder-ffn-embed-dim"])
+@pytest.mark.parametrize("flag", ["--max-update", "--encoder-layers", "--max-source-positions"])
 def test_flags_that_a_plan_counts_with_are_whole_numbers(flag):
     for value in ("1e5", "x", "-1", "08", "a[$(exit 1)]"):
         for words in ((flag, value), (f"{flag}={value}",)):
             assert refused("--", *words) == f"error: {flag} must be a whole number, not '{value}'\n"
+
+
+def test_times_and_temperatures_are_numbers():
+    assert refused("--", "--stop-time-hours", "1h") == "error: --stop-time-hours must be a number, not '1h'\n"
+    script = ROOT / "examples/opus100/run.sh"
+    assert "--temperature must be more than 0" in checked(script, "--temperature", "0.0").stderr
 
 
 def test_own_text_is_dlcl_at_the_size_that_is_asked_for(own_text, tmp_path):

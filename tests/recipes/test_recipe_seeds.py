@@ -54,6 +54,44 @@ def failing(tools, stubs):
     return path
 
 
+def test_the_text_of_another_run_is_never_changed(tools, stubs, corpus, tmp_path):
+    """--start-from links it; a run that gets another text leaves the links, and one that starts over takes them."""
+    there, exp = tmp_path / "there", tmp_path / "by a link" / "exp"
+    (tmp_path / "deep/disk").mkdir(parents=True)
+    (tmp_path / "by a link").symlink_to(tmp_path / "deep/disk")
+    done = recipe(tools, there, "--data", corpus, *SMALL, "--max-len-b", "0")
+    assert done.returncode == 0, done.stderr
+    before = {path: path.read_bytes() for path in sorted((there / "text").rglob("*")) if path.is_file()}
+    again = (tools, exp, "--data", corpus, *SMALL, "--start-from", there, "--stop-stage", "3")
+    assert recipe(*again).stdout.count("already done") == 4 and (exp / "text").samefile(there / "text")
+    other = shutil.copytree(corpus, tmp_path / "other")
+    for lang in ("en", "de"):
+        (other / f"valid.{lang}").write_text("one more\n")
+    done = recipe(tools, exp, "--data", other, *SMALL, "--stop-stage", "3")
+    assert done.returncode == 0, done.stderr
+    assert (exp / "text/raw/valid.en").read_text() == "one more\n" and not (exp / "text").is_symlink()
+    assert before == {path: path.read_bytes() for path in sorted((there / "text").rglob("*")) if path.is_file()}
+    assert recipe(*again).returncode == 0
+    assert (exp / "text").samefile(there / "text") and (exp / "data-bin").samefile(there / "data-bin")
+
+
+def test_another_teacher_translates_anew(tools, stubs, corpus, tmp_path):
+    texts = []
+    for name in ("one", "two"):
+        best = tmp_path / name / "checkpoints/checkpoint_best.pt"
+        best.parent.mkdir(parents=True)
+        best.write_text(name)
+        words = ("--data", corpus, *SMALL, "--teacher", tmp_path / name)
+        (tmp_path / "exp/distilled-of-before.unfinished").mkdir(parents=True)
+        done = recipe(tools, tmp_path / "exp", *words, "--stop-stage", "1")
+        assert done.returncode == 2, "the stub translates nothing"
+        assert not list((tmp_path / "exp").glob("distilled*"))
+        [call] = [line for line in stubs.read_text().splitlines() if line.startswith("fairseq-deep distill")]
+        texts.append(re.search(r"--output (\S+/distilled-\w+) ", call)[1])
+        stubs.write_text("")
+    assert texts[0] != texts[1]
+
+
 class TestSeeds:
     def test_a_seed_that_fails_leaves_the_others_alone(self, tools, stubs, failing, corpus, tmp_path):
         exp = tmp_path / "exp with blanks"

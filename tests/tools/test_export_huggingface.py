@@ -9,6 +9,7 @@ from operator import eq
 import pytest
 import torch
 
+from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import Translator, find_bundle, load_model
 from fairseq_deep.runtime.dictionary import Dictionary
 from fairseq_deep.tools import huggingface_check, huggingface_export, huggingface_format
@@ -281,6 +282,8 @@ def test_bad_input_of_the_export_is_one_line(make, export, command, monkeypatch)
     refuses(f"{folder}/no.pt does not exist", folder / "no.pt", *new)
     refuses(f"cannot read {folder}/no.txt", model, *new, "--verify", folder / "no.txt")
     refuses("--quantization requires --format ctranslate2: add", model, *new, "--quantization", "int8")
+    (folder.parent / "spm.model").write_bytes(b"nothing")
+    refuses("not a valid SentencePiece model", model, *new, "--bpe-codes", folder.parent / "spm.model")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "transformers", None)
         refuses("this requires transformers (", model, *new)
@@ -305,7 +308,11 @@ def words_of(vocabulary):
     return {"model": {"type": "WordLevel", "vocab": vocabulary}}
 
 
-def test_bad_input_of_the_import_is_one_line(make, export, command, tmp_path):
+def full(*_):
+    raise UsageError("No space left")
+
+
+def test_bad_input_of_the_import_is_one_line(make, export, command, tmp_path, monkeypatch):
     _, folder = make("prenorm_6l", swap=True)
     assert export(folder / "model.pt", "--output", folder / "out")[0] == 0
     place, back = folder / "out", folder / "back"
@@ -324,6 +331,9 @@ def test_bad_input_of_the_import_is_one_line(make, export, command, tmp_path):
     refuses(f"{folder}/no: no such directory", folder / "no")
     refuses("config.json: cannot be read (No such file", back)
     refuses("both languages are src", place, "-t", "src")
+    with monkeypatch.context() as patch:
+        patch.setattr("fairseq_deep.tools.import_.save_checkpoint", full)
+        refuses("No space left")
     for problem, name, content in (
         ("a model of the unsupported type marian: supported are m2m_100, ", "config.json", {"model_type": "marian"}),
         ("unsupported activation function mish: supported are relu", "config.json", {"activation_function": "mish"}),
@@ -340,6 +350,9 @@ def test_bad_input_of_the_import_is_one_line(make, export, command, tmp_path):
     (place / "vocab-src.json").write_text("{}")
     (place / "tokenizer.json").rename(tmp_path / "kept")
     refuses("has no merges.txt: copy it")
+    (place / "merges.txt").write_bytes(b"a \xff\n")
+    refuses("merges.txt is not UTF-8")
+    (place / "merges.txt").unlink()
     (place / "vocab-src.json").unlink()
     refuses("has no supported sub-words: it must have tokenizer.json, ")
     (tmp_path / "kept").rename(place / "tokenizer.json")

@@ -38,6 +38,7 @@ def test_writers_take_turns(tmp_path):
         ({**RUN, "seed": "1"}, "seed is '1', not"),
         ({**RUN, "bleu": "high"}, "bleu is 'high', not a number"),
         ({**RUN, "system": "a\nb"}, "system is"),
+        ({**RUN, "curve": {"x": 1.0}}, "an object with a number for each update"),
     ],
 )
 def test_a_line_that_is_no_run_is_rejected(tmp_path, line, part):

@@ -193,6 +193,18 @@ def test_an_old_package(package, monkeypatch):
 
 
 @installed
+def test_a_package_that_is_too_old_for_the_model(package, monkeypatch, tmp_path):
+    def refuse(*_):
+        raise UsageError("--norm rms requires ctranslate2 4.7; pip install 'ctranslate2>=4.7'")
+
+    monkeypatch.setattr("fairseq_deep.runtime.engines.choice.convert", refuse)
+    settings = {"cpu": True, "cache_dir": str(tmp_path)}
+    assert "requires ctranslate2 4.7" in Translator(str(package), engine="auto", **settings).engine.note
+    with pytest.raises(UsageError, match=r"^--norm rms requires ctranslate2 4.7; pip install 'ctranslate2>=4.7'$"):
+        Translator(str(package), engine="ctranslate2", **settings)
+
+
+@installed
 def test_a_model_that_cannot_be_expressed(translate, text, tmp_path, capsys):
     package = write_package(tmp_path / "model", layer_agg="dlcl", ends=0.6)
     expected = translate(package)[:2]

@@ -1,6 +1,7 @@
 """The command itself, and its sub-commands path and archs."""
 
 import argparse
+import errno
 import json
 import os
 import subprocess
@@ -87,6 +88,15 @@ def test_user_error_becomes_one_line(monkeypatch, capsys):
     monkeypatch.setattr("fairseq_deep.tools.path.run", run)
     assert main.main(["path"]) == 2
     assert capsys.readouterr().err == "fairseq-deep path: first second\n"
+
+
+def test_an_error_of_the_system_does_not_blame_standard_output(monkeypatch, capsys):
+    def run(args):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("fairseq_deep.tools.path.run", run)
+    assert main.main(["path"]) == 2
+    assert capsys.readouterr().err == "fairseq-deep path: Cannot allocate memory\n"
 
 
 def test_interrupt_is_one_line(monkeypatch, capsys):

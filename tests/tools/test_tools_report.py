@@ -117,6 +117,8 @@ def test_a_comparison(tmp_path):
 def test_before_the_end(tmp_path):
     folder = make_run(tmp_path / "job", record=None, texts={})
     (folder / "train.jsonl").write_text("")
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs/4-train.log").write_text("2026-11-27 | INFO | fairseq.tasks.text_to_speech | loading\n")
     page = report(folder)
     assert "has not come to its end" in page.text and "svg" not in page.tags and "Translations" not in page.text
 

@@ -11,6 +11,7 @@ import shutil
 import sys
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes.options import ROOT
 from fairseq_deep.recipes.record import read_json
 from fairseq_deep.tools import write_text
 
@@ -81,7 +82,7 @@ def _bleu(folder, data, subset, language):
 
 
 def _perplexity(folder, data, subset):
-    words = ["fairseq-validate", data, "--user-dir", generate_command(folder, subset)[3], "--task", "translation"]
+    words = ["fairseq-validate", data, "--user-dir", os.path.join(ROOT, "fairseq_deep"), "--task", "translation"]
     words += ["--path", os.path.join(folder, "averaged.pt"), "--valid-subset", subset, "--max-tokens", "4000"]
     words += ["--log-format", "simple", "--cpu"]
     said = run(words, folder, "fairseq-validate")

@@ -7,6 +7,7 @@ correct.
 import errno
 import fnmatch
 import gzip
+import http.client
 import os
 import re
 import shutil
@@ -81,7 +82,7 @@ def download(url, part):
             reason = f"HTTP {problem.code} {problem.reason}"
             if problem.code < 500:
                 break
-        except (OSError, ValueError) as problem:
+        except (OSError, ValueError, http.client.HTTPException) as problem:
             reason = str(getattr(problem, "reason", problem))
             if getattr(problem, "errno", None) in NO_ROOM:
                 raise UsageError(

@@ -65,14 +65,14 @@ class Teachers:
 
         def drive(child: subprocess.Popen) -> None:
             try:
-                reply = _ask(child, self.first)
+                _ask(child, self.first)
                 while True:
                     with lock:
                         shard = next(shards, None)
                     if shard is None:
                         break
-                    reply = _ask(child, json.dumps(shard._asdict()) + "\n")
-                    results.put(shard if reply == "done" else UsageError(reply))
+                    _ask(child, json.dumps(shard._asdict()) + "\n")
+                    results.put(shard)
             except Exception as error:
                 results.put(error)
             results.put(None)

@@ -1,6 +1,7 @@
 """Extraction and checks of Google's WMT16 archive, which contains tokenised text in sub-words."""
 
 import os
+import re
 
 from fairseq_deep.errors import UsageError
 
@@ -20,12 +21,12 @@ def parse_lines(text):
     wanted = {}
     for part in filter(None, text.split(",")):
         split, _, numbers = part.partition("=")
-        low, _, high = numbers.partition("-")
-        if split not in SETS or not (low + high).isdigit():
+        found = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", numbers)
+        if split not in SETS or not found:
             raise UsageError(
                 f"--data-lines must be SET=N or SET=MIN-MAX for train, valid, test, separated by commas, not '{text}'"
             )
-        wanted[split] = (int(low), int(high or low))
+        wanted[split] = (int(found[1]), int(found[2] or found[1]))
     return wanted
 
 

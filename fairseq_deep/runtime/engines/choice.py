@@ -143,6 +143,8 @@ class Request:
                 record["problem"] = error.message
                 shutil.rmtree(new)
                 os.mkdir(new)
+            except UsageError as error:
+                raise Unsuited(error, fixed=True) from error
             return record
 
         try:
