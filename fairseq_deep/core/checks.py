@@ -191,10 +191,8 @@ def _check_residual(flags: Any, stack: Stack, residual: MethodConfig | None) -> 
 
 def _check_attention(flags: Any, stack: Stack) -> None:
     """Reject flags for attentions that the decoder lacks."""
-    name = stack.attention.name
-    if name == "self":
-        return
     if stack.parallel_attention and _given(flags, "no_cross_attention"):
+        name = stack.attention.name
         raise UsageError(f"--no-cross-attention is not supported with --decoder-attn {name}: omit one of them")
 
 

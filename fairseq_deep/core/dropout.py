@@ -37,7 +37,7 @@ class Dropout(nn.Module):
         """Return *x* with entries dropped in training, or *x* itself."""
         if self.p == 0 or not (self.training or self.apply_during_inference):
             return x
-        return fast_dropout(x, self.p) if self.fast and not is_compiling() else F.dropout(x, self.p)
+        return fast_dropout(x, self.p) if self.fast else F.dropout(x, self.p)
 
     def make_generation_fast_(
         self, retain_dropout: bool = False, retain_dropout_modules: Sequence[str] | None = None, **_
@@ -58,7 +58,7 @@ def dropout_of(part: nn.Module, probability: float) -> Dropout:
 def fast_dropout(x: Tensor, probability: float) -> Tensor:
     """Set each entry of *x* to zero with *probability* (0 to 1), and scale the rest to preserve the mean."""
     dropped = round(probability * 2**16)
-    if dropped == 0 or dropped == 2**16 or x.device.type != "cpu":
+    if dropped == 0 or dropped == 2**16 or x.device.type != "cpu" or is_compiling():
         return F.dropout(x, probability)
     numbers = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     bits = numbers.view(torch.int16)[: x.numel()].view(x.shape)

@@ -1,10 +1,14 @@
-"""Tensors that stay in fp32 when their model is converted to half precision."""
-
+"""Computation in fp32 in a half-precision model, and tensors that stay in fp32 when a model is converted."""
 
 import torch
 from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
+
+
+def widened(x: Tensor) -> Tensor:
+    """Return *x* at least in fp32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class KeepFp32:

@@ -17,8 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .keep_fp32 import HALF, widened
 from .stack import Stack
 
+FUSED = hasattr(torch.ops.aten, "_fused_rms_norm")  # torch 2.4's unfused F.rms_norm overflows in fp16
 NORMS = ("layer", "rms")
 """The values of ``--norm``."""
 
@@ -38,9 +40,9 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x (... x C)."""
-        if hasattr(F, "rms_norm") and x.dtype == self.weight.dtype:
+        if hasattr(F, "rms_norm") and x.dtype == self.weight.dtype and (FUSED or x.dtype not in HALF):
             return F.rms_norm(x, (self.dim,), self.weight, self.eps)
-        wide = x if x.dtype == torch.float64 else x.float()
+        wide = widened(x)
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (wide * self.weight).to(x.dtype)
 

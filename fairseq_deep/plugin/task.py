@@ -117,9 +117,9 @@ class DeepTranslationTask(TranslationTask):
             return
         if present != "fp32":
             raise UsageError(f"the model is in --decode-precision {present} already: reload the model for {precision}")
-        count, encoded = decode_in(model, precision)
+        count, encoded, of_encoder = decode_in(model, precision)
         model.decode_precision = precision
-        logger.info(f"{count} decoder linear layers in {precision}, {encoded} encoder linear layers in bf16")
+        logger.info(f"{count} decoder linear layers in {precision}, {encoded} encoder linear layers in {of_encoder}")
 
 
 def _use_gnmt_lenpen(generator) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 
 from fairseq_deep.core.attention import MultiheadAttention, multihead
 from fairseq_deep.core.dropout import Dropout, fast_dropout, speed_up_dropout
+from tests.helpers.models import make_batch
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.3, 0.5, 0.9, 1.0])
@@ -94,3 +95,14 @@ def test_without_the_flag_attention_draws_as_torch_does(monkeypatch):
     attention = MultiheadAttention(8, 2, dropout=0.5).train()
     first, second = attention(torch.ones(20, 3, 8))[0], attention(torch.ones(20, 3, 8))[0]
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("flags", [{}, {"encoder_attn": "luna", "decoder_attn": "luna"}], ids=str)
+def test_compiled_code_takes_torchs_dropout(flags, build, dictionary):
+    """--fast-dropout beside --compile: torch cannot compile the drawing of bits, nor layers that have it."""
+    model = build("transformer_prenorm_6l", attention_dropout=0.1, encoder_layers=1, decoder_layers=1, **flags)
+    speed_up_dropout(model.train())
+    for layer in (model.encoder.layers[0], model.decoder.layers[0]):
+        layer.forward = torch.compile(layer.forward, backend="eager", fullgraph=True)
+    source, lengths, target = make_batch(dictionary)
+    model(source, lengths, target)[0].sum().backward()

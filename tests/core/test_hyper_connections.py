@@ -161,6 +161,7 @@ def test_parameter_counts(kind):
     [
         ({"hyper_connections_streams": 0}, "--hyper-connections-streams 0 must be 1 or more: the paper uses 4"),
         ({"hyper_connections_kind": "statik"}, "statik is unknown (did you mean static?); choose from dynamic"),
+        ({"hyper_connections_kind": "manifold", "hyper_connections_streams": 57}, "57 must be at most 56 with"),
         ({"layer_agg": "dlcl", "hyper_connections_streams": 2}, "--hyper-connections-streams has no effect without"),
         ({"decoder_normalize_before": False}, "--decoder-normalize-before has no effect: --layer-agg hyper-connec"),
     ],

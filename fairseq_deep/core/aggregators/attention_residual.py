@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq_deep.core.keep_fp32 import widened
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Layout, Stack
 
 from .base import AGGREGATORS, Aggregator
-from .position_sums import append, is_tape, learns, normed_linear, position_sum, read, start_tape, widened
+from .position_sums import append, is_tape, learns, normed_linear, position_sum, read, start_tape
 
 
 @AGGREGATORS.register("attention-residual")

@@ -36,6 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_deep.core.compat import no_autocast
+from fairseq_deep.core.keep_fp32 import widened
 from fairseq_deep.core.registry import UsageError, nearest
 from fairseq_deep.core.stack import Layout, Stack
 
@@ -44,6 +45,7 @@ from .base import AGGREGATORS, Aggregator
 KINDS = ("dynamic", "static", "manifold")
 SINKHORN_ITERATIONS = 20
 PREFERENCE = 4.0
+MOST = math.ceil(1 + math.exp(PREFERENCE))  # with more streams, the shares of the others exceed 1
 """Manifold: initial logit of the preference of a sub-layer for one stream, and of a stream for itself."""
 
 
@@ -153,6 +155,8 @@ class HyperConnections(Aggregator):
         if kind not in KINDS:
             problem = f"--hyper-connections-kind {kind} is unknown{nearest(kind, KINDS)}"
             raise UsageError(f"{problem}; choose from {', '.join(KINDS)}")
+        if kind == "manifold" and streams > MOST:
+            raise UsageError(f"--hyper-connections-streams {streams} must be at most {MOST} with manifold: lower it")
         self.streams, self.kind = streams, kind
         self.mixers = nn.ModuleList(OF_KIND[kind](streams, self.dim, number) for number in range(self.num_layers))
 
@@ -180,9 +184,7 @@ class HyperConnections(Aggregator):
         return {"gain": gain.abs().sum(1).max()}
 
     def start(self, x: Tensor) -> list[Tensor]:
-        half = x.dtype == torch.float16 or x.dtype == torch.bfloat16
-        wide = x.float() if half else x
-        return self._read(wide.unsqueeze(2).expand(-1, -1, self.streams, -1).contiguous(), 0, x.dtype)
+        return self._read(widened(x).unsqueeze(2).expand(-1, -1, self.streams, -1).contiguous(), 0, x.dtype)
 
     def read(self, state: list[Tensor], layer: int) -> Tensor:
         return state[0]

@@ -248,7 +248,8 @@ class DepthwiseLstm(Aggregator):
 
     def write(self, state: list[Tensor], layer: int, output: Tensor) -> list[Tensor]:
         if self.recompute and self.training:
-            return self._recomputed_step(state, layer, output)
+            # torch's non-reentrant checkpoint: DDP must see the gradient of a shared parameter once
+            return checkpoint(self._step, state, layer, output, use_reentrant=False)
         return self._step(state, layer, output)
 
     def layer_output(self, state: list[Tensor], output: Tensor) -> Tensor:
@@ -273,10 +274,6 @@ class DepthwiseLstm(Aggregator):
         if self.training or not self.gates or self.gates[0].native is None or x.size(0) != 1 or not runs_native(x):
             return None
         return find_lstm(self.hidden[step % len(self.hidden)], self.gates[step % len(self.gates)])
-
-    def _recomputed_step(self, state: list[Tensor], step: int, attention: Tensor) -> list[Tensor]:
-        # torch's non-reentrant checkpoint: DDP must see the gradient of a shared parameter once
-        return checkpoint(self._step, state, step, attention, use_reentrant=False)
 
 
 @AGGREGATORS.register("rnn")

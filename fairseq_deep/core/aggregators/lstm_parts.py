@@ -95,8 +95,7 @@ class Hidden(nn.Module):
         """Return h (T x B x C) for *c* (T x B x in_dim)."""
         x = self.layer_norm(self.fc1(c).to(self.layer_norm.weight.dtype))  # under autocast, types can differ
         if self.fc2 is None:
-            # flat, because torch 1.13's GeLU has a wrong gradient on a CPU if the incoming gradient is strided
-            return self.dropout(F.gelu(x.flatten(0, 1)).view(x.shape))
+            return self.dropout(F.gelu(x))
         if self.glu == "sigmoid":
             x = F.glu(x, dim=-1)
         else:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_deep.core.dropout import dropout_of
-from fairseq_deep.core.keep_fp32 import KeepFp32
+from fairseq_deep.core.keep_fp32 import KeepFp32, widened
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
@@ -103,10 +103,7 @@ class MultiHop(nn.Module):
 
     def shares(self, layers: Tensor) -> Tensor:
         """Return U (L x T x B x n, at least in fp32) for Y (L x T x B x C)."""
-        scores = self.hops(torch.tanh(self.hidden(layers)))
-        if scores.dtype == torch.float16 or scores.dtype == torch.bfloat16:
-            scores = scores.float()
-        return torch.softmax(scores, dim=0)
+        return torch.softmax(widened(self.hops(torch.tanh(self.hidden(layers)))), dim=0)
 
     def forward(self, outputs: list[Tensor]) -> Tensor:
         layers = torch.stack(outputs)

@@ -20,12 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_deep.core.compat import no_autocast
-from fairseq_deep.core.keep_fp32 import KeepFp32
+from fairseq_deep.core.keep_fp32 import KeepFp32, widened
 from fairseq_deep.core.stack import Stack
 
 from .bands import bands
 from .base import AGGREGATORS, Aggregator
-from .position_sums import append, is_tape, learns, normed_linear, position_sum, read, start_tape, widened
+from .position_sums import append, is_tape, learns, normed_linear, position_sum, read, start_tape
 
 
 @AGGREGATORS.register("mudd")

@@ -16,13 +16,6 @@ from torch.autograd.function import once_differentiable
 
 from fairseq_deep.core.compat import is_compiling, no_autocast
 
-from .running_sums import is_half
-
-
-def widened(x: Tensor) -> Tensor:
-    """Return *x* in fp32 if it is in half precision."""
-    return x.float() if is_half(x.dtype) else x
-
 
 def normed_linear(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """Return RMSNorm(x) weight^T, without a gain, in the type of *x*; normalises the product, which is narrower."""
@@ -66,7 +59,7 @@ class _Tape:
     """
 
     def __init__(self, entry: Tensor, entries: int, rows: int):
-        dtype = torch.float32 if is_half(entry.dtype) else entry.dtype
+        dtype = torch.promote_types(entry.dtype, torch.float32)
         size = entry.size(-1)
         self.entries: Tensor | None = entry.new_empty((entries, entry.numel() // size, size), dtype=dtype)
         self.count, self.rows = 0, rows

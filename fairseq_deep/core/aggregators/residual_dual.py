@@ -16,10 +16,10 @@ code can also scale r to avoid overflow in fp16; we accumulate r in fp32 instead
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_deep.core.keep_fp32 import widened
 from fairseq_deep.core.stack import Layout, Stack
 
 from .base import AGGREGATORS, Aggregator
@@ -51,7 +51,7 @@ class ResidualDual(Aggregator):
 
     def start(self, x: Tensor) -> list[Tensor]:
         x = x.contiguous()  # x is a transposed view, and results of strided inputs are strided
-        return [x, x.float() if x.dtype == torch.float16 or x.dtype == torch.bfloat16 else x]
+        return [x, widened(x)]
 
     def read(self, state: list[Tensor], layer: int) -> Tensor:
         return state[0]

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_deep.core.dropout import dropout_of
+from fairseq_deep.core.keep_fp32 import widened
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Layout, Stack
 
@@ -237,13 +238,11 @@ class Routing(Aggregator):
 
     def finish(self, state: list[Tensor]) -> Tensor:
         if self.training and self.recompute:
-            return self._recomputed_aggregation(state)
+            return checkpoint(self._aggregate, state, use_reentrant=False)
         return self._aggregate(state)
 
     def _aggregate(self, state: list[Tensor]) -> Tensor:
-        votes = torch.stack([part(output) for part, output in zip(self.maps, state)])
-        if votes.dtype == torch.float16 or votes.dtype == torch.bfloat16:
-            votes = votes.float()
+        votes = widened(torch.stack([part(output) for part, output in zip(self.maps, state)]))
         votes = votes.view(votes.size(0), votes.size(1), votes.size(2), self.capsules, -1)
         if self.training and not self.recompute:
             x = self._recomputed_routing(votes)
@@ -253,9 +252,6 @@ class Routing(Aggregator):
         norm = self.layer_norm
         x = F.layer_norm(x, [self.dim], norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
         return x.to(state[-1].dtype)
-
-    def _recomputed_aggregation(self, state: list[Tensor]) -> Tensor:
-        return checkpoint(self._aggregate, state, use_reentrant=False)
 
     def _recomputed_routing(self, votes: Tensor) -> Tensor:
         return checkpoint(self.routing, votes, use_reentrant=False, preserve_rng_state=False)

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fairseq_deep.core.compat import no_autocast
+from fairseq_deep.core.keep_fp32 import HALF
 from fairseq_deep.core.native.functions import weighted_sum
 from fairseq_deep.core.native.packed import runs_native
 
@@ -37,14 +38,9 @@ from fairseq_deep.core.native.packed import runs_native
 HAS_OUT_DTYPE = "dtype" in torch.ops.aten.bmm.overloads() and torch.version.hip is None  # torch 2.8
 
 
-def is_half(dtype: torch.dtype) -> bool:
-    """Return whether *dtype* is a half-precision type."""
-    return dtype == torch.float16 or dtype == torch.bfloat16
-
-
 def split(weights: Tensor, dtype: torch.dtype) -> Tensor:
     """Split *weights* (groups x R x K) into p addends of *dtype*, groups x R x p x K; p = 2 in half precision."""
-    if not is_half(dtype):
+    if dtype not in HALF:
         return weights.to(dtype).unsqueeze(2)
     high = weights.to(dtype)
     return torch.stack([high, (weights - high).to(dtype)], dim=2)
@@ -170,7 +166,7 @@ class Tape:
 def inner_products(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a b^T (groups x R x R) of *a* and *b* (groups x R x M), accumulated in *dtype*."""
     with no_autocast(a):
-        if is_half(a.dtype) and a.device.type in ("cuda", "meta") and HAS_OUT_DTYPE:
+        if a.dtype in HALF and a.device.type in ("cuda", "meta") and HAS_OUT_DTYPE:
             return torch.bmm(a, b.transpose(1, 2), out_dtype=torch.float32)
         return torch.bmm(a.to(dtype), b.to(dtype).transpose(1, 2))
 

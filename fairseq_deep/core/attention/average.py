@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_deep.core.keep_fp32 import widened
+
 from .beams import DecodingStep
 from .hypothesis_state import HypothesisState
 
@@ -51,7 +53,7 @@ class RunningMean(HypothesisState):
         if incremental_state is not None:
             assert step is not None, "incremental decoding requires the output of SharedBeamState"
             return self._next(x, incremental_state, step)
-        wide = x if x.dtype == torch.float64 else x.float()
+        wide = widened(x)
         if padding_mask is None:
             count = torch.arange(1, x.size(0) + 1, device=x.device, dtype=wide.dtype).view(-1, 1, 1)
         else:
@@ -118,7 +120,7 @@ class AverageAttention(nn.Module):
         """
         causal = causal or attn_mask is not None or incremental_state is not None
         mean = self.mean(query, key_padding_mask, causal, incremental_state, step)
-        if self.fc1 is not None and self.fc2 is not None:
+        if self.fc1 is not None:
             kept = self.training or self.retain_dropout
             mean = self.fc2(F.dropout(torch.relu(self.fc1(mean)), self.dropout, kept))
         input_gate, forget_gate = torch.sigmoid(self.gate(torch.cat([query, mean], dim=-1))).chunk(2, dim=-1)

@@ -120,7 +120,7 @@ class SharedBeamState(nn.Module):
             "length": None,
         }
         if self.averages:
-            wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+            wide = torch.promote_types(query.dtype, torch.float32)
             state["count"] = torch.zeros(1, rows, 1, dtype=wide, device=query.device)
         return state
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fairseq_deep.core.compat import is_compiling
 from fairseq_deep.core.dropout import fast_dropout
+from fairseq_deep.core.keep_fp32 import widened
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import Stack
 
@@ -139,7 +140,7 @@ class LunaCausalAttention(MultiheadAttention):
 
     def _whole(self, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, bias: Tensor | None, padding: Tensor | None):
         """Return the outputs of the heads for all positions, B x H x T x D."""
-        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        wide = torch.promote_types(q.dtype, torch.float32)
         if padding is None:
             count = torch.arange(1, q.size(2) + 1, device=q.device, dtype=wide).view(1, 1, -1, 1)
         else:
@@ -165,8 +166,7 @@ class LunaCausalAttention(MultiheadAttention):
         """Return w: a softmax at least in fp32, with dropout; *bias*: one row per source, for all its hypotheses."""
         if bias is not None:
             scores = (scores.unflatten(0, (bias.size(0), -1)) + bias.unsqueeze(1)).flatten(0, 1)
-        wide = scores if scores.dtype == torch.float64 else scores.float()
-        return self._drop(torch.softmax(wide, dim=-1).to(scores.dtype))
+        return self._drop(torch.softmax(widened(scores), dim=-1).to(scores.dtype))
 
     def _drop(self, x: Tensor) -> Tensor:
         if not self.dropout or not (self.training or self.retain_dropout):

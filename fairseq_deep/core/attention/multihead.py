@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_deep.core.compat import is_compiling
 from fairseq_deep.core.dropout import fast_dropout
 from fairseq_deep.core.native.steps import NativeAttention
 from fairseq_deep.core.norms import RmsNorm
@@ -217,7 +218,7 @@ class MultiheadAttention(nn.Module):
         """Return the outputs of the heads (B x H x T x D), and their weights (B x H x T x S) if needed."""
         dropout = self.dropout if self.training or self.retain_dropout else 0.0
         of_values = self.relative_values
-        fast = self.fast_dropout and dropout > 0
+        fast = self.fast_dropout and dropout > 0 and not is_compiling()
         if not need_weights and of_values is None and (not decoding or fuses_steps(q)) and not fast:
             if self.training and trains_plainly(q, key.size(2)):
                 return attend_plainly(q, key, value, bias, dropout, causal), None

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_deep.core.compat import is_compiling
+from fairseq_deep.core.keep_fp32 import widened
 
 from .masks import future_mask
 
@@ -16,7 +17,7 @@ def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
     scores = torch.matmul(q * q.size(-1) ** -0.5, k.transpose(-2, -1))
     if bias is not None:
         scores = scores + bias
-    return torch.softmax(scores if scores.dtype == torch.float64 else scores.float(), dim=-1)
+    return torch.softmax(widened(scores), dim=-1)
 
 
 def attend_plainly(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float, causal: bool) -> Tensor:

@@ -71,7 +71,7 @@ class Ssru(HypothesisState):
         if not causal and attn_mask is None and incremental_state is None:
             raise UsageError("--decoder-attn ssru does not see later positions: omit full_context_alignment")
         gates, values = self.gate(query), self.input_proj(query)
-        wide = torch.float64 if values.dtype == torch.float64 else torch.float32
+        wide = torch.promote_types(values.dtype, torch.float32)
         z, v = gates.to(wide), values.to(wide)
         if incremental_state is not None:
             assert step is not None, "incremental decoding requires the output of SharedBeamState"

@@ -60,21 +60,21 @@ def reduce_precision(stack: nn.Module, precision: str) -> int:
     return count
 
 
-def decode_in(model: nn.Module, precision: str) -> tuple[int, int]:
+def decode_in(model: nn.Module, precision: str) -> tuple[int, int, str]:
     """Lower the matrix products of *model* for translation on a CPU; see :func:`reduce_precision`.
 
     Both stacks get *precision*. Without compiled kernels, the encoder gets bf16 instead of int8 if this machine has it:
     torch's int8 products may share one scale, which loses BLEU in an encoder.
 
     Returns:
-        numbers of replaced layers in the decoder and in the encoder
+        numbers of replaced layers in the decoder and in the encoder, and the precision of the latter
 
     Raises:
         UsageError: the model is not on a CPU in fp32
     """
     weight = next(model.decoder.parameters())
     if precision == "fp32":
-        return 0, 0
+        return 0, 0, precision
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         raise UsageError(
             f"--decode-precision {precision} requires a CPU and a model in fp32: add --cpu and omit --fp16, or omit it"
@@ -83,7 +83,7 @@ def decode_in(model: nn.Module, precision: str) -> tuple[int, int]:
     of_encoder = "bf16" if precision == "bf16" or available_kernels().names != (NATIVE,) else "int8"
     # encoder layers of fairseq itself read the attributes of weights
     lowers = hasattr(model.encoder, "stack") and (of_encoder == "int8" or has_bfloat())
-    return count, reduce_precision(model.encoder, of_encoder) if lowers else 0
+    return count, reduce_precision(model.encoder, of_encoder) if lowers else 0, of_encoder
 
 
 def _replace(module: nn.Module, kind, old) -> int:

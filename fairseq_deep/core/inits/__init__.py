@@ -8,6 +8,5 @@ from .base import INITS, Init, MatrixLocation
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-Place = MatrixLocation  # its name in the last release
 globals().update(INITS.classes())
 __all__ = ["INITS", "Init", "MatrixLocation"] + list(INITS.classes())

@@ -20,7 +20,7 @@ VARIANTS = 64  # graphs per function: with or without a mask, one sentence or ma
 
 def graphs() -> int:
     """Return the number of graphs that this process has compiled."""
-    from torch._dynamo.utils import counters  # not with torch 1.13
+    from torch._dynamo.utils import counters
 
     return counters["stats"]["unique_graphs"]
 
