@@ -12,7 +12,7 @@ from fairseq_deep.errors import UsageError
 
 from . import other_formats, packaged
 from .records import CHECKPOINTS, RERUN, RESULT, SEARCH, STEPS, read_json
-from .text import TextSteps
+from .text import TextSteps, is_pieces
 
 DEFAULT_SEARCH = {"beam": 4, "lenpen": 0.6, "max_len_a": 1.0, "max_len_b": 50}  # if the experiment does not record it
 CODES = ("code", "bpecodes", "spm.model")  # subword-nmt (two names, as in fairseq's hub), SentencePiece
@@ -70,7 +70,10 @@ def find_bundle(path: str, **given: Any) -> Bundle:
         found = _beside(path)
     else:
         raise UsageError(f"{path} does not exist: give the directory of a recipe, a packaged model, or a checkpoint")
-    bundle = Bundle(**{**found, **given})
+    parts = {**found, **given}
+    if parts.get("tokenizer") is None:
+        parts["tokenizer"] = "none" if parts["codes"] and is_pieces(parts["codes"]) else "moses"
+    bundle = Bundle(**parts)
     for place, flag in ((bundle.data, "--data"), (bundle.codes, "--bpe-codes")):
         if place is not None and not os.path.exists(place):
             raise UsageError(f"{place} does not exist: see {flag}")
@@ -117,6 +120,6 @@ def _prepared(folder: str) -> dict[str, Any]:
     found = read_json(os.path.join(folder, "steps.json"), STEPS, "correct it")
     return {
         "codes": next(filter(os.path.isfile, codes), None),
-        "tokenizer": found.get("tokenizer", "moses"),
+        "tokenizer": found.get("tokenizer"),
         "lowercase": found.get("lowercase", False),
     }
