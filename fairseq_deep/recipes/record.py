@@ -16,6 +16,7 @@ import time
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import records
+from fairseq_deep.runtime.text import joined
 from fairseq_deep.tools import write_text
 from fairseq_deep.tools.machine import describe_cpu
 
@@ -283,7 +284,7 @@ def samples(exp, source_lang, target_lang, count=3):
     files = [source, *(os.path.join(exp, f"test.{kind}.{target_lang}") for kind in ("hyp", "ref"))]
     short = [row for row in zip(*map(text_lines, files)) if row[0] and max(map(len, row)) <= 110]
     chosen = [short[len(short) * k // count] for k in range(min(count, len(short)))]
-    return [tuple(text.replace("@@ ", "") for text in row) for row in chosen]
+    return [tuple(joined(text, "subword-nmt") for text in row) for row in chosen]
 
 
 def difference(against):

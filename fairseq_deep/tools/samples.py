@@ -4,10 +4,12 @@ import os
 import re
 from typing import Any
 
+from fairseq_deep.runtime.text import joined
 from fairseq_deep.tools import UsageError, read_lines
 from fairseq_deep.tools.generated import Sentences, best, read_generated
 
 LINKS = re.compile(r"(\d{1,6}-\d{1,6})( \d{1,6}-\d{1,6})*")
+SUBWORDS = "subword-nmt"
 WIDEST = 40  # maximum length of sentences with a drawn alignment, in tokens
 
 
@@ -44,7 +46,7 @@ def _from_recipe(folder: str, source: str | None, target: str | None) -> list[di
     names = ("source", "ours", "reference")
     return [
         {"line": line, **dict(zip(names, texts)), "alignment": alignments.get(line)}
-        for line, texts in enumerate(zip(map(_joined, sides[0]), *sides[1:]), 1)
+        for line, texts in enumerate(zip((joined(line, SUBWORDS) for line in sides[0]), *sides[1:]), 1)
     ]
 
 
@@ -55,9 +57,9 @@ def from_output(path: str) -> list[dict[str, Any]]:
     return [
         {
             "line": number + 1,
-            "source": _joined(kinds.get("S", "")),
-            "ours": _joined(best(kinds)),
-            "reference": _joined(kinds.get("T", "")),
+            "source": joined(kinds.get("S", ""), SUBWORDS),
+            "ours": joined(best(kinds), SUBWORDS),
+            "reference": joined(kinds.get("T", ""), SUBWORDS),
             "alignment": alignments.get(number + 1),
         }
         for number, kinds in sorted(sentences.items())
@@ -86,11 +88,6 @@ def _aligned(sentences: Sentences) -> dict[int, dict[str, Any]]:
         if fits and max(len(source), len(target)) <= WIDEST:
             found[number + 1] = {"source": source, "target": target, "links": links}
     return found
-
-
-def _joined(line: str) -> str:
-    """Join subword-nmt's sub-words to words."""
-    return re.sub(r"@@( |$)", "", line)
 
 
 def _chrf(ours: str, reference: str) -> float | None:

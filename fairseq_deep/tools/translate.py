@@ -93,7 +93,7 @@ def add_parts(parser: argparse.ArgumentParser) -> None:
                        help="directory with dict.SRC.txt and dict.TGT.txt (default: the checkpoint's)")  # fmt: skip
     parts.add_argument("--bpe-codes", metavar="FILE",
                        help="subword-nmt merges, or SentencePiece model (default: 'code', 'bpecodes' or 'spm.model')")
-    parts.add_argument("--tokenizer", choices=("moses", "none"), 
+    parts.add_argument("--tokenizer", choices=("moses", "none"),
                        help="tokenizer of raw text (default: moses; none with SentencePiece)")  # fmt: skip
     parts.add_argument("--lowercase", action="store_true", default=None, help="lowercase the source")
     parts.add_argument("-s", "--source-lang", metavar="SRC",

@@ -190,6 +190,12 @@ def test_bad_options_are_refused_by_the_script(tools, corpus, tmp_path, given, p
     recipes.assert_refused(done, *parts, status=2)
 
 
+def test_a_directory_that_cannot_be_made_is_one_line(tools, stubs, corpus, tmp_path):
+    (tmp_path / "file").touch()
+    done = compare(tools, corpus, tmp_path / "file/exp", "lstm_6l")
+    recipes.assert_refused(done, f"{tmp_path}/file/exp: Not a directory; fix this", status=2)
+
+
 def test_without_data_or_with_help(tools):
     run = {"capture_output": True, "text": True, "env": recipes.environment(tools), "timeout": 60}
     done = subprocess.run([FOLDER / "run.sh", "lstm_6l"], **run)

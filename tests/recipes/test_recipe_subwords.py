@@ -95,6 +95,9 @@ def test_pieces_of_the_text_as_it_is_behind_the_tag_of_a_language(text, tmp_path
     steps = TextSteps("src", "tgt", bundle.codes, bundle.tokenizer)
     assert bundle.tokenizer == "none" and [steps.prepare(line) for line in tagged] == got
     assert [steps.finish(line) for line in got] == [line.strip() for line in tagged]
+    (tmp_path / "out/steps.json").unlink()  # as next to a checkpoint of fairseq: models of raw text
+    assert find_bundle(bundle.checkpoint).tokenizer == "none"
+    assert find_bundle(bundle.checkpoint, tokenizer="moses").tokenizer == "moses"
     (tmp_path / "bad.model").write_text("no model")
     with pytest.raises(UsageError, match="bad.model: not a valid SentencePiece model"):
         TextSteps("src", "tgt", str(tmp_path / "bad.model"), "none")
