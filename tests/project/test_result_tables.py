@@ -1,10 +1,13 @@
 """Figures of the docs against the records in ``docs/results/``: no table may differ from what was measured."""
 
+import itertools
+import math
 import re
+import statistics
 
 import pytest
 
-from fairseq_deep.tools.results import FIGURES
+from fairseq_deep.tools.results import FIGURES, by_system
 from tests.helpers import result_tables
 from tests.helpers.docs import prose
 from tests.helpers.paths import ROOT
@@ -16,6 +19,9 @@ README = {
     "BLEU on real text": ["pre-norm-and-dlcl-by-depth-xavier-s-weights"],
 }
 """The tables of the README that quote results, by the start of their first cell, and the records that they quote."""
+
+QUANTILES = {3: 4.3027, 4: 3.1824, 5: 2.7764}
+"""97.5 % quantiles of Student's t for the differences of so many seeds."""
 
 
 def numbers(value):
@@ -75,6 +81,36 @@ def test_figures_of_a_record_are_those_of_its_runs(name):
                 for written, computed in pairs:
                     computed = computed["mean"] if isinstance(computed, dict) else computed
                     assert written == pytest.approx(computed, abs=0.51 * 10 ** -table["decimals"][column])
+
+
+def intervals(runs, measure, factor):
+    """The means of differences between two systems with their 95 % confidence intervals over seeds, as pages show them.
+
+    Args:
+        runs: {system: {seed: run}}
+        factor: unit of the measure
+    """
+    for one, other in itertools.permutations(runs.values(), 2):
+        pairs = [(one[seed].get(measure), other[seed].get(measure)) for seed in one.keys() & other.keys()]
+        found = [factor * (first - second) for first, second in pairs if None not in (first, second)]
+        if len(found) in QUANTILES:
+            half = QUANTILES[len(found)] * statistics.stdev(found) / math.sqrt(len(found))
+            for decimals in (2, 3):
+                yield f"{statistics.fmean(found):.{decimals}f} ± {half:.{decimals}f}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_differences_in_the_text_of_a_page_are_those_of_its_runs(name):
+    """In BLEU or nats, and in nats if the text says so. ``other_intervals`` are of what the runs do not record."""
+    entry, text = result_tables.record(name), " ".join(PAGES[name].read_text(encoding="utf-8").split())
+    said = re.findall(r"(\d+\.\d+ ± \d+\.\d+)( nats)?", text)
+    if not said or "runs" not in entry:
+        return
+    runs = by_system(result_tables.kept_runs(entry["runs"]))
+    bleu, nats = {*intervals(runs, "bleu", 1)}, {*intervals(runs, "valid_nll", math.log(2))}
+    known, others = {" nats": nats, "": bleu | nats}, {*entry.get("other_intervals", ())}
+    assert others <= {shown for shown, _ in said}
+    assert not [shown + unit for shown, unit in said if shown not in known[unit] | others]
 
 
 def test_kept_runs_can_be_read_and_belong_to_a_record():
