@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .keep_fp32 import HALF, widened
+from .keep_fp32 import widened
 from .stack import Stack
 
 FUSED = hasattr(torch.ops.aten, "_fused_rms_norm")  # torch 2.4's unfused F.rms_norm overflows in fp16
@@ -40,7 +40,7 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x (... x C)."""
-        if hasattr(F, "rms_norm") and x.dtype == self.weight.dtype and (FUSED or x.dtype not in HALF):
+        if hasattr(F, "rms_norm") and x.dtype == self.weight.dtype and (FUSED or x.dtype != torch.float16):
             return F.rms_norm(x, (self.dim,), self.weight, self.eps)
         wide = widened(x)
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)

@@ -164,7 +164,7 @@ def prepare(runner: Runner, script: str, words: list[str]) -> None:
     make_folder(plan, ".lock")
     if options.start_from:
         seeds.link_text(options.start_from, plan.exp)
-    elif options.stage < 4 and not all(map(runner.markers.is_done, (1, 2, 3))) and seeds.unlink_text(plan.exp):
+    elif _changes_text(runner) and seeds.unlink_text(plan.exp):
         runner.markers.forget(1)  # the links were to the text of another run
     if plan.place.nnodes > 1:
         nodes.check_port(plan.place.port)
@@ -172,6 +172,12 @@ def prepare(runner: Runner, script: str, words: list[str]) -> None:
     if options.stage:
         runner.markers.forget(options.stage)
     scripts.write_commands(plan, script, words)
+
+
+def _changes_text(runner: Runner) -> bool:
+    """Return whether one of the stages that write the text is to run."""
+    stage = runner.plan.options.stage
+    return 0 < stage < 4 or not stage and not all(map(runner.markers.is_done, (1, 2, 3)))
 
 
 def run_seeds(runner: Runner) -> int:

@@ -11,7 +11,7 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.tools.machine import count_cores
 
 from . import changes, nodes, seeds
-from .options import EXAMPLES, NUMBER, ROOT, WHOLE, check_extra_flags, load_conf
+from .options import EXAMPLES, ROOT, WHOLE, check_extra_flags, load_conf
 from .other_runs import check_against, check_start, start_flags
 from .recipe import Recipe
 from .stages import compute_keys
@@ -282,8 +282,8 @@ class Plan:
             if value:
                 WHOLE.read(flag, value)
         hours = self.train_value("--stop-time-hours")
-        if hours:
-            NUMBER.read("--stop-time-hours", hours.removeprefix("-"))  # fairseq's default, no limit, is -1
+        if hours and not re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", hours, re.ASCII):
+            raise UsageError(f"--stop-time-hours must be a number, not '{hours}'")
         if self.options.multilingual and not float(self.options.temperature):
             raise UsageError("--temperature must be more than 0: 1 does not repeat small pairs")
         last, every = self.train_value("--max-update"), self.options.average_updates

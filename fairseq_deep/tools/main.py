@@ -6,6 +6,7 @@ the help text. To add a sub-command, write the module and list it in `COMMANDS`.
 
 import argparse
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -41,6 +42,8 @@ COMMANDS = (path, archs, flags, doctor, check, average, score, diagnose, transla
             report, export, import_, recipe, compare, claims, wheelhouse, completion)  # fmt: skip
 RAW = {"recipe": recipe, "compare": compare, "claims": claims}
 """Commands that parse their own arguments."""
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""Errors without a file name that come from writing to standard output."""
 
 
 def name_of(module: Any) -> str:
@@ -120,7 +123,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is not None:
             return tell(f"{name}: cannot access {printable(error.filename, None)}: {error.strerror}", 2)
-        return tell(f"{name}: {_of_stdout()}{error.strerror or one_line(error)}", 2)
+        if error.errno in UNWRITABLE:
+            _close_stdout()
+            return tell(f"{name}: cannot write to standard output: {error.strerror}", 2)
+        return tell(f"{name}: {error.strerror or one_line(error)}", 2)
 
 
 def open_streams() -> None:
@@ -179,16 +185,6 @@ def tell(line: str, code: int) -> int:
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
     return code
-
-
-def _of_stdout() -> str:
-    """Return the beginning of a message if standard output cannot be written; otherwise nothing."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        _close_stdout()
-        return "cannot write to standard output: "
-    return ""
 
 
 def _close_stdout() -> None:

@@ -99,7 +99,7 @@ def test_without_the_flag_attention_draws_as_torch_does(monkeypatch):
 
 @pytest.mark.parametrize("flags", [{}, {"encoder_attn": "luna", "decoder_attn": "luna"}], ids=str)
 def test_compiled_code_takes_torchs_dropout(flags, build, dictionary):
-    """--fast-dropout beside --compile: torch cannot compile the drawing of bits, nor layers that have it."""
+    """--fast-dropout with --compile: torch cannot compile the drawing of bits, nor layers that have it."""
     model = build("transformer_prenorm_6l", attention_dropout=0.1, encoder_layers=1, decoder_layers=1, **flags)
     speed_up_dropout(model.train())
     for layer in (model.encoder.layers[0], model.decoder.layers[0]):

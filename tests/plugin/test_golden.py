@@ -1,7 +1,11 @@
 """Checkpoints of earlier versions give the same outputs and the same translations."""
 
+import argparse
+
 import pytest
 import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from omegaconf import OmegaConf, open_dict
 
 from fairseq_deep.plugin.stored import fill
 from tests.golden import FOLDER, build, load, model_flags, outputs
@@ -28,3 +32,17 @@ def test_a_golden_checkpoint_computes_what_it_did(name):
         for sentence, expected in zip(translations, golden["translations"]):
             assert [words for words, _ in sentence] == [words for words, _ in expected]
             assert [score for _, score in sentence] == pytest.approx([score for _, score in expected], abs=1e-4)
+
+
+def test_a_checkpoint_without_a_preset_is_not_given_it():
+    """Neither in a Hydra configuration, nor with a twin; a new model gets it."""
+    resolved = load("lstm")["resolved"]
+    config = OmegaConf.create({**resolved, "_name": resolved["arch"], "decoder_input_dim": 8})  # as fairseq fills in
+    with open_dict(config):
+        ARCH_CONFIG_REGISTRY[resolved["arch"]](config)
+    assert config.get("lstm_attn_residual") is None
+    twin = {"arch": "deep_transformer", "layer_agg": "lstm"}
+    assert getattr(fill(twin, "twin.pt"), "lstm_attn_residual", None) is None
+    new = argparse.Namespace(**twin)
+    ARCH_CONFIG_REGISTRY["deep_transformer"](new)
+    assert new.lstm_attn_residual is True

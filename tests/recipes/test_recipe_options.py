@@ -513,15 +513,19 @@ def test_a_plan_says_what_a_cpu_cannot_do(own_text):
     assert warnings("--ngpu", "8", *data) == [pairs]
 
 
-@pytest.mark.parametrize("flag", ["--max-update", "--encoder-layers", "--max-source-positions"])
+@pytest.mark.parametrize("flag", ["--max-update", "--max-epoch", "--encoder-layers",
+                                  "--encoder-ffn-embed-dim", "--max-source-positions"])  # fmt: skip
 def test_flags_that_a_plan_counts_with_are_whole_numbers(flag):
     for value in ("1e5", "x", "-1", "08", "a[$(exit 1)]"):
         for words in ((flag, value), (f"{flag}={value}",)):
             assert refused("--", *words) == f"error: {flag} must be a whole number, not '{value}'\n"
 
 
-def test_times_and_temperatures_are_numbers():
-    assert refused("--", "--stop-time-hours", "1h") == "error: --stop-time-hours must be a number, not '1h'\n"
+def test_times_and_temperatures_are_numbers(tmp_path):
+    for value in ("1h", "-", "nan"):
+        said = f"error: --stop-time-hours must be a number, not '{value}'\n"
+        assert refused("--", "--stop-time-hours", value) == said
+    assert command(dry(tmp_path, "--", "--stop-time-hours", ".5"), "fairseq-train")[-1] == ".5"
     script = ROOT / "examples/opus100/run.sh"
     assert "--temperature must be more than 0" in checked(script, "--temperature", "0.0").stderr
 

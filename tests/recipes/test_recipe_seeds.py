@@ -64,6 +64,10 @@ def test_the_text_of_another_run_is_never_changed(tools, stubs, corpus, tmp_path
     before = {path: path.read_bytes() for path in sorted((there / "text").rglob("*")) if path.is_file()}
     again = (tools, exp, "--data", corpus, *SMALL, "--start-from", there, "--stop-stage", "3")
     assert recipe(*again).stdout.count("already done") == 4 and (exp / "text").samefile(there / "text")
+    same = (tools, exp, "--data", corpus, *SMALL, "--stop-stage", "3")
+    assert_refused(recipe(*same, "--stage", "3"), "run the earlier stages first", status=2)
+    assert recipe(*again).returncode == 0 and recipe(*same, "--stage", "1").returncode == 0
+    assert not (exp / "text").is_symlink() and recipe(*again).returncode == 0
     other = shutil.copytree(corpus, tmp_path / "other")
     for lang in ("en", "de"):
         (other / f"valid.{lang}").write_text("one more\n")
@@ -82,10 +86,11 @@ def test_another_teacher_translates_anew(tools, stubs, corpus, tmp_path):
         best.parent.mkdir(parents=True)
         best.write_text(name)
         words = ("--data", corpus, *SMALL, "--teacher", tmp_path / name)
-        (tmp_path / "exp/distilled-of-before.unfinished").mkdir(parents=True)
+        (tmp_path / "exp/distilled.unfinished").mkdir(parents=True)
+        (tmp_path / "exp/distilled-by-hand").mkdir(exist_ok=True)
         done = recipe(tools, tmp_path / "exp", *words, "--stop-stage", "1")
         assert done.returncode == 2, "the stub translates nothing"
-        assert not list((tmp_path / "exp").glob("distilled*"))
+        assert [path.name for path in (tmp_path / "exp").glob("distilled*")] == ["distilled-by-hand"]
         [call] = [line for line in stubs.read_text().splitlines() if line.startswith("fairseq-deep distill")]
         texts.append(re.search(r"--output (\S+/distilled-\w+) ", call)[1])
         stubs.write_text("")

@@ -115,7 +115,8 @@ def test_new_files_and_what_the_command_wrote_itself_are_no_inputs(place):
 @pytest.mark.parametrize("words", ["path", "average --help"])
 def test_closed_and_full_streams(redirection, status, told, words):
     command = f"{' '.join(COMMAND)} {words} {redirection}"
-    done = subprocess.run(["bash", "-c", command], env={**os.environ, **TOLD}, capture_output=True, text=True)
+    environment = {**os.environ, **TOLD, "PYTHONUNBUFFERED": "1" if words == "path" else ""}
+    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True)
     lines = [line for line in done.stderr.splitlines() if line]
     assert done.returncode == status and len(lines) <= 1 and (told in done.stderr if told else not lines), done.stderr
 

@@ -45,8 +45,8 @@ from .base import AGGREGATORS, Aggregator
 KINDS = ("dynamic", "static", "manifold")
 SINKHORN_ITERATIONS = 20
 PREFERENCE = 4.0
-MOST = math.ceil(1 + math.exp(PREFERENCE))  # with more streams, the shares of the others exceed 1
 """Manifold: initial logit of the preference of a sub-layer for one stream, and of a stream for itself."""
+MOST = math.ceil(1 + math.exp(PREFERENCE))  # with more streams, the shares of the others exceed 1
 
 
 def sinkhorn(logits: Tensor, iterations: int = SINKHORN_ITERATIONS) -> Tensor:
