@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from .keep_fp32 import widened
 from .stack import Stack
 
-FUSED = hasattr(torch.ops.aten, "_fused_rms_norm")  # torch 2.4's unfused F.rms_norm overflows in fp16
+FUSED = hasattr(torch.ops.aten, "_fused_rms_norm")  # older releases may compute the squares in fp16
 NORMS = ("layer", "rms")
 """The values of ``--norm``."""
 

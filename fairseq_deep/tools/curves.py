@@ -86,13 +86,13 @@ def _short(paths: Sequence[str]) -> list[str]:
 def read_run(path: str, started: bool = False) -> Run:
     """Read the curves of the log at *path*, by their names in the log.
 
+    If an update was repeated, as after a kill, the later entry counts.
+
     Args:
         started: accept a log that has no entries of training yet
 
-    If an update was repeated, as after a kill, the later entry counts.
-
     Raises:
-        UsageError: the log cannot be read, or has no entries of training
+        UsageError: the log cannot be read, or has no entries of training without *started*
     """
     curves: Run = {}
     for place, line in enumerate(read_lines(path), 1):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fairseq_deep.core.attention import MultiheadAttention
@@ -89,6 +90,13 @@ def test_rms_norm_equals_the_equation_also_in_half_precision():
     large = torch.full((1, C), 300.0).half()  # whose squares are beyond fp16
     torch.testing.assert_close(RmsNorm(C).half()(large), torch.ones(1, C).half())
     torch.testing.assert_close(RmsNorm(C)(large), torch.ones(1, C).half())
+
+
+def test_rms_norm_in_fp16_without_torchs_fused_kernel(monkeypatch):
+    """Older releases compute the squares in fp16."""
+    monkeypatch.setattr("fairseq_deep.core.norms.FUSED", False)
+    monkeypatch.setattr(F, "rms_norm", None)
+    torch.testing.assert_close(RmsNorm(C).half()(torch.full((1, C), 300.0).half()), torch.ones(1, C).half())
 
 
 def test_rotary_scores_depend_on_distances_alone():

@@ -1,7 +1,10 @@
 """``--task deep_translation --decode-precision``: applied when the model is loaded, to any model of this package."""
 
+import re
+
 import pytest
 
+from fairseq_deep.core.native import load
 from tests.helpers.commands import PACKAGE, hypotheses, run, train_command
 
 ARCHITECTURES = {
@@ -32,6 +35,9 @@ def test_precision_changes_little_and_the_checkpoint_nothing(data, trained):
     for precision in ("fp32", "bf16", "int8"):
         done = generate(data, trained, "--task", "deep_translation", "--decode-precision", precision)
         assert (f"decoder linear layers in {precision}" in done.stderr) == (precision != "fp32")
+        of_encoder = "bf16" if precision == "int8" and load() is None else precision
+        named = re.findall(r"encoder linear layers in (\w+)", done.stderr)
+        assert named == [of_encoder] * (precision != "fp32")
         share = similar(hypotheses(done), plain)
         assert share == 1.0 if precision == "fp32" else share > 0.6
     assert trained.read_bytes() == before

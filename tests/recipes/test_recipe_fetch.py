@@ -13,6 +13,7 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes import record
 from fairseq_deep.recipes.text import fetch as fetching
 from fairseq_deep.recipes.text import rebuild as rebuilding
+from fairseq_deep.recipes.text import wmt16_tar
 from tests.helpers.paths import ROOT
 from tests.helpers.recipes import assert_refused, pack, program, sgm
 
@@ -142,6 +143,13 @@ def test_a_cut_connection_is_tried_again(problem, tmp_path, monkeypatch):
     answers[:] = [problem] * fetching.TRIES
     with pytest.raises(UsageError, match="cannot download http://127.0.0.1:9/x y: .*run the same command again"):
         fetching.download("http://127.0.0.1:9/x y", str(tmp_path / "part"))
+
+
+def test_numbers_of_lines():
+    assert wmt16_tar.parse_lines("train=2-5,test=3") == {"train": (2, 5), "test": (3, 3)}
+    for text in ("train=-5", "train=5-", "train=", "more=5", "train=1-2-3"):
+        with pytest.raises(UsageError, match="--data-lines must be SET=N or SET=MIN-MAX"):
+            wmt16_tar.parse_lines(text)
 
 
 @pytest.mark.parametrize("path", DESCRIPTIONS, ids=lambda path: f"{path.parent.name}-{path.stem}")

@@ -8,6 +8,7 @@ import subprocess
 import pytest
 import torch
 
+from fairseq_deep.recipes.record import table_rows
 from tests.helpers import recipes
 from tests.helpers.commands import FEED_FORWARD
 from tests.helpers.paths import ROOT
@@ -196,6 +197,10 @@ def test_many_pairs_in_one_model(tools, tmp_path):
     assert lines(exp / "pairs/test.en-de.ref") == sentences("de", 3, "testde")
     assert "zero-shot" in said and said.splitlines()[-1] == f"BLEU = {record['bleu']:.2f}"
     assert 0 <= scored["directions"]["zero-shot"]["language_accuracy"] <= 100
+    against = {"against": {"system": "other", "pairs": {}}}  # no measures of the whole set
+    scores = {"test": {**record["scores"]["test"], "sacrebleu": {**scored, **against}}}
+    rows = table_rows(exp, {**record, "scores": scores}, "xx")
+    assert "sacreBLEU" in dict(rows) and "against" not in dict(rows)
     words = ["--temperature", "2", "--conf", "laln_lalt_robt", "--start-from", exp, "--subsets", "none"]
     tuned, said = smoke(tools, "opus100", home, tmp_path / "tuned", words, model)
     assert tuned["updates"] == 4 and (tmp_path / "tuned/text").resolve() == exp / "text"
