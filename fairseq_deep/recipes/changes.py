@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.tools import flags_of
 
 FREE = """
 --user-dir --save-dir --max-epoch --max-update --stop-time-hours --stop-min-lr --num-workers --log-format --log-interval
@@ -20,18 +20,6 @@ FREE = """
 """Flags that do not change the trained model; batch size and devices are compared elsewhere, as a product."""
 PLANNED = ("inverse_sqrt_cooldown", "cosine")
 """Learning-rate schedules that depend on ``--max-update``: a longer training has other rates from the start."""
-
-
-def flags_of(words):
-    """Return {flag: its last value} for the words of a fairseq-train command; "" for a flag without a value."""
-    found, flag = {}, None
-    for word in words:
-        if re.match(r"--?[a-zA-Z]", word):
-            flag, _, value = word.partition("=")
-            found[flag] = value
-        elif flag:
-            found[flag] = f"{found[flag]} {word}".strip()
-    return found
 
 
 def effective(command):

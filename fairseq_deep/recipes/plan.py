@@ -8,6 +8,7 @@ import re
 import subprocess
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.tools import flags_of
 from fairseq_deep.tools.machine import count_cores
 
 from . import changes, nodes, seeds
@@ -65,7 +66,7 @@ class Plan:
         self._resolve_batch()
         self.save_flags = self._averaging_flags()
         self.smoke_flags = ["--max-update", "20", "--log-interval", "5"] if options.smoke else []
-        scheduler = changes.flags_of([*self.conf_flags, *options.extra]).get("--lr-scheduler")
+        scheduler = flags_of([*self.conf_flags, *options.extra]).get("--lr-scheduler")
         if options.smoke and scheduler == "inverse_sqrt_cooldown":
             self.smoke_flags += ["--warmup-updates", "4", "--cooldown-updates", "4"]  # they must fit into 20 updates
         self.train_command = self._train_command()
@@ -122,7 +123,7 @@ class Plan:
 
     def train_value(self, flag: str, default: str = "") -> str:
         """Return the effective (last) value of a fairseq-train flag."""
-        return changes.flags_of(self.train_command).get(flag) or default
+        return flags_of(self.train_command).get(flag) or default
 
     def _resolve_folder(self) -> None:
         options = self.options

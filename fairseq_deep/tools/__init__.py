@@ -3,9 +3,10 @@
 import argparse
 import contextlib
 import os
+import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from fairseq_deep.errors import UsageError
@@ -23,6 +24,19 @@ def at_least_one(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
     return int(text)
+
+
+def flags_of(words: Iterable[str]) -> dict[str, str]:
+    """Return {flag: its last value} for the words of a fairseq-train command; "" for a flag without a value."""
+    found: dict[str, str] = {}
+    flag = None
+    for word in words:
+        if re.match(r"--?[a-zA-Z]", word):
+            flag, _, value = word.partition("=")
+            found[flag] = value
+        elif flag:
+            found[flag] = f"{found[flag]} {word}".strip()
+    return found
 
 
 def format_table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), indent: str = "") -> str:

@@ -8,7 +8,6 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from fairseq_deep.runtime.records import RERUN, RESULT, SEEDS, read_json
@@ -18,6 +17,7 @@ from fairseq_deep.tools import (
     check_outputs,
     curves,
     figures,
+    flags_of,
     read_lines,
     results,
     samples,
@@ -82,7 +82,7 @@ def gather(folder: str, count: int, generated: str | None = None) -> dict[str, A
         return _compared(stored)
     if not command:
         raise UsageError(f"{folder} has no train.sh: give the directory of a recipe that has begun to train")
-    flags = _flags(command)
+    flags = {flag.lstrip("-"): value for flag, value in flags_of(command).items()}
     record = _result(first, RESULT)
     return {
         "seeds": _result(folder, SEEDS) if seeds else {},
@@ -137,16 +137,6 @@ def _command(path: str) -> list[str]:
         return shlex.split(read_lines(path)[-1]) if os.path.isfile(path) else []
     except ValueError as error:
         raise UsageError(f"{path} was not written by a recipe: {error}") from error
-
-
-def _flags(command: Sequence[str]) -> dict[str, str]:
-    """Return the flags of fairseq-train; if a flag is repeated, the last value counts, as in fairseq."""
-    flags: dict[str, str] = {}
-    for word, following in zip(command, [*command[1:], "--"]):
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            flags[name] = value if equals else "" if following.startswith("--") else following
-    return flags
 
 
 def _scores(record: dict[str, Any]) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ A-0\t0-0 0-1 1-2
 
 def make_run(folder, record=RECORD, texts=TEXTS):
     folder.mkdir(parents=True)
-    command = "fairseq-train data-bin --source-lang en --target-lang de --lr 1 --bf16 --lr=0.002"
+    command = "fairseq-train data-bin --source-lang en --target-lang de --lr 1 --bf16 --lr=0.002 --plugins a b"
     (folder / "train.sh").write_text(command + "\n")
     (folder / "train.jsonl").write_text(json.dumps(LOG) + "\n")
     for name, lines in texts.items():

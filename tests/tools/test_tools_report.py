@@ -45,6 +45,7 @@ def test_what_the_page_says(tmp_path):
     assert "exp/other: paired bootstrap, 1,000 resamples" in page.text
     assert "+2.35" in page.text and "0.012" in page.text and "4 of 4 sentences" in page.text
     assert re.search(r"\blr 0\.002\b", page.text), "of a flag given twice, the last counts"
+    assert re.search(r"\bplugins a b\b", page.text), "all words of a value"
     assert page.tags.count("svg") == 1 and page.text.count("learning rate") == 1
 
 

@@ -11,12 +11,12 @@ import sys
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes import driver as recipes
 from fairseq_deep.recipes import lock
-from fairseq_deep.recipes.changes import PLANNED, flags_of
+from fairseq_deep.recipes.changes import PLANNED
 from fairseq_deep.recipes.children import call
 from fairseq_deep.recipes.plan import Plan
 from fairseq_deep.recipes.process import Stopped
 from fairseq_deep.recipes.record import read_json, write_json
-from fairseq_deep.tools import write_text
+from fairseq_deep.tools import flags_of, write_text
 
 from . import depth, results, table, tune
 from .options import Compare, check_options, conditions, resolve
