@@ -109,16 +109,16 @@ def test_the_nearest_hypothesis(trained, text, tmp_path):
     assert len(found) == 200 and other > 5
 
 
-def test_compressed_text_and_lines_that_are_too_long(trained, text, tmp_path):
+def test_compressed_text_lines_that_are_too_long_and_a_shard_of_unknown_words(trained, text, tmp_path):
     (tmp_path / "in").mkdir()
-    for lang, long in (("en", "we see the house " * 9), ("de", "zu lang")):
-        lines = [*(text / f"train.{lang}").read_text().splitlines()[:3], long.strip()]
+    for lang, long, unknown in (("en", "we see the house " * 9, "ξένη γλώσσα"), ("de", "zu lang", "fremd")):
+        lines = [*(text / f"train.{lang}").read_text().splitlines()[:3], long.strip(), unknown]
         with gzip.open(tmp_path / f"in/train.{lang}.gz", "wt") as stream:
             stream.write("\n".join(lines) + "\n")
-    done = distill(trained, tmp_path / "in", tmp_path / "out")
-    assert done.stdout.endswith(f"{tmp_path}/out: 4 pairs; 1 too long for the teacher keep their reference\n")
+    done = distill(trained, tmp_path / "in", tmp_path / "out", "--shard-lines", "4")
+    assert done.stdout.endswith(f"{tmp_path}/out: 5 pairs; 1 too long for the teacher keep their reference\n")
     found = (tmp_path / "out/train.de").read_text().splitlines()
-    assert len(found) == 4 and found[3] == "zu lang"
+    assert len(found) == 5 and found[3] == "zu lang"
     assert (tmp_path / "out/train.en").read_text().splitlines() == lines_of(tmp_path / "in/train.en.gz")
 
 

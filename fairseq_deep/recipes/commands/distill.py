@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+from itertools import islice
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.text import corpus, distilled
@@ -17,6 +18,9 @@ from fairseq_deep.recipes.text.teachers import Teachers
 from fairseq_deep.runtime.files import checksum
 from fairseq_deep.tools import at_least_one, translate
 from fairseq_deep.tools.machine import count_cores
+
+HEAD = 200
+"""Lines that show whether the text is in the teacher's source language."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
         missing = job.missing()
         if missing:
             args.nbest = 1 if args.choose == "best" else args.beam
-            with Teachers(args, _workers(args, len(missing)), langs[1]) as teachers:
+            head = list(islice(corpus.read_lines(text.paths[0]), HEAD))
+            with Teachers(args, _workers(args, len(missing)), langs[1], head) as teachers:
                 job.translate(teachers, missing)
         too_long = job.finish()
     note = f"; {too_long:,} too long for the teacher keep their reference" if too_long else ""

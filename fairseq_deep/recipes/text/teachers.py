@@ -35,15 +35,16 @@ class Teachers:
         args: arguments of ``distill``
         workers: number of processes
         lang: target language, for BLEU's tokenizer
+        head: first lines of the text, which show whether it is in the teacher's source language
     """
 
-    def __init__(self, args: argparse.Namespace, workers: int, lang: str):
+    def __init__(self, args: argparse.Namespace, workers: int, lang: str, head: list[str]):
         names = ("models", "nbest", "choose", "batch_size", "max_tokens", "cpu", "decode_precision", "data",
                  "bpe_codes", "tokenizer", "lowercase", "source_lang", "target_lang", "gnmt_lenpen")  # fmt: skip
         settings = {name: getattr(args, name) for name in (*names, *translate.SEARCH)}
         threads = str(max(1, count_cores() // workers))
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
-        self.first, self.children = json.dumps({**settings, "lang": lang}) + "\n", []
+        self.first, self.children = json.dumps({"head": head, **settings, "lang": lang}) + "\n", []
         self.command, self.environment, self.workers = [sys.executable, "-c", PROGRAM, *sys.path], environment, workers
 
     def __enter__(self) -> Teachers:
@@ -130,6 +131,7 @@ def serve() -> None:
         lines = iter(sys.stdin.buffer.readline, b"")
         args = argparse.Namespace(**json.loads(next(lines)))
         translator = translate.load(args, [translate.find_parts(path, args) for path in args.models])
+        _check_language(translator, args.head)
         reply(state="ready")
         for line in lines:
             _translate(args, translator, Shard(**json.loads(line)))
@@ -142,7 +144,6 @@ def serve() -> None:
 
 def _translate(args: argparse.Namespace, translator: Any, shard: Shard) -> None:
     """Translate a *shard* and write its file; a line that is too long for the teacher keeps its reference."""
-    _check_language(translator, shard.sources)
     targets, too_long = [], 0
     for chunk in translate.split(zip(shard.sources, shard.references), translate.CHUNK):
         for (_, reference), found in zip(chunk, translator.translate_nbest([source for source, _ in chunk])):
@@ -153,7 +154,7 @@ def _translate(args: argparse.Namespace, translator: Any, shard: Shard) -> None:
 
 def _check_language(translator: Any, sources: list[str]) -> None:
     """Reject a text with too many tokens outside of the teacher's dictionary."""
-    units = [unit for line in sources[:200] for unit in translator.text.prepare(line).split()]
+    units = [unit for line in sources for unit in translator.text.prepare(line).split()]
     unknown = sum(unit not in translator.source.indices for unit in units)
     if unknown > MOST_UNKNOWN * len(units):
         raise UsageError(f"the teacher's dictionary lacks {100 * unknown / len(units):.0f} % of the source tokens: "
