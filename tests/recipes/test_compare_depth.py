@@ -118,7 +118,8 @@ def test_one_command_tunes_trains_and_judges(tools_of_training, stubs, corpus, t
     assert "plain_1: transformer_prenorm_6l --encoder-layers 1 --lr 0.004" in table
     tried = "0.0005 (8.000), 0.001 (7.000), 0.002 (6.000), 0.004 (5.000), 0.008 (6.000)"
     assert f"plain_1: learning rates (valid loss) {tried}" in table
-    assert "| plain" in (exp / "depth.md").read_text()
+    judgement = (exp / "depth.md").read_text()
+    assert "| plain" in judgement and "fewer than the runs" not in judgement
     assert len(read(str(exp))) == 4 and len(read(str(exp / "tune"))) == 8
     [judged] = json.loads((exp / "depth.json").read_text())
     assert judged["slope"] == {"1": 0.0, "2": 0.0} and judged["pays"] == "not clear" and "depth pays" in done.stdout
@@ -230,6 +231,7 @@ def test_failed_runs_give_no_verdict():
     assert found["pays"] == "not clear" and found["p_gain"] < 0.05
     text = depth.page([found], ["b"])
     assert "Runs failed, and the others are a selection: a with 24 layers. A depth without a finished run: b." in text
+    assert "The search for learning rates had 400 updates, fewer than the runs" in depth.page([found], searched=400)
 
 
 @pytest.mark.parametrize("tuned", [{}, {"0.001": 6.0, "0.002": 5.0}], ids=["no search", "at the edge"])

@@ -126,8 +126,14 @@ def _verdict(found: dict[str, Any]) -> str:
     return "no" if gain <= 0 else "not clear"
 
 
-def page(found: list[dict[str, Any]], unfinished: Sequence[str] = ()) -> str:
-    """Return the text of ``depth.md``, which names the *unfinished* lines."""
+def page(found: list[dict[str, Any]], unfinished: Sequence[str] = (), searched: int | None = None) -> str:
+    """Return the text of ``depth.md``.
+
+    Args:
+        found: what `judge` returned
+        unfinished: lines that have a depth without a finished run
+        searched: updates of a search for learning rates that was shorter than the runs
+    """
     head = ["system", "encoder layers", "seeds", "slope of nll", "p (Holm)", "gain of the deepest", "p (Holm)",
             "BLEU", "depth pays"]  # fmt: skip
     cells = [head]
@@ -151,6 +157,9 @@ def page(found: list[dict[str, Any]], unfinished: Sequence[str] = ()) -> str:
                        if each["failed"])  # fmt: skip
     if failed:
         notes += f" Runs failed, and the others are a selection: {failed}."
+    if searched:
+        notes += (f" The search for learning rates had {searched:,} updates, fewer than the runs: a rate that is best "
+                  "in short runs can be too high.")  # fmt: skip
     if unfinished:
         notes += f" A depth without a finished run: {', '.join(unfinished)}."
     return f"{markdown(cells, left=(0,))}\n\n{notes}\n"

@@ -139,7 +139,7 @@ def report(args, systems, runs):
     if not args.tables:
         print(f"\n{text}")
     if args.depths:
-        report_depth(folder, rows)
+        report_depth(folder, rows, args.tune_updates if args.tune and args.tune_updates < args.updates else None)
     if not any(row["done"] for row in rows):
         print(f"-> {folder}: table.md, table.csv, table.json; no picture, since all runs failed")
         return
@@ -152,14 +152,14 @@ def report(args, systems, runs):
         print(f"-> {folder}: table.md, table.csv, table.json; no picture: {error}; pip install matplotlib")
 
 
-def report_depth(folder, rows):
-    """Write ``depth.md``, ``depth.json`` and, with matplotlib, ``depth.png``."""
+def report_depth(folder, rows, searched):
+    """Write ``depth.md``, ``depth.json`` and, with matplotlib, ``depth.png``; for *searched* see `depth.page`."""
     lines = {row["line"]: [other for other in rows if other["line"] == row["line"]] for row in rows}
     complete = [row for same in lines.values() if all(row["done"] for row in same) for row in same]
     if not complete:
         return
     found = depth.judge(complete, len(lines))
-    text = depth.page(found, [line for line, same in lines.items() if not all(row["done"] for row in same)])
+    text = depth.page(found, [line for line, same in lines.items() if not all(row["done"] for row in same)], searched)
     write_text(os.path.join(folder, "depth.md"), text)
     write_json(os.path.join(folder, "depth.json"), found)
     print(f"\n{text}")
