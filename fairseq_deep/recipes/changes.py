@@ -22,6 +22,12 @@ PLANNED = ("inverse_sqrt_cooldown", "cosine")
 """Learning-rate schedules that depend on ``--max-update``: a longer training has other rates from the start."""
 
 
+def shorten(words):
+    """Return flags that fit the schedule of a command with *words* into a few updates."""
+    cooldown = flags_of(words).get("--lr-scheduler") == "inverse_sqrt_cooldown"
+    return ["--warmup-updates", "4", "--cooldown-updates", "4"] if cooldown else []
+
+
 def effective(command):
     """Return the flags of a fairseq-train command that change the trained model."""
     flags = flags_of(command[2:])

@@ -65,10 +65,8 @@ class Plan:
         self._resolve_devices()
         self._resolve_batch()
         self.save_flags = self._averaging_flags()
-        self.smoke_flags = ["--max-update", "20", "--log-interval", "5"] if options.smoke else []
-        scheduler = flags_of([*self.conf_flags, *options.extra]).get("--lr-scheduler")
-        if options.smoke and scheduler == "inverse_sqrt_cooldown":
-            self.smoke_flags += ["--warmup-updates", "4", "--cooldown-updates", "4"]  # they must fit into 20 updates
+        short = changes.shorten([*self.conf_flags, *options.extra])
+        self.smoke_flags = ["--max-update", "20", "--log-interval", "5", *short] if options.smoke else []
         self.train_command = self._train_command()
         self._check_numbers()
         self.seed_list = seeds.resolve(self)

@@ -199,9 +199,13 @@ def own_flags() -> set[str]:
 
 
 def plain_weights(path: str, model: Any, stored: dict[str, Any]) -> dict[str, Any]:
-    """Return the `stored` weights of a plain model, with factors folded in, in their stored precision."""
+    """Return the `stored` weights of a plain model, with factors folded in.
+
+    Folded weights have at least fp32: the smallest factors times a weight are below the normal numbers of fp16.
+    """
+    from fairseq_deep.core.keep_fp32 import widened
     from fairseq_deep.runtime.plain import fold_factors
 
     folded = fold_factors(path, model)
     own = {name: weight for name, weight in model.state_dict().items() if ".history." not in name}
-    return {name: weight.to(stored[name].dtype) if name in folded else stored[name] for name, weight in own.items()}
+    return {name: widened(weight) if name in folded else stored[name] for name, weight in own.items()}

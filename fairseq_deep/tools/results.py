@@ -93,7 +93,10 @@ def spread(values: Iterable[float | None]) -> dict[str, Any] | None:
     deviation = None
     if len(known) > 1:
         deviation = statistics.stdev(known) if all(map(math.isfinite, known)) else math.nan
-    return {"mean": statistics.fmean(known), "std": deviation, "min": ends[0], "max": ends[1]}
+    mean = statistics.fmean(known)
+    if math.isfinite(mean):
+        mean = min(max(mean, ends[0]), ends[1])  # rounding can move the mean of equal values
+    return {"mean": mean, "std": deviation, "min": ends[0], "max": ends[1]}
 
 
 def p_over_seeds(differences: list[float]) -> float | None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from fairseq import safe_numbers
 
+from fairseq_deep.recipes.compare import results
 from tests.helpers import faults
 from tests.helpers.commands import PACKAGE, losses_in, run, train_command
 
@@ -121,6 +122,7 @@ def test_each_kind_has_its_words(monkeypatch, error, said):
     monkeypatch.setattr(safe_numbers, "first_not_finite", lambda *_: "here")
     found = safe_numbers.explain(trainer, [], FloatingPointError(error), {})
     assert "update 7: " in found.one_line and said in found.one_line and "\n" not in found.one_line
+    assert results.diverged(found.one_line) == (said != "inconsistent"), "comparisons tell it from a failed machine"
 
 
 def test_a_gradient_that_fp16_cannot_hold_leaves_its_update_out(small, tmp_path):

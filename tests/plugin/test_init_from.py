@@ -215,6 +215,10 @@ REFUSED = {
                "its encoder.embed_tokens.weight and decoder.embed_tokens.weight differ, and the new model shares"),
     "profile": ("postnorm_6l", {}, {"arch": "postnorm_6l", "deep_init": "admin", "admin_start": "profile"},
                 "--admin-start profile requires an untrained model: use another --admin-start"),
+    "Mix-LN": ("prenorm_6l", {"residual": "mix-ln"}, {"encoder_layers": 4, "residual": "mix-ln"}, "layer 1 of its "
+               "encoder has post-norm, its copy in layer 3 pre-norm: use the same --residual, and for Mix-LN "),
+    "plain to Mix-LN": ("prenorm_6l", {}, {"residual": "mix-ln"}, "layer 1 of its encoder has pre-norm, its copy in"),
+    "gates": ("prenorm_6l", {"ffn": "swiglu"}, {"ffn": "geglu"}, "it has --ffn swiglu, the new model geglu: use"),
     "split": ("postnorm_6l", {}, {"arch": "lstm_two_6l"}, "the layers of --layer-agg residual (decoder) are split"),
 }  # fmt: skip
 
@@ -229,6 +233,24 @@ def test_what_does_not_fit_is_refused_in_one_line(case, trained, build):
         build(f"transformer_{arch}", init_from=str(path), **flags)
     assert str(refused.value).startswith(f"--init-from {path}: {problem}")
     assert "\n" not in str(refused.value)
+
+
+def test_mix_ln_is_interleaved(trained, build):
+    """With 8 of 4 layers, 2 instead of 1 are post-norm, the two copies of layer 1."""
+    flags = {"decoder_layers": 1, "residual": "mix-ln"}
+    old, path = trained("prenorm_6l", encoder_layers=4, **flags)
+    new = build("transformer_prenorm_6l", encoder_layers=8, init_from=str(path), init_from_order="interleave", **flags)
+    for number, layer in enumerate(new.encoder.layers):
+        source = old.encoder.layers[number // 2]
+        assert layer.residual.pre_norm == source.residual.pre_norm
+        assert torch.equal(layer.fc1.weight, source.fc1.weight)
+
+
+def test_feed_forward_sublayers_of_width_0(trained, build, dictionary):
+    flags = {**STOCK, "encoder_ffn_embed_dim": 0}
+    old, path = trained("prenorm_6l", **flags)
+    new = build("transformer_prenorm_6l", init_from=str(path), **flags)
+    assert torch.equal(seeded(output, new, dictionary), seeded(output, old, dictionary))
 
 
 @pytest.mark.parametrize("setting", [{"encoder_layers": "x"}, {"layer_agg": "new"}, {"max_source_positions": -1}])

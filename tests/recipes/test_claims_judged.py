@@ -133,6 +133,8 @@ def test_a_model_that_has_lost_what_it_had_learned_fails(end, verdict, claims):
 @pytest.mark.parametrize("reason, fails, trains", [
     ("FloatingPointError: gradients are Nan/Inf", "yes (two seeds)", "not clear"),
     ("FloatingPointError: Minimum loss scale reached (0.0001)", "yes (two seeds)", "not clear"),
+    ("diverged in update 7: the loss scale fell to its minimum; first the loss", "yes (two seeds)", "not clear"),
+    ("update 7: gradients are inconsistent between workers", "open", "yes (one seed)"),
     ("exit status 137", "open", "yes (one seed)"), ("no space left on device", "open", "yes (one seed)"),
     ("No space left on device: '/home/nan/exp/checkpoint.pt'", "open", "yes (one seed)"),
 ])  # fmt: skip

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from fairseq_deep.tools import UsageError
+from fairseq_deep.tools import UsageError, flags_of
 
 
 def test_times_are_read_from_what_fairseq_prints(claims):
@@ -123,6 +123,18 @@ def test_a_translation_is_planned_by_the_command_that_the_recipe_left(claims, tm
     assert found == ["fairseq-generate", "DATA", "--gen-subset", "valid", "--beam", "4"]
     asked = "--arch a --subsets test --stage 6 --stop-stage 6 --dry-run -- --lr 1\n"
     assert (tmp_path / "asked").read_text() == asked
+
+
+def test_a_timed_training_has_a_schedule_that_fits_and_needs_no_other_run(claims, monkeypatch, tmp_path):
+    flags = "--init-from old.pt --stack-restart-updates 600 --lr-scheduler inverse_sqrt_cooldown --warmup-updates 600"
+    (tmp_path / "train.sh").write_text(f"fairseq-train DATA {flags} --max-update 3000\n")
+    said = "".join(f'{{"wps": "100.0", "ups": "2", "wpb": "{batch}"}}\n' for batch in (900, 50, 50))
+    calls = []
+    monkeypatch.setattr(claims["speed"], "run", lambda words, *_: calls.append(words) or said)
+    assert claims["speed"]._train(str(tmp_path)) == 0.5
+    found = flags_of(calls[0])
+    assert found["--warmup-updates"] == found["--cooldown-updates"] == "4" and found["--max-update"] == "40"
+    assert not {"--init-from", "--stack-restart-updates"} & set(found)
 
 
 def test_scores_are_found_among_warnings(claims, monkeypatch):

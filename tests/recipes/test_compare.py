@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -299,6 +300,9 @@ def test_the_list_of_modern_methods_is_accepted(modules, monkeypatch, capsys, co
     assert status == 0 and f"{count} of {count} runs left" in printed.out
 
 
+SCHEDULE = ["--lr-scheduler", "inverse_sqrt_cooldown", "--warmup-updates", "1"]
+
+
 def test_changed_conditions_are_refused_and_more_updates_taken(modules, monkeypatch, capsys, corpus, tmp_path):
     exp = tmp_path / "exp"
     ask = lambda *systems, **how: call(modules, monkeypatch, capsys, exp, corpus, *systems, **how)  # noqa: E731
@@ -328,12 +332,14 @@ def test_changed_conditions_are_refused_and_more_updates_taken(modules, monkeypa
     assert ask("a=lstm_6l")[0] == 0 and ask("a=lstm_6l", updates="800")[0] == 0
     assert ask("b=lstm_6l --ddp-backend legacy_ddp --num-workers 0")[0] == 0, "they change nothing that is learned"
     # the rates of this schedule depend on the number of updates
-    args.extra = ["--lr-scheduler", "inverse_sqrt_cooldown", "--warmup-updates", "1"]
+    args.extra = SCHEDULE
     write_json(str(exp / "conditions.json"), modules.compare.conditions(args))
     assert ask("a=lstm_6l", flags=args.extra)[0] == 0
     refuse("another value of --updates: 4, now 8", "another --exp", flags=args.extra, updates="8")
     args.extra = []
     write_json(str(exp / "conditions.json"), modules.compare.conditions(args))
+    own = f"b=lstm_6l {shlex.join(SCHEDULE)}"
+    refuse("another value of --updates: 4, now 8", "another --exp", system=own, updates="8")
     note(lstm_attn_residual=False)
     refuse("a in", "has lstm_attn_residual False", "now presets True", "another --exp")
 
@@ -479,6 +485,7 @@ def test_table_and_picture_of_what_is_there(finished, modules, tmp_path, monkeyp
     modules.picture.draw(rows, str(tmp_path / "picture.svg"))
     drawn = (tmp_path / "picture.svg").read_text()
     rows[2]["curve"][1][4] = math.inf
+    rows[1]["curve"][1] = {100: 8.0}  # an update that no other seed has
     modules.picture.draw(rows, str(tmp_path / "infinite.svg"))
     assert all(f"{number}  {name}" in drawn for number, name in ((1, "base"), (2, "same"), (3, "worse")))
 

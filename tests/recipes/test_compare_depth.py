@@ -163,6 +163,7 @@ BAD = {
     "no number": (["--depths", "6,x"], "not '6,x'"),
     "depth twice": (["--depths", "1,2", "prenorm_6l --encoder-layers 3"], "--depths sets --encoder-layers: omit one"),
     "rates by epoch": (["prenorm_2l2l_tiny --lr 0.1,0.2"], "--lr 0.1,0.2: --tune lr searches a single rate"),
+    "no rate": (["prenorm_2l2l_tiny --lr 0"], "--lr 0: --tune lr searches a single rate; give one positive number"),
     "nothing trained": (["--table-only"], "the search for learning rates is incomplete: omit --table-only"),
 }
 

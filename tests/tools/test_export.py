@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fairseq_deep.tools import main
-from fairseq_deep.tools.export import OTHERS, _name_stock_parts
+from fairseq_deep.tools.export import OTHERS, _name_stock_parts, plain_weights
 from tests.helpers.commands import PACKAGE, hypotheses, run, train_command
 from tests.helpers.models import tiny_flags
 
@@ -86,6 +86,17 @@ def test_a_model_of_fairseq_and_no_model_are_refused(data, tmp_path):
     (tmp_path / "no.pt").write_text("nothing")
     assert "cannot load" in export(tmp_path / "no.pt", tmp_path / "out.pt").stderr
     assert "does not exist" in export(tmp_path / "no.pt", tmp_path / "nowhere/out.pt").stderr
+
+
+def test_small_factors_are_not_rounded_to_fp16(build):
+    """Factors of 1e-5 and weights of 0.03: a tenth of their products would be 0 in fp16."""
+    model = build("transformer_layerscale_18l18l", layerscale_start=1e-5, encoder_layers=2, decoder_layers=1)
+    stored = {name: weight if "residual" in name else weight.half() for name, weight in model.state_dict().items()}
+    model.load_state_dict(stored)
+    matrix = stored["encoder.layers.1.fc2.weight"].float()
+    weights = plain_weights("model.pt", model, stored)
+    assert torch.allclose(weights["encoder.layers.1.fc2.weight"], 1e-5 * matrix, rtol=1e-6, atol=0)
+    assert weights["encoder.layers.1.fc1.weight"] is stored["encoder.layers.1.fc1.weight"]
 
 
 def test_branches_that_still_grow_are_refused(data, tmp_path):

@@ -63,5 +63,6 @@ def test_a_full_disk_keeps_the_file(tmp_path, monkeypatch):
 
 def test_spread():
     assert results.spread([4.0, None, 6.0]) == {"mean": 5, "std": statistics.stdev([4, 6]), "min": 4, "max": 6}
+    assert set(results.spread([0.05] * 3).values()) == {0.05, 0.0}  # their mean by fmean is 0.05000000000000001
     assert results.spread([None]) is None and results.spread([4.0])["std"] is None
     assert math.isnan(results.spread([4.0, math.nan])["min"])

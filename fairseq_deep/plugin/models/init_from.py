@@ -111,6 +111,8 @@ def initialise_from(
     checked = _check_words(source, task, allow_other)
     own = {name: value for name, value in model.state_dict().items() if name.rsplit(".", 1)[-1] not in _NO_WEIGHTS}
     layers = {side: repeated_layers(source.stacks[side].layers, stacks[side].layers, order) for side in SIDES}
+    for side in SIDES:
+        _check_placements(source, stacks[side], layers[side])
     taken = _choose(source, own, stacks, layers)
     _check_shared(source, own, taken)
     for name, value in taken.items():
@@ -196,11 +198,27 @@ def _check_stack(source: Source, old: Stack, new: Stack) -> None:
         )
     numbers = [("dim", f"{side}-embed-dim"), ("heads", f"{side}-attention-heads")]
     if old.layout.feed_forward and new.layout.feed_forward:
-        numbers += [("ffn_dim", f"{side}-ffn-embed-dim"), ("activation", "activation-fn")]
+        numbers += [("ffn", "ffn"), ("ffn_dim", f"{side}-ffn-embed-dim"), ("activation", "activation-fn")]
     for name, flag in numbers:
         there, here = getattr(old, name), getattr(new, name)
         if there != here:
             raise source.refuse(f"it has --{flag} {there}, the new model {here}: use --{flag} {there}")
+
+
+def _check_placements(source: Source, new: Stack, layers: list[int]) -> None:
+    """Reject a layer with another norm placement than the layer that it copies; Mix-LN has both kinds."""
+    old = source.stacks[new.side]
+    with torch.random.fork_rng([]):  # learned connections draw their initial values
+        there, here = (
+            [stack.residual.build(stack, number + 1).pre_norm for number in range(stack.layers)] for stack in (old, new)
+        )
+    for number, (pre_norm, layer) in enumerate(zip(here, layers), start=1):
+        if pre_norm != there[layer]:
+            kinds = [("post-norm", "pre-norm")[kind] for kind in (there[layer], pre_norm)]
+            raise source.refuse(
+                f"layer {layer + 1} of its {new.side} has {kinds[0]}, its copy in layer {number} {kinds[1]}: use the "
+                "same --residual, and for Mix-LN --init-from-order interleave or other --mix-ln-layers"
+            )
 
 
 def _check_words(source: Source, task: Any, allow_other: bool) -> str:
@@ -264,6 +282,8 @@ def _check_shared(source: Source, own: dict[str, Tensor], taken: dict[str, str])
     """Reject embedding tables that the new model shares and the checkpoint has with different values."""
     first: dict[int, str] = {}
     for name, other in taken.items():
+        if not own[name].numel():  # empty tensors have the same address
+            continue
         same = first.setdefault(own[name].data_ptr(), other)
         if same != other and not torch.equal(source.weights[same], source.weights[other]):
             raise source.refuse(f"its {same} and {other} differ, and the new model shares them: omit --share-...")

@@ -12,6 +12,7 @@ import shutil
 import statistics
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes.changes import shorten
 from fairseq_deep.recipes.children import call
 from fairseq_deep.recipes.record import SPEED, read_json
 from fairseq_deep.recipes.scripts import without_options
@@ -126,9 +127,10 @@ def _decode(folder):
 def _train(folder):
     """Return the seconds per update: the median over some updates at the start of training."""
     with open(os.path.join(folder, "train.sh"), encoding="utf-8") as stream:
-        words = shlex.split(stream.read())
+        words, _ = without_options(shlex.split(stream.read()), "init_from", "init_from_order", "stack_restart_updates")
     scratch = os.path.join(folder, "timing")
     own = ["--save-dir", scratch, "--no-save", "--disable-validation", "--max-update", str(UPDATES)]
+    own += shorten(words)
     try:
         text = run([*words, *own, "--log-interval", "5"], folder, "training")
     finally:

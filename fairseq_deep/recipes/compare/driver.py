@@ -32,8 +32,8 @@ class Failed(UsageError):
 
 
 def check_conditions(exp, now, flags):
-    """Reject conditions that differ from the directory's, except more updates if *flags* allow them."""
-    planned = flags_of(flags).get("--lr-scheduler") in PLANNED
+    """Reject conditions that differ from the directory's, except more updates if the *flags* of systems allow it."""
+    planned = any(flags_of(words).get("--lr-scheduler") in PLANNED for words in flags)
     old = read_json(os.path.join(exp, "conditions.json"))
     for name in [*now, *old] if old else []:
         before, after = old.get(name), now.get(name)
@@ -195,8 +195,8 @@ def work(args):
     """Run a comparison, and return the exit status."""
     resolve(args)
     now = conditions(args)
-    check_conditions(args.exp, now, args.extra)
     systems, flags = read_systems(args.arguments, args.systems), shared_flags(args)
+    check_conditions(args.exp, now, [[*args.extra, *system.flags] for system in systems])
     systems = depth.expand(systems, args.depths) if args.depths else systems
     base = without_systems(args, systems, flags)
     check(systems, base, args.width)

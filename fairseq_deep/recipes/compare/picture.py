@@ -104,9 +104,9 @@ def _draw_point(axes, place, figure, look, direction):
 def _number_ends(axes, shown):
     """Place each number next to the end of its curve, without overlap."""
     ends = []
+    low, high = axes.get_ylim()
     for number, row in shown:
         update, losses = _end(row)
-        low, high = axes.get_ylim()
         if low <= losses <= high:
             ends.append((axes.transData.transform((update, losses))[1], number, update))
     ends.sort()
@@ -134,10 +134,10 @@ def _apart(places, gap):
 
 
 def _end(row):
-    """Return the last update that all seeds have, and its mean loss."""
+    """Return the last update that all seeds have, and its mean loss; NaN without such an update."""
     curves = [row["curve"][seed] for seed in row["done"]]
-    update = max(set.intersection(*map(set, curves)))
-    return update, statistics.fmean(curve[update] for curve in curves)
+    update = max(set.intersection(*map(set, curves)), default=None)
+    return update, math.nan if update is None else statistics.fmean(curve[update] for curve in curves)
 
 
 def _number_points(axes, shown, measure):

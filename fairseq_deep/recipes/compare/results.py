@@ -13,7 +13,7 @@ FACTS = ("tokens_per_update", "updates", "precision", "devices", "hardware", "co
 KEPT = (*results.FIGURES, *FACTS, "parameters", "signature")
 
 
-DIVERGED = re.compile(r"\bnan\b|\binf(inite)?\b|minimum loss scale|not finite|no number", re.IGNORECASE)
+DIVERGED = re.compile(r"\bnan\b|\binf(inite)?\b|diverged in update|loss scale|not finite|no number", re.IGNORECASE)
 PATH = re.compile(r"\S*/\S*/\S*")  # a directory may be called nan
 
 

@@ -119,12 +119,15 @@ def rate_of(flags: dict[str, str], place: str) -> float:
     """Return the value of ``--lr`` in *flags*, which were given at *place*.
 
     Raises:
-        UsageError: it is a list of rates by epoch
+        UsageError: it is not a positive number, such as a list of rates by epoch
     """
     try:
-        return float(flags["--lr"])
+        rate = float(flags["--lr"])
     except ValueError:
-        raise UsageError(f"{place} {flags['--lr']}: --tune lr searches a single rate; give one number") from None
+        rate = math.nan
+    if not 0 < rate < math.inf:
+        raise UsageError(f"{place} {flags['--lr']}: --tune lr searches a single rate; give one positive number")
+    return rate
 
 
 def with_rate(flags: list[str], rate: float) -> list[str]:
