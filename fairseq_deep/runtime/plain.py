@@ -22,8 +22,7 @@ def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
     """Raise `UsageError` if the model's layers differ from the layers of fairseq's `transformer`."""
     for side, stack in describe(flags).items():
         init = stack.init.method
-        folds = init.folds_stream and format != "fairseq"
-        other_layers = init.connects and not folds or not init.layer_norm
+        other_layers = init.connects and not init.folds_stream or not init.layer_norm
         connects = stack.residual.method.foldable or stack.residual.name in RESIDUALS.get(format, ())
         found = {
             f"--{side}-attn": stack.attention.name != "self" and stack.attention.name,
@@ -63,14 +62,6 @@ def check_weights(path: str, model: Any, format: str) -> None:
             raise UsageError(f"{path} has --layer-agg dlcl ({side}) {kind}, which {NAMES[format]} does not support")
 
 
-def fold_factors(path: str, model: Any) -> set[str]:
-    """Fold constant factors of residual connections, and return the names of the changed parameters."""
-    try:
-        return fold(model)
-    except UsageError as error:
-        raise UsageError(f"{path} has {error}") from error
-
-
 def fold_all(path: str, model: Any, tables: bool = False) -> bool:
     """Fold the weights of streams, then constant factors; return whether the model has such weights.
 
@@ -79,7 +70,7 @@ def fold_all(path: str, model: Any, tables: bool = False) -> bool:
     """
     try:
         streams = fold_streams(model, tables)
+        fold(model)
     except UsageError as error:
         raise UsageError(f"{path} has {error}") from error
-    fold_factors(path, model)
     return bool(streams)

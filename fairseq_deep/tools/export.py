@@ -42,6 +42,8 @@ OF_FORMATS = {
 """The formats that support an option."""
 OTHERS = "use --format torch, or fairseq-deep package (most models)"
 """Alternatives for models that a format does not support."""
+TABLES = ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection")
+"""Modules that fairseq's flags can tie."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +121,7 @@ def write_fairseq(args: argparse.Namespace) -> int:
     model = loaded_model(path, state["model"], flags)
     with naming_others():
         check_weights(path, model, "fairseq")
-        state["model"] = plain_weights(path, model, state["model"])
+        state["model"] = plain_weights(path, model, state["model"], flags)
     for name in own_flags():
         vars(flags).pop(name, None)
     flags.arch, flags.user_dir = "transformer", None
@@ -198,14 +200,24 @@ def own_flags() -> set[str]:
     return {*added(DeepTransformerModel.add_args, TransformerModel.add_args)}
 
 
-def plain_weights(path: str, model: Any, stored: dict[str, Any]) -> dict[str, Any]:
-    """Return the `stored` weights of a plain model, with factors folded in.
+def plain_weights(path: str, model: Any, stored: dict[str, Any], flags: argparse.Namespace) -> dict[str, Any]:
+    """Return the `stored` weights of a plain model, with factors and weights of streams folded in.
 
-    Folded weights have at least fp32: the smallest factors times a weight are below the normal numbers of fp16.
+    Folded weights have at least fp32: the smallest factors times a weight are below the normal numbers of fp16. Of
+    tables that folding has separated, `flags` no longer say that they are shared.
     """
-    from fairseq_deep.core.keep_fp32 import widened
-    from fairseq_deep.runtime.plain import fold_factors
+    import torch
 
-    folded = fold_factors(path, model)
+    from fairseq_deep.core.keep_fp32 import widened
+    from fairseq_deep.runtime.plain import fold_all
+
+    fold_all(path, model)
     own = {name: weight for name, weight in model.state_dict().items() if ".history." not in name}
-    return {name: widened(weight) if name in folded else stored[name] for name, weight in own.items()}
+    source, target, output = (own[f"{name}.weight"] for name in TABLES)
+    tied = flags.share_all_embeddings or flags.share_decoder_input_output_embed
+    flags.share_decoder_input_output_embed = tied and target.equal(output)
+    flags.share_all_embeddings = flags.share_all_embeddings and source.equal(target) and target.equal(output)
+    return {
+        name: stored[name] if torch.equal(stored[name].to(weight.dtype), weight) else widened(weight)
+        for name, weight in own.items()
+    }

@@ -36,6 +36,10 @@ def export(checkpoint, output):
         ("transformer_layernorm_scaling_18l18l", ()),
         ("transformer_prores_18l18l", ("--prores-period", "2", "--prores-around", "completep")),
         ("transformer_layerscale_18l18l", ("--layerscale-start", "0.5")),
+        ("transformer_deepnet_18l18l", ("--share-all-embeddings",)),
+        ("transformer_deepnet_18l18l", ("--share-all-embeddings", "--encoder-learned-pos")),
+        ("transformer_admin_18l18l", ("--encoder-learned-pos", "--decoder-learned-pos")),
+        ("transformer_admin_18l18l", ("--layernorm-embedding", "--share-decoder-input-output-embed")),
     ],
 )
 def test_stock_fairseq_generates_the_same_from_the_exported_model(data, tmp_path, arch, flags):
@@ -51,8 +55,6 @@ def test_stock_fairseq_generates_the_same_from_the_exported_model(data, tmp_path
 @pytest.mark.parametrize(
     "arch, flags, problem",
     [
-        ("deepnet_18l18l", {}, "layers of --deep-init deepnet (encoder)"),
-        ("admin_18l18l", {}, "layers of --deep-init admin (encoder)"),
         ("postnorm_6l", {"decoder_deep_init": "rezero"}, "layers of --deep-init rezero (decoder)"),
         ("postnorm_6l", {"deep_init": "tfixup"}, "layers of --deep-init tfixup (encoder)"),
         ("dlcl_6l", {}, "--layer-agg dlcl (encoder)"),
@@ -94,7 +96,7 @@ def test_small_factors_are_not_rounded_to_fp16(build):
     stored = {name: weight if "residual" in name else weight.half() for name, weight in model.state_dict().items()}
     model.load_state_dict(stored)
     matrix = stored["encoder.layers.1.fc2.weight"].float()
-    weights = plain_weights("model.pt", model, stored)
+    weights = plain_weights("model.pt", model, stored, model.args)
     assert torch.allclose(weights["encoder.layers.1.fc2.weight"], 1e-5 * matrix, rtol=1e-6, atol=0)
     assert weights["encoder.layers.1.fc1.weight"] is stored["encoder.layers.1.fc1.weight"]
 
