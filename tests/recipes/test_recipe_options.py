@@ -541,6 +541,24 @@ def test_own_text_is_dlcl_at_the_size_that_is_asked_for(own_text, tmp_path):
     assert "test.en is missing" in line and "; it has fr it: give --source-lang and --target-lang" in line
 
 
+def test_deep_shallow_and_its_teacher_are_those_of_the_results_page(own_text, tmp_path):
+    """The printed command of the teacher trains 6 + 6 plain layers of the student's size and schedule."""
+    data = ("--data", own_text, "--source-lang", "fr", "--target-lang", "it", "--exp", tmp_path / "exp", "--dry-run")
+    page = OWN.with_name("README.md").read_text()
+    arch, flags = re.search(r"deep_shallow (--arch .*)--exp exp/teacher \\\n +(-- .*)", page).groups()
+    student, teacher = (
+        command(run("--ngpu", "0", "--conf", "deep_shallow", *own.split(), *data, *after.split(), script=OWN)
+                .stdout.splitlines(), "fairseq-train")
+        for own, after in (("", ""), (arch, flags))
+    )  # fmt: skip
+    both = {"--lr": "0.002", "--warmup-updates": "600", "--max-update": "12000", "--max-tokens": "512",
+            "--encoder-embed-dim": "128", "--encoder-ffn-embed-dim": "512", "--deep-init": "xavier"}  # fmt: skip
+    for flag, expected in both.items():
+        assert value(student, flag) == value(teacher, flag) == expected, flag
+    own = [(value(words, "--arch"), value(words, "--decoder-layers")) for words in (student, teacher)]
+    assert own == [("transformer_modern_12l1l", "1"), ("transformer_prenorm_6l", "6")]
+
+
 @pytest.mark.parametrize("updates, words", [
     ("20", "20 updates = 0.1 million tokens: 1 min at 100,000 tokens/s, 1 min at 10,000, 2 min at 1,000"),
     ("3000", "3000 updates = 12 million tokens: 3 min at 100,000 tokens/s, 21 min at 10,000, 3 h at 1,000"),
