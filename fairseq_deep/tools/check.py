@@ -100,7 +100,7 @@ def _checkpoint(stream: BinaryIO) -> tuple[str, list[tuple[str, str]], list[str]
     stream.seek(0)
     state, asked, problems = read_structure(stream, zipped)
     kind, rows = f"checkpoint, {size:,} bytes, {'zip' if zipped else 'pickle'} of torch.save", []
-    problems += [f"asks for {name}, which could run code: fairseq rejects it" for name in sorted(asked)]
+    problems += [f"contains {name}, which could run code: fairseq rejects it" for name in sorted(asked)]
     if not isinstance(state, dict):
         return kind, rows, [*problems, f"it is a {type(state).__name__}, not the dictionary that fairseq saves"]
     model = state.get("model")
@@ -191,7 +191,7 @@ def _member(opened: Any, name: str) -> list[str] | None:
     opened.seek(0)
     with contextlib.suppress(Exception):  # text that is not a pickle, such as a dictionary
         _, asked = read_pickle(opened)
-        return [f"asks for {each}, which could run code: fairseq rejects it" for each in sorted(asked)]
+        return [f"contains {each}, which could run code: fairseq rejects it" for each in sorted(asked)]
     return []
 
 

@@ -25,14 +25,14 @@ def test_unknown_aggregator_names_the_nearest(flag):
     [
         (
             ("--arch", "transformer_dlcl_30l"),
-            "there is no architecture transformer_dlcl_30l: is the --user-dir of its package missing?",
+            "unknown architecture transformer_dlcl_30l: add the --user-dir of its package",
         ),
         (
             ("--user-dir", PACKAGE, "--arch", "transformer_dlcl_30"),
-            "there is no architecture transformer_dlcl_30: did you mean transformer_dlcl_30l, "
-            "or is the --user-dir of its package missing?",
+            "unknown architecture transformer_dlcl_30: did you mean transformer_dlcl_30l? "
+            "Otherwise add the --user-dir of its package",
         ),
-        (("--user-dir", "nowhere", "--arch", "transformer"), "--user-dir nowhere: there is no such folder"),
+        (("--user-dir", "nowhere", "--arch", "transformer"), "--user-dir nowhere: no such directory; correct the path"),
     ],
     ids=["no plugin", "mistyped", "no folder"],
 )

@@ -63,7 +63,7 @@ def test_it_goes_back_and_leaves_the_data_out(small, tmp_path):
     status, text = start(small, tmp_path / "save", *REWIND, poison=(MIDDLE, math.nan, [4]))
     assert status == 0, text[-2000:]
     assert "diverged in update 4" in text
-    assert "checkpoint_last.pt, update 2; the data read since then is left out" in text
+    assert "checkpoint_last.pt, update 2; data read since then is skipped" in text
     state = last(tmp_path / "save")
     assert state["optimizer_history"][-1]["num_updates"] == updates - 2, "of update 3 and of the one that diverged"
     assert all(torch.isfinite(value).all() for name, value in state["model"].items() if "_float_tensor" not in name)
@@ -71,14 +71,14 @@ def test_it_goes_back_and_leaves_the_data_out(small, tmp_path):
 
 def test_it_gives_up_where_going_back_does_not_help(small, tmp_path):
     status, text = start(small, tmp_path / "save", *REWIND, "--max-epoch", "9", poison=(MIDDLE, math.nan, [3] * 9))
-    assert_one_line(status, text, "diverged in update 3", "it did so after 3 rewinds, too")
-    assert text.count("went back to") == 3 and last(tmp_path / "save")["optimizer_history"][-1]["num_updates"] == 2
+    assert_one_line(status, text, "diverged in update 3", "this happened again after 3 rewinds")
+    assert text.count("rewound to") == 3 and last(tmp_path / "save")["optimizer_history"][-1]["num_updates"] == 2
 
 
 def test_later_divergences_are_counted_from_zero(small, tmp_path):
     poison = (MIDDLE, math.nan, [3, 3, 5, 5, 5, 7])
     status, text = start(small, tmp_path / "save", *REWIND, "--max-epoch", "9", "--max-update", "8", poison=poison)
-    assert status == 0 and text.count("went back to") == 6, text[-2000:]
+    assert status == 0 and text.count("rewound to") == 6, text[-2000:]
     assert last(tmp_path / "save")["optimizer_history"][-1]["num_updates"] == 8
 
 
@@ -101,14 +101,14 @@ def test_two_processes_go_back_together(small, tmp_path):
     done = run(*command, "--user-dir", tmp_path / "poisoned", processes=2)
     text = done.stdout + done.stderr
     assert text.count("diverged in update 4: ") == 2, text[-2000:]
-    assert text.count("checkpoint_last.pt, update 2; the data read since then is left out") == 2
-    assert f"first the output of {MIDDLE}" in text and "process 0 computed nothing that is not" in text
+    assert text.count("checkpoint_last.pt, update 2; data read since then is skipped") == 2
+    assert f"first the output of {MIDDLE}" in text and "all values of process 0 are finite" in text
     assert list(losses_in(text)) == list(range(1, len(losses_in(text)) + 1)) and len(losses_in(text)) > 4
 
 
 def test_without_a_checkpoint_there_is_nothing_to_go_back_to(small, tmp_path):
     status, text = start(small, tmp_path / "save", "--on-divergence", "rewind", poison=(MIDDLE, math.nan, [2]))
-    assert_one_line(status, text, "diverged in update 2", "no checkpoint to go back to yet (--save-interval-updates)")
+    assert_one_line(status, text, "diverged in update 2", "no checkpoint to rewind to yet: lower --save-interval-updates")
 
 
 @pytest.mark.parametrize("error, said", [

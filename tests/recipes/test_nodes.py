@@ -147,7 +147,7 @@ def ranks(small, folder, *differences):
 def test_processes_that_differ_do_not_begin(small, tmp_path):
     for status, line in ranks(small, tmp_path / "save", ["--dropout", "0.1"], ["--dropout", "0.2"]):
         assert status == 1 and re.fullmatch(
-            r"process 1 on \S+ has --dropout 0.2, process 0 on \S+ 0.1: give the same command on all machines", line
+            r"process 1 on \S+ has --dropout 0.2, process 0 on \S+ 0.1: run the same command on all machines", line
         ), line
     assert not list((tmp_path / "save").glob("*.pt"))
 
@@ -155,17 +155,17 @@ def test_processes_that_differ_do_not_begin(small, tmp_path):
 class TestFacts:
     """What processes compare."""
 
-    same = {"host": "a", "python": "3.11", "torch": "2.5", "fairseq": "0.12.2", "--user-dir": "with the sum 1",
-            "data": "with the sum 2", "checkpoint_last.pt": "there", "settings": {"lr": "0.1"}}  # fmt: skip
+    same = {"host": "a", "python": "3.11", "torch": "2.5", "fairseq": "0.12.2", "--user-dir": "with hash 1",
+            "data": "with hash 2", "checkpoint_last.pt": "there", "settings": {"lr": "0.1"}}  # fmt: skip
 
     def test_the_same_is_no_difference(self):
         assert safe_nodes.difference([self.same, {**self.same, "host": "b"}]) == ""
 
     @pytest.mark.parametrize("change, said", [
-        ({"torch": "2.6"}, "process 1 on b has torch 2.6, process 0 on a 2.5: install the same on all machines"),
-        ({"checkpoint_last.pt": "missing"}, "checkpoint_last.pt missing, process 0 on a there: --save-dir has to be"),
-        ({"data": "with the sum 3", "settings": {}}, "has data with the sum 3, process 0 on a with the sum 2: prepare"),
-        ({"settings": {"lr": "0.1", "clip_norm": "1"}}, "has --clip-norm 1, process 0 on a nothing: give the same"),
+        ({"torch": "2.6"}, "process 1 on b has torch 2.6, process 0 on a 2.5: install the same version on all machines"),
+        ({"checkpoint_last.pt": "missing"}, "checkpoint_last.pt missing, process 0 on a there: use a --save-dir on"),
+        ({"data": "with hash 3", "settings": {}}, "has data with hash 3, process 0 on a with hash 2: prepare"),
+        ({"settings": {"lr": "0.1", "clip_norm": "1"}}, "has --clip-norm 1, process 0 on a nothing: run the same"),
     ])  # fmt: skip
     def test_what_differs_is_named_with_its_cure(self, change, said):
         assert said in safe_nodes.difference([self.same, {**self.same, "host": "b", **change}])
@@ -200,9 +200,9 @@ def test_a_port_in_use_and_gpus_that_are_not_there_are_one_line(small, tmp_path)
         opened.listen()
         port = str(opened.getsockname()[1])
         status, line = start(small, tmp_path, *gloo, **place, MASTER_PORT=port)
-        assert status == 1 and f"127.0.0.1:{port}: the port is in use on " in line and "take another one" in line
+        assert status == 1 and f"127.0.0.1:{port}: the port is in use on " in line and "use another port" in line
     status, line = start(small, tmp_path, "--distributed-world-size", "8")
     assert status == 1 and line.startswith("--distributed-world-size 8: torch sees 0 GPUs on "), line
     status, line = start(small, tmp_path, **place, MASTER_PORT=port)
-    assert status == 1 and line == "several processes with --cpu need --distributed-backend gloo"
+    assert status == 1 and line == "several processes with --cpu require --distributed-backend gloo"
     assert not list(tmp_path.glob("*.pt"))

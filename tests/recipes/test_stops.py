@@ -58,7 +58,7 @@ def test_a_stopped_training_goes_on_bit_for_bit(small, whole, tmp_path, number, 
     first = losses_in(log.read_text())
     assert status == safe_stop.EXIT_STATUS == 75 and max(first) == update, log.read_text()[-1500:]
     last = log.read_text().strip().splitlines()
-    assert f"stopped by a signal: saved checkpoint_last.pt at update {update}; the same command goes on" in last[-1]
+    assert f"stopped by a signal: saved checkpoint_last.pt at update {update}; run the same command to resume" in last[-1]
     assert f"due to {number.name}" in log.read_text()
     status, log = start(small, folder)
     assert status == 0, log.read_text()[-1500:]
@@ -328,7 +328,7 @@ class TestTornCheckpoints:
         (stopped / "checkpoint_best.pt").unlink()
         status, log = start(small, stopped)
         text = log.read_text()
-        assert status == 0 and f"going on from {stopped / 'checkpoint1.pt'}" in text, text[-1500:]
+        assert status == 0 and f"resuming from {stopped / 'checkpoint1.pt'}" in text, text[-1500:]
         expected, reference = whole
         found = losses_in(log.read_text())
         assert min(found) == len(expected) // 2 + 1 and found.items() <= expected.items()
@@ -339,7 +339,7 @@ class TestTornCheckpoints:
         status, log = start(small, stopped)
         text = log.read_text()
         assert status == 1 and "Traceback" not in text and losses_in(log.read_text()) == {}
-        assert "checkpoint_last.pt: torn, and no whole checkpoint is beside it" in text.strip().splitlines()[-1]
+        assert "checkpoint_last.pt: truncated, without a complete checkpoint next to it" in text.strip().splitlines()[-1]
 
     def test_a_new_folder_is_no_loss(self, tmp_path):
         assert safe_save.to_restore(str(tmp_path / "new/checkpoint_last.pt"), False).endswith("checkpoint_last.pt")
@@ -367,7 +367,7 @@ def test_two_trainings_do_not_share_a_folder(small, tmp_path):
     status, log = start(small, tmp_path / "save")
     last = log.read_text().strip().splitlines()[-1]
     assert status == 1 and "Traceback" not in log.read_text() and losses_in(log.read_text()) == {}
-    assert re.fullmatch(rf"\S+/save is in use by process {child.pid} on \S+, since .*: wait .*--save-dir", last)
+    assert re.fullmatch(rf"\S+/save is in use by process {child.pid} on \S+, since .*: try again .*--save-dir", last)
     new = {path.name.replace(".tmp", "") for path in (tmp_path / "save").iterdir()} - set(before)
     assert new <= {"checkpoint_last.pt", "checkpoint_best.pt"}, "only the first one saves"
     child.kill()
@@ -379,7 +379,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(small, tmp_path):
     (tmp_path / "save").write_text("a file")
     status, log = start(small, tmp_path / "save")
     assert status == 1 and "Traceback" not in log.read_text()
-    assert "no checkpoint can be saved there" in log.read_text().strip().splitlines()[-1]
+    assert "cannot save checkpoints there" in log.read_text().strip().splitlines()[-1]
     with pytest.raises(safe_load.CheckpointError):
         safe_save.make_folder(str(tmp_path / "save"), no_save=False)
 

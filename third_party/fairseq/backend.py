@@ -1,7 +1,7 @@
-"""PEP 517 backend: builds fairseq 0.12.2 from its published sdist with the source edits of `edits.py`.
+"""PEP 517 backend: builds fairseq 0.12.2 from its source distribution, with the edits of `edits.py`.
 
-The sdist comes from the package index that pip is configured for, or from the file that FAIRSEQ_SDIST names.
-Whatever goes wrong ends the build with one line that names the problem and the cure.
+The source distribution comes from pip's package index, or from the file in the environment variable FAIRSEQ_SDIST.
+Errors end the build with one line that names the problem and the fix.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ def get_requires_for_build_wheel(config_settings=None):
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    """Build the edited fairseq into `wheel_directory`; return the name of the wheel."""
+    """Build the edited fairseq in `wheel_directory`, and return the file name of the wheel."""
     check_machine()
     with tempfile.TemporaryDirectory(prefix="fairseq-build-") as tmp:
         source = unpack(find_sdist(Path(tmp)), Path(tmp))
@@ -48,7 +48,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 
 
 def build_sdist(sdist_directory, config_settings=None):
-    stop("only wheels are built here; run: pip wheel third_party/fairseq")
+    stop("only wheels can be built: run pip wheel third_party/fairseq")
 
 
 def stop(message):
@@ -57,7 +57,7 @@ def stop(message):
 
 
 def check_machine():
-    """Stop unless Python, the compiler and the free space suffice."""
+    """Check the version of Python, the compiler and the free disk space."""
     if sys.version_info[:2] < PYTHON_MIN:
         stop(f"Python {sys.version.split()[0]} is not supported; use Python 3.9 or newer")
     if sys.platform != "win32":
@@ -66,7 +66,7 @@ def check_machine():
     packages = sysconfig.get_paths()["purelib"]
     torch_there = os.path.isdir(os.path.join(packages, "torch"))
     needed = INSTALLED_BYTES + (0 if torch_there else TORCH_BYTES)
-    check_space(packages, needed, "make room or put the environment elsewhere")
+    check_space(packages, needed, "free some space, or create the environment on another disk")
 
 
 def check_compiler():
@@ -84,14 +84,14 @@ def check_space(folder, needed, cure):
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     if free < needed:
-        stop(f"{folder} has {free / 1e9:.2f} GB free and {needed / 1e9:.2f} GB are needed; {cure}")
+        stop(f"{folder} has {free / 1e9:.2f} GB free, but {needed / 1e9:.2f} GB are needed: {cure}")
 
 
 def find_sdist(tmp):
-    """The content of the checked sdist: of the file that FAIRSEQ_SDIST names, else of a download by pip."""
+    """Return the content of the verified source distribution: FAIRSEQ_SDIST, or a download by pip."""
     named = os.environ.get("FAIRSEQ_SDIST") or str(download(tmp))
     try:
-        content = Path(named).read_bytes()  # once: the file could change between a check and a second reading
+        content = Path(named).read_bytes()  # read once, since the file could change after its check
     except OSError as error:
         stop(f"cannot read FAIRSEQ_SDIST={named}: {error.strerror}")
     digest = hashlib.sha256(content).hexdigest()
@@ -101,7 +101,7 @@ def find_sdist(tmp):
 
 
 def download(tmp):
-    # With the hash in a requirements file pip checks the archive before it runs anything that is inside.
+    # With the hash in a requirements file, pip verifies the archive before it runs its code.
     wanted = tmp / "wanted.txt"
     wanted.write_text(f"fairseq=={VERSION} --hash=sha256:{SHA256}\n")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-build-isolation", "--no-binary", "fairseq"]
@@ -120,14 +120,14 @@ def download(tmp):
 
 
 def clean_environment():
-    """The environment without what the outer build set for itself: an inner build or pip call would act on it."""
+    """Return the environment without the variables of the outer build, which would affect an inner build."""
     drop = ("_PYPROJECT_HOOKS_", "PEP517_", "PIP_BUILD_", "PIP_REQ_TRACKER", "PIP_CONSTRAINT")
     return {name: value for name, value in os.environ.items() if not name.startswith(drop)}
 
 
 def unpack(content, tmp):
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        archive.extractall(tmp / "source")  # its content is known: the sha256 was checked
+        archive.extractall(tmp / "source")  # safe: its sha256 was verified
     return tmp / "source" / f"fairseq-{VERSION}"
 
 
@@ -137,5 +137,5 @@ def run_setup(source, dist):
     wheels = list(dist.glob("fairseq-*.whl"))
     if done.returncode or not wheels:
         print(done.stdout, done.stderr, sep="\n")
-        stop("compiling fairseq failed, see the compiler's messages above")
+        stop("fairseq cannot be compiled: see the compiler's messages above")
     return wheels[0]

@@ -1,7 +1,7 @@
-"""The source edits that make fairseq 0.12.2 run on today's Python, torch and numpy.
+"""Source edits that make fairseq 0.12.2 run with present releases of Python, torch and numpy.
 
-Every edit says how often its text must occur. A mismatch means that the source is not the one these edits were written
-for, so the build stops and names the edit, and nothing is built from a half-edited tree.
+Each edit has the number of times its text must occur. Another number means another source: the build then stops and
+names the edit.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ class Edit(NamedTuple):
 
 
 class EditError(Exception):
-    """An edit did not match as often as it must."""
+    """An edit does not match the required number of times."""
 
 
 HYDRA_WARNINGS = "hydra 1.3 prints 24 lines at every start about calls that it still supports"
 LONG = "numpy 2 has no np.compat.long"
-MUTABLE = "Python 3.11 refuses a dataclass instance as a default"
+MUTABLE = "Python 3.11 rejects dataclass instances as defaults"
 IMPORT_TORCH = "\nimport torch\n"
 IMPORT_SAFE_LOAD = "\nimport torch\nfrom fairseq import safe_load\n"
-SAFE_LOAD = "torch >= 2.6 refuses these files, and older torch runs what is hidden in them"
-ARCHIVE = "an archive could write anywhere, and was replaced by a folder"
-WHOLE = "a full disk or a kill left half of a checkpoint in the place of a whole one"
-NUMBERS = "a NaN ended in 175 lines, the last one StopIteration, and the detector failed on the encoder's dictionary"
-STOP = "a signal ended the training and nothing was saved"
-NODES = "processes that could not find each other, differed or lost one another ended in tracebacks, or hung"
-SHELL = "the path went through a shell, and a file name can hold commands"
-ONE_LINE = "a mistake in the input ended in a traceback, or was hidden behind another message"
-UNKNOWN = "a name that nothing has registered ended in 250 lines of help, or in a traceback"
-REQUIREMENTS = "releases that can be installed and imported today; audio is not used"
+SAFE_LOAD = "torch 2.6 and newer reject these files; older torch runs code in them"
+ARCHIVE = "an archive could write anywhere; a directory replaced a local archive"
+WHOLE = "a full disk or a kill replaced a complete checkpoint by a truncated one"
+NUMBERS = "a NaN printed 175 lines, the last one StopIteration; the detector failed on the encoder's dictionary"
+STOP = "a signal ended training without saving"
+NODES = "failed connections, different settings and lost processes ended in tracebacks, or hung"
+SHELL = "the path reached a shell, and a file name can contain commands"
+ONE_LINE = "a mistake in the input was a traceback, or another message hid it"
+UNKNOWN = "an unknown name printed 250 lines of help, or a traceback"
+REQUIREMENTS = "present releases; audio is not used"
 
-# What follows shadows `eval` in a file whose options may come from a checkpoint.
+# Shadows `eval` in files whose options can come from a checkpoint.
 FIRST_IMPORT = r"\A((?:(?!import |from ).*\n)*)(?=import |from )"
 SAFE_EVAL = r"\1from fairseq.safe_load import evaluate as eval\n"
 EVAL_FILES = """
@@ -81,7 +81,7 @@ EDITS = [
         "v = FairseqConfig.__dataclass_fields__[k].default",
         "v = getattr(FairseqConfig(), k)",
         1,
-        "a field with a factory has no default to store",
+        "a field with a factory has no default",
     ),
     Edit("fairseq/dataclass/utils.py", "\nimport re\n", "\nimport re\nimport warnings\n", 1, HYDRA_WARNINGS),
     Edit(
@@ -112,7 +112,7 @@ EDITS = [
         "os.remove(old_chk)",
         "safe_save.remove(old_chk)",
         3,
-        "an old checkpoint that could not be removed ended the training",
+        "an old checkpoint that could not be removed ended training",
     ),
     Edit(
         "fairseq/checkpoint_utils.py",
@@ -128,21 +128,21 @@ EDITS = [
         "        checkpoint_path = safe_save.to_restore(checkpoint_path, cfg.no_last_checkpoints)\n"
         "        first_launch = not PathManager.exists(checkpoint_path)\n",
         1,
-        "a resume found nothing, or half of a checkpoint, beside whole ones",
+        "resuming found no checkpoint or a truncated one, next to complete ones",
     ),
     Edit(
         "fairseq_cli/train.py",
         "checkpoint_utils.verify_checkpoint_directory(cfg.checkpoint.save_dir)",
         "safe_save.make_folder(cfg.checkpoint.save_dir, cfg.checkpoint.no_save)",
         1,
-        "a folder that cannot be written to ended in a traceback",
+        "a directory without write permission was a traceback",
     ),
     Edit(
         "fairseq/dataclass/configs.py",
         "    no_save: bool = field(\n",
         '    on_divergence: ChoiceEnum(["stop", "rewind"]) = field(\n'
         '        default="stop",\n'
-        '        metadata={"help": "where the gradient is not finite: stop, or rewind to the last checkpoint"},\n'
+        '        metadata={"help": "if the gradient is not finite: stop, or rewind to the last checkpoint"},\n'
         "    )\n"
         "    no_save: bool = field(\n",
         1,
@@ -176,7 +176,7 @@ EDITS = [
         "torch.tensor(0.0).cuda()",
         "torch.tensor(0.0, device=self.device)",
         1,
-        "the first gradient that fp16 could not hold ended a training on a CPU",
+        "the first fp16 overflow ended training on a CPU",
     ),
     Edit(
         "fairseq/trainer.py",
@@ -217,7 +217,7 @@ EDITS = [
         "            raise SystemExit(f'{subset}: {error}') from None\n\n"
         "    max_epoch = cfg.optimization.max_epoch or math.inf\n",
         1,
-        "a line of the validation data that is too long ended a training after its first epoch, before it was saved",
+        "a validation line that was too long ended training after the first epoch, unsaved",
     ),
     Edit(
         "fairseq/options.py",
@@ -237,7 +237,7 @@ EDITS = [
         "fairseq/utils.py",
         "                    raise FileNotFoundError(module_path)\n",
         "                    from fairseq.safe_settings import UnknownError\n\n"
-        "                    raise UnknownError(f'--user-dir {args.user_dir}: there is no such folder')\n",
+        "                    raise UnknownError(f'--user-dir {args.user_dir}: no such directory; correct the path')\n",
         1,
         UNKNOWN,
     ),
@@ -257,7 +257,7 @@ EDITS = [
         "    max_update = cfg.optimization.max_update or math.inf\n"
         "    while epoch_itr.next_epoch_idx <= max_epoch and trainer.get_num_updates() < max_update:\n",
         1,
-        "a training that was done made one more update each time it was started",
+        "each start of a finished run made one more update",
     ),
     Edit(
         "fairseq_cli/train.py",
@@ -327,7 +327,7 @@ EDITS = [
         '            self.task.load_state_dict(state.get("task_state") or {})\n'
         "            # load model parameters\n            try:\n",
         1,
-        "a training that goes on did not see what its task had saved",
+        "a resumed run did not load the saved state of its task",
     ),
     Edit(
         "fairseq/trainer.py",
@@ -369,7 +369,7 @@ EDITS = [
         "self.can_use_fastpath = (\n",
         "self.can_use_fastpath = False and (\n",
         1,
-        "the fast path of post-norm layers fails on left padding and expects batch-first input",
+        "the fast path of post-norm layers fails with left padding and expects batch-first input",
     ),
     Edit(
         "fairseq_cli/score.py",
@@ -383,7 +383,7 @@ EDITS = [
         "bleu.Scorer(dict.pad(), dict.eos(), dict.unk())",
         "bleu.Scorer(bleu.BleuConfig(pad=dict.pad(), eos=dict.eos(), unk=dict.unk()))",
         1,
-        "--sentence-bleu called the scorer with arguments that it no longer takes",
+        "--sentence-bleu passed arguments that the scorer no longer accepts",
     ),
     Edit("fairseq/data/token_block_dataset.py", "np.compat.long", "np.int64", 1, LONG),
     Edit("fairseq/data/language_pair_dataset.py", "np.compat.long", "np.int64", 1, LONG),
@@ -395,38 +395,38 @@ EDITS = [
         'device_ids=[args.device_id] if device.type == "cuda" else None,\n'
         '            output_device=args.device_id if device.type == "cuda" else None,',
         1,
-        "DistributedDataParallel on the CPU refuses device ids",
+        "DistributedDataParallel rejects device ids on a CPU",
     ),
     Edit(
         "fairseq/options.py",
         "    if args.bf16:\n        args.tpu = True\n",
         "",
         1,
-        "--bf16 took every machine for a TPU",
+        "--bf16 treated every machine as a TPU",
     ),
     Edit(
         "fairseq/tasks/fairseq_task.py",
         "torch.cuda.amp.autocast(enabled",
         'torch.amp.autocast("cuda", enabled',
         1,
-        "torch warned of it at every training",
+        "torch warned about the old name in every run",
     ),
     Edit(
         "fairseq/data/iterators.py",
         "pin_memory=True,",
         "pin_memory=torch.cuda.is_available(),",
         2,
-        "torch warned of it at every command on a CPU",
+        "torch warned about it in every command on a CPU",
     ),
     Edit(
         "fairseq/options.py",
         "def get_validation_parser(default_task=None):",
         'def get_validation_parser(default_task="translation"):',
         1,
-        "fairseq-validate without --task ended in KeyError: None; the checkpoint says its task",
+        "fairseq-validate without --task: KeyError: None; the checkpoint names its task",
     ),
-    Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep7"', 1, "say that this is edited"),
-    Edit("setup.py", "from torch.utils import cpp_extension", "raise ImportError", 1, "the sdist lacks their sources"),
+    Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep8"', 1, "mark the edited version"),
+    Edit("setup.py", "from torch.utils import cpp_extension", "raise ImportError", 1, "the sources are not published"),
     Edit("setup.py", r"^        setup_requires=\[[^]]*\],\n", "", 1, "pyproject.toml names them", regex=True),
     Edit("setup.py", r"^        (dependency_links|test_suite)=.*\n", "", 2, "setuptools dropped them", regex=True),
     Edit(
@@ -441,7 +441,7 @@ EDITS = [
     Edit("setup.py", '            "torchaudio>=0.8.0",\n', "", 1, REQUIREMENTS),
     Edit("setup.py", "zip_safe=False,", 'zip_safe=False,\n        python_requires=">=3.9",', 1, REQUIREMENTS),
 ]
-# Speech and quantisation load parts of models by themselves.
+# Speech and quantisation have their own loaders.
 LOADS = {
     "data/codedataset.py": 3,
     "models/speech_to_text/xm_transformer.py": 1,
@@ -462,16 +462,16 @@ EDITS += [
     for name in ("train", "generate", "interactive", "validate", "eval_lm", "preprocess")
 ]
 EDITS += [
-    Edit(f"fairseq/{file}", FIRST_IMPORT, SAFE_EVAL, 1, "eval would run what a checkpoint's options say", regex=True)
+    Edit(f"fairseq/{file}", FIRST_IMPORT, SAFE_EVAL, 1, "eval would run code in a checkpoint's options", regex=True)
     for file in EVAL_FILES
 ]
 
 
 def apply_edits(root: Path, edits: list[Edit] = EDITS) -> None:
-    """Apply `edits` to the source tree `root`; nothing is written unless all of them match.
+    """Apply `edits` to the source tree `root`; no file is written unless all edits match.
 
     Raises:
-        EditError: a file is missing, or an edit does not match exactly as often as it must
+        EditError: a file is missing, or an edit does not match the required number of times
     """
     texts: dict[str, str] = {}
     for number, edit in enumerate(edits, 1):

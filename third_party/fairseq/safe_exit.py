@@ -1,11 +1,11 @@
-"""Commands that end with one line, without a traceback, where an exception says what is wrong with the input."""
+"""One-line errors of commands, without a traceback, for mistakes in the input."""
 
 import functools
 import sys
 
 
 class OneLineError(Exception):
-    """An ordinary exception whose message is one line. Any exception with an attribute `one_line` is treated alike."""
+    """An exception with a message of one line. Commands treat any exception with an attribute `one_line` alike."""
 
     @property
     def one_line(self):
@@ -13,13 +13,13 @@ class OneLineError(Exception):
 
 
 def printable(line):
-    """`line` without what acts on a terminal: it may quote names from a stranger's checkpoint."""
+    """Return `line` without control characters: it may quote names in an untrusted checkpoint."""
     words = " ".join(line.split())
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in words)
 
 
 def command(main):
-    """`main`, where an exception with `one_line` prints that line and exits with status 1."""
+    """Decorate `main`: an exception with `one_line` prints that line and exits with status 1."""
 
     @functools.wraps(main)
     def run(*args, **options):

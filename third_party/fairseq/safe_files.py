@@ -1,4 +1,4 @@
-"""Archives of models and FASTA files, read without writing elsewhere and without a shell."""
+"""Safe reading of model archives and FASTA files: no files outside the directory, and no shell."""
 
 import atexit
 import os
@@ -11,14 +11,16 @@ from fairseq.safe_load import CheckpointError
 
 
 def unpack(archive, replace):
-    """The folder that the tar file `archive` holds.
+    """Unpack a tar archive and return the directory of its content.
 
     Args:
-        replace: whether the folder takes the place of the archive, as for a download in the cache; otherwise the
-            archive stays, and the folder is a temporary one that goes when Python ends
+        archive: path of the archive
+        replace: replace the archive by the directory, as for a download in the cache; otherwise the directory is
+            temporary and is removed at exit
 
     Raises:
-        CheckpointError: it is no whole archive, holds anything but files and folders, or names a place outside itself
+        CheckpointError: the archive is truncated, has members other than files and directories, or has a member with a
+            path outside the archive
     """
     folder = tempfile.mkdtemp(prefix="fairseq-model-", dir=os.path.dirname(archive) if replace else None)
     if not replace:
@@ -27,7 +29,7 @@ def unpack(archive, replace):
         with tarfile.open(archive, "r:*") as opened:
             members = [checked(member, archive) for member in opened]
             if sum(member.size for member in members) > shutil.disk_usage(folder).free:
-                raise CheckpointError(f"{archive}: unpacked it is larger than the free space in {folder}")
+                raise CheckpointError(f"{archive}: the unpacked content is larger than the free space in {folder}")
             opened.extractall(folder, members)
         names = [member.name if member.isdir() else os.path.dirname(member.name) for member in members]
         top = os.path.join(folder, os.path.commonpath(names) if names else "")
@@ -37,29 +39,29 @@ def unpack(archive, replace):
         os.rename(top, archive)
         return archive
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        reason = str(error).partition("\n")[0]  # tarfile has a line for each kind of compression
-        raise CheckpointError(f"{archive}: not a whole tar archive of a model ({reason})") from error
+        reason = str(error).partition("\n")[0]  # tarfile's message has a line per compression method
+        raise CheckpointError(f"{archive}: not a complete tar archive of a model ({reason})") from error
     finally:
         if replace:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def checked(member, archive):
-    """`member` with plain permissions, if it is a file or folder with a name inside of the archive."""
+    """Return `member` with default permissions, if it is a file or directory with a path inside the archive."""
     name = member.name
     if not (member.isreg() or member.isdir()):
-        raise CheckpointError(f"{archive}: refused, because {name!r} is neither a file nor a folder")
+        raise CheckpointError(f"{archive}: rejected, because {name!r} is neither a file nor a directory")
     if os.path.isabs(name) or ".." in name.replace("\\", "/").split("/"):
-        raise CheckpointError(f"{archive}: refused, because {name!r} is a place outside of the archive")
+        raise CheckpointError(f"{archive}: rejected, because the path {name!r} is outside the archive")
     member.mode = 0o755 if member.isdir() else 0o644
-    if hasattr(os, "getuid"):  # Windows has no owners of this kind
+    if hasattr(os, "getuid"):  # not on Windows
         member.uid, member.gid = os.getuid(), os.getgid()
     member.uname = member.gname = ""
     return member
 
 
 def fasta_index(path):
-    """Where each sequence of a FASTA file begins, in bytes, and its number of letters."""
+    """Return the offset in bytes and the number of letters of each sequence in a FASTA file."""
     offsets, sizes, place = [], [], 0
     with open(path, "rb") as stream:
         for line in stream:

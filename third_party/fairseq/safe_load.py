@@ -1,8 +1,8 @@
-"""Loading of checkpoints and of their options without running code that is hidden in them.
+"""Loads checkpoints and their options without running code in them.
 
-A checkpoint is a pickle, and a pickle can call any function. Here it can only ask for what fairseq checkpoints hold:
-tensors, plain containers, and the types that `allowed_types` lists. Some options that a checkpoint carries are Python
-expressions, such as the layers of a convolutional model; `evaluate` computes them without `eval`.
+A checkpoint is a pickle, and a pickle can call any function. Here it can only name what fairseq's checkpoints contain:
+tensors, plain containers, and the types of `allowed_types`. Some options in checkpoints are Python expressions, such as
+the layers of a convolutional model; `evaluate` computes them without `eval`.
 """
 
 import ast
@@ -24,11 +24,11 @@ from fairseq.safe_exit import OneLineError
 logger = logging.getLogger(__name__)
 
 OPT_OUT = "FAIRSEQ_DEEP_UNSAFE_LOAD"
-# torch 2.4 to 2.6 have safe_globals, too, but there an entry cannot have a name other than its own.
+# In torch 2.4 to 2.6, entries of safe_globals cannot have another name than their own.
 NAMED_SAFE_GLOBALS = torch.__version__ >= (2, 7)
 
-# Only plain data types: an entry may be called with any arguments and get any attributes, so none of them may act on
-# what it is given (no getattr, no functools.partial, nothing that imports, opens or evaluates).
+# Only plain data types: a checkpoint can call an entry with any arguments and set any attributes. So no entry may act
+# on its arguments (no getattr, no functools.partial, nothing that imports, opens or evaluates).
 NAMES = {
     "argparse": ["Namespace"],
     "builtins": ["bool", "dict", "float", "int", "list", "set", "str", "tuple"],
@@ -36,13 +36,13 @@ NAMES = {
     "typing": ["Any"],
     "fairseq.distributed.utils": ["_TensorPlaceholder"],
     "fairseq.logging.meters": ["AverageMeter", "StopwatchMeter", "SumMeter", "TimeMeter"],
-    "fairseq.meters": ["AverageMeter", "StopwatchMeter", "TimeMeter"],  # their place until fairseq 0.9
+    "fairseq.meters": ["AverageMeter", "StopwatchMeter", "TimeMeter"],  # their module until fairseq 0.9
     "omegaconf.base": ["ContainerMetadata", "Metadata"],
     "omegaconf.dictconfig": ["DictConfig"],
     "omegaconf.listconfig": ["ListConfig"],
     "omegaconf.nodes": ["AnyNode", "BooleanNode", "FloatNode", "IntegerNode", "StringNode"],
 }
-# What torch's own weights-only loader allows by itself and the one for older torch must be told.
+# Allowed by torch's weights-only loader; our loader for older torch needs them in the list.
 TENSOR_NAMES = {
     "torch": ["Size", "device"],
     "torch._utils": ["_rebuild_parameter", "_rebuild_tensor", "_rebuild_tensor_v2"],
@@ -50,24 +50,24 @@ TENSOR_NAMES = {
 
 
 FORMATS = {}
-"""Readers of checkpoints that are no pickles, by the end of the name: a plugin adds a function of the path."""
+"""Readers of checkpoints that are not pickles, by file name extension: plugins add functions of the path."""
 
 
 class CheckpointError(OneLineError, pickle.UnpicklingError):
-    """A checkpoint that was refused or cannot be read; the message is one line."""
+    """A checkpoint was rejected or cannot be read; the message is one line."""
 
 
 def load(f, map_location="cpu"):
-    """`torch.load` for checkpoints from anywhere.
+    """Load a checkpoint like `torch.load`, also from an untrusted source.
 
     Args:
         f: path, or binary file open for reading
         map_location: as in `torch.load`
 
     Raises:
-        CheckpointError: the checkpoint asks for a type, a function or a part of fairseq that is not allowed, or is
-            damaged
-        Exception: what the reader of another format raises
+        CheckpointError: the checkpoint names a type, a function or a component of fairseq that is not allowed, or is
+            corrupt
+        Exception: raised by the reader of another format
     """
     if isinstance(f, (str, os.PathLike)):
         with open(f, "rb") as opened:
@@ -77,7 +77,7 @@ def load(f, map_location="cpu"):
     if ending in FORMATS:
         return FORMATS[ending](name)
     if ending == ".safetensors":
-        raise CheckpointError(f"{name}: fairseq itself cannot read this: add the --user-dir of its package")
+        raise CheckpointError(f"{name}: fairseq cannot read this format: add the --user-dir of its package")
     if os.environ.get(OPT_OUT) == "1":
         return torch.load(f, map_location=map_location, weights_only=False)
     from fairseq.safe_settings import shown
@@ -91,22 +91,22 @@ def load(f, map_location="cpu"):
         refused = refused_names(f, start, allowed, error)
         if refused:
             raise CheckpointError(
-                f"{name}: refused, because it asks for {', '.join(map(shown, refused))}, and loading that could run "
-                f"code; if you trust whoever made this file, set {OPT_OUT}=1"
+                f"{name}: rejected, because it contains {', '.join(map(shown, refused))}, which can run code when "
+                f"loaded; if you trust its source, set {OPT_OUT}=1"
             ) from error
         reason = str(error).split("WeightsUnpickler error: ")[-1].strip().splitlines() or ["no more data"]
         reason = f"{type(error).__name__}: {shown(reason[0])}"
         raise CheckpointError(
-            f"{name}: not a readable checkpoint, maybe incomplete or damaged ({reason})"
+            f"{name}: not a readable checkpoint, perhaps incomplete or corrupt ({reason})"
         ) from error
     return with_own_files(name, state)
 
 
 def with_own_files(name, state):
-    """The checkpoint `state` of the file `name` with settings that may be used.
+    """Return the checkpoint `state` of the file `name` with safe settings.
 
     Raises:
-        CheckpointError: a setting asks for what is not allowed
+        CheckpointError: a setting has a value that is not allowed
     """
     from fairseq import safe_settings
 
@@ -114,24 +114,24 @@ def with_own_files(name, state):
     try:
         beyond = safe_settings.refused(state)
         dropped = [] if beyond else safe_settings.drop(state, folder)
-    except Exception as error:  # whatever the strangest containers raise
+    except Exception as error:  # hostile containers can raise any exception
         raise CheckpointError(f"{name}: the settings in it cannot be read ({type(error).__name__})") from error
     if beyond:
         raise CheckpointError(
-            f"{name}: refused, because of the settings in it: {', '.join(beyond)} (only text tasks and their parts are "
-            f"allowed, no sizes or dropout out of range, no references); if you trust whoever made this file, "
+            f"{name}: rejected, because of its settings: {', '.join(beyond)} (allowed are text tasks and their "
+            "components, sizes and dropout in their ranges, and no references); if you trust its source, "
             f"set {OPT_OUT}=1"
         )
     if dropped:
         logger.warning(
-            f"{name}: not used, because settings of a checkpoint may not name files: {', '.join(dropped)}; "
-            "name them yourself where they are needed, or put them next to it"
+            f"{name}: ignored settings, because a checkpoint may not name files: {', '.join(dropped)}; "
+            "if they are needed, give them as options, or put the files next to the checkpoint"
         )
     return state
 
 
 def allowed_types():
-    """Everything that a checkpoint may ask for beyond tensors, by full name."""
+    """Return what a checkpoint may name in addition to tensors, by full name."""
     allowed = {}
     for module_name, names in NAMES.items():
         with contextlib.suppress(ImportError):
@@ -160,7 +160,7 @@ def load_weights_only(f, map_location, allowed):
 
 @contextlib.contextmanager
 def allowing(allowed):
-    """Tell torch what is allowed; entries that the user made stay when this ends."""
+    """Allow names in torch's loader within a context; the user's own entries remain."""
     known = torch.serialization.get_safe_globals()
     entries = [(value, name) for name, value in allowed.items()]
     with torch.serialization.safe_globals([entry for entry in entries if entry not in known]):
@@ -168,7 +168,7 @@ def allowing(allowed):
 
 
 def load_restricted(f, map_location, allowed):
-    """The same for torch whose weights-only loader cannot be told what is allowed."""
+    """Load with an old torch, whose weights-only loader accepts no further names."""
     allowed = dict(allowed)
     for module_name, names in TENSOR_NAMES.items():
         module = importlib.import_module(module_name)
@@ -176,7 +176,7 @@ def load_restricted(f, map_location, allowed):
     allowed.update({str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)})
     restricted = type("Restricted", (RestrictedUnpickler,), {"allowed": allowed})
     module = types.SimpleNamespace(Unpickler=restricted, load=lambda f, **options: restricted(f, **options).load())
-    # torch.load of torch 1.13 takes a pickle_module and then ignores it, so this calls what torch.load calls.
+    # torch.load of torch 1.13 ignores its argument pickle_module, so this calls the functions below it.
     if torch.serialization._is_zipfile(f):
         with torch.serialization._open_zipfile_reader(f) as archive:
             return torch.serialization._load(archive, map_location, module, encoding="utf-8")
@@ -184,10 +184,10 @@ def load_restricted(f, map_location, allowed):
 
 
 class RefusedName(pickle.UnpicklingError):
-    """A name outside the allow-list; its message is the full name."""
+    """A name is not in the allow-list; the message is its full name."""
 
 
-class RestrictedUnpickler(pickle._Unpickler):  # the one in Python, whose instructions can be overridden
+class RestrictedUnpickler(pickle._Unpickler):  # the Python class, whose instructions can be overridden
     allowed = {}
     dispatch = dict(pickle._Unpickler.dispatch)
 
@@ -208,7 +208,7 @@ class RestrictedUnpickler(pickle._Unpickler):  # the one in Python, whose instru
 
 
 def refuse_archive(f):
-    """Refuse the two old formats in which torch's loaders do more than unpickle: tar files and TorchScript."""
+    """Reject the two old formats that torch does not only unpickle: tar files and TorchScript."""
     start = f.tell()
     with contextlib.suppress(tarfile.TarError):
         tarfile.open(fileobj=f, mode="r:").close()
@@ -221,13 +221,13 @@ def refuse_archive(f):
 
 
 def refused_names(f, start, allowed, error):
-    """The names for which `error` refused `f`; nothing is run to find them. Empty if it was not for a name."""
+    """Return the names that made `error` reject `f`, without running anything; empty for another reason."""
     if isinstance(error, RefusedName):
         return [str(error)]
     with contextlib.suppress(Exception), allowing(allowed):
         f.seek(start)
         return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(f))
-    # an older file format, or pickle instructions that torch.save never writes
+    # an old file format, or pickle instructions that torch.save does not write
     found = re.search(r"GLOBAL (\S+)|unrecognized function (\S+)|operand (\d+)", str(error))
     f.seek(start)
     if not found or f.read(1) not in (b"P", b"\x80"):  # neither a zip file nor a pickle
@@ -236,14 +236,14 @@ def refused_names(f, start, allowed, error):
 
 
 def latin1_bytes(text, encoding="latin1"):
-    """How pickles of protocol 2 hold bytes."""
+    """Return the bytes that a pickle of protocol 2 stores as text."""
     if encoding != "latin1":
         raise ValueError(f"bytes encoded as {encoding}")
     return text.encode("latin1")
 
 
 class NumericType:
-    """Stands for a numpy dtype. The real one takes a state that makes numpy read and write beyond its memory."""
+    """Replaces numpy's dtype, whose state can make numpy read and write outside its memory."""
 
     def __init__(self, name, align=False, copy=False):
         if not re.fullmatch(r"[biufc]\d{1,2}", name):
@@ -259,7 +259,7 @@ def numeric_scalar(kind, data):
 
 
 class NumericArray(np.ndarray):
-    """An array of numbers; saved again it is a plain one."""
+    """An array of numbers; pickled again as a plain array."""
 
     def __new__(cls, *unused):
         return super().__new__(cls, 0)
@@ -276,12 +276,12 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 
 
 def evaluate(expression):
-    """The value of an expression made of literals, brackets and + - * /, such as "[(512, 3)] * 4".
+    """Evaluate an expression of literals, brackets and + - * /, such as "[(512, 3)] * 4".
 
-    What is no text is its own value: a checkpoint keeps some settings as they came out of this the first time.
+    Values that are not text are returned as they are: checkpoints store some settings already evaluated.
 
     Raises:
-        ValueError: the expression holds anything else
+        ValueError: the expression contains anything else
     """
     if not isinstance(expression, str):
         return expression

@@ -1,4 +1,4 @@
-"""Several processes, on one machine or more: they are alike before they train, and what parts them is one line."""
+"""Distributed training: checks before training that the processes agree, and one-line errors if they fail."""
 
 import contextlib
 import ctypes
@@ -14,52 +14,53 @@ import torch
 from fairseq import safe_exit
 from fairseq.safe_settings import settings
 
-OF_ITS_OWN = """
+LOCAL = """
 aim_repo aim_run_hash azureml_logging data data_buffer_size device_id distributed_init_method distributed_num_procs
 distributed_rank log_file num_workers num_workers_valid plasma_path save_dir tensorboard_logdir user_dir wandb_project
 """.split()
-"""Settings that a process may have for itself: its number, where its machine has the files, where it writes."""
+"""Settings that may differ between processes: their number, and paths of their machine."""
 
 LOST = re.compile(
     r"Connection (closed|reset) by peer|Connection was likely closed|Broken pipe|Socket Timeout|Timed out waiting"
     r"|remote process exited|ncclRemoteError|[Ww]ait timeout|Connection refused"
 )
-"""What gloo, NCCL and torch's store say where another process has gone."""
+"""Error messages of gloo, NCCL and torch's store after another process has exited."""
 
 
 def check_gpus(wanted, flag):
-    """Refuse more processes, which `flag` asks for, than this machine has GPUs.
+    """Check that this machine has a GPU for each of the `wanted` processes that `flag` requests.
 
     Raises:
-        SystemExit: there are fewer
+        SystemExit: it has fewer GPUs
     """
     seen = torch.cuda.device_count()
     if wanted > seen:
-        cure = f"ask for {seen}" if seen else "on the CPU use torchrun, --cpu and --distributed-backend gloo"
+        cure = f"use {seen}" if seen else "on a CPU use torchrun, --cpu and --distributed-backend gloo"
         raise SystemExit(f"{flag} {wanted}: torch sees {seen} GPUs on {platform.node()}: {cure}")
 
 
 def free_port():
-    """A port that nobody uses on this machine now."""
+    """Return a port of this machine that is not in use."""
     with socket.socket() as opened:
         opened.bind(("localhost", 0))
         return opened.getsockname()[1]
 
 
 def join(cfg, initialise):
-    """Let this process find the others; returns its number.
+    """Connect this process to the others, and return its rank.
 
     Args:
-        initialise: fairseq's function that does it, called with `cfg`
+        cfg: fairseq's configuration
+        initialise: fairseq's function that connects, called with `cfg`
 
     Raises:
-        SystemExit: the others cannot be found
+        SystemExit: the connection failed
     """
     training = cfg.distributed_training
     end_with_launcher()
     if training.distributed_backend == "nccl" and not cfg.common.tpu:
         if cfg.common.cpu:
-            raise SystemExit("several processes with --cpu need --distributed-backend gloo")
+            raise SystemExit("several processes with --cpu require --distributed-backend gloo")
         check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", 0)), "--nproc-per-node")
     try:
         return initialise(cfg)
@@ -68,21 +69,21 @@ def join(cfg, initialise):
 
 
 def explain(error, training):
-    """Why processes did not find each other, in one line."""
+    """Return the reason of a failed connection in one line."""
     place = training.distributed_init_method
     if place == "env://":
         place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     if "EADDRINUSE" in error or "ddress already in use" in error:
-        return f"{place}: the port is in use on {platform.node()}: wait for its end, or take another one"
+        return f"{place}: the port is in use on {platform.node()}: use another port"
     reason = " ".join(error.split())[:200]
     return (
-        f"process {training.distributed_rank} on {platform.node()} did not find the others at {place} ({reason}): "
-        "start all of them with the same address and number of processes, and open the port between the machines"
+        f"process {training.distributed_rank} on {platform.node()} cannot connect to the others at {place} ({reason}): "
+        "start all with the same address and number of processes, and open the port between the machines"
     )
 
 
 def end_with_launcher():
-    """Under torchrun, have Linux send SIGTERM when it is gone: it leaves its processes behind if it is killed."""
+    """Make Linux send SIGTERM when torchrun exits: a killed torchrun does not end its processes."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
@@ -90,7 +91,7 @@ def end_with_launcher():
 
 @safe_exit.command
 def guarded(main, cfg, **options):
-    """Compare this process with the others, then call `main`; where another has gone meanwhile, end with one line."""
+    """Compare this process with the others, then call `main`; exit with one line if another process is lost."""
     try:
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             check_alike(cfg)
@@ -101,37 +102,37 @@ def guarded(main, cfg, **options):
         reason = " ".join(str(error).split())[:200]
         print(
             f"process {torch.distributed.get_rank()} on {platform.node()} lost another process ({reason}): "
-            "the checkpoints saved before are whole; the same command goes on from the last",
+            "earlier checkpoints are complete; run the same command to resume",
             file=sys.stderr, flush=True,
         )  # fmt: skip
-        # the ordinary end waits for threads that wait for the others
+        # sys.exit would join threads that are blocked on other processes
         os._exit(1)
 
 
 def check_alike(cfg):
-    """Refuse to go on with processes that differ; all of them know it, one of each machine says it.
+    """Check that all processes agree; otherwise all exit, and one per machine prints the reason.
 
     Raises:
-        SystemExit: the first difference, between process 0 and another
+        SystemExit: another process differs from process 0; the message names the first difference
     """
     mine = {"host": platform.node(), **facts(cfg)}
     found = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(found, mine)
     line = difference(found)
     if line:
-        torch.distributed.barrier()  # nobody is gone before all have seen it
+        torch.distributed.barrier()  # no process exits before all have compared
         raise SystemExit(line if os.environ.get("LOCAL_RANK", "0") == "0" else 1)
 
 
 def difference(found):
-    """The first difference between the facts of process 0 and those of another, in one line; empty if there is none."""
+    """Return the first difference between process 0 and another in one line; empty if there is none."""
     cures = {
-        "python": "use the same on all machines",
-        "torch": "install the same on all machines",
-        "fairseq": "install the same on all machines",
+        "python": "use the same version on all machines",
+        "torch": "install the same version on all machines",
+        "fairseq": "install the same version on all machines",
         "--user-dir": "use the same files on all machines",
-        "data": "prepare it once, and share it or copy it",
-        "checkpoint_last.pt": "--save-dir has to be on a disk that all machines share, or a copy on each of them",
+        "data": "prepare it once, and share or copy it",
+        "checkpoint_last.pt": "use a --save-dir on a shared disk, or copy it to all machines",
     }
     first = found[0]
     for rank, other in enumerate(found):
@@ -143,7 +144,7 @@ def difference(found):
             name = min(n for n in {**first["settings"], **other["settings"]}
                        if first["settings"].get(n) != other["settings"].get(n))  # fmt: skip
             ours, theirs = (facts["settings"].get(name, "nothing") for facts in (first, other))
-            name, cure = f"--{name.replace('_', '-')}", "give the same command on all machines"
+            name, cure = f"--{name.replace('_', '-')}", "run the same command on all machines"
         else:
             continue
         return f"process {rank} on {other['host']} has {name} {theirs}, process 0 on {first['host']} {ours}: {cure}"
@@ -151,12 +152,12 @@ def difference(found):
 
 
 def facts(cfg):
-    """What processes of one training have in common: versions, code, data, settings, and a checkpoint or none."""
+    """Return what all processes must share: versions, code, data, settings, and whether there is a checkpoint."""
     from fairseq.version import __version__
 
     everything = {}
     for name, value in settings(cfg):
-        if name not in OF_ITS_OWN:
+        if name not in LOCAL:
             everything.setdefault(name, []).append(str(value))
     folder = getattr(getattr(cfg, "checkpoint", None), "save_dir", "")
     last = os.path.join(folder, "checkpoint_last.pt")
@@ -173,7 +174,7 @@ def facts(cfg):
 
 
 def sum_of_code(folder):
-    """A sum over the Python files in `folder`, however deep, with their places."""
+    """Return a hash of the paths and contents of the Python files in `folder` and its subdirectories."""
     if not folder:
         return "none"
     total = hashlib.sha256()
@@ -183,11 +184,11 @@ def sum_of_code(folder):
             if name.endswith(".py"):
                 total.update(os.path.relpath(os.path.join(place, name), os.path.realpath(folder)).encode())
                 total.update(read(os.path.join(place, name)))
-    return "with the sum " + total.hexdigest()[:12]
+    return "with hash " + total.hexdigest()[:12]
 
 
 def sum_of_data(folders):
-    """A sum over the dictionaries in `folders` (separated by colons), and over names and sizes of all other files."""
+    """Return a hash of the dictionaries in `folders` (separated by colons), and of names and sizes of data files."""
     if not isinstance(folders, str):
         return "none"
     total = hashlib.sha256()
@@ -198,7 +199,7 @@ def sum_of_data(folders):
                 total.update(name.encode() + read(path))
             elif name.endswith((".bin", ".idx")):
                 total.update(f"{name} {os.path.getsize(path)}\n".encode())
-    return "with the sum " + total.hexdigest()[:12]
+    return "with hash " + total.hexdigest()[:12]
 
 
 def read(path):

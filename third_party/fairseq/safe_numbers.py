@@ -1,4 +1,4 @@
-"""A training whose numbers are no longer finite: where that began, in one line, and the way back to a checkpoint."""
+"""Divergence of training: reports the first value that is not finite, and can rewind to the last checkpoint."""
 
 import logging
 import os
@@ -10,21 +10,21 @@ from fairseq.safe_exit import OneLineError
 logger = logging.getLogger(__name__)
 
 REWINDS = 3
-"""Times that a training goes back before it gives up; reaching the update where it diverged starts anew."""
+"""Maximum number of consecutive rewinds; the count restarts once training is past the update that diverged."""
 CURES = (
-    "try a lower --lr, more --warmup-updates or --clip-norm 1; for deep stacks an initialisation made for them "
-    "(--deep-init) or another way to connect layers (--layer-agg dlcl)"
+    "try a lower --lr, more --warmup-updates or --clip-norm 1; for deep stacks also --deep-init, or "
+    "--layer-agg dlcl"
 )
 
 
 class DivergedError(OneLineError, FloatingPointError):
-    """What is not finite, and since when; the message is one line."""
+    """A loss or gradient is not finite; the one-line message names the update and the first such value."""
 
 
 def explain(trainer, samples, error, extra):
-    """The error to raise instead of `error`, which came up in the present update of `trainer`.
+    """Return the error that replaces `error` of the current update of `trainer`.
 
-    The forward and backward pass are made once more, with the same dropout, and every output is looked at.
+    The forward and backward passes are repeated with the same dropout to find the first value that is not finite.
     """
     update = trainer.get_num_updates() + 1
     reason = str(error).strip().splitlines()[0]
@@ -36,10 +36,10 @@ def explain(trainer, samples, error, extra):
 
 
 def first_not_finite(trainer, samples, extra):
-    """What is not finite first: a parameter, the output of a module, the loss, or the gradient of an output."""
+    """Describe the first value that is not finite: a parameter, a module's output, the loss, or a gradient."""
     for name, parameter in trainer.get_model().named_parameters():
         if not torch.isfinite(parameter).all():
-            return f"the update before it made {name} infinite"
+            return f"the previous update made {name} infinite"
     found, hooks = [], []
 
     def look_at(name):
@@ -73,12 +73,12 @@ def first_not_finite(trainer, samples, extra):
             hook.remove()
         trainer.zero_grad()
     if not found and trainer.data_parallel_world_size > 1:
-        return f"process {trainer.data_parallel_rank} computed nothing that is not, so it began in another"
+        return f"all values of process {trainer.data_parallel_rank} are finite, so another process diverged"
     return found[0] if found else "a second pass over the same batch was finite"
 
 
 def tensors(output):
-    """The tensors with fractions in what a module returns."""
+    """Return the floating-point tensors in the output of a module."""
     if torch.is_tensor(output):
         return [output] if output.is_floating_point() else []
     if isinstance(output, dict):
@@ -89,14 +89,14 @@ def tensors(output):
 
 
 def is_mask(tensor):
-    """Whether it is infinite on purpose: zeros, and -inf for what is not to be attended to."""
+    """Return whether the tensor is an attention mask of 0 and -inf."""
     return bool(((tensor == 0) | (tensor == -torch.inf)).all())
 
 
 def step(cfg, trainer, samples):
-    """`trainer.train_step`; with --on-divergence rewind, what diverges goes back to the last checkpoint.
+    """Call `trainer.train_step`; with --on-divergence rewind, divergence rewinds to the last checkpoint.
 
-    The data is not gone back: what was read since then is left out.
+    The data is not rewound: batches read since that checkpoint are skipped.
     """
     try:
         logging_output = trainer.train_step(samples)
@@ -116,10 +116,10 @@ def rewind(cfg, trainer, error):
     trainer.rewinds = getattr(trainer, "rewinds", 0) + 1
     trainer.diverged_at = trainer.get_num_updates() + 1
     if not os.path.exists(path):
-        raise DivergedError(f"{error}; there is no checkpoint to go back to yet (--save-interval-updates)")
+        raise DivergedError(f"{error}; no checkpoint to rewind to yet: lower --save-interval-updates")
     if trainer.rewinds > REWINDS:
-        raise DivergedError(f"{error}; it did so after {REWINDS} rewinds, too")
+        raise DivergedError(f"{error}; this happened again after {REWINDS} rewinds")
     trainer.load_checkpoint(path)
     update = trainer.get_num_updates()
     logger.warning(f"{error}")
-    logger.warning(f"went back to {path}, update {update}; the data read since then is left out ({trainer.rewinds})")
+    logger.warning(f"rewound to {path}, update {update}; data read since then is skipped (rewind {trainer.rewinds})")

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent, whatever ends the process that writes them, and the newest of them."""
+"""Atomic checkpoints, locks on their directories, and the newest complete checkpoint."""
 
 import contextlib
 import errno
@@ -23,14 +23,14 @@ TEMPORARY = ".tmp"
 
 
 def write(path, function):
-    """Let `function` write the file `path`, which is replaced only when all of it is on the disk.
+    """Write a file atomically: `path` is replaced only after all data is on the disk.
 
     Args:
-        path: the file; it is written beside it, under its name and `.tmp`
-        function: takes a binary file that is open for writing
+        path: the file; a temporary file next to it has the suffix `.tmp`
+        function: writes the content to a binary file, its argument
 
     Raises:
-        CheckpointError: it cannot be written; what was at `path` is as before
+        CheckpointError: the file cannot be written; `path` is then unchanged
     """
     temporary = path + TEMPORARY
     try:
@@ -47,13 +47,13 @@ def write(path, function):
         if reason is None:
             raise
         raise CheckpointError(
-            f"{path}: cannot be saved ({reason.strerror or reason}); the checkpoints saved before are whole: "
-            "see to the disk and give the same command again"
+            f"{path}: cannot be saved ({reason.strerror or reason}); earlier checkpoints are complete: check the "
+            "disk and run the same command again"
         ) from error
 
 
 def copy(source, path):
-    """The same for a copy of the file `source`."""
+    """Copy the file `source` to `path` atomically."""
 
     def fill(opened):
         with open(source, "rb") as original:
@@ -66,25 +66,25 @@ def copy(source, path):
 
 
 def remove(path):
-    """Remove an old checkpoint; one that cannot be removed is no reason to stop."""
+    """Remove an old checkpoint; log a warning if it cannot be removed."""
     try:
         os.remove(path)
     except OSError as error:
-        logger.warning(f"{path} stays: {error.strerror or error}")
+        logger.warning(f"{path} cannot be removed: {error.strerror or error}")
 
 
 LOCKS = []
-"""Open files whose locks this process holds until it ends."""
+"""Lock files that this process keeps open until it exits."""
 
 
 def make_folder(path, no_save):
-    """Make the folder of checkpoints, and keep other trainings out of it until this process ends.
+    """Create the checkpoint directory and lock it until this process exits.
 
     Args:
-        no_save: nothing is saved there, unless the training crashes: others may use it
+        no_save: create it without a lock, since only a crash writes to it
 
     Raises:
-        CheckpointError: nothing can be written there, or another training does
+        CheckpointError: the directory is not writable, or another training run uses it
     """
     try:
         os.makedirs(path, exist_ok=True)
@@ -92,25 +92,27 @@ def make_folder(path, no_save):
             return
         lock = open(os.path.join(path, ".lock"), "a+")
     except OSError as error:
-        raise CheckpointError(f"{path}: no checkpoint can be saved there ({error.strerror or error})") from error
+        raise CheckpointError(
+            f"{path}: cannot save checkpoints there ({error.strerror or error}): use another --save-dir"
+        ) from error
     LOCKS.append(lock)
     if fcntl is None:
         return
     try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this process, not of those that read data for it
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by data workers
     except (BlockingIOError, PermissionError):
         lock.seek(0)
-        owner = lock.read().strip() or "another training"
-        raise CheckpointError(f"{path} is in use by {owner}: wait for its end, or use another --save-dir") from None
+        owner = lock.read().strip() or "another training run"
+        raise CheckpointError(f"{path} is in use by {owner}: try again later, or use another --save-dir") from None
     except OSError:
-        return  # a file system without locks
+        return  # the file system does not support locks
     lock.truncate(0)
     lock.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
     lock.flush()
 
 
 def sync_folder(folder):
-    """Have a new name in `folder` on the disk, where the system can do that."""
+    """Flush the entries of a directory to the disk, if the system supports it."""
     try:
         opened = os.open(folder, os.O_RDONLY)
         try:
@@ -123,40 +125,40 @@ def sync_folder(folder):
 
 
 def system_error(error):
-    """The OSError that `error` is or was caused by; torch makes a RuntimeError of one."""
+    """Return the OSError that is or caused `error`, or None; torch converts some to RuntimeError."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error
 
 
 def to_restore(path, no_last):
-    """`path`, the checkpoint to go on from; if it is missing or torn, the newest whole one beside it.
+    """Return the checkpoint to resume from: `path`, or the newest complete one next to it.
 
     Args:
-        no_last: whether the training writes no such file, so that nothing is missing where there is none
+        no_last: training does not write `path`, so its absence is expected
 
     Raises:
-        CheckpointError: it is torn, and there is no other
+        CheckpointError: `path` is truncated, and there is no other checkpoint
     """
     if PathManager.path_requires_pathmanager(path) or is_whole(path):
         return path
-    torn = os.path.exists(path)
-    if not torn and no_last:
+    truncated = os.path.exists(path)
+    if not truncated and no_last:
         return path
     for other in numbered(path):
         if is_whole(other):
-            state = "is torn" if torn else "is missing"
-            logger.warning(f"{path} {state}: going on from {other}, the newest whole checkpoint beside it")
+            state = "is truncated" if truncated else "is missing"
+            logger.warning(f"{path} {state}: resuming from {other}, the newest complete checkpoint next to it")
             return other
-    if torn:
+    if truncated:
         raise CheckpointError(
-            f"{path}: torn, and no whole checkpoint is beside it; remove it to train from the beginning"
+            f"{path}: truncated, without a complete checkpoint next to it; delete it to train from the beginning"
         )
     return path
 
 
 def is_whole(path):
-    """Whether `path` ends as a file of `torch.save` does; files of older torch have no end that tells."""
+    """Return whether `path` has the end of a file of `torch.save`; of files of old torch only the size is checked."""
     try:
         with open(path, "rb") as opened:
             zipped = opened.read(4) == b"PK\x03\x04"
@@ -166,7 +168,7 @@ def is_whole(path):
 
 
 def numbered(path):
-    """The checkpoints of epochs and updates beside checkpoint_lastSUFFIX.pt, by time of writing, newest first."""
+    """Return the checkpoints of epochs and updates next to checkpoint_lastSUFFIX.pt, newest first."""
     folder, name = os.path.split(path)
     suffix = re.escape(name[len("checkpoint_last") :])
     with contextlib.suppress(OSError):

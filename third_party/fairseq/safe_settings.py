@@ -1,9 +1,9 @@
-"""What the settings in a checkpoint may ask for: the names of text tasks and their parts, and no references.
+"""Checks the settings in a checkpoint: only names of text tasks and their components, and no references.
 
-fairseq builds the task, criterion, BPE and tokenizer that a checkpoint names, and reads data as it says. Those of this
-list do nothing but read text and compute. A name that fairseq does not know can only be of a user's `--user-dir`.
-Settings that name a file or an address are not used: what a model reads lies next to its checkpoint, or its user names
-it. Names on the command line that nothing has registered are told in one line.
+fairseq builds the task, criterion, BPE and tokenizer that a checkpoint names. The components in these lists only read
+text and compute. A name that fairseq does not know can only come from the user's `--user-dir`. Settings that name a
+file or a URL are ignored: the files of a model are next to its checkpoint, or the user names them. Unknown
+architectures on the command line are one-line errors.
 """
 
 import argparse
@@ -48,51 +48,51 @@ pretrained_mlm_checkpoint pretrained_xlm_checkpoint quantization_config_path rep
 save_predictions sentencepiece_model sentencepiece_model_path source_dict target_dict vocoder w2v_path wer_args
 wer_kenlm_model wer_lexicon
 """.split()
-"""Settings that fairseq opens where a checkpoint is used. One of them, save_predictions, it writes."""
+"""Settings with files that fairseq opens when a checkpoint is used; it writes the file of save_predictions."""
 OF_THE_RUN = """
 aim_repo data distributed_init_method finetune_from_model input local_cache_path log_file path plasma_path
 restore_file results_path save_dir tensorboard_logdir user_dir wandb_project
 """.split()
-"""Settings of the run that wrote the checkpoint. Nothing opens them where it is used, but for the data: see `drop`."""
+"""Settings of the run that wrote the checkpoint; fairseq opens only `data` of them later, see `drop`."""
 LANGUAGES = re.compile(r"(\w+_)?(lang|langs|lang_pairs)")
-"""Settings whose values become parts of the names of files and directories."""
+"""Settings with values that become parts of file names."""
 STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
-"""Where Hydra's configuration of logging writes."""
+"""Outputs of Hydra's logging configuration."""
 FETCHED = {
     "bert": {"bpe_vocab_file": "vocab.txt"},
     "gpt2": {"gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"},
 }
-"""BPEs that fairseq downloads where no setting names their files, and how these are called next to a checkpoint."""
+"""BPEs whose files fairseq downloads if no setting names them, with the file names next to a checkpoint."""
 RANGES = (
     (re.compile(r"(en|de)coder_(attention_heads|embed_dim|input_dim|output_dim)"), 1, 1_000_000),
     (re.compile(r"(en|de)coder_ffn_embed_dim"), 0, 1_000_000),  # 0: no feed-forward sub-layer
     (re.compile(r"(\w+_)?(dropout|layerdrop)"), 0, 1),
 )
-"""Numbers outside of which fairseq builds no model, or one that fails."""
+"""Settings with their least and greatest value; fairseq cannot build or use a model with others."""
 DEEPEST = 50
-"""Levels of containers in settings: those of fairseq have four."""
+"""Maximum nesting depth of settings; fairseq's have four levels."""
 
 
 class UnknownError(OneLineError, LookupError):
-    """Something that was named does not exist; the message is one line."""
+    """A name is unknown; the message is one line."""
 
 
 def architecture(name):
-    """The type of --arch: the name, if something has registered it."""
+    """Return `name` if it is a registered architecture; the type of --arch."""
     from fairseq.models import ARCH_MODEL_REGISTRY
 
     if name not in ARCH_MODEL_REGISTRY:
         near = difflib.get_close_matches(name, ARCH_MODEL_REGISTRY, n=1, cutoff=0.8)
-        hint = f"did you mean {near[0]}, or " if near else ""
-        raise UnknownError(f"there is no architecture {name}: {hint}is the --user-dir of its package missing?")
+        hint = f"did you mean {near[0]}? Otherwise " if near else ""
+        raise UnknownError(f"unknown architecture {name}: {hint}add the --user-dir of its package")
     return name
 
 
 def refused(state):
-    """What in the settings of the checkpoint `state` is out of the list, in words; empty if nothing is.
+    """Return descriptions of the settings of a checkpoint that are not allowed.
 
     Args:
-        state: what was loaded; only its entries "cfg" and "args" are settings
+        state: the loaded checkpoint; its entries "cfg" and "args" are settings
     """
     if not isinstance(state, dict):
         return []
@@ -108,7 +108,7 @@ def refused(state):
 
 
 def is_allowed(key, value, known):
-    if isinstance(value, torch.Tensor):  # it has no truth value, for which settings are asked
+    if isinstance(value, torch.Tensor):  # fairseq uses the truth value of settings, which tensors lack
         return False
     if key in ALLOWED:
         return isinstance(value, str) and (value in ALLOWED[key] or is_of_a_user(key, value))
@@ -121,7 +121,7 @@ def is_allowed(key, value, known):
 
 
 def shown(value):
-    """`value` in one short line, whatever it holds: no control characters, no number of thousands of digits."""
+    """Return `value` as one short line without control characters."""
     try:
         text = str(value)
     except ValueError:
@@ -130,10 +130,10 @@ def shown(value):
 
 
 def drop(state, folder):
-    """Empty each setting of the checkpoint `state` that names a file or an address; its data become `folder`.
+    """Empty the settings of the checkpoint `state` that name a file or a URL, and set its data to `folder`.
 
     Returns:
-        what was dropped, in words, but for the data, which every checkpoint has
+        descriptions of the emptied settings, without the data, which every checkpoint has
     """
     found = set()
     for part in ("cfg", "args"):
@@ -143,7 +143,7 @@ def drop(state, folder):
 
 
 def named(key, value):
-    """Whether a setting names a file or an address to open."""
+    """Return whether a setting names a file or a URL to open."""
     if value is None or value is False or isinstance(value, (str, list, tuple, dict)) and not value:
         return False
     address = isinstance(value, str) and "://" in value and value not in STREAMS
@@ -151,7 +151,7 @@ def named(key, value):
 
 
 def emptied(content, folder, found, seen, key=""):
-    """`content` without the settings that `drop` drops; containers are changed in their place."""
+    """Return `content` without the settings that `drop` empties; containers are changed in place."""
     content = plain(content)
     address = isinstance(content, str) and "://" in content
     if named(key, content) or key == "data" and address:
@@ -159,7 +159,7 @@ def emptied(content, folder, found, seen, key=""):
     if key == "data" and isinstance(content, str):
         return folder
     if named(key, content):
-        return None if key == "init_from" else ""  # most are of type str in fairseq's configurations
+        return None if key == "init_from" else ""  # most are strings in fairseq's configurations
     if key == "bpe" and isinstance(content, str) and content in FETCHED:
         return {"_name": content, **own_files(content, folder)}
     if isinstance(content, (list, tuple)):
@@ -168,7 +168,7 @@ def emptied(content, folder, found, seen, key=""):
         return content
     seen[id(content)] = content  # kept, so that its id stays its own
     fields = content if isinstance(content, dict) else vars(content)
-    flags = isinstance(content, argparse.Namespace)  # of all parts at once: that of a BPE is only its name
+    flags = isinstance(content, argparse.Namespace)  # flags of all components; bpe is then only a name
     for each, value in list(fields.items()):
         if not (flags and each == "bpe"):
             fields[each] = emptied(value, folder, found, seen, str(each))
@@ -179,13 +179,13 @@ def emptied(content, folder, found, seen, key=""):
 
 
 def own_files(bpe, folder):
-    """The settings of `bpe` that keep fairseq from downloading its files."""
+    """Return the settings of `bpe` with local files, so that fairseq does not download them."""
     names = FETCHED.get(bpe, {}) if isinstance(bpe, str) else {}
     return {key: f"{folder}/{name}" for key, name in names.items()}
 
 
 def plain(content):
-    """`content`, or what a node of omegaconf holds."""
+    """Return `content`, or the value of an omegaconf node."""
     if isinstance(content, ValueNode):
         return content._value()
     return OmegaConf.to_container(content, resolve=False) if OmegaConf.is_config(content) else content
@@ -200,10 +200,10 @@ def is_dataclass(content):
 
 
 def settings(content, key="", seen=None, depth=0):
-    """Each key and value, however deep, that is not itself a container; a part is told by its `_name`.
+    """Yield the key and value of each setting that is not a container; a component has its key and `_name`.
 
     Raises:
-        RecursionError: there are more than `DEEPEST` levels
+        RecursionError: more than `DEEPEST` levels
     """
     if depth > DEEPEST:
         raise RecursionError
@@ -226,7 +226,7 @@ def settings(content, key="", seen=None, depth=0):
 
 
 def is_of_a_user(kind, name):
-    """Whether `name` is none of fairseq's own."""
+    """Return whether `name` is not a component of fairseq."""
     if kind == "dataset_impl" or "${" in name:
         return False
     from fairseq import criterions, tasks
@@ -242,7 +242,7 @@ def is_of_a_user(kind, name):
 
 
 def references():
-    """The references that the defaults of fairseq's own settings hold, such as ${optimization.lr}."""
+    """Return the references in the defaults of fairseq's settings, such as ${optimization.lr}."""
     from fairseq.dataclass import FairseqDataclass
 
     found, waiting = set(), [FairseqDataclass]

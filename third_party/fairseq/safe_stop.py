@@ -1,7 +1,7 @@
-"""Stopping of a training by SIGTERM, SIGINT or SIGUSR1: the present update is finished and a checkpoint is saved.
+"""Stops training at SIGTERM, SIGINT or SIGUSR1: the current update is completed and a checkpoint is saved.
 
-Machines that are taken back (pre-emption, a time limit, Ctrl-C) send such a signal some time before they kill. With
-several processes one of them may get it alone; all of them stop after the same update.
+Pre-emption, a scheduler's time limit and Ctrl-C send such a signal before the process is killed. If only one of several
+processes receives it, all stop after the same update.
 """
 
 import functools
@@ -19,23 +19,30 @@ from fairseq.distributed import utils as distributed_utils
 logger = logging.getLogger(__name__)
 
 EXIT_STATUS = 75
-"""EX_TEMPFAIL of sysexits.h: not done, but the same command goes on."""
+"""EX_TEMPFAIL of sysexits.h: training is not complete, and the same command resumes it."""
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)]
 SAME = 3.0
-"""Seconds within which another signal counts as the same one: a group of processes gets it in several ways."""
+"""Seconds within which further signals count as the same one: a process group can receive it several times."""
 
 
 class Stop:
-    """Whether this training has been told to stop."""
+    """Signals received by this training run.
+
+    Attributes:
+        asked: number of the first signal; None before it
+        since: time of the first signal
+        agreed: the processes have agreed to stop
+        before: previous handlers, by signal
+    """
 
     def __init__(self):
-        self.asked = None  # the first signal
+        self.asked = None
         self.since = 0.0
         self.agreed = False
         self.before = {}
 
     def listen(self):
-        """From here on a signal is noted. A second one, later than SAME, ends the process as if this was not here."""
+        """Install the handlers. A second signal, more than `SAME` seconds later, has its previous effect."""
         self.before = {number: signal.signal(number, self._note) for number in SIGNALS}
 
     def _note(self, number, _):
@@ -47,9 +54,12 @@ class Stop:
             os.kill(os.getpid(), number)
 
     def is_due(self, trainer, done):
-        """Whether any of the processes of `trainer` was told to stop; the same answer in all of them.
+        """Return whether training must stop now; all processes get the same answer.
 
-        Every process calls this once after each update; `done` says that the training ends by itself.
+        Every process calls this once after each update.
+
+        Args:
+            done: training ends after this update in any case
         """
         asked = self.asked is not None
         if trainer.data_parallel_world_size > 1:
@@ -63,14 +73,14 @@ class Stop:
         return self.agreed
 
     def finish(self, trainer, checkpoint):
-        """Where a signal has stopped the training: wait for the others, say what is saved, and exit."""
+        """If a signal has stopped training, synchronise the processes, print what was saved, and exit."""
         if not self.agreed:
             return
         if trainer.data_parallel_world_size > 1:
             torch.distributed.barrier()
         if trainer.data_parallel_rank == 0:
             update = trainer.get_num_updates()
-            saved = f"saved checkpoint_last.pt at update {update}; the same command goes on from there"
+            saved = f"saved checkpoint_last.pt at update {update}; run the same command to resume"
             if checkpoint.no_save or checkpoint.no_last_checkpoints:
                 saved = f"update {update} was not saved (--no-save or --no-last-checkpoints)"
             print(f"stopped by a signal: {saved}", file=sys.stderr, flush=True)
@@ -81,10 +91,10 @@ STOP = Stop()
 
 
 class DataLoader(torch.utils.data.DataLoader):
-    """torch's DataLoader, whose processes outlive a signal to all the processes of a training.
+    """torch's DataLoader with workers that survive signals to the whole process group.
 
-    A scheduler, torchrun and Ctrl-C send theirs to each. Where it ended one that reads data, the training ended with
-    it, before it could save. A thread hands the signals that it blocks on to the processes that it starts.
+    Schedulers, torchrun and Ctrl-C signal all processes. A worker that ended would end training before it could save.
+    Workers inherit the blocked signals of the thread that starts them.
     """
 
     def __init__(self, *arguments, worker_init_fn=None, **options):
@@ -109,17 +119,17 @@ def _begin_worker(initialise, number):
 
 
 def _await_parent():
-    """The training itself ends its workers by a signal."""
+    """Exit when the parent process sends a signal, and ignore signals of other processes."""
     while signal.sigwaitinfo(SIGNALS).si_pid != os.getppid():
         pass
     os._exit(0)
 
 
 def spawn(fn, args, nprocs, join=True):
-    """`torch.multiprocessing.spawn` whose processes get the signals that stop this one; exits as they do.
+    """Call `torch.multiprocessing.spawn`, and forward signals of this process to its children.
 
     Raises:
-        SystemExit: one of them has exited, and has said why, or has been killed
+        SystemExit: a child has exited with an error, which it has printed, or has been killed
     """
 
     def forward(number, _):
@@ -135,6 +145,6 @@ def spawn(fn, args, nprocs, join=True):
             sys.exit(ended.exit_code)
         name = signal.Signals(-ended.exit_code).name
         sys.exit(
-            f"process {ended.error_index} was ended by {name} (out of memory?): the checkpoints saved before are "
-            "whole; the same command goes on from the last"
+            f"process {ended.error_index} was ended by {name} (out of memory?): earlier checkpoints are complete; run "
+            "the same command to resume"
         )
