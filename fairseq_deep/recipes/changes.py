@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 
 from fairseq_deep.errors import UsageError
@@ -55,6 +56,12 @@ def read_command(path):
         return []
     with open(path, encoding="utf-8") as stream:
         return shlex.split(stream.read())
+
+
+def can_resume(folder):
+    """Return whether fairseq-train would resume from a checkpoint in *folder*."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return any(re.fullmatch(r"checkpoint(_last|\d+|_\d+_\d+)\.pt", name) for name in names)
 
 
 def check(path, exp, command):

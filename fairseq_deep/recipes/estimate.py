@@ -79,7 +79,9 @@ def _time_words(plan: Plan) -> str:
     if hours:
         return f"training ends after {60 * hours:.0f} minutes at the latest"
     if not total:
-        epochs = plan.train_value("--max-epoch")
+        epochs = int(plan.train_value("--max-epoch", "0"))
+        if not epochs:
+            return "training has no limit: stop it with Ctrl-C, or give --max-update"
         return f"training ends after {epochs} epochs; every progress line shows the time left"
     tokens = total * plan.product
 

@@ -73,6 +73,8 @@ def check_against(plan: Plan) -> None:
             raise UsageError(f"--against {against} has several seeds: give one of them, such as {against}/seed1")
         runs = [f"{against}/seed{seed}" for seed in plan.seed_list]
     for run in runs:
+        if plan.options.multilingual and not os.path.isdir(os.path.join(run, "pairs")):
+            raise UsageError(f"--against {run} has no directory pairs: give a finished run of this recipe")
         if not os.path.isfile(hypotheses_of(run, target)):
             raise UsageError(f"--against: {hypotheses_of(run, target)} does not exist: finish that run first")
     if os.path.exists(plan.exp) and os.path.samefile(against, plan.exp):

@@ -285,8 +285,8 @@ class Plan:
             raise UsageError(f"--stop-time-hours must be a number, not '{hours}'")
         if self.options.multilingual and not float(self.options.temperature):
             raise UsageError("--temperature must be more than 0: 1 does not repeat small pairs")
-        last, every = self.train_value("--max-update"), self.options.average_updates
-        if last and not self.options.smoke and every > int(last):
+        last, every = int(self.train_value("--max-update", "0")), self.options.average_updates  # 0: no limit
+        if last and not self.options.smoke and every > last:
             raise UsageError(f"--average-updates {every} must be at most {last}, the number of updates: lower it")
 
     def run_record(self) -> list[str]:
@@ -298,7 +298,7 @@ class Plan:
     def _check_changed(self) -> None:
         """Reject a resumed run with other settings."""
         options, record = self.options, self.path("trained-with.txt")
-        begun = os.path.isfile(self.path("checkpoints", "checkpoint_last.pt")) and os.path.isfile(record)
+        begun = changes.can_resume(self.path("checkpoints")) and os.path.isfile(record)
         if options.stage > 4 or not begun:
             return
         with open(record, encoding="utf-8") as stream:

@@ -18,6 +18,9 @@ import threading
 import time
 from typing import Any
 
+from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime.records import TRAINED, read_json_lines
+
 from .display import Display, clock
 from .nodes import Failed, Launch
 from .record import commit
@@ -83,7 +86,8 @@ class Train(Plain):
         super().__init__(every, "train")
         numbers = {name: float(value) if value else None for name, value in limits.items()}
         self.limits = {"update": numbers["--max-epoch"], "num_updates": numbers["--max-update"]}
-        self.stop_hours = numbers["--stop-time-hours"]
+        self.stop_hours = max(0, numbers["--stop-time-hours"] or 0)  # of all sessions together
+        self.earlier = _seconds_of(jsonl)
         self.jsonl = open(jsonl, "a+", encoding="utf-8", errors="replace")
         end_line(self.jsonl)
         self.first, self.training = None, False
@@ -137,7 +141,7 @@ class Train(Plain):
             elif limit:  # it may be the nearest
                 return None
         if self.stop_hours:
-            guesses.append(self.begun + self.stop_hours * 3600 - time.time())
+            guesses.append(self.begun - self.earlier + self.stop_hours * 3600 - time.time())
         return min(guesses) if guesses else None
 
     def tick(self, words=""):
@@ -146,6 +150,15 @@ class Train(Plain):
 
     def finish(self, ok):
         self.jsonl.close()
+
+
+def _seconds_of(jsonl):
+    """Return the duration of all sessions in a ``train.jsonl``; 0 if it is missing or corrupt."""
+    sessions = {}
+    with contextlib.suppress(OSError, UsageError):
+        for line in read_json_lines(jsonl, TRAINED):
+            sessions[line["session"]] = line["time"] - line["session"]
+    return sum(sessions.values())
 
 
 class Generate(Plain):

@@ -26,6 +26,7 @@ from .options import ROOT
 PACKAGES = ("fairseq-deep", "fairseq", "torch", "numpy", "sacrebleu", "sacremoses", "subword-nmt")
 SPEED = re.compile(r"\(([\d.]+) sentences/s, ([\d.]+) tokens/s\)")
 """The end of fairseq-generate's log."""
+SEARCHED = "generated-with.json"
 PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
 
 
@@ -189,8 +190,8 @@ def result_line(exp, system="", command="", seed=None):
         "parameters": result.get("parameters"), **_diagnosed(exp),
         **(_losses(valid[best]) if curve else {}),
         "step_seconds": median(steps), "sentences_per_second": speed[0], "tokens_per_second": speed[1],
-        "ratio_encoder": median([float(r["ratio_enc"]) for r in inner.values() if "ratio_enc" in r]),
-        "ratio_decoder": median([float(r["ratio_dec"]) for r in inner.values() if "ratio_dec" in r]),
+        "ratio_encoder": median([float(r["ratio_enc"]) for r in inner.values() if r.get("ratio_enc") is not None]),
+        "ratio_decoder": median([float(r["ratio_dec"]) for r in inner.values() if r.get("ratio_dec") is not None]),
         "flags": effective(read_command(os.path.join(exp, "train.sh"))),
         "environment": result.get("environment", {}), "curve": {str(update): loss for update, loss in curve.items()},
     }  # fmt: skip
@@ -233,6 +234,22 @@ def read_data(exp):
     return {}
 
 
+def write_search(exp, options):
+    """Record the search settings of the translations; a later command of stage 7 can have other options."""
+    write_json(os.path.join(exp, SEARCHED), _search_of(options))
+
+
+def read_search(exp, options):
+    """Return the search settings of the translations; without a record those of *options*."""
+    return records.read_json(os.path.join(exp, SEARCHED), records.SEARCH, records.RERUN) or _search_of(options)
+
+
+def _search_of(options):
+    texts = {name: getattr(options, name) for name in ("lenpen", "max_len_a")}  # as given, such as "0.6"
+    numbers = {name: float(text) if "." in text else int(text) for name, text in texts.items()}
+    return {**{name: getattr(options, name) for name in ("beam", "gnmt_lenpen", "max_len_b")}, **numbers}
+
+
 def collect(exp, subsets, settings):
     """Return the record of the run: values for a table of results, followed by the details.
 
@@ -262,13 +279,15 @@ def collect(exp, subsets, settings):
 
 
 def measures(test):
-    return {
-        "bleu": round(test["sacrebleu"]["bleu"], 2),
-        "signature": test["sacrebleu"]["signature"],
-        "chrf": round(test["sacrebleu"].get("chrf", 0.0), 2),
-        "tokenised_bleu": round(test["tokenised"].get("bleu", 0.0), 2),
-        "compound_split_bleu": round(test["compound_split"].get("bleu", 0.0), 2),
+    """Return the scores of a test set; many language pairs have only BLEU."""
+    found = {
+        "bleu": test["sacrebleu"]["bleu"],
+        "chrf": test["sacrebleu"].get("chrf"),
+        "tokenised_bleu": test["tokenised"].get("bleu"),
+        "compound_split_bleu": test["compound_split"].get("bleu"),
     }
+    known = {name: round(value, 2) for name, value in found.items() if value is not None}
+    return {"signature": test["sacrebleu"]["signature"], **known}
 
 
 def text_lines(path):

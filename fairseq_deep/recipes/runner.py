@@ -84,10 +84,17 @@ class Runner:
             print(f"stage {stage} {name}", flush=True)
             if not self.dry:
                 self.markers.forget(stage)
+                self._forget_result(stage)
             self.attempt(stage, functions[stage], f"{stage}-{name}.log")
             if not self.dry:
                 self.markers.set(stage)
                 print(f"  done in {clock(time.monotonic() - begun)}", flush=True)
+
+    def _forget_result(self, stage: int) -> None:
+        """Remove the record of an earlier model or translation; no stage depends on stage 0."""
+        with contextlib.suppress(FileNotFoundError):
+            if stage:
+                os.remove(self.plan.path("RESULT.json"))
 
     def attempt(self, stage: int, function: Callable[[Runner], None], log: str) -> None:
         """Run the function of a stage, and report a failure to the other machines."""
@@ -166,16 +173,13 @@ def of_system(error: OSError) -> str:
 def report_result(runner: Runner) -> dict[str, Any]:
     """Write ``RESULT.json`` of the run and its line of ``results.jsonl``; return the former."""
     plan, options = runner.plan, runner.plan.options
-    names = ("task", "conf", "beam", "gnmt_lenpen", "max_len_b", "average_updates", "smoke")
-    settings = {name: getattr(options, name) for name in names}
-    settings.update({name: _number(getattr(options, name)) for name in ("lenpen", "max_len_a")})
-    # fewer checkpoints than requested may have existed
-    settings["averaged"] = int(read_marker(plan.path("averaged.txt")) or options.average)
+    settings = {name: getattr(options, name) for name in ("task", "conf", "smoke")}
+    # earlier stages may have had other options, and fewer checkpoints than requested
+    given, made = [options.average, options.average_updates], read_marker(plan.path("averaged.txt")).split()
+    settings["averaged"], settings["average_updates"] = [*map(int, made), *given[len(made) :]]
+    settings.update(record.read_search(plan.exp, options))
     found = record.collect(plan.exp, plan.subsets, settings)
     record.write_json(plan.path("RESULT.json"), found)
     results.add(plan.home, [{**record.result_line(plan.exp), "folder": os.path.relpath(plan.exp, plan.home)}])
     return found
 
-
-def _number(text: str) -> float | int:
-    return float(text) if "." in text else int(text)

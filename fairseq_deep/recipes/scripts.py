@@ -28,8 +28,9 @@ def write_commands(plan: Plan, script: str, words: list[str]) -> None:
 
 def _environment() -> list[str]:
     """Return the lines that change to the current directory and set environment variables of the scripts."""
-    chosen = os.environ.get("FAIRSEQ_DEEP_ENV")
-    return [quote(["cd", os.getcwd()]), *([quote(["export", f"FAIRSEQ_DEEP_ENV={chosen}"])] if chosen else [])]
+    chosen = {name: os.environ.get(name) for name in ("FAIRSEQ_DEEP_ENV", "WMT_URL")}
+    exports = [quote(["export", f"{name}={value}"]) for name, value in chosen.items() if value]
+    return [quote(["cd", os.getcwd()]), *exports]
 
 
 def _write(path: str, script: str, words: str) -> None:

@@ -11,12 +11,17 @@ from typing import Any
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.tools import allocator, write_text
+from fairseq_deep.tools.score import bleu_for
 
 from . import nodes, record
+from .changes import can_resume
 from .options import EXAMPLES, ROOT, flag_of, quote
 from .process import Echo, Failed, Generate, Train
 from .runner import Runner
 from .text.corpus import check_lengths, copy_corpus
+
+UNSPACED = ("zh", "ja", "ko")
+"""Target languages with their own tokenizer in sacreBLEU."""
 
 
 def set_up(runner: Runner, out: str = "env.txt") -> None:
@@ -29,6 +34,8 @@ def set_up(runner: Runner, out: str = "env.txt") -> None:
     record.check_packages(needs)
     if "arch" in options.given and not options.arch_known:
         record.check_arch(options.arch)
+    if options.target_lang in UNSPACED:
+        bleu_for(options.target_lang)
     with runner.shown():
         record.write_environment(plan.path(out), options.ngpu)
 
@@ -135,7 +142,7 @@ def train(runner: Runner) -> None:
         check_lengths(plan.path("text", "bpe"), plan.langs, options.max_tokens, dict(zip(plan.langs, positions)))
         if plan.place.nnodes > 1:
             nodes.check_port(plan.place.port)
-        if not os.path.isfile(last) and os.path.isfile(records):  # the record of an earlier run
+        if not can_resume(plan.path("checkpoints")) and os.path.isfile(records):  # the record of an earlier run
             os.replace(records, plan.path("train.before.jsonl"))
         write_text(plan.path("trained-with.txt"), "\n".join(plan.run_record()) + "\n")
         write_text(plan.path("train.sh"), quote(plan.train_command) + "\n")
@@ -194,7 +201,7 @@ def average(runner: Runner) -> None:
         choice = "--last-updates" if every else "--last"
         runner.run("fairseq-deep", "average", choice, wanted, "--dir", plan.path("checkpoints"), "--output", out)
     if not runner.dry:
-        write_text(plan.path("averaged.txt"), f"{max(wanted, 1)}\n")
+        write_text(plan.path("averaged.txt"), f"{max(wanted, 1)} {every}\n")
 
 
 def generate(runner: Runner) -> None:
@@ -216,6 +223,8 @@ def generate(runner: Runner) -> None:
             "--max-len-b", options.max_len_b, "--batch-size", options.gen_batch, "--remove-bpe",
             *["sentencepiece"] * (options.bpe == "sentencepiece"), *["--cpu"] * (not options.ngpu), watch=watch,
         )  # fmt: skip
+    if not runner.dry:
+        record.write_search(plan.exp, options)
 
 
 def score(runner: Runner) -> None:
@@ -230,8 +239,9 @@ def score(runner: Runner) -> None:
         runner.need(output)
         other = ["--against", options.against] if subset == "test" and options.against else []
         common = ["fairseq-deep", "score", "--generate-output", output]
+        lang = ["--lang", options.target_lang] if options.target_lang in UNSPACED else []
         runner.run(
-            *common, "--detokenize", options.target_lang, *cased,
+            *common, "--detokenize", options.target_lang, *lang, *cased,
             "--hypotheses", plan.path(f"{subset}.hyp.{options.target_lang}"), *_references(runner, subset), *other,
             "--json", plan.path(f"score-{subset}.json"),
         )  # fmt: skip

@@ -297,7 +297,8 @@ PAIRS = [Check("a pair of languages and its number of sentences",
 LOGGED = {
     **{name: count for name in ("num_updates", "valid_num_updates")},
     **{name: numeral for name in ("loss", "ppl", "lr", "gnorm", "wps", "wpb", "ups", "valid_loss",
-                                  "valid_nll_loss", "valid_ppl", "valid_best_loss", "ratio_enc", "ratio_dec")},
+                                  "valid_nll_loss", "valid_ppl", "valid_best_loss")},
+    **{name: optional(numeral) for name in ("ratio_enc", "ratio_dec")},  # null in an interval without a measurement
 }  # fmt: skip
 """Values that fairseq logs in training and in validation."""
 TRAINED = {"kind": needed(line), "time": needed(count), "session": needed(count), "commit": line,

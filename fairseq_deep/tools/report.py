@@ -92,7 +92,7 @@ def gather(folder: str, count: int, generated: str | None = None) -> dict[str, A
         "tables": _tables(record, flags),
         "command": shlex.join(command),
         **_curves(runs),
-        **samples.choose(first, flags, count, generated),
+        **(samples.choose(first, flags, count, generated) if record or generated else {}),
     }
 
 

@@ -148,6 +148,20 @@ def compute(
     return result
 
 
+def bleu_for(lang: str, **settings: Any) -> Any:
+    """Return sacreBLEU's BLEU with the tokenizer of the target language.
+
+    Raises:
+        UsageError: the tokenizer is in a package that is not installed
+    """
+    from sacrebleu.metrics import BLEU
+
+    try:
+        return BLEU(trg_lang=lang, **settings)
+    except (RuntimeError, ImportError) as error:
+        raise UsageError(f"sacreBLEU requires a tokenizer for '{lang}': pip install 'sacrebleu[{lang}]'") from error
+
+
 def _metrics(measure: str, lowercase: bool, lang: str) -> dict[str, Any]:
     """Return new sacreBLEU metrics: BLEU for `measure` and, for detokenised text, chrF."""
     try:
@@ -155,11 +169,7 @@ def _metrics(measure: str, lowercase: bool, lang: str) -> dict[str, Any]:
     except ImportError as error:
         raise UsageError(f"sacrebleu cannot be imported ({error}); pip install 'sacrebleu>=2'") from error
     if measure == "sacrebleu":
-        try:
-            bleu = BLEU(lowercase=lowercase, force=True, trg_lang=lang)
-        except (RuntimeError, ImportError) as error:  # the tokenizer is in a separate package
-            raise UsageError(f"--lang {lang} requires a tokenizer; pip install 'sacrebleu[{lang}]'") from error
-        return {"BLEU": bleu, "chrF": CHRF(lowercase=lowercase)}
+        return {"BLEU": bleu_for(lang, lowercase=lowercase, force=True), "chrF": CHRF(lowercase=lowercase)}
     return {"BLEU": BLEU(lowercase=lowercase, force=True, tokenize="none", smooth_method="none")}
 
 

@@ -108,7 +108,7 @@ def test_two_processes_go_back_together(small, tmp_path):
 
 def test_without_a_checkpoint_there_is_nothing_to_go_back_to(small, tmp_path):
     status, text = start(small, tmp_path / "save", "--on-divergence", "rewind", poison=(MIDDLE, math.nan, [2]))
-    assert_one_line(status, text, "diverged in update 2", "no checkpoint to rewind to yet: lower --save-interval-updates")
+    assert_one_line(status, text, "diverged in update 2", "no checkpoint to rewind to yet: lower --save-int")
 
 
 @pytest.mark.parametrize("error, said", [

@@ -162,7 +162,7 @@ class TestFacts:
         assert safe_nodes.difference([self.same, {**self.same, "host": "b"}]) == ""
 
     @pytest.mark.parametrize("change, said", [
-        ({"torch": "2.6"}, "process 1 on b has torch 2.6, process 0 on a 2.5: install the same version on all machines"),
+        ({"torch": "2.6"}, "process 1 on b has torch 2.6, process 0 on a 2.5: install the same version on all"),
         ({"checkpoint_last.pt": "missing"}, "checkpoint_last.pt missing, process 0 on a there: use a --save-dir on"),
         ({"data": "with hash 3", "settings": {}}, "has data with hash 3, process 0 on a with hash 2: prepare"),
         ({"settings": {"lr": "0.1", "clip_norm": "1"}}, "has --clip-norm 1, process 0 on a nothing: run the same"),

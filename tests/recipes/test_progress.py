@@ -94,6 +94,19 @@ def test_the_time_left_is_said_once_it_means_something(limits, seconds, expected
     assert found == [None if each is None else pytest.approx(each) for each in expected]
 
 
+def test_a_time_limit_counts_earlier_sessions(progress, tmp_path, monkeypatch):
+    logged = [{"kind": "session", "session": begun, "time": end} for begun, end in ((100, 130), (500, 505))]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(each) + "\n" for each in logged))
+    monkeypatch.setattr(progress.time, "time", lambda: 1000.0)
+    for hours, expected in (("0.1", 360 - 30 - 5), ("-1", None)):
+        limits = {"--max-epoch": "", "--max-update": "", "--stop-time-hours": hours}
+        watch = progress.Train(str(tmp_path / "train.jsonl"), limits, every=0)
+        stats = {"epoch": 1, "update": 0.1, "num_updates": 10, "loss": "9", "ppl": "5"}
+        watch.show(stats)
+        assert watch.seconds_left(stats) == (expected and pytest.approx(expected))
+        watch.finish(True)
+
+
 @pytest.mark.parametrize("body, status", [
     ("exit 0", 0), ("exit 3", 1), ("exit 2", 1), ("exit 75", 130), ("kill -TERM $$", 130), ("kill -USR1 $$", 130),
     ("kill -KILL $$", 1),

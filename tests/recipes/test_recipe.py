@@ -111,10 +111,13 @@ class TestStages:
         assert programs(stubs)[:2] == ["fairseq-train", "fairseq-deep average"]
 
     def test_a_failed_stage_ends_with_one_line(self, tools, stubs, corpus, tmp_path):
+        exp = tmp_path / "exp"
+        exp.mkdir()
+        (exp / "RESULT.json").write_text('{"bleu": 1}')  # of an earlier model
         Path(f"{stubs}.fail").touch()
-        done = recipe(tools, tmp_path / "exp", "--data", corpus, *SMALL)
+        done = recipe(tools, exp, "--data", corpus, *SMALL)
         assert_refused(done, "stage 4 (train) failed", "ValueError: planted", "4-train.log", "resume.sh", status=1)
-        assert not (tmp_path / "exp/averaged.pt").exists()
+        assert not (exp / "averaged.pt").exists() and not (exp / "RESULT.json").exists()
 
     def test_a_lost_translation_fails_the_stage(self, tools, stubs, corpus, tmp_path):
         write_pairs(corpus, test=[("a", "b")] * 12)
@@ -147,6 +150,8 @@ class TestStages:
         ):  # fmt: skip
             assert_refused(recipe(*words, *changed), "exp was trained with", named, status=2)
         assert programs(stubs) == [] and (tmp_path / "exp/RESULT.json").read_text() == before
+        (tmp_path / "exp/checkpoints/checkpoint_last.pt").unlink()  # fairseq-train resumes from that of an epoch
+        assert_refused(recipe(*words, "--seed", "7"), "exp was trained with", "--seed 1, now --seed 7", status=2)
         longer = ("--", "--max-epoch", "6", "--log-interval", "7", "--keep-last-epochs", "9")
         assert recipe(*words, *longer).returncode == 0
         assert programs(stubs)[0] == "fairseq-train"
@@ -164,6 +169,11 @@ class TestStages:
         assert {name: after[name] for name in names} == {name: before[name] for name in names}
         assert before["seed"] == 1 and before["precision"] == "fp32" and before["devices"] == "1 CPU"
         assert after["beam"] == 2 and before["averaged"] == 2, "two of the five"
+        words = (*words, *other, "--stage", "7", "--average-updates", "9", "--average", "3", "--lenpen", "1.0")
+        assert recipe(*words).returncode == 0
+        again = json.loads((exp / "RESULT.json").read_text())
+        names = ("beam", "lenpen", "averaged", "average_updates")
+        assert {name: again[name] for name in names} == {name: after[name] for name in names}
 
     def test_a_run_of_an_older_version_is_scored_but_not_resumed(self, tools, stubs, corpus, tmp_path):
         words, exp = (tools, tmp_path / "exp", "--data", corpus, *SMALL), tmp_path / "exp"

@@ -18,7 +18,7 @@ from fairseq.tasks import TASK_REGISTRY
 
 from fairseq_deep import list_archs
 from fairseq_deep.core.registry import nearest
-from fairseq_deep.recipes import commands, driver
+from fairseq_deep.recipes import commands, driver, scripts
 from fairseq_deep.recipes.options import SIMILAR, flag_of, quote
 from fairseq_deep.recipes.plan import Plan
 from fairseq_deep.recipes.recipe import Recipe
@@ -407,6 +407,9 @@ def test_a_run_starts_from_another_one(tmp_path):
     words = ["--exp", exp, "--ngpu", "8", "--start-from", run]
     assert "has another text or other sub-words" in refused(*words)
     (run / ".done.3").write_text(plan.keys[3] + "\n")
+    keys = [Plan(driver.read_options("wmt16_ende", [*map(str, words[:4]), *more])).resolve().keys
+            for more in ([], ["--start-from", str(run)])]  # fmt: skip
+    assert [one == other for one, other in zip(*keys)] == [True] * 4 + [False] * 4, "another start, another training"
     train = command(dry(tmp_path, "--start-from", run), "fairseq-train")
     assert value(train, "--finetune-from-model") == str(last) and value(train, "--task") == "translation"
     assert "stages before 4 would change that run's text" in refused(*words, "--stage", "2")
@@ -430,6 +433,38 @@ def test_further_references_are_scored_with(tmp_path):
     tokens = [shlex.split(line) for line in lines if "--tokenized" in line or "--compound-split" in line]
     assert [words.count("--ref") for words in tokens] == [0, 0, 3, 3]
     assert value(tokens[2], "--ref").endswith("/text/bpe/test.de.ref2.tok")
+
+
+@pytest.mark.parametrize("lang, tokenizer", [("zh", ["--lang", "zh"]), ("de", [])])
+def test_sacrebleu_gets_the_tokenizer_of_the_target_language(lang, tokenizer, tmp_path):
+    for name in ("train", "valid", "test"):
+        for side in ("en", lang):
+            (tmp_path / f"{name}.{side}").write_text("a\n")
+    words = ["--data", tmp_path, "--source-lang", "en", "--target-lang", lang, "--exp", tmp_path / "exp", "--dry-run"]
+    lines = run("--ngpu", "0", *words, script=OWN).stdout.splitlines()
+    detokenised, *others = (shlex.split(line) for line in lines if line.startswith("fairseq-deep score"))
+    at = detokenised.index("--detokenize") + 2
+    assert (detokenised[at : at + 2] == tokenizer) == bool(tokenizer) and all("--lang" not in words for words in others)
+
+
+def test_scripts_export_the_mirror_of_the_text(tmp_path, monkeypatch):
+    """Another address of the text is other text, so a script without it would not resume the run."""
+    monkeypatch.setenv("WMT_URL", "file:///some where")
+    assert "export 'WMT_URL=file:///some where'" in scripts._environment()
+
+
+def test_a_pair_of_a_multilingual_run_is_compared_with_a_run_of_pairs(tmp_path):
+    other = tmp_path / "file.hyp"
+    other.touch()
+    line = refused("--against", other, script=ROOT / "examples/opus100/run.sh")
+    assert f"--against {other} has no directory pairs: give a finished run of this recipe" in line
+
+
+def test_a_limit_of_0_is_none(tmp_path):
+    lines = dry(tmp_path, "--average-updates", "500", "--", "--max-update", "0", "--max-epoch", "10")
+    assert any(line.startswith("time     training ends after 10 epochs") for line in lines)
+    lines = dry(tmp_path, "--", "--max-update", "0", "--max-epoch", "0")
+    assert any(line.startswith("time     training has no limit") for line in lines)
 
 
 def test_another_product_is_refused_unless_forced(tmp_path):

@@ -109,11 +109,12 @@ def test_files_that_are_none(tmp_path, monkeypatch):
 
 def test_torn_lines_are_skipped_and_wrong_ones_named(tmp_path):
     path = tmp_path / "train.jsonl"
-    lines = [json.dumps(LOGGED), '{"kind": "tr', NESTED, "", json.dumps(VALID), '{"kind']
+    unmeasured = {**LOGGED, "ratio_enc": None, "ratio_dec": None}  # as fairseq logs an interval without a value
+    lines = [json.dumps(LOGGED), '{"kind": "tr', NESTED, "", json.dumps(unmeasured), json.dumps(VALID), '{"kind']
     path.write_text("\n".join(lines))
-    assert list(records.read_json_lines(str(path), records.TRAINED)) == [LOGGED, VALID]
+    assert list(records.read_json_lines(str(path), records.TRAINED)) == [LOGGED, unmeasured, VALID]
     path.write_text("\n".join([*lines, json.dumps({**VALID, "valid_ppl": "many"})]))
-    with pytest.raises(UsageError, match=":7: valid_ppl is 'many', not a number; remove the line"):
+    with pytest.raises(UsageError, match=":8: valid_ppl is 'many', not a number; remove the line"):
         list(records.read_json_lines(str(path), records.TRAINED))
 
 

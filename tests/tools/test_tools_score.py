@@ -383,4 +383,4 @@ def test_a_tokeniser_that_is_not_installed_is_named(tmp_path, capsys, monkeypatc
     (tmp_path / "a").write_text("x\n")
     assert main(["score", "--sys", str(tmp_path / "a"), "--ref", str(tmp_path / "a"), "--lang", "ja"]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "--lang ja requires a tokenizer; pip install 'sacrebleu[ja]'" in error
+    assert error.count("\n") == 1 and "sacreBLEU requires a tokenizer for 'ja': pip install 'sacrebleu[ja]'" in error

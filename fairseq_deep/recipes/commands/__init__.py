@@ -6,6 +6,7 @@ They pass their words, ``args.words``, to the driver. ``completion`` completes t
 from __future__ import annotations
 
 import os
+import sys
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.driver import DONE, main
@@ -22,6 +23,9 @@ def run_driver(kind: str, words: list[str]) -> int:
     """Check the words, run the driver, and return its exit status."""
     check_clone()
     os.environ.setdefault("FAIRSEQ_DEEP_ENV", "current")  # the scripts that it writes must use this environment
+    os.environ["PYTHONUTF8"] = "1"  # programs print text; start.sh does the same
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8")
     folder = kind.removeprefix("recipe/")
     script = os.path.join(EXAMPLES, folder, "run.sh")
     if kind == "recipe/wmt16_ende":

@@ -6,6 +6,7 @@ They read shards as lines of JSON from stdin and exit at its end, so no process 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import os
@@ -171,17 +172,9 @@ def _choose(args: argparse.Namespace, hypotheses: list[str], reference: str) -> 
     return max(hypotheses, key=lambda text: metric.sentence_score(text, [reference]).score)
 
 
-_metrics: dict[str, Any] = {}
-
-
+@functools.cache
 def _bleu(lang: str) -> Any:
     """Return sentence BLEU with the tokenizer of the target language."""
-    if lang not in _metrics:
-        try:
-            from sacrebleu.metrics import BLEU
+    from fairseq_deep.tools.score import bleu_for
 
-            _metrics[lang] = BLEU(effective_order=True, trg_lang=lang)
-        except (RuntimeError, ImportError) as error:
-            raise UsageError(f"--choose nearest requires sacrebleu with a tokeniser for {lang} ({one_line(error)}); "
-                             f"pip install 'sacrebleu[{lang}]'") from error  # fmt: skip
-    return _metrics[lang]
+    return bleu_for(lang, effective_order=True)
