@@ -95,14 +95,40 @@ class EndAtLimit(LogitsProcessor):
         return limited
 
 
-def search_settings(search: dict[str, Any]) -> GenerationConfig:
-    """Return the search settings of a package, without GNMT's length penalty; :func:`check_penalty` rejects it."""
+LENGTHS = ("max_length", "max_new_tokens")
+"""Limits of the length in transformers."""
+
+
+class PackageSearch(GenerationConfig):
+    """Search settings with another default limit of the length.
+
+    transformers' default, 20, would cut translations: ``Seq2SeqTrainer`` writes the default into the model's settings.
+
+    Attributes:
+        ceiling: maximum number of tokens of the longest source, with the first symbol and end-of-sentence
+    """
+
+    ceiling: int
+
+    def _get_default_generation_params(self) -> dict[str, Any]:
+        return {**GenerationConfig._get_default_generation_params(), "max_length": self.ceiling}
+
+
+def search_settings(search: dict[str, Any], source: int, target: int) -> PackageSearch:
+    """Return the search settings of a package, without GNMT's length penalty; :func:`check_penalty` rejects it.
+
+    Args:
+        search: the package's settings
+        source, target: numbers of positions of encoder and decoder
+    """
     ids = {"bos_token_id": Dictionary.bos, "pad_token_id": Dictionary.pad, "eos_token_id": Dictionary.eos}
     beam = {"num_beams": search["beam"], "length_penalty": search["lenpen"], "early_stopping": True}
-    return GenerationConfig(
+    settings = PackageSearch(
         **ids, decoder_start_token_id=Dictionary.eos, suppress_tokens=[Dictionary.pad], min_new_tokens=1,
         **beam if search["beam"] > 1 else {},
     )  # fmt: skip
+    settings.ceiling = longest_of(search, source, target) + 2
+    return settings
 
 
 def check_penalty(search: dict[str, Any], given: dict[str, Any]) -> None:
@@ -115,8 +141,8 @@ def check_penalty(search: dict[str, Any], given: dict[str, Any]) -> None:
     Raises:
         UsageError: the search requires GNMT's length penalty; the message names the alternatives
     """
-    own = {"length_penalty", "generation_config"} & given.keys() or given.get("num_beams") == 1
-    if search["gnmt_lenpen"] and search["beam"] > 1 and not own:
+    own = {"length_penalty", "generation_config"} & given.keys()
+    if search["gnmt_lenpen"] and (given.get("num_beams") or search["beam"]) > 1 and not own:
         raise UsageError(
             "this model's search uses GNMT's length penalty, which transformers does not support: give generate() "
             "another length_penalty, or translate with fairseq_deep.runtime.Translator"

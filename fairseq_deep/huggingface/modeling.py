@@ -18,7 +18,7 @@ from fairseq_deep.runtime.dictionary import Dictionary
 from fairseq_deep.runtime.model import untrained
 
 from .configuration import FairseqDeepConfig
-from .generation import DecoderCache, EndAtLimit, check_penalty, longest_of, search_settings
+from .generation import LENGTHS, DecoderCache, EndAtLimit, check_penalty, longest_of, search_settings
 from .storage import Storage
 
 IGNORED = -100
@@ -91,7 +91,8 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
         self.decoder.caches = self.decoder.find_caches()  # once, not per step
         self.files: dict[str, bytes] = {}
         self.post_init()
-        self.generation_config = search_settings(config.package["search"])
+        positions = self.encoder.max_positions(), self.decoder.max_positions()
+        self.generation_config = search_settings(config.package["search"], *positions)
 
     def _init_weights(self, module: nn.Module) -> None:
         """Do nothing, since the core initialises all weights."""
@@ -272,13 +273,17 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
         """
         search = self.config.package["search"]
         config = {} if generation_config is None else {"generation_config": generation_config}
+        kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in LENGTHS}
         check_penalty(search, {**kwargs, **config})
-        lengths = [getattr(each, name, None) for each in (generation_config, self.generation_config)
-                   for name in ("max_length", "max_new_tokens")]  # fmt: skip
+        if not config and search["beam"] == 1 and (kwargs.get("num_beams") or 1) > 1:
+            kwargs = {"length_penalty": search["lenpen"], "early_stopping": True, **kwargs}
+        own = [getattr(generation_config, name, None) for name in LENGTHS]
+        lengths = {*own, *(getattr(self.generation_config, name) for name in LENGTHS)}
+        unset = lengths <= {None, getattr(self.generation_config, "ceiling", None)} and not kwargs.keys() & {*LENGTHS}
         source = kwargs.get("input_ids", inputs)
         if source is None and kwargs.get("encoder_outputs") is not None:
             source = kwargs["encoder_outputs"][0]
-        if source is not None and not any(lengths) and not {"max_length", "max_new_tokens"} & kwargs.keys():
+        if source is not None and unset:
             longest = longest_of(search, source.size(1), self.decoder.max_positions())
             kwargs["max_length"] = longest + 2  # the first symbol and end-of-sentence count
             logits_processor = LogitsProcessorList([*(logits_processor or []), EndAtLimit(longest)])

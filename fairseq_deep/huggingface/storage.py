@@ -96,18 +96,24 @@ class Storage:
             kwargs: arguments of :meth:`push_to_hub`; settings of transformers' own file formats have no effect
 
         Raises:
-            UsageError: a weight is not finite, or the directory cannot be written
+            UsageError: a weight is missing or not finite, or the directory cannot be written
         """
         if not is_main_process:
             return
         if not self.files:
             raise UsageError("a model without dictionaries cannot be saved; load it with from_pretrained()")
         values = self.state_dict() if state_dict is None else state_dict
+        missing = next((name for name in self.state_dict() if name not in values), None)
+        if missing:
+            raise UsageError(f"state_dict lacks {missing}: give all weights of this model")
         try:
             tensors, tied = packaged.make_tensors(self, self.state_dict(), None)
         except ValueError as error:
             raise UsageError(f"the model cannot be saved: {error}") from error
         tensors = {name: values[name].contiguous() for name in tensors}
+        broken = next((name for name, value in tensors.items() if not torch.isfinite(value).all()), None)
+        if state_dict is not None and broken:
+            raise UsageError(f"the model cannot be saved: {broken} holds NaN or Inf")
         config = {**HUGGINGFACE, **self.config.package, "tied": tied}
         codes = packaged.codes_of(config)
         with filled(os.fspath(save_directory)) as folder, written(self.files) as data:

@@ -115,6 +115,9 @@ class FairseqDeepTokenizer(PreTrainedTokenizer):
     def _decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False, **kwargs: Any) -> str:
         hidden = (Dictionary.bos, Dictionary.pad, Dictionary.eos) if skip_special_tokens else ()
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        outside = next((each for each in ids if not 0 <= each < len(self.target)), None)
+        if outside is not None:
+            raise UsageError(f"decode() got the index {outside}: replace ignored positions by the padding index")
         return self.convert_tokens_to_string([self.target.symbols[each] for each in ids if each not in hidden])
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> tuple[str, ...]:

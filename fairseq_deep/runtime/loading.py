@@ -17,7 +17,7 @@ from .bundle import Bundle
 from .dictionary import Dictionary, check_hashes, hash_symbols
 from .files import checksum
 from .model import StoredModel, build_model, read_stored
-from .text import SEPARATOR
+from .text import is_part
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ def load_model(bundle: Bundle) -> LoadedModel:
     stored = read_stored(bundle.checkpoint)
     languages = languages_of(bundle, stored.task)
     sides = [Dictionary.load(f"{bundle.data}/dict.{language}.txt") for language in languages]
-    if bundle.codes is None and any(word.endswith(SEPARATOR) for word in sides[0].symbols):
-        raise UsageError(f"{bundle.data} has sub-words, but no merges to split words with: give --bpe-codes")
+    if bundle.codes is None and any(map(is_part, sides[0].symbols)):
+        raise UsageError(f"{bundle.data} has sub-words, but no merges or SentencePiece model: give --bpe-codes")
     try:
         own = zip(("source", "target"), (hash_symbols(each.symbols) for each in sides))
         check_hashes(dict(own), stored.hashes, "give the directory of its own dictionaries (--data)")

@@ -21,7 +21,7 @@ BYTES = re.compile(r"(?<!\S)<0x[0-9A-F]{2}>( <0x[0-9A-F]{2}>)*(?!\S)")  # Senten
 
 
 def tokenizer_of(lang: str, kind: str = "moses", lowercase: bool = False) -> Callable[[str], str]:
-    """Return the function that splits a raw line into words, separated by blanks.
+    """Return the function that splits a raw line into words, separated by blanks; it keeps a language tag.
 
     Args:
         kind: "moses" or "none"
@@ -42,6 +42,9 @@ def tokenizer_of(lang: str, kind: str = "moses", lowercase: bool = False) -> Cal
                 segment = jieba.cut
 
     def prepare(line: str) -> str:
+        tag = TAG.match(line)
+        if tag:
+            return " ".join([tag[0].strip(), *prepare(line[tag.end() :]).split()])
         line = line.lower() if lowercase else line
         if segment is not None:
             line = " ".join(segment(line))
@@ -69,6 +72,11 @@ def cutter_of(codes: str) -> Callable[[str], str]:
         return tag[0] + cut(line[tag.end() :]) if tag else cut(line)
 
     return keep_tag
+
+
+def is_part(symbol: str) -> bool:
+    """Return whether a symbol is a sub-word of subword-nmt or SentencePiece, not a word."""
+    return symbol.endswith(SEPARATOR) or len(symbol) > 1 and symbol.startswith("\u2581")
 
 
 def is_pieces(codes: str) -> bool:
@@ -131,7 +139,7 @@ def joined(line: str, kind: str | None) -> str:
     """
     if kind == "sentencepiece":
         line = BYTES.sub(_decode_bytes, line)
-        return line.replace(" ", "").replace("\u2581", " ").strip()
+        return re.sub(r"[\r\n]+", " ", line.replace(" ", "").replace("\u2581", " ")).strip()
     return (line + " ").replace(f"{SEPARATOR} ", "").rstrip() if kind == "subword-nmt" else line
 
 

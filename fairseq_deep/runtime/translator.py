@@ -122,7 +122,7 @@ class Translator:
         """
         if isinstance(lines, str):
             raise UsageError("translate_nbest() takes a list of strings, not a string; put it in a list")
-        return self._fill(*self._encode(lines), self.nbest if nbest is None else min(nbest, self.options.beam))
+        return self._fill(*self._encode(list(lines)), self.nbest if nbest is None else min(nbest, self.options.beam))
 
     def _encode(self, lines: Sequence[str]) -> tuple[list[list[Translation]], dict[int, Tensor]]:
         """Return the hypotheses that need no search, for each line, and the tokens of the lines to search."""

@@ -98,6 +98,7 @@ async def _translate(request: Request, service: Service) -> Response:
     if not service.keys.accept(fields.get("api_key")):
         raise Refused(403, "api_key: invalid or missing API key")
     question = read_question(fields, service.models, limits)
+    del body, fields  # queued requests keep only their texts in memory
     lines = question.lines
     flat = [line for text in lines for line in text]
     state.log = {"source": question.pair.source, "target": question.pair.target, "lines": len(flat),

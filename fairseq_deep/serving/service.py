@@ -112,7 +112,7 @@ def read_keys(path: str) -> Keys:
         UsageError: the file cannot be read, or has no keys
     """
     try:
-        with open(path, encoding="utf-8") as stream:
+        with open(path, encoding="utf-8-sig") as stream:
             keys = [line.strip() for line in stream if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "it must be UTF-8"

@@ -165,7 +165,9 @@ def stdin() -> BinaryIO:
 
 
 def read_lines(path: str, may_be_empty: bool = False) -> list[str]:
-    r"""Return the lines of a UTF-8 file, split only at ``\n``: lines may contain U+2028 or U+0085.
+    r"""Return the lines of a UTF-8 file, split only at ``\n`` or ``\r\n``: lines may contain U+2028 or U+0085.
+
+    A byte order mark is skipped.
 
     Raises:
         UsageError: the file cannot be read, is not UTF-8, or is empty without *may_be_empty*
@@ -176,7 +178,7 @@ def read_lines(path: str, may_be_empty: bool = False) -> list[str]:
         else:
             with open(path, "rb") as file:
                 data = file.read()
-        text = data.decode("utf-8")
+        text = data.decode("utf-8").removeprefix("\ufeff")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -186,7 +188,7 @@ def read_lines(path: str, may_be_empty: bool = False) -> list[str]:
         if may_be_empty:
             return []
         raise UsageError(f"{path} is empty (0 lines)")
-    return text[:-1].split("\n") if text.endswith("\n") else text.split("\n")
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
 def load_checkpoint(path: str) -> dict[str, Any]:

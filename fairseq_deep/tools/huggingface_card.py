@@ -68,7 +68,8 @@ def _use(parts: Any, search: dict[str, Any], text: dict[str, Any]) -> str:
 def code(parts: Any, search: dict[str, Any], text: dict[str, Any], segmented: bool) -> str:
     """Return the Python code of the card."""
     loaded, moses = parts.loaded, text["tokenizer"] == "moses"
-    lines = ["import jieba"] * segmented
+    tagged = bool(tags_of(loaded.source.symbols)) and (moses or text["lowercase"])
+    lines = ["import re", ""] * tagged + ["import jieba"] * segmented
     lines += ["from sacremoses import MosesDetokenizer, MosesTokenizer"] * moses
     lines += ["from transformers import AutoModelForSeq2SeqLM, AutoTokenizer", "", 'folder = "FOLDER"',
               "tokenizer = AutoTokenizer.from_pretrained(folder)",
@@ -78,9 +79,13 @@ def code(parts: Any, search: dict[str, Any], text: dict[str, Any], segmented: bo
     if moses:
         source, target = map(json.dumps, (loaded.source_lang, loaded.target_lang))
         lines += [f"moses, undo = MosesTokenizer({source}), MosesDetokenizer({target})"]
-    words = "line.lower()" if text["lowercase"] else "line"
+    lines += ["", "", "def tag(line):  # the tokenizer would split it",
+              '    return re.match("(<2[^ >]+> ?)?", line).end()'] * tagged  # fmt: skip
+    line = "line[tag(line) :]" if tagged else "line"
+    words = f"{line}.lower()" if text["lowercase"] else line
     words = f'" ".join(jieba.cut({words}))' if segmented else words
     words = f"moses.tokenize({words}, return_str=True)" if moses else words
+    words = f"line[: tag(line)] + {words}" if tagged else words
     limit = f"int({search['max_len_a']:g} * batch.input_ids.size(1) + {search['max_len_b']})"
     limit = f"min({limit}, {parts.plain.decoder.max_positions() - 1}) + 1"
     ended = "undo.detokenize(text.split())" if moses else "text"

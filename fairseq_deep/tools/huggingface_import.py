@@ -96,7 +96,8 @@ def read_vocabularies(folder: str) -> Vocabularies:
 
 def _of_fast(path: str) -> tuple[list[str], str | None]:
     """Return the symbols and the merges of a tokenizer.json."""
-    model = read_json(path).get("model") or {}
+    model = read_json(path).get("model")
+    model = model if isinstance(model, dict) else {}
     kind, vocabulary = model.get("type"), model.get("vocab")
     cuts = kind == "BPE"
     if not isinstance(vocabulary, dict) or not (kind == "WordLevel" or cuts and model.get("end_of_word_suffix") == END):
@@ -104,7 +105,12 @@ def _of_fast(path: str) -> tuple[list[str], str | None]:
             f"{path} splits text by {'another kind of BPE' if cuts else kind}: supported are words, and BPE with {END} "
             "at the ends of words"
         )
-    merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model.get("merges", ())]
+    merges = model.get("merges", [])
+    if not isinstance(merges, list):
+        raise UsageError(f"{path} has merges that are not a list: copy the directory again")
+    merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in merges]
+    if not all(isinstance(pair, list) and [type(part) for part in pair] == [str, str] for pair in merges):
+        raise UsageError(f"{path} has merges that are not pairs: copy the directory again")
     return _symbols(vocabulary, path, cuts), _codes(merges) if cuts else None
 
 
@@ -114,6 +120,8 @@ def _codes(merges: list[list[str]]) -> str:
 
 def _symbols(vocabulary: dict[str, int], path: str, cuts: bool) -> list[str]:
     """Return fairseq's symbols by index; *cuts*: whether they are pieces of a BPE tokenizer."""
+    if not all(type(index) is int for index in vocabulary.values()):
+        raise UsageError(f"{path} has indices that are not whole numbers: copy the directory again")
     names = {index: name for name, index in vocabulary.items()}
     missing = next((index for index in range(len(vocabulary)) if index not in names), None)
     if missing is not None:

@@ -172,7 +172,7 @@ def stdin_lines() -> Iterator[str]:
     try:
         for line in stdin():
             count += 1
-            yield line.decode("utf-8").rstrip("\r\n")
+            yield line.decode("utf-8-sig" if count == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise UsageError(f"line {count} of stdin is not UTF-8; convert it with iconv") from error
     except OSError as error:

@@ -14,6 +14,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
+from fairseq_deep.core.layers.feed_forward import ACTIVATIONS  # noqa: E402
 from fairseq_deep.errors import UsageError  # noqa: E402
 from fairseq_deep.huggingface import (  # noqa: E402
     FairseqDeepConfig,
@@ -155,6 +156,14 @@ def test_what_cannot_be_saved(loaded, tmp_path):
     with pytest.raises(UsageError, match="the model cannot be saved: decoder.layer_norm.bias holds NaN or Inf"):
         broken.save_pretrained(tmp_path / "broken")
     assert not (tmp_path / "broken").exists() or os.listdir(tmp_path / "broken") == []
+    weights = model.state_dict()
+    with pytest.raises(UsageError, match="the model cannot be saved: decoder.layer_norm.bias holds NaN or Inf"):
+        model.save_pretrained(tmp_path / "broken", state_dict=broken.state_dict())
+    del weights["decoder.layer_norm.bias"]
+    with pytest.raises(UsageError, match="state_dict lacks decoder.layer_norm.bias: give all weights"):
+        model.save_pretrained(tmp_path / "broken", state_dict=weights)
+    with pytest.raises(UsageError, match=r"decode\(\) got the index -100: replace ignored positions"):
+        tokenizer.batch_decode([[5, -100]])
     untrained = transformers.AutoModelForSeq2SeqLM.from_config(model.config)
     with pytest.raises(UsageError, match="a model without dictionaries cannot be saved"):
         untrained.save_pretrained(tmp_path / "untrained")
@@ -308,6 +317,43 @@ def test_the_length_penalty_of_gnmt_is_refused():
         model.generate(source)
     assert torch.equal(model.generate(source, length_penalty=0.6)[:, :1], source[:, 2:])
     assert torch.equal(model.generate(source, num_beams=1)[:, :1], source[:, 2:])
+    greedy, _ = make_model(PRENORM, {}, gnmt_lenpen=True, beam=1)
+    greedy.generate(source)
+    with pytest.raises(UsageError, match="GNMT's length penalty"):
+        greedy.generate(source, num_beams=4)
+
+
+def test_every_activation_function_can_be_packaged(tmp_path):
+    for name in ACTIVATIONS:
+        model, _ = make_model(PRENORM, {"activation_fn": name})
+        model.save_pretrained(tmp_path / name)
+        assert find_problems(str(tmp_path / name)) == []
+
+
+def test_the_limit_of_the_package_holds_in_a_trainer():
+    """``Seq2SeqTrainer`` writes transformers' defaults into the model's settings after each batch."""
+    model, _ = make_model(PRENORM, {}, beam=1, max_len_b=40)
+    model.decoder.output_projection.weight.data[2].fill_(0)  # never ends by itself
+    source = torch.tensor([[5, 6, 2]])
+
+    def length(**options):
+        return model.generate(source, min_new_tokens=30, **options).size(1)
+
+    assert length() == length(max_length=None) == length(max_new_tokens=None) > 30
+    settings = model.generation_config
+    settings.update(**settings._get_default_generation_params(), defaults_only=True)
+    assert length() > 30 and settings.max_length == 42
+    assert (length(max_new_tokens=32), length(max_length=33)) == (33, 33)
+    assert copy.deepcopy(settings).ceiling == pickle.loads(pickle.dumps(model)).generation_config.ceiling == 42
+
+
+def test_a_beam_search_has_the_length_penalty_of_a_greedy_package():
+    model, core = make_model(PRENORM, {}, beam=1, lenpen=0.3)
+    source = torch.tensor([[5, 6, 7, 2]])
+    options = {"num_beams": 4, "return_dict_in_generate": True, "output_scores": True}
+    scores = [model.generate(source, **options, **more).sequences_scores
+              for more in ({}, {"length_penalty": 0.3, "early_stopping": True}, {"length_penalty": 1.0})]  # fmt: skip
+    assert torch.equal(scores[0], scores[1]) and not torch.equal(scores[0], scores[2])
 
 
 def test_it_works_without_fairseq_and_after_importing_the_package(loaded, package, lines):

@@ -1,5 +1,6 @@
 """Text before the model."""
 
+import pytest
 from subword_nmt import apply_bpe
 
 from fairseq_deep.runtime import text
@@ -26,3 +27,15 @@ def test_the_cache_of_sub_words_is_bounded(tmp_path, monkeypatch):
         assert bounded(line) == found
         largest = max(largest, len(made[1].cache))
     assert 0 < largest < 50
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_a_language_tag_stays_whole(lowercase):
+    prepare = text.tokenizer_of("en", "moses", lowercase)
+    assert prepare("<2zh_CN> Don't <2de>") == "<2zh_CN> " + prepare("Don't <2de>") != prepare("Don't <2de>")
+    assert prepare("<2de>") == prepare("<2de> ") == "<2de>" and prepare(" <2de>").startswith("&lt;")
+
+
+def test_symbols_of_sub_words():
+    parts = {symbol: text.is_part(symbol) for symbol in ("ab@@", "\u2581ab", "\u2581", "ab", "@")}
+    assert [symbol for symbol, found in parts.items() if found] == ["ab@@", "\u2581ab"]

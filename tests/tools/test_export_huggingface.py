@@ -342,6 +342,10 @@ def test_bad_input_of_the_import_is_one_line(make, export, command, tmp_path, mo
         ("splits text by another kind of BPE", "tokenizer.json", {"model": {"type": "BPE", "vocab": {}}}),
         ("must begin with <s>, <pad>, </s>, <unk>", "tokenizer.json", words_of({"a": 0})),
         ("has no token with the index 0", "tokenizer.json", words_of({"a": 1})),
+        ("has indices that are not whole numbers", "tokenizer.json", words_of({"a": [1]})),
+        ("splits text by None", "tokenizer.json", {"model": [1]}),
+        ("has merges that are not pairs", "tokenizer.json",
+         {"model": {"type": "BPE", "vocab": {}, "end_of_word_suffix": "</w>", "merges": [1]}}),
         ("has 4 source tokens, but a table of 38 rows", "tokenizer.json", words_of(Dictionary().indices)),
     ):  # fmt: skip
         undo = changed(name, **content)

@@ -87,6 +87,7 @@ def test_raw_text_has_the_indices_of_sentencepiece(options, tmp_path):
 def test_bytes_become_characters():
     units = "\u2581a <0xE6> <0xBC> <0xA2> b <0xFF> \u2581<0x41>"
     assert text.joined(units, "sentencepiece") == "a\u6f22b\ufffd <0x41>"
+    assert text.joined("\u2581a <0x0D> <0x0A> b", "sentencepiece") == "a b", "a translation is one line"
 
 
 def test_tags_stay_whole_beside_merges(tmp_path):

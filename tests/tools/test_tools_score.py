@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import sacrebleu
 
+from fairseq_deep.tools import read_lines
 from fairseq_deep.tools import score as tool
 from fairseq_deep.tools.generated import best, parse_generated
 from fairseq_deep.tools.main import main
@@ -209,6 +210,15 @@ def test_hypotheses_from_standard_input(files, capsys, monkeypatch):
     data = open(files[0], "rb").read()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
     assert run(capsys, "--sys", "-", "--ref", files[1])[-1] == run(capsys, "--sys", *files[:1], "--ref", files[1])[-1]
+
+
+def test_a_byte_order_mark_and_other_line_ends_are_no_text(files, tmp_path, capsys):
+    """As an editor of Windows writes them; line separators of Unicode stay."""
+    text = Path(files[1]).read_text()
+    (tmp_path / "other").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    assert run(capsys, "--sys", tmp_path / "other", "--ref", files[1])[-1] == "BLEU = 100.00"
+    (tmp_path / "odd").write_text("a\u2028b\rc\n\n", newline="")
+    assert read_lines(str(tmp_path / "odd")) == ["a\u2028b\rc", ""]
 
 
 def test_bad_input_takes_one_line_and_writes_nothing(files, tmp_path, capsys):

@@ -183,6 +183,7 @@ def test_from_python(trained):
     assert translator.translate("We see.") == found[0][0].text
     assert translator.translate(["We see.", ""]) == [found[0][0].text, ""] and translator.translate([]) == []
     assert Translator([trained], beam=2, nbest=2, cpu=True).translate_nbest(["We see."]) == found[:1]
+    assert translator.translate_nbest(line for line in ["We see.", ""]) == found
     with pytest.raises(UsageError, match="sentence 2 has more tokens than the model's 24 positions; split it"):
         translator.translate(["We see.", "We see. " * POSITIONS])
     with pytest.raises(UsageError, match="takes a list of strings"):
@@ -294,7 +295,7 @@ BAD = {
     "other dictionaries": (other_dictionaries, ["{model}"], "{model} does not fit {parts}: "),
     "no checkpoint": (damage("averaged.pt"), ["{model}"], "cannot load {model}: "),
     "merges are missing": (lambda folder: (folder / "code").unlink(), ["{model}"],
-                           "{parts} has sub-words, but no merges to split words with: give --bpe-codes"),
+                           "{parts} has sub-words, but no merges or SentencePiece model: give --bpe-codes"),
     "not merges": (damage("code"), ["{model}"], "{parts}/code: not a valid file of subword-nmt merges: Error: "),
     "other merges": (lambda folder: (folder / "code").write_text("#version: 0.9\na b\n"), ["{model}"],
                      "{parts}/code has merges of version 0.9; subword-nmt supports 0.1 and 0.2"),
@@ -366,6 +367,13 @@ def test_an_ensemble_of_strangers_is_refused(trained, alone, translate, tmp_path
     code, _, err = translate(trained, folder / "averaged.pt", text="We see.\n")
     problem = f"{tmp_path}/other/dict.en.txt differs from the dictionary of {trained}/averaged.pt"
     assert code == 2 and err.endswith(f"{problem}: use models with equal dictionaries in an ensemble\n")
+
+
+def test_a_byte_order_mark_is_no_text(trained, translate, tmp_path):
+    expected = translate(trained, text="We see.\nWe see.\n")[1]
+    assert translate(trained, text="\ufeffWe see.\r\nWe see.\r\n")[1] == expected
+    (tmp_path / "in").write_bytes("\ufeffWe see.\r\nWe see.\r\n".encode())
+    assert translate(trained, "--input", tmp_path / "in")[1] == expected
 
 
 def test_what_is_not_utf8_is_named(trained, translate, tmp_path):

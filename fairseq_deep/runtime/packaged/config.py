@@ -12,6 +12,7 @@ import os
 from typing import Any
 
 from fairseq_deep.core import alignment, description
+from fairseq_deep.core.layers.feed_forward import ACTIVATIONS
 from fairseq_deep.runtime.records import (
     LARGEST_NUMBER,
     SEARCH,
@@ -58,7 +59,7 @@ FAIRSEQ = {
     **{name: truth for name in ("share_decoder_input_output_embed", "share_all_embeddings", "layernorm_embedding",
                                 "no_token_positional_embeddings", "no_scale_embedding", "no_cross_attention",
                                 "no_decoder_final_norm")},
-    "activation_fn": one_of("relu", "gelu", "gelu_fast", "gelu_accurate", "tanh", "linear"),
+    "activation_fn": one_of(*ACTIVATIONS),
     "decoder_output_dim": _size,
     **{name: _number for name in ("adaptive_softmax_dropout", "adaptive_softmax_factor", "quant_noise_pq_block_size",
                                   "quant_noise_scalar", "base_sublayers", "base_shuffle")},
