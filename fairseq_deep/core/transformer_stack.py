@@ -40,7 +40,7 @@ class TransformerStack(nn.Module):
         self._build_input()  # parts are built in fairseq's order, so a seed gives the same weights
         self.embed_positions = self._positions()
         self.layernorm_embedding = make_norm(stack) if stack.embedding_norm else None
-        self.dropout_module = Dropout(stack.dropout, type(self).__name__)
+        self.dropout_module = Dropout(stack.dropout, f"Transformer{stack.side.capitalize()}")  # fairseq's name
         numbers = range(1, stack.layers + 1)
         modules = [module for number in numbers for module in build_layer(stack, self.init, number)]
         self.layers = nn.ModuleList(wrap_layer(module, stack) for module in modules)

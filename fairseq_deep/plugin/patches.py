@@ -11,6 +11,8 @@ import atexit
 import importlib
 from typing import Any, NamedTuple
 
+import torch
+from fairseq.models.ema.ema import EMA
 from fairseq.models.transformer import TransformerModel
 
 from fairseq_deep.core.compat import disable_cudnn_attention
@@ -75,6 +77,19 @@ def _add_args(cls, parser) -> None:
                                     help=argparse.SUPPRESS)
 
 
+def _is_whole(value: Any) -> bool:
+    return torch.is_tensor(value) and not value.is_floating_point()
+
+
+_stock_ema_init = EMA.__init__
+
+
+def _ema_init(self, model, config, device=None, skip_keys=None):
+    """Copy whole numbers, such as indices of language tags, instead of averaging them."""
+    whole = {name for name, value in model.state_dict().items() if _is_whole(value)}
+    _stock_ema_init(self, model, config, device, {*(skip_keys or ()), *whole})
+
+
 PATCHES = (
     Patch("fairseq.models.distributed_fairseq_model", "LegacyDistributedDataParallel", DistributedDataParallelByType,
           "legacy_ddp reduces gradients of fp32 weights in the type of the first weight"),
@@ -84,6 +99,8 @@ PATCHES = (
           "it copies and zeroes tensors one by one; fused_adam and muon use one launch, and muon unflattened matrices"),
     Patch("fairseq.models.transformer:TransformerModel", "add_args", _add_args,
           "our flags with an architecture of fairseq raise an error that names its deep_ twin"),
+    Patch("fairseq.models.ema.ema:EMA", "__init__", _ema_init,
+          "--store-ema fails with whole numbers in a state dict, such as indices of language tags"),
     Patch("fairseq.trainer:Trainer", "load_checkpoint", load_checkpoint,
           "a new run with --stack-restart-updates begins in the middle of its schedule; the optimizer state of "
           "another model raises an error that names the fix"),

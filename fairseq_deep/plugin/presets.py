@@ -200,6 +200,7 @@ CLASHES: dict[str, Callable[[argparse.Namespace, Any], bool]] = {
     "encoder_residual": lambda args, name: _names(args, "layer_agg")[0] != "residual",
     "rotary_positions": lambda args, _: (
         getattr(args, "relative_positions", None) is not None
+        or bool(getattr(args, "no_token_positional_embeddings", None))
         or any(getattr(args, f"{side}_learned_pos", None) for side in SIDES)
         or not all(attention.relative for attention in _attentions(args))
     ),

@@ -180,6 +180,24 @@ def test_a_prepared_model_runs_under_autocast(build, batch):
     assert float((actual - expected).abs().max()) < 0.1 * float(expected.std())
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("flags", [
+    {"encoder_ffn_embed_dim": 0, "activation_fn": "gelu"}, {"decoder_ffn_embed_dim": 0, "qk_norm": True},
+    {"encoder_ffn_embed_dim": 0, "decoder_ffn_embed_dim": 0, "layer_agg": "residual-dual"},
+], ids=["encoder", "decoder", "both"])  # fmt: skip
+def test_a_feed_forward_sublayer_of_width_0_is_not_packed(flags, precision, build, batch):
+    norm = "postnorm" if "layer_agg" in flags else "prenorm"
+    model = build(f"transformer_{norm}_2l2l_tiny", **flags).eval()
+    with torch.no_grad():
+        expected = model(*batch)[0]
+        model.prepare_for_inference_(GENERATION)
+        if precision == "int8":
+            reduce_precision(model.decoder, "int8")
+            reduce_precision(model.encoder, "int8")
+        tolerance = 1e-4 if precision == "fp32" else 0.1 * expected.abs().max().item()
+        torch.testing.assert_close(model(*batch)[0], expected, rtol=1e-4, atol=tolerance)
+
+
 def test_matrices_of_another_kind_are_not_joined(build, batch):
     """Those of ``--quant-noise-scalar`` quantise themselves."""
 

@@ -88,6 +88,11 @@ def test_retained_dropout_is_retained_in_all_that_connects_layers(name, flags, b
     generation = SimpleNamespace(retain_dropout=True, retain_dropout_modules=None)
     model.eval().prepare_for_inference_(SimpleNamespace(generation=generation))
     assert drops and all(part.apply_during_inference for part in drops)
+    generation.retain_dropout_modules = ["TransformerEncoder", "TransformerDecoder"]  # fairseq's names
+    model = build(f"transformer_{name}", dropout=0.1, activation_dropout=0.1, **flags).eval()
+    model.prepare_for_inference_(SimpleNamespace(generation=generation))
+    kept = {key for key, part in model.named_modules() if getattr(part, "apply_during_inference", False)}
+    assert kept == {"encoder.dropout_module", "decoder.dropout_module"}
 
 
 def test_without_the_flag_attention_draws_as_torch_does(monkeypatch):

@@ -170,7 +170,8 @@ def test_dlcl_may_start_as_the_plain_stack(trained, build, dictionary):
 @pytest.mark.parametrize("name", ["dlcl_6l", "lstm_6l", "lstm_two_6l", "matt_6l", "transparent_16l", "sdu_6l"])
 def test_a_model_of_ours_goes_on_with_all_that_it_has(name, trained, build, dictionary, caplog):
     """At its own depth everything; deeper, what belongs to the old depth is left behind."""
-    old, path = trained(name, encoder_layers=2, decoder_layers=2)
+    recorded = {"lstm_attn_residual": True} if name == "lstm_6l" else {}  # as fairseq-train stores it
+    old, path = trained(name, encoder_layers=2, decoder_layers=2, **recorded)
     new = build(f"transformer_{name}", init_from=str(path), encoder_layers=2, decoder_layers=2)
     assert torch.equal(seeded(output, new, dictionary), seeded(output, old, dictionary))
     with caplog.at_level(logging.INFO):
@@ -219,6 +220,8 @@ REFUSED = {
                "encoder has post-norm, its copy in layer 3 pre-norm: use the same --residual, and for Mix-LN "),
     "plain to Mix-LN": ("prenorm_6l", {}, {"residual": "mix-ln"}, "layer 1 of its encoder has pre-norm, its copy in"),
     "gates": ("prenorm_6l", {"ffn": "swiglu"}, {"ffn": "geglu"}, "it has --ffn swiglu, the new model geglu: use"),
+    "query": ("lstm_6l", {"lstm_attn_residual": False}, {"arch": "lstm_6l", "lstm_attn_residual": True},
+              "its decoder has another query of the cross-attention: add --lstm-no-attn-residual"),
     "split": ("postnorm_6l", {}, {"arch": "lstm_two_6l"}, "the layers of --layer-agg residual (decoder) are split"),
 }  # fmt: skip
 

@@ -1,10 +1,12 @@
 """The depth-wise LSTM through fairseq's own console scripts, with gates that all layers of both stacks share."""
 
+import argparse
 import sys
 
 import pytest
 import torch
 
+from fairseq_deep.plugin.models import first_look
 from tests.helpers.commands import (
     EXACT,
     PACKAGE,
@@ -105,3 +107,23 @@ def test_wrong_flags_end_fairseq_train_with_one_line(data, tmp_path, flags, word
     assert len(last) == 1 and words in last[0]
     assert "Traceback" not in done.stderr
     assert not list((tmp_path / "none").glob("*.pt"))
+
+
+@pytest.mark.parametrize("flags, kept", [
+    ({}, False), ({"lstm_attn_residual": False}, False), ({"lstm_attn_residual": True}, None),
+    ({"lstm_merge": "two"}, None), ({"decoder_attn": "merged"}, None), ({"layer_agg": "residual"}, None),
+])  # fmt: skip
+@pytest.mark.parametrize("start", ["resume", "fine-tune"])
+def test_a_model_with_the_older_query_keeps_it(start, flags, kept, tmp_path):
+    """Checkpoints from before 2026-11-23 have the query LN(S); the preset of new models would change the function."""
+    folder = tmp_path / "save" if start == "resume" else tmp_path
+    folder.mkdir(exist_ok=True)
+    old = argparse.Namespace(arch="transformer_lstm_6l", **{"layer_agg": "lstm", **flags})
+    torch.save({"args": old, "model": {}}, folder / "checkpoint_last.pt")
+    new = argparse.Namespace(arch="transformer_lstm_6l", save_dir=str(tmp_path / "save"), restore_file=None,
+                             finetune_from_model=str(tmp_path / "checkpoint_last.pt"))  # fmt: skip
+    first_look._keep_flags(new)
+    assert getattr(new, "lstm_attn_residual", None) is kept
+    new.lstm_attn_residual = True
+    first_look._keep_flags(new)
+    assert new.lstm_attn_residual is True, "a flag of the user counts"

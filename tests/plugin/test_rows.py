@@ -55,6 +55,7 @@ def parsed(row, *flags):
         ("modern_6l", ["--decoder-attn", "average"], ["rotary_positions"], {"encoder_residual": "completep"}),
         ("modern_6l", ["--relative-positions", "4"], ["rotary_positions"], {"relative_positions": 4}),
         ("modern_6l", ["--encoder-learned-pos"], ["rotary_positions"], {"norm": "rms"}),
+        ("modern_6l", ["--no-token-positional-embeddings"], ["rotary_positions"], {"norm": "rms"}),
         ("modern_6l", ["--deep-init", "tfixup", "--residual", "plain"], ["norm"], {"ffn": "swiglu"}),
         ("modern_6l", ["--activation-fn", "gelu"], ["ffn"], {"norm": "rms"}),
         ("deepnet_18l18l", ["--encoder-layer-agg", "lstm"], ["deep_init"], {}),

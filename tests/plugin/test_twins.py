@@ -1,20 +1,23 @@
 """The twins of fairseq's architectures: the same model without a method, and all flags of this package."""
 
 import argparse
+import copy
 
 import pytest
 import torch
+from fairseq.dataclass.configs import EMAConfig
 from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.models.ema.ema import EMA
 from fairseq.models.transformer import TransformerModel
 
 from fairseq_deep.core.checkpoints import upgrade_layers
 from fairseq_deep.core.registry import UsageError
-from fairseq_deep.plugin.architectures import TWINS
+from fairseq_deep.plugin.architectures import TWINS, build_architecture
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.plugin.patches import PATCHES
 from tests.helpers.commands import run, train_command
 from tests.helpers.flags import parse
-from tests.helpers.models import task_of
+from tests.helpers.models import make_tagged_dictionary, task_of
 
 NARROW = {"encoder_layers": 2, "decoder_layers": 2}
 
@@ -79,3 +82,18 @@ def test_attention_on_a_gpu_uses_torchs_own_kernels():
     """cuDNN's prepare a plan for each new shape of a batch."""
     asked = getattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: False)
     assert not asked()
+
+
+@pytest.mark.parametrize("fp32", [False, True])
+def test_an_average_of_models_copies_whole_numbers(fp32):
+    """``--store-ema`` with tags of target languages, whose indices cannot decay."""
+    tagged = make_tagged_dictionary(20, 3)
+    model = build_architecture("transformer_prenorm_2l2l_tiny", tagged, language_norm=True)
+    ema = EMA(copy.deepcopy(model), EMAConfig(store_ema=True, ema_decay=0.5, ema_fp32=fp32))
+    model.encoder.language_index.tags.fill_(7)
+    with torch.no_grad():
+        before = model.encoder.layers[0].fc1.weight.clone()
+        model.encoder.layers[0].fc1.weight.add_(1)
+    ema.step(model, 1)
+    found = ema.get_model().encoder
+    assert found.language_index.tags.eq(7).all() and torch.allclose(found.layers[0].fc1.weight, before + 0.5)

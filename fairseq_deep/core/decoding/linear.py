@@ -90,7 +90,8 @@ def _replace(module: nn.Module, kind, old) -> int:
     count = 0
     for name, child in module.named_children():
         if type(child) in old and name not in getattr(module, "idle", ()):
-            if child.weight.device.type == "cpu" and child.weight.dtype == torch.float32:
+            # kernels take no empty matrices, as of feed-forward sub-layers of width 0
+            if child.weight.numel() and child.weight.device.type == "cpu" and child.weight.dtype == torch.float32:
                 setattr(module, name, kind(child))
                 count += 1
         elif not isinstance(child, (BfloatLinear, Int8Linear)):

@@ -196,6 +196,10 @@ def _check_stack(source: Source, old: Stack, new: Stack) -> None:
             f"the layers of --layer-agg {old.aggregator.name} ({side}) are split differently from the layers of "
             f"{new.aggregator.name}: use an aggregator that splits no layers, or the same one"
         )
+    same = side == "encoder" or old.layout.attn_residual == new.layout.attn_residual
+    if old.aggregator.method is new.aggregator.method and not same:
+        flag = "--lstm-attn-residual" if old.layout.attn_residual else "--lstm-no-attn-residual"
+        raise source.refuse(f"its {side} has another query of the cross-attention: add {flag}")
     numbers = [("dim", f"{side}-embed-dim"), ("heads", f"{side}-attention-heads")]
     if old.layout.feed_forward and new.layout.feed_forward:
         numbers += [("ffn", "ffn"), ("ffn_dim", f"{side}-ffn-embed-dim"), ("activation", "activation-fn")]
