@@ -100,8 +100,6 @@ def _check_rotary(flags: Any, stack: Stack) -> None:
         return
     if stack.relative_positions is not None:
         raise UsageError("--rotary-positions is not supported with --relative-positions: omit one of them")
-    if getattr(flags, "no_token_positional_embeddings", None):
-        raise UsageError("--rotary-positions is not supported with --no-token-positional-embeddings: omit one of them")
     if getattr(flags, f"{stack.side}_learned_pos", None):
         raise UsageError(f"--rotary-positions replaces absolute positions: omit --{stack.side}-learned-pos")
     if not stack.attention.method.relative:

@@ -100,18 +100,21 @@ LENGTHS = ("max_length", "max_new_tokens")
 
 
 class PackageSearch(GenerationConfig):
-    """Search settings with another default limit of the length.
+    """Search settings with a package's defaults instead of transformers'.
 
-    transformers' default, 20, would cut translations: ``Seq2SeqTrainer`` writes the default into the model's settings.
+    ``Seq2SeqTrainer`` writes defaults into the model's settings; transformers' limit, 20 tokens, would cut texts.
 
     Attributes:
         ceiling: maximum number of tokens of the longest source, with the first symbol and end-of-sentence
+        penalty: the package's length penalty, for a beam search with the package of a greedy search
     """
 
     ceiling: int
+    penalty: float
 
     def _get_default_generation_params(self) -> dict[str, Any]:
-        return {**GenerationConfig._get_default_generation_params(), "max_length": self.ceiling}
+        own = {"max_length": self.ceiling, "length_penalty": self.penalty, "early_stopping": True}
+        return {**GenerationConfig._get_default_generation_params(), **own}
 
 
 def search_settings(search: dict[str, Any], source: int, target: int) -> PackageSearch:
@@ -127,7 +130,7 @@ def search_settings(search: dict[str, Any], source: int, target: int) -> Package
         **ids, decoder_start_token_id=Dictionary.eos, suppress_tokens=[Dictionary.pad], min_new_tokens=1,
         **beam if search["beam"] > 1 else {},
     )  # fmt: skip
-    settings.ceiling = longest_of(search, source, target) + 2
+    settings.ceiling, settings.penalty = longest_of(search, source, target) + 2, search["lenpen"]
     return settings
 
 

@@ -275,8 +275,6 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
         config = {} if generation_config is None else {"generation_config": generation_config}
         kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in LENGTHS}
         check_penalty(search, {**kwargs, **config})
-        if not config and search["beam"] == 1 and (kwargs.get("num_beams") or 1) > 1:
-            kwargs = {"length_penalty": search["lenpen"], "early_stopping": True, **kwargs}
         own = [getattr(generation_config, name, None) for name in LENGTHS]
         lengths = {*own, *(getattr(self.generation_config, name) for name in LENGTHS)}
         unset = lengths <= {None, getattr(self.generation_config, "ceiling", None)} and not kwargs.keys() & {*LENGTHS}

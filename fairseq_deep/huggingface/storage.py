@@ -103,13 +103,13 @@ class Storage:
         if not self.files:
             raise UsageError("a model without dictionaries cannot be saved; load it with from_pretrained()")
         values = self.state_dict() if state_dict is None else state_dict
-        missing = next((name for name in self.state_dict() if name not in values), None)
-        if missing:
-            raise UsageError(f"state_dict lacks {missing}: give all weights of this model")
         try:
             tensors, tied = packaged.make_tensors(self, self.state_dict(), None)
         except ValueError as error:
             raise UsageError(f"the model cannot be saved: {error}") from error
+        missing = next((name for name in tensors if name not in values), None)
+        if missing:
+            raise UsageError(f"state_dict lacks {missing}: give all weights of this model")
         tensors = {name: values[name].contiguous() for name in tensors}
         broken = next((name for name, value in tensors.items() if not torch.isfinite(value).all()), None)
         if state_dict is not None and broken:

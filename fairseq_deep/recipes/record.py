@@ -26,7 +26,6 @@ from .options import ROOT
 PACKAGES = ("fairseq-deep", "fairseq", "torch", "numpy", "sacrebleu", "sacremoses", "subword-nmt")
 SPEED = re.compile(r"\(([\d.]+) sentences/s, ([\d.]+) tokens/s\)")
 """The end of fairseq-generate's log."""
-SEARCHED = "generated-with.json"
 PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
 
 
@@ -236,12 +235,12 @@ def read_data(exp):
 
 def write_search(exp, options):
     """Record the search settings of the translations; a later command of stage 7 can have other options."""
-    write_json(os.path.join(exp, SEARCHED), _search_of(options))
+    write_json(os.path.join(exp, records.SEARCHED), _search_of(options))
 
 
 def read_search(exp, options):
     """Return the search settings of the translations; without a record those of *options*."""
-    return records.read_json(os.path.join(exp, SEARCHED), records.SEARCH, records.RERUN) or _search_of(options)
+    return records.read_json(os.path.join(exp, records.SEARCHED), records.SEARCH, records.AGAIN) or _search_of(options)
 
 
 def _search_of(options):

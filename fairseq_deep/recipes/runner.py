@@ -91,10 +91,10 @@ class Runner:
                 print(f"  done in {clock(time.monotonic() - begun)}", flush=True)
 
     def _forget_result(self, stage: int) -> None:
-        """Remove the record of an earlier model or translation; no stage depends on stage 0."""
-        with contextlib.suppress(FileNotFoundError):
-            if stage:
-                os.remove(self.plan.path("RESULT.json"))
+        """Remove the records of an earlier model or translation, also of all seeds; no stage depends on stage 0."""
+        for folder in {self.plan.exp, self.plan.home} if stage else ():
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(os.path.join(folder, "RESULT.json"))
 
     def attempt(self, stage: int, function: Callable[[Runner], None], log: str) -> None:
         """Run the function of a stage, and report a failure to the other machines."""
@@ -182,4 +182,3 @@ def report_result(runner: Runner) -> dict[str, Any]:
     record.write_json(plan.path("RESULT.json"), found)
     results.add(plan.home, [{**record.result_line(plan.exp), "folder": os.path.relpath(plan.exp, plan.home)}])
     return found
-

@@ -11,6 +11,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from fairseq_deep.runtime.records import CHECKPOINTS
+from fairseq_deep.tools.score import tokenizer_language
 
 from .options import EXAMPLES, ROOT
 
@@ -76,7 +77,8 @@ def _parts(plan: Plan, stage: int) -> list[Any]:
         return [plan.devices, *(getattr(options, name) for name in names), flags]
     if stage == 7:
         path = hypotheses_of(options.against, options.target_lang)
-        return [options.against, crc([path])]
+        own = tokenizer_language(options.target_lang)  # runs of other languages keep their keys
+        return [options.against, crc([path]), *([own] if own else [])]
     names = {1: ("source_lang", "target_lang", "data_tar", "data_sha256", "data_lines"),
              2: ("bpe_merges", "max_words", "lowercase", "bpe", "max_subwords"), 3: ("vocab_threshold",),
              5: ("average",), 6: ("beam", "lenpen", "gen_batch", "max_len_a", "max_len_b", "subsets",

@@ -11,7 +11,7 @@ from typing import Any
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.tools import allocator, write_text
-from fairseq_deep.tools.score import bleu_for
+from fairseq_deep.tools.score import bleu_for, tokenizer_language
 
 from . import nodes, record
 from .changes import can_resume
@@ -19,9 +19,6 @@ from .options import EXAMPLES, ROOT, flag_of, quote
 from .process import Echo, Failed, Generate, Train
 from .runner import Runner
 from .text.corpus import check_lengths, copy_corpus
-
-UNSPACED = ("zh", "ja", "ko")
-"""Target languages with their own tokenizer in sacreBLEU."""
 
 
 def set_up(runner: Runner, out: str = "env.txt") -> None:
@@ -34,8 +31,8 @@ def set_up(runner: Runner, out: str = "env.txt") -> None:
     record.check_packages(needs)
     if "arch" in options.given and not options.arch_known:
         record.check_arch(options.arch)
-    if options.target_lang in UNSPACED:
-        bleu_for(options.target_lang)
+    if plan.subsets and options.stop_stage == 7 and not plan.place.rank:
+        bleu_for(tokenizer_language(options.target_lang))  # its package is checked before training
     with runner.shown():
         record.write_environment(plan.path(out), options.ngpu)
 
@@ -239,7 +236,8 @@ def score(runner: Runner) -> None:
         runner.need(output)
         other = ["--against", options.against] if subset == "test" and options.against else []
         common = ["fairseq-deep", "score", "--generate-output", output]
-        lang = ["--lang", options.target_lang] if options.target_lang in UNSPACED else []
+        own = tokenizer_language(options.target_lang)
+        lang = ["--lang", own] if own else []
         runner.run(
             *common, "--detokenize", options.target_lang, *lang, *cased,
             "--hypotheses", plan.path(f"{subset}.hyp.{options.target_lang}"), *_references(runner, subset), *other,

@@ -11,7 +11,8 @@ from typing import Any
 from fairseq_deep.errors import UsageError
 
 from . import other_formats, packaged
-from .records import CHECKPOINTS, RERUN, RESULT, SEARCH, STEPS, read_json
+from .dictionary import Dictionary
+from .records import AGAIN, CHECKPOINTS, RERUN, RESULT, SEARCH, SEARCHED, STEPS, read_json
 from .text import TextSteps, is_pieces
 
 DEFAULT_SEARCH = {"beam": 4, "lenpen": 0.6, "max_len_a": 1.0, "max_len_b": 50}  # if the experiment does not record it
@@ -46,9 +47,9 @@ class Bundle:
     max_len_b: int | None = None
     gnmt_lenpen: bool = False
 
-    def text_steps(self, source_lang: str, target_lang: str) -> TextSteps:
-        """Return the conversion between raw text and tokens, for the model's languages."""
-        return TextSteps(source_lang, target_lang, self.codes, self.tokenizer, self.lowercase)
+    def text_steps(self, source_lang: str, target_lang: str, source: Dictionary) -> TextSteps:
+        """Return the conversion between raw text and tokens, for the model's languages and source dictionary."""
+        return TextSteps(source_lang, target_lang, self.codes, self.tokenizer, self.lowercase, source.indices)
 
 
 def find_bundle(path: str, **given: Any) -> Bundle:
@@ -105,6 +106,7 @@ def _of_recipe(folder: str) -> dict[str, Any]:
         raise UsageError(f"{folder} has none of {', '.join(CHECKPOINTS)}: {cure}, or a checkpoint")
     found = {"checkpoint": checkpoint, "data": os.path.join(folder, "data-bin")}
     result = read_json(os.path.join(folder, "RESULT.json"), RESULT, RERUN)
+    result = result or read_json(os.path.join(folder, SEARCHED), SEARCH, AGAIN)
     found.update({name: result[name] for name in SEARCH if name in result})
     return {**found, **_prepared(os.path.join(folder, "text", "bpe"))}
 

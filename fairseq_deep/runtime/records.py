@@ -256,6 +256,10 @@ CHECKPOINTS = ("averaged.pt", "checkpoints/checkpoint_best.pt", "checkpoints/che
 """Checkpoints in the directory of a run; the first that exists is its model."""
 RERUN = "run the recipe again with --stage 7"
 """Fix for an invalid ``RESULT.json``."""
+AGAIN = "run the recipe again with --stage 6"
+"""Fix for an invalid ``generated-with.json``."""
+SEARCHED = "generated-with.json"
+"""Search settings of a recipe's translations."""
 LARGEST_NUMBER = 1_000_000
 """Maximum of sizes, positions and depths of a model."""
 TOKENIZERS = ("moses", "none")

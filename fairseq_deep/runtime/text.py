@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from fairseq_deep.core.language_tags import TAG as LANGUAGE_TAG
 from fairseq_deep.errors import UsageError, one_line
@@ -20,11 +20,14 @@ TAG = re.compile(f"{LANGUAGE_TAG.pattern} ?")  # target-language tag before a so
 BYTES = re.compile(r"(?<!\S)<0x[0-9A-F]{2}>( <0x[0-9A-F]{2}>)*(?!\S)")  # SentencePiece's byte fallback
 
 
-def tokenizer_of(lang: str, kind: str = "moses", lowercase: bool = False) -> Callable[[str], str]:
+def tokenizer_of(
+    lang: str, kind: str = "moses", lowercase: bool = False, tags: Container[str] | None = None
+) -> Callable[[str], str]:
     """Return the function that splits a raw line into words, separated by blanks; it keeps a language tag.
 
     Args:
         kind: "moses" or "none"
+        tags: symbols; only a tag that is one of them stays whole; None: any tag
 
     Raises:
         UsageError: a package is missing
@@ -42,15 +45,15 @@ def tokenizer_of(lang: str, kind: str = "moses", lowercase: bool = False) -> Cal
                 segment = jieba.cut
 
     def prepare(line: str) -> str:
-        tag = TAG.match(line)
-        if tag:
-            return " ".join([tag[0].strip(), *prepare(line[tag.end() :]).split()])
+        tag, words = TAG.match(line), []
+        if tag and (tags is None or tag[0].strip() in tags):
+            words, line = [tag[0].strip()], line[tag.end() :]
         line = line.lower() if lowercase else line
         if segment is not None:
             line = " ".join(segment(line))
         if tokenize is not None:
             line = tokenize(line, return_str=True)
-        return " ".join(line.split())
+        return " ".join([*words, *line.split()])
 
     return prepare
 
@@ -100,6 +103,7 @@ class TextSteps:
         codes: file with subword-nmt merges, or a SentencePiece model (.model); None: no sub-words
         tokenizer: "moses" or "none"
         lowercase: whether the source is lowercased first
+        symbols: the source dictionary; a language tag that it lacks is split like other text
 
     Attributes:
         kind: "subword-nmt" or "sentencepiece"; None: tokens are words
@@ -109,9 +113,10 @@ class TextSteps:
     """
 
     def __init__(
-        self, source_lang: str, target_lang: str, codes: str | None, tokenizer: str = "moses", lowercase=False
-    ):
-        self.tokenize = tokenizer_of(source_lang, tokenizer, lowercase)
+        self, source_lang: str, target_lang: str, codes: str | None, tokenizer: str = "moses", lowercase=False,
+        symbols: Container[str] | None = None,
+    ):  # fmt: skip
+        self.tokenize = tokenizer_of(source_lang, tokenizer, lowercase, symbols)
         self.cut = None if codes is None else cutter_of(codes)
         self.kind = None if codes is None else "sentencepiece" if is_pieces(codes) else "subword-nmt"
         self.detokenizer = None

@@ -83,7 +83,7 @@ class Translator:
         self.source, self.target, self.facts = self.engine.source, self.engine.target, self.engine.facts
         self.source_lang, self.target_lang = self.engine.languages
         self.device, self.max_source = self.engine.device, self.facts.max_source
-        self.text = bundle.text_steps(*self.engine.languages)
+        self.text = bundle.text_steps(*self.engine.languages, self.source)
 
     @property
     def models(self) -> list[Transformer]:

@@ -97,7 +97,7 @@ def collect(args: argparse.Namespace) -> Parts:
     loaded = load_model(bundle)
     with naming_others():
         plain, streams = make_plain(bundle, loaded)
-    steps = bundle.text_steps(loaded.source_lang, loaded.target_lang)  # also checks the codes
+    steps = bundle.text_steps(loaded.source_lang, loaded.target_lang, loaded.source)  # also checks the codes
     subwords = text.read_subwords(bundle.codes) if bundle.codes else None
     try:
         source, meanings = text.make_vocabulary(loaded.source.symbols, subwords)

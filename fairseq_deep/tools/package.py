@@ -56,7 +56,7 @@ def collect(args: argparse.Namespace, name: str) -> Any:
     bundle = translate.find_parts(args.model, args)
     loaded = load_model(bundle)
     stored = loaded.stored
-    steps = bundle.text_steps(loaded.source_lang, loaded.target_lang)
+    steps = bundle.text_steps(loaded.source_lang, loaded.target_lang, loaded.source)
     task = {**stored.task, "source_lang": loaded.source_lang, "target_lang": loaded.target_lang}
     try:
         tensors, tied = packaged.make_tensors(

@@ -148,6 +148,11 @@ def compute(
     return result
 
 
+def tokenizer_language(lang: str) -> str:
+    """Return *lang* if sacreBLEU has its own tokenizer for the target language; otherwise ""."""
+    return lang if lang in ("zh", "ja", "ko") else ""
+
+
 def bleu_for(lang: str, **settings: Any) -> Any:
     """Return sacreBLEU's BLEU with the tokenizer of the target language.
 

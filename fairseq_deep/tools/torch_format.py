@@ -78,7 +78,7 @@ def write(args: argparse.Namespace) -> int:
     given = args.verify and [args.verify, *read_lines(args.verify)]
     bundle = translate.find_parts(args.checkpoint, args)
     loaded = load_model(bundle)
-    steps = bundle.text_steps(loaded.source_lang, loaded.target_lang)
+    steps = bundle.text_steps(loaded.source_lang, loaded.target_lang, loaded.source)
     search = {**search_of(bundle), "gnmt_lenpen": bundle.gnmt_lenpen}
     search["beam"] = args.beam or search["beam"]
     loaded.model.to(getattr(torch, args.dtype or "float32"))

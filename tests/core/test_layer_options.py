@@ -191,3 +191,9 @@ def test_flags_that_clash(flags, problem, cure, build):
 def test_stacks_without_norms_refuse_more_of_them(flags, build):
     with pytest.raises(UsageError, match="which requires no norms: omit it"):
         build(POSTNORM, deep_init="tfixup", **flags)
+
+
+def test_a_stored_model_with_rotary_and_no_absolute_positions_loads(build):
+    """transformer_modern with --no-token-positional-embeddings stored both flags before 2026-11-27."""
+    model = build("transformer_prenorm_2l2l_tiny", rotary_positions=True, no_token_positional_embeddings=True)
+    assert model.encoder.stack.positions == "rotary" and model.encoder.embed_positions is None

@@ -159,6 +159,9 @@ def test_what_cannot_be_saved(loaded, tmp_path):
     weights = model.state_dict()
     with pytest.raises(UsageError, match="the model cannot be saved: decoder.layer_norm.bias holds NaN or Inf"):
         model.save_pretrained(tmp_path / "broken", state_dict=broken.state_dict())
+    kept = {name: value for name, value in weights.items() if name != "decoder.output_projection.weight"}
+    if model.decoder.output_projection.weight is model.decoder.embed_tokens.weight:  # a tied copy may be absent
+        model.save_pretrained(tmp_path / "tied", state_dict=kept)
     del weights["decoder.layer_norm.bias"]
     with pytest.raises(UsageError, match="state_dict lacks decoder.layer_norm.bias: give all weights"):
         model.save_pretrained(tmp_path / "broken", state_dict=weights)
@@ -354,6 +357,8 @@ def test_a_beam_search_has_the_length_penalty_of_a_greedy_package():
     scores = [model.generate(source, **options, **more).sequences_scores
               for more in ({}, {"length_penalty": 0.3, "early_stopping": True}, {"length_penalty": 1.0})]  # fmt: skip
     assert torch.equal(scores[0], scores[1]) and not torch.equal(scores[0], scores[2])
+    model.generation_config.length_penalty = 1.0  # the user's own counts
+    assert torch.equal(model.generate(source, **options).sequences_scores, scores[2])
 
 
 def test_it_works_without_fairseq_and_after_importing_the_package(loaded, package, lines):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_deep.runtime import find_bundle
 from tests.helpers.recipes import (
     LANGS,
     MAIN,
@@ -172,6 +173,8 @@ class TestStages:
         words = (*words, *other, "--stage", "7", "--average-updates", "9", "--average", "3", "--lenpen", "1.0")
         assert recipe(*words).returncode == 0
         again = json.loads((exp / "RESULT.json").read_text())
+        (exp / "RESULT.json").unlink()
+        assert find_bundle(str(exp)).beam == 2, "translate has the search of the run, also before its record"
         names = ("beam", "lenpen", "averaged", "average_updates")
         assert {name: again[name] for name in names} == {name: after[name] for name in names}
 

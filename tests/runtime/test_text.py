@@ -34,6 +34,9 @@ def test_a_language_tag_stays_whole(lowercase):
     prepare = text.tokenizer_of("en", "moses", lowercase)
     assert prepare("<2zh_CN> Don't <2de>") == "<2zh_CN> " + prepare("Don't <2de>") != prepare("Don't <2de>")
     assert prepare("<2de>") == prepare("<2de> ") == "<2de>" and prepare(" <2de>").startswith("&lt;")
+    known = text.tokenizer_of("en", "moses", lowercase, {"<2de>"})
+    assert known("<2de> a") == "<2de> a" and known("<24> degrees") == "&lt; 24 &gt; degrees"
+    assert prepare("<2a>" * 5000).startswith("<2a> &lt;"), "only the first one is a tag"
 
 
 def test_symbols_of_sub_words():

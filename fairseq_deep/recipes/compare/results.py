@@ -3,9 +3,11 @@
 import os
 import re
 
+from fairseq_deep.recipes.changes import read_command
 from fairseq_deep.recipes.record import median, result_line
-from fairseq_deep.tools import results
+from fairseq_deep.tools import flags_of, results
 from fairseq_deep.tools.results import spread
+from fairseq_deep.tools.score import bleu_for, tokenizer_language
 from fairseq_deep.tools.significance import paired_bootstrap, read_run
 
 FIGURES = (*results.FIGURES, "equal_time", "difference")  # these have a mean and a spread over the seeds
@@ -102,8 +104,6 @@ def loss_at(curve, updates):
 
 def bootstrap(found, resamples):
     """Run a paired bootstrap between the first system and each other, per seed, and add "p" to the values."""
-    from sacrebleu.metrics import BLEU
-
     first = found[0]
     for seed in first["done"]:
         others = [row for row in found[1:] if seed in row["done"]]
@@ -111,10 +111,16 @@ def bootstrap(found, resamples):
             continue
         _, references = read_run(first["folders"][seed])
         named = [(row["system"], read_run(row["folders"][seed])[0]) for row in (first, *others)]
-        measured = paired_bootstrap(named, references, {"BLEU": BLEU(force=True)}, resamples)["BLEU"]
+        bleu = bleu_for(tokenizer_language(_target_of(first["folders"][seed])), force=True)
+        measured = paired_bootstrap(named, references, {"BLEU": bleu}, resamples)["BLEU"]
         for row, result in zip(others, measured.results[1:]):
             row["seeds"][seed].update(p=result.p_value)
         first["seeds"][seed].update(bootstrap=measured.signature)
+
+
+def _target_of(folder):
+    """Return the target language of a finished run."""
+    return flags_of(read_command(os.path.join(folder, "train.sh"))).get("--target-lang", "")
 
 
 def facts(found):

@@ -72,7 +72,7 @@ def _compare(bundle: Bundle, loaded: LoadedModel, folder: str, quantization: str
     dictionaries, languages = (loaded.source, loaded.target), (loaded.source_lang, loaded.target_lang)
     facts = ModelFacts.of([loaded])
     theirs = Ct2Engine(folder, facts, dictionaries, languages, options, lambda: ours, torch.get_num_threads())
-    steps = bundle.text_steps(*languages)
+    steps = bundle.text_steps(*languages, loaded.source)
     origin, rows = token_rows(bundle, loaded, steps, SENTENCES, facts.max_source)
     differences, scale, equal = [torch.zeros(0)], 1.0, None if origin == RANDOM else 0
     for batch in batches([torch.tensor(row) for row in rows]):
