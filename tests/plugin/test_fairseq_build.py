@@ -143,7 +143,7 @@ def test_too_little_disk_is_named(backend, tmp_path, monkeypatch, torch_there, n
     monkeypatch.setattr(backend, "check_compiler", lambda: None)
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"purelib": str(tmp_path)})
     monkeypatch.setattr(backend.shutil, "disk_usage", lambda folder: usage(free.get(str(folder), 1e12)))
-    with pytest.raises(SystemExit, match=rf"{tmp_path} has 0.10 GB free and {needed} GB are needed"):
+    with pytest.raises(SystemExit, match=rf"{tmp_path} has 0.10 GB free, but {needed} GB are needed"):
         backend.check_machine()
 
 
