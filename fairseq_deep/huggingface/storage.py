@@ -14,6 +14,7 @@ from fairseq_deep.runtime import packaged
 from fairseq_deep.runtime.model import load_weights
 from fairseq_deep.runtime.packaged.config import HUGGINGFACE
 from fairseq_deep.runtime.packaged.folder import CARD, SUMS, write_sums
+from fairseq_deep.runtime.packaged.writing import UNFILLED, check_finite
 
 from .folder import HUB, filled, local_folder, read_files, written
 
@@ -105,15 +106,14 @@ class Storage:
         values = self.state_dict() if state_dict is None else state_dict
         try:
             tensors, tied = packaged.make_tensors(self, self.state_dict(), None)
+            if state_dict is not None:
+                check_finite(values, "holds NaN or Inf")
         except ValueError as error:
             raise UsageError(f"the model cannot be saved: {error}") from error
         missing = next((name for name in tensors if name not in values), None)
         if missing:
             raise UsageError(f"state_dict lacks {missing}: give all weights of this model")
-        tensors = {name: values[name].contiguous() for name in tensors}
-        broken = next((name for name, value in tensors.items() if not torch.isfinite(value).all()), None)
-        if state_dict is not None and broken:
-            raise UsageError(f"the model cannot be saved: {broken} holds NaN or Inf")
+        tensors.update({name: values[name].contiguous() for name in tensors if not name.endswith(UNFILLED)})
         config = {**HUGGINGFACE, **self.config.package, "tied": tied}
         codes = packaged.codes_of(config)
         with filled(os.fspath(save_directory)) as folder, written(self.files) as data:

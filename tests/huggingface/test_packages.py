@@ -157,6 +157,9 @@ def test_what_cannot_be_saved(loaded, tmp_path):
         broken.save_pretrained(tmp_path / "broken")
     assert not (tmp_path / "broken").exists() or os.listdir(tmp_path / "broken") == []
     weights = model.state_dict()
+    unfilled = {name: torch.full_like(value, torch.nan) for name, value in weights.items() if "_float_tensor" in name}
+    model.save_pretrained(tmp_path / "unfilled", state_dict={**weights, **unfilled})
+    assert unfilled and find_problems(str(tmp_path / "unfilled")) == []
     with pytest.raises(UsageError, match="the model cannot be saved: decoder.layer_norm.bias holds NaN or Inf"):
         model.save_pretrained(tmp_path / "broken", state_dict=broken.state_dict())
     kept = {name: value for name, value in weights.items() if name != "decoder.output_projection.weight"}

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from fairseq_deep.recipes import changes
+from fairseq_deep.recipes import changes, record
 
 BASE = "fairseq-train DATA --arch a --lr 0.1 --adam-betas '(0.9, 0.98)' --fp16 --clip-norm -1 --max-epoch 3"
 
@@ -56,3 +56,9 @@ def test_flags_that_do_not_count_are_fairseqs(settings):
 
 def test_no_command_is_no_training(settings, tmp_path):
     assert settings.read_command(str(tmp_path / "none")) == []
+
+
+def test_only_measured_scores_are_recorded():
+    """Many language pairs have BLEU alone; a missing score is not 0."""
+    found = record.measures({"sacrebleu": {"bleu": 20.004, "signature": "s"}, "tokenised": {}, "compound_split": {}})
+    assert found == {"bleu": 20.0, "signature": "s"}

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from .config import FORMAT, HUGGINGFACE, TASK, VERSION, check_config, model_sett
 from .folder import CARD, CODES, CONFIG, WEIGHTS, PackageError, dictionary_name, write_sums
 from .reading import TYPES
 
-_UNFILLED = "._float_tensor"
+UNFILLED = "._float_tensor"
 """A buffer of sinusoidal positions that fairseq does not initialise."""
 
 
@@ -75,10 +76,10 @@ def make_tensors(
     Raises:
         ValueError: a weight is not finite, or has an unsupported type; the message is for the user
     """
-    _check_finite(model, "holds NaN or Inf")
+    check_finite(model.state_dict(), "holds NaN or Inf")
     if dtype is not None:
         stored = model.to(dtype).state_dict()
-        _check_finite(model, f"is beyond the range of {dtype}")
+        check_finite(stored, f"is beyond the range of {dtype}")
     tensors: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     owners: dict[Any, str] = {}
@@ -88,16 +89,17 @@ def make_tensors(
             tied[name] = owner
         elif str(stored[name].dtype) not in (f"torch.{kind}" for kind in TYPES.values()):
             raise ValueError(f"{name} has the type {stored[name].dtype}, which packages do not support")
-        elif name.endswith(_UNFILLED):
+        elif name.endswith(UNFILLED):
             tensors[name] = torch.zeros_like(stored[name])
         else:
             tensors[name] = value.to(stored[name].dtype).contiguous()
     return tensors, tied
 
 
-def _check_finite(model: nn.Module, problem: str) -> None:
-    for name, value in model.state_dict().items():
-        if not name.endswith(_UNFILLED) and not torch.isfinite(value).all():
+def check_finite(weights: Mapping[str, Tensor], problem: str) -> None:
+    """Raise `ValueError` with the name of a weight that is not finite, and *problem*."""
+    for name, value in weights.items():
+        if not name.endswith(UNFILLED) and not torch.isfinite(value).all():
             raise ValueError(f"{name} {problem}")
 
 
