@@ -139,7 +139,7 @@ def report(args, systems, runs):
     if not args.tables:
         print(f"\n{text}")
     if args.depths:
-        report_depth(folder, rows, args.tune_updates if args.tune and args.tune_updates < args.updates else None)
+        report_depth(folder, rows, args.tune_updates if args.tune_updates < args.updates else None)
     if not any(row["done"] for row in rows):
         print(f"-> {folder}: table.md, table.csv, table.json; no picture, since all runs failed")
         return
