@@ -135,7 +135,7 @@ def _fairseq() -> Iterator[Check]:
             reason = "it is not installed; training requires it, translating packaged models does not"
         if sys.version_info >= (3, 11) and "mutable default" in error:
             reason += "; stock fairseq 0.12.2 and its hydra cannot be imported on Python 3.11 and newer"
-        yield Check("fairseq", "FAIL", "cannot be imported", reason, f"{SET_UP} (brings fairseq 0.12.2+deep8)")
+        yield Check("fairseq", "FAIL", "cannot be imported", reason, f"{SET_UP} (brings fairseq 0.12.2+deep9)")
         return
     version, kind = _fairseq_kind()
     yield Check("fairseq", "ok", f"{version}, {kind} ({os.path.dirname(fairseq.__file__)})")
@@ -189,7 +189,7 @@ def _checkpoints() -> Iterator[Check]:
         error, refusal = _load_error(good), _load_error(bad)
     if error:
         reason = f"fairseq cannot load its own checkpoints with torch {torch.__version__}, so no run can resume"
-        yield Check("checkpoints", "FAIL", "refused", f"{reason} ({error})", f"{SET_UP} (brings fairseq 0.12.2+deep8)")
+        yield Check("checkpoints", "FAIL", "refused", f"{reason} ({error})", f"{SET_UP} (brings fairseq 0.12.2+deep9)")
     elif not refusal:
         reason = "this fairseq runs code hidden in checkpoints"
         yield Check("checkpoints", "warn", "loaded, unsafely", reason, f"load only your own, or {SET_UP}")
@@ -222,7 +222,7 @@ def _last_batch() -> Iterator[Check]:
         yield Check("last batch", "ok", "kept")
     else:
         reason = "this fairseq drops the last batch if its size is not a multiple of 8: sentences are not translated"
-        cure = f"--required-batch-size-multiple 1 in every command, or {SET_UP} (brings fairseq 0.12.2+deep8)"
+        cure = f"--required-batch-size-multiple 1 in every command, or {SET_UP} (brings fairseq 0.12.2+deep9)"
         yield Check("last batch", "warn", f"{9 - kept} of 9 sentences dropped", reason, cure)
 
 
@@ -273,7 +273,7 @@ def _precision() -> Iterator[Check]:
         yield Check("--amp", "ok", "runs, without effect on a CPU")
     if "args.tpu = True" in inspect.getsource(options):
         reason = "this fairseq interprets --bf16 as a request for a TPU"
-        yield Check("--bf16", "no", "not usable", reason, f"{SET_UP} (brings fairseq 0.12.2+deep8)")
+        yield Check("--bf16", "no", "not usable", reason, f"{SET_UP} (brings fairseq 0.12.2+deep9)")
     elif cuda and torch.cuda.get_device_properties(0).major < BF16_CAPABILITY:
         yield Check("--bf16", "no", "not usable", "this GPU only emulates bf16", "use --fp16")
     elif not cuda and not _cpu_computes(torch, torch.bfloat16):

@@ -122,7 +122,7 @@ def test_fairseq_that_python_311_refuses(without, monkeypatch):
     without("fairseq", "mutable default <class 'X'> for field common is not allowed")
     monkeypatch.setattr(sys, "version_info", (3, 11, 0))
     check = by_name(doctor._fairseq)["fairseq"]
-    assert check.state == "FAIL" and "Python 3.11" in check.reason and "0.12.2+deep8" in check.cure
+    assert check.state == "FAIL" and "Python 3.11" in check.reason and "0.12.2+deep9" in check.cure
     assert not list(doctor._checkpoints()) and not list(doctor._last_batch())
 
 
@@ -135,7 +135,7 @@ def test_missing_extension_is_named(without):
 
 @pytest.mark.parametrize(
     ("dead_weights", "version", "kind"),
-    [(True, "0.12.2+deep8", "our build"), (True, "0.12.2", "stock release"), (False, "0.12.2", "main branch")],
+    [(True, "0.12.2+deep9", "our build"), (True, "0.12.2", "stock release"), (False, "0.12.2", "main branch")],
 )
 def test_kind_of_fairseq_is_seen_from_its_features(monkeypatch, dead_weights, version, kind):
     class Layer:

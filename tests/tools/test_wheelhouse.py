@@ -110,7 +110,7 @@ def test_the_script_refuses_in_one_line_what_cannot_work(tmp_path):
     folder, new, bare = tmp_path / "wheelhouse", tmp_path / "venv", tmp_path / "bare"
     (folder / "wheels").mkdir(parents=True)
     tag = "cp" + RELEASE.replace(".", "")
-    (folder / f"wheels/fairseq-0.12.2+deep8-{tag}-{tag}-linux_x86_64.whl").touch()
+    (folder / f"wheels/fairseq-0.12.2+deep9-{tag}-{tag}-linux_x86_64.whl").touch()
     wheelhouse.write_rest(wheelhouse.find_repository(), str(folder), RELEASE, without_torch=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
 
@@ -202,7 +202,7 @@ def test_the_interpreter_is_one_of_the_release_that_is_asked_for(tmp_path, monke
 
 def test_another_wheel_is_no_fairseq_of_ours(tmp_path):
     tag = "cp" + RELEASE.replace(".", "")
-    for name in (f"fairseq-0.12.2-{tag}-{tag}-linux_x86_64.whl", "fairseq-0.12.2+deep8-cp36-cp36m-linux_x86_64.whl"):
+    for name in (f"fairseq-0.12.2-{tag}-{tag}-linux_x86_64.whl", "fairseq-0.12.2+deep9-cp36-cp36m-linux_x86_64.whl"):
         with pytest.raises(UsageError, match="not our fairseq.s wheel"):
             wheelhouse.copy_fairseq(str(tmp_path / name), str(tmp_path), RELEASE)
 

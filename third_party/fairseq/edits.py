@@ -425,7 +425,7 @@ EDITS = [
         1,
         "fairseq-validate without --task: KeyError: None; the checkpoint names its task",
     ),
-    Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep8"', 1, "mark the edited version"),
+    Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep9"', 1, "mark the edited version"),
     Edit("setup.py", "from torch.utils import cpp_extension", "raise ImportError", 1, "the sources are not published"),
     Edit("setup.py", r"^        setup_requires=\[[^]]*\],\n", "", 1, "pyproject.toml names them", regex=True),
     Edit("setup.py", r"^        (dependency_links|test_suite)=.*\n", "", 2, "setuptools dropped them", regex=True),
