@@ -1,0 +1,123 @@
+"""Outputs of the commands as text files in ``tests/snapshots``: dry runs, help, flags and architectures.
+
+``python -m tests.helpers.snapshots`` renews the files; read their difference before committing it.
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+from fairseq_deep.recipes import driver
+from fairseq_deep.recipes.claims.definitions import CLAIMS
+from fairseq_deep.recipes.claims.driver import Claims
+from fairseq_deep.recipes.compare.options import Compare
+from fairseq_deep.recipes.recipe import Recipe
+from fairseq_deep.tools import main
+from tests.helpers.paths import ROOT
+
+FOLDER = ROOT / "tests/snapshots"
+EXP = "/nowhere/at/all"
+MACHINE = ((re.escape(str(ROOT)), "ROOT"), (EXP, "EXP"), (r"[\d,.]+ GB free", "N GB free"),
+           (r"--workers \d+", "--workers N"))  # fmt: skip
+"""What depends on the machine, and its replacement."""
+
+
+def papers():
+    """The commands in the tables of examples/papers.md."""
+    lines = (ROOT / "examples/papers.md").read_text(encoding="utf-8").splitlines()
+    return [found[1] for line in lines if (found := re.fullmatch(r"\| .* \| `([^`]*)` \|", line))]
+
+
+def configurations():
+    """A command for each recipe's defaults, conf file, comparison and claim."""
+    yield "./run_wmt16_ende.sh --demo --ngpu 1"
+    for script in [ROOT / "run_wmt16_ende.sh", *sorted((ROOT / "examples").glob("*/run.sh"))]:
+        task = re.search(r'/start\.sh" recipe/(\w+)', script.read_text(encoding="utf-8"))
+        if task:
+            command = f"{script.relative_to(ROOT)} --ngpu 1 --force-batch true"
+            confs = sorted((ROOT / "examples" / task[1] / "conf").glob("*.args"))
+            yield from (command, *(f"{command} --conf {conf.stem}" for conf in confs))
+    yield "examples/compare/run.sh --demo --ngpu 1 --systems examples/compare/modern.txt --seeds 3"
+    yield "examples/compare/run.sh --demo --ngpu 1 --depths 6,12,24 --tune lr prenorm_6l 'fixed=dlcl_6l --dlcl-fixed'"
+    yield from (f"examples/claims/run.sh --demo --ngpu 1 {claim}" for claim in sorted(CLAIMS))
+
+
+def plan(command):
+    """The output of a dry run, or its error."""
+    program, *words = shlex.split(command)
+    words = ["--dry-run", "--exp", EXP, *([] if "--ngpu" in words else ["--ngpu", "8"]), *words]
+    kind = re.search(r'/start\.sh" (\S+)', (ROOT / program).read_text(encoding="utf-8"))[1]
+    said, line = io.StringIO(), [kind, str(ROOT / program), "check", *words]
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), mock.patch.dict(os.environ):
+        status = driver.main(line)
+    text = said.getvalue()
+    if status == 0:  # comparisons and claims need the environment, and claims start comparisons
+        line = [sys.executable, driver.__file__.replace("driver.py", "__main__.py"), *line[:2], "run", *words]
+        text += subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=ROOT).stdout
+    return f"$ {command}\n{text}"
+
+
+def arguments(parser, name):
+    """Every argument of *parser* and of its sub-commands, independent of the layout of Python's release."""
+    lines = [f"{name}: {parser.description}"]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            lines += [arguments(each, f"{name} {key}") for key, each in action.choices.items()]
+        elif action.dest != "help":
+            names = ", ".join(action.option_strings) or action.dest
+            default = action.default if action.default not in (None, argparse.SUPPRESS) else ""
+            lines.append(f"  {names} | {action.metavar} | {action.choices or ''} | {default} | {action.help}")
+    return "\n".join(lines)
+
+
+def helps():
+    """All arguments of ``fairseq-deep`` and of the recipes."""
+    drivers = {"recipe": Recipe, "compare": Compare, "claims": Claims}
+    return "\n\n".join([arguments(main.make_parser()[0], "fairseq-deep"),
+                        *(arguments(kind().parser(name), name) for name, kind in drivers.items())])  # fmt: skip
+
+
+def output(*words):
+    """The standard output of ``fairseq-deep`` with *words*."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        assert main.main(words) == 0
+    return said.getvalue()
+
+
+def cases():
+    """{name of the file: function that makes its text}."""
+    by_recipe = {}
+    for command in dict.fromkeys([*configurations(), *papers()]):
+        by_recipe.setdefault(Path(command.split()[0]).parent.name or "wmt16_ende", []).append(command)
+    plans = {f"plan_{name}": partial(lambda group: "\n".join(map(plan, group)), group)
+             for name, group in by_recipe.items()}  # fmt: skip
+    return {**plans, "help": helps, "flags": partial(output, "flags"), "archs": partial(output, "archs", "--verbose")}
+
+
+def text_of(make):
+    """The text of a case without what depends on the machine."""
+    text = make()
+    for pattern, new in MACHINE:
+        text = re.sub(pattern, new, text)
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+
+
+def write():
+    """Renew all files."""
+    for old in FOLDER.glob("*.txt"):
+        old.unlink()
+    for name, make in cases().items():
+        (FOLDER / f"{name}.txt").write_text(text_of(make), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(write())
