@@ -96,10 +96,14 @@ def _time_words(plan: Plan) -> str:
 
 
 def _warnings(plan: Plan) -> Iterator[str]:
-    """Warn about a job for GPUs on a CPU, and a large model with little text."""
+    """Warn about a job for GPUs on a CPU, a large model with little text, and a training that ends in its warm-up."""
     options, parameters = plan.options, _parameters(plan)
     if options.smoke or not options.stage <= 4 <= options.stop_stage:
         return
+    updates, warmup = plan.train_value("--max-update", "0"), plan.train_value("--warmup-updates", "0")
+    if warmup.isdecimal() and 0 < int(updates) <= int(warmup):
+        yield (f"warning  training ends within its warm-up (--max-update {updates}, --warmup-updates {warmup}): add a "
+               "shorter --warmup-updates after --")  # fmt: skip
     hours = int(6 * parameters * _training_tokens(plan) / FLOPS / count_cores() / 3600)  # 6 per parameter and token
     if not options.ngpu and hours >= 48 and not _hours(plan):
         yield (f"warning  training takes more than {hours:,} hours on this CPU: use a GPU, or for your own text "

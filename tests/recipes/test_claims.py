@@ -119,6 +119,14 @@ def test_plan_of_a_claim(tools, text, tmp_path):
     assert done.stdout.count("fairseq-train ") == 4 and not (tmp_path / "exp").exists()
 
 
+@pytest.mark.parametrize("updates, extra, whole", [("30", [], ["3000"]), ("30", ["--warmup-updates", "5"], [])])
+def test_a_shorter_claim_has_a_shorter_warm_up(claims, updates, extra, whole):
+    driver = importlib.import_module("fairseq_deep.recipes.claims.driver")
+    options = driver.Claims().parse(["--demo", "--exp", "x", "--updates", updates, "lstm", "--", *extra])
+    command = driver.compare_command(options, "lstm")
+    assert [after for word, after in zip(command, command[1:]) if word == "--full-updates"] == whole
+
+
 def test_page_says_what_was_found(claims, tmp_path):
     definitions = claims["definitions"]
     claim = definitions.CLAIMS["generalisation"]

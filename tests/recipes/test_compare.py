@@ -300,6 +300,36 @@ def test_the_list_of_modern_methods_is_accepted(modules, monkeypatch, capsys, co
     assert status == 0 and f"{count} of {count} runs left" in printed.out
 
 
+SEARCH = {"tune": "lr", "seeds": "1"}
+WARMUPS = {  # settings: warm-up of the runs, and of the search
+    "the size's": ({"updates": "2000"}, {"500"}, ""),
+    "longer": ({"updates": "4000"}, {"500"}, ""),
+    "shorter": ({"updates": "40"}, {"10"}, "updates: 10, not 500"),
+    "given": ({"updates": "40", "flags": ["--warmup-updates", "6"]}, {"6"}, ""),
+    "shorter search": ({"updates": "40", "tune_updates": "20", **SEARCH}, {"10"}, "10, 5 in the search, not 500"),
+    "given, shorter search": ({"updates": "40", "tune_updates": "20", "flags": ["--warmup-updates", "6"], **SEARCH},
+                              {"6"}, "6, 3 in the search, not 6"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how, lengths, said", WARMUPS.values(), ids=WARMUPS)
+def test_a_shorter_training_has_a_shorter_warm_up(modules, monkeypatch, capsys, corpus, tmp_path, how, lengths, said):
+    """And keeps it if more updates are asked for later."""
+    exp = tmp_path / "exp"
+    systems = ("a=lstm_6l", "b=dlcl_6l --warmup-updates 9")
+    status, printed = call(modules, monkeypatch, capsys, exp, corpus, *systems, **how)
+    found = [re.findall(r"--warmup-updates (\d+)", line)[-1] for line in printed.out.splitlines() if "fairseq-" in line]
+    assert status == 0 and found == [*lengths, "9"], printed
+    assert said in printed.out if said else "warm-up" not in printed.out
+
+
+def test_the_search_scales_a_systems_own_schedule():
+    options = importlib.import_module(f"{COMPARE}.options")
+    words = ["--warmup-updates", "9", "--lr", "1", "--cooldown-updates", "1"]
+    assert options.scaled(words, 1 / 3) == ["--warmup-updates", "3", "--cooldown-updates", "1"]
+    assert options.scaled(words, 1) == options.scaled(["--warmup-updates", "0"], 0.5) == []
+
+
 SCHEDULE = ["--lr-scheduler", "inverse_sqrt_cooldown", "--warmup-updates", "1"]
 
 
@@ -313,11 +343,13 @@ def test_changed_conditions_are_refused_and_more_updates_taken(modules, monkeypa
 
     words = ["--conf", "mini", "--source-lang", "en", "--target-lang", "de", "--average", "1"]
     args = SimpleNamespace(recipe=words, extra=[], tune="none")
-    args.updates, args.width, args.heads = 4, WIDTH, 2
+    args.updates, args.width, args.heads, args.scales = 4, WIDTH, 2, [4 / 2000, 1]
     (exp / "runs/a").mkdir(parents=True)
     write_json(str(exp / "conditions.json"), modules.compare.conditions(args))
     write_json(str(exp / "runs/a/system.json"), {"system": "transformer_lstm_6l"})
-    assert ask("a=lstm_6l")[0] == 0 and ask("a=lstm_6l", updates="8")[0] == 0
+    for updates in ("4", "8"):
+        status, printed = ask("a=lstm_6l", updates=updates)
+        assert status == 0 and "--warmup-updates 1 " in printed.out, "as it was begun"
     refuse("another value of --updates: 4, now 3", "another --exp", updates="3")
     refuse("another value of --beam: the default, now 2", recipe=["--beam", "2"])
     refuse("another value of --width: 16, now 32", width="32")
@@ -466,6 +498,15 @@ def test_spread_over_seeds_and_the_paired_bootstrap_of_sacrebleu(finished):
     # for twice the same text sacreBLEU's formula would give the least p that there is
     assert [same["seeds"][seed]["p"] for seed in (1, 2, 3)] == [1, 1, 1]
     assert "p" not in base["seeds"][1]
+
+
+@pytest.mark.parametrize("scores, tested", [((0.2, 0.7), False), ((0.2, 1.5), True), ((1.5, 0.2), True)])
+def test_translations_by_chance_have_no_p(finished, modules, scores, tested):
+    rows, _ = finished
+    for row, score in zip((rows[0], rows[2]), scores):
+        row["seeds"][1] = {"bleu": score}
+    modules.results.bootstrap([rows[0], rows[2]], 100)
+    assert ("p" in rows[2]["seeds"][1]) == tested
 
 
 def test_table_and_picture_of_what_is_there(finished, modules, tmp_path, monkeypatch, capsys):

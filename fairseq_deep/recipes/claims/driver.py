@@ -32,7 +32,7 @@ from fairseq_deep.recipes.recipe import PRECISIONS
 from fairseq_deep.recipes.record import read_json, write_json
 from fairseq_deep.recipes.scripts import without_options
 from fairseq_deep.recipes.text.corpus import find_text, read_lines
-from fairseq_deep.tools import format_table
+from fairseq_deep.tools import flags_of, format_table
 
 from . import fit, judge, page, speed
 from .definitions import CLAIMS, PAPERS
@@ -105,6 +105,8 @@ def compare_command(args, name):
     """Return the command ``compare`` for the systems of the claim *name*."""
     claim = CLAIMS[name]
     options, flags = map(str.split, SCALES[args.scale][claim.group])
+    own_warmup = "--warmup-updates" in flags and "--warmup-updates" not in flags_of(args.extra)
+    whole = ["--full-updates", flags_of(options)["--updates"]] if own_warmup else []
     if args.updates != "auto":
         options, _ = without_options(options, "updates")
     hidden = str(3 * WIDTHS[args.scale])
@@ -115,6 +117,7 @@ def compare_command(args, name):
         COMPARE,
         "run",
         *options,
+        *whole,
         "--exp",
         group_folder(args, claim),
         "--tables",

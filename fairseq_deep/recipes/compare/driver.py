@@ -19,7 +19,7 @@ from fairseq_deep.recipes.record import read_json, write_json
 from fairseq_deep.tools import flags_of, write_text
 
 from . import depth, results, table, tune
-from .options import Compare, check_options, conditions, resolve
+from .options import Compare, check_options, conditions, resolve, resolve_schedule
 from .systems import check, check_unchanged, read_systems
 from .trainings import Run, Trainings, recipe_program
 
@@ -31,10 +31,9 @@ class Failed(UsageError):
     """Some training runs failed; the others are in the table."""
 
 
-def check_conditions(exp, now, flags):
-    """Reject conditions that differ from the directory's, except more updates if the *flags* of systems allow it."""
+def check_conditions(exp, old, now, flags):
+    """Reject conditions that differ from the *old* ones, except more updates if the *flags* of systems allow it."""
     planned = any(flags_of(words).get("--lr-scheduler") in PLANNED for words in flags)
-    old = read_json(os.path.join(exp, "conditions.json"))
     for name in [*now, *old] if old else []:
         before, after = old.get(name), now.get(name)
         if before == after or (name == "--updates" and before < after and not planned):
@@ -54,7 +53,7 @@ def shared_flags(args):
             flags += [f"--{side}-embed-dim", str(args.width), f"--{side}-attention-heads", str(args.heads)]
     if "--disable-validation" in args.extra:
         raise UsageError("--disable-validation is not supported, since validation loss is compared: omit it")
-    return flags + args.extra, every
+    return flags + args.extra + args.schedule, every
 
 
 def text_of(exp):
@@ -189,14 +188,21 @@ def show_plan(args, systems, runs):
     seeds = ", ".join(map(str, args.seeds))
     left = f"{len(todo)} of {len(runs)} runs left"
     print(f"{len(systems)} systems x seeds {seeds}, {args.updates:,} updates each: {left}", flush=True)
+    lengths = [flags_of(words).get("--warmup-updates", args.warmup) for words in (args.schedule, args.tune_schedule)]
+    if {*lengths} != {args.warmup}:
+        searched = f", {lengths[1]} in the search" * (args.tune != "none")
+        print(f"warm-up in proportion to the updates: {lengths[0]}{searched}, not {args.warmup}; -- --warmup-updates N "
+              "changes it", flush=True)  # fmt: skip
 
 
 def work(args):
     """Run a comparison, and return the exit status."""
     resolve(args)
+    old = read_json(os.path.join(args.exp, "conditions.json"))
+    resolve_schedule(args, old)
     now = conditions(args)
     systems, flags = read_systems(args.arguments, args.systems), shared_flags(args)
-    check_conditions(args.exp, now, [[*args.extra, *system.flags] for system in systems])
+    check_conditions(args.exp, old, now, [[*args.extra, *system.flags] for system in systems])
     systems = depth.expand(systems, args.depths) if args.depths else systems
     base = without_systems(args, systems, flags)
     check(systems, base, args.width)

@@ -25,8 +25,9 @@ from fairseq_deep.recipes.options import (
     one_of,
     option,
 )
-from fairseq_deep.recipes.plan import count_gpus
+from fairseq_deep.recipes.plan import Plan, count_gpus
 from fairseq_deep.recipes.recipe import PRECISIONS
+from fairseq_deep.tools import flags_of
 
 from . import depth
 
@@ -48,6 +49,7 @@ class Compare(Options):
     seeds: str = option("1", TEXT, "random seeds of all systems: a number such as 3 (seeds 1, 2 and 3), or a list such "
                         "as 4,7")  # fmt: skip
     updates: int | str = option("auto", AUTO, f"updates of all training runs{SIZE}")
+    full_updates: int | str = option("auto", AUTO_COUNT)  # for which the flags' warm-up is meant
     depths: str = option("", TEXT, "encoder layers of all systems, such as 6,12,24; tests whether depth pays")
     tune: str = option("none", one_of("none", "lr"), "lr: search the learning rate of each system first")
     tune_updates: int | str = option("auto", AUTO_COUNT, "updates of the search; auto: as --updates")
@@ -91,6 +93,9 @@ class Compare(Options):
 
 # width, heads, updates, epochs to average
 SIZES = {"mini": (128, 4, 2000, 1), "base": (512, 8, 15000, 3)}
+SCALES = "the scales of warm-up and search"
+# lengths of a schedule, which a shorter search scales
+LENGTHS = ("--warmup-updates", "--cooldown-updates", "--total-num-update")
 # options that may change within an experiment
 FREE = ("--data", "--data-tar", "--workers", "--force-batch", "--disk-gb", "--subsets")
 
@@ -150,6 +155,33 @@ def resolve(options: Compare) -> None:
         recipes.share_cores(options.jobs)
 
 
+def scaled(words, share, names=LENGTHS):
+    """Return flags that multiply the lengths *names* of the schedule in *words* by *share*."""
+    given = flags_of(words) if share != 1 else {}
+    lengths = {name: int(given[name]) for name in names if given.get(name, "").isdecimal()}
+    return [word for name, value in lengths.items() if value for word in (name, str(max(1, round(value * share))))]
+
+
+def resolve_schedule(args, old):
+    """Scale the warm-up to fewer updates than the size's, and the search's schedule to the search.
+
+    Args:
+        old: conditions of the existing directory, whose scales remain if more updates are asked for
+
+    Sets ``scales`` (of the runs and of the search) and ``schedule`` (flags after all others).
+    """
+    whole = SIZES[args.conf][2]
+    if "--warmup-updates" in flags_of(args.extra):
+        whole = args.updates
+    whole = whole if args.full_updates == "auto" else args.full_updates
+    scales = [min(1, args.updates / whole), min(1, args.tune_updates / args.updates)]
+    args.scales = old.get(SCALES, [1, 1]) if old else scales
+    words = [*Plan(recipes.read_options("compare", args.recipe)).conf_flags, *args.extra]
+    args.schedule = scaled(words, args.scales[0], LENGTHS[:1])
+    args.warmup = flags_of(words).get(LENGTHS[0])
+    args.tune_schedule = scaled([*words, *args.schedule], args.scales[1]) or args.schedule
+
+
 def conditions(args):
     """Return the options that all systems of one directory share."""
     pairs = dict(zip(args.recipe[::2], args.recipe[1::2]))
@@ -157,4 +189,6 @@ def conditions(args):
     known.update({"--updates": args.updates, "--width": args.width, "--heads": args.heads})
     if args.tune != "none":
         known.update({"--tune": args.tune, "--tune-updates": args.tune_updates, "--tune-seed": args.tune_seed})
+    if args.scales != [1, 1]:
+        known[SCALES] = args.scales
     return {**known, "the flags after the lone --": shlex.join(args.extra)}  # a key of conditions.json

@@ -103,10 +103,14 @@ def loss_at(curve, updates):
 
 
 def bootstrap(found, resamples):
-    """Run a paired bootstrap between the first system and each other, per seed, and add "p" to the values."""
+    """Run a paired bootstrap between the first system and each other, per seed, and add "p" to the values.
+
+    Two systems below a BLEU of 1 have no p: their translations are chance.
+    """
     first = found[0]
     for seed in first["done"]:
-        others = [row for row in found[1:] if seed in row["done"]]
+        least = 0 if first["seeds"][seed].get("bleu", 1) >= 1 else 1
+        others = [row for row in found[1:] if seed in row["done"] and row["seeds"][seed].get("bleu", 1) >= least]
         if not others:
             continue
         _, references = read_run(first["folders"][seed])

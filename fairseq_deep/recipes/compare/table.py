@@ -84,8 +84,8 @@ def show(value, form, with_spread):
 
 
 def _notes(rows, facts):
-    low = [row["bleu"]["mean"] for row in rows if row["bleu"]]
-    weak = " Below a BLEU of 1, difference and p are not meaningful: see the loss." if min(low, default=1) < 1 else ""
+    low = [row["bleu"]["min"] for row in rows if row["bleu"]]
+    weak = " Two systems below a BLEU of 1 have no p; see the loss." if min(low, default=1) < 1 else ""
     wanted = sorted({seed for row in rows for seed in row["wanted"]})
     lines = [
         f"{facts['updates']} updates of {facts['tokens_per_update']} tokens, seeds {', '.join(map(str, wanted))}, "

@@ -17,6 +17,7 @@ from fairseq_deep.recipes.record import result_line
 from fairseq_deep.recipes.scripts import without_options
 from fairseq_deep.tools import flags_of, results
 
+from .options import scaled
 from .results import diverged
 from .systems import System
 
@@ -44,7 +45,7 @@ class Tuner:
         self.plan, self.work, self.default = plan, work, default
         self.args = copy.copy(args)
         self.args.exp, self.args.seeds = os.path.join(args.exp, "tune"), [args.tune_seed]
-        self.args.updates = args.tune_updates
+        self.args.updates, self.args.schedule = args.tune_updates, args.tune_schedule
         self.args.recipe = [*args.recipe, *(["--subsets", "none"] if args.translate else [])]
 
     def choose(self, systems: list[System]) -> list[System]:
@@ -76,8 +77,9 @@ class Tuner:
         return [middle / STEP, middle, middle * STEP]
 
     def candidate(self, system: System, rate: float) -> System:
-        """Return the system with another rate, under its own label."""
-        return replace(system, label=f"{system.label}-lr{rate:g}", flags=with_rate(system.flags, rate))
+        """Return the system with another rate, under its own label, and with its own schedule scaled to the search."""
+        flags = [*system.flags, *scaled(system.flags, self.args.scales[1])]
+        return replace(system, label=f"{system.label}-lr{rate:g}", flags=with_rate(flags, rate))
 
     def measure(self, candidates: list[System]) -> dict[str, float]:
         """Train the candidates; return their validation losses by label, infinite for a run that diverged.
