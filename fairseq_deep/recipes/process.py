@@ -232,7 +232,7 @@ class Supervisor:
     """
 
     def __init__(self, owners: list[int] | None = None):
-        self.owners, self.send, self.stopping, self.launch = owners or [], None, False, None
+        self.owners, self.send, self.stopping, self.launch, self.starting = owners or [], None, False, None, False
 
     def install(self) -> None:
         """Install the signal handlers."""
@@ -244,7 +244,7 @@ class Supervisor:
         if self.send is None:
             if not already:
                 raise Stopped
-        elif number != signal.SIGINT or self.launch is not None:  # the terminal also sends Ctrl-C to the command
+        elif number != signal.SIGINT or self.launch is not None or self.starting:  # the terminal also sends Ctrl-C to the command
             self.send(number)
 
     def run(self, command: list[str], log: str, watch: Plain, launch: Launch | None = None) -> None:
@@ -275,6 +275,8 @@ class Supervisor:
             raise Stopped
 
     def _follow(self, watch: Plain, command: list[str], log: Any, launch: Launch | None) -> int:
+        early = [signal.SIGTERM] * self.stopping  # signals while the command starts, which it receives afterwards
+        self.starting, self.send = True, early.append
         try:
             child = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8",
@@ -282,10 +284,12 @@ class Supervisor:
             )  # fmt: skip
         except OSError as problem:
             log.write(f"{command[0]}: {problem.strerror}\n")
+            self.starting, self.send = False, None
             return 127
         self.launch, self.send = launch, functools.partial(_send, child, launch)
-        if self.stopping:
-            self.send(signal.SIGTERM)
+        self.starting = False
+        for number in early:
+            self.send(number)
         stop = threading.Event()
         ticker = threading.Thread(target=self._keep_ticking, args=(watch, stop, child), daemon=True)
         ticker.start()

@@ -124,6 +124,31 @@ def test_signals_are_handed_on_and_the_end_is_awaited(number, tmp_path):
     assert child.wait(30) == 130 and mark.read_text() == "saved\n"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_signals_that_come_while_the_command_starts_are_handed_on(number, tmp_path, monkeypatch):
+    """On a loaded machine, a command may have begun before its supervisor goes on."""
+    mark, pid, popen = tmp_path / "mark", tmp_path / "pid", subprocess.Popen
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+
+    def slow(command, **options):
+        child = popen(command, **options)
+        wait_for(pid)
+        os.kill(os.getpid(), number)
+        return child
+
+    monkeypatch.setattr(process.subprocess, "Popen", slow)
+    supervisor = process.Supervisor()
+    supervisor.install()
+    try:
+        with pytest.raises(process.Stopped):
+            command = ["bash", "-c", SAVING.replace("TERM", "TERM INT").format(mark=mark, pid=pid)]
+            supervisor.run(command, str(tmp_path / "log"), process.Plain())
+        assert mark.read_text() == "saved\n"
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
 def test_a_training_that_goes_on_at_another_commit_says_both(progress, tmp_path):
     stats = '{"epoch": 1, "update": 0.5, "num_updates": "%d", "loss": "9", "ppl": "512"}'
     path, options = tmp_path / "train.jsonl", ("--train", tmp_path / "train.jsonl")
