@@ -244,7 +244,7 @@ class Supervisor:
         if self.send is None:
             if not already:
                 raise Stopped
-        elif number != signal.SIGINT or self.launch is not None or self.starting:  # the terminal also sends Ctrl-C to the command
+        elif number != signal.SIGINT or self.launch is not None or self.starting:  # Ctrl-C also reaches the command
             self.send(number)
 
     def run(self, command: list[str], log: str, watch: Plain, launch: Launch | None = None) -> None:

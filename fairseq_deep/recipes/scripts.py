@@ -7,10 +7,8 @@ import os
 from .options import flag_of, quote
 from .plan import Plan
 
-JOB = """child=$! over=false
-trap 'over=true; kill -USR1 "$child"' USR1
-# a signal interrupts this built-in before the child has ended
-until wait "$child"; status=$?; ! kill -0 "$child" 2>/dev/null; do :; done
+JOB = """# a signal interrupts this built-in before the child has ended
+until wait "$!"; status=$?; ! kill -0 "$!" 2>/dev/null; do :; done
 
 if $over && ((status == 130)); then
   scontrol requeue "$SLURM_JOB_ID"
@@ -59,7 +57,11 @@ def write_sbatch(plan: Plan, script: str, words: list[str]) -> None:
     """Write a SLURM job that runs this command with one task per machine and resumes after its time limit."""
     options, (kept, others) = plan.options, without_options(words, "sbatch", "nnodes", "node_rank", "master")
     gpus = [f"#SBATCH --gpus-per-node={options.ngpu}"] if options.ngpu else []
-    settings = [f"job-name={options.task}", f"nodes={plan.place.nnodes}", "ntasks-per-node=1"]
+    alone = ["--force-batch", "true"] if plan.place.nnodes > 1 and "force_batch" not in options.given else []
+    prepare = [script, *without_options(kept, "stop_stage")[0], *alone, "--stop-stage", "3", *others]
+    cores = 4 * options.ngpu or max(options.cpu_processes, options.workers)
+    settings = [f"job-name={options.task}", f"nodes={plan.place.nnodes}", "ntasks-per-node=1",
+                f"cpus-per-task={cores}"]  # fmt: skip
     limits = ["time=24:00:00", "requeue", "signal=B:USR1@300", "open-mode=append", "output=train-%j.log"]
     folder, *exports = _environment()
     lines = [
@@ -68,8 +70,12 @@ def write_sbatch(plan: Plan, script: str, words: list[str]) -> None:
         "as --time, override these.",
         "# 300 seconds before the time limit (this must be enough for one validation), training saves a checkpoint and",
         "# the job is requeued. At SIGTERM, a pre-empted job saves a checkpoint, and SLURM requeues it.",
+        "# Compute nodes without a network: prepare environment and text on the login node first, with",
+        f"#   {quote(prepare)}",
         *(f"#SBATCH --{setting}" for setting in settings), *gpus, *(f"#SBATCH --{limit}" for limit in limits),
-        "set -uo pipefail", f"{folder} || exit 2", *exports, f"srun {quote([script, *kept, *others])} &", JOB,
+        "set -uo pipefail", f"{folder} || exit 2", *exports, "over=false", """trap 'over=true; kill -USR1 "$!"' USR1""",
+        # srun does not inherit the cores
+        f'srun --cpus-per-task="${{SLURM_CPUS_PER_TASK:-1}}" {quote([script, *kept, *others])} &', JOB,
     ]  # fmt: skip
     with open(f"{options.sbatch}.new", "w", encoding="utf-8") as stream:
         stream.write("\n".join(lines))

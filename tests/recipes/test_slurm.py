@@ -1,6 +1,7 @@
 """The batch scripts for SLURM, with programs in the place of srun and scontrol: ours, and that of a recipe."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -12,8 +13,8 @@ from tests.helpers.paths import ROOT
 SCRIPT = ROOT / "examples/slurm/train.sbatch"
 # a training that saves at a signal, or ends by itself
 SRUN = """#!/usr/bin/env bash
-echo "$@" > "$FOLDER/words"
 trap 'exit ${STOPPED:-75}' USR1 TERM
+echo "$@" > "$FOLDER/words"
 for _ in {1..100}; do [[ -e $FOLDER/end ]] && exit "$(<"$FOLDER/end")"; sleep 0.05; done
 """
 
@@ -27,9 +28,8 @@ def begin(tmp_path, command, **variables):
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "FOLDER": str(tmp_path)}
     child = subprocess.Popen(command, env={**environment, "SLURM_JOB_ID": "20007", **variables})
     deadline = time.time() + 20
-    while not (tmp_path / "words").exists() and time.time() < deadline:
+    while not ((tmp_path / "words").exists() and (tmp_path / "words").read_text()) and time.time() < deadline:
         time.sleep(0.02)
-    time.sleep(0.2)
     return child, tmp_path
 
 
@@ -66,10 +66,23 @@ class TestRecipe:
         child.send_signal(signal.SIGUSR1)
         assert child.wait(20) == 130 and (folder / "requeued").read_text() == "requeue 20007\n"
         words = (folder / "words").read_text().strip()
-        assert words == f"{ROOT}/run_wmt16_ende.sh --exp {tmp_path}/exp of mine --ngpu 8 -- --tensorboard-logdir a b"
+        given = f"{ROOT}/run_wmt16_ende.sh --exp {tmp_path}/exp of mine --ngpu 8 -- --tensorboard-logdir a b"
+        assert words == f"--cpus-per-task=1 {given}"
         text = script.read_text()
-        for flag in ("nodes=2", "ntasks-per-node=1", "gpus-per-node=8", "requeue", "signal=B:USR1@300"):
+        for flag in ("nodes=2", "ntasks-per-node=1", "gpus-per-node=8", "cpus-per-task=32", "requeue",
+                     "signal=B:USR1@300"):  # fmt: skip
             assert f"#SBATCH --{flag}\n" in text
+        prepared = re.search(r"^#   (.*--stop-stage 3)( .*)$", text, re.MULTILINE)
+        assert subprocess.run(["bash", "-c", f"{prepared[1]} --dry-run{prepared[2]}"]).returncode == 0
+
+    @pytest.mark.parametrize("processes, cores", [("1", "5"), ("7", "7")])
+    def test_without_a_gpu(self, tmp_path, processes, cores):
+        """The cores are those of the text's processes, or of training."""
+        words = ["--ngpu", "0", "--workers", "5", "--cpu-processes", processes, "--force-batch", "--precision", "fp32"]
+        done = recipe("--sbatch", tmp_path / "a", *words)
+        assert done.returncode == 0, done.stderr
+        text = (tmp_path / "a").read_text()
+        assert f"--cpus-per-task={cores}\n" in text and "gpus" not in text
 
     @pytest.mark.parametrize("status", ["1", "130"])
     def test_an_end_of_another_kind_is_no_reason(self, script, tmp_path, status):
@@ -95,7 +108,7 @@ def test_the_time_is_over(job):
     child, folder = job
     child.send_signal(signal.SIGUSR1)
     assert child.wait(20) == 75 and (folder / "requeued").read_text() == "requeue 20007\n"
-    words = (folder / "words").read_text().split()
+    words = (folder / "words").read_text().split()[1:]
     assert words == ["fairseq-train", "data", "--arch", "x", "--user-dir", "PLUGIN", "--distributed-port", "20007"]
 
 
@@ -109,3 +122,4 @@ def test_an_end_of_another_kind_is_no_reason_to_go_on(job, status):
 def test_the_flags_that_it_needs_are_there():
     text = SCRIPT.read_text()
     assert "#SBATCH --requeue\n" in text and "#SBATCH --signal=B:USR1@" in text and "--open-mode=append" in text
+    assert "#SBATCH --cpus-per-task=" in text

@@ -295,6 +295,16 @@ def test_processes_that_fairseq_starts_itself_get_the_signal(tmp_path):
     assert (tmp_path / "0.stopped").exists() and (tmp_path / "1.stopped").exists()
 
 
+def test_a_signal_before_fairseq_starts_a_process_is_not_lost(monkeypatch):
+    came, before = [], {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
+    monkeypatch.setattr(torch.multiprocessing, "spawn", lambda *_, **__: os.kill(os.getpid(), signal.SIGUSR1))
+    safe_stop.spawn(wait_and_stop, (), 2)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert came == [signal.SIGUSR1]
+
+
 @pytest.mark.parametrize("status, said", [(1, 1), (75, 75), (-9, "process 1 was ended by SIGKILL (out of memory?)")])
 def test_a_process_that_fairseq_has_started_and_that_ends_is_no_traceback(monkeypatch, status, said):
     def spawn(fn, args, nprocs, join):

@@ -128,16 +128,21 @@ def _await_parent():
 def spawn(fn, args, nprocs, join=True):
     """Call `torch.multiprocessing.spawn`, and forward signals of this process to its children.
 
+    A signal before the first child exists has its previous effect.
+
     Raises:
         SystemExit: a child has exited with an error, which it has printed, or has been killed
     """
 
     def forward(number, _):
-        for child in multiprocessing.active_children():
+        children = multiprocessing.active_children()
+        for child in children:
             os.kill(child.pid, number)
+        if not children:
+            signal.signal(number, before[number])
+            os.kill(os.getpid(), number)
 
-    for number in SIGNALS:
-        signal.signal(number, forward)
+    before = {number: signal.signal(number, forward) for number in SIGNALS}
     try:
         return torch.multiprocessing.spawn(fn, args=args, nprocs=nprocs, join=join)
     except torch.multiprocessing.ProcessExitedException as ended:
