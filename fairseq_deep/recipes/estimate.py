@@ -36,6 +36,7 @@ def describe(plan: Plan) -> Iterator[str]:
         yield f"seeds    {seeds}: one after the other, each in the subdirectory seedN"
     yield f"disk     about {options.disk_gb} GB; {free_gb(plan.exp)} GB free"
     yield f"time     {'each seed: ' * bool(plan.seed_list)}{_time_words(plan)}"
+    yield from (f"warning  {note}" for note in plan.notes)
     yield from _warnings(plan)
 
 

@@ -30,6 +30,22 @@ def start_flags(run: str) -> list[str]:
     return ["--finetune-from-model", weights_of(run)] if run else []
 
 
+def _missing(plan: Plan, message: str) -> None:
+    """Raise a `UsageError`; a dry run only warns, since it may precede the other run."""
+    if not plan.options.dry_run:
+        raise UsageError(message)
+    plan.notes.append(message)
+
+
+def check_teacher(plan: Plan) -> None:
+    """Reject a teacher that does not exist, or is this run."""
+    teacher = plan.options.teacher
+    if not os.path.exists(teacher):
+        _missing(plan, f"--teacher {teacher}: no such run, checkpoint or package")
+    elif os.path.isdir(plan.exp) and os.path.samefile(teacher, plan.exp):
+        raise UsageError(f"--teacher {teacher} is this run itself: choose another --exp")
+
+
 def check_start(plan: Plan) -> None:
     """Reject a run without weights or with another text, other flags that set weights, and RoBT without weights.
 
@@ -45,7 +61,8 @@ def check_start(plan: Plan) -> None:
     if others:
         raise UsageError(f"--start-from and {others[0]} both set weights: omit one of them")
     if not os.path.isfile(weights_of(run)):
-        raise UsageError(f"--start-from {run}: {weights_of(run)} does not exist; give the directory of a trained run")
+        _missing(plan, f"--start-from {run}: {weights_of(run)} does not exist; give the directory of a trained run")
+        return
     if os.path.exists(plan.exp) and os.path.samefile(run, plan.exp):
         raise UsageError(f"--start-from {run} is this run itself: give another --exp")
     if read_marker(os.path.join(run, ".done.3")) != plan.keys[3]:
@@ -66,7 +83,8 @@ def check_against(plan: Plan) -> None:
     if not plan.subsets:
         raise UsageError("--against requires translations, but --subsets none skips them: omit one of them")
     if not os.path.exists(against):
-        raise UsageError(f"--against {against}: no such run or file")
+        _missing(plan, f"--against {against}: no such run or file")
+        return
     runs = [against]
     if seeds.holds_seeds(against):
         if not plan.seed_list:
@@ -76,6 +94,6 @@ def check_against(plan: Plan) -> None:
         if plan.options.multilingual and not os.path.isdir(os.path.join(run, "pairs")):
             raise UsageError(f"--against {run} has no directory pairs: give a finished run of this recipe")
         if not os.path.isfile(hypotheses_of(run, target)):
-            raise UsageError(f"--against: {hypotheses_of(run, target)} does not exist: finish that run first")
+            _missing(plan, f"--against: {hypotheses_of(run, target)} does not exist: finish that run first")
     if os.path.exists(plan.exp) and os.path.samefile(against, plan.exp):
         raise UsageError(f"--against {against} is this run itself: give another one")

@@ -13,7 +13,7 @@ from fairseq_deep.tools.machine import count_cores
 
 from . import changes, nodes, seeds
 from .options import EXAMPLES, ROOT, WHOLE, check_extra_flags, load_conf
-from .other_runs import check_against, check_start, start_flags
+from .other_runs import check_against, check_start, check_teacher, start_flags
 from .recipe import Recipe
 from .stages import compute_keys
 from .text.corpus import check_folder
@@ -34,10 +34,11 @@ class Plan:
         train_command: words of the training command
         seed_list: seeds to train; empty for a single run
         place: this machine among several
+        notes: problems that a dry run only reports
     """
 
     def __init__(self, options: Recipe):
-        self.options = options
+        self.options, self.notes = options, []
         if options.demo and "conf" not in options.given:
             options.conf = "demo"
         load_conf(options, os.path.join(EXAMPLES, "common", "common.args"))
@@ -171,10 +172,7 @@ class Plan:
         if self.route == "tar" or self.options.multilingual:
             text = "the text of --data-tar is tokenised" if self.route == "tar" else "this recipe has many pairs"
             raise UsageError(f"--teacher requires plain text of one language pair, but {text}: omit --teacher")
-        if not os.path.exists(teacher):
-            raise UsageError(f"--teacher {teacher}: no such run, checkpoint or package")
-        if os.path.isdir(self.exp) and os.path.samefile(teacher, self.exp):
-            raise UsageError(f"--teacher {teacher} is this run itself: choose another --exp")
+        check_teacher(self)
 
     def _check_embeddings(self) -> None:
         options = self.options

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_deep.recipes.text import rebuild
 from tests.helpers.paths import ROOT
 from tests.helpers.recipes import LANGS, assert_refused, lines, pack, program, sgm
 
@@ -180,6 +181,16 @@ def test_the_preprocessed_archive_is_unpacked(tmp_path):
 def test_another_preprocessed_archive_is_refused(tmp_path, changed, words, parts):
     assert_refused(unpack(google_tar(tmp_path / "wmt.tar.gz", **changed), tmp_path, *words), *parts)
     assert not (tmp_path / "text/bpe").exists()
+
+
+def test_training_pairs_as_a_test_set(tmp_path):
+    """At equal distances, and they remain training pairs."""
+    pack(tmp_path / "a.tgz", {f"train.{lang}": "\n".join(f"{n} {lang}" for n in range(7)) for lang in ("de", "en")})
+    archives = rebuild.Archives({"a": (tmp_path / "a.tgz").as_uri()}, ["de", "en"], str(tmp_path), "", None)
+    archives.work, train = str(tmp_path), [{"archive": "a", "text": "train.{lang}"}]
+    rebuild.build({"test1": {"sample": 3}, "train": train, "valid": {"every": 100}}, archives, str(tmp_path))
+    assert lines(tmp_path / "test1.de") == ["0 de", "2 de", "4 de"]
+    assert lines(tmp_path / "test1.en") == ["0 en", "2 en", "4 en"] and len(lines(tmp_path / "train.en")) == 7
 
 
 def test_iwslt14_is_rebuilt_from_the_talks(tmp_path):

@@ -60,6 +60,7 @@ X24 = {
 }  # fmt: skip
 XBIG = {**X24, "lr": "4.941e-4", "dropout": "0.3", "max_update": "300000", "average": "--last-updates 20"}
 X20 = {**X24, "lr": "4.941e-4", "warmup_updates": "8000", "lenpen": "0", "gnmt": False}
+V1 = {**X20, "deep_init": "xavier", "layernorm_embedding": ""}
 LI = {**XBIG, "tokens": 65536, "lr": "0.002", "warmup_updates": "16000", "adam_betas": "(0.9, 0.997)"}
 XAVIER, OTHER = {"deep_init": "xavier"}, {"deep_init": None}
 
@@ -98,31 +99,34 @@ ROWS = [
     *((E, "ds_matt_12l12l", {**D12, "clip_norm": "1.0", f"{side}_deep_init": "xavier", **OTHER})
       for side in ("decoder", "encoder")),
     (E, "ds_matt_18l18l", {**D20, "tokens": 43008}), (E, "ds_matt_30l30l", {**D20, "tokens": 49152}),
+    (E, "postnorm_6l", {**Z19, **XAVIER, "tests": 2}),
     (F, "postnorm_6l", {**Z19, **LONG}), (F, "ds_matt_12l12l", {**D12, **LONG}),
-    (A, "postnorm_6l", {**TALKS, **XAVIER}), (A, "ds_matt_12l12l", {**TALKS, **OTHER}),
+    (A, "postnorm_6l", {**TALKS, **XAVIER, "tokens": 24576}), (A, "ds_matt_12l12l", {**TALKS, **OTHER}),
     (T, "postnorm_6l", {**Z19, **ONE}), (T, "ds_matt_12l12l", {**D12, **ONE}),
     (Z, "postnorm_6l", {**Z19, **LONG}), (Z, "ds_matt_12l12l", {**D12, **LONG}),
     (E, "postnorm_6l_big", {**ZBIG, **XAVIER}), (E, "ds_matt_12l12l_big", {**ZBIG, "tokens": 55296, **OTHER}),
     (E, "ds_matt_20l20l_big", {**ZBIG, "tokens": 55296, **OTHER}),
-    (E, "postnorm_6l", {**X20, **XAVIER}),
-    (E, "postnorm_6l", {**X20, **XAVIER, "encoder_layers": "12", "decoder_layers": "12"}),
+    (E, "postnorm_6l", V1), (E, "postnorm_6l", {**V1, "encoder_layers": "12", "decoder_layers": "12"}),
     (E, "prenorm_6l", {**X20, **XAVIER}),
     *((E, f"prenorm_{n}l", {**X20, **XAVIER, "decoder_layers": str(n)}) for n in (12, 18, 24)),
     *((E, f"lipschitz_postnorm_{depth}", X20) for depth in ("6l", "12l12l", "18l18l", "24l24l")),
     *((E, f"lipschitz_{depth}", X20) for depth in ("6l", "12l12l", "18l18l", "24l24l")),
     (E, "lipschitz_postnorm_24l", X20), (E, "lipschitz_postnorm_6l24l", X20),
-    (C, "lipschitz_postnorm_24l24l", X20),
-    (E, "prenorm_6l", {**X24, **XAVIER}), (E, "lstm_6l", X24), (E, "prenorm_6l_big", {**XBIG, **XAVIER}),
+    (C, "postnorm_6l", V1), (C, "lipschitz_postnorm_24l24l", X20),
+    (E, "prenorm_6l", {**X24, **XAVIER}), (E, "lstm_6l", X24),
+    (E, "lstm_6l", {**X24, "lstm_no_attn_residual": "", "lstm_forget_bias": "0"}),
+    (E, "prenorm_6l_big", {**XBIG, **XAVIER}),
     (E, "lstm_6l_big", XBIG), (F, "prenorm_6l", {**X24, **XAVIER}), (F, "lstm_6l", X24),
     (F, "prenorm_6l_big", {**XBIG, **XAVIER, "dropout": "0.1"}), (F, "lstm_6l_big", {**XBIG, "dropout": "0.1"}),
-    (E, "rnn_6l", X24), (E, "lstm_1layer_6l", X24),
+    (E, "rnn_6l", X24), (E, "lstm_6l", {**X24, "lstm_share": "gate-encdec"}), (E, "lstm_1layer_6l", X24),
     (E, "lstm_6l", {**X24, "lstm_share": "gate-encdec", "lstm_hidden": "1536"}),
     *((E, f"lstm_{kind}_6l", X24) for kind in ("concat", "two", "share_all", "share_none")),
     (E, "prenorm_6l", {**X24, **XAVIER, "encoder_layers": "3", "decoder_layers": "3"}),
     *((E, f"prenorm_{n}l", {**X24, **XAVIER, "decoder_layers": str(n)}) for n in (12, 18, 24)),
     *((E, f"lstm_{n}l{n}l", X24) for n in (3, 12, 18, 24)),
     (E, "lstm_12l12l_big", XBIG), (E, "lstm_relative_12l_big", LI), (E, "lstm_1layer_relative_12l_big", LI),
-    (C, "lstm_6l", X24), (C, "prenorm_6l", {**X24, **XAVIER}),
+    (C, "lstm_6l", X24), (C, "prenorm_6l", {**X24, **XAVIER}), (C, "lstm_12l12l_big", XBIG),
+    (C, "transparent_16l", {**X24, **XAVIER}),
     *((E, name, {**(XBIG if name.endswith("big") else X24), **XAVIER}) for name in (
         "transparent_16l", "hierarchical_6l", "hierarchical_6l_big", "routing_6l", "routing_6l_big", "sdu_6l",
         "luna_6l", "ode_24l", "ode_12l_big",
@@ -167,6 +171,8 @@ def planned(said):
     assert len(kinds["fairseq-preprocess"][0]["testpref"].split(",")) == tests
     found = {name: train.get(name) for row in (X24, PRE, DEEP) for name in row}
     found.update({name: train.get(name) for name in ("decoder_attn", "lstm_share", "lstm_hidden", "dlcl_no_norm")})
+    names = ("layernorm_embedding", "lstm_no_attn_residual", "lstm_forget_bias")
+    found.update({name: train.get(name) for name in names})
     found.update({name: train.get(name) for name in ("encoder_layers", "decoder_layers", "deep_init")})
     found.update({name: train.get(name) for name in ("encoder_deep_init", "decoder_deep_init")})
     found.update(
@@ -190,7 +196,7 @@ def test_every_row_has_its_settings(dry_runs):
         assert not wrong, f"{command}: (found, paper's) {wrong}"
         extra = set(shlex.split(command)) & {
             "--decoder-attn", "--encoder-layers", "--decoder-layers", "--dlcl-no-norm", "--clip-norm", "--deep-init",
-            "--encoder-deep-init", "--decoder-deep-init",
+            "--encoder-deep-init", "--decoder-deep-init", "--layernorm-embedding", "--lstm-share",
         }  # fmt: skip
         assert {flag[2:].replace("-", "_") for flag in extra} <= set(settings), command
 
@@ -221,8 +227,11 @@ def counted(said, entries):
 # The papers' counts in millions, at vocabularies that fit them (they print none for these tasks). Z19, Table 5, De-En:
 # joint BPE of 30,000 merges, one table for both languages. W19, Table 4: both sides together.
 @pytest.mark.parametrize("command, entries, paper", [
-    (f"{A} --conf zhang --arch transformer_postnorm_6l -- --deep-init xavier", [32000], "61"),
-    (f"{A} --conf zhang", [32000], "92"),
+    (f"{A} --conf zhang --arch transformer_postnorm_6l --max-tokens 3072 --batch-tokens 24576 -- --deep-init xavier",
+     [32000], "61"), (f"{A} --conf zhang", [32000], "92"),
+    *((f"{N} --conf {conf}", [44650, 33650], count) for conf, count in (
+        ("base_prenorm", "84"), ("big_prenorm", "257"), ("prenorm_25l", "144"), ("dlcl_25l", "144"))),
+    (f"{T} --conf zhang_6l", [20000, 20000], "65"), (f"{T} --conf ds_matt_12l12l", [20000, 20000], "96"),
     (f"{Z} --conf base_prenorm", [60000, 53280], "102.1"), (f"{Z} --conf big_prenorm", [60000, 53280], "292.4"),
 ])  # fmt: skip
 def test_parameters_are_the_papers(dry_runs, command, entries, paper):

@@ -3,7 +3,8 @@
     languages    codes of both languages
     archives     {key: URL}
     train, valid, test, test1, test2 ...
-                 lists of parts, concatenated in this order; "valid": {"every": N} uses every Nth training pair
+                 lists of parts, concatenated in this order; "valid": {"every": N} uses every Nth training pair;
+                 "test1": {"sample": N} copies N training pairs
     like         another description in the same directory; this one overrides its entries
 
 A part is one of these; a name is the end of a path in the archive, with {lang} for the language:
@@ -26,7 +27,7 @@ import os
 import re
 import tarfile
 import tempfile
-from itertools import zip_longest
+from itertools import islice, zip_longest
 
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.options import EXAMPLES
@@ -209,14 +210,25 @@ def write_set(name, parts, archives, out, every=0):
         writer.close()
 
 
+def write_sample(name, count, langs, out):
+    """Write *count* training pairs at equal distances as the set *name*; they remain in the training set."""
+    with open(os.path.join(out, f"train.{langs[0]}"), encoding="utf-8") as stream:
+        step = max(1, sum(1 for _ in stream) // count)
+    sides = [islice(read_lines(os.path.join(out, f"train.{lang}")), 0, step * count, step) for lang in langs]
+    with PairWriter(os.path.join(out, f"{name}.{lang}") for lang in langs) as writer:
+        writer.add_all(zip(*sides))
+
+
 def build(description, archives, out):
     valid = description["valid"]
     every = valid["every"] if isinstance(valid, dict) else 0
+    write_set("train", description["train"], archives, out, every)
     for name in filter(SETS.fullmatch, description):
-        if name == "train":
-            write_set(name, description[name], archives, out, every)
-        elif name != "valid" or not every:
-            write_set(name, description[name], archives, out)
+        parts = description[name]
+        if isinstance(parts, list) and name != "train":
+            write_set(name, parts, archives, out)
+        elif "sample" in parts:
+            write_sample(name, parts["sample"], archives.langs, out)
 
 
 def fetch_all(description, archives):
