@@ -20,7 +20,7 @@ import sys
 from fairseq_deep.errors import UsageError
 from fairseq_deep.tools.machine import count_cores
 
-from . import estimate, lock, nodes, record, scripts, seeds
+from . import estimate, lock, model, nodes, record, scripts, seeds
 from .options import EXAMPLES
 from .plan import Plan
 from .process import LOCKS, Plain, Stopped, Supervisor
@@ -89,6 +89,9 @@ def check(plan: Plan, script: str, words: list[str]) -> int:
         return DONE
     for line in estimate.describe(plan):
         print(line, flush=True)
+    exports = model.describe_exports(plan.train_command) if options.dry_run else ""  # otherwise stage 0 prints it
+    if exports:
+        print(exports, flush=True)
     if options.sbatch:
         if options.dry_run:
             print(f"would write {options.sbatch}")

@@ -64,19 +64,6 @@ def hardware(gpus):
     return f"{gpus} x {torch.cuda.get_device_name(0)}"
 
 
-def check_arch(name):
-    """Reject an architecture that neither fairseq nor this package registers."""
-    if sys.modules.get("fairseq", 1) is None:  # the driver blocks its import
-        del sys.modules["fairseq"]
-    from fairseq.models import ARCH_MODEL_REGISTRY
-
-    import fairseq_deep.plugin.architectures  # noqa: F401 (registers ours)
-    from fairseq_deep.core.registry import nearest  # loads fairseq, which other commands do not need
-
-    if name not in ARCH_MODEL_REGISTRY:
-        raise UsageError(f"unknown --arch {name}{nearest(name, ARCH_MODEL_REGISTRY)}: fairseq-deep archs lists them")
-
-
 def check_packages(names):
     """Reject a run without a package that a later stage requires."""
     for name in names:

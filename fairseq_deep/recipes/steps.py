@@ -13,7 +13,7 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.tools import allocator, write_text
 from fairseq_deep.tools.score import bleu_for, tokenizer_language
 
-from . import nodes, record
+from . import model, nodes, record
 from .changes import can_resume
 from .options import EXAMPLES, ROOT, flag_of, quote
 from .process import Echo, Failed, Generate, Train
@@ -30,11 +30,14 @@ def set_up(runner: Runner, out: str = "env.txt") -> None:
         return
     record.check_packages(needs)
     if "arch" in options.given and not options.arch_known:
-        record.check_arch(options.arch)
+        model.check_arch(options.arch)
     if plan.subsets and options.stop_stage == 7 and not plan.place.rank:
         bleu_for(tokenizer_language(options.target_lang))  # its package is checked before training
+    exports = "" if options.arch_known or options.smoke else model.describe_exports(plan.train_command)
     with runner.shown():
         record.write_environment(plan.path(out), options.ngpu)
+        if exports:
+            print(f"  {exports}")
 
 
 def get_data(runner: Runner) -> None:

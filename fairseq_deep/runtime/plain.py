@@ -48,6 +48,22 @@ def check_layers(path: str, flags: argparse.Namespace, format: str) -> None:
                 raise UsageError(f"{path} has {chosen} ({side}), which {NAMES[format]} does not support")
 
 
+def formats_of(flags: argparse.Namespace) -> tuple[list[str], str]:
+    """Return the formats for plain Transformers that a new model with *flags* can have, and why not another one."""
+    found, why = [], ""
+    for format, name in NAMES.items():
+        try:
+            check_layers("it", flags, format)
+        except UsageError as error:
+            why = why or error.message.removeprefix("it has ").partition(" (")[0]
+        else:
+            found.append(name)
+    stacks = describe(flags).values()
+    if found and any(stack.aggregator.name != "residual" for stack in stacks):  # weights that training changes
+        return [], "--layer-agg dlcl"
+    return found, why
+
+
 def may_be_plain(aggregator: Any) -> bool:
     """Return whether layers with this aggregator may read only the layer below; DLCL's weights can still differ."""
     return aggregator.name == "residual" or aggregator.name == "dlcl" and aggregator.options.get("no_norm", False)

@@ -42,6 +42,7 @@ OF_FORMATS = {
 """The formats that support an option."""
 OTHERS = "use --format torch, or fairseq-deep package (most models)"
 """Alternatives for models that a format does not support."""
+DEEP = "; a new deep model with --layer-agg residual --residual completep has all formats"
 TABLES = ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection")
 """Modules that fairseq's flags can tie."""
 
@@ -93,7 +94,8 @@ def naming_others() -> Iterator[None]:
         yield
     except UsageError as error:
         fixed = re.search(": (use|train with) ", error.message)
-        raise UsageError(f"{error.message}; {'or ' * bool(fixed)}{OTHERS}") from error
+        deep = DEEP * ("--layer-agg" in error.message)
+        raise UsageError(f"{error.message}; {'or ' * bool(fixed)}{OTHERS}{deep}") from error
 
 
 def write_fairseq(args: argparse.Namespace) -> int:

@@ -133,7 +133,7 @@ def test_every_step_of_the_tutorial(tools, work):
     assert_text_is_split(work)
     assert_recipe_ran(tools, work, printed)
     assert_stock_model_grew(work, printed + errors)
-    (work / "green").write_text("The old house is green.\n")
-    [translation] = translated(work / "my_model", work / "green", work / "again")
+    (work / "house").write_text("The old house is beautiful.\n")
+    [translation] = translated(work / "my_model", work / "house", work / "again")
     assert translation and printed.endswith(f"\n{translation}\n"), "the page's last program is in Python"
     assert_student_learns_from(work / "exp/first", tools, work)

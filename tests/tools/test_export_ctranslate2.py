@@ -315,11 +315,11 @@ def test_the_code_in_the_documentation_translates_as_translate_does(recipe, tmp_
     limits = ["--beam", "4", "--lenpen", "0.6", "--max-len-a", "0", "--max-len-b", "250"]
     want = run("fairseq-deep", "translate", recipe, "--input", source, *limits, "--cpu").stdout.splitlines()
     code = code_of("docs/tools/export-ctranslate2.md")
-    assert "The old house is green." in code
+    assert "The old house is beautiful." in code
     monkeypatch.chdir(tmp_path)
     found = []
     for line in source.read_text().splitlines():
-        exec(code.replace("The old house is green.", line), {})
+        exec(code.replace("The old house is beautiful.", line), {})
         found += capsys.readouterr().out.splitlines()
     assert found == want and len({*found}) > 15
 

@@ -142,12 +142,12 @@ def _check_one(system, base, width):
     for sides in (("encoder", "decoder"), ("encoder",), ("decoder",), ()) if width else ((),):
         sizes = [word for side in sides for word in (f"--{side}-ffn-embed-dim", str(4 * width))]
         try:
-            with_own = _parse_flags([*base, *sizes, *system.flags])
+            with_own = parse_flags([*base, *sizes, *system.flags])
             _build(system, with_own)
         except (UsageError, SystemExit) as error:
             problem = error
             continue
-        _check_equal(_parse_flags(base), with_own)
+        _check_equal(parse_flags(base), with_own)
         system.sizes, system.settings = sizes, _model_settings(system.arch, with_own)
         return
     raise problem
@@ -163,7 +163,8 @@ def _model_settings(arch, args):
     return {name: getattr(args, name) for name in sorted(names) if hasattr(args, name)}
 
 
-def _parse_flags(words):
+def parse_flags(words):
+    """Return the flags of a fairseq-train command; raise `UsageError` where fairseq's parser would exit."""
     from fairseq import options
 
     parser = options.get_training_parser()
