@@ -111,7 +111,7 @@ def check(plan: Plan, script: str, words: list[str]) -> int:
 
 def check_disk(plan: Plan) -> None:
     """Reject an experiment without enough free disk space."""
-    free, needed = estimate.free_gb(plan.exp), plan.options.disk_gb
+    free, needed = estimate.free_gb(plan.exp), estimate.needed_gb(plan)
     if free + estimate.used_gb(plan.exp) < needed:
         raise UsageError(
             f"{plan.exp}: {free} GB free, about {needed} GB needed: choose a larger disk with --exp, or lower "

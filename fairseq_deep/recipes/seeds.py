@@ -102,8 +102,6 @@ def resolve(plan):
     found = parse(options.seeds)
     if os.path.exists(plan.path("checkpoints")):
         raise UsageError(f"{plan.exp} has a run of one seed: use another --exp")
-    if "disk_gb" not in options.given:
-        options.disk_gb *= len(found)
     return found
 
 

@@ -94,8 +94,8 @@ def naming_others() -> Iterator[None]:
         yield
     except UsageError as error:
         fixed = re.search(": (use|train with) ", error.message)
-        deep = DEEP * ("--layer-agg" in error.message)
-        raise UsageError(f"{error.message}; {'or ' * bool(fixed)}{OTHERS}{deep}") from error
+        deep = DEEP * (" --layer-agg " in error.message)
+        raise UsageError(f"{error.message}{deep}; {'or ' * bool(fixed)}{OTHERS}") from error
 
 
 def write_fairseq(args: argparse.Namespace) -> int:

@@ -78,6 +78,7 @@ def test_what_fairseq_has_not_is_refused(tmp_path, capsys, build, arch, flags, p
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert problem in error and error.endswith(f"; {OTHERS}\n") and not (tmp_path / "out.pt").exists()
+    assert ("--residual completep has all formats" in error) == ("--layer-agg" in problem)
 
 
 def test_a_model_of_fairseq_and_no_model_are_refused(data, tmp_path):
