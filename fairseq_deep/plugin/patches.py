@@ -21,7 +21,7 @@ from fairseq_deep.core.registry import UsageError
 from .training.by_type import DistributedDataParallelByType, total_norm
 from .training.fp16 import FP16Optimizer
 from .training.readers import stop_readers
-from .training.restart import load_checkpoint
+from .training.restart import check_settings, load_checkpoint
 
 
 class Patch(NamedTuple):
@@ -99,6 +99,8 @@ PATCHES = (
           "it copies and zeroes tensors one by one; fused_adam and muon use one launch, and muon unflattened matrices"),
     Patch("fairseq.models.transformer:TransformerModel", "add_args", _add_args,
           "our flags with an architecture of fairseq raise an error that names its deep_ twin"),
+    Patch("fairseq.models.transformer:TransformerModel", "check_settings", staticmethod(check_settings),
+          "fairseq loads weights into a model with the same shapes that computes another function"),
     Patch("fairseq.models.ema.ema:EMA", "__init__", _ema_init,
           "--store-ema fails with whole numbers in a state dict, such as indices of language tags"),
     Patch("fairseq.trainer:Trainer", "load_checkpoint", load_checkpoint,

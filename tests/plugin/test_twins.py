@@ -66,6 +66,43 @@ def test_a_twin_does_not_resume_with_the_stock_optimizer(small, tmp_path):
     assert train("deep_transformer", "2", "--reset-optimizer").returncode == 0
 
 
+ARCH = ("--arch", "transformer_dlcl_2l2l_tiny")
+STOCK = ("--arch", "transformer_iwslt_de_en")
+
+
+@pytest.mark.parametrize("old, new, found", [
+    (ARCH, (*ARCH, "--dropout", "0.4", "--dlcl-dropout", "0.1", "--checkpoint-activations"), ""),
+    (ARCH, (*ARCH, "--max-source-positions", "50", "--deep-init", "xavier", "--dlcl-init", "avg"), ""),
+    (ARCH, (*ARCH, "--layer-agg", "dlcl", "--activation-fn", "relu", "--encoder-layer-agg", "dlcl"), ""),
+    (ARCH, (*ARCH, "--encoder-attention-heads", "16"), "--encoder-attention-heads 16 (checkpoint: 2)"),
+    (ARCH, (*ARCH, "--activation-fn", "gelu"), "--activation-fn gelu (checkpoint: relu)"),
+    (ARCH, (*ARCH, "--no-scale-embedding"), "--no-scale-embedding set (checkpoint: unset)"),
+    ((*ARCH, "--dlcl-window", "1"), ARCH, "--dlcl-window unset (checkpoint: 1)"),
+    ((*ARCH, "--residual", "completep", "--layer-agg", "residual"), (*ARCH, "--layer-agg", "residual"), "--residual un"),
+    (STOCK, ("--arch", "deep_transformer_iwslt_de_en", "--dropout", "0.3"), ""),
+    (STOCK, ("--arch", "deep_transformer_iwslt_de_en", "--encoder-attention-heads", "8"), "8 (checkpoint: 4)"),
+    (STOCK, ("--arch", "transformer", "--encoder-ffn-embed-dim", "1024"), "--encoder-attention-heads 8"),
+])  # fmt: skip
+def test_settings_that_change_the_function_but_no_shape(old, new, found, caplog):
+    state, cfg = ({"cfg": {"model": argparse.Namespace(**vars(flags), _name=flags.arch)}}
+                  for flags in (parse(*old), parse(*new)))  # fmt: skip
+    check = TransformerModel.check_settings
+    check(cfg["cfg"]["model"], state, resumes=False)  # fine-tuning: only a warning
+    assert found in caplog.text and bool(found) == ("computes another function" in caplog.text)
+    if found:
+        with pytest.raises(UsageError) as error:
+            check(cfg["cfg"]["model"], state, resumes=True)
+        assert found in str(error.value) and "dropout" not in str(error.value)
+
+
+def test_a_run_does_not_resume_as_another_function(small, tmp_path):
+    command = train_command(small, tmp_path, "--max-update", "1", arch=ARCH[1])
+    run(*command)
+    done = run(*command, "--max-update", "2", "--decoder-attention-heads", "4", check=False)
+    assert done.returncode == 1 and "--decoder-attention-heads 4 (checkpoint: 2): " in done.stderr.splitlines()[-1]
+    run(*command, "--max-update", "2", "--dropout", "0.5", "--reset-optimizer", "--decoder-attention-heads", "4")
+
+
 def test_patches_are_applied_once_and_explained():
     import importlib
 
@@ -74,7 +111,7 @@ def test_patches_are_applied_once_and_explained():
         module, _, attribute = patch.where.partition(":")
         owner = importlib.import_module(module)
         owner = getattr(owner, attribute) if attribute else owner
-        assert vars(owner)[patch.name] is patch.replacement
+        assert vars(owner)[patch.name] is patch.replacement, patch.name
         assert patch.reason
 
 

@@ -331,6 +331,16 @@ EDITS = [
     ),
     Edit(
         "fairseq/trainer.py",
+        '                    state["model"], strict=True, model_cfg=self.cfg.model\n                )\n',
+        '                    state["model"], strict=True, model_cfg=self.cfg.model\n                )\n'
+        '                if hasattr(self.model, "check_settings"):\n'
+        "                    resumes = last_optim_state is not None and not reset_optimizer\n"
+        "                    self.model.check_settings(self.cfg.model, state, resumes)\n",
+        1,
+        "weights were loaded into a model that computes another function",
+    ),
+    Edit(
+        "fairseq/trainer.py",
         "            except Exception:\n                raise Exception(\n",
         "            except Exception as error:\n"
         "                if hasattr(error, 'one_line'):\n                    raise\n                raise Exception(\n",

@@ -1,19 +1,29 @@
-"""Loading a run's checkpoint: ``--stack-restart-updates N``, and an error for another model's optimizer state.
+"""Loading a run's checkpoint: ``--stack-restart-updates N``, and errors for another model's optimizer state or settings.
 
 With the flag, a new run counts its updates from N, so its schedule begins there.
 
 Shallow-to-Deep Training for Neural Machine Translation, Li et al., EMNLP 2020: after each stacking, the released code
 resets the optimizer and sets the update number to min(previous number, warm-up). The learning rate then begins at its
 peak. ``--max-update`` and checkpoint names use the same update number.
+
+A checkpoint also loads into a model that has the same shapes but computes another function, such as one with another
+number of attention heads. :func:`check_settings` compares the descriptions of both models (``core/stack.py``).
 """
 
+import argparse
 import functools
+import inspect
 import logging
+from dataclasses import fields
 from typing import Any
 
 from fairseq.trainer import Trainer
 
+from fairseq_deep.core.description import describe
 from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.stack import MethodConfig
+from fairseq_deep.plugin.compat import model_flags
+from fairseq_deep.plugin.stored import fill
 
 logger = logging.getLogger(__name__)
 
@@ -44,3 +54,73 @@ def load_checkpoint(trainer: Trainer, *arguments: Any, **options: Any) -> dict[s
             raise UsageError(f"--stack-restart-updates {start}: the schedule's learning rate is 0 there; lower it")
         logger.info(f"--stack-restart-updates: training starts at update {start}, lr {trainer.get_lr():g}")
     return state
+
+
+TRAINING_ONLY = {
+    "dropout", "attention_dropout", "activation_dropout", "layerdrop", "recompute", "offload", "max_positions", "init",
+    "pads_right", "aligns", "alignment_layer", "alignment_heads", "layout",
+}  # fmt: skip
+"""Attributes of a stack that may change between runs: they do not change its outputs, except "layout", which the
+methods determine."""
+TRAINING_OPTIONS = ("dropout", "rates")
+"""The same for options of methods."""
+
+
+def check_settings(cfg: Any, state: dict[str, Any], resumes: bool) -> None:
+    """Compare the settings of a run with the settings in the checkpoint whose weights it has loaded.
+
+    Args:
+        cfg: the run's model settings
+        state: the checkpoint
+        resumes: the run also continues with the optimizer's state, so it cannot have another model on purpose
+
+    Raises:
+        UsageError: a resumed run computes another function; a fine-tuned model only gets a warning
+    """
+    old, new = model_flags(state), model_flags({"cfg": {"model": cfg}})
+    if any(isinstance(flags.get("encoder"), dict) for flags in (old, new)):
+        return  # nested settings of fairseq's own models
+    try:
+        old, new = vars(fill(old, "the checkpoint")), vars(fill(new, "the run"))
+        before = _computes(old)
+        if _computes(new) == before:
+            return
+    except UsageError:  # a model of fairseq that has no description
+        return
+    names = [name for name in sorted({*old, *new}) if _changes(old, name, new.get(name), before)]
+    found = (f"--{name.replace('_', '-')} {_shown(new.get(name))} (checkpoint: {_shown(old.get(name))})" for name in names)
+    problem = f"{', '.join(found) or '--arch'}: the model computes another function than the checkpoint's"
+    if resumes:
+        raise UsageError(f"{problem}; resume with the checkpoint's settings, or start a new run in another --save-dir")
+    logger.warning(f"{problem}; its weights may not fit")
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value in (None, False) else "set" if value is True else str(value)
+
+
+def _changes(old: dict[str, Any], name: str, value: Any, before: list[Any]) -> bool:
+    """Return whether the flag *name* with *value* changes what a model with the flags *old* computes."""
+    if name in ("arch", "_name") or old.get(name) == value:
+        return False
+    try:
+        return _computes({**old, name: value}) != before
+    except UsageError:  # it requires other flags that also differ
+        return True
+
+
+def _computes(flags: dict[str, Any]) -> list[Any]:
+    """Return what distinguishes the functions of models with equal shapes: their stacks, with all options."""
+    stacks = describe(argparse.Namespace(**flags)).values()
+    names = [field.name for field in fields(next(iter(stacks))) if field.name not in TRAINING_ONLY]
+    return [_complete(getattr(stack, name)) for stack in stacks for name in names]
+
+
+def _complete(value: Any) -> Any:
+    """Return a method with the defaults of its options, or another *value* unchanged."""
+    if not isinstance(value, MethodConfig):
+        return value
+    parameters = inspect.signature(value.method.__init__).parameters.values()
+    options = {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
+    options.update({name: _complete(option) for name, option in value.options.items()})
+    return value.name, {name: each for name, each in options.items() if not name.endswith(TRAINING_OPTIONS)}
