@@ -1,4 +1,4 @@
-"""Loading a run's checkpoint: ``--stack-restart-updates N``, and errors for another model's optimizer state or settings.
+"""Loading a run's checkpoint: ``--stack-restart-updates N``, and errors for other optimizer states or settings.
 
 With the flag, a new run counts its updates from N, so its schedule begins there.
 
@@ -88,8 +88,9 @@ def check_settings(cfg: Any, state: dict[str, Any], resumes: bool) -> None:
     except UsageError:  # a model of fairseq that has no description
         return
     names = [name for name in sorted({*old, *new}) if _changes(old, name, new.get(name), before)]
-    found = (f"--{name.replace('_', '-')} {_shown(new.get(name))} (checkpoint: {_shown(old.get(name))})" for name in names)
-    problem = f"{', '.join(found) or '--arch'}: the model computes another function than the checkpoint's"
+    pairs = ((name.replace("_", "-"), _shown(new.get(name)), _shown(old.get(name))) for name in names)
+    found = ", ".join(f"--{name} {value} (checkpoint: {stored})" for name, value, stored in pairs)
+    problem = f"{found or '--arch'}: the model computes another function than the checkpoint's"
     if resumes:
         raise UsageError(f"{problem}; resume with the checkpoint's settings, or start a new run in another --save-dir")
     logger.warning(f"{problem}; its weights may not fit")
