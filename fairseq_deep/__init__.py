@@ -8,6 +8,7 @@ three layers: ``core`` (the models; requires only torch), ``runtime`` (translati
 import contextlib
 import sys
 
+from .core.registry import load_plugins
 from .plugin.compat import FAIRSEQ_ERROR
 
 __version__ = "0.3.0"
@@ -26,5 +27,7 @@ else:
 if "transformers.models.auto" in sys.modules:  # the Auto classes are already loaded: register our models now
     with contextlib.suppress(ImportError):  # transformers before 5
         from . import huggingface  # noqa: F401 (registers the classes)
+
+load_plugins()
 
 __all__ = ["__version__", "list_archs"]

@@ -4,14 +4,39 @@ A registry maps the value of a command line flag (``--layer-agg dlcl``) to a cla
 own file, so adding a method changes no existing file.
 """
 
+import argparse
 import difflib
 import inspect
+import logging
 from collections.abc import Callable, Iterable
+from importlib.metadata import entry_points
 from typing import Any
 
-from fairseq_deep.errors import UsageError
+from fairseq_deep.errors import UsageError, one_line
 
 from .stack import MethodConfig, Stack
+
+logger = logging.getLogger(__name__)
+
+PLUGINS: dict[str, str] = {}
+"""Installed packages with methods, as "module (entry point)", and why they could not be imported ("" if they were)."""
+
+
+def load_plugins() -> None:
+    """Import the modules that installed packages name as entry points of the group ``fairseq_deep.plugins``.
+
+    The modules register methods. An error is logged, so the other methods still work.
+    """
+    for entry in entry_points(group="fairseq_deep.plugins"):
+        name = f"{entry.value} ({entry.name})"
+        try:
+            entry.load()
+            PLUGINS[name] = ""
+        except Exception as error:  # a foreign module can raise any exception
+            PLUGINS[name] = one_line(error)
+            known = isinstance(error, UsageError)
+            logger.error("cannot import the plugin %s: %s; correct or uninstall it", name, PLUGINS[name],
+                         exc_info=None if known else error)  # fmt: skip
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
@@ -69,7 +94,13 @@ class Registry:
 
     Args:
         kind: the flag that chooses an entry ("--layer-agg")
+
+    Attributes:
+        taken: returns the destinations of flags that a new method cannot have; the plugin sets it, for methods that
+            are registered after the package is imported
     """
+
+    taken: Callable[[], Iterable[str]] = staticmethod(tuple)
 
     def __init__(self, kind: str):
         self.kind = kind
@@ -80,16 +111,41 @@ class Registry:
 
         Raises:
             ValueError: another class has this *name*
+            UsageError: a flag of the class is already a flag of fairseq or of another method
         """
 
         def add(entry):
             taken = self._entries.get(name)
             if taken is not None and taken.__qualname__ != entry.__qualname__:
                 raise ValueError(f"{self.kind} {name} is already registered by {taken.__qualname__}")
+            if taken is None and hasattr(entry, "add_args"):
+                self._check_flags(name, entry)
             self._entries[name] = entry
             return entry
 
         return add
+
+    def _check_flags(self, name: str, entry: Any) -> None:
+        """Reject flags of *entry* that already exist or that set none of its arguments.
+
+        Subclasses of a method may share its flags.
+        """
+        if any(other.add_args is entry.add_args for other in self._entries.values()):
+            return
+        parser = argparse.ArgumentParser(add_help=False)
+        entry.add_args(parser)
+        prefix, taken = entry.flag_prefix or name, set(self.taken()) if parser._actions else ()
+        flags = [f"{side}{prefix}_{option}".replace("-", "_") for side in ("", "encoder_", "decoder_")
+                 for option in inspect.signature(entry.__init__).parameters]  # fmt: skip
+        for action in parser._actions:
+            flag = f"{self.kind} {name}: {action.option_strings[0]}"
+            if action.dest in taken:
+                raise UsageError(
+                    f"{flag} is already a flag of fairseq or of another method; rename the option, or set flag_prefix "
+                    f"of {entry.__qualname__}"
+                )
+            if action.dest not in flags:
+                raise UsageError(f"{flag} sets no argument of {entry.__qualname__}; call it --{prefix}-ARGUMENT")
 
     def knows(self, entry: Any) -> bool:
         """Return whether the class *entry* is registered."""
@@ -110,7 +166,8 @@ class Registry:
         """
         if name not in self._entries:
             raise UsageError(
-                f"unknown {self.kind} {name}{nearest(name, self._entries)}; choose from {', '.join(self.names())}"
+                f"unknown {self.kind} {name}{nearest(name, self._entries)}; choose from {', '.join(self.names())}, "
+                "or install the plugin that has it"
             )
         return self._entries[name]
 

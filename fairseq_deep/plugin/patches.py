@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import dataclasses
 import importlib
 from typing import Any, NamedTuple
 
 import torch
+from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models.ema.ema import EMA
 from fairseq.models.transformer import TransformerModel
+from fairseq.registry import REGISTRIES
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
 from fairseq_deep.core.compat import disable_cudnn_attention
-from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.registry import Registry, UsageError
 
 from .training.by_type import DistributedDataParallelByType, total_norm
 from .training.fp16 import FP16Optimizer
@@ -90,6 +94,25 @@ def _ema_init(self, model, config, device=None, skip_keys=None):
     _stock_ema_init(self, model, config, device, {*(skip_keys or ()), *whole})
 
 
+def fairseq_options() -> set[str]:
+    """Return the settings of fairseq's commands, components and Transformer, which methods cannot have as flags."""
+    configs = [config for config in vars(FairseqConfig()).values() if dataclasses.is_dataclass(config)]
+    configs += [kind for registry in REGISTRIES.values() for kind in registry["dataclass_registry"].values()]
+    configs += TASK_DATACLASS_REGISTRY.values()
+    parser = argparse.ArgumentParser(add_help=False)
+    _stock_add_args(TransformerModel, parser)
+    names = {field.name for config in configs if config is not None for field in dataclasses.fields(config)}
+    return names | {action.dest for action in parser._actions}
+
+
+def _all_options() -> set[str]:
+    from .models.deep_transformer import add_own_args
+
+    own = argparse.ArgumentParser(add_help=False)
+    add_own_args(own)
+    return fairseq_options() | {action.dest for action in own._actions}
+
+
 PATCHES = (
     Patch("fairseq.models.distributed_fairseq_model", "LegacyDistributedDataParallel", DistributedDataParallelByType,
           "legacy_ddp reduces gradients of fp32 weights in the type of the first weight"),
@@ -117,6 +140,7 @@ OTHERS = {
 def apply() -> None:
     """Apply all patches, choose torch's own attention kernels, and register the exit hook."""
     disable_cudnn_attention()
+    Registry.taken = staticmethod(_all_options)
     for patch in PATCHES:
         patch.apply()
     atexit.register(stop_readers)

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from fairseq_deep.tools import allocator, format_table
+from fairseq_deep.tools.flags import actions
 from fairseq_deep.tools.machine import Check, check_compiler, check_cpu, check_python, check_space
 
 SET_UP = "pip install -r requirements.txt"
@@ -246,6 +247,25 @@ def _plugin() -> Iterator[Check]:
         yield Check("--user-dir", "FAIL", "cannot be imported", reason, SET_UP)
 
 
+def _methods() -> Iterator[Check]:
+    """Report plugins with methods, and methods whose flags this fairseq has as well."""
+    from fairseq_deep.core.description import REGISTRIES
+    from fairseq_deep.core.registry import PLUGINS
+
+    for name, error in PLUGINS.items():
+        state = ("FAIL", "cannot be imported", error, "correct or uninstall it") if error else ("ok", "imported")
+        yield Check(f"plugin {name}", *state)
+    patches, missing = _try_import("fairseq_deep.plugin.patches")
+    if missing:
+        return
+    options = patches.fairseq_options()
+    both = {f"{registry.kind} {name}" for registry in REGISTRIES for name in registry.names()
+            if options & actions(registry.get(name).add_args).keys()}  # fmt: skip
+    if both:
+        reason = "fairseq has flags of the same name, so every training run fails"
+        yield Check("flags of methods", "FAIL", ", ".join(sorted(both)), reason, "rename them, or " + SET_UP)
+
+
 def _console_scripts() -> Iterator[Check]:
     script, folder = shutil.which("fairseq-train"), os.path.dirname(sys.executable)
     cure = f"export PATH={folder}:$PATH"
@@ -337,6 +357,7 @@ GROUPS = (
     _checkpoints,
     _last_batch,
     _plugin,
+    _methods,
     _console_scripts,
     _precision,
     _decoding,

@@ -34,7 +34,7 @@ from fairseq_deep.runtime.records import (
 from .folder import CODES, CONFIG, PackageError, read_text, verify_checksums
 
 FORMAT, VERSION = "fairseq_deep package", 1
-NEWER = "install a newer fairseq_deep"
+NEWER = "install a newer fairseq_deep, or the plugin that has it"
 
 _line = text(r"[^\x00-\x1f\x7f]{0,200}", "one line of text")
 _positions = whole(1, LARGEST_NUMBER)

@@ -1,0 +1,100 @@
+"""A method in a package of one's own: the example of CONTRIBUTING.md, installed as its entry point says."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from fairseq_deep.core.aggregators import AGGREGATORS, Aggregator
+from fairseq_deep.core.registry import PLUGINS, UsageError, load_plugins
+from fairseq_deep.tools import doctor
+from fairseq_deep.tools.main import main
+from tests.helpers.commands import run, train_command
+from tests.helpers.paths import ROOT
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """install(code): a package with the entry point of the page and this module, as pip writes it."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    entry = re.search(r'"(fairseq_deep.plugins)"\]\n(my-methods = )"(mine)"', page)
+    monkeypatch.setattr(AGGREGATORS, "_entries", dict(AGGREGATORS._entries))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+
+    def install(code=""):
+        code = code or re.search(r"```python\n(.*?)```", page, re.S)[1]
+        info = tmp_path / "site" / "my_methods-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info.parent / "mine.py").write_text(code)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-methods\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{entry[1]}]\n{entry[2]}{entry[3]}\n")
+        monkeypatch.syspath_prepend(info.parent)
+        monkeypatch.setenv("PYTHONPATH", str(info.parent))
+        load_plugins()
+
+    yield install
+    sys.modules.pop("mine", None)
+    PLUGINS.clear()
+
+
+def test_all_commands_know_a_method_of_an_installed_package(install, small, tmp_path, capsys):
+    install()
+    flags = ("--layer-agg", "mine", "--mine-weight", "0.3", "--max-update", "1")
+    run(*train_command(small, tmp_path / "save", *flags, arch="transformer_prenorm_2l2l_tiny"), real=True)
+    checkpoint, package = tmp_path / "save/checkpoint_last.pt", tmp_path / "package"
+    line = tmp_path / "line"
+    line.write_text("1 2 3\n")
+    for words in (
+        ["package", checkpoint, "--data", small, "--output", package, "--tokenizer", "none"],
+        ["check", checkpoint], ["check", package], ["flags", "mine"], ["doctor"],
+        ["average", "--inputs", checkpoint, "--output", tmp_path / "mean.pt"],
+        ["diagnose", small, "--path", checkpoint],
+        ["translate", checkpoint, "--data", small, "--input", line, "--cpu"],
+        ["translate", package, "--input", line, "--cpu"],
+    ):  # fmt: skip
+        assert main([str(word) for word in words]) == 0, words
+    told = capsys.readouterr().out
+    assert "--mine-weight" in told and re.search(r"plugin mine \(my-methods\) +ok", told)
+    assert "unusual  cannot build" not in told
+    translation = told.splitlines()[-1]
+    alone = [sys.executable, ROOT / "tests/helpers/runtime_alone.py", "translate", package, "--input", line, "--cpu"]
+    done = subprocess.run(alone, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, translation, "")
+
+
+def test_a_broken_plugin_is_reported_and_the_rest_works(install, caplog):
+    install("raise ValueError('broken')")
+    assert "cannot import the plugin mine (my-methods): broken; correct or uninstall it" in caplog.text
+    check = next(doctor._methods())
+    assert (check.name, check.state, check.reason) == ("plugin mine (my-methods)", "FAIL", "broken")
+
+
+@pytest.mark.parametrize("name, flag, words", [
+    ("ema", "--ema-decay", "--layer-agg ema: --ema-decay is already a flag of fairseq or of another method; rename"),
+    ("label", "--label-decay", ""),
+    ("label", "--label-smoothing", "--label-smoothing is already a flag"),  # of a criterion
+    ("dlcl-window", "--dlcl-window", "--dlcl-window is already a flag"),
+    ("adam", "--adam-eps", "--adam-eps is already a flag"),
+    ("mine", "--my-decay", "--my-decay sets no argument of Mine; call it --mine-ARGUMENT"),
+    ("mine", "--mine-weight", "--mine-weight sets no argument of Mine"),
+    ("mine", "--encoder-mine-decay", ""),
+])  # fmt: skip
+def test_flags_of_a_method_are_checked_when_it_is_registered(monkeypatch, name, flag, words):
+    monkeypatch.setattr(AGGREGATORS, "_entries", dict(AGGREGATORS._entries))
+
+    class Mine(Aggregator):
+        def __init__(self, stack, decay=0.1):
+            super().__init__(stack)
+
+        @staticmethod
+        def add_args(parser):
+            parser.add_argument(flag, type=float)
+
+    Mine.__qualname__ = "Mine"
+    if not words:
+        assert AGGREGATORS.register(name)(Mine) is AGGREGATORS.get(name)
+        return
+    with pytest.raises(UsageError) as error:
+        AGGREGATORS.register(name)(Mine)
+    assert words in str(error.value) and name not in AGGREGATORS.names()
