@@ -135,7 +135,7 @@ def main() -> None:
         sys.exit(f"the text of {sys.argv[1]} requires a package that is missing; run: pip install {package}")
     except Exception as error:  # damaged files raise any exception
         sys.exit(f"cannot load {sys.argv[1]}: {' '.join(f'{type(error).__name__}: {error}'.split())[:200]}")
-    lines = [apply(before, line.rstrip("\r\n")) for line in sys.stdin]
+    lines = [apply(before, line.decode("utf-8-sig").rstrip("\r\n")) for line in sys.stdin.buffer]  # split at LF only
     longest = max((len(line.split()) for line in lines), default=0)
     if longest >= model.settings["max_source"]:
         sys.exit(f"a line has {longest} tokens, and the model has {model.settings['max_source']} positions: split it")

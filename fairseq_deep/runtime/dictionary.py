@@ -51,7 +51,7 @@ class Dictionary:
         try:
             if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO would block until someone writes to it
                 raise UsageError(f"{path}: must be a regular file; see --data")
-            with open(path, encoding="utf-8") as stream:
+            with open(path, encoding="utf-8-sig", newline="\n") as stream:
                 for number, line in enumerate(stream, 1):
                     dictionary._add(line.rstrip(), f"{path}:{number}")
         except UnicodeDecodeError as error:

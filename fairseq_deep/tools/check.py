@@ -30,7 +30,8 @@ _ZIP = b"PK\x03\x04"
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 8, 8: 2, 9: 4, 10: 8}
 """Bytes per entry, by the type codes of fairseq's mmap indices."""
 _ORDINARY = re.compile(
-    r"(dict\.[\w-]+\.txt|preprocess\.log|(train|valid|test)\d*\.([\w-]+-[\w-]+|None)\.[\w-]+(\.(idx|bin))?)"
+    r"(dict\.[\w-]+\.txt|preprocess\.log|alignment\.[\w-]+\.txt|"
+    r"(train|valid|test)\d*\.(align\.[\w-]+|([\w-]+-[\w-]+|None)\.[\w-]+)(\.(idx|bin))?)"
 )
 
 
@@ -227,7 +228,8 @@ def _package(folder: str) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def _folder(path: str) -> tuple[list[tuple[str, str]], list[str]]:
-    sets, dictionaries, problems = {}, [], []
+    sets: dict[str, int] = {}
+    dictionaries, problems = [], []
     for name in sorted(os.listdir(path)):
         place = os.path.join(path, name)
         if not os.path.realpath(place).startswith(os.path.realpath(path) + os.sep):
@@ -240,12 +242,20 @@ def _folder(path: str) -> tuple[list[tuple[str, str]], list[str]]:
             with open(place, "rb") as stream:
                 dictionaries.append(f"{name[5:-4]} {sum(1 for _ in stream):,}")
         elif name.endswith(".idx"):
-            count, problem = _index(place)
-            sets[name[:-4]] = f"{name[:-4]} {count:,}"
+            sets[name[:-4]], problem = _index(place)
             problems += [f"{name}: {problem}"] if problem else []
+        elif name.startswith(("train", "valid", "test")) and not name.endswith(".bin"):  # of --dataset-impl raw
+            with open(place, "rb") as stream:
+                sets[name] = sum(1 for _ in stream)
     if not sets and not dictionaries:
         problems.append("no data: it has neither an index (.idx) nor a dictionary")
-    rows = [("kind", "data directory"), ("sentences", ", ".join(sets.values()) or "-")]
+    pairs: dict[str, set[int]] = {}
+    for name, count in sets.items():
+        pair = name.replace(".align", "") if ".align." in name else name.rpartition(".")[0]
+        pairs.setdefault(pair, set()).add(count)
+    problems += [f"{pair}: unequal numbers of sentences" for pair, counts in pairs.items() if len(counts) > 1]
+    sentences = ", ".join(f"{name} {count:,}" for name, count in sets.items())
+    rows = [("kind", "data directory"), ("sentences", sentences or "-")]
     return [*rows, ("dictionaries", ", ".join(dictionaries) or "-")], problems
 
 

@@ -189,7 +189,7 @@ def unequal(*words):
 def test_bad_files_are_one_line(recipe, tmp_path, command, example, monkeypatch):
     def ends(file, text=""):
         monkeypatch.setattr(sys, "argv", ["translate_pt2.py", str(file)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
         with pytest.raises(SystemExit) as end:
             example["main"]()
         assert "\n" not in end.value.code

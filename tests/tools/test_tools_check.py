@@ -319,6 +319,24 @@ def test_indices_that_do_not_fit(check, folder, content, said):
     assert code == 1 and len(unusual) == 1 and unusual[0].startswith("train.en-de.en.idx: ") and said in unusual[0]
 
 
+def test_sides_with_unequal_numbers_of_sentences(check, folder):
+    pair = folder / "train.en-de.de"
+    for name in (f"{pair}.bin", folder / "train.align.en-de.bin"):
+        with open(name, "wb") as stream:
+            stream.write(bytes(10))
+    for sizes, name in (([2, 3], f"{pair}.idx"), ([2], folder / "train.align.en-de.idx")):
+        with open(name, "wb") as stream:
+            stream.write(index(sizes, [0, 4][: len(sizes)]))
+    for name in ("valid.en-de.en", "valid.en-de.de"):  # of --dataset-impl raw
+        (folder / name).write_text("a\rb\nc\n")
+    unequal = "train.en-de: unequal numbers of sentences"
+    assert check(folder)[2] == [unequal]
+    (folder / "train.align.en-de.idx").write_bytes(index([2, 3], [0, 4]))
+    assert check(folder)[2] == []
+    (folder / "valid.en-de.de").write_text("a\rb\n")
+    assert check(folder)[2] == [unequal.replace("train", "valid")]
+
+
 def test_odd_files_in_a_folder(check, folder, tmp_path):
     (tmp_path / "outside").touch()
     (folder / "dict.de$(touch MARK).txt").touch()

@@ -39,6 +39,8 @@ STOP = "a signal ended training without saving"
 NODES = "failed connections, different settings and lost processes ended in tracebacks, or hung"
 SHELL = "the path reached a shell, and a file name can contain commands"
 ONE_LINE = "a mistake in the input was a traceback, or another message hid it"
+TEXT = "a lone CR ended a line, which shifted pairs; a byte order mark became an unknown word"
+SIDES = "sides with different numbers of sentences were paired, or a traceback"
 UNKNOWN = "an unknown name printed 250 lines of help, or a traceback"
 REQUIREMENTS = "present releases; audio is not used"
 
@@ -348,6 +350,74 @@ EDITS = [
         ONE_LINE,
     ),
     Edit(
+        "fairseq/file_chunker_utils.py",
+        r"(?s)\A.*\Z",
+        "from fairseq.safe_text import Chunker, find_offsets  # noqa: F401\n",
+        1,
+        TEXT,
+        regex=True,
+    ),
+    Edit(
+        "fairseq/data/dictionary.py",
+        'open(PathManager.get_local_path(f), "r", encoding="utf-8")',
+        r'open(PathManager.get_local_path(f), encoding="utf-8-sig", newline="\n")',
+        1,
+        TEXT,
+    ),
+    Edit(
+        "fairseq/data/indexed_dataset.py",
+        'with open(path, "r", encoding="utf-8") as f:',
+        "with Chunker(path) as f:",
+        1,
+        TEXT,
+    ),
+    Edit("fairseq/utils.py", 'with open(replace_unk, "r") as f:', "with Chunker(replace_unk) as f:", 1, TEXT),
+    Edit("fairseq/utils.py", "with open(embed_path) as f_embed:", "with Chunker(embed_path) as f_embed:", 1, TEXT),
+    Edit("fairseq_cli/interactive.py", r"fileinput\.input\(.*\) as h", "Chunker(input) as h", 1, TEXT, regex=True),
+    Edit(
+        "fairseq_cli/preprocess.py",
+        r'open\(([\w.]+), "r", encoding="utf-8"\)',
+        r"safe_text.Chunker(\1)",
+        3,
+        TEXT,
+        regex=True,
+    ),
+    Edit(
+        "fairseq_cli/preprocess.py",
+        "    os.makedirs(args.destdir, exist_ok=True)\n",
+        "    safe_text.check_texts(args)\n    os.makedirs(args.destdir, exist_ok=True)\n",
+        1,
+        SIDES,
+    ),
+    Edit(
+        "fairseq/tasks/translation.py",
+        "            tgt_datasets.append(tgt_dataset)\n",
+        "            tgt_datasets.append(tgt_dataset)\n"
+        "            safe_text.check_same({prefix + src: len(src_datasets[-1]), prefix + tgt: len(tgt_dataset)})\n",
+        1,
+        SIDES,
+    ),
+    Edit(
+        "fairseq/data/language_pair_dataset.py",
+        r"assert len\(src\) == len\(\n +tgt\n +\), .*",
+        "sides = {'source': src, 'target': tgt, 'alignments': align_dataset or tgt}\n"
+        "            safe_text.check_same({name: len(side) for name, side in sides.items()})",
+        1,
+        SIDES,
+        regex=True,
+    ),
+    Edit("fairseq_cli/score.py", "with open(args.ref) as", "with safe_text.Chunker(args.ref) as", 3, TEXT),
+    Edit("fairseq_cli/score.py", "in fd.readlines():", "in fd:", 1, TEXT),
+    Edit(
+        "fairseq_cli/score.py",
+        r'^    if args\.sys == "-":\n(?:.*\n)*?            score\(f\)\n',
+        "    score(safe_text.read_system(args.sys, args.ref))\n",
+        1,
+        SIDES,
+        regex=True,
+    ),
+    Edit("fairseq_cli/score.py", r"^    assert args\.sys == (?:.*\n)*?    assert .*\n", "", 1, SIDES, regex=True),
+    Edit(
         "fairseq_cli/hydra_train.py",
         "    _hydra_main(cfg)\n",
         "    from fairseq import safe_exit\n\n    safe_exit.command(_hydra_main)(cfg)\n",
@@ -384,9 +454,9 @@ EDITS = [
     Edit(
         "fairseq_cli/score.py",
         "corpus_bleu(fdsys, [fdref])",
-        r'corpus_bleu([s.rstrip("\n") for s in fdsys], [[r.rstrip("\n") for r in fdref]])',
+        "BLEU(args.ignore_case, max_ngram_order=args.order).corpus_score(fdsys, [list(fdref)])",
         1,
-        "sacrebleu >= 2 takes lists, not open files",
+        "sacrebleu >= 2 takes lists, not open files; it ignored --ignore-case and --order",
     ),
     Edit(
         "fairseq_cli/score.py",
@@ -469,7 +539,20 @@ EDITS += [
         1,
         ONE_LINE,
     )
-    for name in ("train", "generate", "interactive", "validate", "eval_lm", "preprocess")
+    for name in ("train", "generate", "interactive", "validate", "eval_lm", "preprocess", "score")
+]
+EDITS += [
+    Edit(file, FIRST_IMPORT, r"\1from fairseq.safe_text import Chunker\n", 1, TEXT, regex=True)
+    for file in ("fairseq/data/indexed_dataset.py", "fairseq/utils.py", "fairseq_cli/interactive.py")
+]
+EDITS += [
+    Edit(file, FIRST_IMPORT, r"\1from fairseq import safe_text\n", 1, SIDES, regex=True)
+    for file in (
+        "fairseq/data/language_pair_dataset.py",
+        "fairseq/tasks/translation.py",
+        "fairseq_cli/preprocess.py",
+        "fairseq_cli/score.py",
+    )
 ]
 EDITS += [
     Edit(f"fairseq/{file}", FIRST_IMPORT, SAFE_EVAL, 1, "eval would run code in a checkpoint's options", regex=True)
