@@ -133,6 +133,58 @@ EDITS = [
         "resuming found no checkpoint or a truncated one, next to complete ones",
     ),
     Edit(
+        "fairseq/checkpoint_utils.py",
+        "    if (\n        extra_state is not None\n        and \"best\" in extra_state\n",
+        "    if extra_state is None:\n        safe_save.check_may_be_missing(cfg, checkpoint_path)\n\n"
+        "    if (\n        extra_state is not None\n        and \"best\" in extra_state\n",
+        1,
+        "a --restore-file that does not exist trained from scratch",
+    ),
+    Edit(
+        "fairseq/checkpoint_utils.py",
+        "] = worst_best is None or is_better(",
+        "] = len(chkpts) < cfg.keep_best_checkpoints or is_better(",
+        1,
+        "--keep-best-checkpoints N kept fewer than N",
+    ),
+    Edit(
+        "fairseq/checkpoint_utils.py",
+        r"raise ValueError\((?=\n +f?\"--finetune-from-model)",
+        "raise safe_load.CheckpointError(",
+        3,
+        ONE_LINE,
+        regex=True,
+    ),
+    Edit(
+        "fairseq/checkpoint_utils.py",
+        '"can not be specified together: " + str(cfg)',
+        '"exclude each other; omit one of them"',
+        1,
+        ONE_LINE,
+    ),
+    Edit(
+        "fairseq/checkpoint_utils.py",
+        "{cfg.finetune_from_model} does not exist",
+        "{cfg.finetune_from_model}: no such file; correct the path",
+        1,
+        ONE_LINE,
+    ),
+    Edit(
+        "fairseq/checkpoint_utils.py",
+        r"can not be set together with either --reset-optimizer\"\n +\" or .*\"",
+        'implies all --reset flags; omit them"',
+        1,
+        ONE_LINE,
+        regex=True,
+    ),
+    Edit(
+        "fairseq/trainer.py",
+        '                        state["model"], build_fp32_params',
+        "                        self.get_model().state_dict(), build_fp32_params",
+        1,
+        "--store-ema with a checkpoint that has no EMA: KeyError, since its weights were deleted before",
+    ),
+    Edit(
         "fairseq_cli/train.py",
         "checkpoint_utils.verify_checkpoint_directory(cfg.checkpoint.save_dir)",
         "safe_save.make_folder(cfg.checkpoint.save_dir, cfg.checkpoint.no_save)",
@@ -198,7 +250,7 @@ EDITS = [
     Edit(
         "fairseq_cli/train.py",
         IMPORT_TORCH,
-        "\nimport torch\nfrom fairseq import safe_numbers, safe_save, safe_stop\n",
+        "\nimport torch\nfrom fairseq import safe_metric, safe_numbers, safe_save, safe_stop\n",
         1,
         STOP,
     ),
@@ -216,10 +268,18 @@ EDITS = [
         "        try:\n"
         "            trainer.get_valid_iterator(subset)\n"
         "        except Exception as error:\n"
-        "            raise SystemExit(f'{subset}: {error}') from None\n\n"
+        "            raise SystemExit(f'{subset}: {error}') from None\n"
+        "    safe_metric.check(cfg, task, trainer)\n\n"
         "    max_epoch = cfg.optimization.max_epoch or math.inf\n",
         1,
         "a validation line that was too long ended training after the first epoch, unsaved",
+    ),
+    Edit(
+        "fairseq/tasks/translation.py",
+        "            if max(totals) > 0:\n",
+        "            if any('_bleu_sys_len' in log for log in logging_outputs):\n",
+        1,
+        "a validation with only empty hypotheses had no BLEU, which ended the run",
     ),
     Edit(
         "fairseq/options.py",

@@ -157,6 +157,23 @@ def to_restore(path, no_last):
     return path
 
 
+def check_may_be_missing(cfg, path):
+    """Reject a checkpoint `path` that the user named and that does not exist; training would start from scratch.
+
+    Args:
+        cfg: settings of checkpoints; their default is checkpoint_last.pt in the directory of the run
+
+    Raises:
+        CheckpointError: the file is not the run's own last checkpoint
+    """
+    own = os.path.join(cfg.save_dir, os.path.basename(path))
+    if os.path.abspath(path) == os.path.abspath(own) and os.path.basename(path).startswith("checkpoint_last"):
+        return
+    flag = "--restore-file" if cfg.restore_file != "checkpoint_last.pt" else "--continue-once"
+    cure = f"give {own}" if os.path.isfile(own) else "correct the path"
+    raise CheckpointError(f"{flag} {path}: no such file; {cure}, or omit it to train from the beginning")
+
+
 def is_whole(path):
     """Return whether `path` has the end of a file of `torch.save`; of files of old torch only the size is checked."""
     try:

@@ -1,0 +1,104 @@
+"""Settings that depend on validation, and the checkpoint that a run starts from: none is ignored or inverted."""
+
+import re
+from types import SimpleNamespace as Settings
+
+import pytest
+import torch
+from fairseq import safe_metric
+
+from tests.helpers.commands import losses, run, train_command
+
+ONE = ("--max-update", "1", "--lr", "1e-9")
+BLEU = ("--eval-bleu", "--eval-bleu-args", '{"beam": 2, "max_len_b": 10}', "--best-checkpoint-metric", "bleu")
+MAXIMIZE = "--maximize-best-checkpoint-metric"
+PLATEAU = ("--lr-scheduler", "reduce_lr_on_plateau")
+
+
+@pytest.mark.parametrize("flags, said", [
+    (BLEU, "--best-checkpoint-metric bleu requires --maximize-best-checkpoint-metric: add it"),
+    ((*BLEU[3:], MAXIMIZE), "--best-checkpoint-metric bleu requires --eval-bleu: add it"),
+    (("--best-checkpoint-metric", "los"), "unknown --best-checkpoint-metric los; choose from loss, nll_loss, ppl"),
+    ((*BLEU[:3], *PLATEAU, "--best-checkpoint-metric", "beu"), "beu; choose from bleu, loss, nll_loss, ppl"),
+    (("--best-checkpoint-metric", "accuracy", MAXIMIZE), "unknown --best-checkpoint-metric accuracy; choose from loss"),
+    ((MAXIMIZE,), f"{MAXIMIZE} is not supported with --best-checkpoint-metric loss: omit it"),
+    ((*PLATEAU, "--disable-validation"), f"{' '.join(PLATEAU)} is not supported with --disable-validation; omit one"),
+    (("--patience", "2", "--disable-validation"), "--patience is not supported with --disable-validation; omit one"),
+    (("--restore-file", "none.pt"), "--restore-file none.pt: no such file; correct the path, or omit it"),
+    (("--continue-once", "none.pt"), "--continue-once none.pt: no such file; correct the path, or omit it"),
+    (("--finetune-from-model", "none.pt"), "--finetune-from-model none.pt: no such file; correct the path"),
+    (("--finetune-from-model", "a.pt", "--restore-file", "b.pt"), "--restore-file (non-default value) exclude each"),
+    (("--finetune-from-model", "a.pt", "--reset-meters"), "--finetune-from-model implies all --reset flags; omit them"),
+])  # fmt: skip
+def test_settings_without_effect_end_training_before_its_first_update(small, tmp_path, flags, said):
+    done = run(*train_command(small, tmp_path, *flags), check=False)
+    last = (done.stdout + done.stderr).splitlines()[-1]
+    assert done.returncode == 1 and said in last and "train_inner" not in done.stdout
+    assert not list(tmp_path.glob("*.pt"))
+
+
+@pytest.mark.parametrize("metric, maximize", [
+    ("bleu", True), ("en-de:bleu", True), ("chrf2", True), ("n_correct_accuracy", True), ("acc_and_f1", True),
+    ("loss", False), ("nll_loss", False), ("de-en:ppl", False), ("raw_wer", False), ("adversarial_loss", False),
+])  # fmt: skip
+def test_known_metrics_have_one_direction(metric, maximize):
+    def check(maximize):
+        best = {"best_checkpoint_metric": metric, "maximize_best_checkpoint_metric": maximize}
+        cfg = Settings(dataset=Settings(disable_validation=False), checkpoint=Settings(**best), task=Settings())
+        safe_metric.check(cfg, Settings(post_validate=None), None)
+
+    check(maximize)
+    with pytest.raises(safe_metric.MetricError, match=f"--best-checkpoint-metric {metric}"):
+        check(not maximize)
+
+
+def test_other_metrics_are_found_without_a_change_of_the_training(small, tmp_path):
+    plain = run(*train_command(small, tmp_path / "plain", "--max-epoch", "2"))
+    flags = ("--best-checkpoint-metric", "accuracy", MAXIMIZE, "--report-accuracy")
+    other = run(*train_command(small, tmp_path / "other", "--max-epoch", "2", *flags))
+    assert losses(other) == losses(plain)
+    two = (*ONE, "--best-checkpoint-metric", "ppl", "--distributed-backend", "gloo")
+    two = run(*train_command(small, tmp_path / "two", *two), processes=2)
+    assert "done training" in two.stdout + two.stderr
+
+
+def test_as_many_of_the_best_checkpoints_are_kept_as_the_flag_says(small, tmp_path):
+    worse = ("--lr=-1e-3", "--lr-scheduler", "fixed")  # the loss rises
+    run(*train_command(small, tmp_path, *worse, "--max-epoch", "4", "--keep-best-checkpoints", "2"))
+    kept = {float(path.stem.rsplit("_", 1)[-1]) for path in tmp_path.glob("checkpoint.best_loss_*.pt")}
+    last = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)["extra_state"]
+    assert len(kept) == 2 and min(kept) == pytest.approx(last["best"], abs=2e-3) and max(kept) < last["val_loss"]
+
+
+def test_bleu_of_empty_hypotheses_is_0(small, tmp_path):
+    empty = (*BLEU[:2], '{"beam": 1, "max_len_a": 0, "max_len_b": 1, "min_len": 0}', *BLEU[3:], MAXIMIZE)
+    done = run(*train_command(small, tmp_path, *ONE, *empty))
+    assert re.search(r'"valid_bleu": "0"', done.stdout + done.stderr)
+
+
+def weights(path, part=None):
+    state = torch.load(path, weights_only=False)
+    return state["extra_state"][part] if part else state["model"]
+
+
+@pytest.mark.parametrize("start, more", [
+    ("--finetune-from-model", ("--ema-fp32", "--bf16")), ("--restore-file", ()), ("resume", ()),
+])  # fmt: skip
+def test_ema_starts_from_the_weights_of_a_checkpoint_without_ema(small, tmp_path, start, more):
+    run(*train_command(small, tmp_path / "old", "--max-update", "6", *more[1:]))
+    old = tmp_path / "old/checkpoint_last.pt"
+    before = weights(old)
+    new, flags = (tmp_path / "old", ()) if start == "resume" else (tmp_path / "new", (start, old))
+    run(*train_command(small, new, "--max-update", "9", "--store-ema", "--ema-decay", "1", *more, *flags))
+    ema = weights(new / "checkpoint_last.pt", "ema")
+    assert before.keys() == ema.keys()
+    for name, value in before.items():
+        assert torch.equal(ema[name], value), name
+
+
+def test_the_default_checkpoint_may_be_named_before_it_exists(small, tmp_path):
+    flags = ("--restore-file", tmp_path / "checkpoint_last.pt")
+    run(*train_command(small, tmp_path, *ONE, *flags))
+    (tmp_path / "checkpoint_last.pt").rename(tmp_path / "other.pt")
+    done = run(*train_command(small, tmp_path, *ONE, "--restore-file", "other.pt"), check=False)
+    assert f"--restore-file other.pt: no such file; give {tmp_path}/other.pt, or omit it" in done.stdout + done.stderr
