@@ -1,5 +1,6 @@
 """Sub-words of the recipes: joint, per side, SentencePiece; Chinese; what is dropped; several test sets."""
 
+import multiprocessing
 import os
 import random
 import signal
@@ -161,11 +162,14 @@ def signals_of_a_worker(_):
     return signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGTERM)
 
 
-def test_a_worker_ends_when_its_pool_does():
+def test_a_worker_ends_when_its_pool_does(monkeypatch):
     """The driver's own handler of SIGTERM, which a fork inherits, would keep it; then the pool waits for ever."""
+    started = multiprocessing.get_context("forkserver")  # the default of Python 3.14
+    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", started)
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         found = list(subwords.spread(signals_of_a_worker, [(0,), (1,)], 2))
+        assert list(subwords.spread(os.getppid, [()], 2)) == [os.getpid()]
     finally:
         signal.signal(signal.SIGTERM, before)
     assert found == [(set(), signal.SIG_DFL)] * 2 and signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()

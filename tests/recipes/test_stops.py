@@ -1,22 +1,34 @@
 """A training that is told to stop saves and exits with its own status, and the same command goes on, bit for bit."""
 
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import time
 
+import fairseq.binarizer
 import pytest
 import torch
 from fairseq import safe_load, safe_save, safe_stop
 
 from tests.helpers import faults
-from tests.helpers.commands import BIN, PACKAGE, losses_in, train_command
+from tests.helpers.commands import BIN, PACKAGE, losses_in, run, train_command
 from tests.helpers.forkserver import server
 from tests.helpers.recipes import write_program
 
 FLAGS = ("--max-epoch", "2", "--num-workers", "0", "--max-tokens", "150")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forkserver(tmp_path_factory):
+    """Start the processes of real commands as Python 3.14 does."""
+    site = tmp_path_factory.mktemp("site")
+    (site / "sitecustomize.py").write_text("import multiprocessing as m\nm.set_start_method('forkserver')\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(site))
+        yield
 
 
 def start(small, folder, *flags, fault=None):
@@ -231,6 +243,24 @@ def test_workers_of_a_training_that_is_killed_end_too(small, tmp_path):
     while live(workers) and time.time() < end:
         time.sleep(0.2)
     assert not live(workers)
+
+
+def test_commands_with_workers_end(small, tmp_path):
+    last, common = tmp_path / "checkpoint_last.pt", ("--user-dir", PACKAGE, "--cpu", "--max-tokens", "400")
+    for command in (
+        train_command(small, tmp_path, "--max-update", "3"),
+        ["fairseq-validate", small, "--path", last, *common],
+        ["fairseq-generate", small, "--path", last, "--gen-subset", "valid", *common],
+    ):
+        run(*command, "--num-workers", "2", prepare=("multiprocessing:set_start_method", "forkserver", True))
+
+
+@pytest.mark.parametrize("module", [safe_stop, fairseq.binarizer, fairseq.data.dictionary])
+def test_workers_of_pools_are_forks(monkeypatch, module):
+    started = multiprocessing.get_context("forkserver")
+    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", started)
+    with module.Pool(processes=1) as pool:
+        assert pool.apply(os.getppid) == os.getpid()
 
 
 def test_fairseq_hydra_train_stops_so_too(small, tmp_path):

@@ -27,6 +27,7 @@ class EditError(Exception):
 
 
 HYDRA_WARNINGS = "hydra 1.3 prints 24 lines at every start about calls that it still supports"
+HYDRA_HELP = "argparse of Python 3.14 formats each help text at once; one of hydra 1.3.8 is no string"
 LONG = "numpy 2 has no np.compat.long"
 MUTABLE = "Python 3.11 rejects dataclass instances as defaults"
 IMPORT_TORCH = "\nimport torch\n"
@@ -36,6 +37,8 @@ ARCHIVE = "an archive could write anywhere; a directory replaced a local archive
 WHOLE = "a full disk or a kill replaced a complete checkpoint by a truncated one"
 NUMBERS = "a NaN printed 175 lines, the last one StopIteration; the detector failed on the encoder's dictionary"
 STOP = "a signal ended training without saving"
+FORK = "under forkserver, the default of Python 3.14, every worker imported fairseq again and the data workers hung"
+TYPES = "Python 3.14 prints optional types in another form"
 NODES = "failed connections, different settings and lost processes ended in tracebacks, or hung"
 SHELL = "the path reached a shell, and a file name can contain commands"
 ONE_LINE = "a mistake in the input was a traceback, or another message hid it"
@@ -85,13 +88,45 @@ EDITS = [
         1,
         "a field with a factory has no default",
     ),
-    Edit("fairseq/dataclass/utils.py", "\nimport re\n", "\nimport re\nimport warnings\n", 1, HYDRA_WARNINGS),
+    Edit("fairseq/dataclass/utils.py", "\nimport re\n", "\nimport types\nimport warnings\n", 1, HYDRA_WARNINGS),
     Edit(
         "fairseq/dataclass/utils.py",
         "    with initialize(",
         "    with warnings.catch_warnings(record=True), initialize(",
         1,
         HYDRA_WARNINGS,
+    ),
+    Edit(
+        "fairseq/dataclass/utils.py",
+        "import Any, Dict, List, Optional, Tuple, Type\n",
+        "import Any, Dict, List, Optional, Tuple, Type, Union, get_args, get_origin\n",
+        1,
+        TYPES,
+    ),
+    Edit(
+        "fairseq/dataclass/utils.py",
+        r"^    typestring = (?:.*\n)*?        return field_type.__args__\[0\]\n",
+        "    kinds = get_args(field_type)\n"
+        "    if type(None) in kinds and get_origin(field_type) in (Union, types.UnionType):\n"
+        "        return next(kind for kind in kinds if kind is not type(None))\n",
+        1,
+        TYPES,
+        regex=True,
+    ),
+    Edit(
+        "fairseq/dataclass/utils.py",
+        '("List" in str(inter_type) or "Tuple" in str(inter_type))',
+        "get_origin(inter_type) in (list, tuple)",
+        1,
+        TYPES,
+    ),
+    Edit(
+        "fairseq/dataclass/utils.py",
+        r'"(int|float|str)" in str\(inter_type\)',
+        r"\1 in get_args(inter_type)",
+        3,
+        TYPES,
+        regex=True,
     ),
     Edit(
         "fairseq/checkpoint_utils.py",
@@ -345,6 +380,14 @@ EDITS = [
     ),
     Edit("fairseq/data/iterators.py", "itr = torch.utils.data.DataLoader(", "itr = safe_stop.DataLoader(", 3, STOP),
     Edit("fairseq/data/iterators.py", IMPORT_TORCH, "\nimport torch\nfrom fairseq import safe_stop\n", 1, STOP),
+    Edit("fairseq/binarizer.py", "from multiprocessing import Pool\n", "from fairseq.safe_stop import Pool\n", 1, FORK),
+    Edit(
+        "fairseq/data/dictionary.py",
+        "from multiprocessing import Pool\n",
+        "from fairseq.safe_stop import Pool\n",
+        1,
+        FORK,
+    ),
     Edit(
         "fairseq/distributed/utils.py",
         "            torch.multiprocessing.spawn(\n",
@@ -484,6 +527,14 @@ EDITS = [
         1,
         ONE_LINE,
     ),
+    Edit("fairseq_cli/hydra_train.py", "\nimport hydra\n", "\nimport argparse\n\nimport hydra\n", 1, HYDRA_HELP),
+    Edit(
+        "fairseq_cli/hydra_train.py",
+        "\n\n@hydra.main(",
+        "argparse.ArgumentParser._check_help = lambda parser, action: None\n\n\n@hydra.main(",
+        1,
+        HYDRA_HELP,
+    ),
     Edit("fairseq/distributed/utils.py", "torch.load(", "safe_load.load(", 1, SAFE_LOAD),
     Edit(
         "fairseq/file_utils.py",
@@ -579,7 +630,7 @@ EDITS = [
     Edit("setup.py", '"sacrebleu>=1.4.12"', '"sacrebleu>=2"', 1, REQUIREMENTS),
     Edit("setup.py", '"torch",', '"torch>=1.13",', 1, REQUIREMENTS),
     Edit("setup.py", '            "torchaudio>=0.8.0",\n', "", 1, REQUIREMENTS),
-    Edit("setup.py", "zip_safe=False,", 'zip_safe=False,\n        python_requires=">=3.9",', 1, REQUIREMENTS),
+    Edit("setup.py", "zip_safe=False,", 'zip_safe=False,\n        python_requires=">=3.11",', 1, REQUIREMENTS),
 ]
 # Speech and quantisation have their own loaders.
 LOADS = {

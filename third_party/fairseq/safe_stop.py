@@ -90,6 +90,19 @@ class Stop:
 STOP = Stop()
 
 
+def _start_method():
+    """Return "fork" where the default start method is "forkserver", else None (the default).
+
+    Workers of a fork server import fairseq again, copy the data, and are not children of this process.
+    """
+    return "fork" if multiprocessing.get_start_method() == "forkserver" else None
+
+
+def Pool(processes):
+    """Return a pool of worker processes."""
+    return multiprocessing.get_context(_start_method()).Pool(processes)
+
+
 class DataLoader(torch.utils.data.DataLoader):
     """torch's DataLoader with workers that survive signals to the whole process group.
 
@@ -97,9 +110,12 @@ class DataLoader(torch.utils.data.DataLoader):
     Workers inherit the blocked signals of the thread that starts them.
     """
 
-    def __init__(self, *arguments, worker_init_fn=None, **options):
+    def __init__(self, *arguments, num_workers=0, worker_init_fn=None, **options):
         begin = functools.partial(_begin_worker, worker_init_fn)
-        super().__init__(*arguments, worker_init_fn=begin, **options)
+        method = _start_method() if num_workers else None
+        super().__init__(
+            *arguments, num_workers=num_workers, worker_init_fn=begin, multiprocessing_context=method, **options
+        )
 
     def __iter__(self):
         if not STOP.before or not hasattr(signal, "sigwaitinfo"):  # not a training, or macOS

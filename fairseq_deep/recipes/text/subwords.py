@@ -10,6 +10,7 @@ millions of pairs need little memory.
 import functools
 import io
 import json
+import multiprocessing
 import os
 import signal
 from collections import Counter
@@ -81,7 +82,9 @@ def spread(function, jobs, workers):
     if workers == 1:
         yield from starmap(function, jobs)
         return
-    pool, waiting = ProcessPoolExecutor(workers, initializer=_begin_worker), []
+    method = "fork" if multiprocessing.get_start_method() == "forkserver" else None  # where each would import torch
+    context, waiting = multiprocessing.get_context(method), []
+    pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker)
     try:
         for job in jobs:
             waiting.append(_submit(pool, function, job))
