@@ -49,7 +49,8 @@ class FairseqDeepTokenizer(PreTrainedTokenizer):
             task, text = config["task"], config["text"]
             codes = os.path.join(folder, names[2]) if len(names) > 2 else None
             languages = task["source_lang"], task["target_lang"]
-            self.steps = TextSteps(*languages, codes, text["tokenizer"], text["lowercase"], self.source.indices)
+            self.steps = TextSteps(*languages, codes, text["tokenizer"], text["lowercase"],
+                                   self.source.symbols[len(SPECIAL) :])  # fmt: skip
             self._prepare_target = tokenizer_of(languages[1], text["tokenizer"])
         self.current = self.source
         limits = (task["max_source_positions"], config["model"].get("max_source_positions"))

@@ -10,8 +10,8 @@ import platform
 import zlib
 from typing import TYPE_CHECKING, Any
 
+from fairseq_deep.runtime.language_codes import tokenizer_language
 from fairseq_deep.runtime.records import CHECKPOINTS
-from fairseq_deep.tools.score import tokenizer_language
 
 from .options import EXAMPLES, ROOT
 

@@ -10,8 +10,8 @@ import shutil
 from typing import Any
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime.language_codes import bleu_for, short_code, tokenizer_language
 from fairseq_deep.tools import allocator, write_text
-from fairseq_deep.tools.score import bleu_for, tokenizer_language
 
 from . import model, nodes, record
 from .changes import can_resume
@@ -24,7 +24,8 @@ from .text.corpus import check_lengths, copy_corpus
 def set_up(runner: Runner, out: str = "env.txt") -> None:
     """Check this machine and record its properties."""
     plan, options = runner.plan, runner.plan.options
-    needs = ["sentencepiece"] if options.bpe == "sentencepiece" else ["jieba"] if "zh" in plan.langs else []
+    segmented = "zh" in map(short_code, plan.langs)
+    needs = ["sentencepiece"] if options.bpe == "sentencepiece" else ["jieba"] * segmented
     runner.run("fairseq-deep", "doctor")
     if runner.dry:
         return

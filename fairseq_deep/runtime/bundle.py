@@ -11,7 +11,7 @@ from typing import Any
 from fairseq_deep.errors import UsageError
 
 from . import other_formats, packaged
-from .dictionary import Dictionary
+from .dictionary import SPECIAL, Dictionary
 from .records import AGAIN, CHECKPOINTS, RERUN, RESULT, SEARCH, SEARCHED, STEPS, read_json
 from .text import TextSteps, is_pieces
 
@@ -49,7 +49,8 @@ class Bundle:
 
     def text_steps(self, source_lang: str, target_lang: str, source: Dictionary) -> TextSteps:
         """Return the conversion between raw text and tokens, for the model's languages and source dictionary."""
-        return TextSteps(source_lang, target_lang, self.codes, self.tokenizer, self.lowercase, source.indices)
+        symbols = source.symbols[len(SPECIAL) :]
+        return TextSteps(source_lang, target_lang, self.codes, self.tokenizer, self.lowercase, symbols)
 
 
 def find_bundle(path: str, **given: Any) -> Bundle:

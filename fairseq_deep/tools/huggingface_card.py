@@ -5,6 +5,7 @@ import json
 import os
 from typing import Any
 
+from fairseq_deep.runtime.language_codes import short_code
 from fairseq_deep.tools import package
 from fairseq_deep.tools.huggingface_pieces import tags_of
 
@@ -48,7 +49,7 @@ def _front(config: dict[str, Any]) -> str:
 def _use(parts: Any, search: dict[str, Any], text: dict[str, Any]) -> str:
     """Return instructions to translate raw text with this directory and public packages."""
     needs = "'transformers>=5' torch" + " sacremoses" * (text["tokenizer"] == "moses")
-    segmented = text["tokenizer"] == "moses" and parts.loaded.source_lang == "zh"
+    segmented = text["tokenizer"] == "moses" and short_code(parts.loaded.source_lang) == "zh"
     needs += " jieba" * segmented
     takes = "raw text" if text["tokenizer"] == "none" else "text tokenised as above"
     tags = tags_of(parts.loaded.source.symbols)
@@ -77,7 +78,7 @@ def code(parts: Any, search: dict[str, Any], text: dict[str, Any], segmented: bo
     decoder = "tokenizer" if parts.sizes.shared else "target"
     lines += ['target = AutoTokenizer.from_pretrained(folder, subfolder="target")'] * (decoder == "target")
     if moses:
-        source, target = map(json.dumps, (loaded.source_lang, loaded.target_lang))
+        source, target = (json.dumps(short_code(lang)) for lang in (loaded.source_lang, loaded.target_lang))
         lines += [f"moses, undo = MosesTokenizer({source}), MosesDetokenizer({target})"]
     lines += ["", "", "def tag(line):  # the tokenizer would split it",
               '    return re.match("(<2[^ >]+> ?)?", line).end()'] * tagged  # fmt: skip

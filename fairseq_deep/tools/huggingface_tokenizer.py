@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from fairseq_deep.runtime.text import SEPARATOR, is_pieces
+from fairseq_deep.runtime.text import SEPARATOR, Merges, is_pieces
 from fairseq_deep.tools import UsageError, huggingface_pieces
 from fairseq_deep.tools.huggingface_pieces import Pieces, read_pieces, tags_of
 
@@ -29,10 +29,7 @@ def read_subwords(path: str) -> list[tuple[str, str]] | Pieces:
     """
     if is_pieces(path):
         return read_pieces(path)
-    from subword_nmt.apply_bpe import BPE
-
-    with open(path, encoding="utf-8") as stream:
-        merges = BPE(stream, separator=SEPARATOR)
+    merges = Merges(path).merges
     if merges.version != VERSION:
         version = ".".join(map(str, merges.version))
         raise UsageError(f"{path} has merges of version {version}; transformers supports only 0.2: learn them again")

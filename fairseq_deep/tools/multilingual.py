@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from fairseq_deep.runtime.language_codes import short_code
 from fairseq_deep.tools import UsageError, format_table, read_lines
 
 PAIR = re.compile(r"test\.([a-z]{2,3})-([a-z]{2,3})\.hyp")
@@ -48,7 +49,7 @@ def score_folder(folder: str, metric: Any, against: str | None = None) -> dict[s
 
 def direction(pair: str) -> str:
     """Return the entry of `DIRECTIONS` for a pair such as ``en-de``."""
-    source, target = pair.split("-")
+    source, target = map(short_code, pair.split("-"))
     return "en-xx" if source == "en" else "xx-en" if target == "en" else "zero-shot"
 
 
@@ -108,7 +109,7 @@ def language_accuracy(hypotheses: dict[str, list[str]]) -> float | None:
         return None
     shares = []
     for pair, lines in hypotheses.items():
-        target = pair.split("-")[1]
+        target = short_code(pair.split("-")[1])
         shares.append(statistics.fmean(bool(line.strip()) and py3langid.classify(line)[0] == target for line in lines))
     return 100 * statistics.fmean(shares)
 

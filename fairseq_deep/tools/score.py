@@ -16,6 +16,7 @@ import re
 import sys
 from typing import Any, NamedTuple
 
+from fairseq_deep.runtime.language_codes import bleu_for, short_code
 from fairseq_deep.tools import (
     UsageError,
     at_least_one,
@@ -148,25 +149,6 @@ def compute(
     return result
 
 
-def tokenizer_language(lang: str) -> str:
-    """Return *lang* if sacreBLEU has its own tokenizer for the target language; otherwise ""."""
-    return lang if lang in ("zh", "ja", "ko") else ""
-
-
-def bleu_for(lang: str, **settings: Any) -> Any:
-    """Return sacreBLEU's BLEU with the tokenizer of the target language.
-
-    Raises:
-        UsageError: the tokenizer is in a package that is not installed
-    """
-    from sacrebleu.metrics import BLEU
-
-    try:
-        return BLEU(trg_lang=lang, **settings)
-    except (RuntimeError, ImportError) as error:
-        raise UsageError(f"sacreBLEU requires a tokenizer for '{lang}': pip install 'sacrebleu[{lang}]'") from error
-
-
 def _metrics(measure: str, lowercase: bool, lang: str) -> dict[str, Any]:
     """Return new sacreBLEU metrics: BLEU for `measure` and, for detokenised text, chrF."""
     try:
@@ -259,7 +241,7 @@ def _detokenizer(lang: str | None):
         from sacremoses import MosesDetokenizer
     except ImportError as error:
         raise UsageError(f"sacremoses cannot be imported ({error}); pip install sacremoses") from error
-    moses = MosesDetokenizer(lang=lang)
+    moses = MosesDetokenizer(lang=short_code(lang))
     return lambda line: moses.detokenize(line.split())
 
 

@@ -23,6 +23,7 @@ import torch
 
 from fairseq_deep.errors import one_line
 from fairseq_deep.runtime.loading import ModelFacts
+from fairseq_deep.runtime.language_codes import short_code
 from fairseq_deep.runtime.text import is_pieces
 from fairseq_deep.tools import (
     UsageError,
@@ -153,8 +154,8 @@ def describe(
     return {
         "format": FORMAT,
         "version": VERSION,
-        "source_lang": loaded.source_lang,
-        "target_lang": loaded.target_lang,
+        "source_lang": short_code(loaded.source_lang),
+        "target_lang": short_code(loaded.target_lang),
         "text": {"tokenizer": bundle.tokenizer, "lowercase": bundle.lowercase, "sub_words": steps.kind},
         "search": search,
         "capacity": capacity,
@@ -195,7 +196,7 @@ def _texts(loaded: Any, bundle: Any) -> dict[str, str]:
         if is_pieces(bundle.codes):  # extra files must be text
             texts["spm.model.base64"] = base64.b64encode(content).decode()
         else:
-            texts["codes"] = content.decode("utf-8")
+            texts["codes"] = content.decode("utf-8-sig")
     return texts
 
 

@@ -473,7 +473,9 @@ def with_merges(dictionary, data, tmp_path_factory):
     """A packaged model of sub-words."""
     folder = tmp_path_factory.mktemp("merges")
     write_checkpoint(folder / "c.pt", DLCL, tiny_flags(DLCL), dictionary)
-    (folder / "code").write_text("#version: 0.2\nw 1\nw 2</w>\n")
+    one, two = ([f"w {number}{end}" for number in range(10)] for end in ("</w>", ""))
+    merges = [*one, *two, *(f"w{number // 10} {number % 10}</w>" for number in range(100))]
+    (folder / "code").write_text("\n".join(["#version: 0.2", *merges, ""]))
     assert package(folder / "c.pt", data, folder / "made", "--bpe-codes", str(folder / "code")) == 0
     return folder / "made"
 

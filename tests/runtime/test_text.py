@@ -1,9 +1,16 @@
 """Text before the model."""
 
-import pytest
-from subword_nmt import apply_bpe
+import contextlib
+import io
 
-from fairseq_deep.runtime import text
+import pytest
+import sentencepiece
+from subword_nmt import apply_bpe
+from subword_nmt.learn_bpe import learn_bpe
+
+from fairseq_deep.errors import UsageError
+from fairseq_deep.runtime import language_codes, text
+from fairseq_deep.runtime.dictionary import Dictionary
 
 
 def test_the_cache_of_sub_words_is_bounded(tmp_path, monkeypatch):
@@ -34,7 +41,7 @@ def test_a_language_tag_stays_whole(lowercase):
     prepare = text.tokenizer_of("en", "moses", lowercase)
     assert prepare("<2zh_CN> Don't <2de>") == "<2zh_CN> " + prepare("Don't <2de>") != prepare("Don't <2de>")
     assert prepare("<2de>") == prepare("<2de> ") == "<2de>" and prepare(" <2de>").startswith("&lt;")
-    known = text.tokenizer_of("en", "moses", lowercase, {"<2de>"})
+    known = text.tokenizer_of("en", "moses", lowercase, {"<2de>"}.__contains__)
     assert known("<2de> a") == "<2de> a" and known("<24> degrees") == "&lt; 24 &gt; degrees"
     assert prepare("<2a>" * 5000).startswith("<2a> &lt;"), "only the first one is a tag"
 
@@ -42,3 +49,103 @@ def test_a_language_tag_stays_whole(lowercase):
 def test_symbols_of_sub_words():
     parts = {symbol: text.is_part(symbol) for symbol in ("ab@@", "\u2581ab", "\u2581", "ab", "@")}
     assert [symbol for symbol, found in parts.items() if found] == ["ab@@", "\u2581ab"]
+
+
+CODES = {"zh": "zh zh-CN zh_TW ZH zho zho_Hans zho_Hant chi cmn cmn_Hant yue_Hant", "ja": "ja ja_XX jpn jpn_Jpan",
+         "ko": "ko ko-KR ko_KR kor kor_Hang", "th": "th th_TH tha_Thai", "de": "de de_DE deu deu_Latn ger",
+         "en": "en en-GB eng_Latn", "ro": "ro ro_RO ron_Latn rum", "tr": "tr tr_TR", "ast": "ast ast_Latn"}  # fmt: skip
+
+
+@pytest.mark.parametrize("language", CODES)
+def test_a_language_has_many_codes(language):
+    known = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab", "th": "char"}.get(language)
+    for code in CODES[language].split():
+        assert language_codes.short_code(code) == language
+        assert language_codes.tokenizer_language(code) == (language if known else "")
+        if language not in ("ja", "ko"):  # their tokenizers are in further packages
+            bleu = language_codes.bleu_for(code)
+            bleu.corpus_score(["a"], [["a"]])
+            assert f"tok:{known or '13a'}|" in str(bleu.get_signature()), code
+
+
+def test_words_are_those_of_the_language_whatever_its_code():
+    line = "我们今天在北京大学看见老房子。"
+    assert text.tokenizer_of("zho_Hans")(line) == text.tokenizer_of("zh")(line) != text.tokenizer_of("en")(line)
+    assert text.tokenizer_of("deu_Latn")("Es sind ca. 3 km.") == "Es sind ca. 3 km ."
+
+
+@pytest.fixture(scope="module")
+def codes(tmp_path_factory):
+    """Sub-words of each kind, with the dictionaries of the text that they were learned from."""
+    folder, words = tmp_path_factory.mktemp("codes"), "the old house is not green but we see it here today".split()
+    lines = [" ".join(words[start:] + words[:start]) for start in range(len(words))] * 3
+    with open(folder / "code", "w") as file, contextlib.redirect_stderr(io.StringIO()):
+        learn_bpe([f"{word} 3" for word in words], file, 20, is_dict=True)
+    for name, kind in (("unigram", "unigram"), ("char", "char"), ("bpe", "bpe")):
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines), model_prefix=str(folder / name), vocab_size=45, model_type=kind,
+            hard_vocab_limit=False, minloglevel=2,
+        )  # fmt: skip
+    found = {}
+    for name in ("code", "unigram.model", "char.model", "bpe.model"):
+        cut = text.cutter_of(str(folder / name))
+        symbols = list(dict.fromkeys(symbol for line in lines for symbol in cut(line).split()))
+        found[name] = str(folder / name), [*symbols, ">>de<<", "madeupword0000", "madeupword0001", "madeupword0002"]
+    return found
+
+
+KINDS = ["code", "unigram.model", "bpe.model", "char.model"]
+
+
+@pytest.mark.parametrize("given", KINDS)
+@pytest.mark.parametrize("model", KINDS[:3])
+def test_sub_words_fit_the_dictionary(model, given, codes):
+    """Those of the model do, and of another kind or algorithm do not."""
+    path, symbols = codes[given][0], codes[model][1]
+    fits = contextlib.nullcontext()
+    with fits if given == model else pytest.raises(UsageError, match="does not fit the source dictionary"):
+        text.TextSteps("en", "de", path, "none", symbols=symbols)
+    text.TextSteps("en", "de", codes["char.model"][0], "none", symbols=codes["char.model"][1])
+
+
+def test_merges_with_a_byte_order_mark(codes, tmp_path):
+    path, symbols = codes["code"]
+    (tmp_path / "code").write_text("\ufeff" + open(path).read(), encoding="utf-8")
+    line = "the old house is here"
+    assert text.cutter_of(str(tmp_path / "code"))(line) == text.cutter_of(path)(line)
+
+
+TAGS = (">>de<<", "<2de>", "__de__", "[de]", "de_DE", "{de}", "#de", "TO_DE")
+
+
+@pytest.mark.parametrize("tokenizer", ["moses", "none"])
+@pytest.mark.parametrize("name", ["code", "unigram.model", None])
+def test_a_tag_of_the_dictionary_stays_whole(name, tokenizer, codes):
+    """Whatever its form; a tag that the dictionary lacks is text, and so are special symbols and other words."""
+    path, symbols = codes[name or "code"]
+    path = path if name else None
+    plain, tagged = (text.TextSteps("en", "de", path, tokenizer, True, [*symbols, *more]) for more in ((), TAGS))
+    line = "the old house, isn't here"
+    for tag in TAGS[:-2]:
+        assert tagged.prepare(f"{tag} {line}") == f"{tag} {plain.prepare(line)}"
+        assert tagged.prepare(tag) == tag == tagged.prepare(f"{tag} ")
+        inside = plain.prepare(f"the {tag} house")
+        assert tagged.prepare(f"the {tag} house") == inside, "only the first token is a tag"
+    for word in ("<2fr>", "</s>", "<unk>", *(("in", "e") if name == "unigram.model" else ())):
+        whole = f"{word} {plain.prepare(line)}"
+        assert tagged.prepare(f"{word} {line}") == plain.prepare(f"{word} {line}")
+        assert (tagged.prepare(f"{word} {line}") != whole) == bool(path or tokenizer == "moses")
+
+
+def test_a_word_of_the_dictionary_is_not_a_tag():
+    """Whether Moses splits "No." depends on the next word."""
+    steps = text.TextSteps("en", "de", None, symbols=["No.", "I", "no", "am", "here", "5"])
+    assert steps.prepare("No. I am here") == "No . I am here" and steps.prepare("No. 5") == "No. 5"
+
+
+def test_a_dictionary_with_a_byte_order_mark(tmp_path):
+    from fairseq.data import Dictionary as Stock
+
+    (tmp_path / "dict.en.txt").write_text("the 2\nhouse 1\n", encoding="utf-8-sig")
+    for kind in (Dictionary, Stock):
+        assert kind.load(str(tmp_path / "dict.en.txt")).symbols[4:] == ["the", "house"]

@@ -12,12 +12,14 @@ import zipfile
 
 import pytest
 import torch
+from fairseq.data import Dictionary
 
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from fairseq_deep.runtime import TextSteps, Translator, find_bundle
 from fairseq_deep.runtime.packaged import make_card
 from fairseq_deep.tools import main
 from tests.helpers.commands import PACKAGE, run, train_command
+from tests.helpers.exports import write_model
 from tests.helpers.paths import ROOT
 from tests.helpers.tools import EMPTY, GENERATE
 
@@ -132,17 +134,23 @@ def test_the_tools_where_fairseq_is_missing(pair, tmp_path):
 def test_sentencepiece_and_gnmts_length_penalty_are_kept(trained, tmp_path):
     sentencepiece = pytest.importorskip("sentencepiece")
     exp = tmp_path / "exp"
-    shutil.copytree(trained, exp, ignore=shutil.ignore_patterns("checkpoints", "code"))
+    for name in ("data-bin", "text/bpe"):
+        (exp / name).mkdir(parents=True)
     sentencepiece.SentencePieceTrainer.train(
-        input=str(exp / "text/raw/test.en"), model_prefix=str(exp / "text/bpe/spm"), vocab_size=40,
+        input=str(trained / "text/raw/test.en"), model_prefix=str(exp / "text/bpe/spm"), vocab_size=40,
         hard_vocab_limit=False, minloglevel=2,
     )  # fmt: skip
+    dictionary = Dictionary()
+    for line in (exp / "text/bpe/spm.vocab").read_text().splitlines()[3:]:
+        dictionary.add_symbol(line.split("\t")[0])
+    write_model(exp / "data-bin", "dlcl_2l2l_tiny", (dictionary, dictionary), decoder_layers=2)
+    (exp / "data-bin/model.pt").rename(exp / "averaged.pt")
     (exp / "text/bpe/steps.json").write_text(json.dumps({"tokenizer": "none", "lowercase": False}))
     result = {"beam": 3, "lenpen": 3.0, "gnmt_lenpen": True, "max_len_a": 0.5, "max_len_b": 2}
     (exp / "RESULT.json").write_text(json.dumps(result))
     assert main.main(["package", str(exp), "--output", str(tmp_path / "made")]) == 0
     assert (tmp_path / "made/spm.model").is_file() and not (tmp_path / "made/code").exists()
-    lines, search = raw_lines(exp)[:10], {**SEARCH, "lenpen": 3.0}
+    lines, search = raw_lines(trained)[:10], {**SEARCH, "lenpen": 3.0}
     want, got = (Translator(path, **search).translate_nbest(lines) for path in (exp, tmp_path / "made"))
     plain = Translator([find_bundle(str(exp), gnmt_lenpen=False)], **search).translate_nbest(lines)
     assert got == want and [each[0].score for each in want] != [each[0].score for each in plain]

@@ -5,9 +5,9 @@ import re
 
 from fairseq_deep.recipes.changes import read_command
 from fairseq_deep.recipes.record import median, result_line
+from fairseq_deep.runtime.language_codes import bleu_for
 from fairseq_deep.tools import flags_of, results
 from fairseq_deep.tools.results import spread
-from fairseq_deep.tools.score import bleu_for, tokenizer_language
 from fairseq_deep.tools.significance import paired_bootstrap, read_run
 
 FIGURES = (*results.FIGURES, "equal_time", "difference")  # these have a mean and a spread over the seeds
@@ -115,7 +115,7 @@ def bootstrap(found, resamples):
             continue
         _, references = read_run(first["folders"][seed])
         named = [(row["system"], read_run(row["folders"][seed])[0]) for row in (first, *others)]
-        bleu = bleu_for(tokenizer_language(_target_of(first["folders"][seed])), force=True)
+        bleu = bleu_for(_target_of(first["folders"][seed]), force=True)
         measured = paired_bootstrap(named, references, {"BLEU": bleu}, resamples)["BLEU"]
         for row, result in zip(others, measured.results[1:]):
             row["seeds"][seed].update(p=result.p_value)

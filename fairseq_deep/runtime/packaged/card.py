@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fairseq_deep.errors import one_line
+from fairseq_deep.runtime.language_codes import short_code
 
 from .folder import WEIGHTS
 
@@ -88,7 +89,7 @@ With fairseq (`pip install -r requirements.txt -c constraints.txt` in the clone)
 
 
 def _is_segmented(config: dict[str, Any]) -> bool:
-    return config["task"]["source_lang"] == "zh" and config["text"]["tokenizer"] == "moses"
+    return short_code(config["task"]["source_lang"]) == "zh" and config["text"]["tokenizer"] == "moses"
 
 
 def _record(record: dict[str, Any], task: dict[str, Any]) -> list[str]:
