@@ -23,6 +23,7 @@ from fairseq_deep.core.compat import disable_cudnn_attention
 from fairseq_deep.core.registry import Registry, UsageError
 
 from .training.by_type import DistributedDataParallelByType, total_norm
+from .training.evaluation import inference_with_bleu
 from .training.fp16 import FP16Optimizer
 from .training.readers import stop_readers
 from .training.restart import check_settings, load_checkpoint
@@ -126,6 +127,8 @@ PATCHES = (
           "fairseq loads weights into a model with the same shapes that computes another function"),
     Patch("fairseq.models.ema.ema:EMA", "__init__", _ema_init,
           "--store-ema fails with whole numbers in a state dict, such as indices of language tags"),
+    Patch("fairseq.tasks.translation:TranslationTask", "_inference_with_bleu", inference_with_bleu,
+          "--eval-bleu uses sacreBLEU's 13a for all languages, which gives Chinese a BLEU of 0"),
     Patch("fairseq.trainer:Trainer", "load_checkpoint", load_checkpoint,
           "a new run with --stack-restart-updates begins in the middle of its schedule; the optimizer state of "
           "another model raises an error that names the fix"),

@@ -280,12 +280,12 @@ def _count_further_references(runner: Runner, subset: str) -> int:
 
 
 def _tokenized_references(runner: Runner, subset: str) -> list[str]:
-    """Return the flags of `score` for several tokenised references; a single one is in the T- lines."""
+    """Return the flags of `score` for the tokenised references; without these, it uses the T- lines."""
     plan, count = runner.plan, _count_further_references(runner, subset)
     first = f"{subset}.{plan.options.target_lang}"
     names = [first, *(f"{first}.ref{number}" for number in range(1, count + 1))]
     paths = [plan.path("text", "bpe", f"{name}.tok") for name in names]
-    if not count or not runner.dry and not all(map(os.path.isfile, paths)):
+    if plan.route == "tar" or not runner.dry and not all(map(os.path.isfile, paths)):
         return []
     return [word for path in paths for word in ("--ref", path)]
 

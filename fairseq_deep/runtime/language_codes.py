@@ -17,7 +17,7 @@ lit:lt lvs:lv lzh:zh mal:ml mar:mr mya:my nld:nl ori:or ory:or pan:pa pol:pl por
 slv:sl spa:es swe:sv tam:ta tel:te tha:th tib:bo wuu:zh yue:zh zho:zh
 """.split())  # fmt: skip
 """Codes of three letters (ISO 639-2 and 639-3) for the languages that one of the packages treats specially."""
-_TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab", **dict.fromkeys(("bo", "km", "lo", "my", "th"), "char")}
+TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab", **dict.fromkeys(("bo", "km", "lo", "my", "th"), "char")}
 """sacreBLEU's tokenizers other than 13a; it has none for words of the languages with "char", which write no blanks."""
 
 
@@ -33,7 +33,7 @@ def short_code(code: str) -> str:
 def tokenizer_language(code: str) -> str:
     """Return the short code if sacreBLEU has its own tokenizer for the target language; otherwise ""."""
     language = short_code(code)
-    return language if language in _TOKENIZERS else ""
+    return language if language in TOKENIZERS else ""
 
 
 def bleu_for(code: str, **settings: Any) -> Any:
@@ -46,6 +46,6 @@ def bleu_for(code: str, **settings: Any) -> Any:
 
     language = short_code(code)
     try:
-        return BLEU(tokenize=_TOKENIZERS.get(language), **settings)
+        return BLEU(tokenize=TOKENIZERS.get(language), **settings)
     except (RuntimeError, ImportError) as error:
         raise UsageError(f"sacreBLEU requires a tokenizer for '{code}': pip install 'sacrebleu[{language}]'") from error

@@ -2,10 +2,12 @@
 
 import argparse
 import contextlib
+import gzip
 import os
 import re
 import shutil
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
@@ -167,7 +169,7 @@ def stdin() -> BinaryIO:
 def read_lines(path: str, may_be_empty: bool = False) -> list[str]:
     r"""Return the lines of a UTF-8 file, split only at ``\n`` or ``\r\n``: lines may contain U+2028 or U+0085.
 
-    A byte order mark is skipped.
+    A byte order mark is skipped, and a file compressed by gzip is decompressed.
 
     Raises:
         UsageError: the file cannot be read, is not UTF-8, or is empty without *may_be_empty*
@@ -178,12 +180,13 @@ def read_lines(path: str, may_be_empty: bool = False) -> list[str]:
         else:
             with open(path, "rb") as file:
                 data = file.read()
+        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
         text = data.decode("utf-8").removeprefix("\ufeff")
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{path} is not UTF-8 (line {line}); convert it with iconv") from error
+        raise UsageError(f"{path} is not UTF-8 (line {line}); decompress it, or convert it with iconv") from error
     if not text:
         if may_be_empty:
             return []

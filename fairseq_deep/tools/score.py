@@ -7,13 +7,12 @@ There are three measures, labelled in the output, which are not comparable with 
 - ``--compound-split``: like ``--tokenized``, after splitting compounds at hyphens, which inflates the score.
 
 All measures support several sets of references. ``--against`` tests the difference to another system for significance.
-``--multilingual`` scores one model for many language pairs.
+Several systems give one table. ``--multilingual`` scores one model for many language pairs.
 """
 
 import argparse
 import json
 import re
-import sys
 from typing import Any, NamedTuple
 
 from fairseq_deep.runtime.language_codes import bleu_for, short_code
@@ -25,6 +24,7 @@ from fairseq_deep.tools import (
     multilingual,
     read_lines,
     significance,
+    text_checks,
     write_text,
 )
 from fairseq_deep.tools.generated import best, read_generated
@@ -50,8 +50,9 @@ class Texts(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the inputs, the choice of measure, and the outputs."""
     inputs = parser.add_mutually_exclusive_group(required=True)
-    inputs.add_argument("--sys", metavar="FILE", help="hypotheses, one per line ('-': standard input)")
-    inputs.add_argument("--generate-output", metavar="FILE", help="output of fairseq-generate ('-': standard input)")
+    several = "'-': standard input; several files: one table of all systems"
+    for flag, kind in (("--sys", "hypotheses, one per line"), ("--generate-output", "output of fairseq-generate")):
+        inputs.add_argument(flag, metavar="FILE", nargs="+", action="extend", help=f"{kind} ({several})")
     inputs.add_argument(
         "--multilingual", metavar="DIR",
         help="directory with test.SRC-TGT.hyp and test.SRC-TGT.ref per pair; --against DIR adds the win ratio",
@@ -63,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measure = parser.add_mutually_exclusive_group()
     measure.add_argument("--tokenized", action="store_true", help="compute BLEU on tokenised text, like multi-bleu")
     measure.add_argument("--compound-split", action="store_true", help="split a-b into 3 tokens, then as --tokenized")
-    parser.add_argument("--lang", metavar="LANG", help="target language, to select sacreBLEU's tokenizer (zh, ja, ko)")
+    parser.add_argument("--lang", metavar="LANG", help="target language, to select sacreBLEU's tokenizer")
     parser.add_argument("--lowercase", action="store_true", help="ignore case")
     parser.add_argument("--detokenize", metavar="LANG", help="with --generate-output: detokenise its H- and T- lines")
     parser.add_argument("--hypotheses", metavar="OUT", help="with --generate-output: write the hypotheses, in order")
@@ -77,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--resamples", type=at_least_one, metavar="N",
-        help=f"with --against: number of resamples of the bootstrap (default: {significance.RESAMPLES})",
+        help=f"resamples of the bootstrap, with several systems or --against (default: {significance.RESAMPLES})",
     )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="also write the result as JSON")
 
@@ -87,7 +88,15 @@ def run(args: argparse.Namespace) -> int:
     _check_arguments(args)
     if args.multilingual:
         return _score_pairs(args)
-    texts = _read_generated(args) if args.generate_output else _read_pair(args.sys, args.ref)
+    read = _read_generated if args.generate_output else _read_pair
+    all_texts = [read(path, args) for path in args.generate_output or args.sys]
+    texts, lang = all_texts[0], text_checks.target_language(args.lang, args.detokenize)
+    measure = "compound-split" if args.compound_split else "tokenized" if args.tokenized else "sacrebleu"
+    for each in all_texts:
+        references = list(zip(each.references_from, each.references))
+        text_checks.check_texts((each.hypotheses_from, each.hypotheses), references, measure, lang)
+    if len(all_texts) > 1:
+        return _score_systems(args, all_texts, measure, lang)
     if args.references and len(args.references) != len(texts.references):
         sets = f"{len(texts.references)} set(s) of references"
         raise UsageError(f"--references is given {len(args.references)} time(s) for {sets}; give it once per set")
@@ -95,16 +104,42 @@ def run(args: argparse.Namespace) -> int:
     for path, lines in ((args.hypotheses, texts.hypotheses), *zip(args.references, texts.references)):
         if path:
             write_text(path, "".join(line + "\n" for line in lines))
-    measure = "compound-split" if args.compound_split else "tokenized" if args.tokenized else "sacrebleu"
-    _warn_about(texts.hypotheses, measure)
-    result = compute(texts.hypotheses, texts.references, measure, args.lowercase, args.lang or "")
+    result = compute(texts.hypotheses, texts.references, measure, args.lowercase, lang)
     sources = texts.references_from
     result.update(hypotheses=texts.hypotheses_from, references=sources[0] if len(sources) == 1 else sources)
     if other is not None:
-        result.update(against=_compare(args, texts, other))
+        result.update(against=_compare(args, texts, other, lang))
     if args.json:
         write_text(args.json, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     _report(result)
+    return 0
+
+
+def _score_systems(args: argparse.Namespace, texts: list[Texts], measure: str, lang: str) -> int:
+    """Score several systems, compare each with the first one, and print one row per system."""
+    first, names = texts[0], [each.hypotheses_from for each in texts]
+    for each in texts[1:]:
+        if each.references != first.references:
+            raise UsageError(f"{each.hypotheses_from} has other references than {names[0]}; give the same with --ref")
+    references = first.references
+    systems = [(f"{index}:{each.hypotheses_from}", each.hypotheses) for index, each in enumerate(texts)]
+    if measure == "compound-split":
+        references = [list(map(split_compounds, side)) for side in references]
+        systems = [(name, list(map(split_compounds, side))) for name, side in systems]
+    resamples = args.resamples or significance.RESAMPLES
+    found = significance.paired_bootstrap(systems, references, _metrics(measure, args.lowercase, lang), resamples)
+    records = significance.describe_all(names, found)
+    signatures = {name: measured.signature for name, measured in found.items()}
+    result = {"measure": measure, "label": MEASURES[measure], "sentences": len(first.hypotheses), "systems": records,
+              "references": first.references_from, "resamples": resamples, "seed": significance.SEED,
+              "signatures": signatures}  # fmt: skip
+    if args.json:
+        write_text(args.json, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    rows = [("measure", result["label"]), ("sentences", f"{result['sentences']:,}")]
+    print(format_table([*rows, *((f"{name}", signature) for name, signature in signatures.items())]))
+    print(f"\np: paired bootstrap against the first system, {resamples:,} resamples, seed {significance.SEED}")
+    print(significance.table_of_systems(records, list(found)) + "\n")
+    print("BLEU = " + " ".join(f"{record['BLEU']['score']:.2f}" for record in records))
     return 0
 
 
@@ -160,11 +195,11 @@ def _metrics(measure: str, lowercase: bool, lang: str) -> dict[str, Any]:
     return {"BLEU": BLEU(lowercase=lowercase, force=True, tokenize="none", smooth_method="none")}
 
 
-def _compare(args: argparse.Namespace, texts: Texts, other: list[str]) -> dict[str, Any]:
+def _compare(args: argparse.Namespace, texts: Texts, other: list[str], lang: str) -> dict[str, Any]:
     """Compare with the hypotheses of `--against`."""
     resamples = args.resamples or significance.RESAMPLES
     systems = [("other", other), ("ours", texts.hypotheses)]
-    metrics = _metrics("sacrebleu", args.lowercase, args.lang or "")
+    metrics = _metrics("sacrebleu", args.lowercase, lang)
     found = significance.paired_bootstrap(systems, texts.references, metrics, resamples)
     records = {name: significance.describe(measured) for name, measured in found.items()}
     return {"system": args.against, "resamples": resamples, "seed": significance.SEED, "measures": records}
@@ -192,13 +227,20 @@ def _check_arguments(args: argparse.Namespace) -> None:
                          "omit one")  # fmt: skip
     if args.against and (args.tokenized or args.compound_split):
         raise UsageError("--against requires sacreBLEU on detokenised text; omit --tokenized and --compound-split")
-    if args.resamples and not args.against:
-        raise UsageError("--resamples requires another system; add --against RUN or FILE")
-    inputs = [args.sys, args.generate_output, args.multilingual, args.against, *args.ref]
+    systems = args.sys or args.generate_output or []
+    for flag in ("against", "hypotheses", "references") if len(systems) > 1 else ():
+        if getattr(args, flag):
+            raise UsageError(f"--{flag} is not supported with several systems; omit it, or give one system")
+    if systems.count("-") > 1:
+        raise UsageError("'-' is given twice: standard input has one text; give files")
+    if args.resamples and not args.against and len(systems) < 2:
+        raise UsageError("--resamples requires another system; add it, or --against RUN or FILE")
+    inputs = [*systems, args.multilingual, args.against, *args.ref]
     check_outputs([args.hypotheses, *args.references, args.json], inputs)
 
 
-def _read_pair(system: str, paths: list[str]) -> Texts:
+def _read_pair(system: str, args: argparse.Namespace) -> Texts:
+    paths = args.ref
     texts = Texts(read_lines(system), [read_lines(path) for path in paths], system, paths)
     for path, references in zip(paths, texts.references):
         counts = len(texts.hypotheses), len(references)
@@ -207,9 +249,9 @@ def _read_pair(system: str, paths: list[str]) -> Texts:
     return texts
 
 
-def _read_generated(args: argparse.Namespace) -> Texts:
-    path = args.generate_output
+def _read_generated(path: str, args: argparse.Namespace) -> Texts:
     sentences = read_generated(path)
+    text_checks.check_decoded(path, sentences)
     hypotheses = {number: best(kinds) for number, kinds in sentences.items() if "H" in kinds}
     targets = {number: kinds["T"] for number, kinds in sentences.items() if "T" in kinds}
     detokenize = _detokenizer(args.detokenize)
@@ -229,7 +271,7 @@ def _read_generated(args: argparse.Namespace) -> Texts:
     order = sorted(hypotheses)
     if order[-1] + 1 != len(order):
         missing = next(index for index, key in enumerate(order) if index != key)
-        _warn(f"{path} has {len(order)} sentences of at least {order[-1] + 1} (first missing: {missing})")
+        text_checks.warn(f"{path} has {len(order)} sentences of at least {order[-1] + 1} (first missing: {missing})")
     ordered = [[references[key] for key in order] for references in sets]
     return Texts([detokenize(hypotheses[key]) for key in order], ordered, path, sources)
 
@@ -243,19 +285,6 @@ def _detokenizer(lang: str | None):
         raise UsageError(f"sacremoses cannot be imported ({error}); pip install sacremoses") from error
     moses = MosesDetokenizer(lang=short_code(lang))
     return lambda line: moses.detokenize(line.split())
-
-
-def _warn_about(hypotheses: list[str], measure: str) -> None:
-    pieces = sum("@@ " in line or line.endswith("@@") for line in hypotheses)
-    if pieces:
-        _warn(f"{pieces} hypotheses contain sub-word marks (@@): join sub-words first (fairseq-generate --remove-bpe)")
-    tokenized = sum(line.endswith(" .") for line in hypotheses)
-    if measure == "sacrebleu" and tokenized > len(hypotheses) / 4:
-        _warn(f"{tokenized} hypotheses end in ' .': detokenise tokenised text first (or use --tokenized)")
-
-
-def _warn(message: str) -> None:
-    print(f"fairseq-deep score: warning: {message}", file=sys.stderr)
 
 
 def _report(result: dict[str, Any]) -> None:

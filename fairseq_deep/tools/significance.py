@@ -121,6 +121,28 @@ def describe(measured: Measured) -> dict[str, Any]:
     }
 
 
+def describe_all(names: Sequence[str], found: dict[str, Measured]) -> list[dict[str, Any]]:
+    """Convert a comparison of several systems to one record per system; `p` is against the first."""
+    records = []
+    for name, *results in zip(names, *(measured.results for measured in found.values())):
+        values = ({key: float(getattr(each, key)) for key in ("score", "mean", "ci")} for each in results)
+        ps = (None if each.p_value is None else float(each.p_value) for each in results)
+        records.append({"hypotheses": name} | {key: value | {"p": p} for key, value, p in zip(found, values, ps)})
+    return records
+
+
+def table_of_systems(records: list[dict[str, Any]], measures: Sequence[str]) -> str:
+    """Format records of `describe_all`, with one row per system."""
+    rows = [("system", *(head for measure in measures for head in (measure, "95 % interval", "p")))]
+    for record in records:
+        row = [record["hypotheses"]]
+        for found in map(record.get, measures):
+            p = "-" if found["p"] is None else f"{found['p']:.3f}"
+            row += [f"{found['score']:.2f}", f"{found['mean']:.2f} ± {found['ci']:.2f}", p]
+        rows.append(tuple(row))
+    return format_table(rows, right=range(1, len(rows[0])))
+
+
 def table(records: dict[str, dict[str, Any]], ours: str, other: str) -> str:
     """Format records of `describe`, with two rows per measure: the other system, then ours."""
     rows = [("", "system", "score", "95 % interval", "difference", "p")]

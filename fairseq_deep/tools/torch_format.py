@@ -22,8 +22,8 @@ from typing import Any, BinaryIO
 import torch
 
 from fairseq_deep.errors import one_line
-from fairseq_deep.runtime.loading import ModelFacts
 from fairseq_deep.runtime.language_codes import short_code
+from fairseq_deep.runtime.loading import ModelFacts
 from fairseq_deep.runtime.text import is_pieces
 from fairseq_deep.tools import (
     UsageError,

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = "directory of a recipe or of a packaged model, or checkpoint; several models form an ensemble"
     parser.add_argument("models", metavar="MODEL", nargs="+", help=kinds)
     parser.add_argument("--input", default="-", metavar="FILE",
-                        help="UTF-8 text, one sentence per line (default: stdin)")  # fmt: skip
+                        help="UTF-8 text, one sentence per line, plain or .gz (default: stdin)")  # fmt: skip
     parser.add_argument("--output", default="-", metavar="FILE", help="file for the translations (default: stdout)")
     parser.add_argument("--json", action="store_true",
                         help="write JSON lines: line, source, translations (text and score)")  # fmt: skip
@@ -174,7 +174,7 @@ def stdin_lines() -> Iterator[str]:
             count += 1
             yield line.decode("utf-8-sig" if count == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise UsageError(f"line {count} of stdin is not UTF-8; convert it with iconv") from error
+        raise UsageError(f"line {count} of stdin is not UTF-8; decompress it, or convert it with iconv") from error
     except OSError as error:
         raise UsageError(f"cannot read standard input: {error.strerror}") from error
 

@@ -1,5 +1,6 @@
 """fairseq-deep score: each measure against sacreBLEU itself, or against BLEU written from its definition."""
 
+import gzip
 import io
 import json
 import math
@@ -254,11 +255,107 @@ def test_missing_sacremoses_names_its_cure(tmp_path, capsys, monkeypatch):
     assert "pip install sacremoses" in error
 
 
-def test_tokenised_and_unjoined_text_is_warned_about(tmp_path, capsys):
-    (tmp_path / "tok").write_text("this is a te@@ st .\n" * 4)
+def test_tokenised_text_and_few_sub_words_are_warned_about(tmp_path, capsys):
+    (tmp_path / "tok").write_text("this is a te@@ st .\n" + "this is a test .\n" * 199)
     assert main(["score", "--sys", str(tmp_path / "tok"), "--ref", str(tmp_path / "tok")]) == 0
     errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 2 and "sub-word marks" in errors[0] and "4 hypotheses end in ' .'" in errors[1]
+    assert "1 of 200 lines have sub-word marks" in errors[0] == errors[1]
+    assert "200 hypotheses end in ' .'" in errors[2] and "200 references end in ' .'" in errors[3]
+
+
+def generation(hypothesis, reference="a house is here", decoded=None):
+    return f"S-0\tein haus\nT-0\t{reference}\nH-0\t-0.1\t{hypothesis}\nD-0\t-0.1\t{decoded or hypothesis}\n"
+
+
+PIECES = "\u2581a \u2581hou se \u2581is \u2581here"
+UNSUITABLE = {
+    "sub-words": ("a hou@@ se", "x", "sys: 1 of 1 lines have sub-word marks (@@); join"),
+    "sub-words of the references": ("x", "a hou@@ se", "ref: 1 of 1 lines have sub-word marks (@@); join"),
+    "pieces": (PIECES, "x", "sys: 1 of 1 lines have pieces of SentencePiece; join"),
+    "pieces of the references": ("x", PIECES, "ref: 1 of 1 lines have pieces of SentencePiece; join"),
+    "unknown words": ("x", "a <<unk>> is", "ref: 1 of 1 lines have unknown words (<<unk>>); give the text before"),
+    "a log": ("H-0\t-0.1\ta house", "x", "sys: 1 of 1 lines have the format of fairseq-generate's output; give the"),
+    "JSON": ('{"line": 1, "source": "x"}', "x", "sys: 1 of 1 lines have JSON; translate without --json"),
+    "tokens": ("It 's .\n" * 4, "It's.\n" * 4, "sys is tokenised (4 lines end in ' .'), but "),
+    "Chinese": ("\u6211\u4eec\u53bb", "\u6211\u4eec\u53bb", "ref has text without blanks between words; add --lang"),
+    "Thai": ("\u0e1a\u0e49\u0e32\u0e19", "\u0e1a\u0e49\u0e32\u0e19", "ref has text without blanks"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSUITABLE)
+def test_text_that_is_not_to_be_scored(name, tmp_path, capsys):
+    for side, text in zip(("sys", "ref"), UNSUITABLE[name]):
+        (tmp_path / side).write_text(text.removesuffix("\n") + "\n", encoding="utf-8")
+    assert UNSUITABLE[name][2] in fails(capsys, "--sys", tmp_path / "sys", "--ref", tmp_path / "ref")
+
+
+@pytest.mark.parametrize("text, problem", [
+    (generation("a house") + generation("a house"), "gen:5: sentence 0 has a S- line already (several"),
+    ("H-0\t-1\ta\nH-1\t-1\tb\nH-0\t-1\tc\nH-1\t-1\td\n", "gen:3: sentence 0 has a H- line already (several"),
+    (generation(PIECES, PIECES), "gen: 1 of 1 lines have pieces of SentencePiece"),
+    (generation("a house is here", "ahouseishere", "ahouseishere"), "since SentencePiece was decoded twice"),
+    (generation("a house is here", "a <<unk>> is here"), "unknown words (<<unk>>); give the text before"),
+])  # fmt: skip
+def test_output_of_fairseq_generate_that_is_not_to_be_scored(text, problem, tmp_path, capsys):
+    (tmp_path / "gen").write_text(text, encoding="utf-8")
+    (tmp_path / "ref").write_text("a\nb\n")
+    more = ["--ref", tmp_path / "ref"] if "T-" not in text else []
+    assert problem in fails(capsys, "--generate-output", tmp_path / "gen", *more)
+
+
+def test_chinese_words_may_be_joined_by_the_tokenizer(tmp_path, capsys):
+    """Moses joins them in D- lines, as a second decoding of SentencePiece would; the language is --detokenize's."""
+    words = "\u6211 \u4eec \u53bb \u54ea \u91cc"
+    (tmp_path / "gen").write_text(generation(words, *[words.replace(" ", "")] * 2), encoding="utf-8")
+    assert run(capsys, "--generate-output", tmp_path / "gen", "--detokenize", "zh_CN")[-1] == "BLEU = 100.00"
+
+
+def test_the_best_hypothesis_in_any_order(tmp_path, capsys):
+    """Also of output that was sorted as text."""
+    lines = [f"H-0\t-{score}\ta {word} is here now" for score, word in ((1.5, "cat"), (0.2, "house"), (0.7, "dog"))]
+    (tmp_path / "gen").write_text("\n".join([*lines, "T-0\ta house is here now", ""]))
+    assert run(capsys, "--generate-output", tmp_path / "gen")[-1] == "BLEU = 100.00"
+
+
+def test_compressed_text(files, tmp_path, capsys):
+    expected = run(capsys, "--sys", files[0], "--ref", files[1])[-1]
+    for name, path in zip(("sys.gz", "ref"), files):  # whatever its name
+        (tmp_path / name).write_bytes(gzip.compress(Path(path).read_bytes()))
+    assert run(capsys, "--sys", tmp_path / "sys.gz", "--ref", tmp_path / "ref")[-1] == expected
+    (tmp_path / "ref").write_bytes((tmp_path / "ref").read_bytes()[:-9])
+    assert "cannot read " in fails(capsys, "--sys", tmp_path / "sys.gz", "--ref", tmp_path / "ref")
+
+
+@pytest.mark.parametrize("measure", [[], ["--tokenized"], ["--compound-split"]])
+def test_several_systems(measure, files, tmp_path, capsys):
+    """Each score as alone; p as of the pairs with --against."""
+    (tmp_path / "better").write_text("".join(f"{line}\n" for line in [HYPOTHESES[0], *REFERENCES[1:]]))
+    words, systems = [*measure, "--ref", files[1]], [files[0], str(tmp_path / "better"), files[1]]
+    alone = [run(capsys, "--sys", path, *words)[-1].removeprefix("BLEU = ") for path in systems]
+    more = ["--json", tmp_path / "out.json", "--resamples", 50]
+    printed = run(capsys, "--sys", *systems[:2], "--sys", systems[2], *words, *more)
+    assert printed[-1] == f"BLEU = {' '.join(alone)}" and alone[0] != alone[1] != alone[2]
+    rows = [line.split() for line in printed if line.startswith(str(tmp_path))]
+    assert [row[:2] for row in rows] == [list(pair) for pair in zip(systems, alone)]
+    found = json.loads((tmp_path / "out.json").read_text())["systems"]
+    assert found[0]["BLEU"]["p"] is None and all(0 < each["BLEU"]["p"] <= 1 for each in found[1:])
+    if not measure:
+        words += ["--against", systems[0], "--resamples", 50, "--json", tmp_path / "pair.json"]
+        run(capsys, "--sys", systems[1], *words)
+        pair = json.loads((tmp_path / "pair.json").read_text())["against"]["measures"]
+        assert [found[1][name]["p"] for name in ("BLEU", "chrF")] == [pair[name]["p"] for name in ("BLEU", "chrF")]
+
+
+def test_several_outputs_of_fairseq_generate_have_the_same_references(tmp_path, capsys):
+    for name, reference in (("a", "a house is here"), ("b", "a house is here"), ("c", "a cat is here")):
+        (tmp_path / name).write_text(generation("a house was here", reference))
+    paths = [tmp_path / name for name in "abc"]
+    assert run(capsys, "--generate-output", *paths[:2])[-1] == "BLEU = 35.36 35.36"
+    assert "c has other references than " in fails(capsys, "--generate-output", *paths)
+    for flag in ("--hypotheses", "--references", "--against"):
+        error = fails(capsys, "--generate-output", *paths[:2], flag, tmp_path / "out")
+        assert f"{flag} is not supported with several systems" in error
+    assert "'-' is given twice" in fails(capsys, "--sys", "-", "-", "--ref", paths[0])
 
 
 GENERATED = [

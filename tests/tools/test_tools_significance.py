@@ -112,7 +112,7 @@ def test_what_cannot_be_compared_takes_one_line(words, run_folder, tmp_path, cap
     against = [*words, "--against", run_folder]
     for flag in ("--tokenized", "--compound-split"):
         assert "--against requires sacreBLEU" in fails(capsys, *against, flag)
-    assert "--resamples requires another system; add --against" in fails(capsys, *words, "--resamples", "5")
+    assert "--resamples requires another system; add it, or --against" in fails(capsys, *words, "--resamples", "5")
     assert "cannot read" in fails(capsys, *words, "--against", tmp_path / "nowhere")
     write(run_folder / "test.hyp.de", SYSTEMS["bad"][:59])
     assert "59 sentences, but the references 60" in fails(capsys, *against)

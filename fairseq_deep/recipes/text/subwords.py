@@ -2,9 +2,9 @@
 
 Input and output files are {train,valid,test,test1 ...}.LANG. The new directory also contains the merges: ``code`` for
 both languages, ``code`` for the source and ``code.LANG`` for the target, or SentencePiece's ``spm.model``, which does
-not require tokenised text. For a test set with several references, all references are also written tokenised, for BLEU
-on tokens: test.LANG.tok, test.LANG.ref1.tok and so on. All steps process blocks of lines in several processes, so
-millions of pairs need little memory.
+not require tokenised text. All references of a test set are also written tokenised, for BLEU on tokens: test.LANG.tok,
+test.LANG.ref1.tok and so on; fairseq-generate prints <<unk>> for their unknown words. All steps process blocks of lines
+in several processes, so millions of pairs need little memory.
 """
 
 import functools
@@ -148,10 +148,9 @@ def tokenize_split(args, text, split, tmp):
 
 
 def tokenize_references(args, text, split, tmp):
-    """Write the references of a test set with several references to ``tmp``, tokenised like the hypotheses."""
+    """Write the references of a test set to ``tmp``, tokenised like the hypotheses."""
     lang = args.langs[1]
-    further = find_references(text, split, lang)
-    for name in (f"{split}.{lang}", *further) if further else ():
+    for name in (f"{split}.{lang}", *find_references(text, split, lang)):
         lines = zip(read_lines(os.path.join(text, name)))
         jobs = (((lang,), block, args.tokenizer, args.lowercase) for block in blocks(lines))
         with open(os.path.join(tmp, f"{name}.tok"), "w", encoding="utf-8") as stream:
