@@ -1,6 +1,8 @@
 """The exception for invalid input, and formatting of external text for a terminal."""
 
+import difflib
 import unicodedata
+from collections.abc import Iterable
 
 
 class UsageError(Exception):
@@ -19,6 +21,12 @@ class UsageError(Exception):
     def one_line(self) -> str:
         """The message as fairseq's commands print it, with the package's name."""
         return f"fairseq_deep: {self.message}"
+
+
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
+    """Return " (did you mean X?)" for the closest of *names*, or an empty string if none is close."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def one_line(text: object, limit: int | None = None) -> str:

@@ -53,9 +53,5 @@ def check_alignment(flags: Any, decoder: Stack) -> None:
         )
     if not decoder.cross_attention:
         raise UsageError("--alignment-layer requires cross-attention; omit --no-cross-attention, or this flag")
-    if not 0 <= layer < decoder.layers:
-        raise UsageError(f"--alignment-layer {layer} must be in [0, {decoder.layers - 1}], a layer of the decoder")
-    if heads is not None and not 1 <= heads <= decoder.heads:
-        raise UsageError(f"--alignment-heads {heads} must be in [1, {decoder.heads}], heads of the decoder")
     if decoder.layerdrop:
         raise UsageError("--alignment-layer requires every decoder layer; omit --decoder-layerdrop, or this flag")

@@ -8,18 +8,6 @@ from .layer_options import check_layer_options
 from .registry import UsageError
 from .stack import MethodConfig, Stack
 
-_LEAST = {
-    **{"encoder_embed_dim": 1, "encoder_attention_heads": 1, "encoder_ffn_embed_dim": 0, "encoder_layers": 0},
-    **{"max_source_positions": 1, "max_target_positions": 1},
-}
-"""Minimum sizes; the same for the decoder."""
-_SHARES = (
-    *("dropout", "attention_dropout", "activation_dropout", "relu_dropout", "adaptive_softmax_dropout"),
-    *("encoder_layerdrop", "decoder_layerdrop"),
-)
-"""Probabilities."""
-
-
 UNSUPPORTED = (
     "cross_self_attention", "encoder_xformers_att_config", "decoder_xformers_att_config", "base_layers", "char_inputs",
 )  # fmt: skip
@@ -40,7 +28,7 @@ def check_flags(flags: Any, stacks: dict[str, Stack]) -> None:
     for stack in stacks.values():
         _check_aggregator(flags, stack, stacks["encoder"])
         check_layer_options(flags, stack)
-        check_languages(flags, stack)
+        check_languages(stack)
         _check_residual(flags, stack, stack.residual)
         _check_init(flags, stack)
     _check_attention(flags, decoder)
@@ -58,7 +46,6 @@ def check_sizes(args: Any, task: Any) -> None:
     interval = getattr(args, "log_depth_interval", None)
     if interval is not None and interval < 1:
         raise UsageError(f"--log-depth-interval {interval} must be at least 1: change or omit it")
-    check_numbers(args)
     if getattr(args, "share_all_embeddings", False):
         if task.source_dictionary != task.target_dictionary:
             raise UsageError(
@@ -71,27 +58,6 @@ def check_sizes(args: Any, task: Any) -> None:
                 "or use --share-decoder-input-output-embed"
             )
     _check_widths(args)
-
-
-def check_numbers(args: Any) -> None:
-    """Reject numbers with which fairseq cannot build a model, or builds one that fails.
-
-    Raises:
-        UsageError: one line that names the flags and the fix
-    """
-    for name, value in vars(args).items():
-        least = _LEAST.get(name.replace("decoder_", "encoder_"))
-        if least is not None and value is not None and not (isinstance(value, int) and value >= least):
-            raise UsageError(f"{_dashed(name)} must be a whole number of at least {least} ({value}): change it")
-        is_share = name in _SHARES and value is not None
-        if is_share and not (isinstance(value, (int, float)) and 0 <= value <= 1):
-            raise UsageError(f"{_dashed(name)} must be a number from 0 to 1 ({value}): change it")
-    for side in ("encoder", "decoder"):
-        dim, heads = (getattr(args, f"{side}_{name}", None) for name in ("embed_dim", "attention_heads"))
-        if dim and heads and dim % heads:
-            raise UsageError(
-                f"--{side}-embed-dim {dim} is not divisible by --{side}-attention-heads {heads}: change one of them"
-            )
 
 
 def _check_widths(args: Any) -> None:

@@ -11,7 +11,7 @@ from fairseq_deep.core.aggregators import AGGREGATORS
 from fairseq_deep.core.attention import DECODER_ATTENTIONS, ENCODER_ATTENTIONS
 from fairseq_deep.core.inits import INITS
 from fairseq_deep.core.memories import MEMORIES
-from fairseq_deep.core.registry import UsageError
+from fairseq_deep.core.registry import Registry, UsageError
 from fairseq_deep.core.residuals import RESIDUALS
 from fairseq_deep.core.stack import MethodConfig, Stack
 
@@ -62,23 +62,48 @@ def describe(flags: Any) -> dict[str, Stack]:
     """
     stacks = {side: _choose_methods(flags, _numbers(flags, side)) for side in SIDES}
     _check_used(flags, stacks)
-    for side, other in zip(SIDES, reversed(SIDES)):
-        stack = stacks[side]
-        for choice in stack.methods:
-            choice.method.check(stack, stacks[other], choice.options)
+    check_methods(stacks)
     return stacks
 
 
+def check_methods(stacks: dict[str, Stack]) -> None:
+    """Reject stacks that the methods of *stacks* (by side) do not support.
+
+    Raises:
+        UsageError: one line with the flags and the fix
+    """
+    for side, other in zip(SIDES, reversed(SIDES)):
+        for choice in stacks[side].methods:
+            choice.method.check(stacks[side], stacks[other], choice.options)
+
+
 def complete(stack: Stack) -> Stack:
-    """Return *stack* with the plain method on each axis without a method."""
+    """Return *stack* with the plain method on each axis without a method.
+
+    Raises:
+        UsageError: a method belongs to another axis
+    """
     plain = {"aggregator": (AGGREGATORS, "residual"), "init": (INITS, "fairseq"), "residual": (RESIDUALS, "plain")}
     if stack.side == "decoder":
         plain.update({"attention": DECODER["decoder_attn"], "memory": DECODER["decoder_memory"]})
     else:
         plain["attention"] = ENCODER["encoder_attn"]
-    missing = {axis: own for axis, own in plain.items() if getattr(stack, axis) is None}
-    chosen = {axis: MethodConfig(name, registry.get(name)) for axis, (registry, name) in missing.items()}
-    return replace(stack, **chosen) if chosen else stack
+    for axis, (registry, _) in plain.items():
+        chosen = getattr(stack, axis)
+        if chosen is not None and any(each.knows(chosen.method) for each in REGISTRIES if each is not registry):
+            raise UsageError(f"{axis} must be a method of {registry.kind} ({stack.side}: {chosen.name}); "
+                             f"choose from {', '.join(registry.names())}")  # fmt: skip
+    chosen = {axis: _with_inner(getattr(stack, axis) or MethodConfig(name, registry.get(name)), registry)
+              for axis, (registry, name) in plain.items()}  # fmt: skip
+    return replace(stack, **chosen)
+
+
+def _with_inner(config: MethodConfig, registry: Registry) -> MethodConfig:
+    """Return *config* with its inner method, if it has one."""
+    inner = config.method.inner_method(config.options)
+    if inner is None or "inner" in config.options:
+        return config
+    return replace(config, options={**config.options, "inner": MethodConfig(inner, registry.get(inner))})
 
 
 def _numbers(flags: Any, side: str) -> Stack:
@@ -116,7 +141,7 @@ def _numbers(flags: Any, side: str) -> Stack:
         dropout=get("dropout", 0.1),
         attention_dropout=get("attention_dropout", 0.0),
         # relu_dropout is the name in models of old fairseq versions
-        activation_dropout=float(get("activation_dropout", 0) or get("relu_dropout", 0)),
+        activation_dropout=get("activation_dropout", 0) or get("relu_dropout", 0),
         activation=str(get("activation_fn", "relu")),
         max_positions=get("max_target_positions" if decodes else "max_source_positions", 1024),
         scale_embedding=not get("no_scale_embedding", False),
@@ -133,11 +158,9 @@ def _numbers(flags: Any, side: str) -> Stack:
 def _choose_methods(flags: Any, stack: Stack) -> Stack:
     axes = {**SIDED, **(DECODER if stack.side == "decoder" else ENCODER)}
     chosen = {axis: axes[axis][0].choose(flags, method_name(flags, stack.side, axis), stack.side) for axis in axes}
-    aggregator = chosen["layer_agg"]
     return replace(
         stack,
-        layout=aggregator.method.layout(stack.side, aggregator.options),
-        aggregator=aggregator,
+        aggregator=chosen["layer_agg"],
         init=chosen["deep_init"],
         residual=chosen["residual"],
         attention=chosen[f"{stack.side}_attn"],

@@ -48,17 +48,17 @@ def describe(get: Callable[..., Any]) -> dict[str, Any]:
 
 
 def chosen_flag(flags: Any) -> str | None:
-    """Return the first flag of *flags* that requires language tags, or None."""
+    """Return the first flag of *flags*, or of a stack, that requires language tags, or None."""
     return next((f"--{name.replace('_', '-')}" for name in SWITCHES if getattr(flags, name, None)), None)
 
 
-def check_languages(flags: Any, stack: Stack) -> None:
+def check_languages(stack: Stack) -> None:
     """Reject a number of languages, or norms of languages, that contradict the other flags.
 
     Raises:
         UsageError: one line that names the flags and the fix
     """
-    flag = chosen_flag(flags)
+    flag = chosen_flag(stack)
     if flag is None:
         if stack.languages:
             raise UsageError(

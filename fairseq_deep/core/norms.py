@@ -21,8 +21,6 @@ from .keep_fp32 import widened
 from .stack import Stack
 
 FUSED = hasattr(torch.ops.aten, "_fused_rms_norm")  # older releases may compute the squares in fp16
-NORMS = ("layer", "rms")
-"""The values of ``--norm``."""
 
 
 class RmsNorm(nn.Module):

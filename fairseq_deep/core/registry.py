@@ -5,16 +5,17 @@ own file, so adding a method changes no existing file.
 """
 
 import argparse
-import difflib
 import inspect
 import logging
 from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from typing import Any
 
-from fairseq_deep.errors import UsageError, one_line
+from fairseq_deep.errors import UsageError, nearest, one_line
 
-from .stack import MethodConfig, Stack
+from .stack import MethodConfig, Stack, options_of
+
+__all__ = ["Method", "Registry", "UsageError", "load_plugins", "nearest"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +38,6 @@ def load_plugins() -> None:
             known = isinstance(error, UsageError)
             logger.error("cannot import the plugin %s: %s; correct or uninstall it", name, PLUGINS[name],
                          exc_info=None if known else error)  # fmt: skip
-
-
-def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return " (did you mean X?)" for the closest of *names*, or an empty string if none is close."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 class Method:
@@ -83,10 +78,6 @@ class Method:
         Raises:
             UsageError: one line with the flags and the fix
         """
-
-
-# arguments of constructors that are not options
-_PLACES = ("self", "stack", "number", "encoder", "decoder", "inner")
 
 
 class Registry:
@@ -178,8 +169,7 @@ class Registry:
     def options(self, flags: Any, name: str, side: str = "") -> dict[str, Any]:
         """Return the options of the method *name* set by *flags*: for both stacks, or only for the stack on *side*."""
         prefix, method = f"{side}_{self.prefix(name)}" if side else self.prefix(name), self.get(name)
-        known = [option for option in inspect.signature(method.__init__).parameters if option not in _PLACES]
-        values = {option: getattr(flags, f"{prefix}_{option}", None) for option in known}
+        values = {option: getattr(flags, f"{prefix}_{option}", None) for option in options_of(method)}
         return {option: value for option, value in values.items() if value is not None}
 
     def choose(self, flags: Any, name: str, side: str) -> MethodConfig:

@@ -6,8 +6,46 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
+
+from fairseq_deep.errors import UsageError, nearest, printable
+
+from .fields import Range, check_fields, hints_of
+
+_PLACES = ("self", "stack", "number", "encoder", "decoder", "inner")
+"""Arguments of a method's constructor that are not options."""
+GATED = {"swiglu": "swish", "geglu": "gelu"}
+"""The gated feed-forward networks by their names (``--ffn``), with their activation functions."""
+_SIZE, _WIDTH, _SHARE = Range(0), Range(1), Range(0, 1)
+RULES: dict[str, Any] = {
+    **{name: _SIZE for name in ("layers", "other_layers", "ffn_dim", "languages")},
+    **{name: _WIDTH for name in ("dim", "heads", "kv_heads", "memory_dim", "output_dim", "max_positions",
+                                 "relative_positions")},
+    **{name: _SHARE for name in ("dropout", "attention_dropout", "activation_dropout", "layerdrop")},
+    "side": ("encoder", "decoder"),
+    "positions": ("sinusoidal", "learned", "none", "rotary"),
+    "norm": ("layer", "rms"),
+    "ffn": ("plain", *GATED),
+    "attention_gate": ("heads", "features"),
+    "activation": ("relu", "relu_squared", "gelu", "gelu_accurate", "gelu_fast", "swish", "tanh", "linear"),
+}  # fmt: skip
+"""Ranges and names of the attributes of :class:`Stack`."""
+_FLAGS = {
+    **{name: f"--{{side}}-{name}" for name in ("layers", "kv_heads", "layerdrop")},
+    **{"dim": "--{side}-embed-dim", "ffn_dim": "--{side}-ffn-embed-dim", "heads": "--{side}-attention-heads"},
+    **{"max_positions": "--max-{end}-positions", "languages": "--num-languages", "activation": "--activation-fn"},
+    **{"output_dim": "--decoder-output-dim", "memory_dim": "--encoder-embed-dim", "other_layers": "--{other}-layers"},
+    **{name: f"--{name}" for name in ("norm", "ffn", "attention_gate", "relative_positions", "dropout",
+                                      "attention_dropout", "activation_dropout")},
+}  # fmt: skip
+"""Flags that set attributes of :class:`Stack`, for messages."""
+
+
+def options_of(method: Any) -> list[str]:
+    """Return the names of the options of a method, which are arguments of its constructor."""
+    return [name for name in inspect.signature(method.__init__).parameters if name not in _PLACES]
 
 
 @dataclass(frozen=True)
@@ -45,11 +83,28 @@ class MethodConfig:
         name: its name in the registry
         method: its class
         options: the constructor's arguments set by flags
+
+    Raises:
+        UsageError: *method* is not a class, or an option is unknown or has a wrong type
     """
 
     name: str
     method: Any
     options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        if not isinstance(self.method, type):
+            raise UsageError(f"MethodConfig {self.name}: method must be a class ({printable(self.method)}); "
+                             'use MethodConfig("dlcl", Dlcl, {"window": 2})')  # fmt: skip
+        known = options_of(self.method)
+        for option in self.options:
+            if option not in known and option != "inner":
+                names = f"choose from {', '.join(known)}" if known else "it has none"
+                raise UsageError(f"unknown option {option} of {self.name}{nearest(option, known)}; {names}")
+        check_fields(self.options, self.method.__init__, {}, self._flag)
+
+    def _flag(self, option: str) -> str:
+        return f"--{getattr(self.method, 'flag_prefix', '') or self.name}-{option}".replace("_", "-")
 
     def build(self, *args) -> Any:
         """Build the method with its options."""
@@ -61,7 +116,7 @@ class Stack:
     """Description of one stack of a Transformer.
 
     Attributes:
-        layers: depth
+        layers: depth; 0: only embeddings and the final norm
         dim: width C
         pre_norm: sub-layers normalise their input (with a norm after the stack), not their residual sum
         side: "encoder" or "decoder"
@@ -97,8 +152,11 @@ class Stack:
         aligns: (decoder) training also needs attention weights
         alignment_layer: (decoder) index of the layer that returns attention weights, from 0; None: the last
         alignment_heads: (decoder) number of heads to average; None: all
-        layout: the structure of the layers
+        layout: the structure of the layers; an aggregator sets it
         aggregator, init, residual, attention, memory: the methods; None if a part is built separately
+
+    Raises:
+        UsageError: an attribute has a wrong type, is out of range, unknown, or contradicts another
     """
 
     layers: int
@@ -146,6 +204,61 @@ class Stack:
     residual: MethodConfig | None = None
     attention: MethodConfig | None = None
     memory: MethodConfig | None = None
+
+    def __post_init__(self):
+        check_fields({name: getattr(self, name) for name in hints_of(Stack)}, Stack, RULES, self._flag)
+        for axis in ("aggregator", "init", "residual", "attention", "memory"):
+            chosen = getattr(self, axis)
+            if not isinstance(chosen, MethodConfig | None):
+                raise UsageError(
+                    f'{axis} must be a MethodConfig ({printable(chosen)}): use MethodConfig(NAME, CLASS), such as '
+                    'MethodConfig("dlcl", Dlcl) with `from fairseq_deep.core.aggregators import Dlcl`'
+                )
+        self._check_together()
+        if self.aggregator is not None:
+            if not hasattr(self.aggregator.method, "layout"):
+                raise UsageError(f"aggregator must be a method of --layer-agg ({self.aggregator.name}): change it")
+            object.__setattr__(self, "layout", self.aggregator.method.layout(self.side, self.aggregator.options))
+
+    def _flag(self, name: str) -> str:
+        other, end = ("decoder", "source") if self.side == "encoder" else ("encoder", "target")
+        flag = _FLAGS.get(name)
+        return flag.format(side=self.side, other=other, end=end).replace("_", "-") if flag else name
+
+    def _check_together(self) -> None:
+        """Reject attributes that contradict each other."""
+        side, heads, kv_heads, ffn = self.side, self.heads, self.kv_heads, self.ffn
+        if self.dim % heads:
+            raise UsageError(
+                f"--{side}-embed-dim {self.dim} is not divisible by --{side}-attention-heads {heads}: change one"
+            )
+        if kv_heads is not None and heads % kv_heads:
+            divisors = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+            raise UsageError(
+                f"--{side}-kv-heads {kv_heads} must be a divisor of --{side}-attention-heads {heads}: use {divisors}"
+            )
+        if self.relative_values and self.relative_positions is None:
+            raise UsageError("--relative-values requires a distance: add --relative-positions K, or omit it")
+        if self.positions == "rotary" and self.relative_positions is not None:
+            raise UsageError("--rotary-positions is not supported with --relative-positions: omit one of them")
+        if self.positions == "rotary" and self.dim // heads % 2:
+            raise UsageError(
+                f"--rotary-positions requires an even head width, not {self.dim // heads} ({side}): "
+                f"change --{side}-attention-heads or --{side}-embed-dim"
+            )
+        if ffn in GATED and self.activation not in ("relu", GATED[ffn]):  # relu is fairseq's default
+            raise UsageError(
+                f"--ffn {ffn} has its own activation function, {GATED[ffn]}: omit --activation-fn {self.activation}"
+            )
+        if not 0 <= (self.alignment_layer or 0) < max(self.layers, 1):
+            last = self.layers - 1
+            raise UsageError(f"--alignment-layer {self.alignment_layer} must be in [0, {last}], a layer of the decoder")
+        if not 1 <= (self.alignment_heads or 1) <= heads:
+            raise UsageError(f"--alignment-heads {self.alignment_heads} must be in [1, {heads}], heads of the decoder")
+        if side == "encoder" and self.memory is not None:
+            raise UsageError(f"memory requires a decoder ({self.memory.name}): omit it")
+        if self.offload and not self.recompute:
+            raise UsageError("offload requires recompute: set both, or omit it")
 
     @property
     def methods(self) -> list[MethodConfig]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from dataclasses import replace
+
 from torch import Tensor, nn
 
+from .checks import check_flags
 from .decoder import Decoder
 from .decoding import pack_linear
+from .description import SIDES, check_methods, complete
 from .encoder import Encoder
 from .inits.walk import initialise
+from .registry import UsageError
 from .stack import Stack
 
 
@@ -17,6 +23,23 @@ def token_embedding(size: int, dim: int, padding_idx: int) -> nn.Embedding:
     nn.init.normal_(table.weight, std=dim**-0.5)
     nn.init.zeros_(table.weight[padding_idx])
     return table
+
+
+def _joined(stacks: dict[str, Stack]) -> dict[str, Stack]:
+    """Return complete *stacks*, each with the sizes of the other stack, after all checks."""
+    if sorted(stacks) != sorted(SIDES) or any(stacks[side].side != side for side in SIDES):
+        raise UsageError('stacks must be {side: Stack(..., side=side) for side in ("encoder", "decoder")}: change them')
+    found = {}
+    for side, other in zip(SIDES, reversed(SIDES)):
+        sizes = {"other_layers": stacks[other].layers, "memory_dim": stacks["encoder"].dim}
+        for name, size in sizes.items():
+            if getattr(stacks[side], name) not in (None, size):
+                problem = f"{name} of the {side} must be {size}, like the other stack ({getattr(stacks[side], name)})"
+                raise UsageError(f"{problem}: omit it")
+        found[side] = complete(replace(stacks[side], **sizes))
+    check_methods(found)
+    check_flags(Namespace(), found)
+    return found
 
 
 class Transformer(nn.Module):
@@ -45,7 +68,11 @@ class Transformer(nn.Module):
             source_size: vocabulary size of the source
             target_size: vocabulary size of the target; None: source and target share one embedding
             padding_idx: index of padding in both
+
+        Raises:
+            UsageError: the stacks contradict each other
         """
+        stacks = _joined(stacks)
         source = token_embedding(source_size, stacks["encoder"].dim, padding_idx)
         target = source
         if target_size is not None:

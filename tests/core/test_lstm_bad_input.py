@@ -81,14 +81,14 @@ RNN = "transformer_rnn_6l"
         ),
         (TINY, {"quant_noise_pq": 0.1}, "--quant-noise-pq is not supported with the layers of", "omit it"),
         (TINY, {"no_cross_attention": True}, "--no-cross-attention is not supported", "--decoder-layer-agg residual"),
-        (TINY, {"relative_positions": 0}, "--relative-positions 0 must be at least 1", "change or omit it"),
-        (RNN, {"relative_positions": -1}, "--relative-positions -1 must be at least 1", "change or omit it"),
+        (TINY, {"relative_positions": 0}, "--relative-positions must be a whole number of at least 1 (0)", "change it"),
+        (RNN, {"relative_positions": -1}, "--relative-positions must be a whole number of at least 1 (-1)", "change"),
         (TINY, {"relative_values": True}, "--relative-values requires a distance", "add --relative-positions K"),
         (TINY, {"relative_positions": 4, "decoder_attn": "average"}, "--relative-positions is", "omit one of"),
         ("transformer_dlcl_6l", {"lstm_ffn": 1}, "--lstm-ffn has no effect without --layer-agg", "add that"),
         ("transformer_dlcl_6l", {"lstm_final_norm": True}, "--lstm-final-norm has no effect without", "omit it"),
         (TINY, {"dlcl_window": 2}, "--dlcl-window has no effect without --layer-agg dlcl", "omit it"),
-        (TINY, {"encoder_attention_heads": 3}, "--encoder-embed-dim 16 is not divisible by", "change one of them"),
+        (TINY, {"encoder_attention_heads": 3}, "--encoder-embed-dim 16 is not divisible by", "change one"),
     ],
 )
 def test_flags_that_clash(build, name, flags, problem, cure):

@@ -1,5 +1,6 @@
 """The methods without fairseq: imports, errors of a first try, and the example of docs and README."""
 
+import math
 import re
 import runpy
 
@@ -7,7 +8,10 @@ import pytest
 import torch
 
 from fairseq_deep.core import aggregators, attention, inits, memories, residuals
-from fairseq_deep.core.stack import Stack
+from fairseq_deep.core.search import SearchOptions
+from fairseq_deep.core.stack import MethodConfig, Stack
+from fairseq_deep.core.transformer import Transformer
+from fairseq_deep.errors import UsageError
 from tests.helpers.paths import ROOT
 
 EXAMPLE = ROOT / "examples/plain_pytorch.py"
@@ -36,6 +40,80 @@ def test_what_is_not_a_stack_is_refused_with_the_way_to_build_one():
         built = rf"{method.__name__} takes a Stack, not int; build {method.__name__}\(Stack\(layers=6, dim=512\)\)"
         with pytest.raises(TypeError, match=built):
             method(6, 512)
+
+
+TYPOS = [
+    ({"positions": "rope"}, "unknown positions rope; choose from sinusoidal, learned, none, rotary"),
+    ({"norm": "pre"}, "unknown --norm pre; choose from layer, rms"),
+    ({"ffn": "swigl"}, "unknown --ffn swigl (did you mean swiglu?)"),
+    ({"activation": "rleu"}, "unknown --activation-fn rleu (did you mean relu?)"),
+    ({"side": "enc"}, "unknown side enc (did you mean encoder?)"),
+    ({"dropout": 7}, "--dropout must be a number from 0 to 1 (7)"),
+    ({"layerdrop": math.nan}, "--encoder-layerdrop must be a number from 0 to 1 (nan)"),
+    ({"layers": -1}, "--encoder-layers must be a whole number of at least 0 (-1)"),
+    ({"layers": "2"}, "--encoder-layers must be a whole number of at least 0 (2)"),
+    ({"dim": 16.0}, "--encoder-embed-dim must be a whole number of at least 1 (16.0)"),
+    ({"pre_norm": "pre"}, "pre_norm must be True or False (pre)"),
+    ({"heads": 3}, "--encoder-embed-dim 16 is not divisible by --encoder-attention-heads 3"),
+    ({"kv_heads": 4}, "--encoder-kv-heads 4 must be a divisor"),
+    ({"offload": True}, "offload requires recompute"),
+    ({"memory": MethodConfig("last", memories.MEMORIES.get("last"))}, "memory requires a decoder (last)"),
+    ({"aggregator": "dlcl"}, "aggregator must be a MethodConfig (dlcl): use MethodConfig(NAME, CLASS), such as"),
+    ({"aggregator": MethodConfig("ds", inits.INITS.get("ds"))}, "must be a method of --layer-agg (ds)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("attributes, problem", TYPOS, ids=lambda value: str(value)[:40])
+def test_a_stack_with_a_typo_is_refused_when_it_is_made(attributes, problem):
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        Stack(**{"layers": 2, "dim": 16, "heads": 2, **attributes})
+
+
+@pytest.mark.parametrize("options, problem", [
+    ({"weigth_type": "vector"}, "unknown option weigth_type of dlcl (did you mean weight_type?)"),
+    ({"window": "x"}, "--dlcl-window must be a whole number (x)"),
+    ({"dropout": math.nan}, "--dlcl-dropout must be a number (nan)"),
+])  # fmt: skip
+def test_a_method_with_a_wrong_option_is_refused(options, problem):
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        MethodConfig("dlcl", aggregators.Dlcl, options)
+
+
+@pytest.mark.parametrize("options, problem", [
+    ({"beam": 0}, "beam must be a whole number of at least 1 (0)"),
+    ({"beam": "4"}, "beam must be a whole number of at least 1 (4)"),
+    ({"lenpen": math.nan}, "lenpen must be a number (nan)"),
+    ({"sampling": "no"}, "sampling must be True or False (no)"),
+    ({"sampling_topp": 2.0}, "sampling_topp must be a number of at most 1 (2.0)"),
+    ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be a whole number of at least 0 (-1)"),
+])  # fmt: skip
+def test_a_search_with_a_wrong_option_is_refused(options, problem):
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        SearchOptions(**options)
+
+
+def both(**decoder):
+    sizes = {"layers": 2, "dim": 16, "heads": 2}
+    return {"encoder": Stack(**sizes), "decoder": Stack(**{**sizes, "side": "decoder", **decoder})}
+
+
+@pytest.mark.parametrize("stacks, problem", [
+    (both(side="encoder"), "stacks must be {side: Stack(..., side=side)"),
+    (both(memory_dim=8), "memory_dim of the decoder must be 16, like the other stack (8)"),
+    (both(other_layers=3), "other_layers of the decoder must be 2"),
+    (both(memory=MethodConfig("dlcl", aggregators.Dlcl)), "memory must be a method of --decoder-memory"),
+    (both(language_norm=True), "--language-norm requires --num-languages"),
+])  # fmt: skip
+def test_stacks_that_do_not_fit_are_refused(stacks, problem):
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        Transformer.build(stacks, 20)
+
+
+def test_a_stack_takes_its_layout_and_the_other_depth_from_the_methods_and_the_other_stack():
+    lstm = MethodConfig("lstm", aggregators.DepthwiseLstm)
+    assert not Stack(2, 16, aggregator=lstm).layout.feed_forward
+    model = Transformer.build({**both(), "encoder": Stack(3, 16, heads=2)}, 20)
+    assert (model.encoder.stack.decoder_layers, model.decoder.stack.encoder_layers) == (2, 3)
 
 
 def test_a_call_names_the_methods_to_use():

@@ -27,12 +27,13 @@ def stacks(axis, registry, name):
         stack = Stack(2, 16, pre_norm, side, ffn_dim=32, heads=2)
         if side == only or only is None:
             config = MethodConfig(name, method)
-            layout = method.layout(side, {}) if axis == "aggregator" else stack.layout
-            stack = dataclasses.replace(stack, layout=layout, **{axis: config})
+            stack = dataclasses.replace(stack, **{axis: config})
         made[side] = stack
-    if name == "msc" and axis == "memory":
-        made = {side: stacks("aggregator", AGGREGATORS, "msc")[side] for side in made}
-        made["decoder"] = dataclasses.replace(made["decoder"], memory=MethodConfig(name, method))
+    if name == "msc":
+        config = MethodConfig(name, AGGREGATORS.get(name))
+        made = {side: dataclasses.replace(stack, aggregator=config) for side, stack in made.items()}
+        memory = MethodConfig(name, MEMORIES.get(name))
+        made["decoder"] = dataclasses.replace(made["decoder"], memory=memory)
     if registry is DECODER_ATTENTIONS and name == "luna":
         made["encoder"] = stacks("attention", ENCODER_ATTENTIONS, "luna")["encoder"]
     return made

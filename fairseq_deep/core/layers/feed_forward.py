@@ -18,12 +18,9 @@ from torch import Tensor, nn
 
 from fairseq_deep.core.dropout import Dropout
 from fairseq_deep.core.norms import make_norm
-from fairseq_deep.core.registry import UsageError, nearest
-from fairseq_deep.core.stack import Stack
+from fairseq_deep.core.stack import GATED, Stack
 
 MODULE_NAMES = {"encoder": "TransformerEncoderLayer", "decoder": "TransformerDecoderLayer"}
-GATED = {"swiglu": "swish", "geglu": "gelu"}
-"""The gated networks by their names (``--ffn``), with their activation functions."""
 MULTIPLE = 8  # the width of a gated network is a multiple of this
 
 
@@ -57,18 +54,6 @@ ACTIVATIONS = {
 """The activation functions of feed-forward sub-layers by fairseq's names (``--activation-fn``)."""
 
 
-def activation(name: str):
-    """Return the activation function *name*.
-
-    Raises:
-        UsageError: *name* is unknown
-    """
-    if name not in ACTIVATIONS:
-        choices = ", ".join(ACTIVATIONS)
-        raise UsageError(f"unknown --activation-fn {name}{nearest(name, ACTIVATIONS)}; choose from {choices}")
-    return ACTIVATIONS[name]
-
-
 def build_dropout(stack: Stack, probability: float) -> Dropout:
     """Build a dropout with fairseq's module name for the layers of *stack*."""
     return Dropout(probability, MODULE_NAMES[stack.side])
@@ -94,7 +79,7 @@ class FeedForward(nn.Module):
         name = GATED.get(stack.ffn, stack.activation)
         self.dropout_module = build_dropout(stack, stack.dropout)
         self.relu = name == "relu"  # can be computed in place without gradients
-        self.activation_fn = activation(name)
+        self.activation_fn = ACTIVATIONS[name]
         self.activation_dropout_module = build_dropout(stack, stack.activation_dropout)
         self.fc1 = nn.Linear(stack.dim, width, bias=not gated)
         self.fc2 = nn.Linear(width, stack.dim, bias=not gated)

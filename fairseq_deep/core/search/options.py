@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fairseq_deep.core.fields import Range, check_fields
 from fairseq_deep.core.registry import UsageError
+
+RULES = {
+    "beam": Range(1),
+    "sampling_topp": Range(-math.inf, 1),
+    **{name: Range(0) for name in ("min_len", "max_len_a", "max_len_b", "no_repeat_ngram_size")},
+}
+"""Ranges of :class:`SearchOptions`."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,7 @@ class SearchOptions:
         match_source_len: hypotheses are at most as long as their source
 
     Raises:
-        UsageError: a value is out of range
+        UsageError: a value has a wrong type or is out of range
     """
 
     beam: int = 5
@@ -49,11 +57,9 @@ class SearchOptions:
     limit_each: bool = False
 
     def __post_init__(self):
-        for name, least in (("beam", 1), ("min_len", 0), ("max_len_a", 0), ("max_len_b", 0)):
-            if not getattr(self, name) >= least or math.isinf(getattr(self, name)):
-                raise UsageError(f"{name} {getattr(self, name)} must be {least} or more")
-        if not 0 < self.temperature < math.inf:
-            raise UsageError(f"temperature {self.temperature} must be above 0")
+        check_fields(vars(self), SearchOptions, RULES)
+        if self.temperature <= 0:
+            raise UsageError(f"temperature must be above 0 ({self.temperature}): change it")
         if self.gnmt_lenpen and self.unnormalized:
             raise UsageError("gnmt_lenpen divides scores, and unnormalized does not; omit one of them")
 

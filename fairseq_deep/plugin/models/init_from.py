@@ -30,7 +30,6 @@ from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
 from fairseq_deep.core.checkpoints import upgrade
-from fairseq_deep.core.checks import check_numbers
 from fairseq_deep.core.description import SIDES, describe
 from fairseq_deep.core.layers.base_layer import has_norms
 from fairseq_deep.core.registry import UsageError
@@ -137,7 +136,6 @@ def _read(path: str, model: nn.Module, task: Any) -> Source:
     flags._name = arch  # marks flags of a checkpoint, as opposed to a command line
     try:
         ARCH_CONFIG_REGISTRY[arch](flags)
-        check_numbers(flags)
         stacks = describe(flags)
     except Exception as error:  # invalid settings raise arbitrary exceptions in fairseq
         reason = one_line(error)

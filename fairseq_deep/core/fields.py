@@ -1,0 +1,70 @@
+"""Checks of Python arguments: types by their annotations, ranges and names by one table per class."""
+
+from __future__ import annotations
+
+import functools
+import math
+import numbers
+import typing
+from collections.abc import Callable, Collection, Mapping
+from types import NoneType
+from typing import Any, NamedTuple
+
+from fairseq_deep.errors import UsageError, nearest, printable
+
+
+class Range(NamedTuple):
+    """Range of a number, including both ends."""
+
+    least: float
+    most: float = math.inf
+
+    def __str__(self) -> str:
+        if self.most == math.inf:
+            return f"of at least {self.least}"
+        return f"of at most {self.most}" if self.least == -math.inf else f"from {self.least} to {self.most}"
+
+
+hints_of = functools.cache(typing.get_type_hints)
+"""Returns the annotations of a class or function."""
+_KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    bool: ("True or False", lambda value: isinstance(value, bool)),
+    int: ("a whole number", lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool)),
+    float: ("a number", lambda value: _KINDS[int][1](value) or isinstance(value, numbers.Real) and math.isfinite(value)
+            and not isinstance(value, bool)),
+    str: ("a string", lambda value: isinstance(value, str)),
+}  # fmt: skip
+
+
+def check_fields(
+    values: Mapping[str, Any],
+    owner: Any,
+    rules: Mapping[str, Range | Collection[str]],
+    label: Callable[[str], str] = str,
+) -> None:
+    """Reject values of a wrong type, outside their range, and unknown names.
+
+    Args:
+        values: the arguments by name
+        owner: the class or function whose annotations have the types
+        rules: the range of a number, or the accepted strings
+        label: returns the name of an argument in messages, for example its flag
+
+    Raises:
+        UsageError: the message names the argument, and for an unknown name the nearest one
+    """
+    for name, value in values.items():
+        kinds = typing.get_args(hints_of(owner).get(name)) or (hints_of(owner).get(name),)
+        rule = rules.get(name)
+        if value is None and NoneType in kinds:
+            continue
+        if isinstance(rule, Collection) and not isinstance(rule, Range):
+            if not isinstance(value, str) or value not in rule:
+                raise UsageError(f"unknown {label(name)} {printable(value)}{nearest(str(value), rule, 0.6)}; "
+                                 f"choose from {', '.join(rule)}")  # fmt: skip
+            continue
+        known = [_KINDS[kind] for kind in kinds if kind in _KINDS]
+        holds = not known or any(fits(value) for _, fits in known)
+        if not holds or isinstance(rule, Range) and not rule.least <= value <= rule.most:
+            expected = " or ".join(text for text, _ in known) + (f" {rule}" if rule else "")
+            raise UsageError(f"{label(name)} must be {expected} ({printable(value)}): change it")
