@@ -67,4 +67,4 @@ def check_fields(
         holds = not known or any(fits(value) for _, fits in known)
         if not holds or isinstance(rule, Range) and not rule.least <= value <= rule.most:
             expected = " or ".join(text for text, _ in known) + (f" {rule}" if rule else "")
-            raise UsageError(f"{label(name)} must be {expected} ({printable(value)}): change it")
+            raise UsageError(f"{label(name)} must be {expected} ({printable(repr(value))}): change it")

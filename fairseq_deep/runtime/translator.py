@@ -11,13 +11,21 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from fairseq_deep.core.fields import Range, check_fields
 from fairseq_deep.core.registry import nearest
 from fairseq_deep.core.search import SearchOptions
 from fairseq_deep.core.transformer import Transformer
 from fairseq_deep.errors import UsageError
 
 from .bundle import Bundle, find_bundle, search_of
+from .engines import ENGINES
 from .engines.choice import Request
+
+RULES = {
+    **{name: Range(1) for name in ("batch_size", "max_tokens", "nbest", "parallel")},
+    **{"precision": ("fp32", "bf16", "int8"), "engine": ENGINES},
+}
+"""Ranges and names of the arguments of :class:`Translator`."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +56,8 @@ class Translator:
         facts: see :class:`ModelFacts`
 
     Raises:
-        UsageError: a model cannot be loaded, an option is unknown, the models cannot form an ensemble, or CTranslate2
-            does not support them
+        UsageError: a model cannot be loaded, an argument is invalid or unknown, the models cannot form an ensemble, or
+            CTranslate2 does not support them
     """
 
     def __init__(
@@ -65,6 +73,9 @@ class Translator:
         parallel: int = 1,
         **decoding: Any,
     ):
+        settings = {"precision": precision, "batch_size": batch_size, "max_tokens": max_tokens, "cpu": cpu,
+                    "nbest": nbest, "engine": engine, "cache_dir": cache_dir, "parallel": parallel}  # fmt: skip
+        check_fields(settings, Translator.__init__, RULES)
         known = [field.name for field in fields(SearchOptions)]
         for name in decoding:
             if name not in known:
@@ -122,6 +133,7 @@ class Translator:
         """
         if isinstance(lines, str):
             raise UsageError("translate_nbest() takes a list of strings, not a string; put it in a list")
+        check_fields({"nbest": nbest}, Translator.translate_nbest, RULES)
         return self._fill(*self._encode(list(lines)), self.nbest if nbest is None else min(nbest, self.options.beam))
 
     def _encode(self, lines: Sequence[str]) -> tuple[list[list[Translation]], dict[int, Tensor]]:

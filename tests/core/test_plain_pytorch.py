@@ -51,9 +51,9 @@ TYPOS = [
     ({"dropout": 7}, "--dropout must be a number from 0 to 1 (7)"),
     ({"layerdrop": math.nan}, "--encoder-layerdrop must be a number from 0 to 1 (nan)"),
     ({"layers": -1}, "--encoder-layers must be a whole number of at least 0 (-1)"),
-    ({"layers": "2"}, "--encoder-layers must be a whole number of at least 0 (2)"),
+    ({"layers": "2"}, "--encoder-layers must be a whole number of at least 0 ('2')"),
     ({"dim": 16.0}, "--encoder-embed-dim must be a whole number of at least 1 (16.0)"),
-    ({"pre_norm": "pre"}, "pre_norm must be True or False (pre)"),
+    ({"pre_norm": "pre"}, "pre_norm must be True or False ('pre')"),
     ({"heads": 3}, "--encoder-embed-dim 16 is not divisible by --encoder-attention-heads 3"),
     ({"kv_heads": 4}, "--encoder-kv-heads 4 must be a divisor"),
     ({"offload": True}, "offload requires recompute"),
@@ -71,7 +71,7 @@ def test_a_stack_with_a_typo_is_refused_when_it_is_made(attributes, problem):
 
 @pytest.mark.parametrize("options, problem", [
     ({"weigth_type": "vector"}, "unknown option weigth_type of dlcl (did you mean weight_type?)"),
-    ({"window": "x"}, "--dlcl-window must be a whole number (x)"),
+    ({"window": "x"}, "--dlcl-window must be a whole number ('x')"),
     ({"dropout": math.nan}, "--dlcl-dropout must be a number (nan)"),
 ])  # fmt: skip
 def test_a_method_with_a_wrong_option_is_refused(options, problem):
@@ -81,9 +81,9 @@ def test_a_method_with_a_wrong_option_is_refused(options, problem):
 
 @pytest.mark.parametrize("options, problem", [
     ({"beam": 0}, "beam must be a whole number of at least 1 (0)"),
-    ({"beam": "4"}, "beam must be a whole number of at least 1 (4)"),
+    ({"beam": "4"}, "beam must be a whole number of at least 1 ('4')"),
     ({"lenpen": math.nan}, "lenpen must be a number (nan)"),
-    ({"sampling": "no"}, "sampling must be True or False (no)"),
+    ({"sampling": "no"}, "sampling must be True or False ('no')"),
     ({"sampling_topp": 2.0}, "sampling_topp must be a number of at most 1 (2.0)"),
     ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be a whole number of at least 0 (-1)"),
 ])  # fmt: skip

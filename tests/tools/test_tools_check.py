@@ -241,7 +241,7 @@ def test_settings_of_which_no_model_can_be_built(check, tmp_path, cfg, said):
 @pytest.mark.parametrize("flags, said", [
     ({"encoder_attention_heads": 3}, "--encoder-embed-dim 512 is not divisible by --encoder-attention-heads 3"),
     ({"decoder_layers": -1}, "--decoder-layers must be a whole number of at least 0 (-1): change it"),
-    ({"encoder_layers": "x"}, "--encoder-layers must be a whole number of at least 0 (x): change it"),
+    ({"encoder_layers": "x"}, "--encoder-layers must be a whole number of at least 0 ('x'): change it"),
     ({"max_source_positions": -5}, "--max-source-positions must be a whole number of at least 1 (-5): change it"),
     ({"layer_agg": "new"}, "unknown --layer-agg new"), ({"decoder_attn": 5}, ""),
     ({"encoder_layers": 10**9}, "it has fewer tensors than 1,000,000,000 layers"),

@@ -191,6 +191,11 @@ def test_from_python(trained):
     for lines, kind in ((b"We see.", "int"), ([b"We see."], "bytes"), (["We see.", None], "NoneType")):
         with pytest.raises(UsageError, match=f"is of type {kind}; it must be a string"):
             translator.translate(lines)
+    for name, value in (("batch_size", 0), ("max_tokens", "4"), ("nbest", 0), ("parallel", 0), ("beam", 0)):
+        with pytest.raises(UsageError, match=f"{name} must be a whole number of at least 1"):
+            Translator([trained], **{name: value})
+    with pytest.raises(UsageError, match=r"unknown precision fp16 \(did you mean bf16\?\); choose from fp32"):
+        Translator([trained], precision="fp16")
     with pytest.raises(UsageError, match="Translator requires a model"):
         Translator([])
     with pytest.raises(UsageError, match=r"unknown search option len_pen \(did you mean lenpen\?\); choose from"):

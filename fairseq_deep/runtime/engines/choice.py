@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
-from fairseq_deep.core.registry import nearest
 from fairseq_deep.core.search import SearchOptions
 from fairseq_deep.errors import UsageError, one_line
 
 from ..bundle import Bundle
 from ..dictionary import Dictionary
 from ..loading import LoadedModel, ModelFacts, check_ensemble, languages_of, load_model
-from . import ENGINES, ct2_cache, ct2_format
+from . import ct2_cache, ct2_format
 from .ct2_convert import Disagreement, convert, make_plain
 from .ct2_engine import COMPUTED, Ct2Engine, find_problem
 from .torch_engine import TorchEngine
@@ -60,10 +59,8 @@ class Request:
         """Open the engine *engine*.
 
         Raises:
-            UsageError: the name is unknown, a model cannot be loaded, or CTranslate2 does not support the request
+            UsageError: a model cannot be loaded, or CTranslate2 does not support the request
         """
-        if engine not in ENGINES:
-            raise UsageError(f"unknown engine {engine}{nearest(engine, ENGINES)}; choose from {', '.join(ENGINES)}")
         if engine == "torch":
             return self.open_torch()
         try:
