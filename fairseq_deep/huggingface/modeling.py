@@ -68,7 +68,8 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
     Parameters have the core's names. The core's functions, such as ``BeamSearch``, also accept this model.
 
     Args:
-        config: configuration with a package's settings and the sizes of its dictionaries
+        config: configuration of a package. ``AutoConfig.from_pretrained`` gives an untrained model with its settings
+            and dictionaries
 
     Raises:
         UsageError: *config* is incomplete
@@ -81,15 +82,17 @@ class FairseqDeepForConditionalGeneration(Storage, Transformer, PreTrainedModel,
 
     def __init__(self, config: FairseqDeepConfig):
         PreTrainedModel.__init__(self, config)
+        self.files: dict[str, bytes] = {}
+        config.check()  # settings may have changed
+        tags = self._read_dictionaries(config)
         sizes = config.source_vocab_size, config.vocab_size
-        if config.package is None or None in sizes:
-            raise UsageError("the configuration lacks the sizes of the dictionaries; use from_pretrained()")
         flags = Namespace(arch=config.package["arch"], **config.package["model"])
         core = untrained(flags, *(Dictionary(map(str, range(size - len(Dictionary())))) for size in sizes))
         self.encoder, self.decoder = core.encoder, core.decoder
         self.encoder.main_input_name = self.main_input_name  # generate() reads it
         self.decoder.caches = self.decoder.find_caches()  # once, not per step
-        self.files: dict[str, bytes] = {}
+        if self.encoder.language_index is not None and tags:
+            self.encoder.language_index.set_tags(tags)
         self.post_init()
         positions = self.encoder.max_positions(), self.decoder.max_positions()
         self.generation_config = search_settings(config.package["search"], *positions)

@@ -9,6 +9,7 @@ import torch
 from huggingface_hub import ModelCard
 from torch import Tensor
 
+from fairseq_deep.core.language_tags import tag_indices
 from fairseq_deep.errors import UsageError
 from fairseq_deep.runtime import packaged
 from fairseq_deep.runtime.model import load_weights
@@ -30,6 +31,27 @@ class Storage:
     """
 
     files: dict[str, bytes]
+
+    def _read_dictionaries(self, config: Any) -> list[int]:
+        """Read the files of the package that *config* comes from, unless it has the sizes of the dictionaries.
+
+        Returns:
+            indices of the language tags in the source dictionary, if it was read
+
+        Raises:
+            UsageError: *config* does not come from a package
+        """
+        if config.package is not None and None not in (config.source_vocab_size, config.vocab_size):
+            return []
+        if config.package is None or not config.name_or_path:
+            raise UsageError("the configuration has no dictionaries; use from_pretrained(PACKAGE) for a trained model, "
+                             "or AutoConfig.from_pretrained(PACKAGE) for an untrained one")  # fmt: skip
+        with local_folder(config.name_or_path, weights=False) as folder:
+            names = packaged.check_text(folder, config.package)
+            source, target = (packaged.read_dictionary(folder, name) for name in names[:2])
+            self.files = read_files(folder, names)
+        config.source_vocab_size, config.vocab_size = len(source), len(target)
+        return tag_indices(source.symbols)
 
     @classmethod
     def from_pretrained(

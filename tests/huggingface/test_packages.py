@@ -279,6 +279,37 @@ def test_a_hostile_folder_is_refused(name, package, tmp_path):
     assert not (folder / "MARK").exists()
 
 
+def test_files_of_a_trainer_are_never_opened(package, lines, loaded, tmp_path, capsys):
+    """As ``Seq2SeqTrainer`` and the Hub leave them; opening a FIFO would block."""
+    folder = copied(package, tmp_path / "checkpoint-4")
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "training_args.bin", "trainer_state.json"):
+        os.mkfifo(folder / name)
+    for name in ("checkpoint-2", ".cache"):
+        (folder / name).mkdir()
+    tokenizer, model = (each.from_pretrained(folder) for each in AUTO[1:])
+    assert translate(tokenizer, model, lines[:5]) == translate(*loaded[1:], lines[:5])
+    assert Translator(str(folder), cpu=True).translate(lines[0])
+    assert main(["check", str(folder)]) == 0 and "unusual  nothing" in capsys.readouterr().out
+
+
+def test_an_untrained_model_from_a_configuration(package, loaded, tmp_path):
+    config = transformers.AutoConfig.from_pretrained(package, encoder_layers=3)
+    model = transformers.AutoModelForSeq2SeqLM.from_config(config)
+    assert len(model.encoder.layers) == 3
+    weights = [each.state_dict()["encoder.embed_tokens.weight"] for each in (model, loaded[2])]
+    assert weights[0].shape == weights[1].shape and not torch.equal(*weights)
+    model.save_pretrained(tmp_path / "new")
+    again = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "new").state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in model.state_dict().items())
+    config.package["model"]["encoder_layer"] = 3
+    with pytest.raises(UsageError, match="unknown setting 'encoder_layer'"):
+        transformers.AutoModelForSeq2SeqLM.from_config(config)
+    with pytest.raises(UsageError, match="no dictionaries; use from_pretrained"):
+        transformers.AutoModelForSeq2SeqLM.from_config(FairseqDeepConfig())
+    with pytest.raises(UsageError, match="unknown argument encoder_layer; AutoConfig"):
+        FairseqDeepConfig(encoder_layer=3)
+
+
 BAD = {
     "quantization_config": ({"quantization_config": {"bits": 8}}, "quantization_config is not supported"),
     "dtype": ({"dtype": "int8"}, "unknown dtype int8; choose from float32, bfloat16, float16, auto"),

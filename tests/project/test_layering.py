@@ -12,6 +12,7 @@ PARTS = ["errors", "moved", "core", "runtime", "huggingface", "serving", "plugin
 ABOVE = ["fairseq_deep.tools.main"]  # lists the commands of all parts
 """In this order: each part may import those before it."""
 CORE = [
+    ["fields"],
     ["stack", "keep_fp32", "compat", "user_cache"],
     ["registry", "dropout", "positions", "norms"],
     ["native"],

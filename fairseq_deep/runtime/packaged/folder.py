@@ -13,6 +13,12 @@ CODES = {"subword-nmt": "code", "sentencepiece": "spm.model"}
 """The file of each kind of sub-words."""
 LARGEST_TEXT = 1 << 20
 """Maximum size of the configuration and of the checksums, in bytes; typical sizes are a few thousand."""
+_OTHERS = re.compile(
+    r"(optimizer|scheduler|scaler)\.(pt|bin)|rng_state(_\d+)?\.pth|training_args\.bin|trainer_state\.json"
+    r"|(all|train|eval|test|predict)_results\.json|generated_predictions\.txt|checkpoint-\d+|runs"
+    r"|\.git|\.gitattributes|\.cache"
+)
+"""Files of transformers' ``Trainer`` and of the Hugging Face Hub, which are accepted and never opened."""
 _LINE = re.compile(r"([0-9a-f]{64}) [ *]([\w.-]+)")
 
 
@@ -97,13 +103,18 @@ def read_sums(folder: str) -> dict[str, str]:
     return sums
 
 
+def _own(folder: str) -> list[str]:
+    """Return the names of all files in *folder*, without transformers' and the Hub's."""
+    return sorted(name for name in os.listdir(folder) if not _OTHERS.fullmatch(name))
+
+
 def find_problems(folder: str) -> list[str]:
     """Return the differences between the files in *folder* and their checksums; :func:`load` checks the contents."""
     try:
         sums = read_sums(folder)
     except PackageError as error:
         return [str(error)]
-    problems = [f"{name!r} is not in {SUMS}" for name in sorted(os.listdir(folder)) if name not in (SUMS, *sums)]
+    problems = [f"{name!r} is not in {SUMS}" for name in _own(folder) if name not in (SUMS, *sums)]
     for name in sums:
         try:
             verify_checksums(folder, [name])
@@ -119,7 +130,7 @@ def refuse_others(folder: str, names: Iterable[str]) -> None:
         PackageError: a file does not belong to a package, or is not a regular file
     """
     allowed = {CARD, CONFIG, SUMS, WEIGHTS, *names}
-    for name in sorted(os.listdir(folder)):
+    for name in _own(folder):
         if name not in allowed:
             path = os.path.join(folder, name)
             raise PackageError(f"{path}: rejected: a package must not have a file of this name; move it elsewhere")
