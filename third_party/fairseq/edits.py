@@ -59,13 +59,6 @@ optim/cpu_adam.py optim/fused_lamb.py utils.py
 
 EDITS = [
     Edit(
-        "fairseq/data/dictionary.py",
-        'with open(PathManager.get_local_path(f), "r", encoding="utf-8") as fd:',
-        'with open(PathManager.get_local_path(f), "r", encoding="utf-8-sig") as fd:',
-        1,
-        "a byte order mark became a part of the first token",
-    ),
-    Edit(
         "fairseq/dataclass/configs.py",
         r"^(    \w+: (\w+Config) = )\2\(\)$",
         r"\1field(default_factory=\2)",
