@@ -123,7 +123,7 @@ def main(arguments=None):
             sys.exit("there is no GPU here that torch can use: use --device cpu --small for a trial")
     options.out.mkdir(parents=True, exist_ok=True)
     commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     head = f"commit {commit.stdout.strip() or 'unknown (not a git checkout)'}, {now:%Y-%m-%d %H:%M} UTC\n"
     (options.out / "RESULTS.txt").write_text(head, encoding="utf-8")
     commands = steps(options)

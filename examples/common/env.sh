@@ -84,7 +84,7 @@ env_make() {
   rm -f "$venv/.fairseq_deep"
   if [[ -x $venv/bin/python ]]; then
     env_is_new_enough "$venv/bin/python" ||
-      env_fail ".venv has $("$venv/bin/python" -V 2>&1), not Python 3.10 or newer; remove .venv and try again" || return 1
+      env_fail ".venv has $("$venv/bin/python" -V 2>&1), not Python 3.11 or newer; remove .venv and try again" || return 1
   else
     python=$(env_find_python) || return 1
     echo "set-up: making .venv with $("$python" -V) ($python)"
@@ -122,19 +122,19 @@ env_install() {
 }
 
 env_is_new_enough() {
-  "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1
+  "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
 }
 
 env_find_python() {
   local name found=""
-  for name in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3.10 python3; do
+  for name in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3.14 python3; do
     if env_is_new_enough "$name"; then
       command -v "$name"
       return
     fi
     if command -v "$name" >/dev/null; then found+="${found:+, }$name is $("$name" -V 2>&1)"; fi
   done
-  env_fail "no Python 3.10 or newer found (${found:-there is no python3}); install one or set PYTHON=/path/to/python3.11"
+  env_fail "no Python 3.11 or newer found (${found:-there is no python3}); install one or set PYTHON=/path/to/python3.11"
 }
 
 env_check_machine() {

@@ -129,7 +129,7 @@ async def _body(request: Request, service: Service) -> bytes:
         raise Refused(413, problem, CLOSE)
     try:
         body, size = await asyncio.wait_for(_read(request, service), limits.body_timeout)
-    except asyncio.TimeoutError as error:
+    except TimeoutError as error:
         raise Refused(408, f"the body did not arrive within {limits.body_timeout:g} s", CLOSE) from error
     except ClientDisconnect as error:
         raise Refused(GONE, "the client has left") from error

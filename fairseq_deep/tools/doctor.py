@@ -134,8 +134,8 @@ def _fairseq() -> Iterator[Check]:
         reason = error
         if "No module named 'fairseq'" in error:
             reason = "it is not installed; training requires it, translating packaged models does not"
-        if sys.version_info >= (3, 11) and "mutable default" in error:
-            reason += "; stock fairseq 0.12.2 and its hydra cannot be imported on Python 3.11 and newer"
+        if "mutable default" in error:
+            reason += "; stock fairseq 0.12.2 requires Python 3.10 or older"
         yield Check("fairseq", "FAIL", "cannot be imported", reason, f"{SET_UP} (brings fairseq 0.12.2+deep9)")
         return
     version, kind = _fairseq_kind()

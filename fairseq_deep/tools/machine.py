@@ -30,11 +30,11 @@ class Check:
 def check_python() -> Iterator[Check]:
     """Report Python and the platform."""
     version = platform.python_version()
-    if (3, 10) <= sys.version_info[:2] <= (3, 13):
+    if (3, 11) <= sys.version_info[:2] <= (3, 14):
         yield Check("Python", "ok", f"{version} ({sys.executable})")
     else:
         cure = "create the environment with one of these"
-        yield Check("Python", "warn", version, "tested only on 3.10 to 3.13", cure)
+        yield Check("Python", "warn", version, "tested only on 3.11 to 3.14", cure)
     yield Check("platform", "ok", platform.platform())
 
 

@@ -21,7 +21,7 @@ import fairseq_deep
 from fairseq_deep.runtime.files import checksum
 from fairseq_deep.tools import UsageError, new_folder
 
-OLDEST = (3, 10)
+OLDEST = (3, 11)
 EXTRAS = ("plot", "train")
 TORCH = "torch"
 TOLD = ("Collecting ", "Processing ", "Building wheels")
@@ -91,7 +91,7 @@ def find_python(wanted: str) -> tuple[str, str]:
         release = _release(path)
         if release and (named or release == wanted):
             if tuple(map(int, release.split("."))) < OLDEST:
-                raise UsageError(f"Python {release} is not supported; use 3.10 or newer")
+                raise UsageError(f"Python {release} is not supported; use 3.11 or newer")
             return shutil.which(path), release
     if named:
         raise UsageError(f"--python {wanted}: the interpreter does not run; give another one")

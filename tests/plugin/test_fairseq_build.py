@@ -118,8 +118,8 @@ def test_build_stops_at_the_edit_that_does_not_match(backend, edits, tmp_path, m
 
 
 def test_an_old_python_is_refused(backend, monkeypatch):
-    monkeypatch.setattr(sys, "version_info", (3, 8, 18))
-    with pytest.raises(SystemExit, match="is not supported; use Python 3.9 or newer"):
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13))
+    with pytest.raises(SystemExit, match="is not supported; use Python 3.11 or newer"):
         backend.check_machine()
 
 

@@ -4,6 +4,7 @@ import itertools
 import os
 import re
 import subprocess
+import tomllib
 
 import pytest
 import yaml
@@ -11,7 +12,6 @@ import yaml
 import fairseq_deep
 from tests.helpers.paths import ROOT
 
-tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
 WORKFLOW = ROOT / ".github/workflows/wheels.yml"
 
 
@@ -54,6 +54,12 @@ def test_its_commands_name_what_is_there(jobs):
     extras = toml("pyproject.toml")["project"]["optional-dependencies"]
     asked = {name for line in commands for name in re.findall(r"fairseq_deep\[(\w+)\]", line)}
     assert asked and asked <= extras.keys()
+
+
+def test_the_extra_takes_no_fairseq_but_ours():
+    text = (ROOT / "third_party/fairseq/edits.py").read_text(encoding="utf-8")
+    build = re.search(r"write_version_py\(\) \+ \"(\+deep\d+)\"", text)[1]
+    assert f"fairseq==0.12.2{build}" in toml("pyproject.toml")["project"]["optional-dependencies"]["train"]
 
 
 def test_files_leave_only_after_the_check_and_for_a_tag(jobs):

@@ -21,7 +21,7 @@ VERSION = "0.12.2"
 SHA256 = "34f1b18426bf3844714534162f065ab733e049597476daa35fffb4d06a92b524"
 HERE = Path(__file__).resolve().parent
 
-PYTHON_MIN = (3, 9)
+PYTHON_MIN = (3, 11)
 BUILD_BYTES = 200e6  # unpacked sdist, objects and wheel
 INSTALLED_BYTES = 150e6  # fairseq and its small dependencies
 TORCH_BYTES = 1.35e9  # torch for CPU
@@ -59,7 +59,7 @@ def stop(message):
 def check_machine():
     """Check the version of Python, the compiler and the free disk space."""
     if sys.version_info[:2] < PYTHON_MIN:
-        stop(f"Python {sys.version.split()[0]} is not supported; use Python 3.9 or newer")
+        stop(f"Python {sys.version.split()[0]} is not supported; use Python 3.11 or newer")
     if sys.platform != "win32":
         check_compiler()
     check_space(tempfile.gettempdir(), BUILD_BYTES, "set TMPDIR to a larger disk")

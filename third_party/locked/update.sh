@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Make the lists of this folder anew: releases with the sha256 of each of their files, for Python 3.10 to 3.13 on all
+# Make the lists of this folder anew: releases with the sha256 of each of their files, for Python 3.11 to 3.14 on all
 # systems, of the versions that constraints.txt says. Needs uv.
 set -euo pipefail
 unset CDPATH
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 lock() {
-  uv pip compile -q --universal --python-version 3.10 --generate-hashes --no-header --no-annotate \
+  uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
     --constraint ../../constraints.txt --output-file "$1.txt" - >/dev/null
   grep -c == "$1.txt" | sed "s/^/$1.txt: releases: /"
 }
