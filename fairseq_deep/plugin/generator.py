@@ -8,29 +8,11 @@ from __future__ import annotations
 
 from fairseq import search
 from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_deep.core.decoder import Decoder
 from fairseq_deep.core.search import BeamSearch, SearchOptions
-from fairseq_deep.core.search.choices import forbid_repeats
 from fairseq_deep.core.search.hypotheses import rank_by_gnmt
-
-
-class RepeatBlocker(nn.Module):
-    """Blocks repeated n-grams in fairseq's own search; fairseq's class compares with padding and blocks nothing.
-
-    Args:
-        no_repeat_ngram_size: length of the n-grams that may not be repeated
-    """
-
-    def __init__(self, no_repeat_ngram_size: int):
-        super().__init__()
-        self.no_repeat_ngram_size = no_repeat_ngram_size
-
-    def forward(self, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
-        """Set *lprobs* (B x V) of tokens that would repeat an n-gram of *tokens* (B x T) to -inf, and return them."""
-        forbid_repeats(lprobs, tokens[:, 1 : step + 1].tolist(), self.no_repeat_ngram_size)
-        return lprobs
 
 
 class Generator(SequenceGenerator):
@@ -38,11 +20,6 @@ class Generator(SequenceGenerator):
 
     gnmt_lenpen = False
     """Divide scores by GNMT's length penalty (``--gnmt-lenpen``); *normalize_scores* is off then."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        if self.repeat_ngram_blocker is not None:
-            self.repeat_ngram_blocker = RepeatBlocker(self.repeat_ngram_blocker.no_repeat_ngram_size)
 
     def _generate(
         self,

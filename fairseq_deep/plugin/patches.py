@@ -21,6 +21,7 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
 from fairseq_deep.core.compat import disable_cudnn_attention
 from fairseq_deep.core.registry import Registry, UsageError
+from fairseq_deep.core.search.choices import forbid_repeats
 
 from .training.by_type import DistributedDataParallelByType, total_norm
 from .training.evaluation import inference_with_bleu
@@ -114,7 +115,16 @@ def _all_options() -> set[str]:
     return fairseq_options() | {action.dest for action in own._actions}
 
 
+@torch.jit.unused
+def _no_repeat_ngram(self, tokens, lprobs, bsz: int, beam_size: int, step: int):
+    """Set *lprobs* (B x V) of tokens that would repeat an n-gram of *tokens* (B x T) to -inf, and return them."""
+    forbid_repeats(lprobs, tokens[:, 1 : step + 1].tolist(), self.no_repeat_ngram_size)
+    return lprobs
+
+
 PATCHES = (
+    Patch("fairseq.ngram_repeat_block:NGramRepeatBlock", "_no_repeat_ngram", _no_repeat_ngram,
+          "--no-repeat-ngram-size blocks nothing on a CPU: fairseq compares with the padding behind a hypothesis"),
     Patch("fairseq.models.distributed_fairseq_model", "LegacyDistributedDataParallel", DistributedDataParallelByType,
           "legacy_ddp reduces gradients of fp32 weights in the type of the first weight"),
     Patch("fairseq.utils", "multi_tensor_total_norm", total_norm,

@@ -228,14 +228,15 @@ def test_what_the_search_does_not_know_is_left_to_fairseq(given, lively, diction
     assert_same(ours, theirs, attention=False)
 
 
+@pytest.mark.parametrize("generator", [Generator, SequenceGenerator])
 @pytest.mark.parametrize("diverse", [False, True])
 @pytest.mark.parametrize("beam", [2, 4])
-def test_no_ngram_is_repeated(beam, diverse, lively, dictionary):
+def test_no_ngram_is_repeated(beam, diverse, generator, lively, dictionary):
     """fairseq's own form compares with the padding behind a hypothesis on a CPU, and so finds nothing."""
     model = lively()
     more = {"search_strategy": search.DiverseBeamSearch(dictionary, 2, 0.5)} if diverse else {}  # fairseq's search
     free, held = (
-        Generator([model], dictionary, beam_size=beam, max_len_b=14, no_repeat_ngram_size=size, **more).generate(
+        generator([model], dictionary, beam_size=beam, max_len_b=14, no_repeat_ngram_size=size, **more).generate(
             [model], make_sample(dictionary, LENGTHS)
         )
         for size in (0, 2)

@@ -42,6 +42,7 @@ TYPES = "Python 3.14 prints optional types in another form"
 NODES = "failed connections, different settings and lost processes ended in tracebacks, or hung"
 SHELL = "the path reached a shell, and a file name can contain commands"
 ONE_LINE = "a mistake in the input was a traceback, or another message hid it"
+SHARDS = "--num-shards and --shard-id had no effect, so each shard translated everything"
 TEXT = "a lone CR ended a line, which shifted pairs; a byte order mark became an unknown word"
 SIDES = "sides with different numbers of sentences were paired, or a traceback"
 UNKNOWN = "an unknown name printed 250 lines of help, or a traceback"
@@ -213,6 +214,29 @@ EDITS = [
         regex=True,
     ),
     Edit(
+        "fairseq_cli/generate.py",
+        r"(num_shards|shard_id)=(cfg\.distributed_training\.distributed_\w+),",
+        r"\1=max(cfg.dataset.\1, \2),",
+        2,
+        SHARDS,
+        regex=True,
+    ),
+    Edit(
+        "fairseq_cli/validate.py",
+        r"(num_shards|shard_id)=(data_parallel_\w+),",
+        r"\1=max(cfg.dataset.\1, \2),",
+        2,
+        SHARDS,
+        regex=True,
+    ),
+    Edit(
+        "fairseq/data/iterators.py",
+        'raise ValueError("shard_id must be between 0 and num_shards")',
+        "raise safe_exit.OneLineError(f'--shard-id {shard_id} must be 0 or more, and less than --num-shards')",
+        1,
+        SHARDS,
+    ),
+    Edit(
         "fairseq/trainer.py",
         '                        state["model"], build_fp32_params',
         "                        self.get_model().state_dict(), build_fp32_params",
@@ -379,7 +403,7 @@ EDITS = [
         STOP,
     ),
     Edit("fairseq/data/iterators.py", "itr = torch.utils.data.DataLoader(", "itr = safe_stop.DataLoader(", 3, STOP),
-    Edit("fairseq/data/iterators.py", IMPORT_TORCH, "\nimport torch\nfrom fairseq import safe_stop\n", 1, STOP),
+    Edit("fairseq/data/iterators.py", IMPORT_TORCH, "\nimport torch\nfrom fairseq import safe_exit, safe_stop\n", 1, STOP),
     Edit("fairseq/binarizer.py", "from multiprocessing import Pool\n", "from fairseq.safe_stop import Pool\n", 1, FORK),
     Edit(
         "fairseq/data/dictionary.py",
