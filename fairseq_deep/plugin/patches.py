@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import atexit
 import dataclasses
+import functools
 import importlib
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
+from fairseq import options
 from fairseq.dataclass.configs import FairseqConfig
+from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.ema.ema import EMA
 from fairseq.models.transformer import TransformerModel
 from fairseq.registry import REGISTRIES
@@ -52,35 +55,37 @@ class Patch(NamedTuple):
         setattr(getattr(owner, attribute) if attribute else owner, self.name, self.replacement)
 
 
-class _NeedsTwin(argparse.Action):
-    """Action that rejects a flag of this package given with one of fairseq's own architectures."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        arch = getattr(namespace, "arch", None) or "transformer"
-        raise UsageError(f"{option_string} requires an architecture of this package: use --arch deep_{arch}, the same "
-                         "model with our flags")  # fmt: skip
+_parse = options.parse_args_and_arch
 
 
-_stock_add_args = TransformerModel.__dict__["add_args"].__func__
+@functools.wraps(_parse)
+def parse_args_and_arch(parser: argparse.ArgumentParser, input_args: Any = None, **more: Any) -> Any:
+    """Parse like fairseq; our flags with an architecture of fairseq raise an error that names an architecture."""
+    stock_error = parser.error
+
+    def error(message: str) -> NoReturn:
+        flags = [word for word in message.split() if word.partition("=")[0] in _own_flags()]
+        if flags and message.startswith("unrecognized arguments"):
+            choice = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+            choice.add_argument("--arch", "-a")
+            arch = choice.parse_known_args(input_args)[0].arch
+            if arch is not None:
+                twin = f"deep_{arch}"
+                fix = f"--arch {twin}, the same model with our flags" if twin in ARCH_MODEL_REGISTRY else "one of " \
+                    "'fairseq-deep archs'"  # fmt: skip
+                raise UsageError(f"{flags[0]} requires an architecture of this package: use {fix}")
+        stock_error(message)
+
+    parser.error = error
+    return _parse(parser, input_args, **more)
 
 
-@classmethod
-def _add_args(cls, parser) -> None:
-    """Add fairseq's flags; for its own Transformer, our flags raise an error that names the required architecture.
+def _own_flags() -> set[str]:
+    from .models.deep_transformer import add_own_args
 
-    fairseq's command line passes an argument group. Programs that list the flags pass a parser and get only fairseq's.
-    """
-    _stock_add_args(cls, parser)
-    if cls is TransformerModel and isinstance(parser, argparse._ArgumentGroup):
-        from .models.deep_transformer import add_own_args
-
-        own = argparse.ArgumentParser(add_help=False)
-        add_own_args(own)
-        for action in own._actions:
-            unknown = [option for option in action.option_strings if option not in parser._option_string_actions]
-            if unknown:
-                parser.add_argument(*unknown, action=_NeedsTwin, nargs="?", default=argparse.SUPPRESS,
-                                    help=argparse.SUPPRESS)
+    own = argparse.ArgumentParser(add_help=False)
+    add_own_args(own)
+    return {flag for action in own._actions for flag in action.option_strings}
 
 
 def _is_whole(value: Any) -> bool:
@@ -102,17 +107,13 @@ def fairseq_options() -> set[str]:
     configs += [kind for registry in REGISTRIES.values() for kind in registry["dataclass_registry"].values()]
     configs += TASK_DATACLASS_REGISTRY.values()
     parser = argparse.ArgumentParser(add_help=False)
-    _stock_add_args(TransformerModel, parser)
+    TransformerModel.add_args(parser)
     names = {field.name for config in configs if config is not None for field in dataclasses.fields(config)}
     return names | {action.dest for action in parser._actions}
 
 
 def _all_options() -> set[str]:
-    from .models.deep_transformer import add_own_args
-
-    own = argparse.ArgumentParser(add_help=False)
-    add_own_args(own)
-    return fairseq_options() | {action.dest for action in own._actions}
+    return fairseq_options() | {flag.lstrip("-").replace("-", "_") for flag in _own_flags()}
 
 
 @torch.jit.unused
@@ -131,8 +132,8 @@ PATCHES = (
           "apex's norm reads all gradients in the type of the first"),
     Patch("fairseq.optim", "FP16Optimizer", FP16Optimizer,
           "it copies and zeroes tensors one by one; fused_adam and muon use one launch, and muon unflattened matrices"),
-    Patch("fairseq.models.transformer:TransformerModel", "add_args", _add_args,
-          "our flags with an architecture of fairseq raise an error that names its deep_ twin"),
+    Patch("fairseq.options", "parse_args_and_arch", parse_args_and_arch,
+          "our flags with an architecture of fairseq raise an error that names one of ours, such as its deep_ twin"),
     Patch("fairseq.models.transformer:TransformerModel", "check_settings", staticmethod(check_settings),
           "fairseq loads weights into a model with the same shapes that computes another function"),
     Patch("fairseq.models.ema.ema:EMA", "__init__", _ema_init,

@@ -363,6 +363,15 @@ EDITS = [
         UNKNOWN,
     ),
     Edit(
+        "fairseq/utils.py",
+        "        # ensure that user modules are only imported once\n",
+        "        from fairseq import safe_settings\n\n"
+        "        safe_settings.check_user_dir(module_path, args.user_dir)\n"
+        "        # ensure that user modules are only imported once\n",
+        1,
+        UNKNOWN,
+    ),
+    Edit(
         "fairseq/models/__init__.py",
         "    assert model is not None, (\n",
         "    if model is None:\n"
@@ -639,6 +648,80 @@ EDITS = [
         'def get_validation_parser(default_task="translation"):',
         1,
         "fairseq-validate without --task: KeyError: None; the checkpoint names its task",
+    ),
+    Edit(
+        "fairseq/options.py",
+        "    # parse a second time after adding the *-specific arguments.\n"
+        "    # If input_args is given, we will parse those args instead of sys.argv.\n"
+        "    args, _ = parser.parse_known_args(input_args)\n",
+        "    # parse a second time after adding the *-specific arguments.\n"
+        "    # If input_args is given, we will parse those args instead of sys.argv.\n"
+        "    from fairseq import safe_settings\n\n"
+        "    args, _ = safe_settings.parse_components(parser, input_args)\n",
+        1,
+        "--help did not show the flags of the architecture, the task and other components",
+    ),
+    Edit(
+        "fairseq/data/data_utils.py",
+        'interpolation="lower",',
+        'method="lower",',
+        1,
+        "numpy 2.4 has no interpolation= (--num-batch-buckets)",
+    ),
+    Edit(
+        "fairseq/data/indexed_dataset.py",
+        "        return MMapIndexedDataset(path)\n    elif",
+        "        from fairseq import safe_files\n\n"
+        "        safe_files.check_sentences(data_file_path(path))\n"
+        "        return MMapIndexedDataset(path)\n    elif",
+        1,
+        "a split without sentences was a traceback",
+    ),
+    Edit(
+        "fairseq/data/indexed_dataset.py",
+        "    else:\n        return IndexedDataset.exists(path)\n",
+        '    else:\n        return impl != "fasta" and IndexedDataset.exists(path)\n',
+        1,
+        "--dataset-impl fasta with other data was a traceback",
+    ),
+    Edit(
+        "fairseq/dataclass/utils.py",
+        "        field_type = interpret_dc_type(v.type)\n        if (\n",
+        "        if val is None and str(v.default).startswith('${'):\n"
+        "            val = v.default\n\n"
+        "        field_type = interpret_dc_type(v.type)\n        if (\n",
+        1,
+        "polynomial_decay without --total-num-update did not use --max-update",
+    ),
+    Edit(
+        "fairseq/optim/lr_scheduler/polynomial_decay_schedule.py",
+        "        assert cfg.total_num_update > 0\n",
+        "        assert cfg.total_num_update > 0, (\n"
+        '            "--lr-scheduler polynomial_decay requires a length; add --max-update or --total-num-update"\n'
+        "        )\n",
+        1,
+        ONE_LINE,
+    ),
+    Edit(
+        "fairseq/optim/lr_scheduler/inverse_square_root_schedule.py",
+        "        warmup_end_lr = cfg.lr[0]",
+        "        if cfg.warmup_updates < 1:\n"
+        "            raise ValueError(\n"
+        '                "--warmup-updates must be at least 1 with --lr-scheduler inverse_sqrt: "\n'
+        '                "raise it, or use another schedule"\n'
+        "            )\n"
+        "        warmup_end_lr = cfg.lr[0]",
+        1,
+        ONE_LINE,
+    ),
+    Edit(
+        "fairseq_cli/generate.py",
+        '    assert cfg.common_eval.path is not None, "--path required for generation!"\n',
+        '    assert cfg.common_eval.path is not None, "--path required for generation!"\n'
+        "    if cfg.generation.constraints:\n"
+        '        raise ValueError("--constraints is only supported by fairseq-interactive: use it")\n',
+        1,
+        ONE_LINE,
     ),
     Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep9"', 1, "mark the edited version"),
     Edit("setup.py", "from torch.utils import cpp_extension", "raise ImportError", 1, "the sources are not published"),

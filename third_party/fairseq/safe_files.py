@@ -1,4 +1,4 @@
-"""Safe reading of model archives and FASTA files: no files outside the directory, and no shell."""
+"""Safe reading of archives, FASTA files and splits: no files outside the directory, no shell, no empty split."""
 
 import atexit
 import os
@@ -8,6 +8,16 @@ import tempfile
 
 import numpy as np
 from fairseq.safe_load import CheckpointError
+
+
+def check_sentences(path):
+    """Check that the data file `path` of a binarised split is not empty.
+
+    Raises:
+        CheckpointError: it is empty
+    """
+    if os.path.getsize(path) == 0:
+        raise CheckpointError(f"{path}: no sentences; binarise text with sentences, or name another split")
 
 
 def unpack(archive, replace):

@@ -9,7 +9,9 @@ architectures on the command line are one-line errors.
 import argparse
 import dataclasses
 import difflib
+import os
 import re
+import sys
 
 import torch
 from fairseq.safe_exit import OneLineError
@@ -86,6 +88,41 @@ def architecture(name):
         hint = f"did you mean {near[0]}? Otherwise " if near else ""
         raise UnknownError(f"unknown architecture {name}: {hint}add the --user-dir of its package")
     return name
+
+
+def check_user_dir(path, given):
+    """Check that the directory `path` (--user-dir `given`) is a package or has tasks or models.
+
+    Raises:
+        UnknownError: importing it would register nothing
+    """
+    if not any(os.path.exists(os.path.join(path, name)) for name in ("__init__.py", "tasks", "models")):
+        raise UnknownError(f"--user-dir {given}: has no __init__.py; give the directory of a package")
+
+
+def parse_components(parser, words):
+    """Parse the arguments that choose components (task, architecture, ...); the rest is left for the second parse.
+
+    With --help, the second parse prints the flags of these components, too.
+
+    Raises:
+        UnknownError: the command needs an architecture
+    """
+    words = sys.argv[1:] if words is None else list(words)
+    known = [word for word in words if word not in ("-h", "--help")]
+    required = [action for action in parser._actions if action.required] if known != words else []
+    for action in required:
+        action.required = False
+    try:
+        args, rest = parser.parse_known_args(known)
+    finally:
+        for action in required:
+            action.required = True
+    if getattr(args, "arch", "") is None:
+        if known == words:
+            raise UnknownError("--arch is missing: name an architecture")
+        del args.arch
+    return args, rest
 
 
 def refused(state):
