@@ -238,6 +238,55 @@ def test_from_pretrained_finds_the_dictionaries_of_a_recipe(trained):
     assert model.task.source_dictionary == model.task.load_dictionary(str(trained / "data-bin/dict.en.txt"))
 
 
+@pytest.fixture(scope="module")
+def hub(trained):
+    return DeepTransformerModel.from_pretrained(
+        str(trained), "averaged.pt", bpe="subword_nmt", bpe_codes=str(trained / "text/bpe/code"), tokenizer="moses"
+    )
+
+
+def test_the_hub_translates_as_translate_does(hub, trained):
+    """Also empty sentences, and those that are skipped as too long."""
+    lines = (trained / "text/raw/test.en").read_text().splitlines()[:5]
+    want = Translator(str(trained), beam=3, lenpen=0.8, max_len_a=0, max_len_b=200, cpu=True).translate(lines)
+    assert hub.translate(lines, beam=3, lenpen=0.8) == want and hub.translate(lines[0], beam=3, lenpen=0.8) == want[0]
+    assert hub.translate("") == hub.translate("  ") == hub.sample("") == "" and hub.translate([]) == []
+    mixed = ["", lines[0], "We see " * POSITIONS, lines[1], " "]
+    found = hub.translate(mixed, beam=3, lenpen=0.8, skip_invalid_size_inputs=True, verbose=True)
+    assert found == ["", want[0], "", want[1], ""]
+    assert [len(hypotheses) for hypotheses in hub.generate(map(hub.encode, mixed), skip_invalid_size_inputs=True)] == [
+        1, 5, 0, 5, 1
+    ]  # fmt: skip
+
+
+def test_all_arguments_of_the_hub_hold_for_one_sentence(hub):
+    tokens, word = hub.encode("We see."), hub.tgt_dict.index("Wir")
+    options = {"prefix_allowed_tokens_fn": lambda *_: [word, hub.tgt_dict.eos()], "max_len_b": 3}
+    for found in (hub.generate(tokens, 2, **options), hub.generate([tokens], 2, **options)[0]):
+        assert {*found[0]["tokens"].tolist()} <= {word, hub.tgt_dict.eos()}
+    prefix = {"inference_step_args": {"prefix_tokens": torch.tensor([[word]])}}
+    assert hub.generate(tokens, 2, **prefix)[0]["tokens"][0] == word
+    assert hub.generate(hub.encode("We see " * POSITIONS), skip_invalid_size_inputs=True) == []
+    assert len(hub.generate(tokens, 4)) == 4 and hub.sample("We see.", beam=2, sampling=True, sampling_topk=2)
+
+
+@pytest.mark.parametrize("sentence, settings, problem", [
+    (None, {}, "a sentence is of type NoneType"), (b"We", {}, "a sentence is of type bytes"),
+    ([1], {}, "a sentence is of type int"), ("We see " * POSITIONS, {}, "sentence 1 has .* positions; split it"),
+    ("We", {"beam": 0}, r"beam must be .* \(0\)"), ("We", {"beam": "3"}, "beam must be"),
+    ("We", {"constraints": ["Wir"]}, "constraints is not supported .* use fairseq-interactive --constraints"),
+    ("We", {"score_reference": True}, "score_reference is not supported"),
+    ("We", {"print_alignment": "hard"}, "print_alignment is not supported"),
+    ("We", {"sampling_topk": 3}, "sampling_topk requires sampling"),
+    ("We", {"lenpan": 1}, r"unknown setting lenpan \(did you mean lenpen\?\)"),
+])  # fmt: skip
+def test_bad_arguments_of_the_hub_are_one_line(hub, sentence, settings, problem):
+    with pytest.raises(UsageError, match=problem):
+        hub.translate(sentence, **settings)
+    with pytest.raises(UsageError, match="not supported with translation models"):
+        hub.score(sentence, **settings)
+
+
 def damage(name):
     def change(folder):
         (folder / name).write_text("nothing of the kind")

@@ -135,7 +135,11 @@ class DeepTransformerModel(Transformer, TransformerModel):
         """Load a model for fairseq's hub; a recipe's directory has its dictionaries in ``data-bin``."""
         if data_name_or_path == "." and os.path.isdir(os.path.join(model_name_or_path, "data-bin")):
             data_name_or_path = "./data-bin"
-        return super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **kwargs)
+        from fairseq_deep.plugin.hub import HubInterface
+
+        found = super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **kwargs)
+        found.__class__ = HubInterface  # a second one would prepare the models again
+        return found
 
     def _initialise(self, args) -> None:
         """Initialise the weights with the initialisations of both stacks."""

@@ -2,9 +2,9 @@
 
 Input and output files are {train,valid,test,test1 ...}.LANG. The new directory also contains the merges: ``code`` for
 both languages, ``code`` for the source and ``code.LANG`` for the target, or SentencePiece's ``spm.model``, which does
-not require tokenised text. All references of a test set are also written tokenised, for BLEU on tokens: test.LANG.tok,
-test.LANG.ref1.tok and so on; fairseq-generate prints <<unk>> for their unknown words. All steps process blocks of lines
-in several processes, so millions of pairs need little memory.
+not require tokenised text. All references, except the training set's, are also written tokenised, for BLEU on tokens:
+test.LANG.tok, test.LANG.ref1.tok and so on; fairseq-generate prints <<unk>> for their unknown words. All steps process
+blocks of lines in several processes, so millions of pairs need little memory.
 """
 
 import functools
@@ -148,7 +148,7 @@ def tokenize_split(args, text, split, tmp):
 
 
 def tokenize_references(args, text, split, tmp):
-    """Write the references of a test set to ``tmp``, tokenised like the hypotheses."""
+    """Write the references of a set to ``tmp``, tokenised like the hypotheses."""
     lang = args.langs[1]
     for name in (f"{split}.{lang}", *find_references(text, split, lang)):
         lines = zip(read_lines(os.path.join(text, name)))
@@ -251,7 +251,7 @@ def cut_corpus(text, out, settings):
             if dropped:
                 reason = f"over {settings.max_words} words or a length ratio over {MAX_RATIO}"
                 print(f"  {dropped:,} training pairs dropped: {reason}")
-            if split.startswith("test"):
+            if split != "train":
                 tokenize_references(settings, text, split, tmp)
         codes = learn_codes(settings, langs, tmp)
         with open(os.path.join(tmp, "steps.json"), "w", encoding="utf-8") as stream:  # for fairseq-deep translate
