@@ -9,7 +9,9 @@ Depths, options and scores of the papers' systems: ``papers.py``.
 import argparse
 import fnmatch
 import functools
+import json
 import logging
+import os
 import types
 from typing import Any
 
@@ -28,6 +30,8 @@ from .papers import COMPARISON, W19, X20, X24, Z19, Z19_MATT
 from .presets import Architecture, apply_aggregator_presets
 
 logger = logging.getLogger(__name__)
+
+COUNTS = os.path.join(os.path.dirname(__file__), "parameters.json")
 
 
 def _depth_name(encoder: int, decoder: int) -> str:
@@ -213,6 +217,17 @@ def build_architecture(name: str, dictionary: Dictionary, **flags: Any) -> DeepT
     get_architecture(name).apply(args)
     task = types.SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     return DeepTransformerModel.build_model(args, task)
+
+
+def stored_count(name: str) -> int:
+    """Return `count_parameters`, from a table where it has *name*: to build all models takes a minute."""
+    return _stored_counts().get(name) or count_parameters(name)
+
+
+@functools.cache
+def _stored_counts() -> dict[str, int]:
+    with open(COUNTS, encoding="utf-8") as stream:
+        return json.load(stream)
 
 
 def count_parameters(name: str) -> int:

@@ -131,7 +131,7 @@ class Plan:
             name += f"-{options.arch.removeprefix('transformer_')}"
         name = ("demo" if options.demo else name) + "-smoke" * options.smoke
         exp = os.path.join(ROOT, "exp", name) if options.exp == "auto" else options.exp
-        self.exp = self.home = os.path.join(os.getcwd(), exp).rstrip("/")
+        self.exp = self.home = os.path.abspath(exp)
         if ":" in self.exp or "," in self.exp:  # fairseq splits paths at ':' and prefixes at ','
             raise UsageError(f"--exp {self.exp}: fairseq does not support ':' or ',' in a path; choose another one")
         if os.path.exists(self.exp) and not os.path.isdir(self.exp):

@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -331,8 +332,15 @@ def print_table(exp, langs, record):
         print(f"  {langs[0]:11} {source}\n  {'ours':11} {ours}\n  {'reference':11} {reference}\n")
     for label, value in table_rows(exp, record, langs[1]):
         print(f"  {label:11} {value}")
+    print_next(exp)
     if scored:
         print(f"BLEU = {record['bleu']:.2f}")
+
+
+def print_next(exp):
+    """Print commands for the trained model in *exp*."""
+    print(f"  {'next':11} fairseq-deep translate {shlex.quote(exp)} --input FILE")
+    print(f"  {'':11} fairseq-deep package {shlex.quote(exp)} --output DIR")
 
 
 def write_json(path, content):

@@ -16,7 +16,7 @@ from fairseq_deep.runtime.records import RESULT
 from fairseq_deep.tools import format_table
 from fairseq_deep.tools.results import spread
 
-from .record import read_json, write_json
+from .record import print_next, read_json, write_json
 from .stages import read_marker
 
 # name in RESULT.json, column header, format
@@ -151,5 +151,6 @@ def summarise(exp, seeds, failed):
     print(table(summary, found, failed))
     print(f"  signature {summary['signature']}" if scored else "  not translated")
     print(f"  record    {path}")
+    print_next(os.path.join(exp, f"seed{seeds[0]}"))
     if scored:
         print(f"BLEU = {summary['bleu']['mean']:.2f}")

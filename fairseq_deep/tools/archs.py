@@ -1,4 +1,4 @@
-"""list the named architectures with family, origin, norm, depth, size, parameters and a paper's BLEU"""
+"""list the named architectures with norm, depth, size, parameters and a paper's BLEU"""
 
 import argparse
 import difflib
@@ -10,14 +10,14 @@ from typing import Any
 from fairseq_deep.tools import UsageError, check_fairseq, format_table
 from fairseq_deep.tools.flags import actions
 
-HEADER = ("name", "family", "method of", "norm", "depth", "size", "parameters", "paper's BLEU", "in")
+HEADER = ("name", "norm", "depth", "size", "parameters", "paper's BLEU", "in")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the pattern and ``--json``."""
     text = "quoted shell wildcard, such as 'transformer_dlcl*' (default: all)"
     parser.add_argument("pattern", nargs="?", default="*", metavar="PATTERN", help=text)
-    parser.add_argument("--verbose", action="store_true", help="also print the flags that each architecture presets")
+    parser.add_argument("--verbose", action="store_true", help="also print family, origin and preset flags of each")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -31,8 +31,6 @@ def run(args: argparse.Namespace) -> int:
     rows = [HEADER] + [
         (
             record["name"],
-            record["family"],
-            record["origin"],
             record["norm"],
             f"{record['encoder_layers']}/{record['decoder_layers']}",
             record["size"] if record["encoder_size"] is None else f"{record['encoder_size']}/{record['size']}",
@@ -42,15 +40,16 @@ def run(args: argparse.Namespace) -> int:
         )
         for record in records
     ]
-    print(format_table(rows, right=(4, 6, 7)))
+    print(format_table(rows, right=(2, 4, 5)))
     vocabularies = [f"{size:,}" for size in sorted({record["vocab"] for record in records})]
     print(
         f"{len(records)} architecture{'s' if len(records) > 1 else ''}; depth, size: encoder/decoder; "
-        f"parameters: with a vocabulary of {' or '.join(vocabularies)}; paper's BLEU: as printed in the paper"
+        f"parameters: with {' or '.join(vocabularies)} entries"
     )
     for record in records if args.verbose else []:
         presets = [(flag, str(value)) for flag, value in record["presets"].items()]
-        print(f"\n{record['name']} presets\n{format_table(presets, indent='  ')}")
+        print(f"\n{record['name']}: {record['family']}, {record['origin']}; presets")
+        print(format_table(presets, indent="  "))
     return 0
 
 
@@ -81,13 +80,13 @@ def _known_names() -> list[str]:
 
 
 def _record(name: str, verbose: bool) -> dict[str, Any]:
-    from fairseq_deep.plugin.architectures import ARCHITECTURES, count_parameters, resolved_presets
+    from fairseq_deep.plugin.architectures import ARCHITECTURES, resolved_presets, stored_count
 
     arch = ARCHITECTURES[name]
     fields = ("name", "family", "origin", "paper", "norm", "layer_agg", "encoder_layers", "decoder_layers")
     fields += ("encoder_size", "size", "vocab", "bleu")
     record = {field: getattr(arch, field) for field in fields}
-    record["parameters"] = count_parameters(name)
+    record["parameters"] = stored_count(name)
     if verbose:
         record["presets"] = _presets(resolved_presets(name))
     return record

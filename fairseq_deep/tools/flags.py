@@ -3,12 +3,13 @@
 import argparse
 import inspect
 import json
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fairseq_deep.tools import UsageError, check_fairseq, format_table
+from fairseq_deep.tools import UsageError, check_fairseq
 
-HEADER = ("flag", "of", "type", "default", "help")
+WIDTH = 100
 GENERAL, TASK = "model", "task"
 
 
@@ -28,14 +29,15 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(records, indent=2))
         return 0
-    rows = [HEADER]
     for record in records:
         of = f"{record['axis']} {'|'.join(record['methods'])}".strip()
-        kind = "|".join(record["choices"]) if record["choices"] else record["type"]
-        default = "-" if record["default"] is None else str(record["default"])
-        rows.append((record["flag"], of, kind, default, record["help"]))
-    print(format_table(rows))
-    print(f"{len(records)} flag{'s' if len(records) != 1 else ''}; default -: no value")
+        default = f"; default: {record['default']}" * (record["default"] is not None)
+        choices = [choice for choice in record["choices"] or () if choice not in record["help"]]
+        kind = "{" + ", ".join(record["choices"]) + "}" if choices else record["type"]
+        for indent, text in (("", f"{record['flag']} {kind} [{of}]"), ("    ", record["help"] + default)):
+            print(textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent or "        ",
+                                break_long_words=False, break_on_hyphens=False))  # fmt: skip
+    print(f"{len(records)} flag{'s' if len(records) != 1 else ''}")
     return 0
 
 

@@ -173,7 +173,7 @@ def work(args):
     """Run all claims, and return the exit status."""
     if args.exp == "auto":
         args.exp = os.path.join(ROOT, "exp", f"claims-{args.scale}" + "-demo" * args.demo)
-    args.exp, worst = os.path.join(os.getcwd(), args.exp), 0
+    args.exp, worst = os.path.abspath(args.exp), 0
     for name in args.arguments:
         status = run_claim(args, name)
         if status not in (0, FAILED):

@@ -117,7 +117,7 @@ def resolve(options: Compare) -> None:
     """Resolve "auto", and collect the words for the recipe."""
     if options.exp == "auto":
         options.exp = os.path.join(ROOT, "exp", f"compare-{options.conf}")
-    options.exp = os.path.join(os.getcwd(), options.exp)
+    options.exp = os.path.abspath(options.exp)
     options.recipe = [
         "--conf",
         options.conf,
