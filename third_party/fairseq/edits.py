@@ -412,7 +412,13 @@ EDITS = [
         STOP,
     ),
     Edit("fairseq/data/iterators.py", "itr = torch.utils.data.DataLoader(", "itr = safe_stop.DataLoader(", 3, STOP),
-    Edit("fairseq/data/iterators.py", IMPORT_TORCH, "\nimport torch\nfrom fairseq import safe_exit, safe_stop\n", 1, STOP),
+    Edit(
+        "fairseq/data/iterators.py",
+        IMPORT_TORCH,
+        "\nimport torch\nfrom fairseq import safe_exit, safe_stop\n",
+        1,
+        STOP,
+    ),
     Edit("fairseq/binarizer.py", "from multiprocessing import Pool\n", "from fairseq.safe_stop import Pool\n", 1, FORK),
     Edit(
         "fairseq/data/dictionary.py",
