@@ -11,6 +11,7 @@ import atexit
 import dataclasses
 import functools
 import importlib
+import sys
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -146,15 +147,30 @@ PATCHES = (
 )  # fmt: skip
 OTHERS = {
     "atexit": "fairseq's prefetching threads are stopped at exit; otherwise the process may abort after the last save",
+    "sys.excepthook": "another fairseq than ours: our errors are one line, without a traceback",
     "torch.backends.cuda.enable_cudnn_sdp": "off: cuDNN's attention prepares a plan for each shape of a batch",
 }
 """What :func:`apply` changes besides the patches, with reasons."""
+
+
+def report_on_one_line() -> None:
+    """Print exceptions with a ``one_line`` without a traceback, unless the commands of this fairseq do."""
+    try:
+        from fairseq import safe_exit  # noqa: F401
+    except ImportError:
+        before = sys.excepthook
+
+        def report(kind, error, trace):
+            print(error.one_line, file=sys.stderr) if hasattr(error, "one_line") else before(kind, error, trace)
+
+        sys.excepthook = report
 
 
 def apply() -> None:
     """Apply all patches, choose torch's own attention kernels, and register the exit hook."""
     disable_cudnn_attention()
     Registry.taken = staticmethod(_all_options)
+    report_on_one_line()
     for patch in PATCHES:
         patch.apply()
     atexit.register(stop_readers)

@@ -190,7 +190,8 @@ def _checkpoints() -> Iterator[Check]:
         error, refusal = _load_error(good), _load_error(bad)
     if error:
         reason = f"fairseq cannot load its own checkpoints with torch {torch.__version__}, so no run can resume"
-        yield Check("checkpoints", "FAIL", "refused", f"{reason} ({error})", f"{SET_UP} (brings fairseq 0.12.2+deep9)")
+        cure = f"{SET_UP} (brings fairseq 0.12.2+deep9), or for your own: export TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1"
+        yield Check("checkpoints", "FAIL", "refused", f"{reason} ({error})", cure)
     elif not refusal:
         reason = "this fairseq runs code hidden in checkpoints"
         yield Check("checkpoints", "warn", "loaded, unsafely", reason, f"load only your own, or {SET_UP}")

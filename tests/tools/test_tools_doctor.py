@@ -6,10 +6,13 @@ import shutil
 import sys
 import types
 
+import fairseq
 import pytest
 import torch
 
 from fairseq_deep import list_archs
+from fairseq_deep.errors import UsageError
+from fairseq_deep.plugin import patches
 from fairseq_deep.plugin.patches import OTHERS, PATCHES
 from fairseq_deep.tools import doctor, machine
 from fairseq_deep.tools.main import main
@@ -71,6 +74,16 @@ def test_table_gives_reasons_and_cures_then_the_verdict(monkeypatch, capsys):
         "one     ok    fine\nsecond  FAIL  broken\n\nsecond: because\n  fix: do this\n\n"
         "Training does not work here: second.\nPackaged models can be translated here.\n"
     )
+
+
+def test_errors_are_one_line_with_another_fairseq(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "excepthook", lambda *_: print("a traceback", file=sys.stderr))
+    monkeypatch.setitem(sys.modules, "fairseq.safe_exit", None)
+    monkeypatch.delattr(fairseq, "safe_exit", raising=False)
+    patches.report_on_one_line()
+    for error in (UsageError("--a: problem; fix"), ValueError("b")):
+        sys.excepthook(type(error), error, None)
+    assert capsys.readouterr().err == "fairseq_deep: --a: problem; fix\na traceback\n"
 
 
 def test_patches_of_fairseq_are_listed(monkeypatch, capsys):
@@ -162,6 +175,7 @@ def test_fairseq_that_refuses_or_trusts_every_checkpoint(monkeypatch, load, stat
     monkeypatch.setattr("fairseq.checkpoint_utils.load_checkpoint_to_cpu", load)
     (check,) = doctor._checkpoints()
     assert (check.name, check.state, check.value) == ("checkpoints", state, value)
+    assert ("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD" in check.cure) == (state == "FAIL")
 
 
 def test_fairseq_that_drops_the_last_batch(monkeypatch):
