@@ -43,6 +43,7 @@ NODES = "failed connections, different settings and lost processes ended in trac
 SHELL = "the path reached a shell, and a file name can contain commands"
 ONE_LINE = "a mistake in the input was a traceback, or another message hid it"
 SHARDS = "--num-shards and --shard-id had no effect, so each shard translated everything"
+NO_EFFECT = "flags without effect were accepted"
 TEXT = "a lone CR ended a line, which shifted pairs; a byte order mark became an unknown word"
 SIDES = "sides with different numbers of sentences were paired, or a traceback"
 UNKNOWN = "an unknown name printed 250 lines of help, or a traceback"
@@ -215,6 +216,45 @@ EDITS = [
     ),
     Edit(
         "fairseq_cli/generate.py",
+        '    assert cfg.common_eval.path is not None, "--path required for generation!"\n',
+        '    assert cfg.common_eval.path is not None, "--path required for generation!"\n'
+        "    safe_flags.check_generation(cfg)\n",
+        1,
+        NO_EFFECT,
+    ),
+    Edit(
+        "fairseq_cli/interactive.py",
+        "    start_time = time.time()\n    total_translate_time = 0\n",
+        "    safe_flags.check_generation(cfg)\n    safe_flags.refuse_shards(cfg, 'fairseq-interactive')\n"
+        "    start_time = time.time()\n    total_translate_time = 0\n",
+        1,
+        NO_EFFECT,
+    ),
+    Edit(
+        "fairseq_cli/train.py",
+        "    metrics.reset()\n\n    if cfg.common.log_file",
+        "    metrics.reset()\n    safe_flags.check_training(cfg)\n\n    if cfg.common.log_file",
+        1,
+        NO_EFFECT,
+    ),
+    Edit(
+        "fairseq_cli/generate.py",
+        "scoring.build_scorer(cfg.scoring, tgt_dict)",
+        "scoring.build_scorer('sacrebleu' if cfg.generation.sacrebleu else cfg.scoring, tgt_dict)",
+        1,
+        "--sacrebleu had no effect",
+    ),
+    Edit("fairseq_cli/generate.py", "num_sentences / gen_timer.sum,", "num_sentences / (gen_timer.sum or 1),", 1, SHARDS),
+    Edit(
+        "fairseq_cli/generate.py",
+        "    if has_target:\n        if cfg.bpe",
+        "    if has_target and num_sentences:\n        if cfg.bpe",
+        1,
+        SHARDS,
+    ),
+    Edit("fairseq_cli/generate.py", "1.0 / gen_timer.avg,", "1.0 / (gen_timer.avg or 1),", 1, SHARDS),
+    Edit(
+        "fairseq_cli/generate.py",
         r"(num_shards|shard_id)=(cfg\.distributed_training\.distributed_\w+),",
         r"\1=max(cfg.dataset.\1, \2),",
         2,
@@ -309,7 +349,7 @@ EDITS = [
     Edit(
         "fairseq_cli/train.py",
         IMPORT_TORCH,
-        "\nimport torch\nfrom fairseq import safe_metric, safe_numbers, safe_save, safe_stop\n",
+        "\nimport torch\nfrom fairseq import safe_flags, safe_metric, safe_numbers, safe_save, safe_stop\n",
         1,
         STOP,
     ),
@@ -759,7 +799,7 @@ EDITS += [
     Edit(
         f"fairseq_cli/{name}.py",
         "\ndef cli_main(",
-        "\nfrom fairseq import safe_exit  # noqa: E402\n\n\n@safe_exit.command\ndef cli_main(",
+        "\nfrom fairseq import safe_exit, safe_flags  # noqa: E402, F401\n\n\n@safe_exit.command\ndef cli_main(",
         1,
         ONE_LINE,
     )
@@ -777,6 +817,17 @@ EDITS += [
         "fairseq_cli/preprocess.py",
         "fairseq_cli/score.py",
     )
+]
+EDITS += [
+    Edit(
+        f"fairseq_cli/{name}.py",
+        "        if cfg.common.fp16:\n            model.half()\n",
+        "        if cfg.common.fp16:\n            model.half()\n"
+        "        elif cfg.common.bf16:\n            model.bfloat16()\n",
+        1,
+        "--bf16 had no effect",
+    )
+    for name in ("generate", "interactive")
 ]
 EDITS += [
     Edit(f"fairseq/{file}", FIRST_IMPORT, SAFE_EVAL, 1, "eval would run code in a checkpoint's options", regex=True)

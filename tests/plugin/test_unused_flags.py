@@ -1,0 +1,106 @@
+"""Each flag of generation has an effect on translations, is rejected, or is listed with the reason."""
+
+import contextlib
+import dataclasses
+import io
+import re
+
+import pytest
+from fairseq import options
+from fairseq.dataclass.configs import GenerationConfig
+from fairseq.safe_exit import OneLineError
+from fairseq.safe_flags import OTHER_TASKS, REQUIRED
+from fairseq_cli import generate
+
+from tests.helpers.commands import run, train_command
+
+LONG = ("--min-len", "6", "--lenpen", "4", "--max-len-b", "9", "--batch-size", "4")
+CHANGES = """
+--beam 2|--nbest 3|--max-len-a 0.7|--max-len-b 7|--lenpen -2 --min-len 8|--min-len 1 --match-source-len|--unnormalized|--lenpen -2|--unkpen -50
+--sacrebleu|--score-reference|--prefix-size 2|--no-repeat-ngram-size 1|--sampling --nbest 5|--temperature 3
+--sampling --sampling-topk 2 --nbest 5|--sampling --sampling-topp 0.4 --nbest 5|--diverse-beam-groups 5
+--diverse-beam-groups 5 --nbest 5 --diverse-beam-strength 9|--diversity-rate 3|--print-alignment|--retain-dropout
+--retain-dropout --retain-dropout-modules TransformerEncoder|--gen-subset train|--num-shards 2|--bf16
+--scoring chrf|--quiet
+""".strip().replace("\n", "|").split("|")
+OTHER = {
+    "--sampling --sampling-topk 2 --nbest 5": "--sampling --nbest 5",
+    "--sampling --sampling-topp 0.4 --nbest 5": "--sampling --nbest 5",
+    "--diverse-beam-groups 5 --nbest 5 --diverse-beam-strength 9": "--diverse-beam-groups 5 --nbest 5",
+    "--lenpen -2 --min-len 8": "--lenpen -2",
+    "--min-len 1 --match-source-len": "--min-len 1",
+    "--retain-dropout --retain-dropout-modules TransformerEncoder": "--retain-dropout",
+}
+"""What is compared instead of a call without flags."""
+NO_CHANGE = {
+    "no_early_stop": "fairseq keeps the name for old scripts; there is no early stop",
+    "no_beamable_mm": "fairseq keeps the name for old scripts; there is no BeamableMM",
+    "no_seed_provided": "fairseq sets it; it only leaves the seed unset",
+    "replace_unk": "requires --dataset-impl raw",
+    "constraints": "only fairseq-interactive reads constraints",
+    "lm_path": "requires a language model",
+}
+REFUSED = {
+    **{name: "has no effect with --task translation" for name in OTHER_TASKS},
+    **{name: f"requires --{other.replace('_', '-')}" for name, other in REQUIRED["generation"].items()},
+}
+VALUES = {"decoding_format": ["vote"], "eos_token": ["a"], "retain_dropout_modules": ["a"]}
+
+
+@pytest.fixture(scope="module")
+def translate(data, tmp_path_factory):
+    """translate(flag, ...): the lines that fairseq-generate prints on the translations."""
+    folder = tmp_path_factory.mktemp("model")
+    run(*train_command(data, folder, "--max-update", "30", "--dropout", "0.3"))
+    found = {}
+
+    def translate(*flags):
+        if flags not in found:
+            parser = options.get_generation_parser()
+            path = ("--path", folder / "checkpoint_last.pt")
+            args = options.parse_args_and_arch(parser, list(map(str, (data, *path, "--cpu", *LONG, *flags))))
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                generate.main(args)
+            found[flags] = re.findall(r"^(?:[HPA]-\d+\t|Generate).*", printed.getvalue(), re.MULTILINE)
+        return found[flags]
+
+    return translate
+
+
+def test_every_flag_of_generation_is_listed():
+    changes = {flag.lstrip("-").replace("-", "_") for line in CHANGES for flag in re.findall(r"--[a-z-]+", line)}
+    assert {field.name for field in dataclasses.fields(GenerationConfig)} - {"_name", *NO_CHANGE, *REFUSED} <= changes
+
+
+@pytest.mark.parametrize("flags", CHANGES)
+def test_flags_change_translations(flags, translate):
+    assert translate(*flags.split()) != translate(*OTHER.get(flags, "").split())
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_flags_without_effect_are_rejected(name, translate):
+    value = getattr(GenerationConfig(), name)
+    more = VALUES[name] if value is None else [] if isinstance(value, bool) else [value + 2]
+    flag = f"--{name.replace('_', '-')}"
+    with pytest.raises(OneLineError, match=f"^{flag} {REFUSED[name]}"):
+        translate(flag, *more)
+
+
+def test_shards_are_a_partition(translate):
+    parts = [translate("--num-shards", 3, "--shard-id", shard)[:-1] for shard in range(3)]
+    assert all(parts) and sorted(sum(parts, [])) == sorted(translate()[:-1])
+    assert len(translate("--num-shards", 99, "--shard-id", 98)) <= 1  # more shards than batches
+    with pytest.raises(OneLineError, match="^--shard-id 3 must be 0 or more, and less than --num-shards$"):
+        translate("--num-shards", 3, "--shard-id", 3)
+
+
+@pytest.mark.parametrize("flags, said", [
+    (["--ema-decay", "0.9"], "--ema-decay requires --store-ema: add it"),
+    (["--ema-fp32"], "--ema-fp32 requires --store-ema: add it"),
+    (["--keep-interval-updates", "3"], "--keep-interval-updates requires --save-interval-updates: add it"),
+    (["--keep-last-epochs", "3", "--no-epoch-checkpoints"], "--keep-last-epochs is not supported with --no-epoch-ch"),
+    (["--num-shards", "2"], "--num-shards is not supported by fairseq-train; omit it"),
+])  # fmt: skip
+def test_flags_without_effect_in_training_are_rejected(small, tmp_path, flags, said):
+    done = run(*train_command(small, tmp_path, *flags), check=False)
+    assert done.returncode == 1 and (done.stdout + done.stderr).splitlines()[-1].startswith(said)

@@ -1,0 +1,78 @@
+"""Rejects flags that would have no effect in a command, before it loads anything."""
+
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.safe_exit import OneLineError
+
+OTHER_TASKS = """
+iter_decode_eos_penalty iter_decode_max_iter iter_decode_force_max_iter iter_decode_with_beam
+iter_decode_with_external_reranker retain_iter_history print_step decoding_format eos_token
+""".split()  # of translation_lev and of speech
+TASKS = ("translation", "deep_translation")
+REQUIRED = {
+    "generation": {
+        "sampling_topk": "sampling",
+        "sampling_topp": "sampling",
+        "diverse_beam_strength": "diverse_beam_groups",
+        "lm_weight": "lm_path",
+        "retain_dropout_modules": "retain_dropout",
+    },
+    "ema": dict.fromkeys(
+        ("ema_decay", "ema_start_update", "ema_seed_model", "ema_update_freq", "ema_fp32"), "store_ema"
+    ),
+    "checkpoint": {
+        "keep_interval_updates": "save_interval_updates",
+        "keep_interval_updates_pattern": "keep_interval_updates",
+    },
+}
+
+
+class FlagError(OneLineError):
+    """A flag without effect."""
+
+
+def check_generation(cfg):
+    """Check the flags of a command that translates.
+
+    Raises:
+        FlagError: a flag has no effect
+    """
+    _check_required(cfg, "generation")
+    if cfg.common.amp:
+        raise FlagError("--amp has no effect in translation; use --fp16 or --bf16, or omit it")
+    for name in OTHER_TASKS if cfg.task._name in TASKS else ():
+        if _is_set(cfg, "generation", name):
+            raise FlagError(f"{_flag(name)} has no effect with --task {cfg.task._name}; omit it")
+
+
+def check_training(cfg):
+    """Check the flags of training.
+
+    Raises:
+        FlagError: a flag has no effect
+    """
+    _check_required(cfg, "ema")
+    _check_required(cfg, "checkpoint")
+    refuse_shards(cfg, "fairseq-train")
+    if cfg.checkpoint.keep_last_epochs > 0 and cfg.checkpoint.no_epoch_checkpoints:
+        raise FlagError("--keep-last-epochs is not supported with --no-epoch-checkpoints; omit one of them")
+
+
+def refuse_shards(cfg, command):
+    """Reject the flags of shards in a command that does not divide its input."""
+    for name in ("num_shards", "shard_id"):
+        if _is_set(cfg, "dataset", name):
+            raise FlagError(f"{_flag(name)} is not supported by {command}; omit it")
+
+
+def _check_required(cfg, part):
+    for name, other in REQUIRED[part].items():
+        if _is_set(cfg, part, name) and not _is_set(cfg, part, other):
+            raise FlagError(f"{_flag(name)} requires {_flag(other)}: add it, or omit this flag")
+
+
+def _is_set(cfg, part, name):
+    return cfg[part][name] != getattr(getattr(FairseqConfig(), part), name)
+
+
+def _flag(name):
+    return f"--{name.replace('_', '-')}"
