@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import replace
+from typing import NoReturn
 
 from torch import Tensor, nn
 
@@ -85,6 +86,14 @@ class Transformer(nn.Module):
         """Share parameters of the aggregators between the stacks."""
         self.encoder.aggregator.tie(self.decoder.aggregator)
         self.decoder.aggregator.tie(self.encoder.aggregator)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Reject ``torch.jit.script``, which calls this method.
+
+        Raises:
+            UsageError: always
+        """
+        raise UsageError("torch.jit.script is not supported: use torch.export, or fairseq-deep export --format torch")
 
     def forward(
         self,

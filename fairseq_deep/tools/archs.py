@@ -15,7 +15,7 @@ HEADER = ("name", "norm", "depth", "size", "parameters", "paper's BLEU", "in")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the pattern and ``--json``."""
-    text = "quoted shell wildcard, such as 'transformer_dlcl*' (default: all)"
+    text = "part of a name, or a quoted shell wildcard, such as 'transformer_dlcl*' (default: all)"
     parser.add_argument("pattern", nargs="?", default="*", metavar="PATTERN", help=text)
     parser.add_argument("--verbose", action="store_true", help="also print family, origin and preset flags of each")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -23,11 +23,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the architectures that match the pattern."""
-    names = select_names(_known_names(), args.pattern)
-    records = [_record(name, args.verbose) for name in names]
+    known = _known_names()  # before others: it reports that fairseq is missing
+    others = _others()
+    names = select_names([*known, *others], args.pattern)
+    records = [_record(name, args.verbose) for name in names if name not in others]
+    twins = [{"name": name, "twin_of": others[name]} for name in names if name in others]
     if args.json:
-        print(json.dumps(records, indent=2))
+        print(json.dumps(records + twins, indent=2))
         return 0
+    if records:
+        _print_table(records)
+    for record in records if args.verbose else []:
+        presets = [(flag, str(value)) for flag, value in record["presets"].items()]
+        print(f"\n{record['name']}: {record['family']}, {record['origin']}; presets")
+        print(format_table(presets, indent="  "))
+    for each in twins:
+        print(f"{each['name']}: {'as ' + each['twin_of'] if each['twin_of'] else 'of a plugin'}, with our flags")
+    return 0
+
+
+def _print_table(records: list[dict[str, Any]]) -> None:
     rows = [HEADER] + [
         (
             record["name"],
@@ -46,20 +61,16 @@ def run(args: argparse.Namespace) -> int:
         f"{len(records)} architecture{'s' if len(records) > 1 else ''}; depth, size: encoder/decoder; "
         f"parameters: with {' or '.join(vocabularies)} entries"
     )
-    for record in records if args.verbose else []:
-        presets = [(flag, str(value)) for flag, value in record["presets"].items()]
-        print(f"\n{record['name']}: {record['family']}, {record['origin']}; presets")
-        print(format_table(presets, indent="  "))
-    return 0
 
 
 def select_names(known: list[str], pattern: str) -> list[str]:
-    """Return the names in `known` that match the shell wildcard `pattern`, in natural order.
+    """Return the names in `known` that match the shell wildcard `pattern`, or contain it, in natural order.
 
     Raises:
         UsageError: nothing matches; the message suggests similar names.
     """
-    names = sorted(fnmatch.filter(known, pattern), key=natural_key)
+    part = pattern not in known and not re.search(r"[*?\[\]]", pattern)
+    names = sorted(fnmatch.filter(known, f"*{pattern}*" if part else pattern), key=natural_key)
     if not names:
         near = difflib.get_close_matches(re.sub(r"[*?\[\]]", "", pattern), known, n=3, cutoff=0.4)
         hint = f"similar: {', '.join(near)}" if near else "'fairseq-deep archs' lists all"
@@ -77,6 +88,16 @@ def _known_names() -> list[str]:
 
     check_fairseq()
     return fairseq_deep.list_archs()
+
+
+def _others() -> dict[str, str | None]:
+    """Return the twins with the architecture of fairseq of each, and the architectures of plugins with None."""
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    from fairseq_deep.plugin.architectures import ALIASES, ARCHITECTURES, TWINS, DeepTransformerModel
+
+    ours = (name for name, model in ARCH_MODEL_REGISTRY.items() if model is DeepTransformerModel)
+    return {name: TWINS.get(name) for name in ours if name not in ARCHITECTURES and name not in ALIASES}
 
 
 def _record(name: str, verbose: bool) -> dict[str, Any]:

@@ -1,8 +1,14 @@
 """Mistakes end with one line that names the problem and the cure."""
 
 
+import shutil
+
 import pytest
+import torch
 from fairseq.data import Dictionary
+from fairseq.models import FairseqEncoder
+from fairseq.safe_exit import OneLineError
+from fairseq.utils import parse_alignment
 
 from fairseq_deep.core.registry import Registry, UsageError
 from fairseq_deep.plugin.architectures import build_architecture, get_architecture
@@ -54,6 +60,116 @@ def test_flags_of_fairseq_that_end_in_a_traceback(flags, words):
     with pytest.raises(UsageError) as error:
         parse("--arch", "transformer_dlcl_30l", *flags)
     assert words in one_line(error)
+
+
+@pytest.fixture(scope="module")
+def split(small, tmp_path_factory):
+    """split(name): the data with an empty split, another valid split, or a dictionary with a word twice."""
+    folder = tmp_path_factory.mktemp("splits")
+    for name in ("empty", "twice", "more"):
+        shutil.copytree(small, folder / name)
+    for each in (folder / "empty").glob("valid*.bin"):
+        each.write_bytes(b"")
+    (folder / "twice/dict.src.txt").write_text("1 3\n1 3\n")
+    for each in (folder / "more").glob("valid*"):
+        shutil.copy(each, str(each).replace("/valid", "/valid1"))
+    return lambda name: small if name == "small" else folder / name
+
+
+TINY = ("--user-dir", PACKAGE, "--arch", "transformer_prenorm_2l2l_tiny", "--optimizer", "adam", "--lr", "0.01",
+        "--cpu", "--no-save", "--max-update", "1")  # fmt: skip
+SIZED = (*TINY, "--max-tokens", "400")
+
+
+@pytest.mark.parametrize("data, flags, line", [
+    ("small", TINY, "Must specify batch size either with --max-tokens or --batch-size"),
+    ("small", (*SIZED[:-1], "1"), "The dataset is empty. This could indicate that all"),
+    ("small", (*SIZED, "--dataset-impl", "cached"), "Index file doesn't match expected format. Make sure that --data"),
+    ("small", (*SIZED, "--dataset-impl", "fasta"), "Dataset not found: valid ("),
+    ("small", (*SIZED, "--train-subset", "trian"), "; correct the split, the languages or --dataset-impl"),
+    ("empty", SIZED, ".src.bin: no sentences; binarise text with sentences, or name another split"),
+    ("twice", SIZED, "Duplicate word found when loading Dictionary: '1'. Duplicate words can overwrite"),
+    ("small", (*SIZED, "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "0"), "--warmup-updates must be at "),
+    ("small", (*SIZED, "--max-update", "0", "--lr-scheduler", "polynomial_decay"), "add --max-update or --total-num-"),
+    ("small", (*SIZED, "--lr-scheduler", "tri_stage"), "please specify steps or phase_ratio"),
+    ("small", (*SIZED, "--task", "translation_from_pretrained_bart"), "requires --langs: name the languages"),
+    ("small", (*SIZED, "--task", "multilingual_translation"), "--task multilingual_translation is not supported"),
+    ("small", (*SIZED, "--task", "language_modeling"), "--task language_modeling is not supported with this architec"),
+    ("small", (*SIZED, "--task", "translation_lev"), "--task translation_lev is not supported with this architecture"),
+    ("small", (*SIZED, "--task", "denoising"), "(argument --max-source-positions: conflicting option string"),
+    ("small", (*SIZED, "--criterion", "nat_loss"), "--criterion nat_loss is not supported with this architecture"),
+    ("small", (*TINY[:2], "--task", "translation"), "--arch is missing: name an architecture"),
+    ("small", ("--user-dir", PACKAGE.parent, *TINY[2:]), ": has no __init__.py; give the directory of a package"),
+    ("small", ("--user-dir", PACKAGE / "plugin", *TINY[2:]), "--user-dir must be the directory fairseq_deep, not "),
+])  # fmt: skip
+def test_mistakes_in_training_flags_and_data_are_one_line(split, data, flags, line):
+    done = run("fairseq-train", split(data), *flags, check=False)
+    assert (done.returncode, line in done.stderr.splitlines()[-1]) == (1, True), done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("data, flags", [
+    ("small", ("--num-batch-buckets", "2")),
+    ("more", ("--combine-valid-subsets",)),
+    ("small", ("--lr-scheduler", "polynomial_decay")),
+    ("small", ("--task", "translation_from_pretrained_bart", "--langs", "src,tgt")),
+])  # fmt: skip
+def test_flags_of_fairseq_that_ended_in_a_traceback_train(split, data, flags):
+    assert "num_updates 1" in run("fairseq-train", split(data), *SIZED, *flags, "--log-format", "simple").stdout
+
+
+@pytest.mark.parametrize("flags, line", [
+    (("--constraints",), "--constraints is only supported by fairseq-interactive: use it"),
+    (("--sampling",), "--sampling requires --nbest to be equal to --beam"),
+    (("--replace-unk",), "--replace-unk requires a raw text dataset (--dataset-impl=raw)"),
+    (("--gen-subset", "tst"), "Dataset not found: tst ("),
+    (("--diverse-beam-groups", "2"), "DiverseBeamSearch requires --beam to be divisible by the number of groups"),
+])  # fmt: skip
+def test_mistakes_in_generation_flags_are_one_line(small, tmp_path, flags, line):
+    run("fairseq-train", small, *(word for word in SIZED if word != "--no-save"), "--save-dir", tmp_path)
+    words = ("--user-dir", PACKAGE, "--path", tmp_path / "checkpoint_last.pt", "--cpu", "--gen-subset", "valid", *flags)
+    done = run("fairseq-generate", small, *words, check=False)
+    assert (done.returncode, line in done.stderr.splitlines()[-1]) == (1, True), done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_programming_error_keeps_its_traceback():
+    from fairseq.safe_exit import line_of
+
+    def caught(function, *arguments):
+        try:
+            function(*arguments)
+        except Exception as error:
+            return error
+
+    assert line_of(caught(int, "a")) is None and line_of(caught(Dictionary().index, [])) is None
+    assert line_of(caught(Dictionary().add_from_file, "a/b")) == "a/b: No such file or directory; correct the path"
+    assert line_of(caught(torch.nn.functional.linear, torch.ones(2), torch.ones(3, 3))) is None
+    assert line_of(caught(FairseqEncoder(Dictionary()).reorder_encoder_out, 1, 2)) is None  # a method that is missing
+
+
+@pytest.mark.parametrize("arch", ["transformer", "deep_transformer", "transformer_dlcl_30l", "bart_base"])
+def test_help_shows_the_flags_of_the_architecture(arch, capsys):
+    with pytest.raises(SystemExit) as end:
+        parse("--arch", arch, "--criterion", "label_smoothed_cross_entropy", "--help")
+    told = capsys.readouterr().out
+    assert end.value.code == 0 and "--encoder-layers" in told and "--label-smoothing" in told
+    assert ("--dlcl-window" in told) == ("deep" in arch or "dlcl" in arch)
+    with pytest.raises(SystemExit):
+        parse("--help")
+    assert "--encoder-layers" not in capsys.readouterr().out
+
+
+def test_scripting_a_model_names_what_works(build):
+    with pytest.raises(UsageError, match="fairseq-deep export"):
+        torch.jit.script(build("transformer_dlcl_2l2l_tiny"))
+
+
+def test_malformed_alignments():
+    for text in ("-1-0", "3", "a-b", "1-1-"):
+        with pytest.raises(OneLineError, match="must be SOURCE-TARGET"):
+            parse_alignment(f"0-0 {text}")
+    assert parse_alignment("0-1 2-3").tolist() == [0, 1, 2, 3]
 
 
 def test_unknown_weight_type():

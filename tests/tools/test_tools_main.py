@@ -134,7 +134,9 @@ def test_output_path_is_checked_beforehand(tmp_path):
 
 def test_archs_selects_by_wildcard_in_natural_order():
     known = ["t_dlcl_30l", "t_dlcl_6l", "t_post_6l", "t_dlcl_16l"]
-    assert archs.select_names(known, "t_dlcl*") == ["t_dlcl_6l", "t_dlcl_16l", "t_dlcl_30l"]
+    for pattern in ("t_dlcl*", "dlcl"):
+        assert archs.select_names(known, pattern) == ["t_dlcl_6l", "t_dlcl_16l", "t_dlcl_30l"]
+    assert archs.select_names([*known, "t"], "t") == ["t"]
     with pytest.raises(UsageError, match="no architecture matches 't_dlcl_31l'; similar: t_dlcl_30l"):
         archs.select_names(known, "t_dlcl_31l")
     with pytest.raises(UsageError, match="lists all"):
@@ -158,12 +160,20 @@ def test_a_list_fits_a_terminal(command, width, monkeypatch, capsys):
     assert max(map(len, capsys.readouterr().out.splitlines())) <= width
 
 
+def test_archs_lists_twins(capsys):
+    assert main.main(["archs", "deep_transformer_iwslt"]) == 0
+    assert capsys.readouterr().out == "deep_transformer_iwslt_de_en: as transformer_iwslt_de_en, with our flags\n"
+
+
 def test_archs_json_has_every_row_with_its_size(monkeypatch, capsys):
     from fairseq_deep.plugin import architectures
 
     monkeypatch.setattr(architectures, "stored_count", lambda name: len(name))
     assert main.main(["archs", "--json"]) == 0
     records = json.loads(capsys.readouterr().out)
+    twins = [record for record in records if "twin_of" in record]
+    assert {each["name"]: each["twin_of"] for each in twins} == architectures.TWINS
+    records = records[: -len(twins)]
     assert [record["name"] for record in records] == sorted(fairseq_deep.list_archs(), key=archs.natural_key)
     for record in records:
         assert record["parameters"] == len(record["name"])

@@ -769,6 +769,47 @@ EDITS = [
         1,
         ONE_LINE,
     ),
+    Edit(
+        "fairseq/utils.py",
+        "isinstance(replace_unk, str) and len(replace_unk) > 0:",
+        'isinstance(replace_unk, str) and replace_unk not in ("", "@@ "):',
+        1,
+        "--replace-unk without a file opened a file called @@",
+    ),
+    Edit(
+        "fairseq/utils.py",
+        '        src_idx, tgt_idx = alignment.split("-")\n',
+        '        src_idx, _, tgt_idx = alignment.partition("-")\n'
+        "        if not (src_idx.isdecimal() and tgt_idx.isdecimal()):\n"
+        "            from fairseq.safe_exit import OneLineError\n\n"
+        '            raise OneLineError(f"alignment {alignment}: must be SOURCE-TARGET, indices from 0; correct it")\n',
+        1,
+        ONE_LINE,
+    ),
+    Edit(
+        "fairseq/tasks/translation.py",
+        "sample_ratios[0] = upsample_primary",
+        "sample_ratios[0] = max(1, upsample_primary)",
+        1,
+        "several files of a split (--combine-valid-subsets) repeated the first of them -1 times",
+    ),
+    Edit(
+        "fairseq/tasks/translation_from_pretrained_bart.py",
+        '        self.langs = args.langs.split(",")\n',
+        "        if not args.langs:\n"
+        '            raise ValueError("--task translation_from_pretrained_bart requires --langs: name the languages")\n'
+        '        self.args = args\n        self.langs = args.langs.split(",")\n',
+        1,
+        "the task read an attribute that its base class no longer has",
+    ),
+    Edit(
+        "fairseq/data/iterators.py",
+        "            return self.collate_fn([self.dataset[i] for i in self.frozen_batches[0]])",
+        "            if self._supports_prefetch:\n                self.dataset.prefetch(self.frozen_batches[0])\n"
+        "            return self.collate_fn([self.dataset[i] for i in self.frozen_batches[0]])",
+        1,
+        "--dataset-impl cached read a batch that it had not loaded",
+    ),
     Edit("setup.py", "= write_version_py()", '= write_version_py() + "+deep9"', 1, "mark the edited version"),
     Edit("setup.py", "from torch.utils import cpp_extension", "raise ImportError", 1, "the sources are not published"),
     Edit("setup.py", r"^        setup_requires=\[[^]]*\],\n", "", 1, "pyproject.toml names them", regex=True),

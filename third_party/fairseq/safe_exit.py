@@ -37,7 +37,8 @@ def line_of(error):
         return f"this --task, --arch or another component has a flag that another one has, too ({error}); use others"
     if isinstance(error, UNREADABLE) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; correct the path"
-    if not isinstance(error, CHECKS) or not is_check(error):
+    plain = type(error) is Exception and error.__context__ is None  # with a context, it hides the cause
+    if not (plain or isinstance(error, CHECKS)) or not is_check(error):
         return None
     hint = "; correct the split, the languages or --dataset-impl" if "Dataset not found" in str(error) else ""
     return f"{error}{hint}"

@@ -9,6 +9,9 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
+from fairseq.tasks.translation import TranslationTask
 from torch import Tensor, nn
 
 from fairseq_deep.core.keep_fp32 import KeepFp32
@@ -21,6 +24,11 @@ from .schedule import check_schedule
 
 logger = logging.getLogger(__name__)
 
+PAIRS = ("translation_multi_simple_epoch", "denoising", "multilingual_denoising", "dummy_mt")
+"""Tasks of fairseq with sentence pairs that are not translation tasks."""
+CRITERIA = ("label_smoothed_cross_entropy", "cross_entropy", "label_smoothed_cross_entropy_with_alignment",
+            "adaptive_loss", "composite_loss")  # fmt: skip
+"""Criteria of fairseq for translation."""
 PRECISIONS = ("fp16", "bf16", "amp")
 ALIGNING = "label_smoothed_cross_entropy_with_alignment"
 
@@ -36,6 +44,7 @@ def check_training(flags: Any) -> None:
         UsageError: a flag is not supported; the message names the flags and the fix
     """
     _check_backend(flags)
+    _check_task(flags)
     _check_logdir(getattr(flags, "tensorboard_logdir", None))
     check_evaluation(flags)
     check_schedule(flags)
@@ -53,6 +62,18 @@ def check_training(flags: Any) -> None:
         if getattr(flags, "offload_activations", False):
             raise UsageError("--offload-activations requires a GPU, but this run has none: "
                              "use --checkpoint-activations")  # fmt: skip
+
+
+def _check_task(flags: Any) -> None:
+    """Reject tasks and criteria of fairseq for other data or models than sentence pairs and their translation."""
+    name = getattr(flags, "task", None)
+    task, criterion = TASK_REGISTRY.get(name), CRITERION_REGISTRY.get(getattr(flags, "criterion", None))
+    pairs = task is None or issubclass(task, TranslationTask) and name != "translation_lev" or name in PAIRS
+    if not pairs and task.__module__.startswith("fairseq."):
+        raise UsageError(f"--task {name} is not supported with this architecture: use translation or deep_translation")
+    if criterion is not None and criterion.__module__.startswith("fairseq.") and flags.criterion not in CRITERIA:
+        raise UsageError(f"--criterion {flags.criterion} is not supported with this architecture: use one of "
+                         f"{', '.join(CRITERIA)}")  # fmt: skip
 
 
 def check_exact(flags: Any, model: nn.Module) -> None:
