@@ -67,7 +67,7 @@ TRAINING_OPTIONS = ("dropout", "rates")
 
 
 def check_settings(cfg: Any, state: dict[str, Any], resumes: bool) -> None:
-    """Compare the settings of a run with the settings in the checkpoint whose weights it has loaded.
+    """Compare the settings of a run with the settings in the checkpoint that it has loaded.
 
     Args:
         cfg: the run's model settings
@@ -101,7 +101,7 @@ def _shown(value: Any) -> str:
 
 
 def _changes(old: dict[str, Any], name: str, value: Any, before: list[Any]) -> bool:
-    """Return whether the flag *name* with *value* changes what a model with the flags *old* computes."""
+    """Return whether the flag *name* with *value* changes the function of a model with the flags *old*."""
     if name in ("arch", "_name") or old.get(name) == value:
         return False
     try:
@@ -111,7 +111,7 @@ def _changes(old: dict[str, Any], name: str, value: Any, before: list[Any]) -> b
 
 
 def _computes(flags: dict[str, Any]) -> list[Any]:
-    """Return what distinguishes the functions of models with equal shapes: their stacks, with all options."""
+    """Return the attributes and options of both stacks on which the function of a model depends."""
     stacks = describe(argparse.Namespace(**flags)).values()
     names = [field.name for field in fields(next(iter(stacks))) if field.name not in TRAINING_ONLY]
     return [_complete(getattr(stack, name)) for stack in stacks for name in names]
