@@ -6,6 +6,7 @@ three layers: ``core`` (the models; requires only torch), ``runtime`` (translati
 """
 
 import contextlib
+import importlib
 import sys
 
 from .core.registry import load_plugins
@@ -31,3 +32,13 @@ if "transformers.models.auto" in sys.modules:  # the Auto classes are already lo
 load_plugins()
 
 __all__ = ["__version__", "list_archs"]
+_HOMES = ("runtime", *(f"core.{name}" for name in ("aggregators", "residuals", "memories", "inits", "stack")))
+"""Modules whose classes are often expected here."""
+
+
+def __getattr__(name):
+    """Raise an error that names the module of a public class."""
+    for home in _HOMES if name[0].isupper() else ():
+        if hasattr(importlib.import_module(f"{__name__}.{home}"), name):
+            raise ImportError(f"{name} is in another module; use: from {__name__}.{home} import {name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

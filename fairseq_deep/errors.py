@@ -24,9 +24,10 @@ class UsageError(Exception):
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return " (did you mean X?)" for the closest of *names*, or an empty string if none is close."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
-    return f" (did you mean {close[0]}?)" if close else ""
+    """Return " (did you mean X?)" for the closest of *names* in any case, or an empty string if none is close."""
+    known = {each.lower(): each for each in names}
+    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=cutoff)
+    return f" (did you mean {known[close[0]]}?)" if close else ""
 
 
 def one_line(text: object, limit: int | None = None) -> str:

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from fairseq_deep.errors import UsageError
 from fairseq_deep.plugin import compat
 from fairseq_deep.plugin.compat import model_flags as model_flags  # re-exported for the tools
+from fairseq_deep.runtime import records
 
 _USED = ("model", "task", "checkpoint")
 """Sections of a configuration that the tools read."""
@@ -196,6 +197,11 @@ def read_lines(path: str, may_be_empty: bool = False) -> list[str]:
 
 def load_checkpoint(path: str) -> dict[str, Any]:
     """Return the fairseq checkpoint at `path`; raise `UsageError` if it is invalid or cannot be read."""
+    if os.path.isdir(path):
+        names = ("model.safetensors", *records.CHECKPOINTS, "checkpoint_best.pt", "checkpoint_last.pt")
+        name = next((name for name in names if os.path.isfile(os.path.join(path, name))), None)
+        cure = "give a checkpoint" if name is None else f"give {os.path.join(path, name)}"
+        raise UsageError(f"{path} is a directory, not a checkpoint: {cure}")
     try:
         state = compat.load_checkpoint(path)
     except Exception as error:  # a corrupt or rejected file raises any exception

@@ -179,15 +179,22 @@ def _candidates(args: argparse.Namespace) -> list[str]:
     """Return the checkpoints of the requested kind in the directory, in order."""
     if not os.path.isdir(args.dir):
         raise UsageError(f"--dir {args.dir}: no such directory; correct the path")
-    if args.last:
-        found, number, kind = _by_number(args.dir, _EPOCH), args.last, "epoch checkpoints (checkpointE.pt)"
-    elif args.last_updates:
-        found, number, kind = _by_number(args.dir, _UPDATE), args.last_updates, "update checkpoints (checkpoint_E_U.pt)"
-    else:
-        found, number, kind = _by_value(args.dir), args.best, "best checkpoints (checkpoint.best_METRIC_VALUE.pt)"
+    kinds = {
+        "last": ("epoch checkpoints (checkpointE.pt)", lambda folder: _by_number(folder, _EPOCH)),
+        "last_updates": ("update checkpoints (checkpoint_E_U.pt)", lambda folder: _by_number(folder, _UPDATE)),
+        "best": ("best checkpoints (checkpoint.best_METRIC_VALUE.pt)", _by_value),
+    }
+    chosen = next(name for name in kinds if getattr(args, name))
+    number, (kind, find) = getattr(args, chosen), kinds[chosen]
+    found = find(args.dir)
     if len(found) < number:
         names = ", ".join(os.path.basename(path) for path in found) or "none"
-        raise UsageError(f"{args.dir} has {len(found)} of the {number} {kind}: {names}; ask for fewer")
+        others = {f"--{name.replace('_', '-')}": len(find(args.dir)) for name, (_, find) in kinds.items()}
+        more = [f"{flag} {count}" for flag, count in others.items() if count > len(found)]
+        inner = os.path.join(args.dir, "checkpoints")
+        more = more or [f"--dir {inner}"] * os.path.isdir(inner)
+        fix = f"use {' or '.join(more)}" if more else "ask for fewer"
+        raise UsageError(f"{args.dir} has {len(found)} of the {number} {kind}: {names}; {fix}")
     return found
 
 

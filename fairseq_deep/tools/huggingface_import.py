@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fairseq_deep.core.positions import sinusoids
 from fairseq_deep.runtime.dictionary import SPECIAL, Dictionary
+from fairseq_deep.runtime.packaged import config as packaged
 from fairseq_deep.tools import UsageError, read_lines
 from fairseq_deep.tools.huggingface_format import BART, FSMT, M2M100, MBART, MODEL_TYPES, NEVER, OFFSETS, PAD, UNK
 from fairseq_deep.tools.huggingface_pieces import tags_of
@@ -63,6 +64,8 @@ def check_kind(folder: str) -> str:
         UsageError: the type is not supported
     """
     kind = read_json(os.path.join(folder, "config.json")).get("model_type")
+    if kind == packaged.HUGGINGFACE["model_type"]:
+        raise UsageError(f"{folder} is a package of fairseq_deep: use it without import, for example in translate")
     if kind not in MODEL_TYPES:
         names = ", ".join(MODEL_TYPES)
         raise UsageError(f"{folder} has a model of the unsupported type {kind}: supported are {names}")

@@ -10,6 +10,7 @@ from fairseq.models import FairseqEncoder
 from fairseq.safe_exit import OneLineError
 from fairseq.utils import parse_alignment
 
+import fairseq_deep
 from fairseq_deep.core.registry import Registry, UsageError
 from fairseq_deep.plugin.architectures import build_architecture, get_architecture
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
@@ -19,9 +20,10 @@ from tests.helpers.models import task_of
 
 
 @pytest.mark.parametrize("flag", ["--layer-agg", "--encoder-layer-agg", "--decoder-layer-agg"])
-def test_unknown_aggregator_names_the_nearest(flag):
+@pytest.mark.parametrize("name", ["dclc", "DLCL", "Dlcl"])
+def test_unknown_aggregator_names_the_nearest(flag, name):
     with pytest.raises(UsageError) as error:
-        parse("--arch", "transformer_dlcl_30l", flag, "dclc")
+        parse("--arch", "transformer_dlcl_30l", flag, name)
     assert "did you mean dlcl?" in one_line(error)
     assert "residual" in one_line(error)
 
@@ -170,6 +172,16 @@ def test_malformed_alignments():
         with pytest.raises(OneLineError, match="must be SOURCE-TARGET"):
             parse_alignment(f"0-0 {text}")
     assert parse_alignment("0-1 2-3").tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name, home", [
+    ("Dlcl", "core.aggregators"), ("Highway", "core.residuals"), ("Stack", "core.stack"), ("Translator", "runtime"),
+])  # fmt: skip
+def test_a_class_of_another_module_is_named(name, home):
+    with pytest.raises(ImportError, match=f"from fairseq_deep.{home} import {name}$"):
+        getattr(fairseq_deep, name)
+    exec(f"from fairseq_deep.{home} import {name}")
+    assert not hasattr(fairseq_deep, "Unknown") and not hasattr(fairseq_deep, "dlcl")
 
 
 def test_unknown_weight_type():

@@ -336,6 +336,7 @@ def test_bad_input_of_the_import_is_one_line(make, export, command, tmp_path, mo
         refuses("No space left")
     for problem, name, content in (
         ("a model of the unsupported type marian: supported are m2m_100, ", "config.json", {"model_type": "marian"}),
+        ("is a package of fairseq_deep: use it without import", "config.json", {"model_type": "fairseq_deep"}),
         ("unsupported activation function mish: supported are relu", "config.json", {"activation_function": "mish"}),
         ("does not name its languages: give --source-lang", "config.json", {"langs": None}),
         ("splits text by Unigram: supported are words, and BPE", "tokenizer.json", {"model": {"type": "Unigram"}}),

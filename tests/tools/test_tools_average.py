@@ -278,7 +278,14 @@ def test_wrong_choices_are_refused(tmp_path, capsys):
     epochs(tmp_path, "checkpoint1.pt", "checkpoint2.pt")
     error = fails(capsys, "--last", 3, "--dir", tmp_path, *output)
     assert "has 2 of the 3 epoch checkpoints (checkpointE.pt): checkpoint1.pt, checkpoint2.pt" in error
-    assert "has 0 of the 1 update checkpoints" in fails(capsys, "--last-updates", 1, "--dir", tmp_path, *output)
+    error = fails(capsys, "--last-updates", 1, "--dir", tmp_path, *output)
+    assert "has 0 of the 1 update checkpoints (checkpoint_E_U.pt): none; use --last 2" in error
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    epochs(tmp_path / "run/checkpoints", "checkpoint_1_500.pt")
+    error = fails(capsys, "--last", 3, "--dir", tmp_path / "run/checkpoints", *output)
+    assert "(checkpointE.pt): none; use --last-updates 1" in error
+    error = fails(capsys, "--last", 3, "--dir", tmp_path / "run", *output)
+    assert f"none; use --dir {tmp_path}/run/checkpoints" in error
     assert ": none;" in fails(capsys, "--best", 1, "--dir", tmp_path, *output)
     assert "require --dir" in fails(capsys, "--last", 1, *output)
     assert "require --dir" in fails(capsys, "--inputs", tmp_path / "checkpoint1.pt", "--dir", tmp_path, *output)

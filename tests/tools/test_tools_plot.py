@@ -167,6 +167,11 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, capsys):
     assert "the file name must end in .png, .svg, .pdf" in fails(capsys, good, "--output", tmp_path / "w.jpg")
     assert "does not exist" in fails(capsys, good, "--csv", tmp_path / "no" / "w.csv")
     assert sorted(os.listdir(tmp_path)) == ["good.pt", "nan.pt", "plain.pt"]
+    assert f"{tmp_path} is a directory, not a checkpoint: give a checkpoint" in fails(capsys, tmp_path)
+    os.mkdir(tmp_path / "checkpoints")
+    checkpoint(tmp_path / "checkpoints/checkpoint_last.pt")
+    for folder in (tmp_path, tmp_path / "checkpoints"):
+        assert f": give {tmp_path}/checkpoints/checkpoint_last.pt" in fails(capsys, folder)
 
 
 def test_missing_matplotlib_names_its_cure_and_is_needed_for_pictures_alone(tmp_path, monkeypatch, capsys):

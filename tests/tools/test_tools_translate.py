@@ -1,5 +1,6 @@
 """``fairseq-deep translate``: raw text in, raw text out, as fairseq-generate and the score tool have it."""
 
+import gzip
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from sentencepiece import SentencePieceTrainer
 
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
@@ -339,6 +341,10 @@ BAD = {
     "transformers": (holds("config.json", "model.safetensors", "tokenizer_config.json"), ["{parts}/other"],
                      "{parts}/other is a model of transformers: load it with transformers, convert it with "
                      "fairseq-deep import --from huggingface, or give the model that it was exported from"),
+    "text": (None, ["{model}", "{here}/in.txt"], "{here}/in.txt is text, not a model: give text with --input"),
+    "compressed text": (None, ["{model}", "{here}/in.txt.gz"], "{here}/in.txt.gz is text, not a model: give text with"),
+    "sub-words of another kind": (None, ["{model}", "--bpe-codes", "{here}/spm.model"],
+                                  "{here}/spm.model does not fit the source dictionary: "),
     "no merges": (None, ["{model}", "--bpe-codes", "{here}/no"], "{here}/no does not exist: see --bpe-codes"),
     "no folder": (None, ["{model}", "--data", "{here}/no"], "{here}/no does not exist: see --data"),
     "no dictionary": (lambda folder: (folder / "dict.de.txt").unlink(), ["{model}"],
@@ -369,6 +375,13 @@ BAD = {
 def test_bad_input_is_one_line(name, alone, translate, tmp_path):
     change, words, message = BAD[name]
     parts = tmp_path / "parts"
+    (tmp_path / "in.txt").write_text("We see “it”…\n", encoding="utf-8")
+    (tmp_path / "in.txt.gz").write_bytes(gzip.compress(b"We see.\n"))
+    if "{here}/spm.model" in words:
+        SentencePieceTrainer.train(
+            sentence_iterator=iter(["we see the house", "the house is old"]), model_prefix=str(tmp_path / "spm"),
+            vocab_size=20, hard_vocab_limit=False, minloglevel=2,
+        )  # fmt: skip
     shutil.copytree(alone, parts)
     if change:
         change(parts)
@@ -430,10 +443,17 @@ def test_a_byte_order_mark_is_no_text(trained, translate, tmp_path):
     assert translate(trained, "--input", tmp_path / "in")[1] == expected
 
 
+def test_compressed_input(trained, translate, tmp_path):
+    expected = translate(trained, text="We see.\nThe house is green!\n")[1]
+    (tmp_path / "in.gz").write_bytes(gzip.compress(b"We see.\nThe house is green!\n"))
+    assert translate(trained, "--input", tmp_path / "in.gz") == (0, expected, "")
+
+
 def test_what_is_not_utf8_is_named(trained, translate, tmp_path):
     text = "We see.\nWir sähen.\n".encode("latin-1")
     code, out, err = translate(trained, "--line-by-line", text=text)
-    assert code == 2 and out.count("\n") == 1 and "line 2 of stdin is not UTF-8; convert it with iconv" in err
+    assert code == 2 and out.count("\n") == 1
+    assert "line 2 of stdin is not UTF-8; decompress it, or convert it with iconv" in err
     (tmp_path / "in").write_bytes(text)
     code, out, err = translate(trained, "--input", tmp_path / "in", "--output", tmp_path / "out")
     assert code == 2 and "is not UTF-8 (line 2)" in err and not (tmp_path / "out").exists()
