@@ -33,7 +33,7 @@ load_plugins()
 
 __all__ = ["__version__", "list_archs"]
 _HOMES = ("runtime", *(f"core.{name}" for name in ("aggregators", "residuals", "memories", "inits", "stack")))
-"""Modules whose classes are often expected here."""
+"""Modules with classes that users often expect here."""
 
 
 def __getattr__(name):

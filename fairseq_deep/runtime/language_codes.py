@@ -6,9 +6,6 @@ Moses, jieba and sacreBLEU know languages by their codes of ISO 639-1.
 from __future__ import annotations
 
 import re
-from typing import Any
-
-from fairseq_deep.errors import UsageError
 
 _SHORT = dict(pair.split(":") for pair in """
 asm:as ben:bn bod:bo bur:my cat:ca ces:cs chi:zh cmn:zh cze:cs deu:de dut:nl ekk:et ell:el eng:en est:et fin:fi fra:fr
@@ -34,18 +31,3 @@ def tokenizer_language(code: str) -> str:
     """Return the short code if sacreBLEU has its own tokenizer for the target language; otherwise ""."""
     language = short_code(code)
     return language if language in TOKENIZERS else ""
-
-
-def bleu_for(code: str, **settings: Any) -> Any:
-    """Return sacreBLEU's BLEU with the tokenizer of the target language.
-
-    Raises:
-        UsageError: the tokenizer is in a package that is not installed
-    """
-    from sacrebleu.metrics import BLEU
-
-    language = short_code(code)
-    try:
-        return BLEU(tokenize=TOKENIZERS.get(language), **settings)
-    except (RuntimeError, ImportError) as error:
-        raise UsageError(f"sacreBLEU requires a tokenizer for '{code}': pip install 'sacrebleu[{language}]'") from error

@@ -63,7 +63,7 @@ def tokenizer_of(
 
 
 def keeping_tag(step: Callable[[str], str], is_tag: Callable[[str], Any]) -> Callable[[str], str]:
-    """Return *step* with an exception: it does not change a tag at the beginning of a line.
+    """Return *step* with an exception: tags at the beginning of lines do not change.
 
     Args:
         is_tag: whether the first token of a line is a tag
@@ -101,7 +101,7 @@ def is_part(symbol: str) -> bool:
 
 
 def is_one_token(word: str) -> bool:
-    """Return whether a word can be a tag; "No." cannot, since it depends on the next word whether Moses splits it."""
+    """Return whether *word* can be a tag. For "No.", the next word decides whether Moses splits it."""
     return word.isalnum() or "_" in word or not (word[0].isalnum() or word[-1].isalnum())
 
 
@@ -253,7 +253,7 @@ def check_fit(codes: str, cut: Merges | Pieces, symbols: Sequence[str]) -> None:
     """Reject sub-words that the model was not trained with.
 
     The words of the dictionary are split again. The sub-words of the model turn almost none of them into unknown
-    tokens, those of another SentencePiece model a tenth to a half, and another kind of sub-words more than nine tenths.
+    tokens, another SentencePiece model a tenth to a half, and another kind of sub-words more than nine tenths.
     Tags, placeholders and words with other characters, such as a target language's, do not count.
 
     Raises:

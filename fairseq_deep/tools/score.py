@@ -15,7 +15,8 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from fairseq_deep.runtime.language_codes import bleu_for, short_code
+from fairseq_deep.plugin.bleu import bleu_for
+from fairseq_deep.runtime.language_codes import short_code
 from fairseq_deep.tools import (
     UsageError,
     at_least_one,

@@ -11,7 +11,8 @@ from fairseq.dataclass.configs import GenerationConfig
 from fairseq.tasks.translation import TranslationTask
 
 from fairseq_deep.core.registry import UsageError, nearest
-from fairseq_deep.runtime.language_codes import TOKENIZERS, bleu_for, short_code
+from fairseq_deep.plugin.bleu import bleu_for
+from fairseq_deep.runtime.language_codes import TOKENIZERS, short_code
 from fairseq_deep.runtime.records import is_number
 
 # minimum of each number; below it, the search has no hypothesis or divides by zero

@@ -175,6 +175,6 @@ def _choose(args: argparse.Namespace, hypotheses: list[str], reference: str) -> 
 @functools.cache
 def _bleu(lang: str) -> Any:
     """Return sentence BLEU with the tokenizer of the target language."""
-    from fairseq_deep.runtime.language_codes import bleu_for
+    from fairseq_deep.plugin.bleu import bleu_for
 
     return bleu_for(lang, effective_order=True)
