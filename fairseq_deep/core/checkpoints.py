@@ -18,6 +18,7 @@ from .registry import UsageError
 _DUPLICATES = re.compile(r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")
 _NUMBERED_NORM = re.compile(r"((encoder|decoder)\.layers\.\d+)\.layer_norms\.(\d)\.(weight|bias)")
 _FUSED = re.compile(r"(.*\.(?:self|encoder)_attn)\.in_proj_(weight|bias)")
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _VERSION = torch.tensor([3.0])
 _NORMS = {
     "encoder": ("self_attn_layer_norm", "final_layer_norm"),
@@ -94,10 +95,10 @@ def _equal(first: Tensor | None, second: Tensor | None) -> bool:
 
 
 def check_state_dict(own: dict[str, Tensor], loaded: dict[str, Tensor]) -> None:
-    """Reject *loaded* if its names or shapes differ from *own*.
+    """Reject *loaded* if its names, shapes or kinds of values differ from *own*.
 
     Raises:
-        UsageError: a name or a shape differs
+        UsageError: a name, a shape or a kind of values differs
     """
     for key in own:
         if key.endswith("embed_tokens.weight") and key in loaded and own[key].shape != loaded[key].shape:
@@ -107,6 +108,10 @@ def check_state_dict(own: dict[str, Tensor], loaded: dict[str, Tensor]) -> None:
                     f"the checkpoint has a vocabulary of {loaded_rows} entries for {key}, the data has {rows}: "
                     "use the dictionary that the model was trained with"
                 )
+    differences = odd_types(own, loaded)
+    if differences:
+        raise UsageError(f"the checkpoint has weights of an unsupported type ({differences[0]}; {len(differences)} "
+                         "weights): save it in fp32, fp16 or bf16")  # fmt: skip
     differences = state_differences(own, loaded)
     if differences:
         raise UsageError(
@@ -126,9 +131,20 @@ def _placement(own: dict[str, Tensor], loaded: dict[str, Tensor]) -> str:
     return ""
 
 
+def odd_types(own: dict[str, Tensor], loaded: dict[str, Tensor]) -> list[str]:
+    """Return the weights in *loaded* whose values are not dense floats, as *own* has them."""
+    weights = {key: loaded[key] for key in own if key in loaded and own[key].is_floating_point()}
+    kinds = {key: ("meta" if value.is_meta else value.dtype, value.layout) for key, value in weights.items()}
+    return [
+        f"{key} has the type {', '.join(map(str, kinds[key]))}"
+        for key in weights
+        if (kinds[key][0] not in _FLOATS or kinds[key][1] != torch.strided) and not key.endswith("version")
+    ]
+
+
 def state_differences(own: dict[str, Tensor], loaded: dict[str, Tensor]) -> list[str]:
-    """Return the differences between *loaded* and *own*, the state of a model, in names and shapes."""
-    differences = [f"it lacks {key}" for key in own if key not in loaded]
+    """Return the differences between *loaded* and *own*, the state of a model, in names, shapes and kinds of values."""
+    differences = odd_types(own, loaded) + [f"it lacks {key}" for key in own if key not in loaded]
     differences += [f"it has {key}, which the model lacks" for key in loaded if key not in own]
     differences += [
         f"{key} is {tuple(loaded[key].shape)}, in the model {tuple(own[key].shape)}"

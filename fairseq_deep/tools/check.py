@@ -26,6 +26,8 @@ from fairseq_deep.tools.structure import Weight, read_pickle, read_structure
 
 _LONGEST = 4000
 """Maximum number of characters in a cell of the table."""
+_MOST = 50
+"""Maximum number of findings to print."""
 _ZIP = b"PK\x03\x04"
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 8, 8: 2, 9: 4, 10: 8}
 """Bytes per entry, by the type codes of fairseq's mmap indices."""
@@ -52,7 +54,10 @@ def run(args: argparse.Namespace) -> int:
         except Exception as error:  # an invalid file raises any exception
             reason = one_line(error)
             raise UsageError(f"cannot read {path} ({type(error).__name__}: {printable(reason)})") from error
-        rows += [("unusual", problem) for problem in problems] or [("unusual", "nothing")]
+        rows += [("unusual", problem) for problem in problems[:_MOST]]
+        if len(problems) > _MOST:
+            rows.append(("unusual", f"{len(problems) - _MOST:,} more findings"))
+        rows += [] if problems else [("unusual", "nothing")]
         cells = [(name, printable(text, _LONGEST)) for name, text in [("path", path), *rows]]
         print(("\n" if number else "") + format_table(cells))
         odd = odd or bool(problems) or any(name == "uninspected" for name, _ in rows)

@@ -176,6 +176,8 @@ def _read_zip(stream: BinaryIO) -> Structure:
             raise ValueError(f"a structure of {found[0].file_size:,} bytes")
         with archive.open(found[0]) as opened:
             state, asked = read_pickle(opened)
+        empty = [name for name, value in _weights(state) if not isinstance(value.storage, Storage)]
+        problems += [f"{name} has no values" for name in empty]
         for name, storage in [] if packed else _storages(state):
             kind, key, number = storage.place
             entry = entries.get(f"{os.path.dirname(found[0].filename)}/data/{key}")
@@ -186,12 +188,17 @@ def _read_zip(stream: BinaryIO) -> Structure:
     return Structure(state, asked, problems)
 
 
+def _weights(state: Any) -> list[tuple[str, Weight]]:
+    """Return the tensors of the model by name."""
+    model = state.get("model") if isinstance(state, dict) else None
+    return [each for each in model.items() if isinstance(each[1], Weight)] if isinstance(model, dict) else []
+
+
 def _storages(state: Any) -> list[tuple[str, Storage]]:
     """Return the distinct storages of the model, each with the name of a tensor in it."""
-    model = state.get("model") if isinstance(state, dict) else None
     found: dict[str, tuple[str, Storage]] = {}
-    for name, value in model.items() if isinstance(model, dict) else ():
-        if isinstance(value, Weight) and isinstance(value.storage, Storage):
+    for name, value in _weights(state):
+        if isinstance(value.storage, Storage):
             found.setdefault(value.storage.place[1], (str(name), value.storage))
     return list(found.values())
 
@@ -211,4 +218,6 @@ def _odd_values(stream: BinaryIO, kind: str, number: int, name: str) -> list[str
             odd = odd or bool((values & 0x7F80 == 0x7F80).any())
         elif dtype.kind == "f":
             odd = odd or not np.isfinite(values).all()
+    if dtype.kind != "f" and kind != "BFloat16Storage" and name.endswith((".weight", ".bias")):
+        return [f"{name} holds whole numbers ({kind}), which are not weights: translation rejects it"]
     return [f"{name} holds NaN or Inf"] if odd and not name.endswith(_UNFILLED) else []
