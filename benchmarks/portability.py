@@ -28,7 +28,7 @@ from fairseq_deep.core.description import describe  # noqa: E402
 from fairseq_deep.runtime import find_bundle, load_model  # noqa: E402
 from fairseq_deep.tools import UsageError  # noqa: E402
 from fairseq_deep.tools import main as tools  # noqa: E402
-from fairseq_deep.tools.export import OTHERS  # noqa: E402
+from fairseq_deep.tools.export import DEEP, OTHERS  # noqa: E402
 from fairseq_deep.tools.torch_check import check_programs  # noqa: E402
 from tests.helpers import onnx  # noqa: E402
 from tests.helpers.exports import write_model  # noqa: E402
@@ -116,7 +116,7 @@ def of_export(folder, form, *more):
     out = folder / (f"{form}.pt2" if form == "torch" else form)
     code, said, err = command("export", folder / "model.pt", "--format", form, "--output", out, *more)
     if code:
-        reason = re.sub(rf"; (or )?{re.escape(OTHERS)}$", "", err.strip().splitlines()[-1])
+        reason = re.sub(rf"({re.escape(DEEP)})?; (or )?{re.escape(OTHERS)}$", "", err.strip().splitlines()[-1])
         return {"no": re.sub(r"^fairseq-deep export: (\S*model\.pt( has|:)? ?)?", "", reason)}
     kind = re.search(r"(\w+)(?:ForConditionalGeneration|MTModel)", said)
     return {"difference": float(re.search(r"within ([\d.e+-]+)", said)[1]), "class": kind[1] if kind else ""}

@@ -51,6 +51,11 @@ def test_hours_on_a_gpu_that_was_measured():
     assert "H100" not in planned("--precision", "fp32", gpus="0")
 
 
+def test_paths_are_normalised():
+    done = checked(ROOT / "run_wmt16_ende.sh", "--dry-run", "--ngpu", "8", "--exp", "/nowhere/a/./../b/")
+    assert "\nfolder   /nowhere/b\n" in done.stdout and "/.." not in done.stdout
+
+
 PLAIN = "fairseq's transformer, CTranslate2, transformers"
 
 
