@@ -1,6 +1,7 @@
 """Each flag of generation has an effect on translations, is rejected, or is listed with the reason."""
 
 import contextlib
+import copy
 import dataclasses
 import io
 import re
@@ -8,6 +9,7 @@ import re
 import pytest
 from fairseq import options
 from fairseq.dataclass.configs import GenerationConfig
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.safe_exit import OneLineError
 from fairseq.safe_flags import OTHER_TASKS, REQUIRED
 from fairseq_cli import generate
@@ -16,12 +18,12 @@ from tests.helpers.commands import run, train_command
 
 LONG = ("--min-len", "6", "--lenpen", "4", "--max-len-b", "9", "--batch-size", "4")
 CHANGES = """
---beam 2|--nbest 3|--max-len-a 0.7|--max-len-b 7|--lenpen -2 --min-len 8|--min-len 1 --match-source-len|--unnormalized|--lenpen -2|--unkpen -50
+--beam 2|--nbest 3|--max-len-a 0.7|--max-len-b 7
+--lenpen -2 --min-len 8|--min-len 1 --match-source-len|--unnormalized|--lenpen -2|--unkpen -50
 --sacrebleu|--score-reference|--prefix-size 2|--no-repeat-ngram-size 1|--sampling --nbest 5|--temperature 3
 --sampling --sampling-topk 2 --nbest 5|--sampling --sampling-topp 0.4 --nbest 5|--diverse-beam-groups 5
 --diverse-beam-groups 5 --nbest 5 --diverse-beam-strength 9|--diversity-rate 3|--print-alignment|--retain-dropout
---retain-dropout --retain-dropout-modules TransformerEncoder|--gen-subset train|--num-shards 2|--bf16
---scoring chrf|--quiet
+--retain-dropout --retain-dropout-modules TransformerEncoder|--gen-subset train|--num-shards 2|--bf16|--quiet
 """.strip().replace("\n", "|").split("|")
 OTHER = {
     "--sampling --sampling-topk 2 --nbest 5": "--sampling --nbest 5",
@@ -52,15 +54,20 @@ def translate(data, tmp_path_factory):
     """translate(flag, ...): the lines that fairseq-generate prints on the translations."""
     folder = tmp_path_factory.mktemp("model")
     run(*train_command(data, folder, "--max-update", "30", "--dropout", "0.3"))
-    found = {}
+    command = [data, "--path", folder / "checkpoint_last.pt", "--cpu", "--num-workers", "0", *LONG]
+
+    def parse(flags):
+        return options.parse_args_and_arch(options.get_generation_parser(), list(map(str, [*command, *flags])))
+
+    usual, found = convert_namespace_to_omegaconf(parse([])), {}  # takes a second, so it is done once
 
     def translate(*flags):
         if flags not in found:
-            parser = options.get_generation_parser()
-            path = ("--path", folder / "checkpoint_last.pt")
-            args = options.parse_args_and_arch(parser, list(map(str, (data, *path, "--cpu", *LONG, *flags))))
+            args, cfg = parse(flags), copy.deepcopy(usual)
+            for part in (cfg.generation, cfg.common, cfg.common_eval, cfg.dataset):
+                part.update({name: value for name, value in vars(args).items() if name in part})
             with contextlib.redirect_stdout(io.StringIO()) as printed:
-                generate.main(args)
+                generate.main(cfg)
             found[flags] = re.findall(r"^(?:[HPA]-\d+\t|Generate).*", printed.getvalue(), re.MULTILINE)
         return found[flags]
 

@@ -244,7 +244,7 @@ EDITS = [
         1,
         "--sacrebleu had no effect",
     ),
-    Edit("fairseq_cli/generate.py", "num_sentences / gen_timer.sum,", "num_sentences / (gen_timer.sum or 1),", 1, SHARDS),
+    Edit("fairseq_cli/generate.py", "es / gen_timer.sum,", "es / (gen_timer.sum or 1),", 1, SHARDS),
     Edit(
         "fairseq_cli/generate.py",
         "    if has_target:\n        if cfg.bpe",
