@@ -80,7 +80,7 @@ class Translator:
         for name in decoding:
             if name not in known:
                 raise UsageError(f"unknown search option {name}{nearest(name, known)}; choose from {', '.join(known)}")
-        self.batch_size, self.max_tokens = batch_size, max_tokens
+        self.batch_size, self.max_tokens, self.precision = batch_size, max_tokens, precision
         paths = [models] if isinstance(models, (str, os.PathLike, Bundle)) else models
         bundles = [path if isinstance(path, Bundle) else find_bundle(os.fspath(path)) for path in paths]
         if not bundles:

@@ -6,20 +6,25 @@ import asyncio
 import base64
 import contextlib
 import hashlib
+import ipaddress
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from concurrent.futures import Future
 from importlib import resources
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from fairseq_deep.errors import one_line
+from fairseq_deep.errors import one_line, printable
 from fairseq_deep.runtime.translator import Translation
 
 from .batching import Closed, QueueFull
@@ -35,8 +40,13 @@ HELD = 64 << 20
 CLOSE = {"Connection": "close"}
 
 
-def make_app(service: Service) -> Any:
-    """Return the ASGI application; its lifespan starts and closes the batcher of *service*."""
+def make_app(service: Service, hosts: Collection[str] = ("*",), origins: Sequence[str] = ()) -> Any:
+    """Return the ASGI application; its lifespan starts and closes the batcher of *service*.
+
+    Args:
+        hosts: accepted names in the header Host, besides addresses and local names; "*" accepts all
+        origins: origins of pages elsewhere that browsers allow to use the server (CORS); "*" for all
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -46,7 +56,25 @@ def make_app(service: Service) -> Any:
 
     routes = [Route(path, handler, methods=[method]) for path, (method, handler) in _routes(service).items()]
     handlers: dict[Any, Any] = {HTTPException: _on_http, Refused: _on_refused, Exception: _on_error}
-    return Recorded(Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan), service)
+    shared = Middleware(CORSMiddleware, allow_origins=origins, allow_headers=["Content-Type"], allow_methods=["*"])
+    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan, middleware=[shared] * bool(origins))
+    return Recorded(app, service, hosts)
+
+
+def is_accepted(host: str, names: Collection[str]) -> bool:
+    """Return whether the header *host* is an address, a local name or one of *names*.
+
+    A page elsewhere can point its own name to a local server (DNS rebinding), but not an address.
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    if "*" in names or name in names or name == "localhost" or name.endswith(".localhost"):
+        return True
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(name))
+    return False
 
 
 def _routes(service: Service) -> dict[str, tuple[str, Any]]:
@@ -230,10 +258,11 @@ class Recorded:
     Args:
         app: an ASGI application
         service: the service with the metrics
+        hosts: see :func:`make_app`
     """
 
-    def __init__(self, app: Starlette, service: Service):
-        self.app, self.service = app, service
+    def __init__(self, app: Starlette, service: Service, hosts: Collection[str]):
+        self.app, self.service, self.hosts = app, service, hosts
         self.known = {route.path for route in app.routes if isinstance(route, Route)}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -251,8 +280,12 @@ class Recorded:
             await send(message)
 
         scope["state"] = {**scope.get("state", {})}
+        host = Headers(scope=scope).get("host", "localhost")  # only HTTP/1.0 omits it
+        app: Any = self.app
+        if not is_accepted(host, self.hosts):
+            app = _error(403, f"the host {printable(host, 60)} is not accepted; start the server with --allowed-host")
         try:
-            await self.app(scope, receive, sending)
+            await app(scope, receive, sending)
         except Exception as error:  # the client already has the answer (500)
             more = {"error": f"{type(error).__name__}: {one_line(error, 300)}"}
         seconds = time.monotonic() - begun

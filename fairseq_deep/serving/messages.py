@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from email.parser import BytesHeaderParser
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -13,7 +14,7 @@ from fairseq_deep.runtime.records import parse
 from .batching import Pair
 
 MOST_ALTERNATIVES = 100
-FORM, JSON = "application/x-www-form-urlencoded", "application/json"
+FORM, JSON, MULTIPART = "application/x-www-form-urlencoded", "application/json", "multipart/form-data"
 
 
 class Refused(Exception):
@@ -72,7 +73,7 @@ class Question:
 
 
 def read_fields(content_type: str, body: bytes) -> dict[str, Any]:
-    """Parse the fields of a JSON object or a form.
+    """Parse the fields of a JSON object or a form of one of both kinds.
 
     Raises:
         Refused: *body* is neither
@@ -81,16 +82,38 @@ def read_fields(content_type: str, body: bytes) -> dict[str, Any]:
     try:
         if kind == JSON:
             found = parse(body.decode())
+        elif kind == MULTIPART:
+            found = _of_form(_parts(content_type, body))
         elif kind == FORM:
             found = _of_form(parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=1000))
         else:
-            raise Refused(415, f"Content-Type must be {JSON} or {FORM}")
+            raise Refused(415, f"Content-Type must be {JSON}, {FORM} or {MULTIPART}")
     except UnicodeDecodeError as error:
         raise Refused(400, f"the body must be UTF-8 ({error.reason})") from error
     except ValueError as error:
         raise Refused(400, f"the body cannot be read: {one_line(error, 150)}") from error
     if not isinstance(found, dict):
         raise Refused(400, f"the body must be a JSON object, not {_kind(found)}")
+    return found
+
+
+def _parts(content_type: str, body: bytes) -> list[tuple[str, str]]:
+    """Return the names and values of a form that a page's ``FormData`` sends.
+
+    Raises:
+        ValueError: *body* is not such a form
+    """
+    parse_head = BytesHeaderParser().parsebytes
+    boundary = parse_head(b"Content-Type: " + content_type.encode("latin-1")).get_boundary()
+    pieces = (b"\r\n" + body).split(b"\r\n--" + (boundary or "").encode("latin-1"), 1002)
+    if not boundary or not 2 <= len(pieces) <= 1002 or not pieces[-1].startswith(b"--"):
+        raise ValueError("not a form with a boundary and at most 1,000 parts")
+    found = []
+    for piece in pieces[1:-1]:
+        head, _, value = piece.partition(b"\r\n\r\n")
+        found.append((parse_head(head.lstrip()).get_param("name", header="content-disposition"), value.decode()))
+    if not all(isinstance(name, str) for name, _ in found):
+        raise ValueError("a part has no name")
     return found
 
 
@@ -121,10 +144,11 @@ def read_question(fields: dict[str, Any], pairs: Collection[Pair], limits: Limit
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise Refused(400, "q must be a string or a list of strings")
     _check_sizes(texts, limits)
-    kind = fields.get("format", "text")
-    if kind != "text":
+    kind = fields.get("format")
+    if kind not in (None, "text"):
         raise Refused(400, f"format: only 'text' is supported, not {_shown(kind)}")
-    count = fields.get("alternatives", 0)
+    count = fields.get("alternatives")
+    count = 0 if count is None else count
     if type(count) is not int or not 0 <= count <= MOST_ALTERNATIVES:
         raise Refused(400, f"alternatives must be a whole number from 0 to {MOST_ALTERNATIVES}")
     return Question(texts, isinstance(given, str), _pair(fields, pairs), count)

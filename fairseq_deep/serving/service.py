@@ -55,6 +55,7 @@ class ServedModel:
             "length_penalty": translator.options.lenpen,
             "device": translator.device.type,
             "engine": translator.engine.name,
+            "precision": translator.precision,
         }
 
 

@@ -6,6 +6,8 @@ and SIGINT stop the server after it has answered all accepted requests.
 
 import argparse
 import importlib
+import re
+import socket
 from typing import Any
 
 from fairseq_deep.tools import UsageError, at_least_one, translate
@@ -36,6 +38,13 @@ def pair(text: str) -> tuple[str, str]:
     return source, target
 
 
+def origin(text: str) -> str:
+    """Parse an argument: an origin, as browsers send it."""
+    if text != "*" and not re.fullmatch(r"https?://[^/\s]+", text):
+        raise argparse.ArgumentTypeError(f"must be * or an origin such as https://example.org, not '{text}'")
+    return text.lower()
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add models, the address, limits and the search."""
     kinds = "directory of a recipe or of a packaged model, or checkpoint; one per language pair"
@@ -46,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="address to listen on (default: 127.0.0.1, local only)")  # fmt: skip
     parser.add_argument("--port", type=port, default=PORT, metavar="N",
                         help=f"port to listen on; 0: any free port (default: {PORT})")  # fmt: skip
+    parser.add_argument("--allowed-host", action="append", default=[], metavar="NAME",
+                        help="accept requests to this name of the server; '*': to all "
+                        "(default: addresses, localhost, this machine's name and --host)")  # fmt: skip
+    parser.add_argument("--cors-origin", type=origin, action="append", default=[], metavar="ORIGIN",
+                        help="allow pages of this origin to use the server in browsers; '*': of all")  # fmt: skip
     parser.add_argument("--api-key-file", metavar="FILE", help="file with one key per line; requests require a key")
     limits = parser.add_argument_group("limits")
     for flag, default, text in (
@@ -80,7 +94,8 @@ def run(args: argparse.Namespace) -> int:
         translators = {model.pair: model.translator for model in models}
         batcher = Batcher(translators, args.window / 1000, args.batch_size, args.max_queue)
         limits = Limits(args.max_body, args.max_characters, args.max_lines, args.timeout)
-        served = app.make_app(service.Service(models, batcher, limits, keys))
+        hosts = {name.lower() for name in (args.host, socket.gethostname(), *args.allowed_host)}
+        served = app.make_app(service.Service(models, batcher, limits, keys), hosts, args.cors_origin)
         return server.run_server(served, bound, args.timeout)
 
 

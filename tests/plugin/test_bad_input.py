@@ -265,6 +265,13 @@ def test_a_checkpoint_of_another_architecture(build, flags):
     assert "another architecture" in one_line(error)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_weights_of_an_unsupported_type(dtype, build):
+    model = build("transformer_dlcl_2l2l_tiny")
+    with pytest.raises(UsageError, match=f"unsupported type .encoder.embed_tokens.weight has the type {dtype}, "):
+        model.load_state_dict({name: value.to(dtype) for name, value in model.state_dict().items()})
+
+
 def test_a_name_is_registered_once():
     registry = Registry("--axis")
     registry.register("x")(int)

@@ -38,6 +38,37 @@ def test_a_text_and_a_list_in_json_and_in_a_form(client, expected):
     assert client.post("/translate", data={**form, "q": lines[:3]}).json() == {"translatedText": best[:3]}
 
 
+    parts = [(name, (None, value)) for name, value in form.items()]
+    assert client.post("/translate", files=parts).json() == {"translatedText": best[1]}  # as a page's FormData
+    parts.append(("q", (None, lines[2].encode())))
+    assert client.post("/translate", files=parts).json() == {"translatedText": best[1:3]}
+    assert ask(client, lines[0], format=None, alternatives=None) == {"translatedText": best[0]}
+
+
+@pytest.mark.parametrize("host, status", [
+    ("127.0.0.1:5000", 200), ("[::1]:5000", 200), ("localhost", 200), ("a.localhost:1", 200), ("mt.example:5000", 200),
+    ("evil.example", 403), ("localhost.evil.example", 403), ("127.0.0.1.evil.example:5000", 403), ("[", 403), ("", 403),
+])  # fmt: skip
+def test_a_name_of_another_site_is_refused(host, status, models):
+    """Such as a page that points its own name to this machine (DNS rebinding)."""
+    server = make_app(service_of(models), {"mt.example"})
+    with TestClient(server) as own:
+        for path in ("/models", "/translate/", "/"):
+            answer = own.get(path, headers={"Host": host}, follow_redirects=False)
+            assert answer.status_code == status or status == 200 and path == "/translate/"
+            assert status == 200 or "is not accepted" in answer.json()["error"] and "location" not in answer.headers
+
+
+def test_pages_of_an_allowed_origin_can_read_answers(models):
+    with TestClient(make_app(service_of(models), origins=["https://a.example"])) as own:
+        asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+        for origin, allowed in (("https://a.example", "https://a.example"), ("https://b.example", None)):
+            before = own.options("/translate", headers={"Origin": origin, **asked})
+            answer = own.post("/translate", json={**GOOD}, headers={"Origin": origin})
+            found = [each.headers.get("access-control-allow-origin") for each in (before, answer)]
+            assert found == [allowed, allowed] and answer.status_code == 200
+
+
 def test_lines_of_a_text_keep_their_places(client, expected):
     lines, found = expected
     best = [each[0] for each in found[EN]]

@@ -252,6 +252,14 @@ def test_settings_that_contradict_each_other(check, tmp_path, flags, said):
     assert code == 1 and problem.startswith(f"cannot build a model with its settings: {said}")
 
 
+def test_weights_that_are_whole_numbers_or_have_no_values(check, tmp_path):
+    weights = {"encoder.fc1.weight": torch.ones(2, dtype=torch.int8), "encoder.fc1.bias": torch.ones(2, device="meta")}
+    torch.save(state(model=weights), tmp_path / "c.pt")
+    problems = check(tmp_path / "c.pt")[2]
+    assert "encoder.fc1.weight holds whole numbers (CharStorage), which are not" in problems[0] + problems[1]
+    assert "encoder.fc1.bias has no values" in problems
+
+
 @pytest.mark.skipif(not safe_load.NAMED_SAFE_GLOBALS, reason="older torch follows all instructions")
 @pytest.mark.parametrize("content, protocol, code", [(state(), 4, 149), (state(cfg={"lr": 1 << 9999}), 2, 139)])
 def test_instructions_that_loading_refuses(check, tmp_path, content, protocol, code):

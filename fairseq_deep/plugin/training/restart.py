@@ -22,10 +22,19 @@ from fairseq.trainer import Trainer
 from fairseq_deep.core.description import describe
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.core.stack import MethodConfig
+from fairseq_deep.errors import printable
+from fairseq_deep.plugin.compat import load_checkpoint as fetch
 from fairseq_deep.plugin.compat import model_flags
 from fairseq_deep.plugin.stored import fill
 
 logger = logging.getLogger(__name__)
+
+
+
+def _arch_of(path: str) -> str:
+    flags = model_flags(fetch(path))
+    return f"{path} has the architecture {printable(flags.get('arch') or flags.get('_name'))}"
+
 
 _stock = Trainer.__dict__["load_checkpoint"]
 
@@ -35,12 +44,18 @@ def load_checkpoint(trainer: Trainer, *arguments: Any, **options: Any) -> dict[s
     """Load a checkpoint; without one, the run is new and its update number starts at the flag's value.
 
     Raises:
-        UsageError: the optimizer state is another model's, such as a stock model's for its twin, or the schedule ends
-            before the start
+        UsageError: the checkpoint has another architecture, the optimizer state is another model's, such as a stock
+            model's for its twin, or the schedule ends before the start
     """
     try:
         state = _stock(trainer, *arguments, **options)
-    except ValueError as error:
+    except Exception as error:  # fairseq's trainer has no type of its own for another architecture
+        if "ensure that the architectures match" in str(error):
+            given = getattr(trainer.cfg.model, "arch", None) or trainer.cfg.model._name
+            raise UsageError(
+                f"{_arch_of(arguments[0])}, and --arch is {given}, with other weights: give the --arch and the flags "
+                "that it was trained with, or another --save-dir"
+            ) from error
         if "parameter group" not in str(error):
             raise
         raise UsageError(

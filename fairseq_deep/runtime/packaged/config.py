@@ -86,7 +86,7 @@ CONTENT = exactly(
         "version": whole(VERSION, VERSION),
         "name": _line,
         "licence": _line,
-        "arch": text(r"\w{1,100}", "the name of an architecture"),
+        "arch": text(r"[A-Za-z0-9_]{0,50}transformer[A-Za-z0-9_]{0,50}", "the name of a Transformer's architecture"),
         "task": TASK,
         "text": exactly({**STEPS, "sub_words": optional(one_of(*CODES))}),
         "search": exactly(SEARCH),
