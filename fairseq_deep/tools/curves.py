@@ -18,6 +18,7 @@ from fairseq_deep.tools import UsageError, check_outputs, figures, format_table,
 MEASURES = {
     "loss": ("loss", "valid_loss"),
     "perplexity": ("ppl", "valid_ppl"),
+    "BLEU": (None, "valid_bleu"),
     "learning rate": ("lr", None),
     "gradient norm": ("gnorm", None),
 }
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the logs and the outputs."""
     parser.add_argument("logs", metavar="LOG", nargs="+", help="log of fairseq-train, or directory of a recipe")
     parser.add_argument("--names", metavar="A,B", help="names of the logs (default: their paths)")
-    parser.add_argument("--output", metavar="FILE", default="run.png",
+    parser.add_argument("--output", metavar="FILE",
                         help="picture to write: .png, .svg or .pdf (default: run.png)")  # fmt: skip
     parser.add_argument("--csv", metavar="FILE", help="write the numbers as CSV: run, measure, update, value")
 
@@ -48,14 +49,14 @@ def run(args: argparse.Namespace) -> int:
     if len({*names}) < len(names):
         raise UsageError("two logs have the same name: give --names A,B,...")
     paths = [_find(place) for place in args.logs]
-    figures.check_picture(args.output)
-    check_outputs([args.output, args.csv], [*args.logs, *paths])
+    output = figures.check_picture(args.output, "run.png")
+    check_outputs([output, args.csv], [*args.logs, *paths])
     runs = {name: read_run(path) for name, path in zip(names, paths)}
-    print(format_table(_summary(runs), right=range(1, 7)))
+    print(format_table(_summary(runs), right=range(1, 9)))
     if args.csv is not None:
         write_text(args.csv, _csv(runs))
-    figures.save_figure(draw(runs), args.output)
-    print("->", ", ".join(filter(None, (args.csv, args.output))))
+    figures.save_figure(draw(runs), output)
+    print("->", ", ".join(filter(None, (args.csv, output))))
     return 0
 
 
@@ -125,13 +126,16 @@ def _entry(line: str) -> dict[str, Any]:
 
 
 def _summary(runs: dict[str, Run]) -> list[tuple[str, ...]]:
-    rows = [("run", "updates", "loss", "valid loss", "best", "valid ppl", "best")]
+    measures = [("valid loss", "valid_loss", min), ("valid ppl", "valid_ppl", min)]
+    if any("valid_bleu" in curves for curves in runs.values()):
+        measures.append(("valid BLEU", "valid_bleu", max))
+    rows = [("run", "updates", "loss", *(title for name, *_ in measures for title in (name, "best")))]
     for name, curves in runs.items():
         updates = max(max(curve) for curve in curves.values())
         cells = []
-        for measure in ("valid_loss", "valid_ppl"):
+        for _, measure, best in measures:
             values = list(curves.get(measure, {}).values())
-            cells += [_figure(values[-1]), _figure(min(values))] if values else ["-", "-"]
+            cells += [_figure(values[-1]), _figure(best(values))] if values else ["-", "-"]
         loss = list(curves.get("loss", {}).values())
         rows.append((name, f"{updates:,}", _figure(loss[-1]) if loss else "-", *cells))
     return rows

@@ -11,11 +11,20 @@ FORMATS = ("png", "svg", "pdf")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
-def check_picture(path: str) -> None:
-    """Raise `UsageError` if `path` has an unsupported format, or matplotlib is missing; called before computations."""
+def check_picture(path: str | None, default: str = "") -> str:
+    """Return `path`, or `default` if it is None; called before computations.
+
+    Raises:
+        UsageError: the format is not supported, `default` is used and exists, or matplotlib is missing
+    """
+    if path is None:
+        path = default
+        if os.path.lexists(path):  # it may show another run
+            raise UsageError(f"{path}: exists; add --output {path} to replace it, or choose another --output")
     if _format(path) not in FORMATS:
         raise UsageError(f"cannot draw {path}: the file name must end in {', '.join(f'.{name}' for name in FORMATS)}")
     check_library()
+    return path
 
 
 def check_library() -> None:

@@ -9,6 +9,7 @@ import json
 import os
 from typing import Any
 
+from fairseq_deep.errors import printable
 from fairseq_deep.tools import (
     UsageError,
     check_outputs,
@@ -35,12 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a summary, write the numbers and draw the picture."""
-    output = args.output
-    if output is None and args.json is None and args.csv is None:
-        output = os.path.splitext(os.path.basename(args.checkpoint))[0] + ".weights.png"
+    output, default = args.output, os.path.splitext(os.path.basename(args.checkpoint))[0] + ".weights.png"
+    if output is not None or args.json is None and args.csv is None:
+        output = figures.check_picture(output, default)
     check_outputs([output, args.json, args.csv], [args.checkpoint])
-    if output is not None:
-        figures.check_picture(output)
     matrices = load_weights(args.checkpoint)
     column = _column(args.column, matrices)
     print(format_table(_summary(matrices), right=range(1, 9)))
@@ -50,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
     if args.csv is not None:
         write_text(args.csv, _csv(matrices))
     if output is not None:
-        figures.save_figure(_draw(matrices, column), output)
+        figure = _draw(matrices, column)
+        figure.suptitle(printable(os.path.join(*os.path.abspath(args.checkpoint).split(os.sep)[-3:])), fontsize=9)
+        figures.save_figure(figure, output)
     print("->", ", ".join(filter(None, (args.json, args.csv, output))))
     return 0
 

@@ -119,6 +119,18 @@ def test_a_run_whose_figures_are_no_numbers_is_drawn_without_a_warning(tmp_path,
     assert "nan" in capsys.readouterr().out and (tmp_path / "a.svg").stat().st_size > 1000
 
 
+def test_bleu_of_validation_is_shown_and_a_default_picture_is_not_replaced(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    lines = [f"2026-01-01 | INFO | valid | epoch 1 | valid on 'valid' subset | loss 5 | ppl 32 | bleu {bleu} | "
+             f"num_updates {update}" for update, bleu in ((10, 2.5), (20, 9.1), (30, 7))]  # fmt: skip
+    (tmp_path / "a.log").write_text("\n".join(lines) + "\n")
+    assert plot("a.log") == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[-2:] == ["7.000", "9.100"]
+    assert plot("a.log") == 2 and "run.png: exists; add --output" in capsys.readouterr().err
+    assert plot("a.log", "--output", "b.svg") == 0 and ">BLEU<" in (tmp_path / "b.svg").read_text()
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_one_line(name, tmp_path, capsys):
     pytest.importorskip("matplotlib")

@@ -111,6 +111,12 @@ def test_picture_has_a_name_of_its_own_without_any_output(tmp_path, monkeypatch,
     assert draw(path) == 0
     assert sorted(os.listdir(tmp_path)) == ["checkpoint_best.weights.png", "run"]
     assert capsys.readouterr().out.splitlines()[-1] == "-> checkpoint_best.weights.png"
+    picture = (tmp_path / "checkpoint_best.weights.png").read_bytes()
+    (tmp_path / "run2").mkdir()
+    other = checkpoint(tmp_path / "run2" / "checkpoint_best.pt")
+    assert draw(other) == 2 and "exists; add --output" in capsys.readouterr().err
+    assert (tmp_path / "checkpoint_best.weights.png").read_bytes() == picture
+    assert draw(other, "--output", "run2.svg") == 0 and "run2/checkpoint_best.pt" in (tmp_path / "run2.svg").read_text()
 
 
 def test_several_weights_an_entry_are_averaged_and_said_so(tmp_path):
