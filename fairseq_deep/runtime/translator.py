@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, overload
 
@@ -54,6 +54,7 @@ class Translator:
         engine: has a "name", and a "note" with the reason for its choice or the path of its model
         options: search options
         facts: see :class:`ModelFacts`
+        on_batch: called after each batch with its number of sentences
 
     Raises:
         UsageError: a model cannot be loaded, an argument is invalid or unknown, the models cannot form an ensemble, or
@@ -93,6 +94,7 @@ class Translator:
         self.engine = request.open(engine)
         self.source, self.target, self.facts = self.engine.source, self.engine.target, self.engine.facts
         self.source_lang, self.target_lang = self.engine.languages
+        self.on_batch: Callable[[int], Any] = lambda sentences: None
         self.device, self.max_source = self.engine.device, self.facts.max_source
         self.text = bundle.text_steps(*self.engine.languages, self.source)
 
@@ -157,6 +159,7 @@ class Translator:
         for numbers, results in zip(batches, self.engine.translate(sentences, nbest)):
             for number, hypotheses in zip(numbers, results):
                 found[number] = [self._finish(each) for each in hypotheses[:nbest]]
+            self.on_batch(len(numbers))
         return found
 
     def _batches(self, encoded: dict[int, Tensor]) -> Iterator[list[int]]:

@@ -123,12 +123,13 @@ def run(args: argparse.Namespace) -> int:
     if args.engine != "torch":
         note(f"engine {translator.engine.name}: {translator.engine.note}")
     chunks = split(lines if lines is not None else stdin_lines(), 1 if stay else CHUNK)
+    total = len(lines) if lines is not None else 0
     if args.output == "-":
         if (sys.stdout.encoding or "").lower() not in ("utf-8", "utf8"):  # output is UTF-8 in all locales, like input
             sys.stdout.reconfigure(encoding="utf-8")
-        return write(args, translator, chunks, sys.stdout, Progress(None))
+        return write(args, translator, chunks, sys.stdout, Progress(None if sys.stdout.isatty() else total))
     with replacing(args.output) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
-        return write(args, translator, chunks, file, Progress(len(lines) if lines is not None else 0))
+        return write(args, translator, chunks, file, Progress(total))
 
 
 def parts_of(bundles: list[Any]) -> list[str]:
@@ -195,11 +196,16 @@ class Progress:
     """Progress line on a terminal; nothing is shown if *total* is None."""
 
     def __init__(self, total: int | None):
-        self.total, self.begun = total, time.time()
+        self.total, self.begun, self.done = total, time.time(), 0
         self.shown = total is not None and sys.stderr.isatty()
+
+    def add(self, lines: int) -> None:
+        """Show that a batch of *lines* is translated."""
+        self.show(self.done + lines)
 
     def show(self, done: int) -> None:
         """Show the number of translated lines."""
+        self.done = done
         if self.shown:
             of = f" of {self.total:,}" if self.total else ""
             pace = done / max(time.time() - self.begun, 1e-3)
@@ -216,6 +222,7 @@ def write(
 ) -> int:
     """Write the translations of *chunks*, and return the exit code."""
     done = failed = 0
+    translator.on_batch = progress.add
     try:
         for chunk in chunks:
             for source, found in zip(chunk, translator.translate_nbest(chunk)):

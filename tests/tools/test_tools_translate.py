@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,14 @@ def test_the_longest_output_is_that_of_the_recipe(trained, tmp_path):
     short, usual = (run("fairseq-deep", *words, *more).stdout for more in ([tmp_path], [trained]))
     assert short == run("fairseq-deep", *words, trained, *bound).stdout != usual
     assert run("fairseq-deep", *words, tmp_path, "--max-len-a", "1", "--max-len-b", "50").stdout == usual
+
+
+def test_progress_on_a_terminal_is_shown_after_each_batch(trained, tmp_path, monkeypatch, capsys):
+    words = ["translate", trained, "--input", trained / "text/raw/test.en", "--batch-size", 8, "--cpu"]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main.main([*map(str, words), "--output", str(tmp_path / "out")]) == 0
+    shown = re.findall(r"\r([\d,]+) of 40 lines, [\d,]+ per second", capsys.readouterr().err)
+    assert shown[:2] == ["8", "16"] and shown[-1] == "40"
 
 
 def test_the_length_penalty_is_that_of_the_recipe(trained, tmp_path):

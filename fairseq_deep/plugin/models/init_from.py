@@ -15,6 +15,7 @@ halves the factor. Interleaved layers then compute x + F/2 + F/2 for x + F, near
 
 import argparse
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -305,10 +306,14 @@ def _tell(
 
 
 def _runs(numbers: list[int]) -> str:
-    """Format numbers as runs: 1-6 5-6."""
+    """Format numbers as runs, 1-6, 5-6, or if a number follows itself, with counts: 1 twice, 2, 3 twice."""
+    repeats = [(number, len([*group])) for number, group in itertools.groupby(numbers)]
+    if len(repeats) < len(numbers):
+        times = {1: "", 2: " twice"}
+        return ", ".join(f"{number}{times.get(count, f' {count} times')}" for number, count in repeats)
     starts = [index for index, number in enumerate(numbers) if not index or number != numbers[index - 1] + 1]
     runs = [numbers[start:end] for start, end in zip(starts, [*starts[1:], len(numbers)])]
-    return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _groups(names: Iterable[str]) -> str:
