@@ -41,7 +41,7 @@ def _make_bars() -> Any:
     sizes = {"  {task.description}": Column(min_width=24), "{task.fields[count]}": None,
              "{task.fields[note]}": rest, "{task.fields[left]}": None}  # fmt: skip
     columns = [TextColumn(words, markup=False, table_column=size) for words, size in sizes.items()]
-    columns.insert(1, BarColumn(20))
+    columns.insert(1, BarColumn(20 if console.width >= 100 else 8))  # at 80 columns, the time left must fit
     quiet = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
     return Progress(*columns, console=console, expand=True, **quiet)
 

@@ -46,6 +46,10 @@ def _scatter(axes, shown, measure, name):
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1e6:g}M"))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.margins(0.1, 0.12)
+    sizes = [row["parameters"] for _, row in shown]
+    middle, half = (min(sizes) + max(sizes)) / 2, 0.6 * (max(sizes) - min(sizes))
+    half = max(half, 0.05 * middle)  # a difference of 0.1 % must not look large
+    axes.set_xlim(middle - half, middle + half)
 
 
 def _rank(axes, shown, measure, name):
