@@ -188,7 +188,7 @@ def test_a_checkpoint_of_another_architecture_ends_training_with_one_line(data, 
     assert done.returncode not in (0, None)
     assert "another architecture" in done.stderr.splitlines()[-1]
     done = run(*train_command(data, folder, arch="transformer"), check=False)  # fairseq's own
-    assert "has the architecture transformer_dlcl_2l2l_tiny, and --arch is transformer," in done.stderr.splitlines()[-1]
+    assert "has the architecture transformer_dlcl_30l, and --arch is transformer," in done.stderr.splitlines()[-1]
     flags = ["--finetune-from-model", folder / "checkpoint_last.pt"]
     done = run(*train_command(data, folder / "other", *flags, arch="transformer_postnorm_2l2l_tiny"), check=False)
     assert "its encoder is pre-norm, the model's encoder is post-norm" in done.stderr.splitlines()[-1]
