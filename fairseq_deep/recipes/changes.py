@@ -22,11 +22,21 @@ FREE = """
 PLANNED = ("inverse_sqrt_cooldown", "cosine")
 """Learning-rate schedules that depend on ``--max-update``: a longer training has other rates from the start."""
 
+LENGTHS = ("--warmup-updates", "--cooldown-updates", "--total-num-update")
+"""Lengths of a schedule, which a shorter search scales."""
+
 
 def shorten(words):
     """Return flags that fit the schedule of a command with *words* into a few updates."""
     cooldown = flags_of(words).get("--lr-scheduler") == "inverse_sqrt_cooldown"
     return ["--warmup-updates", "4", "--cooldown-updates", "4"] if cooldown else []
+
+
+def scaled(words, share, names=LENGTHS):
+    """Return flags that multiply the lengths *names* of the schedule in *words* by *share*."""
+    given = flags_of(words) if share != 1 else {}
+    lengths = {name: int(given[name]) for name in names if given.get(name, "").isdecimal()}
+    return [word for name, value in lengths.items() if value for word in (name, str(max(1, round(value * share))))]
 
 
 def effective(command):

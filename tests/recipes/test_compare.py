@@ -18,7 +18,7 @@ import pytest
 import sacrebleu
 from sacrebleu.significance import PairedTest
 
-from fairseq_deep.recipes import process
+from fairseq_deep.recipes import changes, process
 from fairseq_deep.recipes.compare.systems import System
 from fairseq_deep.recipes.record import result_line, write_json
 from fairseq_deep.tools.results import by_system, read
@@ -324,10 +324,9 @@ def test_a_shorter_training_has_a_shorter_warm_up(modules, monkeypatch, capsys, 
 
 
 def test_the_search_scales_a_systems_own_schedule():
-    options = importlib.import_module(f"{COMPARE}.options")
     words = ["--warmup-updates", "9", "--lr", "1", "--cooldown-updates", "1"]
-    assert options.scaled(words, 1 / 3) == ["--warmup-updates", "3", "--cooldown-updates", "1"]
-    assert options.scaled(words, 1) == options.scaled(["--warmup-updates", "0"], 0.5) == []
+    assert changes.scaled(words, 1 / 3) == ["--warmup-updates", "3", "--cooldown-updates", "1"]
+    assert changes.scaled(words, 1) == changes.scaled(["--warmup-updates", "0"], 0.5) == []
 
 
 SCHEDULE = ["--lr-scheduler", "inverse_sqrt_cooldown", "--warmup-updates", "1"]

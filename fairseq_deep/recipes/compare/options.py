@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes import driver as recipes
 from fairseq_deep.recipes import seeds
+from fairseq_deep.recipes.changes import LENGTHS, scaled
 from fairseq_deep.recipes.options import (
     AUTO,
     AUTO_COUNT,
@@ -94,8 +95,6 @@ class Compare(Options):
 # width, heads, updates, epochs to average
 SIZES = {"mini": (128, 4, 2000, 1), "base": (512, 8, 15000, 3)}
 SCALES = "the scales of warm-up and search"
-# lengths of a schedule, which a shorter search scales
-LENGTHS = ("--warmup-updates", "--cooldown-updates", "--total-num-update")
 # options that may change within an experiment
 FREE = ("--data", "--data-tar", "--workers", "--force-batch", "--disk-gb", "--subsets")
 
@@ -153,13 +152,6 @@ def resolve(options: Compare) -> None:
     options.ngpu = each if options.ngpu == "auto" else options.ngpu
     if not options.devices or not options.ngpu:  # simultaneous training runs share the cores
         recipes.share_cores(options.jobs)
-
-
-def scaled(words, share, names=LENGTHS):
-    """Return flags that multiply the lengths *names* of the schedule in *words* by *share*."""
-    given = flags_of(words) if share != 1 else {}
-    lengths = {name: int(given[name]) for name in names if given.get(name, "").isdecimal()}
-    return [word for name, value in lengths.items() if value for word in (name, str(max(1, round(value * share))))]
 
 
 def resolve_schedule(args, old):

@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from fairseq_deep.errors import UsageError
+from fairseq_deep.recipes.changes import scaled
 from fairseq_deep.recipes.record import result_line
 from fairseq_deep.recipes.scripts import without_options
 from fairseq_deep.tools import flags_of, results
 
-from .options import scaled
 from .results import diverged
 from .systems import System
 
