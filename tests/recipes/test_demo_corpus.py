@@ -157,3 +157,11 @@ def test_hops(tmp_path):
     }
     assert run(*given).returncode == 0 and digest(tmp_path) == first
     assert run(*given[:-1], "-1").stderr.startswith("make_corpus.py: --hops must not be negative")
+
+
+def test_the_sentence_of_the_docs_is_one_of_the_grammar(corpus):
+    """A model of the demo knows its words and its construction, and has not read it."""
+    known = {word for line in read(corpus[0], "train")[0] for word in line.split()}
+    sentence = "The old house is beautiful."
+    assert {*sentence.split()} <= known and sentence not in read(corpus[0], "train")[0]
+    assert f"'{sentence}' | fairseq-deep translate exp/demo" in (ROOT / "examples/README.md").read_text()
