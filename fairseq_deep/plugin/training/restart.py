@@ -30,7 +30,6 @@ from fairseq_deep.plugin.stored import fill
 logger = logging.getLogger(__name__)
 
 
-
 def _arch_of(path: str) -> str:
     flags = model_flags(fetch(path))
     return f"{path} has the architecture {printable(flags.get('arch') or flags.get('_name'))}"
