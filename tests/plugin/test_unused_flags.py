@@ -1,5 +1,6 @@
 """Each flag of generation has an effect on translations, is rejected, or is listed with the reason."""
 
+import argparse
 import contextlib
 import copy
 import dataclasses
@@ -8,8 +9,8 @@ import re
 
 import pytest
 from fairseq import options
-from fairseq.dataclass.configs import GenerationConfig
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.dataclass.configs import CommonConfig, CommonEvalConfig, DatasetConfig, GenerationConfig
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf, gen_parser_from_dataclass
 from fairseq.safe_exit import OneLineError
 from fairseq.safe_flags import OTHER_TASKS, REQUIRED
 from fairseq_cli import generate
@@ -56,14 +57,15 @@ def translate(data, tmp_path_factory):
     run(*train_command(data, folder, "--max-update", "30", "--dropout", "0.3"))
     command = [data, "--path", folder / "checkpoint_last.pt", "--cpu", "--num-workers", "0", *LONG]
 
-    def parse(flags):
-        return options.parse_args_and_arch(options.get_generation_parser(), list(map(str, [*command, *flags])))
-
-    usual, found = convert_namespace_to_omegaconf(parse([])), {}  # takes a second, so it is done once
+    args = options.parse_args_and_arch(options.get_generation_parser(), list(map(str, command)))
+    usual, found = convert_namespace_to_omegaconf(args), {}  # takes seconds, so it is done once
+    parser = argparse.ArgumentParser()
+    for part in (GenerationConfig(), CommonConfig(), CommonEvalConfig(), DatasetConfig()):
+        gen_parser_from_dataclass(parser, part)
 
     def translate(*flags):
         if flags not in found:
-            args, cfg = parse(flags), copy.deepcopy(usual)
+            args, cfg = parser.parse_args(list(map(str, command[1:] + list(flags)))), copy.deepcopy(usual)
             for part in (cfg.generation, cfg.common, cfg.common_eval, cfg.dataset):
                 part.update({name: value for name, value in vars(args).items() if name in part})
             with contextlib.redirect_stdout(io.StringIO()) as printed:
