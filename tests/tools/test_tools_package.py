@@ -266,6 +266,19 @@ def test_what_is_in_the_folder(pair):
         assert os.fsencode(package.parent.parent) not in path.read_bytes()  # no path of the machine that made it
 
 
+def test_the_name_of_an_own_architecture_is_not_packaged(trained, tmp_path, monkeypatch):
+    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+
+    state = torch.load(trained / "averaged.pt", weights_only=False)
+    for registry in (ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY):
+        monkeypatch.setitem(registry, "mine", registry[state["cfg"]["model"].arch])
+    state["cfg"]["model"].arch = state["cfg"]["model"]._name = "mine"
+    torch.save(state, tmp_path / "mine.pt")
+    words = ["--bpe-codes", str(trained / "text/bpe/code"), "--output", str(tmp_path / "made")]
+    assert main.main(["package", str(tmp_path / "mine.pt"), *words]) == 0
+    assert json.loads((tmp_path / "made/config.json").read_text())["arch"] == "deep_transformer"
+
+
 def test_the_card(trained, tmp_path):
     exp = tmp_path / "exp"
     shutil.copytree(trained, exp, ignore=shutil.ignore_patterns("checkpoints"))

@@ -20,7 +20,6 @@ def draw(rows, path):
     left, right = figure.subplots(1, 2, width_ratios=[1.25, 1] if many else [1.1, 1])
     for number, row in shown:
         _draw_curve(left, number, row, _look(number))
-    _scale_loss(left, [row for _, row in shown])
     left.margins(x=0.06)  # room for the numbers
     left.set(xlabel="updates", ylabel="validation loss", title="Validation loss while training")
     measure, name = ("bleu", "BLEU") if any(row["bleu"] for _, row in shown) else ("valid_loss", "validation loss")
@@ -82,19 +81,6 @@ def _draw_curve(axes, number, row, look):
     if len(curves) > 1:
         band = [[pick(curve[update] for curve in curves) for update in updates] for pick in (min, max)]
         axes.fill_between(updates, *band, color=look["color"], alpha=0.15, linewidth=0)
-
-
-def _scale_loss(axes, rows):
-    """Cut off the steep first part of the curves, since systems differ at the end."""
-    curves = [list(filter(math.isfinite, curve.values())) for row in rows for curve in row["curve"].values()]
-    starts, ends = ([pick(curve) for curve in curves if curve] for pick in (max, min))
-    if not ends:
-        return
-    low, high = min(ends), max(starts)
-    worst = max(ends)
-    top = min(high, worst + 1.0 * (worst - low) + 0.2 * (high - worst))
-    if top > low:
-        axes.set_ylim(low - 0.06 * (top - low), top + 0.04 * (top - low))
 
 
 def _draw_point(axes, place, figure, look, direction):
