@@ -96,10 +96,9 @@ def card_config(
         names: Python packages to list with their versions
     """
     stored = loaded.stored
-    arch = stored.stock_arch or stored.flags.arch
     return {
         "name": args.name if args.name is not None else os.path.basename(os.path.abspath(args.output)),
-        "arch": arch if "transformer" in arch else "deep_transformer",  # only a label: the settings are complete
+        "arch": stored.stock_arch or stored.flags.arch,
         "library": "fairseq" if stored.stock_arch else "fairseq_deep",
         "licence": args.licence or UNKNOWN_LICENCE,
         "task": {"source_lang": loaded.source_lang, "target_lang": loaded.target_lang},

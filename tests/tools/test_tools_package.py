@@ -274,8 +274,8 @@ def test_the_name_of_an_own_architecture_is_not_packaged(trained, tmp_path, monk
         monkeypatch.setitem(registry, "mine", registry[state["cfg"]["model"].arch])
     state["cfg"]["model"].arch = state["cfg"]["model"]._name = "mine"
     torch.save(state, tmp_path / "mine.pt")
-    words = ["--bpe-codes", str(trained / "text/bpe/code"), "--output", str(tmp_path / "made")]
-    assert main.main(["package", str(tmp_path / "mine.pt"), *words]) == 0
+    words = ["--data", trained / "data-bin", "--bpe-codes", trained / "text/bpe/code", "--output", tmp_path / "made"]
+    assert main.main(["package", str(tmp_path / "mine.pt"), *map(str, words)]) == 0
     assert json.loads((tmp_path / "made/config.json").read_text())["arch"] == "deep_transformer"
 
 

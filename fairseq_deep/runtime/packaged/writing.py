@@ -55,9 +55,10 @@ def make_config(name: str, licence: str, flags: argparse.Namespace, tied: dict[s
     for flag in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
         if given.get(flag):
             raise ValueError(f"it has --{flag.replace('_', '-')}, which packages do not support")
+    arch = given["arch"] if "transformer" in given["arch"] else "deep_transformer"  # a label: the settings are complete
     model = {key: given[key] for key in sorted(known) if key in given}
     config = {**HUGGINGFACE, "format": FORMAT, "version": VERSION, "name": name, "licence": licence,
-              "arch": given["arch"], **sections, "model": model, "tied": tied}  # fmt: skip
+              "arch": arch, **sections, "model": model, "tied": tied}  # fmt: skip
     config["task"] = {key: sections["task"][key] for key in TASK}
     check_config(config)
     return config
