@@ -90,6 +90,20 @@ EDITS = [
         1,
         "a field with a factory has no default",
     ),
+    Edit(
+        "fairseq/dataclass/configs.py",
+        "import _MISSING_TYPE, dataclass, field\n",
+        "import MISSING as NO_DEFAULT, dataclass, field\n\n_MISSING_TYPE = type(NO_DEFAULT)\n",
+        1,
+        "Python 3.15 has no _MISSING_TYPE",
+    ),
+    Edit(
+        "fairseq/dataclass/utils.py",
+        "import _MISSING_TYPE, MISSING, is_dataclass\n",
+        "import MISSING, is_dataclass\n\n_MISSING_TYPE = type(MISSING)\n",
+        1,
+        "Python 3.15 has no _MISSING_TYPE",
+    ),
     Edit("fairseq/dataclass/utils.py", "\nimport re\n", "\nimport types\nimport warnings\n", 1, HYDRA_WARNINGS),
     Edit(
         "fairseq/dataclass/utils.py",
