@@ -61,17 +61,32 @@ def average(paths: list[str]) -> tuple[dict[str, Any], int]:
         UsageError: a file is not a checkpoint, holds NaN or Inf, or differs from the first in keys, shapes or ties.
     """
     mean = RunningMean()
-    state = None
+    state = flags = None
     for index, path in enumerate(paths, 1):
         state = None  # frees the previous checkpoint before the next is read
         if sys.stderr.isatty():
             print(f"[{index}/{len(paths)}] {printable(path)}", file=sys.stderr)
         state = load_checkpoint(path)
         mean.add(path, state["model"])
+        flags = _check_function(path, paths[0], state, flags)
     mean.write_to(state["model"])
     extra = {key: value for key, value in (state.get("extra_state") or {}).items() if key not in STALE}
     state["extra_state"] = {**extra, "averaged_from": [os.path.basename(path) for path in paths]}
     return state, mean.size
+
+
+def _check_function(path: str, first: str, state: dict[str, Any], flags: dict[str, Any] | None) -> dict[str, Any]:
+    """Reject a model with the shapes of the first, with *flags*, that computes another function; return the flags."""
+    from fairseq_deep.plugin.compat import model_flags
+
+    own = model_flags(state)
+    if flags is not None and own != flags:
+        from fairseq_deep.plugin.training.restart import differences
+
+        found = differences(flags, own, os.path.basename(first))
+        if found:
+            raise UsageError(f"{path} does not fit {first}: {found}; average checkpoints of one run")
+    return own if flags is None else flags
 
 
 STALE = ("ema", "ema_fp32_params")

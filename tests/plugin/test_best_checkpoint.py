@@ -42,14 +42,21 @@ def test_settings_without_effect_end_training_before_its_first_update(small, tmp
     ("loss", False), ("nll_loss", False), ("de-en:ppl", False), ("raw_wer", False), ("adversarial_loss", False),
 ])  # fmt: skip
 def test_known_metrics_have_one_direction(metric, maximize):
-    def check(maximize):
-        best = {"best_checkpoint_metric": metric, "maximize_best_checkpoint_metric": maximize}
-        cfg = Settings(dataset=Settings(disable_validation=False), checkpoint=Settings(**best), task=Settings())
-        safe_metric.check(cfg, Settings(post_validate=None), None)
-
-    check(maximize)
+    check_direction(metric, maximize)
     with pytest.raises(safe_metric.MetricError, match=f"--best-checkpoint-metric {metric}"):
-        check(not maximize)
+        check_direction(metric, not maximize)
+
+
+def check_direction(metric, maximize):
+    best = {"best_checkpoint_metric": metric, "maximize_best_checkpoint_metric": maximize}
+    cfg = Settings(dataset=Settings(disable_validation=False), checkpoint=Settings(**best), task=Settings())
+    safe_metric.check(cfg, Settings(post_validate=None), None)
+
+
+@pytest.mark.parametrize("metric", ["accuracy_error", "bleu_loss", "1-bleu", "neg_chrf", "score"])
+def test_other_names_may_have_any_direction(metric):
+    check_direction(metric, False)
+    check_direction(metric, True)
 
 
 def test_other_metrics_are_found_without_a_change_of_the_training(small, tmp_path):
@@ -68,6 +75,45 @@ def test_as_many_of_the_best_checkpoints_are_kept_as_the_flag_says(small, tmp_pa
     kept = {float(path.stem.rsplit("_", 1)[-1]) for path in tmp_path.glob("checkpoint.best_loss_*.pt")}
     last = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)["extra_state"]
     assert len(kept) == 2 and min(kept) == pytest.approx(last["best"], abs=2e-3) and max(kept) < last["val_loss"]
+
+
+def test_best_checkpoints_of_equal_values_are_kept(small, tmp_path):
+    equal = ("--lr", "1e-12", "--max-epoch", "6", "--keep-best-checkpoints", "3", "--no-epoch-checkpoints")
+    run(*train_command(small, tmp_path, *equal))
+    assert len(list(tmp_path.glob("checkpoint.best_loss_*.pt"))) == 3
+
+
+def test_a_resumed_run_with_another_metric_has_no_best_value(small, tmp_path):
+    run(*train_command(small, tmp_path, "--max-update", "4"))
+    loss = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)["extra_state"]
+    done = run(*train_command(small, tmp_path, "--max-update", "6", "--best-checkpoint-metric", "ppl"))
+    ppl = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)["extra_state"]
+    assert ppl["best"] > 2 * loss["best"] and "the best checkpoint so far is by loss, not ppl" in done.stdout
+
+
+LONG_ONLY = """
+from fairseq.criterions import register_criterion
+from fairseq.criterions import label_smoothed_cross_entropy as stock
+from fairseq.logging import metrics
+
+@register_criterion("long_only", dataclass=stock.LabelSmoothedCrossEntropyCriterionConfig)
+class LongOnly(stock.LabelSmoothedCrossEntropyCriterion):
+    @classmethod
+    def reduce_metrics(cls, logs):
+        super().reduce_metrics(logs)
+        if max(log["ntokens"] for log in logs) > 6:
+            metrics.log_scalar("of_long", -float(sum(log["loss"] for log in logs)))
+"""
+
+
+def test_a_metric_of_few_batches_and_below_0(small, tmp_path):
+    plugin = tmp_path / "long_only_criterion"
+    plugin.mkdir()
+    (plugin / "__init__.py").write_text(f"import fairseq_deep\n{LONG_ONLY}")
+    flags = ("--best-checkpoint-metric", "of_long", MAXIMIZE, "--criterion", "long_only", "--user-dir", plugin)
+    one = ("--batch-size-valid", "1", "--required-batch-size-multiple", "1")
+    run(*train_command(small, tmp_path / "new", "--max-epoch", "4", "--keep-best-checkpoints", "2", *one, *flags))
+    assert len(list((tmp_path / "new").glob("checkpoint.best_of_long_-*.pt"))) == 2
 
 
 def test_bleu_of_empty_hypotheses_is_0(small, tmp_path):

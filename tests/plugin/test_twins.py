@@ -79,7 +79,7 @@ STOCK = ("--arch", "transformer_iwslt_de_en")
 
 @pytest.mark.parametrize("old, new, found", [
     (ARCH, (*ARCH, "--dropout", "0.4", "--dlcl-dropout", "0.1", "--checkpoint-activations"), ""),
-    (ARCH, (*ARCH, "--max-source-positions", "50", "--deep-init", "xavier", "--dlcl-init", "avg"), ""),
+    (ARCH, (*ARCH, "--max-source-positions", "50", "--deep-init", "xavier", "--dlcl-init", "one"), ""),
     (ARCH, (*ARCH, "--layer-agg", "dlcl", "--activation-fn", "relu", "--encoder-layer-agg", "dlcl"), ""),
     (ARCH, (*ARCH, "--encoder-attention-heads", "16"), "--encoder-attention-heads 16 (checkpoint: 2)"),
     (ARCH, (*ARCH, "--activation-fn", "gelu"), "--activation-fn gelu (checkpoint: relu)"),

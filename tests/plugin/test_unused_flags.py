@@ -16,6 +16,7 @@ from fairseq.safe_flags import OTHER_TASKS, REQUIRED
 from fairseq_cli import generate
 
 from tests.helpers.commands import run, train_command
+from tests.helpers.paths import PACKAGE
 
 LONG = ("--min-len", "6", "--lenpen", "4", "--max-len-b", "9", "--batch-size", "4")
 CHANGES = """
@@ -108,8 +109,25 @@ def test_shards_are_a_partition(translate):
     (["--ema-fp32"], "--ema-fp32 requires --store-ema: add it"),
     (["--keep-interval-updates", "3"], "--keep-interval-updates requires --save-interval-updates: add it"),
     (["--keep-last-epochs", "3", "--no-epoch-checkpoints"], "--keep-last-epochs is not supported with --no-epoch-ch"),
+    (["--fp16-init-scale", "4", "--bf16"], "--fp16-init-scale requires --fp16: add it"),
+    (["--eval-bleu-args", '{"beam": 2}'], "--eval-bleu-args requires --eval-bleu: add it"),
+    (["--eval-bleu-print-samples", "--task", "deep_translation"], "--eval-bleu-print-samples requires --eval-bleu"),
+    (["--task", "online_backtranslation"], "--mono-langs is required; add it"),
     (["--num-shards", "2"], "--num-shards is not supported by fairseq-train; omit it"),
 ])  # fmt: skip
 def test_flags_without_effect_in_training_are_rejected(small, tmp_path, flags, said):
     done = run(*train_command(small, tmp_path, *flags), check=False)
     assert done.returncode == 1 and (done.stdout + done.stderr).splitlines()[-1].startswith(said)
+
+
+def test_shards_of_validation_are_a_partition(small, tmp_path):
+    run(*train_command(small, tmp_path, "--max-update", "2"))
+    usual = ("fairseq-validate", small, "--path", tmp_path / "checkpoint_last.pt", "--user-dir", PACKAGE, "--cpu",
+             "--batch-size", "2", "--required-batch-size-multiple", "1")  # fmt: skip
+
+    def tokens(*flags):
+        done = run(*usual, *flags)
+        return sum(map(int, re.findall(r"\| wpb (\d+)", done.stdout + done.stderr)))
+
+    parts = [tokens("--num-shards", "5", "--shard-id", str(shard)) for shard in range(5)]  # of 4 batches
+    assert parts[4] == 0 and all(parts[:4]) and sum(parts) == tokens()

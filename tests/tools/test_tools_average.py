@@ -331,6 +331,18 @@ ODD = {
 }
 
 
+def test_models_that_compute_another_function_are_not_averaged(tmp_path, capsys):
+    flags = {"arch": "transformer_prenorm_6l", "_name": "transformer_prenorm_6l"}
+    paths = [
+        checkpoint(tmp_path / f"{name}.pt", {"w": torch.ones(2)}, cfg={"model": argparse.Namespace(**flags, **other)})
+        for name, other in (("a", {}), ("b", {"dropout": 0.4}), ("c", {"encoder_attention_heads": 4}))
+    ]
+    assert run(paths[:2], tmp_path / "out.pt") == 0
+    assert run(paths, tmp_path / "no.pt") == 2 and not (tmp_path / "no.pt").exists()
+    said = f"{paths[2]} does not fit {paths[0]}: --encoder-attention-heads 4 (a.pt: 8); average checkpoints of one run"
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["average", "export", "plot"])
 @pytest.mark.parametrize("problem", ODD)
 def test_odd_checkpoints_are_one_line(tmp_path, capsys, problem, command):

@@ -41,6 +41,7 @@ FORK = "under forkserver, the default of Python 3.14, every worker imported fair
 TYPES = "Python 3.14 prints optional types in another form"
 NODES = "failed connections, different settings and lost processes ended in tracebacks, or hung"
 SHELL = "the path reached a shell, and a file name can contain commands"
+OTHER_METRIC = "a resumed run with another metric compared it with the old one"
 ONE_LINE = "a mistake in the input was a traceback, or another message hid it"
 SHARDS = "--num-shards and --shard-id had no effect, so each shard translated everything"
 NO_EFFECT = "flags without effect were accepted"
@@ -200,6 +201,35 @@ EDITS = [
     ),
     Edit(
         "fairseq/checkpoint_utils.py",
+        r"(\d+\.?\d*){}\.pt",
+        r"(-?\d+\.?\d*){}\.pt",
+        2,
+        "--keep-best-checkpoints kept every checkpoint with a metric below 0",
+    ),
+    Edit(
+        "fairseq/checkpoint_utils.py",
+        "rand_sfx = np.random.randint(0, cfg.keep_best_checkpoints)\n",
+        "rand_sfx = np.random.randint(0, cfg.keep_best_checkpoints)\n"
+        "        rand_sfx = safe_save.free_digit(cfg, val_loss, suffix, rand_sfx)\n",
+        1,
+        "the best checkpoints with equal values replaced each other",
+    ),
+    Edit(
+        "fairseq/checkpoint_utils.py",
+        'extra_state.update({"best": save_checkpoint.best})',
+        'extra_state.update({"best": save_checkpoint.best, "best_metric": cfg.best_checkpoint_metric})',
+        1,
+        OTHER_METRIC,
+    ),
+    Edit(
+        "fairseq/checkpoint_utils.py",
+        '        and "best" in extra_state\n',
+        '        and "best" in extra_state\n        and safe_save.same_metric(cfg, extra_state)\n',
+        1,
+        OTHER_METRIC,
+    ),
+    Edit(
+        "fairseq/checkpoint_utils.py",
         r"raise ValueError\((?=\n +f?\"--finetune-from-model)",
         "raise safe_load.CheckpointError(",
         3,
@@ -282,6 +312,21 @@ EDITS = [
         2,
         SHARDS,
         regex=True,
+    ),
+    Edit(
+        "fairseq_cli/validate.py",
+        "        for i, sample in enumerate(progress):\n",
+        "        for i, sample in enumerate(progress):\n            if not sample:  # a shard of fewer batches\n"
+        "                continue\n",
+        1,
+        SHARDS,
+    ),
+    Edit(
+        "fairseq_cli/validate.py",
+        "            task.reduce_metrics(log_outputs, criterion)\n",
+        "            if log_outputs:\n                task.reduce_metrics(log_outputs, criterion)\n",
+        1,
+        SHARDS,
     ),
     Edit(
         "fairseq/data/iterators.py",
@@ -776,9 +821,8 @@ EDITS = [
     ),
     Edit(
         "fairseq_cli/generate.py",
-        '    assert cfg.common_eval.path is not None, "--path required for generation!"\n',
-        '    assert cfg.common_eval.path is not None, "--path required for generation!"\n'
-        "    if cfg.generation.constraints:\n"
+        "    safe_flags.check_generation(cfg)\n",
+        "    safe_flags.check_generation(cfg)\n    if cfg.generation.constraints:\n"
         '        raise ValueError("--constraints is only supported by fairseq-interactive: use it")\n',
         1,
         ONE_LINE,

@@ -3,6 +3,7 @@
 import argparse
 import functools
 import os
+import re
 import sys
 import traceback
 
@@ -11,6 +12,7 @@ COMPUTING = ("models", "modules")
 """Packages of fairseq whose checks can also find programming errors, such as wrong shapes."""
 CHECKS = (AssertionError, ValueError, NotImplementedError, RuntimeError, FileNotFoundError)
 """Exceptions that fairseq raises for settings and data that it does not accept."""
+MISSING = re.compile(r"assert (?:args|cfg|self\.args|self\.cfg)\.(\w+)(?: is not None)?$")
 UNREADABLE = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
@@ -37,11 +39,20 @@ def line_of(error):
         return f"this --task, --arch or another component has a flag that another one has, too ({error}); use others"
     if isinstance(error, UNREADABLE) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; correct the path"
+    flag = MISSING.match(last_line(error)) if isinstance(error, AssertionError) and not str(error) else None
+    if flag:
+        return f"--{flag[1].replace('_', '-')} is required; add it"
     plain = type(error) is Exception and error.__context__ is None  # with a context, it hides the cause
     if not (plain or isinstance(error, CHECKS)) or not is_check(error):
         return None
     hint = "; correct the split, the languages or --dataset-impl" if "Dataset not found" in str(error) else ""
     return f"{error}{hint}"
+
+
+def last_line(error):
+    """Return the line of code that raised `error`; empty if it is not known."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return frames[-1].line or "" if frames else ""
 
 
 def is_check(error):

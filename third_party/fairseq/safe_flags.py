@@ -26,6 +26,11 @@ REQUIRED = {
 }
 
 
+SCALES = ("fp16_init_scale", "fp16_scale_window", "fp16_scale_tolerance", "threshold_loss_scale", "min_loss_scale")
+EVAL_BLEU = {"eval_bleu_args": "{}", "eval_bleu_detok": "space", "eval_bleu_detok_args": "{}",
+             "eval_tokenized_bleu": False, "eval_bleu_remove_bpe": None, "eval_bleu_print_samples": False}  # fmt: skip
+
+
 class FlagError(OneLineError):
     """A flag without effect."""
 
@@ -53,6 +58,13 @@ def check_training(cfg):
     _check_required(cfg, "ema")
     _check_required(cfg, "checkpoint")
     refuse_shards(cfg, "fairseq-train")
+    scaled = cfg.common.fp16 or cfg.common.memory_efficient_fp16 or cfg.common.amp
+    for name in () if scaled else SCALES:
+        if _is_set(cfg, "common", name):
+            raise FlagError(f"{_flag(name)} requires --fp16: add it, or omit this flag")
+    for name, default in EVAL_BLEU.items() if cfg.task._name in TASKS and not cfg.task.eval_bleu else ():
+        if getattr(cfg.task, name, default) != default:
+            raise FlagError(f"{_flag(name)} requires --eval-bleu: add it, or omit this flag")
     if cfg.checkpoint.keep_last_epochs > 0 and cfg.checkpoint.no_epoch_checkpoints:
         raise FlagError("--keep-last-epochs is not supported with --no-epoch-checkpoints; omit one of them")
 

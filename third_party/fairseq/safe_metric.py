@@ -10,7 +10,7 @@ from fairseq.logging import metrics
 from fairseq.safe_exit import OneLineError
 
 HIGHER = re.compile(r"bleu|chrf|accuracy|comet|meteor|\b(acc|f1)\b")  # as in fairseq-deep average
-LOWER = re.compile(r"loss|ppl|perplexity|error|\b(ter|wer|cer)\b")
+LOWER = re.compile(r"loss|ppl|perplexity|error|\b(ter|wer|cer)\b|^1 ?-|\bneg")
 NO_RESULTS = {"wpb", "bsz", "wps", "ups", "gnorm", "clip", "lr"}
 
 
@@ -36,7 +36,7 @@ def check(cfg, task, trainer):
     metric, maximize = cfg.checkpoint.best_checkpoint_metric, cfg.checkpoint.maximize_best_checkpoint_metric
     words = metric.lower().replace("_", " ")
     higher, lower = HIGHER.search(words), LOWER.search(words)
-    if higher and not maximize:
+    if higher and not lower and not maximize:
         raise MetricError(
             f"--best-checkpoint-metric {metric} requires --maximize-best-checkpoint-metric: add it; without it, the "
             "worst checkpoint would be the best"
@@ -56,16 +56,19 @@ def check(cfg, task, trainer):
 
 
 def results(cfg, task, trainer):
-    """Return the names of the results of validation, from a batch of one sentence; empty if there is none."""
+    """Return the names of the results of validation, from its batches up to one with the metric; empty if it has none."""
     valid = trainer.get_valid_iterator(cfg.dataset.valid_subset.split(",")[0])
-    batches = getattr(valid, "frozen_batches", None)
-    sample = valid.collate_fn([valid.dataset[batches[0][0]]]) if batches else None
-    if not sample:
-        return set()
+    known = set()
     trainer.model.eval()
     trainer.criterion.eval()
     with torch.no_grad(), metrics.aggregate(new_root=True) as found:
-        sample, _ = trainer._prepare_sample(sample)
-        _, _, logs = task.valid_step(sample, trainer.model, trainer.criterion)
-        task.reduce_metrics([logs], trainer.get_criterion())
-        return {name for name in found.get_smoothed_values() if not name.startswith("_")} - NO_RESULTS
+        for batch in getattr(valid, "frozen_batches", None) or []:
+            sample, dummy = trainer._prepare_sample(valid.collate_fn([valid.dataset[index] for index in batch]))
+            if dummy:
+                continue
+            _, _, logs = task.valid_step(sample, trainer.model, trainer.criterion)
+            task.reduce_metrics([logs], trainer.get_criterion())
+            known = {name for name in found.get_smoothed_values() if not name.startswith("_")} - NO_RESULTS
+            if cfg.checkpoint.best_checkpoint_metric in known:  # a metric may need sentences of some kind
+                break
+    return known

@@ -192,3 +192,21 @@ def numbered(path):
         names = [n for n in os.listdir(folder or ".") if re.fullmatch(rf"checkpoint(\d+|_\d+_\d+){suffix}", n)]
         return sorted((os.path.join(folder, n) for n in names), key=os.path.getmtime, reverse=True)
     return []
+
+
+def free_digit(cfg, value, suffix, default):
+    """Return the last digit of the name of a best checkpoint, which no other checkpoint with `value` has.
+
+    If all are used, it is `default`.
+    """
+    start = os.path.join(cfg.save_dir, f"checkpoint.best_{cfg.best_checkpoint_metric}_{value:.3f}")
+    digits = range(cfg.keep_best_checkpoints)
+    return next((digit for digit in digits if not os.path.exists(f"{start}{digit}{suffix}.pt")), default)
+
+
+def same_metric(cfg, extra_state):
+    """Return whether the best value in a checkpoint is of the run's metric; older checkpoints do not name theirs."""
+    old, new = extra_state.get("best_metric", cfg.best_checkpoint_metric), cfg.best_checkpoint_metric
+    if old != new:
+        logger.warning(f"the best checkpoint so far is by {old}, not {new}: the next one replaces it")
+    return old == new

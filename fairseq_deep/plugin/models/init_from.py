@@ -206,6 +206,12 @@ def _check_stack(source: Source, old: Stack, new: Stack) -> None:
         there, here = getattr(old, name), getattr(new, name)
         if there != here:
             raise source.refuse(f"it has --{flag} {there}, the new model {here}: use --{flag} {there}")
+    if old.scale_embedding != new.scale_embedding:
+        fix = "omit" if old.scale_embedding else "add"
+        raise source.refuse(f"its {side} scales embeddings differently: {fix} --no-scale-embedding")
+    if old.positions != new.positions:
+        kinds = f"{old.positions} positions, the new one {new.positions}"
+        raise source.refuse(f"its {side} has {kinds}: use the flags of its training run for positions")
 
 
 def _check_placements(source: Source, new: Stack, layers: list[int]) -> None:

@@ -76,7 +76,7 @@ TRAINING_ONLY = {
 }  # fmt: skip
 """Attributes of a stack that may change between runs: they do not change its outputs, except "layout", which the
 methods determine."""
-TRAINING_OPTIONS = ("dropout", "rates")
+TRAINING_OPTIONS = ("dropout", "rates", "init")
 """The same for options of methods."""
 
 
@@ -91,23 +91,32 @@ def check_settings(cfg: Any, state: dict[str, Any], resumes: bool) -> None:
     Raises:
         UsageError: a resumed run computes another function; a fine-tuned model only gets a warning
     """
-    old, new = model_flags(state), model_flags({"cfg": {"model": cfg}})
+    found = differences(model_flags(state), model_flags({"cfg": {"model": cfg}}))
+    if not found:
+        return
+    problem = f"{found}: the model computes another function than the checkpoint's"
+    if resumes:
+        raise UsageError(f"{problem}; resume with the checkpoint's settings, or start a new run in another --save-dir")
+    logger.warning(f"{problem}; its weights may not fit")
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], owner: str = "checkpoint") -> str:
+    """Name the flags by which the model of *new* computes another function than the model of *old*, *owner*'s.
+
+    It is empty for equal functions, and for models that have no description.
+    """
     if any(isinstance(flags.get("encoder"), dict) for flags in (old, new)):
-        return  # nested settings of fairseq's own models
+        return ""  # nested settings of fairseq's own models
     try:
         old, new = vars(fill(old, "the checkpoint")), vars(fill(new, "the run"))
         before = _computes(old)
         if _computes(new) == before:
-            return
+            return ""
     except UsageError:  # a model of fairseq that has no description
-        return
+        return ""
     names = [name for name in sorted({*old, *new}) if _changes(old, name, new.get(name), before)]
     pairs = ((name.replace("_", "-"), _shown(new.get(name)), _shown(old.get(name))) for name in names)
-    found = ", ".join(f"--{name} {value} (checkpoint: {stored})" for name, value, stored in pairs)
-    problem = f"{found or '--arch'}: the model computes another function than the checkpoint's"
-    if resumes:
-        raise UsageError(f"{problem}; resume with the checkpoint's settings, or start a new run in another --save-dir")
-    logger.warning(f"{problem}; its weights may not fit")
+    return ", ".join(f"--{name} {value} ({owner}: {stored})" for name, value, stored in pairs) or "--arch"
 
 
 def _shown(value: Any) -> str:
