@@ -17,6 +17,7 @@ from .inits.walk import initialise
 from .registry import UsageError
 from .stack import Stack
 
+_KEYS = {side: side for side in SIDES}
 
 def token_embedding(size: int, dim: int, padding_idx: int) -> nn.Embedding:
     """Build an embedding of *size* tokens, N(0, 1/C); zeros for padding."""
@@ -28,7 +29,7 @@ def token_embedding(size: int, dim: int, padding_idx: int) -> nn.Embedding:
 
 def _joined(stacks: dict[str, Stack]) -> dict[str, Stack]:
     """Return complete *stacks*, each with the sizes of the other stack, after all checks."""
-    if sorted(stacks) != sorted(SIDES) or any(stacks[side].side != side for side in SIDES):
+    if not isinstance(stacks, dict) or {key: getattr(stack, "side", None) for key, stack in stacks.items()} != _KEYS:
         raise UsageError('stacks must be {side: Stack(..., side=side) for side in ("encoder", "decoder")}: change them')
     found = {}
     for side, other in zip(SIDES, reversed(SIDES)):

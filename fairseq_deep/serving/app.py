@@ -58,6 +58,7 @@ def make_app(service: Service, hosts: Collection[str] = ("*",), origins: Sequenc
     handlers: dict[Any, Any] = {HTTPException: _on_http, Refused: _on_refused, Exception: _on_error}
     shared = Middleware(CORSMiddleware, allow_origins=origins, allow_headers=["Content-Type"], allow_methods=["*"])
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan, middleware=[shared] * bool(origins))
+    app.router.redirect_slashes = False  # behind a proxy, the server does not know its own address
     return Recorded(app, service, hosts)
 
 
@@ -283,7 +284,8 @@ class Recorded:
         host = Headers(scope=scope).get("host", "localhost")  # only HTTP/1.0 omits it
         app: Any = self.app
         if not is_accepted(host, self.hosts):
-            app = _error(403, f"the host {printable(host, 60)} is not accepted; start the server with --allowed-host")
+            more["reason"] = f"the host {printable(host, 60)} is not accepted; start the server with --allowed-host"
+            app = _error(403, more["reason"])
         try:
             await app(scope, receive, sending)
         except Exception as error:  # the client already has the answer (500)

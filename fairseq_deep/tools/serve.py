@@ -38,6 +38,13 @@ def pair(text: str) -> tuple[str, str]:
     return source, target
 
 
+def host_name(text: str) -> str:
+    """Parse an argument: a name, as in the header Host without the port."""
+    if text != "*" and not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", text):
+        raise argparse.ArgumentTypeError(f"must be * or a name without a port, such as mt.example.org, not '{text}'")
+    return text.lower()
+
+
 def origin(text: str) -> str:
     """Parse an argument: an origin, as browsers send it."""
     if text != "*" and not re.fullmatch(r"https?://[^/\s]+", text):
@@ -55,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="address to listen on (default: 127.0.0.1, local only)")  # fmt: skip
     parser.add_argument("--port", type=port, default=PORT, metavar="N",
                         help=f"port to listen on; 0: any free port (default: {PORT})")  # fmt: skip
-    parser.add_argument("--allowed-host", action="append", default=[], metavar="NAME",
+    parser.add_argument("--allowed-host", type=host_name, action="append", default=[], metavar="NAME",
                         help="accept requests to this name of the server; '*': to all "
                         "(default: addresses, localhost, this machine's name and --host)")  # fmt: skip
     parser.add_argument("--cors-origin", type=origin, action="append", default=[], metavar="ORIGIN",
@@ -94,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         translators = {model.pair: model.translator for model in models}
         batcher = Batcher(translators, args.window / 1000, args.batch_size, args.max_queue)
         limits = Limits(args.max_body, args.max_characters, args.max_lines, args.timeout)
-        hosts = {name.lower() for name in (args.host, socket.gethostname(), *args.allowed_host)}
+        hosts = {*args.allowed_host} | {name.lower() for name in (args.host, socket.gethostname())}
         served = app.make_app(service.Service(models, batcher, limits, keys), hosts, args.cors_origin)
         return server.run_server(served, bound, args.timeout)
 

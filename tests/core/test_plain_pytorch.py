@@ -99,6 +99,8 @@ def both(**decoder):
 
 @pytest.mark.parametrize("stacks, problem", [
     (both(side="encoder"), "stacks must be {side: Stack(..., side=side)"),
+    (list(both().values()), "stacks must be {side: Stack(..., side=side)"),
+    ({"encoder": both()["encoder"], "decoder": None}, "stacks must be {side: Stack(..., side=side)"),
     (both(memory_dim=8), "memory_dim of the decoder must be 16, like the other stack (8)"),
     (both(other_layers=3), "other_layers of the decoder must be 2"),
     (both(memory=MethodConfig("dlcl", aggregators.Dlcl)), "memory must be a method of --decoder-memory"),

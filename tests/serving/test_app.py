@@ -55,7 +55,7 @@ def test_a_name_of_another_site_is_refused(host, status, models):
     with TestClient(server) as own:
         for path in ("/models", "/translate/", "/"):
             answer = own.get(path, headers={"Host": host}, follow_redirects=False)
-            assert answer.status_code == status or status == 200 and path == "/translate/"
+            assert answer.status_code == status or status == 200 and path == "/translate/" and answer.status_code == 404
             assert status == 200 or "is not accepted" in answer.json()["error"] and "location" not in answer.headers
 
 
@@ -153,17 +153,20 @@ def test_keys(models, tmp_path, capsys):
         read_keys(str(tmp_path / "none"))
 
 
-def test_the_log_has_one_json_line_per_request_without_texts_or_keys(client, capsys):
+def test_the_log_has_one_json_line_per_request_without_texts_or_keys(client, models, capsys):
     capsys.readouterr()
     ask(client, "w1 w2\nw3", api_key="hush")
     client.post("/translate", json={**GOOD, "q": 1})
     client.get("/a\u2028%0Ab")
-    first, second, third = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    with TestClient(make_app(service_of(models), {"mt.example"})) as own:
+        own.get("/", headers={"Host": "evil.example"})
+    first, second, third, fourth = (json.loads(line) for line in capsys.readouterr().err.splitlines())
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first.pop("time")) and first.pop("milliseconds") > 0
     assert first == {"event": "request", "method": "POST", "path": "/translate", "status": 200, "source": "en",
                      "target": "de", "lines": 2, "characters": 7}  # fmt: skip
     assert "w1" not in str(first) and "hush" not in str(first)
     assert second["reason"].startswith("q must be") and third["path"] == "/a\u2028\nb"
+    assert fourth["reason"].startswith("the host evil.example is not accepted")
 
 
 def test_a_full_queue_and_a_late_translation():

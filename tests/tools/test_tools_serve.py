@@ -189,7 +189,10 @@ def test_models_and_pairs(packages, tmp_path, capsys):
     assert "has no keys" in fails(capsys, there, "--api-key-file", "/dev/null", *free)
 
 
-@pytest.mark.parametrize("flags", [["--port", "65536"], ["--port", "x"], ["--pair", "ende"], ["--timeout", "0"]])
+@pytest.mark.parametrize("flags", [
+    ["--port", "65536"], ["--port", "x"], ["--pair", "ende"], ["--timeout", "0"], ["--cors-origin", "https://a.org/"],
+    ["--allowed-host", "mt.example:443"], ["--allowed-host", "http://mt.example"], ["--allowed-host", "*.example"],
+])  # fmt: skip
 def test_wrong_flags(flags, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["serve", "model", *flags])
