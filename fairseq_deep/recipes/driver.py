@@ -87,9 +87,9 @@ def check(plan: Plan, script: str, words: list[str]) -> int:
         for name, value in dataclasses.asdict(options).items():
             print(f"{name:20} {json.dumps(value)}")
         return DONE
+    exports = model.describe_exports(plan.train_command) if options.dry_run else ""  # otherwise stage 0 prints it
     for line in estimate.describe(plan):
         print(line, flush=True)
-    exports = model.describe_exports(plan.train_command) if options.dry_run else ""  # otherwise stage 0 prints it
     if exports:
         print(exports, flush=True)
     if options.sbatch:

@@ -119,7 +119,7 @@ def _gpu_words(plan: Plan) -> str:
     millions = _parameters(plan) / 1e6
     seconds = _job_updates(plan) * (plan.product / plan.devices * (H100[0] + H100[1] * millions) + H100[2] * millions)
     hours = seconds / 3600
-    lasts = f"{hours:,.0f} h" if hours >= 2 else f"{60 * hours:,.0f} min"
+    lasts = f"{hours:,.0f} h" if hours >= 2 else f"{max(1, round(60 * hours)):,} min"
     return f"about {lasts} on {plan.devices} x H100 in fp16 or bf16 (from steps measured on one: docs/gpu.md)"
 
 

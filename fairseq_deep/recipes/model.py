@@ -1,10 +1,15 @@
 """The model of a training command: whether its architecture exists, and the formats that it can have."""
 
 import importlib.util
+import json
 import logging
+import os
 import sys
 
-from fairseq_deep.errors import UsageError
+from fairseq_deep.errors import UsageError, nearest
+
+COUNTS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "plugin", "parameters.json")
+"""The names of this package's architectures, readable without fairseq."""
 
 
 def unblock_fairseq():
@@ -16,11 +21,19 @@ def unblock_fairseq():
 def describe_exports(command):
     """Describe the formats that the model of a training *command* can have; empty if it has no model of this package.
 
-    Problems of the command are reported by fairseq-train.
+    Without fairseq, return a warning for a misspelt architecture. Other problems are reported by fairseq-train.
+
+    Raises:
+        UsageError: the architecture is unknown
     """
     unblock_fairseq()
+    arch = command[command.index("--arch") + 1]
     if importlib.util.find_spec("fairseq") is None:
-        return ""
+        with open(COUNTS, encoding="utf-8") as stream:
+            known = json.load(stream)
+        near = "" if arch in known else nearest(arch, known, cutoff=0.9)
+        return f"warning  --arch {arch} is not an architecture of this package{near}" if near else ""
+    check_arch(arch)
     from fairseq_deep.plugin.architectures import ARCHITECTURES, TWINS
     from fairseq_deep.runtime.plain import NAMES, formats_of
 
@@ -28,7 +41,7 @@ def describe_exports(command):
 
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     words = [word for word in command[1:] if word != "--fp16"]  # which requires a GPU
-    if command[command.index("--arch") + 1] not in {*ARCHITECTURES, *TWINS}:
+    if arch not in {*ARCHITECTURES, *TWINS}:
         return ""
     try:
         formats, why = formats_of(parse_flags(words))
@@ -45,7 +58,6 @@ def check_arch(name):
     from fairseq.models import ARCH_MODEL_REGISTRY
 
     import fairseq_deep.plugin.architectures  # noqa: F401 (registers ours)
-    from fairseq_deep.core.registry import nearest  # loads fairseq, which other commands do not need
 
     if name not in ARCH_MODEL_REGISTRY:
         raise UsageError(f"unknown --arch {name}{nearest(name, ARCH_MODEL_REGISTRY)}: fairseq-deep archs lists them")

@@ -3,13 +3,15 @@
 import gzip
 import math
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from fairseq_deep.recipes import estimate
 from tests.helpers.paths import ROOT
-from tests.helpers.recipes import checked
+from tests.helpers.recipes import assert_refused, checked
 
 
 def damaged(content):
@@ -70,3 +72,33 @@ PLAIN = "fairseq's transformer, CTranslate2, transformers"
 def test_a_plan_names_the_formats_of_export(words, formats):
     found = re.search(r"^exports  (.*)$", planned(*words), re.MULTILINE)
     assert found[1] == formats if formats else found is None
+
+
+DRY = ("--dry-run", "--exp", "/nowhere/at/all")
+
+
+@pytest.mark.parametrize("words, warning", [
+    (("--", "--max-update", "300"), "training ends within its warm-up (--max-update 300, --warmup-updates 16000)"),
+    (("--conf", "base_prenorm", "--", "--max-update", "8001"), None),
+    (("--against", "/no/such/run"), "--against /no/such/run: no such run or file"),
+    (("--teacher", "/no/such/run"), "--teacher /no/such/run: no such run, checkpoint or package"),
+    (("--against", str(ROOT / "docs")), f"--against: {ROOT}/docs/test.hyp.de does not exist"),
+])  # fmt: skip
+def test_a_plan_warns_of_what_a_run_rejects_or_trains_badly(words, warning):
+    """A dry run may precede the run that it names."""
+    found = re.findall(r"^warning  (.*)$", planned(*words), re.MULTILINE)
+    assert len(found) == bool(warning) and all(line.startswith(warning) for line in found)
+
+
+@pytest.mark.parametrize("arch, hint", [("transformer_dlc_30l", " (did you mean transformer_dlcl_30l?)"), ("os", "")])
+def test_a_plan_rejects_an_unknown_architecture_or_warns_without_fairseq(arch, hint):
+    words = (ROOT / "run_wmt16_ende.sh", *DRY, "--demo", "--arch", arch)
+    assert_refused(checked(*words), f"unknown --arch {arch}{hint}: ", status=2)
+    driver = ROOT / "fairseq_deep/recipes/__main__.py"  # -S: the standard library only
+    line = [sys.executable, "-S", driver, "recipe/wmt16_ende", words[0], "check", *words[1:]]
+    said = subprocess.run(line, capture_output=True, text=True).stdout
+    assert "recipe   wmt16_ende" in said and (f"\nwarning  --arch {arch} is not" in said) == bool(hint) and hint in said
+
+
+def test_a_short_training_on_a_gpu_is_not_of_no_minutes():
+    assert "about 1 min on 1 x H100" in planned("--", "--max-update", "20", "--warmup-updates", "5", gpus="1")
