@@ -74,7 +74,8 @@ class TestStages:
         exp = tmp_path / "exp"
         done = recipe(tools, exp, "--data", corpus, *SMALL)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines()[-1] == "BLEU = 12.34"
+        assert done.stdout.splitlines()[-3:] == [f"  next        fairseq-deep translate {exp} --input FILE",
+            f"              fairseq-deep package {exp} --output DIR", "BLEU = 12.34"]  # fmt: skip
         score = ["fairseq-deep score"] * 3
         tail = ["fairseq-deep average", "fairseq-generate", *score]
         assert programs(stubs) == ["fairseq-deep doctor", "fairseq-preprocess", "fairseq-train", *tail]

@@ -7,6 +7,9 @@ import subprocess
 import time
 
 import pytest
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.distributed.utils import infer_init_method
+from omegaconf import OmegaConf
 
 from tests.helpers.paths import ROOT
 
@@ -123,3 +126,23 @@ def test_the_flags_that_it_needs_are_there():
     text = SCRIPT.read_text()
     assert "#SBATCH --requeue\n" in text and "#SBATCH --signal=B:USR1@" in text and "--open-mode=append" in text
     assert "#SBATCH --cpus-per-task=" in text
+
+
+@pytest.mark.parametrize("nodes, place", [("1", None), ("2", "tcp://n7:20007")])
+def test_a_task_without_gpus_trains_on_its_cpu(tmp_path, monkeypatch, nodes, place):
+    """With a count of processes of 0, fairseq starts none and ends with status 0."""
+    (tmp_path / "scontrol").write_text("#!/usr/bin/env bash\necho n7\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    for name, value in {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_STEP_NODELIST": "n7", "SLURM_NNODES": nodes,
+                        "SLURM_NTASKS": nodes, "SLURM_NODEID": "0"}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    training = OmegaConf.structured(FairseqConfig()).distributed_training
+    training.distributed_port, training.distributed_world_size = 20007, 1
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
+    with pytest.raises(SystemExit, match="SLURM_GPUS_ON_NODE 8: torch sees 0 GPUs"):
+        infer_init_method(training)
+    monkeypatch.delenv("SLURM_GPUS_ON_NODE")
+    training.distributed_init_method = None
+    infer_init_method(training)
+    assert training.distributed_world_size == int(nodes) and training.distributed_init_method == place
+    assert training.distributed_no_spawn and training.distributed_rank == 0

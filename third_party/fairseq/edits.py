@@ -40,6 +40,7 @@ STOP = "a signal ended training without saving"
 FORK = "under forkserver, the default of Python 3.14, every worker imported fairseq again and the data workers hung"
 TYPES = "Python 3.14 prints optional types in another form"
 NODES = "failed connections, different settings and lost processes ended in tracebacks, or hung"
+SLURM = "a SLURM task without GPUs ended at once with status 0, without training"
 SHELL = "the path reached a shell, and a file name can contain commands"
 OTHER_METRIC = "a resumed run with another metric compared it with the old one"
 ONE_LINE = "a mistake in the input was a traceback, or another message hid it"
@@ -542,6 +543,14 @@ EDITS = [
         1,
         NODES,
         regex=True,
+    ),
+    Edit(
+        "fairseq/distributed/utils.py",
+        "                gpus_per_node = torch.cuda.device_count()\n                node_id",
+        "                gpus_per_node = torch.cuda.device_count() or safe_nodes.without_gpus(cfg, nnodes)\n"
+        "                node_id",
+        1,
+        SLURM,
     ),
     Edit(
         "fairseq/distributed/utils.py",

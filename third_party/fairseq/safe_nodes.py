@@ -39,6 +39,20 @@ def check_gpus(wanted, flag):
         raise SystemExit(f"{flag} {wanted}: torch sees {seen} GPUs on {platform.node()}: {cure}")
 
 
+def without_gpus(training, nodes):
+    """Prepare a SLURM task, the only one of its machine, for a CPU; return its number of processes.
+
+    Args:
+        training: the settings of distributed training
+        nodes: the number of machines
+    """
+    check_gpus(int(os.environ.get("SLURM_GPUS_ON_NODE", 0)), "SLURM_GPUS_ON_NODE")
+    training.distributed_no_spawn = True
+    if nodes == 1:
+        training.distributed_init_method = None
+    return 1
+
+
 def free_port():
     """Return a port of this machine that is not in use."""
     with socket.socket() as opened:
