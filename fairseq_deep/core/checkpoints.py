@@ -6,6 +6,7 @@ A checkpoint stores parameters that both stacks share once, under their name in 
 """
 
 import re
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from .registry import UsageError
 _DUPLICATES = re.compile(r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")
 _NUMBERED_NORM = re.compile(r"((encoder|decoder)\.layers\.\d+)\.layer_norms\.(\d)\.(weight|bias)")
 _FUSED = re.compile(r"(.*\.(?:self|encoder)_attn)\.in_proj_(weight|bias)")
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_DENSE = [f"{kind}, {torch.strided}" for kind in (torch.float16, torch.bfloat16, torch.float32, torch.float64)]
 _VERSION = torch.tensor([3.0])
 _NORMS = {
     "encoder": ("self_attn_layer_norm", "final_layer_norm"),
@@ -100,6 +101,10 @@ def check_state_dict(own: dict[str, Tensor], loaded: dict[str, Tensor]) -> None:
     Raises:
         UsageError: a name, a shape or a kind of values differs
     """
+    differences = odd_types(own, loaded)
+    if differences:
+        raise UsageError(f"the checkpoint has weights of an unsupported type ({differences[0]}; {len(differences)} "
+                         "weights): save it in fp32, fp16 or bf16")  # fmt: skip
     for key in own:
         if key.endswith("embed_tokens.weight") and key in loaded and own[key].shape != loaded[key].shape:
             (rows, dim), (loaded_rows, loaded_dim) = own[key].shape, loaded[key].shape
@@ -108,10 +113,6 @@ def check_state_dict(own: dict[str, Tensor], loaded: dict[str, Tensor]) -> None:
                     f"the checkpoint has a vocabulary of {loaded_rows} entries for {key}, the data has {rows}: "
                     "use the dictionary that the model was trained with"
                 )
-    differences = odd_types(own, loaded)
-    if differences:
-        raise UsageError(f"the checkpoint has weights of an unsupported type ({differences[0]}; {len(differences)} "
-                         "weights): save it in fp32, fp16 or bf16")  # fmt: skip
     differences = state_differences(own, loaded)
     if differences:
         raise UsageError(
@@ -134,12 +135,17 @@ def _placement(own: dict[str, Tensor], loaded: dict[str, Tensor]) -> str:
 def odd_types(own: dict[str, Tensor], loaded: dict[str, Tensor]) -> list[str]:
     """Return the weights in *loaded* whose values are not dense floats, as *own* has them."""
     weights = {key: loaded[key] for key in own if key in loaded and own[key].is_floating_point()}
-    kinds = {key: ("meta" if value.is_meta else value.dtype, value.layout) for key, value in weights.items()}
     return [
-        f"{key} has the type {', '.join(map(str, kinds[key]))}"
-        for key in weights
-        if (kinds[key][0] not in _FLOATS or kinds[key][1] != torch.strided) and not key.endswith("version")
+        f"{key} has the type {_kind(value)}"
+        for key, value in weights.items()
+        if _kind(value) not in _DENSE and not key.endswith("version")
     ]
+
+
+def _kind(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{'meta' if value.is_meta else value.dtype}, {value.layout}"
 
 
 def state_differences(own: dict[str, Tensor], loaded: dict[str, Tensor]) -> list[str]:

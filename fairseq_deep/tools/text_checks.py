@@ -81,7 +81,7 @@ def check_decoded(path: str, sentences: Sentences) -> None:
     Raises:
         UsageError: this holds for more than half of the hypotheses with blanks
     """
-    spaced = [kinds for kinds in sentences.values() if "D" in kinds and " " in kinds["H"].strip()]
+    spaced = [kinds for kinds in sentences.values() if "D" in kinds and " " in kinds.get("H", "").strip()]
     spaced = [kinds for kinds in spaced if not UNSPACED.search(kinds["H"]) and "\u2581" not in kinds["H"]]
     if 2 * sum(kinds["D"] == kinds["H"].replace(" ", "") for kinds in spaced) > len(spaced):
         raise UsageError(

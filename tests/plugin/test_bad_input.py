@@ -271,6 +271,9 @@ def test_weights_of_an_unsupported_type(dtype, build):
     with pytest.raises(UsageError, match=f"unsupported type .encoder.embed_tokens.weight has the type {dtype}, "):
         state = model.state_dict()
         model.load_state_dict({name: state[name].to(dtype) if state[name].dim() > 1 else state[name] for name in state})
+    for value in (None, 3.5, "x"):
+        with pytest.raises(UsageError, match=f"encoder.embed_tokens.weight has the type {type(value).__name__}; 1 "):
+            model.load_state_dict({**state, "encoder.embed_tokens.weight": value})
 
 
 def test_a_name_is_registered_once():

@@ -293,6 +293,7 @@ def test_text_that_is_not_to_be_scored(name, tmp_path, capsys):
     (generation("a house") + generation("a house"), "gen:5: sentence 0 has a S- line already (several"),
     ("H-0\t-1\ta\nH-1\t-1\tb\nH-0\t-1\tc\nH-1\t-1\td\n", "gen:3: sentence 0 has a H- line already (several"),
     (generation(PIECES, PIECES), "gen: 1 of 1 lines have pieces of SentencePiece"),
+    (generation("a house") + "T-1\tb\nD-1\t-1\tb\n", "has 1 hypotheses for 2 references"),
     (generation("a house is here", "ahouseishere", "ahouseishere"), "since SentencePiece was decoded twice"),
     (generation("a house is here", "a <<unk>> is here"), "unknown words (<<unk>>); give the text before"),
 ])  # fmt: skip
