@@ -192,8 +192,8 @@ REFUSED = {
                      "it has --encoder-ffn-embed-dim 48, the new model 32: use --encoder-ffn-embed-dim 48"),
     "scale": ("prenorm_6l", {"no_scale_embedding": True}, {},
               "its encoder scales embeddings differently: add --no-scale-embedding"),
-    "positions": ("prenorm_6l", {"no_token_positional_embeddings": True}, {},
-                  "its encoder has none positions, the new one sinusoidal: use the flags"),
+    "no positions": ("prenorm_6l", {"no_token_positional_embeddings": True}, {},
+                     "its encoder has none positions, the new one sinusoidal: use the flags"),
     "activation": ("prenorm_6l", {"activation_fn": "gelu"}, {},
                    "it has --activation-fn gelu, the new model relu: use --activation-fn gelu"),
     "norm": ("postnorm_6l", {}, {}, "its encoder has post-norm, the new one pre-norm: use an architecture "

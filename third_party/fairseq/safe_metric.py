@@ -56,7 +56,7 @@ def check(cfg, task, trainer):
 
 
 def results(cfg, task, trainer):
-    """Return the names of the results of validation, from its batches up to one with the metric; empty if it has none."""
+    """Return the names of the results of validation, from its batches up to one that has the metric."""
     valid = trainer.get_valid_iterator(cfg.dataset.valid_subset.split(",")[0])
     known = set()
     trainer.model.eval()
