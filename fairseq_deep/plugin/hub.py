@@ -7,6 +7,7 @@ skipped sentences, so the rest moves up, ignores unknown settings, and ends in t
 from __future__ import annotations
 
 from dataclasses import fields
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -96,7 +97,7 @@ def _check_settings(beam: Any, settings: dict[str, Any]) -> None:
             raise UsageError(f"unknown setting {name}{nearest(name, known)}; choose from {', '.join(sorted(known))}")
         if name in UNSUPPORTED and value not in (None, False):
             raise UsageError(f"{name} is not supported with translate(); {UNSUPPORTED[name]}")
-    if isinstance(beam, bool) or not isinstance(beam, int) or beam < 1:
+    if isinstance(beam, bool) or not isinstance(beam, Integral) or beam < 1:
         raise UsageError(f"beam must be a whole number of at least 1 ({beam!r}); change it")
     for name in ("sampling_topk", "sampling_topp"):
         if settings.get(name, -1) > 0 and not settings.get("sampling"):

@@ -14,6 +14,8 @@ TRANSFORMERS = (CONFIG, WEIGHTS, "tokenizer_config.json")
 
 def reject(path: str) -> None:
     """Raise `UsageError` if *path* is a model of CTranslate2 or transformers, an export of torch, or text."""
+    if path.endswith((".tgz", ".tar.gz")) and os.path.isfile(path):
+        raise UsageError(f"{path} is an archive, not a model: unpack it, and give the directory or the checkpoint")
     if is_text(path):
         raise UsageError(f"{path} is text, not a model: give text with --input (translate) or --text (distill)")
     original = "give the model that it was exported from"

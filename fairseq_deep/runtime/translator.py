@@ -55,6 +55,7 @@ class Translator:
         options: search options
         facts: see :class:`ModelFacts`
         on_batch: called after each batch with its number of sentences
+        tokens, unknown: tokens of the sources until now, and how many of them the dictionary lacks
 
     Raises:
         UsageError: a model cannot be loaded, an argument is invalid or unknown, the models cannot form an ensemble, or
@@ -95,6 +96,7 @@ class Translator:
         self.source, self.target, self.facts = self.engine.source, self.engine.target, self.engine.facts
         self.source_lang, self.target_lang = self.engine.languages
         self.on_batch: Callable[[int], Any] = lambda sentences: None
+        self.tokens = self.unknown = 0
         self.device, self.max_source = self.engine.device, self.facts.max_source
         self.text = bundle.text_steps(*self.engine.languages, self.source)
 
@@ -147,6 +149,8 @@ class Translator:
                 raise UsageError(f"sentence {number + 1} is of type {type(line).__name__}; it must be a string")
             units = self.text.prepare(line)
             tokens = self.source.encode(units)
+            self.tokens += len(tokens) - 1
+            self.unknown += int(tokens.eq(self.source.unk).sum())
             if not units:
                 found[number] = [Translation("", 0.0)]
             elif len(tokens) <= self.max_source:

@@ -106,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
         if path:
             write_text(path, "".join(line + "\n" for line in lines))
     result = compute(texts.hypotheses, texts.references, measure, args.lowercase, lang)
+    text_checks.check_score(texts.hypotheses_from, result["bleu"])
     sources = texts.references_from
     result.update(hypotheses=texts.hypotheses_from, references=sources[0] if len(sources) == 1 else sources)
     if other is not None:
@@ -130,6 +131,8 @@ def _score_systems(args: argparse.Namespace, texts: list[Texts], measure: str, l
     resamples = args.resamples or significance.RESAMPLES
     found = significance.paired_bootstrap(systems, references, _metrics(measure, args.lowercase, lang), resamples)
     records = significance.describe_all(names, found)
+    for name, record in zip(names, records):
+        text_checks.check_score(name, record["BLEU"]["score"])
     signatures = {name: measured.signature for name, measured in found.items()}
     result = {"measure": measure, "label": MEASURES[measure], "sentences": len(first.hypotheses), "systems": records,
               "references": first.references_from, "resamples": resamples, "seed": significance.SEED,
@@ -232,7 +235,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
     for flag in ("against", "hypotheses", "references") if len(systems) > 1 else ():
         if getattr(args, flag):
             raise UsageError(f"--{flag} is not supported with several systems; omit it, or give one system")
-    if systems.count("-") > 1:
+    if [*systems, *args.ref, args.against].count("-") > 1:
         raise UsageError("'-' is given twice: standard input has one text; give files")
     if args.resamples and not args.against and len(systems) < 2:
         raise UsageError("--resamples requires another system; add it, or --against RUN or FILE")

@@ -16,8 +16,8 @@ MARKS = (
     (re.compile(r'\{"line": \d'), "JSON", "translate without --json"),
 )
 """Text that is not to be scored, its description, and the fix."""
-SHARE = 0.01
-"""Share of lines above which a mark is an error; below, a line may be about the mark."""
+SHARE = 0.1
+"""Share of lines above which a mark is an error; below, lines may be about the mark."""
 UNSPACED = re.compile("[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]")
 """Characters of languages that write no blanks: Thai, Lao, Tibetan, Burmese, Khmer, Japanese and Chinese."""
 
@@ -88,6 +88,12 @@ def check_decoded(path: str, sentences: Sentences) -> None:
             f"{path}: the D- lines have no blanks, since SentencePiece was decoded twice; generate again with either "
             "--bpe sentencepiece or --remove-bpe sentencepiece"
         )
+
+
+def check_score(origin: str, bleu: float) -> None:
+    """Warn if translations have almost nothing in common with their references."""
+    if bleu < 1:
+        warn(f"{origin} has a BLEU of {bleu:.2f}: its lines must be in the order and the language of the references")
 
 
 def target_language(lang: str | None, detokenize: str | None) -> str:

@@ -237,6 +237,9 @@ def write(
     finally:
         progress.end()
     note_torch(translator.engine, done)
+    if 2 * translator.unknown > translator.tokens:
+        found = f"{translator.unknown:,} of {translator.tokens:,} tokens of the text are unknown to the model"
+        note(f"warning: {found}; check the text's language, the dictionaries and the sub-words")
     return 1 if failed else 0
 
 

@@ -119,6 +119,13 @@ def test_chinese_is_cut_into_words(tmp_path):
     assert steps.prepare(pairs[0][0]) == first
 
 
+def test_merges_require_words(tmp_path):
+    write_pairs(tmp_path / "text", train=[("a b c", "u v w")] * 20, valid=[("a", "u")], test=[("a", "u")])
+    for bpe in ("joint", "per-side"):
+        assert_refused(cut(tmp_path / "text", tmp_path / "out", "--bpe", bpe), "are single characters, which have no")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_gap_between_test_sets_is_refused(text, tmp_path):
     for lang in ("en", "de"):
         (text / f"test1.{lang}").rename(text / f"test3.{lang}")

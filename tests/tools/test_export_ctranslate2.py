@@ -154,7 +154,9 @@ def test_a_packaged_model_is_exported_in_both_formats(make, export):
     assert main.main(["export", package, "--output", str(folder / "stock.pt")]) == 0
     for name in ("model.pt", "package", "stock.pt"):
         assert export(folder / name, "--output", folder / f"from_{name}")[0] == 0
-    (folder / "merges").write_text("#version: 0.2\na b</w>\n")
+    merges = ["s r", "sr c", *(f"src {digit}" for digit in "123"), *(f"src {digit}</w>" for digit in range(10))]
+    merges += [f"src{first} {last}</w>" for first in "123" for last in range(10)]
+    (folder / "merges").write_text("\n".join(["#version: 0.2", *merges, ""]))
     parts = "--data", folder, "--bpe-codes", folder / "merges", "--tokenizer", "none"
     assert export(folder / "model.pt", *parts, "--output", folder / "from_parts")[0] == 0
     assert (folder / "from_parts/code").read_text() == (folder / "merges").read_text()
@@ -260,7 +262,7 @@ def test_bad_input_is_one_line(make, export, monkeypatch, capsys):
     refuses(f"{here}/no does not exist: see --data", model, *new, "--data", f"{here}/no")
     refuses(f"{here}/dict.de.txt: cannot be read", model, *new, "--target-lang", "de")
     refuses(f"{model} translates src to tgt, not src to src; omit -s and -t", model, *new, "--target-lang", "src")
-    refuses(f"cannot load {here}/dict.src.txt: ", f"{here}/dict.src.txt", *new)
+    refuses(f"{here}/dict.src.txt is text, not a model: ", f"{here}/dict.src.txt", *new)
     with monkeypatch.context() as patch:
         patch.setattr(ctranslate2.specs.TransformerSpec, "save", failing)
         refuses(f"cannot write {here}/out: No space left on device", model, *new)

@@ -263,6 +263,19 @@ def test_tokenised_text_and_few_sub_words_are_warned_about(tmp_path, capsys):
     assert "200 hypotheses end in ' .'" in errors[2] and "200 references end in ' .'" in errors[3]
 
 
+def test_a_few_lines_about_marks_and_texts_in_another_order(tmp_path, capsys):
+    lines = [f"{index} {line}" for index, line in enumerate(REFERENCES * 8)]
+    (tmp_path / "about").write_text("\n".join([*lines, "@@ -1,3 +1,3 @@"]) + "\n")
+    assert run(capsys, "--sys", tmp_path / "about", "--ref", tmp_path / "about")[-1] == "BLEU = 100.00"
+    (tmp_path / "ref").write_text("\n".join(lines) + "\n")
+    (tmp_path / "shifted").write_text("\n".join(["x", *lines[:-1]]) + "\n")
+    for systems in (["shifted"], ["ref", "shifted"]):
+        systems = [str(tmp_path / name) for name in systems]
+        assert main(["score", "--ref", str(tmp_path / "ref"), "--sys", *systems]) == 0
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and "shifted has a BLEU of 0." in err and "in the order and the language" in err
+
+
 def generation(hypothesis, reference="a house is here", decoded=None):
     return f"S-0\tein haus\nT-0\t{reference}\nH-0\t-0.1\t{hypothesis}\nD-0\t-0.1\t{decoded or hypothesis}\n"
 

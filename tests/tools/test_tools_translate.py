@@ -351,6 +351,7 @@ BAD = {
                      "{parts}/other is a model of transformers: load it with transformers, convert it with "
                      "fairseq-deep import --from huggingface, or give the model that it was exported from"),
     "text": (None, ["{model}", "{here}/in.txt"], "{here}/in.txt is text, not a model: give text with --input"),
+    "an archive": (None, ["{here}/in.txt.tgz"], "{here}/in.txt.tgz is an archive, not a model: unpack it, and give"),
     "compressed text": (None, ["{model}", "{here}/in.txt.gz"], "{here}/in.txt.gz is text, not a model: give text with"),
     "sub-words of another kind": (None, ["{model}", "--bpe-codes", "{here}/spm.model"],
                                   "{here}/spm.model does not fit the source dictionary: "),
@@ -385,7 +386,8 @@ def test_bad_input_is_one_line(name, alone, translate, tmp_path):
     change, words, message = BAD[name]
     parts = tmp_path / "parts"
     (tmp_path / "in.txt").write_text("We see “it”…\n", encoding="utf-8")
-    (tmp_path / "in.txt.gz").write_bytes(gzip.compress(b"We see.\n"))
+    for name in ("in.txt.gz", "in.txt.tgz"):
+        (tmp_path / name).write_bytes(gzip.compress(b"We see.\n"))
     if "{here}/spm.model" in words:
         SentencePieceTrainer.train(
             sentence_iterator=iter(["we see the house", "the house is old"]), model_prefix=str(tmp_path / "spm"),
@@ -450,6 +452,13 @@ def test_a_byte_order_mark_is_no_text(trained, translate, tmp_path):
     assert translate(trained, text="\ufeffWe see.\r\nWe see.\r\n")[1] == expected
     (tmp_path / "in").write_bytes("\ufeffWe see.\r\nWe see.\r\n".encode())
     assert translate(trained, "--input", tmp_path / "in")[1] == expected
+
+
+def test_text_that_the_model_does_not_know_is_named(trained, translate):
+    code, out, err = translate(trained, text="Дом зелёный.\nWe see.\n")
+    assert code == 0 and out.count("\n") == 2 and err.count("\n") == 1
+    assert re.search(r"warning: (\d+) of \d+ tokens of the text are unknown to the model; check", err)
+    assert translate(trained, text="Дом\nWe see the house. We see the house.\n")[2] == ""
 
 
 def test_compressed_input(trained, translate, tmp_path):

@@ -166,6 +166,9 @@ def learn(args, langs, code):
     for lang in langs:
         for line in read_lines(os.path.join(tmp, f"train.tok.{lang}")):
             words.update(TAG.sub("", line, 1).split())
+    if all(len(word) == 1 for word in words):  # subword-nmt would fail
+        raise UsageError(f"the words of {' and '.join(langs)} are single characters, which have no merges; "
+                         "use text with words, or --bpe sentencepiece")  # fmt: skip
     print(f"  learning {args.merges:,} merges from {len(words):,} distinct words of {' and '.join(langs)}", flush=True)
     vocabulary = io.StringIO("".join(f"{word} {count}\n" for word, count in sorted(words.items())))
     with open(code, "w", encoding="utf-8") as stream, redirect_stderr(io.StringIO()):
