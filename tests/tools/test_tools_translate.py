@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from sentencepiece import SentencePieceTrainer
@@ -278,7 +279,7 @@ def test_all_arguments_of_the_hub_hold_for_one_sentence(hub):
     prefix = {"inference_step_args": {"prefix_tokens": torch.tensor([[word]])}}
     assert hub.generate(tokens, 2, **prefix)[0]["tokens"][0] == word
     assert hub.generate(hub.encode("We see " * POSITIONS), skip_invalid_size_inputs=True) == []
-    assert len(hub.generate(tokens, 4)) == 4 and hub.sample("We see.", beam=2, sampling=True, sampling_topk=2)
+    assert len(hub.generate(tokens, np.int64(4))) == 4 and hub.sample("We see.", beam=2, sampling=True, sampling_topk=2)
 
 
 @pytest.mark.parametrize("sentence, settings, problem", [
