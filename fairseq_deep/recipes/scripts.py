@@ -58,7 +58,7 @@ def write_sbatch(plan: Plan, script: str, words: list[str]) -> None:
     options, (kept, others) = plan.options, without_options(words, "sbatch", "nnodes", "node_rank", "master")
     gpus = [f"#SBATCH --gpus-per-node={options.ngpu}"] if options.ngpu else []
     alone = ["--force-batch", "true"] if plan.place.nnodes > 1 and "force_batch" not in options.given else []
-    prepare = [script, *without_options(kept, "stop_stage")[0], *alone, "--stop-stage", "3", *others]
+    prepare = [script, *without_options(kept, "stage", "stop_stage")[0], *alone, "--stop-stage", "3", *others]
     cores = 4 * options.ngpu or max(options.cpu_processes, options.workers)
     settings = [f"job-name={options.task}", f"nodes={plan.place.nnodes}", "ntasks-per-node=1",
                 f"cpus-per-task={cores}"]  # fmt: skip

@@ -81,11 +81,12 @@ class TestRecipe:
     @pytest.mark.parametrize("processes, cores", [("1", "5"), ("7", "7")])
     def test_without_a_gpu(self, tmp_path, processes, cores):
         """The cores are those of the text's processes, or of training."""
-        words = ["--ngpu", "0", "--workers", "5", "--cpu-processes", processes, "--force-batch", "--precision", "fp32"]
+        words = ["--ngpu", "0", "--workers", "5", "--cpu-processes", processes, "--force-batch", "--stage", "4"]
         done = recipe("--sbatch", tmp_path / "a", *words)
         assert done.returncode == 0, done.stderr
         text = (tmp_path / "a").read_text()
         assert f"--cpus-per-task={cores}\n" in text and "gpus" not in text
+        assert re.search(r"^#   .* --stop-stage 3$", text, re.MULTILINE) and text.count("--stage 4") == 1
 
     @pytest.mark.parametrize("status", ["1", "130"])
     def test_an_end_of_another_kind_is_no_reason(self, script, tmp_path, status):
