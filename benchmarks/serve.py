@@ -89,7 +89,7 @@ async def ask(streams, line, pair):
     """Status and fields of the answer to one request."""
     reader, writer = streams
     body = json.dumps({"q": line, "source": pair[0], "target": pair[1]}).encode()
-    head = "POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     top = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
     length = next(int(each.split(":")[1]) for each in top if each.startswith("content-length"))

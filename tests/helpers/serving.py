@@ -160,7 +160,7 @@ class ServerProcess:
 def http(fields, path="/translate"):
     """A request as bytes; the server closes the connection after it."""
     body = json.dumps(fields).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
