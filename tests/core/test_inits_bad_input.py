@@ -27,10 +27,10 @@ def without(*methods, **flags):
         (POST, {"deep_init": "ds", "ds_init_alpha": 2.0}, "--ds-init-alpha 2.0 is out of range", "up to 1"),
         (POST, {"deep_init": "ds", "ds_init_alpha": 0.0}, "--ds-init-alpha 0.0 is out of range", "above 0"),
         (POST, {"deep_init": "ds", "ds_init_alpha": -0.5}, "--ds-init-alpha -0.5 is out of range", "above 0"),
-        (POST, {"deep_init": "ds", "ds_init_alpha": float("nan")}, "--ds-init-alpha nan is out of range", "up to 1"),
+        (POST, {"deep_init": "ds", "ds_init_alpha": float("nan")}, "--ds-init-alpha must be a number", "nan"),
         (POST, {"deep_init": "ds", "ds_init_exponent": -0.25}, "--ds-init-exponent -0.25", "use 0.25 or 0.5"),
-        (POST, {"deep_init": "ds", "ds_init_exponent": float("nan")}, "--ds-init-exponent nan", "use 0.25 or 0.5"),
-        (POST, {"deep_init": "ds", "ds_init_exponent": float("inf")}, "--ds-init-exponent inf", "use 0.25 or 0.5"),
+        (POST, {"deep_init": "ds", "ds_init_exponent": float("nan")}, "--ds-init-exponent must be a number", "nan"),
+        (POST, {"deep_init": "ds", "ds_init_exponent": float("inf")}, "--ds-init-exponent must be a number", "inf"),
         (
             POST,
             {"deep_init": "lipschitz", "lipschitz_embeddings": "fairseq"},

@@ -108,7 +108,6 @@ def test_shards_are_a_partition(translate):
     (["--ema-decay", "0.9"], "--ema-decay requires --store-ema: add it"),
     (["--ema-fp32"], "--ema-fp32 requires --store-ema: add it"),
     (["--keep-interval-updates", "3"], "--keep-interval-updates requires --save-interval-updates: add it"),
-    (["--keep-last-epochs", "3", "--no-epoch-checkpoints"], "--keep-last-epochs is not supported with --no-epoch-ch"),
     (["--fp16-init-scale", "4", "--bf16"], "--fp16-init-scale requires --fp16: add it"),
     (["--eval-bleu-args", '{"beam": 2}'], "--eval-bleu-args requires --eval-bleu: add it"),
     (["--eval-bleu-print-samples", "--task", "deep_translation"], "--eval-bleu-print-samples requires --eval-bleu"),

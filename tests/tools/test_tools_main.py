@@ -67,7 +67,7 @@ def test_no_command_prints_the_help_and_fails(capsys):
     [
         (["avrage"], "fairseq-deep: argument COMMAND: invalid choice: 'avrage'"),
         (["archs", "--jsn"], "fairseq-deep archs: unrecognised arguments: --jsn"),
-        (["score", "--sys"], "fairseq-deep score: argument --sys: expected one argument"),
+        (["score", "--sys"], "fairseq-deep score: argument --sys: expected at least one argument"),
         (["average", "--last", "0", "--dir", ".", "--output", "x"], "fairseq-deep average: argument --last: must be"),
         (["average", "--last", "two", "--dir", ".", "--output", "x"], "fairseq-deep average: argument --last: must be"),
         (["average", "--output", "x"], "fairseq-deep average: one of the arguments --inputs"),

@@ -127,7 +127,7 @@ def test_closed_and_full_streams(redirection, status, told, words):
 def test_standard_input_that_cannot_be_read(words, closed, place, monkeypatch, capsys):
     """Closed by the caller, so that Python has none, or opened for writing only."""
     monkeypatch.chdir(place)
-    monkeypatch.setattr("fairseq_deep.tools.translate.load", lambda *_: None)
+    monkeypatch.setattr("fairseq_deep.tools.translate.load", lambda *_: SimpleNamespace())
     with open("w", "wb") as stream:
         unreadable = io.TextIOWrapper(io.BufferedReader(io.FileIO(os.dup(stream.fileno()), "rb")))
     monkeypatch.setattr(sys, "stdin", None if closed else unreadable)
@@ -191,7 +191,7 @@ def test_a_signal_that_the_caller_ignores_stays_ignored(tmp_path):
 @pytest.mark.parametrize("output", ["out.txt", "-"])
 def test_an_empty_file_is_translated_like_empty_stdin(given, output, place, monkeypatch, capsys):
     """The model is not asked: it has nothing but an engine that has translated nothing."""
-    nothing = SimpleNamespace(engine=SimpleNamespace(by_torch=0))
+    nothing = SimpleNamespace(engine=SimpleNamespace(by_torch=0), unknown=0, tokens=0)
     monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     monkeypatch.setattr("fairseq_deep.tools.translate.load", lambda *_: nothing)

@@ -65,8 +65,6 @@ def check_training(cfg):
     for name, default in EVAL_BLEU.items() if cfg.task._name in TASKS and not cfg.task.eval_bleu else ():
         if getattr(cfg.task, name, default) != default:
             raise FlagError(f"{_flag(name)} requires --eval-bleu: add it, or omit this flag")
-    if cfg.checkpoint.keep_last_epochs > 0 and cfg.checkpoint.no_epoch_checkpoints:
-        raise FlagError("--keep-last-epochs is not supported with --no-epoch-checkpoints; omit one of them")
 
 
 def refuse_shards(cfg, command):

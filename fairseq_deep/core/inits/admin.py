@@ -75,7 +75,7 @@ class Admin(Xavier):
     connects = True
     folds_stream = True
 
-    def __init__(self, stack: Stack, start: str = "logn"):
+    def __init__(self, stack: Stack, start: str | float = "logn"):
         super().__init__(stack)
         self.start = str(start)  # from a configuration file, 1 is a number
         if self.start not in STARTS:
