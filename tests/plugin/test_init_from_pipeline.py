@@ -35,7 +35,7 @@ def test_a_deeper_model_starts_goes_on_and_translates_without_the_file(data, tmp
     two = ["--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo", "--max-tokens", "200", "--lr", "0"]
     done = train(1, *two, processes=2)
     text = done.stdout + done.stderr
-    assert text.count(f"--init-from {old} (transformer): encoder layers 1-2 2, decoder layers 1 1; ") == 1
+    assert text.count(f"--init-from {old} (transformer): encoder layers 1, 2 twice, decoder layers 1 twice; ") == 1
     assert "own initialisation: none; not copied: none\n" in text  # the dictionaries were there to compare
     state, first = (torch.load(path, weights_only=False) for path in (save / "checkpoint_last.pt", old))
     assert state["cfg"]["model"].init_from is None and str(old) not in str(state["cfg"])
@@ -66,7 +66,7 @@ def test_hydra_takes_it_out_of_the_flags_too(data, tmp_path):
                "dataset.disable_validation=true", f"common.user_dir={PACKAGE}", f"checkpoint.save_dir={tmp_path}",
                f"hydra.run.dir={tmp_path}/run", "checkpoint.no_epoch_checkpoints=true",
                "+model={" + words + "}")  # fmt: skip
-    assert "encoder layers 1 1, decoder layers 1; " in done.stdout + done.stderr
+    assert "encoder layers 1 twice, decoder layers 1; " in done.stdout + done.stderr
     assert "training starts at update 3, lr 0.001" in done.stdout + done.stderr
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
     assert state["cfg"]["model"]["init_from"] is None
