@@ -98,8 +98,8 @@ def talk(address, *parts, timeout=20):
     return answer
 
 
-HEAD = b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-LARGE, CHUNKED = HEAD + b"Content-Length: 30000000\r\n\r\n", HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+POST = b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+LARGE, CHUNKED = POST + b"Content-Length: 30000000\r\n\r\n", POST + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 def test_hostile_connections(served):
