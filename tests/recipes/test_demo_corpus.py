@@ -160,7 +160,7 @@ def test_hops(tmp_path):
 
 
 def test_the_sentence_of_the_docs_is_one_of_the_grammar(corpus):
-    """A model of the demo knows its words and its construction, and has not read it."""
+    """The sentence of the docs has words and a construction of the grammar, and is not in the training text."""
     known = {word for line in read(corpus[0], "train")[0] for word in line.split()}
     sentence = "The old house is beautiful."
     assert {*sentence.split()} <= known and sentence not in read(corpus[0], "train")[0]
