@@ -8,6 +8,8 @@ import pytest
 
 from fairseq_deep.core.aggregators import AGGREGATORS, Aggregator
 from fairseq_deep.core.registry import PLUGINS, UsageError, load_plugins
+from fairseq_deep.plugin.models.hydra import known_flags
+from fairseq_deep.runtime.packaged.config import model_settings
 from fairseq_deep.tools import doctor
 from fairseq_deep.tools.main import main
 from tests.helpers.commands import run, train_command
@@ -39,7 +41,9 @@ def install(tmp_path, monkeypatch):
 
 
 def test_all_commands_know_a_method_of_an_installed_package(install, small, tmp_path, capsys):
+    assert "mine_weight" not in {*model_settings(), *known_flags()}  # a process may ask before the method is there
     install()
+    assert "mine_weight" in model_settings() and "mine_weight" in known_flags()
     flags = ("--layer-agg", "mine", "--mine-weight", "0.3", "--max-update", "1")
     run(*train_command(small, tmp_path / "save", *flags, arch="transformer_prenorm_2l2l_tiny"), real=True)
     checkpoint, package = tmp_path / "save/checkpoint_last.pt", tmp_path / "package"

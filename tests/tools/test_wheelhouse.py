@@ -103,7 +103,7 @@ def test_it_installs_without_an_index_and_keeps_the_torch_that_is_there(tmp_path
     files, *table = done.stdout.splitlines()
     places = [Path(file).relative_to(tmp_path).parts[0] for file in files.split()]
     assert places == ["venv", "venv", "machine"] and not list(venv.glob("lib/python*/site-packages/torch*/"))
-    assert table[1].split()[:2] == ["transformer_dlcl_2l2l_tiny", "dlcl"]
+    assert table[1].split()[:4] == ["transformer_dlcl_2l2l_tiny", "pre", "2/2", "tiny"]
 
 
 def test_the_script_refuses_in_one_line_what_cannot_work(tmp_path):

@@ -46,10 +46,10 @@ def look_at(args: Any) -> bool:
         return True
     check_training(flags)
     _keep_flags(flags)
-    own = {*_init_options(), "lstm_attn_residual"}
+    known, own = hydra.known_flags(), {*_init_options(), "lstm_attn_residual"}
     with open_dict(args):
         for name, value in vars(flags).items():
-            if name in hydra.known_flags() and (name in args or name in own) and value != args.get(name):
+            if name in known and (name in args or name in own) and value != args.get(name):
                 args[name] = value
     return True
 

@@ -27,7 +27,6 @@ def _filled() -> frozenset[str]:
     return frozenset(vars(flags))
 
 
-@functools.cache
 def known_flags() -> dict[str, argparse.Action | None]:
     """Return all flags of a model, by flat name, with their actions on the command line (None: any value)."""
     parser = argparse.ArgumentParser(add_help=False)

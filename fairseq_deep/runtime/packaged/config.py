@@ -7,7 +7,6 @@ embeddings).
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 from typing import Any
 
@@ -151,7 +150,6 @@ def check_config(config: dict[str, Any]) -> None:
     check(config["model"], known, "model")
 
 
-@functools.cache
 def model_settings() -> dict[str, Check]:
     """Return the model flags that a package may contain, fairseq's and this package's, with their checks."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
