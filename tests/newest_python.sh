@@ -15,8 +15,8 @@ if [[ ! -x $dir/usr/bin/$python || ! -x $dir/usr/bin/pgrep ]]; then
   debootstrap --variant=minbase --include="$python,$python-venv,$python-dev,build-essential,git,ca-certificates,procps" \
     sid "$dir"
 fi
-# how pip and git reach the network here
-for file in /etc/resolv.conf /etc/pip.conf "${PIP_CERT-}" "${SSL_CERT_FILE-}"; do
+# how pip and git reach the network here, and torchrun this machine
+for file in /etc/hosts /etc/resolv.conf /etc/pip.conf "${PIP_CERT-}" "${SSL_CERT_FILE-}"; do
   [[ ! -f $file ]] || install -D "$(realpath "$file")" "$dir$file"
 done
 clone=$dir/root/fairseq_deep

@@ -8,6 +8,7 @@ and writes each result once. Flops are those of matrix products and attention.
 import collections
 import contextlib
 import linecache
+import os
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -83,11 +84,9 @@ def _where(frame):
 
 
 def short_path(name):
-    """The path of a file from its package on."""
-    for root in ("fairseq_deep", "fairseq"):
-        if f"/{root}/" in name:
-            return root + "/" + name.rsplit(f"/{root}/", 1)[1]
-    return "/".join(Path(name).parts[-3:])
+    """The path of a file from the folder of its package on, or from this repository on."""
+    installed, _, inside = name.rpartition("/site-packages/")
+    return inside if installed else os.path.relpath(name, Path(PACKAGE).parent)
 
 
 class Counter(TorchDispatchMode):

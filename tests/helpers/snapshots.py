@@ -26,7 +26,7 @@ from tests.helpers.paths import ROOT
 FOLDER = ROOT / "tests/snapshots"
 EXP = "/nowhere/at/all"
 MACHINE = ((re.escape(str(ROOT)), "ROOT"), (EXP, "EXP"), (r"[\d,.]+ GB free", "N GB free"),
-           (r"--workers \d+", "--workers N"))  # fmt: skip
+           (r"--workers \d+", "--workers N"), (r"(--python \| 3.X \|  \|) [\d.]+", r"\1 N"))  # fmt: skip
 """What depends on the machine, and its replacement."""
 
 

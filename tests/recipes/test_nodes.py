@@ -73,7 +73,8 @@ class Machines:
         for path in self.pids.iterdir():
             recipes.assert_gone(int(path.read_text()), 10)
         for child in self.children:
-            left = subprocess.run(["pgrep", "-s", str(child.pid)], capture_output=True, text=True).stdout
+            running = ["pgrep", "-s", str(child.pid), "--runstates", "R,S,D,T"]  # not what nobody has waited for
+            left = subprocess.run(running, capture_output=True, text=True).stdout
             assert left == "", left
 
 

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import zlib
+from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 
 from fairseq_deep.errors import UsageError
@@ -67,7 +68,9 @@ class PairWriter:
     """Writes pairs of lines to two files and counts them."""
 
     def __init__(self, paths):
-        self.files, self.count = [open(path, "w", encoding="utf-8") for path in paths], 0
+        with ExitStack() as opened:
+            self.files = [opened.enter_context(open(path, "w", encoding="utf-8")) for path in paths]
+            self.count, self._opened = 0, opened.pop_all()
 
     def __enter__(self):
         return self
@@ -76,8 +79,7 @@ class PairWriter:
         self.close()
 
     def close(self):
-        for stream in self.files:
-            stream.close()
+        self._opened.close()  # every file, also if one cannot be written
 
     def add(self, pair):
         self.add_all([pair])
@@ -87,6 +89,13 @@ class PairWriter:
             for stream, line in zip(self.files, pair):
                 stream.write(line + "\n")
             self.count += 1
+
+
+@contextmanager
+def pair_writers(paths):
+    """Yield {name: `PairWriter`} for ``paths``, {name: paths of its files}."""
+    with ExitStack() as opened:
+        yield {name: opened.enter_context(PairWriter(each)) for name, each in paths.items()}
 
 
 def copy_pairs(paths, targets, keep_empty):

@@ -16,7 +16,7 @@ from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.record import read_json
 from fairseq_deep.runtime.records import PAIRS
 
-from .corpus import SPLITS, PairWriter, describe, read_lines, replaced_folder
+from .corpus import SPLITS, describe, pair_writers, read_lines, replaced_folder
 from .fetch import fetch, read_checksums
 
 ARCHIVE = "https://object.pouta.csc.fi/OPUS-100/v1.0/opus-100-corpus-v1.0.tar.gz"
@@ -90,19 +90,11 @@ def prepare(plan):
     if not supervised:
         raise UsageError(f"{data} has no supervised/XX-YY: give the directory of OPUS-100, or one with its layout")
     with replaced_folder(plan.path("text", "raw")) as out:
-        writers = {split: PairWriter([os.path.join(out, f"{split}.{side}") for side in SIDES]) for split in SPLITS}
-        write_train(supervised, writers["train"], float(options.temperature))
-        tests = []
-        for kind, pairs in (("supervised", supervised), ("zero-shot", find_pairs(data, "zero-shot"))):
-            for pair, folder in pairs.items():
-                valid = chosen_valid(read_pair(folder, pair, "dev")) if kind == "supervised" else []
-                for _, lines in directions(pair, valid):
-                    writers["valid"].add_all(lines)
-                for name, lines in directions(pair, read_pair(folder, pair, "test")):
-                    writers["test"].add_all(lines)
-                    tests += [[name, len(lines)]] if lines else []
+        paths = {split: [os.path.join(out, f"{split}.{side}") for side in SIDES] for split in SPLITS}
+        with pair_writers(paths) as writers:
+            write_train(supervised, writers["train"], float(options.temperature))
+            tests = write_tests(supervised, find_pairs(data, "zero-shot"), writers)
         for split, writer in writers.items():
-            writer.close()
             if not writer.count:
                 raise UsageError(f"{data} has no {'dev' if split == 'valid' else split} sets: give a complete corpus")
         with open(os.path.join(out, "pairs.json"), "w", encoding="utf-8") as stream:
@@ -119,6 +111,19 @@ def write_train(supervised, writer, temperature):
         lines = repeated(nonempty(read_pair(folder, pair, "train")), max(sizes.values()), temperature)
         for _, tagged in directions(pair, lines):
             writer.add_all(tagged)
+
+
+def write_tests(supervised, zero_shot, writers):
+    """Write the validation and test text; return [name, number of lines] of each test."""
+    tests = []
+    for pair, folder in (*supervised.items(), *zero_shot.items()):
+        valid = chosen_valid(read_pair(folder, pair, "dev")) if folder == supervised.get(pair) else []
+        for _, lines in directions(pair, valid):
+            writers["valid"].add_all(lines)
+        for name, lines in directions(pair, read_pair(folder, pair, "test")):
+            writers["test"].add_all(lines)
+            tests += [[name, len(lines)]] if lines else []
+    return tests
 
 
 def nonempty(lines):

@@ -32,7 +32,7 @@ from itertools import islice, zip_longest
 from fairseq_deep.errors import UsageError
 from fairseq_deep.recipes.options import EXAMPLES
 
-from .corpus import PairWriter, decode_lines, read_lines, replaced_folder
+from .corpus import PairWriter, decode_lines, pair_writers, read_lines, replaced_folder
 from .fetch import ends_with, extract, fetch, read_checksums
 
 KNOWN = os.path.join(EXAMPLES, "common", "checksums.txt")
@@ -200,14 +200,10 @@ def read_part(part, archives):
 def write_set(name, parts, archives, out, every=0):
     """Write a set; every ``every``-th pair is written to the validation set instead."""
     splits = (name, "valid") if every else (name,)
-    writers = {split: PairWriter(os.path.join(out, f"{split}.{lang}") for lang in archives.langs) for split in splits}
-    count = 0
-    for part in parts:
-        for pair in read_part(part, archives):
-            count += 1
+    paths = {split: [os.path.join(out, f"{split}.{lang}") for lang in archives.langs] for split in splits}
+    with pair_writers(paths) as writers:
+        for count, pair in enumerate((pair for part in parts for pair in read_part(part, archives)), 1):
             writers["valid" if every and count % every == 0 else name].add(pair)
-    for writer in writers.values():
-        writer.close()
 
 
 def write_sample(name, count, langs, out):
