@@ -61,7 +61,7 @@ else:
 
 # What the environment was made from: its place, then the content of the files that decide what is in it.
 env_stamp() {
-  printf '%s %s' "$1/.venv" "$(cd "$1" && cat requirements.txt constraints.txt pyproject.toml third_party/fairseq/*.{py,toml} | cksum)"
+  printf '%s %s' "$1/.venv" "$(cd "$1" && cat requirements.txt constraints.txt pyproject.toml third_party/fairseq/{*.py,*.toml,patches/*} | cksum)"
 }
 
 env_is_ready() {

@@ -1,4 +1,4 @@
-"""The backend that builds fairseq: edits are counted, the sdist is checked, and every failure is one line."""
+"""The backend that builds fairseq: patches fit, the sdist is checked, and every failure is one line."""
 
 import hashlib
 import importlib
@@ -16,21 +16,11 @@ from tests.helpers.paths import ROOT, importable
 THIRD_PARTY = ROOT / "third_party/fairseq"
 
 
-@pytest.fixture(scope="module")
-def modules():
-    with importable(THIRD_PARTY):
-        yield importlib.import_module("backend"), importlib.import_module("edits")
-
-
 @pytest.fixture
-def backend(modules, monkeypatch):
+def backend(monkeypatch):
     monkeypatch.delenv("FAIRSEQ_SDIST", raising=False)
-    return modules[0]
-
-
-@pytest.fixture
-def edits(modules):
-    return modules[1]
+    with importable(THIRD_PARTY):
+        yield importlib.import_module("backend")
 
 
 def make_sdist(path, files):
@@ -46,36 +36,32 @@ def sha256(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def tree(folder, files):
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    return {name: (folder / name).read_text() for name in files}
+PATCH = """Reasons
+
+--- a/{0}
++++ b/{0}
+@@ -1,2 +1,2 @@
+ import os
+-old
++new
+"""
 
 
-def test_edits_replace_what_they_count(edits, tmp_path):
-    tree(tmp_path, {"a.py": "x = old(1)\ny = old(2)\n", "b.py": "n: A = A()\nm: B = B()\n"})
-    wanted = [
-        edits.Edit("a.py", "old(", "new(", 2, "renamed"),
-        edits.Edit("a.py", "new(1)", r"\1", 1, "later edits see earlier ones, and a plain text is no pattern"),
-        edits.Edit("b.py", r"^(\w: (\w) = )\2\(\)$", r"\1field(\2)", 2, "factory", regex=True),
-    ]
-    edits.apply_edits(tmp_path, wanted)
-    assert (tmp_path / "a.py").read_text() == "x = \\1\ny = new(2)\n"
-    assert (tmp_path / "b.py").read_text() == "n: A = field(A)\nm: B = field(B)\n"
+def test_patches_apply_in_order(backend, tmp_path):
+    for number, (old, new) in enumerate((("old", "newer"), ("newer", "newest")), 1):
+        (tmp_path / f"{number}.patch").write_text(PATCH.format("a.py").replace("new", new).replace("old", old))
+    (tmp_path / "a.py").write_text("import os\nold\nrest\n")
+    backend.apply_patches(tmp_path, tmp_path)
+    assert (tmp_path / "a.py").read_text() == "import os\nnewest\nrest\n"
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_edit_that_does_not_match_is_named_and_nothing_is_written(edits, tmp_path, count):
-    before = tree(tmp_path, {"a.py": "one\n", "b.py": "old old\n"})
-    wanted = [edits.Edit("a.py", "one", "two", 1, "fits"), edits.Edit("b.py", "old", "new", count, "the reason")]
-    with pytest.raises(edits.EditError, match=rf"edit 2 \(the reason\) must match {count} times in b.py but matches 2"):
-        edits.apply_edits(tmp_path, wanted)
-    assert {name: (tmp_path / name).read_text() for name in before} == before
-
-
-def test_edit_of_a_missing_file_is_named(edits, tmp_path):
-    with pytest.raises(edits.EditError, match="edit 1: gone.py is missing"):
-        edits.apply_edits(tmp_path, [edits.Edit("gone.py", "a", "b", 1, "reason")])
+@pytest.mark.parametrize("text", [PATCH.format("a.py"), PATCH.format("gone.py"), "no patch"])
+def test_a_patch_that_does_not_fit_is_named(backend, tmp_path, text):
+    (tmp_path / "1-a.patch").write_text(text)
+    (tmp_path / "a.py").write_text("import os\nother\n")
+    with pytest.raises(SystemExit, match=r"fairseq build: 1-a.patch does not fit fairseq 0.12.2; restore it"):
+        backend.apply_patches(tmp_path, tmp_path)
+    assert (tmp_path / "a.py").read_text() == "import os\nother\n"
 
 
 def test_sdist_with_the_right_sum_is_taken(backend, tmp_path, monkeypatch):
@@ -103,18 +89,6 @@ def test_unreadable_sdist_is_named(backend, tmp_path, monkeypatch, name):
     monkeypatch.setenv("FAIRSEQ_SDIST", str(tmp_path / name))
     with pytest.raises(SystemExit, match="cannot read FAIRSEQ_SDIST=.*: (No such file|Is a directory)"):
         backend.find_sdist(tmp_path)
-
-
-def test_build_stops_at_the_edit_that_does_not_match(backend, edits, tmp_path, monkeypatch):
-    first = edits.EDITS[0]
-    sdist = make_sdist(tmp_path / "fairseq.tar.gz", {first.file: "nothing to edit\n"})
-    monkeypatch.setenv("FAIRSEQ_SDIST", str(sdist))
-    monkeypatch.setattr(backend, "SHA256", sha256(sdist))
-    wheels = tmp_path / "wheels"
-    wheels.mkdir()
-    with pytest.raises(SystemExit, match=rf"edit 1 \(.*must match {first.count} times in {first.file} but matches 0"):
-        backend.build_wheel(str(wheels))
-    assert not list(wheels.iterdir())
 
 
 def test_an_old_python_is_refused(backend, monkeypatch):
@@ -157,29 +131,25 @@ def test_inner_commands_do_not_see_the_outer_build(backend, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def edited(modules, tmp_path_factory):
-    """The published source with the edits."""
-    backend, edits = modules
+def edited(tmp_path_factory):
+    """The published source with the patches."""
     folder = tmp_path_factory.mktemp("published")
+    with importable(THIRD_PARTY):
+        backend = importlib.import_module("backend")
     try:
         sdist = backend.find_sdist(folder)
     except SystemExit as error:
         pytest.skip(str(error))
     source = backend.unpack(sdist, folder)
-    edits.apply_edits(source)
+    backend.apply_patches(source)
     return source
 
 
-def test_edits_fit_the_published_source(edits, edited):
-    for edit in edits.EDITS:
-        source = (edited / edit.file).read_text()
-        compile(source, edit.file, "exec")
-        assert edit.regex or edit.new in source
-
-
-def test_edits_do_not_fit_twice(edits, edited):
-    with pytest.raises(edits.EditError, match="edit 1 "):
-        edits.apply_edits(edited)
+def test_patches_fit_the_published_source(edited):
+    named = {line[6:].strip() for path in THIRD_PARTY.glob("patches/*") for line in open(path) if line[:6] == "+++ b/"}
+    assert len(named) > 50
+    for name in named:
+        compile((edited / name).read_text(), name, "exec")
 
 
 @pytest.mark.parametrize("name", ["checkpoint_utils.py", "distributed/utils.py", "trainer.py", "hub_utils.py"])

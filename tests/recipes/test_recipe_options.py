@@ -223,8 +223,9 @@ def test_settings_of_the_scripts_work_and_are_not_in_the_help(tmp_path):
 
 def test_every_file_that_decides_what_is_installed_changes_the_stamp(tmp_path):
     names = ["requirements.txt", "constraints.txt", "pyproject.toml"]
-    names += [f"third_party/fairseq/{name}" for name in ("backend.py", "edits.py", "safe_load.py", "pyproject.toml")]
-    (tmp_path / "third_party/fairseq").mkdir(parents=True)
+    built = ("backend.py", "patches/4-text.patch", "safe_load.py", "pyproject.toml")
+    names += [f"third_party/fairseq/{name}" for name in built]
+    (tmp_path / "third_party/fairseq/patches").mkdir(parents=True)
     stamps = set()
     for name in ["", *names]:
         for other in names:

@@ -1,4 +1,4 @@
-"""PEP 517 backend: builds fairseq 0.12.2 from its source distribution, with the edits of `edits.py`.
+"""PEP 517 backend: builds fairseq 0.12.2 from its source distribution, with the patches in `patches`.
 
 The source distribution comes from pip's package index, or from the file in the environment variable FAIRSEQ_SDIST.
 Errors end the build with one line that names the problem and the fix.
@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from edits import EditError, apply_edits
+import patch_ng
 
 VERSION = "0.12.2"
 SHA256 = "34f1b18426bf3844714534162f065ab733e049597476daa35fffb4d06a92b524"
@@ -36,10 +36,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     check_machine()
     with tempfile.TemporaryDirectory(prefix="fairseq-build-") as tmp:
         source = unpack(find_sdist(Path(tmp)), Path(tmp))
-        try:
-            apply_edits(source)
-        except EditError as error:
-            stop(f"{error}; use the fairseq {VERSION} sdist from the package index")
+        apply_patches(source)
         for module in HERE.glob("safe_*.py"):
             shutil.copy(module, source / "fairseq")
         wheel = run_setup(source, Path(tmp) / "dist")
@@ -129,6 +126,14 @@ def unpack(content, tmp):
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         archive.extractall(tmp / "source")  # safe: its sha256 was verified
     return tmp / "source" / f"fairseq-{VERSION}"
+
+
+def apply_patches(source, folder=HERE / "patches"):
+    """Apply the patches in *folder* in the order of their names. They are exact: find_sdist verified the source."""
+    for path in sorted(folder.glob("*.patch")):
+        patch = patch_ng.fromfile(str(path))
+        if not patch or not patch.apply(root=str(source)):
+            stop(f"{path.name} does not fit fairseq {VERSION}; restore it (git checkout third_party/fairseq/patches)")
 
 
 def run_setup(source, dist):

@@ -12,7 +12,7 @@ lock() {
 }
 
 # to build fairseq and what else comes as source
-printf '%s\n' 'pip>=23.2' 'setuptools>=77' wheel 'cython>=3' numpy | lock build
+printf '%s\n' 'pip>=23.2' 'setuptools>=77' wheel 'cython>=3' numpy 'patch-ng>=1.17' | lock build
 echo torch | lock torch
 # what fairseq and fairseq_deep ask for
 printf '%s\n' bitarray cffi cython hydra-core numpy omegaconf regex rich sacrebleu sacremoses safetensors subword-nmt tensorboardX tqdm |
