@@ -13,6 +13,7 @@ import io
 import json
 import sys
 import zipfile
+from collections.abc import Container
 
 import torch
 from torch import Tensor
@@ -116,8 +117,11 @@ class Model:
         return before, after
 
 
-def apply(steps, line: str) -> str:
-    """Return what *steps* make of *line*, one after the other."""
+def apply(steps, line: str, tags: Container[str] = ()) -> str:
+    """Return what *steps* make of *line*, one after the other; a tag at its beginning stays whole."""
+    tag, _, rest = line.strip().partition(" ")
+    if tag in tags:
+        return f"{tag} {apply(steps, rest)}".rstrip(" ")
     for step in steps:
         line = step(line)
     return line
@@ -135,7 +139,9 @@ def main() -> None:
         sys.exit(f"the text of {sys.argv[1]} requires a package that is missing; run: pip install {package}")
     except Exception as error:  # damaged files raise any exception
         sys.exit(f"cannot load {sys.argv[1]}: {' '.join(f'{type(error).__name__}: {error}'.split())[:200]}")
-    lines = [apply(before, line.decode("utf-8-sig").rstrip("\r\n")) for line in sys.stdin.buffer]  # split at LF only
+    tags = model.settings["text"].get("tags", ())  # older files have none
+    texts = (line.decode("utf-8-sig").rstrip("\r\n") for line in sys.stdin.buffer)  # split at LF only
+    lines = [apply(before, line, tags) for line in texts]
     longest = max((len(line.split()) for line in lines), default=0)
     if longest >= model.settings["max_source"]:
         sys.exit(f"a line has {longest} tokens, and the model has {model.settings['max_source']} positions: split it")

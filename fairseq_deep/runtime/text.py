@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fairseq_deep.core.language_tags import TAG as LANGUAGE_TAG
@@ -119,6 +119,10 @@ def packages_named():
         raise UsageError(f"{error.name} is missing: pip install {error.name.replace('_', '-')}") from error
 
 
+FILLER = re.compile(r"madeupword\d{4}")
+"""What fairseq fills a dictionary with to a multiple of 8 entries."""
+
+
 class TextSteps:
     """Text processing before and after a model.
 
@@ -164,6 +168,13 @@ class TextSteps:
         """Return the tokens of a raw line, separated by blanks."""
         line = self.tokenize(line)
         return line if self.cut is None else self.cut(line)
+
+    def tags(self, symbols: Iterable[str]) -> list[str]:
+        """Return the entries of *symbols* that stay whole only as the first token of a line."""
+        before = self.prepare("a")
+        words = (symbol for symbol in symbols if not is_part(symbol) and not FILLER.fullmatch(symbol))
+        whole = (word for word in words if self.prepare(word) == word)
+        return [symbol for symbol in whole if self.prepare(f"a {symbol}") != f"{before} {symbol}"]
 
     def finish(self, line: str) -> str:
         """Return the raw text of the tokens in *line*; sub-words are joined like fairseq's ``--remove-bpe``."""

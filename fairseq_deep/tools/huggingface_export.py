@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from fairseq_deep.core.language_tags import TAG
 from fairseq_deep.tools import UsageError, check_new_folder, new_folder, read_lines, translate, write_text
 from fairseq_deep.tools import huggingface_format as form
 from fairseq_deep.tools import huggingface_tokenizer as text
@@ -98,6 +99,10 @@ def collect(args: argparse.Namespace) -> Parts:
     with naming_others():
         plain, streams = make_plain(bundle, loaded)
     steps = bundle.text_steps(loaded.source_lang, loaded.target_lang, loaded.source)  # also checks the codes
+    tags = [tag for tag in steps.tags(loaded.source.symbols[4:]) if not TAG.fullmatch(tag) and tag[0] != "&"]
+    if tags:
+        raise UsageError(f"the tokenizer for transformers keeps only tags such as <2de> whole, and would split "
+                         f"{tags[0]} of {bundle.checkpoint}: use --format torch, or train with such tags")  # fmt: skip
     subwords = text.read_subwords(bundle.codes) if bundle.codes else None
     try:
         source, meanings = text.make_vocabulary(loaded.source.symbols, subwords)

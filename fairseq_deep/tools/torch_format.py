@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import torch
 
 from fairseq_deep.errors import one_line
+from fairseq_deep.runtime.dictionary import SPECIAL
 from fairseq_deep.runtime.language_codes import short_code
 from fairseq_deep.runtime.loading import ModelFacts
 from fairseq_deep.runtime.text import is_pieces
@@ -156,7 +157,8 @@ def describe(
         "version": VERSION,
         "source_lang": short_code(loaded.source_lang),
         "target_lang": short_code(loaded.target_lang),
-        "text": {"tokenizer": bundle.tokenizer, "lowercase": bundle.lowercase, "sub_words": steps.kind},
+        "text": {"tokenizer": bundle.tokenizer, "lowercase": bundle.lowercase, "sub_words": steps.kind,
+                 "tags": steps.tags(loaded.source.symbols[len(SPECIAL) :])},
         "search": search,
         "capacity": capacity,
         "max_source": ModelFacts.of([loaded]).max_source,

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fairseq_deep.core.torch_export import SourceProgram, StepProgram
-from fairseq_deep.runtime import Translator, find_bundle, load_model
-from fairseq_deep.tools import UsageError, torch_check, torch_format
+from fairseq_deep.runtime import Translator, find_bundle, load_model, text
+from fairseq_deep.tools import UsageError, main, torch_check, torch_format
 from tests.helpers.commands import run
-from tests.helpers.exports import write_model
+from tests.helpers.exports import dictionary_of, learn_pieces, tokenised_lines, write_model
 from tests.helpers.models import make_dictionary
 from tests.helpers.paths import ROOT
 
@@ -71,7 +71,7 @@ def test_the_description_is_that_of_the_programs(recipe, example):
     settings, (encoder, step) = model.settings, (model.settings["programs"][name] for name in ("encoder", "step"))
     assert settings["search"] == {"beam": 3, "lenpen": 0.8, "max_len_a": 1.0, "max_len_b": 50, "gnmt_lenpen": False}
     assert (settings["format"], settings["capacity"], settings["max_source"]) == (torch_format.FORMAT, 64, 24)
-    assert settings["text"] == {"tokenizer": "moses", "lowercase": False, "sub_words": "subword-nmt"}
+    assert settings["text"] == {"tokenizer": "moses", "lowercase": False, "sub_words": "subword-nmt", "tags": []}
     card = model.files["README.md"]
     assert "| licence | MIT |" in card and "load only files that you trust" in card
     sizes = {"sentences": 2, "words": 5}
@@ -176,6 +176,27 @@ def test_bad_input_of_the_export_is_one_line(tmp_path, command, monkeypatch, rec
         refuses("the programs translate otherwise", model, *new)
     code, out, err = command("export", model, *new, "--beam", 3)
     assert code == 2 and "--beam requires --format torch: add that, or omit --beam" in err
+
+
+def test_tags_of_any_form_stay_whole(tmp_path, capsys, example):
+    """In the example, as in translate; the tokenizer for transformers knows one form, so that export is refused."""
+    learn_pieces(tmp_path / "spm.model", tokenised_lines(400, 4, 1), vocab_size=120)
+    lines = tokenised_lines(20, 4, 2)
+    units = dictionary_of([">>de<< <2fr>", *map(text.cutter_of(str(tmp_path / "spm.model")), lines)])
+    sizes = {"max_source_positions": 128, "max_target_positions": 128}
+    write_model(tmp_path, "prenorm_2l2l_tiny", (units, units), share_all_embeddings=True, **sizes)
+    words = [tmp_path / "model.pt", "--tokenizer", "none", "--bpe-codes", tmp_path / "spm.model"]
+    given = [f"{tag}{line}" for tag, line in zip([">>de<< ", "<2fr> ", "", ">>nl<< "] * 5, lines)]
+    file = tmp_path / "model.pt2"
+    assert main.main(["export", *map(str, [*words, "--format", "torch", "--output", file])]) == 0
+    shown = run(sys.executable, "-c", ALONE, EXAMPLE, file, stdin="\n".join(given) + "\n")
+    ours = Translator(find_bundle(str(words[0]), tokenizer="none", codes=str(words[-1])), cpu=True)
+    assert shown.stdout.split("\n")[:-1] == ours.translate(given)
+    assert sorted(example["Model"](str(file)).settings["text"]["tags"]) == ["<2fr>", ">>de<<"]
+    capsys.readouterr()
+    words = ["export", *map(str, [*words, "--format", "huggingface", "--output", tmp_path / "out"])]
+    assert main.main(words) == 2 and not (tmp_path / "out").exists()
+    assert "would split >>de<< of" in capsys.readouterr().err
 
 
 def failing(*words, **more):

@@ -15,7 +15,7 @@ from fairseq_deep.tools import (
     huggingface_tokenizer,
     main,
 )
-from tests.helpers.exports import dictionary_of, learn_merges, tokenised_lines, write_model
+from tests.helpers.exports import dictionary_of, learn_merges, learn_pieces, tokenised_lines, write_model
 
 spm = pytest.importorskip("sentencepiece")
 pytest.importorskip("transformers")
@@ -26,13 +26,6 @@ SPECIAL = [
     "\uff5e ~", "\uff8a\uff9f\uff76\uff9e", "\u200b", "a\u200bb", "\u3000", "\u00bd \ufb01 \u2122", "\u0149\u032d",
     "\u0301a", "\x7f\u0315 \u2029b", "\u0644\u0651\u064e", "o\u0302\u0303O\u0302\u0301",
 ]  # fmt: skip
-
-
-def learn_pieces(path, lines, **options):
-    """Write a model of SentencePiece, in which some characters are unknown, to *path*; return what is read of it."""
-    settings = {"vocab_size": 500, "character_coverage": 0.999, "hard_vocab_limit": False, "minloglevel": 2, **options}
-    spm.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_prefix=str(path)[: -len(".model")], **settings)
-    return huggingface_tokenizer.read_subwords(str(path))
 
 
 def hard_lines(count):
