@@ -7,7 +7,6 @@ skipped sentences, so the rest moves up, ignores unknown settings, and ends in t
 from __future__ import annotations
 
 from dataclasses import fields
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from fairseq.dataclass.configs import GenerationConfig
 from fairseq.hub_utils import GeneratorHubInterface
 from torch import Tensor
 
+from fairseq_deep.core.fields import Range, check_fields
 from fairseq_deep.core.registry import UsageError, nearest
 
 UNSUPPORTED = {
@@ -26,6 +26,8 @@ UNSUPPORTED = {
     "lm_path": "use fairseq-generate --lm-path",
 }
 """Settings without effect in fairseq's interface, or for which it lacks data, with alternatives."""
+RANGES = {"beam": Range(1), "nbest": Range(1), "max_len_a": Range(0), "max_len_b": Range(0), "min_len": Range(0),
+          "temperature": Range(1e-3), "no_repeat_ngram_size": Range(0), "prefix_size": Range(0)}  # fmt: skip
 
 
 class HubInterface(GeneratorHubInterface):
@@ -97,8 +99,7 @@ def _check_settings(beam: Any, settings: dict[str, Any]) -> None:
             raise UsageError(f"unknown setting {name}{nearest(name, known)}; choose from {', '.join(sorted(known))}")
         if name in UNSUPPORTED and value not in (None, False):
             raise UsageError(f"{name} is not supported with translate(); {UNSUPPORTED[name]}")
-    if isinstance(beam, bool) or not isinstance(beam, Integral) or beam < 1:
-        raise UsageError(f"beam must be a whole number of at least 1 ({beam!r}); change it")
+    check_fields({"beam": beam, **settings}, GenerationConfig, RANGES)
     for name in ("sampling_topk", "sampling_topp"):
         if settings.get(name, -1) > 0 and not settings.get("sampling"):
             raise UsageError(f"{name} requires sampling; add sampling=True")

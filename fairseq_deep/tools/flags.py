@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _select(records: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    from fairseq_deep import list_archs
     from fairseq_deep.core.description import REGISTRIES
     from fairseq_deep.core.registry import nearest
 
@@ -51,6 +52,8 @@ def _select(records: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     wanted = known.get(name.lstrip("-").replace("_", "-"))
     if wanted is None:
         hint = nearest(name.lstrip("-"), methods | groups) or f"; methods: {', '.join(sorted(methods))}"
+        if any(name in arch for arch in list_archs()):
+            hint = f"; for architectures, run: fairseq-deep archs {name}"
         raise UsageError(f"METHOD: unknown method or axis ({name}){hint}; 'fairseq-deep flags' lists all")
     return [record for record in records if wanted in (record["axis"].lstrip("-"), *record["methods"])]
 

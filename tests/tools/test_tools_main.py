@@ -260,6 +260,8 @@ def test_flags_of_an_unknown_method_names_the_nearest(capsys):
     assert main.main(["flags", "dclc"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("fairseq-deep flags: METHOD: unknown method or axis (dclc) (did you mean dlcl?)")
+    assert main.main(["flags", "modern"]) == 2
+    assert "(modern); for architectures, run: fairseq-deep archs modern;" in capsys.readouterr().err
 
 
 def test_archs_without_fairseq_names_the_doctor(monkeypatch, capsys):

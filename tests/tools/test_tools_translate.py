@@ -286,6 +286,8 @@ def test_all_arguments_of_the_hub_hold_for_one_sentence(hub):
     (None, {}, "a sentence is of type NoneType"), (b"We", {}, "a sentence is of type bytes"),
     ([1], {}, "a sentence is of type int"), ("We see " * POSITIONS, {}, "sentence 1 has .* positions; split it"),
     ("We", {"beam": 0}, r"beam must be .* \(0\)"), ("We", {"beam": "3"}, "beam must be"),
+    ("We", {"lenpen": "1"}, r"lenpen must be a number \('1'\)"), ("We", {"temperature": 0}, "temperature must be a"),
+    ("We", {"sampling": 1}, "sampling must be True or False"), ("We", {"max_len_b": -1}, "max_len_b must be"),
     ("We", {"constraints": ["Wir"]}, "constraints is not supported .* use fairseq-interactive --constraints"),
     ("We", {"score_reference": True}, "score_reference is not supported"),
     ("We", {"print_alignment": "hard"}, "print_alignment is not supported"),
