@@ -113,6 +113,8 @@ class _Server(uvicorn.Server):
         self.signals.append(sig)
         self.force_exit = self.should_exit
         self.should_exit = True
+        for connection in list(self.server_state.connections) if self.force_exit else ():
+            connection.transport.abort()  # asyncio of Python 3.12 and newer waits for the open ones
         log("stopping", signal=signal.Signals(sig).name, at_once=self.force_exit)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
