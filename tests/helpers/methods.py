@@ -74,6 +74,12 @@ OPTIONS = {
 }
 
 
+def structure(row):
+    """What a model of the architecture *row* computes with, whatever its depth, size and dropout."""
+    options = tuple(option for option in row.options if "dropout" not in option[0])
+    return row.norm, row.layer_agg, row.encoder_size is None, options
+
+
 def depths(name, flags):
     """Flags for a case of `METHODS` or `OPTIONS`: one layer in each stack, unless it is about several layers."""
     several = {"layer_agg", "decoder_memory", "value_residual"} & {*flags} or flags.get("residual") == "mix-ln"
