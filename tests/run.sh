@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Everything that must hold before a change goes in: ruff, codespell, shellcheck and all tests. Arguments go to pytest,
 # and then only the tests run.
-# --package checks what is released instead, --docs the documentation site.
+# --package checks what is released instead, --docs the documentation site. --nightly runs the long random and exhaustive
+# tests alone, and prints their seed; SEED=N repeats a night.
 set -euo pipefail
 unset CDPATH
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -22,6 +23,12 @@ if (($# == 0)) && git rev-parse --git-dir >/dev/null 2>&1; then
   tracked | xargs -0 codespell # words that are right, or other languages: tests/data/spelling.txt
   echo "shellcheck"
   tracked '*.sh' '*.sbatch' .ci/run | xargs -0 shellcheck -x
+fi
+if [[ ${1-} == --nightly ]]; then
+  shift
+  seed=${SEED-$(date +%s)}
+  echo "seed: $seed"
+  set -- -m nightly --hypothesis-seed="$seed" "$@"
 fi
 echo "pytest"
 python -m compileall -q fairseq_deep # once, and not in each process where PYTHONDONTWRITEBYTECODE is set
