@@ -20,6 +20,7 @@ from omegaconf import OmegaConf, open_dict
 import fairseq_deep  # noqa: F401
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.tools.main import make_parser
+from tests.helpers.commands import run
 
 ARCH = "transformer_dlcl_6l"
 
@@ -57,6 +58,11 @@ def formats_help(monkeypatch):
 def test_fairseq_hydra_train_has_a_parser(formats_help):
     """Without the edit of our fairseq, hydra's parser fails."""
     assert get_args(["--config-name", "mine"]).config_name == "mine"
+
+
+def test_help_of_fairseq_hydra_train_has_no_warning():
+    done = run("fairseq-hydra-train", "--help")
+    assert done.stderr == "" and done.stdout.startswith("hydra_train is powered by Hydra.")
 
 
 def test_help_texts_can_be_formatted(formats_help, monkeypatch):
