@@ -2,7 +2,7 @@
 # Everything that must hold before a change goes in: ruff, codespell, shellcheck and all tests. Arguments go to pytest,
 # and then only the tests run.
 # --package checks what is released instead, --docs the documentation site. --nightly runs the long random and exhaustive
-# tests alone, and prints their seed; SEED=N repeats a night.
+# tests alone, and prints their seed; SEED=N repeats a night. --changed runs the tests of what differs from main.
 set -euo pipefail
 unset CDPATH
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -16,7 +16,7 @@ export TORCHINDUCTOR_CACHE_DIR="$PWD/.venv/inductor/${ATEN_CPU_CAPABILITY-defaul
 
 tracked() { git ls-files -z -- "$@"; } # the repository's files, not yours in the same directory
 
-if (($# == 0)) && git rev-parse --git-dir >/dev/null 2>&1; then
+if [[ ${1---changed} == --changed ]] && git rev-parse --git-dir >/dev/null 2>&1; then
   echo "ruff"
   tracked '*.py' | xargs -0 ruff check --force-exclude
   echo "codespell"
@@ -24,7 +24,34 @@ if (($# == 0)) && git rev-parse --git-dir >/dev/null 2>&1; then
   echo "shellcheck"
   tracked '*.sh' '*.sbatch' .ci/run | xargs -0 shellcheck -x
 fi
-if [[ ${1-} == --nightly ]]; then
+# tests_of FILE ...: the tests that a change of these files can affect
+tests_of() {
+  local file
+  for file; do
+    case $file in
+      tests/test_*.py | tests/*/test_*.py) [[ ! -f $file ]] || echo "$file" ;;
+      tests/errors/*) echo tests/errors ;;
+      tests/snapshots/*) echo tests/project/test_snapshots.py ;;
+      fairseq_deep/core/*) echo tests/{core,errors,plugin,runtime,benchmarks} ;;
+      fairseq_deep/plugin/* | third_party/fairseq/*) echo tests/{plugin,errors,core/test_methods.py} ;;
+      fairseq_deep/{tools,runtime,serving,huggingface}/*) echo tests/{tools,runtime,serving,huggingface,errors} ;;
+      fairseq_deep/recipes/* | examples/* | run_wmt16_ende.sh) echo tests/recipes ;;
+      benchmarks/*) echo tests/benchmarks ;;
+      *.md) ;;
+      *) echo tests ;; # what all share
+    esac
+    echo tests/project
+  done | tr ' ' '\n' | sort -u
+}
+
+if [[ ${1-} == --changed ]]; then
+  shift
+  mapfile -t files < <(git diff --name-only "$(git merge-base HEAD main)"; git ls-files --others --exclude-standard)
+  mapfile -t places < <(tests_of "${files[@]}")
+  ((${#places[@]})) || { echo "nothing differs from main"; exit 0; }
+  [[ " ${places[*]} " != *" tests "* ]] || places=()
+  set -- "$@" "${places[@]}"
+elif [[ ${1-} == --nightly ]]; then
   shift
   seed=${SEED-$(date +%s)}
   echo "seed: $seed"
