@@ -120,7 +120,7 @@ def packages_named():
 
 
 FILLER = re.compile(r"madeupword\d{4}")
-"""What fairseq fills a dictionary with to a multiple of 8 entries."""
+"""Entries that fairseq adds to a dictionary until its size is a multiple of 8."""
 
 
 class TextSteps:
@@ -170,7 +170,7 @@ class TextSteps:
         return line if self.cut is None else self.cut(line)
 
     def tags(self, symbols: Iterable[str]) -> list[str]:
-        """Return the entries of *symbols* that stay whole only as the first token of a line."""
+        """Return the entries of *symbols* that stay whole only at the beginning of lines."""
         before = self.prepare("a")
         words = (symbol for symbol in symbols if not is_part(symbol) and not FILLER.fullmatch(symbol))
         whole = (word for word in words if self.prepare(word) == word)
