@@ -224,7 +224,7 @@ def test_whole_models_equal_the_equations(method, norm, build, batch):
         expected = path[-1] if stack.layer_norm is None else stack.layer_norm(path[-1])
         assert_same(actual, expected, dict(stack.named_parameters()), unused=True)
         if stack.aggregator.num_layers == len(path) - 1 and name != "mudd":
-            for state, x in zip(states[1:], path[:: stack.modules_per_layer][1:]):
+            for state, x in zip(states[1:], path[:: stack.modules_per_layer][1:], strict=True):
                 torch.testing.assert_close(state, x, **NEAR)
 
 

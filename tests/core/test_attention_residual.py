@@ -1,0 +1,90 @@
+"""Attention Residuals: initial values, logits in fp32, number of kernels.
+
+Their equations are proven in ``test_aggregators.py``.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.helpers.aggregators import make, read_path, run
+from tests.helpers.flags import parse
+from tests.helpers.models import PRENORM, full_size, size_of
+from tests.helpers.tensors import Kernels, randomise
+
+T, B, C, L = 5, 3, 7, 3
+NAME = "attention-residual"
+
+
+def test_it_starts_as_the_mean_of_what_it_reads():
+    aggregator, outputs = make(NAME, L, C), torch.randn(2 * L + 1, T, B, C)
+    path = read_path(aggregator, outputs[0], [lambda _, y=y: y for y in outputs[1:]])
+    for number, h in enumerate(path, 1):
+        torch.testing.assert_close(h, outputs[:number].mean(0))
+
+
+def test_initial_values_and_the_norm_of_the_queries_in_the_log():
+    attention = make(NAME, L, C, side="decoder")
+    assert attention.query.eq(0).all() and attention.gain.eq(1).all() and not attention.matrices()
+    assert {name for name, _ in attention.named_parameters()} == {"query", "gain"}
+    assert attention.record()["query"] == 0
+    nn.init.constant_(attention.query, 2.0)
+    assert attention.record()["query"].item() == pytest.approx(2 * (3 * L * C) ** 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_has_logits_and_sums_in_fp32(dtype):
+    """As exact as their inputs; the state keeps the type of x."""
+    outputs = torch.randn(2 * L + 1, T, B, C).to(dtype)
+    rough, exact = randomise(make(NAME, L, C)).to(dtype), make(NAME, L, C).double()
+    exact.load_state_dict(rough.state_dict())
+    found = []
+    for aggregator in (rough, exact):
+        own = aggregator.query.dtype
+        state = aggregator.start(outputs[0].to(own))
+        for index, output in enumerate(outputs[1:]):
+            state = aggregator.write(state, index, output.to(own))
+        assert {entry.dtype for entry in state[2::2]} == {torch.promote_types(own, torch.float32)}
+        found.append(state[0])
+    assert found[0].dtype == dtype
+    torch.testing.assert_close(found[0], found[1].to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+
+
+def test_autocast_does_not_lower_the_logits():
+    aggregator, x = randomise(make(NAME, L, C)), torch.randn(T, B, C)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        lowered = nn.functional.linear(x, aggregator.query)
+        logits = aggregator.start(x)[2]
+    assert lowered.dtype == torch.bfloat16 and logits.dtype == torch.float32
+    assert torch.equal(logits, aggregator.start(x)[2])
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_kernels_grow_with_the_number_of_sublayers_not_its_square(trains):
+    counts = []
+    for layers in (2, 4, 8):
+        aggregator, y_0 = make(NAME, layers, C), torch.randn(T, B, C, requires_grad=True)
+        kernels = Kernels()
+        with kernels, torch.set_grad_enabled(trains):
+            output = run(aggregator, y_0, [lambda x: x * 2.0] * aggregator.num_layers)
+            if trains:
+                output.sum().backward()
+        counts.append(len(kernels.names))
+    assert counts[2] - counts[1] == 2 * (counts[1] - counts[0])
+
+
+@pytest.mark.parametrize("flags, readers, plain", [
+    ({}, 12 + 18, 61_569_024),
+    ({"decoder_attn": "merged"}, 12 + 12, 55_259_136),
+], ids=["", "merged"])  # fmt: skip
+def test_parameter_counts(flags, readers, plain):
+    model = full_size("transformer_prenorm_6l", 34040, share_all_embeddings=True, layer_agg=NAME, **flags)
+    assert size_of(model) == plain + 2 * 512 * readers
+
+
+def test_flags_reach_both_stacks(build):
+    args = parse("--arch", PRENORM, "--layer-agg", NAME, "--attention-residual-block", "2")
+    assert args.attention_residual_block == 2
+    for flags, block in (({"attention_residual_block": 2}, 2), ({}, 1)):
+        model = build(PRENORM, layer_agg=NAME, **flags)
+        assert (model.encoder.aggregator.block, model.decoder.aggregator.block) == (block, block)
