@@ -8,7 +8,10 @@ import torch
 from fairseq_deep.core.layers import LayerDrop
 from fairseq_deep.core.registry import UsageError
 from fairseq_deep.plugin.training import check_training
+from tests.helpers.equations import affine
 from tests.helpers.models import fairseq_transformer, make_batch, tiny_flags
+from tests.helpers.tensors import shake
+from tests.reference.naive_dlcl import combine, layer_norm
 
 RATES = {"encoder_layerdrop": 0.4, "decoder_layerdrop": 0.4}
 
@@ -40,49 +43,38 @@ def test_a_plain_stack_and_dlcl_of_the_newest_entry_skip_the_layers_that_fairseq
 
 
 @pytest.mark.parametrize("norm", ["prenorm", "postnorm"])
-@pytest.mark.parametrize("options", [{}, {"dlcl_window": 2}, {"dlcl_normalize": True, "dlcl_weight_type": "vector"}],
-                         ids="-".join)  # fmt: skip
-def test_dlcl_with_skipped_layers_follows_its_definition(norm, options, build, dictionary, monkeypatch):
-    """Against sums over lists in which the entry of a skipped layer is the one below, with and without gradients."""
+@pytest.mark.parametrize("options", [{}, {"window": 2}, {"normalize": True, "weight_type": "vector"}], ids="-".join)
+def test_dlcl_with_skipped_layers_follows_its_definition(norm, options, build, monkeypatch):
+    """The entry of a skipped layer is the one below, after its norm; with and without gradients."""
     name = "transformer_dlcl_6l" if norm == "prenorm" else "transformer_dlcl_postnorm_6l"
-    model = build(name, encoder_layerdrop=0.5, **options).double().train()
-    aggregator, layers = model.encoder.aggregator, model.encoder.layers
-    with torch.no_grad():
-        aggregator.weight.uniform_(-1, 1)
+    flags = {f"dlcl_{option}": value for option, value in options.items()}
+    encoder = build(name, encoder_layerdrop=0.5, **flags).double().train().encoder
+    aggregator, layers = shake(encoder.aggregator), encoder.layers
     runs = [False, True, True, False, False, True]
     monkeypatch.setattr(LayerDrop, "forward", lambda self: list(runs))
     start = torch.randn(5, 3, 16, dtype=torch.float64, requires_grad=True)
-
-    def combine(entries, row):
-        read = torch.zeros(7, dtype=torch.bool)
-        read[max(0, row + 1 - aggregator.window) : row + 1] = True
-        weight = aggregator.weight[row].view(7, -1)
-        if aggregator.normalize:
-            weight = torch.softmax(weight.masked_fill(~read.unsqueeze(1), float("-inf")), dim=0)
-        x = sum(weight[k] * entries[k] for k in range(row + 1) if read[k])
-        return x if norm == "prenorm" or row == 0 else aggregator.layer_norms[row - 1](x)
+    weight, norms = aggregator.weight.view(7, 7, -1), list(map(affine, aggregator.layer_norms))
+    read = {"window": options.get("window"), "normalize": options.get("normalize", False)}
+    if norm == "prenorm":  # norms are applied to entries once, where these arise
+        given = weight, [], True
+    else:
+        given = weight, norms, False
 
     def naive():
         entries = [start]
-        for number, layer in enumerate(layers):
-            x = combine(entries, number)
-            entry = entries[-1]
-            if runs[number]:
-                entry = layer(x, None)
-                if norm == "prenorm":
-                    entry = aggregator.layer_norms[number](entry)
-            entries.append(entry)
-        return combine(entries, 6)
+        for layer, runs_now, own in zip(layers, runs, norms):
+            entry = layer(combine(entries, *given, **read), None) if runs_now else entries[-1]
+            entries.append(layer_norm(entry, *own) if runs_now and norm == "prenorm" else entry)
+        return combine(entries, *given, **read)
 
     def ours():
-        return aggregator.finish(model.encoder.run_layers(start, None, False)[1])
+        return aggregator.finish(encoder.run_layers(start, None, False)[1])
 
-    weights = [start, *aggregator.parameters(), *layers.parameters()]
-    results = []
+    weights, results = [start, *aggregator.parameters(), *layers.parameters()], []
     for forward in (ours, naive):
         output = forward()
         gradients = torch.autograd.grad(output.square().sum(), weights, allow_unused=True)
-        results.append((output, [torch.zeros(()) if g is None else g for g in gradients]))
+        results.append((output, [torch.zeros_like(w) if g is None else g for w, g in zip(weights, gradients)]))
     torch.testing.assert_close(results[0], results[1])
     with torch.no_grad():
         torch.testing.assert_close(ours(), results[1][0])

@@ -94,14 +94,17 @@ def test_half_precision_takes_differences_in_fp32(name, dtype):
     for key, value in own.items():
         assert torch.equal(half.state_dict()[key], value), "coefficients stay as they were, in fp32"
     assert half.inner.layer_norms[0].weight.dtype == dtype and half.inner.weight.dtype == torch.float32
+    exact, eps = copy.deepcopy(aggregator).double(), torch.finfo(dtype).eps
     x, outputs = (100 * torch.randn(T, B, C)).to(dtype), []
     for _ in range(aggregator.num_evaluations):
         point = half.next_input(x, outputs)
         assert point.dtype == dtype
+        rounded = exact.next_input(x.double(), [output.double() for output in outputs])
+        torch.testing.assert_close(point.double(), rounded, rtol=0.51 * eps, atol=1e-4)
         outputs.append((point + torch.randn_like(point)).detach().requires_grad_())
     if aggregator.num_evaluations == 2:  # more evaluations continue from points that were rounded
-        exact = copy.deepcopy(aggregator).double().combine(x.double(), [output.double() for output in outputs])
-        torch.testing.assert_close(half.combine(x, outputs), exact.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-2)
+        combined = exact.combine(x.double(), [output.double() for output in outputs])
+        torch.testing.assert_close(half.combine(x, outputs), combined.to(dtype), rtol=eps, atol=1e-2)
     half.combine(x, outputs).float().square().sum().backward()
     # Heun's method ends at (x + o_2) / 2: o_1 is where o_2 was evaluated, and nothing else
     assert [leaf.grad is None for leaf in outputs] == [name == "rk2", False, False, False][: len(outputs)]

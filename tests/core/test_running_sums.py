@@ -1,129 +1,184 @@
-"""Sums of a triangle of weights, row by row: values, gradients in any order of use, precision, memory."""
+"""Sums over one buffer whose entries depend on the sums: gradients in any order of use, precision, what is freed.
+
+Running sums have the same weights at all positions (``running_sums.py``, for DLCL), position sums weights of each
+position (``position_sums.py``, for dynamic weights).
+"""
 
 import pytest
 import torch
 
-from fairseq_deep.core.aggregators.running_sums import first_row, is_row, next_row, single_sum, split
+from fairseq_deep.core.aggregators import position_sums
+from fairseq_deep.core.aggregators.running_sums import first_row, is_row, next_row
+from tests.helpers.tensors import DOUBLE
 
-T, B, C = 3, 2, 12
-GROUPS = pytest.mark.parametrize("groups", [1, 3, C], ids=["scalar", "scalar_3", "vector"])
-
-
-def band(size, window, groups, dtype=torch.float64):
-    """Random weights, groups x R x R."""
-    return torch.randn(groups, size, size, dtype=dtype).tril().triu(1 - window)
+T, B, C, K = 3, 2, 12, 20
+both_forms = pytest.mark.parametrize("form", ["running", "positions"])
+every_group = pytest.mark.parametrize("groups", [1, 3, C], ids=["scalar", "scalar_3", "vector"])
 
 
-def naive(weights, functions, y_0):
-    """All x_r, where the next entry is a function of the last x."""
+def leaves(form, size=K, groups=1):
+    """y_0, and all weights: groups x R x R, or those of each row."""
+    if form == "running":
+        weights = [torch.randn(groups, size, size, **DOUBLE).requires_grad_()]
+    else:
+        weights = [torch.randn(T, B, row + 1, **DOUBLE).requires_grad_() for row in range(size)]
+    return torch.randn(T, B, C, **DOUBLE).requires_grad_(), weights
+
+
+def masked(weights, window):
+    return weights.tril().triu(1 - window)
+
+
+def naive(form, y_0, weights, window=100):
+    """Row r reads h_0 ... h_r, and h_{r+1} is a function of it; all sums, and the entries."""
     entries, sums = [y_0], []
-    for row in range(weights.size(1)):
-        spread = [weights[:, row, k].repeat(C // weights.size(0)) for k in range(row + 1)]
-        sums.append(sum(entry * weight for entry, weight in zip(entries, spread)))
-        entries.append(functions(row, sums[-1]))
-    return sums
+    if form == "running":
+        rows = masked(weights[0], window).repeat(C // len(weights[0]), 1, 1).unbind(1)
+        rows = [row.t()[: number + 1] for number, row in enumerate(rows)]
+    else:
+        rows = [row.unsqueeze(-1).unbind(-2) for row in weights]
+    for spread in rows:
+        sums.append(sum(weight * entry for weight, entry in zip(spread, entries)))
+        entries.append(torch.tanh(sums[-1]))
+    return sums, entries[:-1]
 
 
-def chained(weights, functions, y_0, window):
-    """The same with running sums."""
-    state = first_row(y_0, weights, window)
+def chained(form, y_0, weights, window=100):
+    """The same over a buffer."""
+    if form == "positions":
+        return taped(y_0, weights)
+    state, entries = first_row(y_0, masked(weights[0], window), window), [y_0]
     sums = [state[0]]
-    for row in range(1, weights.size(1)):
-        state = next_row(state, row, functions(row - 1, sums[-1]))
+    for row in range(1, len(weights[0][0])):
+        entries.append(torch.tanh(sums[-1]))
+        state = next_row(state, row, entries[-1])
         sums.append(state[0])
-    return sums
+    return sums, entries
 
 
-def step(row, x):
-    return torch.tanh(x + 0.1 * row)
+def taped(y_0, weights):
+    kept, token = position_sums.start_tape(y_0, len(weights), len(weights))
+    entries, sums = [kept], []
+    for row in weights:
+        if sums:
+            kept, token = position_sums.append(token, torch.tanh(sums[-1]))
+            entries.append(kept)
+        x, token = position_sums.read(token, row)
+        sums.append(x)
+    return sums, entries
 
 
-def leaves(size, window, groups):
-    return band(size, window, groups).requires_grad_(), torch.randn(T, B, C, dtype=torch.float64, requires_grad=True)
+def grads(total, y_0, weights, **options):
+    """Zeros for what *total* does not depend on."""
+    sources = [source for source in (y_0, *weights) if source.requires_grad]
+    found = torch.autograd.grad(total, sources, allow_unused=True, **options)
+    return [torch.zeros_like(source) if grad is None else grad for source, grad in zip(sources, found)]
 
 
-@GROUPS
+@every_group
 @pytest.mark.parametrize("size", [1, 2, 7, 9, 20, 31])
 @pytest.mark.parametrize("window", [1, 4, 100])
 def test_sums_and_gradients_equal_the_equation(size, window, groups):
-    weights, y_0 = leaves(size, window, groups)
-    expected, actual = naive(weights, step, y_0), chained(weights, step, y_0, window)
-    for want, got in zip(expected, actual):
-        torch.testing.assert_close(got, want)
-    direction = torch.randn(T, B, C, dtype=torch.float64)
-    want = torch.autograd.grad(expected[-1], [weights, y_0], direction)
-    got = torch.autograd.grad(actual[-1], [weights, y_0], direction)
-    read = torch.ones_like(weights).tril().triu(1 - window)
-    torch.testing.assert_close(got[0] * read, want[0] * read)  # who masks the weights masks their gradient
-    torch.testing.assert_close(got[1], want[1])
+    given = leaves("running", size, groups)
+    (expected, _), (actual, _) = (function("running", *given, window) for function in (naive, chained))
+    torch.testing.assert_close(torch.stack(actual), torch.stack(expected))
+    direction = torch.randn(T, B, C, **DOUBLE)
+    want, got = (grads((sums[-1] * direction).sum(), *given) for sums in (expected, actual))
+    torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("used", [[0], [4], [3, 9], [0, 19], range(20)], ids=str)
-def test_any_of_the_sums_can_have_a_gradient(used):
+@both_forms
+@pytest.mark.parametrize("used", [[0], [4], [3, 9], [0, 19], range(K)], ids=str)
+@pytest.mark.parametrize("own", [False, True], ids=["sums", "entries"])
+def test_any_of_the_sums_and_entries_can_have_a_gradient(used, own, form):
     """Rows above the highest that is used do not take part."""
-    weights, y_0 = leaves(20, 20, 1)
-    expected, actual = naive(weights, step, y_0), chained(weights, step, y_0, 20)
-    want = torch.autograd.grad(sum(expected[row].sin().sum() for row in used), [weights, y_0])
-    got = torch.autograd.grad(sum(actual[row].sin().sum() for row in used), [weights, y_0])
-    torch.testing.assert_close(got[0].tril(), want[0])
-    torch.testing.assert_close(got[1], want[1])
+    given = leaves(form)
+    found = []
+    for function in (naive, chained):
+        sums, entries = function(form, *given)
+        total = sum(sums[row].sin().sum() for row in used)
+        found.append(grads(total + own * sum(entry.square().sum() for entry in entries), *given))
+    torch.testing.assert_close(found[1], found[0])
 
 
-def test_a_graph_can_be_used_again():
-    weights, y_0 = leaves(9, 9, 1)
-    sums = chained(weights, step, y_0, 9)
-    # a backward pass that ends in the middle, then two whole ones
-    torch.autograd.grad(sums[-1].sum(), sums[4], retain_graph=True)
-    first = torch.autograd.grad(sums[-1].sum(), [weights, y_0], retain_graph=True)
-    second = torch.autograd.grad(sums[-1].sum(), [weights, y_0])
-    for a, b in zip(first, second):
-        assert torch.equal(a, b)
-    torch.testing.assert_close(first[1], torch.autograd.grad(naive(weights, step, y_0)[-1].sum(), y_0)[0])
-
-
-def test_a_backward_pass_may_begin_where_one_has_ended():
-    """The first stops above row 4, the second begins with it."""
-    weights, y_0 = leaves(9, 9, 1)
-    sums, exact = chained(weights, step, y_0, 9), naive(weights, step, y_0)
+@both_forms
+def test_a_graph_can_be_used_again(form):
+    """After a backward pass that ends in the middle; the last one begins where that has ended."""
+    given = leaves(form)
+    sums, exact = chained(form, *given)[0], naive(form, *given)[0]
     torch.autograd.grad(sums[-1].sin().sum(), sums[4], retain_graph=True)
-    got = torch.autograd.grad(sums[4].sin().sum(), [weights, y_0])
-    want = torch.autograd.grad(exact[4].sin().sum(), [weights, y_0])
-    torch.testing.assert_close(got[0].tril(), want[0])
-    torch.testing.assert_close(got[1], want[1])
+    first, second = (grads(sums[-1].sin().sum(), *given, retain_graph=True) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+    torch.testing.assert_close(first, grads(exact[-1].sin().sum(), *given, retain_graph=True))
+    torch.autograd.grad(sums[-1].sin().sum(), sums[4], retain_graph=True)
+    torch.testing.assert_close(grads(sums[4].sin().sum(), *given), grads(exact[4].sin().sum(), *given))
 
 
-def test_a_row_is_written_once():
-    weights, y_0 = leaves(3, 3, 1)
+@both_forms
+@pytest.mark.parametrize("frozen", ["weights", "first entry"])
+def test_what_is_frozen_has_no_gradient(frozen, form):
+    y_0, weights = leaves(form)
+    y_0, weights = (y_0, [row.detach() for row in weights]) if frozen == "weights" else (y_0.detach(), weights)
+    want, got = (grads(function(form, y_0, weights)[0][-1].sum(), y_0, weights) for function in (naive, chained))
+    torch.testing.assert_close(got, want)
+
+
+@both_forms
+def test_what_a_backward_pass_wants_is_freed_by_it(form):
+    node = (sums := chained(form, *leaves(form))[0])[-1].grad_fn
+    sums[-1].sum().backward()
+    names = ("forward", "backward") if form == "running" else ("entries", "gradients")
+    assert all(getattr(node.tape, name) is None for name in names) and not node.tape.entries
+    with pytest.raises(RuntimeError, match="already been freed"):
+        assert node.saved_tensors
+
+
+def test_two_stacks_at_once_do_not_meet():
+    y_0, (weights,) = leaves("running", 9)
+    alone = torch.autograd.grad(chained("running", y_0, [weights])[0][-1].sum(), y_0)[0]
+    one, other = first_row(y_0, weights.tril(), 9), first_row(2 * y_0, weights.tril(), 9)
+    for row in range(1, 9):
+        one, other = next_row(one, row, torch.tanh(one[0])), next_row(other, row, torch.tanh(other[0]))
+    torch.testing.assert_close(torch.autograd.grad(one[0].sum() + 0 * other[0].sum(), y_0)[0], alone)
+    y_0, (weights, _) = leaves("positions", 2)
+    one, other = (position_sums.start_tape(factor * y_0, 1, 2)[1] for factor in (1, 2))
+    (x, one), (_, other) = position_sums.read(one, weights), position_sums.read(other, weights)
+    torch.testing.assert_close(x, weights * y_0)
+    torch.testing.assert_close(position_sums.read(other, weights)[0], 2 * weights * y_0)
+    torch.testing.assert_close(torch.autograd.grad(x.sum(), y_0)[0], weights.expand(T, B, C))
+
+
+def test_more_rows_or_entries_than_announced_are_an_error():
+    y_0, (weights,) = leaves("running", 3)
     state = first_row(y_0, weights, 3)
     next_row(state, 1, y_0)
     with pytest.raises(AssertionError, match="written once"):
         next_row(state, 1, y_0)
+    y_0, (weights,) = leaves("positions", 1)
+    token = position_sums.start_tape(y_0, 1, 1)[1]
+    with pytest.raises(AssertionError, match="more entries"):
+        position_sums.append(token, y_0)
+    token = position_sums.read(token, weights)[1]
+    with pytest.raises(AssertionError, match="more rows"):
+        position_sums.read(token, weights)
 
 
-def test_two_stacks_at_once_do_not_meet():
-    weights, y_0 = leaves(9, 9, 1)
-    alone = torch.autograd.grad(chained(weights, step, y_0, 9)[-1].sum(), y_0)[0]
-    one, other = first_row(y_0, weights, 9), first_row(2 * y_0, weights, 9)
-    for row in range(1, 9):
-        one, other = next_row(one, row, step(row - 1, one[0])), next_row(other, row, step(row - 1, other[0]))
-    torch.testing.assert_close(torch.autograd.grad(one[0].sum() + 0 * other[0].sum(), y_0)[0], alone)
+def test_the_state_tells_tokens_from_entries():
+    y_0, (weights,) = leaves("running", 3)
+    assert is_row(first_row(y_0, weights, 3)) and not is_row([weights, y_0])
+    assert position_sums.is_tape([y_0, position_sums.start_tape(y_0, 1, 1)[1]], 1)
+    assert not position_sums.is_tape([y_0, y_0], 1)
+    assert position_sums.learns(y_0.detach(), y_0)
+    with torch.no_grad():
+        assert not position_sums.learns(y_0)
 
 
-def test_fixed_weights_and_a_frozen_first_entry():
-    weights, y_0 = leaves(9, 9, 1)
-    want = torch.autograd.grad(naive(weights, step, y_0)[-1].sum(), [weights, y_0])
-    got = torch.autograd.grad(chained(weights.detach(), step, y_0, 9)[-1].sum(), y_0)[0]
-    torch.testing.assert_close(got, want[1])
-    got = torch.autograd.grad(chained(weights, step, y_0.detach(), 9)[-1].sum(), weights)[0]
-    torch.testing.assert_close(got.tril(), want[0])
-
-
-@GROUPS
+@every_group
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype, groups):
     """Sums are exact but for two roundings of the result; gradients of weights are exact for the gradients given."""
     size, eps = 31, torch.finfo(dtype).eps
-    weights = (band(size, size, groups, torch.float32) / size).requires_grad_()
+    weights = (masked(torch.randn(groups, size, size), size) / size).requires_grad_()
     entries = [torch.randn(T, B, C).to(dtype).requires_grad_() for _ in range(size)]
     state = first_row(entries[0], weights, size)
     sums = [state[0]]
@@ -131,51 +186,12 @@ def test_half_precision(dtype, groups):
         state = next_row(state, row, entries[row])
         sums.append(state[0])
     exact_weights = weights.detach().double().requires_grad_()
-    exact_entries = [entry.detach().double().requires_grad_() for entry in entries]
-    exact = naive(exact_weights, lambda row, x: exact_entries[min(row + 1, size - 1)], exact_entries[0])
-    for want, got in zip(exact, sums):
-        assert got.dtype == dtype
-        torch.testing.assert_close(got.double(), want, rtol=2 * eps, atol=2 * eps * 0.2)
-    directions = [torch.randn(T, B, C).to(dtype) for _ in range(size)]
-    torch.autograd.backward(sums, directions)
-    torch.autograd.backward(exact, [direction.double() for direction in directions])
+    features = exact_weights.repeat(C // groups, 1, 1)
+    exact = torch.einsum("crk,ktbc->rtbc", features, torch.stack(entries).detach().double())
+    assert {entry.dtype for entry in sums} == {dtype}
+    torch.testing.assert_close(torch.stack(sums).double(), exact, rtol=2 * eps, atol=2 * eps * 0.2)
+    directions = torch.randn(size, T, B, C).to(dtype)
+    torch.autograd.backward(sums, list(directions))
+    exact.backward(directions.double())
     assert weights.grad.dtype == torch.float32
-    torch.testing.assert_close(weights.grad.tril().double(), exact_weights.grad, rtol=1e-4, atol=1e-4)
-    for want, got in zip(exact_entries, entries):
-        assert got.grad.dtype == dtype
-        torch.testing.assert_close(got.grad.double(), want.grad, rtol=4 * eps, atol=4 * eps * 0.2)
-
-
-def test_the_sums_see_a_weight_that_half_precision_cannot_hold():
-    """1 + 2^-13 is 1 in fp16; two entries that cancel show the rest."""
-    weights = torch.tensor([[[1.0, 0.0], [1 + 2**-13, -1.0]]])
-    x = torch.full((1, 1, 4), 2.0, dtype=torch.float16, requires_grad=True)
-    state = next_row(first_row(x, weights, 2), 1, x)
-    assert state[0].eq(2**-12).all()
-    with torch.no_grad():
-        assert single_sum(split(weights, torch.float16)[:, 1], [x, x]).eq(2**-12).all()
-
-
-@GROUPS
-def test_a_single_sum_equals_a_row(groups):
-    weights, y_0 = leaves(5, 5, groups)
-    entries = [torch.randn(T, B, C, dtype=torch.float64) for _ in range(5)]
-    want = naive(weights, lambda row, x: entries[min(row + 1, 4)], entries[0])[-1]
-    torch.testing.assert_close(single_sum(split(weights, torch.float64)[:, 4], entries), want)
-
-
-def test_the_state_tells_a_row_from_entries():
-    weights, y_0 = leaves(3, 3, 1)
-    assert is_row(first_row(y_0, weights, 3))
-    assert not is_row([weights, y_0])
-
-
-def test_what_a_backward_pass_wants_is_freed_by_it():
-    weights, y_0 = leaves(6, 6, 1)
-    sums = chained(weights, step, y_0, 6)
-    node = sums[-1].grad_fn
-    tape = node.tape
-    sums[-1].sum().backward()
-    assert tape.forward is None and tape.backward is None and not tape.entries
-    with pytest.raises(RuntimeError, match="already been freed"):
-        assert node.saved_tensors
+    torch.testing.assert_close(weights.grad.tril().double(), exact_weights.grad.tril(), rtol=1e-4, atol=1e-4)
