@@ -67,6 +67,7 @@ CASES = [
     if norm == "pre" or not {"no_norm", "identity"} & options.keys()
 ]
 PLAIN_DECODERS = ("gtrans", "mlrf")
+SPLIT = ("residual-dual", "attention-residual", "hyper-connections")
 
 
 def naive(name, aggregator, y_0, layers, side="encoder", **options):
@@ -206,9 +207,11 @@ def test_whole_models_equal_the_equations(method, norm, build, batch):
     name, options = method
     model = build(TINY[norm], **flags_of(name, options), encoder_layers=3).double().eval()
     shake(model.encoder.aggregator), shake(model.decoder.aggregator)
-    shared = {}
+    shared, inputs = {}, {}
     for stack in (model.encoder, model.decoder):
-        stack.layers[0].register_forward_pre_hook(lambda _, args, stack=stack: shared.update({stack: args[1:2]}))
+        for layer in stack.layers:  # of several evaluations the first reads x
+            layer.register_forward_pre_hook(lambda layer, args: inputs.update({layer: inputs.get(layer, args[0])}))
+            layer.register_forward_pre_hook(lambda _, args, stack=stack: shared.update({stack: args[1:2]}))
     encoded = model.encoder(*batch[:2], return_all_hiddens=True)
     features, extra = model.decoder.extract_features(batch[2], encoder_out=encoded)
     for stack, states, actual in (
@@ -223,9 +226,12 @@ def test_whole_models_equal_the_equations(method, norm, build, batch):
         path = naive(name, stack.aggregator, states[0], layers, stack.stack.side, **options)
         expected = path[-1] if stack.layer_norm is None else stack.layer_norm(path[-1])
         assert_same(actual, expected, dict(stack.named_parameters()), unused=True)
-        if stack.aggregator.num_layers == len(path) - 1 and name != "mudd":
-            for state, x in zip(states[1:], path[:: stack.modules_per_layer][1:], strict=True):
-                torch.testing.assert_close(state, x, **NEAR)
+        read = [inputs[layer] for layer in stack.layers[:: stack.modules_per_layer]]
+        if name not in ("dlcl", "mudd") and options.get("history") != "dlcl":  # which read more than the last output
+            torch.testing.assert_close(states[1:-1], read[1:], **NEAR)
+        if name in SPLIT or name == "hierarchical":
+            torch.testing.assert_close(states[-1], path[-1], **NEAR)
+        assert len(states) == len(read) + 1
 
 
 # --- special cases in which a method is the plain stack
@@ -255,7 +261,6 @@ def last_group_only(aggregator):
         aggregator.fusion.weight.data.copy_(torch.tensor([0.0, 1.0]))
 
 
-SPLIT = ("residual-dual", "attention-residual", "hyper-connections")
 MERGED = {"decoder_attn": "merged"}
 PLAIN = [  # norm, method, options, more flags, what makes it plain if its start does not
     *((norm, "mudd", {}, {}, None) for norm in TINY),
@@ -343,10 +348,15 @@ def test_memory_grows_with_the_number_of_layers_not_its_square(name):
         assert growth(8, lambda *given: naive(name, *given)) > 4 * limit, "the measure sees the naive form"
 
 
+FORMS = [*((name, {}) for name in OPTIONS), ("routing", {"kind": "dynamic"}),
+         *(("mlrf", {"kind": kind}) for kind in ("mean", "ffn", "multi-hop"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("norm", TINY)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", OPTIONS)
-def test_half_precision_is_near_and_has_finite_gradients(name, dtype):
-    aggregator = shake(make(name, 3, 64), 0.1)
+@pytest.mark.parametrize("name, options", FORMS, ids=str)
+def test_half_precision_is_near_and_has_finite_gradients(name, options, dtype, norm):
+    aggregator = make(name, 3, 64, norm, **options)
     outputs = [torch.randn(9, 1, 64).to(dtype) for _ in range(aggregator.num_layers + 1)]
     expected = run(aggregator, outputs[0].float(), [lambda _, y=y: y.float() for y in outputs[1:]])
     leaves = [output.requires_grad_() for output in outputs]
@@ -358,11 +368,12 @@ def test_half_precision_is_near_and_has_finite_gradients(name, dtype):
     assert all(tensor.grad is None or tensor.grad.isfinite().all() for tensor in [*leaves, *aggregator.parameters()])
 
 
+@pytest.mark.parametrize("norm", TINY)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", OPTIONS)
-def test_autocast_gives_back_the_type_of_the_layers(name, dtype):
+@pytest.mark.parametrize("name, options", FORMS, ids=str)
+def test_autocast_gives_back_the_type_of_the_layers(name, options, dtype, norm):
     """Layers that return another type than the weights have, and the norms want."""
-    aggregator, outputs = make(name, 3, 64), torch.randn(12, 5, 2, 64)
+    aggregator, outputs = make(name, 3, 64, norm, **options), torch.randn(12, 5, 2, 64)
     layers = [lambda _, y=y: y.to(dtype) for y in outputs[1 : aggregator.num_layers + 1]]
     expected = run(aggregator, outputs[0], [lambda _, y=y: y for y in outputs[1 : aggregator.num_layers + 1]])
     with torch.autocast("cpu", dtype=torch.bfloat16):

