@@ -1,17 +1,41 @@
-"""The depth-wise LSTM and RNN as aggregators: the equations, start values, dropout, recomputation."""
+"""The depth-wise LSTM and RNN: equations, cell, initial values, dropout, sharing, counts, flags and whole models."""
 
-import itertools
+import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
+from fairseq.models import ARCH_CONFIG_REGISTRY
 
+from fairseq_deep.core.aggregators import lstm_cell as module
 from fairseq_deep.core.aggregators.lstm import GLU, DepthwiseLstm, DepthwiseRnn, Gates, Hidden
+from fairseq_deep.core.aggregators.lstm_cell import lstm_cell
+from fairseq_deep.core.layers import DecoderContext
+from fairseq_deep.core.registry import UsageError
+from fairseq_deep.plugin.models.deep_transformer import DeepTransformerModel
 from tests.helpers.aggregators import make_layers
-from tests.helpers.lstm import make, named_steps
-from tests.helpers.tensors import DOUBLE, randomise, saved_bytes
-from tests.reference.naive_lstm import run_decoder, run_encoder
+from tests.helpers.equations import naive_embedding, projections
+from tests.helpers.flags import parse
+from tests.helpers.lstm import aggregators, make, named_steps
+from tests.helpers.methods import LSTM as TINY
+from tests.helpers.models import full_size, make_batch, size_of, task_of
+from tests.helpers.tensors import (
+    DOUBLE,
+    Kernels,
+    assert_same_gradients,
+    randomise,
+    saved_bytes,
+    shake,
+    tensors_on_modules,
+)
+from tests.reference.naive_dlcl import layer_norm
+from tests.reference.naive_lstm import attention, relative_vector, run_decoder, run_encoder
 
 T, B, C, L = 5, 3, 7, 3
+EXACT = {"rtol": 1e-6, "atol": 1e-9}
+TWO = {"lstm_merge": "two"}
+
+# --- one stack ---
 
 
 def run(aggregator, x, attentions, merge="add"):
@@ -29,7 +53,10 @@ def run(aggregator, x, attentions, merge="add"):
         layers = [part for pair in attentions for part in pair] if merge == "two" else [merged(p) for p in attentions]
     state = aggregator.start(x)
     for index, layer in enumerate(layers):
-        state = aggregator.write(state, index, layer(aggregator.read(state, index)))
+        before = list(state)
+        new = aggregator.write(state, index, layer(aggregator.read(state, index)))
+        assert len(new) == len(before) and all(a is b for a, b in zip(state, before)), "the old state stays"
+        state = new
     return aggregator.finish(state)
 
 
@@ -42,125 +69,71 @@ def naive(aggregator, x, attentions, share, merge, glu):
     return run_decoder(x, attentions, steps, merge, attn_residual=False, **options)  # as run() calls the layers
 
 
-BIASES = [{"biases": True}, {"biases": True, "ffn": 1}]
-HIDDEN = [{"ffn": 1}, {}, *({"glu": glu, "hidden": 10} for glu in GLU), *BIASES]
 SHARING = [
     *((DepthwiseLstm, "add", share) for share in ("none", "gate", "gate-encdec", "all")),
     *((DepthwiseLstm, merge, share) for merge in ("concat", "two") for share in ("none", "gate")),
     *((DepthwiseRnn, merge, share) for merge in ("add", "concat", "two") for share in ("none", "all")),
 ]
+OPTIONS = [{"ffn": 1}, {"biases": True}, {"biases": True, "ffn": 1}, {"final_norm": True, "hidden": 4}]
+OPTIONS += [{"glu": glu, "hidden": 10} for glu in GLU]
+CASES = [(*each, {}) for each in SHARING]
+CASES += [(DepthwiseLstm, "two", "none", each) for each in OPTIONS] + [(DepthwiseRnn, "add", "none", OPTIONS[0])]
 
 
 @pytest.mark.parametrize("decoder", [False, True], ids=["encoder", "decoder"])
-@pytest.mark.parametrize("kind, merge, share", SHARING)
-@pytest.mark.parametrize("options", HIDDEN, ids=lambda options: "-".join(map(str, options.values())) or "default")
-@pytest.mark.parametrize("final_norm", [False, True], ids=["", "final_norm"])
-def test_forward_and_gradients_equal_the_equations(decoder, kind, merge, share, options, final_norm):
-    aggregator = make(kind, L, C, merge=merge, share=share, decoder=decoder, final_norm=final_norm, **options).double()
-    randomise(aggregator)
+@pytest.mark.parametrize("kind, merge, share, options", CASES)
+def test_forward_and_gradients_equal_the_equations(decoder, kind, merge, share, options):
+    aggregator = randomise(make(kind, L, C, merge=merge, share=share, decoder=decoder, **options).double())
     modules = [tuple(make_layers(2 if decoder else 1, C)) for _ in range(L)]
-    attentions = modules if decoder else [module for (module,) in modules]
+    attentions = modules if decoder else [layer for (layer,) in modules]
     x = torch.randn(T, B, C, requires_grad=True, **DOUBLE)
     sources = [x, *aggregator.parameters(), *(p for layer in modules for part in layer for p in part.parameters())]
-    direction = torch.randn(T, B, C, **DOUBLE)
-
     expected = naive(aggregator, x, attentions, share, merge, options.get("glu", "sigmoid"))
     actual = run(aggregator, x, attentions, merge)
     torch.testing.assert_close(actual, expected)
-    expected_grads = torch.autograd.grad(expected, sources, direction)
-    actual_grads = torch.autograd.grad(actual, sources, direction)
-    for want, got in zip(expected_grads, actual_grads):
-        assert want.any()
-        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-9)
+    assert all(gradient.any() for gradient in assert_same_gradients(actual, expected, sources, **EXACT))
 
 
-def test_defaults_are_the_papers():
-    """Two layers, of the width 4C before the GLU; gates shared in a stack, and nothing in an RNN; no final norm."""
-    lstm, rnn = make(DepthwiseLstm, L, C), make(DepthwiseRnn, L, C)
-    for aggregator, gates in ((lstm, 1), (rnn, 0)):
-        assert (len(aggregator.gates), len(aggregator.hidden)) == (gates, L)
-        assert aggregator.final_norm is None
-        for hidden in aggregator.hidden:
-            assert hidden.fc1.weight.shape == (4 * C, 2 * C)
-            assert hidden.fc2.weight.shape == (C, 2 * C)
-    shapes = {name: tuple(p.shape) for name, p in lstm.gates[0].named_parameters()}
-    assert shapes == {"weight": (3 * C, 2 * C), "norm_weight": (3, C), "norm_bias": (3, C)}, "no bias before a norm"
-    names = {name for name, _ in lstm.hidden[0].named_parameters()}
-    assert names == {"fc1.weight", "layer_norm.weight", "layer_norm.bias", "fc2.weight"}
-
-
-def test_printed_biases_start_at_zero_and_change_nothing_else():
-    """b_i, b_f, b_o (C each), b_h1 (4C) and b_h2 (C)."""
-    printed, counted = make(DepthwiseLstm, L, C, biases=True), make(DepthwiseLstm, L, C)
-    added = {name: value for name, value in printed.named_parameters() if name not in counted.state_dict()}
-    assert not any(value.any() for value in added.values())
-    assert sum(value.numel() for value in added.values()) == 3 * C + L * (4 * C + C)
-    printed.load_state_dict(counted.state_dict(), strict=False)
-    attentions, x = make_layers(L, C, torch.float32), torch.randn(T, B, C)
-    torch.testing.assert_close(run(printed, x, attentions), run(counted, x, attentions))
-
-
-def test_output_and_cell_start_as_the_embeddings():
-    x = torch.randn(T, B, C)
-    out, cell = make(DepthwiseLstm, L, C).start(x)
-    assert torch.equal(out, x) and torch.equal(cell, x)
-    assert [torch.equal(out, x) for out in make(DepthwiseRnn, L, C).start(x)] == [True]
-
-
-def xavier(matrix):
+def is_xavier(matrix):
     """Whether the largest entry is what a uniform Xavier draw of this matrix, by itself, gives."""
     bound = (6 / sum(matrix.shape)) ** 0.5
     return 0.97 * bound < matrix.abs().max() <= bound
 
 
-@pytest.mark.parametrize("merge", ["add", "concat", "two"])
-def test_start_values(merge):
-    dim = 32
-    aggregator = make(DepthwiseLstm, 2, dim, merge=merge, share="none", decoder=True, forget_bias=1.5, final_norm=True)
-    for gates in aggregator.gates:
-        assert all(xavier(matrix) for matrix in gates.weight.split(dim))
-        assert gates.norm_weight.eq(1).all()
-        assert gates.norm_bias[0].eq(0).all() and gates.norm_bias[1].eq(1.5).all() and gates.norm_bias[2].eq(0).all()
-    for hidden in aggregator.hidden:
-        assert xavier(hidden.fc1.weight) and xavier(hidden.fc2.weight)
-        assert hidden.layer_norm.weight.eq(1).all() and hidden.layer_norm.bias.eq(0).all()
-    assert aggregator.final_norm.weight.eq(1).all() and aggregator.final_norm.bias.eq(0).all()
-    assert Gates(2 * dim, dim, 0.0).norm_bias.eq(0).all()
-    assert xavier(Hidden(2 * dim, dim, None, "sigmoid", 0.0, 0.0).fc1.weight)
+def test_initial_values_and_the_papers_defaults():
+    """Gates shared in a stack, and nothing in an RNN; two layers of the width 4C; each gate drawn as its own matrix."""
+    lstm, rnn = make(DepthwiseLstm, L, 32), make(DepthwiseRnn, L, 32)
+    assert (len(lstm.gates), len(lstm.hidden)) == (1, L) and (len(rnn.gates), len(rnn.hidden)) == (0, L)
+    assert lstm.final_norm is None
+    names = {"fc1.weight", "layer_norm.weight", "layer_norm.bias", "fc2.weight"}
+    assert {name for name, _ in lstm.hidden[0].named_parameters()} == names
+    assert (lstm.hidden[0].fc1.weight.shape, lstm.hidden[0].fc2.weight.shape) == ((128, 64), (32, 64))
+    assert lstm.gates[0].norm_bias.eq(torch.tensor([[0.0], [5.0], [0.0]])).all(), "forget gates alone are open"
+    lstm = make(DepthwiseLstm, L, 32, share="none", forget_bias=1.5, biases=True, final_norm=True)
+    for gates in lstm.gates:
+        assert all(is_xavier(matrix) for matrix in gates.weight.split(32))
+        assert gates.norm_weight.eq(1).all() and gates.norm_bias[1].eq(1.5).all()
+    assert all(is_xavier(linear.weight) for hidden in lstm.hidden for linear in (hidden.fc1, hidden.fc2))
+    biases = [part.bias for part in (*lstm.gates, *(part for each in lstm.hidden for part in (each.fc1, each.fc2)))]
+    assert not any(bias.any() for bias in biases) and sum(map(torch.numel, biases)) == L * (3 + 4 + 1) * 32
+    assert not torch.equal(lstm.gates[0].weight, lstm.gates[1].weight), "steps start differently"
+    assert Gates(64, 32, 0.0).norm_bias.eq(0).all() and is_xavier(Hidden(64, 32, None, "sigmoid", 0, 0).fc1.weight)
 
 
-def test_steps_draw_different_start_values():
-    aggregator = make(DepthwiseLstm, 2, 16, share="none")
-    assert not torch.equal(aggregator.gates[0].weight, aggregator.gates[1].weight)
-    assert not torch.equal(aggregator.hidden[0].fc1.weight, aggregator.hidden[1].fc1.weight)
-
-
-@pytest.mark.parametrize("glu", GLU)
+@pytest.mark.parametrize("glu", [*GLU, None])
 def test_dropout_acts_on_the_output_of_the_glu_and_on_h(glu):
-    hidden = Hidden(2 * 64, 64, 256, glu, dropout=0.5, activation_dropout=0.25)
-    inputs = []
-    hidden.fc2.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
-    c = torch.randn(20, 10, 128)
-    hidden(c)
-    hidden.eval()(c)
-    dropped, whole = inputs
-    kept = dropped != 0
-    alive = whole != 0  # a ReLU makes zeros too
-    assert (kept & alive).sum() / alive.sum() == pytest.approx(0.75, abs=0.02)
-    torch.testing.assert_close(dropped[kept], whole[kept] / 0.75)
-    hidden.train()
-    hidden.activation_dropout.eval()
+    """With one layer (None), on h alone."""
+    hidden, c, inputs = Hidden(2 * 64, 64, glu and 256, glu, 0.5, activation_dropout=0.25), torch.randn(20, 10, 128), []
+    if glu:
+        hidden.fc2.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+        hidden(c), hidden.eval()(c)
+        dropped, whole = inputs
+        kept, alive = dropped != 0, whole != 0  # a ReLU makes zeros too
+        assert (kept & alive).sum() / alive.sum() == pytest.approx(0.75, abs=0.02)
+        torch.testing.assert_close(dropped[kept], whole[kept] / 0.75)
+        hidden.train().activation_dropout.eval()
     h, exact = hidden(c), hidden.eval()(c)
-    kept = h != 0
-    assert kept.float().mean() == pytest.approx(0.5, abs=0.03)
-    torch.testing.assert_close(h[kept], 2 * exact[kept])
-
-
-def test_the_one_layer_form_has_dropout_on_h_alone():
-    hidden = Hidden(2 * 64, 64, None, "sigmoid", dropout=0.5, activation_dropout=0.9)
-    c = torch.randn(20, 10, 128)
-    h, exact = hidden(c), hidden.eval()(c)
-    assert (h != 0).float().mean() == pytest.approx(0.5, abs=0.03)
+    assert h.ne(0).float().mean() == pytest.approx(0.5, abs=0.03)
     torch.testing.assert_close(h[h != 0], 2 * exact[h != 0])
 
 
@@ -169,94 +142,382 @@ def test_dropout_leaves_gates_and_cell_alone():
     aggregator = make(DepthwiseLstm, 1, 64, dropout=0.5)
     old_out, old_cell, attention = torch.randn(3, T, B, 64)
     out, cell = aggregator.write([old_out, old_cell], 0, attention)
-    whole_out, whole_cell = aggregator.eval().write([old_out, old_cell], 0, attention)
+    whole_cell = aggregator.eval().write([old_out, old_cell], 0, attention)[1]
     z = aggregator.gates[0].inputs(torch.cat([old_out, attention], dim=-1))
     _, forget_gate, output_gate = torch.sigmoid(z).unbind(2)
     carried = old_cell * forget_gate
     dropped = cell == carried
     assert 0.4 < dropped.float().mean() < 0.6
-    expected = torch.where(dropped, carried, 2 * whole_cell - carried)
-    torch.testing.assert_close(cell, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(cell, torch.where(dropped, carried, 2 * whole_cell - carried), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(out, cell * output_gate)
-    torch.testing.assert_close(whole_out, whole_cell * output_gate)
-
-
-def test_both_dropouts_reach_every_hidden_module():
-    for kind, ffn in itertools.product((DepthwiseLstm, DepthwiseRnn), (1, 2)):
-        aggregator = make(kind, L, C, ffn=ffn, dropout=0.3, activation_dropout=0.2)
-        assert [(h.dropout.p, h.activation_dropout.p) for h in aggregator.hidden] == [(0.3, 0.2)] * L
-
-
-def count_calls(aggregator):
-    """A list that grows with each start of a hidden computation (recomputation may stop before its end)."""
-    calls = []
-    for hidden in aggregator.hidden:
-        hidden.register_forward_pre_hook(lambda *_: calls.append(1))
-    return calls
-
-
-@pytest.mark.parametrize("kind, merge, share", SHARING)
-def test_recomputation_changes_nothing(kind, merge, share):
-    results = []
-    for recompute in (False, True):
-        torch.manual_seed(3)
-        options = {"dropout": 0.3, "activation_dropout": 0.2, "recompute": recompute}
-        aggregator = make(kind, L, C, merge=merge, share=share, decoder=True, **options).double()
-        modules = [tuple(make_layers(2, C)) for _ in range(L)]
-        x = torch.randn(T, B, C, requires_grad=True, **DOUBLE)
-        calls = count_calls(aggregator)
-        output = run(aggregator, x, modules, merge)
-        steps = len(calls)
-        assert steps == (2 * L if merge == "two" else L)
-        output.square().sum().backward()
-        assert len(calls) == (2 * steps if recompute else steps), "each step runs again in the backward pass"
-        sources = [x, *aggregator.parameters(), *(p for pair in modules for part in pair for p in part.parameters())]
-        results.append([output, *(source.grad for source in sources)])
-    for plain, recomputed in zip(*results):
-        torch.testing.assert_close(recomputed, plain)
-
-
-def test_without_training_nothing_is_recomputed():
-    aggregator = make(DepthwiseLstm, L, C, recompute=True).eval()
-    calls = count_calls(aggregator)
-    run(aggregator, torch.randn(T, B, C, requires_grad=True), [torch.nn.Identity()] * L).sum().backward()
-    assert len(calls) == L
 
 
 def test_recomputation_keeps_out_cell_and_attention_only():
     """Three tensors a step at most; how many of them pass the measure depends on torch, which may hold them itself."""
-    size = 32 * B * C * 4  # bytes of one tensor
 
-    def growth(recompute):
-        def total(layers):
-            aggregator = make(DepthwiseLstm, layers, C, recompute=recompute)
-            x = torch.randn(32, B, C, requires_grad=True)
-            return saved_bytes(lambda: run(aggregator, x, [lambda x: x * 2.0] * layers), aggregator.parameters())
+    def kept(layers, recompute):
+        aggregator, x = make(DepthwiseLstm, layers, C, recompute=recompute), torch.randn(32, B, C, requires_grad=True)
+        return saved_bytes(lambda: run(aggregator, x, [lambda x: x * 2.0] * layers), aggregator.parameters())
 
-        return (total(2 * L) - total(L)) / L / size
-
-    assert growth(False) > 15, "the measure sees what a plain step saves: c, three gates, the hidden's 4C and 2C, ..."
-    assert growth(True) <= 3.01
-
-
-@pytest.mark.parametrize("kind, entries", [(DepthwiseLstm, 2), (DepthwiseRnn, 1)])
-def test_the_state_does_not_grow_and_is_not_kept(kind, entries):
-    aggregator = make(kind, L, C)
-    before = {name: set(vars(module)) for name, module in aggregator.named_modules()}
-    state = aggregator.start(torch.randn(T, B, C))
-    for index in range(L):
-        given = list(state)
-        new = aggregator.write(state, index, torch.randn(T, B, C))
-        assert len(new) == entries
-        assert len(state) == entries and all(a is b for a, b in zip(state, given)), "the old state is left as it was"
-        state = new
-    assert {name: set(vars(module)) for name, module in aggregator.named_modules()} == before
-    assert sorted(aggregator.state_dict()) == sorted(name for name, _ in aggregator.named_parameters())
+    plain, recomputed = ((kept(2 * L, on) - kept(L, on)) / L / (32 * B * C * 4) for on in (False, True))
+    assert plain > 15, "the measure sees what a plain step saves: c, three gates, the hidden's 4C and 2C, ..."
+    assert recomputed <= 3.01
+    aggregator, calls = make(DepthwiseLstm, L, C, recompute=True), []
+    for hidden in aggregator.hidden:
+        hidden.register_forward_pre_hook(lambda *_: calls.append(1))
+    for training in (True, False):
+        x = torch.randn(T, B, C, requires_grad=True)
+        run(aggregator.train(training), x, [torch.nn.Identity()] * L).sum().backward()
+    assert len(calls) == 2 * L + L, "nothing is recomputed in evaluation"
 
 
-def test_an_initialisation_fills_each_gate_by_itself():
-    """A bound of the fan-in and fan-out of three gates as one matrix would be another."""
-    lstm = make(DepthwiseLstm, 2, C, share="none")
-    gates = lstm.matrices()[:6]
-    assert [tuple(matrix.shape) for matrix in gates] == 6 * [(C, 2 * C)]
-    assert sum(matrix.numel() for matrix in gates) == sum(part.weight.numel() for part in lstm.gates)
+# --- gates and cell: the fast forms against the plain ones ---
+
+
+def plain_cell(z, h, cell):
+    """Eq. (2) to (4), (7) and (8) after the norms, as they are written."""
+    i, f, o = torch.sigmoid(z).unbind(2)
+    cell = cell * f + h * i
+    return cell * o, cell
+
+
+def plain_norm(x, weight, bias):
+    return torch.stack([layer_norm(x.unflatten(2, (3, C))[:, :, n], weight[n], bias[n]) for n in range(3)], dim=2)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0], ids=["", "saturated"])
+@pytest.mark.parametrize("used", ["out", "cell", "both", "strided"])
+def test_the_cell_and_its_gradients_equal_the_formula(used, scale):
+    """Also of views of larger tensors, and where Out and Cell are one tensor, as in the first step."""
+    z, h, cell = (scale * torch.randn(shape, **DOUBLE) for shape in ((T, B, 3, C), (T, B, C), (T, B, C)))
+    sources = [tensor.requires_grad_() for tensor in (z, h, cell)]
+    if used == "strided":
+        wide, z = (torch.randn(T, B, 2 * C, **DOUBLE), torch.randn(T, C, 3, B, **DOUBLE))
+        sources = [z.requires_grad_(), wide.requires_grad_()]
+        z, h = z.transpose(1, 3), wide[..., ::2]
+        cell = h
+    results = []
+    for form in (plain_cell, lstm_cell):
+        out, new = form(z, h, cell)
+        loss = {"out": out.sin().sum(), "cell": new.cos().sum()}.get(used, (out.sin() * new).sum())
+        results.append([out, new, *torch.autograd.grad(loss, sources)])
+    for expected, actual in zip(*results):
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["norm_gates", "_norm_groups"])
+def test_both_norms_and_their_gradients_equal_the_equation(name):
+    inputs = [torch.randn(shape, requires_grad=True, **DOUBLE) for shape in ((T, B, 3 * C), (3, C), (3, C))]
+    actual, expected = getattr(module, name)(*inputs), plain_norm(*inputs)
+    torch.testing.assert_close(actual, expected)
+    assert_same_gradients(actual, expected, inputs, **EXACT)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_no_worse_than_the_formula_step_by_step(dtype):
+    """Outputs and gradients of what a GPU runs, against fp64 with the same rounded inputs."""
+    shapes = (16, 8, 3 * 512), (3, 512), (3, 512), (16, 8, 512), (16, 8, 512)
+    inputs = [torch.randn(shape, **DOUBLE).to(dtype) for shape in shapes]
+    inputs[1] = 1 + inputs[1] / 10
+    directions = [torch.randn(shapes[-1], **DOUBLE).to(dtype) for _ in range(2)]
+
+    def run(form, dtype):
+        sources = [value.to(dtype).requires_grad_() for value in inputs]
+        outputs = form(*sources)
+        grads = torch.autograd.grad(outputs, sources, [direction.to(dtype) for direction in directions])
+        return [value.detach().double() for value in (*outputs, *grads)]
+
+    def old(x, weight, bias, h, cell):
+        x = F.layer_norm(x.view(16, 8, 3, 512), (512,))
+        return plain_cell(torch.addcmul(bias, x, weight), h, cell)
+
+    def new(x, weight, bias, h, cell):
+        return lstm_cell(module._norm_groups(x, weight, bias), h, cell)
+
+    for exact, before, now in zip(run(old, torch.float64), run(old, dtype), run(new, dtype)):
+        assert (now - exact).norm() < 1.02 * (before - exact).norm()
+
+
+def test_what_a_step_launches_and_keeps():
+    """On a device that is no CPU. Without gradients there is nothing more than in the forward pass of training."""
+    aggregator = make(DepthwiseLstm, 1, 8).to("meta")
+    out, cell, attention = torch.randn(3, T, B, 8, device="meta", requires_grad=True)
+    forward = ["cat", "mm", "native_layer_norm", "glu", "mm"]
+    forward += ["mm", "native_group_norm", "sigmoid", "mul", "addcmul_", "mul"]
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad), Kernels() as launches:
+            new_out, new_cell = aggregator.write([out, cell], 0, attention)
+        assert launches.names == forward
+    with Kernels() as launches:
+        torch.autograd.grad([new_out, new_cell], list(aggregator.parameters()), [new_out, new_cell])
+    backward = ["addcmul", "mul", "mul", "mul", "sigmoid_backward", "mul", "native_group_norm_backward", "mm"]
+    assert sorted(launches.names) == sorted([*backward, "mm", "mm", "glu_backward", "native_layer_norm_backward", "mm"])
+    inputs = [torch.randn(shape, requires_grad=True) for shape in ((T, B, 3, C), (T, B, C), (T, B, C))]
+    assert saved_bytes(lambda: lstm_cell(*inputs), []) == 6 * T * B * C * 4, "three gates, h and two cells"
+
+
+def test_a_compiler_sees_the_formula_in_one_graph():
+    """On the device whose eager form differs; gradients are its own, too."""
+    aggregator, graphs = make(DepthwiseLstm, 2, C).to("meta"), []
+    state = [torch.randn(T, B, C, device="meta", requires_grad=True) for _ in range(2)]
+
+    def backend(graph, _):
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    torch.compile(aggregator.write, backend=backend, fullgraph=True)(state, 1, state[0] * 2)
+    (graph,) = graphs
+    assert "sigmoid" in graph and "layer_norm" in graph
+    assert "autograd_function" not in graph and "group_norm" not in graph
+
+
+# --- whole models ---
+
+
+def naive_attention(module, norm, visible, clip=None, memory=None, causal=False):
+    """A_i of a layer as a plain function of its input: attention of the normalised query, projected without bias."""
+    unbiased = {role: (weight, None) for role, (weight, _) in projections(module).items()}
+    relative = None if clip is None else relative_vector(module.relative_keys, clip, causal)
+
+    def attend(x):
+        query = layer_norm(x, norm.weight, norm.bias)
+        return attention(query, query if memory is None else memory, unbiased, module.num_heads, visible, relative)[0]
+
+    return attend
+
+
+def naive_model(model, source, target, share, merge, clip, attn_residual, glu):
+    """Scores (B x T x V) of a model of the narrow architectures, from the equations alone."""
+    pad, (encoder, decoder) = model.encoder.padding_idx, (model.encoder, model.decoder)
+    norms = [stack.aggregator.final_norm for stack in (encoder, decoder)]
+    norms = [None if norm is None else (norm.weight, norm.bias) for norm in norms]
+
+    def seen(b, i, j):
+        return source[b, j] != pad
+
+    def earlier(b, i, j):
+        return j <= i and target[b, j] != pad
+
+    attentions = [naive_attention(layer.self_attn, layer.self_attn_layer_norm, seen, clip) for layer in encoder.layers]
+    x = naive_embedding(encoder, source).masked_fill(source.eq(pad).T.unsqueeze(-1), 0.0)
+    memory = run_encoder(x, attentions, named_steps(encoder.aggregator, share, 1), glu, norms[0])
+    layers, places = list(decoder.layers), 2 if merge == "two" else 1
+    pairs = [
+        (
+            naive_attention(first.self_attn, first.self_attn_layer_norm, earlier, clip, causal=True),
+            naive_attention(last.encoder_attn, last.encoder_attn_layer_norm, seen, memory=memory),
+        )
+        for first, last in zip(layers[::places], layers[places - 1 :: places])
+    ]
+    steps = named_steps(decoder.aggregator, share, places)
+    x = run_decoder(naive_embedding(decoder, target), pairs, steps, merge, glu, attn_residual, norms[1])
+    return x.transpose(0, 1) @ decoder.output_projection.weight.T
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"lstm_merge": "concat", "lstm_attn_residual": False, "lstm_ffn": 1},
+        {"lstm_share": "gate-encdec"},
+        {"lstm_share": "all", "relative_positions": 2},
+        {"lstm_share": "none", "lstm_merge": "two", "relative_positions": 1, "lstm_glu": "gelu"},
+        {"layer_agg": "rnn", "lstm_merge": "two", "lstm_share": "all", "lstm_final_norm": True},
+        {"encoder_embed_dim": 12, "decoder_embed_dim": 16, "lstm_attn_residual": False},
+    ],
+    ids=lambda flags: "-".join(map(str, flags.values())) or "default",
+)
+def test_scores_and_gradients_of_models_equal_the_equations(flags, build, batch):
+    model = build(TINY, **flags).double()
+    for part in (model.encoder.layers, model.decoder.layers, *aggregators(model)):
+        randomise(part)
+    source, lengths, target = batch
+    share = flags.get("lstm_share", "none" if flags.get("layer_agg") == "rnn" else "gate")
+    names = {"merge": "add", "attn_residual": True, "glu": "sigmoid"}
+    chosen = {name: flags.get(f"lstm_{name}", default) for name, default in names.items()}
+    words = target.ne(model.decoder.padding_idx)
+    expected = naive_model(model, source, target, share, clip=flags.get("relative_positions"), **chosen)[words]
+    actual = model(source, lengths, target)[0][words]
+    # the weights of the last attention, which fairseq asks for, are of fp32
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    assert_same_gradients(actual, expected, list(model.parameters()), rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_acts_on_the_output_of_each_attention(build):
+    """Also before the first one's output becomes part of the query of a decoder layer's second attention."""
+    model = build(TINY, dropout=0.5, lstm_merge="concat")
+    encoder, decoder = model.encoder.layers[0], model.decoder.layers[0]
+    x, memory = torch.randn(2, 12, 5, 16)
+    s, a = decoder(x, DecoderContext(memory))[0].chunk(2, dim=-1)
+    whole_s = decoder.self_attn(decoder.self_attn_layer_norm(x))[0]
+    whole_a = decoder.encoder_attn(decoder.encoder_attn_layer_norm(x + s), memory)[0]
+    for dropped, whole in ((encoder(x, None), encoder.eval()(x, None)), (s, whole_s), (a, whole_a)):
+        kept = dropped != 0
+        assert 0.4 < kept.float().mean() < 0.6
+        torch.testing.assert_close(dropped[kept], 2 * whole[kept])
+
+
+@pytest.mark.parametrize("depth, flags", [(24, {}), (6, TWO), (6, {"lstm_merge": "concat"}), (6, {"lstm_ffn": 1})])
+def test_activations_stay_in_range_at_the_start(depth, flags, build, dictionary):
+    """Of each layer, not only of the last: Out and Cell neither vanish nor explode; forget gates are nearly open."""
+    numbers = (("layers", depth), ("embed_dim", 64))
+    sizes = {f"{side}_{name}": number for side in ("encoder", "decoder") for name, number in numbers}
+    model = build("transformer_lstm_6l", **sizes, **flags).eval()
+    states, gates = [], []
+
+    def opened(module, inputs, outputs):
+        states.append(outputs)
+        gates.append(torch.sigmoid(module.inputs(inputs[0])).movedim(2, 0).flatten(1, 2))
+
+    for part in (part for aggregator in aggregators(model) for part in aggregator.gates):
+        part.register_forward_hook(opened)
+    with torch.no_grad():
+        model(*make_batch(dictionary, lengths=(12,) * 6, target_lengths=(12,) * 6))
+    assert len(states) == depth * (3 if flags == TWO else 2)
+    for out, cell in states:
+        assert 0.1 < out.std() < 2.0 and 0.2 < cell.std() < 3.0
+    for gate, mean, least in zip(torch.cat(gates, dim=1), (0.5, 0.99, 0.5), (0.04, 0.005, 0.04)):
+        assert gate.mean() == pytest.approx(mean, abs=0.02)
+        assert least < gate.std() < 0.3, "open to different degrees"
+
+
+def test_states_are_the_outputs_of_the_layers_and_none_stays_on_the_modules(build, batch):
+    source, lengths, target = batch
+    model = build("transformer_lstm_concat_6l").eval()
+    encoder_out, state = model.encoder(source, lengths, return_all_hiddens=True), {}
+    features, extra = model.decoder.extract_features(target, encoder_out=encoder_out)
+    assert torch.equal(encoder_out["encoder_states"][-1], encoder_out["encoder_out"][0])
+    assert torch.equal(extra["inner_states"][-1].transpose(0, 1), features)
+    assert len(encoder_out["encoder_states"]) == len(extra["inner_states"]) == 7
+    model.decoder(target[:, :1], encoder_out=encoder_out, incremental_state=state)
+    assert {key.rpartition(".")[2] for key in state} == {"beam_state", "source", "target"}, "of attentions alone"
+    fairseqs = {"decoder._future_mask", "encoder.embed_positions.weights", "decoder.embed_positions.weights"}
+    assert tensors_on_modules(model) <= fairseqs
+
+
+# our layout at the paper's vocabulary of 35,628; the paper counts one gate set, "gate-encdec", for most models
+GATES = 6 * 512**2 + 6 * 512
+COUNTS = [
+    ({}, 71792640),
+    ({"lstm_share": "none"}, 87552000),
+    ({"lstm_share": "gate-encdec"}, 70216704),
+    ({"lstm_share": "all"}, 43961344),
+    ({"lstm_merge": "concat"}, 78870528),
+    ({"lstm_merge": "two"}, 89121792),
+    ({"lstm_ffn": 1}, 45014016 + GATES),
+    ({"lstm_share": "gate-encdec", "lstm_hidden": 1536}, 62340096),
+    ({"lstm_final_norm": True}, 71792640 + 2 * 2 * 512),
+    ({"lstm_biases": True}, 71792640 + 2 * 3 * 512 + 12 * 5 * 512),
+    ({"layer_agg": "rnn"}, 68640768),
+    ({"layer_agg": "rnn", "lstm_share": "all"}, 43961344 - GATES),
+]
+
+
+@pytest.mark.parametrize("flags, expected", COUNTS, ids=str)
+def test_exact_parameter_counts(flags, expected):
+    assert size_of(full_size("transformer_lstm_6l", 35628, share_all_embeddings=True, **flags)) == expected
+
+
+# --- flags ---
+
+
+def test_flags_reach_both_stacks(dictionary):
+    line = """--lstm-hidden 48 --lstm-glu swish --lstm-merge concat --lstm-no-attn-residual --lstm-share none
+        --lstm-forget-bias 2 --lstm-dropout 0.25 --dropout 0.5 --relu-dropout 0.3 --attention-dropout 0.2 --lstm-biases
+        --lstm-final-norm --relative-positions 3 --checkpoint-activations"""
+    narrow, task = ("--arch", TINY, "--encoder-embed-dim", "16"), task_of(dictionary)
+    model = DeepTransformerModel.build_model(parse(*narrow, *line.split()), task)
+    assert [aggregator.hidden[0].fc1.in_features for aggregator in aggregators(model)] == [32, 48]
+    for aggregator in aggregators(model):
+        assert aggregator.recompute and aggregator.final_norm is not None and len(aggregator.gates) == 2
+        for gates, hidden in zip(aggregator.gates, aggregator.hidden):
+            assert gates.norm_bias[1].eq(2).all() and gates.bias is not None and hidden.fc1.bias is not None
+            assert (hidden.glu, hidden.fc1.out_features, hidden.fc2.in_features) == ("swish", 48, 24)
+            assert (hidden.dropout.p, hidden.activation_dropout.p) == (0.25, 0.3)
+    for stack, rows in ((model.encoder, 7), (model.decoder, 5)):
+        own = [layer.self_attn for layer in stack.layers]
+        assert {(len(each.relative_keys), each.dropout) for each in own} == {(rows, 0.2)}
+    assert all(layer.encoder_attn.relative_keys is None for layer in model.decoder.layers)
+    assert not any(layer.attn_residual for layer in model.decoder.layers)
+    line = "--layer-agg rnn --lstm-ffn 1 --lstm-merge two --dropout 0.5 --activation-dropout 0.4"
+    encoder, decoder = aggregators(DeepTransformerModel.build_model(parse(*narrow, *line.split()), task))
+    assert (len(encoder.hidden), len(decoder.hidden), len(encoder.gates) + len(decoder.gates)) == (2, 4, 0)
+    settings = {(part.fc2, part.dropout.p, part.activation_dropout.p) for part in (*encoder.hidden, *decoder.hidden)}
+    assert settings == {(None, 0.5, 0.4)}
+
+
+LSTM, PLAIN = "--arch transformer_lstm_6l", "--arch transformer_prenorm_6l"
+
+
+@pytest.mark.parametrize(
+    "line, widths, pre_norm, attn_residual",
+    [
+        (LSTM, (0, 0), (False, False), True),
+        (f"{LSTM} --lstm-no-attn-residual", (0, 0), (False, False), False),
+        ("--arch transformer_lstm_two_6l", (0, 0), (False, False), None),
+        (f"{LSTM} --decoder-layer-agg residual --decoder-ffn-embed-dim 96", (0, 96), (False, True), None),
+        (f"{LSTM} --encoder-layer-agg dlcl --encoder-normalize-before", (2048, 0), (True, False), True),
+        (f"{PLAIN} --decoder-layer-agg rnn --encoder-ffn-embed-dim 96", (96, 0), (True, False), True),
+        ("--arch deep_transformer --decoder-layer-agg lstm", (2048, 0), (False, False), True),
+        ("--arch transformer_dlcl_6l", (2048, 2048), (True, True), None),
+    ],
+)
+def test_presets_fit_the_aggregator_of_each_stack(line, widths, pre_norm, attn_residual):
+    """Also when fairseq applies the architecture again to the flags that a checkpoint holds."""
+    args = parse(*line.split())
+    assert (args.encoder_ffn_embed_dim, args.decoder_ffn_embed_dim) == widths
+    assert (bool(args.encoder_normalize_before), bool(args.decoder_normalize_before)) == pre_norm
+    assert args.activation_fn == ("gelu" if widths == (0, 0) else "relu")
+    assert getattr(args, "lstm_attn_residual", None) is attn_residual, "a checkpoint of before does not say it"
+    before = dict(vars(args))
+    ARCH_CONFIG_REGISTRY[args.arch](args)
+    assert vars(args) == before
+    with pytest.raises(UsageError, match="--decoder-ffn-embed-dim .*use --lstm-hidden"):
+        parse(*LSTM.split(), "--decoder-ffn-embed-dim", "8")
+
+
+# --- sharing: {mode: (gate sets and hidden computations of the encoder, and of the decoder, in a checkpoint)} ---
+
+SETS = {"none": ((2, 2), (2, 2)), "gate": ((1, 2), (1, 2)), "gate-encdec": ((1, 2), (0, 2)), "all": ((1, 1), (0, 1))}
+
+
+def modules(state, stack, kind):
+    """Indices of the shared modules of *kind* that are in a state dictionary."""
+    prefix = f"{stack}.history.{kind}."
+    return {key[len(prefix) :].split(".")[0] for key in state if key.startswith(prefix)}
+
+
+@pytest.mark.parametrize("share", SETS)
+def test_a_shared_module_is_one_object_and_one_entry(share, build, batch):
+    """In the model and its checkpoint, which restores it; in copies of the model, and in wrappers such as DDP."""
+    model, other = (shake(build(TINY, lstm_share=share).eval()) for _ in range(2))
+    state, across = model.state_dict(), share in ("gate-encdec", "all")
+    for stack, (gates, hidden) in zip(("encoder", "decoder"), SETS[share]):
+        assert (len(modules(state, stack, "gates")), len(modules(state, stack, "hidden"))) == (gates, hidden)
+    for tensors in (model.parameters(), [tensor for key, tensor in state.items() if ".history." in key]):
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        assert len({*pointers}) == len(pointers), "nothing is there twice"
+    wrapped = torch.nn.ModuleDict({"module": other})
+    wrapped.load_state_dict({f"module.{key}": value for key, value in state.items()}, strict=True)
+    assert wrapped.state_dict().keys() == {f"module.{key}" for key in state}
+    assert torch.equal(other(*batch)[0], model(*batch)[0])
+    for one in (model, other, copy.deepcopy(model).half()):
+        encoder, decoder = aggregators(one)
+        assert (encoder.gates[0] is decoder.gates[0]) is across
+        assert (encoder.gates[0].weight is decoder.gates[0].weight) is across
+        assert encoder.hidden[0] is not decoder.hidden[0]
+    assert aggregators(copy.deepcopy(model))[0].gates[0] is not aggregators(model)[0].gates[0]
+
+
+def test_stacks_of_one_large_width_share(build):
+    """Python has one object for each small integer, and several for 512."""
+    widths = {"encoder_embed_dim": 512, "decoder_embed_dim": int("512")}
+    encoder, decoder = aggregators(build(TINY, lstm_share="gate-encdec", **widths))
+    assert encoder.gates is decoder.gates
+
+
+@pytest.mark.parametrize("theirs, ours", [("gate", "gate-encdec"), ("gate-encdec", "gate"), ("all", "none")])
+def test_a_checkpoint_with_another_sharing_is_refused(theirs, ours, build):
+    model = build(TINY, lstm_share=ours)
+    with pytest.raises(UsageError, match="another architecture"):
+        model.load_state_dict(build(TINY, lstm_share=theirs).state_dict(), strict=True)

@@ -1,6 +1,7 @@
-"""Residual connections (--residual) against their equations, alone and in layers; their start, and what they keep."""
+"""Residual connections (--residual): equations in layers, plain limits, initial values, schedules, counts."""
 
 import io
+import logging
 
 import pytest
 import torch
@@ -13,16 +14,16 @@ from fairseq_deep.core.residuals.layernorm_scaling import LayerNormScaling
 from fairseq_deep.core.residuals.layerscale import LayerScale
 from fairseq_deep.core.residuals.mix_ln import MixLN
 from fairseq_deep.core.residuals.prores import ProRes
+from fairseq_deep.core.residuals.sdu import Sdu
 from fairseq_deep.core.stack import Stack
 from tests.helpers.equations import layer_functions
-from tests.helpers.models import TINY
-from tests.helpers.residuals import FORMS, B, C, S, T, describe, every_placed_form, make, scores
-from tests.helpers.tensors import DOUBLE, shake
+from tests.helpers.models import TINY, full_size, size_of
+from tests.helpers.residuals import FORMS, PLACED, B, C, S, T, describe, make, scores
+from tests.helpers.tensors import DOUBLE, assert_same_gradients, shake
 from tests.reference import naive_residuals as naive
 
 SUBLAYERS = {"encoder": 2, "decoder": 3}
-
-every_form = pytest.mark.parametrize("form", FORMS)
+HALF = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 
 
 def equation(form, residual, sublayer):
@@ -49,35 +50,13 @@ def equation(form, residual, sublayer):
     return naive.branchnorm(4, 10)
 
 
-def assert_same_gradients(expected, actual, sources):
-    """Of both tensors, in one random direction, with respect to all *sources* (name, tensor)."""
-    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-7)  # BranchNorm's number is of fp32
-    direction = torch.randn_like(actual)
-    tensors = [tensor for _, tensor in sources]
-    wanted, got = (torch.autograd.grad(y, tensors, direction, allow_unused=True) for y in (expected, actual))
-    for (key, tensor), want, have in zip(sources, wanted, got):
-        want, have = (torch.zeros_like(tensor) if grad is None else grad for grad in (want, have))
-        torch.testing.assert_close(have, want, rtol=1e-6, atol=1e-7, msg=lambda text, key=key: f"{key}: {text}")
-
-
-@every_form
+@pytest.mark.parametrize("form, norm", PLACED)
 @pytest.mark.parametrize("side", SUBLAYERS)
-def test_every_sublayers_connection_equals_the_equation(form, side):
-    residual = shake(make(form, side)).double()
-    for sublayer in range(SUBLAYERS[side]):
-        x, output, bottom = (torch.randn(T, B, C, requires_grad=True, **DOUBLE) for _ in range(3))
-        expected = naive.each_position(equation(form, residual, sublayer), x, output, bottom)
-        sources = [("x", x), ("F", output), ("bottom", bottom), *residual.named_parameters()]
-        assert_same_gradients(expected, residual(x, output, sublayer, bottom), sources)
-
-
-@every_placed_form
-@pytest.mark.parametrize("side", SUBLAYERS)
-def test_layers_equal_the_equations(form, norm, side):
-    """What a layer gives its connections: its own input as bottom, the sub-layer's raw input, the right index."""
+def test_layers_and_their_gradients_equal_the_equations(form, norm, side):
+    """Including what a layer gives its connections: its own input as bottom, the sub-layer's raw input, the index."""
     residual = make(form, side, norm)
     layer = shake((EncoderLayer if side == "encoder" else DecoderLayer)(describe(side, norm), residual)).double()
-    x, memory = torch.randn(T, B, C, requires_grad=True, **DOUBLE), torch.randn(S, B, C, requires_grad=True, **DOUBLE)
+    x, memory = (torch.randn(length, B, C, requires_grad=True, **DOUBLE) for length in (T, S))
     functions = layer_functions(layer, memory)
     if "layernorm-scaling" in form:
         functions = [naive.reads_scaled(function, 2) for function in functions]
@@ -89,34 +68,91 @@ def test_layers_equal_the_equations(form, norm, side):
     ]
     assert len(sublayers) == SUBLAYERS[side]
     expected = naive.run_layer(x, sublayers, norm == "pre" and form != "mix-ln 2")  # make() has the second layer
-    assert_same_gradients(expected, actual, [("x", x), ("memory", memory), *layer.named_parameters()])
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-7)  # BranchNorm's number is of fp32
+    sources = [x, *([memory] if side == "decoder" else []), *layer.parameters()]
+    assert_same_gradients(actual, expected, sources, rtol=1e-6, atol=1e-7)
 
 
-def test_b2t_without_the_layers_input_is_post_norm():
-    """The only difference is the input of the layer, in the last sub-layer."""
-    for side, count in SUBLAYERS.items():
-        residual, (x, output, bottom) = make("b2t", side), torch.randn(3, T, B, C, **DOUBLE)
-        for sublayer in range(count):
-            expected = x + output + (bottom if sublayer == count - 1 else 0)
-            torch.testing.assert_close(residual(x, output, sublayer, bottom), expected)
-            assert torch.equal(residual(x, output, sublayer, bottom * 0), x + output)
+# --- special cases ---
 
 
-def test_peri_forgets_the_size_of_a_branch():
-    residual, (x, output) = make("peri").double(), 9 * torch.randn(2, T, B, C, **DOUBLE)
-    torch.testing.assert_close(residual(x, 1000 * output, 0, x), residual(x, output, 0, x), rtol=1e-5, atol=1e-5)
-    added = residual(x, output, 1, x) - x
-    torch.testing.assert_close(added.var(-1, unbiased=False), torch.ones(T, B, **DOUBLE), rtol=1e-5, atol=1e-5)
+@torch.no_grad()
+def set_half(index, bias):
+    """Matrix 0 and this *bias* for W_1 and b_1 (index 0) or W_2 and b_2 (1) of all gates."""
+
+    def change(model):
+        for linear in (linear for stack in (model.encoder, model.decoder) for layer in stack.layers
+                       for linear in layer.residual.linears):  # fmt: skip
+            linear.weight.data.chunk(2)[index].zero_()
+            linear.bias.data.chunk(2)[index].fill_(bias)
+
+    return change
+
+
+def open_fully(model):
+    for module in model.modules():
+        if isinstance(module, LayerScale):
+            module.weight.data.fill_(1.0)
+
+
+PLAIN = {
+    "SDU with W_2 = 0 and b_2 = 0": ("sdu", {}, set_half(1, 0.0)),
+    "tanh SDU with W_1 = 0 and b_1 = 0": ("sdu", {"sdu_activation": "tanh"}, set_half(0, 0.0)),
+    "highway with g = 0": ("highway", {}, set_half(0, -1e4)),
+    "gated attention with g = 0": ("highway", {"highway_form": "attention"}, set_half(0, -1e4)),
+    "LayerScale of 1": ("layerscale", {}, open_fully),
+    "BranchNorm from update T on": ("branchnorm", {}, lambda model: model.set_num_updates(3999)),
+    "ProRes from update T L on": ("prores", {"prores_period": 50}, lambda model: model.set_num_updates(99)),
+}
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_the_limit_is_the_plain_model(case, build, batch):
+    name, flags, go_to_limit = PLAIN[case]
+    for norm in RESIDUALS.get(name).norms:
+        plain = shake(build(TINY[norm])).eval()
+        model = build(TINY[norm], residual=name, **flags).eval()
+        missing, unexpected = torch.nn.Module.load_state_dict(model, plain.state_dict(), strict=False)
+        assert all(".residual." in key for key in missing) and not unexpected
+        assert not torch.allclose(scores(model, batch), scores(plain, batch), rtol=0.01)
+        go_to_limit(model)
+        torch.testing.assert_close(scores(model, batch), scores(plain, batch), rtol=1e-4, atol=1e-4)
+
+
+def test_completep_at_its_base_is_plain_to_the_last_bit(build, batch):
+    plain, model = shake(build(TINY["pre"])), build(TINY["pre"], residual="completep", completep_base=2.0)
+    model.load_state_dict(plain.state_dict())
+    assert torch.equal(scores(model.eval(), batch), scores(plain.eval(), batch))
+
+
+# --- initial values and constants ---
 
 
 @pytest.mark.parametrize("form", ["sdu", "highway"])
-def test_gates_start_as_linear_layers_do(form):
-    torch.manual_seed(1)
-    stack = Stack(layers=1, dim=256, side="decoder")
-    for linear in RESIDUALS.get(form)(stack, 1).linears:
+def test_gates_start_as_linear_layers_do_or_by_the_initialisation(form, build):
+    for linear in RESIDUALS.get(form)(Stack(layers=1, dim=256, side="decoder"), 1).linears:
         for parameter in linear.parameters():
-            assert 0.98 / 16 < parameter.detach().abs().max() <= 1 / 16
-            assert parameter.detach().mean().abs() < 0.01
+            assert 0.98 / 16 < parameter.detach().abs().max() <= 1 / 16 and parameter.detach().mean().abs() < 0.01
+    plain = make(form, "decoder")
+    assert list(plain.matrices()) == [f"{role}_{index}" for index in range(3) for role in ("gate", "value")]
+    parts = [part for linear in plain.linears for part in (linear.weight[:C], linear.weight[C:])]
+    for matrix, part in zip(plain.matrices().values(), parts):
+        assert matrix.data_ptr() == part.data_ptr() and matrix.shape == (C, C), "the parameter itself, not a copy"
+    bound = (6 / (2 * 16)) ** 0.5  # Xavier's, for 16 x 16
+    model = build(TINY["pre"], residual=form, deep_init="ds", ds_init_exponent=0.5)
+    for number, layer in [each for stack in (model.encoder, model.decoder) for each in enumerate(stack.layers, 1)]:
+        for matrix in (matrix.detach() for linear in layer.residual.linears for matrix in linear.weight.chunk(2)):
+            assert 0.9 * bound / number**0.5 < matrix.abs().max() <= bound / number**0.5 + 1e-7
+
+
+def test_only_the_lowest_layers_have_an_sdu(build):
+    """In each stack; sub-layers are two where attentions are merged."""
+    model = build(TINY["pre"], encoder_layers=4, decoder_layers=1, residual="sdu", sdu_layers=3, decoder_attn="merged")
+    found = [[len(layer.residual.linears) for layer in stack.layers] for stack in (model.encoder, model.decoder)]
+    assert found == [[2, 2, 2, 0], [2]]
+    x, output = torch.randn(2, T, B, C)
+    above = Sdu(describe(layers=4), 4, layers=3)
+    assert not list(above.parameters()) and not above.matrices() and torch.equal(above(x, output, 1, x), x + output)
 
 
 @pytest.mark.parametrize("depth, start", [(1, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6), (60, 1e-6)])
@@ -128,155 +164,135 @@ def test_layerscale_starts_by_the_depth_of_its_stack(depth, start):
         assert LayerScale(stack, 1, start=0.5).weight.eq(0.5).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@HALF
 def test_layerscale_keeps_its_factors_in_fp32(dtype):
     """1e-6 is a subnormal number of fp16; the sum is rounded once."""
     residual = LayerScale(describe(layers=30), 1)
-    with torch.no_grad():
-        residual.weight.mul_(1 + torch.rand_like(residual.weight))
+    residual.weight.data.mul_(1 + torch.rand_like(residual.weight))
     exact = residual.weight.detach().clone()
     residual.weight.grad = torch.ones_like(exact)
     residual.to(dtype)
-    assert residual.weight.dtype == residual.weight.grad.dtype == torch.float32
-    assert torch.equal(residual.weight, exact)
+    assert residual.weight.grad.dtype == torch.float32 and torch.equal(residual.weight, exact)
     x, output = torch.zeros(T, B, C, dtype=dtype), 1000 * torch.randn(T, B, C).to(dtype)
-    r = residual(x, output, 1, x)
-    assert r.dtype == dtype
-    torch.testing.assert_close(r, (exact[1] * output.float()).to(dtype), rtol=0, atol=0)
-
-
-class TestBranchNorm:
-    """a_t = min(1, t / T), in the update t from 1."""
-
-    def value(self, model):
-        """a_t of a model, or of connections; the same in all layers."""
-        values = {float(module.scale) for module in model.modules() if isinstance(module, BranchNorm)}
-        assert len(values) == 1
-        return values.pop()
-
-    def test_it_grows_update_by_update_and_stays(self):
-        residual = BranchNorm(describe(norm="post"), 1, updates=8)
-        assert self.value(residual) == 1 / 8
-        for done in range(20):
-            for _ in range(2):  # fairseq tells it for each batch of an update
-                residual.set_num_updates(done)
-            assert self.value(residual) == min(1.0, (done + 1) / 8)
-        assert self.value(BranchNorm(describe(norm="post"), 1)) == pytest.approx(1 / 4000)
-
-    def test_fairseq_tells_all_layers(self, build):
-        model = build(TINY["post"], residual="branchnorm", branchnorm_updates=8, checkpoint_activations=True)
-        model.set_num_updates(5)
-        assert self.value(model) == 0.75
-        assert len([module for module in model.modules() if isinstance(module, BranchNorm)]) == 4
-
-    def test_a_checkpoint_keeps_it(self, build, batch):
-        """For generation, and for training that goes on; fairseq tells the number of updates before it loads."""
-        make = lambda: build(TINY["post"], residual="branchnorm", branchnorm_updates=8)  # noqa: E731
-        first, resumed, generating, finetuned = make(), make(), make(), make()
-        first.set_num_updates(4)
-        file = io.BytesIO()
-        torch.save(first.state_dict(), file)
-        for model, loaded_at in ((resumed, 5), (generating, None), (finetuned, None)):
-            if loaded_at is not None:
-                model.set_num_updates(loaded_at)
-            file.seek(0)
-            model.load_state_dict(torch.load(file))
-            assert self.value(model) == 5 / 8
-            torch.testing.assert_close(scores(model.eval(), batch), scores(first.eval(), batch))
-        resumed.set_num_updates(5)
-        assert self.value(resumed) == 6 / 8
-        finetuned.set_num_updates(0)
-        assert self.value(finetuned) == 5 / 8, "what was trained with open branches keeps them"
-
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    def test_half_precision_does_not_round_it(self, dtype):
-        residual = BranchNorm(describe(norm="post"), 1, updates=4001)
-        residual.set_num_updates(3998)
-        exact = residual.scale.clone()
-        residual.to(dtype)
-        assert residual.scale.dtype == torch.float32 and torch.equal(residual.scale, exact)
-        residual.set_num_updates(3999)
-        assert residual.scale > exact
-        x, output = torch.zeros(T, B, C, dtype=dtype), torch.randn(T, B, C).to(dtype)
-        assert residual(x, output, 0, x).dtype == dtype
+    torch.testing.assert_close(residual(x, output, 1, x), (exact[1] * output.float()).to(dtype), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
-    "depth, base, exponent, factor",
+    "flags, encoder, decoder",
     [
-        *[(depth, 6, 1, factor) for depth, factor in ((6, 1), (12, 0.5), (18, 1 / 3), (20, 0.3), (24, 0.25))],
-        *[(depth, 2, 1, factor) for depth, factor in ((6, 1 / 3), (12, 1 / 6), (18, 1 / 9), (20, 0.1), (24, 1 / 12))],
-        *[(depth, 6, 0.5, factor) for depth, factor in ((6, 1), (12, 0.7071), (18, 0.5774), (20, 0.5477), (24, 0.5))],
-        *[(depth, 6, 0, 1) for depth in (6, 24)],
+        ({}, 1 / 3, 1 / 2),
+        ({"completep_base": 6.0}, 2.0, 3.0),
+        ({"completep_base": 6.0, "encoder_completep_base": 1.5}, 0.5, 3.0),
+        ({"decoder_completep_base": 0.5}, 1 / 3, 0.25),
+        ({"completep_alpha": 0.5}, 3**-0.5, 2**-0.5),
+        ({"completep_alpha": 0.0, "decoder_completep_alpha": 0.5}, 1.0, 2**-0.5),
     ],
 )
-def test_completep_has_the_factors_of_its_table(depth, base, exponent, factor):
-    for side in SUBLAYERS:
-        residual = CompleteP(Stack(layers=depth, dim=C, side=side), 1, base=base, alpha=exponent)
-        assert residual.factor == pytest.approx(factor, abs=5e-5 if exponent == 0.5 else 1e-12)
-        assert not list(residual.parameters()) and not residual.state_dict()
+def test_completep_has_the_factor_of_its_depth_and_base(flags, encoder, decoder, build):
+    model = build(TINY["pre"], encoder_layers=3, decoder_layers=2, residual="completep", **flags)
+    for stack, factor in ((model.encoder, encoder), (model.decoder, decoder)):
+        assert {layer.residual.factor for layer in stack.layers} == {factor}
 
 
-@pytest.mark.parametrize("exponent, variances", [(0, (12, 24, 36, 40, 48)), (0.5, (12,) * 5), (1, (12, 6, 4, 3.6, 3))])
-def test_unit_branches_add_the_variances_of_the_table(exponent, variances):
-    """2 L m^-2a of a stack of L layers with two branches each."""
-    for depth, variance in zip((6, 12, 18, 20, 24), variances):
-        layers = [CompleteP(Stack(layers=depth, dim=C), n + 1, base=6, alpha=exponent) for n in range(depth)]
-        x, added = torch.zeros(1, **DOUBLE), torch.ones(1, **DOUBLE)
-        total = sum(float(layer(x, added, index, x)) ** 2 for layer in layers for index in range(2))
-        assert total == pytest.approx(variance, rel=1e-9)
+@pytest.mark.parametrize("exponent, factor, variance", [(0, 1, 48), (0.5, 0.5, 12), (1, 0.25, 3)])
+def test_unit_branches_of_completep_add_the_variance_of_its_table(exponent, factor, variance):
+    """2 L m^-2a of a stack of L = 24 layers with two branches each, and L_base = 6."""
+    layers = [CompleteP(Stack(layers=24, dim=C), n + 1, base=6, alpha=exponent) for n in range(24)]
+    assert {layer.factor for layer in layers} == {factor} and 2 * sum(each.factor**2 for each in layers) == variance
 
 
-@pytest.mark.parametrize("layer, scale", [(1, 1), (4, 0.5), (16, 0.25), (24, 0.2041)])
-def test_layernorm_scaling_reads_the_norm_by_the_root_of_the_layer(layer, scale):
-    residual, x = LayerNormScaling(describe(layers=24), layer), torch.randn(T, B, C)
-    torch.testing.assert_close(residual.scale_input(x), scale * x, rtol=1e-4, atol=1e-4)
-    assert residual.scale == layer**-0.5
+def test_completep_logs_a_deeper_base_and_unscaled_rates_once(build, caplog):
+    with caplog.at_level(logging.INFO, logger="fairseq_deep.core.residuals.completep"):
+        build(TINY["pre"], residual="completep", completep_base=2.0)
+        assert not caplog.messages
+        build(TINY["pre"], residual="completep", encoder_completep_base=6.0, completep_alpha=0.5)
+    deeper = "encoder: --residual completep, base 6 is deeper than the 2 layers: branches have the factor 1.732"
+    assert caplog.messages.count(deeper) == 1 and len(caplog.messages) == 3
+    assert sum("add --completep-rates" in message for message in caplog.messages) == 2
 
 
-@pytest.mark.parametrize("depth, default", [(1, 1), (6, 1), (12, 3), (18, 4), (24, 6)])
-def test_mix_ln_has_post_norm_in_the_lowest_layers(depth, default):
-    for layers, count in ((None, default), (2, 2)):
+def test_layernorm_scaling_and_mix_ln_count_layers():
+    assert [LayerNormScaling(describe(layers=24), layer).scale for layer in (1, 4, 16, 24)] == [1, 0.5, 0.25, 24**-0.5]
+    for depth, layers, count in ((1, None, 1), (6, None, 1), (12, None, 3), (18, None, 4), (24, None, 6), (6, 2, 2)):
         connections = [MixLN(describe(layers=depth), number, layers=layers) for number in range(1, depth + 1)]
         assert [not connection.pre_norm for connection in connections] == [number < count for number in range(depth)]
 
 
-class TestProRes:
-    """a_l(t) = min(1, t / (T l)), in the update t from 1."""
+# --- BranchNorm, a_t = min(1, t / T), and ProRes, a_l(t) = min(1, t / (T l)), in the update t from 1 ---
 
-    def stack(self, layers=24, period=100):
-        return [ProRes(describe(layers=layers), number, period=period) for number in range(1, layers + 1)]
 
-    def test_the_values_of_the_schedule(self):
-        layers = self.stack()
+def size_of_branches(model):
+    """a_t of a model, or of connections; the same in all layers."""
+    (value,) = {float(module.scale) for module in model.modules() if isinstance(module, BranchNorm)}
+    return value
+
+
+def test_branchnorm_grows_update_by_update_and_stays():
+    residual = BranchNorm(describe(norm="post"), 1, updates=8)
+    assert size_of_branches(residual) == 1 / 8
+    for done in range(20):
+        for _ in range(2):  # fairseq tells it for each batch of an update
+            residual.set_num_updates(done)
+        assert size_of_branches(residual) == min(1.0, (done + 1) / 8)
+    assert size_of_branches(BranchNorm(describe(norm="post"), 1)) == pytest.approx(1 / 4000)
+
+
+def test_prores_has_its_schedule_in_each_layer():
+    layers = [ProRes(describe(layers=24), number, period=100) for number in range(1, 25)]
+    last = ((2398, {23: 1, 24: 2399 / 2400}), (2399, {24: 1}), (3, {24: 1}))  # at last in a run that counts again
+    for done, sizes in ((599, {6: 1, 7: 6 / 7, 12: 0.5, 24: 0.25}), *last):
         for layer in layers:
-            layer.set_num_updates(599)  # update 600 follows
-        assert [float(layers[number - 1].scale) for number in (6, 12, 24)] == [1, 0.5, 0.25]
-        assert all(float(layer.scale) == 1 for layer in layers[:6]) and float(layers[6].scale) < 1
-        for layer in layers:
-            layer.set_num_updates(2398)
-        assert 0.999 < float(layers[-1].scale) < 1 and all(float(layer.scale) == 1 for layer in layers[:-1])
-        for layer in layers:
-            layer.set_num_updates(2399)  # T L
-            layer.set_num_updates(3)  # a run that counts again
-        assert all(float(layer.scale) == 1 for layer in layers)
+            layer.set_num_updates(done)
+        assert {number: float(layers[number - 1].scale) for number in sizes} == pytest.approx(sizes)
 
-    @torch.no_grad()
-    def test_evaluation_uses_the_saved_values(self, build, batch):
-        flags = {"residual": "prores", "prores_period": 8}
-        trained, loaded = (build(TINY["pre"], **flags).eval() for _ in range(2))
-        trained.train().set_num_updates(3)
-        trained.eval()
-        loaded.load_state_dict(trained.state_dict())
-        assert [float(layer.residual.scale) for layer in loaded.encoder.layers] == [0.5, 0.25]
-        assert torch.equal(scores(loaded, batch), scores(trained, batch))
 
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    def test_half_precision_does_not_round_it(self, dtype):
-        residual = ProRes(describe(), 2, period=2001, around="completep")
-        residual.set_num_updates(3998)
-        exact = residual.scale.clone()
-        residual.to(dtype)
-        assert residual.scale.dtype == torch.float32 and torch.equal(residual.scale, exact)
-        x = torch.ones(T, B, C, dtype=dtype)
-        assert residual(x, x.clone(), 0, x).dtype == dtype
+def test_a_checkpoint_keeps_the_size_of_the_branches(build, batch):
+    """For generation, and for training that goes on; fairseq tells the number of updates before it loads."""
+    make = lambda: build(TINY["post"], residual="branchnorm", branchnorm_updates=8)  # noqa: E731
+    first, resumed, finetuned = make(), make(), make()
+    first.set_num_updates(4)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    resumed.set_num_updates(5)
+    for model in (resumed, finetuned):
+        file.seek(0)
+        model.load_state_dict(torch.load(file))
+        assert size_of_branches(model) == 5 / 8
+        torch.testing.assert_close(scores(model.eval(), batch), scores(first.eval(), batch))
+    resumed.set_num_updates(5)
+    assert size_of_branches(resumed) == 6 / 8
+    finetuned.set_num_updates(0)
+    assert size_of_branches(finetuned) == 5 / 8, "what was trained with open branches keeps them"
+
+
+@HALF
+@pytest.mark.parametrize("kind, options", [(BranchNorm, {"updates": 4001}), (ProRes, {"period": 4001})])
+def test_half_precision_does_not_round_the_size_of_the_branches(kind, options, dtype):
+    residual = kind(describe(norm="post"), 1, **options)
+    residual.set_num_updates(3998)
+    exact = residual.scale.clone()
+    residual.to(dtype)
+    assert residual.scale.dtype == torch.float32 and torch.equal(residual.scale, exact)
+    residual.set_num_updates(3999)
+    assert residual.scale > exact
+    x, output = torch.zeros(T, B, C, dtype=dtype), torch.randn(T, B, C).to(dtype)
+    assert residual(x, output, 0, x).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "norm, flags, added",
+    [
+        ("pre", {"residual": "sdu"}, 78141440 - 62382080),  # printed as 78.13M, of 62.37M without
+        ("pre", {"residual": "sdu", "sdu_layers": 2}, (2 * 2 + 2 * 3) * (2 * 512**2 + 2 * 512)),
+        ("pre", {"encoder_residual": "sdu"}, 12 * (2 * 512**2 + 2 * 512)),
+        ("post", {"residual": "highway", "highway_form": "attention"}, 30 * (2 * 512**2 + 2 * 512)),
+        ("pre", {"residual": "peri"}, 30 * 2 * 512),
+        ("pre", {"residual": "layerscale"}, 30 * 512),
+        *(("post", {"residual": name}, 0) for name in ("b2t", "branchnorm", "prores")),
+        *(("pre", {"residual": name}, 0) for name in ("completep", "layernorm-scaling", "mix-ln")),
+    ],
+)
+def test_exact_parameter_counts(norm, flags, added):
+    """With the vocabulary of the papers that compare with the SDU."""
+    model = full_size(f"transformer_{norm}norm_6l", 35628, share_all_embeddings=True, **flags)
+    assert size_of(model) == {"pre": 62382080, "post": 62380032}[norm] + added
