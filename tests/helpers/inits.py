@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from tests.helpers.models import POSTNORM as POST
 from tests.reference.naive_connections import deepnet_beta, tfixup_factor
 
 VOCAB = 400
@@ -98,17 +97,3 @@ FITTING = {  # the stacks that a method is made for
     "tfixup": {"transformer_postnorm_6l"},
     "rezero": {"transformer_postnorm_6l"},
 }
-
-
-DEPTH = {"encoder": 2, "decoder": 3}
-N, M = DEPTH.values()
-
-
-def with_connections(build, method, **flags):
-    return build(POST, encoder_layers=N, decoder_layers=M, deep_init=method, **flags)
-
-
-def train_step(model, batch):
-    output = model.train()(*batch)[0]
-    output.square().mean().backward()
-    return output
